@@ -1,0 +1,74 @@
+"""Cold start and trained agent on the same held-out questions, side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prefect import flow
+
+from flows import stage
+from params import schema
+from params.schema import Recipe
+from tasks import figures, ledger, track
+from tasks.evaluate import evaluate as compare
+from tasks.evaluate import success_rows, table_rows
+from tasks.learner import use_machine
+from tasks.ledger import Artifact, Step
+from tasks.progress import Progress
+from tasks.reward import reward
+from tasks.rollout import open_tools, rollout
+from tasks.sampler import Respond
+
+
+@flow(name="evaluate")
+def evaluate(recipe: str) -> None:
+    """Write ``reports/<recipe>`` (metrics and table) and ``data/<recipe>/evaluation.parquet``."""
+    chosen = schema.load(recipe, Path("params"))
+    models = Path("models", recipe)
+    agents = {
+        "cold_start": ledger.artifact(models / "cold_start"),
+        "trained": ledger.artifact(models / "trained"),
+    }
+    questions = ledger.artifact(Path("data", recipe, "questions", "test.parquet"))
+    step = Step(recipe, "evaluate", 0, chosen.seed)
+    use_machine(chosen.machine)
+    key = ledger.stage_key(chosen, questions, *agents.values())
+    with track.stage(recipe, "evaluate", key) as run, open_tools(chosen) as tools:
+        rewards = {
+            name: answer(step, chosen, name, policy, questions, tools)
+            for name, policy in agents.items()
+        }
+        made = compare(step=step, settings=chosen.evaluate, **rewards)
+        reports = Path("reports", recipe)
+        ledger.publish(ledger.of(made, "answers"), Path("data", recipe, "evaluation.parquet"))
+        ledger.publish(ledger.of(made, "metrics"), reports / "metrics.json")
+        ledger.publish(ledger.of(made, "table"), reports / "table.md")
+        run.table(table_rows(made["rows"]), "evaluation.json")
+        run.figure(figures.success_by_kind(success_rows(made["rows"])), "success_by_kind.png")
+
+
+def answer(
+    step: Step, recipe: Recipe, name: str, policy: Artifact, questions: Artifact, tools: Respond
+) -> Artifact:
+    """One agent answers the held-out questions once each; its scored answers."""
+    progress = Progress(f"evaluate {name}", recipe.evaluate.questions)
+    rolled_out = rollout(
+        step=step,
+        policy=policy,
+        questions=questions,
+        size=recipe.evaluate.questions,
+        budget=recipe.single_answers(),
+        top_p=recipe.evaluate.top_p,
+        dialogue=recipe.dialogue,
+        machine=recipe.machine,
+        tools=tools,
+        advance=progress.advance,
+    )
+    progress.close()
+    trees = ledger.of(rolled_out, "trees")
+    rewarded = reward(step=step, trees=trees, settings=recipe.reinforce.reward)
+    return ledger.of(rewarded, "rewards")
+
+
+if __name__ == "__main__":
+    stage.main(evaluate)

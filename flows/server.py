@@ -1,0 +1,348 @@
+"""The Prefect server of a run: the configured one, that of ``make ui``, or one of the run's own.
+
+A run's own server keeps its database in ``.beamline/prefect``, so that ``make ui`` shows the run
+later. Started as a program, this module is ``make ui``, or the server itself. Prefect is imported
+where it is needed: whether there is work to do is settled without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import gc
+import http.client
+import logging
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext, suppress
+from importlib.metadata import version as version_of
+from pathlib import Path
+from typing import IO
+
+from tasks import track
+from tasks.version import PARENT, die_with_parent
+
+HOME = Path(".beamline/prefect")
+UI_ADDRESS = HOME / "ui.address"  # locked by the `make ui` that wrote it, for as long as it runs
+HOST = "127.0.0.1"
+PREFECT_PORT, MLFLOW_PORT = 4200, 5000  # of `make ui`, where they are free
+START = 60.0  # seconds that a server has to answer
+STOP = 10.0  # seconds that a server has to end
+
+# ---------------------------------------------------------------- for runs
+
+
+@contextmanager
+def prefect_server(meanwhile: Callable[[], object] = lambda: None) -> Iterator[str]:
+    """Address of the API that this process and its children report to while the block lasts.
+
+    ``meanwhile`` is called while a server of one's own starts, which takes 3 s. Raises RuntimeError
+    for a server that does not answer.
+    """
+    found = _configured() or _of_ui()
+    with nullcontext(found) if found else _own(meanwhile) as address, _reporting_to(address):
+        yield address
+
+
+def _configured() -> str | None:
+    """PREFECT_API_URL of the environment or of the active profile, if it answers."""
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_URL
+
+    address = PREFECT_API_URL.value()
+    if address is None:
+        return None
+    with get_client(sync_client=True) as client:
+        if error := client.api_healthcheck():
+            raise RuntimeError(
+                f"PREFECT_API_URL is {address}, which does not answer ({error}): start that "
+                "server, or unset PREFECT_API_URL, and the run starts a server of its own"
+            )
+    return address
+
+
+def _of_ui() -> str | None:
+    """Address of the server of a `make ui` that is running here."""
+    if not UI_ADDRESS.exists():
+        return None
+    with UI_ADDRESS.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return file.read() or None  # nothing yet: it is starting
+    return None
+
+
+@contextmanager
+def _own(meanwhile: Callable[[], object]) -> Iterator[str]:
+    """A server of one's own, which dies with this process even where that is killed."""
+    HOME.mkdir(parents=True, exist_ok=True)
+    with (HOME / "server.log").open("ab") as log:
+        process, port = _start_prefect("run", 0, log)
+        try:
+            meanwhile()
+            _await_answer(process, port, "/api/health", log.name)
+            yield f"http://{HOST}:{port}/api"
+        finally:
+            _stop(process)
+
+
+@contextmanager
+def _reporting_to(address: str) -> Iterator[None]:
+    """Point Prefect, which has read its settings when it was imported, to a server."""
+    from prefect.context import refresh_global_settings_context
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+    from prefect.settings import get_current_settings, temporary_settings
+
+    before = os.environ.get("PREFECT_API_URL")
+    os.environ["PREFECT_API_URL"] = address
+    refresh_global_settings_context()
+    _keep_to_the_ui()
+    flows = get_current_settings().flows
+    # the thread that sends heartbeats holds up the end of every flow run by a second
+    beat = flows.heartbeat_frequency if "heartbeat_frequency" in flows.model_fields_set else None
+    try:
+        with temporary_settings({"flows.heartbeat_frequency": beat}):
+            yield
+    finally:
+        EventsWorker.drain_all(timeout=STOP)
+        APILogWorker.drain_all(timeout=STOP)
+        os.environ.pop("PREFECT_API_URL")
+        if before is not None:
+            os.environ["PREFECT_API_URL"] = before
+        refresh_global_settings_context()
+
+
+def _keep_to_the_ui() -> None:
+    """Leave the terminal to progress bars: what flow and task runs log goes to the UI alone."""
+    if "PREFECT_LOGGING_LEVEL" in os.environ:
+        return
+    logging.getLogger("prefect").setLevel(logging.WARNING)
+    logging.getLogger("EventsWorker").setLevel(logging.ERROR)  # counts what is left to send
+    for name in ("prefect.flow_runs", "prefect.task_runs"):
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+
+
+# ---------------------------------------------------------------- the server
+
+
+def _start_prefect(
+    kind: str, port: int, log: IO[bytes] | int
+) -> tuple[subprocess.Popen[bytes], int]:
+    """Start a server on ``port`` (0: a free one) for a "run" or for the "ui"; process and port.
+
+    The port is bound here, so nobody can take it, and who connects early waits instead of failing.
+    """
+    with socket.create_server((HOST, port)) as listening:
+        port, descriptor = listening.getsockname()[1], listening.fileno()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flows.server", "serve", str(descriptor), kind],
+            env=_environment(kind, port),
+            pass_fds=[descriptor],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    return process, port
+
+
+def _environment(kind: str, port: int) -> dict[str, str]:
+    """The environment of a server: its store is the project's, whatever the user has configured."""
+    home = HOME.absolute()
+    services = "PREFECT_SERVER_SERVICES"
+    settings = {
+        PARENT: str(os.getpid()),
+        "DO_NOT_TRACK": "1",
+        "PREFECT_HOME": str(home),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{home / 'prefect.db'}",
+        "PREFECT_SERVER_DATABASE_MIGRATE_ON_START": "false",  # _migrate does, and faster
+        "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
+        "PREFECT_UI_API_URL": f"http://{HOST}:{port}/api",
+    }
+    if kind == "run":  # nothing to react to, nothing to clean up within one run
+        settings |= {f"{services}_{name}_ENABLED": "false" for name in ("TRIGGERS", "DB_VACUUM")}
+    inherited = {key: value for key, value in os.environ.items() if key != "PREFECT_API_URL"}
+    return inherited | settings
+
+
+def _await_answer(process: subprocess.Popen[bytes], port: int, path: str, log: str) -> None:
+    deadline = time.monotonic() + START
+    while process.poll() is None and time.monotonic() < deadline:
+        with closing(http.client.HTTPConnection(HOST, port, timeout=START)) as connection:
+            try:
+                connection.request("GET", path)
+                if connection.getresponse().status == http.HTTPStatus.OK:
+                    return
+            except OSError:  # it does not listen yet, or it has just ended
+                time.sleep(0.1)
+    raise RuntimeError(f"the server on port {port} did not start: {log} says why")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End a server and what it has started."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOP)
+
+
+def _serve(descriptor: int, kind: str) -> None:
+    """Be a Prefect server on a bound socket until SIGTERM.
+
+    Prefect's own command imports and checks more first. Its server answers a write that meets
+    another one with an error, upon which the client waits for two seconds or more; a transaction
+    that begins as a write waits for its turn instead, some milliseconds.
+    """
+    die_with_parent()
+    gc.disable()  # the imports make a million objects, and all of them stay
+    import uvicorn
+    from prefect.server.api.server import create_app
+    from prefect.server.database.configurations import AioSqliteConfiguration as Sqlite
+
+    class Server(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            await _settle()
+            await super().shutdown(sockets)
+
+    begin = Sqlite.begin_transaction
+    Sqlite.begin_transaction = lambda self, session, **_: begin(self, session, with_for_update=True)  # type: ignore[method-assign]
+    _migrate()
+    config = uvicorn.Config(create_app(ephemeral=kind == "run"), log_level="error")
+    gc.enable()
+    gc.freeze()
+    Server(config).run(sockets=[socket.socket(fileno=descriptor)])
+
+
+async def _settle() -> None:
+    """Wait until the events that clients have sent are in the database: task runs are made of them.
+
+    On its own, the server drops at its end what it has not worked off.
+    """
+    from prefect.server.utilities.messaging.memory import METRICS
+
+    calm = 0
+    before: dict[str, int] = {}
+    deadline = time.monotonic() + STOP / 2
+    while calm < 3 and time.monotonic() < deadline:
+        await asyncio.sleep(0.1)
+        now = dict(METRICS["events"])
+        calm = calm + 1 if now == before and now["published"] == now["consumed"] else 0
+        before = now
+
+
+def _migrate() -> None:
+    """Bring the database up to date; a new one starts as a copy of an empty one.
+
+    The migrations of a new database take 4 s. The empty one is kept in the virtual environment.
+    """
+    from prefect.server.database import provide_database_interface
+
+    database = HOME / "prefect.db"
+    empty = Path(sys.prefix) / f"prefect-{version_of('prefect')}-empty.db"
+    new = not database.exists()
+    if new and empty.exists():
+        _copy_database(empty, database)
+    asyncio.run(provide_database_interface().create_db())
+    if new and not empty.exists():
+        with suppress(OSError):
+            _copy_database(database, empty)
+
+
+def _copy_database(source: Path, target: Path) -> None:
+    """Copy a SQLite database; one that lies there already stays."""
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        copy = Path(folder) / "copy.db"
+        with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(copy)) as new:
+            old.backup(new)
+        with suppress(FileExistsError):
+            os.link(copy, target)
+
+
+# ---------------------------------------------------------------- make ui
+
+
+def ui() -> int:
+    """Show the runs of this project, in Prefect's UI and in MLflow's, until Ctrl-C."""
+    HOME.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    with UI_ADDRESS.open("a+") as address, (HOME / "ui.log").open("ab") as log:
+        try:
+            fcntl.flock(address, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"make ui: it runs already, see {_of_ui()}", file=sys.stderr)
+            return 1
+        address.truncate(0)
+        started: list[subprocess.Popen[bytes]] = []
+        try:
+            return _show(address, log, started)
+        except KeyboardInterrupt:
+            return 0
+        finally:
+            for process in started:
+                _stop(process)
+
+
+def _show(address: IO[str], log: IO[bytes], started: list[subprocess.Popen[bytes]]) -> int:
+    port, mlflow_port = _free(PREFECT_PORT), _free(MLFLOW_PORT)
+    prefect, _ = _start_prefect("ui", port, log)
+    started.append(prefect)
+    mlflow = _start_mlflow(mlflow_port, log)
+    started.append(mlflow)
+    _await_answer(prefect, port, "/api/health", log.name)
+    address.write(f"http://{HOST}:{port}/api")
+    address.flush()
+    print(f"Prefect  http://{HOST}:{port}")
+    _await_answer(mlflow, mlflow_port, "/health", log.name)
+    print(f"MLflow   http://{HOST}:{mlflow_port}\nCtrl-C ends both.", flush=True)
+    while prefect.poll() is None and mlflow.poll() is None:
+        time.sleep(0.5)
+    raise RuntimeError(f"a server has ended by itself: {log.name} says why")
+
+
+def _free(port: int) -> int:
+    """``port``, or the next one that nobody listens on."""
+    with suppress(OSError), socket.create_server((HOST, port)):
+        return port
+    return _free(port + 1)
+
+
+def _start_mlflow(port: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", track.store_uri()]
+    return subprocess.Popen(
+        [*command, "--host", HOST, "--port", str(port), "--workers", "1"],
+        env=os.environ
+        | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"},
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+    )
+
+
+def main(arguments: list[str]) -> int:
+    """``serve <descriptor> <kind>`` is a server, nothing is `make ui`."""
+    if arguments[:1] == ["serve"]:
+        _serve(int(arguments[1]), arguments[2])
+        return 0
+    try:
+        return ui()
+    except RuntimeError as error:
+        print(f"make ui: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

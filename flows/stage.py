@@ -1,0 +1,93 @@
+"""What the stages of dvc.yaml have in common: each is a module whose last line is ``main(flow)``.
+
+``python -m flows.<stage> RECIPE`` is what DVC runs, for a retrain run or on its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+from uuid import UUID
+
+from prefect import Flow
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.exceptions import ObjectNotFound
+from prefect.flow_engine import run_flow
+from prefect.states import Pending
+
+from flows.server import prefect_server
+from params import schema
+from tasks.version import die_with_parent
+
+PARENT_TASK_RUN = "BEAMLINE_PARENT_TASK_RUN"  # environment variable: the stage's task in a retrain
+RECORDED = 30.0  # seconds that the server has to record that task run, which reaches it as an event
+INTERRUPTED = 130  # what a shell makes of SIGINT
+
+
+def main(flow: Flow[..., Any]) -> NoReturn:
+    """Run a stage's flow, which takes the recipe's name, as the command line says, and exit.
+
+    Exit status 2 for a recipe that does not hold, 1 for a stage that fails; both with one message
+    and no traceback, unless the fault is none that the stage knows of.
+    """
+    die_with_parent()
+    parser = argparse.ArgumentParser(prog=f"python -m flows.{flow.fn.__name__}")
+    parser.add_argument("recipe", help="params/<recipe>.yaml")
+    sys.exit(_run(flow, parser.parse_args().recipe))
+
+
+def _run(flow: Flow[..., Any], recipe: str) -> int:
+    name = f"{flow.name} {recipe}"
+    try:
+        schema.load(recipe, Path("params"))
+    except (ValueError, RuntimeError) as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 2
+    try:
+        with prefect_server():
+            _call(flow.with_options(flow_run_name=name), recipe)
+    except (ValueError, RuntimeError) as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    return 0
+
+
+def _call(flow: Flow[..., Any], recipe: str) -> None:
+    """Call the flow; within a retrain run its flow run is the child of the stage's task run."""
+    task_run = os.environ.get(PARENT_TASK_RUN)
+    parameters = {next(iter(inspect.signature(flow.fn).parameters)): recipe}
+    if task_run is None:
+        flow(**parameters)
+        return
+    with get_client(sync_client=True) as client:
+        flow_run = client.create_flow_run(
+            flow,
+            name=str(flow.flow_run_name),
+            parameters=parameters,
+            parent_task_run_id=_recorded(client, UUID(task_run)),
+            state=Pending(),
+        )
+    run_flow(flow, flow_run=flow_run, parameters=parameters)
+
+
+def _recorded(client: SyncPrefectClient, task_run: UUID) -> UUID:
+    """The task run's id, once the server knows it."""
+    deadline = time.monotonic() + RECORDED
+    while True:
+        try:
+            return client.read_task_run(task_run).id
+        except ObjectNotFound:
+            if time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"Prefect's server has not recorded the task run {task_run} of this stage "
+                    f"within {RECORDED:.0f} s: is its task-run recorder switched off?"
+                ) from None
+            time.sleep(0.05)

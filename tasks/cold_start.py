@@ -1,0 +1,144 @@
+"""cold_start: supervised fine-tuning on traces, on the agent's own tokens only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from prefect import task
+from torch.utils.data import Dataset
+
+from params.schema import ColdStart, Machine
+from tasks import ledger
+from tasks.learner import load_policy, use_machine
+from tasks.ledger import Artifact, Step
+from tasks.progress import Progress
+from tasks.trajectory import read_rows
+
+IGNORED = -100  # the label of a token that no loss is taken of
+COMPLETE = "complete"  # marks a checkpoint that was written to its end
+
+
+class Traces(Dataset[dict[str, Any]]):
+    """Tokenised traces; prompts and tool results are observed, so their labels are ignored."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        tokens = np.array(self.rows[index]["tokens"])
+        labels = np.where(self.rows[index]["trained"], tokens, IGNORED)
+        return {"input_ids": tokens.tolist(), "labels": labels.tolist()}
+
+
+@task(**ledger.TASK_OPTIONS)
+@ledger.recorded
+def cold_start(
+    step: Step,
+    folder: Path,
+    *,
+    policy: Artifact,
+    traces: Artifact,
+    settings: ColdStart,
+    machine: Machine,
+) -> Mapping[str, Any]:
+    """Fine-tune ``policy`` on ``traces``; artifact ``policy``.
+
+    A killed training goes on at its newest whole checkpoint.
+    """
+    from transformers import AutoTokenizer, PrinterCallback, Trainer
+
+    use_machine(machine)
+    tokenizer = AutoTokenizer.from_pretrained(policy.path)
+    checkpoints = ledger.scratch(folder)
+    began = time.perf_counter()
+    model = load_policy(policy.path, machine)
+    trainer = Trainer(
+        model=model,
+        args=_arguments(settings, machine, checkpoints, step.seed),
+        train_dataset=Traces(read_rows(Path(traces.path))),
+        data_collator=_collator(tokenizer),
+        callbacks=_callbacks(settings.steps),
+    )
+    trainer.remove_callback(PrinterCallback)  # our own progress says it
+    trainer.train(resume_from_checkpoint=newest_checkpoint(checkpoints))
+    model.save_pretrained(folder / "policy")
+    tokenizer.save_pretrained(folder / "policy")
+    losses = [entry for entry in trainer.state.log_history if "loss" in entry]
+    return {
+        "metrics": {"loss": losses[-1]["loss"]},
+        "curve": [
+            {"step": entry["step"], "loss": entry["loss"], "learning_rate": entry["learning_rate"]}
+            for entry in losses
+        ],
+        "seconds": {"training": time.perf_counter() - began},
+    }
+
+
+def newest_checkpoint(folder: Path) -> str | None:
+    """The newest checkpoint in ``folder`` that was written to its end."""
+    whole = [path.parent for path in folder.glob(f"checkpoint-*/{COMPLETE}")]
+    newest = max(whole, key=lambda path: int(path.name.split("-")[1]), default=None)
+    return None if newest is None else str(newest)
+
+
+def _arguments(settings: ColdStart, machine: Machine, folder: Path, seed: int) -> Any:
+    from transformers import TrainingArguments
+
+    return TrainingArguments(
+        output_dir=str(folder),
+        max_steps=settings.steps,
+        per_device_train_batch_size=settings.batch,
+        learning_rate=settings.learning_rate,
+        warmup_steps=settings.warmup_steps,
+        weight_decay=settings.weight_decay,
+        adam_beta2=0.95,
+        optim="adamw_torch_fused",
+        lr_scheduler_type="cosine",
+        save_steps=settings.save_every,
+        save_total_limit=2,
+        logging_steps=max(1, settings.steps // 50),
+        seed=seed,
+        use_cpu=machine.device == "cpu",
+        bf16=machine.precision == "bfloat16",
+        dataloader_pin_memory=machine.device != "cpu",
+        disable_tqdm=True,
+        report_to=[],
+    )
+
+
+def _collator(tokenizer: Any) -> Any:
+    from transformers import DataCollatorForSeq2Seq
+
+    return DataCollatorForSeq2Seq(tokenizer, label_pad_token_id=IGNORED)
+
+
+def _callbacks(steps: int) -> list[Any]:
+    from transformers import TrainerCallback
+
+    class ShowProgress(TrainerCallback):
+        """A bar or a line a minute; and a mark in every checkpoint once it is whole."""
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            self.progress = Progress("cold start", steps, done=state.global_step)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            self.progress.advance(1)
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+            if "loss" in (logs or {}):
+                self.progress.note(loss=float(logs["loss"]))
+
+        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            Path(args.output_dir, f"checkpoint-{state.global_step}", COMPLETE).touch()
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            self.progress.close()
+
+    return [ShowProgress()]

@@ -1,0 +1,126 @@
+"""How a trajectory is written: chat template, tags, tool calls, which tokens are sampled.
+
+The agent answers one user message. Inside its answer it thinks in ``<think>``, calls a tool by its
+tag (``<python>code</python>``), reads ``<result>...</result>``, and ends with ``<answer>`` that
+holds ``\\boxed{}`` (ARPO, section 3.1 and appendix; the tags of Tool-Star). A turn is what the
+agent writes until it calls a tool or answers; a tool result is appended as tokens of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from params.schema import Dialogue
+from tasks.trajectory import END, LENGTH, Call, Observation
+
+TOOL_TAGS = ("python", "search")
+STOP_STRINGS = (*(f"</{tag}>" for tag in TOOL_TAGS), "</answer>")
+
+# How a turn can end. Every one but CALL ends the trajectory.
+CALL, ANSWER, NO_ANSWER, CUT, BAD_CALL, TOO_MANY_CALLS, OUT_OF_SPACE = (
+    "call",  # a tool call, closed and well formed
+    "answer",  # an answer block was closed
+    "no_answer",  # the end token without an answer
+    "cut",  # the turn's token budget ran out
+    "bad_call",  # a closing tool tag that no opening tag belongs to
+    "too_many_calls",  # one call more than the recipe allows
+    "out_of_space",  # the tool result and one more token would not fit
+)
+OUTCOMES = (CALL, ANSWER, NO_ANSWER, CUT, BAD_CALL, TOO_MANY_CALLS, OUT_OF_SPACE)
+
+_CALL = re.compile(rf"<({'|'.join(TOOL_TAGS)})>((?:(?!<\1>).)*)</\1>\s*$", re.DOTALL)
+_RESULT = re.compile(r"<result>.*?</result>", re.DOTALL)
+
+
+def prompt_tokens(tokenizer: Any, dialogue: Dialogue, question: str) -> NDArray[np.int32]:
+    """The chat template over system and user message, up to where the agent begins. [T]"""
+    system = [{"role": "system", "content": dialogue.system}] if dialogue.system else []
+    text = tokenizer.apply_chat_template(
+        [*system, {"role": "user", "content": question}], tokenize=False, add_generation_prompt=True
+    )
+    return encode(tokenizer, text)
+
+
+def encode(tokenizer: Any, text: str) -> NDArray[np.int32]:
+    """Token ids of a piece of text as it stands, nothing added. [T]"""
+    return np.array(tokenizer.encode(text, add_special_tokens=False), np.int32)
+
+
+def read_turn(text: str, stopped: str) -> tuple[str, Call | None]:
+    """How a turn ended, and the tool call it ended with, if any.
+
+    ``stopped`` is the engine's word: STOP, END or LENGTH of ``tasks.trajectory``.
+    """
+    if stopped == LENGTH:
+        return CUT, None
+    if stopped == END:
+        return NO_ANSWER, None
+    if text.rstrip().endswith("</answer>"):
+        return ANSWER, None
+    found = _CALL.search(text)
+    return (CALL, Call(found[1], found[2])) if found else (BAD_CALL, None)
+
+
+def result_tokens(
+    tokenizer: Any, observation: Observation, limit: int
+) -> tuple[str, NDArray[np.int32]]:
+    """A tool result as the agent reads it: its text and tokens, at most ``limit`` of them.
+
+    A longer result loses its end, which an ellipsis marks; the tags stay whole.
+    """
+    opening, closing = encode(tokenizer, "<result>"), encode(tokenizer, "</result>")
+    body = encode(tokenizer, observation.text.strip())
+    room = limit - len(opening) - len(closing)
+    if len(body) > room:
+        mark = encode(tokenizer, "...")
+        body = np.concatenate([body[: max(0, room - len(mark))], mark])
+    tokens = np.concatenate([opening, body, closing])
+    return tokenizer.decode(tokens), tokens
+
+
+def final_answer(response: str) -> str | None:
+    """What the last ``\\boxed{}`` of the last answer block holds; None where there is none.
+
+    Braces inside the box are balanced, so ``\\boxed{\\frac{1}{2}}`` gives ``\\frac{1}{2}``.
+    """
+    start = response.rfind("<answer>")
+    box = response.rfind("\\boxed{")
+    if start < 0 or box < start:
+        return None
+    depth, begin = 1, box + len("\\boxed{")
+    for at in range(begin, len(response)):
+        depth += {"{": 1, "}": -1}.get(response[at], 0)
+        if depth == 0:
+            return response[begin:at].strip()
+    return None
+
+
+def without_results(response: str) -> str:
+    """The agent's own words: tool results cut out, so that what they quote can't break a format."""
+    return _RESULT.sub("", response)
+
+
+def tools_used(own_words: str) -> set[str]:
+    """The kinds of tools that a response has called."""
+    return {tag for tag in TOOL_TAGS if f"</{tag}>" in own_words}
+
+
+def trace_tokens(
+    tokenizer: Any, prompt: NDArray[np.int32], parts: Sequence[tuple[str, bool]]
+) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    """A written trajectory as training data: tokens [T], and which of them are the agent's own [T].
+
+    ``parts`` alternate between (turn, True) and (tool result, False). Each is tokenised on its own,
+    exactly as in a rollout; the end token closes the last turn.
+    """
+    pieces = [prompt, *(encode(tokenizer, text) for text, _ in parts)]
+    own = [False, *(sampled for _, sampled in parts)]
+    pieces.append(np.array([tokenizer.eos_token_id], np.int32))
+    own.append(True)
+    mask = np.repeat(np.array(own), [len(piece) for piece in pieces])
+    return np.concatenate(pieces), mask

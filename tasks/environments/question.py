@@ -1,0 +1,26 @@
+"""The environment of a single question: it has no state, and answers each call with its tool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from tasks.trajectory import Call, Observation
+
+Tool = Callable[[Sequence[str]], list[Observation]]
+
+
+def respond(tools: Mapping[str, Tool], calls: Sequence[Call]) -> list[Observation]:
+    """Run one round's calls, all calls of a tool side by side; observations in call order.
+
+    A call of a tool that is not at hand is answered by an observation that says so.
+    """
+    observations: dict[int, Observation] = {}
+    for name in dict.fromkeys(call.tool for call in calls):
+        mine = [i for i, call in enumerate(calls) if call.tool == name]
+        run = tools.get(name) or _missing(name)
+        observations.update(zip(mine, run([calls[i].argument for i in mine]), strict=True))
+    return [observations[i] for i in range(len(calls))]
+
+
+def _missing(name: str) -> Tool:
+    return lambda arguments: [Observation("no_such_tool", f"no tool {name}")] * len(arguments)

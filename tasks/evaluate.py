@@ -1,0 +1,138 @@
+"""evaluate: what the scored rollouts of several policies say, side by side, with intervals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from prefect import task
+
+from params.schema import Evaluate
+from tasks import ledger
+from tasks.ledger import Artifact, Step
+from tasks.statistics import bootstrap_interval
+from tasks.trajectory import read_rows, write_table
+
+Rows = list[dict[str, Any]]
+AGENTS = ("cold start", "trained")
+
+# what is measured of one answer: label, value, unit
+MEASURES: tuple[tuple[str, Callable[[dict[str, Any]], float], str], ...] = (
+    ("answer rate", lambda row: row["answer"] is not None, "%"),
+    ("tool calls a question", lambda row: row["tool_calls"], ""),
+    ("tool errors a question", lambda row: row["tool_errors"], ""),
+    ("response length", lambda row: row["response_tokens"], "tokens"),
+)
+
+
+@task(**ledger.TASK_OPTIONS)
+@ledger.recorded
+def evaluate(
+    step: Step, folder: Path, *, cold_start: Artifact, trained: Artifact, settings: Evaluate
+) -> Mapping[str, Any]:
+    """Aggregate the rewards of two agents on the same questions.
+
+    Artifacts ``answers`` (a row an answer), ``metrics`` (JSON) and ``table`` (Markdown). Intervals
+    are 95 % percentile bootstrap over questions.
+    """
+    rewards = (cold_start, trained)
+    answers = {
+        agent: read_rows(Path(made.path)) for agent, made in zip(AGENTS, rewards, strict=True)
+    }
+    rows = compare(answers, settings.bootstrap, step.seed)
+    labelled = [{"agent": agent, **row} for agent, rows in answers.items() for row in rows]
+    write_table(pa.Table.from_pylist(labelled), folder / "answers.parquet")
+    (folder / "metrics.json").write_text(json.dumps(_nested(rows), indent=1) + "\n")
+    (folder / "table.md").write_text(markdown(rows))
+    return {"rows": rows}
+
+
+def compare(answers: Mapping[str, Rows], resamples: int, seed: int) -> list[dict[str, Any]]:
+    """A row a measure: its name, questions and unit, and per agent the mean with its interval."""
+    kinds = sorted({row["kind"] for rows in answers.values() for row in rows})
+    selections = [("success", tuple(kinds)), *((f"success, {kind}", (kind,)) for kind in kinds)]
+    rows = []
+    for name, chosen in selections:
+        values = {
+            agent: [float(row["success"]) for row in entries if row["kind"] in chosen]
+            for agent, entries in answers.items()
+        }
+        rows.append(_measure(name, "%", values, resamples, seed))
+    for name, value, unit in MEASURES:
+        values = {
+            agent: [float(value(row)) for row in entries] for agent, entries in answers.items()
+        }
+        rows.append(_measure(name, unit, values, resamples, seed))
+    return rows
+
+
+def _measure(
+    name: str, unit: str, values: Mapping[str, Sequence[float]], resamples: int, seed: int
+) -> dict[str, Any]:
+    count = len(next(iter(values.values())))
+    means = {agent: _mean(entries, resamples, seed) for agent, entries in values.items()}
+    return {"measure": name, "questions": count, "unit": unit, **means}
+
+
+def _mean(values: Sequence[float], resamples: int, seed: int) -> dict[str, float]:
+    array = np.array(values, np.float64)
+    low, high = bootstrap_interval(array, resamples, seed)
+    return {"mean": float(array.mean()), "low": low, "high": high}
+
+
+def _nested(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Metrics for DVC: measure -> agent -> mean, low, high."""
+    return {row["measure"]: {agent: row[agent] for agent in AGENTS} for row in rows}
+
+
+def table_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The comparison as flat rows, one a measure and agent."""
+    return [
+        {"measure": row["measure"], "questions": row["questions"], "agent": agent, **row[agent]}
+        for row in rows
+        for agent in AGENTS
+    ]
+
+
+def success_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Success by kind, one row a kind and agent; the first kind is "all"."""
+    return [
+        {
+            "kind": row["measure"].removeprefix("success, ").replace("success", "all"),
+            "agent": agent,
+            "success": row[agent]["mean"],
+            "low": row[agent]["low"],
+            "high": row[agent]["high"],
+        }
+        for row in rows
+        if row["measure"].startswith("success")
+        for agent in AGENTS
+    ]
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The table that a person reads."""
+    lines = [
+        "| | questions | cold start | trained |",
+        "|---|---:|---:|---:|",
+        *(
+            f"| {row['measure']}{_unit(row['unit'])} | {row['questions']} "
+            f"| {_cell(row['cold start'], row['unit'])} | {_cell(row['trained'], row['unit'])} |"
+            for row in rows
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _unit(unit: str) -> str:
+    return f" ({unit})" if unit else ""
+
+
+def _cell(value: Mapping[str, float], unit: str) -> str:
+    scale, digits = (100, 1) if unit == "%" else (1, 2)
+    mean, low, high = (scale * value[name] for name in ("mean", "low", "high"))
+    return f"{mean:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"

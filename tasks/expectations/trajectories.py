@@ -1,0 +1,81 @@
+"""What must hold of the trajectories of all iterations: one row a leaf of a question's tree.
+
+Columns: iteration, leaf (int, from 0), question_id, outcome (how the leaf ended), text (str),
+sampled_tokens, observed_tokens, logprob_count, tool_calls (int), highest_logprob (nats),
+lowest_entropy, highest_entropy (of the sampled tokens, divided by ln|V|), reward and advantage
+(float), success (bool).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import pandas as pd
+
+from tasks.gate import Expectation, among, between, mean_between, rows_between, unusable
+
+GROUP = ["iteration", "question_id"]
+COUNTS = ("sampled_tokens", "observed_tokens", "logprob_count", "tool_calls")
+MEASURES = ("highest_logprob", "lowest_entropy", "highest_entropy", "reward", "advantage")
+COLUMNS = (*GROUP, "leaf", "outcome", "text", "success", *COUNTS, *MEASURES)
+
+ROUNDING = 1e-5  # a uniform distribution's entropy over ln|V|, in float32, may pass 1
+MOST_FAILURES = 0.9
+
+
+def prepare(table: pd.DataFrame, failures: Collection[str]) -> pd.DataFrame:
+    """Add the columns that ``expectations`` judges; ValueError for a column that the table lacks.
+
+    failures: the outcomes that count as a failed rollout.
+    """
+    table = table.reset_index(drop=True)
+    faults = unusable("trajectories", table, COLUMNS)
+    # The leaves of a group are 0..M-1 exactly when each is as great as its place among them.
+    place = table.sort_values([*GROUP, "leaf"]).groupby(GROUP).cumcount()
+    table = table.assign(
+        unusable=faults,
+        group_size=table.groupby(GROUP)["leaf"].transform("size"),
+        leaf_off_by=table["leaf"] - place,
+        logprobs_too_many=table["logprob_count"] - table["sampled_tokens"],
+        response_tokens=table["sampled_tokens"] + table["observed_tokens"],
+        failed=table["outcome"].isin(list(failures)).astype(float),
+    )
+    return table.set_index([*GROUP, "leaf"], drop=False)
+
+
+def expectations(
+    *,
+    leaves: int,
+    outcomes: Collection[str],
+    reward: tuple[float, float],
+    response_tokens: int,
+    tool_calls: int,
+) -> list[Expectation]:
+    """leaves: M of each group. outcomes: all that are known. reward: lowest and highest.
+
+    response_tokens, tool_calls: the most that a trajectory may have.
+    """
+    lowest, highest = -ROUNDING, 1 + ROUNDING
+    return [
+        rows_between("there are trajectories", 1, None),
+        among("every value is present and finite", "unusable", [""]),
+        between(f"a question has {leaves} leaves an iteration", "group_size", leaves, leaves),
+        between("a group's leaves are numbered from 0 on, each once", "leaf_off_by", 0, 0),
+        among("the outcome is known", "outcome", outcomes),
+        between("at least one token is sampled", "sampled_tokens", 1, None),
+        between("there is one logprob a sampled token", "logprobs_too_many", 0, 0),
+        between("no logprob is above 0", "highest_logprob", None, 0),
+        between("no entropy is below 0", "lowest_entropy", lowest, highest),
+        between("no entropy is above 1", "highest_entropy", lowest, highest),
+        between(
+            f"the response has at most {response_tokens} tokens",
+            "response_tokens",
+            1,
+            response_tokens,
+        ),
+        between(f"there are at most {tool_calls} tool calls", "tool_calls", 0, tool_calls),
+        between(f"the reward is in [{reward[0]}, {reward[1]}]", "reward", *reward),
+        mean_between(
+            f"at most {MOST_FAILURES:.0%} of the leaves failed", "failed", 0, MOST_FAILURES
+        ),
+    ]

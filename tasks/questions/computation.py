@@ -1,0 +1,205 @@
+"""Generated computation questions, and the scripted expert that answers them with the Python tool.
+
+Three kinds of graded difficulty:
+
+- arithmetic: an expression to evaluate; its test numbers are larger than any training number;
+- story: a short word problem, where the agent has to find the operators;
+- chain: two steps, the second on what the tool answered to the first, so it takes two calls.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from params.schema import Expert, GeneratedQuestions
+from tasks.trajectory import Question
+
+KINDS = ("arithmetic", "story", "chain")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A question and the code of each step; ``{}`` stands for the result of the step before."""
+
+    question: Question
+    steps: tuple[str, ...]
+
+
+def generate(settings: GeneratedQuestions, seed: int) -> dict[str, list[Problem]]:
+    """Problems by split ("train", "validation", "test"); kinds alternate, no text occurs twice.
+
+    Raises ValueError when the number range holds too few distinct questions.
+    """
+    taken: set[str] = set()
+    sizes = {"train": settings.train, "validation": settings.validation, "test": settings.test}
+    return {
+        split: list(_distinct(split, size, settings, random.Random(f"{seed}/{split}"), taken))
+        for split, size in sizes.items()
+    }
+
+
+def _distinct(
+    split: str, size: int, settings: GeneratedQuestions, draw: random.Random, taken: set[str]
+) -> Iterator[Problem]:
+    for number in range(size):
+        kind = KINDS[number % len(KINDS)]
+        for _ in range(1000):
+            text, steps = MAKERS[kind](draw, *_operands(kind, split, settings))
+            if text not in taken:
+                break
+        else:
+            raise ValueError(
+                f"prepare.questions: after {number} questions for {split} no new one of kind "
+                f"{kind} is found: raise its largest operand or ask for fewer questions"
+            )
+        taken.add(text)
+        answer = str(_evaluate(steps))
+        yield Problem(Question(f"{split}-{number:05d}", kind, text, (answer,)), steps)
+
+
+def _operands(kind: str, split: str, settings: GeneratedQuestions) -> tuple[int, int]:
+    """Smallest and largest operand; arithmetic test numbers lie outside the training range."""
+    if kind != "arithmetic":
+        return 2, settings.largest_operand
+    if split == "test":
+        return settings.largest_arithmetic_operand + 1, settings.largest_test_operand
+    return 2, settings.largest_arithmetic_operand
+
+
+def _evaluate(steps: Sequence[str]) -> int:
+    result = 0
+    for step in steps:
+        result = eval(step.format(result), {"__builtins__": {}})  # our own templates, no input
+    return result
+
+
+def _arithmetic(draw: random.Random, low: int, high: int) -> tuple[str, tuple[str, ...]]:
+    count = draw.randint(2, 3)
+    words = [str(draw.randint(low, high))]
+    for _ in range(count - 1):
+        words += [draw.choice("+-*"), str(draw.randint(low, high))]
+    expression = " ".join(words)
+    return f"Compute {expression}.", (expression,)
+
+
+PEOPLE = ("Mia", "Omar", "Lena", "Ravi", "Zoe", "Ivan")
+THINGS = ("apples", "books", "coins", "cards", "pens", "shells")
+# text, code: a, b, c are numbers, {who} and {what} words
+STORIES = (
+    ("{who} has {a} {what} and gets {b} more.", "{a} + {b}"),
+    ("{who} has {a} boxes of {b} {what}.", "{a} * {b}"),
+    ("{who} has {a} boxes of {b} {what} and finds {c} more.", "{a} * {b} + {c}"),
+    ("{who} has {a} boxes of {b} {what} and loses {c}.", "{a} * {b} - {c}"),
+    ("{who} buys {a} {what}, then {b} bags of {c}.", "{a} + {b} * {c}"),
+    ("{who} puts {a} {what} into rows of {b}; the rest stay over. Count the rest.", "{a} % {b}"),
+    ("{who} puts {a} {what} into rows of {b}. Count the full rows.", "{a} // {b}"),
+)
+
+
+def _story(draw: random.Random, low: int, high: int) -> tuple[str, tuple[str, ...]]:
+    template, code = draw.choice(STORIES)
+    a, b, c = (draw.randint(low, high) for _ in range(3))
+    if "//" in code or "%" in code:
+        a, b = max(a, b), min(a, b)
+    words = {"who": draw.choice(PEOPLE), "what": draw.choice(THINGS)}
+    ending = "" if "Count" in template else " How many {what}?"
+    return (template + ending).format(a=a, b=b, c=c, **words), (code.format(a=a, b=b, c=c),)
+
+
+# text, code of the second step; {} is the first result
+SECOND_STEPS = (
+    ("add {c}", "{{}} + {c}"),
+    ("take away {c}", "{{}} - {c}"),
+    ("double it", "{{}} * 2"),
+    ("divide by {c} and keep the rest", "{{}} % {c}"),
+    ("divide by {c} and drop the rest", "{{}} // {c}"),
+)
+
+
+def _chain(draw: random.Random, low: int, high: int) -> tuple[str, tuple[str, ...]]:
+    a, b, c = (draw.randint(low, high) for _ in range(3))
+    word, operator = draw.choice((("times", "*"), ("plus", "+")))
+    text, code = draw.choice(SECOND_STEPS)
+    return (
+        f"Take {a} {word} {b}. Then {text.format(c=c)}.",
+        (f"{a} {operator} {b}", code.format(c=c)),
+    )
+
+
+Maker = Callable[[random.Random, int, int], tuple[str, tuple[str, ...]]]
+MAKERS: dict[str, Maker] = {"arithmetic": _arithmetic, "story": _story, "chain": _chain}
+
+# ---------------------------------------------------------------- the scripted expert
+
+THOUGHTS = {
+    "arithmetic": ("I compute it.",),
+    "story": ("I write it down.",),
+    "chain": ("First step.", "Second step."),
+}
+OPERATORS = ("+", "-", "*", "%", "//")
+
+
+@dataclass(frozen=True)
+class Script:
+    """What the expert will do: which flaw it has, the code of its calls, and a slip in copying."""
+
+    problem: Problem
+    flaw: str
+    steps: tuple[str, ...]  # empty: it answers without a call
+    slip: random.Random  # draws the wrong digit of a wrong answer
+
+
+def script(problem: Problem, expert: Expert, seed: int) -> Script:
+    """Decide how the expert handles one problem; wrong at the documented rates.
+
+    wrong_operator: one operator of its code is another one; wrong_digit: one digit of its code is
+    another one; wrong_answer: it copies the last result with one digit changed; missing_call: it
+    guesses an answer and calls no tool. A trace has at most one flaw.
+    """
+    draw = random.Random(f"{seed}/{problem.question.id}")
+    rates = expert.rates()
+    flaws = {"none": 1 - sum(rates.values()), **rates}
+    flaw = draw.choices(list(flaws), list(flaws.values()))[0]
+    spoil = {"wrong_operator": _other_operator, "wrong_digit": _other_digit}.get(flaw)
+    steps = list(problem.steps)
+    if spoil:
+        place = draw.randrange(len(steps))
+        steps[place] = spoil(steps[place], draw)
+    if flaw == "missing_call":
+        steps = []
+    return Script(problem, flaw, tuple(steps), draw)
+
+
+def _other_operator(code: str, draw: random.Random) -> str:
+    words = code.split()
+    places = [i for i, word in enumerate(words) if word in OPERATORS]
+    place = draw.choice(places)
+    words[place] = draw.choice([operator for operator in OPERATORS if operator != words[place]])
+    return " ".join(words)
+
+
+def _other_digit(text: str, draw: random.Random) -> str:
+    places = [i for i, letter in enumerate(text) if letter.isdigit()]
+    if not places:
+        return text
+    place = draw.choice(places)
+    digit = draw.choice([d for d in "123456789" if d != text[place]])
+    return text[:place] + digit + text[place + 1 :]
+
+
+def thought(kind: str, step: int) -> str:
+    """What the expert thinks before step ``step`` (0, 1, ...), or before its answer."""
+    thoughts = THOUGHTS[kind]
+    return thoughts[step] if step < len(thoughts) else "Done."
+
+
+def conclude(plan: Script, last_result: str) -> str:
+    """The expert's answer, given what its last call printed (nothing, if it called no tool)."""
+    right = plan.problem.question.answers[0]
+    if plan.flaw == "missing_call":
+        return _other_digit(right, plan.slip)
+    if plan.flaw == "wrong_answer":
+        return _other_digit(last_result, plan.slip)
+    return last_result

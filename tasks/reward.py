@@ -1,0 +1,114 @@
+"""reward: score the leaves of the trees (algorithms section 6, after ARPO)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from prefect import task
+
+from params.schema import Reward
+from tasks import dialogue as talk
+from tasks import ledger
+from tasks.ledger import Artifact, Step
+from tasks.scorers.answer import exact_match
+from tasks.scorers.format import format_faults
+from tasks.trajectory import (
+    RESULT,
+    Node,
+    Question,
+    Tree,
+    load_trees,
+    response,
+    sampled,
+    write_table,
+)
+
+TABLE = pa.schema(
+    {
+        "question": pa.string(),
+        "kind": pa.string(),
+        "leaf": pa.int32(),
+        "reward": pa.float64(),
+        "success": pa.bool_(),
+        "answer": pa.string(),  # null where none could be extracted
+        "faults": pa.list_(pa.string()),  # what is wrong with the format
+        "outcome": pa.string(),  # how the last turn ended
+        "tool_calls": pa.int32(),
+        "tool_errors": pa.int32(),
+        "response_tokens": pa.int32(),  # sampled and observed
+        "sampled_tokens": pa.int32(),
+    }
+)
+
+
+@task(**ledger.TASK_OPTIONS)
+@ledger.recorded
+def reward(step: Step, folder: Path, *, trees: Artifact, settings: Reward) -> Mapping[str, Any]:
+    """Score every leaf; artifact ``rewards``, a row a leaf with the reward's breakdown."""
+    began = time.perf_counter()
+    rows = [row for tree in load_trees(Path(trees.path)) for row in score_tree(tree, settings)]
+    write_table(pa.Table.from_pylist(rows, schema=TABLE), folder / "rewards.parquet")
+    return {
+        "metrics": {
+            "reward": sum(row["reward"] for row in rows) / len(rows),
+            "success": sum(row["success"] for row in rows) / len(rows),
+            "broken_format": sum(bool(row["faults"]) for row in rows) / len(rows),
+            "groups_without_spread": _share_without_spread(rows),
+        },
+        "seconds": {"reward": time.perf_counter() - began},
+    }
+
+
+def score_tree(tree: Tree, settings: Reward) -> list[dict[str, Any]]:
+    """A row of ``TABLE`` for each leaf of a tree."""
+    return [
+        {
+            "question": tree.question.id,
+            "kind": tree.question.kind,
+            "leaf": leaf,
+            **score(trajectory, tree.question, settings),
+        }
+        for leaf, trajectory in enumerate(tree.trajectories())
+    ]
+
+
+def score(trajectory: Sequence[Node], question: Question, settings: Reward) -> dict[str, Any]:
+    """The reward of one trajectory, with everything that it was made from.
+
+    ``broken_format`` where the format is broken or no answer can be extracted, ``wrong`` where the
+    answer is wrong, else the score, plus the bonus if more than one kind of tool was used.
+    """
+    text = response(trajectory)
+    own_words = talk.without_results(text)
+    faults = format_faults(own_words, talk.TOOL_TAGS)
+    answer = talk.final_answer(own_words)
+    right = 0.0 if answer is None else exact_match(answer, question.answers)
+    results = [node for node in trajectory if node.kind == RESULT]
+    if faults or answer is None:
+        value = settings.broken_format
+    elif right:
+        value = right + settings.many_tools_bonus * (len(talk.tools_used(own_words)) > 1)
+    else:
+        value = settings.wrong
+    return {
+        "reward": value,
+        "success": bool(right) and not faults,
+        "answer": answer,
+        "faults": faults,
+        "outcome": trajectory[-1].outcome,
+        "tool_calls": len(results),
+        "tool_errors": sum(node.outcome != "ok" for node in results),
+        "response_tokens": sum(len(node.tokens) for node in trajectory[1:]),
+        "sampled_tokens": sum(len(node.tokens) for node in sampled(trajectory)),
+    }
+
+
+def _share_without_spread(rows: Sequence[Mapping[str, Any]]) -> float:
+    rewards: dict[str, set[float]] = {}
+    for row in rows:
+        rewards.setdefault(row["question"], set()).add(row["reward"])
+    return sum(len(values) == 1 for values in rewards.values()) / len(rewards)

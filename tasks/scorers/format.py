@@ -1,0 +1,33 @@
+"""Whether a response keeps the format (algorithms section 6, after ARPO's reward)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+
+def format_faults(own_words: str, tool_tags: Sequence[str]) -> list[str]:
+    """The names of what is wrong with a response whose tool results have been cut out.
+
+    Asked for: at least one pair of think tags, and all balanced; exactly one answer block, with
+    ``\\boxed{}`` inside; every tool call closed.
+    """
+    faults = []
+    if not _balanced(own_words, "think") or "<think>" not in own_words:
+        faults.append("think")
+    answers = _ANSWER.findall(own_words)
+    if len(answers) != 1 or not _balanced(own_words, "answer"):
+        faults.append("answer")
+    elif "\\boxed{" not in answers[0]:
+        faults.append("boxed")
+    if not all(_balanced(own_words, tag) for tag in tool_tags):
+        faults.append("tool_call")
+    return faults
+
+
+def _balanced(text: str, tag: str) -> bool:
+    """Every opening tag is closed before the next one opens."""
+    marks = re.findall(f"</?{tag}>", text)
+    return marks == [f"<{tag}>", f"</{tag}>"] * (len(marks) // 2)

@@ -1,0 +1,254 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tasks import version
+from tests import toy_project as toy
+
+ROOT = toy.ROOT
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A toy project without Prefect, as the working folder."""
+    folder = tmp_path.resolve()
+    toy.create(folder, flows=False)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.delenv(version.PARENT, raising=False)
+    return folder
+
+
+def wait_until(condition, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "what was waited for did not come"
+        time.sleep(0.02)
+
+
+# ---------------------------------------------------------------- what DVC knows
+
+
+def test_stages_come_in_the_order_of_the_graph_with_what_prefect_needs(project):
+    first, later = version.stages("toy")
+    assert (first.name, later.name) == ("first@toy", "later@toy")
+    assert later.timeout_seconds == 60
+    assert (first.retries, first.timeout_seconds) == (0, None)
+
+
+def test_a_recipe_without_stages_is_an_error_that_says_where_to_add_it(project):
+    with pytest.raises(ValueError, match=r"dvc\.yaml has no stage for the recipe 'mine': add it"):
+        version.status("mine")
+
+
+def test_a_meta_key_that_nothing_reads_is_an_error(project):
+    text = Path("dvc.yaml").read_text().replace("timeout_seconds", "timeout")
+    Path("dvc.yaml").write_text(text)
+    with pytest.raises(ValueError, match=r"later@toy: meta has unknown keys \['timeout'\]"):
+        version.stages("toy")
+
+
+def test_a_folder_without_a_dvc_project_is_an_error_that_names_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=f"DVC cannot read the pipeline of {tmp_path}"):
+        version.stages("toy")
+
+
+def test_status_names_what_would_run_and_why_and_a_changed_value_only_its_reader(project, capfd):
+    assert list(version.status("toy")) == ["first@toy", "later@toy"]
+    for stage in version.stages("toy"):
+        version.reproduce(stage.name)
+    assert version.status("toy") == {}
+
+    toy.write_recipe(project, evaluate__questions=2, cold_start__steps=7)
+    assert version.status("toy") == {
+        "later@toy": ["params/toy.yaml evaluate.questions: modified"]
+    }
+    capfd.readouterr()
+    for stage in version.stages("toy"):
+        version.reproduce(stage.name)
+    said = capfd.readouterr().out
+    assert "later has run" in said
+    assert "first has run" not in said
+
+    Path("data/toy/first").unlink()
+    assert version.status("toy")["first@toy"] == ["data/toy/first: deleted"]
+    Path("first.py").write_text(Path("first.py").read_text() + "# changed\n")
+    assert "first.py: modified" in version.status("toy")["first@toy"]
+
+
+def test_digests_are_those_of_dvc_lock(project):
+    assert version.digests("first@toy") == {}
+    version.reproduce("first@toy")
+    # md5 of "first\n"
+    assert version.digests("first@toy") == {"data/toy/first": "eb260e9ae827821beceeed4104f0ad89"}
+    assert version.digests("later@toy") == {}
+
+
+def test_revision_tells_the_commit_and_whether_the_checkout_differs_from_it(project):
+    assert version.revision() == version.Revision("", dirty=True)
+    toy.run(project, "git", "add", "--all")
+    user = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    toy.run(project, "git", *user, "commit", "--quiet", "--message", "all")
+    clean = version.revision()
+    assert len(clean.commit) == 40
+    assert not clean.dirty
+    Path("new").write_text("")
+    assert version.revision() == version.Revision(clean.commit, dirty=True)
+
+
+# ---------------------------------------------------------------- source
+
+
+def test_sources_follow_imports_but_not_through_what_cannot_change_an_out(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for file, text in {
+        "flows/train.py": "import json\nfrom tasks import update, track\nimport flows.stage",
+        "flows/stage.py": "import tasks.only_for_stage",
+        "tasks/__init__.py": "",
+        "tasks/track.py": "import tasks.figures",
+        "tasks/figures.py": "",
+        "tasks/only_for_stage.py": "",
+        "tasks/engines/__init__.py": "class Engine: ...",
+        "tasks/engines/fast.py": "import numpy.random",
+        "tasks/update.py": "import tasks.engines.fast\ndef f():\n    from params.schema import Update\n    import tasks.losses",
+        "tasks/losses.py": "from tasks import update",
+        "tasks/rollout.py": "",
+        "params/schema.py": "import yaml",
+    }.items():
+        Path(file).parent.mkdir(parents=True, exist_ok=True)
+        Path(file).write_text(text)
+    assert version.sources(Path("flows/train.py")) == [
+        "flows/train.py",
+        "params/schema.py",
+        "tasks/engines/__init__.py",
+        "tasks/engines/fast.py",
+        "tasks/losses.py",
+        "tasks/update.py",
+    ]
+
+
+STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_dvc_yaml_names_the_sources_of_a_stage_and_no_others(stage, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    deps = [dep for dep in STAGES[stage]["do"]["deps"] if dep.endswith(".py")]
+    assert deps == version.sources(Path(f"flows/{stage}.py"))
+
+
+def test_what_is_said_to_be_no_dependency_exists():
+    assert all((ROOT / file).is_file() for file in version.NOT_DEPENDENCIES)
+
+
+# ---------------------------------------------------------------- running a stage
+
+
+def test_a_stage_gets_this_python_first_in_path_and_what_is_asked_for(project, capfd):
+    before = "import os, shutil; print(shutil.which('python'), os.environ['ASKED'])"
+    toy.write_stage(project, "first", flows=False, before=before)
+    version.reproduce("first@toy", ASKED="for this")
+    assert f"{Path(sys.executable).parent / 'python'} for this" in capfd.readouterr().out
+
+
+def test_a_stage_that_fails_has_the_last_word(project, capfd):
+    toy.write_stage(project, "first", flows=False, before="sys.exit('the seed is unlucky')")
+    with pytest.raises(version.StageError, match="first@toy"):
+        version.reproduce("first@toy")
+    assert capfd.readouterr().err.splitlines()[-1] == "the seed is unlucky"
+    assert not Path("dvc.lock").exists()
+
+
+def test_what_dvc_itself_has_to_say_is_not_lost(project, capfd):
+    Path("first.py").unlink()
+    with pytest.raises(version.StageError):
+        version.reproduce("first@toy")
+    assert "failed to reproduce 'first@toy': [Errno 2] No such file" in capfd.readouterr().err
+
+
+CALLER = "from tasks import version; version.reproduce('first@toy')"
+
+
+def begin(project, caller=CALLER):
+    """Call ``reproduce`` in a process group of its own, and wait until the stage is in its middle."""
+    before = "import time; Path('begun').touch(); time.sleep(60)"
+    toy.write_stage(project, "first", flows=False, before=before)
+    process = subprocess.Popen(
+        [sys.executable, "-c", caller],
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    wait_until(Path("begun").exists)
+    return process
+
+
+def test_a_killed_caller_takes_dvc_and_the_stage_with_it_and_the_next_call_runs(project, capfd):
+    process = begin(project)
+    assert len(toy.processes(project)) == 3
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    wait_until(lambda: toy.processes(project) == [])
+    assert json.loads(Path(".dvc/tmp/rwlock").read_text())["write"], "DVC had no time to tidy up"
+
+    toy.write_stage(project, "first", flows=False)
+    version.reproduce("first@toy")
+    assert "first has run" in capfd.readouterr().out
+
+
+def test_an_interrupted_caller_lets_the_stage_end_and_leaves_nothing(project):
+    process = begin(project)
+    os.kill(process.pid, signal.SIGINT)
+    said, _ = process.communicate(timeout=20)
+    assert toy.processes(project) == []
+    # the stage's own KeyboardInterrupt, then the caller's
+    assert said.count("KeyboardInterrupt") == 2
+    assert not Path("data/toy/first").exists()
+
+
+def test_a_process_whose_parent_has_gone_before_it_asked_exits(project):
+    ask = "from tasks import version; version.die_with_parent(); print('alive')"
+    environment = os.environ | {version.PARENT: str(os.getpid())}
+    child = subprocess.run([sys.executable, "-c", ask], env=environment, capture_output=True)
+    assert child.stdout == b"alive\n"
+    environment[version.PARENT] = "1"
+    child = subprocess.run([sys.executable, "-c", ask], env=environment, capture_output=True)
+    assert child.returncode == 1
+    assert child.stdout == b""
+
+
+def test_locks_of_the_dead_are_dropped_and_those_of_the_living_stay(project):
+    rwlock = Path(".dvc/tmp/rwlock")
+    alive = {"pid": os.getpid(), "cmd": "dvc repro"}
+    dead = {"pid": 2**22 + 1, "cmd": "dvc repro"}  # above the kernel's largest process id
+    rwlock.write_text(json.dumps({"read": {"a": [alive, dead]}, "write": {"b": dead, "c": alive}}))
+    version._mend_rwlock(rwlock.parent)
+    assert json.loads(rwlock.read_text()) == {"read": {"a": [alive]}, "write": {"c": alive}}
+
+
+def test_a_lock_whose_process_id_has_come_again_does_not_block(project, capfd):
+    version.reproduce("first@toy")
+    rwlock = Path(".dvc/tmp/rwlock")
+    with subprocess.Popen(["sleep", "60"]) as younger:
+        held = {"pid": younger.pid, "cmd": "dvc repro"}
+        rwlock.write_text(json.dumps({"write": {str(project / "data/toy/first"): held}}))
+        os.utime(rwlock, (time.time() - 3600,) * 2)
+        Path("data/toy/first").unlink()
+        version.reproduce("first@toy")
+        younger.kill()
+    assert Path("data/toy/first").exists()
+
+
+def test_a_half_written_lock_does_not_block(project):
+    Path(".dvc/tmp/rwlock").write_text('{"write": {"')
+    version.reproduce("first@toy")
+    assert Path("data/toy/first").exists()

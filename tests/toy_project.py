@@ -1,0 +1,179 @@
+"""A project of two quick stages in a folder of its own, with git and DVC, for tests of the flows."""
+
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+
+RECIPE = yaml.safe_load("""
+seed: 3
+machine: {threads: 1, device: cpu, precision: float32}
+prepare:
+  policy: {kind: tiny, vocabulary: 64, hidden: 8, layers: 1, heads: 1, key_value_heads: 1,
+           feed_forward: 8, context: 64}
+  questions: {source: generated, train: 1, validation: 1, test: 1, largest_operand: 9,
+              largest_arithmetic_operand: 9, largest_test_operand: 19}
+  expert: {traces: 1, wrong_operator: 0, wrong_digit: 0, wrong_answer: 0, missing_call: 0}
+dialogue: {system: "", tools: [python], turn_tokens: 8, result_tokens: 8, response_tokens: 16,
+           tool_calls: 1}
+python: {sandbox: none, cpu_seconds: 1, wall_seconds: 1, memory_mib: 64, processes: 1, file_mib: 1,
+         output_characters: 64}
+cold_start: {steps: 1, batch: 1, learning_rate: 0.1, warmup_steps: 0, weight_decay: 0,
+             save_every: 1}
+reinforce:
+  algorithm: arpo
+  iterations: 1
+  questions: 1
+  rollout: {leaves: 1, initial: 1, branch: 0, entropy_window: 1, base_probability: 0,
+            entropy_weight: 0, threshold: 0, draw: false, temperature: 1, rows: 1}
+  reward: {broken_format: 0, wrong: 0, many_tools_bonus: 0}
+  update: {learning_rate: 0.1, warmup_updates: 0, weight_decay: 0, adam_betas: [0.9, 0.99],
+           gradient_clip: 1, epochs: 1, mini_batches: 1, micro_batch_tokens: 64}
+  keep_checkpoints: 1
+evaluate: {questions: 1, temperature: 1, top_p: 1, bootstrap: 1}
+""")
+
+# `later` stands before `first`, so that the order comes from the graph.
+PIPELINE = """
+vars:
+  - recipes:
+      - toy
+stages:
+  later:
+    foreach: ${recipes}
+    do:
+      cmd: exec python later.py ${item}
+      deps:
+        - later.py
+        - data/${item}/first
+      params:
+        - params/${item}.yaml:
+            - evaluate.questions
+      outs:
+        - data/${item}/later
+      metrics:
+        - reports/${item}/table.md:
+            cache: false
+      meta:
+        timeout_seconds: 60
+  first:
+    foreach: ${recipes}
+    do:
+      cmd: exec python first.py ${item}
+      deps:
+        - first.py
+      params:
+        - params/${item}.yaml:
+            - seed
+      outs:
+        - data/${item}/first
+"""
+
+# What a stage does before it writes its outs is left to a test.
+PLAIN = """
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+def stage(recipe):
+    {before}
+    print("{name} has run")
+    for out in {outs}:
+        out = Path(out.format(recipe))
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text("{name}\\n")
+"""
+OUTS = {"first": ["data/{}/first"], "later": ["data/{}/later", "reports/{}/table.md"]}
+
+BARE = """
+from tasks.version import die_with_parent
+
+die_with_parent()
+stage(sys.argv[1])
+"""
+FLOW = """
+from prefect import flow, task
+from flows.stage import main
+
+@task
+def work(recipe: str) -> None:
+    stage(recipe)
+
+@flow
+def {name}(recipe: str) -> None:
+    work(recipe)
+
+main({name})
+"""
+
+
+def create(folder: Path, flows: bool) -> None:
+    """Make the project; ``flows``: its stages are Prefect flows, else bare scripts."""
+    (folder / "params").mkdir()
+    write_recipe(folder)
+    (folder / "dvc.yaml").write_text(PIPELINE)
+    (folder / ".gitignore").write_text("/.beamline/\n/data/\n")
+    for name in OUTS:
+        write_stage(folder, name, flows)
+    (folder / ".dvc/tmp").mkdir(parents=True)
+    for name in ("config", ".gitignore"):
+        (folder / ".dvc" / name).write_text((ROOT / ".dvc" / name).read_text())
+    run(folder, "git", "init", "--quiet")
+
+
+def write_recipe(folder: Path, **changes: object) -> None:
+    """Write ``params/toy.yaml``; ``section__key=value`` changes a value."""
+    recipe = yaml.safe_load(yaml.safe_dump(RECIPE))
+    for path, value in changes.items():
+        *sections, key = path.split("__")
+        place = recipe
+        for section in sections:
+            place = place[section]
+        place[key] = value
+    (folder / "params/toy.yaml").write_text(yaml.safe_dump(recipe))
+
+
+def write_stage(folder: Path, name: str, flows: bool, before: str = "pass") -> None:
+    """Write a stage that runs the statement ``before`` and then makes its outs."""
+    text = PLAIN.format(name=name, before=before, outs=OUTS[name])
+    (folder / f"{name}.py").write_text(text + (FLOW.format(name=name) if flows else BARE))
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """What a user's shell would have: the virtual environment and nothing of a run."""
+    theirs = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("BEAMLINE_", "PREFECT_", "MLFLOW_", "DVC_"))
+    }
+    path = os.pathsep.join([str(Path(sys.executable).parent), theirs["PATH"]])
+    return theirs | {"PATH": path, "PYTHONPATH": str(ROOT), "DO_NOT_TRACK": "1"} | changes
+
+
+def run(folder: Path, *command: str, **changes: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in the project; standard output and error come as one text, ``stdout``."""
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=environment(**changes),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=120,
+    )
+
+
+def processes(folder: Path) -> list[str]:
+    """Command lines of the other processes whose working folder is the project's."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            zombie = "State:\tZ" in (process / "status").read_text()
+            if (process / "cwd").readlink() == folder and not zombie:
+                found.append((process.name, (process / "cmdline").read_text().replace("\0", " ")))
+    return [line for number, line in found if number != str(os.getpid())]
