@@ -16,7 +16,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run, task_run
 
 from flows.server import prefect_server
-from flows.stage import INTERRUPTED, PARENT_TASK_RUN
+from flows.stage import INTERRUPTED, PARENT_TASK_RUN, leave
 from params import schema
 from tasks import track, version
 
@@ -87,7 +87,7 @@ def _run(recipe: str) -> int:
             retrain(recipe)
     except version.StageError:  # the stage has said why
         return 1
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, TimeoutError) as error:
         print(f"retrain: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -112,4 +112,4 @@ def _table(recipe: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

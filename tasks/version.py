@@ -27,8 +27,10 @@ from tasks import ledger
 # The one list of project modules that a stage imports and that dvc.yaml still does not name among
 # its deps: what they do cannot reach an out.
 NOT_DEPENDENCIES = {
-    "flows/stage.py": "checks the recipe and tells Prefect that the stage runs",
     "flows/server.py": "finds or starts the Prefect server",
+    "flows/stage.py": "checks the recipe and tells Prefect that the stage runs",
+    "tasks/figures.py": "draws what track keeps",
+    "tasks/progress.py": "shows how far a stage has come",
     "tasks/track.py": "writes to MLflow and to nothing else",
     "tasks/version.py": "runs DVC, which runs the stage",
 }
@@ -126,6 +128,7 @@ def _repository() -> Iterator[Any]:
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
+    _mend_rwlock(Path(".dvc/tmp"))
     try:
         with Repo(".") as repository:
             yield repository
@@ -141,9 +144,10 @@ def digests(stage: str) -> dict[str, str]:
 
 
 def revision() -> Revision:
-    """Commit of the checkout, and whether anything in it differs from that commit."""
+    """Commit of the checkout, and whether anything but what runs write differs from it."""
     commit = _git("rev-parse", "--verify", "--quiet", "HEAD")
-    return Revision(commit, dirty=not commit or bool(_git("status", "--porcelain")))
+    changes = _git("status", "--porcelain", "--", ".", ":!dvc.lock", ":!reports")
+    return Revision(commit, dirty=not commit or bool(changes))
 
 
 def _git(*arguments: str) -> str:
@@ -226,7 +230,9 @@ def _dvc(arguments: list[str]) -> int:
     """The ``dvc`` command, less what it would say after the stage: that has the last word."""
     die_with_parent()
     from dvc.cli import main
+    from dvc.ui import ui
 
+    ui.enable = lambda: None
     for handler in logging.getLogger("dvc").handlers:
         handler.addFilter(_is_news)
     _mend_rwlock(Path(".dvc/tmp"))

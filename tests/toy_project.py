@@ -1,4 +1,4 @@
-"""A project of two quick stages in a folder of its own, with git and DVC, for tests of the flows."""
+"""A project of two quick stages in a folder of its own, with git and DVC, to test the flows on."""
 
 import os
 import subprocess

@@ -17,10 +17,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers import AttentionInterface
 
 from tasks.engines import Request, Sample
 from tasks.trajectory import END, LENGTH, STOP
 
+GROUPED = "grouped_sdpa"  # our attention function, as transformers knows it
 FEED_TOKENS = 8192  # padded positions of one prefill pass: bounds its memory
 
 
@@ -44,15 +46,47 @@ class TransformersEngine:
         self, paths: int, context: int, temperature: float, top_p: float, stop: Sequence[str]
     ) -> Iterator[RaggedSession]:
         """See ``tasks.engines.Engine.session``."""
-        training = self.model.training
+        training, attention = self.model.training, self.model.config._attn_implementation
         self.model.eval()
-        with torch.inference_mode():
-            yield RaggedSession(self, paths, context, temperature, top_p, tuple(stop))
-        self.model.train(training)
+        self.model.set_attn_implementation(GROUPED)
+        try:
+            with torch.inference_mode():
+                yield RaggedSession(self, paths, context, temperature, top_p, tuple(stop))
+        finally:
+            self.model.set_attn_implementation(attention)
+            self.model.train(training)
+
+
+def grouped_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attention with fewer key-value heads than query heads, without copying keys and values.
+
+    query [rows, heads, fed, size], key and value [rows, key-value heads, visible, size], mask
+    [rows, 1, fed, visible]. The query heads that share a key-value head stand in line as further
+    positions. Returns [rows, fed, heads, size], as transformers expects it.
+    """
+    rows, heads, fed, size = query.shape
+    shared = heads // key.shape[1]
+    lined_up = query.reshape(rows, key.shape[1], shared * fed, size)
+    mask = attention_mask if fed == 1 else attention_mask.repeat(1, 1, shared, 1)
+    mixed = torch.nn.functional.scaled_dot_product_attention(
+        lined_up, key, value, attn_mask=mask, scale=scaling
+    )
+    return mixed.reshape(rows, heads, fed, size).transpose(1, 2), None
+
+
+AttentionInterface.register(GROUPED, grouped_attention)
 
 
 class RaggedCache:
-    """Keys and values [rows, key-value heads, positions, head size], one pair a layer.
+    """Keys and values, [layers, rows, key-value heads, positions, head size] each.
 
     It is handed to the model as ``past_key_values``: ``update`` writes the new positions of the
     rows that are being fed and returns what they may look at.
@@ -62,10 +96,8 @@ class RaggedCache:
         head_size = getattr(config, "head_dim", None) or (
             config.hidden_size // config.num_attention_heads
         )
-        shape = (rows, config.num_key_value_heads, positions, head_size)
-        layers = range(config.num_hidden_layers)
-        self.keys = [like.new_zeros(shape) for _ in layers]
-        self.values = [like.new_zeros(shape) for _ in layers]
+        shape = (config.num_hidden_layers, rows, config.num_key_value_heads, positions, head_size)
+        self.keys, self.values = like.new_zeros((2, *shape))
         self.rows: Tensor | slice = slice(0, 0)  # which rows are being fed
         self.positions = torch.zeros(0, 0, dtype=torch.long)  # [rows, fed] where they are written
         self.visible = 0  # positions that any of them may look at
@@ -90,8 +122,8 @@ class RaggedCache:
 
     def copy(self, source: Sequence[int], target: Sequence[int], positions: int) -> None:
         """Copy the first ``positions`` of the rows ``source`` to the rows ``target``."""
-        for store in (*self.keys, *self.values):
-            store[target, :, :positions] = store[source, :, :positions]
+        for store in (self.keys, self.values):
+            store[:, target, :, :positions] = store[:, source, :, :positions]
 
     def get_seq_length(self, *_: Any) -> int:
         return self.visible

@@ -156,7 +156,7 @@ def script(problem: Problem, expert: Expert, seed: int) -> Script:
 
     wrong_operator: one operator of its code is another one; wrong_digit: one digit of its code is
     another one; wrong_answer: it copies the last result with one digit changed; missing_call: it
-    guesses an answer and calls no tool. A trace has at most one flaw.
+    calls no tool and answers 0. A trace has at most one flaw.
     """
     draw = random.Random(f"{seed}/{problem.question.id}")
     rates = expert.rates()
@@ -197,9 +197,8 @@ def thought(kind: str, step: int) -> str:
 
 def conclude(plan: Script, last_result: str) -> str:
     """The expert's answer, given what its last call printed (nothing, if it called no tool)."""
-    right = plan.problem.question.answers[0]
     if plan.flaw == "missing_call":
-        return _other_digit(right, plan.slip)
+        return "0"
     if plan.flaw == "wrong_answer":
         return _other_digit(last_result, plan.slip)
     return last_result

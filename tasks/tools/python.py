@@ -83,9 +83,9 @@ def python_tool(settings: PythonTool, workers: int) -> Iterator[Run]:
     ``run`` may be called from several threads. Outcomes: "ok"; "error" (an exception; the text ends
     with the traceback's last line); "timeout" (CPU seconds); "wall_timeout"; "memory";
     "output_limit" (the text is the first ``output_characters``); "killed" (died of a signal or
-    os._exit, or its worker did). The text is standard output and error, without line breaks at the end.
-    Leaving the context ends every process. Raises RuntimeError where the sandbox does not work or
-    a worker cannot be replaced, ValueError for fewer than one worker.
+    os._exit, or its worker did). The text is standard output and error together, less line breaks
+    at the end. Leaving the context ends every process. Raises RuntimeError where the sandbox does
+    not work or a worker cannot be replaced, ValueError for fewer than one worker.
     """
     if workers < 1:
         raise ValueError(f"the Python tool needs at least one worker, got {workers}: raise it")

@@ -71,8 +71,8 @@ SCRATCH_FILES = 4096  # in /tmp
 INNER_USER = 1000  # what the code sees itself as; anything but root
 
 # From the kernel's headers; Python 3.11 has no names for them.
-CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID = 0x20000, 0x8000000, 0x10000000, 0x20000000
-CLONE_NEW_ANY = 0x7E020080
+CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWIPC = 0x20000, 0x2000000, 0x8000000
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEW_ANY = 0x10000000, 0x20000000, 0x7E020080
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC = 1, 2, 4, 8, 0x1000, 0x4000
 MNT_DETACH, AT_FDCWD, AT_RECURSIVE = 2, -100, 0x8000
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
@@ -263,14 +263,15 @@ def system_call_filter() -> bytes:
 
 
 def enter_namespaces(config: dict) -> int:
-    """Enter user, mount, process and IPC namespaces of one's own; returns the keeper's pid."""
+    """Enter namespaces that no other call shares; returns the keeper's pid."""
     if config["user"] is not None:  # real root: its processes are exempt from RLIMIT_NPROC
         os.setgroups([])
         os.setresgid(config["user"], config["user"], config["user"])
         os.setresuid(config["user"], config["user"], config["user"])
         kernel("prctl", PR_SET_DUMPABLE, 1)  # else /proc/self belongs to root
     user, group = os.getuid(), os.getgid()
-    kernel("unshare", CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC)
+    spaces = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWCGROUP
+    kernel("unshare", spaces)
     write("/proc/self/setgroups", "deny")
     write("/proc/self/uid_map", f"{INNER_USER} {user} 1")
     write("/proc/self/gid_map", f"{INNER_USER} {group} 1")

@@ -2,9 +2,9 @@ import contextlib
 import os
 
 import pytest
+from prefect.context import refresh_global_settings_context
 
 from flows import server
-from tasks.version import PARENT
 from tests import toy_project as toy
 
 
@@ -12,7 +12,12 @@ from tests import toy_project as toy
 def api(tmp_path_factory):
     """Address of a server's API that the tests share: starting one takes 3 s."""
     folder = tmp_path_factory.mktemp("server")
-    with contextlib.chdir(folder), (folder / "log").open("wb") as log:
+    with (
+        contextlib.chdir(folder),
+        (folder / "log").open("wb") as log,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("PYTHONPATH", str(toy.ROOT))
         server.HOME.mkdir(parents=True)
         process, port = server._start_prefect("run", 0, log)
         server._await_answer(process, port, "/api/health", log.name)
@@ -29,5 +34,6 @@ def project(tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     for name in [name for name in os.environ if name.startswith(("PREFECT_", "BEAMLINE_"))]:
         monkeypatch.delenv(name)
-    monkeypatch.delenv(PARENT, raising=False)
+    refresh_global_settings_context()
+    monkeypatch.setenv("PYTHONPATH", str(toy.ROOT))
     return folder

@@ -1,32 +1,33 @@
-import subprocess
 import sys
 import uuid
-from pathlib import Path
 
 import httpx
 import pytest
 from prefect import flow, task
 from prefect.client.orchestration import SyncPrefectClient
+from prefect.context import refresh_global_settings_context
 from prefect.states import Pending
 
 from flows import stage
 from tests import toy_project as toy
 
 
-def run(project, **environment):
-    return subprocess.run(
-        [sys.executable, "first.py", "toy"],
-        cwd=project,
-        env=toy.environment(**environment),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+@flow
+def first(recipe: str) -> str:
+    return recipe
+
+
+@pytest.fixture
+def reported(project, api, monkeypatch):
+    """A toy project, with the server of the tests as the configured one."""
+    monkeypatch.setenv("PREFECT_API_URL", api)
+    refresh_global_settings_context()
+    return project
 
 
 def test_a_stage_by_itself_is_a_flow_run_of_its_own(project, api):
-    ran = run(project, PREFECT_API_URL=api)
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "first has run\n", "")
+    ran = toy.run(project, sys.executable, "first.py", "toy", PREFECT_API_URL=api)
+    assert (ran.returncode, ran.stdout) == (0, "first has run\n")
     filters = {"name": {"any_": ["first toy"]}, "parent_task_run_id": {"is_null_": True}}
     body = {"flow_runs": filters, "sort": "START_TIME_DESC"}
     found = httpx.post(f"{api}/flow_runs/filter", json=body).json()[0]
@@ -34,20 +35,16 @@ def test_a_stage_by_itself_is_a_flow_run_of_its_own(project, api):
     assert found["parameters"] == {"recipe": "toy"}
 
 
-def test_a_stage_of_a_retrain_run_is_the_child_of_its_task_as_prefect_makes_subflows(project, api):
+def test_a_stage_of_a_retrain_run_is_its_tasks_child_as_subflows_are(reported, api, monkeypatch):
     @task
     def work():
         pass
 
-    @flow
-    def parent():
-        pass
-
     with SyncPrefectClient(api) as client:
-        above = client.create_flow_run(parent)
+        above = client.create_flow_run(first, parameters={"recipe": "toy"})
         task_run = client.create_task_run(work, above.id, "0", state=Pending())
-        ran = run(project, PREFECT_API_URL=api, BEAMLINE_PARENT_TASK_RUN=str(task_run.id))
-        assert ran.returncode == 0, ran.stderr
+        monkeypatch.setenv(stage.PARENT_TASK_RUN, str(task_run.id))
+        assert stage._run(first, "toy") == 0
         told = client.read_task_run(task_run.id)
         child = client.read_flow_run(told.state.state_details.child_flow_run_id)
     assert told.state.is_completed()
@@ -62,23 +59,27 @@ def test_a_task_run_that_the_server_does_not_know_is_an_error(api, monkeypatch):
         stage._recorded(client, uuid.uuid4())
 
 
-def test_a_recipe_that_does_not_hold_is_one_message_and_no_server_is_asked(project):
+def test_a_recipe_that_does_not_hold_is_one_message_and_no_server_is_asked(project, capsys):
     toy.write_recipe(project, seed=-1)
-    ran = run(project, PREFECT_API_URL="http://127.0.0.1:9/api")
-    assert ran.returncode == 2
-    [line] = ran.stderr.splitlines()
+    assert stage._run(first, "toy") == 2
+    [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("first toy: params/toy.yaml: 'seed' = -1")
 
 
-def test_a_flow_that_fails_is_one_message(project, api):
-    toy.write_stage(project, "first", flows=True, before="raise RuntimeError('table: 3 rows')")
-    ran = run(project, PREFECT_API_URL=api)
-    assert (ran.returncode, ran.stderr) == (1, "first toy: table: 3 rows\n")
-    assert not Path("data").exists()
+@pytest.mark.parametrize("error", [RuntimeError, ValueError])
+def test_a_flow_that_fails_is_one_message(reported, capsys, error):
+    @flow(name="first")
+    def failing(recipe: str) -> None:
+        raise error("table: 3 rows")
+
+    assert stage._run(failing, "toy") == 1
+    assert capsys.readouterr().err == "first toy: table: 3 rows\n"
 
 
-def test_a_fault_that_no_stage_foresees_keeps_its_traceback(project, api):
-    toy.write_stage(project, "first", flows=True, before="{}['no such key']")
-    ran = run(project, PREFECT_API_URL=api)
-    assert ran.returncode == 1
-    assert ran.stderr.splitlines()[-1] == "KeyError: 'no such key'"
+def test_a_fault_that_no_stage_foresees_keeps_its_traceback(reported):
+    @flow
+    def failing(recipe: str) -> None:
+        {}["no such key"]
+
+    with pytest.raises(KeyError, match="no such key"):
+        stage._run(failing, "toy")

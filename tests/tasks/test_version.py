@@ -68,9 +68,7 @@ def test_status_names_what_would_run_and_why_and_a_changed_value_only_its_reader
     assert version.status("toy") == {}
 
     toy.write_recipe(project, evaluate__questions=2, cold_start__steps=7)
-    assert version.status("toy") == {
-        "later@toy": ["params/toy.yaml evaluate.questions: modified"]
-    }
+    assert version.status("toy") == {"later@toy": ["params/toy.yaml evaluate.questions: modified"]}
     capfd.readouterr()
     for stage in version.stages("toy"):
         version.reproduce(stage.name)
@@ -100,6 +98,10 @@ def test_revision_tells_the_commit_and_whether_the_checkout_differs_from_it(proj
     clean = version.revision()
     assert len(clean.commit) == 40
     assert not clean.dirty
+    for stage in version.stages("toy"):
+        version.reproduce(stage.name)
+    assert Path("reports/toy/table.md").exists()
+    assert version.revision() == clean, "what a run writes is no change of what it was made from"
     Path("new").write_text("")
     assert version.revision() == version.Revision(clean.commit, dirty=True)
 
@@ -116,9 +118,9 @@ def test_sources_follow_imports_but_not_through_what_cannot_change_an_out(tmp_pa
         "tasks/track.py": "import tasks.figures",
         "tasks/figures.py": "",
         "tasks/only_for_stage.py": "",
-        "tasks/engines/__init__.py": "class Engine: ...",
         "tasks/engines/fast.py": "import numpy.random",
-        "tasks/update.py": "import tasks.engines.fast\ndef f():\n    from params.schema import Update\n    import tasks.losses",
+        "tasks/update.py": "import tasks.engines.fast\ndef f():\n    from params.schema import A",
+        "tasks/engines/__init__.py": "class Engine:\n    import tasks.losses",
         "tasks/losses.py": "from tasks import update",
         "tasks/rollout.py": "",
         "params/schema.py": "import yaml",
@@ -178,7 +180,7 @@ CALLER = "from tasks import version; version.reproduce('first@toy')"
 
 
 def begin(project, caller=CALLER):
-    """Call ``reproduce`` in a process group of its own, and wait until the stage is in its middle."""
+    """Call ``reproduce`` in a process group of its own; wait until the stage is in its middle."""
     before = "import time; Path('begun').touch(); time.sleep(60)"
     toy.write_stage(project, "first", flows=False, before=before)
     process = subprocess.Popen(

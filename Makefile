@@ -1,0 +1,52 @@
+# make run       train and evaluate the recipe RECIPE (tiny); a second call does what has changed
+# make test      the tests; DATA=<folder> adds those that read real data
+# make lint      ruff and mypy
+# make ui        the runs of this checkout in Prefect and in MLflow
+# make clean     remove what runs have left, except DVC's cache, from which equal runs come back
+#
+# Each of them makes .venv first, which takes Linux, Python 3.11, git and some minutes.
+
+RECIPE ?= tiny
+PYTHON := .venv/bin/python
+INSTALLED := .venv/installed
+
+export DO_NOT_TRACK := 1
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+.PHONY: run test lint ui clean
+.DEFAULT_GOAL := run
+
+run: $(INSTALLED)
+	@$(PYTHON) -m flows.retrain $(RECIPE) --here
+
+test: $(INSTALLED)
+	@$(PYTHON) -m pytest
+
+lint: $(INSTALLED)
+	@$(PYTHON) -m ruff check .
+	@$(PYTHON) -m ruff format --check .
+	@$(PYTHON) -m mypy
+
+ui: $(INSTALLED)
+	@$(PYTHON) -m flows.server
+
+clean:
+	@rm -rf .beamline
+	@for file in params/*.yaml; do \
+		recipe=$$(basename $$file .yaml); \
+		rm -rf data/$$recipe models/$$recipe reports/$$recipe; \
+	done
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@python=$$(for name in python3.11 python3 python; do \
+		$$name -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null \
+			&& echo $$name && break; done); \
+	if [ -z "$$python" ]; then \
+		echo "Beamline needs Python 3.11, and neither python3.11 nor python3 is it: install it first"; \
+		exit 1; \
+	fi; \
+	echo "installing into .venv; this takes some minutes, once"; \
+	$(PYTHON) -m pip --version >/dev/null 2>&1 || $$python -m venv .venv
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable '.[test]'
+	@touch $@

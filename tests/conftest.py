@@ -1,0 +1,51 @@
+"""What many tests share: a very small policy with its tokenizer, and how Hypothesis runs."""
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Examples come from the test's name, not from the clock: a run can be repeated. No deadline, since
+# several people's work shares the machine.
+settings.register_profile(
+    "repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("repeatable")
+
+TEXTS = [
+    "What is 12 times 34?",
+    "A farmer has 7 baskets with 15 apples each. How many apples are there?",
+    "<think>multiply</think><python>print(12*34)</python><result>408</result>",
+    "<think>that is it</think><answer>\\boxed{408}</answer>",
+]
+
+
+@pytest.fixture(scope="session")
+def tiny():
+    """Settings of the smallest policy that still has two layers and shares key-value heads."""
+    from params.schema import TinyPolicy
+
+    return TinyPolicy(
+        kind="tiny",
+        vocabulary=300,
+        hidden=32,
+        layers=2,
+        heads=2,
+        key_value_heads=1,
+        feed_forward=64,
+        context=256,
+    )
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tiny):
+    """A byte-level tokenizer in which each tag is one token."""
+    from tasks.policy import build_tokenizer
+
+    return build_tokenizer(TEXTS, tiny)
+
+
+@pytest.fixture(scope="session")
+def policy(tiny, tokenizer):
+    """A Qwen2 policy with random weights from a seed; tests leave it as it is."""
+    from tasks.policy import build_policy
+
+    return build_policy(tiny, tokenizer, seed=0).eval()

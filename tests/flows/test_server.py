@@ -1,0 +1,171 @@
+import fcntl
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import httpx
+import pytest
+from prefect.context import refresh_global_settings_context
+from prefect.settings import PREFECT_API_URL
+
+from flows import server
+from tests import toy_project as toy
+
+RUN = """
+import os
+from prefect import flow, task
+from flows.server import prefect_server
+
+@task
+def work(number):
+    pass
+
+@flow
+def busy():
+    for number in range(30):
+        work(number)
+
+with prefect_server() as address:
+    print(address, os.environ["PREFECT_API_URL"] == address)
+    busy()
+print(os.environ.get("PREFECT_API_URL"))
+"""
+
+
+def states_of_task_runs():
+    with closing(sqlite3.connect(server.HOME / "prefect.db")) as store:
+        return store.execute("select state_type, count(*) from task_run group by 1").fetchall()
+
+
+def test_a_run_without_a_server_has_one_that_keeps_all_it_was_told(project):
+    ran = toy.run(project, sys.executable, "-c", RUN)
+    assert ran.returncode == 0, ran.stdout
+    first, *rest = ran.stdout.splitlines()
+    assert rest == ["None"], "nothing is said but what the run itself prints"
+    address, is_set = first.split()
+    assert is_set == "True"
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{address}/health")
+    assert (server.HOME / "server.log").read_text() == ""
+    # the last events come just before the end; left to itself, the server drops some of them
+    assert states_of_task_runs() == [("COMPLETED", 30)]
+
+
+def test_the_configured_server_is_used_also_by_other_threads_and_let_go_again(
+    project, api, monkeypatch
+):
+    monkeypatch.setenv("PREFECT_API_URL", api)
+    refresh_global_settings_context()
+    seen = []
+    with server.prefect_server() as address:
+        thread = threading.Thread(target=lambda: seen.append(PREFECT_API_URL.value()))
+        thread.start()
+        thread.join()
+    assert seen == [address] == [api]
+    assert os.environ["PREFECT_API_URL"] == api
+    assert not server.HOME.exists()
+
+
+def test_a_configured_server_that_does_not_answer_is_an_error(project, monkeypatch):
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    refresh_global_settings_context()
+    remedy = r"PREFECT_API_URL is http://127.0.0.1:9/api, which does not answer .* or unset"
+    with pytest.raises(RuntimeError, match=remedy), server.prefect_server():
+        pytest.fail("there is no server")
+
+
+def test_a_server_that_cannot_start_is_an_error_that_names_its_log(project):
+    server.HOME.mkdir(parents=True)
+    (server.HOME / "prefect.db").write_text("no database")
+    where = r"\.beamline/prefect/server\.log says why"
+    with pytest.raises(RuntimeError, match=where), server.prefect_server():
+        pytest.fail("it cannot have started")
+    assert "file is not a database" in (server.HOME / "server.log").read_text()
+
+
+def test_writes_that_meet_wait_for_their_turn_instead_of_failing(api):
+    flow = httpx.post(f"{api}/flows/", json={"name": "busy"}).json()["id"]
+
+    def write(number):
+        with httpx.Client(base_url=api, timeout=60) as client:
+            made = client.post("/flow_runs/", json={"flow_id": flow, "name": f"busy {number}"})
+            state = {"state": {"type": "RUNNING"}, "force": True}
+            moved = client.post(f"/flow_runs/{made.json()['id']}/set_state", json=state)
+            return made.status_code, moved.status_code
+
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(write, range(48))) == {(201, 201)}
+
+
+def test_the_address_of_make_ui_counts_while_it_runs(project):
+    server.HOME.mkdir(parents=True)
+    assert server._of_ui() is None
+    server.UI_ADDRESS.write_text("http://127.0.0.1:4200/api")
+    assert server._of_ui() is None, "nobody holds the file: it was left behind"
+    with server.UI_ADDRESS.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert server._of_ui() == "http://127.0.0.1:4200/api"
+
+
+def test_a_port_that_is_taken_is_passed_over():
+    with socket.create_server((server.HOST, 0)) as taken:
+        port = taken.getsockname()[1]
+        assert server._free(port) > port
+
+
+def test_a_database_that_is_there_is_not_overwritten(tmp_path):
+    for name in ("old", "new"):
+        with closing(sqlite3.connect(tmp_path / name)) as store:
+            store.execute(f"create table {name} (a)")
+    server._copy_database(tmp_path / "new", tmp_path / "old")
+    server._copy_database(tmp_path / "new", tmp_path / "third")
+    for name, table in (("old", "old"), ("third", "new")):
+        with closing(sqlite3.connect(tmp_path / name)) as store:
+            assert store.execute("select name from sqlite_master").fetchall() == [(table,)]
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+@pytest.fixture
+def shown(project):
+    """A `make ui` of the project."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flows.server"],
+        env=toy.environment(),
+        start_new_session=True,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    yield process
+    process.terminate()
+    process.wait()
+
+
+def test_make_ui_shows_runs_in_both_uis_until_ctrl_c(project, shown):
+    pages = [shown.stdout.readline().split() for _ in range(2)]
+    assert [name for name, _ in pages] == ["Prefect", "MLflow"], pages
+    assert shown.stdout.readline() == "Ctrl-C ends both.\n"
+    prefect, mlflow = (address for _, address in pages)
+    assert "<title>Prefect Server</title>" in httpx.get(prefect).text
+    assert httpx.get(f"{prefect}/ui-settings").json()["api_url"] == f"{prefect}/api"
+    assert "<title>MLflow</title>" in httpx.get(mlflow).text
+
+    with server.prefect_server() as address:
+        assert address == f"{prefect}/api"
+    second = toy.run(project, sys.executable, "-m", "flows.server")
+    assert second.returncode == 1
+    assert second.stdout == f"make ui: it runs already, see {prefect}/api\n"
+
+    began = time.monotonic()
+    os.killpg(shown.pid, signal.SIGINT)
+    assert shown.wait(timeout=30) == 0
+    assert time.monotonic() - began < 10
+    assert toy.processes(project) == []
+    assert server._of_ui() is None

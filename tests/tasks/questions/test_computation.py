@@ -1,0 +1,279 @@
+import ast
+import operator
+import re
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from params.schema import Expert, GeneratedQuestions
+from tasks.questions import computation
+from tasks.questions.computation import KINDS, conclude, generate, script, thought
+from tasks.trajectory import Question
+
+OPERATIONS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Mod: operator.mod,
+    ast.FloorDiv: operator.floordiv,
+}
+RATES = {"wrong_operator": 0.1, "wrong_digit": 0.2, "wrong_answer": 0.05, "missing_call": 0.15}
+
+
+def sizes(**changes):
+    values = {
+        "train": 300,
+        "validation": 60,
+        "test": 150,
+        "largest_operand": 99,
+        "largest_arithmetic_operand": 499,
+        "largest_test_operand": 999,
+    }
+    return GeneratedQuestions(source="generated", **(values | changes))
+
+
+def expert(**rates):
+    none = dict.fromkeys(RATES, 0.0)
+    return Expert(traces=1, **(none | rates))
+
+
+def calculate(code):
+    """An evaluator of our own: numbers, brackets, + - * % //, and a leading minus."""
+
+    def value(node):
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, ast.UnaryOp):
+            return -value(node.operand)
+        return OPERATIONS[type(node.op)](value(node.left), value(node.right))
+
+    return value(ast.parse(code, mode="eval").body)
+
+
+def solve(steps):
+    result = ""
+    for step in steps:
+        result = str(calculate(step.format(result)))
+    return result
+
+
+@pytest.fixture(scope="module")
+def problems():
+    return generate(sizes(), seed=5)
+
+
+def every(problems):
+    return [problem for entries in problems.values() for problem in entries]
+
+
+def test_the_splits_have_their_sizes_kinds_and_ids(problems):
+    assert {split: len(entries) for split, entries in problems.items()} == {
+        "train": 300,
+        "validation": 60,
+        "test": 150,
+    }
+    for split, entries in problems.items():
+        assert Counter(p.question.kind for p in entries) == dict.fromkeys(KINDS, len(entries) // 3)
+        assert all(p.question.id.startswith(split) for p in entries)
+    assert len({p.question.id for p in every(problems)}) == 510
+
+
+def test_no_text_occurs_twice_within_or_across_splits(problems):
+    assert len({p.question.text for p in every(problems)}) == 510
+
+
+def test_the_answers_are_right(problems):
+    for problem in every(problems):
+        assert problem.question.answers == (solve(problem.steps),)
+
+
+def operands(problem):
+    return [int(number) for number in re.findall(r"\d+", problem.question.text)]
+
+
+def test_arithmetic_test_numbers_lie_outside_the_training_range(problems):
+    def of(split):
+        return [n for p in problems[split] if p.question.kind == "arithmetic" for n in operands(p)]
+
+    assert {2 <= n <= 499 for n in of("train") + of("validation")} == {True}
+    assert {500 <= n <= 999 for n in of("test")} == {True}
+
+
+def test_numbers_of_stories_and_chains_stay_in_their_range(problems):
+    others = [p for p in every(problems) if p.question.kind != "arithmetic"]
+    assert max(n for p in others for n in operands(p)) <= 99
+
+
+# What a person reads in the words, independent of the code that stands beside them.
+STORIES = {
+    r"has (\d+) \w+ and gets (\d+) more\. How many": lambda a, b: a + b,
+    r"has (\d+) boxes of (\d+) \w+\. How many": lambda a, b: a * b,
+    r"has (\d+) boxes of (\d+) \w+ and finds (\d+) more\. How many": lambda a, b, c: a * b + c,
+    r"has (\d+) boxes of (\d+) \w+ and loses (\d+)\. How many": lambda a, b, c: a * b - c,
+    r"buys (\d+) \w+, then (\d+) bags of (\d+)\. How many": lambda a, b, c: a + b * c,
+    r"puts (\d+) \w+ into rows of (\d+); the rest stay over. Count the rest": lambda a, b: a % b,
+    r"puts (\d+) \w+ into rows of (\d+). Count the full rows": lambda a, b: a // b,
+}
+FIRST = {"times": operator.mul, "plus": operator.add}
+SECOND = {
+    r"add (\d+)\.": lambda r, c: r + c,
+    r"take away (\d+)\.": lambda r, c: r - c,
+    r"double it()\.": lambda r, _: 2 * r,
+    r"divide by (\d+) and keep the rest\.": lambda r, c: r % c,
+    r"divide by (\d+) and drop the rest\.": lambda r, c: r // c,
+}
+
+
+def read_aloud(text):
+    """The answer that the words of a question ask for."""
+    if text.startswith("Compute "):
+        return calculate(text.removeprefix("Compute ").removesuffix("."))
+    if text.startswith("Take "):
+        a, word, b, rest = re.fullmatch(r"Take (\d+) (\w+) (\d+)\. Then (.*)", text).groups()
+        first = FIRST[word](int(a), int(b))
+        return next(
+            solve(first, int(found[1] or 0))
+            for words, solve in SECOND.items()
+            if (found := re.fullmatch(words, rest))
+        )
+    return next(
+        solve(*map(int, found.groups()))
+        for words, solve in STORIES.items()
+        if (found := re.search(words, text))
+    )
+
+
+def test_the_answer_is_what_the_words_ask_for(problems):
+    wrong = [
+        p.question for p in every(problems) if (str(read_aloud(p.question.text)),) != p.question.answers
+    ]
+    assert wrong == []
+
+
+def test_a_chain_takes_two_calls_and_the_others_one(problems):
+    for problem in every(problems):
+        calls = 2 if problem.question.kind == "chain" else 1
+        assert len(problem.steps) == calls
+        assert ["{}" in step for step in problem.steps] == [False, True][:calls]
+
+
+def test_equal_seeds_give_equal_problems_and_others_do_not():
+    few = sizes(train=30, validation=6, test=15)
+    assert generate(few, seed=1) == generate(few, seed=1)
+    assert generate(few, seed=1) != generate(few, seed=2)
+
+
+def test_more_test_questions_leave_the_training_questions_as_they_were():
+    few, more = (generate(sizes(test=count), seed=1) for count in (15, 60))
+    assert few["train"] == more["train"]
+    assert few["test"] == more["test"][:15]
+
+
+@pytest.mark.parametrize(
+    ("changes", "split"),
+    [
+        ({"largest_arithmetic_operand": 2, "train": 60}, "train"),
+        ({"largest_arithmetic_operand": 499, "largest_test_operand": 500, "test": 150}, "test"),
+    ],
+)
+def test_a_range_that_is_too_small_is_an_error_with_its_remedy(changes, split):
+    said = f"prepare.questions: .* questions for {split} .* kind arithmetic .* raise its largest"
+    with pytest.raises(ValueError, match=said):
+        generate(sizes(**changes), seed=0)
+
+
+# ---------------------------------------------------------------- the expert
+
+
+def test_flaws_come_at_their_rates(problems):
+    wrong = expert(**RATES)
+    scripts = [script(p, wrong, seed) for seed in range(20) for p in problems["train"]]
+    counts = Counter(plan.flaw for plan in scripts)
+    assert set(counts) == {"none", *RATES}
+    for flaw, rate in [*RATES.items(), ("none", 1 - sum(RATES.values()))]:
+        error = (rate * (1 - rate) / len(scripts)) ** 0.5
+        assert counts[flaw] / len(scripts) == pytest.approx(rate, abs=4 * error)
+
+
+def test_a_plan_depends_on_seed_and_question_only(problems):
+    wrong = expert(**RATES)
+    plans = [(p.flaw, p.steps) for p in (script(p, wrong, 1) for p in problems["train"])]
+    backwards = [(p.flaw, p.steps) for p in (script(p, wrong, 1) for p in problems["train"][::-1])]
+    others = [(p.flaw, p.steps) for p in (script(p, wrong, 2) for p in problems["train"])]
+    assert backwards[::-1] == plans
+    assert others != plans
+
+
+def test_an_expert_without_flaws_gives_every_right_answer(problems):
+    for problem in every(problems):
+        plan = script(problem, expert(), 0)
+        assert (plan.flaw, plan.steps) == ("none", problem.steps)
+        assert conclude(plan, solve(plan.steps)) == problem.question.answers[0]
+
+
+def words_that_differ(plan):
+    """Per step: the words of the right code and of the plan's where they part."""
+    return [
+        (right, wrong)
+        for good, bad in zip(plan.problem.steps, plan.steps, strict=True)
+        for right, wrong in zip(good.split(), bad.split(), strict=True)
+        if right != wrong
+    ]
+
+
+def test_a_wrong_operator_is_one_other_operator(problems):
+    for problem in every(problems):
+        plan = script(problem, expert(wrong_operator=1), 0)
+        ((right, wrong),) = words_that_differ(plan)
+        assert {right, wrong} <= set(computation.OPERATORS)
+        assert conclude(plan, "7") == "7"
+        calculate(plan.steps[-1].format(3))
+
+
+def test_a_wrong_digit_is_one_other_digit_in_its_place(problems):
+    for problem in every(problems):
+        plan = script(problem, expert(wrong_digit=1), 0)
+        ((right, wrong),) = words_that_differ(plan)
+        assert len(wrong) == len(right)
+        assert [a.isdigit() and b.isdigit() for a, b in zip(right, wrong, strict=True) if a != b] == [True]
+        assert conclude(plan, "7") == "7"
+
+
+@settings(deadline=None)
+@given(st.integers(-(10**6), 10**6), st.integers(0, 99))
+def test_a_wrong_answer_is_the_result_with_one_other_digit(result, seed):
+    problem = computation.Problem(Question("q", "arithmetic", "", (str(result),)), ("1 + 1",))
+    plan = script(problem, expert(wrong_answer=1), seed)
+    assert plan.steps == problem.steps
+    answer = conclude(plan, str(result))
+    assert sum(a != b for a, b in zip(answer, str(result), strict=True)) == 1
+    assert int(answer) != result
+
+
+def test_a_wrong_answer_to_a_result_without_digits_is_that_result(problems):
+    plan = script(problems["train"][0], expert(wrong_answer=1), 0)
+    assert conclude(plan, "NameError") == "NameError"
+
+
+def test_a_missing_call_answers_zero_without_a_call(problems):
+    for problem in every(problems):
+        plan = script(problem, expert(missing_call=1), 0)
+        assert plan.steps == ()
+        assert conclude(plan, "") == "0"
+
+
+@pytest.mark.parametrize("flaw", ["wrong_operator", "wrong_digit"])
+def test_spoiled_code_runs_and_most_often_misses_the_answer(problems, flaw):
+    missed = [
+        solve(script(problem, expert(**{flaw: 1.0}), 0).steps) != problem.question.answers[0]
+        for problem in every(problems)
+    ]
+    assert sum(missed) / len(missed) > 0.8
+
+
+def test_a_thought_stands_before_each_step_and_before_the_answer():
+    for kind, calls in (("arithmetic", 1), ("story", 1), ("chain", 2)):
+        assert thought(kind, calls) == "Done."
+        assert "Done." not in [thought(kind, step) for step in range(calls)]

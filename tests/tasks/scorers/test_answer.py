@@ -1,0 +1,62 @@
+"""Which answers equal an accepted form."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.scorers.answer import exact_match
+
+
+@pytest.mark.parametrize(
+    ("answer", "accepted"),
+    [
+        ("7", "7"),
+        (" 7 ", "7"),
+        ("7.", "7"),
+        ("+7", "7"),
+        ("007", "7"),
+        ("-0", "0"),
+        ("1,234,567", "1234567"),
+        ("1234567", "1,234,567"),
+        ("PARIS", "Paris"),
+        ("Straße", "STRASSE"),
+        ("Paris.", "paris"),
+    ],
+)
+def test_equal_forms(answer, accepted):
+    assert exact_match(answer, [accepted]) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "accepted"),
+    [
+        ("7", "8"),
+        ("-7", "7"),
+        ("7.5", "75"),
+        ("7 8", "78"),
+        ("7", "seven"),
+        ("", "0"),
+        ("3,5", "35"),  # a pair, or a decimal comma: thousands come in threes
+        ("1,23,4", "1234"),
+    ],
+)
+def test_different_answers(answer, accepted):
+    assert exact_match(answer, [accepted]) == 0.0
+
+
+def test_any_accepted_form_will_do():
+    assert exact_match("NYC", ["New York", "nyc"]) == 1.0
+    assert exact_match("Boston", ["New York", "nyc"]) == 0.0
+    assert exact_match("anything", []) == 0.0
+
+
+@given(st.integers(-(10**12), 10**12))
+def test_an_integer_equals_itself_however_it_is_written(number):
+    for written in (f"{number}", f"{number:,}", f"{number:+,}", f" {number}. "):
+        assert exact_match(written, [str(number)]) == 1.0
+        assert exact_match(written, [str(number + 1)]) == 0.0
+
+
+@given(st.text())
+def test_every_text_equals_itself(text):
+    assert exact_match(text, [text]) == 1.0

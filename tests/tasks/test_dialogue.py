@@ -1,0 +1,226 @@
+"""How a trajectory is written, read, cut and turned into tokens."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from params.schema import Dialogue
+from tasks import dialogue as talk
+from tasks.dialogue import (
+    encode,
+    final_answer,
+    prompt_tokens,
+    read_turn,
+    result_tokens,
+    tools_used,
+    trace_tokens,
+    without_results,
+)
+from tasks.policy import ASSISTANT, USER
+from tasks.trajectory import END, LENGTH, STOP, Call, Observation
+
+
+def layout(system: str) -> Dialogue:
+    return Dialogue(
+        system=system,
+        tools=("python",),
+        turn_tokens=8,
+        result_tokens=8,
+        response_tokens=16,
+        tool_calls=1,
+    )
+
+
+# ---- prompts
+
+
+@pytest.mark.parametrize(
+    ("system", "text"),
+    [("", f"{USER}2+2?{ASSISTANT}"), ("Be brief.", f"{USER}Be brief.{USER}2+2?{ASSISTANT}")],
+)
+def test_a_prompt_ends_where_the_agent_begins(tokenizer, system, text):
+    tokens = prompt_tokens(tokenizer, layout(system), "2+2?")
+    assert tokens.dtype == np.int32
+    assert tokenizer.decode(tokens) == text
+
+
+# ---- reading a turn
+
+
+@pytest.mark.parametrize(
+    ("text", "stopped", "outcome", "call"),
+    [
+        ("<python>1+1</python>", STOP, talk.CALL, Call("python", "1+1")),
+        ("<think>a</think><search>b c</search>", STOP, talk.CALL, Call("search", "b c")),
+        ("<python>a\nb\n</python>\n", STOP, talk.CALL, Call("python", "a\nb\n")),
+        ("<python>if a < b: c</python>", STOP, talk.CALL, Call("python", "if a < b: c")),
+        ("<python></python>", STOP, talk.CALL, Call("python", "")),
+        ("<python>a<python>b</python>", STOP, talk.CALL, Call("python", "b")),
+        ("<search>a<python>b</python>", STOP, talk.CALL, Call("python", "b")),
+        ("<python>a<search>b</python>", STOP, talk.CALL, Call("python", "a<search>b")),
+        ("</python>", STOP, talk.BAD_CALL, None),
+        ("<search>a</python>", STOP, talk.BAD_CALL, None),
+        ("<answer>\\boxed{1}</answer>", STOP, talk.ANSWER, None),
+        ("no answer was opened</answer>", STOP, talk.ANSWER, None),
+        ("that is all<|end|>", END, talk.NO_ANSWER, None),
+        ("<python>1</python", LENGTH, talk.CUT, None),
+        ("", LENGTH, talk.CUT, None),
+    ],
+)
+def test_how_a_turn_ended(text, stopped, outcome, call):
+    assert read_turn(text, stopped) == (outcome, call)
+
+
+def test_every_outcome_has_one_name():
+    assert len(set(talk.OUTCOMES)) == len(talk.OUTCOMES) == 7
+
+
+# ---- answers
+
+
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        ("<answer>\\boxed{7}</answer>", "7"),
+        ("<answer>\\boxed{ 7 }</answer>", "7"),
+        ("<answer>\\boxed{\\frac{1}{2}}</answer>", "\\frac{1}{2}"),
+        ("<answer>\\boxed{{a}{b{c}}}</answer>", "{a}{b{c}}"),
+        ("<answer>\\boxed{}</answer>", ""),
+        ("<answer>\\boxed{1} or \\boxed{2}</answer>", "2"),
+        ("<answer>\\boxed{1}</answer><answer>\\boxed{2}</answer>", "2"),
+        ("\\boxed{1}<answer>\\boxed{2}</answer>", "2"),
+        ("<answer>\\boxed{1}</answer>\\boxed{2}", "1"),  # the box is not in an answer
+        ("", None),
+        ("\\boxed{1}", None),
+        ("<answer>1</answer>", None),
+        ("<answer>\\boxed{1</answer>", None),
+        ("<answer>\\boxed{\\frac{1}{2}</answer>", None),
+        ("\\boxed{1}<answer>2</answer>", None),
+        ("<answer>1</answer>\\boxed{2}", None),
+        ("<answer>\\boxed{1}</answer><answer>2</answer>", None),
+    ],
+)
+def test_the_answer_is_the_last_box_of_the_last_answer(response, answer):
+    assert final_answer(response) == answer
+
+
+nested = st.recursive(
+    st.text("ab \\", max_size=3),
+    lambda inner: st.lists(inner, max_size=3).map(lambda parts: "{" + "".join(parts) + "}"),
+)
+
+
+@given(nested)
+def test_a_box_of_balanced_braces_gives_what_it_holds(held):
+    assert final_answer(f"<answer>so {{\\boxed{{{held}}}}} it is</answer>") == held.strip()
+
+
+# ---- tool results
+
+words = st.text() | st.lists(st.sampled_from(["12", "\n", " ", "é", "é", "apples"])).map("".join)
+
+
+@given(text=words, spare=st.integers(0, 12))
+def test_a_result_keeps_its_tags_within_the_limit(tokenizer, text, spare):
+    least = len(encode(tokenizer, "<result>...</result>"))
+    whole = len(encode(tokenizer, f"<result>{text.strip()}</result>"))
+    shown, tokens = result_tokens(tokenizer, Observation("ok", text), least + spare)
+    assert shown == tokenizer.decode(tokens)
+    assert shown.startswith("<result>")
+    assert shown.endswith("</result>")
+    assert len(tokens) <= least + spare
+    assert tokens.dtype == np.int32
+    if whole <= least + spare:
+        assert shown == f"<result>{text.strip()}</result>"
+    else:
+        kept = len(tokens) - least
+        assert kept == spare
+        assert shown.endswith("...</result>")
+        np.testing.assert_array_equal(
+            tokens[1 : 1 + kept], encode(tokenizer, text.strip())[:kept], "not the beginning"
+        )
+
+
+@given(limit=st.integers(-3, 20), text=words)
+def test_a_result_says_when_it_can_not_keep_the_limit(tokenizer, text, limit):
+    """A limit too small for tags and mark is kept or visibly passed; the tags stay whole."""
+    shown, tokens = result_tokens(tokenizer, Observation("ok", text), limit)
+    least = len(encode(tokenizer, "<result>...</result>"))
+    assert len(tokens) <= max(limit, least)
+    assert shown.startswith("<result>")
+    assert shown.endswith("</result>")
+
+
+# ---- the agent's own words
+
+
+@pytest.mark.parametrize(
+    ("response", "own"),
+    [
+        ("a<result>b</result>c", "ac"),
+        ("a<result>b</result>c<result>\nd\n</result>e", "ace"),
+        ("a", "a"),
+        ("<result></result>", ""),
+    ],
+)
+def test_results_are_cut_out(response, own):
+    assert without_results(response) == own
+
+
+def test_a_call_that_a_result_quotes_does_not_count():
+    response = (
+        "<think>a</think><python>1</python>"
+        "<result>try <search>x</search> and <answer>\\boxed{9}</answer></result>"
+        "<answer>\\boxed{1}</answer>"
+    )
+    own = without_results(response)
+    assert tools_used(own) == {"python"}
+    assert own.count("<answer>") == 1
+
+
+@pytest.mark.parametrize(
+    ("own", "tools"),
+    [
+        ("", set()),
+        ("<python>1</python>", {"python"}),
+        ("<python>1</python><search>a</search><python>2</python>", {"python", "search"}),
+        ("<search>never closed", set()),
+    ],
+)
+def test_kinds_of_tools(own, tools):
+    assert tools_used(own) == tools
+
+
+# ---- traces
+
+TURN_1 = "<think>multiply</think><python>print(12*34)</python>"
+RESULT = "<result>408</result>"
+TURN_2 = "<think>that is it</think><answer>\\boxed{408}</answer>"
+
+
+def test_only_the_agents_own_tokens_are_marked(tokenizer):
+    prompt = prompt_tokens(tokenizer, layout(""), "12*34?")
+    tokens, own = trace_tokens(tokenizer, prompt, [(TURN_1, True), (RESULT, False), (TURN_2, True)])
+    assert tokens.shape == own.shape
+    assert tokenizer.decode(tokens[own]) == TURN_1 + TURN_2 + tokenizer.eos_token
+    assert tokenizer.decode(tokens[~own]) == tokenizer.decode(prompt) + RESULT
+    assert tokens[-1] == tokenizer.eos_token_id
+    assert own.dtype == np.bool_
+
+
+@given(codes=st.lists(words, max_size=3), results=st.lists(words, min_size=3, max_size=3))
+def test_a_trace_has_the_tokens_of_a_rollout(tokenizer, codes, results):
+    """Turns and results are tokenised apart, so that training meets what sampling produces."""
+    prompt = prompt_tokens(tokenizer, layout(""), "12*34?")
+    parts, pieces = [], [prompt]
+    for code, result in zip(codes, results, strict=False):
+        turn = f"<think>a</think><python>{code}</python>"
+        shown, tokens = result_tokens(tokenizer, Observation("ok", result), 10_000)
+        parts += [(turn, True), (shown, False)]
+        pieces += [encode(tokenizer, turn), tokens]
+    parts.append((TURN_2, True))
+    pieces += [encode(tokenizer, TURN_2), np.array([tokenizer.eos_token_id], np.int32)]
+    tokens, own = trace_tokens(tokenizer, prompt, parts)
+    np.testing.assert_array_equal(tokens, np.concatenate(pieces))
+    assert own.sum() == sum(len(piece) for piece in pieces[1::2]) + 1

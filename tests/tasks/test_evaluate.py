@@ -1,0 +1,186 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from params.schema import Evaluate
+from tasks import ledger
+from tasks.evaluate import AGENTS, compare, evaluate, markdown, success_rows, table_rows
+from tasks.ledger import Step
+from tasks.reward import TABLE
+from tasks.statistics import bootstrap_interval
+from tasks.trajectory import write_table
+
+SETTINGS = Evaluate(questions=4, temperature=0.6, top_p=0.95, bootstrap=200)
+
+
+def answer(number, kind, success, **values):
+    row = {
+        "question": f"test-{number:05d}",
+        "kind": kind,
+        "leaf": 0,
+        "reward": float(success),
+        "success": success,
+        "answer": "1",
+        "faults": [],
+        "outcome": "answer",
+        "tool_calls": 1,
+        "tool_errors": 0,
+        "response_tokens": 20,
+        "sampled_tokens": 15,
+    }
+    return {**row, **values}
+
+
+BEFORE = [
+    answer(0, "story", True),
+    answer(1, "chain", False, tool_calls=2, tool_errors=1),
+    answer(2, "story", False, answer=None, response_tokens=40),
+    answer(3, "chain", False, tool_calls=0),
+]
+AFTER = [
+    answer(0, "story", True),
+    answer(1, "chain", True, tool_calls=2),
+    answer(2, "story", True),
+    answer(3, "chain", False, tool_calls=3),
+]
+ANSWERS = dict(zip(AGENTS, (BEFORE, AFTER), strict=True))
+
+
+@pytest.fixture
+def rows():
+    return compare(ANSWERS, resamples=200, seed=7)
+
+
+def named(rows, measure):
+    (row,) = [row for row in rows if row["measure"] == measure]
+    return row
+
+
+def test_means_of_every_measure(rows):
+    means = {row["measure"]: [row[agent]["mean"] for agent in AGENTS] for row in rows}
+    assert means == {
+        "success": [0.25, 0.75],
+        "success, chain": [0.0, 0.5],
+        "success, story": [0.5, 1.0],
+        "answer rate": [0.75, 1.0],
+        "tool calls a question": [1.0, 1.75],
+        "tool errors a question": [0.25, 0.0],
+        "response length": [25.0, 20.0],
+    }
+    assert [row["questions"] for row in rows] == [4, 2, 2, 4, 4, 4, 4]
+
+
+def test_intervals_are_those_of_the_bootstrap_over_questions(rows):
+    for row, values in (
+        ("success", [True, False, False, False]),
+        ("tool calls a question", [1, 2, 1, 0]),
+    ):
+        low, high = bootstrap_interval(np.array(values, float), 200, seed=7)
+        assert named(rows, row)["cold start"] == {"mean": np.mean(values), "low": low, "high": high}
+
+
+def test_an_agent_that_is_always_right_has_no_width(rows):
+    assert named(rows, "success, story")["trained"] == {"mean": 1.0, "low": 1.0, "high": 1.0}
+
+
+def test_a_kind_looks_at_its_own_questions_only(rows):
+    worse = [answer(0, "story", False), *AFTER[1:]]
+    changed = compare({"cold start": BEFORE, "trained": worse}, resamples=200, seed=7)
+    assert named(changed, "success, chain") == named(rows, "success, chain")
+    assert named(changed, "success, story") != named(rows, "success, story")
+
+
+def test_the_table_that_a_person_reads():
+    cell = {"mean": 0.25, "low": 0.125, "high": 0.5}
+    other = {"mean": 1.0, "low": 0.9, "high": 1.0}
+    rows = [
+        {"measure": "success", "questions": 4, "unit": "%", "cold start": cell, "trained": other},
+        {"measure": "calls", "questions": 4, "unit": "", "cold start": cell, "trained": other},
+        {"measure": "length", "questions": 3, "unit": "tokens", "cold start": cell, "trained": other},
+    ]
+    assert markdown(rows) == (
+        "| | questions | cold start | trained |\n"
+        "|---|---:|---:|---:|\n"
+        "| success (%) | 4 | 25.0 [12.5, 50.0] | 100.0 [90.0, 100.0] |\n"
+        "| calls | 4 | 0.25 [0.12, 0.50] | 1.00 [0.90, 1.00] |\n"
+        "| length (tokens) | 3 | 0.25 [0.12, 0.50] | 1.00 [0.90, 1.00] |\n"
+    )
+
+
+def test_flat_rows_have_one_row_a_measure_and_agent(rows):
+    flat = table_rows(rows)
+    assert len(flat) == 2 * len(rows)
+    assert flat[0] == {
+        "measure": "success",
+        "questions": 4,
+        "agent": "cold start",
+        **named(rows, "success")["cold start"],
+    }
+
+
+def test_rows_of_the_figure_are_success_by_kind(rows):
+    shown = success_rows(rows)
+    assert [(row["kind"], row["agent"], row["success"]) for row in shown] == [
+        ("all", "cold start", 0.25),
+        ("all", "trained", 0.75),
+        ("chain", "cold start", 0.0),
+        ("chain", "trained", 0.5),
+        ("story", "cold start", 0.5),
+        ("story", "trained", 1.0),
+    ]
+
+
+def test_a_kind_keeps_its_name_whatever_it_is():
+    # a kind is the name of a user's file
+    answers = {agent: [answer(0, "success stories", True)] for agent in AGENTS}
+    kinds = [row["kind"] for row in success_rows(compare(answers, resamples=10, seed=0))]
+    assert kinds == ["all", "all", "success stories", "success stories"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def evaluated(before, after):
+    for name, rows in (("before", before), ("after", after)):
+        write_table(pa.Table.from_pylist(rows, schema=TABLE), Path(f"{name}.parquet"))
+    return evaluate.fn(
+        step=Step("smoke", "evaluate", 0, 7),
+        cold_start=ledger.artifact(Path("before.parquet")),
+        trained=ledger.artifact(Path("after.parquet")),
+        settings=SETTINGS,
+    )
+
+
+def test_the_whole_evaluation_leaves_answers_metrics_and_table(folder, rows):
+    made = evaluated(BEFORE, AFTER)
+    assert made["rows"] == rows
+    table = Path(ledger.of(made, "table").path).read_text()
+    assert table == markdown(rows)
+    metrics = json.loads(Path(ledger.of(made, "metrics").path).read_text())
+    assert metrics["success"]["trained"] == named(rows, "success")["trained"]
+    assert set(metrics["success"]) == set(AGENTS)
+    answers = pq.read_table(ledger.of(made, "answers").path).to_pylist()
+    assert [row["agent"] for row in answers] == ["cold start"] * 4 + ["trained"] * 4
+    assert [row["success"] for row in answers] == [row["success"] for row in BEFORE + AFTER]
+
+
+def test_equal_answers_give_equal_bytes(folder):
+    one = evaluated(BEFORE, AFTER)["artifacts"]
+    for path in ledger.ROOT.rglob("record.json"):
+        path.unlink()
+    assert evaluated(BEFORE, AFTER)["artifacts"] == one
+
+
+def test_agents_that_never_answer_can_be_compared(folder):
+    silent = [answer(i, "story", False, answer=None, tool_calls=0) for i in range(3)]
+    made = evaluated(silent, silent)
+    assert made["rows"][0]["trained"] == {"mean": 0.0, "low": 0.0, "high": 0.0}
+    answers = pq.read_table(ledger.of(made, "answers").path)
+    assert pa.types.is_string(answers.schema.field("answer").type)

@@ -1,0 +1,516 @@
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from pydantic import BaseModel
+
+from tasks import ledger
+from tasks.ledger import Artifact, Step
+
+ROOT = Path(__file__).parents[2]
+STEP = Step("smoke", "reinforce", 3, 7)
+computed = []
+
+
+class Settings(BaseModel):
+    rate: float = 0.5
+    steps: int = 4
+
+
+@ledger.recorded
+def train(step, folder, *, policy, settings, size=2, tool=len):
+    """A sub-step with one artifact that is a file and one that is a folder."""
+    computed.append(step)
+    (folder / "table.txt").write_text(f"{settings.rate} {size}")
+    (folder / "weights").mkdir()
+    (folder / "weights" / "a.bin").write_bytes(b"\0" * 9)
+    return {"metrics": {"loss": 0.25}}
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    computed.clear()
+    ledger._explained.clear()
+
+
+def run(step=STEP, policy="digest of the policy", settings=None, **rest):
+    policy = Artifact("some/path", policy)
+    return train(step=step, policy=policy, settings=settings or Settings(), **rest)
+
+
+def place(step=STEP, policy=None, settings=None, **rest):
+    policy = policy or Artifact("some/path", "digest of the policy")
+    return train.place(step, policy=policy, settings=settings or Settings(), **rest)
+
+
+# ---------------------------------------------------------------- digests
+
+
+def test_a_digest_depends_on_names_and_bytes_and_on_nothing_else(tmp_path):
+    def folder(name, **files):
+        for file, text in files.items():
+            path = tmp_path / name / file.replace("__", "/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return ledger.digest(tmp_path / name)
+
+    first = folder("first", a="1", sub__b="2")
+    os.utime(tmp_path / "first" / "a", (0, 0))
+    (tmp_path / "first" / "a").chmod(0o600)
+    assert ledger.digest(tmp_path / "first") == first
+    assert folder("second", sub__b="2", a="1") == first  # whatever the order and the place
+    others = [
+        folder("bytes", a="1", sub__b="3"),
+        folder("name", a="1", sub__c="2"),
+        folder("moved", a="1", b="2"),
+        folder("swapped", a="2", sub__b="1"),
+        folder("fewer", a="1"),
+        folder("joined", a="1\0sub/b2"),
+    ]
+    assert len({first, *others}) == 1 + len(others)
+    assert re.fullmatch("[0-9a-f]{32}", first)
+
+
+def test_a_digest_of_a_file_depends_on_its_bytes_only(tmp_path):
+    (tmp_path / "a").write_bytes(b"same")
+    (tmp_path / "b").write_bytes(b"same")
+    (tmp_path / "c").write_bytes(b"Same")
+    assert ledger.digest(tmp_path / "a") == ledger.digest(tmp_path / "b")
+    assert ledger.digest(tmp_path / "a") != ledger.digest(tmp_path / "c")
+
+
+def test_an_artifact_that_is_not_there_is_refused_by_its_path():
+    with pytest.raises((ValueError, RuntimeError, OSError), match="models/smoke/initial"):
+        ledger.artifact(Path("models/smoke/initial"))
+
+
+# ---------------------------------------------------------------- keys
+
+
+def test_the_key_changes_with_everything_that_decides_the_outcome():
+    places = [
+        place(),
+        place(policy=Artifact("some/path", "another digest")),
+        place(settings=Settings(rate=0.25)),
+        place(settings=Settings(steps=5)),
+        place(size=3),
+        place(step=Step("smoke", "reinforce", 3, 8)),
+        place(step=Step("smoke", "reinforce", 4, 7)),
+    ]
+    assert len(set(places)) == len(places)
+    assert len({path.name.split("-")[-1] for path in places}) == len(places)
+
+
+def test_the_key_changes_with_nothing_else():
+    assert place(policy=Artifact("elsewhere", "digest of the policy")) == place()
+    assert place(size=2, tool=print) == place(size=2, tool=len) == place(size=2)
+    assert place(settings=Settings(steps=4, rate=0.5)) == place()
+
+
+def test_values_of_different_kinds_have_different_keys():
+    places = [place(size=value) for value in (1, 1.0, True, "1", "true")]
+    assert len(set(places)) == len(places)
+
+
+def test_a_name_tells_recipe_stage_iteration_and_verb():
+    assert place().parent == ledger.ROOT / "smoke" / "reinforce"
+    assert re.fullmatch("0003-train-[0-9a-f]{16}", place().name)
+
+
+@pytest.mark.parametrize("value", [[1], None, {"a": 1}, Path("a"), (1, 2), b"x"])
+def test_what_cannot_be_part_of_a_key_is_refused(value):
+    with pytest.raises(TypeError, match="can't be part of a key: pass an artifact"):
+        run(size=value)
+    assert not ledger.ROOT.exists()
+
+
+def write(files):
+    for name, source in files.items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(source)
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A small project beside the ledger's own."""
+    monkeypatch.setattr(ledger, "PROJECT", tmp_path)
+    write(
+        {
+            "tasks/__init__.py": "",
+            "tasks/verb.py": "import numpy\nfrom tasks import helper\n",
+            "tasks/helper.py": "def f():\n    from params.schema import Recipe\n",
+            "tasks/drawer/__init__.py": "import tasks.verb",
+            "tasks/drawer/one.py": "from tasks.drawer import something",
+            "tasks/unrelated.py": "import tasks.helper",
+            "params/schema.py": "from tasks_of_another_project import verb",
+        }
+    )
+    ledger.source_digest.cache_clear()
+    yield tmp_path
+    ledger.source_digest.cache_clear()
+
+
+def source_of(name):
+    ledger.source_digest.cache_clear()
+    return ledger.source_digest(Path(name).absolute())
+
+
+def test_a_module_is_made_of_the_project_files_that_it_imports(project):
+    def closure(name):
+        return [str(path.relative_to(project)) for path in ledger.import_closure(project / name)]
+
+    verb = ["params/schema.py", "tasks/__init__.py", "tasks/helper.py", "tasks/verb.py"]
+    assert closure("tasks/verb.py") == verb
+    assert closure("tasks/helper.py") == ["params/schema.py", "tasks/helper.py"]
+    assert closure("tasks/drawer/one.py") == sorted(
+        [*verb, "tasks/drawer/__init__.py", "tasks/drawer/one.py"]
+    )
+
+
+def test_the_closure_of_a_real_module():
+    closure = ledger.import_closure(ROOT / "tasks" / "losses.py")
+    assert closure == [ROOT / "tasks" / "losses.py"]
+    closure = ledger.import_closure(ROOT / "tasks" / "branching.py")
+    assert [path.name for path in closure] == ["schema.py", "branching.py"]
+
+
+def test_source_counts_with_all_that_it_imports_and_with_nothing_else(project):
+    before = source_of("tasks/verb.py")
+    write({"tasks/unrelated.py": "print()", "tasks/drawer/__init__.py": "import tasks.helper"})
+    assert source_of("tasks/verb.py") == before
+    write({"params/schema.py": "# another comment"})
+    assert source_of("tasks/verb.py") != before
+
+
+def test_a_change_of_source_changes_the_key(project, monkeypatch):
+    verb = """
+        from tasks import ledger
+
+        @ledger.recorded
+        def verb(step, folder):
+            return {}
+    """
+    write({"tasks/verb.py": textwrap.dedent(verb), "tasks/ledger.py": ""})
+
+    def key():
+        ledger.source_digest.cache_clear()
+        space = {}
+        code = compile(Path("tasks/verb.py").read_text(), str(project / "tasks/verb.py"), "exec")
+        exec(code, space)
+        return space["verb"].place(STEP)
+
+    before = key()
+    assert key() == before
+    write({"tasks/ledger.py": "VERSION = 2"})
+    assert key() != before
+
+
+# ---------------------------------------------------------------- records
+
+
+def test_a_record_says_what_was_made_of_what():
+    made = run()
+    assert made["verb"] == "train"
+    assert made["step"] == {"recipe": "smoke", "stage": "reinforce", "iteration": 3, "seed": 7}
+    assert made["metrics"] == {"loss": 0.25}
+    assert made["inputs"]["policy"] == "digest of the policy"
+    assert {"step", "settings", "source"} <= set(made["inputs"])
+    assert set(made["artifacts"]) == {"table", "weights"}
+    assert 0 <= made["duration"] < 60
+    assert json.loads((place() / "record.json").read_text()) == made
+
+
+def test_an_artifact_lies_where_its_record_says():
+    made = run()
+    table, weights = ledger.of(made, "table"), ledger.of(made, "weights")
+    assert Path(table.path).read_text() == "0.5 2"
+    assert Path(weights.path).is_dir()
+    assert ledger.artifact(Path(table.path)) == table
+    assert ledger.artifact(Path(weights.path)) == weights
+
+
+def test_what_is_finished_is_not_done_again():
+    first = run()
+    assert run() == first
+    assert run(tool=print) == first
+    assert len(computed) == 1
+    run(size=5)
+    assert len(computed) == 2
+    assert run() == first, "a result of other inputs stays"
+    assert len(computed) == 2
+
+
+def test_nothing_but_whole_results_lies_in_the_ledger():
+    run()
+    assert [path.name for path in place().parent.iterdir()] == [place().name]
+
+
+@pytest.mark.parametrize("content", [b"", b'{"verb": "train", "artif', b"\0\0\0", b"\xff\xfe{}"])
+def test_a_damaged_record_is_done_again_and_said(capsys, content):
+    first = run()
+    (place() / "record.json").write_bytes(content)
+    assert run()["artifacts"] == first["artifacts"]
+    assert len(computed) == 2
+    assert "done again" in capsys.readouterr().out
+
+
+def damage_file():
+    (place() / "table.txt").write_text("0.5 3")
+
+
+def lose_file():
+    (place() / "table.txt").unlink()
+
+
+def damage_folder():
+    (place() / "weights" / "a.bin").write_bytes(b"\0" * 8 + b"\1")
+
+
+def fill_folder():
+    (place() / "weights" / "b.bin").write_bytes(b"")
+
+
+@pytest.mark.parametrize("harm", [damage_file, lose_file, damage_folder, fill_folder])
+def test_a_damaged_artifact_is_done_again_and_said(capsys, harm):
+    first = run()
+    harm()
+    assert run()["artifacts"] == first["artifacts"]
+    assert len(computed) == 2
+    assert re.search(r"(table.txt|weights) is missing or damaged: train is done again", capsys.readouterr().out)
+    run()
+    assert len(computed) == 2
+
+
+def test_what_is_done_anew_is_said_once_a_stage_with_its_reason(capsys):
+    run()
+    assert capsys.readouterr().out == ""
+    run(settings=Settings(rate=0.1), size=9)
+    said = capsys.readouterr().out
+    assert said.startswith("reinforce: train of iteration 3 is done anew, since ")
+    assert "settings" in said
+    assert "policy" not in said
+    run(settings=Settings(rate=0.2))
+    assert capsys.readouterr().out == ""
+
+
+def test_an_error_leaves_no_record():
+    @ledger.recorded
+    def fails(step, folder):
+        (folder / "half").write_text("half")
+        raise RuntimeError("the disk is full")
+
+    with pytest.raises(RuntimeError, match="the disk is full"):
+        fails(step=STEP)
+    assert ledger.read(fails.place(STEP)) is None
+    assert not fails.place(STEP).exists()
+
+
+# ---------------------------------------------------------------- kills
+
+DEADLY = """
+import os, signal, sys
+from pathlib import Path
+from tasks import ledger
+
+ledger.PROJECT = Path.cwd()
+POINT = sys.argv[1]
+
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+@ledger.recorded
+def verb(step, folder):
+    with open("computed", "a") as log:
+        log.write("x")
+    scratch = ledger.scratch(folder)
+    (scratch / "progress").write_text((scratch / "progress").read_text() + "+"
+                                      if (scratch / "progress").exists() else "+")
+    (folder / "half").write_text("one half")
+    if POINT == "compute":
+        die()
+    (folder / "other").write_text("the other")
+    if POINT == "rename":
+        Path.rename = die
+    if POINT == "record":
+        ledger.json.dumps = die
+    if POINT == "scratch":
+        ledger.shutil.rmtree = lambda path, **_: die() if "scratch" in path.name else None
+    return {"progress": len((scratch / "progress").read_text())}
+
+record = verb(step=ledger.Step("smoke", "toy", 0, 1))
+print(record["progress"], sorted(record["artifacts"]))
+"""
+
+
+def start(point):
+    Path("deadly.py").write_text(DEADLY)
+    return subprocess.run(
+        [sys.executable, "deadly.py", point],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("point", ["compute", "record", "rename"])
+def test_a_kill_before_the_end_leaves_no_result_but_the_scratch(point):
+    assert start(point).returncode == -signal.SIGKILL
+    folder = ledger.ROOT / "smoke" / "toy"
+    assert [path for path in folder.iterdir() if not path.name.startswith(".")] == []
+    ended = start("nowhere")
+    assert ended.stdout == "2 ['half', 'other']\n", ended.stderr
+    assert len(Path("computed").read_text()) == 2
+    assert [path.name[:10] for path in folder.iterdir()] == ["0000-verb-"]
+    assert start("nowhere").stdout == ended.stdout
+    assert len(Path("computed").read_text()) == 2
+
+
+def test_a_kill_after_the_record_is_there_costs_nothing():
+    assert start("scratch").returncode == -signal.SIGKILL
+    assert start("nowhere").stdout == "1 ['half', 'other']\n"
+    assert len(Path("computed").read_text()) == 1
+
+
+def test_a_folder_knows_the_name_that_it_will_have():
+    names = []
+
+    @ledger.recorded
+    def verb(step, folder):
+        names.append(ledger.final_place(folder))
+        (folder / "made").write_text("")
+        return {}
+
+    verb(step=STEP)
+    assert names == [verb.place(STEP)]
+    assert (names[0] / "made").exists()
+
+
+# ---------------------------------------------------------------- retiring
+
+
+def step(iteration):
+    return Step("smoke", "reinforce", iteration, 7)
+
+
+def test_old_artifacts_are_dropped_and_their_records_count():
+    records = [run(step=step(i)) for i in range(5)]
+    ledger.retire(step(4), "train", keep=2)
+    for i, record in enumerate(records):
+        kept = i > 2
+        assert Path(ledger.of(record, "table").path).exists() == kept
+        assert Path(ledger.of(record, "weights").path).exists() == kept
+    computed.clear()
+    assert [run(step=step(i)) for i in range(5)] == records
+    assert computed == []
+
+
+def test_only_the_named_verb_is_retired():
+    @ledger.recorded
+    def retrain(step, folder):
+        (folder / "made").write_text("")
+        return {}
+
+    other = retrain(step=step(0))
+    run(step=step(0))
+    ledger.retire(step(9), "train", keep=1)
+    assert Path(ledger.of(other, "made").path).exists()
+
+
+def test_retiring_passes_over_what_a_kill_left_behind():
+    run(step=step(0))
+    left = place(step=step(3)).with_name(f".{place(step=step(3)).name}.partial")
+    left.mkdir()
+    left.with_suffix(".scratch").mkdir()
+    ledger.retire(step(2), "train", keep=1)
+    assert left.is_dir()
+    assert left.with_suffix(".scratch").is_dir()
+
+
+# ---------------------------------------------------------------- publishing
+
+
+@pytest.mark.parametrize("before", ["nothing", "file", "folder", "a half copy"])
+@pytest.mark.parametrize("name", ["table", "weights"])
+def test_an_artifact_is_published_whole_in_place_of_what_was_there(name, before):
+    made = ledger.of(run(), name)
+    target = Path("data", "out")
+    if before == "file":
+        write({"data/out": "old"})
+    if before == "folder":
+        write({"data/out/old": "old"})
+    if before == "a half copy":
+        write({"data/.out.partial/a.bin": "half", "data/.out.partial/b.bin": "half"})
+    ledger.publish(made, target)
+    assert ledger.digest(target) == made.digest
+    assert [path.name for path in target.parent.iterdir()] == ["out"]
+    assert Path(made.path).exists()
+
+
+def test_a_kill_while_publishing_leaves_no_half_out():
+    code = """
+        import os, shutil, signal
+        from pathlib import Path
+        from tasks import ledger
+
+        copy = shutil.copytree
+
+        def half_a_copy(source, target):
+            copy(source, target)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        shutil.copytree = half_a_copy
+        ledger.publish(ledger.artifact(Path("made")), Path("data/out"))
+    """
+    write({"made/a": "1", "made/b": "2"})
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    assert subprocess.run(command, env=environment, timeout=60).returncode == -signal.SIGKILL
+    assert not Path("data/out").exists()
+    ledger.publish(ledger.artifact(Path("made")), Path("data/out"))
+    assert ledger.digest(Path("data/out")) == ledger.digest(Path("made"))
+    assert [path.name for path in Path("data").iterdir()] == ["out"]
+
+
+# ---------------------------------------------------------------- stages and Prefect
+
+
+def test_a_stage_key_depends_on_the_recipe_and_on_what_the_stage_reads():
+    one, other = Artifact("a", "1"), Artifact("b", "2")
+    keys = [
+        ledger.stage_key(Settings()),
+        ledger.stage_key(Settings(rate=0.1)),
+        ledger.stage_key(Settings(), one),
+        ledger.stage_key(Settings(), other),
+        ledger.stage_key(Settings(), one, other),
+    ]
+    assert len(set(keys)) == len(keys)
+    assert ledger.stage_key(Settings(), Artifact("elsewhere", "1")) == keys[2]
+
+
+def test_prefects_cache_key_is_the_place_and_drops_a_stale_result():
+    arguments = {
+        "step": STEP,
+        "policy": Artifact("some/path", "digest of the policy"),
+        "settings": Settings(),
+    }
+    context = SimpleNamespace(task=SimpleNamespace(fn=train))  # as far as our function looks
+    key = ledger.cache_key(context, arguments)
+    assert ledger.ROOT / key == place()
+    kept = ledger.RESULTS / key
+    kept.parent.mkdir(parents=True)
+    kept.write_text("a result")
+    ledger.cache_key(context, arguments)
+    assert not kept.exists(), "the ledger has no record"
+    run()
+    kept.write_text("a result")
+    ledger.cache_key(context, arguments)
+    assert kept.exists()

@@ -1,0 +1,149 @@
+import numpy as np
+import pytest
+
+from tasks import statistics
+from tasks.statistics import bootstrap_interval, entropy_profile, tree_metrics
+from tasks.trajectory import PROMPT, RESULT, TURN, Decision, Node, Question, Tree
+
+NONE = np.zeros(0, np.float32)
+QUESTION = Question("q", "story", "How many?", ("3",))
+
+
+def node(parent, kind, entropies=(), outcome="", tokens=None):
+    """A node whose sampled tokens have these entropies; others have ``tokens`` tokens."""
+    count = len(entropies) if tokens is None else tokens
+    values = np.array(entropies, np.float32)
+    return Node(parent, kind, outcome, "", np.zeros(count, np.int32), -values, values)
+
+
+def small_tree():
+    """Two leaves that share the first call and its result; one leaf calls a second time.
+
+    prompt -> turn [.1 .3] -> result ok -> turn [.5 .7 .9] answer
+                                        -> turn [.2] -> result error -> turn [.4] cut
+    """
+    nodes = [
+        node(-1, PROMPT, tokens=4),
+        node(0, TURN, [0.1, 0.3], "call"),
+        node(1, RESULT, tokens=3, outcome="ok"),
+        node(2, TURN, [0.5, 0.7, 0.9], "answer"),
+        node(2, TURN, [0.2], "call"),
+        node(4, RESULT, tokens=2, outcome="error"),
+        node(5, TURN, [0.4], "cut"),
+    ]
+    decision = Decision(2, 0, 0.2, 0.7, 0.6, 1)
+    return Tree(QUESTION, nodes, [3, 6], [decision])
+
+
+def straight_tree():
+    """One leaf that answers without a call."""
+    return Tree(QUESTION, [node(-1, PROMPT, tokens=2), node(0, TURN, [0.6, 0.0], "answer")], [1])
+
+
+def test_golden_metrics_of_a_small_tree():
+    assert tree_metrics([small_tree()], window=2) == pytest.approx(
+        {
+            "leaves": 2,
+            "branches": 1,
+            "tool_calls": 2,  # not 3: the first one is shared
+            "tool_errors": 1,
+            "tool_calls_a_leaf": 1.5,
+            "sampled_tokens": 7,
+            "response_tokens": (2 + 3 + 3 + 2 + 3 + 1 + 2 + 1) / 2,
+            "answer_rate": 0.5,
+            "entropy": (0.1 + 0.3 + 0.5 + 0.7 + 0.9 + 0.2 + 0.4) / 7,
+            "entropy_before_result": (0.2 + 0.2 + 0.2) / 3,
+            "entropy_after_result": (0.6 + 0.2 + 0.4) / 3,
+        },
+        abs=1e-6,
+    )
+
+
+def test_metrics_of_a_batch_weigh_leaves_not_trees():
+    metrics = tree_metrics([small_tree(), straight_tree()], window=2)
+    assert metrics["leaves"] == 3
+    assert metrics["answer_rate"] == pytest.approx(2 / 3)
+    assert metrics["tool_calls_a_leaf"] == pytest.approx(1)
+    assert metrics["entropy"] == pytest.approx((3.1 + 0.6) / 9)
+
+
+def test_metrics_without_any_tool_call_are_finite():
+    metrics = tree_metrics([straight_tree()], window=20)
+    assert metrics["tool_calls"] == metrics["entropy_before_result"] == 0
+    assert np.isfinite(list(metrics.values())).all()
+
+
+def test_golden_profile_around_tool_results():
+    # before the results, by position from them: [.1 .3] twice (two turns follow), [.2];
+    # after them: [.5 .7 .9], [.2], [.4]
+    around = {-2: [0.1, 0.1], -1: [0.3, 0.3, 0.2], 1: [0.5, 0.2, 0.4], 2: [0.7], 3: [0.9]}
+    profile = entropy_profile([small_tree()])
+    assert [point["position"] for point in profile] == list(around)
+    for point, values in zip(profile, around.values(), strict=True):
+        assert point["mean"] == pytest.approx(np.mean(values), abs=1e-6)
+        error = np.std(values) / len(values) ** 0.5
+        assert point["standard_error"] == pytest.approx(error, abs=1e-6)
+
+
+def test_the_profile_is_cut_on_both_sides():
+    long = np.linspace(0, 1, 50)
+    nodes = [
+        node(-1, PROMPT, tokens=1),
+        node(0, TURN, long, "call"),
+        node(1, RESULT, tokens=1, outcome="ok"),
+        node(2, TURN, long, "answer"),
+    ]
+    profile = entropy_profile([Tree(QUESTION, nodes, [3])])
+    before, after = statistics.PROFILE_BEFORE, statistics.PROFILE_AFTER
+    positions = [*range(-before, 0), *range(1, after + 1)]
+    assert [point["position"] for point in profile] == positions
+    means = [point["mean"] for point in profile]
+    assert means == pytest.approx([*long[-before:], *long[:after]], abs=1e-6)
+
+
+def test_a_profile_of_no_calls_is_empty():
+    assert entropy_profile([straight_tree()]) == []
+
+
+def test_a_turn_that_leaves_share_counts_once():
+    tree = small_tree()
+    alone = entropy_profile([tree])
+    tree.leaves += [3, 6]  # more leaves over the same nodes
+    assert entropy_profile([tree]) == alone
+    twice = tree_metrics([tree], window=2)
+    assert (twice["tool_calls"], twice["sampled_tokens"], twice["leaves"]) == (2, 7, 4)
+
+
+# ---------------------------------------------------------------- intervals
+
+
+def test_an_interval_of_equal_values_is_that_value():
+    for value in (0.0, 1.0, 0.3):
+        low, high = bootstrap_interval(np.full(50, value), 100, seed=1)
+        assert (low, high) == pytest.approx((value, value))
+
+
+def test_an_interval_holds_its_mean_and_depends_on_its_seed_alone():
+    values = np.random.default_rng(0).random(60)
+    low, high = bootstrap_interval(values, 500, seed=3)
+    assert low < values.mean() < high
+    assert bootstrap_interval(values, 500, seed=3) == (low, high)
+    assert bootstrap_interval(values, 500, seed=4) != (low, high)
+
+
+def test_an_interval_is_as_wide_as_theory_says():
+    values = np.random.default_rng(0).normal(size=400)
+    low, high = bootstrap_interval(values, 2000, seed=0)
+    error = values.std(ddof=1) / 400**0.5
+    assert high - low == pytest.approx(2 * 1.96 * error, rel=0.08)
+
+
+@pytest.mark.parametrize("rate", [0.5, 0.8])
+def test_intervals_cover_the_truth_about_95_times_in_100(rate):
+    random = np.random.default_rng(11)
+    runs = 400
+    covered = 0
+    for seed in range(runs):
+        low, high = bootstrap_interval((random.random(100) < rate).astype(float), 300, seed)
+        covered += low <= rate <= high
+    assert 0.91 < covered / runs < 0.98

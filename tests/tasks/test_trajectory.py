@@ -1,0 +1,172 @@
+"""Trees and their tables."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from tasks import trajectory
+from tasks.trajectory import (
+    PROMPT,
+    RESULT,
+    TURN,
+    Decision,
+    Node,
+    Question,
+    Tree,
+    load_questions,
+    load_trees,
+    read_rows,
+    response,
+    sampled,
+    save_questions,
+    save_trees,
+    write_table,
+)
+
+# ---- one tree, by hand: two trajectories that part after a tool result
+
+
+def node(parent: int, kind: str, text: str) -> Node:
+    none = np.zeros(0, np.float32)
+    return Node(parent, kind, "ok", text, np.zeros(1, np.int32), none, none)
+
+
+TREE = Tree(
+    Question("q", "toy", "prompt", ("1",)),
+    [
+        node(-1, PROMPT, "prompt"),
+        node(0, TURN, "call "),
+        node(1, RESULT, "result "),
+        node(2, TURN, "first"),
+        node(2, TURN, "second"),
+    ],
+    leaves=[4, 3],
+)
+
+
+def test_a_path_goes_from_the_root_to_the_leaf():
+    assert TREE.path(4) == [0, 1, 2, 4]
+    assert TREE.path(0) == [0]
+
+
+def test_trajectories_come_in_leaf_order_and_share_nodes():
+    second, first = TREE.trajectories()
+    assert [response(second), response(first)] == ["call result second", "call result first"]
+    assert [n.text for n in sampled(first)] == ["call ", "first"]
+    assert all(a is b for a, b in zip(first[:3], second[:3], strict=True))
+
+
+# ---- tables
+
+words = st.text(max_size=8)
+questions = st.builds(
+    Question, id=words, kind=words, text=words, answers=st.lists(words, max_size=3).map(tuple)
+)
+
+
+def floats(length):
+    return arrays.arrays(
+        np.float32, length, elements=st.floats(width=32, allow_nan=False, allow_infinity=False)
+    )
+
+
+@st.composite
+def nodes(draw, parent: int, kind: str):
+    tokens = draw(arrays.arrays(np.int32, st.integers(0, 5), elements=st.integers(0, 2**31 - 1)))
+    scores = floats(len(tokens) if kind == TURN else 0)
+    return Node(parent, kind, draw(words), draw(words), tokens, draw(scores), draw(scores))
+
+
+@st.composite
+def trees(draw, question: Question):
+    tree = Tree(question, [draw(nodes(-1, PROMPT))])
+    for index in range(1, draw(st.integers(1, 6))):
+        parent = draw(st.integers(0, index - 1))
+        tree.nodes.append(draw(nodes(parent, draw(st.sampled_from([TURN, RESULT])))))
+    some = st.integers(0, len(tree.nodes) - 1)
+    number = st.floats(allow_nan=False)
+    tree.leaves = draw(st.lists(some, max_size=4))
+    decision = st.builds(
+        Decision,
+        node=some,
+        path=some,
+        initial_entropy=number,
+        entropy=number,
+        probability=number,
+        added=some,
+    )
+    tree.decisions = draw(st.lists(decision, max_size=3))
+    return tree
+
+
+forests = st.lists(questions, max_size=3, unique_by=lambda question: question.id).flatmap(
+    lambda chosen: st.tuples(*(trees(question) for question in chosen))
+)
+ARRAYS = ("tokens", "logprobs", "entropies")
+
+
+def assert_same(ours: Tree, theirs: Tree):
+    assert (ours.question, ours.leaves, ours.decisions) == (
+        theirs.question,
+        theirs.leaves,
+        theirs.decisions,
+    )
+    for mine, its in zip(ours.nodes, theirs.nodes, strict=True):
+        for name, value in vars(its).items():
+            if name in ARRAYS:
+                assert getattr(mine, name).dtype == value.dtype
+                np.testing.assert_array_equal(getattr(mine, name), value)
+            else:
+                assert getattr(mine, name) == value
+
+
+@settings(max_examples=40)
+@given(forests)
+def test_trees_come_back_as_they_were_saved(tmp_path_factory, forest):
+    folder = tmp_path_factory.mktemp("trees")
+    save_trees(forest, folder)
+    for ours, theirs in zip(load_trees(folder), forest, strict=True):
+        assert_same(ours, theirs)
+
+
+@settings(max_examples=10)
+@given(forests)
+def test_equal_trees_give_equal_bytes(tmp_path_factory, forest):
+    folders = [tmp_path_factory.mktemp("trees") for _ in range(2)]
+    for folder in folders:
+        save_trees(forest, folder)
+    first, second = ({f.name: f.read_bytes() for f in folder.iterdir()} for folder in folders)
+    assert first == second
+    assert set(first) == {f"{n}.parquet" for n in ("questions", "nodes", "leaves", "decisions")}
+
+
+@settings(max_examples=20)
+@given(st.lists(questions))
+def test_questions_come_back_as_they_were_saved(tmp_path_factory, chosen):
+    file = tmp_path_factory.mktemp("questions") / "new" / "questions.parquet"
+    save_questions(chosen, file)
+    assert load_questions(file) == chosen
+
+
+def test_a_write_that_fails_leaves_the_old_table(tmp_path, monkeypatch):
+    file = tmp_path / "questions.parquet"
+    save_questions([TREE.question], file)
+
+    def half(table, partial, **_):
+        partial.write_bytes(b"half a table")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(trajectory.pq, "write_table", half)
+    with pytest.raises(OSError, match="disk full"):
+        save_questions([], file)
+    assert load_questions(file) == [TREE.question]
+
+
+def test_a_write_makes_its_folder_and_leaves_nothing_else(tmp_path):
+    file = tmp_path / "new" / "questions.parquet"
+    save_questions([TREE.question], file)
+    write_table(trajectory.pq.read_table(file), file)
+    assert read_rows(file) == [{"id": "q", "kind": "toy", "text": "prompt", "answers": ["1"]}]
+    assert list(file.parent.iterdir()) == [file]
