@@ -1,0 +1,11 @@
+"""Who goes next. What holds for every program of this room stands here, before its imports."""
+
+import gc
+import os
+import signal
+import sys
+
+os.environ.setdefault("DO_NOT_TRACK", "1")
+if sys.argv[0] == "-m":  # python -m flows.<program>; its main() undoes both (stage.arrive)
+    gc.disable()  # the imports make a million objects that stay: two seconds of collections
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the imports without a traceback

@@ -12,12 +12,11 @@ from params.schema import Recipe
 from tasks import figures, ledger, track
 from tasks.evaluate import evaluate as compare
 from tasks.evaluate import success_rows, table_rows
-from tasks.learner import use_machine
 from tasks.ledger import Artifact, Step
+from tasks.policy import use_machine
 from tasks.progress import Progress
 from tasks.reward import reward
-from tasks.rollout import open_tools, rollout
-from tasks.sampler import Respond
+from tasks.rollout import Respond, open_tools, rollout
 
 
 @flow(name="evaluate")
@@ -35,7 +34,9 @@ def evaluate(recipe: str) -> None:
     key = ledger.stage_key(chosen, questions, *agents.values())
     with track.stage(recipe, "evaluate", key) as run, open_tools(chosen) as tools:
         rewards = {
-            name: answer(step, chosen, name, policy, questions, tools)
+            name: answer(
+                chosen, Step(recipe, f"evaluate/{name}", 0, chosen.seed), policy, questions, tools
+            )
             for name, policy in agents.items()
         }
         made = compare(step=step, settings=chosen.evaluate, **rewards)
@@ -48,10 +49,10 @@ def evaluate(recipe: str) -> None:
 
 
 def answer(
-    step: Step, recipe: Recipe, name: str, policy: Artifact, questions: Artifact, tools: Respond
+    recipe: Recipe, step: Step, policy: Artifact, questions: Artifact, tools: Respond
 ) -> Artifact:
     """One agent answers the held-out questions once each; its scored answers."""
-    progress = Progress(f"evaluate {name}", recipe.evaluate.questions)
+    progress = Progress(step.stage, recipe.evaluate.questions)
     rolled_out = rollout(
         step=step,
         policy=policy,

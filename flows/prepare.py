@@ -26,6 +26,7 @@ def prepare(recipe: str) -> None:
         made = prepare_data(
             step=step,
             settings=chosen.prepare,
+            sources=[ledger.artifact(file) for file in chosen.prepare.questions.files()],
             dialogue=chosen.dialogue,
             machine=chosen.machine,
             tools=tools,

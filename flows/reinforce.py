@@ -19,8 +19,8 @@ from tasks import figures, ledger, track
 from tasks.advantage import advantage
 from tasks.algorithm import assemble, read_row
 from tasks.collect import collect
-from tasks.learner import use_machine
 from tasks.ledger import Record, Step
+from tasks.policy import use_machine
 from tasks.progress import Progress
 from tasks.reward import reward
 from tasks.rollout import open_tools, rollout

@@ -16,7 +16,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run, task_run
 
 from flows.server import prefect_server
-from flows.stage import INTERRUPTED, PARENT_TASK_RUN, leave
+from flows.stage import INTERRUPTED, PARENT_TASK_RUN, arrive, leave
 from params import schema
 from tasks import track, version
 
@@ -87,7 +87,10 @@ def _run(recipe: str) -> int:
             retrain(recipe)
     except version.StageError:  # the stage has said why
         return 1
-    except (ValueError, RuntimeError, TimeoutError) as error:
+    except TimeoutError as error:
+        print(f"retrain: {error} That is what meta grants it in dvc.yaml.", file=sys.stderr)
+        return 1
+    except (ValueError, RuntimeError) as error:
         print(f"retrain: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -102,7 +105,7 @@ def _run(recipe: str) -> int:
 def _open_store() -> None:
     """MLflow's import and a new store take seconds; a store that is away is for `track` to say."""
     with suppress(Exception):
-        track._connect(track.store_uri())
+        track.connect(track.store_uri())
 
 
 def _table(recipe: str) -> str:
@@ -112,4 +115,5 @@ def _table(recipe: str) -> str:
 
 
 if __name__ == "__main__":
+    arrive()
     leave(main(sys.argv[1:]))

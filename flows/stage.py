@@ -9,6 +9,7 @@ import argparse
 import gc
 import inspect
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -36,12 +37,18 @@ def main(flow: Flow[..., Any]) -> NoReturn:
     Exit status 2 for a recipe that does not hold, 1 for a stage that fails; both with one message
     and no traceback, unless the fault is none that the stage knows of.
     """
+    arrive()
     die_with_parent()
-    gc.freeze()  # what the imports have made stays: no collection need look at it again
-    gc.enable()
     parser = argparse.ArgumentParser(prog=f"python -m flows.{flow.fn.__name__}")
     parser.add_argument("recipe", help="params/<recipe>.yaml")
     leave(_run(flow, parser.parse_args().recipe))
+
+
+def arrive() -> None:
+    """End what holds for the time of the imports (flows/__init__.py); what they made stays."""
+    gc.freeze()
+    gc.enable()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def leave(status: int) -> NoReturn:

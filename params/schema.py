@@ -83,6 +83,10 @@ class GeneratedQuestions(Frozen):
     largest_arithmetic_operand: Positive  # in training and validation; test numbers are larger
     largest_test_operand: Positive  # of arithmetic in the test split
 
+    def files(self) -> tuple[Path, ...]:
+        """No file is read."""
+        return ()
+
     @model_validator(mode="after")
     def _test_range_lies_outside(self) -> GeneratedQuestions:
         if self.largest_test_operand <= self.largest_arithmetic_operand:
@@ -95,7 +99,7 @@ class GeneratedQuestions(Frozen):
 
 
 class FileQuestions(Frozen):
-    """Questions from the user's own JSON-lines files, one object a line."""
+    """Questions from the user's own JSON-lines files below questions/, one object a line."""
 
     source: Literal["files"]
     train: Path
@@ -105,6 +109,20 @@ class FileQuestions(Frozen):
     answer_field: str
     traces: Path  # SFT traces: a question of ``train`` and a whole response a line
     response_field: str
+
+    def files(self) -> tuple[Path, ...]:
+        """Every file that is read."""
+        return self.train, self.validation, self.test, self.traces
+
+    @model_validator(mode="after")
+    def _files_lie_where_dvc_looks(self) -> FileQuestions:
+        for file in self.files():
+            if file.is_absolute() or file.parts[:1] != ("questions",) or ".." in file.parts:
+                raise ValueError(
+                    f"{file} lies outside the folder questions/, where DVC would not see that it "
+                    "changed: move it there"
+                )
+        return self
 
 
 Questions = Annotated[GeneratedQuestions | FileQuestions, Field(discriminator="source")]

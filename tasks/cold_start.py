@@ -13,8 +13,8 @@ from torch.utils.data import Dataset
 
 from params.schema import ColdStart, Machine
 from tasks import ledger
-from tasks.learner import load_policy, use_machine
 from tasks.ledger import Artifact, Step
+from tasks.policy import load_policy, use_machine
 from tasks.progress import Progress
 from tasks.trajectory import read_rows
 

@@ -233,6 +233,8 @@ def _identity(value: Any) -> str | None:
     """What an argument contributes to a key; None for one that can't change the outcome."""
     if isinstance(value, Artifact):
         return value.digest
+    if isinstance(value, list):
+        return json.dumps([_identity(entry) for entry in value])
     if isinstance(value, Step):
         return json.dumps([value.iteration, value.seed])
     if isinstance(value, BaseModel):

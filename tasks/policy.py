@@ -1,11 +1,13 @@
-"""Where a policy comes from: built small from the recipe, or taken from a hub name or a folder."""
+"""Where a policy comes from: built small from the recipe, a hub name, or a folder."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
@@ -17,7 +19,9 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from params.schema import PretrainedPolicy, TinyPolicy
+from params.schema import Machine, PretrainedPolicy, TinyPolicy
+
+PRECISION = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 USER, ASSISTANT, END = "<|user|>", "<|assistant|>", "<|end|>"
 TAGS = tuple(
@@ -100,3 +104,28 @@ def fetch_policy(settings: PretrainedPolicy) -> tuple[Any, Any]:
     tokenizer = AutoTokenizer.from_pretrained(settings.name, revision=settings.revision)
     model = AutoModelForCausalLM.from_pretrained(settings.name, revision=settings.revision)
     return model, tokenizer
+
+
+def use_machine(machine: Machine) -> None:
+    """Set threads, and choose deterministic kernels, so that equal runs give equal weights.
+
+    Keeps transformers quiet: a run shows its own progress.
+    """
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.set_num_threads(machine.threads)
+    torch.use_deterministic_algorithms(True, warn_only=machine.device != "cpu")
+    deterministic: Any = torch.utils.deterministic
+    deterministic.fill_uninitialized_memory = False  # a debugging aid that costs 12 %
+
+
+def load_policy(folder: str | Path, machine: Machine, revision: str | None = None) -> Any:
+    """A causal language model from a folder or a hub name, on the recipe's device.
+
+    Raises OSError (from transformers) where neither is found.
+    """
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, revision=revision, dtype=PRECISION[machine.precision], attn_implementation="sdpa"
+    )
+    model.to(torch.device(machine.device))  # type: ignore[arg-type]
+    return model

@@ -27,8 +27,7 @@ from tasks import gate, ledger
 from tasks import policy as policies
 from tasks.expectations import questions as question_gate
 from tasks.expectations import traces as trace_gate
-from tasks.learner import use_machine
-from tasks.ledger import Step
+from tasks.ledger import Artifact, Step
 from tasks.questions import computation, files
 from tasks.sampler import Respond
 from tasks.trajectory import Call, Question, save_questions, write_table
@@ -67,16 +66,18 @@ def prepare(
     folder: Path,
     *,
     settings: Prepare,
+    sources: list[Artifact],
     dialogue: Dialogue,
     machine: Machine,
     tools: Respond,
 ) -> Mapping[str, Any]:
     """Artifacts ``questions`` (a table a split), ``traces``, ``initial`` (the policy), ``gates``.
 
+    ``sources`` are the user's files that ``settings`` names: what is in them decides the outcome.
     Raises ValueError for a fault in the user's files or a context too small for a prompt and the
     response budget, GateError for a table that breaks a critical expectation.
     """
-    use_machine(machine)
+    policies.use_machine(machine)
     questions, traces = SOURCES[settings.questions.source](settings, tools, step.seed)
     for split, entries in questions.items():
         save_questions(entries, folder / "questions" / f"{split}.parquet")

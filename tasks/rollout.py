@@ -13,7 +13,7 @@ from typing import Any
 from prefect import task
 
 from params.schema import Dialogue, Machine, Recipe, Rollout
-from tasks import learner, ledger, statistics
+from tasks import checkpoint, ledger, statistics
 from tasks.engines.transformers import TransformersEngine
 from tasks.environments.question import respond
 from tasks.ledger import Artifact, Step
@@ -61,7 +61,7 @@ def rollout(
     ``advance`` is told how many more questions have been finished.
     """
     chosen = batch(load_questions(Path(questions.path)), step, size)
-    acting = learner.resident(Path(policy.path), machine)
+    acting = checkpoint.resident(Path(policy.path), machine)
     timed, tool_seconds = _stopwatch(tools)
     setting = Setting(acting.tokenizer, dialogue, budget, timed, f"{step.seed}/{step.iteration}")
     began = time.perf_counter()

@@ -153,7 +153,7 @@ class Run:
 
     def _opened(self) -> tuple[MlflowClient, str]:
         if self._client is None:
-            self._client = _connect(self._uri)
+            self._client = connect(self._uri)
         if self.id is None:
             self.id = self._open_run(self._client, _experiment(self._client, self._uri))
         return self._client, self.id
@@ -267,7 +267,7 @@ def _may_pass(error: Exception) -> bool:
     return isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
 
 
-def _connect(uri: str) -> MlflowClient:
+def connect(uri: str) -> MlflowClient:
     # read while MLflow is imported; by its own limits an absent server holds up a run for minutes
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")

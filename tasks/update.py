@@ -10,7 +10,7 @@ from typing import Any
 from prefect import task
 
 from params.schema import Machine, Update
-from tasks import learner, ledger
+from tasks import checkpoint, learner, ledger
 from tasks.algorithm import Row, assemble
 from tasks.ledger import Artifact, Step
 from tasks.packing import Row as LeafRow
@@ -34,14 +34,14 @@ def update(
 ) -> Mapping[str, Any]:
     """One batch's updates; artifacts ``policy`` and ``optimizer``."""
     began = time.perf_counter()
-    learning = learner.resident(Path(policy.path), machine)
-    learner.prepare_optimizer(learning, settings)
+    learning = checkpoint.resident(Path(policy.path), machine)
+    checkpoint.prepare_optimizer(learning, settings)
     rows = _leaf_rows(trees, advantages)
     loss = assemble(row).loss
     metrics = learner.update(learning, rows, loss, settings, temperature, machine, step.iteration)
     trained = time.perf_counter()
-    learner.save(learning, folder)
-    learner.keep_resident(learning, ledger.final_place(folder) / learner.POLICY)
+    checkpoint.save(learning, folder)
+    checkpoint.keep_resident(learning, ledger.final_place(folder) / checkpoint.POLICY)
     seconds = {"update": trained - began, "checkpoint": time.perf_counter() - trained}
     return {"metrics": metrics, "seconds": seconds}
 

@@ -185,7 +185,12 @@ def test_the_house_keeps_its_rules():
 def test_every_verb_and_every_rule_speaks_of_files_that_are_there():
     names = {str(file.relative_to(ROOT)) for file in project_files(ROOT)}
     planned = {"tasks/verdict.py", "tasks/segment.py", "tasks/engines/vllm.py"}
-    places = {*VERB_FILES, *COMPUTE, *WITHOUT_TORCH, *(p for owner in OWNERS.values() for p in owner)}
+    places = {
+        *VERB_FILES,
+        *COMPUTE,
+        *WITHOUT_TORCH,
+        *(p for owner in OWNERS.values() for p in owner),
+    }
     assert [p for p in places - planned if not any(name.startswith(p) for name in names)] == []
 
 
@@ -211,7 +216,11 @@ GOOD = {
 }
 
 BAD = [
-    ("tasks/update.py", "from tasks.reward import score", "a verb imports the verb tasks/reward.py"),
+    (
+        "tasks/update.py",
+        "from tasks.reward import score",
+        "a verb imports the verb tasks/reward.py",
+    ),
     ("tasks/update.py", "import tasks.reward", "a verb imports the verb tasks/reward.py"),
     ("tasks/update.py", "from . import reward", "a verb imports the verb tasks/reward.py"),
     ("tasks/update.py", "import flows.reinforce", "a verb imports the flow flows/reinforce.py"),

@@ -25,11 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from params.schema import PythonTool
+from tasks.tools import python_worker
 from tasks.trajectory import Observation
 
 BACKENDS = ("bubblewrap", "unshare")  # in the order that "auto" tries them
 PROGRAMS = {"bubblewrap": "bwrap", "unshare": "unshare"}
-SOURCE = Path(__file__).with_name("python_worker.py")
+SOURCE = Path(python_worker.__file__)  # imported so that its edits count as this tool's
 GRACE_SECONDS = 10.0  # beyond wall_seconds, for a worker to reply
 UNUSED_USER = 4_000_000_000  # no account's id; where the tool runs as root, its code runs as this
 DEVICES = ("null", "zero", "full", "random", "urandom")

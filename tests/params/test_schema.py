@@ -153,14 +153,20 @@ def test_all_faults_come_in_one_error_a_line_each(tmp_path):
 
 
 def test_questions_from_files_need_no_expert(tmp_path):
-    recipe = schema.load(write(tmp_path, changed(prepare__questions=FILES, prepare__expert=None)), tmp_path)
+    recipe = schema.load(
+        write(tmp_path, changed(prepare__questions=FILES, prepare__expert=None)), tmp_path
+    )
     assert recipe.prepare.questions.traces.name == "traces.jsonl"
 
 
 def test_a_pretrained_policy_has_keys_of_its_own(tmp_path):
     policy = {"kind": "pretrained", "name": "Qwen/Qwen2.5-3B-Instruct", "context": 8192}
-    assert "missing key 'prepare.policy.revision'" in fault_of(tmp_path, changed(prepare__policy=policy))
-    recipe = schema.load(write(tmp_path, changed(prepare__policy={**policy, "revision": None})), tmp_path)
+    assert "missing key 'prepare.policy.revision'" in fault_of(
+        tmp_path, changed(prepare__policy=policy)
+    )
+    recipe = schema.load(
+        write(tmp_path, changed(prepare__policy={**policy, "revision": None})), tmp_path
+    )
     assert recipe.prepare.policy.context == 8192
 
 

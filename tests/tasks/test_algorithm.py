@@ -45,7 +45,9 @@ def test_without_branching_all_paths_start_at_the_prompt():
     rollout = schema.load("tiny").reinforce.rollout
     spent = assemble(read_row("grpo")).budget(rollout)
     assert (spent.leaves, spent.initial, spent.branch) == (rollout.leaves, rollout.leaves, 0)
-    assert spent.model_copy(update={"initial": rollout.initial, "branch": rollout.branch}) == rollout
+    assert (
+        spent.model_copy(update={"initial": rollout.initial, "branch": rollout.branch}) == rollout
+    )
     assert assemble(read_row("arpo")).budget(rollout) == rollout
 
 
@@ -58,7 +60,9 @@ def test_a_row_of_the_users_own_needs_no_code(tmp_path):
 
 
 def test_a_name_that_the_table_lacks_is_an_error_with_those_it_has(tmp_path):
-    with pytest.raises(ValueError, match=r"reinforce\.algorithm 'other' .*algorithms.yaml: \['mine'\]"):
+    with pytest.raises(
+        ValueError, match=r"reinforce\.algorithm 'other' .*algorithms.yaml: \['mine'\]"
+    ):
         read_row("other", table(tmp_path, mine=ROW))
 
 

@@ -118,7 +118,9 @@ def test_a_box_of_balanced_braces_gives_what_it_holds(held):
 
 # ---- tool results
 
-words = st.text() | st.lists(st.sampled_from(["12", "\n", " ", "é", "é", "apples"])).map("".join)
+words = st.text() | st.lists(st.sampled_from(["12", "\n", " ", "é", "e\u0301", "apples"])).map(
+    "".join
+)
 
 
 @given(text=words, spare=st.integers(0, 12))

@@ -100,7 +100,13 @@ def test_the_table_that_a_person_reads():
     rows = [
         {"measure": "success", "questions": 4, "unit": "%", "cold start": cell, "trained": other},
         {"measure": "calls", "questions": 4, "unit": "", "cold start": cell, "trained": other},
-        {"measure": "length", "questions": 3, "unit": "tokens", "cold start": cell, "trained": other},
+        {
+            "measure": "length",
+            "questions": 3,
+            "unit": "tokens",
+            "cold start": cell,
+            "trained": other,
+        },
     ]
     assert markdown(rows) == (
         "| | questions | cold start | trained |\n"

@@ -74,7 +74,9 @@ def made_rows(count=6, seed=0, zeros=()):
             Row(
                 tokens=random.integers(0, 270, length).astype(np.int32),
                 mask=mask,
-                old_logprobs=np.where(mask, -5.6 + 0.3 * random.standard_normal(length), 0).astype("f"),
+                old_logprobs=np.where(mask, -5.6 + 0.3 * random.standard_normal(length), 0).astype(
+                    "f"
+                ),
                 advantage=0.0 if i in zeros else float(random.standard_normal()),
             )
         )
@@ -222,7 +224,8 @@ def test_a_batch_without_any_advantage_leaves_the_policy_as_it_is(initial):
 def test_observed_tokens_are_context_and_no_more(initial):
     rows = made_rows()
     noisy = [
-        replace(row, old_logprobs=np.where(row.mask, row.old_logprobs, np.float32(-9))) for row in rows
+        replace(row, old_logprobs=np.where(row.mask, row.old_logprobs, np.float32(-9)))
+        for row in rows
     ]
     found = []
     for some in (rows, noisy):
@@ -245,7 +248,9 @@ def test_a_gradient_that_is_not_finite_is_an_error_before_it_does_harm(initial):
     before = weights(learning.model)
     rows = made_rows()
     rows[2] = replace(rows[2], advantage=math.inf)
-    with pytest.raises(RuntimeError, match=r"update 1 is (nan|inf): lower reinforce\.update\.learn"):
+    with pytest.raises(
+        RuntimeError, match=r"update 1 is (nan|inf): lower reinforce\.update\.learn"
+    ):
         run(learning, rows)
     assert same(weights(learning.model), before)
     assert learning.updates == 0
@@ -325,7 +330,9 @@ def test_weight_decay_is_for_matrices_only(initial):
 
 
 def test_an_update_raises_what_was_good_and_lowers_what_was_bad(initial):
-    good, bad = (replace(row, advantage=a) for row, a in zip(made_rows(2), (1.0, -1.0), strict=True))
+    good, bad = (
+        replace(row, advantage=a) for row, a in zip(made_rows(2), (1.0, -1.0), strict=True)
+    )
     learning = fresh(initial)
 
     def total(row):
@@ -387,14 +394,25 @@ def test_a_policy_that_has_not_learned_is_saved_without_an_optimizer(initial, tm
     assert [path.name for path in tmp_path.iterdir()] == [learner.POLICY]
 
 
-def test_the_saved_tokenizer_writes_what_the_first_one_wrote(initial, tmp_path):
-    learning = fresh(initial)
-    learner.save(learning, tmp_path)
-    again = fresh(tmp_path / learner.POLICY).tokenizer
-    text = "<think>Grüße 12345</think><answer>\\boxed{7}</answer>"
-    tokens = learning.tokenizer.encode(text, add_special_tokens=False)
-    assert again.encode(text, add_special_tokens=False) == tokens
-    assert again.decode(tokens) == text
+TEXTS = [
+    "<think>I compute it.</think><python>12 * 345</python>",
+    "<answer>\\boxed{-7}</answer>",
+    "ZeroDivisionError: division by zero\r\n\tline 2,  'x' isn't 12",
+    "Gr\u00fc\u00dfe, cafe\u0301",  # the accent is a character of its own
+    "<|endoftext|><|im_end|>",  # what a tool prints may look like another model's special tokens
+]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_loaded_tokenizer_writes_as_the_one_that_was_built(initial, tmp_path, text):
+    built = build_tokenizer(["Compute 1 + 2."], POLICY)
+    loaded = fresh(initial)
+    learner.save(loaded, tmp_path)
+    tokens = built.encode(text, add_special_tokens=False)
+    for learning in (loaded, fresh(tmp_path / learner.POLICY)):
+        assert learning.tokenizer.encode(text, add_special_tokens=False) == tokens
+        assert learning.tokenizer.decode(tokens) == text
+        assert max(tokens) < learning.model.config.vocab_size
 
 
 def test_the_resident_learner_is_used_again_and_another_folder_is_loaded(initial, tmp_path):
@@ -421,7 +439,11 @@ def test_after_an_update_that_failed_the_folder_gives_what_lies_in_it(initial):
     rows = [replace(row, advantage=a) for row, a in zip(made_rows(2), (1.0, math.inf), strict=True)]
     order = np.random.default_rng(1).permutation(2)
     with pytest.raises(RuntimeError, match="update 2"):
-        run(learning, [rows[i] for i in np.argsort(order)], SETTINGS.model_copy(update={"mini_batches": 2}))
+        run(
+            learning,
+            [rows[i] for i in np.argsort(order)],
+            SETTINGS.model_copy(update={"mini_batches": 2}),
+        )
     assert same(weights(learner.resident(initial, MACHINE).model), before)
 
 

@@ -65,7 +65,9 @@ def slow_loss(some, averaging, clip):
         terms = []
         for token in range(some.mask.shape[1]):
             if some.mask[leaf, token]:
-                log_ratio = float(some.logprobs[leaf, token].detach() - some.old_logprobs[leaf, token])
+                log_ratio = float(
+                    some.logprobs[leaf, token].detach() - some.old_logprobs[leaf, token]
+                )
                 ratio = math.exp(min(20.0, max(-20.0, log_ratio)))
                 clipped = min(1 + clip.high, max(1 - clip.low, ratio))
                 advantage = float(some.advantages[leaf, token])
@@ -121,7 +123,10 @@ def test_golden_values_of_one_token(ratio, advantage, loss, slope, low, high):
 def test_golden_values_of_both_averagings():
     # Leaf 0: two sampled tokens at ratio 1, A = 1; leaf 1: one at ratio 1.1, A = -2, one observed.
     some = views(
-        [[0.0, 0.0], [math.log(1.1), 5.0]], [[0.0] * 2] * 2, [[1.0] * 2, [-2.0] * 2], [[1, 1], [1, 0]]
+        [[0.0, 0.0], [math.log(1.1), 5.0]],
+        [[0.0] * 2] * 2,
+        [[1.0] * 2, [-2.0] * 2],
+        [[1, 1], [1, 0]],
     )
     assert loss_of(some, SEQUENCE)[0] == pytest.approx((-1 + 2.2) / 2)
     assert loss_of(some, TOKEN)[0] == pytest.approx((-1 - 1 + 2.2) / 3)
@@ -211,9 +216,7 @@ def test_an_infinite_log_ratio_of_a_sampled_token_stays_finite():
 
 def test_metrics_are_sums_over_sampled_tokens_and_extremes():
     ratios = np.array([[1.0, 1.5, 0.5], [0.5, 1.5, 9.0]])
-    some = views(
-        np.log(ratios), np.zeros((2, 3)), [[1.0] * 3, [-1.0] * 3], [[1, 1, 1], [1, 1, 0]]
-    )
+    some = views(np.log(ratios), np.zeros((2, 3)), [[1.0] * 3, [-1.0] * 3], [[1, 1, 1], [1, 1, 0]])
     metrics = loss_of(some, TOKEN)[2]
     counted = [1.0, 1.5, 0.5, 0.5, 1.5]
     assert metrics == pytest.approx(

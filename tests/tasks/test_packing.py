@@ -47,7 +47,12 @@ def test_a_trajectory_becomes_one_row():
 
 def test_a_batch_holds_what_its_rows_hold_with_the_padding_behind():
     rows = [
-        Row(np.array([7, 8, 9], np.int32), np.array([0, 1, 1], bool), np.array([0, -1, -2], "f"), 2.0),
+        Row(
+            np.array([7, 8, 9], np.int32),
+            np.array([0, 1, 1], bool),
+            np.array([0, -1, -2], "f"),
+            2.0,
+        ),
         Row(np.array([5], np.int32), np.array([1], bool), np.array([-3], "f"), -1.0),
     ]
     (batch,) = micro_batches(rows, 100, "cpu")

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 def empty_store(tmp_path_factory):
     """The bytes of a store without runs; the migrations of a new one take most of a second."""
     folder = tmp_path_factory.mktemp("empty")
-    client = track._connect(f"sqlite:///{folder / 'mlflow.db'}")
+    client = track.connect(f"sqlite:///{folder / 'mlflow.db'}")
     client.get_experiment_by_name(track.EXPERIMENT)
     return (folder / "mlflow.db").read_bytes()
 
@@ -41,7 +41,7 @@ def folder(tmp_path, monkeypatch, empty_store):
 
 @pytest.fixture
 def client(folder):
-    return track._connect(track.store_uri())
+    return track.connect(track.store_uri())
 
 
 @pytest.fixture

@@ -57,9 +57,7 @@ def test_the_order_of_the_rows_does_not_matter(rewards, random):
 @given(groups, st.sampled_from([-3.0, -0.5, 0.25, 2.0, 8.0]))
 @calm
 def test_a_shift_of_all_rewards_does_not_matter(rewards, shift):
-    np.testing.assert_allclose(
-        group_relative(rewards + shift), group_relative(rewards), atol=1e-7
-    )
+    np.testing.assert_allclose(group_relative(rewards + shift), group_relative(rewards), atol=1e-7)
 
 
 @given(groups)

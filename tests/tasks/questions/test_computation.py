@@ -147,7 +147,9 @@ def read_aloud(text):
 
 def test_the_answer_is_what_the_words_ask_for(problems):
     wrong = [
-        p.question for p in every(problems) if (str(read_aloud(p.question.text)),) != p.question.answers
+        p.question
+        for p in every(problems)
+        if (str(read_aloud(p.question.text)),) != p.question.answers
     ]
     assert wrong == []
 
@@ -237,7 +239,9 @@ def test_a_wrong_digit_is_one_other_digit_in_its_place(problems):
         plan = script(problem, expert(wrong_digit=1), 0)
         ((right, wrong),) = words_that_differ(plan)
         assert len(wrong) == len(right)
-        assert [a.isdigit() and b.isdigit() for a, b in zip(right, wrong, strict=True) if a != b] == [True]
+        assert [
+            a.isdigit() and b.isdigit() for a, b in zip(right, wrong, strict=True) if a != b
+        ] == [True]
         assert conclude(plan, "7") == "7"
 
 

@@ -102,7 +102,9 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("name", "text", "said"), FAULTS, ids=[said[:60] for *_, said in FAULTS])
-def test_a_fault_is_one_message_with_file_line_field_and_remedy(settings, tmp_path, name, text, said):
+def test_a_fault_is_one_message_with_file_line_field_and_remedy(
+    settings, tmp_path, name, text, said
+):
     if text is None:
         (tmp_path / name).unlink()
     else:

@@ -1,0 +1,218 @@
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from params.schema import ColdStart, Machine, TinyPolicy
+from tasks import cold_start as verb
+from tasks import ledger
+from tasks.cold_start import IGNORED, Traces, cold_start, newest_checkpoint
+from tasks.ledger import Step
+from tasks.policy import build_policy, build_tokenizer
+from tasks.progress import Progress
+from tasks.trajectory import write_table
+
+ROOT = Path(__file__).parents[2]
+STEP = Step("toy", "cold_start", 0, 5)
+MACHINE = Machine(threads=1, device="cpu", precision="float32")
+POLICY = TinyPolicy(
+    kind="tiny",
+    vocabulary=280,
+    hidden=16,
+    layers=1,
+    heads=2,
+    key_value_heads=1,
+    feed_forward=32,
+    context=64,
+)
+SETTINGS = ColdStart(
+    steps=6, batch=4, learning_rate=1e-2, warmup_steps=1, weight_decay=0.01, save_every=2
+)
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    """The folder of a very small policy."""
+    folder = tmp_path_factory.mktemp("policy") / "initial"
+    tokenizer = build_tokenizer(["Compute 1 + 2."], POLICY)
+    build_policy(POLICY, tokenizer, seed=3).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def made_traces(count=10):
+    """Traces of unequal lengths: a prompt, a turn, a result, a turn."""
+    random = np.random.default_rng(0)
+    rows = []
+    for _ in range(count):
+        parts = random.integers(2, 7, 4)
+        tokens = random.integers(5, 270, parts.sum()).tolist()
+        rows.append(
+            {"tokens": tokens, "trained": np.repeat([0, 1, 0, 1], parts).astype(bool).tolist()}
+        )
+    return rows
+
+
+def train(policy, rows, settings=SETTINGS):
+    """Run the verb in the folder that is the working one; its record."""
+    write_table(pa.Table.from_pylist(rows), Path("traces.parquet"))
+    return cold_start.fn(
+        step=STEP,
+        policy=ledger.artifact(policy),
+        traces=ledger.artifact(Path("traces.parquet")),
+        settings=settings,
+        machine=MACHINE,
+    )
+
+
+def test_labels_are_the_agents_own_tokens_and_nothing_else():
+    traces = Traces([{"tokens": [7, 8, 9, 10], "trained": [False, True, False, True]}])
+    assert len(traces) == 1
+    assert traces[0] == {"input_ids": [7, 8, 9, 10], "labels": [IGNORED, 8, IGNORED, 10]}
+
+
+def test_the_loss_of_a_batch_is_that_of_its_own_tokens(policy):
+    rows = made_traces(3)
+    model = AutoModelForCausalLM.from_pretrained(policy)
+    data = Traces(rows)
+    batch = verb._collator(AutoTokenizer.from_pretrained(policy))([data[i] for i in range(3)])
+    with torch.no_grad():
+        loss = float(model(**batch).loss)
+        terms = []
+        for row in rows:
+            tokens = torch.tensor(row["tokens"])
+            logprobs = torch.log_softmax(model(input_ids=tokens[None]).logits[0], -1)
+            terms += [-logprobs[t - 1, tokens[t]] for t, own in enumerate(row["trained"]) if own]
+    assert loss == pytest.approx(float(torch.stack(terms).mean()), abs=1e-5)
+
+
+def test_an_observed_token_that_nothing_follows_changes_nothing(policy, folder):
+    # a token that something follows is context; as a label it must not count
+    short = SETTINGS.model_copy(update={"steps": 2})
+    digests = []
+    for ending in ([9, 9], [200, 100]):
+        rows = [
+            {"tokens": row["tokens"] + ending, "trained": row["trained"] + [False] * 2}
+            for row in made_traces()
+        ]
+        digests.append(ledger.of(train(policy, rows, short), "policy").digest)
+    assert digests[0] == digests[1]
+    rows = [{**row, "trained": [*row["trained"][:-2], True, True]} for row in rows]
+    assert ledger.of(train(policy, rows, short), "policy").digest != digests[1]
+
+
+@pytest.fixture(scope="module")
+def unbroken(policy, tmp_path_factory):
+    """The record of a training that nothing interrupted, with absolute paths."""
+    place = tmp_path_factory.mktemp("unbroken")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        return train(policy, made_traces())
+
+
+def test_training_lowers_the_loss_and_leaves_a_policy_and_a_curve(policy, folder):
+    longer = SETTINGS.model_copy(update={"steps": 30})
+    made = train(policy, made_traces(), longer)
+    assert [point["step"] for point in made["curve"]] == list(range(1, 31))
+    assert made["metrics"]["loss"] == made["curve"][-1]["loss"] < made["curve"][0]["loss"] - 0.5
+    assert made["curve"][-1]["learning_rate"] < 0.1 * longer.learning_rate
+    trained = Path(ledger.of(made, "policy").path)
+    assert len(AutoTokenizer.from_pretrained(trained)) == len(AutoTokenizer.from_pretrained(policy))
+    before, after = (AutoModelForCausalLM.from_pretrained(place) for place in (policy, trained))
+    assert not torch.equal(before.lm_head.weight, after.lm_head.weight)
+    assert not list(ledger.ROOT.rglob(".*")), "no checkpoint is left"
+
+
+KILLED = """
+import os, signal
+from pathlib import Path
+from tests.tasks import test_cold_start as test
+
+class Deadly(test.Progress):
+    def advance(self, count):
+        super().advance(count)
+        if self.done == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+test.verb.Progress = Deadly
+test.train(Path({policy!r}), test.made_traces())
+"""
+
+
+def checkpoints():
+    return sorted(path.name for path in ledger.ROOT.glob("toy/cold_start/.*.scratch/checkpoint-*"))
+
+
+def test_a_killed_training_goes_on_and_ends_as_an_unbroken_one(
+    policy, folder, unbroken, monkeypatch
+):
+    code = KILLED.format(policy=str(policy))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    killed = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert checkpoints() == ["checkpoint-2", "checkpoint-4"]
+    (scratch,) = ledger.ROOT.glob("toy/cold_start/.*.scratch")
+    half = scratch / "checkpoint-6"  # as if the kill had come while this one was written
+    half.mkdir()
+    (half / "model.safetensors").write_bytes(b"half of the weights")
+
+    began = []
+
+    class Recording(Progress):
+        def __init__(self, name, total, done=0):
+            began.append(done)
+            super().__init__(name, total, done)
+
+    monkeypatch.setattr(verb, "Progress", Recording)
+    made = train(policy, made_traces())
+    assert began == [4], "it goes on at its newest whole checkpoint"
+    assert made["artifacts"]["policy"]["digest"] == unbroken["artifacts"]["policy"]["digest"]
+    assert made["curve"] == unbroken["curve"]
+    assert checkpoints() == []
+
+
+def test_a_training_that_was_killed_at_its_very_end_need_not_train(
+    policy, folder, unbroken, monkeypatch
+):
+    # all steps are done and the last checkpoint is whole, but no record has been written
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, "_artifacts", lambda *_: pytest.fail("the end"))
+        with pytest.raises(pytest.fail.Exception, match="the end"):
+            train(policy, made_traces())
+    assert checkpoints()[-1] == "checkpoint-6"
+    made = train(policy, made_traces())
+    assert made["artifacts"]["policy"]["digest"] == unbroken["artifacts"]["policy"]["digest"]
+    assert made["metrics"] == unbroken["metrics"]
+
+
+def test_the_newest_whole_checkpoint_is_taken(tmp_path):
+    assert newest_checkpoint(tmp_path) is None
+    for name, whole in (
+        ("checkpoint-90", True),
+        ("checkpoint-100", True),
+        ("checkpoint-110", False),
+    ):
+        (tmp_path / name).mkdir()
+        if whole:
+            (tmp_path / name / verb.COMPLETE).touch()
+    assert newest_checkpoint(tmp_path) == str(tmp_path / "checkpoint-100")
+
+
+def test_a_single_step_has_a_curve(policy, folder):
+    settings = SETTINGS.model_copy(update={"steps": 1, "save_every": 500})
+    assert [point["step"] for point in train(policy, made_traces(2), settings)["curve"]] == [1]

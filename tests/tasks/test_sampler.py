@@ -1,0 +1,567 @@
+"""Trees grown by a scripted engine, where every decision can be recomputed, and by the real one."""
+
+import copy
+import random
+from collections import Counter
+from contextlib import contextmanager
+from functools import partial
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from params.schema import Dialogue, Rollout
+from tasks import dialogue as talk
+from tasks.branching import window_entropy
+from tasks.engines import Sample
+from tasks.engines.transformers import TransformersEngine
+from tasks.environments.question import respond
+from tasks.policy import END as END_TOKEN
+from tasks.sampler import Setting, grow
+from tasks.trajectory import END, LENGTH, PROMPT, RESULT, STOP, TURN, Observation, Question
+
+QUESTIONS = [Question(name, "toy", f"{name}?", ("1",)) for name in ("apples", "baskets", "cows")]
+CALL, MISSING = "<think>a</think><python>7</python>", "<search>7</search>"
+ANSWER = "<answer>\\boxed{7}</answer>"
+
+
+class Scripted:
+    """An engine that writes what ``write(context, seed)`` says: a text, and its entropies in turn.
+
+    It is a session of its own, and watches that handles are opened, used and closed properly.
+    """
+
+    def __init__(self, tokenizer, write):
+        self.tokenizer, self.write = tokenizer, write
+        self.numbers, self.handles = count(), set()
+        self.requests, self.rooms = [], []
+
+    @contextmanager
+    def session(self, paths, context, temperature, top_p, stop):
+        self.paths, self.context, self.stop = paths, context, stop
+        self.rooms.append(paths)
+        yield self
+        assert not self.handles, "a path was left open"
+
+    def open(self):
+        self.handles.add(handle := next(self.numbers))
+        assert len(self.handles) <= self.paths
+        return handle
+
+    def fork(self, handle):
+        assert handle in self.handles, "its parent's row is gone"
+        return self.open()
+
+    def close(self, handle):
+        self.handles.remove(handle)
+
+    def sample(self, requests):
+        assert {request.handle for request in requests} == self.handles
+        self.requests += requests
+        return [self._turn(request) for request in requests]
+
+    def _turn(self, request):
+        assert request.max_tokens > 0
+        assert len(request.tokens) + request.max_tokens <= self.context
+        text, entropies = self.write(self.tokenizer.decode(request.tokens), request.seed)
+        tokens = talk.encode(self.tokenizer, text)
+        stopped = END if text.endswith(END_TOKEN) else STOP
+        if len(tokens) > request.max_tokens or not text.endswith((*self.stop, END_TOKEN)):
+            tokens, stopped = tokens[: request.max_tokens], LENGTH
+        entropies = np.resize(np.array(entropies, np.float32), len(tokens))
+        return Sample(tokens, -entropies, entropies, stopped)
+
+
+def budget(**changes) -> Rollout:
+    usual: dict[str, Any] = {
+        "leaves": 6,
+        "initial": 2,
+        "branch": 2,
+        "entropy_window": 3,
+        "base_probability": 0.5,
+        "entropy_weight": 0.2,
+        "threshold": 0.5,
+        "draw": False,
+        "temperature": 1.0,
+        "rows": 64,
+    }
+    return Rollout(**usual | changes)
+
+
+def layout(**changes) -> Dialogue:
+    usual: dict[str, Any] = {
+        "system": "",
+        "tools": ("python",),
+        "turn_tokens": 40,
+        "result_tokens": 10,
+        "response_tokens": 150,
+        "tool_calls": 3,
+    }
+    return Dialogue(**usual | changes)
+
+
+def echo(arguments):
+    return [Observation("ok" if "7" in argument else "error", argument) for argument in arguments]
+
+
+TOOLS = {"python": echo}
+
+
+@pytest.fixture
+def engines():
+    """The scripted engines of a test."""
+    return []
+
+
+@pytest.fixture
+def rollout(tokenizer, engines):
+    """Trees of the questions under a script."""
+
+    def run(write, questions=QUESTIONS[:1], seed="0/0", dialogue=None, tools=TOOLS, **changes):
+        engines.append(Scripted(tokenizer, write))
+        room = dialogue or layout()
+        setting = Setting(tokenizer, room, budget(**changes), partial(respond, tools), seed)
+        return grow(questions, engines[-1], setting)
+
+    return run
+
+
+def results_in(context: str) -> int:
+    return context.count("<result>")
+
+
+def calls_then_answer(calls, entropies=(0.5,)):
+    """A script: so many calls, then the answer. ``entropies[i]`` are of the turn after i results.
+
+    Each entry is a number, or what the turn's tokens take in turn.
+    """
+
+    def write(context, seed):
+        done = results_in(context)
+        entropy = entropies[min(done, len(entropies) - 1)]
+        return CALL if done < calls else ANSWER, entropy
+
+    return write
+
+
+def shape(tree):
+    """Everything of a tree but its numbers."""
+    nodes = [(node.parent, node.kind, node.outcome, node.text) for node in tree.nodes]
+    return nodes, tree.leaves
+
+
+def whole(tree):
+    """Everything of a tree, comparable."""
+    numbers = [(n.tokens.tolist(), n.logprobs.tolist(), n.entropies.tolist()) for n in tree.nodes]
+    return shape(tree), numbers, tree.decisions
+
+
+# ---- what holds for every tree
+
+
+def check_tree(tree, rollout: Rollout, dialogue: Dialogue):
+    assert len(tree.leaves) == len(set(tree.leaves)) == rollout.leaves
+    reached = {index for leaf in tree.leaves for index in tree.path(leaf)}
+    assert reached == set(range(len(tree.nodes))), "a node belongs to no trajectory"
+    for node in tree.nodes:
+        length = len(node.tokens) if node.kind == TURN else 0
+        assert len(node.logprobs) == len(node.entropies) == length
+        assert node.outcome in talk.OUTCOMES or node.kind != TURN
+    for trajectory in tree.trajectories():
+        check_trajectory(trajectory, dialogue)
+    check_decisions(tree, rollout)
+
+
+def check_trajectory(trajectory, dialogue: Dialogue):
+    """Prompt, then turns and results in alternation; only the last turn does not call."""
+    kinds = [node.kind for node in trajectory]
+    assert kinds == [PROMPT, TURN, *[RESULT, TURN] * (len(kinds) // 2 - 1)]
+    turns, results = trajectory[1::2], trajectory[2::2]
+    assert [turn.outcome == talk.CALL for turn in turns] == [True] * len(results) + [False]
+    assert len(results) <= dialogue.tool_calls
+    assert all(1 <= len(turn.tokens) <= dialogue.turn_tokens for turn in turns)
+    assert all(len(result.tokens) <= dialogue.result_tokens for result in results)
+    assert sum(len(node.tokens) for node in trajectory[1:]) <= dialogue.response_tokens
+
+
+def check_decisions(tree, rollout: Rollout):
+    """Replay the decisions in order: entropies, probability, and who got what of the budget."""
+    assert sorted(d.node for d in tree.decisions) == [
+        index for index, node in enumerate(tree.nodes) if node.kind == RESULT
+    ], "each result is judged once"
+    started = rollout.initial
+    branches = sum(decision.added for decision in tree.decisions)
+    for decision in tree.decisions:
+        if decision.path >= rollout.initial + branches:
+            started = rollout.leaves  # a rollout that filled up the budget
+        path = tree.path(tree.leaves[decision.path])
+        judged = tree.nodes[path[path.index(decision.node) + 1]]
+        first = tree.nodes[path[1]]
+        window = rollout.entropy_window
+        assert decision.initial_entropy == window_entropy(first.entropies, window)
+        assert decision.entropy == window_entropy(judged.entropies, window)
+        difference = decision.entropy - decision.initial_entropy
+        expected = rollout.base_probability + rollout.entropy_weight * difference
+        assert decision.probability == pytest.approx(expected)
+        if not rollout.draw:
+            wishes = decision.probability > rollout.threshold
+            assert decision.added == (min(rollout.branch, rollout.leaves - started) * wishes)
+        started += decision.added
+    children = Counter(node.parent for node in tree.nodes)
+    assert children[0] == rollout.leaves - branches
+    for decision in tree.decisions:
+        assert children[decision.node] == 1 + decision.added
+
+
+budgets = st.builds(
+    lambda extra, initial, **rest: budget(leaves=initial + extra, initial=initial, **rest),
+    extra=st.integers(0, 7),
+    initial=st.integers(1, 6),
+    branch=st.integers(0, 4),
+    entropy_window=st.integers(1, 30),
+    entropy_weight=st.floats(-1, 2),
+    threshold=st.floats(0.2, 0.8),
+    draw=st.booleans(),
+    rows=st.integers(13, 64),
+)
+layouts = st.builds(
+    layout,
+    turn_tokens=st.integers(4, 30),
+    result_tokens=st.integers(5, 12),
+    response_tokens=st.integers(1, 120),
+    tool_calls=st.integers(0, 4),
+)
+
+
+def wander(eagerness: float):
+    """A script that does anything; ``eagerness`` is how often it calls a tool."""
+    others = [ANSWER, "</python>", "so it is" + END_TOKEN, "and so on " * 20]
+
+    def write(context, seed):
+        dice = random.Random(seed)
+        thought = "<think>" + "hm " * dice.randrange(4) + "</think>"
+        call = dice.choice([CALL, "<python>8</python>", "<python>77777777777</python>", MISSING])
+        text = call if dice.random() < eagerness else dice.choice(others)
+        return thought + text, [dice.random() for _ in range(11)]
+
+    return write
+
+
+@settings(max_examples=150)
+@given(
+    rollout_=budgets,
+    dialogue=layouts,
+    eagerness=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
+    seed=st.integers(0, 9).map(str),
+)
+def test_every_tree_has_its_leaves_and_every_decision_its_reason(
+    tokenizer, rollout_, dialogue, eagerness, seed
+):
+    engine = Scripted(tokenizer, wander(eagerness))
+    setting = Setting(tokenizer, dialogue, rollout_, partial(respond, TOOLS), seed)
+    trees = grow(QUESTIONS, engine, setting)
+    assert [tree.question for tree in trees] == QUESTIONS
+    for tree in trees:
+        check_tree(tree, rollout_, dialogue)
+    assert all(paths <= rollout_.rows for paths in engine.rooms)
+    seeds = [request.seed for request in engine.requests]
+    assert len(set(seeds)) == len(seeds), "two turns draw the same numbers"
+
+
+# ---- branching, by hand
+
+
+def test_branches_restart_right_after_the_result_and_share_what_lies_before(rollout, engines):
+    """Prompt, call, result; then the parent's turn, and one of each of its two branches."""
+    (tree,) = rollout(calls_then_answer(1, (0.2, 0.9)), initial=1, leaves=3)
+    kinds = [(node.parent, node.kind) for node in tree.nodes]
+    assert kinds == [(-1, PROMPT), (0, TURN), (1, RESULT), (2, TURN), (2, TURN), (2, TURN)]
+    assert tree.leaves == [3, 4, 5]
+    result = tree.nodes[2]
+    assert (result.outcome, result.text) == ("ok", "<result>7</result>")
+    assert len(result.logprobs) == len(result.entropies) == 0
+    contexts = [request.tokens.tolist() for request in engines[0].requests]
+    assert (
+        contexts[1]
+        == contexts[2]
+        == contexts[3]
+        == [token for node in tree.nodes[:3] for token in node.tokens]
+    )
+    (decision,) = tree.decisions
+    assert (decision.node, decision.path, decision.added) == (2, 0, 2)
+    assert decision.probability == pytest.approx(0.5 + 0.2 * (0.9 - 0.2))
+
+
+def test_only_the_first_tokens_after_the_result_count(rollout):
+    """The script's entropies repeat, so that other windows would have other means."""
+    (tree,) = rollout(
+        calls_then_answer(1, ([0.1, 0.2, 0.9], [0.4, 0.6, 0.0, 0.0])),
+        initial=1,
+        leaves=2,
+        entropy_window=2,
+    )
+    (decision,) = tree.decisions
+    assert decision.initial_entropy == pytest.approx(0.15)
+    assert decision.entropy == pytest.approx(0.5)
+
+
+def test_a_turn_without_more_entropy_does_not_branch(rollout):
+    (tree,) = rollout(calls_then_answer(2, (0.5, 0.5, 0.4)), initial=1, leaves=3)
+    assert [decision.added for decision in tree.decisions[:2]] == [0, 0]
+    assert [node.parent for node in tree.nodes].count(0) == 3  # filled from the prompt
+
+
+def test_a_branch_inherits_its_parents_initial_entropy(rollout):
+    """After one result entropy rises and the path branches; a later, smaller rise over the first
+    turn is still one. The branches' own first turns (0.9) would hide it."""
+    (tree,) = rollout(calls_then_answer(2, (0.2, 0.9, 0.3)), initial=1, leaves=9)
+    for decision in tree.decisions:
+        assert decision.initial_entropy == pytest.approx(0.2)
+    later = [d for d in tree.decisions if d.entropy < 0.5]
+    assert [d.added for d in later[:3]] == [2, 2, 2]
+
+
+def test_a_branchs_own_first_turn_is_not_judged(rollout):
+    """Parent and two branches each call once more: one decision at the first result, then three."""
+    (tree,) = rollout(calls_then_answer(2, (0.2, 0.9, 0.1)), initial=1, leaves=3)
+    assert [decision.path for decision in tree.decisions] == [0, 0, 1, 2]
+    assert len({decision.node for decision in tree.decisions}) == 4
+
+
+def test_the_path_order_decides_who_gets_the_last_of_the_budget(rollout):
+    (tree,) = rollout(calls_then_answer(1, (0.2, 0.9)), initial=3, leaves=6, branch=2)
+    assert [(d.path, d.added) for d in tree.decisions] == [(0, 2), (1, 1), (2, 0)]
+
+
+def test_fresh_rollouts_fill_what_branching_left(rollout):
+    (tree,) = rollout(calls_then_answer(0), initial=2, leaves=5)
+    assert tree.decisions == []
+    assert [node.parent for node in tree.nodes] == [-1, 0, 0, 0, 0, 0]
+
+
+def test_without_branching_rollouts_share_the_prompt_only(rollout):
+    trees = rollout(
+        calls_then_answer(2, (0.2, 0.9)), questions=QUESTIONS, branch=0, initial=6, leaves=6
+    )
+    for tree in trees:
+        parents = Counter(node.parent for node in tree.nodes)
+        assert parents.pop(0) == 6
+        assert set(parents.values()) == {1}
+        assert [decision.added for decision in tree.decisions] == [0] * 12
+
+
+@pytest.mark.parametrize("seed", ["1", "2", "3"])
+def test_where_alpha_is_tau_the_tree_does_not_depend_on_beta(rollout, seed):
+    def trees(weight):
+        return rollout(
+            wander(0.9), QUESTIONS, seed, entropy_weight=weight, leaves=12, entropy_window=20
+        )
+
+    usual = trees(0.2)
+    assert sum(decision.added for tree in usual for decision in tree.decisions) > 3
+    for weight in (0.01, 0.5, 3.0):
+        assert [shape(tree) for tree in trees(weight)] == [shape(tree) for tree in usual]
+
+
+@pytest.mark.parametrize(("probability", "added"), [(1.0, [2, 2, 1]), (0.0, [0, 0, 0])])
+def test_drawn_branches_follow_their_probability(rollout, probability, added):
+    """The threshold, which would say the opposite, does not count."""
+    (tree,) = rollout(
+        calls_then_answer(1),
+        draw=True,
+        base_probability=probability,
+        threshold=1 - probability,
+        entropy_weight=0.0,
+        initial=3,
+        leaves=8,
+    )
+    assert [decision.added for decision in tree.decisions[:3]] == added
+
+
+def test_drawn_branches_are_drawn_from_the_seed(rollout):
+    def added(seed):
+        trees = rollout(calls_then_answer(3), QUESTIONS, seed, draw=True, leaves=20, initial=10)
+        return [decision.added for tree in trees for decision in tree.decisions[:10]]
+
+    assert added("1") == added("1")
+    assert added("1") != added("2")
+    assert {0, 2} <= set(added("1"))
+
+
+# ---- how trajectories end
+
+
+def only_leaf(rollout, write, **changes):
+    (tree,) = rollout(write, initial=1, leaves=1, **changes)
+    (trajectory,) = tree.trajectories()
+    return trajectory
+
+
+@pytest.mark.parametrize(
+    ("text", "outcome"),
+    [
+        (ANSWER, talk.ANSWER),
+        ("that is all" + END_TOKEN, talk.NO_ANSWER),
+        ("and so on " * 20, talk.CUT),
+        ("7</python>", talk.BAD_CALL),
+    ],
+)
+def test_one_turn_and_how_it_ends(rollout, tokenizer, text, outcome):
+    _, turn = only_leaf(rollout, lambda context, seed: (text, 0.5))
+    assert turn.outcome == outcome
+    assert turn.text == tokenizer.decode(turn.tokens)
+    assert text.startswith(turn.text)
+
+
+@pytest.mark.parametrize("allowed", [0, 1, 3])
+def test_one_call_more_than_allowed_ends_the_trajectory(rollout, allowed):
+    dialogue = layout(tool_calls=allowed)
+    trajectory = only_leaf(rollout, calls_then_answer(99), dialogue=dialogue)
+    assert [node.kind for node in trajectory].count(RESULT) == allowed
+    assert trajectory[-1].outcome == talk.TOO_MANY_CALLS
+
+
+def test_a_result_that_does_not_fit_ends_the_trajectory(rollout, tokenizer):
+    """A call, its result and one more token fit into this response exactly; then one less does."""
+    call, result = (len(talk.encode(tokenizer, text)) for text in (CALL, "<result>7</result>"))
+    fits = layout(response_tokens=call + result + 1)
+    trajectory = only_leaf(rollout, calls_then_answer(1), dialogue=fits)
+    assert [node.outcome for node in trajectory[1:]] == [talk.CALL, "ok", talk.CUT]
+    assert len(trajectory[-1].tokens) == 1
+    tight = layout(response_tokens=call + result)
+    trajectory = only_leaf(rollout, calls_then_answer(1), dialogue=tight)
+    assert [node.outcome for node in trajectory[1:]] == [talk.OUT_OF_SPACE]
+    assert trajectory[-1].text == CALL
+
+
+def test_a_long_result_is_cut_to_its_limit(rollout, tokenizer):
+    def write(context, seed):
+        return (ANSWER if results_in(context) else f"<python>{'7' * 20}</python>"), 0.5
+
+    result = only_leaf(rollout, write)[2]
+    assert result.text == "<result>77777...</result>"
+    assert len(result.tokens) == layout().result_tokens
+
+
+def test_an_unknown_tool_is_answered_and_the_trajectory_goes_on(rollout):
+    def write(context, seed):
+        return (ANSWER if results_in(context) else MISSING), 0.5
+
+    trajectory = only_leaf(rollout, write, dialogue=layout(result_tokens=30))
+    assert [node.outcome for node in trajectory[1:]] == [talk.CALL, "no_such_tool", talk.ANSWER]
+    assert trajectory[2].text == "<result>no tool search</result>"
+
+
+def test_a_tool_that_fails_is_an_outcome(rollout):
+    def write(context, seed):
+        return (ANSWER if results_in(context) else "<python>x</python>"), 0.5
+
+    trajectory = only_leaf(rollout, write)
+    assert [node.outcome for node in trajectory[1:]] == [talk.CALL, "error", talk.ANSWER]
+
+
+def test_the_calls_of_a_round_run_side_by_side(rollout):
+    rounds = []
+
+    def tool(arguments):
+        rounds.append(len(arguments))
+        return echo(arguments)
+
+    rollout(calls_then_answer(2), QUESTIONS, tools={"python": tool}, initial=4, leaves=4)
+    assert rounds == [12, 12]  # three questions of four paths, two calls each
+
+
+# ---- batches and seeds
+
+
+def test_questions_go_in_batches_that_fit_the_rows(rollout, engines):
+    rollout(calls_then_answer(0), QUESTIONS, leaves=6, rows=13)
+    assert engines[0].rooms == [12, 6]
+
+
+def test_progress_is_told_as_questions_are_finished(tokenizer):
+    finished: list[int] = []
+    engine = Scripted(tokenizer, calls_then_answer(0))
+    setting = Setting(tokenizer, layout(), budget(rows=13), partial(respond, TOOLS), "0")
+    grow(QUESTIONS, engine, setting, advance=finished.append)
+    assert finished == [2, 1]
+
+
+def test_no_questions_give_no_trees(rollout):
+    assert rollout(calls_then_answer(0), []) == []
+
+
+def test_a_tree_that_does_not_fit_the_rows_raises_before_anything_is_sampled(rollout, engines):
+    with pytest.raises(ValueError, match="rows"):
+        rollout(calls_then_answer(0), leaves=6, rows=5)
+    assert not any(engine.requests for engine in engines)
+
+
+def test_a_tree_does_not_depend_on_the_questions_beside_it(rollout):
+    together = rollout(wander(0.8), QUESTIONS)
+    for question, tree in zip(QUESTIONS, together, strict=True):
+        (alone,) = rollout(wander(0.8), [question])
+        assert whole(alone) == whole(tree)
+
+
+# ---- the real engine
+
+
+@pytest.fixture(scope="module")
+def talkative(policy, tokenizer):
+    """The engine over a policy that has half learned to call the tool and to answer."""
+    model = copy.deepcopy(policy)
+    prompts = [talk.prompt_tokens(tokenizer, layout(), question.text) for question in QUESTIONS]
+    parts = [(CALL, True), ("<result>7</result>", False), (ANSWER, True)]
+    traces = [talk.trace_tokens(tokenizer, prompt, parts)[0] for prompt in prompts]
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for step in range(30):
+        tokens = torch.from_numpy(traces[step % len(traces)].astype(np.int64))[None]
+        model(tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return TransformersEngine(model, tokenizer)
+
+
+def real_trees(engine, seed="0/0", **changes):
+    rollout = budget(leaves=6, initial=3, entropy_window=20, **changes)
+    dialogue = layout(turn_tokens=30, response_tokens=90)
+    setting = Setting(engine.tokenizer, dialogue, rollout, partial(respond, TOOLS), seed)
+    trees = grow(QUESTIONS, engine, setting)
+    for tree in trees:
+        check_tree(tree, rollout, dialogue)
+    return trees
+
+
+@pytest.fixture(scope="module")
+def grown(talkative):
+    trees = real_trees(talkative)
+    kinds = Counter(node.kind for tree in trees for node in tree.nodes)
+    assert kinds[RESULT] >= 3, "the policy calls too seldom for these tests"
+    assert any(decision.added for tree in trees for decision in tree.decisions)
+    return trees
+
+
+@pytest.mark.parametrize("rows", [6, 12])
+def test_the_size_of_a_batch_does_not_change_the_trees(talkative, grown, rows):
+    assert [shape(tree) for tree in real_trees(talkative, rows=rows)] == [
+        shape(tree) for tree in grown
+    ]
+
+
+def test_the_same_seed_gives_identical_trees_and_another_others(talkative, grown):
+    assert [whole(tree) for tree in real_trees(talkative)] == [whole(tree) for tree in grown]
+    for ours, theirs in zip(real_trees(talkative, seed="0/1"), grown, strict=True):
+        assert shape(ours) != shape(theirs)
+
+
+def test_a_response_that_reaches_over_the_policys_context_raises(talkative):
+    """Positions that the policy has never seen would give noise, not an error."""
+    dialogue = layout(response_tokens=talkative.model.config.max_position_embeddings)
+    setting = Setting(talkative.tokenizer, dialogue, budget(), partial(respond, TOOLS), "0")
+    with pytest.raises(ValueError, match="context"):
+        grow(QUESTIONS, talkative, setting)
