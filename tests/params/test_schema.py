@@ -1,8 +1,9 @@
 import copy
+from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -11,14 +12,15 @@ from params import schema
 TINY = yaml.safe_load((schema.PARAMS / "tiny.yaml").read_text())
 FILES = {
     "source": "files",
-    "train": "train.jsonl",
-    "validation": "validation.jsonl",
-    "test": "test.jsonl",
+    "train": "questions/train.jsonl",
+    "validation": "questions/validation.jsonl",
+    "test": "questions/own/test.jsonl",
     "question_field": "question",
     "answer_field": "answer",
-    "traces": "traces.jsonl",
+    "traces": "questions/traces.jsonl",
     "response_field": "response",
 }
+RATES = ("wrong_operator", "wrong_digit", "wrong_answer", "missing_call")
 REMOVED = object()
 
 
@@ -118,23 +120,39 @@ FAULTS = [
     ({"prepare__questions__largest_operand": 1}, ["'prepare.questions.largest_operand' = 1"]),
     ({"prepare__policy__kind": "huge"}, ["'huge'", "'kind'", "'tiny', 'pretrained'"]),
     # an impossible combination
-    ({"reinforce__rollout__initial": 17}, ["initial 17 exceeds leaves 16", "lower initial"]),
-    ({"dialogue__response_tokens": 256}, ["response_tokens 256", "context 256", "lower"]),
-    ({"prepare__policy__heads": 3}, ["hidden 128", "heads 3", "change one"]),
-    ({"prepare__policy__key_value_heads": 3}, ["heads 4", "key_value_heads 3", "change one"]),
+    (
+        {"reinforce__rollout__leaves": 16, "reinforce__rollout__initial": 17},
+        ["initial 17 exceeds leaves 16", "lower initial"],
+    ),
+    (
+        {"dialogue__response_tokens": 256, "prepare__policy__context": 256},
+        ["response_tokens 256", "context 256", "lower"],
+    ),
+    (
+        {"prepare__policy__hidden": 128, "prepare__policy__heads": 3},
+        ["hidden 128", "heads 3", "change one"],
+    ),
+    (
+        {"prepare__policy__heads": 4, "prepare__policy__key_value_heads": 3},
+        ["heads 4", "key_value_heads 3", "change one"],
+    ),
     ({"prepare__expert": None}, ["questions.source is generated", "expert is null", "need"]),
     ({"prepare__questions": FILES}, ["source is files", "expert is given", "their own traces"]),
-    ({"prepare__expert__wrong_digit": 0.7}, ["add up to 1.06", "lower them"]),
     (
-        {"prepare__questions__largest_test_operand": 499},
+        {"prepare__expert": {"traces": 9, **dict.fromkeys(RATES, 0.375)}},
+        ["add up to 1.5", "lower them"],
+    ),
+    (
+        {
+            "prepare__questions__largest_arithmetic_operand": 499,
+            "prepare__questions__largest_test_operand": 499,
+        },
         ["largest_test_operand 499 must exceed", "largest_arithmetic_operand 499"],
     ),
 ]
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"), FAULTS, ids=[f"{k}={v}"[:50] for c, _ in FAULTS for k, v in c.items()]
-)
+@pytest.mark.parametrize(("changes", "said"), FAULTS, ids=[said[0][:60] for _, said in FAULTS])
 def test_a_fault_names_file_key_value_and_remedy(tmp_path, changes, said):
     message = fault_of(tmp_path, changed(**changes))
     assert len(message.splitlines()) == 1
@@ -156,7 +174,16 @@ def test_questions_from_files_need_no_expert(tmp_path):
     recipe = schema.load(
         write(tmp_path, changed(prepare__questions=FILES, prepare__expert=None)), tmp_path
     )
-    assert recipe.prepare.questions.traces.name == "traces.jsonl"
+    assert recipe.prepare.questions.files()[0] == Path("questions/train.jsonl")
+    assert schema.load("tiny").prepare.questions.files() == ()
+
+
+@pytest.mark.parametrize("path", ["train.jsonl", "/questions/a.jsonl", "questions/../a.jsonl"])
+def test_a_file_outside_the_folder_that_dvc_knows_is_refused(tmp_path, path):
+    files = changed(prepare__questions={**FILES, "train": path}, prepare__expert=None)
+    said = fault_of(tmp_path, files)
+    assert f"{path} lies outside the folder questions/" in said
+    assert "move it there" in said
 
 
 def test_a_pretrained_policy_has_keys_of_its_own(tmp_path):
@@ -171,9 +198,8 @@ def test_a_pretrained_policy_has_keys_of_its_own(tmp_path):
 
 
 @given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
-@settings(deadline=None)
 def test_rates_of_flaws_are_refused_exactly_where_they_leave_no_room(a, b, c, d):
-    rates = {"wrong_operator": a, "wrong_digit": b, "wrong_answer": c, "missing_call": d}
+    rates = dict(zip(RATES, (a, b, c, d), strict=True))
     if a + b + c + d <= 1:
         assert schema.Expert(traces=1, **rates).rates() == rates
     else:

@@ -10,39 +10,27 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from params.schema import ColdStart, Machine, TinyPolicy
+from params.schema import ColdStart, Machine
 from tasks import cold_start as verb
 from tasks import ledger
 from tasks.cold_start import IGNORED, Traces, cold_start, newest_checkpoint
 from tasks.ledger import Step
-from tasks.policy import build_policy, build_tokenizer
 from tasks.progress import Progress
 from tasks.trajectory import write_table
 
 ROOT = Path(__file__).parents[2]
 STEP = Step("toy", "cold_start", 0, 5)
 MACHINE = Machine(threads=1, device="cpu", precision="float32")
-POLICY = TinyPolicy(
-    kind="tiny",
-    vocabulary=280,
-    hidden=16,
-    layers=1,
-    heads=2,
-    key_value_heads=1,
-    feed_forward=32,
-    context=64,
-)
 SETTINGS = ColdStart(
     steps=6, batch=4, learning_rate=1e-2, warmup_steps=1, weight_decay=0.01, save_every=2
 )
 
 
 @pytest.fixture(scope="module")
-def policy(tmp_path_factory):
+def initial(policy, tokenizer, tmp_path_factory):
     """The folder of a very small policy."""
     folder = tmp_path_factory.mktemp("policy") / "initial"
-    tokenizer = build_tokenizer(["Compute 1 + 2."], POLICY)
-    build_policy(POLICY, tokenizer, seed=3).save_pretrained(folder)
+    policy.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -66,12 +54,12 @@ def made_traces(count=10):
     return rows
 
 
-def train(policy, rows, settings=SETTINGS):
+def train(initial, rows, settings=SETTINGS):
     """Run the verb in the folder that is the working one; its record."""
     write_table(pa.Table.from_pylist(rows), Path("traces.parquet"))
     return cold_start.fn(
         step=STEP,
-        policy=ledger.artifact(policy),
+        policy=ledger.artifact(initial),
         traces=ledger.artifact(Path("traces.parquet")),
         settings=settings,
         machine=MACHINE,
@@ -84,11 +72,11 @@ def test_labels_are_the_agents_own_tokens_and_nothing_else():
     assert traces[0] == {"input_ids": [7, 8, 9, 10], "labels": [IGNORED, 8, IGNORED, 10]}
 
 
-def test_the_loss_of_a_batch_is_that_of_its_own_tokens(policy):
+def test_the_loss_of_a_batch_is_that_of_its_own_tokens(initial):
     rows = made_traces(3)
-    model = AutoModelForCausalLM.from_pretrained(policy)
+    model = AutoModelForCausalLM.from_pretrained(initial)
     data = Traces(rows)
-    batch = verb._collator(AutoTokenizer.from_pretrained(policy))([data[i] for i in range(3)])
+    batch = verb._collator(AutoTokenizer.from_pretrained(initial))([data[i] for i in range(3)])
     with torch.no_grad():
         loss = float(model(**batch).loss)
         terms = []
@@ -99,7 +87,7 @@ def test_the_loss_of_a_batch_is_that_of_its_own_tokens(policy):
     assert loss == pytest.approx(float(torch.stack(terms).mean()), abs=1e-5)
 
 
-def test_an_observed_token_that_nothing_follows_changes_nothing(policy, folder):
+def test_an_observed_token_that_nothing_follows_changes_nothing(initial, folder):
     # a token that something follows is context; as a label it must not count
     short = SETTINGS.model_copy(update={"steps": 2})
     digests = []
@@ -108,30 +96,31 @@ def test_an_observed_token_that_nothing_follows_changes_nothing(policy, folder):
             {"tokens": row["tokens"] + ending, "trained": row["trained"] + [False] * 2}
             for row in made_traces()
         ]
-        digests.append(ledger.of(train(policy, rows, short), "policy").digest)
+        digests.append(ledger.of(train(initial, rows, short), "policy").digest)
     assert digests[0] == digests[1]
     rows = [{**row, "trained": [*row["trained"][:-2], True, True]} for row in rows]
-    assert ledger.of(train(policy, rows, short), "policy").digest != digests[1]
+    assert ledger.of(train(initial, rows, short), "policy").digest != digests[1]
 
 
 @pytest.fixture(scope="module")
-def unbroken(policy, tmp_path_factory):
+def unbroken(initial, tmp_path_factory):
     """The record of a training that nothing interrupted, with absolute paths."""
     place = tmp_path_factory.mktemp("unbroken")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
-        return train(policy, made_traces())
+        return train(initial, made_traces())
 
 
-def test_training_lowers_the_loss_and_leaves_a_policy_and_a_curve(policy, folder):
+def test_training_lowers_the_loss_and_leaves_a_policy_and_a_curve(initial, folder):
     longer = SETTINGS.model_copy(update={"steps": 30})
-    made = train(policy, made_traces(), longer)
+    made = train(initial, made_traces(), longer)
     assert [point["step"] for point in made["curve"]] == list(range(1, 31))
     assert made["metrics"]["loss"] == made["curve"][-1]["loss"] < made["curve"][0]["loss"] - 0.5
     assert made["curve"][-1]["learning_rate"] < 0.1 * longer.learning_rate
     trained = Path(ledger.of(made, "policy").path)
-    assert len(AutoTokenizer.from_pretrained(trained)) == len(AutoTokenizer.from_pretrained(policy))
-    before, after = (AutoModelForCausalLM.from_pretrained(place) for place in (policy, trained))
+    vocabularies = [AutoTokenizer.from_pretrained(path).get_vocab() for path in (initial, trained)]
+    assert vocabularies[0] == vocabularies[1]
+    before, after = (AutoModelForCausalLM.from_pretrained(place) for place in (initial, trained))
     assert not torch.equal(before.lm_head.weight, after.lm_head.weight)
     assert not list(ledger.ROOT.rglob(".*")), "no checkpoint is left"
 
@@ -157,9 +146,9 @@ def checkpoints():
 
 
 def test_a_killed_training_goes_on_and_ends_as_an_unbroken_one(
-    policy, folder, unbroken, monkeypatch
+    initial, folder, unbroken, monkeypatch
 ):
-    code = KILLED.format(policy=str(policy))
+    code = KILLED.format(policy=str(initial))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     killed = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
@@ -179,7 +168,7 @@ def test_a_killed_training_goes_on_and_ends_as_an_unbroken_one(
             super().__init__(name, total, done)
 
     monkeypatch.setattr(verb, "Progress", Recording)
-    made = train(policy, made_traces())
+    made = train(initial, made_traces())
     assert began == [4], "it goes on at its newest whole checkpoint"
     assert made["artifacts"]["policy"]["digest"] == unbroken["artifacts"]["policy"]["digest"]
     assert made["curve"] == unbroken["curve"]
@@ -187,15 +176,15 @@ def test_a_killed_training_goes_on_and_ends_as_an_unbroken_one(
 
 
 def test_a_training_that_was_killed_at_its_very_end_need_not_train(
-    policy, folder, unbroken, monkeypatch
+    initial, folder, unbroken, monkeypatch
 ):
     # all steps are done and the last checkpoint is whole, but no record has been written
     with monkeypatch.context() as patch:
         patch.setattr(ledger, "_artifacts", lambda *_: pytest.fail("the end"))
         with pytest.raises(pytest.fail.Exception, match="the end"):
-            train(policy, made_traces())
+            train(initial, made_traces())
     assert checkpoints()[-1] == "checkpoint-6"
-    made = train(policy, made_traces())
+    made = train(initial, made_traces())
     assert made["artifacts"]["policy"]["digest"] == unbroken["artifacts"]["policy"]["digest"]
     assert made["metrics"] == unbroken["metrics"]
 
@@ -213,6 +202,6 @@ def test_the_newest_whole_checkpoint_is_taken(tmp_path):
     assert newest_checkpoint(tmp_path) == str(tmp_path / "checkpoint-100")
 
 
-def test_a_single_step_has_a_curve(policy, folder):
+def test_a_single_step_has_a_curve(initial, folder):
     settings = SETTINGS.model_copy(update={"steps": 1, "save_every": 500})
-    assert [point["step"] for point in train(policy, made_traces(2), settings)["curve"]] == [1]
+    assert [point["step"] for point in train(initial, made_traces(2), settings)["curve"]] == [1]

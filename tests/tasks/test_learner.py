@@ -6,25 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from params.schema import Machine, TinyPolicy, Update
-from tasks import learner, ledger, losses
+from params.schema import Machine, Update
+from tasks import checkpoint, learner, losses
 from tasks.engines import Request
 from tasks.engines.transformers import TransformersEngine
-from tasks.learner import Learner, token_logprobs
+from tasks.learner import token_logprobs
 from tasks.packing import Row
-from tasks.policy import build_policy, build_tokenizer
+from tasks.policy import use_machine
 
 MACHINE = Machine(threads=1, device="cpu", precision="float32")
-POLICY = TinyPolicy(
-    kind="tiny",
-    vocabulary=280,
-    hidden=16,
-    layers=2,
-    heads=2,
-    key_value_heads=1,
-    feed_forward=32,
-    context=64,
-)
 SETTINGS = Update(
     learning_rate=1e-2,
     warmup_updates=0,
@@ -44,21 +34,20 @@ TEMPERATURE = 0.7
 
 
 @pytest.fixture(scope="module")
-def initial(tmp_path_factory):
+def initial(policy, tokenizer, tmp_path_factory):
     """The folder of a very small policy."""
-    learner.use_machine(MACHINE)
-    tokenizer = build_tokenizer(["Compute 1 + 2."], POLICY)
+    use_machine(MACHINE)
     folder = tmp_path_factory.mktemp("initial") / "policy"
-    build_policy(POLICY, tokenizer, seed=3).save_pretrained(folder)
+    policy.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
 
 def fresh(folder, settings=SETTINGS):
     """A learner as a new process would have it."""
-    learner._resident.clear()
-    learning = learner.resident(folder, MACHINE)
-    learner.prepare_optimizer(learning, settings)
+    checkpoint._resident.clear()
+    learning = checkpoint.resident(folder, MACHINE)
+    checkpoint.prepare_optimizer(learning, settings)
     return learning
 
 
@@ -103,7 +92,7 @@ def plain_gradients(model, rows, averaging):
     """The same gradient from the model's own logits, a row at a time, all of plain torch."""
     model = copy.deepcopy(model)
     model.zero_grad()
-    total = 0.0
+    total = torch.zeros(())
     for row in rows:
         tokens = torch.tensor(row.tokens, dtype=torch.long)[None]
         logits = model(input_ids=tokens).logits.float() / TEMPERATURE
@@ -313,8 +302,8 @@ def test_the_learning_rate_warms_up_and_goes_on_after_a_restart(initial, tmp_pat
         (rate,) = set(rates_of(learning))
         shares.append(rate / settings.learning_rate)
         if number == 1:
-            learner.save(learning, tmp_path)
-            learning = fresh(tmp_path / learner.POLICY, settings)
+            checkpoint.save(learning, tmp_path)
+            learning = fresh(tmp_path / checkpoint.POLICY, settings)
     assert shares == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1])
 
 
@@ -346,131 +335,7 @@ def test_an_update_raises_what_was_good_and_lowers_what_was_bad(initial):
     assert total(bad) < before[1]
 
 
-# ---------------------------------------------------------------- from and to disk
-
-
-def test_equal_updates_give_equal_bytes_and_other_orders_do_not(initial, tmp_path):
-    settings = SETTINGS.model_copy(update={"epochs": 2, "mini_batches": 2})
-    digests = []
-    for name, seed in (("one", 1), ("two", 1), ("three", 2)):
-        learning = fresh(initial, settings)
-        run(learning, made_rows(), settings, seed=seed)
-        learner.save(learning, tmp_path / name)
-        digests.append(ledger.digest(tmp_path / name))
-    assert digests[0] == digests[1] != digests[2]
-
-
-def test_going_on_from_disk_is_going_on_in_memory(initial, tmp_path):
-    settings = SETTINGS.model_copy(update={"warmup_updates": 3, "mini_batches": 2})
-    learning = fresh(initial, settings)
-    run(learning, made_rows(seed=1), settings)
-    learner.save(learning, tmp_path / "between")
-    in_memory = run(learning, made_rows(seed=2), settings)
-    learner.save(learning, tmp_path / "in_memory")
-
-    restarted = fresh(tmp_path / "between" / learner.POLICY, settings)
-    assert restarted.updates == 2
-    from_disk = run(restarted, made_rows(seed=2), settings)
-    learner.save(restarted, tmp_path / "from_disk")
-    assert from_disk == in_memory
-    assert ledger.digest(tmp_path / "from_disk") == ledger.digest(tmp_path / "in_memory")
-
-
-def test_without_its_optimizer_the_next_update_would_differ(initial, tmp_path):
-    # proves that the test above looks at the optimizer's state, too
-    learning = fresh(initial)
-    run(learning, made_rows(seed=1))
-    learner.save(learning, tmp_path)
-    run(learning, made_rows(seed=2))
-    (tmp_path / learner.OPTIMIZER).rename(tmp_path / "elsewhere")
-    restarted = fresh(tmp_path / learner.POLICY)
-    run(restarted, made_rows(seed=2))
-    assert not same(weights(restarted.model), weights(learning.model))
-
-
-def test_a_policy_that_has_not_learned_is_saved_without_an_optimizer(initial, tmp_path):
-    learner._resident.clear()
-    learner.save(learner.resident(initial, MACHINE), tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [learner.POLICY]
-
-
-TEXTS = [
-    "<think>I compute it.</think><python>12 * 345</python>",
-    "<answer>\\boxed{-7}</answer>",
-    "ZeroDivisionError: division by zero\r\n\tline 2,  'x' isn't 12",
-    "Gr\u00fc\u00dfe, cafe\u0301",  # the accent is a character of its own
-    "<|endoftext|><|im_end|>",  # what a tool prints may look like another model's special tokens
-]
-
-
-@pytest.mark.parametrize("text", TEXTS)
-def test_the_loaded_tokenizer_writes_as_the_one_that_was_built(initial, tmp_path, text):
-    built = build_tokenizer(["Compute 1 + 2."], POLICY)
-    loaded = fresh(initial)
-    learner.save(loaded, tmp_path)
-    tokens = built.encode(text, add_special_tokens=False)
-    for learning in (loaded, fresh(tmp_path / learner.POLICY)):
-        assert learning.tokenizer.encode(text, add_special_tokens=False) == tokens
-        assert learning.tokenizer.decode(tokens) == text
-        assert max(tokens) < learning.model.config.vocab_size
-
-
-def test_the_resident_learner_is_used_again_and_another_folder_is_loaded(initial, tmp_path):
-    first = fresh(initial)
-    assert learner.resident(initial, MACHINE) is first
-    learner.save(first, tmp_path)
-    other = learner.resident(tmp_path / learner.POLICY, MACHINE)
-    assert other is not first
-    assert same(weights(other.model), weights(first.model))
-    assert learner.resident(initial, MACHINE) is not first, "only one stays in memory"
-
-
-def test_a_learner_is_known_by_the_folder_that_it_will_have(initial, tmp_path):
-    learning = fresh(initial)
-    learner.keep_resident(learning, tmp_path / "later" / "policy")
-    assert learner.resident(tmp_path / "later" / "policy", MACHINE) is learning
-    assert learner.resident(initial, MACHINE) is not learning
-
-
-def test_after_an_update_that_failed_the_folder_gives_what_lies_in_it(initial):
-    # the first mini-batch has changed the weights in memory when the second one fails
-    learning = fresh(initial)
-    before = weights(learning.model)
-    rows = [replace(row, advantage=a) for row, a in zip(made_rows(2), (1.0, math.inf), strict=True)]
-    order = np.random.default_rng(1).permutation(2)
-    with pytest.raises(RuntimeError, match="update 2"):
-        run(
-            learning,
-            [rows[i] for i in np.argsort(order)],
-            SETTINGS.model_copy(update={"mini_batches": 2}),
-        )
-    assert same(weights(learner.resident(initial, MACHINE).model), before)
-
-
-@pytest.mark.parametrize("left", [[], ["tokenizer.json"]])
-def test_a_folder_that_was_pruned_is_an_error_with_its_remedy(tmp_path, left):
-    for name in left:
-        (tmp_path / name).write_text("{}")
-    learner._resident.clear()
-    with pytest.raises(RuntimeError, match=rf"{tmp_path} holds no policy .* run `make clean`"):
-        learner.resident(tmp_path, MACHINE)
-
-
 def test_an_update_needs_its_optimizer_first(initial):
-    learner._resident.clear()
+    checkpoint._resident.clear()
     with pytest.raises(AssertionError, match="prepare_optimizer comes first"):
-        run(learner.resident(initial, MACHINE), made_rows())
-
-
-def test_half_precision_learns_and_comes_back_from_disk(initial, tmp_path):
-    half = MACHINE.model_copy(update={"precision": "bfloat16"})
-    model = learner.load_policy(initial, half)
-    assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
-    learning = Learner(initial, model, fresh(initial).tokenizer)
-    learner.prepare_optimizer(learning, SETTINGS)
-    before = weights(model)
-    metrics = learner.update(learning, made_rows(), LOSS, SETTINGS, TEMPERATURE, half, 1)
-    assert np.isfinite(list(metrics.values())).all()
-    assert not same(weights(model), before)
-    learner.save(learning, tmp_path)
-    assert same(weights(learner.load_policy(tmp_path / learner.POLICY, half)), weights(model))
+        run(checkpoint.resident(initial, MACHINE), made_rows())

@@ -7,6 +7,7 @@ import sys
 import textwrap
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
@@ -16,7 +17,7 @@ from tasks.ledger import Artifact, Step
 
 ROOT = Path(__file__).parents[2]
 STEP = Step("smoke", "reinforce", 3, 7)
-computed = []
+computed: list[Step] = []
 
 
 class Settings(BaseModel):
@@ -48,7 +49,11 @@ def run(step=STEP, policy="digest of the policy", settings=None, **rest):
 
 def place(step=STEP, policy=None, settings=None, **rest):
     policy = policy or Artifact("some/path", "digest of the policy")
-    return train.place(step, policy=policy, settings=settings or Settings(), **rest)
+    return place_of(train, step, policy=policy, settings=settings or Settings(), **rest)
+
+
+def place_of(sub_step: Any, step, **rest):
+    return sub_step.place(step, **rest)
 
 
 # ---------------------------------------------------------------- digests
@@ -115,8 +120,16 @@ def test_the_key_changes_with_nothing_else():
     assert place(settings=Settings(steps=4, rate=0.5)) == place()
 
 
+def test_a_list_is_all_of_its_entries_in_their_order():
+    one, other = Artifact("a", "digest 1"), Artifact("b", "digest 2")
+    lists = [[one, other], [other, one], [one], [], [[one, other]]]
+    assert len({place(size=entries) for entries in lists}) == len(lists)
+    assert place(size=[one]) == place(size=[Artifact("elsewhere", "digest 1")])
+
+
 def test_values_of_different_kinds_have_different_keys():
-    places = [place(size=value) for value in (1, 1.0, True, "1", "true")]
+    values = (1, 1.0, True, "1", "true", [1], ["1"], "[1]")
+    places = [place(size=value) for value in values]
     assert len(set(places)) == len(places)
 
 
@@ -125,7 +138,10 @@ def test_a_name_tells_recipe_stage_iteration_and_verb():
     assert re.fullmatch("0003-train-[0-9a-f]{16}", place().name)
 
 
-@pytest.mark.parametrize("value", [[1], None, {"a": 1}, Path("a"), (1, 2), b"x"])
+UNFIT = [None, {"a": 1}, Path("a"), (1, 2), b"x", [1, None], [[Path("a")]]]
+
+
+@pytest.mark.parametrize("value", UNFIT)
 def test_what_cannot_be_part_of_a_key_is_refused(value):
     with pytest.raises(TypeError, match="can't be part of a key: pass an artifact"):
         run(size=value)
@@ -208,7 +224,7 @@ def test_a_change_of_source_changes_the_key(project, monkeypatch):
 
     def key():
         ledger.source_digest.cache_clear()
-        space = {}
+        space: dict[str, Any] = {}
         code = compile(Path("tasks/verb.py").read_text(), str(project / "tasks/verb.py"), "exec")
         exec(code, space)
         return space["verb"].place(STEP)
@@ -317,8 +333,8 @@ def test_an_error_leaves_no_record():
 
     with pytest.raises(RuntimeError, match="the disk is full"):
         fails(step=STEP)
-    assert ledger.read(fails.place(STEP)) is None
-    assert not fails.place(STEP).exists()
+    assert ledger.read(place_of(fails, STEP)) is None
+    assert not place_of(fails, STEP).exists()
 
 
 # ---------------------------------------------------------------- kills
@@ -398,7 +414,7 @@ def test_a_folder_knows_the_name_that_it_will_have():
         return {}
 
     verb(step=STEP)
-    assert names == [verb.place(STEP)]
+    assert names == [place_of(verb, STEP)]
     assert (names[0] / "made").exists()
 
 

@@ -15,7 +15,6 @@ TOKEN = Averaging(losses.token_mean, losses.count_tokens)
 AVERAGINGS = {"sequence_mean": SEQUENCE, "token_mean": TOKEN}
 CLIP = Clip(0.2, 0.28)
 
-calm = settings(deadline=None)  # a busy machine is no fault
 each_averaging = pytest.mark.parametrize("averaging", AVERAGINGS.values(), ids=list(AVERAGINGS))
 
 
@@ -79,13 +78,12 @@ def slow_loss(some, averaging, clip):
 
 
 @given(batches(), st.sampled_from(list(AVERAGINGS.values())))
-@calm
 def test_the_slow_loop_of_the_formula_gives_the_same_loss(some, averaging):
     assert loss_of(some, averaging)[0] == pytest.approx(slow_loss(some, averaging, CLIP), abs=1e-12)
 
 
 @given(batches(), st.sampled_from(list(AVERAGINGS.values())))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_gradient_is_the_slope_of_the_slow_loop(some, averaging):
     gradient = loss_of(some, averaging)[1]
     step = 1e-6
@@ -154,12 +152,12 @@ def test_what_stands_at_observed_positions_changes_nothing(averaging, junk, fiel
 
 
 @given(batches(), st.sampled_from(list(AVERAGINGS.values())), st.integers(1, 4))
-@calm
 def test_micro_batches_add_up_to_the_gradient_of_the_whole_batch(some, averaging, size):
     value, gradient, _ = loss_of(some, averaging)
     denominator = denominator_of(some, averaging)
     loss = Loss(losses.token_ratio, CLIP, averaging)
-    total, sums = 0.0, {}
+    total = torch.zeros((), dtype=torch.float64)
+    sums: dict[str, float] = {}
     fields = [some.logprobs, some.old_logprobs, some.advantages, some.mask]
     for part in zip(*(entry.split(size) for entry in fields), strict=True):
         share, metrics = policy_loss(Views(*part), loss, denominator)
@@ -174,7 +172,6 @@ def test_micro_batches_add_up_to_the_gradient_of_the_whole_batch(some, averaging
 
 
 @given(batches(), st.sampled_from(list(AVERAGINGS.values())))
-@calm
 def test_at_ratio_one_the_gradient_is_that_of_reinforce(some, averaging):
     on_policy = replace(some, old_logprobs=some.logprobs.detach().clone())
     gradient = loss_of(on_policy, averaging)[1]
@@ -189,7 +186,6 @@ def test_at_ratio_one_the_gradient_is_that_of_reinforce(some, averaging):
 
 
 @given(batches())
-@calm
 def test_padding_behind_a_leaf_changes_nothing(some):
     wider = Views(*(torch.nn.functional.pad(entry, (0, 3)) for entry in vars(some).values()))
     for averaging in AVERAGINGS.values():

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.packing import Row, micro_batches, row
@@ -64,7 +64,6 @@ def test_a_batch_holds_what_its_rows_hold_with_the_padding_behind():
 
 
 @given(st.lists(st.integers(1, 40), max_size=25), st.integers(1, 120))
-@settings(deadline=None)
 def test_every_row_appears_once_and_whole_and_no_batch_is_too_large(lengths, limit):
     rows = made_of(lengths)
     seen = []

@@ -132,12 +132,15 @@ def test_all_calls_of_a_round_run_together():
     assert tools.rounds == [30, 10], "then the second calls of the chains"
 
 
-def test_traces_of_files_are_taken_as_they_are(tmp_path):
-    for name in ("train", "validation", "test"):
-        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"q": f"Of {name}?", "a": "1"}))
+def test_traces_of_files_are_taken_as_they_are(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = ("train", "validation", "test", "traces")
+    paths = {name: Path("questions", f"{name}.jsonl") for name in names}
+    Path("questions").mkdir()
+    for name in names[:3]:
+        paths[name].write_text(json.dumps({"q": f"Of {name}?", "a": "1"}))
     response = "<python>1</python><result>1</result><answer>\\boxed{1}</answer>"
-    (tmp_path / "traces.jsonl").write_text(json.dumps({"q": "Of train?", "r": response}))
-    paths = {name: tmp_path / f"{name}.jsonl" for name in ("train", "validation", "test", "traces")}
+    paths["traces"].write_text(json.dumps({"q": "Of train?", "r": response}))
     settings = Prepare(
         policy=POLICY,
         questions=FileQuestions(
@@ -168,7 +171,7 @@ def test_a_trace_is_trained_on_the_agents_own_tokens_only():
         turns = "".join(text for text, sampled in trace.parts if sampled)
         results = "".join(text for text, sampled in trace.parts if not sampled)
         assert tokenizer.decode(tokens[own]) == turns + tokenizer.eos_token
-        assert tokenizer.decode(tokens[~own]) == tokenizer.decode(prompt) + results
+        assert tokenizer.decode(tokens[~own]) == f"{tokenizer.decode(prompt)}{results}"
         assert row["text"] == whole(trace)
         assert row["question_id"] == trace.question.id
         assert (row["split"], row["flaw"]) == ("train", trace.flaw)
@@ -243,7 +246,9 @@ def test_the_longest_prompt_is_the_one_with_the_most_tokens_not_letters():
 
 
 def run(tools):
-    return prepare.fn(step=STEP, settings=SETTINGS, dialogue=DIALOGUE, machine=MACHINE, tools=tools)
+    return prepare.fn(
+        step=STEP, settings=SETTINGS, sources=[], dialogue=DIALOGUE, machine=MACHINE, tools=tools
+    )
 
 
 def test_the_whole_of_prepare(tmp_path, monkeypatch):
@@ -270,7 +275,9 @@ def test_the_whole_of_prepare(tmp_path, monkeypatch):
     model = AutoModelForCausalLM.from_pretrained(places["initial"])
     tokenizer = AutoTokenizer.from_pretrained(places["initial"])
     assert model.config.vocab_size <= POLICY.vocabulary
-    assert tokenizer.decode(traces[0]["tokens"]).endswith(traces[0]["text"] + tokenizer.eos_token)
+    assert str(tokenizer.decode(traces[0]["tokens"])).endswith(
+        traces[0]["text"] + tokenizer.eos_token
+    )
 
     for gate in ("questions", "traces"):
         assert json.loads((places["gates"] / f"{gate}.json").read_text())["passed"]

@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -6,11 +7,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from params.schema import Machine, TinyPolicy, Update
-from tasks import algorithm, learner, ledger
+from params.schema import Machine, Update
+from tasks import algorithm, checkpoint, ledger
 from tasks.advantage import TABLE
 from tasks.ledger import Step
-from tasks.policy import build_policy, build_tokenizer
+from tasks.policy import use_machine
 from tasks.statistics import tree_metrics
 from tasks.trajectory import (
     PROMPT,
@@ -26,16 +27,6 @@ from tasks.trajectory import (
 from tasks.update import update
 
 MACHINE = Machine(threads=1, device="cpu", precision="float32")
-POLICY = TinyPolicy(
-    kind="tiny",
-    vocabulary=280,
-    hidden=16,
-    layers=1,
-    heads=2,
-    key_value_heads=1,
-    feed_forward=32,
-    context=64,
-)
 SETTINGS = Update(
     learning_rate=1e-2,
     warmup_updates=0,
@@ -50,12 +41,11 @@ ARPO = algorithm.read_row("arpo")
 
 
 @pytest.fixture(scope="module")
-def initial(tmp_path_factory):
+def initial(policy, tokenizer, tmp_path_factory):
     """The folder of a very small policy."""
-    learner.use_machine(MACHINE)
+    use_machine(MACHINE)
     folder = tmp_path_factory.mktemp("policy") / "initial"
-    tokenizer = build_tokenizer(["Compute 1 + 2."], POLICY)
-    build_policy(POLICY, tokenizer, seed=3).save_pretrained(folder)
+    policy.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -63,7 +53,7 @@ def initial(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    learner._resident.clear()
+    checkpoint._resident.clear()
     return tmp_path
 
 
@@ -152,7 +142,7 @@ def test_each_leaf_gets_its_own_advantage(initial):
     policy = ledger.artifact(initial)
     digests = set()
     for advantages in ((1.0, -0.5, 0.25), (-0.5, 1.0, 0.25), (1.0, 0.25, -0.5)):
-        learner._resident.clear()
+        checkpoint._resident.clear()
         digests.add(ledger.of(run(policy, data=batch(advantages=advantages)), "policy").digest)
     assert len(digests) == 3
 
@@ -161,7 +151,7 @@ def chain(initial, keep_in_memory):
     """Two updates, the second on what the first has made; digests of the second's artifacts."""
     first = run(ledger.artifact(initial), iteration=0)
     if not keep_in_memory:
-        learner._resident.clear()
+        checkpoint._resident.clear()
     second = run(ledger.of(first, "policy"), iteration=1, data=batch(seed=1))
     return {name: made["digest"] for name, made in second["artifacts"].items()}
 
@@ -175,15 +165,15 @@ def test_the_next_update_goes_on_in_memory_as_it_would_from_disk(initial, tmp_pa
 
 def test_the_next_sub_step_finds_the_policy_in_memory(initial):
     made = run(ledger.artifact(initial))
-    (learning,) = learner._resident
-    assert learner.resident(Path(ledger.of(made, "policy").path), MACHINE) is learning
+    (learning,) = checkpoint._resident
+    assert checkpoint.resident(Path(ledger.of(made, "policy").path), MACHINE) is learning
 
 
 def test_what_is_finished_is_read_back(initial):
     made = run(ledger.artifact(initial))
-    learner._resident.clear()
+    checkpoint._resident.clear()
     assert run(ledger.artifact(initial)) == made
-    assert learner._resident == [], "no policy was loaded"
+    assert checkpoint._resident == [], "no policy was loaded"
 
 
 @pytest.mark.parametrize(
@@ -198,7 +188,8 @@ def test_what_is_finished_is_read_back(initial):
 )
 def test_another_input_is_another_update(initial, change):
     policy = ledger.artifact(initial)
-    places = {update.fn.place(**arguments(policy, **changes)) for changes in ({}, change)}
+    sub_step: Any = update.fn
+    places = {sub_step.place(**arguments(policy, **changes)) for changes in [{}, change]}
     assert len(places) == 2
 
 
@@ -210,7 +201,7 @@ def test_mini_batches_are_drawn_anew_each_iteration_and_for_each_run(initial):
     def orders(steps):
         digests = set()
         for iteration, run_seed in steps:
-            learner._resident.clear()
+            checkpoint._resident.clear()
             made = run(policy, iteration=iteration, run_seed=run_seed, settings=settings)
             digests.add(ledger.of(made, "policy").digest)
         return digests
@@ -223,6 +214,6 @@ def test_a_pruned_policy_is_an_error_with_its_remedy(initial):
     made = run(ledger.artifact(initial))
     policy = ledger.of(made, "policy")
     ledger.retire(Step("toy", "reinforce", 5, 7), "update", keep=1)
-    learner._resident.clear()
-    with pytest.raises(RuntimeError, match="holds no policy .* run `make clean`"):
+    checkpoint._resident.clear()
+    with pytest.raises(RuntimeError, match=r"holds no policy .* run `make clean`"):
         run(policy, iteration=1, data=batch(seed=1))

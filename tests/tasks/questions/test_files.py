@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 
@@ -6,6 +7,7 @@ from params.schema import FileQuestions
 from tasks.questions import files
 from tasks.trajectory import Question
 
+FOLDER = Path("questions")
 GOOD = {
     "train.jsonl": '{"q": "1 + 1?", "a": 2, "extra": []}\n\n  {"q": " Who? ", "a": "Ann"}\n',
     "validation.jsonl": '{"q": "2 + 2?", "a": "4"}\n',
@@ -15,17 +17,19 @@ GOOD = {
 
 
 @pytest.fixture
-def settings(tmp_path):
+def settings(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    FOLDER.mkdir()
     for name, text in GOOD.items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
+        (FOLDER / name).write_text(text, encoding="utf-8")
     return FileQuestions(
         source="files",
-        train=tmp_path / "train.jsonl",
-        validation=tmp_path / "validation.jsonl",
-        test=tmp_path / "test.jsonl",
+        train=FOLDER / "train.jsonl",
+        validation=FOLDER / "validation.jsonl",
+        test=FOLDER / "test.jsonl",
         question_field="q",
         answer_field="a",
-        traces=tmp_path / "traces.jsonl",
+        traces=FOLDER / "traces.jsonl",
         response_field="r",
     )
 
@@ -85,7 +89,7 @@ FAULTS = [
     (
         "validation.jsonl",
         '\n{"q": "x", "answer": "1"}',
-        "validation.jsonl, line 2 lacks the field 'a': it has ['answer', 'q']; name the right field",
+        "validation.jsonl, line 2 lacks the field 'a': it has ['answer', 'q']; name the",
     ),
     ("train.jsonl", '{"q": " ", "a": "1"}', "train.jsonl, line 1: the field 'q' is empty"),
     ("train.jsonl", '{"q": "x", "a": ""}', "train.jsonl, line 1: the field 'a' is empty"),
@@ -102,16 +106,14 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("name", "text", "said"), FAULTS, ids=[said[:60] for *_, said in FAULTS])
-def test_a_fault_is_one_message_with_file_line_field_and_remedy(
-    settings, tmp_path, name, text, said
-):
+def test_a_fault_is_one_message_with_file_line_field_and_remedy(settings, name, text, said):
     if text is None:
-        (tmp_path / name).unlink()
+        (FOLDER / name).unlink()
     else:
-        (tmp_path / name).write_text(text, encoding="utf-8")
+        (FOLDER / name).write_text(text, encoding="utf-8")
     with pytest.raises(ValueError) as caught:
         traces_of(settings)
-    assert str(tmp_path / said) in str(caught.value)
+    assert str(FOLDER / said) in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
 
 
