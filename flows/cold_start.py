@@ -20,7 +20,7 @@ def cold_start(recipe: str) -> None:
     initial = ledger.artifact(Path("models", recipe, "initial"))
     traces = ledger.artifact(Path("data", recipe, "traces.parquet"))
     key = ledger.stage_key(chosen, initial, traces)
-    with track.stage(recipe, "cold_start", key) as run:
+    with track.stage(recipe, "cold_start", key, stage.run_tags()) as run:
         made = fine_tune(
             step=Step(recipe, "cold_start", 0, chosen.seed),
             policy=initial,

@@ -32,7 +32,7 @@ def evaluate(recipe: str) -> None:
     step = Step(recipe, "evaluate", 0, chosen.seed)
     use_machine(chosen.machine)
     key = ledger.stage_key(chosen, questions, *agents.values())
-    with track.stage(recipe, "evaluate", key) as run, open_tools(chosen) as tools:
+    with track.stage(recipe, "evaluate", key, stage.run_tags()) as run, open_tools(chosen) as tools:
         rewards = {
             name: answer(
                 chosen, Step(recipe, f"evaluate/{name}", 0, chosen.seed), policy, questions, tools

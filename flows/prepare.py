@@ -20,7 +20,7 @@ def prepare(recipe: str) -> None:
     chosen = schema.load(recipe, Path("params"))
     step = Step(recipe, "prepare", 0, chosen.seed)
     with (
-        track.stage(recipe, "prepare", ledger.stage_key(chosen)) as run,
+        track.stage(recipe, "prepare", ledger.stage_key(chosen), stage.run_tags()) as run,
         open_tools(chosen) as tools,
     ):
         made = prepare_data(

@@ -15,15 +15,16 @@ from prefect import flow
 
 from flows import stage
 from params import schema
+from params.schema import Recipe
 from tasks import figures, ledger, track
 from tasks.advantage import advantage
-from tasks.algorithm import assemble, read_row
+from tasks.algorithm import Row, assemble, read_row
 from tasks.collect import collect
-from tasks.ledger import Record, Step
+from tasks.ledger import Artifact, Record, Step
 from tasks.policy import use_machine
 from tasks.progress import Progress
 from tasks.reward import reward
-from tasks.rollout import open_tools, rollout
+from tasks.rollout import Respond, open_tools, rollout
 from tasks.update import update
 
 Iteration = Mapping[str, Record]  # verb -> what it left in the ledger
@@ -39,55 +40,66 @@ def reinforce(recipe: str) -> None:
     policy = ledger.artifact(Path("models", recipe, "cold_start"))
     use_machine(chosen.machine)
     done: list[Iteration] = []
+    costs: list[dict[str, float]] = []  # seconds by part, of the iterations that took any now
     progress = Progress("reinforce", settings.iterations)
     key = ledger.stage_key(chosen, questions, policy)
-    with track.stage(recipe, "reinforce", key) as run, open_tools(chosen) as tools:
-        for iteration in range(settings.iterations):
+    with (
+        track.stage(recipe, "reinforce", key, stage.run_tags()) as run,
+        open_tools(chosen) as tools,
+    ):
+        for number in range(settings.iterations):
             began = time.time()
-            step = Step(recipe, "reinforce", iteration, chosen.seed)
-            rolled_out = rollout(
-                step=step,
-                policy=policy,
-                questions=questions,
-                size=settings.questions,
-                budget=assemble(row).budget(settings.rollout),
-                top_p=1.0,
-                dialogue=chosen.dialogue,
-                machine=chosen.machine,
-                tools=tools,
-            )
-            trees = ledger.of(rolled_out, "trees")
-            rewarded = reward(step=step, trees=trees, settings=settings.reward)
-            credited = advantage(step=step, rewards=ledger.of(rewarded, "rewards"), row=row)
-            updated = update(
-                step=step,
-                policy=policy,
-                trees=trees,
-                advantages=ledger.of(credited, "advantages"),
-                row=row,
-                settings=settings.update,
-                temperature=settings.rollout.temperature,
-                machine=chosen.machine,
-            )
-            policy = ledger.of(updated, "policy")
+            step = Step(recipe, "reinforce", number, chosen.seed)
+            done.append(iterate(step, chosen, row, policy, questions, tools))
+            policy = ledger.of(done[-1]["update"], "policy")
             ledger.retire(step, "update", settings.keep_checkpoints)
-            done.append(
-                {
-                    "rollout": rolled_out,
-                    "reward": rewarded,
-                    "advantage": credited,
-                    "update": updated,
-                }
-            )
-            report(run, progress, done[-1], began)
+            costs += report(run, progress, done[-1], began)
         progress.close()
         collect(recipe=recipe, settings=settings, dialogue=chosen.dialogue, done=done)
         ledger.publish(policy, Path("models", recipe, "trained"))
         picture(run, done)
+        account(run, costs)
 
 
-def report(run: track.Run, progress: Progress, iteration: Iteration, began: float) -> None:
-    """Show one iteration in the terminal and in MLflow, with the seconds of its parts."""
+def iterate(
+    step: Step, recipe: Recipe, row: Row, policy: Artifact, questions: Artifact, tools: Respond
+) -> Iteration:
+    """One iteration: roll out with ``policy``, reward, credit, update."""
+    settings = recipe.reinforce
+    rolled_out = rollout(
+        step=step,
+        policy=policy,
+        questions=questions,
+        size=settings.questions,
+        budget=assemble(row).budget(settings.rollout),
+        top_p=1.0,
+        dialogue=recipe.dialogue,
+        machine=recipe.machine,
+        tools=tools,
+    )
+    trees = ledger.of(rolled_out, "trees")
+    rewarded = reward(step=step, trees=trees, settings=settings.reward)
+    credited = advantage(step=step, rewards=ledger.of(rewarded, "rewards"), row=row)
+    updated = update(
+        step=step,
+        policy=policy,
+        trees=trees,
+        advantages=ledger.of(credited, "advantages"),
+        row=row,
+        settings=settings.update,
+        temperature=settings.rollout.temperature,
+        machine=recipe.machine,
+    )
+    return {"rollout": rolled_out, "reward": rewarded, "advantage": credited, "update": updated}
+
+
+def report(
+    run: track.Run, progress: Progress, iteration: Iteration, began: float
+) -> list[dict[str, float]]:
+    """Show one iteration in the terminal and in MLflow; the seconds of its parts.
+
+    An iteration that the ledger remembers took no time now and has no seconds.
+    """
     records = list(iteration.values())
     metrics = {name: value for record in records for name, value in record["metrics"].items()}
     progress.note(reward=metrics["reward"], success=metrics["success"])
@@ -99,14 +111,18 @@ def report(run: track.Run, progress: Progress, iteration: Iteration, began: floa
         "sampled_tokens_a_second": metrics["sampled_tokens"] / parts["sampling"],
         "trained_tokens_a_second": metrics["trained_tokens"] / parts["update"],
     }
+    tracked = time.time()
     run.metrics({**metrics, **speeds}, step=number, at=finished)
-    if finished >= began:  # an iteration that the ledger remembers took no time now
-        tracking = time.time() - finished
-        known = sum(parts.values()) + tracking
-        costs = {**parts, "tracking": tracking, "orchestration": time.time() - began - known}
-        run.metrics(
-            {f"seconds_{name}": value for name, value in costs.items()}, step=number, at=finished
-        )
+    if finished < began:
+        return []
+    now = time.time()
+    tracking = now - tracked
+    cost = {**parts, "tracking": tracking, "orchestration": now - began - tracking}
+    cost["orchestration"] -= sum(parts.values())
+    run.metrics(
+        {f"seconds_{name}": value for name, value in cost.items()}, step=number, at=finished
+    )
+    return [cost]
 
 
 def seconds(iteration: Iteration) -> dict[str, float]:
@@ -130,6 +146,18 @@ def picture(run: track.Run, done: Sequence[Iteration]) -> None:
     ]
     if profile:
         run.figure(figures.entropy_around_tools(profile), "entropy_around_tools.png")
+
+
+def account(run: track.Run, costs: Sequence[Mapping[str, float]]) -> None:
+    """Where the time of an iteration went: printed, and drawn in MLflow."""
+    if not costs:
+        return
+    mean = {name: sum(cost[name] for cost in costs) / len(costs) for name in costs[0]}
+    whole = sum(mean.values())
+    print(f"seconds of one iteration, mean of {len(costs)}: {whole:.2f}")
+    for name, value in sorted(mean.items(), key=lambda part: -part[1]):
+        print(f"  {name:<14}{value:7.3f} {value / whole:6.1%}")
+    run.figure(figures.seconds_by_part(mean), "seconds_by_part.png")
 
 
 if __name__ == "__main__":

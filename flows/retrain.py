@@ -13,10 +13,10 @@ from pathlib import Path
 
 from prefect import Task, flow, task
 from prefect.cache_policies import NO_CACHE
-from prefect.runtime import flow_run, task_run
+from prefect.runtime import task_run
 
 from flows.server import prefect_server
-from flows.stage import INTERRUPTED, PARENT_TASK_RUN, arrive, leave
+from flows.stage import INTERRUPTED, PARENT_TASK_RUN, arrive, leave, run_tags
 from params import schema
 from tasks import track, version
 
@@ -26,13 +26,7 @@ def retrain(recipe: str = "tiny") -> None:
     """Bring every stage of a recipe up to date, and keep the run in MLflow."""
     checked = schema.load(recipe, Path("params"))
     stages = version.stages(recipe)
-    checkout = version.revision()
-    tags = {
-        "prefect.flow_run": str(flow_run.id),
-        "mlflow.source.git.commit": checkout.commit,
-        "git.dirty": str(checkout.dirty).lower(),
-    }
-    with track.pipeline(recipe, checked, tags) as run:
+    with track.pipeline(recipe, checked, run_tags()) as run:
         for stage in stages:
             as_task(stage)()
             run.tags(

@@ -20,11 +20,12 @@ from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.exceptions import ObjectNotFound
 from prefect.flow_engine import run_flow
+from prefect.runtime import flow_run
 from prefect.states import Pending
 
 from flows.server import prefect_server
 from params import schema
-from tasks.version import die_with_parent
+from tasks import version
 
 PARENT_TASK_RUN = "BEAMLINE_PARENT_TASK_RUN"  # environment variable: the stage's task in a retrain
 RECORDED = 30.0  # seconds that the server has to record that task run, which reaches it as an event
@@ -38,10 +39,20 @@ def main(flow: Flow[..., Any]) -> NoReturn:
     and no traceback, unless the fault is none that the stage knows of.
     """
     arrive()
-    die_with_parent()
+    version.die_with_parent()
     parser = argparse.ArgumentParser(prog=f"python -m flows.{flow.fn.__name__}")
     parser.add_argument("recipe", help="params/<recipe>.yaml")
     leave(_run(flow, parser.parse_args().recipe))
+
+
+def run_tags() -> dict[str, str]:
+    """What MLflow shows beside a run: the commit it is of, and the Prefect flow run around it."""
+    checkout = version.revision()
+    return {
+        "prefect.flow_run": str(flow_run.id),
+        "mlflow.source.git.commit": checkout.commit,
+        "git.dirty": str(checkout.dirty).lower(),
+    }
 
 
 def arrive() -> None:
@@ -84,14 +95,14 @@ def _call(flow: Flow[..., Any], recipe: str) -> None:
         flow(**parameters)
         return
     with get_client(sync_client=True) as client:
-        flow_run = client.create_flow_run(
+        child = client.create_flow_run(
             flow,
             name=str(flow.flow_run_name),
             parameters=parameters,
             parent_task_run_id=_recorded(client, UUID(task_run)),
             state=Pending(),
         )
-    run_flow(flow, flow_run=flow_run, parameters=parameters)
+    run_flow(flow, flow_run=child, parameters=parameters)
 
 
 def _recorded(client: SyncPrefectClient, task_run: UUID) -> UUID:
