@@ -33,8 +33,7 @@ CALL, ANSWER, NO_ANSWER, CUT, BAD_CALL, TOO_MANY_CALLS, OUT_OF_SPACE = (
 )
 OUTCOMES = (CALL, ANSWER, NO_ANSWER, CUT, BAD_CALL, TOO_MANY_CALLS, OUT_OF_SPACE)
 
-_CALL = re.compile(rf"<({'|'.join(TOOL_TAGS)})>((?:(?!<\1>).)*)</\1>\s*$", re.DOTALL)
-_RESULT = re.compile(r"<result>.*?</result>", re.DOTALL)
+_CALL = re.compile(rf"<({'|'.join(TOOL_TAGS)})>((?:(?!<\1>).)*)</\1>", re.DOTALL)
 
 
 def prompt_tokens(tokenizer: Any, dialogue: Dialogue, question: str) -> NDArray[np.int32]:
@@ -54,13 +53,14 @@ def encode(tokenizer: Any, text: str) -> NDArray[np.int32]:
 def read_turn(text: str, stopped: str) -> tuple[str, Call | None]:
     """How a turn ended, and the tool call it ended with, if any.
 
-    ``stopped`` is the engine's word: STOP, END or LENGTH of ``tasks.trajectory``.
+    ``stopped`` is the engine's word: STOP, END or LENGTH of ``tasks.trajectory``. A token may go on
+    after the tag that it closes.
     """
     if stopped == LENGTH:
         return CUT, None
     if stopped == END:
         return NO_ANSWER, None
-    if text.rstrip().endswith("</answer>"):
+    if "</answer>" in text:
         return ANSWER, None
     found = _CALL.search(text)
     return (CALL, Call(found[1], found[2])) if found else (BAD_CALL, None)
@@ -74,7 +74,13 @@ def result_tokens(
     A longer result loses its end, which an ellipsis marks; the tags stay whole.
     """
     opening, closing = encode(tokenizer, "<result>"), encode(tokenizer, "</result>")
-    body = encode(tokenizer, observation.text.strip())
+    # a control token that a tool quotes stays text: it must not end the agent's turn
+    body = np.array(
+        tokenizer.encode(
+            observation.text.strip(), add_special_tokens=False, split_special_tokens=True
+        ),
+        np.int32,
+    )
     room = limit - len(opening) - len(closing)
     if len(body) > room:
         mark = encode(tokenizer, "...")
@@ -89,25 +95,22 @@ def final_answer(response: str) -> str | None:
     Braces inside the box are balanced, so ``\\boxed{\\frac{1}{2}}`` gives ``\\frac{1}{2}``.
     """
     start = response.rfind("<answer>")
-    box = response.rfind("\\boxed{")
-    if start < 0 or box < start:
+    block = response[start:].partition("</answer>")[0] if start >= 0 else ""
+    box = block.rfind("\\boxed{")
+    if box < 0:
         return None
     depth, begin = 1, box + len("\\boxed{")
-    for at in range(begin, len(response)):
-        depth += {"{": 1, "}": -1}.get(response[at], 0)
+    for at in range(begin, len(block)):
+        depth += {"{": 1, "}": -1}.get(block[at], 0)
         if depth == 0:
-            return response[begin:at].strip()
+            return block[begin:at].strip()
     return None
 
 
-def without_results(response: str) -> str:
-    """The agent's own words: tool results cut out, so that what they quote can't break a format."""
-    return _RESULT.sub("", response)
-
-
-def tools_used(own_words: str) -> set[str]:
-    """The kinds of tools that a response has called."""
-    return {tag for tag in TOOL_TAGS if f"</{tag}>" in own_words}
+def called_tool(turn: str) -> str | None:
+    """The tool that a turn ended by calling."""
+    found = _CALL.search(turn)
+    return found[1] if found else None
 
 
 def trace_tokens(

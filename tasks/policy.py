@@ -50,8 +50,15 @@ def build_tokenizer(texts: Iterable[str], settings: TinyPolicy) -> PreTrainedTok
     """A byte-level BPE tokenizer trained on ``texts``: any text can be written.
 
     Digits are one token each, so numbers can be copied; so are the tags, which are ordinary tokens
-    (``decode`` keeps them).
+    (``decode`` keeps them). Raises ValueError for a vocabulary without room for these.
     """
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    least = len(alphabet) + len(TAGS) + len((END, USER, ASSISTANT))
+    if settings.vocabulary < least:
+        raise ValueError(
+            f"prepare.policy.vocabulary {settings.vocabulary} is too small: bytes, tags and "
+            f"control tokens alone are {least}; raise it"
+        )
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -63,7 +70,7 @@ def build_tokenizer(texts: Iterable[str], settings: TinyPolicy) -> PreTrainedTok
     trainer = BpeTrainer(
         vocab_size=settings.vocabulary - len(TAGS),
         special_tokens=[END, USER, ASSISTANT],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        initial_alphabet=alphabet,
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)

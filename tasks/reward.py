@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,12 @@ from tasks.ledger import Artifact, Step
 from tasks.scorers.answer import exact_match
 from tasks.scorers.format import format_faults
 from tasks.trajectory import (
+    NO_SUCH_TOOL,
     RESULT,
     Node,
     Question,
     Tree,
     load_trees,
-    response,
     sampled,
     write_table,
 )
@@ -79,19 +80,24 @@ def score_tree(tree: Tree, settings: Reward) -> list[dict[str, Any]]:
 def score(trajectory: Sequence[Node], question: Question, settings: Reward) -> dict[str, Any]:
     """The reward of one trajectory, with everything that it was made from.
 
-    ``broken_format`` where the format is broken or no answer can be extracted, ``wrong`` where the
-    answer is wrong, else the score, plus the bonus if more than one kind of tool was used.
+    Only the agent's own turns are read: what a tool result quotes can neither earn nor break
+    anything. ``broken_format`` where the format is broken or no answer can be extracted, ``wrong``
+    where the answer is wrong, else the score, plus the bonus if several kinds of tools were used.
     """
-    text = response(trajectory)
-    own_words = talk.without_results(text)
+    own_words = "".join(turn.text for turn in sampled(trajectory))
     faults = format_faults(own_words, talk.TOOL_TAGS)
     answer = talk.final_answer(own_words)
     right = 0.0 if answer is None else exact_match(answer, question.answers)
     results = [node for node in trajectory if node.kind == RESULT]
+    tools = {
+        talk.called_tool(turn.text)
+        for turn, result in pairwise(trajectory)
+        if result.kind == RESULT and result.outcome != NO_SUCH_TOOL
+    }
     if faults or answer is None:
         value = settings.broken_format
     elif right:
-        value = right + settings.many_tools_bonus * (len(talk.tools_used(own_words)) > 1)
+        value = right + settings.many_tools_bonus * (len(tools) > 1)
     else:
         value = settings.wrong
     return {

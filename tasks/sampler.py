@@ -76,11 +76,16 @@ def grow(
     Questions go in batches whose paths fit into ``rollout.rows``. ``advance`` is told how many
     questions have been finished, for a progress bar.
 
-    Raises ValueError if a prompt and the response budget do not fit into ``rows`` or the context
-    of the session (checked before anything is sampled).
+    Raises ValueError if the paths of one question do not fit into ``rows``, or a prompt and the
+    response budget into the policy's context (checked before anything of the batch is sampled).
     """
     leaves = setting.rollout.leaves
-    per_batch = max(1, setting.rollout.rows // leaves)
+    if setting.rollout.rows < leaves:
+        raise ValueError(
+            f"rollout.rows {setting.rollout.rows} cannot hold the {leaves} paths of one question: "
+            "raise rows, or lower leaves"
+        )
+    per_batch = setting.rollout.rows // leaves
     waiting = iter(questions)
     trees: list[Tree] = []
     while batch := list(islice(waiting, per_batch)):
@@ -171,7 +176,6 @@ def _take_turn(path: Path, sample: Sample, setting: Setting) -> Call | None:
     path.turns += 1
     if path.initial_entropy is None:
         path.initial_entropy = window_entropy(sample.entropies, setting.rollout.entropy_window)
-    path.judged = None
     path.live = call is not None
     return call
 

@@ -48,6 +48,7 @@ DECISION_TABLE = pa.schema(
 )
 
 PROMPT, TURN, RESULT = "prompt", "turn", "result"  # kinds of nodes
+NO_SUCH_TOOL = "no_such_tool"  # the outcome of a call of a tool that is not at hand
 STOP, END, LENGTH = "stop", "end", "length"  # sampling ended: a stop string, end token, budget
 
 

@@ -46,6 +46,12 @@ class TransformersEngine:
         self, paths: int, context: int, temperature: float, top_p: float, stop: Sequence[str]
     ) -> Iterator[RaggedSession]:
         """See ``tasks.engines.Engine.session``."""
+        room = self.model.config.max_position_embeddings
+        if context > room:
+            raise ValueError(
+                f"prompt and response budget need {context} tokens, the policy has {room}: lower "
+                "dialogue.response_tokens, or take a policy with a longer context"
+            )
         training, attention = self.model.training, self.model.config._attn_implementation
         self.model.eval()
         self.model.set_attn_implementation(GROUPED)
@@ -256,7 +262,7 @@ class RaggedSession:
         output = self.model.base_model(
             input_ids=tokens,
             position_ids=self.cache.positions,
-            attention_mask={"full_attention": mask},
+            attention_mask=mask,
             past_key_values=self.cache,
             use_cache=True,
         )
@@ -272,6 +278,7 @@ class RaggedSession:
         live = np.arange(count)  # live[i]: the request that row i serves
         ends = torch.tensor([len(request.tokens) for request in requests], device=self.device)
         head = self.model.get_output_embeddings()
+        self.cache.visible = int(ends.max())  # a row that ends at once is moved with all it has
         for step in range(steps):
             at = torch.from_numpy(live).to(self.device)
             drawn, logprob, entropy = draw(logits, noise[at, step], self.temperature, self.top_p)

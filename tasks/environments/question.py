@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from tasks.trajectory import Call, Observation
+from tasks.trajectory import NO_SUCH_TOOL, Call, Observation
 
 Tool = Callable[[Sequence[str]], list[Observation]]
 
@@ -23,4 +23,4 @@ def respond(tools: Mapping[str, Tool], calls: Sequence[Call]) -> list[Observatio
 
 
 def _missing(name: str) -> Tool:
-    return lambda arguments: [Observation("no_such_tool", f"no tool {name}")] * len(arguments)
+    return lambda arguments: [Observation(NO_SUCH_TOOL, f"no tool {name}")] * len(arguments)

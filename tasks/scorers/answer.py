@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+
+_INTEGER = re.compile(r"[+-]?(\d+|\d{1,3}(,\d{3})+)")  # with or without thousands separators
 
 
 def exact_match(answer: str, accepted: Sequence[str]) -> float:
@@ -16,8 +19,8 @@ def exact_match(answer: str, accepted: Sequence[str]) -> float:
 
 def _plain(text: str) -> str:
     text = text.strip().rstrip(".").casefold()
-    digits = text.replace(",", "").replace("_", "")
-    try:
-        return str(int(digits))
-    except ValueError:
+    if not _INTEGER.fullmatch(text):
         return text
+    sign = "-" if text.startswith("-") else ""
+    digits = text.lstrip("+-").replace(",", "").lstrip("0")
+    return sign + digits if digits else "0"

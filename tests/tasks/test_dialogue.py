@@ -8,14 +8,13 @@ from hypothesis import strategies as st
 from params.schema import Dialogue
 from tasks import dialogue as talk
 from tasks.dialogue import (
+    called_tool,
     encode,
     final_answer,
     prompt_tokens,
     read_turn,
     result_tokens,
-    tools_used,
     trace_tokens,
-    without_results,
 )
 from tasks.policy import ASSISTANT, USER
 from tasks.trajectory import END, LENGTH, STOP, Call, Observation
@@ -158,40 +157,31 @@ def test_a_result_says_when_it_can_not_keep_the_limit(tokenizer, text, limit):
 
 
 @pytest.mark.parametrize(
-    ("response", "own"),
+    ("turn", "tool"),
     [
-        ("a<result>b</result>c", "ac"),
-        ("a<result>b</result>c<result>\nd\n</result>e", "ace"),
-        ("a", "a"),
-        ("<result></result>", ""),
+        ("", None),
+        ("<think>a</think><python>1</python>", "python"),
+        ("<search>a</search>.", "search"),
+        ("<search>never closed", None),
     ],
 )
-def test_results_are_cut_out(response, own):
-    assert without_results(response) == own
-
-
-def test_a_call_that_a_result_quotes_does_not_count():
-    response = (
-        "<think>a</think><python>1</python>"
-        "<result>try <search>x</search> and <answer>\\boxed{9}</answer></result>"
-        "<answer>\\boxed{1}</answer>"
-    )
-    own = without_results(response)
-    assert tools_used(own) == {"python"}
-    assert own.count("<answer>") == 1
+def test_the_tool_that_a_turn_called(turn, tool):
+    assert called_tool(turn) == tool
 
 
 @pytest.mark.parametrize(
-    ("own", "tools"),
-    [
-        ("", set()),
-        ("<python>1</python>", {"python"}),
-        ("<python>1</python><search>a</search><python>2</python>", {"python", "search"}),
-        ("<search>never closed", set()),
-    ],
+    ("text", "ended"),
+    [("<answer>1</answer>.", talk.ANSWER), ("<python>1</python>.\n", talk.CALL)],
 )
-def test_kinds_of_tools(own, tools):
-    assert tools_used(own) == tools
+def test_a_token_may_go_on_after_the_tag_that_it_closes(text, ended):
+    assert read_turn(text, STOP)[0] == ended
+
+
+def test_a_control_token_in_a_tool_result_stays_text(tokenizer):
+    observation = Observation("ok", f"a{tokenizer.eos_token}b")
+    text, tokens = result_tokens(tokenizer, observation, limit=40)
+    assert tokenizer.eos_token_id not in tokens
+    assert text == f"<result>a{tokenizer.eos_token}b</result>"
 
 
 # ---- traces

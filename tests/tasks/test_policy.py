@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from params.schema import PretrainedPolicy
+from params.schema import Machine, PretrainedPolicy
 from tasks.policy import (
     ASSISTANT,
     END,
@@ -15,6 +15,7 @@ from tasks.policy import (
     build_policy,
     build_tokenizer,
     fetch_policy,
+    load_policy,
 )
 from tests.conftest import TEXTS
 
@@ -123,3 +124,18 @@ def test_a_policy_in_a_folder_comes_back_as_it_was(policy, tokenizer, tmp_path):
     with torch.no_grad():
         logits, again = policy(tokens).logits, fetched.eval()(tokens).logits
     np.testing.assert_allclose(again.float(), logits, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("precision", "kind"), [("float32", torch.float32), ("bfloat16", torch.bfloat16)]
+)
+def test_a_policy_is_loaded_in_the_precision_of_the_recipe(policy, tmp_path, precision, kind):
+    policy.save_pretrained(tmp_path)
+    loaded = load_policy(tmp_path, Machine(threads=1, device="cpu", precision=precision))
+    assert {parameter.dtype for parameter in loaded.parameters()} == {kind}
+    torch.testing.assert_close(weights(loaded).float(), weights(policy).to(kind).float())
+
+
+def test_a_policy_that_is_nowhere_raises(tmp_path):
+    with pytest.raises(OSError, match="nowhere"):
+        load_policy(tmp_path / "nowhere", Machine(threads=1, device="cpu", precision="float32"))

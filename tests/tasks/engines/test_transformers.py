@@ -141,7 +141,7 @@ def test_dialogues_with_forks_equal_plain_forward_passes(engine, top_p, seed):
     """Several turns; ragged prompts, some equal; branches; paths that wait, end and are replaced.
 
     ``grown`` remembers what each handle has been through. A fork starts from anywhere in its
-    parent's past, as a branch does that restarts after a tool result.
+    parent's past, as a branch does that restarts after a tool result; some go on differently.
     """
     dice = random.Random(seed)
     turns = []
@@ -151,7 +151,8 @@ def test_dialogues_with_forks_equal_plain_forward_passes(engine, top_p, seed):
             for handle in list(grown):
                 if len(grown) < 6 and dice.random() < 0.5:
                     past = grown[handle][: dice.randint(1, len(grown[handle]))]
-                    grown[session.fork(handle)] = past
+                    other = prompt(dice.choice([0, 0, 3]), dice.randrange(99))
+                    grown[session.fork(handle)] = np.concatenate([past, other])
             while len(grown) < 4:
                 grown[session.open()] = prompt(dice.choice([1, 5, 12]), dice.randrange(2))
             chosen = dice.sample(list(grown), dice.randint(1, len(grown)))
@@ -462,7 +463,7 @@ def test_a_draw_never_leaves_the_nucleus(logits, noise, temperature, top_p):
     assert ((entropies >= 0) & (entropies <= 1)).all()
 
 
-@pytest.mark.parametrize("noise", [0.0, float(1 - 2**-24)])
+@pytest.mark.parametrize("noise", [0.0, float(1 - 2**-24), 1.0])
 def test_the_ends_of_the_noise_draw_tokens_that_have_probability(noise):
     logits = torch.tensor([[-200.0, 0.0, -200.0, 1.0, -200.0]])
     tokens, _, _ = draw(logits, torch.tensor([noise]), 1.0, 1.0)

@@ -1,0 +1,108 @@
+"""The whole pipeline on the smoke recipe, with real processes: twice, and once killed."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+RETRAIN = (sys.executable, "-m", "flows.retrain", "smoke", "--here")
+REPRO = (sys.executable, "-m", "dvc", "repro", "evaluate@smoke")
+STAGES = ("prepare@smoke", "cold_start@smoke", "reinforce@smoke", "evaluate@smoke")
+
+
+def checkout(folder):
+    """A clean checkout of the project's files as they are now, a repository of its own."""
+    files = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+    for file in files:
+        if (ROOT / file).is_file() and not file.startswith(("reports/", "dvc.lock")):
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / file, folder / file)
+    who = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
+    for command in (["init", "-q"], ["add", "-A"], [*who, "commit", "-qm", "as it is"]):
+        subprocess.run(["git", *command], cwd=folder, check=True)
+
+
+def environment():
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "BEAMLINE_"))}
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return clean | {"PATH": path, "DO_NOT_TRACK": "1"}
+
+
+def call(folder, *command):
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=environment(),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def kill_in_the_middle_of_a_rollout(folder):
+    """Start a run and SIGKILL its process group while the first rollout is being written."""
+    process = subprocess.Popen(
+        RETRAIN,
+        cwd=folder,
+        env=environment(),
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    ledger = folder / ".beamline/ledger/smoke/reinforce"
+    deadline = time.monotonic() + 240
+    while not any(ledger.glob(".0000-rollout-*.partial")):
+        assert process.poll() is None, "the run ended before its first rollout"
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not any(ledger.glob("0000-rollout-*")), "the rollout had ended"
+
+
+def digests(folder):
+    locked = yaml.safe_load((folder / "dvc.lock").read_text())["stages"]
+    return {out["path"]: out["md5"] for stage in STAGES for out in locked[stage]["outs"]}
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("unbroken")
+    checkout(folder)
+    ran = call(folder, *RETRAIN)
+    assert ran.returncode == 0, ran.stdout
+    return folder, ran.stdout
+
+
+def test_a_run_ends_with_the_table_and_dvc_finds_nothing_left_to_do(unbroken):
+    folder, said = unbroken
+    table = (folder / "reports/smoke/table.md").read_text()
+    assert table in said
+    assert "success, arithmetic (%)" in table
+    again = call(folder, *REPRO)
+    assert "Data and pipelines are up to date." in again.stdout
+    assert "Running stage" not in again.stdout
+
+
+def test_a_run_killed_in_mid_rollout_and_finished_by_dvc_gives_the_same_digests(unbroken, tmp_path):
+    checkout(tmp_path)
+    kill_in_the_middle_of_a_rollout(tmp_path)
+    finished = call(tmp_path, *REPRO)
+    assert finished.returncode == 0, finished.stdout
+    assert "Running stage 'cold_start@smoke'" not in finished.stdout, "it had ended"
+    assert digests(tmp_path) == digests(unbroken[0])
+    assert len(digests(tmp_path)) >= 10
+    assert call(tmp_path, *RETRAIN).stdout.startswith("nothing to do: smoke is up to date")
