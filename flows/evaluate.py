@@ -62,6 +62,7 @@ def answer(
         top_p=recipe.evaluate.top_p,
         dialogue=recipe.dialogue,
         machine=recipe.machine,
+        limits=recipe.python,
         tools=tools,
         advance=progress.advance,
     )

@@ -11,6 +11,7 @@ from params import schema
 from tasks import ledger, track
 from tasks.ledger import Step
 from tasks.prepare import prepare as prepare_data
+from tasks.prepare import user_files
 from tasks.rollout import open_tools
 
 
@@ -26,9 +27,10 @@ def prepare(recipe: str) -> None:
         made = prepare_data(
             step=step,
             settings=chosen.prepare,
-            sources=[ledger.artifact(file) for file in chosen.prepare.questions.files()],
+            sources=user_files(chosen.prepare),
             dialogue=chosen.dialogue,
             machine=chosen.machine,
+            limits=chosen.python,
             tools=tools,
         )
         run.metrics(made["metrics"], step=0, at=made["finished"])

@@ -75,6 +75,7 @@ def iterate(
         top_p=1.0,
         dialogue=recipe.dialogue,
         machine=recipe.machine,
+        limits=recipe.python,
         tools=tools,
     )
     trees = ledger.of(rolled_out, "trees")

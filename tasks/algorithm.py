@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from params.schema import PARAMS, Frozen, Rollout, read_yaml, validate
+from params.schema import PARAMS, Frozen, PositiveFloat, Rollout, read_yaml, validate
 from tasks import losses
 from tasks.estimators import group
 
@@ -18,8 +18,8 @@ Estimator = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
 class ClipRange(Frozen):
-    low: float
-    high: float
+    low: PositiveFloat
+    high: PositiveFloat
 
 
 class Row(Frozen):

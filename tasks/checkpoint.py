@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoTokenizer
 
 from params.schema import Machine, Update
-from tasks.policy import load_policy
+from tasks.policy import load_policy, load_tokenizer
 
 POLICY, OPTIMIZER = "policy", "optimizer"  # folders of one checkpoint
 
@@ -43,7 +42,7 @@ def resident(folder: Path, machine: Machine) -> Learner:
                 f"{folder} holds no policy (an old one that was pruned?): run `make clean` to "
                 "start anew"
             )
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = load_tokenizer(folder)
         _resident[:] = [Learner(folder, load_policy(folder, machine), tokenizer)]
     return _resident[0]
 
@@ -52,6 +51,11 @@ def keep_resident(learner: Learner, folder: Path) -> None:
     """Note that the learner in memory is what ``folder`` will hold."""
     learner.folder = folder
     _resident[:] = [learner]
+
+
+def forget(learner: Learner) -> None:
+    """The weights in memory are about to part from those in the folder."""
+    _resident[:] = [other for other in _resident if other is not learner]
 
 
 def prepare_optimizer(learner: Learner, settings: Update) -> None:

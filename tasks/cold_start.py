@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from params.schema import ColdStart, Machine
 from tasks import ledger
 from tasks.ledger import Artifact, Step
-from tasks.policy import load_policy, use_machine
+from tasks.policy import load_policy, load_tokenizer, use_machine
 from tasks.progress import Progress
 from tasks.trajectory import read_rows
 
@@ -52,10 +52,10 @@ def cold_start(
 
     A killed training goes on at its newest whole checkpoint.
     """
-    from transformers import AutoTokenizer, PrinterCallback, Trainer
+    from transformers import PrinterCallback, Trainer
 
     use_machine(machine)
-    tokenizer = AutoTokenizer.from_pretrained(policy.path)
+    tokenizer = load_tokenizer(policy.path)
     checkpoints = ledger.scratch(folder)
     began = time.perf_counter()
     model = load_policy(policy.path, machine)
@@ -106,7 +106,6 @@ def _arguments(settings: ColdStart, machine: Machine, folder: Path, seed: int) -
         logging_steps=max(1, settings.steps // 50),
         seed=seed,
         use_cpu=machine.device == "cpu",
-        bf16=machine.precision == "bfloat16",
         dataloader_pin_memory=machine.device != "cpu",
         disable_tqdm=True,
         report_to=[],

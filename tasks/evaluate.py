@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from prefect import task
 
 from params.schema import Evaluate
 from tasks import ledger
 from tasks.ledger import Artifact, Step
 from tasks.statistics import bootstrap_interval
-from tasks.trajectory import read_rows, write_table
+from tasks.trajectory import write_table
 
 Rows = list[dict[str, Any]]
 AGENTS = ("cold start", "trained")
@@ -40,12 +41,14 @@ def evaluate(
     are 95 % percentile bootstrap over questions.
     """
     rewards = (cold_start, trained)
-    answers = {
-        agent: read_rows(Path(made.path)) for agent, made in zip(AGENTS, rewards, strict=True)
-    }
+    tables = [pq.read_table(made.path) for made in rewards]
+    answers = {agent: table.to_pylist() for agent, table in zip(AGENTS, tables, strict=True)}
     rows = compare(answers, settings.bootstrap, step.seed)
-    labelled = [{"agent": agent, **row} for agent, rows in answers.items() for row in rows]
-    write_table(pa.Table.from_pylist(labelled), folder / "answers.parquet")
+    labelled = [
+        table.add_column(0, "agent", pa.array([agent] * len(table)))
+        for agent, table in zip(AGENTS, tables, strict=True)
+    ]
+    write_table(pa.concat_tables(labelled), folder / "answers.parquet")
     (folder / "metrics.json").write_text(json.dumps(_nested(rows), indent=1) + "\n")
     (folder / "table.md").write_text(markdown(rows))
     return {"rows": rows}
@@ -102,7 +105,9 @@ def success_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Success by kind, one row a kind and agent; the first kind is "all"."""
     return [
         {
-            "kind": row["measure"].removeprefix("success, ").replace("success", "all"),
+            "kind": "all"
+            if row["measure"] == "success"
+            else row["measure"].removeprefix("success, "),
             "agent": agent,
             "success": row[agent]["mean"],
             "low": row[agent]["low"],

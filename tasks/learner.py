@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from params.schema import Machine, Update
-from tasks.checkpoint import Learner
+from tasks.checkpoint import Learner, forget
 from tasks.losses import Loss, Views, policy_loss
 from tasks.packing import MicroBatch, Row, micro_batches
 
@@ -58,13 +58,14 @@ def update(
     settings: Update,
     temperature: float,
     machine: Machine,
-    seed: int,
+    seed: int | Sequence[int],
 ) -> dict[str, float]:
     """One batch's optimizer steps: epochs x mini-batches. Returns metrics, averaged over tokens.
 
     A mini-batch holds whole leaves, in an order drawn from ``seed``. Rows whose advantage is zero
     have no gradient and skip the model, but count in the denominator.
     """
+    forget(learner)
     learner.model.train()
     order = np.random.default_rng(seed)
     sums: list[dict[str, float]] = []
@@ -106,7 +107,7 @@ def _micro_batch_loss(
     logprobs, entropies = token_logprobs(learner.model, batch.tokens, batch.mask, temperature)
     views = Views(logprobs, batch.old_logprobs, batch.advantages, batch.mask)
     value, metrics = policy_loss(views, loss, denominator)
-    metrics["entropy"] = entropies.sum()
+    metrics["trained_entropy"] = entropies.sum()
     mismatch = (logprobs.detach() - batch.old_logprobs).abs()
     metrics["mismatch_highest"] = torch.where(batch.mask, mismatch, 0.0).max()
     return value, {name: float(entry) for name, entry in metrics.items()}
@@ -150,7 +151,8 @@ def _averages(steps: Sequence[dict[str, float]]) -> dict[str, float]:
         _add_up(total, step)
     tokens = max(1.0, total.get("tokens", 0.0))
     means = {
-        name: total.get(name, 0.0) / tokens for name in ("clip_low", "clip_high", "kl", "entropy")
+        name: total.get(name, 0.0) / tokens
+        for name in ("clip_low", "clip_high", "kl", "trained_entropy")
     }
     extremes = {name: total[name] for name in COMBINE if name in total}
     return {

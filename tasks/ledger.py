@@ -62,6 +62,8 @@ class Step:
 
 def artifact(path: Path) -> Artifact:
     """The artifact at ``path`` as it is now."""
+    if not path.exists():
+        raise ValueError(f"{path} does not exist: run the stage that makes it first")
     return Artifact(str(path), digest(path))
 
 
@@ -160,10 +162,14 @@ def publish(made: Artifact, target: Path) -> None:
     """Copy an artifact to where the stage's out lies, whole or not at all."""
     source, partial = Path(made.path), target.with_name(f".{target.name}.partial")
     target.parent.mkdir(parents=True, exist_ok=True)
-    for old in (partial, target):
-        shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
+    _remove(partial)
     (shutil.copytree if source.is_dir() else shutil.copy)(source, partial)
+    _remove(target)
     partial.rename(target)
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def cache_key(context: Any, arguments: dict[str, Any]) -> str:
@@ -189,9 +195,13 @@ TASK_OPTIONS: dict[str, Any] = {
 
 def read(place: Path) -> Record | None:
     """The record at ``place``, if it is whole: what it made is there, with the same digests."""
+    file = place / "record.json"
+    if not file.exists():
+        return None
     try:
-        record: Record = json.loads((place / "record.json").read_text())
-    except (OSError, json.JSONDecodeError):
+        record: Record = json.loads(file.read_text())
+    except ValueError:
+        print(f"{file} is damaged: the sub-step is done again")
         return None
     if (place / RETIRED).exists():
         return record
@@ -205,7 +215,7 @@ def read(place: Path) -> Record | None:
 
 def retire(step: Step, verb: str, keep: int) -> None:
     """Drop what ``verb`` made more than ``keep`` iterations ago; its records stay."""
-    for place in step.folder.glob(f"*-{verb}-*"):
+    for place in step.folder.glob(f"[0-9]*-{verb}-*"):
         if int(place.name[:4]) > step.iteration - keep or (place / RETIRED).exists():
             continue
         (place / RETIRED).touch()
@@ -251,7 +261,7 @@ def _explain_change(step: Step, verb: str, made_from: Mapping[str, str]) -> None
     for place in sorted(step.folder.glob(f"{step.iteration:04d}-{verb}-*")):
         try:
             older = json.loads((place / "record.json").read_text())["inputs"]
-        except (OSError, json.JSONDecodeError, KeyError):
+        except (OSError, ValueError, KeyError):
             continue
         changed = [name for name in made_from if older.get(name) != made_from[name]]
         if changed and (step.recipe, step.stage) not in _explained:

@@ -21,7 +21,7 @@ from transformers import (
 
 from params.schema import Machine, PretrainedPolicy, TinyPolicy
 
-PRECISION = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+PRECISION = {"float32": torch.float32}
 
 USER, ASSISTANT, END = "<|user|>", "<|assistant|>", "<|end|>"
 TAGS = tuple(
@@ -104,6 +104,14 @@ def build_policy(settings: TinyPolicy, tokenizer: Any, seed: int) -> Qwen2ForCau
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Qwen2ForCausalLM(config)
+
+
+def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
+    """The tokenizer of a policy folder, exactly as it was saved.
+
+    AutoTokenizer would take the architecture's usual class, which splits text in its own way.
+    """
+    return PreTrainedTokenizerFast.from_pretrained(folder)
 
 
 def fetch_policy(settings: PretrainedPolicy) -> tuple[Any, Any]:

@@ -20,6 +20,7 @@ from params.schema import (
     Machine,
     Prepare,
     PretrainedPolicy,
+    PythonTool,
     TinyPolicy,
 )
 from tasks import dialogue as talk
@@ -69,11 +70,13 @@ def prepare(
     sources: list[Artifact],
     dialogue: Dialogue,
     machine: Machine,
+    limits: PythonTool,
     tools: Respond,
 ) -> Mapping[str, Any]:
     """Artifacts ``questions`` (a table a split), ``traces``, ``initial`` (the policy), ``gates``.
 
-    ``sources`` are the user's files that ``settings`` names: what is in them decides the outcome.
+    ``sources`` are the user's files that ``settings`` names: what is in them decides the outcome,
+    as do the ``limits`` of ``tools``.
     Raises ValueError for a fault in the user's files or a context too small for a prompt and the
     response budget, GateError for a table that breaks a critical expectation.
     """
@@ -108,6 +111,14 @@ def prepare(
             "parameters": sum(weight.numel() for weight in model.parameters()),
         }
     }
+
+
+def user_files(settings: Prepare) -> list[Artifact]:
+    """The user's question files. Raises ValueError for one that is missing."""
+    for file in settings.questions.files():
+        if not file.is_file():
+            raise ValueError(f"{file} does not exist: correct the path in prepare.questions")
+    return [ledger.artifact(file) for file in settings.questions.files()]
 
 
 # ---------------------------------------------------------------- where questions come from
@@ -208,8 +219,8 @@ def check_context(
 ) -> None:
     """Raise ValueError where the longest prompt and the response budget exceed the context."""
     every = [question for entries in questions.values() for question in entries]
-    longest = max(every, key=lambda question: len(question.text))
-    prompt = len(talk.prompt_tokens(tokenizer, dialogue, longest.text))
+    lengths = [len(talk.prompt_tokens(tokenizer, dialogue, entry.text)) for entry in every]
+    prompt, longest = max(zip(lengths, every, strict=True), key=lambda pair: pair[0])
     if prompt + dialogue.response_tokens > context:
         raise ValueError(
             f"question {longest.id} has a prompt of {prompt} tokens; with dialogue.response_tokens "

@@ -12,7 +12,7 @@ from typing import Any
 
 from prefect import task
 
-from params.schema import Dialogue, Machine, Recipe, Rollout
+from params.schema import Dialogue, Machine, PythonTool, Recipe, Rollout
 from tasks import checkpoint, ledger, statistics
 from tasks.engines.transformers import TransformersEngine
 from tasks.environments.question import respond
@@ -52,12 +52,14 @@ def rollout(
     top_p: float,
     dialogue: Dialogue,
     machine: Machine,
+    limits: PythonTool,
     tools: Respond,
     advance: Callable[[int], object] = lambda finished: None,
 ) -> Mapping[str, Any]:
     """Roll out ``size`` questions; artifact ``trees``.
 
     ``budget`` says how many paths a question gets and when they branch; ``top_p`` is 1 in training.
+    ``limits`` are those of ``tools``, which cannot speak for themselves in the ledger's key.
     ``advance`` is told how many more questions have been finished.
     """
     chosen = batch(load_questions(Path(questions.path)), step, size)

@@ -38,7 +38,9 @@ def update(
     checkpoint.prepare_optimizer(learning, settings)
     rows = _leaf_rows(trees, advantages)
     loss = assemble(row).loss
-    metrics = learner.update(learning, rows, loss, settings, temperature, machine, step.iteration)
+    metrics = learner.update(
+        learning, rows, loss, settings, temperature, machine, (step.seed, step.iteration)
+    )
     trained = time.perf_counter()
     checkpoint.save(learning, folder)
     checkpoint.keep_resident(learning, ledger.final_place(folder) / checkpoint.POLICY)

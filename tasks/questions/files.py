@@ -60,7 +60,7 @@ def objects(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     if not file.is_file():
         raise ValueError(f"{file} does not exist: correct the path in prepare.questions")
     found = False
-    for line, text in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    for line, text in enumerate(_lines(file), start=1):
         if not text.strip():
             continue
         try:
@@ -77,13 +77,23 @@ def objects(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise ValueError(f"{file} is empty: it needs at least one question")
 
 
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not UTF-8 ({error.reason}): save it as UTF-8") from None
+
+
 def _text(entry: dict[str, Any], field: str, file: Path, line: int) -> str:
     if field not in entry:
         raise ValueError(
             f"{file}, line {line} lacks the field '{field}': it has {sorted(entry)}; name the "
             "right field in prepare.questions"
         )
-    value = str(entry[field]).strip()
+    value = entry[field]
+    if isinstance(value, bool | list | dict):
+        raise ValueError(f"{file}, line {line}: the field '{field}' is no text or number: {value}")
+    value = "" if value is None else str(value).strip()
     if not value:
         raise ValueError(f"{file}, line {line}: the field '{field}' is empty")
     return value

@@ -3,16 +3,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
-from tasks import checkpoint, learner, ledger
-from tasks.checkpoint import Learner
-from tasks.policy import load_policy
+from tasks import checkpoint, ledger
 from tests.tasks.test_learner import (
-    LOSS,
     MACHINE,
     SETTINGS,
-    TEMPERATURE,
     fresh,
     made_rows,
     run,
@@ -134,17 +129,3 @@ def test_a_folder_that_was_pruned_is_an_error_with_its_remedy(tmp_path, left):
     checkpoint._resident.clear()
     with pytest.raises(RuntimeError, match=rf"{tmp_path} holds no policy .* run `make clean`"):
         checkpoint.resident(tmp_path, MACHINE)
-
-
-def test_half_precision_learns_and_comes_back_from_disk(initial, tmp_path):
-    half = MACHINE.model_copy(update={"precision": "bfloat16"})
-    model = load_policy(initial, half)
-    assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
-    learning = Learner(initial, model, fresh(initial).tokenizer)
-    checkpoint.prepare_optimizer(learning, SETTINGS)
-    before = weights(model)
-    metrics = learner.update(learning, made_rows(), LOSS, SETTINGS, TEMPERATURE, half, 1)
-    assert np.isfinite(list(metrics.values())).all()
-    assert not same(weights(model), before)
-    checkpoint.save(learning, tmp_path)
-    assert same(weights(load_policy(tmp_path / checkpoint.POLICY, half)), weights(model))

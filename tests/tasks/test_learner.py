@@ -275,7 +275,7 @@ def test_on_policy_metrics(initial):
     assert metrics["mismatch_highest"] < 1e-5
     assert metrics["kl"] == pytest.approx(0, abs=1e-6)
     assert metrics["loss"] == pytest.approx(-np.mean([row.advantage for row in rows]), abs=1e-5)
-    assert 0.5 < metrics["entropy"] <= 1, "random weights are nearly uniform"
+    assert 0.5 < metrics["trained_entropy"] <= 1, "random weights are nearly uniform"
 
 
 def test_metrics_are_means_over_the_tokens_of_all_steps(initial):
@@ -284,7 +284,14 @@ def test_metrics_are_means_over_the_tokens_of_all_steps(initial):
     one = run(fresh(initial), made_rows(), SETTINGS.model_copy(update=still))
     more = {**still, "epochs": 2, "mini_batches": 2}
     four = run(fresh(initial), made_rows(), SETTINGS.model_copy(update=more))
-    for name in ("kl", "entropy", "clip_low", "clip_high", "clip_fraction", "ratio_highest"):
+    for name in (
+        "kl",
+        "trained_entropy",
+        "clip_low",
+        "clip_high",
+        "clip_fraction",
+        "ratio_highest",
+    ):
         assert four[name] == pytest.approx(one[name], abs=1e-6), name
     assert four["trained_tokens"] == 2 * one["trained_tokens"]
 

@@ -126,12 +126,9 @@ def test_a_policy_in_a_folder_comes_back_as_it_was(policy, tokenizer, tmp_path):
     np.testing.assert_allclose(again.float(), logits, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("precision", "kind"), [("float32", torch.float32), ("bfloat16", torch.bfloat16)]
-)
-def test_a_policy_is_loaded_in_the_precision_of_the_recipe(policy, tmp_path, precision, kind):
+def test_a_policy_is_loaded_in_the_precision_of_the_recipe(policy, tmp_path):
     policy.save_pretrained(tmp_path)
-    loaded = load_policy(tmp_path, Machine(threads=1, device="cpu", precision=precision))
+    loaded = load_policy(tmp_path, Machine(threads=1, device="cpu", precision="float32"))
     assert {parameter.dtype for parameter in loaded.parameters()} == {kind}
     torch.testing.assert_close(weights(loaded).float(), weights(policy).to(kind).float())
 

@@ -14,6 +14,7 @@ from params.schema import (
     GeneratedQuestions,
     Machine,
     Prepare,
+    PythonTool,
     TinyPolicy,
 )
 from tasks import dialogue as talk
@@ -53,6 +54,15 @@ DIALOGUE = Dialogue(
     result_tokens=24,
     response_tokens=144,
     tool_calls=3,
+)
+LIMITS = PythonTool(
+    sandbox="auto",
+    cpu_seconds=1,
+    wall_seconds=20,
+    memory_mib=256,
+    processes=8,
+    file_mib=4,
+    output_characters=2000,
 )
 
 
@@ -247,7 +257,13 @@ def test_the_longest_prompt_is_the_one_with_the_most_tokens_not_letters():
 
 def run(tools):
     return prepare.fn(
-        step=STEP, settings=SETTINGS, sources=[], dialogue=DIALOGUE, machine=MACHINE, tools=tools
+        step=STEP,
+        settings=SETTINGS,
+        sources=[],
+        dialogue=DIALOGUE,
+        machine=MACHINE,
+        limits=LIMITS,
+        tools=tools,
     )
 
 
