@@ -276,8 +276,10 @@ def _copy_database(source: Path, target: Path) -> None:
 
 def ui() -> int:
     """Show the runs of this project, in Prefect's UI and in MLflow's, until Ctrl-C."""
-    HOME.mkdir(parents=True, exist_ok=True)
+    gc.enable()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # flows/__init__.py has set it aside
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    HOME.mkdir(parents=True, exist_ok=True)
     with UI_ADDRESS.open("a+") as address, (HOME / "ui.log").open("ab") as log:
         try:
             fcntl.flock(address, fcntl.LOCK_EX | fcntl.LOCK_NB)

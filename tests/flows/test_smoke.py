@@ -97,10 +97,10 @@ def test_a_run_ends_with_the_table_and_dvc_finds_nothing_left_to_do(unbroken):
     assert "Running stage" not in again.stdout
 
 
-def test_a_run_killed_in_mid_rollout_and_finished_by_dvc_gives_the_same_digests(unbroken, tmp_path):
+def test_a_run_killed_in_mid_rollout_and_called_again_gives_the_same_digests(unbroken, tmp_path):
     checkout(tmp_path)
     kill_in_the_middle_of_a_rollout(tmp_path)
-    finished = call(tmp_path, *REPRO)
+    finished = call(tmp_path, *RETRAIN)
     assert finished.returncode == 0, finished.stdout
     assert "Running stage 'cold_start@smoke'" not in finished.stdout, "it had ended"
     assert digests(tmp_path) == digests(unbroken[0])
