@@ -113,9 +113,9 @@ def check(
     """Judge a table that a drawer prepared; its named index tells one row from another.
 
     Writes the verdict (JSON, the same bytes for the same table) and, in place of what was there,
-    Data Docs (a static site, ``docs/index.html``), both also for a table that fails. Returns the
-    verdict. Prints a line for a failed expectation that is not critical; raises GateError for the
-    critical ones.
+    Data Docs (a static site, ``docs/index.html``, with a copy of the verdict), both also for a
+    table that fails. Returns the verdict. Prints a line for a failed expectation that is not
+    critical; raises GateError for the critical ones.
     """
     if docs.exists() and any(docs.iterdir()) and not (docs / "validations").is_dir():
         raise ValueError(f"docs folder {docs} holds something else: name one to be overwritten")
@@ -123,7 +123,9 @@ def check(
     judged = [_judge(table, *pair) for pair in zip(expectations, results, strict=True)]
     passed = all(each["passed"] for each in judged if each["critical"])
     record = {"table": table_name, "rows": len(table), "passed": passed, "expectations": judged}
-    _write(verdict, json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    text = json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    for file in (verdict, docs / "verdict.json"):  # the first is an out, which a failed stage loses
+        _write(file, text)
     failed = [each for each in judged if not each["passed"]]
     for each in failed:
         if not each["critical"]:
