@@ -16,7 +16,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.runtime import task_run
 
 from flows.server import prefect_server
-from flows.stage import INTERRUPTED, PARENT_TASK_RUN, arrive, leave, run_tags
+from flows.stage import INTERRUPTED, PARENT_TASK_RUN, arrive, check, leave, run_tags
 from params import schema
 from tasks import track, version
 
@@ -66,6 +66,8 @@ def main(arguments: list[str]) -> int:
     try:
         schema.load(chosen.recipe, Path("params"))
         changed = version.status(chosen.recipe)
+        if changed:
+            check(chosen.recipe)
     except (ValueError, RuntimeError) as error:
         print(f"retrain: {error}", file=sys.stderr)
         return 2

@@ -45,6 +45,15 @@ def main(flow: Flow[..., Any]) -> NoReturn:
     leave(_run(flow, parser.parse_args().recipe))
 
 
+def check(recipe: str) -> None:
+    """Raise ValueError for a recipe, or a row of the algorithms' table, that does not hold."""
+    from tasks.algorithm import read_row  # torch: only those pay for it who have work to do
+
+    read_row(
+        schema.load(recipe, Path("params")).reinforce.algorithm, Path("params/algorithms.yaml")
+    )
+
+
 def run_tags() -> dict[str, str]:
     """What MLflow shows beside a run: the commit it is of, and the Prefect flow run around it."""
     checkout = version.revision()
@@ -71,7 +80,7 @@ def leave(status: int) -> NoReturn:
 def _run(flow: Flow[..., Any], recipe: str) -> int:
     name = f"{flow.name} {recipe}"
     try:
-        schema.load(recipe, Path("params"))
+        check(recipe)
     except (ValueError, RuntimeError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 2

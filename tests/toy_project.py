@@ -116,6 +116,8 @@ def create(folder: Path, flows: bool) -> None:
     """Make the project; ``flows``: its stages are Prefect flows, else bare scripts."""
     (folder / "params").mkdir()
     write_recipe(folder)
+    table = "params/algorithms.yaml"
+    (folder / table).write_text((ROOT / table).read_text())
     (folder / "dvc.yaml").write_text(PIPELINE)
     (folder / ".gitignore").write_text("/.beamline/\n/data/\n")
     for name in OUTS:

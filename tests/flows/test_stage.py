@@ -59,11 +59,20 @@ def test_a_task_run_that_the_server_does_not_know_is_an_error(api, monkeypatch):
         stage._recorded(client, uuid.uuid4())
 
 
-def test_a_recipe_that_does_not_hold_is_one_message_and_no_server_is_asked(project, capsys):
-    toy.write_recipe(project, seed=-1)
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"seed": -1}, "first toy: params/toy.yaml: 'seed' = -1"),
+        ({"reinforce__algorithm": "apro"}, "first toy: reinforce.algorithm 'apro' is no row of"),
+    ],
+)
+def test_a_recipe_that_does_not_hold_is_one_message_and_no_server_is_asked(
+    project, capsys, changes, said
+):
+    toy.write_recipe(project, **changes)
     assert stage._run(first, "toy") == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("first toy: params/toy.yaml: 'seed' = -1")
+    assert line.startswith(said)
 
 
 @pytest.mark.parametrize("error", [RuntimeError, ValueError])
