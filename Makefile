@@ -1,5 +1,5 @@
 # make run       train and evaluate the recipe RECIPE (tiny); a second call does what has changed
-# make test      the tests; DATA=<folder> adds those that read real data
+# make test      the tests
 # make lint      ruff and mypy
 # make ui        the runs of this checkout in Prefect and in MLflow
 # make clean     remove what runs have left, except DVC's cache, from which equal runs come back
@@ -11,6 +11,7 @@ PYTHON := .venv/bin/python
 INSTALLED := .venv/installed
 
 export DO_NOT_TRACK := 1
+export OMP_WAIT_POLICY ?= PASSIVE
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 .PHONY: run test lint ui clean
