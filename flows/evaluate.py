@@ -16,7 +16,8 @@ from tasks.ledger import Artifact, Step
 from tasks.policy import use_machine
 from tasks.progress import Progress
 from tasks.reward import reward
-from tasks.rollout import Respond, open_tools, rollout
+from tasks.rollout import rollout
+from tasks.toolbox import Respond, open_tools
 
 
 @flow(name="evaluate")

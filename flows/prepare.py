@@ -12,7 +12,7 @@ from tasks import ledger, track
 from tasks.ledger import Step
 from tasks.prepare import prepare as prepare_data
 from tasks.prepare import user_files
-from tasks.rollout import open_tools
+from tasks.toolbox import open_tools
 
 
 @flow(name="prepare")

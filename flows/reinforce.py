@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,12 @@ from tasks.ledger import Artifact, Record, Step
 from tasks.policy import use_machine
 from tasks.progress import Progress
 from tasks.reward import reward
-from tasks.rollout import Respond, open_tools, rollout
+from tasks.rollout import rollout
+from tasks.toolbox import Respond, open_tools
 from tasks.update import update
 
 Iteration = Mapping[str, Record]  # verb -> what it left in the ledger
+Seconds = dict[str, float]  # part of an iteration -> seconds
 
 
 @flow(name="reinforce")
@@ -39,26 +42,50 @@ def reinforce(recipe: str) -> None:
     questions = ledger.artifact(Path("data", recipe, "questions", "train.parquet"))
     policy = ledger.artifact(Path("models", recipe, "cold_start"))
     use_machine(chosen.machine)
-    done: list[Iteration] = []
-    costs: list[dict[str, float]] = []  # seconds by part, of the iterations that took any now
-    progress = Progress("reinforce", settings.iterations)
     key = ledger.stage_key(chosen, questions, policy)
     with (
         track.stage(recipe, "reinforce", key, stage.run_tags()) as run,
         open_tools(chosen) as tools,
     ):
-        for number in range(settings.iterations):
-            began = time.time()
-            step = Step(recipe, "reinforce", number, chosen.seed)
-            done.append(iterate(step, chosen, row, policy, questions, tools))
-            policy = ledger.of(done[-1]["update"], "policy")
-            ledger.retire(step, "update", settings.keep_checkpoints)
-            costs += report(run, progress, done[-1], began)
-        progress.close()
+        start = Step(recipe, "reinforce", 0, chosen.seed)
+        try:
+            done, costs = learn(start, chosen, row, policy, questions, tools, run)
+        except ledger.PrunedError as gone:
+            print(f"{gone}: the updates that the ledger has pruned are replayed from its trees")
+            ledger.revive(start.folder)
+            done, costs = learn(start, chosen, row, policy, questions, tools, run)
         collect(recipe=recipe, settings=settings, dialogue=chosen.dialogue, done=done)
-        ledger.publish(policy, Path("models", recipe, "trained"))
         picture(run, done)
         account(run, costs)
+
+
+def learn(
+    start: Step,
+    recipe: Recipe,
+    row: Row,
+    policy: Artifact,
+    questions: Artifact,
+    tools: Respond,
+    run: track.Run,
+) -> tuple[list[Iteration], list[Seconds]]:
+    """All iterations, and ``models/<recipe>/trained``.
+
+    Returns what each iteration left, and the seconds by part of those that were done now. Raises
+    ledger.PrunedError where an iteration that is not remembered needs weights that are gone.
+    """
+    done: list[Iteration] = []
+    costs: list[Seconds] = []
+    progress = Progress("reinforce", recipe.reinforce.iterations)
+    for number in range(recipe.reinforce.iterations):
+        began = time.time()
+        step = replace(start, iteration=number)
+        done.append(iterate(step, recipe, row, policy, questions, tools))
+        policy = ledger.of(done[-1]["update"], "policy")
+        ledger.retire(step, "update", recipe.reinforce.keep_checkpoints)
+        costs += report(run, progress, done[-1], began)
+    progress.close()
+    ledger.publish(policy, Path("models", start.recipe, "trained"))
+    return done, costs
 
 
 def iterate(
@@ -94,12 +121,10 @@ def iterate(
     return {"rollout": rolled_out, "reward": rewarded, "advantage": credited, "update": updated}
 
 
-def report(
-    run: track.Run, progress: Progress, iteration: Iteration, began: float
-) -> list[dict[str, float]]:
+def report(run: track.Run, progress: Progress, iteration: Iteration, began: float) -> list[Seconds]:
     """Show one iteration in the terminal and in MLflow; the seconds of its parts.
 
-    An iteration that the ledger remembers took no time now and has no seconds.
+    An iteration of which the ledger remembers a part was not timed as a whole, and has none.
     """
     records = list(iteration.values())
     metrics = {name: value for record in records for name, value in record["metrics"].items()}
@@ -114,7 +139,7 @@ def report(
     }
     tracked = time.time()
     run.metrics({**metrics, **speeds}, step=number, at=finished)
-    if finished < began:
+    if any(record["finished"] < began for record in records):
         return []
     now = time.time()
     tracking = now - tracked
@@ -126,7 +151,7 @@ def report(
     return [cost]
 
 
-def seconds(iteration: Iteration) -> dict[str, float]:
+def seconds(iteration: Iteration) -> Seconds:
     """Seconds of the parts of one iteration, as its sub-steps measured them."""
     return {
         name: value for record in iteration.values() for name, value in record["seconds"].items()
@@ -149,7 +174,7 @@ def picture(run: track.Run, done: Sequence[Iteration]) -> None:
         run.figure(figures.entropy_around_tools(profile), "entropy_around_tools.png")
 
 
-def account(run: track.Run, costs: Sequence[Mapping[str, float]]) -> None:
+def account(run: track.Run, costs: Sequence[Seconds]) -> None:
     """Where the time of an iteration went: printed, and drawn in MLflow."""
     if not costs:
         return

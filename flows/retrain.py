@@ -74,6 +74,10 @@ def main(arguments: list[str]) -> int:
     if not changed:
         print(f"nothing to do: {chosen.recipe} is up to date\n\n{_table(chosen.recipe)}")
         return 0
+    ran_before = Path("dvc.lock").exists()
+    for name, reasons in changed.items() if ran_before else ():
+        more = f" and {len(reasons) - 1} more" if len(reasons) > 1 else ""
+        print(f"{name} has to run: {reasons[0]}{more}")
     return _run(chosen.recipe)
 
 
@@ -94,7 +98,8 @@ def _run(recipe: str) -> int:
         return INTERRUPTED
     print(f"\n{_table(recipe)}")
     print("to see the run    make ui")
-    print(f"to keep it        git add params dvc.lock reports/{recipe} && git commit")
+    what = f"params questions dvc.yaml dvc.lock reports/{recipe}"
+    print(f"to keep it        git add {what} && git commit")
     return 0
 
 

@@ -19,6 +19,7 @@ Positive = Annotated[int, Field(gt=0)]
 Operand = Annotated[int, Field(ge=2)]  # operands are drawn from 2 on
 NonNegative = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -74,7 +75,7 @@ Policy = Annotated[TinyPolicy | PretrainedPolicy, Field(discriminator="kind")]
 
 
 class GeneratedQuestions(Frozen):
-    """Computation questions generated from the seed; tasks/environments/question.py makes them."""
+    """Computation questions generated from the seed; tasks/questions/computation.py makes them."""
 
     source: Literal["generated"]
     train: Positive  # questions
@@ -87,6 +88,10 @@ class GeneratedQuestions(Frozen):
     def files(self) -> tuple[Path, ...]:
         """No file is read."""
         return ()
+
+    def rows(self) -> dict[str, int] | None:
+        """How many questions each split must hold."""
+        return {"train": self.train, "validation": self.validation, "test": self.test}
 
     @model_validator(mode="after")
     def _test_range_lies_outside(self) -> GeneratedQuestions:
@@ -114,6 +119,10 @@ class FileQuestions(Frozen):
     def files(self) -> tuple[Path, ...]:
         """Every file that is read."""
         return self.train, self.validation, self.test, self.traces
+
+    def rows(self) -> dict[str, int] | None:
+        """How many questions each split must hold: as many as its file has."""
+        return None
 
     @model_validator(mode="after")
     def _files_lie_where_dvc_looks(self) -> FileQuestions:
@@ -165,6 +174,12 @@ class Prepare(Frozen):
                 f"{'null' if self.expert is None else 'given'}: generated questions need the "
                 "expert, files bring their own traces"
             )
+        rows = self.questions.rows()
+        if self.expert and rows and self.expert.traces > rows["train"]:
+            raise ValueError(
+                f"expert.traces {self.expert.traces} exceeds questions.train {rows['train']}: the "
+                "expert answers each question once; lower it"
+            )
         return self
 
 
@@ -177,6 +192,12 @@ class Dialogue(Frozen):
     result_tokens: Positive  # tokens of one tool result, at most
     response_tokens: Positive  # tokens after the prompt, sampled and observed, at most
     tool_calls: NonNegative  # a trajectory, at most
+
+    @model_validator(mode="after")
+    def _has_a_tool(self) -> Dialogue:
+        if not self.tools:
+            raise ValueError("tools is empty: name at least one, such as python")
+        return self
 
 
 class PythonTool(Frozen):
@@ -196,7 +217,7 @@ class ColdStart(Frozen):
     batch: Positive  # traces a step
     learning_rate: PositiveFloat
     warmup_steps: NonNegative
-    weight_decay: float
+    weight_decay: Annotated[float, Field(ge=0)]
     save_every: Positive  # steps
 
 
@@ -221,6 +242,11 @@ class Rollout(Frozen):
                 f"initial {self.initial} exceeds leaves {self.leaves}: the total budget must cover "
                 "the rollouts that it starts with; lower initial or raise leaves"
             )
+        if self.rows < self.leaves:
+            raise ValueError(
+                f"rows {self.rows} cannot hold the {self.leaves} leaves of one question: raise "
+                "rows, or lower leaves"
+            )
         return self
 
 
@@ -238,8 +264,8 @@ class Reward(Frozen):
 class Update(Frozen):
     learning_rate: PositiveFloat
     warmup_updates: NonNegative
-    weight_decay: float
-    adam_betas: tuple[float, float]
+    weight_decay: Annotated[float, Field(ge=0)]
+    adam_betas: tuple[Decay, Decay]
     gradient_clip: PositiveFloat  # global norm
     epochs: Positive  # passes over one batch of trees
     mini_batches: Positive  # optimizer steps a pass

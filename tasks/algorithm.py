@@ -60,7 +60,7 @@ def rows(file: Path = PARAMS / "algorithms.yaml") -> dict[str, Row]:
     """All rows of the table, checked; an unknown choice is an error that lists the known ones."""
     table = {
         name: validate(Row, values, f"{file}, row {name}")
-        for name, values in read_yaml(file).items()
+        for name, values in (read_yaml(file) or {}).items()
     }
     for name, row in table.items():
         for choice, known in CHOICES.items():

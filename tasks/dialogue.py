@@ -114,14 +114,20 @@ def called_tool(turn: str) -> str | None:
 
 
 def trace_tokens(
-    tokenizer: Any, prompt: NDArray[np.int32], parts: Sequence[tuple[str, bool]]
+    tokenizer: Any, prompt: NDArray[np.int32], parts: Sequence[tuple[str, bool]], limit: int
 ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
     """A written trajectory as training data: tokens [T], and which of them are the agent's own [T].
 
     ``parts`` alternate between (turn, True) and (tool result, False). Each is tokenised on its own,
-    exactly as in a rollout; the end token closes the last turn.
+    exactly as in a rollout, a result to at most ``limit`` tokens; the end token comes last.
     """
-    pieces = [prompt, *(encode(tokenizer, text) for text, _ in parts)]
+    pieces = [prompt]
+    for text, sampled in parts:
+        body = text.removeprefix("<result>").removesuffix("</result>")
+        observed = Observation("ok", body)
+        pieces.append(
+            encode(tokenizer, text) if sampled else result_tokens(tokenizer, observed, limit)[1]
+        )
     own = [False, *(sampled for _, sampled in parts)]
     pieces.append(np.array([tokenizer.eos_token_id], np.int32))
     own.append(True)

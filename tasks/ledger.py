@@ -86,12 +86,23 @@ def digest(path: Path) -> str:
 # ---------------------------------------------------------------- records
 
 
+class PrunedError(RuntimeError):
+    """Something is needed that ``retire`` has dropped: ``revive`` lets it be made again."""
+
+
+def _need(made: Artifact) -> None:
+    path = Path(made.path)
+    if path.is_relative_to(ROOT) and not path.exists():
+        raise PrunedError(f"{made.path} has been pruned, and is needed again")
+
+
 def recorded(compute: Callable[..., Mapping[str, Any]]) -> Callable[..., Record]:
     """Turn a function that fills a folder into a sub-step that is done once.
 
     ``compute(step, folder, ...)`` writes its artifacts into ``folder`` and returns what the record
     shall say beside them (metrics, seconds by part). The sub-step is called without ``folder`` and
-    returns the record; a finished one is read back instead of computed.
+    returns the record; a finished one is read back instead of computed. It raises PrunedError where
+    an artifact that it must read is gone.
     """
     source = inspect.getsourcefile(compute)
     assert source
@@ -109,6 +120,9 @@ def recorded(compute: Callable[..., Mapping[str, Any]]) -> Callable[..., Record]
         found = read(place)
         if found:
             return found
+        for value in arguments.values():
+            if isinstance(value, Artifact):
+                _need(value)
         _explain_change(step, verb, made_from)
         partial = place.with_name(f".{place.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
@@ -159,7 +173,8 @@ def stage_key(recipe: BaseModel, *inputs: Artifact) -> str:
 
 
 def publish(made: Artifact, target: Path) -> None:
-    """Copy an artifact to where the stage's out lies, whole or not at all."""
+    """Copy an artifact to where the stage's out lies, whole or not at all. Raises PrunedError."""
+    _need(made)
     source, partial = Path(made.path), target.with_name(f".{target.name}.partial")
     target.parent.mkdir(parents=True, exist_ok=True)
     _remove(partial)
@@ -224,6 +239,12 @@ def retire(step: Step, verb: str, keep: int) -> None:
                 shutil.rmtree(path)
             elif path.name not in ("record.json", RETIRED):
                 path.unlink()
+
+
+def revive(folder: Path) -> None:
+    """Forget what has been retired in a stage's ``folder``, so that it is made again."""
+    for mark in list(folder.glob(f"[0-9]*/{RETIRED}")):
+        shutil.rmtree(mark.parent)
 
 
 def _place(step: Step, verb: str, made_from: Mapping[str, str]) -> Path:

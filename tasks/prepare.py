@@ -30,7 +30,7 @@ from tasks.expectations import questions as question_gate
 from tasks.expectations import traces as trace_gate
 from tasks.ledger import Artifact, Step
 from tasks.questions import computation, files
-from tasks.sampler import Respond
+from tasks.toolbox import Respond
 from tasks.trajectory import Call, Question, save_questions, write_table
 
 Parts = list[tuple[str, bool]]  # (text, whether the agent wrote it)
@@ -85,7 +85,9 @@ def prepare(
     for split, entries in questions.items():
         save_questions(entries, folder / "questions" / f"{split}.parquet")
     docs = gate.DOCS / step.recipe
-    check_questions(questions, folder / "gates" / "questions.json", docs / "questions")
+    verdicts = folder / "gates"
+    rows = settings.questions.rows()
+    check_questions(questions, rows, verdicts / "questions.json", docs / "questions")
 
     model, tokenizer = POLICIES[settings.policy.kind](settings.policy, questions, traces, step.seed)
     check_context(tokenizer, dialogue, questions, settings.policy.context)
@@ -99,7 +101,7 @@ def prepare(
         questions["train"],
         settings,
         dialogue,
-        folder / "gates" / "traces.json",
+        verdicts / "traces.json",
         docs / "traces",
     )
     flawed = sum(trace.flaw != "none" for trace in traces)
@@ -199,7 +201,7 @@ def trace_table(traces: Sequence[Trace], tokenizer: Any, dialogue: Dialogue) -> 
     rows = []
     for trace in traces:
         prompt = talk.prompt_tokens(tokenizer, dialogue, trace.question.text)
-        tokens, own = talk.trace_tokens(tokenizer, prompt, trace.parts)
+        tokens, own = talk.trace_tokens(tokenizer, prompt, trace.parts, dialogue.result_tokens)
         rows.append(
             {
                 "question_id": trace.question.id,
@@ -229,15 +231,21 @@ def check_context(
         )
 
 
-def check_questions(questions: Mapping[str, list[Question]], verdict: Path, docs: Path) -> None:
-    """The gate of the questions."""
-    rows = [
+def check_questions(
+    questions: Mapping[str, list[Question]],
+    rows: Mapping[str, int] | None,
+    verdict: Path,
+    docs: Path,
+) -> None:
+    """The gate of the questions; ``rows``: how many each split must hold, where that is known."""
+    entries = [
         {**vars(question), "answers": list(question.answers), "split": split}
-        for split, entries in questions.items()
-        for question in entries
+        for split, members in questions.items()
+        for question in members
     ]
-    table = question_gate.prepare(pd.DataFrame(rows))
-    gate.check("questions", table, question_gate.expectations(), verdict, docs)
+    table = question_gate.prepare(pd.DataFrame(entries))
+    expectations = question_gate.expectations(rows=rows)
+    gate.check("questions", table, expectations, verdict, docs)
 
 
 def check_traces(

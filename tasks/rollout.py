@@ -4,39 +4,19 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from prefect import task
 
-from params.schema import Dialogue, Machine, PythonTool, Recipe, Rollout
+from params.schema import Dialogue, Machine, PythonTool, Rollout
 from tasks import checkpoint, ledger, statistics
 from tasks.engines.transformers import TransformersEngine
-from tasks.environments.question import respond
 from tasks.ledger import Artifact, Step
-from tasks.sampler import Respond, Setting, grow
-from tasks.tools.python import python_tool
+from tasks.sampler import Setting, grow
+from tasks.toolbox import Respond
 from tasks.trajectory import Call, Observation, Question, load_questions, save_trees
-
-TOOLS: dict[str, Callable[[Recipe], Any]] = {
-    "python": lambda recipe: python_tool(recipe.python, recipe.machine.threads),
-}
-
-
-@contextmanager
-def open_tools(recipe: Recipe) -> Iterator[Respond]:
-    """The recipe's tools, warm until the end of the ``with``; what they answer to a round's calls.
-
-    Raises RuntimeError where the sandbox that the recipe asks for does not work.
-    """
-    with ExitStack() as stack:
-        tools: dict[str, Any] = {
-            name: stack.enter_context(TOOLS[name](recipe)) for name in recipe.dialogue.tools
-        }
-        yield partial(respond, tools)
 
 
 @task(**ledger.TASK_OPTIONS)

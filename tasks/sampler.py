@@ -20,6 +20,7 @@ from params.schema import Dialogue, Rollout
 from tasks import dialogue as talk
 from tasks.branching import branch_probability, wants_branch, window_entropy
 from tasks.engines import Engine, Request, Sample, Session
+from tasks.toolbox import Respond
 from tasks.trajectory import (
     PROMPT,
     RESULT,
@@ -32,7 +33,6 @@ from tasks.trajectory import (
     Tree,
 )
 
-Respond = Callable[[Sequence[Call]], list[Observation]]
 NOTHING: NDArray[np.float32] = np.zeros(0, np.float32)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +22,7 @@ def tree_metrics(trees: Sequence[Tree], window: int) -> dict[str, float]:
     nodes = [node for tree in trees for node in tree.nodes]
     turns = [node for node in nodes if node.kind == TURN]
     results = [node for node in nodes if node.kind == RESULT]
-    around = list(around_results(trees))
-    before = [float(before.entropies[-window:].mean()) for before, _ in around]
-    after = [window_entropy(turn.entropies, window) for _, turn in around]
+    before, after = around_results(trees)
     leaves = [trajectory for tree in trees for trajectory in tree.trajectories()]
     return {
         "leaves": len(leaves),
@@ -36,28 +34,36 @@ def tree_metrics(trees: Sequence[Tree], window: int) -> dict[str, float]:
         "response_tokens": _mean([sum(len(n.tokens) for n in leaf[1:]) for leaf in leaves]),
         "answer_rate": _mean([leaf[-1].outcome == "answer" for leaf in leaves]),
         "entropy": _mean(np.concatenate([turn.entropies for turn in turns])),
-        "entropy_before_result": _mean(before),
-        "entropy_after_result": _mean(after),
+        "entropy_before_result": _mean([float(turn.entropies[-window:].mean()) for turn in before]),
+        "entropy_after_result": _mean([window_entropy(turn.entropies, window) for turn in after]),
     }
 
 
-def around_results(trees: Sequence[Tree]) -> Iterator[tuple[Node, Node]]:
-    """The turn before and the turn after each tool result that a turn follows, once each."""
+def around_results(trees: Sequence[Tree]) -> tuple[list[Node], list[Node]]:
+    """The turns before tool results that a turn follows, and the turns after them; each once.
+
+    Where branches share a result, one turn stands before it and several after.
+    """
+    before: list[Node] = []
+    after: list[Node] = []
     for tree in trees:
-        for node in tree.nodes:
-            if node.kind == TURN and tree.nodes[node.parent].kind == RESULT:
-                yield tree.nodes[tree.nodes[node.parent].parent], node
+        results = [node.parent for node in tree.nodes if node.kind == TURN]
+        followed = [r for r in dict.fromkeys(results) if tree.nodes[r].kind == RESULT]
+        before += [tree.nodes[tree.nodes[result].parent] for result in followed]
+        after += [node for node in tree.nodes if node.kind == TURN and node.parent in set(followed)]
+    return before, after
 
 
 def entropy_profile(trees: Sequence[Tree]) -> list[dict[str, float]]:
     """Mean entropy by token position from a tool result; -1 is the last token before it."""
     values: dict[int, list[float]] = {}
-    for before, after in around_results(trees):
-        tail = before.entropies[-PROFILE_BEFORE:]
-        head = after.entropies[:PROFILE_AFTER]
+    before, after = around_results(trees)
+    for turn in before:
+        tail = turn.entropies[-PROFILE_BEFORE:]
         for position, entropy in enumerate(tail, start=-len(tail)):
             values.setdefault(position, []).append(float(entropy))
-        for position, entropy in enumerate(head, start=1):
+    for turn in after:
+        for position, entropy in enumerate(turn.entropies[:PROFILE_AFTER], start=1):
             values.setdefault(position, []).append(float(entropy))
     return [
         {

@@ -34,8 +34,12 @@ MAY_IMPORT = {
     "trajectory": {"schema"},
     "schema": {"schema"},
 }
-# algorithm.py turns the names in a row into functions, which lie in a drawer.
-EXCEPTIONS = {("tasks/algorithm.py", "tasks/estimators/")}
+# Two helpers turn names into what lies in a drawer: those in a row, and those of a recipe's tools.
+EXCEPTIONS = {
+    ("tasks/algorithm.py", "tasks/estimators/"),
+    ("tasks/toolbox.py", "tasks/environments/"),
+    ("tasks/toolbox.py", "tasks/tools/"),
+}
 
 VERB_FILES = tuple(f"tasks/{verb}.py" for verb in sorted(VERBS))
 OWNERS = {  # package -> where it may be imported

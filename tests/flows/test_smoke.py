@@ -52,8 +52,8 @@ def call(folder, *command):
     )
 
 
-def kill_in_the_middle_of_a_rollout(folder):
-    """Start a run and SIGKILL its process group while the first rollout is being written."""
+def kill_in_the_middle_of(folder, sub_step):
+    """Start a run and SIGKILL its process group while ``sub_step`` is being written."""
     process = subprocess.Popen(
         RETRAIN,
         cwd=folder,
@@ -64,13 +64,13 @@ def kill_in_the_middle_of_a_rollout(folder):
     )
     ledger = folder / ".beamline/ledger/smoke/reinforce"
     deadline = time.monotonic() + 240
-    while not any(ledger.glob(".0000-rollout-*.partial")):
-        assert process.poll() is None, "the run ended before its first rollout"
+    while not any(ledger.glob(f".{sub_step}-*.partial")):
+        assert process.poll() is None, f"the run ended before {sub_step}"
         assert time.monotonic() < deadline
         time.sleep(0.002)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    assert not any(ledger.glob("0000-rollout-*")), "the rollout had ended"
+    assert not any(ledger.glob(f"{sub_step}-*")), "it had ended"
 
 
 def digests(folder):
@@ -97,12 +97,25 @@ def test_a_run_ends_with_the_table_and_dvc_finds_nothing_left_to_do(unbroken):
     assert "Running stage" not in again.stdout
 
 
-def test_a_run_killed_in_mid_rollout_and_called_again_gives_the_same_digests(unbroken, tmp_path):
+def test_a_run_killed_twice_and_called_again_gives_the_same_digests(unbroken, tmp_path):
     checkout(tmp_path)
-    kill_in_the_middle_of_a_rollout(tmp_path)
+    kill_in_the_middle_of(tmp_path, "0000-rollout")
+    kill_in_the_middle_of(tmp_path, "0001-update")
     finished = call(tmp_path, *RETRAIN)
     assert finished.returncode == 0, finished.stdout
     assert "Running stage 'cold_start@smoke'" not in finished.stdout, "it had ended"
     assert digests(tmp_path) == digests(unbroken[0])
     assert len(digests(tmp_path)) >= 10
     assert call(tmp_path, *RETRAIN).stdout.startswith("nothing to do: smoke is up to date")
+
+
+def test_a_change_that_needs_pruned_weights_replays_the_updates(unbroken):
+    folder, _ = unbroken
+    before = digests(folder)
+    recipe = folder / "params/smoke.yaml"
+    recipe.write_text(recipe.read_text().replace("wall_seconds: 20.0", "wall_seconds: 30.0"))
+    ran = call(folder, *RETRAIN)
+    assert ran.returncode == 0, ran.stdout
+    assert "has been pruned, and is needed again" in ran.stdout
+    assert "reinforce@smoke has to run: params/smoke.yaml python: modified" in ran.stdout
+    assert digests(folder) == before

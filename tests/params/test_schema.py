@@ -138,6 +138,9 @@ FAULTS = [
     ),
     ({"prepare__expert": None}, ["questions.source is generated", "expert is null", "need"]),
     ({"prepare__questions": FILES}, ["source is files", "expert is given", "their own traces"]),
+    ({"dialogue__tools": []}, ["tools is empty", "name at least one"]),
+    ({"reinforce__rollout__rows": 1}, ["rows 1 cannot hold", "raise rows"]),
+    ({"prepare__expert__traces": 10**6}, ["expert.traces 1000000 exceeds", "lower it"]),
     (
         {"prepare__expert": {"traces": 9, **dict.fromkeys(RATES, 0.375)}},
         ["add up to 1.5", "lower them"],

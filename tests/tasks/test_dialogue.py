@@ -193,7 +193,9 @@ TURN_2 = "<think>that is it</think><answer>\\boxed{408}</answer>"
 
 def test_only_the_agents_own_tokens_are_marked(tokenizer):
     prompt = prompt_tokens(tokenizer, layout(""), "12*34?")
-    tokens, own = trace_tokens(tokenizer, prompt, [(TURN_1, True), (RESULT, False), (TURN_2, True)])
+    tokens, own = trace_tokens(
+        tokenizer, prompt, [(TURN_1, True), (RESULT, False), (TURN_2, True)], limit=24
+    )
     assert tokens.shape == own.shape
     assert tokenizer.decode(tokens[own]) == TURN_1 + TURN_2 + tokenizer.eos_token
     assert tokenizer.decode(tokens[~own]) == tokenizer.decode(prompt) + RESULT
@@ -213,6 +215,6 @@ def test_a_trace_has_the_tokens_of_a_rollout(tokenizer, codes, results):
         pieces += [encode(tokenizer, turn), tokens]
     parts.append((TURN_2, True))
     pieces += [encode(tokenizer, TURN_2), np.array([tokenizer.eos_token_id], np.int32)]
-    tokens, own = trace_tokens(tokenizer, prompt, parts)
+    tokens, own = trace_tokens(tokenizer, prompt, parts, limit=10_000)
     np.testing.assert_array_equal(tokens, np.concatenate(pieces))
     assert own.sum() == sum(len(piece) for piece in pieces[1::2]) + 1

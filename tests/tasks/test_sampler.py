@@ -517,7 +517,7 @@ def talkative(policy, tokenizer):
     model = copy.deepcopy(policy)
     prompts = [talk.prompt_tokens(tokenizer, layout(), question.text) for question in QUESTIONS]
     parts = [(CALL, True), ("<result>7</result>", False), (ANSWER, True)]
-    traces = [talk.trace_tokens(tokenizer, prompt, parts)[0] for prompt in prompts]
+    traces = [talk.trace_tokens(tokenizer, prompt, parts, limit=24)[0] for prompt in prompts]
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for step in range(30):
         tokens = torch.from_numpy(traces[step % len(traces)].astype(np.int64))[None]

@@ -52,7 +52,7 @@ def test_golden_metrics_of_a_small_tree():
             "response_tokens": (2 + 3 + 3 + 2 + 3 + 1 + 2 + 1) / 2,
             "answer_rate": 0.5,
             "entropy": (0.1 + 0.3 + 0.5 + 0.7 + 0.9 + 0.2 + 0.4) / 7,
-            "entropy_before_result": (0.2 + 0.2 + 0.2) / 3,
+            "entropy_before_result": (0.2 + 0.2) / 2,
             "entropy_after_result": (0.6 + 0.2 + 0.4) / 3,
         },
         abs=1e-6,
@@ -74,9 +74,9 @@ def test_metrics_without_any_tool_call_are_finite():
 
 
 def test_golden_profile_around_tool_results():
-    # before the results, by position from them: [.1 .3] twice (two turns follow), [.2];
+    # before the results, by position from them: [.1 .3] (once, though two turns follow), [.2];
     # after them: [.5 .7 .9], [.2], [.4]
-    around = {-2: [0.1, 0.1], -1: [0.3, 0.3, 0.2], 1: [0.5, 0.2, 0.4], 2: [0.7], 3: [0.9]}
+    around = {-2: [0.1], -1: [0.3, 0.2], 1: [0.5, 0.2, 0.4], 2: [0.7], 3: [0.9]}
     profile = entropy_profile([small_tree()])
     assert [point["position"] for point in profile] == list(around)
     for point, values in zip(profile, around.values(), strict=True):

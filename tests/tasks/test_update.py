@@ -210,10 +210,17 @@ def test_mini_batches_are_drawn_anew_each_iteration_and_for_each_run(initial):
     assert len(orders([(0, run_seed) for run_seed in range(6)])) > 1
 
 
-def test_a_pruned_policy_is_an_error_with_its_remedy(initial):
+def test_a_pruned_policy_that_is_needed_again_can_be_made_again(initial):
     made = run(ledger.artifact(initial))
     policy = ledger.of(made, "policy")
-    ledger.retire(Step("toy", "reinforce", 5, 7), "update", keep=1)
+    last = Step("toy", "reinforce", 5, 7)
+    ledger.retire(last, "update", keep=1)
     checkpoint._resident.clear()
-    with pytest.raises(RuntimeError, match=r"holds no policy .* run `make clean`"):
+    with pytest.raises(ledger.PrunedError, match="has been pruned"):
         run(policy, iteration=1, data=batch(seed=1))
+    with pytest.raises(ledger.PrunedError):
+        ledger.publish(policy, Path("models/trained"))
+    assert run(ledger.artifact(initial)) == made, "its record still counts"
+    ledger.revive(last.folder)
+    assert ledger.of(run(ledger.artifact(initial)), "policy") == policy
+    run(policy, iteration=1, data=batch(seed=1))
