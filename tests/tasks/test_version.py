@@ -176,7 +176,11 @@ def test_what_dvc_itself_has_to_say_is_not_lost(project, capfd):
     assert "failed to reproduce 'first@toy': [Errno 2] No such file" in capfd.readouterr().err
 
 
-CALLER = "from tasks import version; version.reproduce('first@toy')"
+# Where tests run in the background, SIGINT is ignored, which children inherit.
+CALLER = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "from tasks import version; version.reproduce('first@toy')"
+)
 
 
 def begin(project, caller=CALLER):
