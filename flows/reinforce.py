@@ -37,8 +37,7 @@ Seconds = dict[str, float]  # part of an iteration -> seconds
 def reinforce(recipe: str) -> None:
     """Make ``models/<recipe>/trained`` of ``models/<recipe>/cold_start``; keep all trees."""
     chosen = schema.load(recipe, Path("params"))
-    settings = chosen.reinforce
-    row = read_row(settings.algorithm)
+    row = read_row(chosen.reinforce.algorithm)
     questions = ledger.artifact(Path("data", recipe, "questions", "train.parquet"))
     policy = ledger.artifact(Path("models", recipe, "cold_start"))
     use_machine(chosen.machine)
@@ -54,7 +53,6 @@ def reinforce(recipe: str) -> None:
             print(f"{gone}: the updates that the ledger has pruned are replayed from its trees")
             ledger.revive(start.folder)
             done, costs = learn(start, chosen, row, policy, questions, tools, run)
-        collect(recipe=recipe, settings=settings, dialogue=chosen.dialogue, done=done)
         picture(run, done)
         account(run, costs)
 
@@ -68,7 +66,7 @@ def learn(
     tools: Respond,
     run: track.Run,
 ) -> tuple[list[Iteration], list[Seconds]]:
-    """All iterations, and ``models/<recipe>/trained``.
+    """All iterations, their tables through the gate, and ``models/<recipe>/trained``.
 
     Returns what each iteration left, and the seconds by part of those that were done now. Raises
     ledger.PrunedError where an iteration that is not remembered needs weights that are gone.
@@ -84,6 +82,8 @@ def learn(
         ledger.retire(step, "update", recipe.reinforce.keep_checkpoints)
         costs += report(run, progress, done[-1], began)
     progress.close()
+    # the gate stands in `collect`: a policy whose trajectories fail it is not published
+    collect(recipe=start.recipe, settings=recipe.reinforce, dialogue=recipe.dialogue, done=done)
     ledger.publish(policy, Path("models", start.recipe, "trained"))
     return done, costs
 
