@@ -1,5 +1,5 @@
 # make run       train and evaluate the recipe RECIPE (tiny); a second call does what has changed
-# make test      the tests
+# make test      the tests; with DATA=<folder> on the benchmark files there instead of small ones
 # make lint      ruff and mypy
 # make ui        the runs of this checkout in Prefect and in MLflow
 # make clean     remove what runs have left, except DVC's cache, from which equal runs come back
@@ -21,7 +21,7 @@ run: $(INSTALLED)
 	@$(PYTHON) -m flows.retrain $(RECIPE) --here
 
 test: $(INSTALLED)
-	@$(PYTHON) -m pytest
+	@$(if $(DATA),BEAMLINE_DATA="$$(realpath -m "$(DATA)")") $(PYTHON) -m pytest
 
 lint: $(INSTALLED)
 	@$(PYTHON) -m ruff check .

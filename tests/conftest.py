@@ -1,4 +1,7 @@
-"""What many tests share: a very small policy with its tokenizer, and how Hypothesis runs."""
+"""What many tests share: a very small policy with its tokenizer, benchmark files, Hypothesis."""
+
+import os
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,6 +19,26 @@ TEXTS = [
     "<think>multiply</think><python>print(12*34)</python><result>408</result>",
     "<think>that is it</think><answer>\\boxed{408}</answer>",
 ]
+
+
+SETS = ("gsm8k", "math500", "aime24", "hotpotqa", "bamboogle")
+
+
+@pytest.fixture(scope="session")
+def data():
+    """A folder with a folder of JSON lines for each of SETS.
+
+    They are a few records of the project's own, shaped as the real ones are; the real ones where
+    BEAMLINE_DATA names their folder (make test DATA=<folder>).
+    """
+    folder = Path(os.environ.get("BEAMLINE_DATA") or Path(__file__).parent / "data")
+    missing = [name for name in SETS if not (folder / name / "test.jsonl").is_file()]
+    if missing:
+        raise ValueError(
+            f"{folder} has no {missing[0]}/test.jsonl: a folder for BEAMLINE_DATA, or make test "
+            f"DATA=<folder>, has one for each of {', '.join(SETS)}"
+        )
+    return folder
 
 
 @pytest.fixture(scope="session")

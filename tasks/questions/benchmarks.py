@@ -1,0 +1,356 @@
+"""Questions from the sets in params/benchmarks.yaml, and the SFT traces that belong to them.
+
+A reference such as ``gsm8k/train`` names a set and a split. Its file lies in questions/gsm8k/, or
+is fetched from the Hugging Face hub; a row of params/benchmarks.yaml says how a record of it is
+read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import errors, hf_hub_download
+
+from params.schema import (
+    AnyExpert,
+    Benchmark,
+    BenchmarkQuestions,
+    CalculatorExpert,
+    Hub,
+    WrittenTraces,
+)
+from tasks.overlap import overlaps
+from tasks.questions import calculator
+from tasks.questions.script import Dropped, Material, Parts, Trace
+from tasks.records import FORMATS, Record, as_text, records, text, value
+from tasks.toolbox import Respond
+from tasks.trajectory import Message, Question
+
+Sets = Mapping[str, Benchmark]
+Right = Callable[[Question, str], bool]  # whether an answer to a question is right
+Write = Callable[[Respond], tuple[list[Trace], list[Dropped]]]
+
+FOLDER = Path("questions")
+ROLES = ("system", "user", "assistant")
+TRUTH = {True: "yes", False: "no"}
+UNREACHABLE = (OSError, errors.EntryNotFoundError, errors.HTTPError, errors.HFValidationError)
+_RESULT = re.compile(r"(<result>.*?</result>)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A record of a set: the question, and the worked solution where it has one."""
+
+    question: Question
+    solution: str | None
+
+
+# ---------------------------------------------------------------- files
+
+
+def locate(reference: str, sets: Sets, folder: Path = FOLDER) -> Path:
+    """The file of a set's split: the one in ``folder``/<set>/, else the hub's, fetched.
+
+    Raises ValueError where there are two such files, or none and the hub cannot give one.
+    """
+    name, split = reference.split("/")
+    places = [folder / name / f"{split}{suffix}" for suffix in FORMATS]
+    found = [place for place in places if place.is_file()]
+    if len(found) > 1:
+        raise ValueError(
+            f"{reference} is in {' and in '.join(map(str, found))}: keep one of the files"
+        )
+    return found[0] if found else _fetch(reference, row(reference, sets).hub, places)
+
+
+def row(reference: str, sets: Sets) -> Benchmark:
+    """How the records of a reference are read; ValueError for a set without a row."""
+    name = reference.partition("/")[0]
+    if name not in sets:
+        raise ValueError(
+            f"{reference}: params/benchmarks.yaml has no row '{name}': choose one of "
+            f"{sorted(sets)}, or add a row"
+        )
+    return sets[name]
+
+
+def _fetch(reference: str, hub: Hub | None, places: Sequence[Path]) -> Path:
+    split = reference.partition("/")[2]
+    others = ", ".join(place.suffix for place in places[1:])
+    remedy = f"put its file there as {places[0]} (or {others})"
+    if hub is None:
+        raise ValueError(
+            f"{reference} has no file, and its row in params/benchmarks.yaml no hub: {remedy}"
+        )
+    if split not in hub.files:
+        raise ValueError(
+            f"{reference} has no file, and hub.files of its row in params/benchmarks.yaml no "
+            f"split '{split}' but {sorted(hub.files)}: name one of these, or {remedy}"
+        )
+    try:
+        return Path(
+            hf_hub_download(hub.name, hub.files[split], repo_type="dataset", revision=hub.revision)
+        )
+    except UNREACHABLE as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(
+            f"{reference} has no file, and {hub.files[split]} of {hub.name} at {hub.revision} "
+            f"could not be fetched from the Hugging Face hub ({type(error).__name__}: {reason}): "
+            f"{remedy}, or try again with a connection"
+        ) from None
+
+
+# ---------------------------------------------------------------- records
+
+
+def load(
+    reference: str, sets: Sets, folder: Path = FOLDER, *, solutions: bool = True
+) -> list[Entry]:
+    """The records of a set's split as questions, in their order.
+
+    A question's id is set, split and number of the record, from 1; its kind is the set.
+    solutions: whether the worked solutions are read too.
+    Raises ValueError with file, place, field, value and remedy for a record that cannot be read,
+    and as ``locate``.
+    """
+    settings = row(reference, sets)
+    name, split = reference.split("/")
+    entries = []
+    found = records(locate(reference, sets, folder), settings.records)
+    for number, (place, record) in enumerate(found, start=1):
+        before, asked = read_prompt(record, settings.question, place)
+        question = Question(
+            id=f"{name}-{split}-{number:05d}",
+            kind=name,
+            text=asked,
+            answers=read_answers(record, settings.answer, settings.answer_after, place),
+            scorer=settings.scorer,
+            before=before,
+        )
+        solution = None
+        if solutions and settings.solution:
+            solution = text(record, settings.solution, place)
+        entries.append(Entry(question, solution))
+    return entries
+
+
+def read_prompt(record: Record, field: str, place: str) -> tuple[tuple[Message, ...], str]:
+    """The messages before the question, and its text: a field with a text or a chat."""
+    found = value(record, field, place)
+    name = f"{place}: the field '{field}'"
+    if not isinstance(found, list):
+        return (), as_text(found, name)
+    chat = [
+        _message(each, f"{name}, message {number}") for number, each in enumerate(found, start=1)
+    ]
+    if not chat or chat[-1].role != "user":
+        last = f"ends with a message of {chat[-1].role}" if chat else "is an empty chat"
+        raise ValueError(f"{name} {last}: the last message must be the user's, with the question")
+    return tuple(chat[:-1]), chat[-1].content
+
+
+def _message(found: Any, name: str) -> Message:
+    if not isinstance(found, dict) or not {"role", "content"} <= set(found):
+        raise ValueError(f"{name} is {str(found)[:60]!r}: a role and a content are expected")
+    if found["role"] not in ROLES:
+        raise ValueError(f"{name} has the role {found['role']!r}: known are {', '.join(ROLES)}")
+    content = found["content"]
+    if isinstance(content, list):
+        content = "".join(_part(part, name) for part in content)
+    return Message(found["role"], as_text(content, f"{name}: its content"))
+
+
+def _part(found: Any, name: str) -> str:
+    if not isinstance(found, dict) or found.get("type") != "text" or not found.get("text"):
+        raise ValueError(
+            f"{name} has the part {str(found)[:60]!r}: only parts of type 'text' can be read"
+        )
+    return str(found["text"])
+
+
+def read_answers(record: Record, field: str, after: str | None, place: str) -> tuple[str, ...]:
+    """The accepted forms of the answer: a field with a text, number or truth value, or a list.
+
+    True is written "yes", False "no". after: the answer is what follows the last such mark.
+    """
+    found = value(record, field, place)
+    name = f"{place}: the field '{field}'"
+    forms = found if isinstance(found, list) else [found]
+    if not forms:
+        raise ValueError(f"{name} is an empty list: give at least one accepted form")
+    written = [as_text(TRUTH[form] if isinstance(form, bool) else form, name) for form in forms]
+    if after:
+        written = [_after(form, after, name) for form in written]
+    return tuple(dict.fromkeys(written))
+
+
+def _after(written: str, mark: str, name: str) -> str:
+    _, found, answer = written.rpartition(mark)
+    if not found or not answer.strip():
+        raise ValueError(
+            f"{name} has no answer after the mark {mark!r}, it ends with {written[-60:]!r}: "
+            "correct the record, or answer_after in params/benchmarks.yaml"
+        )
+    return answer.strip()
+
+
+# ---------------------------------------------------------------- splits
+
+
+def material(
+    settings: BenchmarkQuestions,
+    sets: Sets,
+    expert: AnyExpert,
+    overlap_words: int,
+    right: Right,
+    folder: Path = FOLDER,
+) -> Material:
+    """The questions of the recipe's sets by split, and who writes the traces.
+
+    The last ``settings.validation`` training questions are set aside as validation questions.
+    Dropped, each with its reason: "duplicate", a question whose text came before, case and space
+    aside (``detail``: whose); "overlaps_held_out", one for training or validation that shares
+    ``overlap_words`` words in a row with a test question, or one for training with one for
+    validation (``detail``: which). ``right`` says whether an answer to a question is right.
+    Raises ValueError as ``load``, and where no training question is left.
+    """
+    _check_named_once((*settings.train, *settings.test))
+    solutions = expert.kind == "calculator"
+    every = _load_each(settings.train, sets, folder, solutions)
+    pool, duplicates = _distinct(every)
+    test, repeated = _distinct(_load_each(settings.test, sets, folder, False))
+    pool, in_test = _apart(pool, test, overlap_words)
+    validation = pool[-settings.validation :]
+    train, in_validation = _apart(pool[: -settings.validation], validation, overlap_words)
+    if not train:
+        raise ValueError(
+            f"prepare.questions leaves none to train on: {', '.join(settings.train)} have "
+            f"{len(every)}, of which {len(duplicates)} are duplicates, {len(in_test)} overlap "
+            f"test, {len(validation)} go to validation and {len(in_validation)} overlap those: "
+            "name more sets, lower validation or raise overlap_words"
+        )
+    splits = {"train": train, "validation": validation, "test": test}
+    dropped = [*repeated, *duplicates, *in_test, *in_validation]
+    return Material(
+        {split: [entry.question for entry in members] for split, members in splits.items()},
+        WRITERS[expert.kind](expert, every, train, dropped, right),
+        dropped=dropped,
+    )
+
+
+def _check_named_once(references: Sequence[str]) -> None:
+    for reference in references:
+        if references.count(reference) > 1:
+            raise ValueError(f"prepare.questions names {reference} more than once: name it once")
+
+
+def _load_each(references: Sequence[str], sets: Sets, folder: Path, solutions: bool) -> list[Entry]:
+    return [
+        entry
+        for reference in references
+        for entry in load(reference, sets, folder, solutions=solutions)
+    ]
+
+
+def _distinct(entries: Sequence[Entry]) -> tuple[list[Entry], list[Dropped]]:
+    """The first of each text, compared as the gate of the questions does."""
+    first: dict[str, str] = {}
+    kept, dropped = [], []
+    for entry in entries:
+        normalised = " ".join(entry.question.text.casefold().split())
+        identity = entry.question.id
+        if first.setdefault(normalised, identity) == identity:
+            kept.append(entry)
+        else:
+            dropped.append(Dropped(identity, "duplicate", first[normalised]))
+    return kept, dropped
+
+
+def _apart(
+    entries: Sequence[Entry], held_out: Sequence[Entry], words: int
+) -> tuple[list[Entry], list[Dropped]]:
+    """Those that overlap no held-out question, and the others."""
+    texts, others = ([entry.question.text for entry in each] for each in (entries, held_out))
+    found = overlaps(texts, others, words)
+    kept, dropped = [], []
+    for entry, index in zip(entries, found, strict=True):
+        if index is None:
+            kept.append(entry)
+        else:
+            other = held_out[index].question.id
+            dropped.append(Dropped(entry.question.id, "overlaps_held_out", other))
+    return kept, dropped
+
+
+# ---------------------------------------------------------------- traces
+
+
+def _calculator(
+    expert: CalculatorExpert,
+    every: Sequence[Entry],
+    train: Sequence[Entry],
+    dropped: Sequence[Dropped],
+    right: Right,
+) -> Write:
+    """Traces from the calculator notes of the worked solutions."""
+    solved = []
+    for question, solution in ((entry.question, entry.solution) for entry in train):
+        if solution is None:
+            raise ValueError(
+                f"expert.kind is calculator, who needs worked solutions, and the set "
+                f"{question.kind} has none: name their field as solution of its row in "
+                "params/benchmarks.yaml, or set expert.kind to written"
+            )
+        solved.append((question, solution))
+    return lambda tools: calculator.write_traces(solved, tools, right)
+
+
+def _written(
+    expert: WrittenTraces,
+    every: Sequence[Entry],
+    train: Sequence[Entry],
+    dropped: Sequence[Dropped],
+    right: Right,
+) -> Write:
+    """Traces from the user's file; one to a question that is not trained on is dropped."""
+    questions = {_prompt(entry.question): entry.question for entry in reversed(every)}
+    kept = {entry.question.id for entry in train}
+    reasons = {each.question_id: each.reason for each in dropped}
+    traces, without = [], []
+    for place, record in records(expert.file):
+        before, asked = read_prompt(record, expert.question, place)
+        question = questions.get((before, asked))
+        if question is None:
+            raise ValueError(
+                f"{place}: the question {asked[:60]!r} is in no set of prepare.questions.train: "
+                "correct it, or drop the trace"
+            )
+        parts = read_parts(text(record, expert.response, place))
+        if question.id in kept:
+            traces.append(Trace(question, "none", parts))
+        else:
+            detail = reasons.get(question.id, "validation")
+            without.append(Dropped(question.id, "trace_of_question_left_out", detail))
+    if not traces:
+        raise ValueError(
+            f"{expert.file}: none of its {len(without)} traces is to a training question that is "
+            "left once duplicates, overlaps and validation are taken out: add some"
+        )
+    return lambda tools: (traces, without)
+
+
+def _prompt(question: Question) -> tuple[tuple[Message, ...], str]:
+    return question.before, question.text
+
+
+def read_parts(response: str) -> Parts:
+    """A written response cut into (turn, True) and (tool result, False)."""
+    parts = [part for part in _RESULT.split(response) if part]
+    return [(part, not part.startswith("<result>")) for part in parts]
+
+
+WRITERS: dict[str, Callable[..., Write]] = {"calculator": _calculator, "written": _written}
