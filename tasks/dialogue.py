@@ -4,50 +4,98 @@ The agent answers one user message. Inside its answer it thinks in ``<think>``, 
 tag (``<python>code</python>``), reads ``<result>...</result>``, and ends with ``<answer>`` that
 holds ``\\boxed{}`` (ARPO, section 3.1 and appendix; the tags of Tool-Star). A turn is what the
 agent writes until it calls a tool or answers; a tool result is appended as tokens of its own.
+
+Only this module writes result tags. An agent that writes one ends its trajectory; tags and control
+tokens that a tool result quotes, and control tokens that a question quotes, are spelt out.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from params.schema import Dialogue
-from tasks.trajectory import END, LENGTH, Call, Observation
+from tasks.trajectory import END, LENGTH, Call, Message, Observation, Question
 
 TOOL_TAGS = ("python", "search")
-STOP_STRINGS = (*(f"</{tag}>" for tag in TOOL_TAGS), "</answer>")
+RESULT_TAGS = ("<result>", "</result>")
+STOP_STRINGS = (*(f"</{tag}>" for tag in TOOL_TAGS), "</answer>", *RESULT_TAGS)
+TAGS = tuple(
+    f"<{slash}{tag}>" for tag in ("think", *TOOL_TAGS, "result", "answer") for slash in ("", "/")
+)
+BREAK = "\ufdd0"  # a code point that no text may use: where a quoted tag is taken apart
 
 # How a turn can end. Every one but CALL ends the trajectory.
-CALL, ANSWER, NO_ANSWER, CUT, BAD_CALL, TOO_MANY_CALLS, OUT_OF_SPACE = (
+CALL, ANSWER, NO_ANSWER, CUT, BAD_CALL, FORGED_RESULT, TOO_MANY_CALLS, OUT_OF_SPACE = (
     "call",  # a tool call, closed and well formed
     "answer",  # an answer block was closed
     "no_answer",  # the end token without an answer
     "cut",  # the turn's token budget ran out
     "bad_call",  # a closing tool tag that no opening tag belongs to
+    "forged_result",  # the agent wrote a result tag, which only a tool's result may have
     "too_many_calls",  # one call more than the recipe allows
     "out_of_space",  # the tool result and one more token would not fit
 )
-OUTCOMES = (CALL, ANSWER, NO_ANSWER, CUT, BAD_CALL, TOO_MANY_CALLS, OUT_OF_SPACE)
+OUTCOMES = (
+    CALL,
+    ANSWER,
+    NO_ANSWER,
+    CUT,
+    BAD_CALL,
+    FORGED_RESULT,
+    TOO_MANY_CALLS,
+    OUT_OF_SPACE,
+)
 
 _CALL = re.compile(rf"<({'|'.join(TOOL_TAGS)})>((?:(?!<\1>).)*)</\1>", re.DOTALL)
 
 
-def prompt_tokens(tokenizer: Any, dialogue: Dialogue, question: str) -> NDArray[np.int32]:
-    """The chat template over system and user message, up to where the agent begins. [T]"""
-    system = [{"role": "system", "content": dialogue.system}] if dialogue.system else []
-    text = tokenizer.apply_chat_template(
-        [*system, {"role": "user", "content": question}], tokenize=False, add_generation_prompt=True
-    )
+def prompt_tokens(tokenizer: Any, dialogue: Dialogue, question: Question) -> NDArray[np.int32]:
+    """The chat template over all messages of a prompt, up to where the agent begins. [T]
+
+    The recipe's system message comes first; system messages of the question's own are joined to it,
+    since most templates take one. A control token that a message quotes stays text.
+    """
+    own = [message.content for message in question.before if message.role == "system"]
+    system = "\n\n".join(filter(None, [dialogue.system, *own]))
+    messages = [
+        *([Message("system", system)] if system else []),
+        *(message for message in question.before if message.role != "system"),
+        Message("user", question.text),
+    ]
+    control = control_tokens(tokenizer)
+    quoted = [
+        {"role": message.role, "content": quote(message.content, control)} for message in messages
+    ]
+    text = tokenizer.apply_chat_template(quoted, tokenize=False, add_generation_prompt=True)
     return encode(tokenizer, text)
 
 
 def encode(tokenizer: Any, text: str) -> NDArray[np.int32]:
-    """Token ids of a piece of text as it stands, nothing added. [T]"""
-    return np.array(tokenizer.encode(text, add_special_tokens=False), np.int32)
+    """Token ids of a piece of text as it stands, nothing added; of a quoted one in parts. [T]"""
+    parts = (tokenizer.encode(part, add_special_tokens=False) for part in text.split(BREAK))
+    return np.array([token for part in parts for token in part], np.int32)
+
+
+def control_tokens(tokenizer: Any) -> list[str]:
+    """The texts that a chat template is made of: the end of a turn, whose turn it is."""
+    return [added.content for added in tokenizer.added_tokens_decoder.values() if added.special]
+
+
+def quote(text: str, tags: Iterable[str]) -> str:
+    """``text`` with a ``BREAK`` inside each of ``tags``: encoded, the same text in other tokens.
+
+    A tag without a token of its own (those of a pretrained policy) may come out like a real one;
+    no code takes it for one, since only the agent's turns are searched for tags.
+    """
+    text = text.replace(BREAK, "\ufffd")
+    for tag in tags:
+        text = text.replace(tag, tag[:1] + BREAK + tag[1:])
+    return text
 
 
 def read_turn(text: str, stopped: str) -> tuple[str, Call | None]:
@@ -56,6 +104,8 @@ def read_turn(text: str, stopped: str) -> tuple[str, Call | None]:
     ``stopped`` is the engine's word: STOP, END or LENGTH of ``tasks.trajectory``. A token may go on
     after the tag that it closes.
     """
+    if any(tag in text for tag in RESULT_TAGS):
+        return FORGED_RESULT, None
     if stopped == LENGTH:
         return CUT, None
     if stopped == END:
@@ -71,16 +121,12 @@ def result_tokens(
 ) -> tuple[str, NDArray[np.int32]]:
     """A tool result as the agent reads it: its text and tokens, at most ``limit`` of them.
 
-    A longer result loses its end, which an ellipsis marks; the tags stay whole.
+    A longer result loses its end, which an ellipsis marks; the tags stay whole. Tags and control
+    tokens that a tool quotes stay text: they end neither the result nor the agent's turn.
     """
-    opening, closing = encode(tokenizer, "<result>"), encode(tokenizer, "</result>")
-    # a control token that a tool quotes stays text: it must not end the agent's turn
-    body = np.array(
-        tokenizer.encode(
-            observation.text.strip(), add_special_tokens=False, split_special_tokens=True
-        ),
-        np.int32,
-    )
+    opening, closing = (encode(tokenizer, tag) for tag in RESULT_TAGS)
+    readable = observation.text.encode(errors="replace").decode()  # no lone surrogates
+    body = encode(tokenizer, quote(readable.strip(), [*control_tokens(tokenizer), *TAGS]))
     room = limit - len(opening) - len(closing)
     if len(body) > room:
         mark = encode(tokenizer, "...")

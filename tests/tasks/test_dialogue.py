@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from params.schema import Dialogue
 from tasks import dialogue as talk
+from tasks import policy
 from tasks.dialogue import (
     called_tool,
     encode,
@@ -17,7 +18,19 @@ from tasks.dialogue import (
     trace_tokens,
 )
 from tasks.policy import ASSISTANT, USER
-from tasks.trajectory import END, LENGTH, STOP, Call, Observation
+from tasks.trajectory import END, LENGTH, STOP, Call, Message, Observation, Question
+
+# Tags and control tokens, whole, in parts and inside each other, between other texts.
+hostile_text = st.lists(
+    st.sampled_from(
+        [
+            *policy.TAGS,
+            *(policy.END, USER, ASSISTANT, "<", ">", "</", "<|", "|>", "result", "answer>"),
+            *("end", " ", "a", "7", "\\boxed{7}"),
+        ]
+    ),
+    max_size=12,
+).map("".join)
 
 
 def layout(system: str) -> Dialogue:
@@ -31,6 +44,10 @@ def layout(system: str) -> Dialogue:
     )
 
 
+def asked(text: str, *before: Message) -> Question:
+    return Question("q", "toy", text, ("4",), before=before)
+
+
 # ---- prompts
 
 
@@ -39,9 +56,43 @@ def layout(system: str) -> Dialogue:
     [("", f"{USER}2+2?{ASSISTANT}"), ("Be brief.", f"{USER}Be brief.{USER}2+2?{ASSISTANT}")],
 )
 def test_a_prompt_ends_where_the_agent_begins(tokenizer, system, text):
-    tokens = prompt_tokens(tokenizer, layout(system), "2+2?")
+    tokens = prompt_tokens(tokenizer, layout(system), asked("2+2?"))
     assert tokens.dtype == np.int32
     assert tokenizer.decode(tokens) == text
+
+
+def test_messages_before_the_question_come_in_order_after_one_system_message(tokenizer):
+    before = (
+        Message("user", "1+1?"),
+        Message("system", "Answer."),
+        Message("assistant", "2"),
+    )
+    tokens = prompt_tokens(tokenizer, layout("Be brief."), asked("2+2?", *before))
+    talk_so_far = f"{USER}1+1?{ASSISTANT}2{tokenizer.eos_token}{USER}2+2?{ASSISTANT}"
+    assert tokenizer.decode(tokens) == f"{USER}Be brief.\n\nAnswer.{talk_so_far}"
+    np.testing.assert_array_equal(tokens, encode(tokenizer, tokenizer.decode(tokens)))
+
+
+@given(texts=st.lists(hostile_text, min_size=3, max_size=3))
+def test_only_the_template_writes_control_tokens(tokenizer, texts):
+    """Whatever messages quote, it is the same text, and the turns are the template's."""
+    system, example, question = texts
+    before = (Message("user", "1+1?"), Message("assistant", example))
+    tokens = prompt_tokens(tokenizer, layout("#" + system), asked(question, *before)).tolist()
+    control = tokenizer.convert_tokens_to_ids(talk.control_tokens(tokenizer))
+    user, agent = tokenizer.convert_tokens_to_ids([USER, ASSISTANT])
+    end = tokenizer.eos_token_id
+    assert [t for t in tokens if t in control] == [user, user, agent, end, user, agent]
+    shown = f"{USER}#{system}{USER}1+1?{ASSISTANT}{example}{tokenizer.eos_token}"
+    assert tokenizer.decode(tokens) == f"{shown}{USER}{question}{ASSISTANT}"
+
+
+def test_a_prompt_without_control_tokens_is_tokenised_in_one_piece(tokenizer):
+    """As the policy's own template is, so that a pretrained policy meets what it was trained on."""
+    text = " two  spaces\n\n<answer> and a tag\n"
+    template = f"{USER}{text}{ASSISTANT}"
+    expected = tokenizer.encode(template, add_special_tokens=False)
+    assert prompt_tokens(tokenizer, layout(""), asked(text)).tolist() == expected
 
 
 # ---- reading a turn
@@ -65,14 +116,31 @@ def test_a_prompt_ends_where_the_agent_begins(tokenizer, system, text):
         ("that is all<|end|>", END, talk.NO_ANSWER, None),
         ("<python>1</python", LENGTH, talk.CUT, None),
         ("", LENGTH, talk.CUT, None),
+        ("<think>a</think><result>", STOP, talk.FORGED_RESULT, None),
+        ("</result>", STOP, talk.FORGED_RESULT, None),
+        ("<python>print('<result>", STOP, talk.FORGED_RESULT, None),
+        ("<python>1</python><result>1</result>", STOP, talk.FORGED_RESULT, None),
+        ("<result>1</result><answer>\\boxed{1}</answer>", STOP, talk.FORGED_RESULT, None),
+        ("<result>1<|end|>", END, talk.FORGED_RESULT, None),
+        ("<result>1", LENGTH, talk.FORGED_RESULT, None),
+        ("<results> result <resul", LENGTH, talk.CUT, None),
     ],
 )
 def test_how_a_turn_ended(text, stopped, outcome, call):
     assert read_turn(text, stopped) == (outcome, call)
 
 
+def test_a_turn_stops_at_every_tag_that_ends_it():
+    ends = {"</python>", "</search>", "</answer>", "<result>", "</result>"}
+    assert set(talk.STOP_STRINGS) == ends
+
+
+def test_the_tags_are_those_that_a_built_policy_has_tokens_for():
+    assert talk.TAGS == policy.TAGS
+
+
 def test_every_outcome_has_one_name():
-    assert len(set(talk.OUTCOMES)) == len(talk.OUTCOMES) == 7
+    assert len(set(talk.OUTCOMES)) == len(talk.OUTCOMES) == 8
 
 
 # ---- answers
@@ -177,11 +245,33 @@ def test_a_token_may_go_on_after_the_tag_that_it_closes(text, ended):
     assert read_turn(text, STOP)[0] == ended
 
 
-def test_a_control_token_in_a_tool_result_stays_text(tokenizer):
-    observation = Observation("ok", f"a{tokenizer.eos_token}b")
-    text, tokens = result_tokens(tokenizer, observation, limit=40)
-    assert tokenizer.eos_token_id not in tokens
-    assert text == f"<result>a{tokenizer.eos_token}b</result>"
+@given(said=hostile_text)
+def test_tags_and_control_tokens_in_a_tool_result_stay_text(tokenizer, said):
+    """The result's own two tags are the only tokens of the vocabulary that mean something."""
+    text, tokens = result_tokens(tokenizer, Observation("ok", said), limit=10_000)
+    meaning = set(tokenizer.get_added_vocab().values())
+    found = [token for token in tokens.tolist() if token in meaning]
+    assert found == tokenizer.convert_tokens_to_ids(list(talk.RESULT_TAGS))
+    assert text == f"<result>{said.strip()}</result>"
+
+
+@given(said=hostile_text, spare=st.integers(0, 40))
+def test_a_cut_through_a_quoted_tag_keeps_the_limit(tokenizer, said, spare):
+    least = len(encode(tokenizer, "<result>...</result>"))
+    text, tokens = result_tokens(tokenizer, Observation("ok", said), least + spare)
+    assert len(tokens) <= least + spare
+    body = text.removeprefix("<result>").removesuffix("</result>")
+    assert body == said.strip() or said.strip().startswith(body.removesuffix("..."))
+
+
+def test_a_result_without_tags_is_tokenised_in_one_piece(tokenizer):
+    _, tokens = result_tokens(tokenizer, Observation("ok", "a < b\n12 apples"), limit=40)
+    assert tokens[1:-1].tolist() == encode(tokenizer, "a < b\n12 apples").tolist()
+
+
+def test_half_a_character_is_replaced(tokenizer):
+    text, _ = result_tokens(tokenizer, Observation("ok", "a\ud800b\ufdd0c"), limit=40)
+    assert text == "<result>a?b\ufffdc</result>"
 
 
 # ---- traces
@@ -192,7 +282,7 @@ TURN_2 = "<think>that is it</think><answer>\\boxed{408}</answer>"
 
 
 def test_only_the_agents_own_tokens_are_marked(tokenizer):
-    prompt = prompt_tokens(tokenizer, layout(""), "12*34?")
+    prompt = prompt_tokens(tokenizer, layout(""), asked("12*34?"))
     tokens, own = trace_tokens(
         tokenizer, prompt, [(TURN_1, True), (RESULT, False), (TURN_2, True)], limit=24
     )
@@ -206,7 +296,7 @@ def test_only_the_agents_own_tokens_are_marked(tokenizer):
 @given(codes=st.lists(words, max_size=3), results=st.lists(words, min_size=3, max_size=3))
 def test_a_trace_has_the_tokens_of_a_rollout(tokenizer, codes, results):
     """Turns and results are tokenised apart, so that training meets what sampling produces."""
-    prompt = prompt_tokens(tokenizer, layout(""), "12*34?")
+    prompt = prompt_tokens(tokenizer, layout(""), asked("12*34?"))
     parts, pieces = [], [prompt]
     for code, result in zip(codes, results, strict=False):
         turn = f"<think>a</think><python>{code}</python>"
