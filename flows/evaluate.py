@@ -30,16 +30,18 @@ def evaluate(recipe: str) -> None:
         "trained": ledger.artifact(models / "trained"),
     }
     questions = ledger.artifact(Path("data", recipe, "questions", "test.parquet"))
+    corpus = ledger.artifact(Path("data", recipe, "corpus"))
     step = Step(recipe, "evaluate", 0, chosen.seed)
     use_machine(chosen.machine)
-    key = ledger.stage_key(chosen, questions, *agents.values())
-    with track.stage(recipe, "evaluate", key, stage.run_tags()) as run, open_tools(chosen) as tools:
-        rewards = {
-            name: answer(
-                chosen, Step(recipe, f"evaluate/{name}", 0, chosen.seed), policy, questions, tools
-            )
-            for name, policy in agents.items()
-        }
+    key = ledger.stage_key(chosen, questions, corpus, *agents.values())
+    with (
+        track.stage(recipe, "evaluate", key, stage.run_tags()) as run,
+        open_tools(chosen, Path(corpus.path)) as tools,
+    ):
+        rewards = {}
+        for name, policy in agents.items():
+            asked = Step(recipe, f"evaluate/{name}", 0, chosen.seed)
+            rewards[name] = answer(chosen, asked, policy, questions, corpus, tools)
         made = compare(step=step, settings=chosen.evaluate, **rewards)
         reports = Path("reports", recipe)
         ledger.publish(ledger.of(made, "answers"), Path("data", recipe, "evaluation.parquet"))
@@ -50,7 +52,12 @@ def evaluate(recipe: str) -> None:
 
 
 def answer(
-    recipe: Recipe, step: Step, policy: Artifact, questions: Artifact, tools: Respond
+    recipe: Recipe,
+    step: Step,
+    policy: Artifact,
+    questions: Artifact,
+    corpus: Artifact,
+    tools: Respond,
 ) -> Artifact:
     """One agent answers the held-out questions once each; its scored answers."""
     progress = Progress(step.stage, recipe.evaluate.questions)
@@ -64,6 +71,8 @@ def answer(
         dialogue=recipe.dialogue,
         machine=recipe.machine,
         limits=recipe.python,
+        search=recipe.search,
+        corpus=corpus,
         tools=tools,
         advance=progress.advance,
     )

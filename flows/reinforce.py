@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from prefect import flow
 
 from flows import stage
 from params import schema
-from params.schema import Recipe
-from tasks import figures, ledger, track
+from params.schema import Recipe, Reinforce
+from tasks import figures, ledger, spans, track
 from tasks.advantage import advantage
 from tasks.algorithm import Row, assemble, read_row
 from tasks.collect import collect
@@ -26,6 +27,7 @@ from tasks.policy import use_machine
 from tasks.progress import Progress
 from tasks.reward import reward
 from tasks.rollout import rollout
+from tasks.spans import Trace
 from tasks.toolbox import Respond, open_tools
 from tasks.update import update
 
@@ -39,20 +41,21 @@ def reinforce(recipe: str) -> None:
     chosen = schema.load(recipe, Path("params"))
     row = read_row(chosen.reinforce.algorithm)
     questions = ledger.artifact(Path("data", recipe, "questions", "train.parquet"))
+    corpus = ledger.artifact(Path("data", recipe, "corpus"))
     policy = ledger.artifact(Path("models", recipe, "cold_start"))
     use_machine(chosen.machine)
-    key = ledger.stage_key(chosen, questions, policy)
+    key = ledger.stage_key(chosen, questions, corpus, policy)
     with (
         track.stage(recipe, "reinforce", key, stage.run_tags()) as run,
-        open_tools(chosen) as tools,
+        open_tools(chosen, Path(corpus.path)) as tools,
     ):
         start = Step(recipe, "reinforce", 0, chosen.seed)
         try:
-            done, costs = learn(start, chosen, row, policy, questions, tools, run)
+            done, costs = learn(start, chosen, row, policy, questions, corpus, tools, run)
         except ledger.PrunedError as gone:
             print(f"{gone}: the updates that the ledger has pruned are replayed from its trees")
             ledger.revive(start.folder)
-            done, costs = learn(start, chosen, row, policy, questions, tools, run)
+            done, costs = learn(start, chosen, row, policy, questions, corpus, tools, run)
         picture(run, done)
         account(run, costs)
 
@@ -63,6 +66,7 @@ def learn(
     row: Row,
     policy: Artifact,
     questions: Artifact,
+    corpus: Artifact,
     tools: Respond,
     run: track.Run,
 ) -> tuple[list[Iteration], list[Seconds]]:
@@ -77,10 +81,10 @@ def learn(
     for number in range(recipe.reinforce.iterations):
         began = time.time()
         step = replace(start, iteration=number)
-        done.append(iterate(step, recipe, row, policy, questions, tools))
+        done.append(iterate(step, recipe, row, policy, questions, corpus, tools))
         policy = ledger.of(done[-1]["update"], "policy")
         ledger.retire(step, "update", recipe.reinforce.keep_checkpoints)
-        costs += report(run, progress, done[-1], began)
+        costs += report(run, progress, done[-1], recipe.reinforce, began)
     progress.close()
     # the gate stands in `collect`: a policy whose trajectories fail it is not published
     collect(recipe=start.recipe, settings=recipe.reinforce, dialogue=recipe.dialogue, done=done)
@@ -89,7 +93,13 @@ def learn(
 
 
 def iterate(
-    step: Step, recipe: Recipe, row: Row, policy: Artifact, questions: Artifact, tools: Respond
+    step: Step,
+    recipe: Recipe,
+    row: Row,
+    policy: Artifact,
+    questions: Artifact,
+    corpus: Artifact,
+    tools: Respond,
 ) -> Iteration:
     """One iteration: roll out with ``policy``, reward, credit, update."""
     settings = recipe.reinforce
@@ -103,6 +113,8 @@ def iterate(
         dialogue=recipe.dialogue,
         machine=recipe.machine,
         limits=recipe.python,
+        search=recipe.search,
+        corpus=corpus,
         tools=tools,
     )
     trees = ledger.of(rolled_out, "trees")
@@ -121,7 +133,9 @@ def iterate(
     return {"rollout": rolled_out, "reward": rewarded, "advantage": credited, "update": updated}
 
 
-def report(run: track.Run, progress: Progress, iteration: Iteration, began: float) -> list[Seconds]:
+def report(
+    run: track.Run, progress: Progress, iteration: Iteration, settings: Reinforce, began: float
+) -> list[Seconds]:
     """Show one iteration in the terminal and in MLflow; the seconds of its parts.
 
     An iteration of which the ledger remembers a part was not timed as a whole, and has none.
@@ -139,6 +153,8 @@ def report(run: track.Run, progress: Progress, iteration: Iteration, began: floa
     }
     tracked = time.time()
     run.metrics({**metrics, **speeds}, step=number, at=finished)
+    if number % settings.trace_every == 0 and settings.trace_questions:
+        run.traces(partial(sample, iteration, settings.trace_questions))
     if any(record["finished"] < began for record in records):
         return []
     now = time.time()
@@ -149,6 +165,18 @@ def report(run: track.Run, progress: Progress, iteration: Iteration, began: floa
         {f"seconds_{name}": value for name, value in cost.items()}, step=number, at=finished
     )
     return [cost]
+
+
+def sample(iteration: Iteration, size: int) -> list[Trace]:
+    """The trajectories of an iteration's first ``size`` questions, for MLflow's page of traces."""
+    rolled_out = iteration["rollout"]
+    return spans.sample(
+        Step(**rolled_out["step"]),
+        ledger.of(rolled_out, "trees"),
+        ledger.of(iteration["reward"], "rewards"),
+        rolled_out["finished"],
+        size,
+    )
 
 
 def seconds(iteration: Iteration) -> Seconds:

@@ -7,14 +7,28 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from params.schema import Dialogue, Recipe, Reinforce, Rollout
-from tasks import track
+from tasks import ledger, spans, track
+from tasks.reward import TABLE
+from tasks.trajectory import (
+    PROMPT,
+    RESULT,
+    TURN,
+    Node,
+    Question,
+    Tree,
+    save_trees,
+    write_table,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -368,6 +382,282 @@ def test_a_record_at_fault_does_not_hold_up_the_others(client, folder, caplog):
     assert caplog.text.count("was left out") == 2
     found = client.get_run(run.id)
     assert (found.data.params, found.data.metrics) == ({"seed": "1"}, {"reward": 0.5})
+
+
+# trajectories as traces
+
+CALL = "<think>first</think><python>print(6*7)</python>"
+
+
+def node(parent, kind, outcome, text, length):
+    measures = np.full(length if kind == TURN else 0, 0.25, np.float32)
+    return Node(parent, kind, outcome, text, np.zeros(length, np.int32), -measures, measures)
+
+
+def branched(name="train-00007", call=CALL, result="<result>42</result>", outcome="ok"):
+    """A tree of which two leaves share a tool call and its result; the third stands alone."""
+    question = Question(name, "chain", f"What is 6 times 7? ({name})", ("42",))
+    nodes = [
+        node(-1, PROMPT, "", question.text, 10),
+        node(0, TURN, "call", call, 8),
+        node(1, RESULT, outcome, result, 4),
+        node(2, TURN, "answer", "<think>so</think><answer>\\boxed{42}</answer>", 6),
+        node(2, TURN, "answer", "<think>so</think><answer>\\boxed{41}</answer>", 6),
+        node(0, TURN, "cut", "<think>hm, hm, hm", 7),
+    ]
+    return Tree(question, nodes, leaves=[3, 4, 5])
+
+
+def scores(tree):
+    """Rows of the table of rewards: the leaves are right, wrong, and without an answer."""
+    return [
+        {
+            "question": tree.question.id,
+            "leaf": leaf,
+            "reward": reward,
+            "score": max(0.0, reward),
+            "breakdown": [("score", max(0.0, reward))],  # as a table gives a map back
+            "success": reward > 0,
+            "answer": answer,
+            "faults": faults,
+            "outcome": tree.nodes[tree.leaves[leaf]].outcome,
+            "response_tokens": 18,
+            "sampled_tokens": 14,
+        }
+        for leaf, (answer, reward, faults) in enumerate(
+            [("42", 1.0, []), ("41", 0.0, []), (None, -1.0, ["think", "answer"])]
+        )
+    ]
+
+
+def keep(folder, *trees):
+    """What the ledger has of an iteration with these trees: the artifacts "trees" and "rewards"."""
+    rows = [row for tree in trees for row in scores(tree)]
+    save_trees(trees, folder / "trees")
+    write_table(pa.Table.from_pylist(rows, schema=TABLE), folder / "rewards.parquet")
+    return ledger.artifact(folder / "trees"), ledger.artifact(folder / "rewards.parquet")
+
+
+def sample(artifacts, iteration=20, at=1_700_000_000.0):
+    return spans.sample(ledger.Step("tiny", "reinforce", iteration, 0), *artifacts, at, size=9)
+
+
+@pytest.fixture
+def kept(folder):
+    return keep(folder / "iteration", branched("train-00007"), branched("train-00008"))
+
+
+@pytest.fixture
+def traced(client, kept):
+    """A run that has written the traces of two questions with three leaves each."""
+    with track.stage("tiny", "reinforce", "k") as run:
+        run.traces(lambda: sample(kept))
+    return run
+
+
+def found(client, filter_string=None, **options):
+    experiment = client.get_experiment_by_name(track.EXPERIMENT).experiment_id
+    return client.search_traces(locations=[experiment], filter_string=filter_string, **options)
+
+
+def leaves(client, filter_string):
+    """Question and leaf of the traces that a search finds."""
+    tags = [trace.info.tags for trace in found(client, filter_string)]
+    return sorted((each["question"], int(each["leaf"])) for each in tags)
+
+
+def test_a_trajectory_is_a_trace_with_a_span_a_turn_and_a_span_a_call(client, traced):
+    [trace] = found(client, "tags.question = 'train-00007' AND tags.leaf = '0'")
+    root, *parts = sorted(trace.data.spans, key=lambda span: span.start_time_ns)
+    assert (root.span_type, root.parent_id) == ("AGENT", None)
+    assert [part.span_type for part in parts] == ["CHAT_MODEL", "TOOL", "CHAT_MODEL"]
+    assert {part.parent_id for part in parts} == {root.span_id}
+    assert root.inputs["messages"][0]["content"] == "What is 6 times 7? (train-00007)"
+    assert root.outputs == {"answer": "42"}
+    assert parts[1].inputs == {"call": "print(6*7)"}
+    assert parts[1].outputs == {"result": "<result>42</result>"}
+    assert parts[0].attributes["mean_logprob"] == -0.25
+    assert parts[0].attributes["outcome"] == "call"
+
+
+def test_a_span_lies_where_its_tokens_lie(client, traced):
+    [trace] = found(client, "tags.question = 'train-00007' AND tags.leaf = '0'")
+    began = 1_700_000_000_000
+    assert (trace.info.request_time, trace.info.execution_duration) == (began, 28)
+    spans_ms = [
+        (span.start_time_ns // 10**6 - began, span.end_time_ns // 10**6 - began)
+        for span in trace.data.spans
+    ]
+    assert sorted(spans_ms) == [(0, 28), (10, 18), (18, 22), (22, 28)]
+    assert trace.info.token_usage["total_tokens"] == 28
+
+
+def test_branches_share_nodes_and_say_so(client, traced):
+    def nodes(leaf):
+        [trace] = found(client, f"tags.question = 'train-00007' AND tags.leaf = '{leaf}'")
+        parts = [span.attributes for span in trace.data.spans if span.parent_id]
+        return {part["node"]: (part["shared"], part["leaves"]) for part in parts}
+
+    assert nodes(0) == {1: (True, [0, 1]), 2: (True, [0, 1]), 3: (False, [0])}
+    assert nodes(1) == {1: (True, [0, 1]), 2: (True, [0, 1]), 4: (False, [1])}
+    assert nodes(2) == {5: (False, [2])}
+
+
+def test_a_list_of_traces_shows_question_answer_outcome_and_reward(client, traced):
+    [trace] = found(client, "tags.question = 'train-00008' AND tags.leaf = '2'")
+    info = trace.info
+    assert info.request_preview == "What is 6 times 7? (train-00008)"
+    assert info.response_preview == "no answer (cut)"
+    assert info.tags["mlflow.traceName"] == "train-00008 leaf 2, iteration 20"
+    assert info.state == "ERROR"
+    feedback = {entry.name: entry.value for entry in info.assessments}
+    assert feedback == {"reward": -1.0, "success": False, "outcome": "cut", "answer": "42"}
+    reward = next(entry for entry in info.assessments if entry.name == "reward")
+    assert reward.rationale == "format faults: think, answer"
+    assert (reward.source.source_type, reward.source.source_id) == ("CODE", "tasks/reward.py")
+
+
+SEVEN, EIGHT = "train-00007", "train-00008"
+
+
+@pytest.mark.parametrize(
+    ("search", "expected"),
+    [
+        ("tags.question = 'train-00007'", [(SEVEN, 0), (SEVEN, 1), (SEVEN, 2)]),
+        ("trace.text LIKE '%(train-00008)%'", [(EIGHT, 0), (EIGHT, 1), (EIGHT, 2)]),
+        ("tags.outcome = 'cut'", [(SEVEN, 2), (EIGHT, 2)]),
+        ("feedback.outcome = 'cut'", [(SEVEN, 2), (EIGHT, 2)]),
+        ("attributes.status = 'ERROR'", [(SEVEN, 2), (EIGHT, 2)]),
+        ("feedback.reward < 0", [(SEVEN, 2), (EIGHT, 2)]),
+        ("feedback.reward >= 0.5", [(SEVEN, 0), (EIGHT, 0)]),
+        ("feedback.reward <= 0 AND tags.question = 'train-00007'", [(SEVEN, 1), (SEVEN, 2)]),
+        ("tags.reward = '1'", [(SEVEN, 0), (EIGHT, 0)]),
+        ("feedback.success = 'true'", [(SEVEN, 0), (EIGHT, 0)]),
+        ("tags.success = 'false' AND tags.faults = 'none'", [(SEVEN, 1), (EIGHT, 1)]),
+        ("tags.iteration = '40'", []),
+        (
+            "span.name = 'python' AND tags.question = 'train-00008'",
+            [(EIGHT, 0), (EIGHT, 1)],
+        ),
+    ],
+)
+def test_traces_are_found(client, traced, search, expected):
+    assert leaves(client, search) == expected
+
+
+def test_traces_are_found_by_their_run(client, traced):
+    assert len(found(client, run_id=traced.id)) == 6
+    assert {t.info.trace_metadata["mlflow.sourceRun"] for t in found(client)} == {traced.id}
+
+
+def test_a_replay_adds_no_trace_and_no_feedback(client, kept, traced, database):
+    counts = "SELECT (SELECT count(*) FROM trace_info), count(*) FROM assessments"
+    before = database.execute(counts).fetchone()
+    with track.stage("tiny", "reinforce", "k") as run:
+        run.traces(lambda: sample(kept, at=1_800_000_000.0))
+        run.traces(lambda: sample(kept))
+    assert database.execute(counts).fetchone() == before == (6, 24)
+    assert run.id != traced.id
+    assert len(found(client, run_id=run.id)) == 6, "they are linked to the later run too"
+    assert len(found(client, run_id=traced.id)) == 6
+
+
+def test_what_is_missing_is_added(client, kept):
+    with track.stage("tiny", "reinforce", "k") as run:
+        run.traces(lambda: sample(kept)[:2])
+        assert len(found(client)) == 2
+        run.traces(lambda: sample(kept))
+    assert leaves(client, None) == [(q, leaf) for q in (SEVEN, EIGHT) for leaf in range(3)]
+
+
+def test_more_traces_than_one_search_takes(client, folder, monkeypatch):
+    monkeypatch.setattr(track, "ENTITIES_PER_BATCH", 2)
+    kept = keep(folder / "many", *(branched(f"train-{n}") for n in range(3)))
+    for _ in range(2):
+        with track.stage("tiny", "reinforce", "k") as run:
+            run.traces(lambda: sample(kept))
+        assert len(found(client, run_id=run.id)) == len(found(client)) == 9
+
+
+def test_a_run_killed_between_traces_and_their_spans_is_completed(client, kept, database):
+    program = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from mlflow.tracing.client import TracingClient\n"
+        "from tasks import ledger, spans, track\n"
+        "TracingClient.log_spans = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "kept = [ledger.artifact(Path('iteration', n)) for n in ('trees', 'rewards.parquet')]\n"
+        "step = ledger.Step('tiny', 'reinforce', 20, 0)\n"
+        "with track.stage('tiny', 'reinforce', 'k') as run:\n"
+        "    run.traces(lambda: spans.sample(step, *kept, 1_700_000_000.0, 1))\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    killed = subprocess.run([sys.executable, "-c", program], env=environment)
+    assert killed.returncode == -signal.SIGKILL
+    assert database.execute("SELECT count(*) FROM trace_info").fetchone() == (3,)
+    assert database.execute("SELECT count(*) FROM spans").fetchone() == (0,)
+
+    with track.stage("tiny", "reinforce", "k") as run:
+        run.traces(lambda: sample(kept))
+    traces = found(client, run_id=run.id)
+    assert sorted(len(trace.data.spans) for trace in traces) == [2, 2, 4, 4, 4, 4]
+    assert {len(trace.info.assessments) for trace in traces} == {4}
+
+
+def test_traces_wait_for_a_store_that_is_away_without_being_made(
+    client, kept, database, monkeypatch, caplog
+):
+    monkeypatch.setattr(track, "LOCK_WAIT", 0.1)
+    made = []
+    with track.stage("tiny", "reinforce", "k") as run:
+        database.execute("BEGIN IMMEDIATE")
+        run.traces(lambda: made.append(1) or sample(kept))
+        assert not made, "what waits is small"
+        assert "1 records wait" in caplog.text
+        database.execute("ROLLBACK")
+    assert len(found(client, run_id=run.id)) == 6
+
+
+def test_trees_that_are_gone_do_not_hold_up_the_other_records(client, kept, folder, caplog):
+    (folder / "iteration" / "rewards.parquet").unlink()
+    with track.stage("tiny", "reinforce", "k") as run:
+        run.traces(lambda: sample(kept))
+        run.metrics({"reward": 0.5}, 0, 1.0)
+    assert "a record was left out" in caplog.text
+    assert history(client, run, "reward") == [(0, 1000, 0.5)]
+
+
+def test_a_store_that_knows_no_traces_still_takes_metrics(client, caplog):
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos.databricks_pb2 import NOT_IMPLEMENTED
+
+    def refused():
+        raise MlflowException("no traces here", NOT_IMPLEMENTED)
+
+    with track.stage("tiny", "reinforce", "k") as run:
+        run.traces(refused)
+        run.metrics({"reward": 0.5}, 0, 1.0)
+    assert "no traces here" in caplog.text
+    assert history(client, run, "reward") == [(0, 1000, 0.5)]
+
+
+def test_hostile_texts_are_kept_readable(client, folder):
+    call = "<python>" + "x\x00" * 50_000 + "</python>"
+    odd = branched("it's \x00", call, '<result>"}]}\x1b[2J \ufdd0</result>', "error")
+    kept = keep(folder / "hostile", odd)
+    traces = sample(kept)
+    unwritable = replace(traces[0].spans[1], outputs=spans.printable("\ud800 half a pair"))
+    traces[0] = replace(traces[0], spans=(traces[0].spans[0], unwritable, *traces[0].spans[2:]))
+    with track.stage("tiny", "reinforce", "k") as run:
+        run.traces(lambda: traces)
+    assert len(found(client, run_id=run.id)) == 3
+    [trace] = found(client, "tags.leaf = '1'")
+    [tool] = [span for span in trace.data.spans if span.span_type == "TOOL"]
+    assert tool.inputs["call"].endswith("[cut: 100,000 characters in all]")
+    assert tool.outputs["result"] == '<result>"}]}\ufffd[2J \ufdd0</result>'
+    assert tool.status.status_code == "ERROR"
+    assert tool.status.description == "error"
+    assert trace.info.tags["question"] == "it's \ufffd"
 
 
 def test_importing_the_module_does_not_import_mlflow():
