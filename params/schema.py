@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 PARAMS = Path(__file__).parent
+TABLES = ("algorithms", "benchmarks")  # files of params/ that are no recipes
 
 Positive = Annotated[int, Field(gt=0)]
 Operand = Annotated[int, Field(ge=2)]  # operands are drawn from 2 on
@@ -74,10 +75,10 @@ class PretrainedPolicy(Frozen):
 Policy = Annotated[TinyPolicy | PretrainedPolicy, Field(discriminator="kind")]
 
 
-class GeneratedQuestions(Frozen):
+class ComputationQuestions(Frozen):
     """Computation questions generated from the seed; tasks/questions/computation.py makes them."""
 
-    source: Literal["generated"]
+    source: Literal["computation"]
     train: Positive  # questions
     validation: Positive
     test: Positive
@@ -85,16 +86,12 @@ class GeneratedQuestions(Frozen):
     largest_arithmetic_operand: Operand  # in training and validation; test numbers are larger
     largest_test_operand: Positive  # of arithmetic in the test split
 
-    def files(self) -> tuple[Path, ...]:
-        """No file is read."""
-        return ()
-
-    def rows(self) -> dict[str, int] | None:
+    def rows(self) -> dict[str, int]:
         """How many questions each split must hold."""
         return {"train": self.train, "validation": self.validation, "test": self.test}
 
     @model_validator(mode="after")
-    def _test_range_lies_outside(self) -> GeneratedQuestions:
+    def _test_range_lies_outside(self) -> ComputationQuestions:
         if self.largest_test_operand <= self.largest_arithmetic_operand:
             raise ValueError(
                 f"largest_test_operand {self.largest_test_operand} must exceed "
@@ -104,52 +101,59 @@ class GeneratedQuestions(Frozen):
         return self
 
 
-class FileQuestions(Frozen):
-    """Questions from the user's own JSON-lines files below questions/, one object a line."""
+class EncyclopediaQuestions(Frozen):
+    """An invented encyclopedia and questions about it; tasks/questions/encyclopedia.py."""
 
-    source: Literal["files"]
-    train: Path
-    validation: Path
-    test: Path
-    question_field: str
-    answer_field: str
-    traces: Path  # SFT traces: a question of ``train`` and a whole response a line
-    response_field: str
+    source: Literal["encyclopedia"]
+    train: Positive  # questions
+    validation: Positive
+    test: Positive
+    articles: Positive  # people, places and works together
+    kinds: Annotated[tuple[Literal["fact", "hop", "age", "gap"], ...], Field(min_length=1)]
+    # of questions, which take turns
 
-    def files(self) -> tuple[Path, ...]:
-        """Every file that is read."""
-        return self.train, self.validation, self.test, self.traces
+    def rows(self) -> dict[str, int]:
+        """How many questions each split must hold."""
+        return {"train": self.train, "validation": self.validation, "test": self.test}
+
+
+Reference = Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")]  # set/split of benchmarks.yaml
+
+
+class BenchmarkQuestions(Frozen):
+    """Questions of the sets in params/benchmarks.yaml, or of the user's own rows there."""
+
+    source: Literal["benchmarks"]
+    train: tuple[Reference, ...]
+    validation: Positive  # questions set aside from the end of the training questions
+    test: tuple[Reference, ...]
 
     def rows(self) -> dict[str, int] | None:
-        """How many questions each split must hold: as many as its file has."""
+        """How many questions each split must hold: as many as the sets have."""
         return None
 
     @model_validator(mode="after")
-    def _files_lie_where_dvc_looks(self) -> FileQuestions:
-        for file in self.files():
-            if file.is_absolute() or file.parts[:1] != ("questions",) or ".." in file.parts:
-                raise ValueError(
-                    f"{file} lies outside the folder questions/, where DVC would not see that it "
-                    "changed: move it there"
-                )
+    def _names_its_sets(self) -> BenchmarkQuestions:
+        for split in ("train", "test"):
+            if not getattr(self, split):
+                raise ValueError(f"{split} is empty: name at least one set, such as gsm8k/{split}")
         return self
 
 
-Questions = Annotated[GeneratedQuestions | FileQuestions, Field(discriminator="source")]
+Questions = Annotated[
+    ComputationQuestions | EncyclopediaQuestions | BenchmarkQuestions,
+    Field(discriminator="source"),
+]
 
 
 class Expert(Frozen):
-    """The scripted expert behind the SFT traces, and the rates at which it is wrong."""
+    """A scripted expert that writes the SFT traces, and the rates at which it is wrong."""
 
     traces: Positive
-    wrong_operator: Probability
-    wrong_digit: Probability
-    wrong_answer: Probability
-    missing_call: Probability
 
     def rates(self) -> dict[str, float]:
         """The share of traces with each flaw; a trace has at most one."""
-        return {name: rate for name, rate in self if name != "traces"}
+        return {name: rate for name, rate in self if name not in ("kind", "traces")}
 
     @model_validator(mode="after")
     def _rates_leave_room(self) -> Expert:
@@ -161,21 +165,93 @@ class Expert(Frozen):
         return self
 
 
+class ComputationExpert(Expert):
+    kind: Literal["computation"]
+    wrong_operator: Probability  # one operator of its code is another one
+    wrong_digit: Probability  # one digit of its code is another one
+    wrong_answer: Probability  # one digit of the copied result is another one
+    missing_call: Probability  # it gives up: answers 0 without a tool call
+
+
+class EncyclopediaExpert(Expert):
+    kind: Literal["encyclopedia"]
+    wrong_query: Probability  # it looks up another entry than the question's
+    wrong_fact: Probability  # it copies another word of what it found
+    missing_call: Probability  # it gives up: answers "unknown" without a tool call
+
+
+class CalculatorExpert(Frozen):
+    """Traces from the calculator notes of worked solutions, as GSM8K has them (2110.14168)."""
+
+    kind: Literal["calculator"]
+
+    def rates(self) -> dict[str, float]:
+        """Its traces are verified: none is flawed."""
+        return {}
+
+
+class WrittenTraces(Frozen):
+    """Whole responses to training questions from a file of records below questions/."""
+
+    kind: Literal["written"]
+    file: Path
+    question: str  # field
+    response: str  # field
+
+    def rates(self) -> dict[str, float]:
+        """Nothing is known of flaws in them."""
+        return {}
+
+    @model_validator(mode="after")
+    def _lies_where_dvc_looks(self) -> WrittenTraces:
+        check_below_questions(self.file)
+        return self
+
+
+AnyExpert = Annotated[
+    ComputationExpert | EncyclopediaExpert | CalculatorExpert | WrittenTraces,
+    Field(discriminator="kind"),
+]
+EXPERTS_OF = {  # who can write traces for the questions of a source
+    "computation": ("computation",),
+    "encyclopedia": ("encyclopedia",),
+    "benchmarks": ("calculator", "written"),
+}
+CALLED_BY = {  # the tools that an expert calls
+    "computation": ("python",),
+    "encyclopedia": ("search", "python"),
+    "calculator": ("python",),
+    "written": (),
+}
+
+
+def check_below_questions(file: Path) -> None:
+    """Raise ValueError for a user's file that lies where DVC would not watch it."""
+    if file.is_absolute() or file.parts[:1] != ("questions",) or ".." in file.parts:
+        raise ValueError(
+            f"{file} lies outside the folder questions/, where DVC would not see that it "
+            "changed: move it there"
+        )
+
+
 class Prepare(Frozen):
     policy: Policy
     questions: Questions
-    expert: Expert | None  # null: questions from files bring their own traces
+    expert: AnyExpert  # who writes the SFT traces
+    # A training question that shares so many words in a row with one of validation or test is left
+    # out where it is read from a file, and stops the run where it was generated.
+    overlap_words: Positive
 
     @model_validator(mode="after")
-    def _generated_questions_need_the_expert(self) -> Prepare:
-        if (self.questions.source == "generated") != (self.expert is not None):
+    def _expert_knows_the_questions(self) -> Prepare:
+        able = EXPERTS_OF[self.questions.source]
+        if self.expert.kind not in able:
             raise ValueError(
-                f"questions.source is {self.questions.source} and expert is "
-                f"{'null' if self.expert is None else 'given'}: generated questions need the "
-                "expert, files bring their own traces"
+                f"questions.source is {self.questions.source} and expert.kind {self.expert.kind}, "
+                f"who cannot answer them: set expert.kind to {' or '.join(able)}"
             )
         rows = self.questions.rows()
-        if self.expert and rows and self.expert.traces > rows["train"]:
+        if isinstance(self.expert, Expert) and rows and self.expert.traces > rows["train"]:
             raise ValueError(
                 f"expert.traces {self.expert.traces} exceeds questions.train {rows['train']}: the "
                 "expert answers each question once; lower it"
@@ -187,7 +263,7 @@ class Dialogue(Frozen):
     """How an agent's trajectory is laid out, and where it is cut."""
 
     system: str
-    tools: tuple[Literal["python"], ...]
+    tools: tuple[Literal["python", "search"], ...]
     turn_tokens: Positive  # sampled tokens a turn, at most
     result_tokens: Positive  # tokens of one tool result, at most
     response_tokens: Positive  # tokens after the prompt, sampled and observed, at most
@@ -212,13 +288,39 @@ class PythonTool(Frozen):
     output_characters: Positive
 
 
+class Search(Frozen):
+    """The search tool: BM25 (Robertson and Zaragoza 2009) over the recipe's corpus."""
+
+    corpus: Path | None  # documents below questions/; null: those that the questions come with
+    results: Positive  # documents a query, at most
+    snippet_words: Positive  # of one document, at most
+    query_characters: Positive  # a longer query is refused
+    k1: PositiveFloat  # how soon a word that is repeated stops counting
+    b: Probability  # how much a long document is held back
+
+    @model_validator(mode="after")
+    def _lies_where_dvc_looks(self) -> Search:
+        if self.corpus:
+            check_below_questions(self.corpus)
+        return self
+
+
 class ColdStart(Frozen):
     steps: Positive
     batch: Positive  # traces a step
+    micro_batch: Positive  # traces a forward pass
     learning_rate: PositiveFloat
     warmup_steps: NonNegative
     weight_decay: Annotated[float, Field(ge=0)]
     save_every: Positive  # steps
+
+    @model_validator(mode="after")
+    def _micro_batches_fill_a_batch(self) -> ColdStart:
+        if self.batch % self.micro_batch:
+            raise ValueError(
+                f"batch {self.batch} is no multiple of micro_batch {self.micro_batch}: change one"
+            )
+        return self
 
 
 class Rollout(Frozen):
@@ -280,6 +382,8 @@ class Reinforce(Frozen):
     reward: Reward
     update: Update
     keep_checkpoints: Positive  # newest iterations whose weights stay in the ledger
+    trace_every: Positive  # iterations between those of which trajectories go to MLflow
+    trace_questions: NonNegative  # of such an iteration, whose trajectories go there
 
 
 class Evaluate(Frozen):
@@ -297,6 +401,7 @@ class Recipe(Frozen):
     prepare: Prepare
     dialogue: Dialogue
     python: PythonTool
+    search: Search | None  # null where dialogue.tools has no search
     cold_start: ColdStart
     reinforce: Reinforce
     evaluate: Evaluate
@@ -311,6 +416,34 @@ class Recipe(Frozen):
             )
         return self
 
+    @model_validator(mode="after")
+    def _search_has_a_corpus(self) -> Recipe:
+        if ("search" in self.dialogue.tools) != (self.search is not None):
+            raise ValueError(
+                f"dialogue.tools is {list(self.dialogue.tools)} and search is "
+                f"{'null' if self.search is None else 'given'}: a recipe with the tool search "
+                "needs the section search, another one sets it to null"
+            )
+        own = self.prepare.questions.source == "encyclopedia"
+        if self.search and own == (self.search.corpus is not None):
+            raise ValueError(
+                f"search.corpus is {self.search.corpus} and questions.source is "
+                f"{self.prepare.questions.source}: an encyclopedia brings its corpus (null), other "
+                "sources need a file of documents below questions/"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _expert_has_its_tools(self) -> Recipe:
+        kind = self.prepare.expert.kind
+        missing = [tool for tool in CALLED_BY[kind] if tool not in self.dialogue.tools]
+        if missing:
+            raise ValueError(
+                f"dialogue.tools is {list(self.dialogue.tools)} and expert.kind {kind}, who calls "
+                f"{' and '.join(missing)} too: add it to dialogue.tools"
+            )
+        return self
+
     def single_answers(self) -> Rollout:
         """The budget of an evaluation: one path a question, at the evaluation's temperature."""
         single = {"leaves": 1, "initial": 1, "branch": 0}
@@ -319,9 +452,32 @@ class Recipe(Frozen):
         )
 
 
+class Hub(Frozen):
+    """Files of a dataset on the Hugging Face hub, at one commit."""
+
+    name: str
+    revision: Annotated[str, Field(pattern="^[0-9a-f]{40}$")]  # a commit: branches move
+    files: dict[str, str]  # split -> file in the dataset's repository
+
+
+class Benchmark(Frozen):
+    """A row of params/benchmarks.yaml: where a set of questions lies, and how to read a record.
+
+    A field is a dotted path into the record ("prompt.0.content"); numbers are places in a list.
+    """
+
+    hub: Hub | None  # null: only files below questions/<set>/
+    question: str  # field: a text, or a chat (a list of role and content)
+    answer: str  # field: a text, a number, or a list of accepted forms
+    answer_after: str | None  # the answer is what follows the last of these marks, such as "####"
+    solution: str | None  # field of a worked solution
+    records: str | None  # in a JSON file that is no list: the field of the list
+    scorer: Literal["exact", "maths", "f1"]
+
+
 def names(folder: Path = PARAMS) -> list[str]:
     """The recipes that lie in ``folder``."""
-    return sorted(p.stem for p in folder.glob("*.yaml") if p.stem not in ("algorithms",))
+    return sorted(p.stem for p in folder.glob("*.yaml") if p.stem not in TABLES)
 
 
 def load(name: str, folder: Path = PARAMS) -> Recipe:
@@ -336,6 +492,17 @@ def load(name: str, folder: Path = PARAMS) -> Recipe:
             f"no recipe '{name}': {file} does not exist; recipes here: {names(folder)}"
         )
     return check(read_yaml(file), file)
+
+
+def load_benchmarks(folder: Path = PARAMS) -> dict[str, Benchmark]:
+    """The rows of ``<folder>/benchmarks.yaml`` by name; ValueError as ``load``."""
+    file = folder / "benchmarks.yaml"
+    rows = read_yaml(file) if file.is_file() else None
+    if not isinstance(rows, dict):
+        raise ValueError(
+            f"{file} is missing or holds no rows: it needs a name and keys for each set"
+        )
+    return {name: validate(Benchmark, row, f"{file}: {name}") for name, row in rows.items()}
 
 
 def read_yaml(file: Path) -> Any:
@@ -360,15 +527,17 @@ def validate(model: type[Section], values: Any, where: str) -> Section:
         raise ValueError("\n".join(f"{where}: {line}" for line in lines)) from None
 
 
+SEVERAL_KINDS = ("policy", "questions", "expert")  # sections of prepare
+
+
 def _explain(fault: Any) -> str:
-    key = ".".join(
-        str(part)
-        for part in fault["loc"]
-        if part not in ("tiny", "pretrained", "generated", "files")
-    )
+    path = [str(part) for part in fault["loc"]]
+    if path[:1] == ["prepare"] and set(path[1:2]) & set(SEVERAL_KINDS):
+        del path[2:3]  # pydantic adds the kind
+    key = ".".join(path)
     remedies = {
         "extra_forbidden": f"unknown key '{key}': remove it, or correct its spelling",
-        "missing": f"missing key '{key}': add it (params/tiny.yaml has every key, with its unit)",
+        "missing": f"missing key '{key}': add it (the files of params/ explain every key)",
     }
     where = (
         f"'{key}' = {fault['input']!r}: " if key and not isinstance(fault["input"], dict) else ""

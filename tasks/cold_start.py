@@ -94,7 +94,8 @@ def _arguments(settings: ColdStart, machine: Machine, folder: Path, seed: int) -
     return TrainingArguments(
         output_dir=str(folder),
         max_steps=settings.steps,
-        per_device_train_batch_size=settings.batch,
+        per_device_train_batch_size=settings.micro_batch,
+        gradient_accumulation_steps=settings.batch // settings.micro_batch,
         learning_rate=settings.learning_rate,
         warmup_steps=settings.warmup_steps,
         weight_decay=settings.weight_decay,

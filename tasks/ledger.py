@@ -266,11 +266,13 @@ def _identity(value: Any) -> str | None:
         return value.digest
     if isinstance(value, list):
         return json.dumps([_identity(entry) for entry in value])
+    if isinstance(value, dict):
+        return json.dumps({name: _identity(entry) for name, entry in value.items()}, sort_keys=True)
     if isinstance(value, Step):
         return json.dumps([value.iteration, value.seed])
     if isinstance(value, BaseModel):
         return json.dumps(value.model_dump(mode="json"), sort_keys=True)
-    if isinstance(value, str | int | float | bool):
+    if value is None or isinstance(value, str | int | float | bool):
         return json.dumps(value)
     if callable(value):  # a tool or a progress bar
         return None

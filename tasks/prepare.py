@@ -1,9 +1,10 @@
-"""prepare: questions, SFT traces and the first policy, checked before anything is trained."""
+"""prepare: questions, a corpus, SFT traces and the first policy, checked before any training."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +13,24 @@ import pandas as pd
 import pyarrow as pa
 from prefect import task
 
-from params.schema import (
-    Dialogue,
-    Expert,
-    FileQuestions,
-    GeneratedQuestions,
-    Machine,
-    Prepare,
-    PretrainedPolicy,
-    PythonTool,
-    TinyPolicy,
-)
+from params import schema
+from params.schema import Benchmark, Dialogue, Machine, Prepare, PretrainedPolicy, TinyPolicy
 from tasks import dialogue as talk
 from tasks import gate, ledger
 from tasks import policy as policies
 from tasks.expectations import questions as question_gate
 from tasks.expectations import traces as trace_gate
 from tasks.ledger import Artifact, Step
-from tasks.questions import computation, files
+from tasks.questions import benchmarks, computation, encyclopedia
+from tasks.questions.script import Dropped, Material, Trace
+from tasks.records import records, text
+from tasks.scorers import SCORERS
 from tasks.toolbox import Respond
-from tasks.trajectory import Call, Question, save_questions, write_table
+from tasks.tools.search import save_corpus
+from tasks.trajectory import Document, Question, save_questions, write_table
 
-Parts = list[tuple[str, bool]]  # (text, whether the agent wrote it)
+OpenTools = Callable[[Path], AbstractContextManager[Respond]]  # given the folder of the corpus
+Sets = Mapping[str, Benchmark]
 
 TRACE_TABLE = pa.schema(
     {
@@ -46,18 +43,9 @@ TRACE_TABLE = pa.schema(
         "trained": pa.list_(pa.bool_()),
     }
 )
-
-
-@dataclass(frozen=True)
-class Trace:
-    """One written answer to a training question, for the cold start."""
-
-    question: Question
-    flaw: str  # how the scripted expert was wrong; "none" elsewhere
-    parts: Parts
-
-
-Source = tuple[dict[str, list[Question]], list[Trace]]
+DROPPED_TABLE = pa.schema(
+    {"question_id": pa.string(), "reason": pa.string(), "detail": pa.string()}
+)
 
 
 @task(**ledger.TASK_OPTIONS)
@@ -67,29 +55,33 @@ def prepare(
     folder: Path,
     *,
     settings: Prepare,
+    sets: Sets,
     sources: list[Artifact],
     dialogue: Dialogue,
     machine: Machine,
-    limits: PythonTool,
-    tools: Respond,
+    limits: schema.PythonTool,
+    search: schema.Search | None,
+    open_tools: OpenTools,
 ) -> Mapping[str, Any]:
-    """Artifacts ``questions`` (a table a split), ``traces``, ``initial`` (the policy), ``gates``.
+    """Artifacts ``questions`` (a table a split), ``corpus``, ``traces``, ``dropped`` (questions
+    that were left out or got no trace, each with its reason), ``initial`` (the policy), ``gates``.
 
-    ``sources`` are the user's files that ``settings`` names: what is in them decides the outcome,
-    as do the ``limits`` of ``tools``.
+    ``sources`` are the files that ``settings`` names: what is in them decides the outcome, as do
+    the ``limits`` and ``search`` settings of the tools.
     Raises ValueError for a fault in the user's files or a context too small for a prompt and the
     response budget, GateError for a table that breaks a critical expectation.
     """
     policies.use_machine(machine)
-    questions, traces = SOURCES[settings.questions.source](settings, tools, step.seed)
+    material = SOURCES[settings.questions.source](settings, sets, step.seed)
+    questions = material.questions
+    docs = gate.DOCS / step.recipe
+    check_questions(questions, settings, folder / "gates" / "questions.json", docs / "questions")
     for split, entries in questions.items():
         save_questions(entries, folder / "questions" / f"{split}.parquet")
-    docs = gate.DOCS / step.recipe
-    verdicts = folder / "gates"
-    rows = settings.questions.rows()
-    check_questions(questions, rows, verdicts / "questions.json", docs / "questions")
+    save_corpus([*material.documents, *corpus(search)], folder / "corpus")
 
-    model, tokenizer = POLICIES[settings.policy.kind](settings.policy, questions, traces, step.seed)
+    traces, dropped = _write_traces(material, open_tools, folder)
+    model, tokenizer = POLICIES[settings.policy.kind](settings.policy, material, traces, step.seed)
     check_context(tokenizer, dialogue, questions, settings.policy.context)
     model.save_pretrained(folder / "initial")
     tokenizer.save_pretrained(folder / "initial")
@@ -97,91 +89,138 @@ def prepare(
     table = trace_table(traces, tokenizer, dialogue)
     write_table(table, folder / "traces.parquet")
     check_traces(
-        table.to_pandas(),
+        table,
+        traces,
         questions["train"],
         settings,
         dialogue,
-        verdicts / "traces.json",
+        folder / "gates" / "traces.json",
         docs / "traces",
     )
+    return {"metrics": _metrics(questions, traces, dropped, model)}
+
+
+def _write_traces(
+    material: Material, open_tools: OpenTools, folder: Path
+) -> tuple[list[Trace], list[Dropped]]:
+    """The traces, with tools on the corpus in ``folder``; the table of dropped questions."""
+    with open_tools(folder / "corpus") as tools:
+        traces, without = material.write_traces(tools)
+    dropped = [*material.dropped, *without]
+    _say(len(traces), dropped)
+    rows = [vars(each) for each in dropped]
+    write_table(pa.Table.from_pylist(rows, schema=DROPPED_TABLE), folder / "dropped.parquet")
+    return traces, dropped
+
+
+def _say(traces: int, dropped: Sequence[Dropped]) -> None:
+    reasons = Counter(each.reason for each in dropped)
+    said = [f"{count} {reason}" for reason, count in reasons.most_common()]
+    left_out = f"; left out: {', '.join(said)}" if said else ""
+    print(f"prepare: {traces} traces for the cold start{left_out}")
+
+
+def _metrics(
+    questions: Mapping[str, Sequence[Question]],
+    traces: Sequence[Trace],
+    dropped: Sequence[Dropped],
+    model: Any,
+) -> dict[str, float]:
+    reasons = Counter(each.reason for each in dropped)
     flawed = sum(trace.flaw != "none" for trace in traces)
     return {
-        "metrics": {
-            **{f"{split}_questions": len(entries) for split, entries in questions.items()},
-            "traces": len(traces),
-            "flawed_traces": flawed / max(1, len(traces)),
-            "parameters": sum(weight.numel() for weight in model.parameters()),
-        }
+        **{f"{split}_questions": len(entries) for split, entries in questions.items()},
+        "traces": len(traces),
+        "flawed_traces": flawed / max(1, len(traces)),
+        "dropped": len(dropped),
+        **{f"dropped_{reason}": count for reason, count in sorted(reasons.items())},
+        "parameters": sum(weight.numel() for weight in model.parameters()),
     }
-
-
-def user_files(settings: Prepare) -> list[Artifact]:
-    """The user's question files. Raises ValueError for one that is missing."""
-    for file in settings.questions.files():
-        if not file.is_file():
-            raise ValueError(f"{file} does not exist: correct the path in prepare.questions")
-    return [ledger.artifact(file) for file in settings.questions.files()]
 
 
 # ---------------------------------------------------------------- where questions come from
 
 
-def _generated(settings: Prepare, tools: Respond, seed: int) -> Source:
-    assert isinstance(settings.questions, GeneratedQuestions)
-    assert settings.expert
-    problems = computation.generate(settings.questions, seed)
-    taught = problems["train"][: settings.expert.traces]
-    questions = {
-        split: [problem.question for problem in entries] for split, entries in problems.items()
+def named_sets(settings: Prepare, every: Sets) -> Sets:
+    """The rows of params/benchmarks.yaml that the recipe names.
+
+    Raises ValueError for a set that has no row.
+    """
+    if not isinstance(settings.questions, schema.BenchmarkQuestions):
+        return {}
+    references = (*settings.questions.train, *settings.questions.test)
+    return {
+        reference.partition("/")[0]: benchmarks.row(reference, every) for reference in references
     }
-    return questions, list(_expert_traces(taught, settings.expert, tools, seed))
 
 
-def _expert_traces(
-    problems: Sequence[computation.Problem], expert: Expert, tools: Respond, seed: int
-) -> Iterator[Trace]:
-    """The scripted expert at work: its calls run in the real tool, all first calls together."""
-    scripts = [computation.script(problem, expert, seed) for problem in problems]
-    parts: list[Parts] = [[] for _ in scripts]
-    results = [""] * len(scripts)
-    for number in range(max(len(script.steps) for script in scripts)):
-        calling = [i for i, script in enumerate(scripts) if number < len(script.steps)]
-        codes = [scripts[i].steps[number].format(results[i]) for i in calling]
-        observations = tools([Call("python", code) for code in codes])
-        for i, code, observation in zip(calling, codes, observations, strict=True):
-            thought = computation.thought(scripts[i].problem.question.kind, number)
-            results[i] = observation.text.strip()
-            parts[i] += [
-                (f"<think>{thought}</think><python>{code}</python>", True),
-                (f"<result>{results[i]}</result>", False),
-            ]
-    for script, own, result in zip(scripts, parts, results, strict=True):
-        question = script.problem.question
-        thought = computation.thought(question.kind, len(script.steps))
-        answer = computation.conclude(script, result)
-        end = f"<think>{thought}</think><answer>\\boxed{{{answer}}}</answer>"
-        yield Trace(question, script.flaw, [*own, (end, True)])
+def source_files(settings: Prepare, search: schema.Search | None, sets: Sets) -> list[Artifact]:
+    """The files that the questions, traces and corpus are read from.
+
+    Files of the hub are fetched. Raises ValueError for one that is missing.
+    """
+    files = []
+    if isinstance(settings.questions, schema.BenchmarkQuestions):
+        references = (*settings.questions.train, *settings.questions.test)
+        files += [benchmarks.locate(reference, sets) for reference in references]
+    if isinstance(settings.expert, schema.WrittenTraces):
+        files.append(settings.expert.file)
+    if search and search.corpus:
+        files.append(search.corpus)
+    for file in files:
+        if not file.is_file():
+            raise ValueError(f"{file} does not exist: correct its path in the recipe")
+    return [ledger.artifact(file) for file in files]
 
 
-def _from_files(settings: Prepare, tools: Respond, seed: int) -> Source:
-    assert isinstance(settings.questions, FileQuestions)
-    questions = files.load(settings.questions)
-    traces = files.load_traces(settings.questions, questions["train"])
-    return questions, [Trace(question, "none", parts) for question, parts in traces]
+def corpus(search: schema.Search | None) -> list[Document]:
+    """The documents of the user's own corpus: records with a title and a text."""
+    if search is None or search.corpus is None:
+        return []
+    return [
+        Document(*(text(record, field, place) for field in ("title", "text")))
+        for place, record in records(search.corpus)
+    ]
 
 
-SOURCES: dict[str, Callable[[Prepare, Respond, int], Source]] = {
-    "generated": _generated,
-    "files": _from_files,
+def _computation(settings: Prepare, sets: Sets, seed: int) -> Material:
+    assert isinstance(settings.questions, schema.ComputationQuestions)
+    assert isinstance(settings.expert, schema.ComputationExpert)
+    return computation.material(settings.questions, settings.expert, seed)
+
+
+def _encyclopedia(settings: Prepare, sets: Sets, seed: int) -> Material:
+    assert isinstance(settings.questions, schema.EncyclopediaQuestions)
+    assert isinstance(settings.expert, schema.EncyclopediaExpert)
+    return encyclopedia.material(settings.questions, settings.expert, seed)
+
+
+def _benchmarks(settings: Prepare, sets: Sets, seed: int) -> Material:
+    assert isinstance(settings.questions, schema.BenchmarkQuestions)
+    return benchmarks.material(
+        settings.questions, sets, settings.expert, settings.overlap_words, right
+    )
+
+
+def right(question: Question, answer: str) -> bool:
+    """Whether ``answer`` scores 1 with the question's own scorer."""
+    return SCORERS[question.scorer](answer, question.answers)["score"] == 1
+
+
+SOURCES: dict[str, Callable[[Prepare, Sets, int], Material]] = {
+    "computation": _computation,
+    "encyclopedia": _encyclopedia,
+    "benchmarks": _benchmarks,
 }
 
 # ---------------------------------------------------------------- where the policy comes from
 
 
 def _tiny(
-    settings: TinyPolicy, questions: dict[str, list[Question]], traces: list[Trace], seed: int
+    settings: TinyPolicy, material: Material, traces: Sequence[Trace], seed: int
 ) -> tuple[Any, Any]:
-    texts = [question.text for question in questions["train"]]
+    texts = [question.text for question in material.questions["train"]]
+    texts += [f"{document.title}\n{document.text}" for document in material.documents]
     texts += ["".join(text for text, _ in trace.parts) for trace in traces]
     tokenizer = policies.build_tokenizer(texts, settings)
     return policies.build_policy(settings, tokenizer, seed), tokenizer
@@ -200,7 +239,7 @@ def trace_table(traces: Sequence[Trace], tokenizer: Any, dialogue: Dialogue) -> 
     """A row a trace, with its tokens and which of them the agent wrote."""
     rows = []
     for trace in traces:
-        prompt = talk.prompt_tokens(tokenizer, dialogue, trace.question.text)
+        prompt = talk.prompt_tokens(tokenizer, dialogue, trace.question)
         tokens, own = talk.trace_tokens(tokenizer, prompt, trace.parts, dialogue.result_tokens)
         rows.append(
             {
@@ -221,7 +260,7 @@ def check_context(
 ) -> None:
     """Raise ValueError where the longest prompt and the response budget exceed the context."""
     every = [question for entries in questions.values() for question in entries]
-    lengths = [len(talk.prompt_tokens(tokenizer, dialogue, entry.text)) for entry in every]
+    lengths = [len(talk.prompt_tokens(tokenizer, dialogue, entry)) for entry in every]
     prompt, longest = max(zip(lengths, every, strict=True), key=lambda pair: pair[0])
     if prompt + dialogue.response_tokens > context:
         raise ValueError(
@@ -232,24 +271,24 @@ def check_context(
 
 
 def check_questions(
-    questions: Mapping[str, list[Question]],
-    rows: Mapping[str, int] | None,
-    verdict: Path,
-    docs: Path,
+    questions: Mapping[str, list[Question]], settings: Prepare, verdict: Path, docs: Path
 ) -> None:
-    """The gate of the questions; ``rows``: how many each split must hold, where that is known."""
+    """The gate of the questions."""
     entries = [
         {**vars(question), "answers": list(question.answers), "split": split}
         for split, members in questions.items()
         for question in members
     ]
-    table = question_gate.prepare(pd.DataFrame(entries))
-    expectations = question_gate.expectations(rows=rows)
-    gate.check("questions", table, expectations, verdict, docs)
+    # texts that are no UTF-8 are for the gate to name, so they stay what they are
+    table = pd.DataFrame(entries, dtype=object)
+    prepared = question_gate.prepare(table, SCORERS, settings.overlap_words)
+    expectations = question_gate.expectations(rows=settings.questions.rows())
+    gate.check("questions", prepared, expectations, verdict, docs)
 
 
 def check_traces(
-    table: pd.DataFrame,
+    table: pa.Table,
+    traces: Sequence[Trace],
     training: Sequence[Question],
     settings: Prepare,
     dialogue: Dialogue,
@@ -257,11 +296,17 @@ def check_traces(
     docs: Path,
 ) -> None:
     """The gate of the traces; the share of flawed ones is expected near the expert's rates."""
-    prepared = trace_gate.prepare(table, [question.id for question in training], talk.TOOL_TAGS)
-    flawed = None
-    if settings.expert:
-        share = sum(settings.expert.rates().values())
-        slack = 4 * float(np.sqrt(share * (1 - share) / len(table)))  # standard errors
-        flawed = (max(0.0, share - slack), min(1.0, share + slack))
+    frame = table.to_pandas().assign(parts=[trace.parts for trace in traces])
+    prepared = trace_gate.prepare(frame, [question.id for question in training], dialogue.tools)
+    flawed = _expected_share(settings.expert.rates(), len(frame))
     expectations = trace_gate.expectations(settings.policy.context, flawed)
     gate.check("traces", prepared, expectations, verdict, docs)
+
+
+def _expected_share(rates: Mapping[str, float], traces: int) -> tuple[float, float] | None:
+    """Four standard errors around the rate of flawed traces; None where it is not known."""
+    if not rates or not traces:
+        return None
+    share = sum(rates.values())
+    slack = 4 * float(np.sqrt(share * (1 - share) / traces))
+    return max(0.0, share - slack), min(1.0, share + slack)

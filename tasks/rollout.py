@@ -10,7 +10,7 @@ from typing import Any
 
 from prefect import task
 
-from params.schema import Dialogue, Machine, PythonTool, Rollout
+from params.schema import Dialogue, Machine, PythonTool, Rollout, Search
 from tasks import checkpoint, ledger, statistics
 from tasks.engines.transformers import TransformersEngine
 from tasks.ledger import Artifact, Step
@@ -33,13 +33,16 @@ def rollout(
     dialogue: Dialogue,
     machine: Machine,
     limits: PythonTool,
+    search: Search | None,
+    corpus: Artifact,
     tools: Respond,
     advance: Callable[[int], object] = lambda finished: None,
 ) -> Mapping[str, Any]:
     """Roll out ``size`` questions; artifact ``trees``.
 
     ``budget`` says how many paths a question gets and when they branch; ``top_p`` is 1 in training.
-    ``limits`` are those of ``tools``, which cannot speak for themselves in the ledger's key.
+    ``limits``, ``search`` and ``corpus`` are what ``tools`` were made of, which cannot speak for
+    themselves in the ledger's key.
     ``advance`` is told how many more questions have been finished.
     """
     chosen = batch(load_questions(Path(questions.path)), step, size)

@@ -118,7 +118,7 @@ def _grow_batch(
 
 
 def _root(question: Question, setting: Setting) -> Tree:
-    tokens = talk.prompt_tokens(setting.tokenizer, setting.dialogue, question.text)
+    tokens = talk.prompt_tokens(setting.tokenizer, setting.dialogue, question)
     return Tree(question, [Node(-1, PROMPT, "", question.text, tokens, NOTHING, NOTHING)])
 
 

@@ -18,8 +18,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+MESSAGE = pa.struct({"role": pa.string(), "content": pa.string()})
 QUESTION_TABLE = pa.schema(
-    {"id": pa.string(), "kind": pa.string(), "text": pa.string(), "answers": pa.list_(pa.string())}
+    {
+        "id": pa.string(),
+        "kind": pa.string(),
+        "text": pa.string(),
+        "answers": pa.list_(pa.string()),
+        "scorer": pa.string(),
+        "before": pa.list_(MESSAGE),
+    }
 )
 NODE_TABLE = pa.schema(
     {
@@ -53,13 +61,36 @@ STOP, END, LENGTH = "stop", "end", "length"  # sampling ended: a stop string, en
 
 
 @dataclass(frozen=True)
+class Message:
+    """One message of a chat: who speaks ("system", "user", "assistant"), and what."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True)
 class Question:
-    """One task for the agent. ``answers`` are the accepted forms of the gold answer."""
+    """One task for the agent.
+
+    ``answers`` are the accepted forms of the gold answer, ``scorer`` the kind that compares an
+    answer with them (tasks/scorers/). ``text`` is the user's message; a chat-formatted prompt has
+    more messages ``before`` it.
+    """
 
     id: str
     kind: str
     text: str
     answers: tuple[str, ...]
+    scorer: str = "exact"
+    before: tuple[Message, ...] = ()
+
+
+@dataclass(frozen=True)
+class Document:
+    """One entry of a corpus that the agent can search."""
+
+    title: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -182,13 +213,23 @@ def save_questions(questions: Sequence[Question], file: Path) -> None:
     """Write a table of questions, a row each."""
     rows: dict[str, list[Any]] = {name: [] for name in QUESTION_TABLE.names}
     for question in questions:
-        _add(rows, **vars(question))
+        before = [vars(message) for message in question.before]
+        _add(rows, **{**vars(question), "before": before})
     write_table(pa.table(rows, schema=QUESTION_TABLE), file)
 
 
 def load_questions(file: Path) -> list[Question]:
     """Read what ``save_questions`` wrote."""
-    return [Question(**{**row, "answers": tuple(row["answers"])}) for row in read_rows(file)]
+    return [
+        Question(
+            **{
+                **row,
+                "answers": tuple(row["answers"]),
+                "before": tuple(Message(**message) for message in row["before"]),
+            }
+        )
+        for row in read_rows(file)
+    ]
 
 
 def write_table(table: pa.Table, file: Path) -> None:

@@ -31,6 +31,7 @@ NOT_DEPENDENCIES = {
     "flows/stage.py": "checks the recipe and tells Prefect that the stage runs",
     "tasks/figures.py": "draws what track keeps",
     "tasks/progress.py": "shows how far a stage has come",
+    "tasks/spans.py": "words for MLflow what the ledger keeps",
     "tasks/track.py": "writes to MLflow and to nothing else",
     "tasks/version.py": "runs DVC, which runs the stage",
 }

@@ -49,9 +49,15 @@ OWNERS = {  # package -> where it may be imported
     "git": ("tasks/version.py",),
     "great_expectations": ("tasks/gate.py", "tasks/expectations/"),
     "vllm": ("tasks/engines/vllm.py",),
+    "bm25s": ("tasks/tools/search.py",),
+    "math_verify": ("tasks/scorers/",),
+    "huggingface_hub": ("tasks/questions/benchmarks.py",),
 }
 COMMANDS = {"git": OWNERS["git"], "dvc": OWNERS["dvc"]}
-WITHOUT_TORCH = ("tasks/tools/", "tasks/scorers/", "tasks/environments/")
+WITHOUT_TORCH = (
+    *("tasks/tools/", "tasks/scorers/", "tasks/environments/", "tasks/questions/"),
+    *("tasks/overlap.py", "tasks/records.py"),
+)
 COMPUTE = (
     "tasks/engines/",
     "tasks/estimators/",
@@ -214,6 +220,12 @@ GOOD = {
     "tasks/engines/__init__.py": "",
     "tasks/engines/vllm.py": "import vllm\nfrom tasks.engines import Request",
     "tasks/tools/python.py": "from tasks.trajectory import Call",
+    "tasks/tools/search.py": "def f():\n    import bm25s",
+    "tasks/overlap.py": "import re",
+    "tasks/records.py": "import pyarrow",
+    "tasks/questions/script.py": "from tasks.trajectory import Call",
+    "tasks/questions/benchmarks.py": "from tasks import overlap, records\n"
+    "from tasks.questions import script",
     "tasks/scorers/answer.py": "",
     "tasks/estimators/group.py": "",
     "tasks/algorithm.py": "from tasks.estimators import group",
@@ -239,6 +251,12 @@ BAD = [
     ("tasks/tools/python.py", "from tasks import losses", "tasks/losses.py, which imports torch"),
     ("tasks/trajectory.py", "from tasks import ledger", "a trajectory imports the helper"),
     ("tasks/ledger.py", "from tasks import learner", "a helper imports the computing"),
+    ("tasks/overlap.py", "from tasks.questions import script", "a helper imports the drawer"),
+    ("tasks/records.py", "from tasks.questions import script", "a helper imports the drawer"),
+    ("tasks/records.py", "from tasks import losses", "tasks/losses.py, which imports torch"),
+    ("tasks/questions/script.py", "from tasks.tools import python", "a drawer imports the drawer"),
+    ("tasks/questions/script.py", "from tasks import losses", "losses.py, which imports torch"),
+    ("tasks/questions/script.py", "import tasks.reward", "a drawer imports the verb"),
     ("tasks/losses.py", "from tasks.estimators import group", "a helper imports the drawer"),
     ("tasks/algorithm.py", "from tasks.tools import python", "a helper imports the drawer"),
     ("flows/reinforce.py", "from tasks.engines import vllm", "a flow imports the drawer"),
@@ -249,6 +267,9 @@ BAD = [
     ("tasks/reward.py", "import great_expectations", "imports great_expectations, which"),
     ("tasks/reward.py", "from dvc import api", "imports dvc, which belongs to"),
     ("tasks/update.py", "import vllm", "imports vllm, which belongs to"),
+    ("tasks/reward.py", "from bm25s import BM25", "imports bm25s, which belongs to"),
+    ("tasks/reward.py", "import math_verify", "imports math_verify, which belongs to"),
+    ("tasks/records.py", "import huggingface_hub", "imports huggingface_hub, which belongs to"),
     ("flows/reinforce.py", "run(['git', 'status'])", "runs git, which belongs to"),
     ("flows/reinforce.py", "run('git status', shell=True)", "runs git, which belongs to"),
     ("flows/reinforce.py", "run([sys.executable, '-m', 'dvc'])", "runs dvc, which belongs to"),
@@ -294,7 +315,7 @@ except ModuleNotFoundError:
         (COMPUTE, MACHINERY, "tasks.update"),
         (WITHOUT_TORCH, MACHINERY | {"torch", "transformers"}, "tasks.losses"),
     ],
-    ids=["computing without the machinery", "tools, scorers and environments without torch"],
+    ids=["computing without the machinery", "tools, scorers, questions without torch"],
 )
 def test_what_may_not_be_needed_is_not_needed(places, refused, refusable):
     names = [str(file.relative_to(ROOT)) for file in project_files(ROOT)]

@@ -16,15 +16,18 @@ machine: {threads: 1, device: cpu, precision: float32}
 prepare:
   policy: {kind: tiny, vocabulary: 64, hidden: 8, layers: 1, heads: 1, key_value_heads: 1,
            feed_forward: 8, context: 64}
-  questions: {source: generated, train: 1, validation: 1, test: 1, largest_operand: 9,
+  questions: {source: computation, train: 1, validation: 1, test: 1, largest_operand: 9,
               largest_arithmetic_operand: 9, largest_test_operand: 19}
-  expert: {traces: 1, wrong_operator: 0, wrong_digit: 0, wrong_answer: 0, missing_call: 0}
+  expert: {kind: computation, traces: 1, wrong_operator: 0, wrong_digit: 0, wrong_answer: 0,
+           missing_call: 0}
+  overlap_words: 9
 dialogue: {system: "", tools: [python], turn_tokens: 8, result_tokens: 8, response_tokens: 16,
            tool_calls: 1}
 python: {sandbox: none, cpu_seconds: 1, wall_seconds: 1, memory_mib: 64, processes: 1, file_mib: 1,
          output_characters: 64}
-cold_start: {steps: 1, batch: 1, learning_rate: 0.1, warmup_steps: 0, weight_decay: 0,
-             save_every: 1}
+search: null
+cold_start: {steps: 1, batch: 1, micro_batch: 1, learning_rate: 0.1, warmup_steps: 0,
+             weight_decay: 0, save_every: 1}
 reinforce:
   algorithm: arpo
   iterations: 1
@@ -35,6 +38,8 @@ reinforce:
   update: {learning_rate: 0.1, warmup_updates: 0, weight_decay: 0, adam_betas: [0.9, 0.99],
            gradient_clip: 1, epochs: 1, mini_batches: 1, micro_batch_tokens: 64}
   keep_checkpoints: 1
+  trace_every: 1
+  trace_questions: 0
 evaluate: {questions: 1, temperature: 1, top_p: 1, bootstrap: 1}
 """)
 

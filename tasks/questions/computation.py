@@ -9,11 +9,13 @@ Three kinds of graded difficulty:
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from params.schema import Expert, GeneratedQuestions
+from params.schema import ComputationExpert, ComputationQuestions
+from tasks.questions.script import Material, Move, Results, Script, draw_flaw, play
 from tasks.trajectory import Question
 
 KINDS = ("arithmetic", "story", "chain")
@@ -27,21 +29,20 @@ class Problem:
     steps: tuple[str, ...]
 
 
-def generate(settings: GeneratedQuestions, seed: int) -> dict[str, list[Problem]]:
+def generate(settings: ComputationQuestions, seed: int) -> dict[str, list[Problem]]:
     """Problems by split ("train", "validation", "test"); kinds alternate, no text occurs twice.
 
     Raises ValueError when the number range holds too few distinct questions.
     """
     taken: set[str] = set()
-    sizes = {"train": settings.train, "validation": settings.validation, "test": settings.test}
     return {
         split: list(_distinct(split, size, settings, random.Random(f"{seed}/{split}"), taken))
-        for split, size in sizes.items()
+        for split, size in settings.rows().items()
     }
 
 
 def _distinct(
-    split: str, size: int, settings: GeneratedQuestions, draw: random.Random, taken: set[str]
+    split: str, size: int, settings: ComputationQuestions, draw: random.Random, taken: set[str]
 ) -> Iterator[Problem]:
     for number in range(size):
         kind = KINDS[number % len(KINDS)]
@@ -59,7 +60,7 @@ def _distinct(
         yield Problem(Question(f"{split}-{number:05d}", kind, text, (answer,)), steps)
 
 
-def _operands(kind: str, split: str, settings: GeneratedQuestions) -> tuple[int, int]:
+def _operands(kind: str, split: str, settings: ComputationQuestions) -> tuple[int, int]:
     """Smallest and largest operand; arithmetic test numbers lie outside the training range."""
     if kind != "arithmetic":
         return 2, settings.largest_operand
@@ -141,17 +142,17 @@ THOUGHTS = {
 OPERATORS = ("+", "-", "*", "%", "//")
 
 
-@dataclass(frozen=True)
-class Script:
-    """What the expert will do: which flaw it has, the code of its calls, and a slip in copying."""
+def material(settings: ComputationQuestions, expert: ComputationExpert, seed: int) -> Material:
+    """Questions by split, and the expert's traces of the first of the training questions."""
+    problems = generate(settings, seed)
+    scripts = [script(problem, expert, seed) for problem in problems["train"][: expert.traces]]
+    return Material(
+        {split: [problem.question for problem in entries] for split, entries in problems.items()},
+        lambda tools: ([played.trace for played in play(scripts, tools)], []),
+    )
 
-    problem: Problem
-    flaw: str
-    steps: tuple[str, ...]  # empty: it answers without a call
-    slip: random.Random  # draws the wrong digit of a wrong answer
 
-
-def script(problem: Problem, expert: Expert, seed: int) -> Script:
+def script(problem: Problem, expert: ComputationExpert, seed: int) -> Script:
     """Decide how the expert handles one problem; wrong at the documented rates.
 
     wrong_operator: one operator of its code is another one; wrong_digit: one digit of its code is
@@ -159,9 +160,7 @@ def script(problem: Problem, expert: Expert, seed: int) -> Script:
     calls no tool and answers 0. A trace has at most one flaw.
     """
     draw = random.Random(f"{seed}/{problem.question.id}")
-    rates = expert.rates()
-    flaws = {"none": 1 - sum(rates.values()), **rates}
-    flaw = draw.choices(list(flaws), list(flaws.values()))[0]
+    flaw = draw_flaw(expert.rates(), draw)
     spoil = {"wrong_operator": _other_operator, "wrong_digit": _other_digit}.get(flaw)
     steps = list(problem.steps)
     if spoil:
@@ -169,7 +168,38 @@ def script(problem: Problem, expert: Expert, seed: int) -> Script:
         steps[place] = spoil(steps[place], draw)
     if flaw == "missing_call":
         steps = []
-    return Script(problem, flaw, tuple(steps), draw)
+    kind = problem.question.kind
+    moves = [_compute(step, _thought(kind, number)) for number, step in enumerate(steps)]
+    answer = CONCLUSIONS.get(flaw, _copy)
+    return Script(
+        problem.question,
+        flaw,
+        tuple(moves),
+        _thought(kind, len(steps)),
+        lambda results: answer(results, copy.copy(draw)),  # the same however often it is asked
+    )
+
+
+def _compute(step: str, thought: str) -> Move:
+    """A call of the Python tool; ``{}`` in its code stands for the result before."""
+    return Move(thought, "python", lambda results: step.format(*results[-1:]))
+
+
+def _thought(kind: str, step: int) -> str:
+    """What the expert thinks before step ``step`` (0, 1, ...), or before its answer."""
+    thoughts = THOUGHTS[kind]
+    return thoughts[step] if step < len(thoughts) else "Done."
+
+
+def _copy(results: Results, draw: random.Random) -> str:
+    return results[-1]
+
+
+# How the expert's answer comes from what its calls printed; where not named here, it copies it.
+CONCLUSIONS: dict[str, Callable[[Results, random.Random], str]] = {
+    "missing_call": lambda results, draw: "0",
+    "wrong_answer": lambda results, draw: _other_digit(results[-1], draw),
+}
 
 
 def _other_operator(code: str, draw: random.Random) -> str:
@@ -187,18 +217,3 @@ def _other_digit(text: str, draw: random.Random) -> str:
     place = draw.choice(places)
     digit = draw.choice([d for d in "123456789" if d != text[place]])
     return text[:place] + digit + text[place + 1 :]
-
-
-def thought(kind: str, step: int) -> str:
-    """What the expert thinks before step ``step`` (0, 1, ...), or before its answer."""
-    thoughts = THOUGHTS[kind]
-    return thoughts[step] if step < len(thoughts) else "Done."
-
-
-def conclude(plan: Script, last_result: str) -> str:
-    """The expert's answer, given what its last call printed (nothing, if it called no tool)."""
-    if plan.flaw == "missing_call":
-        return "0"
-    if plan.flaw == "wrong_answer":
-        return _other_digit(last_result, plan.slip)
-    return last_result

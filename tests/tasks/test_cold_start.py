@@ -22,7 +22,13 @@ ROOT = Path(__file__).parents[2]
 STEP = Step("toy", "cold_start", 0, 5)
 MACHINE = Machine(threads=1, device="cpu", precision="float32")
 SETTINGS = ColdStart(
-    steps=6, batch=4, learning_rate=1e-2, warmup_steps=1, weight_decay=0.01, save_every=2
+    steps=6,
+    batch=4,
+    micro_batch=4,
+    learning_rate=1e-2,
+    warmup_steps=1,
+    weight_decay=0.01,
+    save_every=2,
 )
 
 
@@ -100,6 +106,16 @@ def test_an_observed_token_that_nothing_follows_changes_nothing(initial, folder)
     assert digests[0] == digests[1]
     rows = [{**row, "trained": [*row["trained"][:-2], True, True]} for row in rows]
     assert ledger.of(train(initial, rows, short), "policy").digest != digests[1]
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2])
+def test_a_batch_in_micro_batches_is_learnt_from_as_a_whole(initial, folder, unbroken, micro_batch):
+    """Ten uneven traces in batches of four: the last batch of a pass is smaller."""
+    in_parts = SETTINGS.model_copy(update={"micro_batch": micro_batch})
+    made = train(initial, made_traces(), in_parts)
+    assert [point["step"] for point in made["curve"]] == list(range(1, 7))
+    losses = [[point["loss"] for point in record["curve"]] for record in (made, unbroken)]
+    np.testing.assert_allclose(*losses, atol=1e-4)
 
 
 @pytest.fixture(scope="module")

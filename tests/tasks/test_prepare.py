@@ -1,28 +1,45 @@
-import inspect
+"""prepare: its sources, its tables and checks, and the whole verb with real and small tools."""
+
 import json
-import re
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
+from params import schema
 from params.schema import (
+    BenchmarkQuestions,
+    ComputationExpert,
+    ComputationQuestions,
     Dialogue,
-    Expert,
-    FileQuestions,
-    GeneratedQuestions,
     Machine,
     Prepare,
     PythonTool,
+    Search,
     TinyPolicy,
+    WrittenTraces,
 )
 from tasks import dialogue as talk
-from tasks import ledger
+from tasks import ledger, toolbox
+from tasks import prepare as verb
+from tasks.gate import GateError
 from tasks.ledger import Step
 from tasks.policy import build_tokenizer
-from tasks.prepare import SOURCES, check_context, prepare, trace_table
-from tasks.trajectory import Observation, Question, load_questions, read_rows
+from tasks.prepare import (
+    SOURCES,
+    check_context,
+    corpus,
+    named_sets,
+    prepare,
+    right,
+    source_files,
+    trace_table,
+)
+from tasks.questions.script import Dropped, Material
+from tasks.trajectory import Document, Message, Observation, Question, load_questions, read_rows
 
 STEP = Step("toy", "prepare", 0, 7)
 MACHINE = Machine(threads=1, device="cpu", precision="float32")
@@ -36,8 +53,8 @@ POLICY = TinyPolicy(
     feed_forward=32,
     context=256,
 )
-QUESTIONS = GeneratedQuestions(
-    source="generated",
+QUESTIONS = ComputationQuestions(
+    source="computation",
     train=30,
     validation=3,
     test=6,
@@ -45,8 +62,15 @@ QUESTIONS = GeneratedQuestions(
     largest_arithmetic_operand=499,
     largest_test_operand=999,
 )
-EXPERT = Expert(traces=24, wrong_operator=0.1, wrong_digit=0.1, wrong_answer=0.1, missing_call=0.1)
-SETTINGS = Prepare(policy=POLICY, questions=QUESTIONS, expert=EXPERT)
+EXPERT = ComputationExpert(
+    kind="computation",
+    traces=24,
+    wrong_operator=0.1,
+    wrong_digit=0.1,
+    wrong_answer=0.1,
+    missing_call=0.1,
+)
+SETTINGS = Prepare(policy=POLICY, questions=QUESTIONS, expert=EXPERT, overlap_words=20)
 DIALOGUE = Dialogue(
     system="Be brief.",
     tools=("python",),
@@ -66,117 +90,186 @@ LIMITS = PythonTool(
 )
 
 
+SEARCH = Search(
+    corpus=Path("questions/own/documents.jsonl"),
+    results=1,
+    snippet_words=20,
+    query_characters=200,
+    k1=1.2,
+    b=0.75,
+)
+ROW = schema.Benchmark(
+    hub=None,
+    question="q",
+    answer="a",
+    answer_after=None,
+    solution=None,
+    records=None,
+    scorer="exact",
+)
+SETS = BenchmarkQuestions(
+    source="benchmarks", train=("mine/train",), validation=1, test=("mine/test",)
+)
+WRITTEN = WrittenTraces(
+    kind="written", file=Path("questions/own/traces.jsonl"), question="q", response="r"
+)
+
+
 class Calculator:
     """A tool without a sandbox, for code that the tests trust; it counts its rounds."""
 
     def __init__(self):
         self.rounds = []
+        self.opened_on = []
 
     def __call__(self, calls):
         self.rounds.append(len(calls))
         return [Observation("ok", f"{eval(call.argument)}\n") for call in calls]
 
-
-def generated(expert, seed=7):
-    questions, traces = SOURCES["generated"](
-        SETTINGS.model_copy(update={"expert": expert}), Calculator(), seed
-    )
-    return questions, traces
+    @contextmanager
+    def open(self, corpus):
+        self.opened_on.append(corpus)
+        yield self
 
 
-def flawed(traces=30, **rates):
-    none = dict.fromkeys(("wrong_operator", "wrong_digit", "wrong_answer", "missing_call"), 0.0)
-    return Expert(traces=traces, **{**none, **rates})
+def generated():
+    """Traces of the expert, who is wrong now and then."""
+    return SOURCES["computation"](SETTINGS, {}, 7).write_traces(Calculator())[0]
 
 
 def whole(trace):
     return "".join(text for text, _ in trace.parts)
 
 
-# ---------------------------------------------------------------- the expert's traces
+def write(file, *records):
+    Path(file).parent.mkdir(parents=True, exist_ok=True)
+    Path(file).write_text("\n".join(json.dumps(record) for record in records))
 
 
-def test_an_expert_without_flaws_shows_calls_results_and_the_gold_answer():
-    _, traces = generated(flawed())
-    assert len(traces) == 30
-    for trace in traces:
-        text = whole(trace)
-        assert trace.flaw == "none"
-        assert talk.final_answer(text) == trace.question.answers[0]
-        calls = 2 if trace.question.kind == "chain" else 1
-        assert len(re.findall("<python>.*?</python><result>-?[0-9]+</result>", text)) == calls
-        assert [own for _, own in trace.parts] == [True, False] * calls + [True]
-        assert text.count("<think>") == text.count("</think>") == calls + 1
-
-
-def test_the_second_call_works_on_what_the_first_one_gave():
-    _, traces = generated(flawed())
-    for trace in traces:
-        if trace.question.kind == "chain":
-            first, second = re.findall("<python>(.*?)</python><result>", whole(trace))
-            assert second.split()[0] == str(eval(first))
-
-
-def test_a_missing_call_goes_straight_to_an_answer():
-    _, traces = generated(flawed(missing_call=1))
-    for trace in traces:
-        assert (trace.flaw, len(trace.parts)) == ("missing_call", 1)
-        assert talk.final_answer(whole(trace)) == "0"
-
-
-def test_a_wrong_answer_differs_from_the_last_result():
-    _, traces = generated(flawed(wrong_answer=1))
-    for trace in traces:
-        last = re.findall("<result>(.*?)</result>", whole(trace))[-1]
-        assert last == trace.question.answers[0] != talk.final_answer(whole(trace))
-
-
-def test_the_expert_answers_the_first_training_questions_in_their_order():
-    questions, traces = generated(EXPERT)
-    assert [trace.question for trace in traces] == questions["train"][:24]
-
-
-def test_all_calls_of_a_round_run_together():
-    tools = Calculator()
-    SOURCES["generated"](SETTINGS.model_copy(update={"expert": flawed()}), tools, 7)
-    assert tools.rounds == [30, 10], "then the second calls of the chains"
-
-
-def test_traces_of_files_are_taken_as_they_are(tmp_path, monkeypatch):
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A project folder with a set of the user's own, as the working folder."""
     monkeypatch.chdir(tmp_path)
-    names = ("train", "validation", "test", "traces")
-    paths = {name: Path("questions", f"{name}.jsonl") for name in names}
-    Path("questions").mkdir()
-    for name in names[:3]:
-        paths[name].write_text(json.dumps({"q": f"Of {name}?", "a": "1"}))
-    response = "<python>1</python><result>1</result><answer>\\boxed{1}</answer>"
-    paths["traces"].write_text(json.dumps({"q": "Of train?", "r": response}))
-    settings = Prepare(
-        policy=POLICY,
-        questions=FileQuestions(
-            source="files", question_field="q", answer_field="a", response_field="r", **paths
-        ),
-        expert=None,
-    )
+    colours = ("red", "green", "blue", "grey")
+    write("questions/mine/train.jsonl", *({"q": f"What is {c}?", "a": c} for c in colours))
+    write("questions/mine/test.jsonl", {"q": "And black?", "a": "black"})
+    box = "<answer>\\boxed{red}</answer>"
+    response = f"<search>red</search><result>Red: a colour</result>{box}"
+    write("questions/own/traces.jsonl", {"q": "What is red?", "r": response})
+    write("questions/own/documents.jsonl", {"title": "Red", "text": "a colour", "year": 1})
+    return tmp_path
+
+
+# ---------------------------------------------------------------- sources
+
+
+def settings(**changes):
+    return SETTINGS.model_copy(update=changes)
+
+
+def test_every_source_of_questions_and_kind_of_policy_can_be_made():
+    assert set(SOURCES) == set(schema.EXPERTS_OF)
+    kinds = {"tiny": schema.TinyPolicy, "pretrained": schema.PretrainedPolicy}
+    assert set(verb.POLICIES) == set(kinds)
+
+
+def test_only_the_sets_that_the_recipe_names_decide_anything():
+    every = {"mine": ROW, "yours": ROW, "theirs": ROW}
+    both = SETS.model_copy(update={"test": ("yours/test", "mine/dev")})
+    assert list(named_sets(settings(questions=both), every)) == ["mine", "yours"]
+    assert named_sets(SETTINGS, every) == {}
+
+
+def test_a_set_without_a_row_is_named_with_those_that_have_one():
+    with pytest.raises(ValueError) as caught:
+        named_sets(settings(questions=SETS), {"yours": ROW, "a": ROW})
+    for words in ("'mine'", "params/benchmarks.yaml", "['a', 'yours']", "add a row"):
+        assert words in str(caught.value)
+
+
+def test_what_is_in_the_named_files_decides_the_outcome(folder):
+    chosen = settings(questions=SETS, expert=WRITTEN)
+
+    def found():
+        return [(f.path, f.digest) for f in source_files(chosen, SEARCH, {"mine": ROW})]
+
+    before = found()
+    assert [path for path, _ in before] == [
+        "questions/mine/train.jsonl",
+        "questions/mine/test.jsonl",
+        "questions/own/traces.jsonl",
+        "questions/own/documents.jsonl",
+    ]
+    for number, (path, _) in enumerate(before):
+        text = Path(path).read_text()
+        Path(path).write_text(text + "\n")
+        changed = [a != b for a, b in zip(found(), before, strict=True)]
+        assert changed == [place == number for place in range(4)]
+        Path(path).write_text(text)
+    assert source_files(SETTINGS, None, {}) == []
+
+
+@pytest.mark.parametrize("name", ["traces", "documents"])
+def test_a_file_that_is_missing_is_named_before_anything_starts(folder, name):
+    Path(f"questions/own/{name}.jsonl").unlink()
+    with pytest.raises(ValueError, match=rf"questions/own/{name}\.jsonl does not exist: correct"):
+        source_files(settings(questions=SETS, expert=WRITTEN), SEARCH, {"mine": ROW})
+
+
+def test_a_corpus_of_the_users_own_is_titles_and_texts(folder):
+    write(SEARCH.corpus, {"title": "Red", "text": "A colour."}, {"text": "1", "title": 7, "x": 0})
+    assert corpus(SEARCH) == [Document("Red", "A colour."), Document("7", "1")]
+    assert corpus(SEARCH.model_copy(update={"corpus": None})) == corpus(None) == []
+
+
+def test_a_document_without_a_text_is_named_with_its_place(folder):
+    write(SEARCH.corpus, {"title": "Red", "text": "A colour."}, {"title": "Blue"})
+    with pytest.raises(ValueError, match=r"documents\.jsonl, line 2.*'text'"):
+        corpus(SEARCH)
+
+
+@pytest.mark.parametrize(
+    ("scorer", "answer", "correct"),
+    [
+        ("exact", "1/2", True),
+        ("exact", "0.5", False),
+        ("f1", "the 1/2", True),
+        ("f1", "1/2 or more", False),
+        ("maths", "0.5", True),
+        ("maths", "0.6", False),
+    ],
+)
+def test_an_answer_is_right_where_the_questions_own_scorer_says_so(scorer, answer, correct):
+    assert right(Question("q", "toy", "A half?", ("1/2",), scorer), answer) is correct
+
+
+def test_written_traces_of_a_set_are_taken_as_they_are(folder):
+    chosen = settings(questions=SETS, expert=WRITTEN)
     tools = Calculator()
-    questions, (trace,) = SOURCES["files"](settings, tools, 7)
-    assert trace.question == questions["train"][0]
-    assert (trace.flaw, whole(trace)) == ("none", response)
+    material = SOURCES["benchmarks"](chosen, {"mine": ROW}, 7)
+    (trace,), dropped = material.write_traces(tools)
+    assert {split: len(entries) for split, entries in material.questions.items()} == {
+        "train": 3,
+        "validation": 1,
+        "test": 1,
+    }
+    assert (trace.question, trace.flaw) == (material.questions["train"][0], "none")
     assert [own for _, own in trace.parts] == [True, False, True]
-    assert tools.rounds == []
+    assert whole(trace).startswith("<search>red</search><result>Red: a colour</result>")
+    assert (dropped, tools.rounds) == ([], [])
 
 
 # ---------------------------------------------------------------- the table of traces
 
 
 def test_a_trace_is_trained_on_the_agents_own_tokens_only():
-    _, traces = generated(EXPERT)
+    traces = generated()
     tokenizer = build_tokenizer([whole(trace) for trace in traces], POLICY)
     for row, trace in zip(
         trace_table(traces, tokenizer, DIALOGUE).to_pylist(), traces, strict=True
     ):
         tokens, own = np.array(row["tokens"]), np.array(row["trained"])
-        prompt = talk.prompt_tokens(tokenizer, DIALOGUE, trace.question.text)
+        prompt = talk.prompt_tokens(tokenizer, DIALOGUE, trace.question)
         assert tokens[: len(prompt)].tolist() == prompt.tolist()
         turns = "".join(text for text, sampled in trace.parts if sampled)
         results = "".join(text for text, sampled in trace.parts if not sampled)
@@ -188,12 +281,12 @@ def test_a_trace_is_trained_on_the_agents_own_tokens_only():
 
 
 def test_a_result_is_tokenised_as_in_a_rollout():
-    _, traces = generated(flawed())
+    traces = generated()
     tokenizer = build_tokenizer([whole(trace) for trace in traces], POLICY)
     for row, trace in zip(
         trace_table(traces, tokenizer, DIALOGUE).to_pylist(), traces, strict=True
     ):
-        prompt = talk.prompt_tokens(tokenizer, DIALOGUE, trace.question.text)
+        prompt = talk.prompt_tokens(tokenizer, DIALOGUE, trace.question)
         expected = [prompt]
         for text, sampled in trace.parts:
             result = text.removeprefix("<result>").removesuffix("</result>")
@@ -218,7 +311,7 @@ def test_a_context_that_is_too_small_is_an_error_with_the_one_that_would_do():
         "train": [question(0, "How many?")],
         "test": [question(1, "How many apples 12345?")],
     }
-    longest = len(talk.prompt_tokens(tokenizer, DIALOGUE, "How many apples 12345?"))
+    longest = len(talk.prompt_tokens(tokenizer, DIALOGUE, questions["test"][0]))
     needed = longest + DIALOGUE.response_tokens
     check_context(tokenizer, DIALOGUE, questions, needed)
     with pytest.raises(ValueError) as caught:
@@ -238,8 +331,7 @@ def test_the_longest_prompt_is_the_one_with_the_most_tokens_not_letters():
     tokenizer = build_tokenizer([words] * 9, POLICY)
     many_letters, many_tokens = question(0, words), question(1, "1234567890 * 1234567890")
     letters, tokens = (
-        len(talk.prompt_tokens(tokenizer, DIALOGUE, entry.text))
-        for entry in (many_letters, many_tokens)
+        len(talk.prompt_tokens(tokenizer, DIALOGUE, entry)) for entry in (many_letters, many_tokens)
     )
     assert len(many_letters.text) > len(many_tokens.text)
     assert tokens > letters
@@ -252,41 +344,61 @@ def test_the_longest_prompt_is_the_one_with_the_most_tokens_not_letters():
         )
 
 
+def test_the_messages_before_a_question_take_room_too():
+    tokenizer = build_tokenizer(["How many?"], POLICY)
+    before = (Message("user", "How many?"), Message("assistant", "7"))
+    plain, chat = question(0, "How many?"), Question("q", "chat", "How many?", ("1",), "f1", before)
+    room = len(talk.prompt_tokens(tokenizer, DIALOGUE, plain)) + DIALOGUE.response_tokens
+    check_context(tokenizer, DIALOGUE, {"test": [plain]}, room)
+    with pytest.raises(ValueError, match="question q has a prompt of"):
+        check_context(tokenizer, DIALOGUE, {"test": [plain, chat]}, room)
+
+
 # ---------------------------------------------------------------- the whole verb
 
 
-def run(tools):
-    return prepare.fn(
-        step=STEP,
-        settings=SETTINGS,
-        sources=[],
-        dialogue=DIALOGUE,
-        machine=MACHINE,
-        limits=LIMITS,
-        tools=tools,
-    )
+def run(open_tools, **changes):
+    usual = {
+        "step": STEP,
+        "settings": SETTINGS,
+        "sets": {},
+        "sources": [],
+        "dialogue": DIALOGUE,
+        "machine": MACHINE,
+        "limits": LIMITS,
+        "search": None,
+        "open_tools": open_tools,
+    }
+    return prepare.fn(**usual | changes)
+
+
+def places_of(made):
+    return {name: Path(entry["path"]) for name, entry in made["artifacts"].items()}
+
+
+def check_gates(places):
+    for gate in ("questions", "traces"):
+        assert json.loads((places["gates"] / f"{gate}.json").read_text())["passed"]
+        assert Path(".beamline/data_docs/toy", gate, "index.html").is_file()
 
 
 def test_the_whole_of_prepare(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tools = Calculator()
-    made = run(tools)
-    places = {name: Path(entry["path"]) for name, entry in made["artifacts"].items()}
-    assert set(places) == {"questions", "traces", "initial", "gates"}
+    made = run(tools.open)
+    places = places_of(made)
+    assert set(places) == {"questions", "corpus", "dropped", "traces", "initial", "gates"}
 
     questions = {
         split: load_questions(places["questions"] / f"{split}.parquet")
         for split in ("train", "validation", "test")
     }
-    assert {split: len(entries) for split, entries in questions.items()} == {
-        "train": 30,
-        "validation": 3,
-        "test": 6,
-    }
+    assert {split: len(entries) for split, entries in questions.items()} == QUESTIONS.rows()
     traces = read_rows(places["traces"])
     assert [row["question_id"] for row in traces] == [q.id for q in questions["train"][:24]]
     assert {len(row["tokens"]) - len(row["trained"]) for row in traces} == {0}
     assert max(len(row["tokens"]) for row in traces) <= POLICY.context
+    assert read_rows(places["dropped"]) == read_rows(places["corpus"] / "documents.parquet") == []
 
     model = AutoModelForCausalLM.from_pretrained(places["initial"])
     tokenizer = AutoTokenizer.from_pretrained(places["initial"])
@@ -294,31 +406,145 @@ def test_the_whole_of_prepare(tmp_path, monkeypatch):
     assert str(tokenizer.decode(traces[0]["tokens"])).endswith(
         traces[0]["text"] + tokenizer.eos_token
     )
-
-    for gate in ("questions", "traces"):
-        assert json.loads((places["gates"] / f"{gate}.json").read_text())["passed"]
-        assert Path(".beamline/data_docs/toy", gate, "index.html").is_file()
-
+    check_gates(places)
     assert made["metrics"] == {
         "train_questions": 30,
         "validation_questions": 3,
         "test_questions": 6,
         "traces": 24,
         "flawed_traces": sum(row["flaw"] != "none" for row in traces) / 24,
+        "dropped": 0,
         "parameters": model.num_parameters(),
     }
 
     rounds = len(tools.rounds)
-    assert run(tools) == made
+    assert run(tools.open) == made
     assert len(tools.rounds) == rounds, "what is finished is not done again"
 
     for record in ledger.ROOT.rglob("record.json"):
         record.unlink()
-    assert run(tools)["artifacts"] == made["artifacts"], "equal inputs give equal bytes"
+    assert run(tools.open)["artifacts"] == made["artifacts"], "equal inputs give equal bytes"
+
+    class AgainError(Exception):
+        pass
+
+    def again(*_):
+        raise AgainError
+
+    monkeypatch.setitem(SOURCES, "computation", again)
+    run(Calculator().open)
+    file = Path("questions.jsonl")
+    file.touch()
+    for change in (
+        {"limits": LIMITS.model_copy(update={"output_characters": 7})},
+        {"search": SEARCH},
+        {"sets": {"mine": ROW}},
+        {"sources": [ledger.artifact(file)]},
+        {"settings": settings(overlap_words=19)},
+        {"dialogue": DIALOGUE.model_copy(update={"result_tokens": 7})},
+    ):
+        with pytest.raises(AgainError):
+            run(tools.open, **change)
 
 
-def test_the_limits_of_the_tool_are_part_of_the_key():
-    # the traces hold what the tool printed, and recipe.python says how much it may print; the
-    # ``tools`` callable is no part of a key
-    annotations = {entry.annotation for entry in inspect.signature(prepare.fn).parameters.values()}
-    assert annotations & {"PythonTool", "Recipe"}
+def test_prepare_of_an_encyclopedia_with_its_real_tools(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recipe = schema.load("tiny-search")
+    few = {"train": 32, "validation": 4, "test": 8, "articles": 60}
+    chosen = recipe.prepare.model_copy(
+        update={
+            "policy": POLICY.model_copy(update={"vocabulary": 1000, "context": 384}),
+            "questions": recipe.prepare.questions.model_copy(update=few),
+            "expert": recipe.prepare.expert.model_copy(update={"traces": 32}),
+        }
+    )
+    made = run(
+        partial(toolbox.open_tools, recipe),
+        settings=chosen,
+        dialogue=recipe.dialogue,
+        limits=recipe.python,
+        search=recipe.search,
+    )
+    places = places_of(made)
+    check_gates(places)
+    documents = read_rows(places["corpus"] / "documents.parquet")
+    assert len(documents) == pytest.approx(60, abs=5)
+    traces = read_rows(places["traces"])
+    assert len(traces) == made["metrics"]["traces"] == 32
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(places["initial"])
+    for row in traces:
+        if row["flaw"] == "none":
+            assert "<result>" in row["text"]
+            assert str(tokenizer.decode(row["tokens"])).endswith(
+                row["text"] + tokenizer.eos_token
+            ), "no result was cut"
+    lengths = [len(talk.encode(tokenizer, row["text"])) / len(row["text"]) for row in documents]
+    assert max(lengths) < 0.5, "the tokenizer knows the words of articles that no trace shows"
+
+
+def test_prepare_of_a_set_and_a_corpus_of_the_users_own(folder):
+    write("questions/mine/train.jsonl", *({"q": f"What is {n}?", "a": n} for n in "abcdec"))
+    chosen = settings(questions=SETS, expert=WRITTEN)
+    box = "<think>So.</think><answer>\\boxed{a}</answer>"
+    response = f"<think>I look.</think><search>a</search><result>A: b</result>{box}"
+    write(
+        "questions/own/traces.jsonl",
+        {"q": "What is a?", "r": response},
+        {"q": "What is e?", "r": response},
+    )
+    tools = Calculator()
+    made = run(
+        tools.open,
+        settings=chosen,
+        sets={"mine": ROW},
+        sources=source_files(chosen, SEARCH, {"mine": ROW}),
+        dialogue=DIALOGUE.model_copy(update={"tools": ("search",)}),
+        search=SEARCH,
+    )
+    places = places_of(made)
+    check_gates(places)
+    assert read_rows(places["corpus"] / "documents.parquet") == [
+        {"title": "Red", "text": "a colour"}
+    ]
+    assert [path.name for path in tools.opened_on] == ["corpus"]
+    dropped = read_rows(places["dropped"])
+    assert [(row["question_id"], row["reason"]) for row in dropped] == [
+        ("mine-train-00006", "duplicate"),
+        ("mine-train-00005", "trace_of_question_left_out"),
+    ]
+    assert (
+        made["metrics"].items()
+        >= {
+            "train_questions": 4,
+            "traces": 1,
+            "dropped": 2,
+            "dropped_duplicate": 1,
+            "dropped_trace_of_question_left_out": 1,
+        }.items()
+    )
+
+
+def test_a_set_of_which_no_trace_is_left_is_refused_by_the_gate(folder, monkeypatch):
+    chosen = settings(questions=SETS, expert=WRITTEN)
+    nothing = Material(
+        {
+            "train": [Question("a", "mine", "What is a?", ("a",))],
+            "validation": [Question("b", "mine", "What is b?", ("b",))],
+            "test": [Question("c", "mine", "What is c?", ("c",))],
+        },
+        lambda tools: ([], [Dropped("a", "wrong_result", "got b, gold a")]),
+    )
+    monkeypatch.setitem(SOURCES, "benchmarks", lambda *_: nothing)
+    with pytest.raises(GateError, match="there are traces"):
+        run(Calculator().open, settings=chosen)
+
+
+def test_questions_that_break_an_expectation_stop_the_run_before_any_tool_is_opened(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    tools = Calculator()
+    with pytest.raises(GateError, match="questions"):
+        run(tools.open, settings=settings(overlap_words=2))
+    assert tools.opened_on == []
+    assert not list(ledger.ROOT.rglob("record.json"))

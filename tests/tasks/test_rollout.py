@@ -1,12 +1,17 @@
-"""Which questions an iteration gets."""
+"""Which questions an iteration gets, and what its rollouts are made of."""
+
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from params.schema import Dialogue, Machine, PythonTool, Rollout, Search
+from tasks import checkpoint, ledger
 from tasks.ledger import Step
-from tasks.rollout import batch
-from tasks.trajectory import Question
+from tasks.rollout import batch, rollout
+from tasks.tools.search import save_corpus
+from tasks.trajectory import Document, Observation, Question, load_trees, save_questions
 
 
 def questions(count):
@@ -53,3 +58,90 @@ def test_passes_and_seeds_have_orders_of_their_own():
 @pytest.mark.parametrize("size", [5, 8, 100])
 def test_a_batch_holds_at_most_every_question(size):
     assert sorted(ids(5, 0, size)) == sorted(map(str, range(5)))
+
+
+# ---------------------------------------------------------------- the whole verb
+
+MACHINE = Machine(threads=1, device="cpu", precision="float32")
+BUDGET = Rollout(
+    leaves=2,
+    initial=2,
+    branch=0,
+    entropy_window=2,
+    base_probability=0.5,
+    entropy_weight=0.2,
+    threshold=0.5,
+    draw=False,
+    temperature=1.0,
+    rows=8,
+)
+DIALOGUE = Dialogue(
+    system="",
+    tools=("search",),
+    turn_tokens=4,
+    result_tokens=8,
+    response_tokens=16,
+    tool_calls=1,
+)
+LIMITS = PythonTool(
+    sandbox="auto",
+    cpu_seconds=1,
+    wall_seconds=20,
+    memory_mib=256,
+    processes=8,
+    file_mib=4,
+    output_characters=2000,
+)
+SEARCH = Search(corpus=None, results=1, snippet_words=20, query_characters=200, k1=1.2, b=0.75)
+
+
+@pytest.fixture
+def arguments(policy, tokenizer, tmp_path, monkeypatch):
+    """What a rollout of two questions is handed, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    checkpoint._resident.clear()
+    policy.save_pretrained("policy")
+    tokenizer.save_pretrained("policy")
+    save_questions(questions(3), Path("questions.parquet"))
+    save_corpus([Document("Ada", "a poet")], Path("corpus"))
+    return {
+        "step": Step("toy", "reinforce", 0, 7),
+        "policy": ledger.artifact(Path("policy")),
+        "questions": ledger.artifact(Path("questions.parquet")),
+        "size": 2,
+        "budget": BUDGET,
+        "top_p": 1.0,
+        "dialogue": DIALOGUE,
+        "machine": MACHINE,
+        "limits": LIMITS,
+        "search": SEARCH,
+        "corpus": ledger.artifact(Path("corpus")),
+        "tools": lambda calls: [Observation("ok", "a poet") for _ in calls],
+    }
+
+
+def test_a_rollout_is_a_tree_a_question_and_is_done_once(arguments):
+    finished = []
+    made = rollout.fn(**arguments, advance=finished.append)
+    trees = load_trees(Path(ledger.of(made, "trees").path))
+    assert [tree.question.id for tree in trees] == [
+        question.id for question in batch(questions(3), arguments["step"], 2)
+    ]
+    assert {len(tree.leaves) for tree in trees} == {2}
+    assert sum(finished) == 2
+    assert set(made["seconds"]) == {"sampling", "tools"}
+    assert rollout.fn(**arguments, advance=finished.append) == made
+    assert sum(finished) == 2, "what is finished is not done again"
+
+
+def test_what_the_tools_are_made_of_decides_the_outcome(arguments):
+    save_corpus([Document("Ada", "a baker")], Path("other"))
+    changes = [
+        {},
+        {"search": SEARCH.model_copy(update={"results": 2})},
+        {"search": None},
+        {"corpus": ledger.artifact(Path("other"))},
+        {"limits": LIMITS.model_copy(update={"cpu_seconds": 2})},
+    ]
+    made = [rollout.fn(**{**arguments, **change}) for change in changes]
+    assert len({ledger.of(record, "trees").path for record in made}) == len(changes)

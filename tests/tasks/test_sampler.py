@@ -515,7 +515,7 @@ def test_a_tree_does_not_depend_on_the_questions_beside_it(rollout):
 def talkative(policy, tokenizer):
     """The engine over a policy that has half learned to call the tool and to answer."""
     model = copy.deepcopy(policy)
-    prompts = [talk.prompt_tokens(tokenizer, layout(), question.text) for question in QUESTIONS]
+    prompts = [talk.prompt_tokens(tokenizer, layout(), question) for question in QUESTIONS]
     parts = [(CALL, True), ("<result>7</result>", False), (ANSWER, True)]
     traces = [talk.trace_tokens(tokenizer, prompt, parts, limit=24)[0] for prompt in prompts]
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)

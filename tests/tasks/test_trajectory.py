@@ -12,6 +12,7 @@ from tasks.trajectory import (
     RESULT,
     TURN,
     Decision,
+    Message,
     Node,
     Question,
     Tree,
@@ -61,8 +62,15 @@ def test_trajectories_come_in_leaf_order_and_share_nodes():
 # ---- tables
 
 words = st.text(max_size=8)
+messages = st.builds(Message, role=st.sampled_from(["system", "user", "assistant"]), content=words)
 questions = st.builds(
-    Question, id=words, kind=words, text=words, answers=st.lists(words, max_size=3).map(tuple)
+    Question,
+    id=words,
+    kind=words,
+    text=words,
+    answers=st.lists(words, max_size=3).map(tuple),
+    scorer=words,
+    before=st.lists(messages, max_size=3).map(tuple),
 )
 
 
@@ -150,6 +158,15 @@ def test_questions_come_back_as_they_were_saved(tmp_path_factory, chosen):
     assert load_questions(file) == chosen
 
 
+def test_a_question_is_compared_exactly_and_has_no_chat_unless_it_says_so(tmp_path):
+    chat = (Message("system", "Be brief."), Message("user", "1+1?"), Message("assistant", "2"))
+    plain, other = Question("q", "toy", "2+2?", ("4",)), Question("r", "", "", (), "f1", chat)
+    assert (plain.scorer, plain.before) == ("exact", ())
+    save_questions([plain, other], tmp_path / "questions.parquet")
+    assert load_questions(tmp_path / "questions.parquet") == [plain, other]
+    assert read_rows(tmp_path / "questions.parquet")[1]["before"] == [vars(each) for each in chat]
+
+
 def test_a_write_that_fails_leaves_the_old_table(tmp_path, monkeypatch):
     file = tmp_path / "questions.parquet"
     save_questions([TREE.question], file)
@@ -168,5 +185,6 @@ def test_a_write_makes_its_folder_and_leaves_nothing_else(tmp_path):
     file = tmp_path / "new" / "questions.parquet"
     save_questions([TREE.question], file)
     write_table(trajectory.pq.read_table(file), file)
-    assert read_rows(file) == [{"id": "q", "kind": "toy", "text": "prompt", "answers": ["1"]}]
+    row = {"id": "q", "kind": "toy", "text": "prompt", "answers": ["1"]}
+    assert read_rows(file) == [{**row, "scorer": "exact", "before": []}]
     assert list(file.parent.iterdir()) == [file]

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from params.schema import Expert, GeneratedQuestions
+from params.schema import ComputationExpert, ComputationQuestions
+from tasks import dialogue as talk
 from tasks.questions import computation
-from tasks.questions.computation import KINDS, conclude, generate, script, thought
-from tasks.trajectory import Question
+from tasks.questions.computation import KINDS, generate, material, script
+from tasks.trajectory import Observation, Question
 
 OPERATIONS = {
     ast.Add: operator.add,
@@ -32,12 +33,12 @@ def sizes(**changes):
         "largest_arithmetic_operand": 499,
         "largest_test_operand": 999,
     }
-    return GeneratedQuestions(source="generated", **(values | changes))
+    return ComputationQuestions(source="computation", **(values | changes))
 
 
-def expert(**rates):
+def expert(traces=1, **rates):
     none = dict.fromkeys(RATES, 0.0)
-    return Expert(traces=1, **(none | rates))
+    return ComputationExpert(kind="computation", traces=traces, **(none | rates))
 
 
 def calculate(code):
@@ -51,6 +52,12 @@ def calculate(code):
         return OPERATIONS[type(node.op)](value(node.left), value(node.right))
 
     return value(ast.parse(code, mode="eval").body)
+
+
+def steps_of(plan):
+    """The code of each of the expert's calls; ``{}`` where it hands on the result before."""
+    assert {move.tool for move in plan.moves} <= {"python"}
+    return tuple(move.argument(["{}"] * number) for number, move in enumerate(plan.moves))
 
 
 def solve(steps):
@@ -203,25 +210,29 @@ def test_flaws_come_at_their_rates(problems):
 
 def test_a_plan_depends_on_seed_and_question_only(problems):
     wrong = expert(**RATES)
-    plans = [(p.flaw, p.steps) for p in (script(p, wrong, 1) for p in problems["train"])]
-    backwards = [(p.flaw, p.steps) for p in (script(p, wrong, 1) for p in problems["train"][::-1])]
-    others = [(p.flaw, p.steps) for p in (script(p, wrong, 2) for p in problems["train"])]
-    assert backwards[::-1] == plans
-    assert others != plans
+
+    def plans(problems, seed):
+        made = [script(problem, wrong, seed) for problem in problems]
+        return [(plan.question, plan.flaw, steps_of(plan), plan.answer(["407"])) for plan in made]
+
+    before = plans(problems["train"], 1)
+    assert plans(problems["train"][::-1], 1)[::-1] == before
+    assert plans(problems["train"], 2) != before
 
 
 def test_an_expert_without_flaws_gives_every_right_answer(problems):
     for problem in every(problems):
         plan = script(problem, expert(), 0)
-        assert (plan.flaw, plan.steps) == ("none", problem.steps)
-        assert conclude(plan, solve(plan.steps)) == problem.question.answers[0]
+        assert (plan.question, plan.flaw) == (problem.question, "none")
+        assert steps_of(plan) == problem.steps
+        assert plan.answer(["?", solve(problem.steps)]) == problem.question.answers[0]
 
 
-def words_that_differ(plan):
+def words_that_differ(problem, plan):
     """Per step: the words of the right code and of the plan's where they part."""
     return [
         (right, wrong)
-        for good, bad in zip(plan.problem.steps, plan.steps, strict=True)
+        for good, bad in zip(problem.steps, steps_of(plan), strict=True)
         for right, wrong in zip(good.split(), bad.split(), strict=True)
         if right != wrong
     ]
@@ -230,55 +241,145 @@ def words_that_differ(plan):
 def test_a_wrong_operator_is_one_other_operator(problems):
     for problem in every(problems):
         plan = script(problem, expert(wrong_operator=1), 0)
-        ((right, wrong),) = words_that_differ(plan)
+        ((right, wrong),) = words_that_differ(problem, plan)
         assert {right, wrong} <= set(computation.OPERATORS)
-        assert conclude(plan, "7") == "7"
-        calculate(plan.steps[-1].format(3))
+        assert plan.answer(["7"]) == "7"
+        calculate(steps_of(plan)[-1].format(3))
 
 
 def test_a_wrong_digit_is_one_other_digit_in_its_place(problems):
     for problem in every(problems):
         plan = script(problem, expert(wrong_digit=1), 0)
-        ((right, wrong),) = words_that_differ(plan)
+        ((right, wrong),) = words_that_differ(problem, plan)
         assert len(wrong) == len(right)
         assert [
             a.isdigit() and b.isdigit() for a, b in zip(right, wrong, strict=True) if a != b
         ] == [True]
-        assert conclude(plan, "7") == "7"
+        assert plan.answer(["7"]) == "7"
 
 
 @given(st.integers(-(10**6), 10**6), st.integers(0, 99))
 def test_a_wrong_answer_is_the_result_with_one_other_digit(result, seed):
     problem = computation.Problem(Question("q", "arithmetic", "", (str(result),)), ("1 + 1",))
     plan = script(problem, expert(wrong_answer=1), seed)
-    assert plan.steps == problem.steps
-    answer = conclude(plan, str(result))
+    assert steps_of(plan) == problem.steps
+    answer = plan.answer([str(result)])
     assert sum(a != b for a, b in zip(answer, str(result), strict=True)) == 1
     assert int(answer) != result
 
 
 def test_a_wrong_answer_to_a_result_without_digits_is_that_result(problems):
     plan = script(problems["train"][0], expert(wrong_answer=1), 0)
-    assert conclude(plan, "NameError") == "NameError"
+    assert plan.answer(["NameError"]) == "NameError"
 
 
 def test_a_missing_call_answers_zero_without_a_call(problems):
     for problem in every(problems):
         plan = script(problem, expert(missing_call=1), 0)
-        assert plan.steps == ()
-        assert conclude(plan, "") == "0"
+        assert plan.moves == ()
+        assert plan.answer([]) == "0"
 
 
 @pytest.mark.parametrize("flaw", ["wrong_operator", "wrong_digit"])
 def test_spoiled_code_runs_and_most_often_misses_the_answer(problems, flaw):
     missed = [
-        solve(script(problem, expert(**{flaw: 1.0}), 0).steps) != problem.question.answers[0]
+        solve(steps_of(script(problem, expert(**{flaw: 1.0}), 0))) != problem.question.answers[0]
         for problem in every(problems)
     ]
     assert sum(missed) / len(missed) > 0.8
 
 
-def test_a_thought_stands_before_each_step_and_before_the_answer():
-    for kind, calls in (("arithmetic", 1), ("story", 1), ("chain", 2)):
-        assert thought(kind, calls) == "Done."
-        assert "Done." not in [thought(kind, step) for step in range(calls)]
+def test_a_thought_stands_before_each_step_and_before_the_answer(problems):
+    for problem in every(problems):
+        plan = script(problem, expert(), 0)
+        assert plan.thought == "Done."
+        assert "Done." not in [move.thought for move in plan.moves]
+
+
+# ---------------------------------------------------------------- questions and traces together
+
+FEW = {"train": 30, "validation": 3, "test": 6}
+
+
+class Calculator:
+    """A tool without a sandbox, for code that the tests trust; it counts its rounds."""
+
+    def __init__(self):
+        self.rounds = []
+
+    def __call__(self, calls):
+        self.rounds.append(len(calls))
+        return [Observation("ok", f"{calculate(call.argument)}\n") for call in calls]
+
+
+def written(seed=7, **rates):
+    traces, dropped = material(sizes(**FEW), expert(30, **rates), seed).write_traces(Calculator())
+    assert dropped == []
+    return traces
+
+
+def whole(trace):
+    return "".join(text for text, _ in trace.parts)
+
+
+def test_the_material_is_the_questions_and_needs_no_documents():
+    made = material(sizes(**FEW), expert(), seed=7)
+    problems = generate(sizes(**FEW), seed=7)
+    assert made.questions == {
+        split: [problem.question for problem in entries] for split, entries in problems.items()
+    }
+    assert (made.documents, made.dropped) == ([], [])
+
+
+def test_traces_without_flaws_show_calls_results_and_the_gold_answer():
+    traces = written()
+    assert len(traces) == 30
+    for trace in traces:
+        text = whole(trace)
+        assert trace.flaw == "none"
+        assert talk.final_answer(text) == trace.question.answers[0]
+        calls = 2 if trace.question.kind == "chain" else 1
+        assert len(re.findall("<python>.*?</python><result>-?[0-9]+</result>", text)) == calls
+        assert [own for _, own in trace.parts] == [True, False] * calls + [True]
+        assert text.count("<think>") == text.count("</think>") == calls + 1
+
+
+def test_the_second_call_works_on_what_the_first_one_gave():
+    for trace in written():
+        if trace.question.kind == "chain":
+            first, second = re.findall("<python>(.*?)</python><result>", whole(trace))
+            assert second.split()[0] == str(calculate(first))
+
+
+def test_a_missing_call_goes_straight_to_an_answer():
+    for trace in written(missing_call=1):
+        assert (trace.flaw, len(trace.parts)) == ("missing_call", 1)
+        assert talk.final_answer(whole(trace)) == "0"
+
+
+def test_a_wrong_answer_differs_from_the_last_result():
+    for trace in written(wrong_answer=1):
+        last = re.findall("<result>(.*?)</result>", whole(trace))[-1]
+        assert last == trace.question.answers[0] != talk.final_answer(whole(trace))
+
+
+def test_the_expert_answers_the_first_training_questions_in_their_order():
+    made = material(sizes(**FEW), expert(24, **RATES), seed=7)
+    traces, _ = made.write_traces(Calculator())
+    assert [trace.question for trace in traces] == made.questions["train"][:24]
+
+
+def test_all_calls_of_a_round_run_together():
+    tools = Calculator()
+    material(sizes(**FEW), expert(30), seed=7).write_traces(tools)
+    assert tools.rounds == [30, 10], "then the second calls of the chains"
+
+
+def test_traces_that_are_written_twice_are_equal():
+    made = material(sizes(**FEW), expert(30, **RATES), seed=7)
+    assert made.write_traces(Calculator()) == made.write_traces(Calculator())
+
+
+def test_equal_seeds_give_equal_traces():
+    assert written(seed=3, **RATES) == written(seed=3, **RATES)
+    assert written(seed=3, **RATES) != written(seed=4, **RATES)
