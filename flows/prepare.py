@@ -11,8 +11,8 @@ from flows import stage
 from params import schema
 from tasks import ledger, track
 from tasks.ledger import Step
-from tasks.prepare import named_sets, source_files
 from tasks.prepare import prepare as prepare_data
+from tasks.prepare import source_files
 from tasks.toolbox import open_tools
 
 
@@ -20,7 +20,7 @@ from tasks.toolbox import open_tools
 def prepare(recipe: str) -> None:
     """Fill ``data/<recipe>`` (questions, corpus, traces) and ``models/<recipe>/initial``."""
     chosen = schema.load(recipe, Path("params"))
-    sets = named_sets(chosen.prepare, schema.load_benchmarks(Path("params")))
+    sets = schema.named_sets(chosen, Path("params"))
     sources = source_files(chosen.prepare, chosen.search, sets)
     step = Step(recipe, "prepare", 0, chosen.seed)
     with track.stage(

@@ -7,6 +7,7 @@ the file, the key and the remedy.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -491,7 +492,32 @@ def load(name: str, folder: Path = PARAMS) -> Recipe:
         raise ValueError(
             f"no recipe '{name}': {file} does not exist; recipes here: {names(folder)}"
         )
-    return check(read_yaml(file), file)
+    recipe = check(read_yaml(file), file)
+    named_sets(recipe, folder)  # a set without a row is said before any work
+    return recipe
+
+
+def named_sets(recipe: Recipe, folder: Path = PARAMS) -> dict[str, Benchmark]:
+    """The rows of ``<folder>/benchmarks.yaml`` that the recipe names; ValueError for none."""
+    questions = recipe.prepare.questions
+    if not isinstance(questions, BenchmarkQuestions):
+        return {}
+    every = load_benchmarks(folder)
+    return {
+        reference.partition("/")[0]: benchmark_of(reference, every)
+        for reference in (*questions.train, *questions.test)
+    }
+
+
+def benchmark_of(reference: str, sets: Mapping[str, Benchmark]) -> Benchmark:
+    """How the records of a reference (set/split) are read; ValueError for a set without a row."""
+    name = reference.partition("/")[0]
+    if name not in sets:
+        raise ValueError(
+            f"{reference}: params/benchmarks.yaml has no row '{name}': choose one of "
+            f"{sorted(sets)}, or add a row"
+        )
+    return sets[name]
 
 
 def load_benchmarks(folder: Path = PARAMS) -> dict[str, Benchmark]:

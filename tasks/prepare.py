@@ -141,19 +141,6 @@ def _metrics(
 # ---------------------------------------------------------------- where questions come from
 
 
-def named_sets(settings: Prepare, every: Sets) -> Sets:
-    """The rows of params/benchmarks.yaml that the recipe names.
-
-    Raises ValueError for a set that has no row.
-    """
-    if not isinstance(settings.questions, schema.BenchmarkQuestions):
-        return {}
-    references = (*settings.questions.train, *settings.questions.test)
-    return {
-        reference.partition("/")[0]: benchmarks.row(reference, every) for reference in references
-    }
-
-
 def source_files(settings: Prepare, search: schema.Search | None, sets: Sets) -> list[Artifact]:
     """The files that the questions, traces and corpus are read from.
 

@@ -22,6 +22,7 @@ from params.schema import (
     CalculatorExpert,
     Hub,
     WrittenTraces,
+    benchmark_of,
 )
 from tasks.overlap import overlaps
 from tasks.questions import calculator
@@ -64,18 +65,7 @@ def locate(reference: str, sets: Sets, folder: Path = FOLDER) -> Path:
         raise ValueError(
             f"{reference} is in {' and in '.join(map(str, found))}: keep one of the files"
         )
-    return found[0] if found else _fetch(reference, row(reference, sets).hub, places)
-
-
-def row(reference: str, sets: Sets) -> Benchmark:
-    """How the records of a reference are read; ValueError for a set without a row."""
-    name = reference.partition("/")[0]
-    if name not in sets:
-        raise ValueError(
-            f"{reference}: params/benchmarks.yaml has no row '{name}': choose one of "
-            f"{sorted(sets)}, or add a row"
-        )
-    return sets[name]
+    return found[0] if found else _fetch(reference, benchmark_of(reference, sets).hub, places)
 
 
 def _fetch(reference: str, hub: Hub | None, places: Sequence[Path]) -> Path:
@@ -117,7 +107,7 @@ def load(
     Raises ValueError with file, place, field, value and remedy for a record that cannot be read,
     and as ``locate``.
     """
-    settings = row(reference, sets)
+    settings = benchmark_of(reference, sets)
     name, split = reference.split("/")
     entries = []
     found = records(locate(reference, sets, folder), settings.records)

@@ -1,55 +1,19 @@
 """The whole pipeline on the smoke recipe, with real processes: twice, and once killed."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import yaml
 
-ROOT = Path(__file__).parents[2]
-RETRAIN = (sys.executable, "-m", "flows.retrain", "smoke", "--here")
+from tests.checkout import call, checkout, environment, retrain
+
+RETRAIN = retrain("smoke")
 REPRO = (sys.executable, "-m", "dvc", "repro", "evaluate@smoke")
 STAGES = ("prepare@smoke", "cold_start@smoke", "reinforce@smoke", "evaluate@smoke")
-
-
-def checkout(folder):
-    """A clean checkout of the project's files as they are now, a repository of its own."""
-    files = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout.split()
-    for file in files:
-        if (ROOT / file).is_file() and not file.startswith(("reports/", "dvc.lock")):
-            (folder / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / file, folder / file)
-    who = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
-    for command in (["init", "-q"], ["add", "-A"], [*who, "commit", "-qm", "as it is"]):
-        subprocess.run(["git", *command], cwd=folder, check=True)
-
-
-def environment():
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "BEAMLINE_"))}
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    return clean | {"PATH": path, "DO_NOT_TRACK": "1"}
-
-
-def call(folder, *command):
-    return subprocess.run(
-        command,
-        cwd=folder,
-        env=environment(),
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
 
 
 def kill_in_the_middle_of(folder, sub_step):

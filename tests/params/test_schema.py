@@ -1,4 +1,5 @@
 import copy
+import shutil
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,8 @@ def edited(values, changes):
 
 
 def write(folder, values, name="mine"):
+    """A recipe in ``folder``, beside the table of the sets."""
+    shutil.copy(schema.PARAMS / "benchmarks.yaml", folder)
     (folder / f"{name}.yaml").write_text(values if isinstance(values, str) else yaml.dump(values))
     return name
 
@@ -459,3 +462,20 @@ def test_a_table_that_is_missing_or_none_is_refused(tmp_path, text):
 def test_a_row_that_is_no_mapping_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"benchmarks\.yaml: mine: "):
         rows_of(tmp_path, mine="gsm8k")
+
+
+def test_only_the_sets_that_a_recipe_names_decide_anything(tmp_path):
+    settings = {**SETS, "train": ["gsm8k/train", "aime24/test"]}
+    write(tmp_path, changed(prepare__questions=settings, prepare__expert=CALCULATOR))
+    recipe = schema.load("mine", tmp_path)
+    assert list(schema.named_sets(recipe, tmp_path)) == ["gsm8k", "aime24"]
+    assert schema.named_sets(schema.load("tiny")) == {}
+
+
+def test_a_recipe_that_names_a_set_without_a_row_is_refused_before_any_work(tmp_path):
+    settings = {**SETS, "test": ["nowhere/test"]}
+    write(tmp_path, changed(prepare__questions=settings, prepare__expert=CALCULATOR))
+    with pytest.raises(ValueError) as caught:
+        schema.load("mine", tmp_path)
+    for words in ("nowhere/test", "params/benchmarks.yaml", "'gsm8k'", "add a row"):
+        assert words in str(caught.value)

@@ -32,7 +32,6 @@ from tasks.prepare import (
     SOURCES,
     check_context,
     corpus,
-    named_sets,
     prepare,
     right,
     source_files,
@@ -171,20 +170,6 @@ def test_every_source_of_questions_and_kind_of_policy_can_be_made():
     assert set(SOURCES) == set(schema.EXPERTS_OF)
     kinds = {"tiny": schema.TinyPolicy, "pretrained": schema.PretrainedPolicy}
     assert set(verb.POLICIES) == set(kinds)
-
-
-def test_only_the_sets_that_the_recipe_names_decide_anything():
-    every = {"mine": ROW, "yours": ROW, "theirs": ROW}
-    both = SETS.model_copy(update={"test": ("yours/test", "mine/dev")})
-    assert list(named_sets(settings(questions=both), every)) == ["mine", "yours"]
-    assert named_sets(SETTINGS, every) == {}
-
-
-def test_a_set_without_a_row_is_named_with_those_that_have_one():
-    with pytest.raises(ValueError) as caught:
-        named_sets(settings(questions=SETS), {"yours": ROW, "a": ROW})
-    for words in ("'mine'", "params/benchmarks.yaml", "['a', 'yours']", "add a row"):
-        assert words in str(caught.value)
 
 
 def test_what_is_in_the_named_files_decides_the_outcome(folder):

@@ -1,0 +1,51 @@
+"""A clean checkout of the project as it is now, and its commands as a user calls them."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def checkout(folder):
+    """Copy the project's files to ``folder``, a repository of its own."""
+    files = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+    for file in files:
+        if (ROOT / file).is_file() and not file.startswith(("reports/", "dvc.lock")):
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / file, folder / file)
+    who = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
+    for command in (["init", "-q"], ["add", "-A"], [*who, "commit", "-qm", "as it is"]):
+        subprocess.run(["git", *command], cwd=folder, check=True)
+
+
+def environment():
+    """This process's environment without what would tie a run to another one."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "BEAMLINE_"))}
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return clean | {"PATH": path, "DO_NOT_TRACK": "1"}
+
+
+def retrain(recipe):
+    """What `make run` calls."""
+    return (sys.executable, "-m", "flows.retrain", recipe, "--here")
+
+
+def call(folder, *command):
+    """Run a command in ``folder``; standard output and error come together."""
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=environment(),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )

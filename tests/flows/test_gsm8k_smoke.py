@@ -1,0 +1,55 @@
+"""The recipe gsm8k-smoke as a user runs it, on GSM8K's files below questions/."""
+
+import shutil
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from tests.checkout import call, checkout, retrain
+
+SET_ASIDE = 5  # for validation; the recipe sets aside 200, more than the fixtures have
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("gsm8k")
+    checkout(folder)
+    (folder / "questions/gsm8k").mkdir(parents=True, exist_ok=True)
+    for split in ("train", "test"):
+        shutil.copy(data / f"gsm8k/{split}.jsonl", folder / "questions/gsm8k")
+    recipe = folder / "params/gsm8k-smoke.yaml"
+    settings = yaml.safe_load(recipe.read_text())
+    settings["prepare"]["questions"]["validation"] = SET_ASIDE
+    settings["evaluate"]["questions"] = 12
+    recipe.write_text(yaml.safe_dump(settings))
+    ran = call(folder, *retrain("gsm8k-smoke"))
+    assert ran.returncode == 0, ran.stdout
+    return folder, ran.stdout
+
+
+def test_it_ends_with_a_table_of_the_test_questions(run):
+    folder, said = run
+    table = (folder / "reports/gsm8k-smoke/table.md").read_text()
+    assert table in said
+    assert "success, gsm8k (%) | 12 |" in table
+
+
+def test_every_training_row_is_a_verified_trace_or_dropped_for_a_reason(run, data):
+    folder, said = run
+    made = folder / "data/gsm8k-smoke"
+    traces = pq.read_table(made / "traces.parquet")["question_id"].to_pylist()
+    dropped = pq.read_table(made / "dropped.parquet").to_pylist()
+    aside = pq.read_table(made / "questions/validation.parquet")["id"].to_pylist()
+    rows = len((data / "gsm8k/train.jsonl").read_text().splitlines())
+    unanswered = [each["question_id"] for each in dropped]
+    assert sorted([*traces, *unanswered, *aside]) == sorted(
+        f"gsm8k-train-{number:05d}" for number in range(1, rows + 1)
+    )
+    assert all(each["reason"] and each["reason"] in said for each in dropped)
+    assert len(traces) >= 0.85 * (rows - SET_ASIDE)
+
+
+def test_every_trace_computes_its_answer_with_a_tool(run):
+    traces = pq.read_table(run[0] / "data/gsm8k-smoke/traces.parquet")["text"].to_pylist()
+    assert all("<python>" in text and "<result>" in text for text in traces)
