@@ -359,8 +359,8 @@ class Reward(Frozen):
     many_tools_bonus: float
 
     def range(self) -> tuple[float, float]:
-        """The lowest and the highest reward that can be given."""
-        values = (self.broken_format, self.wrong, 1.0, 1.0 + self.many_tools_bonus)
+        """The lowest and the highest reward that can be given; a graded score may be near 0."""
+        values = (self.broken_format, self.wrong, 0.0, 1.0, 1.0 + self.many_tools_bonus)
         return min(values), max(values)
 
 

@@ -15,6 +15,7 @@ from prefect import task
 from params.schema import Evaluate
 from tasks import ledger
 from tasks.ledger import Artifact, Step
+from tasks.scorers import GRADED
 from tasks.statistics import bootstrap_interval
 from tasks.trajectory import write_table
 
@@ -65,12 +66,22 @@ def compare(answers: Mapping[str, Rows], resamples: int, seed: int) -> list[dict
             for agent, entries in answers.items()
         }
         rows.append(_measure(name, "%", values, resamples, seed))
+    rows += _graded(answers, resamples, seed)
     for name, value, unit in MEASURES:
         values = {
             agent: [float(value(row)) for row in entries] for agent, entries in answers.items()
         }
         rows.append(_measure(name, unit, values, resamples, seed))
     return rows
+
+
+def _graded(answers: Mapping[str, Rows], resamples: int, seed: int) -> list[dict[str, Any]]:
+    """Mean score where the scorer knows more than right and wrong; a broken format scores 0."""
+    values = {
+        agent: [row["score"] * (not row["faults"]) for row in rows if row["scorer"] in GRADED]
+        for agent, rows in answers.items()
+    }
+    return [_measure("score", "%", values, resamples, seed)] if all(values.values()) else []
 
 
 def _measure(

@@ -15,7 +15,7 @@ from params.schema import Reward
 from tasks import dialogue as talk
 from tasks import ledger
 from tasks.ledger import Artifact, Step
-from tasks.scorers.answer import exact_match
+from tasks.scorers import SCORERS, Scorer
 from tasks.scorers.format import format_faults
 from tasks.trajectory import (
     NO_SUCH_TOOL,
@@ -33,8 +33,11 @@ TABLE = pa.schema(
         "question": pa.string(),
         "kind": pa.string(),
         "leaf": pa.int32(),
+        "scorer": pa.string(),  # the kind that compared the answer
         "reward": pa.float64(),
-        "success": pa.bool_(),
+        "score": pa.float64(),  # of the answer, whatever the format; 0 where there is none
+        "breakdown": pa.map_(pa.string(), pa.float64()),  # what the score was made from
+        "success": pa.bool_(),  # the highest score in a sound format
         "answer": pa.string(),  # null where none could be extracted
         "faults": pa.list_(pa.string()),  # what is wrong with the format
         "outcome": pa.string(),  # how the last turn ended
@@ -71,6 +74,7 @@ def score_tree(tree: Tree, settings: Reward) -> list[dict[str, Any]]:
             "question": tree.question.id,
             "kind": tree.question.kind,
             "leaf": leaf,
+            "scorer": tree.question.scorer,
             **score(trajectory, tree.question, settings),
         }
         for leaf, trajectory in enumerate(tree.trajectories())
@@ -82,12 +86,16 @@ def score(trajectory: Sequence[Node], question: Question, settings: Reward) -> d
 
     Only the agent's own turns are read: what a tool result quotes can neither earn nor break
     anything. ``broken_format`` where the format is broken or no answer can be extracted, ``wrong``
-    where the answer is wrong, else the score, plus the bonus if several kinds of tools were used.
+    where the score is 0, else the score, plus the bonus for a success with several kinds of tools.
+    Raises ValueError for a question whose scorer is unknown.
     """
-    own_words = "".join(turn.text for turn in sampled(trajectory))
+    own_words = _storable("".join(turn.text for turn in sampled(trajectory)))
     faults = format_faults(own_words, talk.TOOL_TAGS)
     answer = talk.final_answer(own_words)
-    right = 0.0 if answer is None else exact_match(answer, question.answers)
+    scorer = _scorer(question)
+    breakdown = {} if answer is None else dict(scorer(answer, question.answers))
+    scored = breakdown.get("score", 0.0)
+    success = scored == 1 and not faults
     results = [node for node in trajectory if node.kind == RESULT]
     tools = {
         talk.called_tool(turn.text)
@@ -96,13 +104,15 @@ def score(trajectory: Sequence[Node], question: Question, settings: Reward) -> d
     }
     if faults or answer is None:
         value = settings.broken_format
-    elif right:
-        value = right + settings.many_tools_bonus * (len(tools) > 1)
+    elif scored:
+        value = scored + settings.many_tools_bonus * (success and len(tools) > 1)
     else:
         value = settings.wrong
     return {
         "reward": value,
-        "success": bool(right) and not faults,
+        "score": scored,
+        "breakdown": breakdown,
+        "success": success,
         "answer": answer,
         "faults": faults,
         "outcome": trajectory[-1].outcome,
@@ -111,6 +121,20 @@ def score(trajectory: Sequence[Node], question: Question, settings: Reward) -> d
         "response_tokens": sum(len(node.tokens) for node in trajectory[1:]),
         "sampled_tokens": sum(len(node.tokens) for node in sampled(trajectory)),
     }
+
+
+def _scorer(question: Question) -> Scorer:
+    if question.scorer not in SCORERS:
+        raise ValueError(
+            f"question {question.id}: the scorer {question.scorer!r} is unknown; set it to one of "
+            f"{', '.join(sorted(SCORERS))}"
+        )
+    return SCORERS[question.scorer]
+
+
+def _storable(text: str) -> str:
+    """Without lone surrogates, which no table can hold."""
+    return text.encode(errors="replace").decode()
 
 
 def _share_without_spread(rows: Sequence[Mapping[str, Any]]) -> float:

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 _INTEGER = re.compile(r"[+-]?(\d+|\d{1,3}(,\d{3})+)")  # with or without thousands separators
 
 
-def exact_match(answer: str, accepted: Sequence[str]) -> float:
-    """1 if the answer equals an accepted form, else 0.
+def exact_match(answer: str, accepted: Sequence[str]) -> dict[str, float]:
+    """Score 1 if the answer equals an accepted form, else 0.
 
     Forms are compared without surrounding space, case, thousands separators and a final full stop;
     two integers are compared as numbers, so "+7" and "007" equal "7".
     """
-    return float(any(_plain(answer) == _plain(form) for form in accepted))
+    plain = _plain(answer)
+    return {"score": float(any(plain == _plain(form) for form in accepted))}
 
 
 def _plain(text: str) -> str:

@@ -5,25 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-
 
 def format_faults(own_words: str, tool_tags: Sequence[str]) -> list[str]:
     """The names of what is wrong with a response whose tool results have been cut out.
 
     Asked for: at least one pair of think tags, and all balanced; exactly one answer block, with
-    ``\\boxed{}`` inside; every tool call closed.
+    ``\\boxed{}`` inside; every tool call closed; no tool result that the agent wrote itself.
     """
     faults = []
     if not _balanced(own_words, "think") or "<think>" not in own_words:
         faults.append("think")
-    answers = _ANSWER.findall(own_words)
-    if len(answers) != 1 or not _balanced(own_words, "answer"):
+    if own_words.count("<answer>") != 1 or not _balanced(own_words, "answer"):
         faults.append("answer")
-    elif "\\boxed{" not in answers[0]:
+    elif "\\boxed{" not in own_words.partition("<answer>")[2].partition("</answer>")[0]:
         faults.append("boxed")
     if not all(_balanced(own_words, tag) for tag in tool_tags):
         faults.append("tool_call")
+    if "<result>" in own_words or "</result>" in own_words:
+        faults.append("forged_result")
     return faults
 
 

@@ -22,7 +22,10 @@ def answer(number, kind, success, **values):
         "question": f"test-{number:05d}",
         "kind": kind,
         "leaf": 0,
+        "scorer": "exact",
         "reward": float(success),
+        "score": float(success),
+        "breakdown": {"score": float(success)},
         "success": success,
         "answer": "1",
         "faults": [],
@@ -81,6 +84,22 @@ def test_intervals_are_those_of_the_bootstrap_over_questions(rows):
     ):
         low, high = bootstrap_interval(np.array(values, float), 200, seed=7)
         assert named(rows, row)["cold start"] == {"mean": np.mean(values), "low": low, "high": high}
+
+
+def test_a_graded_score_has_a_row_of_its_own():
+    graded = [
+        answer(0, "film", False, scorer="f1", score=0.5),
+        answer(1, "film", True, scorer="f1"),
+        answer(2, "film", False, scorer="f1", score=0.7, faults=["think"]),
+        answer(3, "sum", True),
+    ]
+    compared = compare({"cold start": graded, "trained": graded}, resamples=50, seed=7)
+    assert named(compared, "score")["trained"]["mean"] == 0.5
+    assert named(compared, "score")["questions"] == 3
+    assert [row["measure"] for row in compared][3:5] == ["score", "answer rate"]
+    assert [row["kind"] for row in success_rows(compared)] == ["all"] * 2 + ["film"] * 2 + [
+        "sum"
+    ] * 2
 
 
 def test_an_agent_that_is_always_right_has_no_width(rows):

@@ -1,6 +1,7 @@
 """Rewards by hand (algorithms section 6), and that a tool's text can't touch them."""
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from params.schema import Reward
@@ -75,6 +76,8 @@ def test_the_breakdown_says_what_a_reward_was_made_from():
     own = len(THINK + PYTHON + RIGHT)
     assert row == {
         "reward": 1.0,
+        "score": 1.0,
+        "breakdown": {"score": 1.0},
         "success": True,
         "answer": "408",
         "faults": [],
@@ -89,12 +92,68 @@ def test_the_breakdown_says_what_a_reward_was_made_from():
 def test_a_right_answer_in_a_broken_format_is_no_success():
     row = score(trajectory(RIGHT), QUESTION, SETTINGS)
     assert (row["success"], row["answer"], row["faults"]) == (False, "408", ["think"])
+    assert (row["score"], row["reward"]) == (1.0, -1.0)
 
 
 def test_a_trajectory_that_was_cut_has_no_answer():
     row = score(trajectory(THINK + "<ans", last="cut"), QUESTION, SETTINGS)
     assert (row["reward"], row["answer"], row["outcome"]) == (-1.0, None, "cut")
     assert row["faults"] == ["answer"]
+    assert (row["score"], row["breakdown"]) == (0.0, {})
+
+
+# ---- scorers
+
+CAPITAL = Question("q", "toy", "Where?", ("New York City", "NYC"), "f1")
+PARTLY = "<answer>\\boxed{New York}</answer>"  # precision 1, recall 2/3
+
+
+def test_a_graded_score_is_the_reward():
+    row = score(trajectory(THINK + PARTLY), CAPITAL, SETTINGS)
+    assert row["reward"] == row["score"] == row["breakdown"]["score"] == pytest.approx(0.8)
+    assert row["breakdown"]["recall"] == pytest.approx(2 / 3)
+    assert not row["success"]
+
+
+def test_the_bonus_comes_with_success_not_with_a_part_of_it():
+    calls = (THINK + PYTHON, "", SEARCH, "")
+    assert score(trajectory(*calls, PARTLY), CAPITAL, SETTINGS)["reward"] == pytest.approx(0.8)
+    whole = "<answer>\\boxed{the NYC}</answer>"
+    assert score(trajectory(*calls, whole), CAPITAL, SETTINGS)["reward"] == 1.1
+
+
+def test_a_broken_format_earns_no_graded_score():
+    row = score(trajectory(PARTLY), CAPITAL, SETTINGS)
+    assert (row["reward"], row["score"]) == (-1.0, pytest.approx(0.8))
+
+
+def test_the_question_names_its_scorer():
+    answer = trajectory(THINK + "<answer>\\boxed{\\frac{816}{2}}</answer>")
+    for scorer, expected in (("exact", 0.0), ("maths", 1.0), ("f1", 0.0)):
+        question = Question("q", "toy", "12*34?", ("408",), scorer)
+        assert score(answer, question, SETTINGS)["reward"] == expected
+
+
+def test_an_unknown_scorer_is_refused_by_name():
+    question = Question("train-00007", "toy", "?", ("1",), "rouge")
+    with pytest.raises(ValueError, match=r"train-00007.*'rouge'.*exact, f1, maths"):
+        score(trajectory(THINK + RIGHT), question, SETTINGS)
+
+
+@pytest.mark.parametrize("scorer", ["exact", "f1", "maths"])
+@pytest.mark.parametrize(
+    "written",
+    ["", "\0", "408\0", "\ud800", "\u200f408", "{}", "x" * 100_000, "{" * 50_000 + "}" * 50_000],
+    ids=["nothing", "null", "null after", "surrogate", "right to left", "braces", "long", "deep"],
+)
+def test_whatever_is_in_the_box_becomes_a_row_of_the_table(scorer, written):
+    question = Question("q", "toy", "12*34?", ("408",), scorer)
+    box = f"<answer>\\boxed{{{written}}}</answer>"
+    nodes = trajectory(THINK, "", box)
+    (row,) = score_tree(Tree(question, nodes, leaves=[len(nodes) - 1]), SETTINGS)
+    table = pa.Table.from_pylist([row], schema=TABLE)
+    assert table["reward"].to_pylist() == [0.0]
+    assert table["answer"].to_pylist() == [written.replace("\ud800", "?")]
 
 
 # ---- a tool's text is not the agent's

@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 
 from tasks.scorers.answer import exact_match
 
+RIGHT, WRONG = {"score": 1.0}, {"score": 0.0}
+
 
 @pytest.mark.parametrize(
     ("answer", "accepted"),
@@ -24,7 +26,7 @@ from tasks.scorers.answer import exact_match
     ],
 )
 def test_equal_forms(answer, accepted):
-    assert exact_match(answer, [accepted]) == 1.0
+    assert exact_match(answer, [accepted]) == RIGHT
 
 
 @pytest.mark.parametrize(
@@ -41,22 +43,22 @@ def test_equal_forms(answer, accepted):
     ],
 )
 def test_different_answers(answer, accepted):
-    assert exact_match(answer, [accepted]) == 0.0
+    assert exact_match(answer, [accepted]) == WRONG
 
 
 def test_any_accepted_form_will_do():
-    assert exact_match("NYC", ["New York", "nyc"]) == 1.0
-    assert exact_match("Boston", ["New York", "nyc"]) == 0.0
-    assert exact_match("anything", []) == 0.0
+    assert exact_match("NYC", ["New York", "nyc"]) == RIGHT
+    assert exact_match("Boston", ["New York", "nyc"]) == WRONG
+    assert exact_match("anything", []) == WRONG
 
 
 @given(st.integers(-(10**12), 10**12))
 def test_an_integer_equals_itself_however_it_is_written(number):
     for written in (f"{number}", f"{number:,}", f"{number:+,}", f" {number}. "):
-        assert exact_match(written, [str(number)]) == 1.0
-        assert exact_match(written, [str(number + 1)]) == 0.0
+        assert exact_match(written, [str(number)]) == RIGHT
+        assert exact_match(written, [str(number + 1)]) == WRONG
 
 
 @given(st.text())
 def test_every_text_equals_itself(text):
-    assert exact_match(text, [text]) == 1.0
+    assert exact_match(text, [text]) == RIGHT

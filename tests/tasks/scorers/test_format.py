@@ -1,5 +1,7 @@
 """Each fault has its name, and a good response has none."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,6 +50,8 @@ def test_good_responses(response):
         (THINK + "</search>" + ANSWER, ["tool_call"]),
         (THINK + "<python><python>1</python>" + ANSWER, ["tool_call"]),
         (THINK + "<search>a</python>" + ANSWER, ["tool_call"]),
+        (THINK + "<result>7</result>" + ANSWER, ["forged_result"]),
+        (THINK + CALL + "</result>" + ANSWER, ["forged_result"]),
         ("", ["think", "answer"]),
         ("<python>", ["think", "answer", "tool_call"]),
         ("<answer>1</answer><search>", ["think", "boxed", "tool_call"]),
@@ -74,3 +78,10 @@ def test_a_tag_too_few_or_too_many_is_found(blocks, data):
     )
     fault = "think" if tag == "think" else "tool_call"
     assert format_faults("".join(written) + ANSWER, TAGS) == [fault]
+
+
+@pytest.mark.parametrize("tag", ["<answer>", "<think>", "<python>", "<", "\\boxed{"])
+def test_a_hundred_thousand_characters_of_tags_take_no_time(tag):
+    began = time.process_time()
+    assert "answer" in format_faults(tag * (100_000 // len(tag)), TAGS)
+    assert time.process_time() - began < 1

@@ -1,0 +1,253 @@
+"""The mathematics scorer: what equals what, and answers that are meant to do harm."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.scorers import maths
+from tasks.scorers.maths import mathematics, number
+
+ROOT = Path(__file__).parents[3]
+
+
+def judged(answer, *accepted):
+    """The score, and what decided it."""
+    breakdown = dict(mathematics(answer, accepted))
+    score = breakdown.pop("score")
+    ((by, one),) = breakdown.items()
+    assert one == 1.0
+    return score, by
+
+
+# ---- decided here
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "score"),
+    [
+        ("18", "18", 1),
+        (" \\frac{ 1 }{2}\n", "\\frac{1}{2}", 1),
+        ("p - q", "p-q", 1),
+        ("\ud800", "\ud800", 1),
+        ("x" * 5000, "x" * 5000, 1),
+    ],
+)
+def test_equal_text(answer, gold, score):
+    assert judged(answer, gold) == (score, "text")
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "score"),
+    [
+        ("5600", "5,600", 1),
+        ("1,234,567", "1234567", 1),
+        ("18.", "18", 1),
+        ("18.00", "18", 1),
+        ("$18", "18", 1),
+        ("\\$18.50", "18.5", 1),
+        ("-$5", "-5", 1),
+        ("007", "7", 1),
+        (".5", "1/2", 1),
+        ("\\frac{1}{2}", "0.5", 1),
+        ("\\dfrac{-3}{6}", "-1/2", 1),
+        ("25\\%", "25", 1),
+        ("25%", "0.25", 1),
+        ("0.25", "25%", 1),
+        ("25%", "25\\%", 1),
+        ("50%", "0.5%", 0),
+        ("19", "18", 0),
+        ("-18", "18", 0),
+        ("18.000001", "18", 0),
+        ("0.333333", "1/3", 0),
+        ("3333333333333333333333", "3333333333333333333334", 0),
+    ],
+)
+def test_numbers_are_compared_exactly(answer, gold, score):
+    assert judged(answer, gold) == (score, "number")
+
+
+@pytest.mark.parametrize("text", ["1/0", "1,23", "1e9", "1e999999999", "1 2", "x", "", "--1", "½"])
+def test_what_is_no_plain_number(text):
+    assert number(text) is None
+
+
+@given(st.integers(-(10**12), 10**12), st.integers(1, 10**6))
+def test_a_number_is_read_however_it_is_written(above, below):
+    integer, fraction = (Fraction(above), False), (Fraction(above, below), False)
+    assert number(f"{above}") == number(f"{above:,}") == number(f"{above}.0") == integer
+    assert number(f"{above}/{below}") == number(f"\\frac{{{above}}}{{{below}}}") == fraction
+    assert judged(f"{above:,}", f"{above}/1") == (1, "number")
+    assert judged(f"{above}", f"{above + below}") == (0, "number")
+
+
+def test_any_accepted_form_will_do():
+    assert judged("5", "4", "5.0") == (1, "number")
+    assert judged("5", "4", "6") == (0, "number")
+    assert mathematics("5", [])["score"] == 0
+
+
+# ---- decided by math-verify
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "score"),
+    [
+        ("\\sqrt{12}", "2\\sqrt{3}", 1),
+        ("(x+1)^2", "x^2+2x+1", 1),
+        ("q-p", "p-q", 0),
+        ("\\sqrt{3}", "\\sqrt{2}", 0),
+        ("x=5", "5", 1),
+        ("5 \\text{ cm}^2", "5", 1),
+        ("Evelyn", "\\text{Evelyn}", 1),
+        ("west", "\\text{east}", 0),
+        ("2,1", "1,2", 1),
+        ("(2,1)", "(1,2)", 0),
+        ("5 or 6", "5", 0),
+        ("[0,1)", "(0,1)", 0),
+        ("the answer is $5$", "5", 1),
+        ("1\\frac{1}{2}", "\\frac{3}{2}", 1),
+        ("1 1/2", "11/2", 0),
+        ("nothing", "5", 0),
+        ("", "5", 0),
+    ],
+)
+def test_what_only_the_verifier_can_tell(answer, gold, score):
+    assert judged(answer, gold) == (score, "verifier")
+
+
+def test_threads_may_ask_at_once():
+    cases = [(f"x+{i}", f"{i}+x", 1.0) for i in range(4)] + [("x+1", f"x+{i}", 0.0) for i in (2, 3)]
+    with ThreadPoolExecutor(3) as pool:
+        scores = pool.map(lambda case: judged(case[0], case[1]), cases)
+    assert list(scores) == [(score, "verifier") for _, _, score in cases]
+
+
+# ---- hostile answers
+
+
+@pytest.fixture
+def limited(monkeypatch):
+    """Start the verifier anew with other limits."""
+
+    def restart(**limits):
+        monkeypatch.setattr(maths, "LIMITS", maths.LIMITS | limits)
+        maths._stop()
+        maths._verify.cache_clear()
+
+    yield restart
+    maths._stop()
+    maths._verify.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["9^{9^{9^9}}", "((10!)!)!", "\\sum_{n=1}^{10^{10}} \\sin(n)", "(" * 499 + "1" + ")" * 499],
+)
+def test_what_never_ends_is_a_timeout_and_the_next_answer_is_judged(limited, answer):
+    limited(cpu_seconds=1)
+    assert judged(answer, "\\sqrt{2}") == (0, "timeout")
+    assert judged("\\sqrt{8}", "2\\sqrt{2}") == (1, "verifier")
+
+
+def test_memory_has_a_limit(limited):
+    """What does not fit counts as different: even equals, where nothing fits."""
+    assert judged("\\sqrt{8}", "2\\sqrt{2}") == (1, "verifier")
+    limited(memory_mib=1)
+    assert judged("\\sqrt{8}", "2\\sqrt{2}") == (0, "verifier")
+
+
+def test_what_is_too_long_is_not_looked_at():
+    for answer in ("9" * 100_000, "{" * 50_000 + "}" * 50_000, "\\sqrt{" * 16_000):
+        assert judged(answer, "5") == (0, "too_long")
+    assert judged("5", "9" * 100_000) == (0, "too_long")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["\0", "\ud800", "\u200f5", "}", "\\", "$$", "%", "\n\n", "\\text{" * 9, "\\boxed{" * 9, "1/0"],
+)
+def test_nonsense_scores_nothing(answer):
+    assert judged(answer, "5") == (0, "verifier")
+
+
+def test_an_answer_is_not_run_as_code(tmp_path):
+    target = tmp_path / "written"
+    assert judged(f"__import__('pathlib').Path('{target}').touch()", "5")[0] == 0
+    assert not target.exists()
+
+
+def test_a_verifier_that_dies_is_replaced_and_its_death_is_not_remembered():
+    assert judged("y+1", "1+y") == (1, "verifier")
+    dead = maths._process
+    assert dead is not None
+    os.kill(dead.pid, signal.SIGSTOP)  # it can be asked, but ends before it answers
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(judged, "y+2", "2+y")
+        time.sleep(0.2)
+        os.kill(dead.pid, signal.SIGKILL)
+        assert asked.result() == (0, "killed")
+    assert judged("y+2", "2+y") == (1, "verifier")
+
+
+def test_a_verifier_that_does_not_answer_is_given_up(limited, monkeypatch):
+    limited()
+    assert judged("y+1", "1+y") == (1, "verifier")
+    monkeypatch.setattr(maths, "WALL_SECONDS", 0.05)
+    os.kill(maths._process.pid, signal.SIGSTOP)
+    assert judged("y+3", "3+y") == (0, "wall_timeout")
+    assert maths._process is None
+
+
+def test_a_verifier_that_can_not_start_is_an_error(limited, monkeypatch, tmp_path):
+    limited()
+    broken = tmp_path / "worker.py"
+    broken.write_text("raise ImportError('no module named math_verify')")
+    monkeypatch.setattr(maths, "WORKER", broken)
+    with pytest.raises(RuntimeError, match=r"no module named math_verify.*math-verify and antlr4"):
+        judged("y+4", "4+y")
+
+
+SCORING = """
+from tasks.scorers import maths
+print(maths.mathematics("y+1", ["1+y"])["score"], maths._process.pid, flush=True)
+input()
+"""
+
+
+@pytest.mark.parametrize(
+    "how", [signal.SIGKILL, signal.SIGTERM, None], ids=["kill", "term", "exit"]
+)
+def test_the_verifier_ends_with_the_process_that_started_it(how):
+    with subprocess.Popen(
+        [sys.executable, "-c", SCORING],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as scoring:
+        score, pid = scoring.stdout.readline().split()
+        assert score == b"1.0"
+        if how:
+            scoring.send_signal(how)
+        scoring.stdin.close()
+        scoring.wait()
+    deadline = time.monotonic() + 30
+    while _lives(pid.decode()):
+        assert time.monotonic() < deadline, "the verifier outlived its parent"
+        time.sleep(0.01)
+
+
+def _lives(pid):
+    try:
+        return "\nState:\tZ" not in Path("/proc", pid, "status").read_text()
+    except FileNotFoundError:
+        return False
