@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,12 +16,17 @@ from prefect.cache_policies import NO_CACHE
 from params.schema import Dialogue, Reinforce
 from tasks import dialogue as talk
 from tasks import gate, ledger
+from tasks.algorithm import read_row
+from tasks.expectations import advantages as advantage_gate
+from tasks.expectations import rewards as reward_gate
 from tasks.expectations import trajectories as trajectory_gate
 from tasks.ledger import Record
-from tasks.trajectory import load_trees, read_rows, response, sampled, write_table
+from tasks.scorers import SCORERS
+from tasks.trajectory import RESULT, Node, load_trees, response, sampled, write_table
 
 Iteration = Mapping[str, Record]  # verb -> its record
 TABLES = ("questions", "nodes", "leaves", "decisions")
+CENTRED = ("group_relative",)  # estimators that measure a leaf against the mean of its group
 CURVE = ("reward", "rollout", "advantage", "update")  # whose metrics make up the learning curve
 
 
@@ -30,34 +36,69 @@ def collect(
 ) -> None:
     """Write ``data/<recipe>/trees``, ``curve.csv`` and ``gates/reinforce``.
 
-    Raises GateError where the trajectories break a critical expectation; then no out is written
-    but the verdict.
+    Raises GateError where the trajectories, rewards or advantages break a critical expectation;
+    then no out is written but the verdicts so far.
     """
     data = Path("data", recipe)
-    table = pd.DataFrame(
-        [row for number, entry in enumerate(done) for row in _leaves(number, entry)]
-    )
-    gate.check(
-        "trajectories",
-        trajectory_gate.prepare(table, set(talk.OUTCOMES) - {talk.ANSWER}),
-        trajectory_gate.expectations(
-            leaves=settings.rollout.leaves,
-            outcomes=set(talk.OUTCOMES),
-            reward=settings.reward.range(),
-            response_tokens=dialogue.response_tokens,
-            tool_calls=dialogue.tool_calls,
-        ),
-        data / "gates" / "reinforce" / "trajectories.json",
-        gate.DOCS / recipe / "trajectories",
-    )
+    rewards = _join(done, "reward", "rewards.parquet")
+    advantages = _join(done, "advantage", "advantages.parquet")
+    _check(recipe, settings, dialogue, _trajectories(done), rewards, advantages)
     for name in TABLES:
-        _join(done, "rollout", f"trees/{name}.parquet", data / "trees" / f"{name}.parquet")
-    _join(done, "reward", "rewards.parquet", data / "trees" / "rewards.parquet")
-    _join(done, "advantage", "advantages.parquet", data / "trees" / "advantages.parquet")
+        file = f"trees/{name}.parquet"
+        write_table(_join(done, "rollout", file), data / file)
+    write_table(rewards, data / "trees" / "rewards.parquet")
+    write_table(advantages, data / "trees" / "advantages.parquet")
     curve = pd.DataFrame([_point(number, iteration) for number, iteration in enumerate(done)])
     partial = data / ".curve.csv.partial"
     curve.to_csv(partial, index=False, float_format="%.6g")
     partial.rename(data / "curve.csv")
+
+
+def _check(
+    recipe: str,
+    settings: Reinforce,
+    dialogue: Dialogue,
+    trajectories: pd.DataFrame,
+    rewards: pa.Table,
+    advantages: pa.Table,
+) -> None:
+    """The gates of what an iteration makes, in the order in which it is made."""
+    leaves = settings.rollout.leaves
+    outcomes, scores = set(talk.OUTCOMES), settings.reward
+    whole = pd.MultiIndex.from_frame(trajectories[["iteration", "question_id", "leaf"]])
+    rewarded = rewards.to_pandas()
+    tables = {
+        "trajectories": (
+            trajectory_gate.prepare(trajectories, outcomes - {talk.ANSWER}),
+            trajectory_gate.expectations(
+                leaves=leaves,
+                outcomes=outcomes,
+                response_tokens=dialogue.response_tokens,
+                tool_calls=dialogue.tool_calls,
+            ),
+        ),
+        "rewards": (
+            reward_gate.prepare(rewarded, whole, scores.broken_format, scores.wrong),
+            reward_gate.expectations(
+                rows=len(whole),
+                leaves=leaves,
+                outcomes=outcomes,
+                scorers=SCORERS,
+                reward=scores.range(),
+            ),
+        ),
+        "advantages": (
+            advantage_gate.prepare(advantages.to_pandas(), rewarded),
+            advantage_gate.expectations(
+                rows=len(rewarded),
+                leaves=leaves,
+                centred=read_row(settings.algorithm).estimator in CENTRED,
+            ),
+        ),
+    }
+    verdicts = Path("data", recipe, "gates", "reinforce")
+    for name, (table, expectations) in tables.items():
+        gate.check(name, table, expectations, verdicts / f"{name}.json", gate.DOCS / recipe / name)
 
 
 def _point(number: int, iteration: Iteration) -> dict[str, float]:
@@ -66,45 +107,51 @@ def _point(number: int, iteration: Iteration) -> dict[str, float]:
     return {"iteration": number, **{k: v for entry in metrics for k, v in entry.items()}}
 
 
-def _join(done: Sequence[Iteration], verb: str, file: str, target: Path) -> None:
+def _join(done: Sequence[Iteration], verb: str, file: str) -> pa.Table:
     """The tables that ``verb`` wrote, one below the other, with the iteration as first column."""
     tables = []
     for number, iteration in enumerate(done):
         made = Path(next(iter(iteration[verb]["artifacts"].values()))["path"])
         table = pq.read_table(made.parent / file)
         tables.append(table.add_column(0, "iteration", pa.array([number] * len(table), pa.int32())))
-    write_table(pa.concat_tables(tables), target)
+    return pa.concat_tables(tables)
+
+
+def _trajectories(done: Sequence[Iteration]) -> pd.DataFrame:
+    """A row a leaf of all iterations."""
+    return pd.DataFrame(
+        [row for number, entry in enumerate(done) for row in _leaves(number, entry)]
+    )
 
 
 def _leaves(number: int, iteration: Iteration) -> list[dict[str, Any]]:
-    """A row a leaf, as the gate of the trajectories wants it."""
-    trees = load_trees(Path(ledger.of(iteration["rollout"], "trees").path))
-    rewards = read_rows(Path(ledger.of(iteration["reward"], "rewards").path))
-    advantages = read_rows(Path(ledger.of(iteration["advantage"], "advantages").path))
-    scored = {(row["question"], row["leaf"]): row for row in rewards}
-    credit = {(row["question"], row["leaf"]): row["advantage"] for row in advantages}
-    rows = []
-    for tree in trees:
-        for leaf, trajectory in enumerate(tree.trajectories()):
-            score = scored[tree.question.id, leaf]
-            own = sampled(trajectory)
-            rows.append(
-                {
-                    "iteration": number,
-                    "question_id": tree.question.id,
-                    "leaf": leaf,
-                    "outcome": score["outcome"],
-                    "text": response(trajectory),
-                    "success": score["success"],
-                    "reward": score["reward"],
-                    "advantage": credit[tree.question.id, leaf],
-                    "tool_calls": score["tool_calls"],
-                    "sampled_tokens": score["sampled_tokens"],
-                    "observed_tokens": score["response_tokens"] - score["sampled_tokens"],
-                    "logprob_count": sum(len(node.logprobs) for node in own),
-                    "highest_logprob": max(float(node.logprobs.max()) for node in own),
-                    "lowest_entropy": min(float(node.entropies.min()) for node in own),
-                    "highest_entropy": max(float(node.entropies.max()) for node in own),
-                }
-            )
-    return rows
+    """A row a leaf of one iteration, as the gate of the trajectories wants it."""
+    return [
+        {
+            "iteration": number,
+            "question_id": tree.question.id,
+            "leaf": leaf,
+            **_measures(trajectory),
+        }
+        for tree in load_trees(Path(ledger.of(iteration["rollout"], "trees").path))
+        for leaf, trajectory in enumerate(tree.trajectories())
+    ]
+
+
+def _measures(trajectory: Sequence[Node]) -> dict[str, Any]:
+    """What is judged of a trajectory; the extremes of one without sampled tokens are infinite."""
+    own = sampled(trajectory)
+    logprobs = np.concatenate([np.empty(0), *(node.logprobs for node in own)])
+    entropies = np.concatenate([np.empty(0), *(node.entropies for node in own)])
+    sampled_tokens = sum(len(node.tokens) for node in own)
+    return {
+        "outcome": trajectory[-1].outcome,
+        "text": response(trajectory),
+        "tool_calls": sum(node.kind == RESULT for node in trajectory),
+        "sampled_tokens": sampled_tokens,
+        "observed_tokens": sum(len(node.tokens) for node in trajectory[1:]) - sampled_tokens,
+        "logprob_count": len(logprobs),
+        "highest_logprob": logprobs.max(initial=-np.inf),
+        "lowest_entropy": entropies.min(initial=np.inf),
+        "highest_entropy": entropies.max(initial=-np.inf),
+    }

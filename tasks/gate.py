@@ -8,19 +8,23 @@ Great Expectations skips missing values, so each drawer's ``prepare`` looks for 
 
 from __future__ import annotations
 
+import hashlib
 import json
-import re
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from tasks import data_docs
+
 DOCS = Path(".beamline/data_docs")  # where stages put their Data Docs; no outs: they hold times
-ROWS_SHOWN = 3
+ROWS_KEPT = 10  # of those that break an expectation, in the verdict and in Data Docs
+ROWS_SHOWN = 3  # of them in the message
 CHARACTERS_SHOWN = 120  # of a value in an offending row
 
 SITE: Any = {
@@ -29,8 +33,6 @@ SITE: Any = {
     "store_backend": {"class_name": "TupleFilesystemStoreBackend", "base_directory": "site/"},
     "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
 }
-# Every page of Data Docs loads its logo from the maker's site, with an id of the project in it.
-BEACON = re.compile(r"https://great-expectations-web-assets\.[^\"')]*")
 
 
 class GateError(RuntimeError):
@@ -82,10 +84,13 @@ def rows_between(words: str, low: int, high: int | None) -> Expectation:
     return Expectation(words, "expect_table_row_count_to_be_between", arguments)
 
 
-def unusable(table_name: str, table: pd.DataFrame, columns: Sequence[str]) -> pd.Series:
+def unusable(
+    table_name: str, table: pd.DataFrame, columns: Sequence[str], names: Collection[str] = ()
+) -> pd.Series:
     """A row's missing, NaN and infinite values, such as "reward=nan, kind=None"; "" where none.
 
-    Raises ValueError for a column that the table lacks.
+    ``names`` are those of the columns whose values have to be printable texts. Raises ValueError
+    for a column that the table lacks.
     """
     lacking = [column for column in columns if column not in table]
     if lacking:
@@ -96,11 +101,41 @@ def unusable(table_name: str, table: pd.DataFrame, columns: Sequence[str]) -> pd
     faults = np.full(len(table), "", dtype=object)
     for column in columns:
         values = table[column]
-        bad = values.isna()
+        bad = values.isna().to_numpy(copy=True)
         if pd.api.types.is_float_dtype(values):
-            bad |= np.isinf(values)
-        faults[bad] += np.array([f"{column}={value}, " for value in values[bad]], dtype=object)
-    return pd.Series(faults, index=table.index, dtype="str").str.removesuffix(", ")
+            bad |= np.isinf(values.to_numpy())
+        if column in names:
+            bad |= ~values.map(_is_name).to_numpy(bool)
+        faults[bad] += [f"{column}={printable(str(value))}, " for value in values[bad]]
+    return pd.Series([fault.removesuffix(", ") for fault in faults], table.index, dtype=object)
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and value.isprintable()
+
+
+def legible(table: pd.DataFrame, columns: Sequence[str]) -> dict[str, pd.Series]:
+    """These columns as printable texts, whatever they hold, so that any row can be named.
+
+    Missing values stay missing.
+    """
+    return {
+        column: table[column].map(lambda value: printable(str(value)), na_action="ignore")
+        for column in columns
+    }
+
+
+def printable(text: str) -> str:
+    """The text with an escape, such as "\\x07", for what a page or terminal might act on.
+
+    Line feeds and tabs stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        sign if sign.isprintable() or sign in "\n\t" else sign.encode("unicode_escape").decode()
+        for sign in text
+    )
 
 
 def check(
@@ -119,10 +154,13 @@ def check(
     """
     if docs.exists() and any(docs.iterdir()) and not (docs / "validations").is_dir():
         raise ValueError(f"docs folder {docs} holds something else: name one to be overwritten")
-    results = _validate(table_name, table, expectations, docs)
+    building = docs.with_name(f"{docs.name}.building")
+    results = _validate(table_name, table, expectations, building)
     judged = [_judge(table, *pair) for pair in zip(expectations, results, strict=True)]
     passed = all(each["passed"] for each in judged if each["critical"])
     record = {"table": table_name, "rows": len(table), "passed": passed, "expectations": judged}
+    data_docs.publish(building / "gx" / "site", record, docs)
+    shutil.rmtree(building)
     text = json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     for file in (verdict, docs / "verdict.json"):  # the first is an out, which a failed stage loses
         _write(file, text)
@@ -140,12 +178,11 @@ def check(
 
 
 def _validate(
-    table_name: str, table: pd.DataFrame, expectations: Sequence[Expectation], docs: Path
+    table_name: str, table: pd.DataFrame, expectations: Sequence[Expectation], building: Path
 ) -> list[Any]:
     """Run the expectations and build Data Docs; Great Expectations' results, in the order given."""
     import great_expectations as gx
 
-    building = docs.with_name(f"{docs.name}.building")
     context = _context(building)
     suite = gx.ExpectationSuite(table_name, expectations=_translate(expectations))
     asset = context.data_sources.add_pandas("pandas").add_dataframe_asset(table_name)
@@ -156,12 +193,12 @@ def _validate(
     # Only what is judged, because every value is hashed, and with positions for an index: the
     # rows of a named index are collected one by one, three seconds for 100,000 of them.
     columns = {each.arguments["column"] for each in expectations if "column" in each.arguments}
+    cells = pd.DataFrame({column: _cells(table[column]) for column in sorted(columns)})
     outcome = context.validation_definitions.add(definition).run(
-        batch_parameters={"dataframe": table[sorted(columns)].reset_index(drop=True)},
-        result_format={"result_format": "SUMMARY", "partial_unexpected_count": ROWS_SHOWN},
+        batch_parameters={"dataframe": cells},
+        result_format={"result_format": "SUMMARY", "partial_unexpected_count": ROWS_KEPT},
     )
     context.build_data_docs()
-    _publish(building, docs)
     return sorted(outcome.results, key=lambda result: result.expectation_config.meta["number"])
 
 
@@ -186,8 +223,8 @@ def _translate(expectations: Sequence[Expectation]) -> list[Any]:
 
     return [
         get_expectation_impl(each.type)(
-            **each.arguments,
-            description=each.words,
+            **_printed(each.arguments),
+            description=escape(each.words),
             severity=FailureSeverity("critical" if each.critical else "warning"),
             meta={"number": number},
         )
@@ -195,20 +232,30 @@ def _translate(expectations: Sequence[Expectation]) -> list[Any]:
     ]
 
 
-def _publish(building: Path, docs: Path) -> None:
-    """Move the finished site to ``docs`` and drop what built it."""
-    site = building / "gx" / "site"
-    for page in site.rglob("*.html"):
-        page.write_text(BEACON.sub("data:,", page.read_text()))
-    # The index lists its pages with a script from the net; this link works without.
-    index, report = site / "index.html", next((site / "validations").rglob("*.html"))
-    link = f'<p><a href="{report.relative_to(site).as_posix()}">Each expectation</a></p>'
-    index.write_text(index.read_text().replace("<body>", f"<body>{link}", 1))
-    for picture in site.rglob("*.gif"):  # 3 MB of tutorial that no page shows
-        picture.unlink()
-    shutil.rmtree(docs, ignore_errors=True)
-    site.rename(docs)
-    shutil.rmtree(building)
+def _printed(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments whose set of values is written as ``_cells`` writes the column."""
+    if "value_set" not in arguments:
+        return dict(arguments)
+    return {**arguments, "value_set": [_cell(value) for value in arguments["value_set"]]}
+
+
+def _cells(values: pd.Series) -> pd.Series:
+    """A column as Great Expectations may print it; it escapes nothing and shortens nothing."""
+    if pd.api.types.is_numeric_dtype(values):  # also of bool
+        return values.reset_index(drop=True)
+    cells = {value: _cell(value) for value in values.dropna().unique()}
+    return pd.Series([cells.get(value) for value in values], dtype=object)
+
+
+def _cell(value: Any) -> Any:
+    """A number as it is, anything else as a short escaped text, different for different values."""
+    if isinstance(value, bool | np.bool_ | int | float | np.number):
+        return value
+    text = str(value)
+    if len(text) > CHARACTERS_SHOWN:
+        digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+        text = f"{text[:CHARACTERS_SHOWN]}… ({len(text)} characters, SHA-256 {digest[:16]})"
+    return escape(printable(text))
 
 
 def _judge(table: pd.DataFrame, expectation: Expectation, result: Any) -> dict[str, Any]:
@@ -231,13 +278,16 @@ def _judge(table: pd.DataFrame, expectation: Expectation, result: Any) -> dict[s
     }
 
 
-def _rows(table: pd.DataFrame, positions: list[int], column: str) -> list[dict[str, Any]]:
+def _rows(table: pd.DataFrame, positions: Sequence[int], column: str) -> list[dict[str, Any]]:
     """The rows at ``positions``, each as its index names it with its value of ``column``."""
-    rows = table.index[positions].to_frame(index=False)
-    rows[column] = table[column].iloc[positions].to_list()
-    return [
-        {str(name): _plain(value) for name, value in row.items()} for row in rows.to_dict("records")
-    ]
+    rows = []
+    for position in positions:
+        label = table.index[position]
+        labels = label if isinstance(label, tuple) else (label,)
+        row = dict(zip(table.index.names, labels, strict=True))
+        row[column] = table[column].iloc[position]
+        rows.append({str(name): _plain(value) for name, value in row.items()})
+    return rows
 
 
 def _plain(value: Any) -> Any:
@@ -246,16 +296,14 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bool | int) or (isinstance(value, float) and np.isfinite(value)):
         return value
     text = str(value)
-    return text if len(text) <= CHARACTERS_SHOWN else text[:CHARACTERS_SHOWN] + "…"
+    short = text if len(text) <= CHARACTERS_SHOWN else text[:CHARACTERS_SHOWN] + "…"
+    return printable(short)
 
 
 def _describe(judged: Mapping[str, Any], count: int) -> str:
-    if "observed" in judged:
-        return f"{judged['expectation']}: observed {judged['observed']}"
-    rows = [f"\n    {json.dumps(row, ensure_ascii=False)}" for row in judged["rows"]]
-    return (
-        f"{judged['expectation']}: not so in {judged['unexpected']} of {count} rows{''.join(rows)}"
-    )
+    shown = judged.get("rows", [])[:ROWS_SHOWN]
+    rows = [f"\n    {json.dumps(row, ensure_ascii=False)}" for row in shown]
+    return f"{judged['expectation']}: {data_docs.found(judged, count)}{''.join(rows)}"
 
 
 def _write(file: Path, text: str) -> None:

@@ -2,8 +2,7 @@
 
 Columns: iteration, leaf (int, from 0), question_id, outcome (how the leaf ended), text (str),
 sampled_tokens, observed_tokens, logprob_count, tool_calls (int), highest_logprob (nats),
-lowest_entropy, highest_entropy (of the sampled tokens, divided by ln|V|), reward and advantage
-(float), success (bool).
+lowest_entropy, highest_entropy (of the sampled tokens, divided by ln|V|).
 """
 
 from __future__ import annotations
@@ -12,12 +11,14 @@ from collections.abc import Collection
 
 import pandas as pd
 
-from tasks.gate import Expectation, among, between, mean_between, rows_between, unusable
+from tasks.expectations.leaves import group_columns
+from tasks.gate import Expectation, among, between, legible, mean_between, rows_between, unusable
 
 GROUP = ["iteration", "question_id"]
+NAMES = ("question_id", "outcome")
 COUNTS = ("sampled_tokens", "observed_tokens", "logprob_count", "tool_calls")
-MEASURES = ("highest_logprob", "lowest_entropy", "highest_entropy", "reward", "advantage")
-COLUMNS = (*GROUP, "leaf", "outcome", "text", "success", *COUNTS, *MEASURES)
+MEASURES = ("highest_logprob", "lowest_entropy", "highest_entropy")
+COLUMNS = (*GROUP, "leaf", "outcome", "text", *COUNTS, *MEASURES)
 
 ROUNDING = 1e-5  # a uniform distribution's entropy over ln|V|, in float32, may pass 1
 MOST_FAILURES = 0.9
@@ -29,13 +30,10 @@ def prepare(table: pd.DataFrame, failures: Collection[str]) -> pd.DataFrame:
     failures: the outcomes that count as a failed rollout.
     """
     table = table.reset_index(drop=True)
-    faults = unusable("trajectories", table, COLUMNS)
-    # The leaves of a group are 0..M-1 exactly when each is as great as its place among them.
-    place = table.sort_values([*GROUP, "leaf"]).groupby(GROUP).cumcount()
+    faults = unusable("trajectories", table, COLUMNS, NAMES)
+    table = table.assign(unusable=faults, **legible(table, NAMES))
     table = table.assign(
-        unusable=faults,
-        group_size=table.groupby(GROUP)["leaf"].transform("size"),
-        leaf_off_by=table["leaf"] - place,
+        **group_columns(table, GROUP),
         logprobs_too_many=table["logprob_count"] - table["sampled_tokens"],
         response_tokens=table["sampled_tokens"] + table["observed_tokens"],
         failed=table["outcome"].isin(list(failures)).astype(float),
@@ -47,18 +45,17 @@ def expectations(
     *,
     leaves: int,
     outcomes: Collection[str],
-    reward: tuple[float, float],
     response_tokens: int,
     tool_calls: int,
 ) -> list[Expectation]:
-    """leaves: M of each group. outcomes: all that are known. reward: lowest and highest.
+    """leaves: M of each group. outcomes: all that are known.
 
     response_tokens, tool_calls: the most that a trajectory may have.
     """
     lowest, highest = -ROUNDING, 1 + ROUNDING
     return [
         rows_between("there are trajectories", 1, None),
-        among("every value is present and finite", "unusable", [""]),
+        among("every value is present and finite, names are printable", "unusable", [""]),
         between(f"a question has {leaves} leaves an iteration", "group_size", leaves, leaves),
         between("a group's leaves are numbered from 0 on, each once", "leaf_off_by", 0, 0),
         among("the outcome is known", "outcome", outcomes),
@@ -74,7 +71,6 @@ def expectations(
             response_tokens,
         ),
         between(f"there are at most {tool_calls} tool calls", "tool_calls", 0, tool_calls),
-        between(f"the reward is in [{reward[0]}, {reward[1]}]", "reward", *reward),
         mean_between(
             f"at most {MOST_FAILURES:.0%} of the leaves failed", "failed", 0, MOST_FAILURES
         ),

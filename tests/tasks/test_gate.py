@@ -49,7 +49,8 @@ def failed(tmp_path_factory):
 def test_importing_gate_and_drawers_leaves_great_expectations_alone():
     code = (
         "import sys; import tasks.gate, tasks.expectations.questions, tasks.expectations.traces, "
-        "tasks.expectations.trajectories; print('great_expectations' in sys.modules)"
+        "tasks.expectations.trajectories, tasks.expectations.rewards, tasks.expectations.advantages"
+        "; print('great_expectations' in sys.modules)"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout == "False\n"
@@ -108,16 +109,90 @@ def test_verdict_of_a_failure_is_the_same_bytes_each_time(failed):
     }
 
 
-def test_data_docs_lead_to_the_results_and_call_nobody(failed):
+def test_data_docs_show_what_fails_first_and_lead_to_the_results(failed):
     folder, _ = failed
     docs = folder / "docs"
     index = (docs / "index.html").read_text()
-    report = docs / re.search(r'<p><a href="(validations/[^"]+)"', index)[1]
+    assert "Table things: refused" in index and "4 rows; 1 of 6 expectations hold" in index
+    places = [index.index(each.words) for each in EXPECTATIONS]
+    assert sorted(places) == [*places[1:5], places[5], places[0]]  # refused, warned, held
+    assert "not so in 3 of 4 rows" in index and "<td>1000</td>" in index
+    report = docs / re.search(r'<a href="(validations/[^"]+)"', index)[1]
     assert "the colour is known" in report.read_text()
     assert len(list((docs / "validations").rglob("*.html"))) == 1
-    assert all("amazonaws" not in page.read_text() for page in docs.rglob("*.html"))
     assert sorted(path.name for path in folder.iterdir()) == ["docs", "first", "second"]
     assert [path.name for path in (folder / "first").iterdir()] == ["verdict.json"]
+
+
+def test_no_page_of_data_docs_may_run_a_script_or_load_anything(failed):
+    folder, _ = failed
+    pages = list((folder / "docs").rglob("*.html"))
+    assert len(pages) == 3
+    for page in pages:
+        head = page.read_text().partition("<head>")[2]
+        assert head.startswith('<meta http-equiv="Content-Security-Policy" content="default-src')
+        assert "script-src" not in head and "http:" not in head.partition(">")[0]
+
+
+HOSTILE = "<script>document.title = 'run'</script><img src=x onerror=alert(1)>"
+
+
+def test_hostile_values_are_shown_as_they_are(tmp_path):
+    names = [HOSTILE, HOSTILE, "a\x1b[2J\ud800\u202e", "$name {{ x }} %s"]
+    expectations = [gate.unique(f"no {HOSTILE} twice", "name"), gate.among("known", "name", ["a"])]
+    things = pd.DataFrame({"name": pd.Series(names, dtype=object)}).set_index("name", drop=False)
+    with pytest.raises(gate.GateError) as caught:
+        gate.check("things", things, expectations, tmp_path / "verdict", tmp_path / "docs")
+    lines = str(caught.value).splitlines()
+    assert f'    {{"name": "{HOSTILE}"}}' in lines
+    assert '    {"name": "a\\\\x1b[2J\\\\ud800\\\\u202e"}' in lines
+    assert str(caught.value).replace("\n", "").isprintable()
+    pages = [page.read_text() for page in (tmp_path / "docs").rglob("*.html")]
+    assert not any("<script>document" in page or "<img src=x" in page for page in pages)
+    assert sum("&lt;img src=x onerror=alert(1)&gt;" in page for page in pages) == 3
+
+
+def test_what_a_set_holds_is_found_however_it_is_written(tmp_path):
+    known = ["<b>", "x" * 10_000, "a&b", "\x1b", 3]
+    things = pd.DataFrame({"name": pd.Series(known, dtype=object)})
+    suite = [gate.among("the name is known", "name", known[:4]), gate.unique("once", "name")]
+    verdict = tmp_path / "verdict"
+    with pytest.raises(gate.GateError, match="not so in 1 of 5 rows"):
+        gate.check(
+            "things",
+            things,
+            [
+                gate.Expectation(
+                    "the name is known",
+                    "expect_column_values_to_be_in_set",
+                    {"column": "name", "value_set": known[:4]},
+                )
+            ],
+            verdict,
+            tmp_path / "docs",
+        )
+    gate.check("things", things.iloc[:4], suite, verdict, tmp_path / "docs")
+
+
+def test_long_values_that_differ_at_the_end_are_not_taken_for_equal(tmp_path):
+    long = ["x" * 10_000_000 + end for end in "ab"]
+    things = pd.DataFrame({"name": long})
+    suite = [gate.unique("no name occurs twice", "name")]
+    gate.check("things", things, suite, tmp_path / "verdict", tmp_path / "docs")
+    with pytest.raises(gate.GateError) as caught:
+        gate.check("things", things.iloc[[0, 0]], suite, tmp_path / "verdict", tmp_path / "docs")
+    assert len(str(caught.value)) < 1000
+    assert max(path.stat().st_size for path in (tmp_path / "docs").rglob("*.html")) < 200_000
+
+
+def test_verdict_keeps_ten_rows_and_the_message_three(tmp_path):
+    things = pd.DataFrame({"size": range(12)}).rename_axis("row")
+    with pytest.raises(gate.GateError) as caught:
+        gate.check(
+            "things", things, [gate.between("none", "size", 50, 60)], tmp_path / "v", tmp_path / "d"
+        )
+    assert str(caught.value).count('{"row"') == 3
+    assert len(json.loads((tmp_path / "v").read_text())["expectations"][0]["rows"]) == 10
 
 
 def test_failure_that_is_not_critical_only_warns(tmp_path, capsys):
@@ -148,7 +223,7 @@ def test_unusable_names_missing_and_infinite_values():
     values = pd.DataFrame(
         {
             "number": [1.0, np.nan, -np.inf, 4.0],
-            "word": ["a", None, "c", "d"],
+            "word": ["a", None, "c", "d\n"],
             "list": [[1], [2], None, []],
         },
         index=[7, 7, 8, 9],
@@ -159,6 +234,19 @@ def test_unusable_names_missing_and_infinite_values():
         "number=-inf, list=None",
         "",
     ]
+    assert gate.unusable("things", values, ["word", "list"], ["word", "list"]).tolist() == [
+        "list=[1]",
+        "word=nan, list=[2]",
+        "list=None",
+        "word=d\n, list=[]",
+    ]
+
+
+def test_legible_columns_are_printable_and_keep_what_is_missing():
+    values = pd.DataFrame({"word": pd.Series(["a", None, ["b"], "\ud800"], dtype=object)})
+    legible = gate.legible(values, ["word"])["word"]
+    assert legible.isna().tolist() == [False, True, False, False]
+    assert legible.dropna().tolist() == ["a", "['b']", "\\ud800"]
 
 
 def test_lacking_column_is_named():

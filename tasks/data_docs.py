@@ -1,0 +1,118 @@
+"""Data Docs that can be read without the net: a page of the verdict, and Great Expectations' own.
+
+The tables that a gate judges hold what agents and strangers wrote, so every value is escaped, and
+no page may run a script or load anything.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+# Great Expectations' pages ask a dozen hosts for scripts and styles, and its maker's for a logo.
+POLICY = (
+    '<meta http-equiv="Content-Security-Policy" '
+    "content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\">"
+)
+STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em;
+  color: #1b1f24; background: #fff }
+table { border-collapse: collapse; margin: .4em 0 }
+th, td { text-align: left; vertical-align: top; padding: .3em .8em .3em 0;
+  border-bottom: 1px solid #d8dee4; overflow-wrap: anywhere }
+th { font-weight: 600 }
+.rows { font-size: 13px; font-family: ui-monospace, monospace; margin: .3em 0 .3em 1em }
+.holds { color: #1a7f37 } .fails { color: #cf222e } .warns { color: #9a6700 }
+.mark { font-weight: 600; white-space: nowrap }
+"""
+# Of a page that was made for styles from the net: marks in place of icons, nothing that needs a
+# script, and no column of contents beside the text.
+PLAIN_STYLE = (
+    STYLE
+    + """
+.fa-check-circle::before { content: "\\2714"; color: #1a7f37 }
+.fa-times::before { content: "\\2718"; color: #cf222e }
+.fa-exclamation-triangle::before { content: "!"; color: #9a6700 }
+nav .navbar-brand, .sticky, footer, [data-toggle="collapse"] { display: none }
+h5, h6 { font-size: 1em; margin: 1em 0 .3em }
+"""
+)
+
+
+def publish(site: Path, record: Mapping[str, Any], docs: Path) -> None:
+    """Make ``docs`` of the site that Great Expectations built, with a page of the verdict first."""
+    report = next((site / "validations").rglob("*.html"))
+    for file in site.rglob("*.html"):
+        head = f"<head>{POLICY}<style>{PLAIN_STYLE}</style>"
+        file.write_text(file.read_text().replace("<head>", head, 1))
+    # It lists its pages with a script from the net.
+    (site / "index.html").write_text(page(record, report.relative_to(site).as_posix()))
+    shutil.rmtree(site / "static", ignore_errors=True)  # fonts, logos, a tutorial
+    shutil.rmtree(docs, ignore_errors=True)
+    site.rename(docs)
+
+
+def page(record: Mapping[str, Any], report: str) -> str:
+    """The verdict on a table as a page: what fails first, then what holds, in the order given.
+
+    ``report`` is the address of Great Expectations' own page.
+    """
+    judged = sorted(record["expectations"], key=lambda each: _rank(each))
+    held = sum(each["passed"] for each in judged)
+    title = f"Table {escape(record['table'])}: {'passed' if record['passed'] else 'refused'}"
+    state = "holds" if record["passed"] else "fails"
+    lines = "\n".join(_line(each, record["rows"]) for each in judged)
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>{POLICY}<meta charset="utf-8"><title>{title}</title><style>{STYLE}</style></head>
+<body>
+<h1 class="{state}">{title}</h1>
+<p>{record["rows"]:,} rows; {held} of {len(judged)} expectations hold.
+<a href="{escape(report)}">Great Expectations' own page</a>, <a href="verdict.json">verdict</a></p>
+<table>
+<tr><th></th><th>What must hold</th><th>What was found</th></tr>
+{lines}
+</table>
+</body>
+</html>
+"""
+
+
+def _rank(judged: Mapping[str, Any]) -> int:
+    return 2 if judged["passed"] else 0 if judged["critical"] else 1
+
+
+def _line(judged: Mapping[str, Any], count: int) -> str:
+    state, mark = (
+        ("fails", "✘ fails"),
+        ("warns", "! warning"),
+        ("holds", "✔ holds"),
+    )[_rank(judged)]
+    return (
+        f'<tr><td class="mark {state}">{mark}</td><td>{escape(judged["expectation"])}</td>'
+        f"<td>{found(judged, count)}{_samples(judged.get('rows', []))}</td></tr>"
+    )
+
+
+def found(judged: Mapping[str, Any], count: int) -> str:
+    """What an expectation found, in words: "not so in 3 of 24 rows", "observed 0.5"."""
+    if "observed" in judged:
+        return f"observed {judged['observed']}"
+    if judged["passed"]:
+        return "in all rows" if count else "no rows"
+    return f"not so in {judged['unexpected']:,} of {count:,} rows"
+
+
+def _samples(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Offending rows as a small table, named as the table's index names them."""
+    if not rows:
+        return ""
+    head = "".join(f"<th>{escape(name)}</th>" for name in rows[0])
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(str(value))}</td>" for value in row.values()) + "</tr>"
+        for row in rows
+    )
+    return f'<table class="rows"><tr>{head}</tr>{body}</table>'
