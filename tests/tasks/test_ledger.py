@@ -127,8 +127,15 @@ def test_a_list_is_all_of_its_entries_in_their_order():
     assert place(size=[one]) == place(size=[Artifact("elsewhere", "digest 1")])
 
 
+def test_a_mapping_is_all_of_its_entries_by_name():
+    one, other = Settings(rate=0.25), Settings(steps=5)
+    mappings = [{"a": one}, {"b": one}, {"a": other}, {"a": one, "b": other}, {}]
+    assert len({place(size=entries) for entries in mappings}) == len(mappings)
+    assert place(size={"a": one, "b": other}) == place(size={"b": other, "a": one})
+
+
 def test_values_of_different_kinds_have_different_keys():
-    values = (1, 1.0, True, "1", "true", [1], ["1"], "[1]")
+    values = (1, 1.0, True, None, "1", "true", "null", [1], ["1"], "[1]", {"a": 1}, [None], [])
     places = [place(size=value) for value in values]
     assert len(set(places)) == len(places)
 
@@ -138,7 +145,7 @@ def test_a_name_tells_recipe_stage_iteration_and_verb():
     assert re.fullmatch("0003-train-[0-9a-f]{16}", place().name)
 
 
-UNFIT = [None, {"a": 1}, Path("a"), (1, 2), b"x", [1, None], [[Path("a")]]]
+UNFIT = [Path("a"), (1, 2), b"x", [[Path("a")]], {"a": Path("a")}]
 
 
 @pytest.mark.parametrize("value", UNFIT)

@@ -65,6 +65,6 @@ def test_a_corpus_that_is_not_there_is_said_before_the_first_call(tmp_path):
         pytest.raises(
             ValueError, match=r"documents\.parquet does not exist: run the stage prepare"
         ),
-        open_tools(recipe("search"), tmp_path),
+        open_tools(recipe("search", "python"), tmp_path),
     ):
         pass
