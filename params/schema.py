@@ -514,8 +514,8 @@ def benchmark_of(reference: str, sets: Mapping[str, Benchmark]) -> Benchmark:
     name = reference.partition("/")[0]
     if name not in sets:
         raise ValueError(
-            f"{reference}: params/benchmarks.yaml has no row '{name}': choose one of "
-            f"{sorted(sets)}, or add a row"
+            f"{reference} of prepare.questions: params/benchmarks.yaml has no row '{name}': choose "
+            f"one of {sorted(sets)}, or add a row"
         )
     return sets[name]
 

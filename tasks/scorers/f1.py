@@ -15,14 +15,13 @@ from collections.abc import Sequence
 
 import regex
 
+from tasks.writing import UNSPACED
+
 ARTICLES = {"a", "an", "the"}
 VERDICTS = (["yes"], ["no"], ["noanswer"])  # share no partial credit with anything
 
 _PUNCTUATION = regex.compile(rf"[{regex.escape(string.punctuation)}\p{{P}}]")
-_UNSPACED = (  # scripts that put no space between words
-    r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
-)
-_TOKEN = regex.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
+_TOKEN = regex.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")
 
 
 def token_f1(answer: str, accepted: Sequence[str]) -> dict[str, float]:

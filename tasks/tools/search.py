@@ -30,20 +30,19 @@ import regex
 
 from params import schema
 from tasks.trajectory import Document, Observation, read_rows, write_table
+from tasks.writing import UNSPACED
 
 Run = Callable[[Sequence[str]], list[Observation]]
 
 DOCUMENTS = "documents.parquet"
 DOCUMENT_TABLE = pa.schema({"title": pa.string(), "text": pa.string()})
 
-# Scripts that are written without spaces between words. In others a word is a run of letters,
-# digits and the marks that belong to them.
-_UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
+# In scripts with spaces a word is a run of letters, digits and the marks that belong to them.
 _WORD = regex.compile(r"[\p{L}\p{N}][\p{L}\p{N}\p{M}]*")
-_CHARACTER = regex.compile(rf"[{_UNSPACED}]")
-_RUN = regex.compile(rf"[{_UNSPACED}]+|[^{_UNSPACED}]+")
-_PIECE = regex.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
-_INSIDE_WORD = regex.compile(rf"[[\p{{L}}\p{{N}}\p{{M}}]--[{_UNSPACED}]]", regex.V1)
+_CHARACTER = regex.compile(rf"[{UNSPACED}]")
+_RUN = regex.compile(rf"[{UNSPACED}]+|[^{UNSPACED}]+")
+_PIECE = regex.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")
+_INSIDE_WORD = regex.compile(rf"[[\p{{L}}\p{{N}}\p{{M}}]--[{UNSPACED}]]", regex.V1)
 
 
 def save_corpus(documents: Sequence[Document], folder: Path) -> None:
