@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 PARAMS = Path(__file__).parent
 TABLES = ("algorithms", "benchmarks")  # files of params/ that are no recipes
@@ -329,7 +336,8 @@ class Rollout(Frozen):
 
     leaves: Positive  # M, total budget a question
     initial: Positive  # N, rollouts from the prompt
-    branch: NonNegative  # Z, extra paths a branching
+    branch: NonNegative  # Z, extra paths a branching (GPG: N continuations of a mark)
+    marks_per_rollout: Positive  # GPG: marks of each of the initial rollouts that branch
     entropy_window: Positive  # k, tokens
     base_probability: float  # alpha
     entropy_weight: float  # beta
@@ -372,7 +380,8 @@ class Update(Frozen):
     gradient_clip: PositiveFloat  # global norm
     epochs: Positive  # passes over one batch of trees
     mini_batches: Positive  # optimizer steps a pass
-    micro_batch_tokens: Positive  # padded tokens a forward pass, at most
+    micro_batch_tokens: Positive  # tokens of a forward pass, at most; each of a tree once
+    critic_learning_rate: PositiveFloat  # of a critic's own weights, where the algorithm has one
 
 
 class Reinforce(Frozen):
@@ -476,6 +485,239 @@ class Benchmark(Frozen):
     scorer: Literal["exact", "maths", "f1"]
 
 
+# ---------------------------------------------------------------- rows of algorithms.yaml
+
+
+def _spelt_out(choice: Any) -> Any:
+    """A choice without settings may be written as its kind alone."""
+    return {"kind": choice} if isinstance(choice, str) else choice
+
+
+class Marks(Frozen):
+    """Where segments (macro actions of GPG, arXiv 2512.10365, section 4.2) end."""
+
+    kind: Literal["none", "every_token", "tool_call", "paragraph", "entropy", "step"]
+    quantile: Annotated[float, Field(gt=0, lt=1)] | None = None  # of a trajectory's entropies
+    threshold: Annotated[float, Field(ge=0, le=1)] | None = None  # of the entropy over ln|V|
+
+    @model_validator(mode="after")
+    def _entropy_is_measured_once(self) -> Marks:
+        given = [name for name in ("quantile", "threshold") if getattr(self, name) is not None]
+        if len(given) != (self.kind == "entropy"):
+            raise ValueError(
+                f"{self.kind} marks with {' and '.join(given) or 'neither'}: marks of kind entropy "
+                "need either quantile or threshold, the other kinds need none of them"
+            )
+        return self
+
+
+class Return(Frozen):
+    """The trajectory's reward on every sampled token."""
+
+    kind: Literal["return"]
+
+
+class GroupRelative(Frozen):
+    """(r - mean) / std over the leaves of a question; without ``std``: r - mean."""
+
+    kind: Literal["group_relative"]
+    std: bool = True
+
+
+class LeaveOneOut(Frozen):
+    """r - mean of the other leaves' rewards."""
+
+    kind: Literal["leave_one_out"]
+
+
+class BatchWhitened(Frozen):
+    """Returns whitened over all sampled tokens of the batch; ``baseline``: group mean first."""
+
+    kind: Literal["batch_whitened"]
+    baseline: bool
+
+
+class Gae(Frozen):
+    """Generalised advantage estimation with a critic, then whitened."""
+
+    kind: Literal["gae"]
+    gamma: Probability
+    lambda_: Probability = Field(alias="lambda")
+
+
+class TwoLevel(Frozen):
+    """Group-relative over episodes, plus omega times the same over steps from equal states."""
+
+    kind: Literal["two_level"]
+    omega: Annotated[float, Field(ge=0)]
+    gamma: Probability
+    std: bool = True
+
+
+class GroupedGae(Frozen):
+    """GAE over environment steps; the value of a state is its mean return in the group."""
+
+    kind: Literal["grouped_gae"]
+    gamma: Probability
+    lambda_: Probability = Field(alias="lambda")
+
+
+class PrefixCalibrated(Frozen):
+    """A token's credit: the mean over the trajectories that contain it."""
+
+    kind: Literal["prefix_calibrated"]
+    key: Literal["lineage", "token_ids"] = "lineage"  # token_ids also merges equal prefixes
+
+
+Estimator = Annotated[
+    Return
+    | GroupRelative
+    | LeaveOneOut
+    | BatchWhitened
+    | Gae
+    | TwoLevel
+    | GroupedGae
+    | PrefixCalibrated,
+    Field(discriminator="kind"),
+    BeforeValidator(_spelt_out),
+]
+
+
+class ClipRange(Frozen):
+    """The ratio is clipped to [1 - low, 1 + high]; a loss with A < 0 ends at -dual * A."""
+
+    low: PositiveFloat
+    high: PositiveFloat
+    dual: Annotated[float, Field(gt=1)] | None = None
+
+
+class Kl(Frozen):
+    """A penalty on leaving the reference: the cold start, or the policy of every n iterations."""
+
+    place: Literal["loss", "reward"]
+    estimator: Literal["k1", "k2", "k3"]
+    coefficient: PositiveFloat
+    refresh: Positive | None = None  # iterations; null: the reference stays the cold start
+
+    @model_validator(mode="after")
+    def _has_a_gradient(self) -> Kl:
+        if self.place == "loss" and self.estimator == "k1":
+            raise ValueError(
+                "k1 in the loss has an on-policy gradient of mean zero: take k2 or k3, or place it "
+                "in the reward"
+            )
+        if self.place == "reward" and self.estimator != "k1":
+            raise ValueError(f"{self.estimator} in the reward: only k1 is defined there")
+        return self
+
+
+class Overlong(Frozen):
+    """DAPO's soft penalty (arXiv 2503.14476, equation 13) on responses near the token budget."""
+
+    buffer: Annotated[float, Field(gt=0, le=1)]  # share of the budget in which it rises
+    factor: PositiveFloat  # the penalty at the end of the budget
+
+
+class Critic(Frozen):
+    """A value head for GAE: on the policy's own backbone, or on one that starts as its copy."""
+
+    backbone: Literal["own", "shared"]
+    value_clip: PositiveFloat | None  # how far a value may move from the old one in the loss
+    coefficient: PositiveFloat  # of the value loss
+
+
+class Row(Frozen):
+    """The choices of one algorithm (algorithms section 1)."""
+
+    branching: Literal["none", "marks", "entropy"]
+    marks: Annotated[Marks, BeforeValidator(_spelt_out)]
+    estimator: Estimator
+    ratio: Literal["none", "token", "segment", "sequence"]
+    clip: ClipRange | None
+    averaging: Literal["token_mean", "sequence_mean", "unit_mean", "constant_length"]
+    group_filter: Literal["none", "spread"] = "none"
+    overlong: Overlong | None = None
+    kl: Kl | None = None
+    critic: Critic | None = None
+    entropy_bonus: Annotated[float, Field(ge=0)] = 0.0
+    importance_cap: PositiveFloat | None = 2.0  # of old policy over sampler; null: no weights
+
+    @model_validator(mode="after")
+    def _can_be_done(self) -> Row:
+        faults = [reason for impossible, reason in self._impossible() if impossible]
+        if faults:
+            raise ValueError("; ".join(faults))
+        return self
+
+    def _impossible(self) -> list[tuple[bool, str]]:
+        """What cannot be, and what to do instead."""
+        estimator, marks = self.estimator.kind, self.marks.kind
+        has_critic, needs_critic = self.critic is not None, estimator == "gae"
+        return [
+            (
+                has_critic and not needs_critic,
+                f"critic is given, and the estimator {estimator} uses none: set critic to null, or "
+                "the estimator to gae",
+            ),
+            (needs_critic and not has_critic, "the estimator gae needs the section critic"),
+            (
+                self.branching == "marks" and marks == "none",
+                "branching at marks needs marks: choose a kind other than none",
+            ),
+            (
+                self.branching == "entropy" and marks != "tool_call",
+                f"branching by entropy is judged after tool results, and marks is {marks}: set it "
+                "to tool_call",
+            ),
+            (
+                (self.ratio == "none") != (self.clip is None),
+                f"ratio is {self.ratio} and clip is {'null' if self.clip is None else 'given'}: a "
+                "ratio needs its clip range, and without one there is nothing to clip",
+            ),
+            (
+                self.ratio == "segment" and marks == "none",
+                "a ratio of segments needs marks: choose a kind, or the ratio sequence",
+            ),
+            (
+                self.averaging == "unit_mean" and self.ratio not in ("segment", "sequence"),
+                f"unit_mean averages over the units of the ratio, which is {self.ratio}: set it to "
+                "segment or sequence, or average by token_mean",
+            ),
+            (
+                estimator in ("two_level", "grouped_gae") and marks != "step",
+                f"the estimator {estimator} credits environment steps, and marks is {marks}: set "
+                "it to step",
+            ),
+        ]
+
+
+def load_rows(folder: Path = PARAMS) -> dict[str, Row]:
+    """The rows of ``<folder>/algorithms.yaml`` by name; ValueError with file, row and reason."""
+    file = folder / "algorithms.yaml"
+    values = read_yaml(file) if file.is_file() else None
+    if not isinstance(values, dict):
+        raise ValueError(f"{file} is missing or holds no rows: it needs a name and choices for each")
+    return {name: validate(Row, row, f"{file}, row {name}") for name, row in values.items()}
+
+
+def row_of(recipe: Recipe, folder: Path = PARAMS) -> Row:
+    """The row that a recipe names; ValueError where there is none, or the budget is too small."""
+    name, budget = recipe.reinforce.algorithm, recipe.reinforce.rollout
+    rows = load_rows(folder)
+    if name not in rows:
+        raise ValueError(
+            f"reinforce.algorithm '{name}' is no row of {folder / 'algorithms.yaml'}: choose one "
+            f"of {list(rows)}, or add a row"
+        )
+    if rows[name].branching != "none" and not (budget.branch and budget.initial < budget.leaves):
+        raise ValueError(
+            f"reinforce.algorithm '{name}' branches, and reinforce.rollout leaves no room for it "
+            f"(initial {budget.initial}, leaves {budget.leaves}, branch {budget.branch}): lower "
+            "initial, raise leaves, or set branch to at least 1"
+        )
+    return rows[name]
+
+
 def names(folder: Path = PARAMS) -> list[str]:
     """The recipes that lie in ``folder``."""
     return sorted(p.stem for p in folder.glob("*.yaml") if p.stem not in TABLES)
@@ -493,7 +735,8 @@ def load(name: str, folder: Path = PARAMS) -> Recipe:
             f"no recipe '{name}': {file} does not exist; recipes here: {names(folder)}"
         )
     recipe = check(read_yaml(file), file)
-    named_sets(recipe, folder)  # a set without a row is said before any work
+    named_sets(recipe, folder)  # a set or an algorithm without a row is said before any work
+    row_of(recipe, folder)
     return recipe
 
 
@@ -553,13 +796,14 @@ def validate(model: type[Section], values: Any, where: str) -> Section:
         raise ValueError("\n".join(f"{where}: {line}" for line in lines)) from None
 
 
-SEVERAL_KINDS = ("policy", "questions", "expert")  # sections of prepare
+SEVERAL_KINDS = (["prepare", "policy"], ["prepare", "questions"], ["prepare", "expert"])
 
 
 def _explain(fault: Any) -> str:
     path = [str(part) for part in fault["loc"]]
-    if path[:1] == ["prepare"] and set(path[1:2]) & set(SEVERAL_KINDS):
-        del path[2:3]  # pydantic adds the kind
+    for section in (*SEVERAL_KINDS, ["estimator"]):
+        if path[: len(section)] == section:
+            del path[len(section) : len(section) + 1]  # pydantic adds the kind
     key = ".".join(path)
     remedies = {
         "extra_forbidden": f"unknown key '{key}': remove it, or correct its spelling",

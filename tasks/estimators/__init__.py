@@ -1,0 +1,37 @@
+"""Estimators turn rewards into advantages. What they read, and the contract that each keeps.
+
+An estimator takes the groups of a whole batch (the leaves of each question) and gives every leaf an
+advantage for each of its S sampled tokens. Observed tokens are not in an episode, so they can enter
+no statistic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+EPSILON = 1e-6
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One leaf's trajectory: S sampled tokens in E environment steps.
+
+    The trajectory's whole reward is ``reward`` plus the sum of ``token_rewards``; estimators without
+    a time axis use this sum, the others get ``reward`` at the last token (or step).
+    """
+
+    reward: float  # at the end, length shaping included
+    token_rewards: Floats  # [S] a KL penalty in the reward, token by token; else 0
+    tokens: NDArray[np.int64]  # [S] which node of the tree: equal where leaves share the token
+    steps: NDArray[np.int64]  # [S] environment step of each token: 0, ..., E - 1, none left out
+    states: tuple[str, ...]  # [E] the observation that each step acted on
+    values: Floats | None = None  # [S] a critic's V(s) before each token
+
+
+Group = Sequence[Episode]  # the leaves of one question
+Estimator = Callable[[Sequence[Group]], list[list[Floats]]]  # group, leaf -> [S]
