@@ -1,116 +1,372 @@
-"""Policy losses over leaf views: padded rows [leaves, tokens] and a mask of sampled tokens. Pure.
+"""Policy and value losses over leaf views: padded rows of the sampled tokens of each leaf. Pure.
 
-Sums, not means: a loss is divided by a denominator that counts the leaf views of the whole
-optimizer step, so micro-batches add up to exactly the gradient of the whole batch (algorithms
-section 4).
+A loss is a record of independent choices (algorithms sections 1 and 4): ratio, clip, averaging, KL,
+entropy bonus, importance cap. Nothing here knows the name of an algorithm. Sums, not means: a loss
+is divided by a denominator that counts the leaf views of the whole optimizer step, so
+micro-batches add up to the gradient of the whole batch. Where the definitions part from those of
+other trainers is told in docs/losses.md.
+
+Dimensions: leaves, and S, the most sampled tokens of a leaf. A *unit* is the run of tokens that
+share one importance ratio: a token, a segment or the whole leaf. Units are numbered within a leaf.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 LOG_RATIO_LIMIT = 20.0
+REFERENCE_LIMIT = 10.0
+LOGPROB_FLOOR = -1e4  # stands for the log of probability 0; beyond both limits
+
+Metrics = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Views:
-    """One micro-batch of leaves; every field is [leaves, tokens], observed positions masked out."""
+    """One micro-batch of leaves; every tensor is [leaves, S].
+
+    What stands under a false mask (padding, observed tokens) is never read, be it nan or inf.
+    """
 
     logprobs: Tensor  # of the policy that learns; carries the gradient
-    old_logprobs: Tensor  # of the policy that sampled
+    old_logprobs: Tensor  # of the policy that sampled, as the trainer computes them; no gradient
     advantages: Tensor
     mask: Tensor  # bool: sampled tokens
+    segments: Tensor  # int64: segment of each token within its leaf, ascending from 0, below S
+    sampler_logprobs: Tensor  # of the policy that sampled, as the engine computed them
+    entropies: Tensor  # normalised, in [0, 1]; carry a gradient where a bonus is asked for
+    reference_logprobs: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Clip:
-    """Clip range of the importance ratio: [1 - low, 1 + high]."""
+    """The ratio is clipped to [1 - low, 1 + high]; losses with A < 0 end at -dual A."""
 
     low: float
     high: float
+    dual: float | None = None
 
 
-def log_ratio(views: Views) -> Tensor:
-    """log pi - log pi_old, clamped to +-20; 0 at observed positions. [leaves, tokens]"""
-    difference = torch.where(views.mask, views.logprobs - views.old_logprobs, 0.0)
-    return difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+UNBOUNDED = Clip(torch.inf, torch.inf)
 
 
-def token_ratio(views: Views) -> Tensor:
-    """One importance ratio a token (PPO, arXiv 1707.06347, equation 6). [leaves, tokens]"""
-    return log_ratio(views).exp()
+@dataclass(frozen=True)
+class Kl:
+    """A penalty in the loss: coefficient * estimator(d), d = log pi_ref - log pi."""
+
+    estimator: Callable[[Tensor], Tensor]
+    coefficient: float
 
 
-def clipped_objective(ratio: Tensor, advantages: Tensor, clip: Clip) -> Tensor:
-    """-min(rho A, clip(rho) A), element by element (PPO, equation 7)."""
-    clipped = ratio.clamp(1 - clip.low, 1 + clip.high)
-    return -torch.minimum(ratio * advantages, clipped * advantages)
+@dataclass(frozen=True)
+class Ratio:
+    """Which tokens share one importance ratio, and which log-probabilities it is taken against."""
 
+    units: Callable[[Tensor], Tensor]  # segments [leaves, S] -> unit of each token [leaves, S]
+    old: Callable[[Views], Tensor]
 
-def sequence_mean(loss: Tensor, mask: Tensor) -> Tensor:
-    """Sum over leaves of the mean over each one's sampled tokens; divide by the leaves."""
-    counts = mask.sum(-1).clamp(min=1)
-    return (torch.where(mask, loss, 0.0).sum(-1) / counts).sum()
+    def of(self, views: Views) -> Tensor:
+        """exp of the mean token log-ratio of each unit, at each of its tokens. [leaves, S]
 
+        Token log-ratios are clamped to +-20 before the mean; the gradient goes through every
+        token of the unit. ``views`` as ``sampled_only`` gives them. A token by itself: PPO,
+        arXiv 1707.06347; a whole leaf: GSPO, arXiv 2507.18071, equation 7.
+        """
+        log_ratio = _clamped(views.logprobs - self.old(views), LOG_RATIO_LIMIT)
+        units = self.units(views.segments)
+        return (_unit_sums(log_ratio, units) / _unit_lengths(views.mask, units)).exp()
 
-def token_mean(loss: Tensor, mask: Tensor) -> Tensor:
-    """Sum over sampled tokens; divide by their number in all leaf views."""
-    return torch.where(mask, loss, 0.0).sum()
-
-
-def count_leaves(lengths: Tensor) -> float:
-    """Denominator of ``sequence_mean``; lengths [leaves] in sampled tokens."""
-    return float(len(lengths))
-
-
-def count_tokens(lengths: Tensor) -> float:
-    """Denominator of ``token_mean``."""
-    return float(lengths.sum())
+    def count(self, segments: Tensor, mask: Tensor) -> Tensor:
+        """Units of each leaf, [leaves]; a leaf without sampled tokens has none."""
+        units = self.units(torch.where(mask, segments, 0))
+        return (_scattered(mask.long(), units) > 0).sum(-1)
 
 
 @dataclass(frozen=True)
 class Averaging:
-    """How element losses become one number: a sum, and what the whole step divides it by."""
+    """How token losses become one number: a sum over leaves, and what the whole step divides by.
 
-    total: Callable[[Tensor, Tensor], Tensor]
-    denominator: Callable[[Tensor], float]
+    ``divisors``: mask, units [leaves, S] -> over how many tokens a token's loss is averaged first.
+    ``denominator``: sampled tokens and units of the ratio of each leaf of the step, both [leaves].
+    """
+
+    divisors: Callable[[Tensor, Tensor], Tensor]
+    denominator: Callable[[Tensor, Tensor], float]
+
+    def total(self, elements: Tensor, mask: Tensor, units: Tensor) -> Tensor:
+        """The micro-batch's sum, to be divided by the step's denominator."""
+        return torch.where(mask, elements / self.divisors(mask, units), 0).sum()
 
 
 @dataclass(frozen=True)
 class Loss:
     """One choice of each part of a policy loss."""
 
-    ratio: Callable[[Views], Tensor]
-    clip: Clip
+    ratio: Ratio
+    clip: Clip | None
     averaging: Averaging
+    kl: Kl | None = None
+    entropy_bonus: float = 0.0
+    importance_cap: float | None = None  # of old policy over sampler; None: no such weight
 
 
-def policy_loss(views: Views, loss: Loss, denominator: float) -> tuple[Tensor, dict[str, Tensor]]:
+# ---------------------------------------------------------------- ratios
+
+
+def _each_token(segments: Tensor) -> Tensor:
+    return torch.arange(segments.shape[-1], device=segments.device).expand_as(segments)
+
+
+def _each_segment(segments: Tensor) -> Tensor:
+    return segments
+
+
+def _whole_leaf(segments: Tensor) -> Tensor:
+    return torch.zeros_like(segments)
+
+
+def _of_the_sampling_policy(views: Views) -> Tensor:
+    return views.old_logprobs
+
+
+def _of_this_very_policy(views: Views) -> Tensor:
+    return views.logprobs.detach()
+
+
+RATIOS = {
+    # On-policy: the value is 1 and the gradient that of -A log pi (Williams, 1992).
+    "none": Ratio(_each_token, _of_this_very_policy),
+    "token": Ratio(_each_token, _of_the_sampling_policy),
+    "segment": Ratio(_each_segment, _of_the_sampling_policy),
+    "sequence": Ratio(_whole_leaf, _of_the_sampling_policy),
+}
+
+
+def _scattered(values: Tensor, units: Tensor) -> Tensor:
+    """Sum of each unit's values, at the unit's number. [leaves, S]"""
+    return torch.zeros_like(values).scatter_add(-1, units, values)
+
+
+def _unit_sums(values: Tensor, units: Tensor) -> Tensor:
+    """Sum over the unit of each token, at the token. [leaves, S]"""
+    return _scattered(values, units).gather(-1, units)
+
+
+def _unit_lengths(mask: Tensor, units: Tensor) -> Tensor:
+    """Sampled tokens in the unit of each token, at least 1. [leaves, S]"""
+    return _unit_sums(mask.long(), units).clamp(min=1)
+
+
+# ---------------------------------------------------------------- averagings
+
+
+def _by_itself(mask: Tensor, units: Tensor) -> Tensor:
+    return torch.ones_like(units)
+
+
+def _over_its_leaf(mask: Tensor, units: Tensor) -> Tensor:
+    return mask.sum(-1, keepdim=True).clamp(min=1)
+
+
+def _count_leaves(lengths: Tensor, units: Tensor) -> float:
+    return float(len(lengths))
+
+
+def _count_tokens(lengths: Tensor, units: Tensor) -> float:
+    return max(1.0, float(lengths.sum()))
+
+
+def _count_units(lengths: Tensor, units: Tensor) -> float:
+    return max(1.0, float(units.sum()))
+
+
+TOKEN_MEAN = Averaging(_by_itself, _count_tokens)
+SEQUENCE_MEAN = Averaging(_over_its_leaf, _count_leaves)
+UNIT_MEAN = Averaging(_unit_lengths, _count_units)
+
+
+def constant_length(tokens: float) -> Averaging:
+    """Sum over tokens / (leaves * ``tokens``), whatever the lengths (arXiv 2503.20783)."""
+    if tokens <= 0:
+        raise ValueError(f"constant_length of {tokens} tokens: give the response budget, above 0")
+    return Averaging(_by_itself, lambda lengths, units: float(len(lengths) * tokens))
+
+
+AVERAGINGS: dict[str, Callable[[float], Averaging]] = {  # response budget -> averaging
+    "token_mean": lambda budget: TOKEN_MEAN,
+    "sequence_mean": lambda budget: SEQUENCE_MEAN,
+    "unit_mean": lambda budget: UNIT_MEAN,
+    "constant_length": constant_length,
+}
+
+
+# ---------------------------------------------------------------- terms, element by element
+
+
+def clipped_objective(ratio: Tensor, advantages: Tensor, clip: Clip | None) -> Tensor:
+    """-min(rho A, clip(rho) A) (PPO, equation 7); with dual clip at most -c A where A < 0.
+
+    Dual clip: arXiv 1912.09729, equation 8. Without a clip range: -rho A.
+    """
+    plain = -ratio * advantages
+    if clip is None:
+        return plain
+    clipped = torch.maximum(plain, -ratio.clamp(1 - clip.low, 1 + clip.high) * advantages)
+    if clip.dual is None:
+        return clipped
+    bounded = torch.minimum(clipped, -clip.dual * advantages)
+    return torch.where(advantages < 0, bounded, clipped)
+
+
+def importance_weights(views: Views, cap: float | None) -> Tensor:
+    """min(pi_old / pi_sampler, cap), without gradient; 1 where ``cap`` is None. [leaves, S]
+
+    For a trainer whose log-probabilities are not exactly the engine's: truncated importance
+    sampling (Ionides, 2008).
+    """
+    if cap is None:
+        return torch.ones_like(views.old_logprobs)
+    mismatch = views.old_logprobs - views.sampler_logprobs
+    return _clamped(mismatch, LOG_RATIO_LIMIT).exp().clamp(max=cap).detach()
+
+
+def k1(log_ratio: Tensor) -> Tensor:
+    """-d: unbiased, negative at times; its on-policy gradient in a loss has mean zero."""
+    return -log_ratio
+
+
+def k2(log_ratio: Tensor) -> Tensor:
+    """d^2 / 2: biased, never negative; its on-policy gradient is the KL divergence's."""
+    return log_ratio.square() / 2
+
+
+def k3(log_ratio: Tensor) -> Tensor:
+    """e^d - d - 1: unbiased, never negative (Schulman, Approximating KL Divergence, 2020)."""
+    return log_ratio.exp() - log_ratio - 1
+
+
+KL_ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}
+
+
+def reference_log_ratio(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
+    """d = log pi_ref - log pi, clamped to +-10: what the estimators of the KL are given."""
+    return _clamped(reference_logprobs - logprobs, REFERENCE_LIMIT)
+
+
+def _clamped(values: Tensor, limit: float) -> Tensor:
+    return values.clamp(-limit, limit)
+
+
+# ---------------------------------------------------------------- the losses
+
+
+def sampled_only(views: Views) -> Views:
+    """The same views with 0 under a false mask, and probability 0 as a finite log-probability."""
+
+    def kept(values: Tensor) -> Tensor:
+        return torch.where(views.mask, values, 0)
+
+    def finite(logprobs: Tensor) -> Tensor:
+        return kept(logprobs).clamp(min=LOGPROB_FLOOR)
+
+    reference = views.reference_logprobs
+    return replace(
+        views,
+        logprobs=finite(views.logprobs),
+        old_logprobs=finite(views.old_logprobs),
+        sampler_logprobs=finite(views.sampler_logprobs),
+        reference_logprobs=None if reference is None else finite(reference),
+        advantages=kept(views.advantages),
+        segments=kept(views.segments),
+        entropies=kept(views.entropies),
+    )
+
+
+def policy_loss(views: Views, loss: Loss, denominator: float) -> tuple[Tensor, Metrics]:
     """The micro-batch's share of the policy loss, and sums for its metrics.
 
-    The metrics are sums over sampled tokens (``tokens`` counts them) except ``ratio_highest`` and
-    ``ratio_lowest``: shares of clipped tokens at either side, k3 estimate of KL(pi_old || pi).
+    The importance weight multiplies the policy term alone; KL and entropy are averaged as the
+    policy term is (**chosen**). ``denominator`` is ``loss.averaging.denominator`` of the whole
+    optimizer step. ValueError where the loss has a KL term and the views have no reference.
+
+    Metrics are sums over sampled tokens (``tokens`` counts them): ``clip_low``, ``clip_high``,
+    ``clip_dual`` (tokens clipped), ``kl`` (k3 estimate of KL(pi_old || pi)), ``entropy``,
+    ``importance_weight``, ``kl_reference`` (k3 against the reference, where there is one); but
+    ``ratio_highest``, ``ratio_lowest`` and ``mismatch_highest`` (|old - sampler|) are extremes.
     """
-    ratio = loss.ratio(views)
-    elements = clipped_objective(ratio, views.advantages, loss.clip)
+    views = sampled_only(views)
+    ratio, weights = loss.ratio.of(views), importance_weights(views, loss.importance_cap)
+    elements = weights * clipped_objective(ratio, views.advantages, loss.clip)
+    if loss.kl:
+        elements = elements + loss.kl.coefficient * loss.kl.estimator(_from_reference(views))
+    if loss.entropy_bonus:
+        elements = elements - loss.entropy_bonus * views.entropies
+    total = loss.averaging.total(elements, views.mask, loss.ratio.units(views.segments))
     with torch.no_grad():
-        metrics = _metrics(views, ratio, loss.clip)
-    return loss.averaging.total(elements, views.mask) / denominator, metrics
+        metrics = _metrics(views, ratio, weights, loss.clip or UNBOUNDED)
+    return total / denominator, metrics
 
 
-def _metrics(views: Views, ratio: Tensor, clip: Clip) -> dict[str, Tensor]:
+def _from_reference(views: Views) -> Tensor:
+    if views.reference_logprobs is None:
+        raise ValueError(
+            "the loss has a KL term, and the views have no reference_logprobs: give those of the "
+            "reference policy, or set the row's kl to null"
+        )
+    return reference_log_ratio(views.logprobs, views.reference_logprobs)
+
+
+def _metrics(views: Views, ratio: Tensor, weights: Tensor, clip: Clip) -> Metrics:
+    """``views`` as ``sampled_only`` gives them: with zeros, unsampled tokens add to no sum."""
     mask, advantages = views.mask, views.advantages
-    difference = log_ratio(views)
-    kl = difference.exp() - 1 - difference  # k3 of log(pi_old / pi), samples from pi_old
-    return {
-        "tokens": mask.sum(),
-        "clip_low": ((ratio < 1 - clip.low) & (advantages < 0) & mask).sum(),
-        "clip_high": ((ratio > 1 + clip.high) & (advantages > 0) & mask).sum(),
-        "kl": torch.where(mask, kl, 0.0).sum(),
-        "ratio_highest": torch.where(mask, ratio, 1.0).max(),
-        "ratio_lowest": torch.where(mask, ratio, 1.0).min(),
+    log_ratio = _clamped(views.logprobs - views.old_logprobs, LOG_RATIO_LIMIT)
+    sums = {
+        "tokens": mask,
+        "clip_low": (ratio < 1 - clip.low) & (advantages < 0),
+        "clip_high": (ratio > 1 + clip.high) & (advantages > 0),
+        "clip_dual": (ratio > (clip.dual or torch.inf)) & (advantages < 0),
+        "kl": k3(log_ratio),  # of log(pi / pi_old), samples from pi_old
+        "entropy": views.entropies,
+        "importance_weight": torch.where(mask, weights, 0),
     }
+    if views.reference_logprobs is not None:
+        sums["kl_reference"] = k3(_from_reference(views))
+    return {name: values.sum() for name, values in sums.items()} | _extremes(views, ratio)
+
+
+def _extremes(views: Views, ratio: Tensor) -> Metrics:
+    """Over sampled tokens; as if on policy where there are none."""
+    lowest, highest = torch.where(views.mask, ratio, torch.inf), torch.where(views.mask, ratio, 0)
+    mismatch = (views.old_logprobs - views.sampler_logprobs).abs()
+    some = views.mask.any()
+    return {
+        "ratio_highest": torch.where(some, highest.amax(), 1),
+        "ratio_lowest": torch.where(some, lowest.amin(), 1),
+        "mismatch_highest": mismatch.amax(),
+    }
+
+
+def value_loss(
+    values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, clip: float | None
+) -> tuple[Tensor, Metrics]:
+    """0.5 max((V - R)^2, (V_clipped - R)^2), summed over the sampled tokens; all [leaves, S].
+
+    V_clipped = V_old + clamp(V - V_old, +-clip) (None: V): a value further than ``clip`` from the
+    old one gets no gradient where the clipped one's loss is the larger (PPO's reference code).
+    Metrics are sums: ``value_clipped`` (tokens whose loss is the clipped one), ``value_error``
+    (squared error before clipping).
+    """
+    values, old_values, returns = (torch.where(mask, v, 0) for v in (values, old_values, returns))
+    error = (values - returns).square()
+    reach = torch.inf if clip is None else clip
+    clipped = values.clamp(old_values - reach, old_values + reach)
+    clipped_error = (clipped - returns).square()
+    metrics = {
+        "value_clipped": (clipped_error > error).sum(),
+        "value_error": error.detach().sum(),
+    }
+    return 0.5 * torch.maximum(error, clipped_error).sum(), metrics
