@@ -21,8 +21,8 @@ EPSILON = 1e-6
 class Episode:
     """One leaf's trajectory: S sampled tokens in E environment steps.
 
-    The trajectory's whole reward is ``reward`` plus the sum of ``token_rewards``; estimators without
-    a time axis use this sum, the others get ``reward`` at the last token (or step).
+    The trajectory's whole reward is ``reward`` plus the sum of ``token_rewards``; estimators
+    without a time axis use this sum, the others get ``reward`` at the last token (or step).
     """
 
     reward: float  # at the end, length shaping included
