@@ -1,8 +1,10 @@
-"""A policy with its optimizer: in memory, on disk, and the way between. Torch only."""
+"""A policy, its optimizer, its critic: in memory, on disk, and the way between. Torch only."""
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,29 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from params import schema
 from params.schema import Machine, Update
-from tasks.policy import load_policy, load_tokenizer
+from tasks.policy import load_backbone, load_policy, load_tokenizer
 
-POLICY, OPTIMIZER = "policy", "optimizer"  # folders of one checkpoint
+POLICY, OPTIMIZER, CRITIC = "policy", "optimizer", "critic"  # folders of one checkpoint
+
+
+@dataclass
+class Critic:
+    """A value head on hidden states: of its own backbone, or of the policy's (``backbone`` None).
+
+    A critic with its own backbone has its own optimizer, the other learns with the policy.
+    """
+
+    head: torch.nn.Linear  # hidden -> 1
+    backbone: Any | None
+    value_clip: float | None
+    coefficient: float
+    optimizer: torch.optim.Optimizer | None = None
+
+    def weights(self) -> list[torch.nn.Parameter]:
+        """Its own weights, those of the backbone first."""
+        return [*(self.backbone.parameters() if self.backbone else ()), *self.head.parameters()]
 
 
 @dataclass
@@ -26,6 +47,7 @@ class Learner:
     tokenizer: Any
     optimizer: torch.optim.Optimizer | None = None
     updates: int = 0
+    critic: Critic | None = None
 
 
 _resident: list[Learner] = []  # at most one: the state that the next sub-step most likely wants
@@ -47,6 +69,16 @@ def resident(folder: Path, machine: Machine) -> Learner:
     return _resident[0]
 
 
+_references: list[tuple[Path, Any]] = []  # at most one
+
+
+def reference(folder: Path, machine: Machine) -> Any:
+    """The policy in ``folder``, to be looked at and never changed; kept for the next iteration."""
+    if not (_references and _references[0][0] == folder):
+        _references[:] = [(folder, load_policy(folder, machine).eval())]
+    return _references[0][1]
+
+
 def keep_resident(learner: Learner, folder: Path) -> None:
     """Note that the learner in memory is what ``folder`` will hold."""
     learner.folder = folder
@@ -58,25 +90,64 @@ def forget(learner: Learner) -> None:
     _resident[:] = [other for other in _resident if other is not learner]
 
 
+def prepare_critic(learner: Learner, choice: schema.Critic | None, machine: Machine) -> None:
+    """Make the critic that an algorithm asks for, or load the one that lies beside the policy.
+
+    A new one values everything at 0, and its own backbone begins as a copy of the policy's.
+    """
+    if choice is None or learner.critic:
+        return
+    own = choice.backbone == "own"
+    beside = _beside(learner, CRITIC)
+    if own and beside:
+        backbone = load_backbone(beside, machine)
+    else:
+        backbone = copy.deepcopy(learner.model.base_model) if own else None
+    head = torch.nn.Linear(learner.model.config.hidden_size, 1).to(machine.device)
+    if beside:
+        head.load_state_dict(load_file(beside / "head.safetensors", device=machine.device))
+    else:
+        for weight in head.parameters():
+            torch.nn.init.zeros_(weight)
+    learner.critic = Critic(head, backbone, choice.value_clip, choice.coefficient)
+
+
 def prepare_optimizer(learner: Learner, settings: Update) -> None:
-    """Make the optimizer of a learner that has none, with the state that lies beside its policy."""
-    if learner.optimizer is None:
-        learner.optimizer = make_optimizer(learner.model, settings)
-        beside = learner.folder.parent / OPTIMIZER
-        if learner.folder.name == POLICY and beside.is_dir():
-            _restore_optimizer(learner, beside)
+    """Make the optimizers of a learner without, with the state that lies beside its policy."""
+    if learner.optimizer:
+        return
+    critic = learner.critic
+    shared = critic.weights() if critic and critic.backbone is None else []
+    weights = [*learner.model.parameters(), *shared]
+    learner.optimizer = make_optimizer(weights, settings, settings.learning_rate)
+    if beside := _beside(learner, OPTIMIZER):
+        learner.optimizer.load_state_dict(_state(learner.optimizer, beside))
+        learner.updates = json.loads((beside / "updates.json").read_text())["updates"]
+    if critic and critic.backbone:
+        critic.optimizer = make_optimizer(critic.weights(), settings, settings.critic_learning_rate)
+        if beside := _beside(learner, CRITIC):
+            critic.optimizer.load_state_dict(_state(critic.optimizer, beside))
 
 
-def make_optimizer(model: Any, settings: Update) -> torch.optim.Optimizer:
+def _beside(learner: Learner, name: str) -> Path | None:
+    """The folder ``name`` of the checkpoint that the policy was loaded from, if it has one."""
+    folder = learner.folder.parent / name
+    return folder if learner.folder.name == POLICY and folder.is_dir() else None
+
+
+def make_optimizer(
+    weights: Iterable[torch.nn.Parameter], settings: Update, learning_rate: float
+) -> torch.optim.Optimizer:
     """AdamW; weight decay on matrices only."""
-    decayed = [weight for weight in model.parameters() if weight.ndim > 1]
-    others = [weight for weight in model.parameters() if weight.ndim <= 1]
+    weights = list(weights)
+    decayed = [weight for weight in weights if weight.ndim > 1]
+    others = [weight for weight in weights if weight.ndim <= 1]
     return torch.optim.AdamW(
         [
             {"params": decayed, "weight_decay": settings.weight_decay},
             {"params": others, "weight_decay": 0.0},
         ],
-        lr=settings.learning_rate,
+        lr=learning_rate,
         betas=settings.adam_betas,
         fused=True,
     )
@@ -84,27 +155,40 @@ def make_optimizer(model: Any, settings: Update) -> torch.optim.Optimizer:
 
 def save(learner: Learner, folder: Path) -> None:
     """Write ``folder``/policy (weights and tokenizer, as transformers loads them) and, beside it,
-    ``folder``/optimizer. Equal learners give equal bytes."""
+    ``folder``/optimizer and ``folder``/critic. Equal learners give equal bytes."""
     learner.model.save_pretrained(folder / POLICY)
     learner.tokenizer.save_pretrained(folder / POLICY)
-    if learner.optimizer is None:
-        return
+    if learner.optimizer:
+        _save_state(learner.optimizer, folder / OPTIMIZER)
+        updates = json.dumps({"updates": learner.updates})
+        (folder / OPTIMIZER / "updates.json").write_text(updates)
+    if learner.critic:
+        _save_critic(learner.critic, folder / CRITIC)
+
+
+def _save_critic(critic: Critic, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    save_file(critic.head.state_dict(), folder / "head.safetensors")
+    if critic.backbone:
+        critic.backbone.save_pretrained(folder)
+    if critic.optimizer:
+        _save_state(critic.optimizer, folder)
+
+
+def _save_state(optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     state = {
         f"{index}.{name}": value.contiguous()
-        for index, entry in learner.optimizer.state_dict()["state"].items()
+        for index, entry in optimizer.state_dict()["state"].items()
         for name, value in entry.items()
     }
-    (folder / OPTIMIZER).mkdir()
-    save_file(state, folder / OPTIMIZER / "state.safetensors")
-    (folder / OPTIMIZER / "updates.json").write_text(json.dumps({"updates": learner.updates}))
+    save_file(state, folder / "state.safetensors")
 
 
-def _restore_optimizer(learner: Learner, folder: Path) -> None:
-    assert learner.optimizer
+def _state(optimizer: torch.optim.Optimizer, folder: Path) -> dict[str, Any]:
+    """What ``_save_state`` wrote, as ``optimizer`` takes it."""
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in load_file(folder / "state.safetensors").items():
         index, name = key.split(".", 1)
         state.setdefault(int(index), {})[name] = value
-    groups = learner.optimizer.state_dict()["param_groups"]
-    learner.optimizer.load_state_dict({"state": state, "param_groups": groups})
-    learner.updates = json.loads((folder / "updates.json").read_text())["updates"]
+    return {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}

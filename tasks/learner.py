@@ -1,9 +1,10 @@
-"""The policy that learns: its log-probabilities, and its updates. Torch only."""
+"""The policy that learns: its log-probabilities, its critic's values, its updates. Torch only."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,48 +13,127 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from params.schema import Machine, Update
-from tasks.checkpoint import Learner, forget
-from tasks.losses import Loss, Views, policy_loss
-from tasks.packing import MicroBatch, Row, micro_batches
+from tasks.attention import PAIRS, attending, form_for
+from tasks.checkpoint import Critic, Learner, forget
+from tasks.losses import Loss, Views, policy_loss, value_loss
+from tasks.packing import ByNode, Cost, Credited, Floats, Forest, cost_of, forests, to_nodes
+from tasks.trajectory import Tree
 
-LOGIT_CHUNK = 4096  # positions whose logits exist at one time
+LOGITS_AT_ONCE = 2**24  # positions x vocabulary; what goes beyond is computed in parts
+Batch = Sequence[tuple[Credited, Sequence[int]]]  # trees, and which of their leaves
+
+
+def states(backbone: Any, forest: Forest) -> Tensor:
+    """Hidden states [P, hidden] from which the sampled tokens of a forest are predicted."""
+    output = backbone(
+        input_ids=forest.tokens, position_ids=forest.positions, use_cache=False, forest=forest
+    )
+    return output.last_hidden_state[0].index_select(0, forest.predicting)
 
 
 def token_logprobs(
-    model: Any, tokens: Tensor, mask: Tensor, temperature: float
-) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and normalised entropies of the tokens under ``mask``; both [leaves, T].
+    model: Any, states_PH: Tensor, targets_P: Tensor, temperature: float, entropy: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probabilities [P] of tokens at a temperature, and with ``entropy`` the entropies / ln|V|.
 
-    tokens and mask are [leaves, T]; values elsewhere are 0. Logits are taken only where a sampled
-    token is predicted, ``LOGIT_CHUNK`` positions at a time, and recomputed in the backward pass.
+    At most ``LOGITS_AT_ONCE`` logits exist at one time; where that takes several parts, each is
+    computed again in the backward pass instead of being kept. So memory grows with the tokens and
+    with the vocabulary, not with their product.
     """
-    hidden = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
-    predicting = mask[:, 1:]
-    states, targets = hidden[:, :-1][predicting], tokens[:, 1:][predicting]
     head = model.get_output_embeddings()
+    part = max(1, LOGITS_AT_ONCE // head.weight.shape[0])
+    if len(targets_P) <= part:
+        return _logprobs(head, states_PH, targets_P, temperature, entropy)
     parts = [
-        checkpoint(_chunk_logprobs, head, part, target, temperature, use_reentrant=False)
-        for part, target in zip(states.split(LOGIT_CHUNK), targets.split(LOGIT_CHUNK), strict=True)
+        checkpoint(_logprobs, head, some, target, temperature, entropy, use_reentrant=False)
+        for some, target in zip(states_PH.split(part), targets_P.split(part), strict=True)
     ]
-    logprobs, entropies = (torch.cat(column) for column in zip(*parts, strict=True))
-    places = torch.nn.functional.pad(predicting, (1, 0))
-    zero = torch.zeros(tokens.shape, device=tokens.device)
-    return zero.masked_scatter(places, logprobs), zero.masked_scatter(places, entropies)
+    logprobs, entropies = zip(*parts, strict=True)
+    return torch.cat(logprobs), torch.cat(entropies) if entropy else None
 
 
-def _chunk_logprobs(
-    head: Any, states: Tensor, targets: Tensor, temperature: float
-) -> tuple[Tensor, Tensor]:
-    logits = head(states).float() / temperature
-    logprobs = torch.log_softmax(logits, dim=-1)
-    with torch.no_grad():
-        entropies = -(logprobs.exp() * logprobs).sum(-1) / math.log(logits.shape[-1])
-    return logprobs.gather(-1, targets[:, None])[:, 0], entropies
+def _logprobs(
+    head: Any, states_PH: Tensor, targets_P: Tensor, temperature: float, entropy: bool
+) -> tuple[Tensor, Tensor | None]:
+    logits = head(states_PH).float() / temperature
+    logprobs = -torch.nn.functional.cross_entropy(logits, targets_P, reduction="none")
+    if not entropy:
+        return logprobs, None
+    every = torch.log_softmax(logits, dim=-1)
+    return logprobs, -(every.exp() * every).sum(-1) / math.log(logits.shape[-1])
+
+
+# ---------------------------------------------------------------- values of tokens, by node
+
+
+def node_logprobs(
+    model: Any, trees: Sequence[Credited], temperature: float, settings: Update, machine: Machine
+) -> list[ByNode]:
+    """Log-probabilities of the sampled tokens under ``model``, tree by tree and node by node."""
+    return _by_node(
+        model,
+        trees,
+        lambda forest: token_logprobs(
+            model, states(model.base_model, forest), forest.targets, temperature
+        )[0],
+        settings,
+        machine,
+    )
+
+
+def node_values(
+    learner: Learner, trees: Sequence[Credited], settings: Update, machine: Machine
+) -> list[ByNode]:
+    """The critic's value before each sampled token, tree by tree and node by node."""
+    critic = learner.critic
+    assert critic, "an algorithm with a critic comes first"
+    backbone = critic.backbone or learner.model.base_model
+    return _by_node(
+        backbone, trees, lambda forest: values(critic, states(backbone, forest)), settings, machine
+    )
+
+
+def values(critic: Critic, states_PH: Tensor) -> Tensor:
+    """V(s) [P] from hidden states."""
+    return critic.head(states_PH)[:, 0].float()
+
+
+def _by_node(
+    model: Any,
+    trees: Sequence[Credited],
+    compute: Callable[[Forest], Tensor],
+    settings: Update,
+    machine: Machine,
+) -> list[ByNode]:
+    batch = [(tree, range(len(tree.tree.leaves))) for tree in trees]
+    form = form_for(machine.device)
+    found: dict[int, list[Floats]] = {id(tree): _blank(tree.tree) for tree in trees}
+    training = model.training
+    model.eval()
+    with torch.no_grad(), attending(model, form):
+        cost = _cost(model, form)
+        for forest in forests(batch, settings.micro_batch_tokens, cost, machine.device):
+            for tree, node, numbers in to_nodes(forest, compute(forest)):
+                found[id(tree)][node] = numbers
+    model.train(training)
+    return [found[id(tree)] for tree in trees]
+
+
+def _blank(tree: Tree) -> list[Floats]:
+    return [np.zeros(0, np.float32)] * len(tree.nodes)
+
+
+def _cost(model: Any, form: str) -> Cost:
+    weights = sum(weight.numel() for weight in model.parameters())
+    return cost_of(model.config, weights, PAIRS[form])
+
+
+# ---------------------------------------------------------------- updates
 
 
 def update(
     learner: Learner,
-    rows: Sequence[Row],
+    trees: Sequence[Credited],
     loss: Loss,
     settings: Update,
     temperature: float,
@@ -62,23 +142,39 @@ def update(
 ) -> dict[str, float]:
     """One batch's optimizer steps: epochs x mini-batches. Returns metrics, averaged over tokens.
 
-    A mini-batch holds whole leaves, in an order drawn from ``seed``. Rows whose advantage is zero
-    have no gradient and skip the model, but count in the denominator.
+    A mini-batch holds whole trees, in an order drawn from ``seed``. With one step a batch, the
+    policy that learns is the one that sampled, and no pass is needed for the old log-probabilities;
+    with more, they are computed first.
     """
     forget(learner)
+    if settings.epochs * settings.mini_batches > 1:
+        trees = _with_old_logprobs(learner, trees, temperature, settings, machine)
     learner.model.train()
     order = np.random.default_rng(seed)
+    count = min(settings.mini_batches, len(trees))
     sums: list[dict[str, float]] = []
-    for _ in range(settings.epochs):
-        for part in np.array_split(order.permutation(len(rows)), settings.mini_batches):
-            batch = [rows[i] for i in part]
-            sums.append(_step(learner, batch, loss, settings, temperature, machine))
-    return _averages(sums)
+    with attending(learner.model, form_for(machine.device)):
+        for _ in range(settings.epochs if count else 0):
+            for part in np.array_split(order.permutation(len(trees)), count):
+                chosen = [trees[i] for i in part]
+                sums.append(_step(learner, chosen, loss, settings, temperature, machine))
+    return _averages(sums or [NOTHING])
+
+
+def _with_old_logprobs(
+    learner: Learner,
+    trees: Sequence[Credited],
+    temperature: float,
+    settings: Update,
+    machine: Machine,
+) -> list[Credited]:
+    old = node_logprobs(learner.model, trees, temperature, settings, machine)
+    return [replace(tree, old_logprobs=logprobs) for tree, logprobs in zip(trees, old, strict=True)]
 
 
 def _step(
     learner: Learner,
-    rows: Sequence[Row],
+    trees: Sequence[Credited],
     loss: Loss,
     settings: Update,
     temperature: float,
@@ -86,37 +182,139 @@ def _step(
 ) -> dict[str, float]:
     """One optimizer step; gradients of its micro-batches add up."""
     assert learner.optimizer, "prepare_optimizer comes first"
-    lengths = torch.tensor([row.sampled for row in rows])
-    denominator = loss.averaging.denominator(lengths)
-    useful = [row for row in rows if row.advantage != 0]
-    sums: dict[str, float] = {"loss": 0.0, "trained_tokens": 0.0}
+    denominator = _denominator(trees, loss)
+    value_tokens = _sampled_views(trees)
+    sums = dict(NOTHING)
     learner.optimizer.zero_grad(set_to_none=True)
-    for batch in micro_batches(useful, settings.micro_batch_tokens, machine.device):
-        value, metrics = _micro_batch_loss(learner, batch, loss, temperature, denominator)
+    for forest in _micro_batches(learner, trees, loss, settings, machine):
+        value, metrics = _objective(learner, forest, loss, temperature, denominator, value_tokens)
         value.backward()
         _add_up(sums, {"loss": float(value.detach()), **metrics})
-        sums["trained_tokens"] += float(batch.mask.sum())
-    if useful:
+        sums["trained_tokens"] += len(forest.targets)
+        sums["trained_views"] += float(forest.mask.sum())
+    if sums["trained_tokens"]:
         sums["gradient_norm"] = _apply(learner, settings)
+    if learner.critic and learner.critic.backbone:
+        _add_up(sums, _critic_step(learner.critic, trees, settings, machine, value_tokens))
     return sums
 
 
-def _micro_batch_loss(
-    learner: Learner, batch: MicroBatch, loss: Loss, temperature: float, denominator: float
+def _micro_batches(
+    learner: Learner, trees: Sequence[Credited], loss: Loss, settings: Update, machine: Machine
+) -> Iterator[Forest]:
+    """Forests of the leaves that have a gradient.
+
+    Leaves without any advantage skip the model where no other term of the loss needs them; they
+    still count in the denominator.
+    """
+    shares = learner.critic is not None and learner.critic.backbone is None
+    every = shares or loss.kl is not None or loss.entropy_bonus > 0
+    batch = [
+        (
+            tree,
+            [leaf for leaf, credit in enumerate(tree.credits) if every or credit.advantages.any()],
+        )
+        for tree in trees
+    ]
+    cost = _cost(learner.model, form_for(machine.device))
+    return forests(batch, settings.micro_batch_tokens, cost, machine.device)
+
+
+def _denominator(trees: Sequence[Credited], loss: Loss) -> float:
+    credits = [credit for tree in trees for credit in tree.credits]
+    lengths = torch.tensor([len(credit.advantages) for credit in credits])
+    mask = torch.arange(int(lengths.max()))[None] < lengths[:, None]
+    segments = torch.zeros(mask.shape, dtype=torch.int64)
+    segments[mask] = torch.from_numpy(np.concatenate([credit.segments for credit in credits]))
+    return loss.averaging.denominator(lengths, loss.ratio.count(segments, mask))
+
+
+def _sampled_views(trees: Sequence[Credited]) -> int:
+    return sum(len(credit.advantages) for tree in trees for credit in tree.credits)
+
+
+def _objective(
+    learner: Learner,
+    forest: Forest,
+    loss: Loss,
+    temperature: float,
+    denominator: float,
+    value_tokens: int,
 ) -> tuple[Tensor, dict[str, float]]:
-    logprobs, entropies = token_logprobs(learner.model, batch.tokens, batch.mask, temperature)
-    views = Views(logprobs, batch.old_logprobs, batch.advantages, batch.mask)
-    value, metrics = policy_loss(views, loss, denominator)
-    metrics["trained_entropy"] = entropies.sum()
-    mismatch = (logprobs.detach() - batch.old_logprobs).abs()
-    metrics["mismatch_highest"] = torch.where(batch.mask, mismatch, 0.0).max()
+    """A micro-batch's share of the loss: of the policy, and of a critic on the same backbone."""
+    hidden = states(learner.model.base_model, forest)
+    logprobs, entropies = token_logprobs(
+        learner.model, hidden, forest.targets, temperature, loss.entropy_bonus > 0
+    )
+    value, metrics = policy_loss(_views(forest, logprobs, entropies), loss, denominator)
+    critic = learner.critic
+    if critic and critic.backbone is None:
+        part, more = _value_loss(critic, forest, hidden, value_tokens)
+        value, metrics = value + critic.coefficient * part, {**metrics, **more}
     return value, {name: float(entry) for name, entry in metrics.items()}
+
+
+def _views(forest: Forest, logprobs: Tensor, entropies: Tensor | None) -> Views:
+    """Values of unique tokens [P], gathered into leaves [L, S]: autograd adds the shares up."""
+    known = forest.known
+    reference = known.get("reference_logprobs")
+    old = known.get("old_logprobs", logprobs.detach())
+    entropies = known["entropies"] if entropies is None else entropies
+    return Views(
+        logprobs=logprobs[forest.views],
+        old_logprobs=old[forest.views],
+        advantages=forest.advantages,
+        mask=forest.mask,
+        segments=forest.segments,
+        sampler_logprobs=known["sampler_logprobs"][forest.views],
+        entropies=entropies[forest.views],
+        reference_logprobs=None if reference is None else reference[forest.views],
+    )
+
+
+def _value_loss(
+    critic: Critic, forest: Forest, hidden: Tensor, value_tokens: int
+) -> tuple[Tensor, dict[str, Tensor]]:
+    assert forest.returns is not None and forest.values is not None, "a critic has its returns"
+    total, metrics = value_loss(
+        values(critic, hidden)[forest.views],
+        forest.values,
+        forest.returns,
+        forest.mask,
+        critic.value_clip,
+    )
+    return total / value_tokens, {"value_loss": total.detach(), **metrics}
+
+
+def _critic_step(
+    critic: Critic,
+    trees: Sequence[Credited],
+    settings: Update,
+    machine: Machine,
+    value_tokens: int,
+) -> dict[str, float]:
+    """One optimizer step of a critic on its own backbone, over all leaves."""
+    assert critic.optimizer, "prepare_optimizer comes first"
+    form = form_for(machine.device)
+    batch = [(tree, range(len(tree.credits))) for tree in trees]
+    sums: dict[str, float] = {}
+    critic.optimizer.zero_grad(set_to_none=True)
+    with attending(critic.backbone, form):
+        cost = _cost(critic.backbone, form)
+        for forest in forests(batch, settings.micro_batch_tokens, cost, machine.device):
+            hidden = states(critic.backbone, forest)
+            part, metrics = _value_loss(critic, forest, hidden, value_tokens)
+            (critic.coefficient * part).backward()
+            _add_up(sums, {name: float(entry) for name, entry in metrics.items()})
+    torch.nn.utils.clip_grad_norm_(critic.weights(), settings.gradient_clip)
+    critic.optimizer.step()
+    return sums
 
 
 def _apply(learner: Learner, settings: Update) -> float:
     """Clip, warm up, step; the gradient norm before clipping."""
     assert learner.optimizer
-    weights = learner.model.parameters()
+    weights = [weight for group in learner.optimizer.param_groups for weight in group["params"]]
     norm = float(torch.nn.utils.clip_grad_norm_(weights, settings.gradient_clip))
     if not math.isfinite(norm):
         raise RuntimeError(
@@ -131,11 +329,14 @@ def _apply(learner: Learner, settings: Update) -> float:
     return norm
 
 
+NOTHING = {"loss": 0.0, "trained_tokens": 0.0, "trained_views": 0.0}  # sums of no step at all
 COMBINE: dict[str, Callable[[float, float], float]] = {
     "ratio_highest": max,
     "mismatch_highest": max,
     "ratio_lowest": min,
 }
+OVER_TOKENS = ("clip_low", "clip_high", "clip_dual", "kl", "entropy", "importance_weight")
+WHERE_GIVEN = ("kl_reference", "value_loss", "value_clipped", "value_error")  # also over tokens
 
 
 def _add_up(sums: dict[str, float], new: dict[str, float]) -> None:
@@ -150,10 +351,9 @@ def _averages(steps: Sequence[dict[str, float]]) -> dict[str, float]:
     for step in steps:
         _add_up(total, step)
     tokens = max(1.0, total.get("tokens", 0.0))
-    means = {
-        name: total.get(name, 0.0) / tokens
-        for name in ("clip_low", "clip_high", "kl", "trained_entropy")
-    }
+    names = (*OVER_TOKENS, *(name for name in WHERE_GIVEN if name in total))
+    means = {name: total.get(name, 0.0) / tokens for name in names}
+    means["trained_entropy"] = means.pop("entropy")
     extremes = {name: total[name] for name in COMBINE if name in total}
     return {
         **means,
@@ -161,5 +361,6 @@ def _averages(steps: Sequence[dict[str, float]]) -> dict[str, float]:
         "loss": total["loss"] / len(steps),
         "gradient_norm": total.get("gradient_norm", 0.0) / len(steps),
         "trained_tokens": total["trained_tokens"],
+        "trained_views": total["trained_views"],
         "clip_fraction": means["clip_low"] + means["clip_high"],
     }

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from transformers import (
+    AutoModel,
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedTokenizerFast,
@@ -139,8 +140,16 @@ def load_policy(folder: str | Path, machine: Machine, revision: str | None = Non
 
     Raises OSError (from transformers) where neither is found.
     """
-    model = AutoModelForCausalLM.from_pretrained(
+    return _load(AutoModelForCausalLM, folder, machine, revision)
+
+
+def load_backbone(folder: Path, machine: Machine) -> Any:
+    """The same without a head over the vocabulary."""
+    return _load(AutoModel, folder, machine, None)
+
+
+def _load(kind: Any, folder: str | Path, machine: Machine, revision: str | None) -> Any:
+    model = kind.from_pretrained(
         folder, revision=revision, dtype=PRECISION[machine.precision], attn_implementation="sdpa"
     )
-    model.to(torch.device(machine.device))  # type: ignore[arg-type]
-    return model
+    return model.to(torch.device(machine.device))

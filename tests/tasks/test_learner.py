@@ -1,18 +1,23 @@
-import copy
 import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from params.schema import Machine, Update
-from tasks import checkpoint, learner, losses
+from params.schema import Critic, Machine, Update, load_rows
+from tasks import checkpoint, learner
+from tasks.algorithm import assemble
+from tasks.attention import GATHERED, attending
 from tasks.engines import Request
 from tasks.engines.transformers import TransformersEngine
-from tasks.learner import token_logprobs
-from tasks.packing import Row
+from tasks.learner import node_logprobs, token_logprobs
+from tasks.packing import Credited, forest, lay_out, uncredited
 from tasks.policy import use_machine
+from tasks.trajectory import PROMPT, TURN, Node, Question, Tree
+from tests.trees import credited, lengths, random_tree, small_policy
 
 MACHINE = Machine(threads=1, device="cpu", precision="float32")
 SETTINGS = Update(
@@ -23,14 +28,16 @@ SETTINGS = Update(
     gradient_clip=1e9,
     epochs=1,
     mini_batches=1,
-    micro_batch_tokens=40,
+    micro_batch_tokens=10_000,
+    critic_learning_rate=1e-2,
 )
-AVERAGINGS = {
-    "sequence_mean": losses.Averaging(losses.sequence_mean, losses.count_leaves),
-    "token_mean": losses.Averaging(losses.token_mean, losses.count_tokens),
-}
-LOSS = losses.Loss(losses.token_ratio, losses.Clip(0.2, 0.3), AVERAGINGS["sequence_mean"])
+RESPONSE_TOKENS = 50
+ROWS = load_rows()
+LOSSES = {name: assemble(row, RESPONSE_TOKENS).loss for name, row in ROWS.items()}
+GRPO = LOSSES["grpo"]
 TEMPERATURE = 0.7
+OWN = Critic(backbone="own", value_clip=0.5, coefficient=0.5)
+SHARED = Critic(backbone="shared", value_clip=0.5, coefficient=0.1)
 
 
 @pytest.fixture(scope="module")
@@ -43,37 +50,37 @@ def initial(policy, tokenizer, tmp_path_factory):
     return folder
 
 
-def fresh(folder, settings=SETTINGS):
+def fresh(folder, settings=SETTINGS, critic=None):
     """A learner as a new process would have it."""
     checkpoint._resident.clear()
     learning = checkpoint.resident(folder, MACHINE)
+    checkpoint.prepare_critic(learning, critic, MACHINE)
     checkpoint.prepare_optimizer(learning, settings)
     return learning
 
 
-def made_rows(count=6, seed=0, zeros=()):
-    """Rows of unequal lengths with observed tokens in their midst; ``zeros`` have no advantage."""
+def made_trees(count=3, seed=0, zeros=(), values=False, leaves=5):
+    return [credited(random_tree(seed + i, leaves), seed + i, zeros, values) for i in range(count)]
+
+
+def off_policy(trees, seed=0):
+    """The same as if another policy had sampled: log-probabilities elsewhere, on both sides."""
     random = np.random.default_rng(seed)
-    rows = []
-    for i in range(count):
-        length = int(random.integers(6, 15))
-        mask = random.random(length) < 0.6
-        mask[:2], mask[-1] = False, True
-        rows.append(
-            Row(
-                tokens=random.integers(0, 270, length).astype(np.int32),
-                mask=mask,
-                old_logprobs=np.where(mask, -5.6 + 0.3 * random.standard_normal(length), 0).astype(
-                    "f"
-                ),
-                advantage=0.0 if i in zeros else float(random.standard_normal()),
-            )
-        )
-    return rows
+
+    def elsewhere(tree):
+        return [
+            (-4.5 + 0.3 * random.standard_normal(len(node.logprobs))).astype(np.float32)
+            for node in tree.tree.nodes
+        ]
+
+    return [
+        replace(tree, old_logprobs=elsewhere(tree), reference_logprobs=elsewhere(tree))
+        for tree in trees
+    ]
 
 
-def run(learning, rows, settings=SETTINGS, loss=LOSS, seed=1):
-    return learner.update(learning, rows, loss, settings, TEMPERATURE, MACHINE, seed)
+def run(learning, trees, settings=SETTINGS, loss=GRPO, seed=1):
+    return learner.update(learning, trees, loss, settings, TEMPERATURE, MACHINE, seed)
 
 
 def weights(model):
@@ -88,67 +95,212 @@ def gradients(model):
     return {name: weight.grad.clone() for name, weight in model.named_parameters()}
 
 
-def plain_gradients(model, rows, averaging):
-    """The same gradient from the model's own logits, a row at a time, all of plain torch."""
-    model = copy.deepcopy(model)
+def close(one, other, tolerance=1e-5):
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], rtol=0, atol=tolerance, msg=name)
+
+
+def objective_gradients(model, layouts, loss, denominator, critic=None):
+    """Gradients of one micro-batch that holds the layouts."""
     model.zero_grad()
-    total = torch.zeros(())
-    for row in rows:
-        tokens = torch.tensor(row.tokens, dtype=torch.long)[None]
-        logits = model(input_ids=tokens).logits.float() / TEMPERATURE
-        logprobs = torch.log_softmax(logits[0, :-1], -1)[range(len(row.tokens) - 1), tokens[0, 1:]]
-        own = torch.tensor(row.mask[1:])
-        ratio = (logprobs - torch.tensor(row.old_logprobs[1:]))[own].exp()
-        clipped = ratio.clamp(1 - LOSS.clip.low, 1 + LOSS.clip.high)
-        terms = -torch.minimum(ratio * row.advantage, clipped * row.advantage)
-        total = total + (terms.mean() if averaging == "sequence_mean" else terms.sum())
-    counts = len(rows) if averaging == "sequence_mean" else sum(row.sampled for row in rows)
-    (total / counts).backward()
-    return gradients(model)
+    learning = checkpoint.Learner(None, model, None, critic=critic)
+    with attending(model, GATHERED):
+        value, metrics = learner._objective(
+            learning, forest(layouts, "cpu"), loss, TEMPERATURE, denominator, value_tokens=100
+        )
+    value.backward()
+    return gradients(model), float(value.detach()), metrics
+
+
+def in_trees(trees):
+    return [lay_out(tree, range(len(tree.credits))) for tree in trees]
+
+
+def in_rows(trees):
+    return [lay_out(tree, [leaf]) for tree in trees for leaf in range(len(tree.credits))]
+
+
+# ---------------------------------------------------------------- every node once
+
+
+@settings(max_examples=6)
+@given(st.integers(0, 10_000), st.integers(1, 8))
+@pytest.mark.parametrize("name", ROWS)
+def test_trees_and_rows_give_the_same_gradient_for_every_row_of_the_table(name, seed, leaves):
+    model = small_policy(seed % 5)
+    trees = off_policy(made_trees(2, seed, leaves=leaves), seed)
+    denominator = learner._denominator(trees, LOSSES[name])
+    whole = objective_gradients(model, in_trees(trees), LOSSES[name], denominator)
+    rows = objective_gradients(model, in_rows(trees), LOSSES[name], denominator)
+    close(whole[0], rows[0])
+    assert whole[1] == pytest.approx(rows[1], abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_gradient_is_that_of_plain_torch_a_leaf_at_a_time(name):
+    """From the model's own logits and causal attention, without forests."""
+    model, loss = small_policy(), LOSSES[name]
+    trees = off_policy(made_trees(2))
+    denominator = learner._denominator(trees, loss)
+    found = objective_gradients(model, in_trees(trees), loss, denominator)[0]
+    model.zero_grad()
+    for tree in trees:
+        for leaf in range(len(tree.credits)):
+            value, _ = learner.policy_loss(plain_views(model, tree, leaf), loss, denominator)
+            value.backward()
+    close(found, gradients(model))
+
+
+def plain_views(model, tree, leaf):
+    path = tree.tree.path(tree.tree.leaves[leaf])
+    nodes = [tree.tree.nodes[node] for node in path]
+    tokens = torch.from_numpy(np.concatenate([node.tokens for node in nodes]).astype(np.int64))
+    own = torch.from_numpy(
+        np.concatenate([np.full(len(node.tokens), node.kind == TURN) for node in nodes])
+    )
+    every = torch.log_softmax(model(input_ids=tokens[None]).logits[0] / TEMPERATURE, -1)
+    logprobs = every[:-1].gather(-1, tokens[1:, None])[:, 0][own[1:]]
+
+    def along(by_node):
+        return torch.from_numpy(np.concatenate([by_node[node] for node in path]))[None]
+
+    credit = tree.credits[leaf]
+    return learner.Views(
+        logprobs=logprobs[None],
+        old_logprobs=along(tree.old_logprobs),
+        advantages=torch.from_numpy(credit.advantages)[None],
+        mask=torch.ones(1, len(logprobs), dtype=torch.bool),
+        segments=torch.from_numpy(credit.segments)[None],
+        sampler_logprobs=along([node.logprobs for node in tree.tree.nodes]),
+        entropies=along([node.entropies for node in tree.tree.nodes]),
+        reference_logprobs=along(tree.reference_logprobs),
+    )
+
+
+@pytest.mark.parametrize("entropy_bonus", [0.0, 0.3])
+def test_an_entropy_bonus_reaches_the_weights_the_same_way(entropy_bonus):
+    model, loss = small_policy(), replace(GRPO, entropy_bonus=entropy_bonus)
+    trees = off_policy(made_trees(2))
+    denominator = learner._denominator(trees, loss)
+    whole = objective_gradients(model, in_trees(trees), loss, denominator)[0]
+    close(whole, objective_gradients(model, in_rows(trees), loss, denominator)[0])
+    without = objective_gradients(model, in_trees(trees), GRPO, denominator)[0]
+    assert same(whole, without) == (entropy_bonus == 0)
+
+
+def test_a_critic_on_the_policys_backbone_gets_the_same_gradient_from_trees_and_rows():
+    model = small_policy()
+    head = torch.nn.Linear(32, 1)
+    critic = checkpoint.Critic(head, None, 0.5, 0.1)
+    trees = off_policy(made_trees(2, values=True))
+    found = []
+    for layouts in (in_trees(trees), in_rows(trees)):
+        head.zero_grad()
+        gradient = objective_gradients(model, layouts, LOSSES["ppo"], 30.0, critic)[0]
+        found.append({**gradient, "head": head.weight.grad.clone()})
+    close(*found)
+    alone = objective_gradients(model, in_trees(trees), LOSSES["ppo"], 30.0)[0]
+    assert not same(alone, found[0]), "the values' error reaches the backbone"
+
+
+@pytest.mark.parametrize("zeros", [(), (1, 4)], ids=["all credited", "two without advantage"])
+@pytest.mark.parametrize("micro_batch_tokens", [1, 60, 10_000])
+def test_an_update_gives_the_same_gradient_however_it_is_cut(initial, zeros, micro_batch_tokens):
+    trees = made_trees(zeros=zeros)
+    whole = fresh(initial)
+    run(whole, trees)
+    expected = gradients(whole.model)
+    cut = fresh(initial)
+    settings = SETTINGS.model_copy(update={"micro_batch_tokens": micro_batch_tokens})
+    run(cut, trees, settings)
+    close(gradients(cut.model), expected)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_trained_tokens_are_unique_tokens_and_views_are_what_leaves_hold(initial, count):
+    trees = made_trees(count)
+    metrics = run(fresh(initial), trees)
+    nodes = [node for tree in trees for node in tree.tree.nodes if node.kind == TURN]
+    assert metrics["trained_tokens"] == sum(len(node.tokens) for node in nodes)
+    assert metrics["trained_views"] == sum(sum(lengths(tree.tree)) for tree in trees)
+
+
+def test_leaves_without_advantage_skip_the_model_but_count_in_the_denominator(initial):
+    trees = made_trees(zeros=(0, 3))
+    skipping, computing = fresh(initial), fresh(initial)
+    fewer = run(skipping, trees)
+    found = gradients(skipping.model)
+    tiny = replace(GRPO, entropy_bonus=1e-30)  # a term that needs all leaves
+    every = run(computing, trees, loss=tiny)
+    close(found, gradients(computing.model), 1e-6)
+    assert fewer["trained_views"] < every["trained_views"]
+
+
+def test_a_kl_penalty_needs_every_leaf(initial):
+    trees = off_policy(made_trees(zeros=range(5)))
+    learning = fresh(initial)
+    before = weights(learning.model)
+    metrics = run(learning, trees, loss=LOSSES["gigpo"])
+    assert metrics["kl_reference"] > 0
+    assert not same(weights(learning.model), before)
 
 
 # ---------------------------------------------------------------- log-probabilities
 
 
-@pytest.mark.parametrize("chunk", [1, 5, learner.LOGIT_CHUNK])
-def test_logprobs_are_those_of_the_models_logits(initial, monkeypatch, chunk):
-    monkeypatch.setattr(learner, "LOGIT_CHUNK", chunk)
-    model = fresh(initial).model
-    random = np.random.default_rng(0)
-    tokens = torch.from_numpy(random.integers(0, 270, (3, 12)))
-    mask = torch.from_numpy(random.random((3, 12)) < 0.5)
-    mask[:, 0] = False
-    logprobs, entropies = token_logprobs(model, tokens, mask, TEMPERATURE)
-    with torch.no_grad():
-        full = torch.log_softmax(model(input_ids=tokens).logits.float() / TEMPERATURE, -1)
-    expected = full[:, :-1].gather(-1, tokens[:, 1:, None])[..., 0]
-    spread = -(full.exp() * full).sum(-1)[:, :-1] / math.log(full.shape[-1])
-    own = mask[:, 1:]
-    torch.testing.assert_close(logprobs[:, 1:][own], expected[own], rtol=0, atol=1e-5)
-    torch.testing.assert_close(entropies[:, 1:][own], spread[own], rtol=0, atol=1e-5)
-    for values in (logprobs, entropies):
-        assert values.shape == tokens.shape
-        assert (values[~mask] == 0).all()
-    assert not entropies.requires_grad
+@pytest.mark.parametrize("at_once", [97, 97 * 5, 2**24])
+@pytest.mark.parametrize("entropy", [False, True])
+def test_logprobs_in_parts_are_those_of_all_logits(monkeypatch, at_once, entropy):
+    monkeypatch.setattr(learner, "LOGITS_AT_ONCE", at_once)
+    model = small_policy()
+    states = torch.randn(23, 32, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    targets = torch.arange(23)
+    logprobs, entropies = token_logprobs(model, states, targets, TEMPERATURE, entropy)
+    full = torch.log_softmax(model.lm_head(states) / TEMPERATURE, -1)
+    expected = full.gather(-1, targets[:, None])[:, 0]
+    torch.testing.assert_close(logprobs, expected, rtol=0, atol=1e-5)
+    weighted = torch.linspace(-1, 1, 23)
+    (found,) = torch.autograd.grad((logprobs * weighted).sum(), states, retain_graph=True)
+    (wanted,) = torch.autograd.grad((expected * weighted).sum(), states, retain_graph=True)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+    assert (entropies is None) == (not entropy)
+    if entropies is not None:
+        spread = -(full.exp() * full).sum(-1) / math.log(97)
+        torch.testing.assert_close(entropies, spread, rtol=0, atol=1e-5)
 
 
-def test_logprobs_of_a_batch_without_sampled_tokens_are_zero(initial):
-    tokens = torch.ones(2, 4, dtype=torch.long)
-    mask = torch.zeros(2, 4, dtype=torch.bool)
-    logprobs, entropies = token_logprobs(fresh(initial).model, tokens, mask, 1.0)
-    assert (logprobs == 0).all()
-    assert (entropies == 0).all()
+def test_logits_are_never_kept_beyond_what_may_exist_at_once(monkeypatch):
+    monkeypatch.setattr(learner, "LOGITS_AT_ONCE", 97 * 4)
+    model, kept, made = small_policy(), [], []
+
+    def look(tensor):
+        if tensor.shape[-1:] == (97,) and len(tensor) != 32:  # logits, not the head's weights
+            kept.append(tensor)
+        return tensor
+
+    model.lm_head.register_forward_hook(lambda _, __, logits: made.append(logits.numel()))
+    states = torch.randn(40, 32, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(look, lambda tensor: tensor):
+        logprobs, _ = token_logprobs(model, states, torch.arange(40), 1.0)
+    logprobs.sum().backward()
+    assert not kept, "nothing over the vocabulary waits for the backward pass"
+    assert made == [97 * 4] * 20, "each part once forward, once again in the backward pass"
 
 
-def test_a_token_sees_nothing_behind_it(initial):
-    model = fresh(initial).model
-    tokens = torch.arange(20).reshape(2, 10)
-    mask = torch.zeros(2, 10, dtype=torch.bool)
-    mask[:, 3:6] = True
-    later = tokens.clone()
-    later[:, 6:] = 99
-    before, after = (token_logprobs(model, t, mask, 1.0)[0].detach() for t in (tokens, later))
-    torch.testing.assert_close(after, before, rtol=0, atol=1e-6)
+def test_logprobs_by_node_are_those_of_each_leafs_own_row():
+    model = small_policy()
+    trees = [uncredited(random_tree(seed)) for seed in (1, 2)]
+    for micro_batch_tokens in (10, 10_000):
+        settings = SETTINGS.model_copy(update={"micro_batch_tokens": micro_batch_tokens})
+        found = node_logprobs(model, trees, TEMPERATURE, settings, MACHINE)
+        for tree, by_node in zip(trees, found, strict=True):
+            padded = replace(tree, old_logprobs=by_node, reference_logprobs=by_node)
+            for leaf in range(len(tree.credits)):
+                views = plain_views(model, padded, leaf)
+                torch.testing.assert_close(
+                    views.old_logprobs, views.logprobs.detach(), rtol=0, atol=1e-5
+                )
+    assert model.training, "as it was before"
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -160,73 +312,61 @@ def test_the_engine_and_the_learner_agree_on_what_was_sampled(initial, temperatu
         samples = session.sample(
             [Request(session.open(), prompt, 17 + i, 20) for i, prompt in enumerate(prompts)]
         )
+    nothing = np.zeros(0, np.float32)
+    trees = []
     for prompt, sample in zip(prompts, samples, strict=True):
-        tokens = torch.from_numpy(np.concatenate([prompt, sample.tokens]).astype(np.int64))[None]
-        mask = torch.arange(tokens.shape[1])[None] >= len(prompt)
-        logprobs, entropies = token_logprobs(learning.model, tokens, mask, temperature)
-        own = slice(len(prompt), None)
-        np.testing.assert_allclose(logprobs[0, own].detach(), sample.logprobs, atol=1e-5)
-        np.testing.assert_allclose(entropies[0, own], sample.entropies, atol=1e-5)
+        turn = Node(0, TURN, "", "", sample.tokens, sample.logprobs, sample.entropies)
+        nodes = [Node(-1, PROMPT, "", "", prompt, nothing, nothing), turn]
+        trees.append(uncredited(Tree(Question("q", "k", "t", ("1",)), nodes, [1])))
+    found = node_logprobs(learning.model, trees, temperature, SETTINGS, MACHINE)
+    for by_node, sample in zip(found, samples, strict=True):
+        np.testing.assert_allclose(by_node[1], sample.logprobs, atol=1e-5)
 
 
-# ---------------------------------------------------------------- gradients
+# ---------------------------------------------------------------- steps and metrics
 
 
-@pytest.mark.parametrize("averaging", AVERAGINGS)
-@pytest.mark.parametrize("zeros", [(), (1, 4)], ids=["all credited", "two without advantage"])
-@pytest.mark.parametrize("micro_batch_tokens", [1, 40, 10_000])
-def test_the_gradient_of_an_update_is_that_of_plain_torch(
-    initial, averaging, zeros, micro_batch_tokens
-):
-    learning, rows = fresh(initial), made_rows(zeros=zeros)
-    expected = plain_gradients(learning.model, rows, averaging)
-    settings = SETTINGS.model_copy(update={"micro_batch_tokens": micro_batch_tokens})
-    metrics = run(learning, rows, settings, replace(LOSS, averaging=AVERAGINGS[averaging]))
-    for name, gradient in gradients(learning.model).items():
-        torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-6, msg=name)
-    assert metrics["trained_tokens"] == sum(row.sampled for row in rows if row.advantage)
-    assert metrics["clip_fraction"] > 0, "some ratios lie outside the clip"
+def test_one_step_a_batch_takes_its_own_policy_for_the_old_one(initial):
+    """No forward pass is spent on old log-probabilities, and every ratio is exactly 1."""
+    learning, passes = fresh(initial), []
+    learning.model.base_model.register_forward_hook(lambda *_: passes.append(1))
+    metrics = run(learning, made_trees())
+    assert len(passes) == 1
+    assert metrics["ratio_highest"] == metrics["ratio_lowest"] == 1
+    assert metrics["clip_fraction"] == metrics["kl"] == 0
+    assert metrics["mismatch_highest"] > 0, "random log-probabilities are not this policy's"
 
 
-def test_rows_without_advantage_may_skip_the_model(initial):
-    skipped, computed = made_rows(zeros=(0, 3)), made_rows(zeros=(0, 3))
-    computed = [replace(row, advantage=row.advantage or 1e-30) for row in computed]
-    found = []
-    for rows in (skipped, computed):
-        learning = fresh(initial)
-        run(learning, rows)
-        found.append(gradients(learning.model))
-    for name in found[0]:
-        torch.testing.assert_close(found[0][name], found[1][name], rtol=1e-4, atol=1e-7)
+def test_more_steps_a_batch_measure_against_the_policy_before_the_first(initial):
+    learning, passes = fresh(initial), []
+    learning.model.base_model.register_forward_hook(lambda *_: passes.append(1))
+    metrics = run(learning, made_trees(), SETTINGS.model_copy(update={"epochs": 3}))
+    assert len(passes) == 1 + 3
+    assert metrics["ratio_highest"] > 1 > metrics["ratio_lowest"]
+    assert metrics["kl"] > 0
 
 
 def test_a_batch_without_any_advantage_leaves_the_policy_as_it_is(initial):
     learning = fresh(initial)
     before = weights(learning.model)
-    metrics = run(learning, made_rows(zeros=range(6)))
+    metrics = run(learning, made_trees(zeros=range(5)))
     assert same(weights(learning.model), before)
     assert learning.updates == 0
     assert metrics["trained_tokens"] == metrics["gradient_norm"] == 0
     assert np.isfinite(list(metrics.values())).all()
 
 
-def test_observed_tokens_are_context_and_no_more(initial):
-    rows = made_rows()
-    noisy = [
-        replace(row, old_logprobs=np.where(row.mask, row.old_logprobs, np.float32(-9)))
-        for row in rows
-    ]
-    found = []
-    for some in (rows, noisy):
-        learning = fresh(initial)
-        found.append((run(learning, some), gradients(learning.model)))
-    assert found[0][0] == found[1][0]
-    assert same(found[0][1], found[1][1])
+def test_a_batch_without_trees_leaves_the_policy_as_it_is(initial):
+    learning = fresh(initial)
+    before = weights(learning.model)
+    metrics = run(learning, [])
+    assert same(weights(learning.model), before)
+    assert metrics["trained_tokens"] == 0
 
 
 def test_gradients_are_clipped_to_their_global_norm(initial):
     learning = fresh(initial)
-    metrics = run(learning, made_rows(), SETTINGS.model_copy(update={"gradient_clip": 0.01}))
+    metrics = run(learning, made_trees(), SETTINGS.model_copy(update={"gradient_clip": 0.01}))
     norm = torch.stack([g.norm() for g in gradients(learning.model).values()]).norm()
     assert float(norm) == pytest.approx(0.01, rel=1e-3)
     assert metrics["gradient_norm"] > 0.01
@@ -235,65 +375,39 @@ def test_gradients_are_clipped_to_their_global_norm(initial):
 def test_a_gradient_that_is_not_finite_is_an_error_before_it_does_harm(initial):
     learning = fresh(initial)
     before = weights(learning.model)
-    rows = made_rows()
-    rows[2] = replace(rows[2], advantage=math.inf)
+    trees = made_trees()
+    trees[1].credits[2].advantages[0] = math.inf
     with pytest.raises(
         RuntimeError, match=r"update 1 is (nan|inf): lower reinforce\.update\.learn"
     ):
-        run(learning, rows)
+        run(learning, trees)
     assert same(weights(learning.model), before)
     assert learning.updates == 0
-
-
-# ---------------------------------------------------------------- steps and metrics
 
 
 @pytest.mark.parametrize(
     ("epochs", "mini_batches", "count"), [(1, 1, 6), (3, 1, 6), (2, 3, 7), (1, 9, 4)]
 )
-def test_a_pass_takes_every_row_once_in_its_mini_batches(initial, epochs, mini_batches, count):
-    learning, rows = fresh(initial), made_rows(count)
+def test_a_pass_takes_every_tree_once_in_its_mini_batches(initial, epochs, mini_batches, count):
+    learning, trees = fresh(initial), made_trees(count)
     settings = SETTINGS.model_copy(update={"epochs": epochs, "mini_batches": mini_batches})
-    metrics = run(learning, rows, settings)
-    assert metrics["trained_tokens"] == epochs * sum(row.sampled for row in rows)
+    metrics = run(learning, trees, settings)
+    views = sum(sum(lengths(tree.tree)) for tree in trees)
+    assert metrics["trained_views"] == epochs * views
     assert learning.updates == epochs * min(mini_batches, count)
     assert np.isfinite(list(metrics.values())).all()
 
 
-def test_on_policy_metrics(initial):
-    learning = fresh(initial)
-    rows = []
-    for row in made_rows():
-        tokens = torch.from_numpy(row.tokens.astype(np.int64))[None]
-        own = torch.from_numpy(row.mask)[None]
-        logprobs, _ = token_logprobs(learning.model, tokens, own, TEMPERATURE)
-        rows.append(replace(row, old_logprobs=logprobs[0].detach().numpy()))
-    metrics = run(learning, rows)
-    assert metrics["clip_fraction"] == 0
-    assert metrics["ratio_highest"] == pytest.approx(1, abs=1e-5)
-    assert metrics["ratio_lowest"] == pytest.approx(1, abs=1e-5)
-    assert metrics["mismatch_highest"] < 1e-5
-    assert metrics["kl"] == pytest.approx(0, abs=1e-6)
-    assert metrics["loss"] == pytest.approx(-np.mean([row.advantage for row in rows]), abs=1e-5)
-    assert 0.5 < metrics["trained_entropy"] <= 1, "random weights are nearly uniform"
-
-
 def test_metrics_are_means_over_the_tokens_of_all_steps(initial):
-    # learning rate 0: every step sees the same policy, so one step or four must say the same
+    # learning rate 0: every step sees the same policy, so two steps or four must say the same
     still = {"learning_rate": 1e-30, "weight_decay": 0.0}
-    one = run(fresh(initial), made_rows(), SETTINGS.model_copy(update=still))
+    trees = made_trees(4)
+    two = run(fresh(initial), trees, SETTINGS.model_copy(update={**still, "epochs": 2}))
     more = {**still, "epochs": 2, "mini_batches": 2}
-    four = run(fresh(initial), made_rows(), SETTINGS.model_copy(update=more))
-    for name in (
-        "kl",
-        "trained_entropy",
-        "clip_low",
-        "clip_high",
-        "clip_fraction",
-        "ratio_highest",
-    ):
-        assert four[name] == pytest.approx(one[name], abs=1e-6), name
-    assert four["trained_tokens"] == 2 * one["trained_tokens"]
+    four = run(fresh(initial), trees, SETTINGS.model_copy(update=more))
+    for name in ("kl", "trained_entropy", "clip_low", "clip_high", "importance_weight"):
+        assert four[name] == pytest.approx(two[name], abs=1e-6), name
+    assert four["trained_tokens"] == two["trained_tokens"]
 
 
 def rates_of(learning):
@@ -305,7 +419,7 @@ def test_the_learning_rate_warms_up_and_goes_on_after_a_restart(initial, tmp_pat
     learning = fresh(initial, settings)
     shares = []
     for number in range(6):
-        run(learning, made_rows(), settings)
+        run(learning, made_trees(1), settings)
         (rate,) = set(rates_of(learning))
         shares.append(rate / settings.learning_rate)
         if number == 1:
@@ -326,23 +440,85 @@ def test_weight_decay_is_for_matrices_only(initial):
 
 
 def test_an_update_raises_what_was_good_and_lowers_what_was_bad(initial):
+    tree = random_tree(5, leaves=2)
     good, bad = (
-        replace(row, advantage=a) for row, a in zip(made_rows(2), (1.0, -1.0), strict=True)
+        replace(credit, advantages=np.full_like(credit.advantages, sign))
+        for credit, sign in zip(credited(tree).credits, (1, -1), strict=True)
     )
     learning = fresh(initial)
 
-    def total(row):
-        tokens = torch.from_numpy(row.tokens.astype(np.int64))[None]
-        mask = torch.from_numpy(row.mask)[None]
-        return float(token_logprobs(learning.model, tokens, mask, TEMPERATURE)[0].detach().sum())
+    def totals():
+        (by_node,) = node_logprobs(
+            learning.model, [uncredited(tree)], TEMPERATURE, SETTINGS, MACHINE
+        )
+        apart = [
+            set(tree.path(tree.leaves[i])) - set(tree.path(tree.leaves[1 - i])) for i in (0, 1)
+        ]
+        return [sum(by_node[node].sum() for node in nodes) for nodes in apart]
 
-    before = total(good), total(bad)
-    run(learning, [good, bad], SETTINGS.model_copy(update={"learning_rate": 1e-3}))
-    assert total(good) > before[0]
-    assert total(bad) < before[1]
+    before = totals()
+    run(
+        learning, [Credited(tree, [good, bad])], SETTINGS.model_copy(update={"learning_rate": 1e-3})
+    )
+    after = totals()
+    assert after[0] > before[0]
+    assert after[1] < before[1]
 
 
 def test_an_update_needs_its_optimizer_first(initial):
     checkpoint._resident.clear()
     with pytest.raises(AssertionError, match="prepare_optimizer comes first"):
-        run(checkpoint.resident(initial, MACHINE), made_rows())
+        run(checkpoint.resident(initial, MACHINE), made_trees())
+
+
+# ---------------------------------------------------------------- critics
+
+
+@pytest.mark.parametrize("choice", [OWN, SHARED], ids=["own", "shared"])
+def test_a_critic_learns_what_returns_its_leaves_have(initial, choice):
+    learning = fresh(initial, critic=choice)
+    trees = made_trees(2, values=True, zeros=range(5))  # nothing for the policy to learn
+    errors = []
+    for _ in range(60):
+        values = learner.node_values(learning, trees, SETTINGS, MACHINE)
+        now = [with_values(tree, by_node) for tree, by_node in zip(trees, values, strict=True)]
+        errors.append(run(learning, now, SETTINGS, LOSSES["reinforce"])["value_error"])
+    assert errors[-1] < 0.5 * errors[0]
+
+
+def with_values(tree, by_node):
+    turns = [n for n in range(len(tree.tree.nodes)) if tree.tree.nodes[n].kind == TURN]
+    credits = []
+    for leaf, credit in enumerate(tree.credits):
+        path = [node for node in tree.tree.path(tree.tree.leaves[leaf]) if node in turns]
+        credits.append(replace(credit, values=np.concatenate([by_node[node] for node in path])))
+    return replace(tree, credits=credits)
+
+
+def test_a_new_critic_values_everything_at_nothing(initial):
+    learning = fresh(initial, critic=OWN)
+    (by_node,) = learner.node_values(learning, [uncredited(random_tree(1))], SETTINGS, MACHINE)
+    assert not any(values.any() for values in by_node)
+
+
+def test_a_critic_of_its_own_backbone_leaves_the_policy_alone(initial):
+    learning = fresh(initial, critic=OWN)
+    before = weights(learning.model)
+    run(learning, made_trees(2, values=True, zeros=range(5)))
+    assert same(weights(learning.model), before)
+    assert bool(learning.critic.head.weight.any())
+
+
+@pytest.mark.parametrize("choice", [OWN, SHARED], ids=["own", "shared"])
+def test_a_learner_with_a_critic_goes_on_from_its_checkpoint(initial, choice, tmp_path):
+    trees = made_trees(2, values=True)
+    unbroken = fresh(initial, critic=choice)
+    run(unbroken, trees)
+    checkpoint.save(unbroken, tmp_path)
+    run(unbroken, trees)
+    resumed = fresh(tmp_path / checkpoint.POLICY, critic=choice)
+    run(resumed, trees)
+    assert same(weights(resumed.model), weights(unbroken.model))
+    assert torch.equal(resumed.critic.head.weight, unbroken.critic.head.weight)
+    for one, other in zip(resumed.critic.weights(), unbroken.critic.weights(), strict=True):
+        assert torch.equal(one, other)

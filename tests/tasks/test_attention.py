@@ -1,0 +1,91 @@
+"""Attention over a forest gives each leaf what attention over its own row would give."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasks.attention import FLEX, GATHERED, attending, form_for
+from tasks.learner import states
+from tasks.packing import forest, lay_out
+from tests.trees import credited, random_tree, small_policy
+
+
+def forest_of(seeds, leaves=5):
+    sources = [credited(random_tree(seed, leaves)) for seed in seeds]
+    return forest([lay_out(source, range(leaves)) for source in sources], "cpu")
+
+
+def logits_by_row(model, made):
+    """The same from the model's own causal attention, a leaf at a time. [L] of [T, vocabulary]"""
+    found = []
+    for layout in made.layouts:
+        for path in layout.paths:
+            tokens = torch.from_numpy(layout.tokens[path])[None]
+            found.append(model(input_ids=tokens).logits[0])
+    return found
+
+
+def logits_of_forest(model, made, form):
+    with attending(model, form):
+        output = model(
+            input_ids=made.tokens, position_ids=made.positions, use_cache=False, forest=made
+        )
+    start, found = 0, []
+    for layout in made.layouts:
+        found += [output.logits[0, start + torch.from_numpy(path)] for path in layout.paths]
+        start += len(layout.tokens)
+    return found
+
+
+@settings(max_examples=20)
+@given(st.lists(st.integers(0, 500), min_size=1, max_size=3), st.sampled_from([1, 2]))
+@pytest.mark.parametrize("form", [GATHERED, FLEX])
+def test_each_leaf_gets_the_logits_of_its_own_row(form, seeds, key_value_heads):
+    model = small_policy(key_value_heads=key_value_heads).eval()
+    made = forest_of(seeds)
+    with torch.no_grad():
+        expected = logits_by_row(model, made)
+        for row, own in zip(logits_of_forest(model, made, form), expected, strict=True):
+            torch.testing.assert_close(row, own, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("form", [GATHERED, FLEX])
+def test_another_forest_of_the_same_size_is_not_mistaken_for_the_last(form):
+    model = small_policy().eval()
+    with torch.no_grad():
+        for seed in (1, 2, 1):
+            made = forest_of([seed])
+            rows = logits_of_forest(model, made, form)
+            for row, own in zip(rows, logits_by_row(model, made), strict=True):
+                torch.testing.assert_close(row, own, rtol=0, atol=1e-4)
+
+
+def test_a_model_attends_as_before_afterwards_also_where_something_failed():
+    model = small_policy()
+    before = model.config._attn_implementation
+    with pytest.raises(ZeroDivisionError), attending(model, GATHERED):
+        assert model.config._attn_implementation == GATHERED
+        raise ZeroDivisionError
+    assert model.config._attn_implementation == before
+
+
+def test_a_gpu_takes_flex_attention_and_a_cpu_gathers():
+    assert (form_for("cuda"), form_for("cpu")) == (FLEX, GATHERED)
+
+
+def test_hidden_states_are_those_before_each_sampled_token():
+    model = small_policy().eval()
+    made = forest_of([4])
+    with torch.no_grad():
+        with attending(model, GATHERED):
+            picked = states(model.base_model, made)
+        (layout,) = made.layouts
+        for path in layout.paths:
+            row = model.base_model(input_ids=torch.from_numpy(layout.tokens[path])[None])
+            for place, slot in enumerate(path):
+                if layout.sampled[slot]:
+                    number = int(layout.sampled[:slot].sum())
+                    torch.testing.assert_close(
+                        picked[number], row.last_hidden_state[0, place - 1], rtol=0, atol=1e-4
+                    )

@@ -1,0 +1,82 @@
+"""Random trees of rollouts, and small policies, for tests of what learns from them."""
+
+import numpy as np
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from tasks.packing import Credit, Credited
+from tasks.trajectory import PROMPT, RESULT, TURN, Node, Question, Tree
+
+VOCABULARY = 97
+
+
+def random_tree(seed, leaves=5, vocabulary=VOCABULARY, name="q"):
+    """A tree whose branches start at the prompt or after a tool result, some inside a turn."""
+    random = np.random.default_rng(seed)
+    tree = Tree(Question(name, "kind", "text", ("1",)))
+
+    def grow(parent, kind, longest):
+        length = int(random.integers(1, longest + 1))
+        tokens = random.integers(0, vocabulary, length).astype(np.int32)
+        sampled = length if kind == TURN else 0
+        logprobs = -4 * random.random(sampled).astype(np.float32)
+        entropies = random.random(sampled).astype(np.float32)
+        tree.nodes.append(Node(parent, kind, "", f"{kind} {length}", tokens, logprobs, entropies))
+        return len(tree.nodes) - 1
+
+    root = grow(-1, PROMPT, 8)
+    starts = [root]
+    for _ in range(leaves):
+        at = int(random.choice(starts))
+        for _ in range(int(random.integers(0, 3))):
+            part = grow(at, TURN, 8)
+            at = grow(part, RESULT, 4)
+            starts += [part, at]  # from `part` on, a branch begins inside what was a turn
+        tree.leaves.append(grow(at, TURN, 8))
+    return tree
+
+
+def lengths(tree):
+    """Sampled tokens of each leaf."""
+    return [
+        sum(len(tree.nodes[n].tokens) for n in tree.path(leaf) if tree.nodes[n].kind == TURN)
+        for leaf in tree.leaves
+    ]
+
+
+def credited(tree, seed=0, zeros=(), values=False):
+    """Random credit for every leaf; none for those in ``zeros``."""
+    random = np.random.default_rng(seed)
+    credits = []
+    for leaf, length in enumerate(lengths(tree)):
+        advantages = np.zeros(length) if leaf in zeros else random.standard_normal(length)
+        returns = random.standard_normal((2, length)).astype(np.float32)
+        credits.append(
+            Credit(
+                advantages.astype(np.float32),
+                np.sort(random.integers(0, 3, length)),
+                *(returns if values else ()),
+            )
+        )
+    return Credited(tree, credits)
+
+
+def small_policy(seed=0, vocabulary=VOCABULARY, key_value_heads=1):
+    """A Qwen2 of two layers whose weights are large enough for tokens to matter."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Qwen2ForCausalLM(
+            Qwen2Config(
+                vocab_size=vocabulary,
+                hidden_size=32,
+                intermediate_size=64,
+                num_hidden_layers=2,
+                num_attention_heads=2,
+                num_key_value_heads=key_value_heads,
+                max_position_embeddings=256,
+                tie_word_embeddings=True,
+                initializer_range=0.2,
+                bos_token_id=None,
+                eos_token_id=0,
+            )
+        )
