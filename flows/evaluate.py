@@ -8,7 +8,7 @@ from prefect import flow
 
 from flows import stage
 from params import schema
-from params.schema import Recipe
+from params.schema import Marks, Recipe
 from tasks import figures, ledger, track
 from tasks.evaluate import evaluate as compare
 from tasks.evaluate import success_rows, table_rows
@@ -66,6 +66,10 @@ def answer(
         policy=policy,
         questions=questions,
         size=recipe.evaluate.questions,
+        first=0,
+        attempt=0,
+        branching="none",
+        marks=Marks(kind="none"),
         budget=recipe.single_answers(),
         top_p=recipe.evaluate.top_p,
         dialogue=recipe.dialogue,
@@ -78,7 +82,13 @@ def answer(
     )
     progress.close()
     trees = ledger.of(rolled_out, "trees")
-    rewarded = reward(step=step, trees=trees, settings=recipe.reinforce.reward)
+    rewarded = reward(
+        step=step,
+        trees=trees,
+        settings=recipe.reinforce.reward,
+        overlong=None,
+        response_tokens=recipe.dialogue.response_tokens,
+    )
     return ledger.of(rewarded, "rewards")
 
 

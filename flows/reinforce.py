@@ -1,14 +1,15 @@
 """Reinforcement learning, as in Algorithm 1 of ARPO (arXiv 2507.19849).
 
 For each iteration: take a batch of questions, keep the policy that samples, roll out with beaming,
-score the leaves, estimate advantages, update the policy.
+score the leaves (and take further batches while too few groups have a spread, where the algorithm
+asks for it), estimate advantages, update the policy.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,9 @@ from prefect import flow
 
 from flows import stage
 from params import schema
-from params.schema import Recipe, Reinforce
+from params.schema import Recipe, Reinforce, Row
 from tasks import figures, ledger, spans, track
 from tasks.advantage import advantage
-from tasks.algorithm import Row, assemble, read_row
 from tasks.collect import collect
 from tasks.ledger import Artifact, Record, Step
 from tasks.policy import use_machine
@@ -28,18 +28,40 @@ from tasks.progress import Progress
 from tasks.reward import reward
 from tasks.rollout import rollout
 from tasks.spans import Trace
+from tasks.statistics import together
 from tasks.toolbox import Respond, open_tools
 from tasks.update import update
 
-Iteration = Mapping[str, Record]  # verb -> what it left in the ledger
+Iteration = Mapping[str, Sequence[Record]]  # verb -> what it left in the ledger
 Seconds = dict[str, float]  # part of an iteration -> seconds
+MOST_BATCHES = 10  # that one iteration rolls out in search of groups with spread (DAPO)
+
+
+@dataclass(frozen=True)
+class Agents:
+    """What an iteration begins with: the policy, its critic, and the reference of a KL penalty."""
+
+    policy: Artifact
+    critic: Artifact | None
+    reference: Artifact
+
+    def at(self, iteration: int, row: Row) -> Agents:
+        """With the reference that holds from this iteration on."""
+        refreshed = row.kl and row.kl.refresh and iteration % row.kl.refresh == 0
+        return replace(self, reference=self.policy) if refreshed else self
+
+    def after(self, done: Iteration, row: Row) -> Agents:
+        """What the next iteration begins with."""
+        updated = done["update"][0]
+        critic = ledger.of(updated, "critic") if row.critic else None
+        return replace(self, policy=ledger.of(updated, "policy"), critic=critic)
 
 
 @flow(name="reinforce")
 def reinforce(recipe: str) -> None:
     """Make ``models/<recipe>/trained`` of ``models/<recipe>/cold_start``; keep all trees."""
     chosen = schema.load(recipe, Path("params"))
-    row = read_row(chosen.reinforce.algorithm)
+    row = schema.row_of(chosen, Path("params"))
     questions = ledger.artifact(Path("data", recipe, "questions", "train.parquet"))
     corpus = ledger.artifact(Path("data", recipe, "corpus"))
     policy = ledger.artifact(Path("models", recipe, "cold_start"))
@@ -77,18 +99,27 @@ def learn(
     """
     done: list[Iteration] = []
     costs: list[Seconds] = []
+    agents, place = Agents(policy, None, policy), 0
     progress = Progress("reinforce", recipe.reinforce.iterations)
     for number in range(recipe.reinforce.iterations):
         began = time.time()
         step = replace(start, iteration=number)
-        done.append(iterate(step, recipe, row, policy, questions, corpus, tools))
-        policy = ledger.of(done[-1]["update"], "policy")
-        ledger.retire(step, "update", recipe.reinforce.keep_checkpoints)
+        agents = agents.at(number, row)
+        done.append(iterate(step, recipe, row, agents, place, questions, corpus, tools))
+        place += len(done[-1]["rollout"]) * recipe.reinforce.questions
+        agents = agents.after(done[-1], row)
+        ledger.retire(step, "update", recipe.reinforce.keep_checkpoints, spare=agents.reference)
         costs += report(run, progress, done[-1], recipe.reinforce, began)
     progress.close()
     # the gate stands in `collect`: a policy whose trajectories fail it is not published
-    collect(recipe=start.recipe, settings=recipe.reinforce, dialogue=recipe.dialogue, done=done)
-    ledger.publish(policy, Path("models", start.recipe, "trained"))
+    collect(
+        recipe=start.recipe,
+        settings=recipe.reinforce,
+        row=row,
+        dialogue=recipe.dialogue,
+        done=done,
+    )
+    ledger.publish(agents.policy, Path("models", start.recipe, "trained"))
     return done, costs
 
 
@@ -96,41 +127,99 @@ def iterate(
     step: Step,
     recipe: Recipe,
     row: Row,
-    policy: Artifact,
+    agents: Agents,
+    place: int,
     questions: Artifact,
     corpus: Artifact,
     tools: Respond,
 ) -> Iteration:
-    """One iteration: roll out with ``policy``, reward, credit, update."""
-    settings = recipe.reinforce
-    rolled_out = rollout(
+    """One iteration: roll out, reward, credit, update; ``place``: the questions consumed so far."""
+    settings, response_tokens = recipe.reinforce, recipe.dialogue.response_tokens
+    rolled_out, rewarded = gather(step, recipe, row, agents.policy, place, questions, corpus, tools)
+    trees = [ledger.of(record, "trees") for record in rolled_out]
+    in_reward, in_loss = (row.kl is not None and row.kl.place == p for p in ("reward", "loss"))
+    credited = advantage(
         step=step,
-        policy=policy,
-        questions=questions,
-        size=settings.questions,
-        budget=assemble(row).budget(settings.rollout),
-        top_p=1.0,
-        dialogue=recipe.dialogue,
+        policy=agents.policy,
+        critic=agents.critic,
+        reference=agents.reference if in_reward else None,
+        trees=trees,
+        rewards=[ledger.of(record, "rewards") for record in rewarded],
+        row=row,
+        settings=settings,
+        response_tokens=response_tokens,
         machine=recipe.machine,
-        limits=recipe.python,
-        search=recipe.search,
-        corpus=corpus,
-        tools=tools,
     )
-    trees = ledger.of(rolled_out, "trees")
-    rewarded = reward(step=step, trees=trees, settings=settings.reward)
-    credited = advantage(step=step, rewards=ledger.of(rewarded, "rewards"), row=row)
     updated = update(
         step=step,
-        policy=policy,
+        policy=agents.policy,
+        critic=agents.critic,
+        reference=agents.reference if in_loss else None,
         trees=trees,
         advantages=ledger.of(credited, "advantages"),
         row=row,
         settings=settings.update,
         temperature=settings.rollout.temperature,
+        response_tokens=response_tokens,
         machine=recipe.machine,
     )
-    return {"rollout": rolled_out, "reward": rewarded, "advantage": credited, "update": updated}
+    return {
+        "rollout": rolled_out,
+        "reward": rewarded,
+        "advantage": [credited],
+        "update": [updated],
+    }
+
+
+def gather(
+    step: Step,
+    recipe: Recipe,
+    row: Row,
+    policy: Artifact,
+    place: int,
+    questions: Artifact,
+    corpus: Artifact,
+    tools: Respond,
+) -> tuple[list[Record], list[Record]]:
+    """Roll out and reward a batch; with a group filter, more until enough groups have a spread."""
+    settings, spread = recipe.reinforce, 0
+    rolled_out: list[Record] = []
+    rewarded: list[Record] = []
+    for attempt in range(MOST_BATCHES):
+        rolled_out.append(
+            rollout(
+                step=step,
+                policy=policy,
+                questions=questions,
+                size=settings.questions,
+                first=place,
+                attempt=attempt,
+                branching=row.branching,
+                marks=row.marks,
+                budget=settings.rollout,
+                top_p=1.0,
+                dialogue=recipe.dialogue,
+                machine=recipe.machine,
+                limits=recipe.python,
+                search=recipe.search,
+                corpus=corpus,
+                tools=tools,
+            )
+        )
+        rewarded.append(
+            reward(
+                step=step,
+                trees=ledger.of(rolled_out[-1], "trees"),
+                settings=settings.reward,
+                overlong=row.overlong,
+                response_tokens=recipe.dialogue.response_tokens,
+            )
+        )
+        spread += rewarded[-1]["groups_with_spread"]
+        enough = row.group_filter == "none" or spread >= settings.questions
+        if enough or not rolled_out[-1]["another_batch"]:
+            break
+    return rolled_out, rewarded
 
 
 def report(
@@ -140,8 +229,10 @@ def report(
 
     An iteration of which the ledger remembers a part was not timed as a whole, and has none.
     """
-    records = list(iteration.values())
-    metrics = {name: value for record in records for name, value in record["metrics"].items()}
+    records = [record for some in iteration.values() for record in some]
+    metrics: dict[str, float] = {}
+    for some in iteration.values():
+        metrics |= together([record["metrics"] for record in some])
     progress.note(reward=metrics["reward"], success=metrics["success"])
     progress.advance(1)
     number = records[0]["step"]["iteration"]
@@ -169,11 +260,11 @@ def report(
 
 def sample(iteration: Iteration, size: int) -> list[Trace]:
     """The trajectories of an iteration's first ``size`` questions, for MLflow's page of traces."""
-    rolled_out = iteration["rollout"]
+    rolled_out = iteration["rollout"][0]
     return spans.sample(
         Step(**rolled_out["step"]),
         ledger.of(rolled_out, "trees"),
-        ledger.of(iteration["reward"], "rewards"),
+        ledger.of(iteration["reward"][0], "rewards"),
         rolled_out["finished"],
         size,
     )
@@ -181,22 +272,24 @@ def sample(iteration: Iteration, size: int) -> list[Trace]:
 
 def seconds(iteration: Iteration) -> Seconds:
     """Seconds of the parts of one iteration, as its sub-steps measured them."""
-    return {
-        name: value for record in iteration.values() for name, value in record["seconds"].items()
-    }
+    spent: Seconds = {}
+    for record in [record for some in iteration.values() for record in some]:
+        for name, value in record["seconds"].items():
+            spent[name] = spent.get(name, 0.0) + value
+    return spent
 
 
 def picture(run: track.Run, done: Sequence[Iteration]) -> None:
     """Figures of the whole run: the learning curve, and entropy around tool results."""
     curve: list[dict[str, Any]] = [
-        {"iteration": number, **iteration["reward"]["metrics"]}
+        {"iteration": number, **together([r["metrics"] for r in iteration["reward"]])}
         for number, iteration in enumerate(done)
     ]
     run.figure(figures.learning_curve(curve), "learning_curve.png")
     profile = [
         {"iteration": number, **point}
         for number, iteration in enumerate(done)
-        for point in iteration["rollout"]["profile"]
+        for point in iteration["rollout"][0]["profile"]
     ]
     if profile:
         run.figure(figures.entropy_around_tools(profile), "entropy_around_tools.png")

@@ -696,7 +696,9 @@ def load_rows(folder: Path = PARAMS) -> dict[str, Row]:
     file = folder / "algorithms.yaml"
     values = read_yaml(file) if file.is_file() else None
     if not isinstance(values, dict):
-        raise ValueError(f"{file} is missing or holds no rows: it needs a name and choices for each")
+        raise ValueError(
+            f"{file} is missing or holds no rows: it needs a name and choices for each"
+        )
     return {name: validate(Row, row, f"{file}, row {name}") for name, row in values.items()}
 
 

@@ -1,45 +1,274 @@
-"""advantage: credit for every leaf from the rewards of its group."""
+"""advantage: credit for every sampled token from the rewards of its group."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from prefect import task
 
-from tasks import ledger
-from tasks.algorithm import Row, assemble
+from params.schema import Gae, Kl, Machine, Reinforce, Row
+from tasks import checkpoint, learner, ledger, segment
+from tasks.algorithm import assemble
+from tasks.estimators import Episode, Floats
+from tasks.estimators import critic as critics
+from tasks.estimators import step as steps
+from tasks.estimators.tree import token_identities
 from tasks.ledger import Artifact, Step
-from tasks.trajectory import read_rows, write_table
+from tasks.packing import ByNode, uncredited
+from tasks.trajectory import TURN, Node, Tree, load_trees, read_rows, sampled, write_table
 
-TABLE = pa.schema({"question": pa.string(), "leaf": pa.int32(), "advantage": pa.float64()})
+TABLE = pa.schema(
+    {
+        "question": pa.string(),
+        "leaf": pa.int32(),
+        "kept": pa.bool_(),  # false: the group filter dropped it, and nothing learns from it
+        "advantage": pa.float64(),  # mean over the leaf's sampled tokens
+        "advantages": pa.list_(pa.float32()),  # of each sampled token
+        "segments": pa.list_(pa.int32()),  # macro action of each sampled token
+        "returns": pa.list_(pa.float32()),  # for a critic: what it shall foretell, and
+        "values": pa.list_(pa.float32()),  # what it foretold; null without one
+    }
+)
+KL_LIMIT = 10.0  # of log pi - log pi_ref at one token
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A tree and the rewards of its leaves."""
+
+    tree: Tree
+    rewards: list[float]
+
+    @property
+    def has_spread(self) -> bool:
+        return len(set(self.rewards)) > 1
 
 
 @task(**ledger.TASK_OPTIONS)
 @ledger.recorded
-def advantage(step: Step, folder: Path, *, rewards: Artifact, row: Row) -> Mapping[str, Any]:
-    """Estimate the advantage of every leaf; artifact ``advantages``, a row a leaf."""
+def advantage(
+    step: Step,
+    folder: Path,
+    *,
+    policy: Artifact,
+    critic: Artifact | None,
+    reference: Artifact | None,
+    trees: list[Artifact],
+    rewards: list[Artifact],
+    row: Row,
+    settings: Reinforce,
+    response_tokens: int,
+    machine: Machine,
+) -> Mapping[str, Any]:
+    """Estimate the advantages of every leaf; artifact ``advantages``, a row a leaf.
+
+    ``critic`` lies beside ``policy``; ``reference`` is the policy that a KL penalty in the reward
+    looks at. Both are None where the algorithm has none.
+    """
     began = time.perf_counter()
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for entry in read_rows(Path(rewards.path)):
-        groups.setdefault(entry["question"], []).append(entry)
-    estimator = assemble(row).estimator
-    rows = [
-        {"question": question, "leaf": entry["leaf"], "advantage": float(value)}
-        for question, group in groups.items()
-        for entry, value in zip(group, estimator(_rewards(group)), strict=True)
+    scored = _scored(trees, rewards)
+    kept = _filtered(scored, row, settings.questions)
+    acting = checkpoint.resident(Path(policy.path), machine)
+    valued = _values(kept, acting, row, settings, machine) if row.critic else None
+    penalty = _penalties(kept, reference, row.kl, settings, machine) if reference else None
+    groups = [
+        _group(entry, row, penalty[i] if penalty else None, valued[i] if valued else None)
+        for i, entry in enumerate(kept)
     ]
+    texts = segment.token_texts(acting.tokenizer, acting.model.config.vocab_size)
+    rows = _rows(kept, groups, row, texts, response_tokens) + _dropped(scored, kept)
     write_table(pa.Table.from_pylist(rows, schema=TABLE), folder / "advantages.parquet")
-    spread = float(np.std([entry["advantage"] for entry in rows]))
     return {
-        "metrics": {"advantage_spread": spread},
+        "metrics": _metrics(scored, kept, groups, rows, row),
         "seconds": {"advantage": time.perf_counter() - began},
     }
 
 
-def _rewards(group: list[dict[str, Any]]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    return np.array([entry["reward"] for entry in group], np.float64)
+def _scored(trees: Sequence[Artifact], rewards: Sequence[Artifact]) -> list[Scored]:
+    """All trees of an iteration with the rewards of their leaves."""
+    found: list[Scored] = []
+    for grown, given in zip(trees, rewards, strict=True):
+        values: dict[str, list[float]] = {}
+        for entry in read_rows(Path(given.path)):
+            shaped = entry["reward"] + entry["length_penalty"]
+            values.setdefault(entry["question"], []).append(shaped)
+        found += [Scored(tree, values[tree.question.id]) for tree in load_trees(Path(grown.path))]
+    return found
+
+
+def _filtered(scored: Sequence[Scored], row: Row, size: int) -> list[Scored]:
+    """What the group filter leaves: all, or the first ``size`` groups with spread (DAPO)."""
+    if row.group_filter == "none":
+        return list(scored)
+    return [entry for entry in scored if entry.has_spread][:size]
+
+
+def _values(
+    kept: Sequence[Scored],
+    acting: checkpoint.Learner,
+    row: Row,
+    settings: Reinforce,
+    machine: Machine,
+) -> list[ByNode]:
+    checkpoint.prepare_critic(acting, row.critic, machine)
+    trees = [uncredited(entry.tree) for entry in kept]
+    return learner.node_values(acting, trees, settings.update, machine)
+
+
+def _penalties(
+    kept: Sequence[Scored],
+    reference: Artifact,
+    kl: Kl | None,
+    settings: Reinforce,
+    machine: Machine,
+) -> list[list[Floats]]:
+    """-coefficient * k1 of each sampled token, by tree and node: k1 = log pi - log pi_ref."""
+    assert kl
+    model = checkpoint.reference(Path(reference.path), machine)
+    trees = [uncredited(entry.tree) for entry in kept]
+    temperature = settings.rollout.temperature
+    found = learner.node_logprobs(model, trees, temperature, settings.update, machine)
+    return [
+        [
+            -kl.coefficient * np.clip(node.logprobs - logprobs, -KL_LIMIT, KL_LIMIT)
+            for node, logprobs in zip(entry.tree.nodes, by_node, strict=True)
+        ]
+        for entry, by_node in zip(kept, found, strict=True)
+    ]
+
+
+def _group(
+    scored: Scored, row: Row, penalty: Sequence[Floats] | None, values: ByNode | None
+) -> list[Episode]:
+    """The leaves of a tree as estimators see them."""
+    tree = scored.tree
+    identities = _identities(tree, getattr(row.estimator, "key", "lineage"))
+    episodes = []
+    for leaf, trajectory in enumerate(tree.trajectories()):
+        turns = sampled(trajectory)
+        nodes = [node for node in tree.path(tree.leaves[leaf]) if tree.nodes[node].kind == TURN]
+        tokens = identities[leaf]
+        episodes.append(
+            Episode(
+                reward=scored.rewards[leaf],
+                token_rewards=_along(penalty, nodes) if penalty else np.zeros(len(tokens)),
+                tokens=tokens,
+                steps=np.repeat(np.arange(len(turns)), [len(turn.tokens) for turn in turns]),
+                states=_states(trajectory),
+                values=_along(values, nodes) if values else None,
+            )
+        )
+    return episodes
+
+
+def _along(by_node: Sequence[NDArray[Any]], nodes: Sequence[int]) -> Floats:
+    return np.concatenate([by_node[node] for node in nodes]).astype(np.float64)
+
+
+def _states(trajectory: Sequence[Node]) -> tuple[str, ...]:
+    """What each turn acted on: the question, or the observation before it, without history."""
+    return tuple(before.text for before, turn in pairwise(trajectory) if turn.kind == TURN)
+
+
+def _identities(tree: Tree, key: str) -> list[NDArray[np.int64]]:
+    """Which token each sampled token of a leaf is: by the tree's lineage, or by equal prefixes."""
+    paths = [tree.path(leaf)[1:] for leaf in tree.leaves]  # without the prompt
+    starts = np.concatenate([[0], np.cumsum([len(node.tokens) for node in tree.nodes])])
+    own = [
+        np.concatenate(
+            [np.full(len(tree.nodes[n].tokens), tree.nodes[n].kind == TURN) for n in path]
+        )
+        for path in paths
+    ]
+    by_key = {
+        "lineage": lambda: [
+            np.concatenate([np.arange(starts[n], starts[n + 1]) for n in path]) for path in paths
+        ],
+        "token_ids": lambda: token_identities(
+            [np.concatenate([tree.nodes[n].tokens for n in path]) for path in paths]
+        ),
+    }
+    return [found[mask] for found, mask in zip(by_key[key](), own, strict=True)]
+
+
+def _rows(
+    kept: Sequence[Scored],
+    groups: Sequence[Sequence[Episode]],
+    row: Row,
+    texts: Sequence[str],
+    response_tokens: int,
+) -> list[dict[str, Any]]:
+    """A row of ``TABLE`` for each leaf that is learned from."""
+    if not kept:
+        return []
+    batch = assemble(row, response_tokens).estimator(groups)
+    targets = _targets(groups, row)
+    return [
+        {
+            "question": entry.tree.question.id,
+            "leaf": leaf,
+            "kept": True,
+            "advantage": float(np.mean(batch[i][leaf])),
+            "advantages": batch[i][leaf],
+            "segments": segment.segments(row.marks, trajectory, texts),
+            "returns": targets[i][leaf] if targets else None,
+            "values": groups[i][leaf].values,
+        }
+        for i, entry in enumerate(kept)
+        for leaf, trajectory in enumerate(entry.tree.trajectories())
+    ]
+
+
+def _targets(groups: Sequence[Sequence[Episode]], row: Row) -> list[list[Floats]] | None:
+    """What a critic shall foretell of each token; None without one."""
+    if not isinstance(row.estimator, Gae):
+        return None
+    return critics.value_targets(groups, row.estimator.gamma, row.estimator.lambda_)
+
+
+def _dropped(scored: Sequence[Scored], kept: Sequence[Scored]) -> list[dict[str, Any]]:
+    """Rows of the leaves that the group filter has dropped."""
+    learned = {id(entry) for entry in kept}
+    return [
+        {"question": entry.tree.question.id, "leaf": leaf, "kept": False, "advantage": 0.0}
+        for entry in scored
+        if id(entry) not in learned
+        for leaf in range(len(entry.rewards))
+    ]
+
+
+def _metrics(
+    scored: Sequence[Scored],
+    kept: Sequence[Scored],
+    groups: Sequence[Sequence[Episode]],
+    rows: Sequence[Mapping[str, Any]],
+    row: Row,
+) -> dict[str, float]:
+    learned = [entry for entry in rows if entry["kept"]]
+    found = {
+        "advantage_spread": _spread([entry["advantage"] for entry in learned]),
+        "groups_kept": len(kept) / len(scored),
+    }
+    if row.marks.kind == "step" and groups:
+        found |= steps.state_sharing(groups)
+    if row.critic and learned:
+        values, targets = (
+            np.concatenate([entry[name] for entry in learned]) for name in ("values", "returns")
+        )
+        found["explained_variance"] = critics.explained_variance(values, targets)
+    if row.kl and row.kl.place == "reward" and groups:
+        penalties = np.concatenate([leaf.token_rewards for group in groups for leaf in group])
+        found["kl_reference"] = float(-penalties.mean() / row.kl.coefficient)
+    return found
+
+
+def _spread(values: Sequence[float]) -> float:
+    return float(np.std(values)) if values else 0.0

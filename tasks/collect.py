@@ -13,26 +13,26 @@ import pyarrow.parquet as pq
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from params.schema import Dialogue, Reinforce
+from params.schema import Dialogue, Reinforce, Row
 from tasks import dialogue as talk
 from tasks import gate, ledger
-from tasks.algorithm import read_row
+from tasks.algorithm import CENTRED
 from tasks.expectations import advantages as advantage_gate
 from tasks.expectations import rewards as reward_gate
 from tasks.expectations import trajectories as trajectory_gate
 from tasks.ledger import Record
 from tasks.scorers import SCORERS
+from tasks.statistics import together
 from tasks.trajectory import RESULT, Node, load_trees, response, sampled, write_table
 
-Iteration = Mapping[str, Record]  # verb -> its record
+Iteration = Mapping[str, Sequence[Record]]  # verb -> its records; several where groups are filtered
 TABLES = ("questions", "nodes", "leaves", "decisions")
-CENTRED = ("group_relative",)  # estimators that measure a leaf against the mean of its group
 CURVE = ("reward", "rollout", "advantage", "update")  # whose metrics make up the learning curve
 
 
 @task(cache_policy=NO_CACHE)
 def collect(
-    *, recipe: str, settings: Reinforce, dialogue: Dialogue, done: Sequence[Iteration]
+    *, recipe: str, settings: Reinforce, row: Row, dialogue: Dialogue, done: Sequence[Iteration]
 ) -> None:
     """Write ``data/<recipe>/trees``, ``curve.csv`` and ``gates/reinforce``.
 
@@ -42,7 +42,7 @@ def collect(
     data = Path("data", recipe)
     rewards = _join(done, "reward", "rewards.parquet")
     advantages = _join(done, "advantage", "advantages.parquet")
-    _check(recipe, settings, dialogue, _trajectories(done), rewards, advantages)
+    _check(recipe, settings, row, dialogue, _trajectories(done), rewards, advantages)
     for name in TABLES:
         file = f"trees/{name}.parquet"
         write_table(_join(done, "rollout", file), data / file)
@@ -57,6 +57,7 @@ def collect(
 def _check(
     recipe: str,
     settings: Reinforce,
+    row: Row,
     dialogue: Dialogue,
     trajectories: pd.DataFrame,
     rewards: pa.Table,
@@ -88,11 +89,14 @@ def _check(
             ),
         ),
         "advantages": (
-            advantage_gate.prepare(advantages.to_pandas(), rewarded),
+            advantage_gate.prepare(
+                advantages.to_pandas(),
+                rewarded.assign(reward=rewarded["reward"] + rewarded["length_penalty"]),
+            ),
             advantage_gate.expectations(
                 rows=len(rewarded),
                 leaves=leaves,
-                centred=read_row(settings.algorithm).estimator in CENTRED,
+                centred=row.estimator.kind in CENTRED,
             ),
         ),
     }
@@ -103,15 +107,15 @@ def _check(
 
 def _point(number: int, iteration: Iteration) -> dict[str, float]:
     """One row of the learning curve: metrics only, since seconds differ between equal runs."""
-    metrics = [iteration[verb]["metrics"] for verb in CURVE]
+    metrics = [together([record["metrics"] for record in iteration[verb]]) for verb in CURVE]
     return {"iteration": number, **{k: v for entry in metrics for k, v in entry.items()}}
 
 
 def _join(done: Sequence[Iteration], verb: str, file: str) -> pa.Table:
     """The tables that ``verb`` wrote, one below the other, with the iteration as first column."""
     tables = []
-    for number, iteration in enumerate(done):
-        made = Path(next(iter(iteration[verb]["artifacts"].values()))["path"])
+    for number, record in [(i, record) for i, entry in enumerate(done) for record in entry[verb]]:
+        made = Path(next(iter(record["artifacts"].values()))["path"])
         table = pq.read_table(made.parent / file)
         tables.append(table.add_column(0, "iteration", pa.array([number] * len(table), pa.int32())))
     return pa.concat_tables(tables)
@@ -133,7 +137,8 @@ def _leaves(number: int, iteration: Iteration) -> list[dict[str, Any]]:
             "leaf": leaf,
             **_measures(trajectory),
         }
-        for tree in load_trees(Path(ledger.of(iteration["rollout"], "trees").path))
+        for record in iteration["rollout"]
+        for tree in load_trees(Path(ledger.of(record, "trees").path))
         for leaf, trajectory in enumerate(tree.trajectories())
     ]
 

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 BLUE, VERMILION, GREEN = "#0072B2", "#D55E00", "#009E73"
 GREY, PALE, INK = "#8C8C8C", "#E5E5E5", "#333333"
 DOTS_PER_INCH = 150
+VERDICTS = {  # of branching decisions: colour, mark
+    "not wanted": (GREY, "o"),
+    "wanted, but the budget was spent": (VERMILION, "X"),
+    "branched": (BLUE, "s"),
+}
 AGENTS = {"cold start": (GREY, "o", -0.13), "trained": (BLUE, "s", 0.13)}  # colour, mark, offset
 
 
@@ -123,6 +128,71 @@ def success_by_kind(table: Sequence[Mapping[str, Any]]) -> Figure:
     return figure
 
 
+def algorithms(found: Sequence[Mapping[str, Any]]) -> Figure:
+    """Success of each algorithm with its 95 % interval; a dashed line where they all began.
+
+    ``found``: rows with ``algorithm``, ``success``, ``low`` and ``high`` (fractions), the cold
+    start first.
+    """
+    _need(found, "algorithms", "algorithm", "success", "low", "high")
+    figure = _figure(7.0, 1.4 + 0.34 * len(found))
+    axes = figure.subplots()
+    _dots_with_intervals(axes, found, list(range(len(found))), color=BLUE, fmt="o", label="_")
+    axes.axvline(100 * found[0]["success"], color=GREY, linewidth=1, linestyle=(0, (4, 3)))
+    axes.set_yticks(range(len(found)), [row["algorithm"] for row in found])
+    axes.set(
+        xlabel="questions answered correctly (%), with 95 % interval",
+        xlim=(0, 100),
+        ylim=(len(found) - 0.5, -0.5),
+    )
+    _tidy(axes, "Success by algorithm", grid="x")
+    return figure
+
+
+def decisions(rows: Sequence[Mapping[str, Any]], threshold: float | None = None) -> Figure:
+    """Branching decisions: the rise of entropy by where in the trajectory it was judged.
+
+    ``rows``: one a decision, with ``position`` (tokens before it, prompt included), ``rise``
+    (entropy over ln|V| minus that of the trajectory's start), ``wanted`` (what the rule said) and
+    ``added`` (branches that were started). ``threshold``: the rise above which a path branches
+    (tasks/branching.py), or None where no single value decides.
+    """
+    _need(rows, "branching decisions", "position", "rise", "wanted", "added")
+    verdicts = [_verdict(row) for row in rows]
+    figure = _figure(7.0, 4.4)
+    axes = figure.subplots()
+    for verdict, (color, mark) in VERDICTS.items():
+        own = [row for row, said in zip(rows, verdicts, strict=True) if said == verdict]
+        axes.scatter(
+            [row["position"] for row in own],
+            [row["rise"] for row in own],
+            s=26,
+            color=color,
+            marker=mark,
+            alpha=0.65,
+            linewidths=0,
+            label=f"{verdict} ({len(own):,})",
+        )
+    axes.axhline(0, color=PALE, linewidth=1.5, zorder=0)
+    if threshold is not None:
+        label = f"branches above {threshold:.3g}"
+        axes.axhline(threshold, color=INK, linewidth=1, linestyle=(0, (4, 3)), label=label)
+    axes.set(
+        xlabel="tokens of the trajectory before the decision, prompt included",
+        ylabel="rise of the mean entropy / ln |V|",
+    )
+    _whole_numbers(axes)
+    _tidy(axes, f"{len(rows):,} branching decisions")
+    _legend(figure, loc="outside lower center", ncols=2)
+    return figure
+
+
+def _verdict(row: Mapping[str, Any]) -> str:
+    if row["added"]:
+        return "branched"
+    return "wanted, but the budget was spent" if row["wanted"] else "not wanted"
+
+
 def seconds_by_part(parts: Mapping[str, float]) -> Figure:
     """Seconds of one iteration by part (sampling, tools, ...), longest first, with their shares."""
     if not parts or min(parts.values()) < 0 or sum(parts.values()) <= 0:
@@ -211,8 +281,8 @@ def _tidy(axes: Axes, title: str = "", grid: Literal["both", "x", "y"] = "both")
     axes.yaxis.label.set_color(INK)
 
 
-def _legend(axes: Axes, **place: Any) -> None:
-    axes.legend(fontsize=9, labelcolor=INK, edgecolor="none", framealpha=0.9, **place)
+def _legend(where: Axes | Figure, **place: Any) -> None:
+    where.legend(fontsize=9, labelcolor=INK, edgecolor="none", framealpha=0.9, **place)
 
 
 def _whole_numbers(axes: Axes) -> None:

@@ -121,8 +121,9 @@ def recorded(compute: Callable[..., Mapping[str, Any]]) -> Callable[..., Record]
         if found:
             return found
         for value in arguments.values():
-            if isinstance(value, Artifact):
-                _need(value)
+            for entry in value if isinstance(value, list) else [value]:
+                if isinstance(entry, Artifact):
+                    _need(entry)
         _explain_change(step, verb, made_from)
         partial = place.with_name(f".{place.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
@@ -228,10 +229,15 @@ def read(place: Path) -> Record | None:
     return record
 
 
-def retire(step: Step, verb: str, keep: int) -> None:
-    """Drop what ``verb`` made more than ``keep`` iterations ago; its records stay."""
+def retire(step: Step, verb: str, keep: int, spare: Artifact | None = None) -> None:
+    """Drop what ``verb`` made more than ``keep`` iterations ago; its records stay.
+
+    The sub-step that made ``spare`` keeps everything.
+    """
     for place in step.folder.glob(f"[0-9]*-{verb}-*"):
         if int(place.name[:4]) > step.iteration - keep or (place / RETIRED).exists():
+            continue
+        if spare and Path(spare.path).is_relative_to(place):
             continue
         (place / RETIRED).touch()
         for path in place.iterdir():

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 from prefect import task
 
-from params.schema import Reward
+from params.schema import Overlong, Reward
 from tasks import dialogue as talk
 from tasks import ledger
 from tasks.ledger import Artifact, Step
@@ -35,6 +35,7 @@ TABLE = pa.schema(
         "leaf": pa.int32(),
         "scorer": pa.string(),  # the kind that compared the answer
         "reward": pa.float64(),
+        "length_penalty": pa.float64(),  # beside the reward: 0 or below
         "score": pa.float64(),  # of the answer, whatever the format; 0 where there is none
         "breakdown": pa.map_(pa.string(), pa.float64()),  # what the score was made from
         "success": pa.bool_(),  # the highest score in a sound format
@@ -51,19 +52,34 @@ TABLE = pa.schema(
 
 @task(**ledger.TASK_OPTIONS)
 @ledger.recorded
-def reward(step: Step, folder: Path, *, trees: Artifact, settings: Reward) -> Mapping[str, Any]:
-    """Score every leaf; artifact ``rewards``, a row a leaf with the reward's breakdown."""
+def reward(
+    step: Step,
+    folder: Path,
+    *,
+    trees: Artifact,
+    settings: Reward,
+    overlong: Overlong | None,
+    response_tokens: int,
+) -> Mapping[str, Any]:
+    """Score every leaf; artifact ``rewards``, a row a leaf with the reward's breakdown.
+
+    ``overlong`` penalises responses near the budget of ``response_tokens``; None: no length counts.
+    """
     began = time.perf_counter()
     rows = [row for tree in load_trees(Path(trees.path)) for row in score_tree(tree, settings)]
+    for row in rows:
+        row["length_penalty"] = length_penalty(row["response_tokens"], response_tokens, overlong)
     write_table(pa.Table.from_pylist(rows, schema=TABLE), folder / "rewards.parquet")
     return {
         "metrics": {
             "reward": sum(row["reward"] for row in rows) / len(rows),
             "success": sum(row["success"] for row in rows) / len(rows),
             "broken_format": sum(bool(row["faults"]) for row in rows) / len(rows),
-            "groups_without_spread": _share_without_spread(rows),
+            "groups_without_spread": 1
+            - _groups_with_spread(rows) / len({r["question"] for r in rows}),
         },
         "seconds": {"reward": time.perf_counter() - began},
+        "groups_with_spread": _groups_with_spread(rows),
     }
 
 
@@ -137,8 +153,20 @@ def _storable(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def _share_without_spread(rows: Sequence[Mapping[str, Any]]) -> float:
+def length_penalty(tokens: int, budget: int, overlong: Overlong | None) -> float:
+    """DAPO's soft overlong penalty (arXiv 2503.14476, equation 13): 0, then a line to -factor.
+
+    It falls over the last share ``overlong.buffer`` of the budget. **Chosen**: a response's length
+    counts sampled and observed tokens, as its budget does.
+    """
+    if overlong is None:
+        return 0.0
+    buffer = overlong.buffer * budget
+    return -overlong.factor * min(1.0, max(0.0, (tokens - (budget - buffer)) / buffer))
+
+
+def _groups_with_spread(rows: Sequence[Mapping[str, Any]]) -> int:
     rewards: dict[str, set[float]] = {}
     for row in rows:
-        rewards.setdefault(row["question"], set()).add(row["reward"])
-    return sum(len(values) == 1 for values in rewards.values()) / len(rewards)
+        rewards.setdefault(row["question"], set()).add(row["reward"] + row["length_penalty"])
+    return sum(len(values) > 1 for values in rewards.values())

@@ -10,7 +10,7 @@ from typing import Any
 
 from prefect import task
 
-from params.schema import Dialogue, Machine, PythonTool, Rollout, Search
+from params.schema import Dialogue, Machine, Marks, PythonTool, Rollout, Search
 from tasks import checkpoint, ledger, statistics
 from tasks.engines.transformers import TransformersEngine
 from tasks.ledger import Artifact, Step
@@ -28,6 +28,10 @@ def rollout(
     policy: Artifact,
     questions: Artifact,
     size: int,
+    first: int,
+    attempt: int,
+    branching: str,
+    marks: Marks,
     budget: Rollout,
     top_p: float,
     dialogue: Dialogue,
@@ -40,15 +44,18 @@ def rollout(
 ) -> Mapping[str, Any]:
     """Roll out ``size`` questions; artifact ``trees``.
 
-    ``budget`` says how many paths a question gets and when they branch; ``top_p`` is 1 in training.
+    ``first`` and ``attempt`` say which (see ``batch``). ``branching`` and ``marks`` are a row's,
+    ``budget`` says how many paths a question gets; ``top_p`` is 1 in training.
     ``limits``, ``search`` and ``corpus`` are what ``tools`` were made of, which cannot speak for
     themselves in the ledger's key.
     ``advance`` is told how many more questions have been finished.
     """
-    chosen = batch(load_questions(Path(questions.path)), step, size)
+    every = load_questions(Path(questions.path))
+    chosen = batch(every, step.seed, first, attempt, size)
     acting = checkpoint.resident(Path(policy.path), machine)
     timed, tool_seconds = _stopwatch(tools)
-    setting = Setting(acting.tokenizer, dialogue, budget, timed, f"{step.seed}/{step.iteration}")
+    seed = f"{step.seed}/{step.iteration}" + (f"/{attempt}" if attempt else "")
+    setting = Setting(acting.tokenizer, dialogue, budget, timed, seed, branching, marks)
     began = time.perf_counter()
     engine = TransformersEngine(acting.model, acting.tokenizer)
     trees = grow(chosen, engine, setting, top_p, advance)
@@ -58,22 +65,28 @@ def rollout(
         "metrics": statistics.tree_metrics(trees, budget.entropy_window),
         "profile": statistics.entropy_profile(trees),
         "seconds": {"sampling": seconds - sum(tool_seconds), "tools": sum(tool_seconds)},
+        "another_batch": len(every) >= (attempt + 2) * size,  # without a question of this iteration
     }
 
 
-def batch(questions: Sequence[Question], step: Step, size: int) -> list[Question]:
-    """The questions of one iteration: each pass over all of them goes in an order of its own.
+def batch(
+    questions: Sequence[Question], seed: int, first: int, attempt: int, size: int
+) -> list[Question]:
+    """The questions of an iteration's batch: each pass over all goes in an order of its own.
 
-    A counter decides: iteration i takes the places i * size ... of the endless sequence of passes,
-    so a resumed run meets the questions that an unbroken run would have met.
+    Counters decide: an iteration that begins at place ``first`` of the endless sequence of passes
+    takes ``size`` places, and as many more for each further ``attempt`` (DAPO's dynamic sampling);
+    so a resumed run meets the questions that an unbroken run would have met. No question comes
+    twice in an iteration.
     """
-    places = range(step.iteration * size, (step.iteration + 1) * size)
+    places = range(first, first + (attempt + 1) * size)
     orders: dict[int, list[int]] = {}
     for number in {place // len(questions) for place in places}:
         orders[number] = list(range(len(questions)))
-        random.Random(f"{step.seed}/pass {number}").shuffle(orders[number])
+        random.Random(f"{seed}/pass {number}").shuffle(orders[number])
     chosen = [orders[place // len(questions)][place % len(questions)] for place in places]
-    return [questions[index] for index in dict.fromkeys(chosen)]
+    before = set(chosen[: attempt * size])
+    return [questions[i] for i in dict.fromkeys(chosen[attempt * size :]) if i not in before]
 
 
 def _stopwatch(tools: Respond) -> tuple[Respond, list[float]]:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from tasks import dialogue as talk
 from tasks.ledger import Artifact, Step
-from tasks.trajectory import STOP, TURN, Node, Question, Tree, load_trees, read_rows
+from tasks.trajectory import STOP, TURN, Node, Question, Tree, join, load_trees, read_rows
 
 AGENT, CHAT_MODEL, TOOL = "AGENT", "CHAT_MODEL", "TOOL"  # kinds of spans, as MLflow names them
 TEXT_CHARACTERS = 20_000  # of one text in a span, at most
@@ -140,15 +140,16 @@ def spans(tree: Tree, leaf: int, score: Mapping[str, Any]) -> Iterator[Span]:
     recipe's system message, which all of them share, is left out), or the tool's result.
     """
     path = tree.path(tree.leaves[leaf])
-    nodes = [tree.nodes[index] for index in path]
+    steps = tree.steps(tree.leaves[leaf])
+    nodes = [join([tree.nodes[part] for part in step]) for step in steps]
     ends = list(accumulate(len(node.tokens) for node in nodes))
     leaves = _leaves_of(tree)
     yield _whole(tree.question, leaf, path, nodes, score)
     turns = 0
-    for place in range(1, len(path)):
+    for place in range(1, len(steps)):
         node, before = nodes[place], nodes[place - 1]
         where = (ends[place - 1], ends[place])
-        branch = _branch(path[place], node, leaves[path[place]])
+        branch = _branch(tree, steps[place], node, leaves)
         if node.kind == TURN:
             turns += 1
             read = [{"role": "tool", "content": printable(before.text)}]
@@ -215,13 +216,22 @@ def _messages(question: Question) -> list[dict[str, str]]:
     return [*before, {"role": "user", "content": printable(question.text)}]
 
 
-def _branch(index: int, node: Node, leaves: Sequence[int]) -> dict[str, Any]:
-    """Where a node stands in its tree, and which trajectories go through it."""
+def _branch(
+    tree: Tree, parts: Sequence[int], node: Node, leaves: Mapping[int, Sequence[int]]
+) -> dict[str, Any]:
+    """Where a node stands in its tree, and which trajectories go through it to its end.
+
+    Of a turn inside which trajectories part, the last of ``parts`` is shown, and how many of the
+    turn's first tokens others share.
+    """
+    through = leaves[parts[-1]]
+    shared = [len(tree.nodes[part].tokens) for part in parts if len(leaves[part]) > 1]
     return {
-        "node": index,
+        "node": parts[-1],
         "parent": node.parent,
-        "leaves": list(leaves),
-        "shared": len(leaves) > 1,
+        "leaves": list(through),
+        "shared": len(through) > 1,
+        "shared_tokens": sum(shared),
         "tokens": len(node.tokens),
         **_uncertainty([node]),
     }

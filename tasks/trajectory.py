@@ -2,14 +2,16 @@
 
 A tree holds all rollouts of one question. Its root is the prompt; every other node is one turn of
 the agent (sampled tokens) or one tool result (observed tokens). Branches share the nodes before
-them, so a token that several trajectories share is stored once. A leaf is the last node of a
+them, so a token that several trajectories share is stored once. A turn inside which trajectories
+part is stored as several nodes, one after the other: its parts. A leaf is the last node of a
 trajectory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -46,17 +48,23 @@ LEAF_TABLE = pa.schema({"question": pa.string(), "leaf": pa.int32(), "node": pa.
 DECISION_TABLE = pa.schema(
     {
         "question": pa.string(),
+        "kind": pa.string(),
         "node": pa.int32(),
         "path": pa.int32(),
+        "position": pa.int32(),
         "initial_entropy": pa.float64(),
         "entropy": pa.float64(),
-        "probability": pa.float64(),
+        "rise": pa.float64(),
+        "probability": pa.float64(),  # null for marks
+        "wanted": pa.bool_(),
         "added": pa.int32(),
     }
 )
 
 PROMPT, TURN, RESULT = "prompt", "turn", "result"  # kinds of nodes
 NO_SUCH_TOOL = "no_such_tool"  # the outcome of a call of a tool that is not at hand
+PART = "part"  # the outcome of a part of a turn that the next node goes on with
+AFTER_RESULT, AT_MARK = "entropy", "mark"  # kinds of branching decisions
 STOP, END, LENGTH = "stop", "end", "length"  # sampling ended: a stop string, end token, budget
 
 
@@ -129,14 +137,22 @@ class Node:
 
 @dataclass(frozen=True)
 class Decision:
-    """One branching decision (algorithms section 2), kept for audit and plots."""
+    """One branching decision (algorithms sections 1 and 2), kept for audit and plots.
 
-    node: int  # the tool result that the branches start after
+    Entropies are means over the first tokens (``rollout.entropy_window``) that a trajectory
+    samples: in its first turn, and after the branching point. They are normalised, in [0, 1].
+    """
+
+    kind: str  # AFTER_RESULT or AT_MARK
+    node: int  # the branches start after it; where none was started, it may go on past the point
     path: int  # the trajectory that was judged
+    position: int  # tokens of that trajectory before the branching point, prompt included
     initial_entropy: float
     entropy: float
-    probability: float
-    added: int  # branches that were started
+    rise: float  # entropy - initial_entropy
+    probability: float | None  # None at a mark, which needs none
+    wanted: bool  # what the rule says
+    added: int  # branches that were started: what the budget allowed
 
 
 @dataclass
@@ -155,10 +171,90 @@ class Tree:
             nodes.append(self.nodes[nodes[-1]].parent)
         return nodes[::-1]
 
+    def parts(self, node: int) -> list[int]:
+        """The parts of a turn up to its part ``node``; of any other node itself alone."""
+        parts = [node]
+        while self.nodes[parts[0]].kind == self.nodes[self.nodes[parts[0]].parent].kind == TURN:
+            parts.insert(0, self.nodes[parts[0]].parent)
+        return parts
+
+    def steps(self, leaf: int) -> list[list[int]]:
+        """As ``path``, with the parts of a turn together: prompt, turn, result, turn, ..."""
+        steps = [self.parts(leaf)]
+        while (before := self.nodes[steps[-1][0]].parent) >= 0:
+            steps.append(self.parts(before))
+        return steps[::-1]
+
     def trajectories(self) -> Iterator[list[Node]]:
-        """The nodes of each leaf's trajectory, prompt first, in leaf order."""
+        """The nodes of each leaf's trajectory, prompt first, in leaf order; turns are whole."""
         for leaf in self.leaves:
-            yield [self.nodes[node] for node in self.path(leaf)]
+            yield [join([self.nodes[part] for part in step]) for step in self.steps(leaf)]
+
+
+def join(parts: Sequence[Node]) -> Node:
+    """One node of the parts of a turn, which ends as the last of them does."""
+    if len(parts) == 1:
+        return parts[0]
+    return replace(
+        parts[0],
+        outcome=parts[-1].outcome,
+        text="".join(part.text for part in parts),
+        tokens=np.concatenate([part.tokens for part in parts]),
+        logprobs=np.concatenate([part.logprobs for part in parts]),
+        entropies=np.concatenate([part.entropies for part in parts]),
+    )
+
+
+def common_prefix(first: str, second: str) -> int:
+    """How many characters two texts begin alike with."""
+    pairs = zip(first, second, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def split(
+    nodes: Sequence[Node],
+    cuts: Mapping[int, Sequence[int]],
+    decode: Callable[[NDArray[np.int32]], str],
+) -> tuple[list[Node], list[int]]:
+    """Take whole turns apart: the nodes with parts in their places, parents before children.
+
+    ``cuts`` has, by node, the numbers of tokens before each cut, ascending, all inside the node;
+    ``decode`` gives the text of tokens. Second comes, for each old node, the index of its last part
+    (of itself where it is not cut); its other parts stand right before.
+    """
+    new: list[Node] = []
+    last: list[int] = []
+    for index, node in enumerate(nodes):
+        parent = last[node.parent] if node.parent >= 0 else -1
+        for part in _parts(node, cuts.get(index, ()), decode):
+            new.append(replace(part, parent=parent))
+            parent = len(new) - 1
+        last.append(parent)
+    return new, last
+
+
+def _parts(
+    turn: Node, cuts: Sequence[int], decode: Callable[[NDArray[np.int32]], str]
+) -> Iterator[Node]:
+    """A turn in parts whose texts add up to its own.
+
+    A character whose bytes lie on both sides of a cut belongs to the later part.
+    """
+    written = 0  # characters of the parts so far
+    for start, end in zip([0, *cuts], [*cuts, len(turn.tokens)], strict=True):
+        whole = end == len(turn.tokens)
+        so_far = decode(turn.tokens[:end]).rstrip("\N{REPLACEMENT CHARACTER}")
+        shared = common_prefix(so_far, turn.text)
+        reach = len(turn.text) if whole else max(written, shared)
+        yield replace(
+            turn,
+            outcome=turn.outcome if whole else PART,
+            text=turn.text[written:reach],
+            tokens=turn.tokens[start:end],
+            logprobs=turn.logprobs[start:end],
+            entropies=turn.entropies[start:end],
+        )
+        written = reach
 
 
 def response(trajectory: Sequence[Node]) -> str:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from prefect import task
 
-from params.schema import Machine, Update
+from params.schema import Machine, Row, Update
 from tasks import checkpoint, learner, ledger
-from tasks.algorithm import Row, assemble
+from tasks.algorithm import assemble
 from tasks.ledger import Artifact, Step
-from tasks.packing import Row as LeafRow
-from tasks.packing import row as leaf_row
+from tasks.packing import Credit, Credited
 from tasks.trajectory import load_trees, read_rows
 
 
@@ -25,21 +26,36 @@ def update(
     folder: Path,
     *,
     policy: Artifact,
-    trees: Artifact,
+    critic: Artifact | None,
+    reference: Artifact | None,
+    trees: list[Artifact],
     advantages: Artifact,
     row: Row,
     settings: Update,
     temperature: float,
+    response_tokens: int,
     machine: Machine,
 ) -> Mapping[str, Any]:
-    """One batch's updates; artifacts ``policy`` and ``optimizer``."""
+    """One batch's updates; artifacts ``policy``, ``optimizer``, and ``critic`` where there is one.
+
+    ``critic`` and the optimizer's state are read from beside ``policy``; ``reference`` is the
+    policy that a KL penalty in the loss looks at. Both are None where the algorithm has none.
+    """
     began = time.perf_counter()
     learning = checkpoint.resident(Path(policy.path), machine)
+    checkpoint.prepare_critic(learning, row.critic, machine)
     checkpoint.prepare_optimizer(learning, settings)
-    rows = _leaf_rows(trees, advantages)
-    loss = assemble(row).loss
+    batch = _credited(trees, advantages)
+    if reference:
+        model = checkpoint.reference(Path(reference.path), machine)
+        known = learner.node_logprobs(model, batch, temperature, settings, machine)
+        batch = [
+            replace(tree, reference_logprobs=logprobs)
+            for tree, logprobs in zip(batch, known, strict=True)
+        ]
+    loss = assemble(row, response_tokens).loss
     metrics = learner.update(
-        learning, rows, loss, settings, temperature, machine, (step.seed, step.iteration)
+        learning, batch, loss, settings, temperature, machine, (step.seed, step.iteration)
     )
     trained = time.perf_counter()
     checkpoint.save(learning, folder)
@@ -48,13 +64,27 @@ def update(
     return {"metrics": metrics, "seconds": seconds}
 
 
-def _leaf_rows(trees: Artifact, advantages: Artifact) -> list[LeafRow]:
-    credit = {
-        (entry["question"], entry["leaf"]): entry["advantage"]
-        for entry in read_rows(Path(advantages.path))
-    }
+def _credited(trees: Sequence[Artifact], advantages: Artifact) -> list[Credited]:
+    """The trees that the group filter has kept, each with the credit of its leaves."""
+    credits: dict[str, list[Credit]] = {}
+    for entry in read_rows(Path(advantages.path)):
+        if entry["kept"]:
+            credits.setdefault(entry["question"], []).append(_credit(entry))
     return [
-        leaf_row(trajectory, credit[tree.question.id, leaf])
-        for tree in load_trees(Path(trees.path))
-        for leaf, trajectory in enumerate(tree.trajectories())
+        Credited(tree, credits[tree.question.id])
+        for artifact in trees
+        for tree in load_trees(Path(artifact.path))
+        if tree.question.id in credits
     ]
+
+
+def _credit(entry: Mapping[str, Any]) -> Credit:
+    def floats(name: str) -> Any:
+        return None if entry[name] is None else np.array(entry[name], np.float32)
+
+    return Credit(
+        advantages=floats("advantages"),
+        segments=np.array(entry["segments"], np.int64),
+        returns=floats("returns"),
+        values=floats("values"),
+    )

@@ -1,0 +1,170 @@
+"""Algorithms side by side: the same recipe and cold start, a row of the table after the other.
+
+``python -m flows.compare RECIPE --iterations 30`` trains every row of params/algorithms.yaml, asks
+each the held-out questions, and writes a table and a picture. A comparison that was cut goes on
+where it was; a row that is done is found in the ledger.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from prefect import flow
+
+from flows.evaluate import answer
+from flows.reinforce import Agents, Iteration, iterate, seconds
+from flows.server import prefect_server
+from flows.stage import INTERRUPTED, arrive, leave
+from params import schema
+from params.schema import Evaluate, Recipe, Row
+from tasks import figures, ledger, version
+from tasks.ledger import Artifact, Step
+from tasks.policy import use_machine
+from tasks.progress import Progress
+from tasks.statistics import bootstrap_interval
+from tasks.toolbox import Respond, open_tools
+from tasks.trajectory import read_rows
+
+BEFORE = ("prepare", "cold_start")  # stages that all rows share
+COLD_START = "cold start"
+
+
+@flow(name="compare", flow_run_name="compare {recipe}")
+def compare(recipe: str, rows: Sequence[str], iterations: int) -> None:
+    """Write ``reports/<recipe>/algorithms.md``, ``.json`` and ``.png``."""
+    for stage in BEFORE:
+        version.reproduce(f"{stage}@{recipe}")
+    chosen = schema.load(recipe, Path("params"))
+    use_machine(chosen.machine)
+    data = Path("data", recipe)
+    cold_start = ledger.artifact(Path("models", recipe, "cold_start"))
+    corpus = ledger.artifact(data / "corpus")
+    train, test = (ledger.artifact(data / "questions" / f"{s}.parquet") for s in ("train", "test"))
+    with open_tools(chosen, Path(corpus.path)) as tools:
+        asked = Step(recipe, "compare/cold_start", 0, chosen.seed)
+        answers = answer(chosen, asked, cold_start, test, corpus, tools)
+        found = [{"algorithm": COLD_START, **success(answers, chosen.evaluate, chosen.seed)}]
+        for name in rows:
+            variant = with_algorithm(chosen, name)
+            row = schema.row_of(variant, Path("params"))
+            step = Step(recipe, f"compare/{name}", 0, chosen.seed)
+            done = train_row(step, variant, row, iterations, cold_start, train, corpus, tools)
+            trained = ledger.of(done[-1]["update"][0], "policy")
+            asked = replace(step, stage=f"compare/{name}/evaluate")
+            answers = answer(variant, asked, trained, test, corpus, tools)
+            found.append(
+                {
+                    "algorithm": name,
+                    **success(answers, chosen.evaluate, chosen.seed),
+                    "seconds": median(sum(seconds(entry).values()) for entry in done),
+                    "trained_tokens": median(
+                        entry["update"][0]["metrics"]["trained_tokens"] for entry in done
+                    ),
+                }
+            )
+            report(recipe, found, iterations)
+
+
+def with_algorithm(recipe: Recipe, name: str) -> Recipe:
+    """The recipe as it would be with another algorithm."""
+    reinforce = recipe.reinforce.model_copy(update={"algorithm": name})
+    return recipe.model_copy(update={"reinforce": reinforce})
+
+
+def train_row(
+    start: Step,
+    recipe: Recipe,
+    row: Row,
+    iterations: int,
+    cold_start: Artifact,
+    questions: Artifact,
+    corpus: Artifact,
+    tools: Respond,
+) -> list[Iteration]:
+    """All iterations of one algorithm, from the cold start on."""
+    agents, place = Agents(cold_start, None, cold_start), 0
+    done: list[Iteration] = []
+    progress = Progress(recipe.reinforce.algorithm, iterations)
+    for number in range(iterations):
+        step = replace(start, iteration=number)
+        agents = agents.at(number, row)
+        done.append(iterate(step, recipe, row, agents, place, questions, corpus, tools))
+        place += len(done[-1]["rollout"]) * recipe.reinforce.questions
+        agents = agents.after(done[-1], row)
+        ledger.retire(step, "update", recipe.reinforce.keep_checkpoints, spare=agents.reference)
+        progress.note(success=done[-1]["reward"][0]["metrics"]["success"])
+        progress.advance(1)
+    progress.close()
+    return done
+
+
+def success(answers: Artifact, settings: Evaluate, seed: int) -> dict[str, float]:
+    """The share of right answers with its 95 % interval."""
+    right = np.array([row["success"] for row in read_rows(Path(answers.path))], np.float64)
+    low, high = bootstrap_interval(right, settings.bootstrap, seed)
+    return {"success": float(right.mean()), "low": low, "high": high}
+
+
+def report(recipe: str, found: Sequence[dict[str, Any]], iterations: int) -> None:
+    """The table so far, as Markdown, as JSON and as a picture."""
+    folder = Path("reports", recipe)
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {".json": json.dumps(found, indent=1) + "\n", ".md": markdown(found, iterations)}
+    for suffix, text in texts.items():
+        partial = folder / f".algorithms{suffix}.partial"
+        partial.write_text(text)
+        partial.replace(folder / f"algorithms{suffix}")
+    figures.save(figures.algorithms(found), folder / "algorithms.png")
+
+
+def markdown(found: Sequence[dict[str, Any]], iterations: int) -> str:
+    """A row an algorithm."""
+    lines = [
+        f"| algorithm | success after {iterations} iterations (%) | seconds an iteration "
+        "| tokens trained an iteration |",
+        "|---|---:|---:|---:|",
+    ]
+    for entry in found:
+        mean, low, high = (100 * entry[name] for name in ("success", "low", "high"))
+        cost = (
+            f"{entry['seconds']:.2f} | {entry['trained_tokens']:.0f}" if "seconds" in entry else "|"
+        )
+        lines.append(f"| {entry['algorithm']} | {mean:.1f} [{low:.1f}, {high:.1f}] | {cost} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: list[str]) -> int:
+    """The command line; returns the exit status. 2: there is nothing that can be started."""
+    parser = argparse.ArgumentParser(prog="python -m flows.compare", description=__doc__)
+    parser.add_argument("recipe", help="params/<recipe>.yaml")
+    parser.add_argument("--iterations", type=int, help="of each algorithm; else the recipe's")
+    parser.add_argument("--algorithms", nargs="+", help="rows of the table; else all of them")
+    chosen = parser.parse_args(arguments)
+    try:
+        recipe = schema.load(chosen.recipe, Path("params"))
+        rows = chosen.algorithms or list(schema.load_rows(Path("params")))
+        for name in rows:
+            schema.row_of(with_algorithm(recipe, name), Path("params"))
+        with prefect_server():
+            compare(chosen.recipe, rows, chosen.iterations or recipe.reinforce.iterations)
+    except (ValueError, RuntimeError) as error:
+        print(f"compare: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("compare: interrupted; the next call goes on from here", file=sys.stderr)
+        return INTERRUPTED
+    print(f"\n{Path('reports', chosen.recipe, 'algorithms.md').read_text()}")
+    return 0
+
+
+if __name__ == "__main__":
+    arrive()
+    leave(main(sys.argv[1:]))
