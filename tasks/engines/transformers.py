@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 from tasks.engines import Request, Sample
+from tasks.engines.decoder import decoder, hidden_states
 from tasks.trajectory import END, LENGTH, STOP
 
 GROUPED = "grouped_sdpa"  # our attention function, as transformers knows it
@@ -103,7 +104,7 @@ class RaggedCache:
             config.hidden_size // config.num_attention_heads
         )
         shape = (config.num_hidden_layers, rows, config.num_key_value_heads, positions, head_size)
-        self.keys, self.values = like.new_zeros((2, *shape))
+        self.keys, self.values = _zeros((2, *shape), like)
         self.rows: Tensor | slice = slice(0, 0)  # which rows are being fed
         self.positions = torch.zeros(0, 0, dtype=torch.long)  # [rows, fed] where they are written
         self.visible = 0  # positions that any of them may look at
@@ -154,6 +155,7 @@ class RaggedSession:
         weight = self.model.get_input_embeddings().weight
         self.device = weight.device
         self.cache = RaggedCache(self.model.config, paths, context, weight)
+        self.decoder = decoder(self.model, context)
         self.context = context
         self.seen: list[NDArray[np.int32]] = [_none(np.int32)] * paths  # by row: tokens cached
         self.row: dict[int, int] = {}  # handle -> row
@@ -187,22 +189,26 @@ class RaggedSession:
         if longest > self.context:
             raise ValueError(f"a turn may reach {longest} tokens, the session has {self.context}")
         self._to_front([request.handle for request in requests])
-        logits = self._feed_all(requests)
-        return self._decode(requests, logits)
+        order = sorted(range(len(requests)), key=lambda i: self.row[requests[i].handle])
+        in_rows = [requests[i] for i in order]  # request i now belongs to row i
+        samples = self._decode(in_rows, self._feed_all(in_rows))
+        return [samples[place] for place in np.argsort(order)]
 
     def _to_front(self, handles: Sequence[int]) -> None:
-        """Move the rows of ``handles`` to the rows 0, 1, ... in that order."""
-        wanted = [self.row[handle] for handle in handles]
-        count = max(max(wanted) + 1, len(wanted))
-        taken = set(wanted)
-        order = wanted + [row for row in range(count) if row not in taken]
-        if order == list(range(count)):
-            return
-        self._rearrange(order, list(range(count)), max(len(self.seen[row]) for row in order))
+        """Bring the rows of ``handles`` to the front, in any order: those behind change places."""
+        count = len(handles)
+        rows = {self.row[handle] for handle in handles}
+        behind = sorted(row for row in rows if row >= count)
+        holes = [row for row in range(count) if row not in rows]
+        if behind:
+            longest = max(len(self.seen[row]) for row in (*behind, *holes))
+            self._rearrange(behind + holes, holes + behind, longest)
 
     def _rearrange(self, source: list[int], target: list[int], positions: int) -> None:
         """Row ``target[i]`` becomes what row ``source[i]`` was; the two hold the same rows."""
-        self.cache.copy(source, target, positions)
+        free = set(self.free)
+        used = [place for place, row in enumerate(source) if row not in free]
+        self.cache.copy([source[i] for i in used], [target[i] for i in used], positions)
         seen = [self.seen[row] for row in source]
         for row, tokens in zip(target, seen, strict=True):
             self.seen[row] = tokens
@@ -225,6 +231,8 @@ class RaggedSession:
             pending.append(request.tokens[known:])
             self.seen[row] = request.tokens
         own = [row for row, leader in enumerate(leader_of) if leader == row]
+        if len(own) == len(requests) and len(own) * max(map(len, pending)) <= FEED_TOKENS:
+            return self._feed(slice(0, len(own)), pending)  # all in front: nothing is copied
         rows = sorted(own, key=lambda row: len(pending[row]))
         logits = torch.empty(
             len(requests), self.model.config.vocab_size, device=self.device, dtype=torch.float32
@@ -238,25 +246,30 @@ class RaggedSession:
             logits[followers] = logits[sources]
         return logits
 
-    def _feed(self, rows: list[int], pending: list[NDArray[np.int32]]) -> Tensor:
-        """One prefill pass: the tokens ``pending[i]`` at the end of row ``rows[i]``."""
+    def _feed(self, rows: list[int] | slice, pending: list[NDArray[np.int32]]) -> Tensor:
+        """One prefill pass: the tokens ``pending[i]`` at the end of the i-th of ``rows``."""
         fed = max(len(tokens) for tokens in pending)
         lengths = torch.tensor([len(tokens) for tokens in pending], device=self.device)
-        ends = torch.tensor([len(self.seen[row]) for row in rows], device=self.device)
-        tokens = torch.zeros(len(rows), fed, dtype=torch.long)
+        places = range(len(pending)) if isinstance(rows, slice) else rows
+        ends = torch.tensor([len(self.seen[row]) for row in places], device=self.device)
+        tokens = torch.zeros(len(pending), fed, dtype=torch.long)
         for i, new in enumerate(pending):
             tokens[i, : len(new)] = torch.from_numpy(new.astype(np.int64))
         positions = (ends - lengths)[:, None] + torch.arange(fed, device=self.device)
         # a padded position lies behind its row's end, is never looked at, and is overwritten later
-        self.cache.rows = torch.tensor(rows, device=self.device)
+        self.cache.rows = (
+            rows if isinstance(rows, slice) else torch.tensor(rows, device=self.device)
+        )
         self.cache.positions = positions.clamp(max=self.context - 1)
         hidden = self._forward(tokens.to(self.device), int(ends.max()))
-        last = hidden[torch.arange(len(rows), device=self.device), lengths - 1]
+        last = hidden[torch.arange(len(pending), device=self.device), lengths - 1]
         return self.model.get_output_embeddings()(last).float()
 
     def _forward(self, tokens: Tensor, visible: int) -> Tensor:
         """Hidden states [rows, fed, hidden] of ``tokens`` at ``self.cache.positions``."""
         self.cache.visible = visible
+        if self.decoder:
+            return hidden_states(self.decoder, tokens, self.cache)
         keys = torch.arange(visible, device=self.device)
         mask = keys <= self.cache.positions[:, None, :, None]  # [rows, 1, fed, visible]
         output = self.model.base_model(
@@ -367,10 +380,11 @@ def draw(
     kept = probabilities if top_p >= 1 else nucleus(probabilities, top_p)
     cumulative = kept.cumsum(-1)
     target = noise.to(kept.dtype)[:, None] * cumulative[:, -1:]
-    tokens = (cumulative <= target).sum(-1)
-    # rounding may carry the target to the very end: the last token that has any probability
-    last = kept.shape[-1] - 1 - (kept > 0).flip(-1).to(torch.uint8).argmax(-1)
-    tokens = torch.minimum(tokens, last)
+    tokens = torch.searchsorted(cumulative, target, right=True)[:, 0]
+    if bool((tokens == kept.shape[-1]).any()):
+        # rounding carried a target to the very end: the last token that has any probability
+        last = kept.shape[-1] - 1 - (kept > 0).flip(-1).to(torch.uint8).argmax(-1)
+        tokens = torch.minimum(tokens, last)
     return tokens, logprobs.gather(-1, tokens[:, None])[:, 0], entropies.clamp(0, 1)
 
 
@@ -406,6 +420,13 @@ def _chunks(rows: list[int], lengths: list[int]) -> Iterator[list[int]]:
         batch.append(row)
     if batch:
         yield batch
+
+
+def _zeros(shape: Sequence[int], like: Tensor) -> Tensor:
+    """Zeros; in the machine's own memory such as cost nothing until they are written."""
+    if like.device.type == "cpu" and like.dtype == torch.float32:
+        return torch.from_numpy(np.zeros(shape, np.float32))
+    return like.new_zeros(tuple(shape))
 
 
 def _none(kind: type[np.int32]) -> NDArray[np.int32]:

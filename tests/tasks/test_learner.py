@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from params.schema import Critic, Machine, Update, load_rows
-from tasks import checkpoint, learner
+from tasks import advantage, checkpoint, learner
 from tasks.algorithm import assemble
 from tasks.attention import GATHERED, attending
 from tasks.engines import Request
@@ -522,3 +522,45 @@ def test_a_learner_with_a_critic_goes_on_from_its_checkpoint(initial, choice, tm
     assert torch.equal(resumed.critic.head.weight, unbroken.critic.head.weight)
     for one, other in zip(resumed.critic.weights(), unbroken.critic.weights(), strict=True):
         assert torch.equal(one, other)
+
+
+# ---------------------------------------------------------------- soft and hard credit
+
+
+def with_estimator(tree, rewards, name):
+    """The tree credited as a row of the table credits it."""
+    group = advantage._group(advantage.Scored(tree, rewards), ROWS[name], None, None)
+    (advantages,) = assemble(ROWS[name], RESPONSE_TOKENS).estimator([group])
+    blank = uncredited(tree)
+    credits = [
+        replace(credit, advantages=values.astype(np.float32))
+        for credit, values in zip(blank.credits, advantages, strict=True)
+    ]
+    return Credited(tree, credits)
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 10_000))
+def test_soft_and_hard_credit_agree_under_token_mean_and_part_under_sequence_mean(seed):
+    model, tree = small_policy(), random_tree(seed, leaves=6)
+    rewards = np.random.default_rng(seed).random(6).tolist()
+    found = {}
+    for averaging in ("dapo", "grpo"):  # token mean, sequence mean
+        for name in ("arpo", "arpo_hard"):
+            trees = [with_estimator(tree, rewards, name)]
+            denominator = learner._denominator(trees, LOSSES[averaging])
+            found[averaging, name] = objective_gradients(
+                model, in_trees(trees), LOSSES[averaging], denominator
+            )[0]
+    close(found["dapo", "arpo"], found["dapo", "arpo_hard"])
+    shared = any(
+        sum(node in tree.path(leaf) for leaf in tree.leaves) > 1
+        for node in range(len(tree.nodes))
+        if tree.nodes[node].kind == TURN
+    )
+    if shared and len(set(lengths(tree))) > 1:
+        difference = max(
+            float((found["grpo", "arpo"][n] - found["grpo", "arpo_hard"][n]).abs().max())
+            for n in found["grpo", "arpo"]
+        )
+        assert difference > 1e-6

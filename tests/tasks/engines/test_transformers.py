@@ -22,7 +22,13 @@ from transformers import (
 
 from tasks.engines import Request
 from tasks.engines import transformers as engines
-from tasks.engines.transformers import TransformersEngine, draw, grouped_attention, nucleus
+from tasks.engines.transformers import (
+    RaggedSession,
+    TransformersEngine,
+    draw,
+    grouped_attention,
+    nucleus,
+)
 from tasks.policy import END as END_TOKEN
 from tasks.policy import build_policy
 from tasks.trajectory import END, LENGTH, STOP
@@ -47,15 +53,17 @@ def engine(attentive, tokenizer):
 
 
 @pytest.fixture
-def fed(attentive):
+def fed(monkeypatch):
     """The shape [rows, tokens] of each pass through the model, as they happen."""
     shapes: list[tuple[int, int]] = []
-    hook = attentive.model.register_forward_pre_hook(
-        lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)),
-        with_kwargs=True,
-    )
-    yield shapes
-    hook.remove()
+    forward = RaggedSession._forward
+
+    def watched(session, tokens, visible):
+        shapes.append(tuple(tokens.shape))
+        return forward(session, tokens, visible)
+
+    monkeypatch.setattr(RaggedSession, "_forward", watched)
+    return shapes
 
 
 def prompt(length: int, seed: int = 0):

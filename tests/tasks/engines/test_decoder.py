@@ -1,0 +1,86 @@
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+
+from tasks.engines import decoder as decoders
+from tasks.engines.decoder import decoder, hidden_states
+from tasks.engines.transformers import GROUPED, RaggedCache
+from tests.trees import small_policy
+
+SHAPE = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+ROWS, CONTEXT = 5, 40
+
+
+def llama(**more):
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**SHAPE, **more)).eval()
+
+
+def fed(model, start, count):
+    """A cache with something in it, and tokens that go behind."""
+    random = torch.Generator().manual_seed(start)
+    cache = RaggedCache(model.config, ROWS, CONTEXT, model.get_input_embeddings().weight)
+    for store in (cache.keys, cache.values):
+        store.copy_(torch.randn(store.shape, generator=random))
+    cache.rows = slice(0, ROWS)
+    first = torch.randint(1, start, (ROWS, 1), generator=random)
+    cache.positions = first + torch.arange(count)
+    cache.visible = int(cache.positions.max()) + 1
+    return cache, torch.randint(0, 97, (ROWS, count), generator=random)
+
+
+@pytest.mark.parametrize("count", [1, 7])
+@pytest.mark.parametrize("model", [small_policy().eval(), llama()])
+def test_it_gives_what_the_librarys_own_pass_gives(model, count):
+    found = []
+    for own in (True, False):
+        cache, tokens = fed(model, 20, count)
+        with torch.inference_mode():
+            if own:
+                found.append(hidden_states(decoder(model, CONTEXT), tokens, cache))
+            else:
+                model.set_attn_implementation(GROUPED)
+                mask = torch.arange(cache.visible) <= cache.positions[:, None, :, None]
+                output = model.base_model(
+                    input_ids=tokens,
+                    position_ids=cache.positions,
+                    attention_mask=mask,
+                    past_key_values=cache,
+                    use_cache=True,
+                )
+                found.append(output.last_hidden_state)
+        found.append(torch.stack([cache.keys, cache.values]))
+    torch.testing.assert_close(found[0], found[2], rtol=0, atol=1e-5)
+    torch.testing.assert_close(found[1], found[3], rtol=0, atol=1e-5)
+
+
+def test_it_has_the_weights_of_now():
+    model = small_policy().eval()
+    cache, tokens = fed(model, 20, 1)
+    with torch.inference_mode():
+        before = hidden_states(decoder(model, CONTEXT), tokens, cache)
+    with torch.no_grad():
+        model.base_model.layers[0].self_attn.q_proj.weight.mul_(1.5)
+    with torch.inference_mode():
+        after = hidden_states(decoder(model, CONTEXT), tokens, cache)
+    assert not torch.equal(before, after)
+
+
+def test_other_models_are_left_to_the_library(monkeypatch):
+    mistral = MistralForCausalLM(MistralConfig(**SHAPE))
+    assert decoder(mistral, CONTEXT) is None
+    scaled = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0}
+    assert decoder(llama(rope_parameters=scaled), CONTEXT) is None
+    assert decoder(llama(hidden_act="gelu"), CONTEXT) is None
+    assert decoder(llama(attention_bias=True), CONTEXT) is None  # there the output has one too
+    assert decoder(llama(), CONTEXT) is not None
+    monkeypatch.setattr(decoders, "LARGEST", 1000)
+    assert decoder(llama(), CONTEXT) is None
