@@ -1,12 +1,16 @@
 # make run       train and evaluate the recipe RECIPE (tiny); a second call does what has changed
 # make test      the tests; with DATA=<folder> on the benchmark files there instead of small ones
 # make lint      ruff and mypy
+# make compare   train RECIPE with every row of params/algorithms.yaml; the table goes to reports/
+# make bench     the speed of a training step beside TRL's, in one run
+# make test-gpu  the tests that need a GPU
 # make ui        the runs of this checkout in Prefect and in MLflow
 # make clean     remove what runs have left, except DVC's cache, from which equal runs come back
 #
 # Each of them makes .venv first, which takes Linux, Python 3.11, git and some minutes.
 
 RECIPE ?= tiny
+ITERATIONS ?= 30
 PYTHON := .venv/bin/python
 INSTALLED := .venv/installed
 
@@ -14,7 +18,7 @@ export DO_NOT_TRACK := 1
 export OMP_WAIT_POLICY ?= PASSIVE
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: run test lint ui clean
+.PHONY: run test lint compare bench test-gpu ui clean
 .DEFAULT_GOAL := run
 
 run: $(INSTALLED)
@@ -27,6 +31,15 @@ lint: $(INSTALLED)
 	@$(PYTHON) -m ruff check .
 	@$(PYTHON) -m ruff format --check .
 	@$(PYTHON) -m mypy
+
+compare: $(INSTALLED)
+	@$(PYTHON) -m flows.compare $(RECIPE) --iterations $(ITERATIONS)
+
+bench: $(INSTALLED)
+	@$(PYTHON) -m benchmarks.against_trl
+
+test-gpu: $(INSTALLED)
+	@$(PYTHON) -m pytest -o addopts="--import-mode=importlib -q" tests/gpu
 
 ui: $(INSTALLED)
 	@$(PYTHON) -m flows.server

@@ -21,6 +21,7 @@ from params import schema
 from params.schema import Recipe, Reinforce, Row
 from tasks import figures, ledger, spans, track
 from tasks.advantage import advantage
+from tasks.branching import least_rise
 from tasks.collect import collect
 from tasks.ledger import Artifact, Record, Step
 from tasks.policy import use_machine
@@ -30,6 +31,7 @@ from tasks.rollout import rollout
 from tasks.spans import Trace
 from tasks.statistics import together
 from tasks.toolbox import Respond, open_tools
+from tasks.trajectory import read_rows
 from tasks.update import update
 
 Iteration = Mapping[str, Sequence[Record]]  # verb -> what it left in the ledger
@@ -78,7 +80,7 @@ def reinforce(recipe: str) -> None:
             print(f"{gone}: the updates that the ledger has pruned are replayed from its trees")
             ledger.revive(start.folder)
             done, costs = learn(start, chosen, row, policy, questions, corpus, tools, run)
-        picture(run, done)
+        picture(run, done, chosen.reinforce)
         account(run, costs)
 
 
@@ -279,8 +281,8 @@ def seconds(iteration: Iteration) -> Seconds:
     return spent
 
 
-def picture(run: track.Run, done: Sequence[Iteration]) -> None:
-    """Figures of the whole run: the learning curve, and entropy around tool results."""
+def picture(run: track.Run, done: Sequence[Iteration], settings: Reinforce) -> None:
+    """Figures of the whole run: the learning curve, entropy around tool results, branching."""
     curve: list[dict[str, Any]] = [
         {"iteration": number, **together([r["metrics"] for r in iteration["reward"]])}
         for number, iteration in enumerate(done)
@@ -293,6 +295,10 @@ def picture(run: track.Run, done: Sequence[Iteration]) -> None:
     ]
     if profile:
         run.figure(figures.entropy_around_tools(profile), "entropy_around_tools.png")
+    last = ledger.of(done[-1]["rollout"][0], "trees")
+    if decided := read_rows(Path(last.path) / "decisions.parquet"):
+        rise = least_rise(settings.rollout)
+        run.figure(figures.decisions(decided, rise), "branching_decisions.png")
 
 
 def account(run: track.Run, costs: Sequence[Seconds]) -> None:

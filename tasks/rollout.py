@@ -65,7 +65,7 @@ def rollout(
         "metrics": statistics.tree_metrics(trees, budget.entropy_window),
         "profile": statistics.entropy_profile(trees),
         "seconds": {"sampling": seconds - sum(tool_seconds), "tools": sum(tool_seconds)},
-        "another_batch": len(every) >= (attempt + 2) * size,  # without a question of this iteration
+        "another_batch": bool(batch(every, step.seed, first, attempt + 1, size)),  # of new ones
     }
 
 

@@ -67,7 +67,7 @@ def update(
 def _credited(trees: Sequence[Artifact], advantages: Artifact) -> list[Credited]:
     """The trees that the group filter has kept, each with the credit of its leaves."""
     credits: dict[str, list[Credit]] = {}
-    for entry in read_rows(Path(advantages.path)):
+    for entry in sorted(read_rows(Path(advantages.path)), key=lambda entry: entry["leaf"]):
         if entry["kept"]:
             credits.setdefault(entry["question"], []).append(_credit(entry))
     return [

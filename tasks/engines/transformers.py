@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AttentionInterface
 
+from tasks import segment
 from tasks.engines import Request, Sample
 from tasks.engines.decoder import decoder, hidden_states
 from tasks.trajectory import END, LENGTH, STOP
@@ -33,14 +34,10 @@ class TransformersEngine:
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self.model = model
         self.tokenizer = tokenizer
-        self._pieces: list[str] | None = None
 
     def pieces(self) -> list[str]:
         """The text of each token on its own."""
-        if self._pieces is None:
-            size = self.model.config.vocab_size
-            self._pieces = self.tokenizer.batch_decode([[token] for token in range(size)])
-        return self._pieces
+        return segment.token_texts(self.tokenizer, self.model.config.vocab_size)
 
     @contextmanager
     def session(

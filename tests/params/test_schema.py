@@ -1,14 +1,21 @@
 import copy
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from params import schema
+from tasks import checkpoint, learner
+from tasks.algorithm import assemble
+from tasks.estimators import Episode
+from tests.trees import credited, random_tree, small_policy
 
 TINY = yaml.safe_load((schema.PARAMS / "tiny.yaml").read_text())
 ENCYCLOPEDIA = {
@@ -81,8 +88,10 @@ def edited(values, changes):
 
 
 def write(folder, values, name="mine"):
-    """A recipe in ``folder``, beside the table of the sets."""
-    shutil.copy(schema.PARAMS / "benchmarks.yaml", folder)
+    """A recipe in ``folder``, beside the tables of the sets and of the algorithms."""
+    for table in schema.TABLES:
+        if not (folder / f"{table}.yaml").exists():
+            shutil.copy(schema.PARAMS / f"{table}.yaml", folder)
     (folder / f"{name}.yaml").write_text(values if isinstance(values, str) else yaml.dump(values))
     return name
 
@@ -161,7 +170,11 @@ FAULTS = [
     ({"seed": REMOVED}, ["missing key 'seed'", "add it"]),
     ({"reinforce__rollout__leaves": REMOVED}, ["missing key 'reinforce.rollout.leaves'"]),
     ({"prepare__questions__test": REMOVED}, ["missing key 'prepare.questions.test'"]),
+    ({"reinforce__rollout__marks_per_rollout": REMOVED}, ["missing key", "marks_per_rollout"]),
+    ({"reinforce__update__critic_learning_rate": REMOVED}, ["missing key", "critic_learning_rate"]),
     # a wrong type or range
+    ({"reinforce__rollout__marks_per_rollout": 0}, ["marks_per_rollout' = 0", "greater than 0"]),
+    ({"reinforce__update__critic_learning_rate": 0}, ["critic_learning_rate' = 0", "greater"]),
     ({"seed": "many"}, ["'seed' = 'many'", "valid integer"]),
     ({"machine": 5}, ["'machine' = 5"]),
     ({"machine__device": "tpu"}, ["'machine.device' = 'tpu'", "'cpu' or 'cuda'"]),
@@ -479,3 +492,239 @@ def test_a_recipe_that_names_a_set_without_a_row_is_refused_before_any_work(tmp_
         schema.load("mine", tmp_path)
     for words in ("nowhere/test", "params/benchmarks.yaml", "'gsm8k'", "add a row"):
         assert words in str(caught.value)
+
+
+# ---------------------------------------------------------------- the table of algorithms
+
+ALGORITHM = {
+    "branching": "none",
+    "marks": "none",
+    "estimator": {"kind": "group_relative", "std": True},
+    "ratio": "token",
+    "clip": {"low": 0.1, "high": 0.3},
+    "averaging": "token_mean",
+}
+GAE = {"kind": "gae", "gamma": 1.0, "lambda": 0.9}
+CRITIC = {"backbone": "own", "value_clip": 0.5, "coefficient": 0.5}
+
+
+def algorithms_of(folder, **rows):
+    (folder / "algorithms.yaml").write_text(yaml.dump(rows))
+    return schema.load_rows(folder)
+
+
+IMPOSSIBLE = [
+    # what one choice asks of another
+    ({"critic": CRITIC}, ["critic is given", "group_relative uses none", "set critic to null"]),
+    ({"estimator": GAE}, ["the estimator gae needs the section critic"]),
+    ({"branching": "marks"}, ["branching at marks needs marks", "other than none"]),
+    ({"branching": "entropy"}, ["judged after tool results", "marks is none", "to tool_call"]),
+    ({"branching": "entropy", "marks": "step"}, ["marks is step", "set it to tool_call"]),
+    ({"ratio": "none"}, ["ratio is none and clip is given", "nothing to clip"]),
+    ({"clip": None}, ["ratio is token and clip is null", "needs its clip range"]),
+    ({"ratio": "segment"}, ["a ratio of segments needs marks", "or the ratio sequence"]),
+    ({"averaging": "unit_mean"}, ["units of the ratio, which is token", "average by token_mean"]),
+    (
+        {"averaging": "unit_mean", "ratio": "none", "clip": None},
+        ["units of the ratio, which is none"],
+    ),
+    (
+        {"estimator": {"kind": "two_level", "omega": 1, "gamma": 1}},
+        ["two_level credits environment steps, and marks is none", "set it to step"],
+    ),
+    (
+        {"estimator": {"kind": "grouped_gae", "gamma": 1, "lambda": 1}, "marks": "tool_call"},
+        ["grouped_gae credits environment steps, and marks is tool_call"],
+    ),
+    # a choice that is none
+    ({"colour": "blue"}, ["unknown key 'colour'", "remove it"]),
+    ({"ratio": REMOVED}, ["missing key 'ratio'", "add it"]),
+    ({"clip": REMOVED}, ["missing key 'clip'"]),
+    ({"branching": "magic"}, ["'branching' = 'magic'", "'none', 'marks' or 'entropy'"]),
+    ({"marks": "magic"}, ["'marks.kind' = 'magic'", "'tool_call'", "'step'"]),
+    ({"estimator": "magic"}, ["'magic'", "'kind'", "'group_relative'", "'prefix_calibrated'"]),
+    ({"ratio": "magic"}, ["'ratio' = 'magic'", "'segment' or 'sequence'"]),
+    ({"averaging": "magic"}, ["'averaging' = 'magic'", "'unit_mean' or 'constant_length'"]),
+    ({"group_filter": "magic"}, ["'group_filter' = 'magic'", "'none' or 'spread'"]),
+    # settings of a choice
+    ({"marks": "entropy"}, ["entropy marks with neither", "either quantile or threshold"]),
+    (
+        {"marks": {"kind": "entropy", "quantile": 0.9, "threshold": 0.5}},
+        ["entropy marks with quantile and threshold"],
+    ),
+    ({"marks": {"kind": "step", "threshold": 0.5}}, ["step marks with threshold", "none of them"]),
+    ({"marks": {"kind": "entropy", "quantile": 1}}, ["'marks.quantile' = 1", "less than 1"]),
+    ({"marks": {"kind": "entropy", "threshold": 2}}, ["'marks.threshold' = 2"]),
+    ({"estimator": {"kind": "batch_whitened"}}, ["missing key 'estimator.baseline'"]),
+    ({"estimator": {"kind": "gae", "gamma": 1}}, ["missing key 'estimator.lambda'"]),
+    ({"estimator": {**GAE, "gamma": 1.5}, "critic": CRITIC}, ["'estimator.gamma' = 1.5"]),
+    ({"estimator": {"kind": "return", "std": True}}, ["unknown key 'estimator.std'"]),
+    (
+        {"estimator": {"kind": "prefix_calibrated", "key": "text"}},
+        ["'estimator.key' = 'text'", "'lineage' or 'token_ids'"],
+    ),
+    ({"clip": {"low": 0.2}}, ["missing key 'clip.high'"]),
+    ({"clip": {"low": "wide", "high": 0.2}}, ["'clip.low' = 'wide'"]),
+    ({"clip": {"low": -0.2, "high": 0.2}}, ["'clip.low' = -0.2", "greater than 0"]),
+    ({"clip": {"low": 0.2, "high": 0.2, "dual": 1}}, ["'clip.dual' = 1", "greater than 1"]),
+    (
+        {"kl": {"place": "loss", "estimator": "k1", "coefficient": 0.1}},
+        ["k1 in the loss has an on-policy gradient of mean zero", "k2 or k3"],
+    ),
+    (
+        {"kl": {"place": "reward", "estimator": "k3", "coefficient": 0.1}},
+        ["k3 in the reward: only k1 is defined there"],
+    ),
+    (
+        {"kl": {"place": "loss", "estimator": "k3", "coefficient": 0}},
+        ["'kl.coefficient' = 0", "greater than 0"],
+    ),
+    (
+        {"kl": {"place": "loss", "estimator": "k3", "coefficient": 1, "refresh": 0}},
+        ["'kl.refresh' = 0"],
+    ),
+    ({"overlong": {"buffer": 0, "factor": 1}}, ["'overlong.buffer' = 0"]),
+    ({"overlong": {"buffer": 1.5, "factor": 1}}, ["'overlong.buffer' = 1.5"]),
+    (
+        {"estimator": GAE, "critic": {**CRITIC, "backbone": "borrowed"}},
+        ["'critic.backbone' = 'borrowed'", "'own' or 'shared'"],
+    ),
+    ({"entropy_bonus": -1}, ["'entropy_bonus' = -1"]),
+    ({"importance_cap": 0}, ["'importance_cap' = 0", "greater than 0"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"), IMPOSSIBLE, ids=[said[0][:60] for _, said in IMPOSSIBLE]
+)
+def test_a_row_that_asks_for_the_impossible_is_refused_with_file_row_and_reason(
+    tmp_path, changes, said
+):
+    with pytest.raises(ValueError) as caught:
+        algorithms_of(tmp_path, good=ALGORITHM, mine=edited(ALGORITHM, changes))
+    message = str(caught.value)
+    assert message.startswith(f"{tmp_path / 'algorithms.yaml'}, row mine: ")
+    assert len(message.splitlines()) == 1
+    assert [words for words in said if words not in message] == []
+
+
+def test_all_that_a_row_asks_in_vain_is_said_at_once(tmp_path):
+    with pytest.raises(ValueError) as caught:
+        algorithms_of(tmp_path, mine={**ALGORITHM, "critic": CRITIC, "clip": None})
+    assert "critic is given" in str(caught.value)
+    assert "clip is null" in str(caught.value)
+
+
+@pytest.mark.parametrize("row", [None, "grpo", [1]])
+def test_a_row_of_algorithms_that_is_no_mapping_is_named(tmp_path, row):
+    with pytest.raises(ValueError, match=r"algorithms\.yaml, row mine: "):
+        algorithms_of(tmp_path, mine=row)
+
+
+@pytest.mark.parametrize("text", ["", "- grpo", None])
+def test_a_table_of_algorithms_that_is_missing_or_none_is_refused(tmp_path, text):
+    if text is not None:
+        (tmp_path / "algorithms.yaml").write_text(text)
+    with pytest.raises(ValueError, match=r"algorithms\.yaml is missing or holds no rows"):
+        schema.load_rows(tmp_path)
+
+
+def test_a_choice_without_settings_may_be_written_as_its_kind(tmp_path):
+    short = {**ALGORITHM, "estimator": "leave_one_out", "marks": "step"}
+    long = {**ALGORITHM, "estimator": {"kind": "leave_one_out"}, "marks": {"kind": "step"}}
+    rows = algorithms_of(tmp_path, short=short, long=long)
+    assert rows["short"] == rows["long"]
+    assert rows["short"].estimator == schema.LeaveOneOut(kind="leave_one_out")
+
+
+def test_what_a_row_leaves_out_has_its_usual_value(tmp_path):
+    row = algorithms_of(tmp_path, mine=ALGORITHM)["mine"]
+    assert (row.group_filter, row.overlong, row.kl, row.critic) == ("none", None, None, None)
+    assert (row.entropy_bonus, row.importance_cap) == (0.0, 2.0)
+    other = {**ALGORITHM, "importance_cap": None, "estimator": {"kind": "prefix_calibrated"}}
+    row = algorithms_of(tmp_path, mine=other)["mine"]
+    assert row.importance_cap is None
+    assert row.estimator == schema.PrefixCalibrated(kind="prefix_calibrated", key="lineage")
+
+
+@pytest.mark.parametrize("name", schema.names())
+@pytest.mark.parametrize("algorithm", schema.load_rows())
+def test_every_recipe_has_room_for_every_algorithm(name, algorithm):
+    recipe = schema.load(name)
+    reinforce = recipe.reinforce.model_copy(update={"algorithm": algorithm})
+    chosen = recipe.model_copy(update={"reinforce": reinforce})
+    assert schema.row_of(chosen) == schema.load_rows()[algorithm]
+
+
+def test_an_algorithm_without_a_row_is_refused_with_those_that_there_are(tmp_path):
+    write(tmp_path, changed(reinforce__algorithm="magic"))
+    with pytest.raises(ValueError) as caught:
+        schema.load("mine", tmp_path)
+    assert f"'magic' is no row of {tmp_path / 'algorithms.yaml'}" in str(caught.value)
+    for words in ("reinforce.algorithm", "'grpo'", "'arpo_hard'", "or add a row"):
+        assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("algorithm", ["arpo", "arpo_hard", "gpg"])
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [("initial", 16, "initial 16, leaves 16"), ("branch", 0, "branch 0")],
+)
+def test_beaming_without_room_is_refused(tmp_path, algorithm, key, value, said):
+    changes = {"reinforce__algorithm": algorithm, f"reinforce__rollout__{key}": value}
+    write(tmp_path, changed(**changes))
+    with pytest.raises(ValueError) as caught:
+        schema.load("mine", tmp_path)
+    message = str(caught.value)
+    for words in (f"reinforce.algorithm '{algorithm}' branches", said, "raise leaves"):
+        assert words in message
+    write(tmp_path, changed(**{**changes, "reinforce__algorithm": "grpo"}))
+    assert schema.load("mine", tmp_path), "without branching nothing needs room"
+
+
+# A user's own algorithm: choices that no shipped row has together.
+OWN = """
+mine:
+  branching: marks
+  marks: {kind: entropy, quantile: 0.8}
+  estimator: {kind: prefix_calibrated, key: token_ids}
+  ratio: segment
+  clip: {low: 0.1, high: 0.3, dual: 3.0}
+  averaging: unit_mean
+  kl: {place: loss, estimator: k2, coefficient: 0.02, refresh: 5}
+  entropy_bonus: 0.01
+  importance_cap: null
+"""
+
+
+def test_a_row_of_the_users_own_loads_and_trains_without_any_code(tmp_path):
+    shutil.copy(schema.PARAMS / "algorithms.yaml", tmp_path)
+    with (tmp_path / "algorithms.yaml").open("a") as table:
+        table.write(OWN)
+    write(tmp_path, changed(reinforce__algorithm="mine"))
+    recipe = schema.load("mine", tmp_path)
+    row = schema.row_of(recipe, tmp_path)
+    assert row.marks == schema.Marks(kind="entropy", quantile=0.8)
+    algorithm = assemble(row, recipe.dialogue.response_tokens)
+    episodes = [
+        Episode(float(leaf), np.zeros(4), np.arange(4), np.zeros(4, np.int64), ("",))
+        for leaf in range(3)
+    ]
+    assert [leaf.shape for leaf in algorithm.estimator([episodes])[0]] == [(4,)] * 3
+
+    learning = checkpoint.Learner(tmp_path / "policy", small_policy(), None)
+    checkpoint.prepare_critic(learning, row.critic, recipe.machine)
+    checkpoint.prepare_optimizer(learning, recipe.reinforce.update)
+    trees = [credited(random_tree(seed), seed) for seed in range(2)]
+    known = learner.node_logprobs(
+        small_policy(seed=1), trees, 1.0, recipe.reinforce.update, recipe.machine
+    )
+    trees = [replace(tree, reference_logprobs=logp) for tree, logp in zip(trees, known, strict=True)]
+    before = [weight.detach().clone() for weight in learning.model.parameters()]
+    metrics = learner.update(
+        learning, trees, algorithm.loss, recipe.reinforce.update, 1.0, recipe.machine, 0
+    )
+    assert np.isfinite(list(metrics.values())).all()
+    assert metrics["kl_reference"] > 0
+    moved = zip(before, learning.model.parameters(), strict=True)
+    assert all(not torch.equal(old, new) for old, new in moved)

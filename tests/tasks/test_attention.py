@@ -4,11 +4,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from tasks.attention import FLEX, GATHERED, attending, form_for
 from tasks.learner import states
 from tasks.packing import forest, lay_out
-from tests.trees import credited, random_tree, small_policy
+from tests.trees import VOCABULARY, credited, random_tree, small_policy
 
 
 def forest_of(seeds, leaves=5):
@@ -89,3 +90,50 @@ def test_hidden_states_are_those_before_each_sampled_token():
                     torch.testing.assert_close(
                         picked[number], row.last_hidden_state[0, place - 1], rtol=0, atol=1e-4
                     )
+
+
+# ---------------------------------------------------------------- other architectures
+
+
+def small_model(architecture):
+    """A model of another architecture, as small as ``small_policy``."""
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "max_position_embeddings": 256,
+        "initializer_range": 0.2,
+        "bos_token_id": None,
+        "eos_token_id": 0,
+        "pad_token_id": None,
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return AutoModelForCausalLM.from_config(CONFIG_MAPPING[architecture](**sizes)).eval()
+
+
+def gradient_of(model, logits):
+    """Of a sum that weighs every logit differently, over all weights in one row."""
+    model.zero_grad()
+    weights = torch.linspace(-1, 1, VOCABULARY)
+    sum((torch.log_softmax(leaf, -1) * weights).mean() for leaf in logits).backward()
+    found = [weight.grad.flatten() for weight in model.parameters() if weight.grad is not None]
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize(
+    "architecture", ["llama", "qwen3", "mistral", "phi3", "olmo2", "smollm3", "granite", "glm4"]
+)
+def test_other_architectures_attend_over_forests_too(architecture):
+    model, made = small_model(architecture), forest_of((1, 2))
+    rows = logits_by_row(model, made)
+    leaves = logits_of_forest(model, made, GATHERED)
+    for leaf, row in zip(leaves, rows, strict=True):
+        torch.testing.assert_close(leaf, row, rtol=0, atol=1e-4)
+    expected, found = gradient_of(model, rows), gradient_of(model, leaves)
+    assert expected.abs().max() > 0.1
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)

@@ -1,15 +1,20 @@
-import math
-from dataclasses import replace
+import json
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModel
 
-from tasks import checkpoint, ledger
+from params.schema import Critic
+from tasks import checkpoint, learner, ledger
 from tests.tasks.test_learner import (
     MACHINE,
+    OWN,
     SETTINGS,
+    SHARED,
     fresh,
-    made_rows,
+    made_trees,
     run,
     same,
     weights,
@@ -30,7 +35,7 @@ def test_equal_updates_give_equal_bytes_and_other_orders_do_not(initial, tmp_pat
     digests = []
     for name, seed in (("one", 1), ("two", 1), ("three", 2)):
         learning = fresh(initial, settings)
-        run(learning, made_rows(), settings, seed=seed)
+        run(learning, made_trees(), settings, seed=seed)
         checkpoint.save(learning, tmp_path / name)
         digests.append(ledger.digest(tmp_path / name))
     assert digests[0] == digests[1] != digests[2]
@@ -39,14 +44,14 @@ def test_equal_updates_give_equal_bytes_and_other_orders_do_not(initial, tmp_pat
 def test_going_on_from_disk_is_going_on_in_memory(initial, tmp_path):
     settings = SETTINGS.model_copy(update={"warmup_updates": 3, "mini_batches": 2})
     learning = fresh(initial, settings)
-    run(learning, made_rows(seed=1), settings)
+    run(learning, made_trees(seed=1), settings)
     checkpoint.save(learning, tmp_path / "between")
-    in_memory = run(learning, made_rows(seed=2), settings)
+    in_memory = run(learning, made_trees(seed=2), settings)
     checkpoint.save(learning, tmp_path / "in_memory")
 
     restarted = fresh(tmp_path / "between" / checkpoint.POLICY, settings)
     assert restarted.updates == 2
-    from_disk = run(restarted, made_rows(seed=2), settings)
+    from_disk = run(restarted, made_trees(seed=2), settings)
     checkpoint.save(restarted, tmp_path / "from_disk")
     assert from_disk == in_memory
     assert ledger.digest(tmp_path / "from_disk") == ledger.digest(tmp_path / "in_memory")
@@ -55,12 +60,12 @@ def test_going_on_from_disk_is_going_on_in_memory(initial, tmp_path):
 def test_without_its_optimizer_the_next_update_would_differ(initial, tmp_path):
     # proves that the test above looks at the optimizer's state, too
     learning = fresh(initial)
-    run(learning, made_rows(seed=1))
+    run(learning, made_trees(seed=1))
     checkpoint.save(learning, tmp_path)
-    run(learning, made_rows(seed=2))
+    run(learning, made_trees(seed=2))
     (tmp_path / checkpoint.OPTIMIZER).rename(tmp_path / "elsewhere")
     restarted = fresh(tmp_path / checkpoint.POLICY)
-    run(restarted, made_rows(seed=2))
+    run(restarted, made_trees(seed=2))
     assert not same(weights(restarted.model), weights(learning.model))
 
 
@@ -111,12 +116,13 @@ def test_after_an_update_that_failed_the_folder_gives_what_lies_in_it(initial):
     # the first mini-batch has changed the weights in memory when the second one fails
     learning = fresh(initial)
     before = weights(learning.model)
-    rows = [replace(row, advantage=a) for row, a in zip(made_rows(2), (1.0, math.inf), strict=True)]
+    trees = made_trees(2)
+    trees[1].credits[0].advantages[:] = np.inf
     order = np.random.default_rng(1).permutation(2)
     with pytest.raises(RuntimeError, match="update 2"):
         run(
             learning,
-            [rows[i] for i in np.argsort(order)],
+            [trees[i] for i in np.argsort(order)],
             SETTINGS.model_copy(update={"mini_batches": 2}),
         )
     assert same(weights(checkpoint.resident(initial, MACHINE).model), before)
@@ -129,3 +135,120 @@ def test_a_folder_that_was_pruned_is_an_error_with_its_remedy(tmp_path, left):
     checkpoint._resident.clear()
     with pytest.raises(RuntimeError, match=rf"{tmp_path} holds no policy .* run `make clean`"):
         checkpoint.resident(tmp_path, MACHINE)
+
+
+# ---------------------------------------------------------------- critics
+
+
+def values(learning):
+    found = learner.node_values(learning, made_trees(2), SETTINGS, MACHINE)
+    return [node.tolist() for tree in found for node in tree]
+
+
+@pytest.mark.parametrize("critic", [OWN, SHARED], ids=["own", "shared"])
+def test_a_critic_goes_on_from_disk_as_it_would_in_memory(initial, tmp_path, critic):
+    settings = SETTINGS.model_copy(update={"warmup_updates": 3, "mini_batches": 2})
+    learning = fresh(initial, settings, critic)
+    run(learning, made_trees(seed=1, values=True), settings)
+    checkpoint.save(learning, tmp_path / "between")
+    in_memory = run(learning, made_trees(seed=2, values=True), settings)
+    checkpoint.save(learning, tmp_path / "in_memory")
+
+    restarted = fresh(tmp_path / "between" / checkpoint.POLICY, settings, critic)
+    from_disk = run(restarted, made_trees(seed=2, values=True), settings)
+    checkpoint.save(restarted, tmp_path / "from_disk")
+    assert from_disk == in_memory
+    assert ledger.digest(tmp_path / "from_disk") == ledger.digest(tmp_path / "in_memory")
+    assert values(restarted) == values(learning) != values(fresh(initial, settings, critic))
+
+
+@pytest.mark.parametrize(
+    "lost", ["head.safetensors", "model.safetensors", "state.safetensors"], ids=lambda name: name
+)
+def test_without_a_part_of_its_critic_the_next_update_would_differ(initial, tmp_path, lost):
+    # proves that the test above looks at head, backbone and optimizer
+    learning = fresh(initial, critic=OWN)
+    run(learning, made_trees(seed=1, values=True))
+    checkpoint.save(learning, tmp_path)
+    run(learning, made_trees(seed=2, values=True))
+    untrained = fresh(initial, critic=OWN)
+    checkpoint.save(untrained, tmp_path / "other")
+    if lost != "state.safetensors":
+        (tmp_path / "other" / checkpoint.CRITIC / lost).rename(tmp_path / checkpoint.CRITIC / lost)
+    else:
+        file = tmp_path / checkpoint.CRITIC / lost
+        state = {name: torch.zeros_like(value) for name, value in load_file(file).items()}
+        checkpoint.save_file(state, file)
+    restarted = fresh(tmp_path / checkpoint.POLICY, critic=OWN)
+    run(restarted, made_trees(seed=2, values=True))
+    assert values(restarted) != values(learning)
+
+
+def test_a_new_critic_of_its_own_begins_as_the_policy_and_values_everything_at_0(initial):
+    learning = fresh(initial, critic=OWN)
+    assert learning.critic and learning.critic.backbone
+    assert same(weights(learning.critic.backbone), weights(learning.model.base_model))
+    assert all(value == 0 for node in values(learning) for value in node)
+
+
+def test_a_saved_critic_is_what_transformers_loads_and_a_head(initial, tmp_path):
+    own, shared = (fresh(initial, critic=critic) for critic in (OWN, SHARED))
+    checkpoint.save(own, tmp_path / "own")
+    checkpoint.save(shared, tmp_path / "shared")
+    AutoModel.from_pretrained(tmp_path / "own" / checkpoint.CRITIC)
+    assert "vocab_size" in json.loads(
+        (tmp_path / "own" / checkpoint.CRITIC / "config.json").read_text()
+    )
+    (head,) = (tmp_path / "shared" / checkpoint.CRITIC).iterdir()
+    assert {name: tuple(w.shape) for name, w in load_file(head).items()} == {
+        "weight": (1, 32),
+        "bias": (1,),
+    }
+
+
+@pytest.mark.parametrize("critic", [OWN, SHARED], ids=["own", "shared"])
+def test_whose_optimizer_a_critics_weights_are_in(initial, critic):
+    learning = fresh(initial, critic=critic)
+    assert learning.critic and learning.optimizer
+
+    def held(optimizer):
+        return {id(w) for group in optimizer.param_groups for w in group["params"]}
+
+    head = {id(weight) for weight in learning.critic.head.parameters()}
+    if critic is OWN:
+        assert learning.critic.optimizer
+        assert head < held(learning.critic.optimizer)
+        assert not held(learning.critic.optimizer) & held(learning.optimizer)
+    else:
+        assert learning.critic.optimizer is None
+        assert head < held(learning.optimizer)
+
+
+def test_an_algorithm_without_a_critic_has_none_from_another_one_that_stood_here(initial):
+    """A comparison starts every row from one cold start, which may still be in memory."""
+    learning = fresh(initial, critic=OWN)
+    checkpoint.prepare_critic(learning, None, MACHINE)
+    assert learning.critic is None
+
+
+def test_a_critics_settings_are_those_of_the_row_and_not_of_the_checkpoint(initial, tmp_path):
+    learning = fresh(initial, critic=OWN)
+    checkpoint.save(learning, tmp_path)
+    other = Critic(backbone="own", value_clip=None, coefficient=2.0)
+    restarted = fresh(tmp_path / checkpoint.POLICY, critic=other)
+    assert restarted.critic
+    assert (restarted.critic.value_clip, restarted.critic.coefficient) == (None, 2.0)
+
+
+# ---------------------------------------------------------------- reference
+
+
+def test_the_reference_is_kept_until_another_one_is_asked_for(initial, tmp_path):
+    learning = fresh(initial)
+    checkpoint.save(learning, tmp_path)
+    first = checkpoint.reference(initial, MACHINE)
+    assert checkpoint.reference(initial, MACHINE) is first
+    assert first is not learning.model, "what learns is not looked at"
+    run(learning, made_trees())
+    assert same(weights(first), weights(checkpoint.load_policy(initial, MACHINE)))
+    assert checkpoint.reference(tmp_path / checkpoint.POLICY, MACHINE) is not first

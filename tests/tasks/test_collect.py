@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from params import schema
+from params.schema import Kl, load_rows
 from tasks import advantage, reward
 from tasks.collect import collect
-from tasks.estimators.group import group_relative
 from tasks.gate import GateError
 from tasks.reward import score_tree
 from tasks.trajectory import (
@@ -27,6 +27,7 @@ from tasks.trajectory import (
 )
 
 LEAVES = 2
+ROWS = load_rows()
 RECIPE = schema.load("tiny")
 SETTINGS = RECIPE.reinforce.model_copy(
     update={"rollout": RECIPE.reinforce.rollout.model_copy(update={"leaves": LEAVES, "initial": 1})}
@@ -52,36 +53,55 @@ def tree(question):
     return Tree(Question(question, "sum", "1+1?", ("2",)), nodes, [3, 4])
 
 
-def iteration(folder):
-    """What the ledger remembers of one iteration of two questions, each table as its verb's."""
-    trees = [tree("q0"), tree("q1")]
-    save_trees(trees, folder / "rollout" / "trees")
-    rewards = [row for each in trees for row in score_tree(each, SETTINGS.reward)]
-    write_table(
-        pa.Table.from_pylist(rewards, schema=reward.TABLE), folder / "reward" / "rewards.parquet"
-    )
-    values = group_relative(np.array([row["reward"] for row in rewards[:LEAVES]]))
-    advantages = [
-        {"question": row["question"], "leaf": row["leaf"], "advantage": values[row["leaf"]]}
-        for row in rewards
-    ]
-    write_table(
-        pa.Table.from_pylist(advantages, schema=advantage.TABLE),
-        folder / "advantage" / "advantages.parquet",
-    )
-    artifacts = {
-        "rollout": {"trees": folder / "rollout" / "trees"},
-        "reward": {"rewards": folder / "reward" / "rewards.parquet"},
-        "advantage": {"advantages": folder / "advantage" / "advantages.parquet"},
-        "update": {},
-    }
+def iteration(folder, batches=(("q0", "q1"),), dropped=(), penalties=(0.0, 0.0), credit=None):
+    """What the ledger remembers of one iteration, each table as its verb's.
+
+    ``batches``: the questions of each batch that it took; those ``dropped`` the group filter did
+    not keep; ``penalties``: length penalties of a tree's leaves; ``credit``: their advantages.
+    """
+    made = {"rollout": [], "reward": [], "advantage": [], "update": []}
+    advantages = []
+    for number, questions in enumerate(batches):
+        trees = [tree(question) for question in questions]
+        save_trees(trees, folder / f"rollout{number}" / "trees")
+        made["rollout"].append({"trees": folder / f"rollout{number}" / "trees"})
+        rewards = [row for each in trees for row in score_tree(each, SETTINGS.reward)]
+        for row in rewards:
+            row["length_penalty"] = penalties[row["leaf"]]
+        file = folder / f"reward{number}" / "rewards.parquet"
+        write_table(pa.Table.from_pylist(rewards, schema=reward.TABLE), file)
+        made["reward"].append({"rewards": file})
+        values = credit or relative([r["reward"] + r["length_penalty"] for r in rewards[:LEAVES]])
+        advantages += [
+            {
+                "question": row["question"],
+                "leaf": row["leaf"],
+                "kept": row["question"] not in dropped,
+                "advantage": 0.0 if row["question"] in dropped else values[row["leaf"]],
+            }
+            for row in rewards
+        ]
+    file = folder / "advantage" / "advantages.parquet"
+    write_table(pa.Table.from_pylist(advantages, schema=advantage.TABLE), file)
+    made["advantage"].append({"advantages": file})
+    made["update"].append({})
     return {
-        verb: {
-            "artifacts": {name: {"path": str(path), "digest": ""} for name, path in made.items()},
-            "metrics": {f"{verb}_metric": 1.0},
-        }
-        for verb, made in artifacts.items()
+        verb: [
+            {
+                "artifacts": {
+                    name: {"path": str(path), "digest": ""} for name, path in artifacts.items()
+                },
+                "metrics": {f"{verb}_metric": float(number)},
+            }
+            for number, artifacts in enumerate(records)
+        ]
+        for verb, records in made.items()
     }
+
+
+def relative(rewards):
+    values = np.array(rewards) - np.mean(rewards)
+    return (values / (np.std(rewards, ddof=1) + 1e-6)).tolist()
 
 
 @pytest.fixture
@@ -90,13 +110,14 @@ def done(tmp_path, monkeypatch):
     return [iteration(tmp_path / "ledger" / str(number)) for number in range(2)]
 
 
-def run(done):
-    collect.fn(recipe="toy", settings=SETTINGS, dialogue=RECIPE.dialogue, done=done)
+def run(done, row="arpo"):
+    chosen = ROWS[row] if isinstance(row, str) else row
+    collect.fn(recipe="toy", settings=SETTINGS, row=chosen, dialogue=RECIPE.dialogue, done=done)
 
 
 def plant(entry, verb, rows):
     """Write the table of one iteration anew, with the fault that is planted in its rows."""
-    file = Path(next(iter(entry[verb]["artifacts"].values()))["path"])
+    file = Path(next(iter(entry[verb][0]["artifacts"].values()))["path"])
     schemas = {"reward": reward.TABLE, "advantage": advantage.TABLE}
     write_table(pa.Table.from_pylist(rows(read_rows(file)), schema=schemas[verb]), file)
 
@@ -154,7 +175,7 @@ def test_trajectory_without_a_token_is_named(done):
     bare = Node(0, TURN, "no_answer", "", np.zeros(0, np.int32), empty, empty)
     made = tree("q0")
     broken = Tree(made.question, [made.nodes[0], bare], [1, 1])
-    save_trees([broken, tree("q1")], Path("ledger/1/rollout/trees"))
+    save_trees([broken, tree("q1")], Path("ledger/1/rollout0/trees"))
     with pytest.raises(GateError, match="table trajectories") as caught:
         run(done)
     row = '{"iteration": 1, "question_id": "q0", "leaf": 0, "sampled_tokens": 0}'
@@ -162,3 +183,59 @@ def test_trajectory_without_a_token_is_named(done):
     assert row in str(caught.value)
     unusable = "highest_logprob=-inf, lowest_entropy=inf, highest_entropy=-inf"
     assert unusable in str(caught.value)
+
+
+# ---------------------------------------------------------------- several batches an iteration
+
+
+def test_all_batches_of_an_iteration_are_in_its_tables_and_in_its_point_of_the_curve(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    batches = [("q0", "q1"), ("q2", "q3"), ("q4", "q5")]
+    run([iteration(tmp_path / "a", batches, dropped=("q1", "q4")), iteration(tmp_path / "b")])
+    data = Path("data/toy")
+    for name, leaves in (("rewards", 16), ("advantages", 16), ("leaves", 16), ("questions", 8)):
+        rows = pd.read_parquet(data / "trees" / f"{name}.parquet")
+        assert len(rows) == leaves
+        assert rows["iteration"].value_counts().to_dict() == {0: leaves * 3 // 4, 1: leaves // 4}
+    advantages = pd.read_parquet(data / "trees" / "advantages.parquet")
+    assert set(advantages[~advantages["kept"]]["question"]) == {"q1", "q4"}
+    first, second = pd.read_csv(data / "curve.csv").to_dict("records")
+    assert (first["reward_metric"], first["rollout_metric"]) == (1.0, 1.0), "means of 0, 1 and 2"
+    assert (first["update_metric"], second["reward_metric"]) == (0.0, 0.0)
+
+
+# ---------------------------------------------------------------- what the gate of advantages knows
+
+
+def test_rewards_that_differ_by_a_length_penalty_alone_may_have_credit(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    # rewards 1 and 0 with penalties that make them -1 and 0, and equal in the second iteration
+    done = [
+        iteration(tmp_path / "a", penalties=(-2.0, 0.0)),
+        iteration(tmp_path / "b", penalties=(-1.0, 0.0)),
+    ]
+    run(done, "dapo")
+    with_credit = iteration(tmp_path / "c", penalties=(-1.0, 0.0), credit=[0.7, -0.7])
+    with pytest.raises(GateError, match="where a group's rewards are equal, none has credit"):
+        run([done[0], with_credit], "dapo")
+
+
+def test_with_kl_in_the_reward_equal_rewards_may_have_credit(tmp_path, monkeypatch):
+    """RLOO measures r - coefficient * k1 against its group, and the table of rewards has r alone."""
+    monkeypatch.chdir(tmp_path)
+    done = [iteration(tmp_path / "a", penalties=(-1.0, 0.0), credit=[0.02, -0.02])]
+    assert ROWS["rloo"].kl == Kl(place="reward", estimator="k1", coefficient=0.05)
+    run(done, "rloo")
+    without = ROWS["rloo"].model_copy(update={"kl": None})
+    with pytest.raises(GateError, match="none has credit"):
+        run(done, without)
+
+
+def test_credit_that_is_not_measured_against_the_group_need_not_have_mean_0(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = [iteration(tmp_path / "a", credit=[0.5, 0.25])]
+    run(done, "arpo_hard")
+    with pytest.raises(GateError, match="a group's advantages have mean 0"):
+        run(done, "arpo")

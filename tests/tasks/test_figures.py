@@ -31,7 +31,11 @@ def success_rows(*agents):
 
 
 def legend(axes):
-    return [text.get_text() for text in axes.get_legend().get_texts()]
+    return names(axes.get_legend())
+
+
+def names(legend):
+    return [text.get_text() for text in legend.get_texts()]
 
 
 def xs(line):
@@ -118,6 +122,72 @@ def test_success_of_one_agent_alone_and_of_all_questions_solved():
     assert len(figures.success_by_kind(rows).axes[0].containers) == 2
 
 
+# algorithms side by side
+
+
+def algorithm_rows():
+    return [
+        {"algorithm": name, "success": success, "low": success - 0.1, "high": success + 0.05}
+        for name, success in (("cold start", 0.4), ("grpo", 0.7), ("arpo", 0.8))
+    ]
+
+
+def test_algorithms_have_a_dot_and_an_interval_each_and_a_line_where_they_began():
+    axes = figures.algorithms(algorithm_rows()).axes[0]
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["cold start", "grpo", "arpo"]
+    (dots,) = axes.containers
+    assert xs(dots[0]) == pytest.approx([40, 70, 80])
+    assert ys(dots[0]) == [0, 1, 2]
+    intervals = [segment[:, 0].tolist() for segment in dots[2][0].get_segments()]
+    assert np.array(intervals) == pytest.approx(np.array([[30, 45], [60, 75], [70, 85]]))
+    assert xs(axes.get_lines()[-1]) == [40, 40]
+    assert axes.get_ylim() == (2.5, -0.5), "the first row on top"
+    assert axes.get_legend() is None
+    assert "95 %" in axes.get_xlabel()
+
+
+def test_a_picture_grows_with_its_algorithms():
+    few, many = (figures.algorithms(algorithm_rows() * n).get_size_inches()[1] for n in (1, 5))
+    assert many > few + 3
+
+
+# branching decisions
+
+
+def decision_rows():
+    """Of each verdict two more than of the one before: two, four, six."""
+    verdicts = [(False, 0)] * 2 + [(True, 0)] * 4 + [(True, 2)] * 6
+    return [
+        {"kind": "entropy", "position": 40 + i, "rise": 0.1 * i - 0.3, "wanted": w, "added": added}
+        for i, (w, added) in enumerate(verdicts)
+    ]
+
+
+def test_decisions_lie_at_their_position_and_rise_told_apart_by_verdict():
+    figure = figures.decisions(decision_rows()[::-1], threshold=0.05)
+    (axes,) = figure.axes
+    points = [np.asarray(dots.get_offsets()).tolist() for dots in axes.collections]
+    assert [len(found) for found in points] == [2, 4, 6]
+    assert points[0] == pytest.approx(np.array([[41, -0.2], [40, -0.3]]))
+    colours = {dots.get_facecolor().tobytes() for dots in axes.collections}
+    marks = {np.asarray(dots.get_paths()[0].vertices).tobytes() for dots in axes.collections}
+    assert len(colours) == len(marks) == 3
+    assert names(figure.legends[0]) == [
+        "not wanted (2)",
+        "wanted, but the budget was spent (4)",
+        "branched (6)",
+        "branches above 0.05",
+    ]
+    assert ys(axes.get_lines()[-1]) == [0.05, 0.05]
+    assert axes.get_title(loc="left") == "12 branching decisions"
+
+
+def test_where_no_rise_decides_no_threshold_is_drawn():
+    figure = figures.decisions(decision_rows()[-2:])
+    assert [ys(line) for line in figure.axes[0].get_lines()] == [[0, 0]]
+    assert names(figure.legends[0])[0] == "not wanted (0)"
+
+
 # seconds of an iteration
 
 
@@ -144,6 +214,10 @@ def test_seconds_are_ordered_and_labelled_with_their_share():
         (figures.learning_curve, [{"iteration": 0, "reward": 1}], r"row 0 has no value of \['succ"),
         (figures.entropy_around_tools, [{"position": 1}], "entropy profile: row 0"),
         (figures.success_by_kind, success_rows("pretrained"), "got {'pretrained'}"),
+        (figures.algorithms, [], "algorithms: there are no rows"),
+        (figures.algorithms, [{"algorithm": "grpo", "success": 1}], r"row 0 has no value of \['low"),
+        (figures.decisions, [], "branching decisions: there are no rows"),
+        (figures.decisions, [{"position": 1, "rise": 0.1, "wanted": True}], r"\['added'\]"),
         (figures.seconds_by_part, {}, "positive seconds"),
         (figures.seconds_by_part, {"tools": -1, "update": 2}, "positive seconds"),
     ],
@@ -157,6 +231,8 @@ DRAWINGS = {
     "curve": lambda: figures.learning_curve(curve_rows(20)),
     "entropy": lambda: figures.entropy_around_tools(profile_rows(0, 3)),
     "success": lambda: figures.success_by_kind(success_rows("cold start", "trained")),
+    "algorithms": lambda: figures.algorithms(algorithm_rows()),
+    "decisions": lambda: figures.decisions(decision_rows(), 0.0),
     "seconds": lambda: figures.seconds_by_part({"sampling": 2.0, "update": 1.0}),
 }
 

@@ -113,6 +113,7 @@ def budget(paths: int) -> Rollout:
         leaves=paths,
         initial=paths,
         branch=0,
+        marks_per_rollout=1,
         entropy_window=3,
         base_probability=0.0,
         entropy_weight=0.0,

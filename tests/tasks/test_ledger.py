@@ -1,6 +1,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -202,7 +203,7 @@ def test_the_closure_of_a_real_module():
     closure = ledger.import_closure(ROOT / "tasks" / "losses.py")
     assert closure == [ROOT / "tasks" / "losses.py"]
     closure = ledger.import_closure(ROOT / "tasks" / "branching.py")
-    assert [path.name for path in closure] == ["schema.py", "branching.py"]
+    assert [path.name for path in closure] == ["schema.py", "branching.py", "trajectory.py"]
 
 
 def test_the_inside_of_the_python_tool_is_part_of_a_rollouts_source():
@@ -454,6 +455,47 @@ def test_only_the_named_verb_is_retired():
     run(step=step(0))
     ledger.retire(step(9), "train", keep=1)
     assert Path(ledger.of(other, "made").path).exists()
+
+
+@pytest.mark.parametrize("name", ["table", "weights"])
+def test_what_is_spared_stays_whole_and_is_retired_when_it_is_no_longer(name):
+    records = [run(step=step(i)) for i in range(5)]
+    spare = ledger.of(records[1], name)
+    ledger.retire(step(4), "train", keep=1, spare=spare)
+    there = [[Path(ledger.of(r, n).path).exists() for n in ("table", "weights")] for r in records]
+    assert there == [[False] * 2, [True] * 2, [False] * 2, [False] * 2, [True] * 2]
+    assert not (Path(spare.path).parent / ledger.RETIRED).exists()
+    ledger.retire(step(4), "train", keep=1)
+    assert not Path(spare.path).exists()
+    assert run(step=step(1)) == records[1], "its record counts"
+
+
+def test_what_lies_elsewhere_is_spared_without_a_fault():
+    made = run(step=step(0))
+    for path in ("models/smoke/cold_start", str(ledger.ROOT / "other")):
+        ledger.retire(step(0), "train", keep=1, spare=Artifact(path, ""))
+        assert Path(ledger.of(made, "table").path).exists()
+    ledger.retire(step(1), "train", keep=1, spare=Artifact("models/smoke/cold_start", ""))
+    assert not Path(ledger.of(made, "table").path).exists()
+
+
+@ledger.recorded
+def look(step, folder, *, tables):
+    computed.append(step)
+    (folder / "seen.txt").write_text(str(len(tables)))
+    return {}
+
+
+@pytest.mark.parametrize("pruned", [0, 1, 2])
+def test_something_pruned_in_a_list_is_named_before_any_work(pruned):
+    tables = [ledger.of(run(step=step(i)), "table") for i in range(3)]
+    assert look(step=step(8), tables=tables)["artifacts"]
+    computed.clear()
+    shutil.rmtree(Path(tables[pruned].path).parent)
+    with pytest.raises(ledger.PrunedError, match=re.escape(tables[pruned].path)):
+        look(step=step(9), tables=tables)
+    assert computed == []
+    assert look(step=step(8), tables=tables), "what is done needs nothing"
 
 
 def test_retiring_passes_over_what_a_kill_left_behind():

@@ -1,13 +1,27 @@
 """Rewards by hand (algorithms section 6), and that a tool's text can't touch them."""
 
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from params.schema import Reward
-from tasks import reward as verb
-from tasks.reward import TABLE, score, score_tree
-from tasks.trajectory import PROMPT, RESULT, TURN, Node, Question, Tree
+from params.schema import Overlong, Reward
+from tasks import ledger
+from tasks.ledger import Step
+from tasks.reward import TABLE, length_penalty, reward, score, score_tree
+from tasks.trajectory import (
+    PROMPT,
+    RESULT,
+    TURN,
+    Node,
+    Question,
+    Tree,
+    read_rows,
+    save_trees,
+)
 
 SETTINGS = Reward(broken_format=-1.0, wrong=0.0, many_tools_bonus=0.1)
 QUESTION = Question("q", "toy", "12*34?", ("408",))
@@ -212,10 +226,92 @@ def test_a_tree_gives_a_row_a_leaf():
         ("q", "toy", 0, 1.0),
         ("q", "toy", 1, 0.0),
     ]
-    assert all(list(row) == TABLE.names for row in rows)
+    assert all(
+        list(row) == [name for name in TABLE.names if name != "length_penalty"] for row in rows
+    )
 
 
-def test_the_share_of_groups_without_spread():
-    rewards = {"a": [1, 1, 1], "b": [0, 1, 0], "c": [-1], "d": [0, 0, 1]}
-    rows = [{"question": q, "reward": r} for q, values in rewards.items() for r in values]
-    assert verb._share_without_spread(rows) == 0.5
+# ---- length, and groups with spread
+
+# The run of the DAPO paper: at most 20,480 tokens, of which 4,096 are the buffer.
+DAPO = Overlong(buffer=0.2, factor=1.0)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "penalty"),
+    [
+        (1, 0.0),
+        (16_384, 0.0),
+        (16_385, -1 / 4096),
+        (17_408, -0.25),
+        (18_432, -0.5),
+        (20_480, -1.0),
+        (30_000, -1.0),
+    ],
+)
+def test_golden_values_of_the_soft_overlong_penalty(tokens, penalty):
+    assert length_penalty(tokens, 20_480, DAPO) == pytest.approx(penalty, abs=1e-9)
+    twice = Overlong(buffer=0.2, factor=2.0)
+    assert length_penalty(tokens, 20_480, twice) == pytest.approx(2 * penalty, abs=1e-9)
+    assert length_penalty(tokens, 20_480, None) == 0
+
+
+@given(st.integers(1, 400), st.integers(1, 200), st.floats(0.01, 1), st.floats(0.1, 5))
+def test_a_penalty_lies_between_nothing_and_its_factor_and_grows_with_length(
+    tokens, budget, buffer, factor
+):
+    overlong = Overlong(buffer=buffer, factor=factor)
+    penalty, next_one = (length_penalty(n, budget, overlong) for n in (tokens, tokens + 1))
+    assert -factor <= next_one <= penalty <= 0
+    assert penalty == 0 or tokens > (1 - buffer) * budget - 1e-6
+    assert tokens < budget or penalty == pytest.approx(-factor)
+
+
+def grown(question, *written):
+    """A tree whose leaves share the prompt alone."""
+    nodes = [node(-1, PROMPT, "12*34?")]
+    nodes += [node(0, TURN, text, "answer") for text in written]
+    return Tree(Question(question, "toy", "12*34?", ("408",)), nodes, [*range(1, len(nodes))])
+
+
+def run(trees, overlong=None, response_tokens=100):
+    save_trees(trees, Path("trees"))
+    made = reward.fn(
+        step=Step("toy", "reinforce", 0, 7),
+        trees=ledger.artifact(Path("trees")),
+        settings=SETTINGS,
+        overlong=overlong,
+        response_tokens=response_tokens,
+    )
+    return made, read_rows(Path(ledger.of(made, "rewards").path))
+
+
+def test_groups_with_spread_are_those_whose_leaves_earned_different_rewards(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trees = [
+        grown("a", THINK + RIGHT, THINK + RIGHT),
+        grown("b", THINK + RIGHT, THINK + WRONG),
+        grown("c", RIGHT),
+        grown("d", THINK + WRONG, THINK + WRONG, WRONG),
+    ]
+    made, rows = run(trees)
+    assert made["groups_with_spread"] == 2
+    assert made["metrics"]["groups_without_spread"] == 0.5
+    assert made["metrics"]["reward"] == pytest.approx((1 + 1 + 1 + 0 - 1 + 0 + 0 - 1) / 8)
+    assert made["metrics"]["success"] == pytest.approx(3 / 8)
+    assert made["metrics"]["broken_format"] == pytest.approx(2 / 8)
+    assert [row["length_penalty"] for row in rows] == [0.0] * 8
+
+
+def test_a_length_penalty_stands_beside_the_reward_and_makes_a_spread(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    short, long = THINK + RIGHT, "<think>multiply it</think>" + RIGHT
+    trees = [grown("a", short, long), grown("b", short, short)]
+    budget = len(long)
+    made, rows = run(trees, Overlong(buffer=0.5, factor=1.0), budget)
+    assert [row["reward"] for row in rows] == [1.0] * 4, "what was earned stays as it is"
+    penalties = [row["length_penalty"] for row in rows]
+    expected = -(len(short) - budget / 2) / (budget / 2)
+    assert penalties == pytest.approx([expected, -1.0, expected, expected])
+    assert made["groups_with_spread"] == 1
+    assert made["metrics"]["reward"] == 1.0

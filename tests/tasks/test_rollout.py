@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from params.schema import Dialogue, Machine, PythonTool, Rollout, Search
+from params.schema import Dialogue, Machine, Marks, PythonTool, Rollout, Search
 from tasks import checkpoint, ledger
 from tasks.ledger import Step
 from tasks.rollout import batch, rollout
@@ -19,7 +19,12 @@ def questions(count):
 
 
 def ids(count, iteration, size, seed=0):
-    chosen = batch(questions(count), Step("toy", "reinforce", iteration, seed), size)
+    """The batch of an iteration before which each one has taken a batch."""
+    return attempt_ids(count, iteration * size, 0, size, seed)
+
+
+def attempt_ids(count, first, attempt, size, seed=0):
+    chosen = batch(questions(count), seed, first, attempt, size)
     return [question.id for question in chosen]
 
 
@@ -60,6 +65,26 @@ def test_a_batch_holds_at_most_every_question(size):
     assert sorted(ids(5, 0, size)) == sorted(map(str, range(5)))
 
 
+@given(count=counts, first=st.integers(0, 40), size=sizes, seed=seeds)
+def test_further_batches_of_an_iteration_ask_what_it_has_not_asked(count, first, size, seed):
+    """They are cut from the same sequence, at the places after those of the batches before."""
+    sequence = [ids(count, i, 1, seed)[0] for i in range(first + 4 * size)]
+    batches = [attempt_ids(count, first, attempt, size, seed) for attempt in range(4)]
+    for attempt, chosen in enumerate(batches):
+        places = sequence[first + attempt * size : first + (attempt + 1) * size]
+        before = {name for earlier in batches[:attempt] for name in earlier}
+        assert chosen == [name for name in dict.fromkeys(places) if name not in before]
+    asked = [name for chosen in batches for name in chosen]
+    assert len(asked) == len(set(asked))
+
+
+def test_an_iteration_goes_on_behind_the_batches_of_the_one_before():
+    """Three batches of 4 were taken: the next iteration begins at place 12 of the same pass."""
+    taken = [name for attempt in range(3) for name in attempt_ids(20, 0, attempt, 4)]
+    following = attempt_ids(20, 12, 0, 8)
+    assert sorted(taken + following) == sorted(map(str, range(20)))
+
+
 # ---------------------------------------------------------------- the whole verb
 
 MACHINE = Machine(threads=1, device="cpu", precision="float32")
@@ -67,6 +92,7 @@ BUDGET = Rollout(
     leaves=2,
     initial=2,
     branch=0,
+    marks_per_rollout=1,
     entropy_window=2,
     base_probability=0.5,
     entropy_weight=0.2,
@@ -109,6 +135,10 @@ def arguments(policy, tokenizer, tmp_path, monkeypatch):
         "policy": ledger.artifact(Path("policy")),
         "questions": ledger.artifact(Path("questions.parquet")),
         "size": 2,
+        "first": 0,
+        "attempt": 0,
+        "branching": "none",
+        "marks": Marks(kind="none"),
         "budget": BUDGET,
         "top_p": 1.0,
         "dialogue": DIALOGUE,
@@ -125,7 +155,7 @@ def test_a_rollout_is_a_tree_a_question_and_is_done_once(arguments):
     made = rollout.fn(**arguments, advance=finished.append)
     trees = load_trees(Path(ledger.of(made, "trees").path))
     assert [tree.question.id for tree in trees] == [
-        question.id for question in batch(questions(3), arguments["step"], 2)
+        question.id for question in batch(questions(3), arguments["step"].seed, 0, 0, 2)
     ]
     assert {len(tree.leaves) for tree in trees} == {2}
     assert sum(finished) == 2
@@ -145,3 +175,84 @@ def test_what_the_tools_are_made_of_decides_the_outcome(arguments):
     ]
     made = [rollout.fn(**{**arguments, **change}) for change in changes]
     assert len({ledger.of(record, "trees").path for record in made}) == len(changes)
+
+
+def grown(arguments, **changes):
+    made = rollout.fn(**{**arguments, **changes})
+    return made, load_trees(Path(ledger.of(made, "trees").path))
+
+
+def test_where_an_iteration_begins_and_which_batch_it_takes_decide_the_questions(arguments):
+    for first, attempt in ((0, 0), (0, 1), (1, 0), (2, 0)):
+        _, trees = grown(arguments, first=first, attempt=attempt)
+        expected = batch(questions(3), arguments["step"].seed, first, attempt, 2)
+        assert [tree.question for tree in trees] == expected
+
+
+def test_a_further_batch_draws_from_seeds_of_its_own(arguments):
+    def tokens(trees):
+        (tree,) = [tree for tree in trees if tree.question.id == last]
+        return [tree.nodes[leaf].tokens.tolist() for leaf in tree.leaves]
+
+    (question,) = batch(questions(3), arguments["step"].seed, 0, 1, 2)
+    last = question.id
+    by_first = tokens(grown(arguments, first=2, attempt=0)[1])
+    by_attempt = tokens(grown(arguments, first=0, attempt=1)[1])
+    assert by_first != by_attempt
+
+
+@pytest.mark.parametrize("first", range(6))
+def test_a_batch_says_whether_questions_are_left_for_another_one(arguments, first):
+    """Of 4 questions by 2: a batch across the end of a pass may have asked what comes next."""
+    save_questions(questions(4), Path("four.parquet"))
+    arguments = {**arguments, "questions": ledger.artifact(Path("four.parquet")), "first": first}
+    for attempt in range(3):
+        made, trees = grown(arguments, attempt=attempt)
+        following = batch(questions(4), arguments["step"].seed, first, attempt + 1, 2)
+        assert made["another_batch"] == bool(following)
+        assert trees, "no batch is empty"
+        if not made["another_batch"]:
+            break
+    assert not made["another_batch"], "questions run out"
+
+
+WIDE = BUDGET.model_copy(update={"leaves": 5, "initial": 2, "branch": 2, "threshold": -2.0})
+
+
+def test_without_branching_every_path_begins_at_the_prompt(arguments):
+    _, trees = grown(arguments, budget=WIDE)
+    for tree in trees:
+        assert tree.decisions == []
+        assert len(tree.leaves) == 5
+        assert len({tree.path(leaf)[1] for leaf in tree.leaves}) == 5
+
+
+def test_a_row_that_branches_at_marks_branches_at_its_own_marks(arguments):
+    _, trees = grown(arguments, budget=WIDE, branching="marks", marks=Marks(kind="every_token"))
+    for tree in trees:
+        assert len(tree.leaves) == 5
+        assert {decision.kind for decision in tree.decisions} == {"mark"}
+        assert [decision.added for decision in tree.decisions] == [2, 1], "what the budget allows"
+        first = [tree.nodes[decision.node] for decision in tree.decisions]
+        assert [len(node.tokens) for node in first] == [1, 1], "after the first sampled token"
+    _, trees = grown(arguments, budget=WIDE, branching="marks", marks=Marks(kind="paragraph"))
+    for tree in trees:
+        assert len(tree.leaves) == 5
+        assert sum(decision.added for decision in tree.decisions) < 3, "other marks, other branches"
+
+
+def test_the_choices_of_a_row_are_part_of_the_key(arguments):
+    verb = rollout.fn
+    places = {
+        verb.place(**{**arguments, **change})
+        for change in (
+            {},
+            {"first": 1},
+            {"attempt": 1},
+            {"branching": "entropy"},
+            {"branching": "marks"},
+            {"marks": Marks(kind="tool_call")},
+            {"budget": BUDGET.model_copy(update={"marks_per_rollout": 2})},
+        )
+    }
+    assert len(places) == 7

@@ -14,15 +14,30 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from params.schema import Dialogue, Rollout
+from params.schema import Dialogue, Marks, Rollout
 from tasks import dialogue as talk
-from tasks.branching import window_entropy
+from tasks import segment
+from tasks.branching import branching_points, window_entropy
 from tasks.engines import Sample
 from tasks.engines.transformers import TransformersEngine
 from tasks.environments.question import respond
 from tasks.policy import END as END_TOKEN
 from tasks.sampler import Setting, grow
-from tasks.trajectory import END, LENGTH, PROMPT, RESULT, STOP, TURN, Observation, Question
+from tasks.trajectory import (
+    AFTER_RESULT,
+    AT_MARK,
+    END,
+    LENGTH,
+    PART,
+    PROMPT,
+    RESULT,
+    STOP,
+    TURN,
+    Observation,
+    Question,
+    load_trees,
+    save_trees,
+)
 
 QUESTIONS = [Question(name, "toy", f"{name}?", ("1",)) for name in ("apples", "baskets", "cows")]
 CALL, MISSING = "<think>a</think><python>7</python>", "<search>7</search>"
@@ -60,7 +75,7 @@ class Scripted:
         self.handles.remove(handle)
 
     def sample(self, requests):
-        assert {request.handle for request in requests} == self.handles
+        assert {request.handle for request in requests} <= self.handles
         self.requests += requests
         return [self._turn(request) for request in requests]
 
@@ -68,7 +83,8 @@ class Scripted:
         assert request.max_tokens > 0
         assert len(request.tokens) + request.max_tokens <= self.context
         text, entropies = self.write(self.tokenizer.decode(request.tokens), request.seed)
-        tokens = talk.encode(self.tokenizer, text)
+        tokens = talk.encode(self.tokenizer, text)  # what a BREAK parts is tokens of its own
+        text = text.replace(talk.BREAK, "")
         stopped = END if text.endswith(END_TOKEN) else STOP
         if len(tokens) > request.max_tokens or not text.endswith((*self.stop, END_TOKEN)):
             tokens, stopped = tokens[: request.max_tokens], LENGTH
@@ -81,6 +97,7 @@ def budget(**changes) -> Rollout:
         "leaves": 6,
         "initial": 2,
         "branch": 2,
+        "marks_per_rollout": 1,
         "entropy_window": 3,
         "base_probability": 0.5,
         "entropy_weight": 0.2,
@@ -109,6 +126,15 @@ def echo(arguments):
 
 
 TOOLS = {"python": echo}
+MARKS = {
+    "none": Marks(kind="none"),
+    "every_token": Marks(kind="every_token"),
+    "tool_call": Marks(kind="tool_call"),
+    "paragraph": Marks(kind="paragraph"),
+    "quantile": Marks(kind="entropy", quantile=0.6),
+    "threshold": Marks(kind="entropy", threshold=0.5),
+    "step": Marks(kind="step"),
+}
 
 
 @pytest.fixture
@@ -121,10 +147,22 @@ def engines():
 def rollout(tokenizer, engines):
     """Trees of the questions under a script."""
 
-    def run(write, questions=QUESTIONS[:1], seed="0/0", dialogue=None, tools=TOOLS, **changes):
+    def run(
+        write,
+        questions=QUESTIONS[:1],
+        seed="0/0",
+        dialogue=None,
+        tools=TOOLS,
+        branching="entropy",
+        marks="none",
+        **changes,
+    ):
         engines.append(Scripted(tokenizer, write))
         room = dialogue or layout()
-        setting = Setting(tokenizer, room, budget(**changes), partial(respond, tools), seed)
+        tree_budget, answer = budget(**changes), partial(respond, tools)
+        setting = Setting(
+            tokenizer, room, tree_budget, answer, seed, branching, MARKS.get(marks, marks)
+        )
         return grow(questions, engines[-1], setting)
 
     return run
@@ -163,17 +201,18 @@ def whole(tree):
 # ---- what holds for every tree
 
 
-def check_tree(tree, rollout: Rollout, dialogue: Dialogue):
+def check_tree(tree, rollout: Rollout, dialogue: Dialogue, check=None):
     assert len(tree.leaves) == len(set(tree.leaves)) == rollout.leaves
     reached = {index for leaf in tree.leaves for index in tree.path(leaf)}
     assert reached == set(range(len(tree.nodes))), "a node belongs to no trajectory"
     for node in tree.nodes:
         length = len(node.tokens) if node.kind == TURN else 0
         assert len(node.logprobs) == len(node.entropies) == length
-        assert node.outcome in talk.OUTCOMES or node.kind != TURN
+        assert node.outcome in (*talk.OUTCOMES, PART) or node.kind != TURN
+    assert all(node.parent < index for index, node in enumerate(tree.nodes))
     for trajectory in tree.trajectories():
         check_trajectory(trajectory, dialogue)
-    check_decisions(tree, rollout)
+    (check or check_decisions)(tree, rollout)
 
 
 def check_trajectory(trajectory, dialogue: Dialogue):
@@ -204,12 +243,15 @@ def check_decisions(tree, rollout: Rollout):
         window = rollout.entropy_window
         assert decision.initial_entropy == window_entropy(first.entropies, window)
         assert decision.entropy == window_entropy(judged.entropies, window)
-        difference = decision.entropy - decision.initial_entropy
-        expected = rollout.base_probability + rollout.entropy_weight * difference
+        assert decision.kind == AFTER_RESULT
+        assert decision.position == length_of(tree, decision.node)
+        assert decision.rise == decision.entropy - decision.initial_entropy
+        expected = rollout.base_probability + rollout.entropy_weight * decision.rise
         assert decision.probability == pytest.approx(expected)
         if not rollout.draw:
-            wishes = decision.probability > rollout.threshold
-            assert decision.added == (min(rollout.branch, rollout.leaves - started) * wishes)
+            assert decision.wanted == (decision.probability > rollout.threshold)
+        left = rollout.leaves - started
+        assert decision.added == (min(rollout.branch, left) if decision.wanted else 0)
         started += decision.added
     children = Counter(node.parent for node in tree.nodes)
     assert children[0] == rollout.leaves - branches
@@ -217,11 +259,59 @@ def check_decisions(tree, rollout: Rollout):
         assert children[decision.node] == 1 + decision.added
 
 
+def length_of(tree, node: int) -> int:
+    """Tokens from the prompt to the end of a node."""
+    return sum(len(tree.nodes[index].tokens) for index in tree.path(node))
+
+
+def check_marks(tree, rollout: Rollout, tokenizer, marks: Marks):
+    """Replay the marks in path order: where they are, and who got what of the budget."""
+    expected = []
+    left = rollout.leaves - rollout.initial
+    trajectories = list(tree.trajectories())
+    for path, trajectory in enumerate(trajectories[: rollout.initial]):
+        ends = segment.ends(marks, trajectory, segment.token_texts(tokenizer, len(tokenizer)))
+        for point in branching_points(trajectory, ends, rollout.marks_per_rollout):
+            added = min(rollout.branch, left)
+            left -= added
+            expected.append((path, point.position, added))
+            window = point.entropies[: rollout.entropy_window]
+            assert tree.decisions[len(expected) - 1].entropy == window_entropy(window, 99)
+    assert [(d.path, d.position, d.added) for d in tree.decisions] == expected
+    check_branches(tree, rollout, trajectories)
+
+
+def check_branches(tree, rollout: Rollout, trajectories):
+    """Branches share all tokens before their mark; nothing else is shared but the prompt."""
+    branch = rollout.initial
+    children = Counter(node.parent for node in tree.nodes)
+    assert children.pop(0) == rollout.leaves - sum(d.added for d in tree.decisions)
+    for decision in tree.decisions:
+        assert (decision.kind, decision.wanted, decision.probability) == (AT_MARK, True, None)
+        parent = tree.leaves[decision.path]
+        assert decision.node in tree.path(parent)
+        if decision.added:
+            assert length_of(tree, decision.node) == decision.position
+            assert children.pop(decision.node) == 1 + decision.added
+        for leaf in tree.leaves[branch : branch + decision.added]:
+            assert decision.node in tree.path(leaf)
+            np.testing.assert_array_equal(
+                flat(tree, leaf)[: decision.position], flat(tree, parent)[: decision.position]
+            )
+        branch += decision.added
+    assert set(children.values()) <= {1}, "a branch has branched"
+
+
+def flat(tree, leaf: int):
+    return np.concatenate([tree.nodes[index].tokens for index in tree.path(leaf)])
+
+
 budgets = st.builds(
     lambda extra, initial, **rest: budget(leaves=initial + extra, initial=initial, **rest),
     extra=st.integers(0, 7),
     initial=st.integers(1, 6),
     branch=st.integers(0, 4),
+    marks_per_rollout=st.integers(1, 4),
     entropy_window=st.integers(1, 30),
     entropy_weight=st.floats(-1, 2),
     threshold=st.floats(0.2, 0.8),
@@ -240,10 +330,12 @@ layouts = st.builds(
 def wander(eagerness: float):
     """A script that does anything; ``eagerness`` is how often it calls a tool."""
     others = [ANSWER, "</python>", "so it is" + END_TOKEN, "and so on " * 20]
+    thoughts = ["hm ", "\n\n", "\n", "né😀 "]
 
     def write(context, seed):
         dice = random.Random(seed)
-        thought = "<think>" + "hm " * dice.randrange(4) + "</think>"
+        words = "".join(dice.choice(thoughts) for _ in range(dice.randrange(4)))
+        thought = f"<think>{words}</think>"
         call = dice.choice([CALL, "<python>8</python>", "<python>77777777777</python>", MISSING])
         text = call if dice.random() < eagerness else dice.choice(others)
         return thought + text, [dice.random() for _ in range(11)]
@@ -262,7 +354,7 @@ def test_every_tree_has_its_leaves_and_every_decision_its_reason(
     tokenizer, rollout_, dialogue, eagerness, seed
 ):
     engine = Scripted(tokenizer, wander(eagerness))
-    setting = Setting(tokenizer, dialogue, rollout_, partial(respond, TOOLS), seed)
+    setting = Setting(tokenizer, dialogue, rollout_, partial(respond, TOOLS), seed, "entropy")
     trees = grow(QUESTIONS, engine, setting)
     assert [tree.question for tree in trees] == QUESTIONS
     for tree in trees:
@@ -270,6 +362,46 @@ def test_every_tree_has_its_leaves_and_every_decision_its_reason(
     assert all(paths <= rollout_.rows for paths in engine.rooms)
     seeds = [request.seed for request in engine.requests]
     assert len(set(seeds)) == len(seeds), "two turns draw the same numbers"
+
+
+@settings(max_examples=150)
+@given(
+    rollout_=budgets,
+    dialogue=layouts,
+    eagerness=st.sampled_from([0.0, 0.5, 0.9]),
+    seed=st.integers(0, 9).map(str),
+    kind=st.sampled_from(list(MARKS)),
+)
+def test_every_tree_branches_at_the_first_marks_of_its_first_trajectories(
+    tokenizer, rollout_, dialogue, eagerness, seed, kind
+):
+    engine = Scripted(tokenizer, wander(eagerness))
+    setting = Setting(
+        tokenizer, dialogue, rollout_, partial(respond, TOOLS), seed, "marks", MARKS[kind]
+    )
+    for tree in grow(QUESTIONS, engine, setting):
+        check = partial(check_marks, tokenizer=tokenizer, marks=MARKS[kind])
+        check_tree(tree, rollout_, dialogue, check)
+        for trajectory in tree.trajectories():
+            for turn in trajectory[1::2]:
+                assert turn.text == tokenizer.decode(turn.tokens)
+    seeds = [request.seed for request in engine.requests]
+    assert len(set(seeds)) == len(seeds), "two turns draw the same numbers"
+
+
+@settings(max_examples=30)
+@given(rollout_=budgets, seed=st.integers(0, 9).map(str))
+def test_without_branching_the_rest_of_the_budget_does_not_count(tokenizer, rollout_, seed):
+    """As if all leaves were initial ones, and no path got a branch."""
+
+    def trees(rollout, branching):
+        setting = Setting(tokenizer, layout(), rollout, partial(respond, TOOLS), seed, branching)
+        return grow(QUESTIONS, Scripted(tokenizer, wander(0.7)), setting)
+
+    alone = rollout_.model_copy(update={"initial": rollout_.leaves, "branch": 0})
+    for tree, expected in zip(trees(rollout_, "none"), trees(alone, "entropy"), strict=True):
+        assert whole(tree) == whole(expected)
+        check_tree(tree, alone, layout())
 
 
 # ---- branching, by hand
@@ -344,14 +476,145 @@ def test_fresh_rollouts_fill_what_branching_left(rollout):
 
 
 def test_without_branching_rollouts_share_the_prompt_only(rollout):
-    trees = rollout(
-        calls_then_answer(2, (0.2, 0.9)), questions=QUESTIONS, branch=0, initial=6, leaves=6
-    )
+    trees = rollout(calls_then_answer(2, (0.2, 0.9)), questions=QUESTIONS, branching="none")
     for tree in trees:
         parents = Counter(node.parent for node in tree.nodes)
         assert parents.pop(0) == 6
         assert set(parents.values()) == {1}
         assert [decision.added for decision in tree.decisions] == [0] * 12
+
+
+def test_a_mark_at_a_call_branches_after_its_result(rollout, engines):
+    """The result is shared; branches do not branch at their own calls; then fresh rollouts."""
+    (tree,) = rollout(calls_then_answer(2), branching="marks", marks="tool_call", leaves=7)
+    for decision in tree.decisions:
+        assert (decision.kind, decision.added) == (AT_MARK, 2)
+        assert tree.path(decision.node)[1:] == tree.steps(decision.node)[1] + [decision.node]
+        assert tree.nodes[decision.node].kind == RESULT
+    assert [decision.path for decision in tree.decisions] == [0, 1]
+    assert [node.parent for node in tree.nodes].count(0) == 3
+    assert not any(node.outcome == PART for node in tree.nodes)
+
+
+def test_a_mark_inside_a_turn_splits_its_node(rollout, engines, tokenizer):
+    """Prompt, two paragraphs; the branch goes on with the second paragraph of its own."""
+
+    def write(context, seed):
+        return ("short" if "\n\n" in context else "<think>é\n\nlong</think>") + ANSWER, 0.25
+
+    (tree,) = rollout(write, branching="marks", marks="paragraph", initial=1, leaves=3)
+    assert [(n.parent, n.outcome, n.text) for n in tree.nodes[1:]] == [
+        (0, PART, "<think>é\n\n"),
+        (1, talk.ANSWER, "long</think>" + ANSWER),
+        (1, talk.ANSWER, "short" + ANSWER),
+        (1, talk.ANSWER, "short" + ANSWER),
+    ]
+    assert tree.leaves == [2, 3, 4]
+    head = np.concatenate([node.tokens for node in tree.nodes[:2]])
+    first, *branches = engines[0].requests
+    for request in branches:
+        np.testing.assert_array_equal(request.tokens, head)
+        assert request.max_tokens == first.max_tokens - len(tree.nodes[1].tokens)
+    (decision,) = tree.decisions
+    assert (decision.node, decision.position, decision.added) == (1, len(head), 2)
+
+
+def test_several_marks_of_a_turn_split_it_into_as_many_parts(rollout):
+    """The budget goes to the earlier marks; where none is left, nothing is split."""
+
+    def write(context, seed):
+        return (ANSWER if "x" in context else "x\n\ny\n\nz\n\nw" + ANSWER), 0.5
+
+    (tree,) = rollout(
+        write,
+        branching="marks",
+        marks="paragraph",
+        marks_per_rollout=3,
+        initial=1,
+        leaves=4,
+    )
+    assert [(n.parent, n.outcome) for n in tree.nodes[1:]] == [
+        (0, PART),
+        (1, PART),
+        (2, talk.ANSWER),
+        *[(1, talk.ANSWER)] * 2,
+        (2, talk.ANSWER),
+    ]
+    assert [n.text for n in tree.nodes[1:4]] == ["x\n\n", "y\n\n", "z\n\nw" + ANSWER]
+    assert [(d.node, d.added) for d in tree.decisions] == [(1, 2), (2, 1), (3, 0)]
+
+
+def test_a_character_may_be_cut_by_a_mark(rollout, tokenizer):
+    """Each byte of the sign is a token. Both trajectories spell it out in their own part."""
+    sign = "😀"
+    assert len(talk.encode(tokenizer, sign)) == 4
+
+    def write(context, seed):
+        return ("so" if "\N{REPLACEMENT CHARACTER}" in context else sign) + ANSWER, 0.5
+
+    (tree,) = rollout(
+        write,
+        branching="marks",
+        marks="every_token",
+        marks_per_rollout=2,
+        initial=1,
+        leaves=3,
+        branch=1,
+    )
+    assert [n.text for n in tree.nodes[1:4]] == ["", "", sign + ANSWER]
+    for trajectory in tree.trajectories():
+        assert trajectory[1].text == tokenizer.decode(trajectory[1].tokens)
+        assert "".join(n.text for n in trajectory[1:]) == trajectory[1].text
+
+
+def test_a_call_that_began_before_the_mark_ends_the_turn_where_it_is_closed(rollout, tokenizer):
+    """The engine sees no closing tag in what it samples, and writes on."""
+    spelt = f"<python>7<{talk.BREAK}/python>"
+
+    def write(context, seed):
+        if results_in(context):
+            return ANSWER, 0.5
+        return (f"/python>{END_TOKEN}" if context.endswith("7<") else spelt), 0.5
+
+    marks = len(talk.encode(tokenizer, "<python>7<"))
+    (tree,) = rollout(
+        write,
+        branching="marks",
+        marks="every_token",
+        marks_per_rollout=marks,
+        initial=1,
+        leaves=marks + 1,
+        branch=1,
+    )
+    *_, last = tree.trajectories()
+    assert [node.outcome for node in last[1:]] == [talk.CALL, "ok", talk.ANSWER]
+    assert last[1].text == "<python>7</python>"
+    assert len(last[1].tokens) == len(last[1].logprobs) == len(last[1].entropies)
+
+
+def test_marks_with_nothing_behind_them_do_not_branch(rollout):
+    """The step that a trajectory ends with, and the call that is one too many."""
+    for write, dialogue in (
+        (calls_then_answer(0), layout()),
+        (calls_then_answer(9), layout(tool_calls=0)),
+    ):
+        for marks in ("step", "tool_call"):
+            (tree,) = rollout(write, dialogue=dialogue, branching="marks", marks=marks)
+            assert (tree.decisions, len(tree.leaves)) == ([], 6)
+
+
+def test_branches_at_marks_keep_their_trajectorys_number_of_calls(rollout):
+    """One call is allowed: what branches after the result may not call again."""
+    (tree,) = rollout(
+        calls_then_answer(9),
+        dialogue=layout(tool_calls=1),
+        branching="marks",
+        marks="tool_call",
+        initial=1,
+        leaves=3,
+    )
+    for trajectory in tree.trajectories():
+        assert [node.outcome for node in trajectory[1:]] == [talk.CALL, "ok", talk.TOO_MANY_CALLS]
 
 
 @pytest.mark.parametrize("seed", ["1", "2", "3"])
@@ -501,11 +764,36 @@ def test_a_tree_that_does_not_fit_the_rows_raises_before_anything_is_sampled(rol
     assert not any(engine.requests for engine in engines)
 
 
-def test_a_tree_does_not_depend_on_the_questions_beside_it(rollout):
-    together = rollout(wander(0.8), QUESTIONS)
+@pytest.mark.parametrize(
+    "kind",
+    [{}, {"draw": True}, {"branching": "marks", "marks": "quantile", "marks_per_rollout": 2}],
+    ids=["threshold", "draw", "marks"],
+)
+def test_a_tree_does_not_depend_on_the_questions_beside_it(rollout, kind):
+    together = rollout(wander(0.8), QUESTIONS, **kind)
+    assert any(decision.added for tree in together for decision in tree.decisions)
     for question, tree in zip(QUESTIONS, together, strict=True):
-        (alone,) = rollout(wander(0.8), [question])
+        (alone,) = rollout(wander(0.8), [question], **kind)
         assert whole(alone) == whole(tree)
+
+
+def test_a_drawn_branch_depends_on_its_paths_own_seed_only(rollout):
+    """More paths beside it, and other entropies at the same probability, change no coin."""
+
+    def coins(initial, entropies):
+        (tree,) = rollout(
+            calls_then_answer(1, entropies),
+            draw=True,
+            entropy_weight=0.0,
+            initial=initial,
+            leaves=initial,
+        )
+        return [decision.wanted for decision in tree.decisions]
+
+    many = coins(20, (0.2, 0.9))
+    assert coins(7, (0.2, 0.9)) == many[:7]
+    assert coins(20, (0.9, 0.1)) == many
+    assert 3 < sum(many) < 17
 
 
 # ---- the real engine
@@ -527,19 +815,32 @@ def talkative(policy, tokenizer):
     return TransformersEngine(model, tokenizer)
 
 
-def real_trees(engine, seed="0/0", **changes):
-    rollout = budget(leaves=6, initial=3, entropy_window=20, **changes)
+def real_trees(engine, branching="entropy", marks="none", seed="0/0", **changes):
+    usual = {"leaves": 6, "initial": 3, "entropy_window": 20, "marks_per_rollout": 2, "branch": 1}
+    rollout = budget(**usual | changes)
     dialogue = layout(turn_tokens=30, response_tokens=90)
-    setting = Setting(engine.tokenizer, dialogue, rollout, partial(respond, TOOLS), seed)
+    tokenizer = engine.tokenizer
+    setting = Setting(
+        tokenizer, dialogue, rollout, partial(respond, TOOLS), seed, branching, MARKS[marks]
+    )
     trees = grow(QUESTIONS, engine, setting)
+    check = {"marks": partial(check_marks, tokenizer=tokenizer, marks=MARKS[marks])}
     for tree in trees:
-        check_tree(tree, rollout, dialogue)
+        check_tree(tree, rollout, dialogue, check.get(branching))
     return trees
 
 
+BEAMINGS = [("entropy", "none"), ("marks", "tool_call"), ("marks", "quantile")]
+
+
+@pytest.fixture(scope="module", params=BEAMINGS, ids=[" ".join(kind) for kind in BEAMINGS])
+def beaming(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def grown(talkative):
-    trees = real_trees(talkative)
+def grown(talkative, beaming):
+    trees = real_trees(talkative, *beaming)
     kinds = Counter(node.kind for tree in trees for node in tree.nodes)
     assert kinds[RESULT] >= 3, "the policy calls too seldom for these tests"
     assert any(decision.added for tree in trees for decision in tree.decisions)
@@ -547,16 +848,39 @@ def grown(talkative):
 
 
 @pytest.mark.parametrize("rows", [6, 12])
-def test_the_size_of_a_batch_does_not_change_the_trees(talkative, grown, rows):
-    assert [shape(tree) for tree in real_trees(talkative, rows=rows)] == [
+def test_the_size_of_a_batch_does_not_change_the_trees(talkative, beaming, grown, rows):
+    assert [shape(tree) for tree in real_trees(talkative, *beaming, rows=rows)] == [
         shape(tree) for tree in grown
     ]
 
 
-def test_the_same_seed_gives_identical_trees_and_another_others(talkative, grown):
-    assert [whole(tree) for tree in real_trees(talkative)] == [whole(tree) for tree in grown]
-    for ours, theirs in zip(real_trees(talkative, seed="0/1"), grown, strict=True):
+def test_the_same_seed_gives_identical_trees_and_another_others(talkative, beaming, grown):
+    again = real_trees(talkative, *beaming)
+    assert [whole(tree) for tree in again] == [whole(tree) for tree in grown]
+    for ours, theirs in zip(real_trees(talkative, *beaming, seed="0/1"), grown, strict=True):
         assert shape(ours) != shape(theirs)
+
+
+def test_logprobs_of_branches_are_those_of_the_whole_trajectory_afresh(talkative, grown):
+    """What a branch has of its parent's cache is what it would have computed itself."""
+    for trajectory in (each for tree in grown for each in tree.trajectories()):
+        tokens = torch.from_numpy(np.concatenate([n.tokens for n in trajectory]).astype(np.int64))
+        with torch.inference_mode():
+            logits = talkative.model(tokens[None]).logits[0, :-1]
+        afresh = torch.log_softmax(logits, -1).gather(-1, tokens[1:, None])[:, 0].numpy()
+        sampled = np.concatenate([np.full(len(n.tokens), n.kind == TURN) for n in trajectory])
+        ours = np.concatenate([n.logprobs for n in trajectory])
+        np.testing.assert_allclose(ours, afresh[sampled[1:]], atol=1e-4)
+
+
+def test_trees_that_branch_come_back_as_they_were_saved(grown, tmp_path):
+    save_trees(grown, tmp_path)
+    assert [whole(tree) for tree in load_trees(tmp_path)] == [whole(tree) for tree in grown]
+
+
+def test_in_turn_branches_of_the_real_engine_share_a_part(talkative):
+    trees = real_trees(talkative, "marks", "quantile")
+    assert sum(node.outcome == PART for tree in trees for node in tree.nodes) >= 3
 
 
 def test_a_response_that_reaches_over_the_policys_context_raises(talkative):

@@ -12,6 +12,7 @@ from tasks.dialogue import OUTCOMES
 from tasks.ledger import Step
 from tasks.reward import TABLE
 from tasks.trajectory import (
+    PART,
     PROMPT,
     RESULT,
     TURN,
@@ -177,6 +178,38 @@ def test_shared_nodes_say_which_leaves_share_them(tree):
     assert [part.attributes["parent"] for part in (first, call, second)] == [0, 1, 2]
     alone = traced(tree, 2).spans[1]
     assert (alone.attributes["node"], alone.attributes["shared"]) == (5, False)
+
+
+def test_a_turn_inside_which_trajectories_part_is_one_span():
+    """A part of three tokens is shared by a call of five more and by another leaf of seven."""
+    tree = Tree(
+        QUESTION,
+        [
+            prompt(QUESTION),
+            turn(0, PART, CALL[:9], 3),
+            turn(1, "call", CALL[9:], 5),
+            result(2, "ok", "<result>42</result>", 4),
+            turn(3, "answer", RIGHT, 6),
+            turn(1, "cut", "hm, hm", 7),
+            turn(0, "cut", "hm", 2),
+        ],
+        leaves=[4, 5, 6],
+    )
+    whole, first, call, second = traced(tree).spans
+    assert (whole.attributes["path"], whole.end) == ([0, 1, 2, 3, 4], 28)
+    assert [(part.name, part.start, part.end) for part in (first, call, second)] == [
+        ("turn 1", 10, 18),
+        ("python", 18, 22),
+        ("turn 2", 22, 28),
+    ]
+    assert first.outputs["choices"][0]["message"]["content"] == CALL
+    assert call.inputs == {"call": "print(6*7)"}
+    own = first.attributes
+    assert (own["node"], own["parent"], own["tokens"], own["tokens_read"]) == (2, 0, 8, 10)
+    assert (own["leaves"], own["shared"], own["shared_tokens"]) == ([0], False, 3)
+    (other,) = traced(tree, 1).spans[1:]
+    assert (other.name, other.start, other.end, other.outcome) == ("turn 1", 10, 20, "cut")
+    assert other.attributes["shared_tokens"] == 3
 
 
 def test_only_what_ended_as_it_should_is_sound(tree):

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from tasks import statistics
-from tasks.statistics import bootstrap_interval, entropy_profile, tree_metrics
-from tasks.trajectory import PROMPT, RESULT, TURN, Decision, Node, Question, Tree
+from tasks.statistics import bootstrap_interval, entropy_profile, together, tree_metrics
+from tasks.trajectory import PART, PROMPT, RESULT, TURN, Decision, Node, Question, Tree
 
 NONE = np.zeros(0, np.float32)
 QUESTION = Question("q", "story", "How many?", ("3",))
@@ -31,7 +31,7 @@ def small_tree():
         node(4, RESULT, tokens=2, outcome="error"),
         node(5, TURN, [0.4], "cut"),
     ]
-    decision = Decision(2, 0, 0.2, 0.7, 0.6, 1)
+    decision = Decision("entropy", 2, 0, 9, 0.2, 0.7, 0.5, 0.6, True, 1)
     return Tree(QUESTION, nodes, [3, 6], [decision])
 
 
@@ -112,6 +112,91 @@ def test_a_turn_that_leaves_share_counts_once():
     assert entropy_profile([tree]) == alone
     twice = tree_metrics([tree], window=2)
     assert (twice["tool_calls"], twice["sampled_tokens"], twice["leaves"]) == (2, 7, 4)
+
+
+def split_tree():
+    """Turns in parts: two calls share .1, their results have two turns that share .5 .6.
+
+    prompt -> [.1] -> [.3] call -> result -> [.5 .6] -> [.7] answer
+                                                     -> [.8] answer
+                   -> [.9] call -> result -> [.4] answer
+    """
+    nodes = [
+        node(-1, PROMPT, tokens=4),
+        node(0, TURN, [0.1], PART),
+        node(1, TURN, [0.3], "call"),
+        node(1, TURN, [0.9], "call"),
+        node(2, RESULT, tokens=3, outcome="ok"),
+        node(3, RESULT, tokens=2, outcome="ok"),
+        node(4, TURN, [0.5, 0.6], PART),
+        node(6, TURN, [0.7], "answer"),
+        node(6, TURN, [0.8], "answer"),
+        node(5, TURN, [0.4], "answer"),
+    ]
+    return Tree(QUESTION, nodes, [7, 8, 9])
+
+
+def test_turns_in_parts_count_by_what_they_are_and_shared_tokens_once():
+    metrics = tree_metrics([split_tree()], window=3)
+    expected = {
+        "leaves": 3,
+        "tool_calls": 2,
+        "tool_calls_a_leaf": 1,
+        "sampled_tokens": 8,
+        "response_tokens": (8 + 8 + 5) / 3,
+        "answer_rate": 1,
+        "entropy": (0.1 + 0.3 + 0.9 + 0.5 + 0.6 + 0.7 + 0.8 + 0.4) / 8,
+        "entropy_before_result": ((0.1 + 0.3) / 2 + (0.1 + 0.9) / 2) / 2,
+        "entropy_after_result": ((0.5 + 0.6 + 0.7) / 3 + (0.5 + 0.6 + 0.8) / 3 + 0.4) / 3,
+    }
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected, abs=1e-6)
+
+
+def test_turns_that_part_behind_the_window_count_once():
+    metrics = tree_metrics([split_tree()], window=2)
+    assert metrics["entropy_after_result"] == pytest.approx((0.55 + 0.4) / 2, abs=1e-6)
+
+
+def test_the_profile_sees_each_token_of_a_turn_in_parts_once_and_in_its_place():
+    around = {-2: [0.1, 0.1], -1: [0.3, 0.9], 1: [0.5, 0.4], 2: [0.6], 3: [0.7, 0.8]}
+    profile = entropy_profile([split_tree()])
+    assert [point["position"] for point in profile] == list(around)
+    means = [np.mean(values) for values in around.values()]
+    assert [point["mean"] for point in profile] == pytest.approx(means, abs=1e-6)
+
+
+def test_the_profile_is_cut_inside_a_part():
+    reach = statistics.PROFILE_AFTER
+    nodes = [
+        node(-1, PROMPT, tokens=1),
+        node(0, TURN, [0.1], "call"),
+        node(1, RESULT, tokens=1, outcome="ok"),
+        node(2, TURN, np.full(reach - 2, 0.2), PART),
+        node(3, TURN, np.full(9, 0.3), "answer"),
+    ]
+    profile = entropy_profile([Tree(QUESTION, nodes, [4])])
+    assert [point["position"] for point in profile] == [-1, *range(1, reach + 1)]
+    assert [point["mean"] for point in profile[-3:]] == pytest.approx([0.2, 0.3, 0.3], abs=1e-6)
+
+
+# ---------------------------------------------------------------- several batches
+
+
+def test_one_batch_is_its_own_metrics():
+    metrics = tree_metrics([small_tree()], window=2)
+    assert together([metrics]) == metrics
+
+
+def test_of_several_batches_counts_add_up_and_the_rest_are_means():
+    batches = [tree_metrics([tree], window=2) for tree in (small_tree(), straight_tree())]
+    found = together(batches)
+    assert list(found) == list(batches[0])
+    assert (found["leaves"], found["branches"], found["tool_calls"]) == (3, 1, 2)
+    assert (found["tool_errors"], found["sampled_tokens"]) == (1, 9)
+    assert found["answer_rate"] == pytest.approx((0.5 + 1) / 2)
+    assert found["response_tokens"] == pytest.approx((8.5 + 2) / 2)
+    counts = {name for name in found if found[name] == sum(b[name] for b in batches) != 0}
+    assert set(statistics.COUNTS) <= counts
 
 
 # ---------------------------------------------------------------- intervals

@@ -1,5 +1,7 @@
 """Trees and their tables."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,6 +10,9 @@ from hypothesis.extra import numpy as arrays
 
 from tasks import trajectory
 from tasks.trajectory import (
+    AFTER_RESULT,
+    AT_MARK,
+    PART,
     PROMPT,
     RESULT,
     TURN,
@@ -16,6 +21,8 @@ from tasks.trajectory import (
     Node,
     Question,
     Tree,
+    common_prefix,
+    join,
     load_questions,
     load_trees,
     read_rows,
@@ -23,6 +30,7 @@ from tasks.trajectory import (
     sampled,
     save_questions,
     save_trees,
+    split,
     write_table,
 )
 
@@ -57,6 +65,102 @@ def test_trajectories_come_in_leaf_order_and_share_nodes():
     assert [response(second), response(first)] == ["call result second", "call result first"]
     assert [n.text for n in sampled(first)] == ["call ", "first"]
     assert all(a is b for a, b in zip(first[:3], second[:3], strict=True))
+
+
+# ---- turns in parts
+
+
+def turn_of(text: str, outcome: str = "answer", parent: int = 0) -> Node:
+    """A turn that is written in bytes: a token is a byte."""
+    tokens = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+    logprobs = -np.arange(len(tokens), dtype=np.float32)
+    return Node(parent, TURN, outcome, text, tokens, logprobs, -logprobs / 100)
+
+
+def decode(tokens) -> str:
+    return bytes(tokens.tolist()).decode(errors="replace")
+
+
+def same(ours: Node, theirs: Node) -> bool:
+    return all(np.array_equal(value, getattr(theirs, name)) for name, value in vars(ours).items())
+
+
+@given(st.data(), st.text("aé€😀 \N{REPLACEMENT CHARACTER}", min_size=1, max_size=12))
+def test_the_parts_of_a_turn_add_up_to_it_also_where_characters_are_cut(data, text):
+    whole = turn_of(text)
+    cut = st.integers(1, len(whole.tokens))
+    cuts = sorted(data.draw(st.sets(cut, max_size=4)) - {len(whole.tokens)})
+    nodes, last = split([TREE.nodes[0], whole], {1: cuts}, decode)
+    parts = nodes[1:]
+    assert (len(parts), last) == (len(cuts) + 1, [0, len(cuts) + 1])
+    assert [len(part.tokens) for part in parts] == np.diff([0, *cuts, len(whole.tokens)]).tolist()
+    assert [part.parent for part in parts] == list(range(len(parts)))
+    assert [part.outcome for part in parts] == [PART] * len(cuts) + ["answer"]
+    assert same(join(parts), whole)
+
+
+def test_a_character_in_bytes_belongs_to_the_part_that_ends_it():
+    nodes, _ = split([TREE.nodes[0], turn_of("né!")], {1: [2]}, decode)
+    assert [part.text for part in nodes[1:]] == ["n", "é!"]
+
+
+def test_bytes_that_never_became_a_character_stay_with_the_later_part():
+    """Another trajectory may complete the character that the shared bytes begin."""
+    broken = bytes([ord("n"), 0xC3, ord("!")])
+    whole = turn_of("n\N{REPLACEMENT CHARACTER}!")
+    tokens = np.frombuffer(broken, np.uint8).astype(np.int32)
+    nodes, _ = split([TREE.nodes[0], replace(whole, tokens=tokens)], {1: [2]}, decode)
+    assert [part.text for part in nodes[1:]] == ["n", "\N{REPLACEMENT CHARACTER}!"]
+
+
+def test_only_what_is_cut_is_split_and_children_stay_behind_their_parents():
+    tree = [
+        node(-1, PROMPT, "prompt"),
+        turn_of("abc", "call"),
+        turn_of("xyz"),
+        node(1, RESULT, "result"),
+        turn_of("end", parent=3),
+    ]
+    nodes, last = split(tree, {2: [1], 1: [1, 2]}, decode)
+    assert last == [0, 3, 5, 6, 7]
+    assert [n.text for n in nodes] == ["prompt", "a", "b", "c", "x", "yz", "result", "end"]
+    assert [n.parent for n in nodes] == [-1, 0, 1, 2, 0, 4, 3, 6]
+    assert nodes[6] is not tree[3]
+    assert same(nodes[0], tree[0])
+
+
+def test_trajectories_have_whole_turns_whatever_the_parts():
+    """prompt - ab(c - result - d | x)"""
+    tree = Tree(
+        TREE.question,
+        [
+            node(-1, PROMPT, "prompt"),
+            turn_of("a", PART, 0),
+            turn_of("b", PART, 1),
+            turn_of("c", "call", 2),
+            node(3, RESULT, "result"),
+            turn_of("d", "answer", 4),
+            turn_of("x", "cut", 2),
+        ],
+        leaves=[5, 6],
+    )
+    assert [tree.path(leaf) for leaf in tree.leaves] == [[0, 1, 2, 3, 4, 5], [0, 1, 2, 6]]
+    assert tree.steps(5) == [[0], [1, 2, 3], [4], [5]]
+    first, second = tree.trajectories()
+    assert [n.text for n in first] == ["prompt", "abc", "result", "d"]
+    assert [(n.text, n.outcome) for n in second[1:]] == [("abx", "cut")]
+    assert decode(first[1].tokens) == "abc"
+    assert len(first[1].logprobs) == len(first[1].entropies) == 3
+    assert (first[1].outcome, first[1].parent) == ("call", 0)
+    assert response(second) == "abx"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "length"),
+    [("", "a", 0), ("ab", "abc", 2), ("abc", "axc", 1), ("b", "a", 0)],
+)
+def test_texts_begin_alike_up_to_their_first_difference(first, second, length):
+    assert common_prefix(first, second) == common_prefix(second, first) == length
 
 
 # ---- tables
@@ -98,11 +202,15 @@ def trees(draw, question: Question):
     tree.leaves = draw(st.lists(some, max_size=4))
     decision = st.builds(
         Decision,
+        kind=st.sampled_from([AFTER_RESULT, AT_MARK]),
         node=some,
         path=some,
+        position=some,
         initial_entropy=number,
         entropy=number,
-        probability=number,
+        rise=number,
+        probability=st.none() | number,
+        wanted=st.booleans(),
         added=some,
     )
     tree.decisions = draw(st.lists(decision, max_size=3))

@@ -5,12 +5,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModel, AutoModelForCausalLM
 
-from params.schema import Machine, Update
-from tasks import algorithm, checkpoint, ledger
+from params.schema import Kl, Machine, Update, load_rows
+from tasks import checkpoint, learner, ledger
 from tasks.advantage import TABLE
 from tasks.ledger import Step
+from tasks.packing import uncredited
 from tasks.policy import use_machine
 from tasks.statistics import tree_metrics
 from tasks.trajectory import (
@@ -36,8 +37,15 @@ SETTINGS = Update(
     epochs=1,
     mini_batches=1,
     micro_batch_tokens=64,
+    critic_learning_rate=1e-2,
 )
-ARPO = algorithm.read_row("arpo")
+ROWS = load_rows()
+ARPO, PPO = ROWS["arpo"], ROWS["ppo"]
+WITHOUT_KL = PPO.model_copy(update={"kl": None})
+SHARED = WITHOUT_KL.model_copy(
+    update={"critic": PPO.critic and PPO.critic.model_copy(update={"backbone": "shared"})}
+)
+LEAVES = {("q0", 0): 4 + 3, ("q0", 1): 4 + 5, ("q1", 0): 6}  # sampled tokens
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +62,7 @@ def initial(policy, tokenizer, tmp_path_factory):
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     checkpoint._resident.clear()
+    checkpoint._references.clear()
     return tmp_path
 
 
@@ -70,8 +79,8 @@ def node(random, parent, kind, count):
     )
 
 
-def batch(seed=0, advantages=(1.0, -0.5, 0.25)):
-    """Two trees, one of them with a shared beginning; an advantage a leaf. Both as artifacts."""
+def two_trees(seed=0):
+    """Two trees, one of them with a shared beginning."""
     random = np.random.default_rng(seed)
     branched = Tree(
         Question("q0", "story", "", ("1",)),
@@ -89,26 +98,53 @@ def batch(seed=0, advantages=(1.0, -0.5, 0.25)):
         [node(random, -1, PROMPT, 4), node(random, 0, TURN, 6)],
         [1],
     )
-    save_trees([branched, straight], Path(f"trees{seed}"))
-    leaves = [("q0", 0), ("q0", 1), ("q1", 0)]
-    rows = [
-        {"question": question, "leaf": leaf, "advantage": advantage}
-        for (question, leaf), advantage in zip(leaves, advantages, strict=True)
+    return [branched, straight]
+
+
+def credit(advantages=(1.0, -0.5, 0.25), values=False, dropped=()):
+    """Rows of the table of advantages; those of the questions ``dropped`` are not kept."""
+    return [
+        {
+            "question": question,
+            "leaf": leaf,
+            "kept": True,
+            "advantage": advantage,
+            "advantages": [advantage] * length,
+            "segments": [0] * length,
+            "returns": [advantage] * length if values else None,
+            "values": [0.0] * length if values else None,
+        }
+        if question not in dropped
+        else {"question": question, "leaf": leaf, "kept": False, "advantage": 0.0}
+        for ((question, leaf), length), advantage in zip(LEAVES.items(), advantages, strict=True)
     ]
-    write_table(pa.Table.from_pylist(rows[::-1], schema=TABLE), Path(f"advantages{seed}.parquet"))
+
+
+def artifacts(trees, rows, name):
+    """Trees in a batch each and the rows of their leaves, as the ledger would hand them over."""
+    for i, tree in enumerate(trees):
+        save_trees([tree], Path(f"trees-{name}-{i}"))
+    write_table(pa.Table.from_pylist(rows, schema=TABLE), Path(f"advantages-{name}.parquet"))
     return {
-        "trees": ledger.artifact(Path(f"trees{seed}")),
-        "advantages": ledger.artifact(Path(f"advantages{seed}.parquet")),
+        "trees": [ledger.artifact(Path(f"trees-{name}-{i}")) for i in range(len(trees))],
+        "advantages": ledger.artifact(Path(f"advantages-{name}.parquet")),
     }
+
+
+def batch(seed=0, advantages=(1.0, -0.5, 0.25), **credit_of):
+    return artifacts(two_trees(seed), credit(advantages, **credit_of), str(seed))
 
 
 def arguments(policy, iteration=0, run_seed=7, data=None, **changes):
     return {
         "step": Step("toy", "reinforce", iteration, run_seed),
         "policy": policy,
+        "critic": None,
+        "reference": None,
         "row": ARPO,
         "settings": SETTINGS,
         "temperature": 1.0,
+        "response_tokens": 20,
         "machine": MACHINE,
         **(data or batch()),
         **changes,
@@ -127,14 +163,15 @@ def test_an_update_makes_a_policy_that_others_can_load(initial):
         for path in (initial, ledger.of(made, "policy").path)
     )
     assert not torch.equal(before.lm_head.weight, after.lm_head.weight)
-    assert made["metrics"]["trained_tokens"] == (4 + 3) + (4 + 5) + 6, "shared tokens once a leaf"
+    assert made["metrics"]["trained_tokens"] == 4 + 3 + 5 + 6, "a shared token once"
+    assert made["metrics"]["trained_views"] == sum(LEAVES.values()), "and seen by each leaf"
     assert made["metrics"]["gradient_norm"] > 0
     assert set(made["seconds"]) == {"update", "checkpoint"}
 
 
 def test_an_update_measures_under_names_of_its_own(initial):
     # the metrics of an iteration's verbs become one row of the learning curve
-    rollout = tree_metrics(load_trees(Path(batch()["trees"].path)), window=20)
+    rollout = tree_metrics(load_trees(Path(batch()["trees"][0].path)), window=20)
     assert set(run(ledger.artifact(initial))["metrics"]) & set(rollout) == set()
 
 
@@ -180,8 +217,11 @@ def test_what_is_finished_is_read_back(initial):
     "change",
     [
         {"settings": SETTINGS.model_copy(update={"learning_rate": 2e-2})},
-        {"row": algorithm.Row(**{**ARPO.model_dump(), "averaging": "token_mean"})},
+        {"row": ARPO.model_copy(update={"averaging": "token_mean"})},
         {"temperature": 0.5},
+        {"response_tokens": 21},
+        {"critic": ledger.Artifact("critic", "1")},
+        {"reference": ledger.Artifact("reference", "1")},
         {"iteration": 1},
     ],
     ids=lambda change: next(iter(change)),
@@ -224,3 +264,175 @@ def test_a_pruned_policy_that_is_needed_again_can_be_made_again(initial):
     ledger.revive(last.folder)
     assert ledger.of(run(ledger.artifact(initial)), "policy") == policy
     run(policy, iteration=1, data=batch(seed=1))
+
+
+# ---------------------------------------------------------------- rows of the table of advantages
+
+
+def test_rows_belong_to_their_leaves_whatever_their_order(initial):
+    policy = ledger.artifact(initial)
+    digests = set()
+    for name, rows in (("forth", credit()), ("back", credit()[::-1])):
+        checkpoint._resident.clear()
+        made = run(policy, data=artifacts(two_trees(), rows, name))
+        digests.add(ledger.of(made, "policy").digest)
+    assert len(digests) == 1
+
+
+def test_what_the_group_filter_has_dropped_is_not_there_for_the_update(initial):
+    policy = ledger.artifact(initial)
+    made = run(policy, data=batch(dropped=("q1",)))
+    checkpoint._resident.clear()
+    alone = run(policy, data=artifacts(two_trees()[:1], credit()[:2], "alone"))
+    assert ledger.of(made, "policy").digest == ledger.of(alone, "policy").digest
+    assert made["metrics"] == alone["metrics"]
+    assert made["metrics"]["trained_tokens"] == 4 + 3 + 5
+
+
+@pytest.mark.parametrize("updates", [{}, {"epochs": 2, "mini_batches": 2}], ids=["one", "four"])
+def test_an_update_without_any_kept_group_leaves_the_policy_as_it_is(initial, updates):
+    made = run(
+        ledger.artifact(initial),
+        settings=SETTINGS.model_copy(update=updates),
+        data=batch(dropped=("q0", "q1")),
+    )
+    before, after = (
+        AutoModelForCausalLM.from_pretrained(path).state_dict()
+        for path in (initial, ledger.of(made, "policy").path)
+    )
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert made["metrics"]["trained_tokens"] == 0
+    assert np.isfinite(list(made["metrics"].values())).all()
+
+
+def test_segments_of_the_table_are_the_units_of_the_ratio(initial):
+    """Off policy, where units of another size have another ratio."""
+    settings = SETTINGS.model_copy(update={"mini_batches": 1, "epochs": 2})
+    row = ROWS["gagpo"].model_copy(update={"kl": None})
+    digests = set()
+    for name, halves in (("whole", False), ("halves", True)):
+        rows = credit()
+        for entry in rows if halves else []:
+            length = len(entry["advantages"])
+            entry["segments"] = [int(i >= length // 2) for i in range(length)]
+        checkpoint._resident.clear()
+        data = artifacts(two_trees(), rows, name)
+        made = run(ledger.artifact(initial), row=row, settings=settings, data=data)
+        digests.add(ledger.of(made, "policy").digest)
+    assert len(digests) == 2
+
+
+# ---------------------------------------------------------------- reference
+
+
+def with_kl(place, coefficient=10.0):
+    estimator = "k3" if place == "loss" else "k1"
+    kl = Kl(place=place, estimator=estimator, coefficient=coefficient)
+    return ARPO.model_copy(update={"kl": kl})
+
+
+def test_a_kl_term_is_measured_against_the_reference(initial):
+    """Two policies that differ by an update: the k3 mean over leaf views, by the model's own."""
+    cold_start = ledger.artifact(initial)
+    policy = ledger.of(run(cold_start), "policy")
+    data = batch(seed=1, advantages=(0.0, 0.0, 0.0))
+    made = run(policy, iteration=1, data=data, row=with_kl("loss"), reference=cold_start)
+    differences = []
+    for tree in two_trees(1):
+        both = [
+            learner.node_logprobs(
+                checkpoint.load_policy(path, MACHINE), [uncredited(tree)], 1.0, SETTINGS, MACHINE
+            )[0]
+            for path in (initial, policy.path)
+        ]
+        for leaf in tree.leaves:
+            of_reference, own = (
+                np.concatenate([found[n] for n in tree.path(leaf)]) for found in both
+            )
+            differences.append(of_reference - own)
+    d = np.concatenate(differences)
+    assert len(d) == sum(LEAVES.values()) == made["metrics"]["trained_views"]
+    expected = np.mean(np.exp(d) - d - 1)
+    assert expected > 1e-3, "they have parted"
+    assert made["metrics"]["kl_reference"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_kl_term_has_no_gradient_where_the_policy_is_its_reference(initial):
+    cold_start = ledger.artifact(initial)
+    data = batch(advantages=(0.0, 0.0, 0.0))
+    made = run(cold_start, data=data, row=with_kl("loss"), reference=cold_start)
+    assert made["metrics"]["gradient_norm"] == pytest.approx(0, abs=1e-5)
+    assert made["metrics"]["kl_reference"] == pytest.approx(0, abs=1e-8)
+    assert made["metrics"]["trained_tokens"] == 18, "zero advantages skip nothing here"
+
+
+def test_without_a_term_that_needs_them_leaves_of_no_advantage_skip_the_model(initial):
+    made = run(ledger.artifact(initial), data=batch(advantages=(0.0, 0.0, 0.25)))
+    assert made["metrics"]["trained_tokens"] == 6
+
+
+def test_a_kl_term_without_a_reference_is_refused(initial):
+    with pytest.raises(ValueError, match="no reference_logprobs"):
+        run(ledger.artifact(initial), row=with_kl("loss"))
+
+
+# ---------------------------------------------------------------- critic
+
+
+def values_of(folder):
+    """The values of a saved checkpoint for the batch, by the verb's own way in."""
+    checkpoint._resident.clear()
+    learning = checkpoint.resident(Path(folder), MACHINE)
+    checkpoint.prepare_critic(learning, PPO.critic, MACHINE)
+    trees = [uncredited(tree) for tree in two_trees()]
+    found = learner.node_values(learning, trees, SETTINGS, MACHINE)
+    return np.concatenate([node for tree in found for node in tree])
+
+
+def test_a_critic_of_its_own_is_an_artifact_and_learns_its_returns(initial):
+    made = run(ledger.artifact(initial), row=WITHOUT_KL, data=batch(values=True))
+    assert set(made["artifacts"]) == {"policy", "optimizer", "critic"}
+    critic = Path(ledger.of(made, "critic").path)
+    AutoModel.from_pretrained(critic)
+    assert (critic / "head.safetensors").is_file()
+    assert np.abs(values_of(ledger.of(made, "policy").path)).max() > 1e-3, "a new one says 0"
+    assert made["metrics"]["value_error"] == pytest.approx(
+        (7 * 1.0**2 + 9 * 0.5**2 + 6 * 0.25**2) / 22
+    )
+
+
+def test_a_critic_on_the_policys_backbone_has_a_head_alone(initial):
+    made = run(ledger.artifact(initial), row=SHARED, data=batch(values=True))
+    critic = Path(ledger.of(made, "critic").path)
+    assert [path.name for path in critic.iterdir()] == ["head.safetensors"]
+    assert made["metrics"]["value_loss"] == pytest.approx(0.5 * made["metrics"]["value_error"])
+
+
+@pytest.mark.parametrize("row", [WITHOUT_KL, SHARED], ids=["own", "shared"])
+def test_with_a_critic_too_memory_and_disk_give_the_same_bytes(initial, row):
+    digests = []
+    for name, forget in (("memory", False), ("disk", True)):
+        first = run(ledger.artifact(initial), row=row, data=batch(values=True), run_seed=5)
+        if forget:
+            checkpoint._resident.clear()
+        second = update.fn(
+            **arguments(
+                ledger.of(first, "policy"),
+                iteration=1,
+                row=row,
+                critic=ledger.of(first, "critic"),
+                data=batch(seed=1, values=True),
+                run_seed=5,
+            )
+            | {"step": Step(name, "reinforce", 1, 5)}
+        )
+        digests.append({made: entry["digest"] for made, entry in second["artifacts"].items()})
+    assert digests[0] == digests[1]
+
+
+def test_a_row_without_a_critic_keeps_none_of_another_rows_critic(initial):
+    """A comparison starts every row from the same cold start, which may still be in memory."""
+    learning = checkpoint.resident(initial, MACHINE)
+    checkpoint.prepare_critic(learning, PPO.critic, MACHINE)
+    made = run(ledger.artifact(initial))
+    assert set(made["artifacts"]) == {"policy", "optimizer"}

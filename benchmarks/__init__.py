@@ -1,0 +1,1 @@
+"""Speed against a peer, measured in one run."""

@@ -1,0 +1,247 @@
+"""Memory of one update by sampled tokens, at a small and at a large vocabulary.
+
+    python -m benchmarks.memory
+
+Each measurement is a process of its own: the highest resident memory while the update runs, less
+what was resident before it (weights, gradients, optimizer state, libraries). Beside the learner's
+log-probabilities in parts stands the plain form, which keeps a log-softmax over the whole
+vocabulary. Writes benchmarks/memory.json and docs/memory_by_vocabulary.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from params.schema import Machine, Update, load_rows
+from tasks import checkpoint, figures, learner
+from tasks.algorithm import assemble
+from tasks.packing import Credit, Credited
+from tasks.policy import use_machine
+from tasks.trajectory import PROMPT, TURN, Node, Question, Tree
+
+ROOT = Path(__file__).parents[1]
+FILE = Path(__file__).with_name("memory.json")
+FIGURE = ROOT / "docs" / "memory_by_vocabulary.png"
+
+VOCABULARIES = (2_048, 151_936)  # of the tiny policy's order, and Qwen2.5's
+TOKENS = (512, 2_048, 8_192)  # sampled tokens of the one forward pass
+HIDDEN, LAYERS, LEAVES = 64, 2, 16
+PLAIN_COPIES = 4  # of all logits at the peak of the plain form
+LIMIT = 5 * 2**30  # bytes: a plain form that needs more is not run
+PARTS, PLAIN = "in parts", "plain"
+
+
+# ---------------------------------------------------------------- one measurement
+
+
+def plain_logprobs(
+    model: Any, states_PH: Tensor, targets_P: Tensor, temperature: float, entropy: bool = False
+) -> tuple[Tensor, None]:
+    """What ``learner.token_logprobs`` does, with a log-softmax over all logits at once."""
+    logits = model.get_output_embeddings()(states_PH).float() / temperature
+    return torch.log_softmax(logits, -1).gather(-1, targets_P[:, None])[:, 0], None
+
+
+FORMS: dict[str, Callable[..., Any]] = {PARTS: learner.token_logprobs, PLAIN: plain_logprobs}
+
+
+def small_learner(vocabulary: int, settings: Update) -> checkpoint.Learner:
+    """A policy with random weights and its optimizer."""
+    config = Qwen2Config(
+        vocab_size=vocabulary,
+        hidden_size=HIDDEN,
+        intermediate_size=4 * HIDDEN,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=max(TOKENS),
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    learning = checkpoint.Learner(Path("memory"), Qwen2ForCausalLM(config), None)
+    checkpoint.prepare_optimizer(learning, settings)
+    return learning
+
+
+def tree_of(vocabulary: int, tokens: int, leaves: int) -> Credited:
+    """A short prompt and ``leaves`` turns, ``tokens`` sampled tokens in all, credited at random."""
+    random = np.random.default_rng(0)
+    nothing = np.zeros(0, np.float32)
+    prompt = random.integers(0, vocabulary, 16).astype(np.int32)
+    nodes = [Node(-1, PROMPT, "", "", prompt, nothing, nothing)]
+    length = tokens // leaves
+    for _ in range(leaves):
+        drawn = random.integers(0, vocabulary, length).astype(np.int32)
+        blank = np.zeros(length, np.float32)
+        nodes.append(Node(0, TURN, "", "", drawn, blank, blank))
+    tree = Tree(Question("q", "k", "t", ("1",)), nodes, list(range(1, leaves + 1)))
+    signs = np.where(np.arange(leaves) % 2, -1.0, 1.0).astype(np.float32)
+    credits = [Credit(np.full(length, sign), np.zeros(length, np.int64)) for sign in signs]
+    return Credited(tree, credits)
+
+
+def measure(form: str, vocabulary: int, tokens: int) -> int:
+    """Bytes that one update takes beyond weights, gradients, optimizer state and libraries."""
+    machine = Machine(threads=1, device="cpu", precision="float32")
+    use_machine(machine)
+    loss = assemble(load_rows()["grpo"], tokens).loss
+    settings = Update(
+        learning_rate=1e-4,
+        warmup_updates=0,
+        weight_decay=0.0,
+        adam_betas=(0.9, 0.99),
+        gradient_clip=1.0,
+        epochs=1,
+        mini_batches=1,
+        micro_batch_tokens=2 * tokens + 1024,
+        critic_learning_rate=1e-4,
+    )
+    learning = small_learner(vocabulary, settings)
+    learner.token_logprobs = FORMS[form]
+
+    def update(tree: Credited) -> None:
+        learner.update(learning, [tree], loss, settings, 1.0, machine, 0)
+
+    update(tree_of(vocabulary, 2, 2))  # gradients and optimizer state are there from now on
+    tree = tree_of(vocabulary, tokens, LEAVES)
+    before = _resident()
+    update(tree)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+
+
+def _resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+# ---------------------------------------------------------------- all of them
+
+
+def measure_apart(form: str, vocabulary: int, tokens: int) -> int:
+    """``measure`` in a fresh process, whose allocator gives memory back as soon as it is free."""
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "MALLOC_MMAP_THRESHOLD_": "1000000",
+        "MALLOC_TRIM_THRESHOLD_": "1000000",
+    }
+    command = [sys.executable, "-m", "benchmarks.memory", "--measure", form]
+    ran = subprocess.run(
+        [*command, str(vocabulary), str(tokens)],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return int(ran.stdout)
+
+
+def cases(vocabularies: Sequence[int], tokens: Sequence[int]) -> list[tuple[str, int, int]]:
+    """Form, vocabulary and tokens of every measurement that stays below ``LIMIT``."""
+    return [
+        (form, vocabulary, count)
+        for vocabulary in vocabularies
+        for form in FORMS
+        for count in tokens
+        if form == PARTS or PLAIN_COPIES * 4 * vocabulary * count <= LIMIT
+    ]
+
+
+def row(form: str, vocabulary: int, tokens: int) -> dict[str, Any]:
+    """One line of the table."""
+    return {
+        "form": form,
+        "vocabulary": vocabulary,
+        "tokens": tokens,
+        "logits_mib": round(4 * vocabulary * tokens / 2**20, 1),
+        "peak_mib": round(measure_apart(form, vocabulary, tokens) / 2**20, 1),
+    }
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """The rows in Markdown."""
+    lines = [
+        "| log-probabilities | vocabulary | sampled tokens | all logits (MiB) | update (MiB) |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {row['form']} | {row['vocabulary']:,} | {row['tokens']:,} "
+        f"| {row['logits_mib']:,.0f} | {row['peak_mib']:,.0f} |"
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def draw(rows: Sequence[dict[str, Any]]) -> Any:
+    """Memory by sampled tokens, a line for each form and vocabulary."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.5, 4.2), dpi=figures.DOTS_PER_INCH, layout="constrained")
+    axes = figure.subplots()
+    vocabularies = sorted({row["vocabulary"] for row in rows})
+    colors = dict(zip(vocabularies, (figures.BLUE, figures.VERMILION), strict=False))
+    for vocabulary in vocabularies:
+        for form, style in ((PARTS, "o-"), (PLAIN, "s--")):
+            own = [row for row in rows if (row["form"], row["vocabulary"]) == (form, vocabulary)]
+            axes.plot(
+                [row["tokens"] for row in own],
+                [row["peak_mib"] for row in own],
+                style,
+                color=colors[vocabulary],
+                markerfacecolor=colors[vocabulary] if form == PARTS else "white",
+                label=f"vocabulary {vocabulary:,}, {form}",
+            )
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    ticks = sorted({row["tokens"] for row in rows})
+    axes.set_xticks(ticks, [f"{count:,}" for count in ticks])
+    axes.set_xlabel("sampled tokens of a forward pass", color=figures.INK)
+    axes.set_ylabel("memory of the update (MiB)", color=figures.INK)
+    axes.grid(color=figures.PALE, linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=9, labelcolor=figures.INK, edgecolor="none")
+    return figure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--measure", nargs=3, metavar=("FORM", "VOCABULARY", "TOKENS"))
+    arguments = parser.parse_args()
+    if arguments.measure:
+        form, vocabulary, tokens = arguments.measure
+        print(measure(form, int(vocabulary), int(tokens)))
+        return
+    rows = []
+    for case in cases(VOCABULARIES, TOKENS):
+        rows.append(row(*case))
+        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    found = {
+        "hidden": HIDDEN,
+        "layers": LAYERS,
+        "logits_at_once": learner.LOGITS_AT_ONCE,
+        "rows": rows,
+    }
+    temporary = FILE.with_name(f".{FILE.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(found, indent=2) + "\n")
+    temporary.replace(FILE)
+    figures.save(draw(rows), FIGURE)
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

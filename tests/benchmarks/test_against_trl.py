@@ -1,0 +1,307 @@
+"""The benchmark against TRL: both sides do the same work, and figures are what they say."""
+
+import json
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks import against_trl as bench
+from params import schema
+from tasks import dialogue as talk
+from tasks.policy import build_policy
+from tasks.toolbox import open_tools
+from tasks.trajectory import PROMPT, TURN, Node, Question, Tree
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from benchmarks import peer
+
+SIDES = (bench.TRL, bench.BEAMLINE, bench.BRANCHING)
+CASE = bench.Case("small", "tiny", 2, 4, SIDES, bench.PEER_PATHS, (1, 2))
+QUESTIONS = [
+    Question(f"q{number}", "sum", f"What is {number} times 34?", (str(34 * number),))
+    for number in range(8)
+]
+
+
+@pytest.fixture(scope="module")
+def tools():
+    """The recipe's real tool."""
+    with open_tools(bench.load_recipe(CASE.group), Path()) as respond:
+        yield bench.Tools(respond)
+
+
+@pytest.fixture
+def start(tiny, tokenizer):
+    """A policy of random weights, small enough for a step in a fraction of a second."""
+    recipe = bench.load_recipe(CASE.group)
+    short = recipe.dialogue.model_copy(update={"turn_tokens": 12, "response_tokens": 64})
+    return bench.Start(
+        recipe=recipe.model_copy(update={"dialogue": short}),
+        model=lambda: build_policy(tiny, tokenizer, 0),
+        tokenizer=tokenizer,
+        questions=QUESTIONS,
+        draws_rewards=True,
+    )
+
+
+@pytest.fixture
+def row():
+    return schema.load_rows()["grpo"]
+
+
+def rolled_out(start, tools, row):
+    """A learner, trees that it has sampled, and rewards for their leaves."""
+    learning = bench.beamline_learner(start)
+    questions = bench.batch_of(start, CASE, 0)
+    trees = bench.beamline_sample(start, learning, questions, tools, row, 0)
+    return learning, trees, bench.drawn_rewards(CASE, 0)
+
+
+def peers_gradient(trainer, trees, rewards):
+    """The gradient that TRL computes of given trajectories, before it is clipped."""
+    trainer.given = peer.laid_out(trainer, trees, rewards)
+    trainer._step = 0
+    trainer.model.zero_grad()
+    for _ in trainer.given:
+        trainer.training_step(trainer.model, [], None)
+    trainer.given = None
+    return torch.cat([weight.grad.flatten() for weight in trainer.model.parameters()])
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_both_sides_compute_the_same_gradient_of_the_same_trajectories(
+    start, tools, row, micro_batches
+):
+    learning, trees, rewards = rolled_out(start, tools, row)
+    trainer = bench.trl_peer(start, CASE, tools, micro_batches, peer.ROLLOUT_FUNC)
+    theirs = peers_gradient(trainer, trees, rewards)
+    metrics = bench.beamline_update(start, learning, trees, rewards, row)
+    ours = torch.cat([weight.grad.flatten() for weight in learning.model.parameters()])
+    assert torch.cosine_similarity(theirs, ours, dim=0) > 0.9999
+    # TRL divides by the standard deviation plus 1e-4, Beamline by that plus 1e-6
+    assert metrics["gradient_norm"] == pytest.approx(float(theirs.norm()), rel=1e-3)
+
+
+def scripted(tokenizer, turns):
+    """What a policy samples that says ``turns`` in this order, one after each tool result."""
+    results = tokenizer.convert_tokens_to_ids("</result>")
+
+    def generate(prompts, *_, **__):
+        said = [turns[list(prompt).count(results)] for prompt in prompts]
+        return [talk.encode(tokenizer, turn).tolist() for turn in said], None
+
+    return generate
+
+
+@pytest.mark.parametrize("path", bench.PEER_PATHS)
+@pytest.mark.parametrize(
+    "turns",
+    [
+        ["<answer>\\boxed{2}</answer>"],
+        ["<python>print(1+1)</python>", "so<python>print(3)</python>", "<answer>2</answer>"],
+        ["<python>print(9</python>", "<answer>2</answer>"],
+        ["<python>print(1)</python>"] * 4,  # a call more than the recipe allows
+    ],
+)
+def test_trl_writes_the_dialogue_as_beamline_does(start, tools, tokenizer, path, turns):
+    roomy = start.recipe.dialogue.model_copy(update={"response_tokens": 200})
+    start = replace(start, recipe=start.recipe.model_copy(update={"dialogue": roomy}))
+    trainer = bench.trl_peer(start, CASE, tools, 1, path)
+    trainer._generate_single_turn = scripted(trainer.processing_class, turns)
+    trainer.model.train()
+    trainer._generate_and_score_completions(peer.batch(QUESTIONS[:2], CASE.group))
+    prompts, responses, own = trainer.sampled
+    assert prompts[0] == talk.prompt_tokens(tokenizer, roomy, QUESTIONS[0]).tolist()
+    expected, mask = [], []
+    for number, turn in enumerate(turns):
+        said = talk.encode(tokenizer, turn).tolist()
+        expected, mask = expected + said, mask + [1] * len(said)
+        _, call = talk.read_turn(turn, "stop")
+        if call and number < roomy.tool_calls:
+            _, result = talk.result_tokens(tokenizer, tools([call])[0], roomy.result_tokens)
+            expected, mask = expected + result.tolist(), mask + [0] * len(result)
+    assert responses == [expected] * 8
+    assert [list(one) for one in own] == [mask] * 8
+
+
+@pytest.mark.parametrize("path", bench.PEER_PATHS)
+def test_trl_samples_at_most_a_turn_at_a_time_and_stops_at_tags(start, tools, path):
+    trainer = bench.trl_peer(start, CASE, tools, 1, path)
+    tags = [trainer.processing_class.convert_tokens_to_ids(tag) for tag in talk.STOP_STRINGS]
+    assert set(tags) < set(trainer.generation_config.eos_token_id)
+    turns, _ = trainer._generate_single_turn([[5, 6, 7]] * 64, None, {}, 1)
+    ends = {trainer.processing_class.eos_token_id, *tags}
+    assert max(len(turn) for turn in turns) == start.recipe.dialogue.turn_tokens
+    assert all(turn[-1] in ends or len(turn) == 12 for turn in turns)
+    assert not any(token in ends for turn in turns for token in turn[:-1])
+
+
+def test_a_case_gives_ratios_of_equal_work(start, tools, capsys):
+    entry = bench.run_case(start, CASE, 2, tools)
+    bench.add_floors(entry, 1e9)
+    speeds = ("step", "step_without_tools", "sampling", "update", "step_branching")
+    assert all(entry["ratios"][name] > 0 for name in speeds)
+    assert set(entry["tried"]) > {"sampling, tools", "update, 2 micro-batches"}
+    trl, ours = entry[bench.TRL], entry[bench.BEAMLINE]
+    assert entry["ratios"]["step"] == trl["step"]["median"] / ours["step"]["median"]
+    assert ours["unique_tokens"]["median"] < ours["leaf_tokens"]["median"]
+    assert trl["sampled_tokens"]["median"] <= CASE.questions * CASE.group * 64
+    assert trl["floor"] == ours["floor"]
+    assert "small 2/2" in capsys.readouterr().out
+
+
+def test_repetitions_meet_the_same_questions_on_both_sides_and_then_others(start):
+    first, second = (bench.batch_of(start, CASE, number) for number in (0, 1))
+    assert [question.id for question in first] == ["q0", "q1"]
+    assert [question.id for question in second] == ["q2", "q3"]
+    asked = [example["question"] for example in peer.batch(first, 3)]
+    assert asked == ["q0"] * 3 + ["q1"] * 3
+
+
+def test_weights_are_put_back(start, tools, row):
+    learning, trees, rewards = rolled_out(start, tools, row)
+    before = [weight.detach().clone() for weight in learning.model.parameters()]
+    bench.beamline_update(start, learning, trees, rewards, row)
+    changed = [torch.equal(a, b) for a, b in zip(before, learning.model.parameters(), strict=True)]
+    assert not any(changed)
+    bench.restore(before, learning.model)
+    assert all(torch.equal(a, b) for a, b in zip(before, learning.model.parameters(), strict=True))
+
+
+def test_the_clock_of_the_tools_starts_anew_when_it_is_read():
+    clock = bench.Tools(lambda calls: list(calls))
+    clock(["a call"])
+    assert clock.take() > 0
+    assert clock.take() == 0
+
+
+# ---------------------------------------------------------------- the floor
+
+
+def node(parent, kind, length):
+    empty = np.zeros(0, np.float32)
+    return Node(parent, kind, "", "", np.zeros(length, np.int32), empty, empty)
+
+
+def test_the_floor_counts_each_token_of_a_tree_once():
+    nodes = [node(-1, PROMPT, 3), node(0, TURN, 2), node(0, TURN, 1), node(1, "result", 2)]
+    tree = Tree(QUESTIONS[0], nodes, [3, 2])
+    pairs = (1 + 2 + 3) + (4 + 5) + 4 + (6 + 7)
+    assert bench.counts([tree]) == (8, pairs, 3)
+    assert bench.counts([tree, tree]) == (16, 2 * pairs, 6)
+
+
+def test_operations_of_a_forward_pass_are_those_that_torch_counts(tiny, tokenizer):
+    model = build_policy(tiny, tokenizer, 0)
+    model.set_attn_implementation("eager")
+    tokens = torch.arange(20)[None]
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(tokens)
+    everything = bench.forward_operations(model.config, 20, 20 * 20, 20)  # eager sees all pairs
+    assert counter.get_total_flops() == everything
+
+
+def test_a_group_without_spread_needs_no_update(tiny, tokenizer):
+    config = build_policy(tiny, tokenizer, 0).config
+    trees = [
+        Tree(QUESTIONS[0], [node(-1, PROMPT, 3), node(0, TURN, 2), node(0, TURN, 2)], [1, 2])
+        for _ in range(2)
+    ]
+    both = bench.needed_operations(config, trees, [0.0, 1.0, 0.0, 1.0])
+    one = bench.needed_operations(config, trees, [0.0, 1.0, 1.0, 1.0])
+    assert one["floor_update_operations"] == both["floor_update_operations"] / 2
+    assert one["floor_sampling_operations"] == both["floor_sampling_operations"]
+    assert both["floor_update_operations"] == 3 * both["floor_sampling_operations"]
+
+
+def test_the_matrix_rate_is_one_that_a_processor_can_have():
+    assert 1e8 < bench.matrix_rate() < 1e14
+
+
+# ---------------------------------------------------------------- the figures
+
+
+def side(**medians):
+    return {name: {"median": value} for name, value in medians.items()}
+
+
+def test_ratios_are_speeds_of_beamline_over_trl():
+    sides = {
+        bench.TRL: side(
+            step=6.0, step_without_tools=4.0, sampled_tokens_a_second=100.0, sampled_tokens=1000
+        ),
+        bench.BEAMLINE: side(
+            step=2.0,
+            step_without_tools=1.0,
+            sampled_tokens_a_second=250.0,
+            sampled_tokens=990,
+            update=0.5,
+            peers_update=2.0,
+            unique_tokens=1000,
+        ),
+        bench.BRANCHING: side(
+            step=1.5,
+            step_without_tools=1.0,
+            sampled_tokens_a_second=200.0,
+            sampled_tokens=700,
+            update=0.4,
+            peers_update=2.0,
+            unique_tokens=750,
+        ),
+    }
+    found = bench.ratios(sides)
+    assert found["step"] == 3
+    assert found["step_without_tools"] == 4
+    assert found["sampling"] == 2.5
+    assert found["update"] == 4
+    assert found["sampled_tokens"] == 0.99
+    assert found["step_branching"] == 4
+    assert found["update_branching"] == 5
+    assert found["tokens_shared_by_branching"] == 0.25
+    assert found["update_saved_by_branching"] == pytest.approx(0.2)
+    del sides[bench.BRANCHING]
+    assert set(bench.ratios(sides)) == {
+        *("step", "step_without_tools", "sampling", "update", "sampled_tokens")
+    }
+
+
+def test_a_spread_is_median_least_and_greatest():
+    assert bench.spread([3.0, 1.0, 2.0, 10.0]) == {"median": 2.5, "least": 1.0, "greatest": 10.0}
+
+
+def test_the_file_is_written_whole_and_to_four_digits(tmp_path, capsys):
+    file = tmp_path / "found.json"
+    bench.report({"step": 2.345678, "sampling": None, "cases": {}}, file)
+    assert json.loads(file.read_text()) == {"step": 2.346, "sampling": None, "cases": {}}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["found.json"]
+    assert str(file) in capsys.readouterr().out
+
+
+def test_peak_memory_is_this_process_own_and_never_falls():
+    before = bench.resident_mib("VmHWM")
+    block = np.ones(int(64e6 / 8))
+    now = bench.resident_mib("VmRSS")
+    del block
+    assert bench.resident_mib("VmHWM") >= max(before, now) - 1
+    assert now > 60
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--policy", "somewhere"], "--policy and --questions belong together"),
+        (["--repetitions", "0"], "ask for at least one"),
+        (["--cases", "huge"], "tiny-16"),
+    ],
+)
+def test_a_command_line_that_makes_no_sense_is_refused(monkeypatch, capsys, arguments, said):
+    monkeypatch.setattr("sys.argv", ["against_trl", *arguments])
+    with pytest.raises(SystemExit):
+        bench.parse()
+    assert said in capsys.readouterr().err

@@ -1,0 +1,505 @@
+"""Credit of whole batches: what the estimators are handed, and the table that comes out."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from params import schema
+from params.schema import Machine, load_rows
+from tasks import checkpoint, ledger, reward
+from tasks.advantage import TABLE, advantage
+from tasks.ledger import Step
+from tasks.policy import use_machine
+from tasks.trajectory import (
+    PART,
+    PROMPT,
+    RESULT,
+    TURN,
+    Node,
+    Question,
+    Tree,
+    read_rows,
+    save_trees,
+    write_table,
+)
+from tests.trees import lengths, random_tree
+
+MACHINE = Machine(threads=1, device="cpu", precision="float32")
+ROWS = load_rows()
+QUESTIONS = 3  # an iteration
+SETTINGS = schema.load("smoke").reinforce.model_copy(
+    update={
+        "questions": QUESTIONS,
+        "rollout": schema.load("smoke").reinforce.rollout.model_copy(update={"temperature": 0.7}),
+    }
+)
+NOTHING = np.zeros(0, np.float32)
+
+
+@pytest.fixture(scope="module")
+def initial(policy, tokenizer, tmp_path_factory):
+    """The folder of a very small policy."""
+    use_machine(MACHINE)
+    folder = tmp_path_factory.mktemp("policy") / "initial"
+    policy.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cold_start(initial, tmp_path_factory):
+    """The folder of a policy whose log-probabilities differ from the initial one's."""
+    folder = tmp_path_factory.mktemp("reference") / "policy"
+    model = checkpoint.load_policy(initial, MACHINE)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(3.0)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    checkpoint._resident.clear()
+    checkpoint._references.clear()
+
+
+def grown(rewards, seed=0):
+    """A random tree for each list of rewards, with as many leaves."""
+    return [
+        random_tree(seed + i, len(values), name=f"q{i}") for i, values in enumerate(rewards)
+    ]
+
+
+def run(initial, trees, rewards, row, penalties=None, name="batch", **changes):
+    """The verb on the trees, each in a batch of its own; its record and its table's rows."""
+    batches: dict[str, list[ledger.Artifact]] = {"trees": [], "rewards": []}
+    for i, (tree, values) in enumerate(zip(trees, rewards, strict=True)):
+        rows = [
+            {
+                "question": tree.question.id,
+                "leaf": leaf,
+                "reward": value,
+                "length_penalty": penalties[i][leaf] if penalties else 0.0,
+            }
+            for leaf, value in enumerate(values)
+        ]
+        place = Path(f"{name}-{i}")
+        save_trees([tree], place / "trees")
+        write_table(pa.Table.from_pylist(rows, schema=reward.TABLE), place / "rewards.parquet")
+        batches["trees"].append(ledger.artifact(place / "trees"))
+        batches["rewards"].append(ledger.artifact(place / "rewards.parquet"))
+    made = advantage.fn(**arguments(initial, batches, row, **changes))
+    return made, read_rows(Path(ledger.of(made, "advantages").path))
+
+
+def arguments(initial, batches, row, **changes) -> dict[str, Any]:
+    return {
+        "step": Step("toy", "reinforce", 0, 7),
+        "policy": ledger.artifact(initial),
+        "critic": None,
+        "reference": None,
+        **batches,
+        "row": row,
+        "settings": SETTINGS,
+        "response_tokens": 200,
+        "machine": MACHINE,
+        **changes,
+    }
+
+
+def group_relative(rewards):
+    spread = np.std(rewards, ddof=1)
+    return [(value - np.mean(rewards)) / (spread + 1e-6) for value in rewards]
+
+
+# ---------------------------------------------------------------- the table
+
+
+def test_each_leaf_has_a_row_with_a_number_for_each_of_its_sampled_tokens(initial):
+    rewards = [[1.0, 0.0, 0.5, -1.0], [0.0, 1.0, 1.0]]
+    trees = grown(rewards)
+    made, rows = run(initial, trees, rewards, ROWS["grpo"])
+    assert pq.read_schema(Path(ledger.of(made, "advantages").path)).equals(TABLE)
+    assert [(row["question"], row["leaf"]) for row in rows] == [
+        (tree.question.id, leaf) for tree in trees for leaf in range(len(tree.leaves))
+    ]
+    expected = [a for values in rewards for a in group_relative(values)]
+    sampled = [count for tree in trees for count in lengths(tree)]
+    for row, credit, count in zip(rows, expected, sampled, strict=True):
+        assert row["kept"]
+        assert row["advantage"] == pytest.approx(credit)
+        assert row["advantages"] == pytest.approx([credit] * count)
+        assert row["segments"] == [0] * count
+        assert row["returns"] is None and row["values"] is None
+    assert made["metrics"]["advantage_spread"] == pytest.approx(np.std(expected))
+    assert made["metrics"]["groups_kept"] == 1
+    assert set(made["seconds"]) == {"advantage"}
+
+
+def test_the_length_penalty_is_part_of_the_reward(initial):
+    rewards, penalties = [[1.0, 1.0, 1.0]], [[0.0, -0.5, -1.0]]
+    _, rows = run(initial, grown(rewards), rewards, ROWS["dapo"], penalties)
+    expected = group_relative([1.0, 0.5, 0.0])
+    assert [row["advantage"] for row in rows] == pytest.approx(expected)
+
+
+def test_a_row_is_done_once_and_another_choice_anew(initial):
+    rewards = [[1.0, 0.0]]
+    trees = grown(rewards)
+    first, _ = run(initial, trees, rewards, ROWS["grpo"])
+    checkpoint._resident.clear()
+    assert run(initial, trees, rewards, ROWS["grpo"])[0] == first
+    assert checkpoint._resident == [], "no policy was loaded"
+    paths = {
+        ledger.of(run(initial, trees, rewards, ROWS[name])[0], "advantages").path
+        for name in ("grpo", "dr_grpo", "gspo")
+    }
+    assert len(paths) == 3
+
+
+# ---------------------------------------------------------------- the group filter
+
+
+SPREAD = [[1.0, 1.0], [1.0, 0.0], [0.0, 0.0], [0.0, 1.0], [1.0, -1.0], [0.5, 1.0]]
+
+
+def test_the_filter_keeps_as_many_groups_with_spread_as_an_iteration_has_questions(initial):
+    made, rows = run(initial, grown(SPREAD), SPREAD, ROWS["dapo"])
+    assert len(rows) == 2 * len(SPREAD), "dropped groups stay in the table"
+    kept = sorted({row["question"] for row in rows if row["kept"]})
+    assert kept == ["q1", "q3", "q4"], "the first ones, in the order of their batches"
+    for row in rows:
+        if not row["kept"]:
+            nothing = {name: None for name in ("advantages", "segments", "returns", "values")}
+            key = {name: row[name] for name in ("question", "leaf")}
+            assert row == {**key, "kept": False, "advantage": 0.0, **nothing}
+    assert made["metrics"]["groups_kept"] == 0.5
+
+
+def test_a_group_whose_penalties_differ_has_a_spread(initial):
+    rewards, penalties = [[1.0, 1.0], [0.0, 0.0]], [[0.0, -0.1], [-1.0, -1.0]]
+    _, rows = run(initial, grown(rewards), rewards, ROWS["dapo"], penalties)
+    assert {row["question"] for row in rows if row["kept"]} == {"q0"}
+
+
+@pytest.mark.parametrize("name", ["dapo", "ppo", "gigpo", "reinforce_pp"])
+def test_where_no_group_has_a_spread_nothing_is_left_and_nothing_breaks(
+    initial, cold_start, name
+):
+    rewards = [[1.0, 1.0], [0.0, 0.0]]
+    row = ROWS[name].model_copy(update={"group_filter": "spread"})
+    in_reward = row.kl and row.kl.place == "reward"
+    reference = ledger.artifact(cold_start) if in_reward else None
+    made, rows = run(initial, grown(rewards), rewards, row, reference=reference)
+    assert [row["kept"] for row in rows] == [False] * 4
+    assert made["metrics"] == {"advantage_spread": 0.0, "groups_kept": 0.0}
+
+
+def test_without_a_filter_groups_without_spread_are_kept_and_get_nothing(initial):
+    made, rows = run(initial, grown(SPREAD), SPREAD, ROWS["grpo"])
+    assert all(row["kept"] for row in rows)
+    assert made["metrics"]["groups_kept"] == 1
+    assert rows[0]["advantages"] == [0.0] * len(rows[0]["advantages"])
+
+
+# ---------------------------------------------------------------- KL in the reward
+
+
+def plain_logprobs(folder, nodes, temperature):
+    """Log-probabilities of a path's sampled tokens, from the model's own logits."""
+    model = checkpoint.load_policy(folder, MACHINE).eval()
+    tokens = np.concatenate([node.tokens for node in nodes]).astype(np.int64)
+    with torch.no_grad():
+        logits = model(torch.tensor(tokens)[None]).logits[0] / temperature
+    logprobs = torch.log_softmax(logits, dim=-1)
+    own = np.concatenate([np.full(len(node.tokens), node.kind == TURN) for node in nodes])
+    return np.array(
+        [float(logprobs[i - 1, tokens[i]]) for i in range(1, len(tokens)) if own[i]]
+    )
+
+
+def slow_penalties(folder, tree, coefficient):
+    """-coefficient * k1 of each sampled token, leaf by leaf."""
+    found = []
+    for leaf in tree.leaves:
+        nodes = [tree.nodes[n] for n in tree.path(leaf)]
+        sampler = np.concatenate([node.logprobs for node in nodes])
+        reference = plain_logprobs(folder, nodes, SETTINGS.rollout.temperature)
+        found.append(-coefficient * np.clip(sampler - reference, -10, 10))
+    return found
+
+
+REWARDS = [[1.0, 0.0, 1.0], [0.5, 0.5]]
+
+
+def test_kl_in_the_reward_of_a_trajectory_is_its_sum_over_the_sampled_tokens(initial, cold_start):
+    """RLOO: r - coefficient * sum of k1, before the baseline; against a slow loop."""
+    row, trees = ROWS["rloo"], grown(REWARDS)
+    assert row.kl
+    made, rows = run(initial, trees, REWARDS, row, reference=ledger.artifact(cold_start))
+    given = iter(rows)
+    views = []
+    for tree, rewards in zip(trees, REWARDS, strict=True):
+        penalties = slow_penalties(cold_start, tree, row.kl.coefficient)
+        shaped = [r + p.sum() for r, p in zip(rewards, penalties, strict=True)]
+        views += penalties
+        for i, own in enumerate(shaped):
+            others = [value for j, value in enumerate(shaped) if j != i]
+            assert next(given)["advantage"] == pytest.approx(own - np.mean(others), abs=1e-4)
+    k1 = -np.concatenate(views) / row.kl.coefficient
+    assert np.abs(k1).max() == pytest.approx(10), "one that is clipped"
+    assert made["metrics"]["kl_reference"] == pytest.approx(k1.mean(), abs=1e-3)
+
+
+def test_kl_in_the_reward_of_a_token_counts_from_there_on(initial, cold_start):
+    """REINFORCE++: returns whitened over all sampled tokens; against a slow loop."""
+    row, trees = ROWS["reinforce_pp"], grown(REWARDS)
+    assert row.kl
+    _, rows = run(initial, trees, REWARDS, row, reference=ledger.artifact(cold_start))
+    returns = []
+    for tree, rewards in zip(trees, REWARDS, strict=True):
+        penalties = slow_penalties(cold_start, tree, row.kl.coefficient)
+        for value, penalty in zip(rewards, penalties, strict=True):
+            returns.append([value + penalty[t:].sum() for t in range(len(penalty))])
+    every = np.concatenate(returns)
+    for found, leaf in zip(rows, returns, strict=True):
+        expected = (np.array(leaf) - every.mean()) / (every.std(ddof=1) + 1e-6)
+        assert found["advantages"] == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_kl_term_of_the_loss_does_not_touch_the_credit(initial):
+    row = ROWS["reinforce_pp_baseline"]
+    assert row.kl and row.kl.place == "loss"
+    made, rows = run(initial, grown(REWARDS), REWARDS, row)
+    _, plain = run(initial, grown(REWARDS), REWARDS, row.model_copy(update={"kl": None}))
+    assert rows == plain
+    assert "kl_reference" not in made["metrics"]
+
+
+# ---------------------------------------------------------------- critic
+
+
+def planted_critic(initial, row):
+    """The critic of the learner in memory, with a head that says something."""
+    learning = checkpoint.resident(initial, MACHINE)
+    checkpoint.prepare_critic(learning, row.critic, MACHINE)
+    with torch.no_grad():
+        learning.critic.head.weight.copy_(torch.linspace(-0.2, 0.2, 32)[None])
+        learning.critic.head.bias.fill_(0.3)
+    return learning
+
+
+def plain_values(learning, nodes):
+    """V before each sampled token of a path, from the backbone's own hidden states."""
+    critic = learning.critic
+    backbone = critic.backbone or learning.model.base_model
+    tokens = np.concatenate([node.tokens for node in nodes]).astype(np.int64)
+    with torch.no_grad():
+        hidden = backbone(input_ids=torch.tensor(tokens)[None]).last_hidden_state[0]
+        values = critic.head(hidden)[:, 0].numpy()
+    own = np.concatenate([np.full(len(node.tokens), node.kind == TURN) for node in nodes])
+    return values[np.flatnonzero(own) - 1]
+
+
+@pytest.mark.parametrize("backbone", ["own", "shared"])
+@pytest.mark.parametrize("lambda_", [1.0, 0.9])
+def test_a_critics_values_and_what_it_shall_foretell_go_into_the_table(initial, backbone, lambda_):
+    ppo = ROWS["ppo"]
+    assert ppo.critic
+    row = ppo.model_copy(
+        update={
+            "critic": ppo.critic.model_copy(update={"backbone": backbone}),
+            "estimator": schema.Gae(kind="gae", gamma=1.0, **{"lambda": lambda_}),
+        }
+    )
+    learning, trees = planted_critic(initial, row), grown(REWARDS)
+    made, rows = run(initial, trees, REWARDS, row)
+    given = iter(rows)
+    every, targets, values = [], [], []
+    for tree, rewards in zip(trees, REWARDS, strict=True):
+        for leaf, value in zip(tree.leaves, rewards, strict=True):
+            found = next(given)
+            V = plain_values(learning, [tree.nodes[n] for n in tree.path(leaf)])
+            assert found["values"] == pytest.approx(V, abs=1e-4)
+            A, after = np.zeros(len(V)), 0.0
+            for t in reversed(range(len(V))):
+                last = t == len(V) - 1
+                delta = value - V[t] if last else V[t + 1] - V[t]
+                A[t] = after = delta + lambda_ * after
+            assert found["returns"] == pytest.approx(A + V, abs=1e-4)
+            every, targets, values = [*every, *A], [*targets, *(A + V)], [*values, *V]
+    advantages = np.concatenate([row["advantages"] for row in rows])
+    whitened = (np.array(every) - np.mean(every)) / (np.std(every, ddof=1) + 1e-6)
+    assert advantages == pytest.approx(whitened, abs=1e-3)
+    explained = 1 - np.var(np.subtract(targets, values)) / np.var(targets)
+    assert made["metrics"]["explained_variance"] == pytest.approx(explained, abs=1e-3)
+
+
+def test_a_new_critic_values_everything_at_nothing(initial):
+    _, rows = run(initial, grown(REWARDS), REWARDS, ROWS["ppo"])
+    for row, value in zip(rows, [r for rewards in REWARDS for r in rewards], strict=True):
+        assert row["values"] == [0.0] * len(row["values"])
+        assert row["returns"] == pytest.approx([value] * len(row["values"]))
+
+
+# ---------------------------------------------------------------- steps and states
+
+
+def node(parent, kind, text, tokens, outcome=""):
+    scores = np.full(len(tokens) if kind == TURN else 0, 0.5, np.float32)
+    return Node(parent, kind, outcome, text, np.array(tokens, np.int32), -scores, scores)
+
+
+def episodes(*observed, in_parts=False):
+    """Leaves that share the prompt alone; each turn has 1, 2 or 3 tokens and meets a result.
+
+    ``in_parts``: turns of several tokens are stored as several nodes.
+    """
+    tree = Tree(Question("q", "toy", observed[0][0], ("1",)))
+    tree.nodes.append(node(-1, PROMPT, observed[0][0], [7, 8]))
+    for states in observed:
+        at = 0
+        for place in range(len(states)):
+            count = place % 3 + 1
+            for part in range(count) if in_parts else [0]:
+                tokens = [10 + part] if in_parts else list(range(10, 10 + count))
+                whole = not in_parts or part == count - 1
+                tree.nodes.append(node(at, TURN, "t", tokens, "call" if whole else PART))
+                at = len(tree.nodes) - 1
+            if place < len(states) - 1:
+                tree.nodes.append(node(at, RESULT, states[place + 1], [9], "ok"))
+                at = len(tree.nodes) - 1
+        tree.leaves.append(at)
+    return tree
+
+
+# algorithms section 3: gamma .95, lambda .8
+GAGPO = [
+    ("ABC", 10, [3.61, 4.75, 0]),
+    ("ABD", 0, [-3.61, -4.75, 0]),
+    ("AEC", 10, [3.309167, 6.333333, 0]),
+    ("AEE", 0, [-3.453567, -2.565, -3.166667]),
+]
+
+
+@pytest.mark.parametrize("in_parts", [False, True], ids=["whole turns", "turns in parts"])
+def test_golden_values_of_gagpo_come_from_the_texts_that_the_turns_acted_on(initial, in_parts):
+    tree = episodes(*(states for states, _, _ in GAGPO), in_parts=in_parts)
+    rewards = [[float(value) for _, value, _ in GAGPO]]
+    made, rows = run(initial, [tree], rewards, ROWS["gagpo"])
+    for row, (_, _, raw) in zip(rows, GAGPO, strict=True):
+        standardised = (np.array(raw) - 0.0381056) / (3.7021811 + 1e-6)
+        assert row["advantages"] == pytest.approx(np.repeat(standardised, [1, 2, 3]), abs=1e-5)
+        assert row["segments"] == [0, 1, 1, 2, 2, 2], "a turn is a step"
+    states = [state for episode, _, _ in GAGPO for state in episode]
+    assert made["metrics"]["singleton_share"] == pytest.approx(1 / len(states))  # D
+    assert made["metrics"]["mean_state_group"] == pytest.approx(len(states) / 5)
+
+
+def test_a_state_is_an_observation_without_its_history(initial):
+    """GiGPO: C is met after B and after E, and compared."""
+    tree = episodes("ABC", "AEC")
+    row = ROWS["gigpo"].model_copy(
+        update={"estimator": schema.TwoLevel(kind="two_level", omega=1, gamma=1, std=False)}
+    )
+    _, rows = run(initial, [tree], [[1.0, 0.0]], row)
+    # episode .5; A shared .5, B alone 0, C shared .5
+    assert rows[0]["advantages"] == pytest.approx(np.repeat([1.0, 0.5, 1.0], [1, 2, 3]))
+
+
+# ---------------------------------------------------------------- which tokens are shared
+
+
+CALIBRATED = [  # algorithms section 3
+    [0, -0.2887, 0, 0.8660],
+    [0, -0.2887, 0, -0.8660],
+    [0, -0.2887, -0.8660, -0.8660],
+    [0, 0.8660, 0.8660, 0.8660],
+]
+PATHS, PAID = ([1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 6, 7], [1, 8, 9, 4]), [1.0, 0.0, 0.0, 1.0]
+
+
+def keyed_on(key):
+    estimator = schema.PrefixCalibrated(kind="prefix_calibrated", key=key)
+    return ROWS["gpg"].model_copy(update={"estimator": estimator})
+
+
+def apart():
+    """The golden paths as four rollouts from the prompt."""
+    nodes = [node(-1, PROMPT, "", [9]), *(node(0, TURN, "", path) for path in PATHS)]
+    return Tree(Question("q", "toy", "", ("1",)), nodes, [1, 2, 3, 4])
+
+
+def together():
+    """The golden paths as one tree: 1 - 2 - 3 - 4, with branches 5, 67 and 894."""
+    parts = [(0, [1]), (1, [2]), (2, [3]), (3, [4]), (3, [5]), (2, [6, 7]), (1, [8, 9, 4])]
+    nodes = [node(-1, PROMPT, "", [9])]
+    nodes += [node(parent, TURN, "", tokens, PART) for parent, tokens in parts]
+    return Tree(Question("q", "toy", "", ("1",)), nodes, [4, 5, 6, 7])
+
+
+@pytest.mark.parametrize(
+    ("tree", "key"),
+    [(apart, "token_ids"), (together, "lineage"), (together, "token_ids")],
+    ids=["equal prefixes", "lineage", "both"],
+)
+def test_golden_values_of_the_prefix_calibrated_estimate(initial, tree, key):
+    _, rows = run(initial, [tree()], [PAID], keyed_on(key))
+    for row, expected in zip(rows, CALIBRATED, strict=True):
+        assert row["advantages"] == pytest.approx(expected, abs=5e-5)
+
+
+def test_by_lineage_equal_tokens_of_other_rollouts_are_other_tokens(initial):
+    _, rows = run(initial, [apart()], [PAID], keyed_on("lineage"))
+    for row, initial_advantage in zip(rows, (0.8660, -0.8660, -0.8660, 0.8660), strict=True):
+        assert row["advantages"] == pytest.approx([initial_advantage] * 4, abs=5e-5)
+
+
+def test_what_was_observed_parts_equal_tokens_by_their_ids(initial):
+    """Two rollouts that call alike, get other results and then answer alike."""
+    nodes = [node(-1, PROMPT, "", [9])]
+    for result in (20, 21):
+        call = len(nodes)
+        nodes.append(node(0, TURN, "", [1, 2]))
+        nodes.append(node(call, RESULT, "", [result]))
+        nodes.append(node(call + 1, TURN, "", [3]))
+    tree = Tree(Question("q", "toy", "", ("1",)), nodes, [3, 6])
+    _, rows = run(initial, [tree], [[1.0, 0.0]], keyed_on("token_ids"))
+    credit = 0.5 / (np.std([0, 1], ddof=1) + 1e-6)
+    assert rows[0]["advantages"] == pytest.approx([0, 0, credit], abs=1e-6)
+    assert rows[1]["advantages"] == pytest.approx([0, 0, -credit], abs=1e-6)
+
+
+# ---------------------------------------------------------------- segments
+
+
+@pytest.mark.parametrize(
+    ("marks", "expected"),
+    [
+        ("none", lambda call, answer: [0] * (call + answer)),
+        ("every_token", lambda call, answer: list(range(call + answer))),
+        ("tool_call", lambda call, answer: [0] * call + [1] * answer),
+        ("step", lambda call, answer: [0] * call + [1] * answer),
+    ],
+)
+def test_segments_end_at_the_marks_of_the_row(initial, tokenizer, marks, expected):
+    call, answer = (
+        tokenizer.encode(text, add_special_tokens=False)
+        for text in ("<think>multiply</think><python>print(1)</python>", "<answer>1</answer>")
+    )
+    nodes = [
+        node(-1, PROMPT, "", [9]),
+        node(0, TURN, "", call, "call"),
+        node(1, RESULT, "", [9, 9], "ok"),
+        node(2, TURN, "", answer, "answer"),
+    ]
+    tree = Tree(Question("q", "toy", "", ("1",)), nodes, [3, 3])
+    row = ROWS["grpo"].model_copy(update={"marks": schema.Marks(kind=marks)})
+    _, rows = run(initial, [tree], [[1.0, 0.0]], row)
+    assert rows[0]["segments"] == expected(len(call), len(answer))
