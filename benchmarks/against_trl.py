@@ -185,7 +185,10 @@ def load_recipe(group: int) -> Recipe:
     """The recipe with groups of the asked size, of which half start at the prompt (ARPO)."""
     recipe = schema.load(RECIPE)
     threads = int(os.environ.get("OMP_NUM_THREADS") or recipe.machine.threads)
-    rollout = recipe.reinforce.rollout.model_copy(update={"leaves": group, "initial": group // 2})
+    # drawn as in the ARPO authors' code: a policy this young is sure of what it reads in a tool
+    # result, and would hardly branch where entropy has to rise
+    budget = {"leaves": group, "initial": group // 2, "draw": True}
+    rollout = recipe.reinforce.rollout.model_copy(update=budget)
     return recipe.model_copy(
         update={
             "reinforce": recipe.reinforce.model_copy(update={"rollout": rollout}),

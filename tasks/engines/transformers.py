@@ -159,7 +159,8 @@ class RaggedSession:
         self.free = list(range(paths))[::-1]
         self.handles = 0
         last = {text[-1] for text in stop}
-        self.may_stop = np.array([bool(last & set(piece)) for piece in engine.pieces()])
+        self.pieces = engine.pieces()
+        self.may_stop = np.array([bool(last & set(piece)) for piece in self.pieces])
 
     def open(self) -> int:
         if not self.free:
@@ -332,7 +333,7 @@ class RaggedSession:
             # every token but a stray byte adds a character: so many tokens cover a stop string
             window = 4 * max(map(len, self.stop), default=0)
             text = "".join(
-                self.engine.pieces()[t] for t in tokens[request, max(0, step - window) : step + 1]
+                self.pieces[t] for t in tokens[request, max(0, step - window) : step + 1]
             )
             if drawn[row] == self.end:
                 stopped[request] = END
