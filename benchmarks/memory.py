@@ -233,7 +233,7 @@ def main() -> None:
     found = {
         "hidden": HIDDEN,
         "layers": LAYERS,
-        "logits_at_once": learner.LOGITS_AT_ONCE,
+        "logits_at_once": learner.LOGITS_AT_ONCE["cpu"],
         "rows": rows,
     }
     temporary = FILE.with_name(f".{FILE.name}.{os.getpid()}")

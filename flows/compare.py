@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -53,24 +54,53 @@ def compare(recipe: str, rows: Sequence[str], iterations: int) -> None:
         answers = answer(chosen, asked, cold_start, test, corpus, tools)
         found = [{"algorithm": COLD_START, **success(answers, chosen.evaluate, chosen.seed)}]
         for name in rows:
-            variant = with_algorithm(chosen, name)
-            row = schema.row_of(variant, Path("params"))
             step = Step(recipe, f"compare/{name}", 0, chosen.seed)
-            done = train_row(step, variant, row, iterations, cold_start, train, corpus, tools)
-            trained = ledger.of(done[-1]["update"][0], "policy")
-            asked = replace(step, stage=f"compare/{name}/evaluate")
-            answers = answer(variant, asked, trained, test, corpus, tools)
-            found.append(
-                {
-                    "algorithm": name,
-                    **success(answers, chosen.evaluate, chosen.seed),
-                    "seconds": median(sum(seconds(entry).values()) for entry in done),
-                    "trained_tokens": median(
-                        entry["update"][0]["metrics"]["trained_tokens"] for entry in done
-                    ),
-                }
+            work = partial(
+                measure,
+                step,
+                with_algorithm(chosen, name),
+                iterations,
+                cold_start,
+                train,
+                test,
+                corpus,
+                tools,
             )
+            try:
+                found.append(work())
+            except ledger.PrunedError as gone:
+                print(f"{gone}: the updates that the ledger has pruned are replayed")
+                ledger.revive(step.folder)
+                found.append(work())
             report(recipe, found, iterations)
+
+
+def measure(
+    start: Step,
+    recipe: Recipe,
+    iterations: int,
+    cold_start: Artifact,
+    train: Artifact,
+    test: Artifact,
+    corpus: Artifact,
+    tools: Respond,
+) -> dict[str, Any]:
+    """Train one algorithm and ask it the held-out questions: its row of the table.
+
+    Raises ledger.PrunedError where an iteration that is not remembered needs weights that are gone.
+    """
+    row = schema.row_of(recipe, Path("params"))
+    done = train_row(start, recipe, row, iterations, cold_start, train, corpus, tools)
+    trained = ledger.of(done[-1]["update"][0], "policy")
+    asked = replace(start, stage=f"{start.stage}/evaluate")
+    answers = answer(recipe, asked, trained, test, corpus, tools)
+    tokens = [entry["update"][0]["metrics"]["trained_tokens"] for entry in done]
+    return {
+        "algorithm": recipe.reinforce.algorithm,
+        **success(answers, recipe.evaluate, recipe.seed),
+        "seconds": median(sum(seconds(entry).values()) for entry in done),
+        "trained_tokens": median(tokens),
+    }
 
 
 def with_algorithm(recipe: Recipe, name: str) -> Recipe:
@@ -149,6 +179,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--algorithms", nargs="+", help="rows of the table; else all of them")
     chosen = parser.parse_args(arguments)
     try:
+        if chosen.iterations is not None and chosen.iterations < 1:
+            raise ValueError(f"--iterations {chosen.iterations}: give at least 1, or leave it out")
         recipe = schema.load(chosen.recipe, Path("params"))
         rows = chosen.algorithms or list(schema.load_rows(Path("params")))
         for name in rows:

@@ -148,7 +148,9 @@ def iterate(
         trees=trees,
         rewards=[ledger.of(record, "rewards") for record in rewarded],
         row=row,
-        settings=settings,
+        size=settings.questions,
+        settings=settings.update,
+        temperature=settings.rollout.temperature,
         response_tokens=response_tokens,
         machine=recipe.machine,
     )

@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from prefect import task
 
-from params.schema import Gae, Kl, Machine, Reinforce, Row
+from params.schema import Gae, Kl, Machine, Row, Update
 from tasks import checkpoint, learner, ledger, segment
 from tasks.algorithm import assemble
 from tasks.estimators import Episode, Floats
@@ -64,7 +64,9 @@ def advantage(
     trees: list[Artifact],
     rewards: list[Artifact],
     row: Row,
-    settings: Reinforce,
+    size: int,
+    settings: Update,
+    temperature: float,
     response_tokens: int,
     machine: Machine,
 ) -> Mapping[str, Any]:
@@ -75,10 +77,12 @@ def advantage(
     """
     began = time.perf_counter()
     scored = _scored(trees, rewards)
-    kept = _filtered(scored, row, settings.questions)
+    kept = _filtered(scored, row, size)
     acting = checkpoint.resident(Path(policy.path), machine)
     valued = _values(kept, acting, row, settings, machine) if row.critic else None
-    penalty = _penalties(kept, reference, row.kl, settings, machine) if reference else None
+    penalty = (
+        _penalties(kept, reference, row.kl, settings, temperature, machine) if reference else None
+    )
     groups = [
         _group(entry, row, penalty[i] if penalty else None, valued[i] if valued else None)
         for i, entry in enumerate(kept)
@@ -115,27 +119,27 @@ def _values(
     kept: Sequence[Scored],
     acting: checkpoint.Learner,
     row: Row,
-    settings: Reinforce,
+    settings: Update,
     machine: Machine,
 ) -> list[ByNode]:
     checkpoint.prepare_critic(acting, row.critic, machine)
     trees = [uncredited(entry.tree) for entry in kept]
-    return learner.node_values(acting, trees, settings.update, machine)
+    return learner.node_values(acting, trees, settings, machine)
 
 
 def _penalties(
     kept: Sequence[Scored],
     reference: Artifact,
     kl: Kl | None,
-    settings: Reinforce,
+    settings: Update,
+    temperature: float,
     machine: Machine,
 ) -> list[list[Floats]]:
     """-coefficient * k1 of each sampled token, by tree and node: k1 = log pi - log pi_ref."""
     assert kl
     model = checkpoint.reference(Path(reference.path), machine)
     trees = [uncredited(entry.tree) for entry in kept]
-    temperature = settings.rollout.temperature
-    found = learner.node_logprobs(model, trees, temperature, settings.update, machine)
+    found = learner.node_logprobs(model, trees, temperature, settings, machine)
     return [
         [
             -kl.coefficient * np.clip(node.logprobs - logprobs, -KL_LIMIT, KL_LIMIT)

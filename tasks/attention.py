@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from transformers import AttentionInterface
 
 from tasks.packing import BLOCK, Forest, Layout
@@ -51,6 +52,8 @@ def gathered_attention(
     *,
     forest: Forest,
     scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Each leaf's own tokens as queries over its whole path, leaves of similar size side by side.
@@ -58,6 +61,7 @@ def gathered_attention(
     query [1, heads, U, size], key and value [1, key-value heads, U, size]; returns [1, U, heads,
     size]. The area of attention is that of the unique tokens, whatever the tree looks like.
     """
+    _refuse(forest, dropout, sliding_window)
     slots = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]  # [U, heads, size]
     mixed = []
     for bucket in forest.buckets:
@@ -71,6 +75,20 @@ def gathered_attention(
         )
         mixed.append(seen.transpose(1, 2).flatten(0, 1))
     return torch.cat(mixed).index_select(0, forest.places)[None], None
+
+
+def _refuse(forest: Forest, dropout: float, sliding_window: int | None) -> None:
+    """Raise ValueError for what neither form computes, instead of computing something else."""
+    if dropout:
+        raise ValueError(
+            f"attention_dropout is {dropout}, which trees cannot have: set it to 0 in the policy's "
+            "config.json"
+        )
+    if sliding_window is not None and sliding_window < forest.longest:
+        raise ValueError(
+            f"the policy attends over a window of {sliding_window} tokens, and a trajectory has "
+            f"{forest.longest}: lower dialogue.response_tokens, or take another policy"
+        )
 
 
 def _pick(slots: Tensor, rows: Tensor) -> Tensor:
@@ -87,9 +105,12 @@ def forest_flex_attention(
     *,
     forest: Forest,
     scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """The same with flex attention, blocks without a visible pair left out. Shapes as above."""
+    _refuse(forest, dropout, sliding_window)
     compute = _compiled_flex() if query.is_cuda else _flex
     mixed = compute(
         query,
@@ -111,21 +132,48 @@ def _compiled_flex() -> Callable[..., Any]:
     return torch.compile(_flex, dynamic=True)
 
 
-_masks: list[tuple[Forest, BlockMask]] = []  # of the forest that the layers are at
+_masks: WeakKeyDictionary[Forest, BlockMask] = WeakKeyDictionary()  # one for all layers
 
 
 def _block_mask(forest: Forest) -> BlockMask:
-    """Slot j is visible to slot i iff it comes first and i lies in the subtree of j's node."""
-    if not (_masks and _masks[0][0] is forest):
+    """Slot j is visible to slot i iff it comes first and i lies in the subtree of j's node.
+
+    Which blocks have such a pair follows from where subtrees end; no mask over all pairs is made.
+    """
+    if forest not in _masks:
         ends, slots = forest.subtree_ends, forest.tokens.shape[1]
 
         def visible(batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
             return (j <= i) & (i < ends[j])
 
-        device = str(ends.device)
-        made = create_block_mask(visible, None, None, slots, slots, device=device, BLOCK_SIZE=BLOCK)
-        _masks[:] = [(forest, made)]
-    return _masks[0][1]
+        some, every = _blocks(ends)
+        _masks[forest] = BlockMask.from_kv_blocks(
+            *_listed(some & ~every),
+            *_listed(every),
+            BLOCK_SIZE=BLOCK,
+            mask_mod=visible,
+            seq_lengths=(slots, slots),
+        )
+    return _masks[forest]
+
+
+def _blocks(ends: Tensor) -> tuple[Tensor, Tensor]:
+    """Which blocks of (queries, keys) have some visible pair, and which only such. [blocks] x 2"""
+    slots = len(ends)
+    number = torch.arange(-(-slots // BLOCK), device=ends.device)
+    starts, stops = number * BLOCK, (number * BLOCK + BLOCK).clamp(max=slots)
+    padding = len(number) * BLOCK - slots
+    last = torch.nn.functional.pad(ends, (0, padding), value=0).view(-1, BLOCK).amax(1)
+    least = torch.nn.functional.pad(ends, (0, padding), value=slots).view(-1, BLOCK).amin(1)
+    below = number[:, None] > number
+    itself = number[:, None] == number
+    return itself | (below & (starts[:, None] < last)), below & (stops[:, None] <= least)
+
+
+def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """For each row of blocks how many are set, and their numbers first."""
+    order = blocks.byte().argsort(dim=-1, descending=True, stable=True)
+    return blocks.sum(-1, dtype=torch.int32)[None, None], order.int()[None, None]
 
 
 AttentionInterface.register(GATHERED, gathered_attention)

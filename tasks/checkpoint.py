@@ -95,9 +95,12 @@ def prepare_critic(learner: Learner, choice: schema.Critic | None, machine: Mach
 
     A new one values everything at 0, and its own backbone begins as a copy of the policy's.
     """
-    if choice is None or learner.critic:
+    if choice is None:
+        learner.critic = None  # one that another algorithm has left
         return
     own = choice.backbone == "own"
+    if learner.critic and own == (learner.critic.backbone is not None):
+        return
     beside = _beside(learner, CRITIC)
     if own and beside:
         backbone = load_backbone(beside, machine)

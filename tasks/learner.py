@@ -19,7 +19,9 @@ from tasks.losses import Loss, Views, policy_loss, value_loss
 from tasks.packing import ByNode, Cost, Credited, Floats, Forest, cost_of, forests, to_nodes
 from tasks.trajectory import Tree
 
-LOGITS_AT_ONCE = 2**24  # positions x vocabulary; what goes beyond is computed in parts
+# Positions x vocabulary; what goes beyond is computed in parts. On a GPU each part has to be large
+# enough to be worth its pass over the head's gradient.
+LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**28}
 Batch = Sequence[tuple[Credited, Sequence[int]]]  # trees, and which of their leaves
 
 
@@ -41,7 +43,7 @@ def token_logprobs(
     with the vocabulary, not with their product.
     """
     head = model.get_output_embeddings()
-    part = max(1, LOGITS_AT_ONCE // head.weight.shape[0])
+    part = max(1, LOGITS_AT_ONCE[states_PH.device.type] // head.weight.shape[0])
     if len(targets_P) <= part:
         return _logprobs(head, states_PH, targets_P, temperature, entropy)
     parts = [

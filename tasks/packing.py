@@ -185,7 +185,7 @@ class Bucket:
     visible: Tensor  # bool [rows, 1, A, B]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Forest:
     """A micro-batch: U slots of some trees, of which P are sampled, in L leaves of at most S."""
 
@@ -194,6 +194,7 @@ class Forest:
     buckets: list[Bucket]
     places: Tensor  # [U] of each slot among the buckets' queries, laid end to end
     subtree_ends: Tensor  # [U]
+    longest: int  # tokens of the longest path
     predicting: Tensor  # [P] the slot whose hidden state predicts the sampled token
     targets: Tensor  # [P] the sampled token
     views: Tensor  # [L, S] which of the P each sampled token of a leaf is
@@ -265,6 +266,7 @@ def forest(layouts: Sequence[Layout], device: str) -> Forest:
         buckets=[Bucket(*(move(array) for array in bucket)) for bucket in buckets],
         places=move(places),
         subtree_ends=move(np.concatenate([part.subtree_ends + offset for part, offset in pairs])),
+        longest=max(len(path) for path in paths),
         predicting=move(parents[sampled]),
         targets=move(tokens[sampled]),
         views=move(views),

@@ -32,8 +32,9 @@ reinforce:
   algorithm: grpo
   iterations: 1
   questions: 1
-  rollout: {leaves: 1, initial: 1, branch: 0, marks_per_rollout: 1, entropy_window: 1, base_probability: 0,
-            entropy_weight: 0, threshold: 0, draw: false, temperature: 1, rows: 1}
+  rollout: {leaves: 1, initial: 1, branch: 0, marks_per_rollout: 1, entropy_window: 1,
+            base_probability: 0, entropy_weight: 0, threshold: 0, draw: false, temperature: 1,
+            rows: 1}
   reward: {broken_format: 0, wrong: 0, many_tools_bonus: 0}
   update: {learning_rate: 0.1, warmup_updates: 0, weight_decay: 0, adam_betas: [0.9, 0.99],
            gradient_clip: 1, epochs: 1, mini_batches: 1, micro_batch_tokens: 64,

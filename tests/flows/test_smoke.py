@@ -74,6 +74,17 @@ def test_a_run_killed_twice_and_called_again_gives_the_same_digests(unbroken, tm
     assert call(tmp_path, *RETRAIN).stdout.startswith("nothing to do: smoke is up to date")
 
 
+def test_a_comparison_of_algorithms_takes_the_stages_before_as_they_are(unbroken):
+    folder, _ = unbroken
+    compare = (sys.executable, "-m", "flows.compare", "smoke", "--iterations", "1")
+    ran = call(folder, *compare, "--algorithms", "grpo", "arpo")
+    assert ran.returncode == 0, ran.stdout
+    assert "Running stage" not in ran.stdout
+    table = (folder / "reports/smoke/algorithms.md").read_text()
+    assert table in ran.stdout
+    assert [line.split()[1] for line in table.splitlines()[2:]] == ["cold", "grpo", "arpo"]
+
+
 def test_a_change_that_needs_pruned_weights_replays_the_updates(unbroken):
     folder, _ = unbroken
     before = digests(folder)

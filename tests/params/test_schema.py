@@ -668,7 +668,7 @@ def test_an_algorithm_without_a_row_is_refused_with_those_that_there_are(tmp_pat
 @pytest.mark.parametrize("algorithm", ["arpo", "arpo_hard", "gpg"])
 @pytest.mark.parametrize(
     ("key", "value", "said"),
-    [("initial", 16, "initial 16, leaves 16"), ("branch", 0, "branch 0")],
+    [("initial", 8, "initial 8, leaves 8"), ("branch", 0, "branch 0")],
 )
 def test_beaming_without_room_is_refused(tmp_path, algorithm, key, value, said):
     changes = {"reinforce__algorithm": algorithm, f"reinforce__rollout__{key}": value}
@@ -719,7 +719,9 @@ def test_a_row_of_the_users_own_loads_and_trains_without_any_code(tmp_path):
     known = learner.node_logprobs(
         small_policy(seed=1), trees, 1.0, recipe.reinforce.update, recipe.machine
     )
-    trees = [replace(tree, reference_logprobs=logp) for tree, logp in zip(trees, known, strict=True)]
+    trees = [
+        replace(tree, reference_logprobs=logp) for tree, logp in zip(trees, known, strict=True)
+    ]
     before = [weight.detach().clone() for weight in learning.model.parameters()]
     metrics = learner.update(
         learning, trees, algorithm.loss, recipe.reinforce.update, 1.0, recipe.machine, 0

@@ -71,9 +71,7 @@ def folder(tmp_path, monkeypatch):
 
 def grown(rewards, seed=0):
     """A random tree for each list of rewards, with as many leaves."""
-    return [
-        random_tree(seed + i, len(values), name=f"q{i}") for i, values in enumerate(rewards)
-    ]
+    return [random_tree(seed + i, len(values), name=f"q{i}") for i, values in enumerate(rewards)]
 
 
 def run(initial, trees, rewards, row, penalties=None, name="batch", **changes):
@@ -106,7 +104,9 @@ def arguments(initial, batches, row, **changes) -> dict[str, Any]:
         "reference": None,
         **batches,
         "row": row,
-        "settings": SETTINGS,
+        "size": SETTINGS.questions,
+        "settings": SETTINGS.update,
+        "temperature": SETTINGS.rollout.temperature,
         "response_tokens": 200,
         "machine": MACHINE,
         **changes,
@@ -176,7 +176,7 @@ def test_the_filter_keeps_as_many_groups_with_spread_as_an_iteration_has_questio
     assert kept == ["q1", "q3", "q4"], "the first ones, in the order of their batches"
     for row in rows:
         if not row["kept"]:
-            nothing = {name: None for name in ("advantages", "segments", "returns", "values")}
+            nothing = dict.fromkeys(("advantages", "segments", "returns", "values"))
             key = {name: row[name] for name in ("question", "leaf")}
             assert row == {**key, "kept": False, "advantage": 0.0, **nothing}
     assert made["metrics"]["groups_kept"] == 0.5
@@ -189,9 +189,7 @@ def test_a_group_whose_penalties_differ_has_a_spread(initial):
 
 
 @pytest.mark.parametrize("name", ["dapo", "ppo", "gigpo", "reinforce_pp"])
-def test_where_no_group_has_a_spread_nothing_is_left_and_nothing_breaks(
-    initial, cold_start, name
-):
+def test_where_no_group_has_a_spread_nothing_is_left_and_nothing_breaks(initial, cold_start, name):
     rewards = [[1.0, 1.0], [0.0, 0.0]]
     row = ROWS[name].model_copy(update={"group_filter": "spread"})
     in_reward = row.kl and row.kl.place == "reward"
@@ -219,9 +217,7 @@ def plain_logprobs(folder, nodes, temperature):
         logits = model(torch.tensor(tokens)[None]).logits[0] / temperature
     logprobs = torch.log_softmax(logits, dim=-1)
     own = np.concatenate([np.full(len(node.tokens), node.kind == TURN) for node in nodes])
-    return np.array(
-        [float(logprobs[i - 1, tokens[i]]) for i in range(1, len(tokens)) if own[i]]
-    )
+    return np.array([float(logprobs[i - 1, tokens[i]]) for i in range(1, len(tokens)) if own[i]])
 
 
 def slow_penalties(folder, tree, coefficient):

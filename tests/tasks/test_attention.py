@@ -4,11 +4,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention.flex_attention import create_block_mask
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from tasks.attention import FLEX, GATHERED, attending, form_for
+from tasks.attention import FLEX, GATHERED, _block_mask, attending, form_for
 from tasks.learner import states
-from tasks.packing import forest, lay_out
+from tasks.packing import BLOCK, forest, lay_out
 from tests.trees import VOCABULARY, credited, random_tree, small_policy
 
 
@@ -137,3 +138,35 @@ def test_other_architectures_attend_over_forests_too(architecture):
     expected, found = gradient_of(model, rows), gradient_of(model, leaves)
     assert expected.abs().max() > 0.1
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+@settings(max_examples=15)
+@given(st.lists(st.integers(0, 500), min_size=1, max_size=4), st.integers(5, 120))
+def test_blocks_are_those_that_a_mask_over_all_pairs_has(seeds, leaves):
+    made = forest_of(seeds, leaves)
+    ends, slots = made.subtree_ends, made.tokens.shape[1]
+
+    def visible(batch, head, i, j):
+        return (j <= i) & (i < ends[j])
+
+    whole = create_block_mask(visible, None, None, slots, slots, device="cpu", BLOCK_SIZE=BLOCK)
+    own = _block_mask(made)
+    assert torch.equal(own.to_dense(), whole.to_dense())
+    for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
+        assert torch.equal(getattr(own, name), getattr(whole, name)), name
+
+
+@pytest.mark.parametrize("form", [GATHERED, FLEX])
+def test_what_trees_cannot_have_is_refused(form):
+    made = forest_of([1])
+    model = small_policy()
+    model.config.attention_dropout = 0.1
+    for layer in model.base_model.layers:
+        layer.self_attn.attention_dropout = 0.1
+    with pytest.raises(ValueError, match=r"attention_dropout is 0\.1"):
+        logits_of_forest(model.train(), made, form)
+    windowed = small_policy()
+    for layer in windowed.base_model.layers:
+        layer.self_attn.sliding_window = 3
+    with pytest.raises(ValueError, match=r"window of 3 tokens, and a trajectory has \d+"):
+        logits_of_forest(windowed, made, form)

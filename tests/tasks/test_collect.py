@@ -223,7 +223,7 @@ def test_rewards_that_differ_by_a_length_penalty_alone_may_have_credit(tmp_path,
 
 
 def test_with_kl_in_the_reward_equal_rewards_may_have_credit(tmp_path, monkeypatch):
-    """RLOO measures r - coefficient * k1 against its group, and the table of rewards has r alone."""
+    """RLOO measures r - coefficient * k1 against its group; the table of rewards has r alone."""
     monkeypatch.chdir(tmp_path)
     done = [iteration(tmp_path / "a", penalties=(-1.0, 0.0), credit=[0.02, -0.02])]
     assert ROWS["rloo"].kl == Kl(place="reward", estimator="k1", coefficient=0.05)

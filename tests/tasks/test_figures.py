@@ -215,7 +215,11 @@ def test_seconds_are_ordered_and_labelled_with_their_share():
         (figures.entropy_around_tools, [{"position": 1}], "entropy profile: row 0"),
         (figures.success_by_kind, success_rows("pretrained"), "got {'pretrained'}"),
         (figures.algorithms, [], "algorithms: there are no rows"),
-        (figures.algorithms, [{"algorithm": "grpo", "success": 1}], r"row 0 has no value of \['low"),
+        (
+            figures.algorithms,
+            [{"algorithm": "grpo", "success": 1}],
+            r"row 0 has no value of \['low",
+        ),
         (figures.decisions, [], "branching decisions: there are no rows"),
         (figures.decisions, [{"position": 1, "rise": 0.1, "wanted": True}], r"\['added'\]"),
         (figures.seconds_by_part, {}, "positive seconds"),

@@ -251,7 +251,7 @@ def test_a_kl_penalty_needs_every_leaf(initial):
 @pytest.mark.parametrize("at_once", [97, 97 * 5, 2**24])
 @pytest.mark.parametrize("entropy", [False, True])
 def test_logprobs_in_parts_are_those_of_all_logits(monkeypatch, at_once, entropy):
-    monkeypatch.setattr(learner, "LOGITS_AT_ONCE", at_once)
+    monkeypatch.setattr(learner, "LOGITS_AT_ONCE", dict.fromkeys(("cpu", "cuda"), at_once))
     model = small_policy()
     states = torch.randn(23, 32, generator=torch.Generator().manual_seed(0), requires_grad=True)
     targets = torch.arange(23)
@@ -270,7 +270,7 @@ def test_logprobs_in_parts_are_those_of_all_logits(monkeypatch, at_once, entropy
 
 
 def test_logits_are_never_kept_beyond_what_may_exist_at_once(monkeypatch):
-    monkeypatch.setattr(learner, "LOGITS_AT_ONCE", 97 * 4)
+    monkeypatch.setattr(learner, "LOGITS_AT_ONCE", dict.fromkeys(("cpu", "cuda"), 97 * 4))
     model, kept, made = small_policy(), [], []
 
     def look(tensor):

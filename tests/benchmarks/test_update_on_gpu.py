@@ -1,0 +1,142 @@
+"""The benchmark of the update on a GPU: what it times is what it says."""
+
+import itertools
+import json
+import sys
+
+import pytest
+import torch
+
+from benchmarks import update_on_gpu as bench
+from params.schema import load_rows
+from tasks import learner
+from tasks.algorithm import assemble
+from tasks.attention import attending, form_for
+from tasks.checkpoint import Learner
+from tasks.packing import lay_out
+from tasks.trajectory import PROMPT
+
+(ARCHITECTURE,) = bench.TINY_ARCHITECTURES.values()
+TREES = [bench.synthetic_tree(seed, bench.TINY_SHAPE, ARCHITECTURE.vocabulary) for seed in (0, 1)]
+
+
+@pytest.fixture
+def learning(tmp_path):
+    return Learner(tmp_path, bench.policy(ARCHITECTURE, "cpu").float(), None)
+
+
+def packed(learning, packing, tokens=10_000):
+    cost = learner._cost(learning.model, form_for("cpu"))
+    return bench.micro_batches(TREES, packing, tokens, cost, "cpu")
+
+
+def test_leaves_share_the_prompt_and_half_of_them_branch_after_a_result():
+    for credited in TREES:
+        tree = credited.tree
+        paths = [tree.path(leaf) for leaf in tree.leaves]
+        assert len(paths) == 16
+        assert [node.kind for node in tree.nodes].count(PROMPT) == 1
+        assert len({path[1] for path in paths}) == 8, "as many first turns as trunks"
+        assert {len(path) for path in paths} == {2 * bench.TINY_SHAPE.turns}
+
+
+def test_trees_compute_each_token_once_and_rows_each_leaf(learning):
+    counted = bench.sizes(TREES)
+    computed = {
+        packing: sum(made.tokens.shape[1] for made in packed(learning, packing))
+        for packing in bench.PACKINGS
+    }
+    assert computed == {"trees": counted["unique_tokens"], "rows": counted["leaf_tokens"]}
+    assert counted["leaf_tokens"] > 1.5 * counted["unique_tokens"]
+
+
+@pytest.mark.parametrize("tokens", [200, 10_000])
+def test_both_packings_compute_the_same_gradient(learning, tokens):
+    loss = assemble(load_rows()["grpo"], 1).loss
+    found = []
+    for packing in bench.PACKINGS:
+        with attending(learning.model, form_for("cpu")):
+            bench.forward_backward(learning, packed(learning, packing, tokens), loss)
+        found.append([weight.grad.clone() for weight in learning.model.parameters()])
+    for one, other in zip(*found, strict=True):
+        assert one.abs().max() > 0
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("packing", bench.PACKINGS)
+def test_operations_are_those_of_the_matrices_and_of_visible_pairs(learning, packing):
+    batch = packed(learning, packing)
+    layers = sum(
+        weight.numel() for weight in learning.model.model.layers.parameters() if weight.ndim == 2
+    )
+    head = learning.model.lm_head.weight.numel()
+    expected = 0
+    for made in batch:
+        expected += 6 * (made.tokens.numel() * layers + len(made.targets) * head)
+        for layout in made.layouts:
+            seen = set()
+            for path in layout.paths:
+                for place, slot in enumerate(path):
+                    if slot not in seen:  # once, with the keys of its own path
+                        seen.add(slot)
+                        expected += 12 * (place + 1) * ARCHITECTURE.hidden * ARCHITECTURE.layers
+    assert bench.operations(ARCHITECTURE, batch) == expected
+
+
+def test_published_sizes_are_those_of_the_models():
+    counts = {"Qwen2.5-0.5B": 494e6, "Qwen2.5-1.5B": 1544e6}
+    for name, architecture in bench.ARCHITECTURES.items():
+        with torch.device("meta"):
+            model = bench.policy(architecture, "meta")
+        weights = sum(weight.numel() for weight in model.parameters())
+        assert weights == pytest.approx(counts[name], rel=1e-3)
+
+
+def test_real_trees_have_leaves_of_one_to_two_thousand_tokens():
+    credited = bench.synthetic_tree(0, bench.SHAPE, 1000)
+    layout = lay_out(credited, range(16))
+    assert all(1000 < len(path) < 2000 for path in layout.paths)
+
+
+def test_smaller_micro_batches_are_taken_where_memory_ends(monkeypatch):
+    tried = []
+
+    def measure(*arguments):
+        tried.append(arguments[-3])
+        if arguments[-3] > 10:
+            raise torch.OutOfMemoryError("no more")
+        return {"fits": arguments[-3]}
+
+    monkeypatch.setattr(bench, "measure", measure)
+    rest = {"device": "cpu", "rate": 1.0}
+    assert bench.measure_what_fits("a", tokens=(40, 20, 10, 5), **rest) == {"fits": 10}
+    assert tried == [40, 20, 10]
+    with pytest.raises(torch.OutOfMemoryError):
+        bench.measure_what_fits("a", tokens=(40, 20), **rest)
+
+
+def test_it_runs_without_a_gpu_where_asked_to_and_says_what_it_found(monkeypatch, tmp_path, capsys):
+    ticks = itertools.count()
+    monkeypatch.setattr(bench.time, "perf_counter", lambda: float(next(ticks)))
+    monkeypatch.setattr(bench, "TREES", 1)
+    monkeypatch.setattr(bench, "REPETITIONS", 1)
+    file = tmp_path / "found.json"
+    line = ["update_on_gpu", "--device", "cpu", "--tiny", "--file", str(file)]
+    monkeypatch.setattr(sys, "argv", line)
+    bench.main()
+    found = json.loads(file.read_text())
+    assert found["bf16_matrix_operations_per_second"] == 2 * 256**3  # each product took a second
+    for row in found["rows"]:
+        assert row["unique_tokens_per_second"] == row["unique_tokens"]
+        assert row["share_of_matrix_rate"] == row["operations"] / (2 * 256**3)
+    printed = capsys.readouterr().out
+    assert [row["packing"] for row in found["rows"]] == ["trees", "rows"]
+    assert all(f"| tiny | {packing} |" in printed for packing in bench.PACKINGS)
+
+
+def test_without_a_gpu_it_says_how_to_go_on(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["update_on_gpu"])
+    with pytest.raises(SystemExit):
+        bench.main()
+    assert "no GPU is at hand; --device cpu --tiny" in capsys.readouterr().err

@@ -1,0 +1,233 @@
+"""What an iteration begins with, how it gathers its batches, and that each row goes through one.
+
+The sub-steps are the real ones on a very small policy, called without Prefect.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flows import reinforce
+from flows.reinforce import MOST_BATCHES, Agents, gather, iterate
+from params import schema
+from params.schema import Kl, Overlong, load_rows
+from tasks import checkpoint, ledger
+from tasks.collect import collect
+from tasks.ledger import Artifact, Step
+from tasks.policy import use_machine
+from tasks.trajectory import Observation, Question, load_trees, read_rows, save_questions
+
+ROWS = load_rows()
+SMOKE = schema.load("smoke")
+STEP = Step("toy", "reinforce", 0, 7)
+
+
+def recipe(questions=2, leaves=4):
+    """The smoke recipe, smaller still."""
+    rollout = SMOKE.reinforce.rollout.model_copy(
+        update={"leaves": leaves, "initial": leaves // 2, "branch": 1, "rows": 8}
+    )
+    sizes = {"turn_tokens": 6, "response_tokens": 24}
+    return SMOKE.model_copy(
+        update={
+            "dialogue": SMOKE.dialogue.model_copy(update=sizes),
+            "reinforce": SMOKE.reinforce.model_copy(
+                update={"questions": questions, "rollout": rollout}
+            ),
+        }
+    )
+
+
+@pytest.fixture
+def sub_steps(monkeypatch):
+    """The verbs themselves, which need no server."""
+    for verb in ("rollout", "reward", "advantage", "update"):
+        monkeypatch.setattr(reinforce, verb, getattr(reinforce, verb).fn)
+
+
+@pytest.fixture
+def start(policy, tokenizer, tmp_path, monkeypatch, sub_steps):
+    """A folder with a policy; a function that makes what an iteration is handed."""
+    monkeypatch.chdir(tmp_path)
+    checkpoint._resident.clear()
+    checkpoint._references.clear()
+    use_machine(SMOKE.machine)
+    policy.save_pretrained("policy")
+    tokenizer.save_pretrained("policy")
+    Path("corpus").mkdir()
+
+    def made(count):
+        questions = [Question(str(i), "toy", f"question {i}", ("1",)) for i in range(count)]
+        save_questions(questions, Path("questions.parquet"))
+        return {
+            "questions": ledger.artifact(Path("questions.parquet")),
+            "corpus": ledger.artifact(Path("corpus")),
+            "tools": lambda calls: [Observation("ok", "1") for _ in calls],
+        }
+
+    return made
+
+
+# ---------------------------------------------------------------- policy, critic and reference
+
+
+def artifact(name):
+    return Artifact(f"models/{name}", name)
+
+
+def finished(number):
+    """An iteration that has left its update behind."""
+    made = {
+        name: {"path": f"{name} {number}", "digest": f"{name} {number}"}
+        for name in ("policy", "optimizer", "critic")
+    }
+    return {"update": [{"artifacts": made}]}
+
+
+@pytest.mark.parametrize(
+    ("refresh", "references"),
+    [
+        (None, ["cold start"] * 5),
+        (1, ["cold start", "policy 0", "policy 1", "policy 2", "policy 3"]),
+        (2, ["cold start", "cold start", "policy 1", "policy 1", "policy 3"]),
+        (3, ["cold start"] * 3 + ["policy 2"] * 2),
+    ],
+)
+def test_the_reference_is_refreshed_every_so_many_iterations(refresh, references):
+    kl = Kl(place="loss", estimator="k3", coefficient=0.1, refresh=refresh)
+    row = ROWS["grpo"].model_copy(update={"kl": kl})
+    agents = Agents(artifact("cold start"), None, artifact("cold start"))
+    seen = []
+    for number in range(5):
+        agents = agents.at(number, row)
+        seen.append(agents.reference.digest)
+        agents = agents.after(finished(number), row)
+        assert agents.policy.digest == f"policy {number}"
+    assert seen == references
+
+
+def test_a_row_without_a_kl_term_keeps_its_first_reference():
+    agents = Agents(artifact("cold start"), None, artifact("cold start"))
+    agents = agents.after(finished(0), ROWS["grpo"]).at(1, ROWS["grpo"])
+    assert agents.reference == artifact("cold start")
+
+
+def test_only_a_row_with_a_critic_hands_one_on():
+    agents = Agents(artifact("cold start"), None, artifact("cold start"))
+    assert agents.after(finished(0), ROWS["grpo"]).critic is None
+    critic = agents.after(finished(0), ROWS["ppo"]).critic
+    assert critic and critic.digest == "critic 0"
+
+
+# ---------------------------------------------------------------- batches of one iteration
+
+# A penalty on every token, so that groups differ though all answers of such a policy are broken.
+BY_LENGTH = ROWS["dapo"].model_copy(update={"overlong": Overlong(buffer=1.0, factor=1.0)})
+WITHOUT_SPREAD = ROWS["dapo"].model_copy(update={"overlong": None})
+
+
+def asked(records):
+    return [
+        [tree.question.id for tree in load_trees(Path(ledger.of(record, "trees").path))]
+        for record in records
+    ]
+
+
+def gathered(start, row, count=40, chosen=None, place=0):
+    policy = ledger.artifact(Path("policy"))
+    return gather(STEP, chosen or recipe(), row, policy, place, **start(count))
+
+
+def test_without_a_filter_an_iteration_takes_one_batch(start):
+    rolled_out, rewarded = gathered(start, ROWS["grpo"])
+    assert rewarded[0]["groups_with_spread"] == 0
+    assert [len(batch) for batch in asked(rolled_out)] == [2]
+    assert len(rewarded) == 1
+
+
+def test_with_a_filter_batches_are_taken_until_enough_groups_have_a_spread(start):
+    # two leaves are often cut at the same length
+    rolled_out, rewarded = gathered(start, BY_LENGTH, chosen=recipe(3, leaves=2))
+    spread = [record["groups_with_spread"] for record in rewarded]
+    assert 1 < len(spread) < MOST_BATCHES
+    assert sum(spread) >= 3 > sum(spread[:-1]), "the last batch was needed, and no other one"
+    questions = [question for batch in asked(rolled_out) for question in batch]
+    assert len(questions) == len(set(questions)) == 3 * len(spread)
+    for rolled, scored in zip(rolled_out, rewarded, strict=True):
+        assert rolled["step"] == scored["step"]
+        rows = read_rows(Path(ledger.of(scored, "rewards").path))
+        assert list(dict.fromkeys(row["question"] for row in rows)) == asked([rolled])[0]
+
+
+def test_an_iteration_gives_up_after_ten_batches(start):
+    rolled_out, rewarded = gathered(start, WITHOUT_SPREAD)
+    assert sum(record["groups_with_spread"] for record in rewarded) == 0
+    assert [len(batch) for batch in asked(rolled_out)] == [2] * MOST_BATCHES
+    assert MOST_BATCHES == 10
+    questions = [question for batch in asked(rolled_out) for question in batch]
+    assert len(set(questions)) == 20
+
+
+@pytest.mark.parametrize(("count", "place"), [(5, 0), (5, 3), (4, 2), (1, 0)])
+def test_an_iteration_ends_where_questions_run_out(start, count, place):
+    rolled_out, _ = gathered(start, WITHOUT_SPREAD, count, place=place)
+    assert 1 <= len(rolled_out) < MOST_BATCHES
+    questions = [question for batch in asked(rolled_out) for question in batch]
+    assert len(questions) == len(set(questions)) <= count
+    assert all(asked(rolled_out)), "no batch is empty"
+    assert not rolled_out[-1]["another_batch"]
+
+
+def test_what_has_been_gathered_is_read_back(start):
+    first = gathered(start, WITHOUT_SPREAD, count=6)
+    checkpoint._resident.clear()
+    assert gathered(start, WITHOUT_SPREAD, count=6) == first
+    assert checkpoint._resident == [], "no policy was loaded"
+
+
+# ---------------------------------------------------------------- whole iterations
+
+
+def run_two(chosen, row, given):
+    """Two iterations of a row from the cold start on."""
+    cold_start = ledger.artifact(Path("policy"))
+    agents, place, done = Agents(cold_start, None, cold_start), 0, []
+    for number in range(2):
+        step = replace(STEP, iteration=number)
+        agents = agents.at(number, row)
+        done.append(iterate(step, chosen, row, agents, place, **given))
+        place += len(done[-1]["rollout"]) * chosen.reinforce.questions
+        agents = agents.after(done[-1], row)
+    return done
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_row_of_the_table_goes_through_its_iterations_and_its_gates(start, name):
+    chosen, row = recipe(), ROWS[name]
+    if row.overlong:
+        row = BY_LENGTH
+    done = run_two(chosen, row, start(40))
+    for entry in done:
+        assert [len(entry[verb]) for verb in ("advantage", "update")] == [1, 1]
+        made = set(entry["update"][0]["artifacts"])
+        assert made == {"policy", "optimizer"} | ({"critic"} if row.critic else set())
+        for records in entry.values():
+            for record in records:
+                assert np.isfinite(list(record["metrics"].values())).all()
+        in_reward, in_loss = (row.kl is not None and row.kl.place == p for p in ("reward", "loss"))
+        looked = (entry["advantage"][0]["inputs"], entry["update"][0]["inputs"])
+        assert [given["reference"] != "null" for given in looked] == [in_reward, in_loss]
+    learned = done[0]["update"][0]["artifacts"]["policy"]["digest"]
+    assert done[1]["rollout"][0]["inputs"]["policy"] == learned
+    if name in ("rloo", "ppo", "dapo", "gpg"):
+        collect.fn(
+            recipe="toy",
+            settings=chosen.reinforce,
+            row=row,
+            dialogue=chosen.dialogue,
+            done=done,
+        )
+        curve = Path("data/toy/curve.csv").read_text().splitlines()
+        assert len(curve) == 3

@@ -1,0 +1,232 @@
+"""Forests on a GPU give what plain attention gives a row at a time, in float32 and in bf16.
+
+In bf16 no two orders of summation agree closely, so the measure is float32 on the same weights: a
+forest in bf16 may be at most ``SLACK`` times as far from it as rows in bf16 are.
+"""
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.update_on_gpu import Shape, synthetic_tree
+from params.schema import Machine, Update, load_rows
+from tasks import checkpoint, learner
+from tasks.algorithm import assemble
+from tasks.attention import FLEX, GATHERED, attending, form_for
+from tasks.engines import Request
+from tasks.engines.transformers import TransformersEngine
+from tasks.learner import node_logprobs, states, token_logprobs
+from tasks.packing import forest, lay_out, uncredited
+from tasks.trajectory import PROMPT, TURN, Node, Question, Tree
+from tests.trees import VOCABULARY, credited, random_tree, small_policy
+
+BF16, FLOAT32 = torch.bfloat16, torch.float32
+SLACK = 1.5
+TEMPERATURE = 0.7
+LONG = Shape(prompt=300, turns=3, turn=60, result=20, leaves=6)  # whole blocks are visible
+TREES = {
+    "less than a block": lambda: [credited(random_tree(1, 3))],
+    "some blocks": lambda: [credited(random_tree(seed, 12)) for seed in (2, 3, 4)],
+    "long nodes": lambda: [synthetic_tree(seed, LONG, VOCABULARY) for seed in (5, 6)],
+}
+SETTINGS = Update(
+    learning_rate=1e-3,
+    warmup_updates=0,
+    weight_decay=0.1,
+    adam_betas=(0.9, 0.95),
+    gradient_clip=1e9,
+    epochs=1,
+    mini_batches=1,
+    micro_batch_tokens=10_000,
+    critic_learning_rate=1e-3,
+)
+GRPO = assemble(load_rows()["grpo"], 50).loss
+
+
+@pytest.fixture(params=TREES)
+def made(request, device):
+    """A forest of whole trees on the device."""
+    layouts = [lay_out(tree, range(len(tree.credits))) for tree in TREES[request.param]()]
+    return forest(layouts, device)
+
+
+def weights_on(device, dtype=FLOAT32):
+    """The same weights in every precision: those that bf16 can write."""
+    return small_policy().to(BF16).to(device, dtype)
+
+
+def by_row(model, made, device):
+    """Log-probabilities [views] of the leaves' sampled tokens from the model's own attention."""
+    found = []
+    for layout in made.layouts:
+        for path in layout.paths:
+            tokens = torch.from_numpy(layout.tokens[path]).to(device)
+            own = torch.from_numpy(layout.sampled[path][1:]).to(device)
+            every = torch.log_softmax(model(tokens[None]).logits[0].float() / TEMPERATURE, -1)
+            found.append(every[:-1].gather(-1, tokens[1:, None])[:, 0][own])
+    return torch.cat(found)
+
+
+def by_forest(model, made, form):
+    """The same from the forest, each token computed once."""
+    with attending(model, form):
+        hidden = states(model.base_model, made)
+        logprobs, _ = token_logprobs(model, hidden, made.targets, TEMPERATURE)
+    return logprobs[made.views][made.mask]
+
+
+def gradient(model, logprobs):
+    """Of a sum that weighs every leaf's every token differently; all weights in one row."""
+    model.zero_grad()
+    (logprobs * torch.linspace(-1, 1, len(logprobs), device=logprobs.device)).sum().backward()
+    return torch.cat([weight.grad.float().flatten() for weight in model.parameters()])
+
+
+def both(model, logprobs):
+    return logprobs.detach(), gradient(model, logprobs)
+
+
+def distance(found, expected):
+    """Norm of the difference, relative to what is expected."""
+    return float((found.float() - expected).norm() / expected.norm())
+
+
+# ---------------------------------------------------------------- attention over forests
+
+
+def test_a_forest_gives_the_logprobs_and_gradients_of_rows_in_float32(made, device):
+    model = weights_on(device)
+    expected = both(model, by_row(model, made, device))
+    found = both(model, by_forest(model, made, form_for(device)))
+    torch.testing.assert_close(found[0], expected[0], rtol=0, atol=1e-4)
+    assert distance(found[1], expected[1]) < 1e-5
+
+
+def test_a_forest_in_bf16_is_as_close_to_float32_as_rows_in_bf16(made, device):
+    exact, coarse = weights_on(device), weights_on(device, BF16)
+    expected = both(exact, by_row(exact, made, device))
+    rows = both(coarse, by_row(coarse, made, device))
+    found = both(coarse, by_forest(coarse, made, form_for(device)))
+    for name, row, leaf, wanted in zip(
+        ("logprobs", "gradient"), rows, found, expected, strict=True
+    ):
+        error = distance(row, wanted)
+        assert 0 < error < 0.2, f"{name}: rows in bf16 are far off themselves"
+        assert distance(leaf, wanted) < SLACK * error, name
+
+
+def test_gathered_and_flex_attention_agree(made, device):
+    model = weights_on(device)
+    gathered = both(model, by_forest(model, made, GATHERED))
+    with torch.no_grad():
+        flex = by_forest(model, made, FLEX)
+    torch.testing.assert_close(flex, gathered[0], rtol=0, atol=1e-4)
+    trained = gradient(model, by_forest(model, made, form_for(device)))
+    assert distance(trained, gathered[1]) < 1e-5
+
+
+def test_forests_of_changing_length_keep_their_own_masks(device):
+    model = weights_on(device)
+    for seed in range(12):
+        layouts = [lay_out(credited(random_tree(seed, 2 + 3 * seed)), range(2 + 3 * seed))]
+        made = forest(layouts, device)
+        with torch.no_grad():
+            found = by_forest(model, made, form_for(device))
+            expected = by_row(model, made, device)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+
+
+# ---------------------------------------------------------------- log-probabilities
+
+
+@pytest.mark.parametrize("dtype", [FLOAT32, BF16])
+def test_logprobs_in_parts_are_those_of_all_logits(monkeypatch, device, dtype):
+    model = weights_on(device, dtype)
+    hidden = torch.randn(300, 32, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+    hidden.requires_grad_()
+    targets = torch.arange(300, device=device) % VOCABULARY
+
+    def found(at_once):
+        monkeypatch.setattr(learner, "LOGITS_AT_ONCE", dict.fromkeys(("cpu", "cuda"), at_once))
+        model.zero_grad()
+        hidden.grad = None
+        logprobs, entropies = token_logprobs(model, hidden, targets, TEMPERATURE, entropy=True)
+        (logprobs.sum() + entropies.sum()).backward()
+        return logprobs.detach(), hidden.grad.float(), model.lm_head.weight.grad.float()
+
+    tolerance = 1e-5 if dtype is FLOAT32 else 2e-2
+    for some, every in zip(found(VOCABULARY * 64), found(2**24), strict=True):
+        assert distance(some, every) < tolerance
+
+
+def sampled(model, tokenizer):
+    """Turns that the engine has sampled, each a tree of its own, and their samples."""
+    engine = TransformersEngine(model, tokenizer)
+    prompts = [np.arange(3, 3 + n, dtype=np.int32) for n in (4, 90, 6)]
+    with engine.session(3, 200, TEMPERATURE, 1.0, ("</answer>",)) as session:
+        samples = session.sample(
+            [Request(session.open(), prompt, 17 + i, 60) for i, prompt in enumerate(prompts)]
+        )
+    nothing = np.zeros(0, np.float32)
+    trees = []
+    for prompt, sample in zip(prompts, samples, strict=True):
+        turn = Node(0, TURN, "", "", sample.tokens, sample.logprobs, sample.entropies)
+        nodes = [Node(-1, PROMPT, "", "", prompt, nothing, nothing), turn]
+        trees.append(uncredited(Tree(Question("q", "k", "t", ("1",)), nodes, [1])))
+    return trees, torch.from_numpy(np.concatenate([sample.logprobs for sample in samples]))
+
+
+def of_learner(model, trees, device):
+    machine = Machine(threads=1, device=device, precision="float32")
+    found = node_logprobs(model, trees, TEMPERATURE, SETTINGS, machine)
+    return torch.from_numpy(np.concatenate([by_node[1] for by_node in found]))
+
+
+def test_the_engine_and_the_learner_agree_in_float32(policy_on_device, tokenizer, device):
+    trees, engine = sampled(policy_on_device, tokenizer)
+    found = of_learner(policy_on_device, trees, device)
+    torch.testing.assert_close(found, engine, rtol=0, atol=1e-4)
+
+
+def test_the_engine_and_the_learner_are_equally_close_to_float32_in_bf16(
+    policy_on_device, tokenizer, device
+):
+    coarse = copy.deepcopy(policy_on_device).to(BF16)
+    exact = copy.deepcopy(coarse).float()
+    trees, engine = sampled(coarse, tokenizer)
+    expected = of_learner(exact, trees, device)
+    error = distance(of_learner(coarse, trees, device), expected)
+    assert 0 < error < 0.02
+    assert distance(engine, expected) < 2 * error
+
+
+@pytest.fixture
+def policy_on_device(policy, device):
+    return copy.deepcopy(policy).to(device)
+
+
+# ---------------------------------------------------------------- updates
+
+
+def updated(device, trees, micro_batch_tokens):
+    """Gradients and metrics of one update."""
+    machine = Machine(threads=1, device=device, precision="float32")
+    learning = checkpoint.Learner(Path("gpu"), weights_on(device), None)
+    checkpoint.prepare_optimizer(learning, SETTINGS)
+    settings = SETTINGS.model_copy(update={"micro_batch_tokens": micro_batch_tokens})
+    metrics = learner.update(learning, trees, GRPO, settings, TEMPERATURE, machine, 1)
+    weights = learning.model.parameters()
+    return torch.cat([weight.grad.flatten().cpu() for weight in weights]), metrics
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [300, 10_000])
+def test_an_update_gives_the_gradient_that_it_gives_on_a_cpu(device, micro_batch_tokens):
+    trees = [tree for make in TREES.values() for tree in make()]
+    expected, on_cpu = updated("cpu", trees, 10_000)
+    found, metrics = updated(device, trees, micro_batch_tokens)
+    assert distance(found, expected) < 1e-4
+    assert metrics["trained_views"] == on_cpu["trained_views"]
+    assert metrics["loss"] == pytest.approx(on_cpu["loss"], abs=1e-4)
