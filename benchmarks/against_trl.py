@@ -36,6 +36,7 @@ from tasks.algorithm import assemble
 from tasks.checkpoint import Learner
 from tasks.engines.transformers import TransformersEngine
 from tasks.estimators.group import relative
+from tasks.lanes import lanes
 from tasks.ledger import Step
 from tasks.packing import Credit, Credited
 from tasks.policy import build_policy, load_policy, load_tokenizer, use_machine
@@ -288,7 +289,8 @@ def beamline_step(
         scored = time.perf_counter()
         beamline_update(start, learning, trees, rewards, row)
         ended = time.perf_counter()
-    tool_seconds = tools.take()
+    # lanes wait for their tools side by side: what one waited, on average
+    tool_seconds = tools.take() / lanes(start.recipe.machine.device, len(questions))
     measured = Measured(
         step=ended - began,
         sampling=sampling - began - tool_seconds,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from params.schema import Machine, Update
 from tasks.attention import PAIRS, attending, form_for
 from tasks.checkpoint import Critic, Learner, forget
+from tasks.lanes import dealt, lanes, side_by_side
 from tasks.losses import Loss, Views, policy_loss, value_loss
 from tasks.packing import ByNode, Cost, Credited, Floats, Forest, cost_of, forests, to_nodes
 from tasks.trajectory import Tree
@@ -112,11 +113,16 @@ def _by_node(
     found: dict[int, list[Floats]] = {id(tree): _blank(tree.tree) for tree in trees}
     training = model.training
     model.eval()
-    with torch.no_grad(), attending(model, form):
-        cost = _cost(model, form)
-        for forest in forests(batch, settings.micro_batch_tokens, cost, machine.device):
+
+    @torch.no_grad()  # a mode of the thread: each lane enters it
+    def lane(pieces: Sequence[Forest]) -> None:
+        for forest in pieces:
             for tree, node, numbers in to_nodes(forest, compute(forest)):
                 found[id(tree)][node] = numbers
+
+    with attending(model, form):
+        cost = _cost(model, form)
+        side_by_side(lane, _dealt(batch, settings.micro_batch_tokens, cost, machine))
     model.train(training)
     return [found[id(tree)] for tree in trees]
 
@@ -188,12 +194,16 @@ def _step(
     value_tokens = _sampled_views(trees)
     sums = dict(NOTHING)
     learner.optimizer.zero_grad(set_to_none=True)
-    for forest in _micro_batches(learner, trees, loss, settings, machine):
+
+    def share(forest: Forest) -> tuple[Tensor, dict[str, float]]:
         value, metrics = _objective(learner, forest, loss, temperature, denominator, value_tokens)
-        value.backward()
-        _add_up(sums, {"loss": float(value.detach()), **metrics})
-        sums["trained_tokens"] += len(forest.targets)
-        sums["trained_views"] += float(forest.mask.sum())
+        metrics["trained_tokens"] = len(forest.targets)
+        metrics["trained_views"] = float(forest.mask.sum())
+        return value, metrics
+
+    pieces = _micro_batches(learner, trees, loss, settings, machine)
+    for metrics in _gradients(_weights(learner.optimizer), share, pieces):
+        _add_up(sums, metrics)
     if sums["trained_tokens"]:
         sums["gradient_norm"] = _apply(learner, settings)
     if learner.critic and learner.critic.backbone:
@@ -201,10 +211,65 @@ def _step(
     return sums
 
 
+def _weights(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [weight for group in optimizer.param_groups for weight in group["params"]]
+
+
+def _gradients(
+    weights: Sequence[Tensor],
+    share: Callable[[Forest], tuple[Tensor, dict[str, float]]],
+    pieces: Sequence[Sequence[Forest]],
+) -> list[dict[str, float]]:
+    """Add the gradients of each forest's share of the loss to the weights'; metrics of each.
+
+    With several pieces each lane adds its own up, and the lanes' are added in their order, so that
+    equal runs stay equal.
+    """
+    if len(pieces) == 1:
+        found = []
+        for forest in pieces[0]:
+            value, metrics = share(forest)
+            value.backward()
+            found.append({"loss": float(value.detach()), **metrics})
+        return found
+
+    def lane(forests: Sequence[Forest]) -> tuple[list[Tensor | None], list[dict[str, float]]]:
+        total: list[Tensor | None] = [None] * len(weights)
+        said = []
+        for forest in forests:
+            value, metrics = share(forest)
+            own = torch.autograd.grad(value, list(weights), allow_unused=True)
+            total = [_plus(one, other) for one, other in zip(total, own, strict=True)]
+            said.append({"loss": float(value.detach()), **metrics})
+        return total, said
+
+    done = side_by_side(lane, pieces)
+    for total, _ in done:
+        for weight, gradient in zip(weights, total, strict=True):
+            weight.grad = _plus(weight.grad, gradient)
+    return [metrics for _, said in done for metrics in said]
+
+
+def _plus(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return one.add_(other)
+
+
+def _dealt(batch: Batch, tokens: int, cost: Cost, machine: Machine) -> list[list[Forest]]:
+    """The forests of a batch, for each lane those of its own trees; at least one lane."""
+    chosen = [(tree, leaves) for tree, leaves in batch if len(leaves)]
+    sizes = [sum(len(credit.advantages) for credit in tree.credits) for tree, _ in chosen]
+    hands = dealt(sizes, lanes(machine.device, len(chosen)))
+    return [
+        list(forests([chosen[i] for i in hand], tokens, cost, machine.device)) for hand in hands
+    ]
+
+
 def _micro_batches(
     learner: Learner, trees: Sequence[Credited], loss: Loss, settings: Update, machine: Machine
-) -> Iterator[Forest]:
-    """Forests of the leaves that have a gradient.
+) -> list[list[Forest]]:
+    """Forests of the leaves that have a gradient, for each lane its own.
 
     Leaves without any advantage skip the model where no other term of the loss needs them; they
     still count in the denominator.
@@ -219,7 +284,7 @@ def _micro_batches(
         for tree in trees
     ]
     cost = _cost(learner.model, form_for(machine.device))
-    return forests(batch, settings.micro_batch_tokens, cost, machine.device)
+    return _dealt(batch, settings.micro_batch_tokens, cost, machine)
 
 
 def _denominator(trees: Sequence[Credited], loss: Loss) -> float:
@@ -303,11 +368,17 @@ def _critic_step(
     critic.optimizer.zero_grad(set_to_none=True)
     with attending(critic.backbone, form):
         cost = _cost(critic.backbone, form)
-        for forest in forests(batch, settings.micro_batch_tokens, cost, machine.device):
+
+        def share(forest: Forest) -> tuple[Tensor, dict[str, float]]:
             hidden = states(critic.backbone, forest)
             part, metrics = _value_loss(critic, forest, hidden, value_tokens)
-            (critic.coefficient * part).backward()
-            _add_up(sums, {name: float(entry) for name, entry in metrics.items()})
+            said = {name: float(entry) for name, entry in metrics.items()}
+            return critic.coefficient * part, said
+
+        pieces = _dealt(batch, settings.micro_batch_tokens, cost, machine)
+        for metrics in _gradients(critic.weights(), share, pieces):
+            del metrics["loss"]
+            _add_up(sums, metrics)
     torch.nn.utils.clip_grad_norm_(critic.weights(), settings.gradient_clip)
     critic.optimizer.step()
     return sums
@@ -316,7 +387,7 @@ def _critic_step(
 def _apply(learner: Learner, settings: Update) -> float:
     """Clip, warm up, step; the gradient norm before clipping."""
     assert learner.optimizer
-    weights = [weight for group in learner.optimizer.param_groups for weight in group["params"]]
+    weights = _weights(learner.optimizer)
     norm = float(torch.nn.utils.clip_grad_norm_(weights, settings.gradient_clip))
     if not math.isfinite(norm):
         raise RuntimeError(

@@ -13,6 +13,7 @@ from prefect import task
 from params.schema import Dialogue, Machine, Marks, PythonTool, Rollout, Search
 from tasks import checkpoint, ledger, statistics
 from tasks.engines.transformers import TransformersEngine
+from tasks.lanes import lanes
 from tasks.ledger import Artifact, Step
 from tasks.sampler import Setting, grow
 from tasks.toolbox import Respond
@@ -60,11 +61,12 @@ def rollout(
     engine = TransformersEngine(acting.model, acting.tokenizer)
     trees = grow(chosen, engine, setting, top_p, advance)
     seconds = time.perf_counter() - began
+    waited = sum(tool_seconds) / lanes(engine.device, len(chosen))  # of a lane, on average
     save_trees(trees, folder / "trees")
     return {
         "metrics": statistics.tree_metrics(trees, budget.entropy_window),
         "profile": statistics.entropy_profile(trees),
-        "seconds": {"sampling": seconds - sum(tool_seconds), "tools": sum(tool_seconds)},
+        "seconds": {"sampling": seconds - waited, "tools": waited},
         "another_batch": bool(batch(every, step.seed, first, attempt + 1, size)),  # of new ones
     }
 

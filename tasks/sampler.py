@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -30,6 +31,7 @@ from tasks.branching import (
     window_entropy,
 )
 from tasks.engines import Engine, Request, Sample, Session
+from tasks.lanes import lanes, side_by_side
 from tasks.toolbox import Respond
 from tasks.trajectory import (
     PROMPT,
@@ -119,25 +121,44 @@ def grow(
 def _grow_batch(
     questions: Sequence[Question], engine: Engine, setting: Setting, top_p: float
 ) -> list[Tree]:
+    """Questions share nothing, so on a CPU they are grown in lanes, each with its own session."""
     trees = [_root(question, setting) for question in questions]
-    paths: list[list[Path]] = [[] for _ in trees]
     longest_prompt = max(len(tree.nodes[0].tokens) for tree in trees)
     context = longest_prompt + setting.dialogue.response_tokens
-    rollout, beaming = setting.rollout, BEAMING[setting.branching]
-    initial = beaming.initial(rollout)
-    with engine.session(
-        len(questions) * rollout.leaves, context, rollout.temperature, top_p, talk.STOP_STRINGS
-    ) as session:
-        for tree, siblings in zip(trees, paths, strict=True):
-            _start(tree, siblings, initial, session, waits=beaming.at_marks)
-        while live := [path for siblings in paths for path in siblings if path.live]:
-            _round(live, session, setting)
-            for siblings in paths:
-                if not any(path.live for path in siblings):
-                    _go_on(siblings, session, setting)
+    rollout = setting.rollout
+    count = lanes(engine.device, len(trees))
+    pieces = [trees[lane::count] for lane in range(count)]
+    with ExitStack() as stack:
+        sessions = [
+            stack.enter_context(
+                engine.session(
+                    len(piece) * rollout.leaves,
+                    context,
+                    rollout.temperature,
+                    top_p,
+                    talk.STOP_STRINGS,
+                )
+            )
+            for piece in pieces
+        ]
+        side_by_side(lambda lane: _grow_piece(pieces[lane], sessions[lane], setting), range(count))
+    return trees
+
+
+def _grow_piece(trees: Sequence[Tree], session: Session, setting: Setting) -> None:
+    """All rollouts of some trees, which have their prompts."""
+    paths: list[list[Path]] = [[] for _ in trees]
+    beaming = BEAMING[setting.branching]
+    initial = beaming.initial(setting.rollout)
+    for tree, siblings in zip(trees, paths, strict=True):
+        _start(tree, siblings, initial, session, waits=beaming.at_marks)
+    while live := [path for siblings in paths for path in siblings if path.live]:
+        _round(live, session, setting)
+        for siblings in paths:
+            if not any(path.live for path in siblings):
+                _go_on(siblings, session, setting)
     for tree, siblings in zip(trees, paths, strict=True):
         tree.leaves = [path.node for path in siblings]
-    return trees
 
 
 def _root(question: Question, setting: Setting) -> Tree:

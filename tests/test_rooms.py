@@ -66,6 +66,7 @@ COMPUTE = (
         for name in (
             "losses",
             "attention",
+            "lanes",
             "packing",
             "learner",
             "checkpoint",

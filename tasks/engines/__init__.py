@@ -54,7 +54,14 @@ class Session(Protocol):
 
 
 class Engine(Protocol):
-    """What the sampler needs of an engine."""
+    """What the sampler needs of an engine.
+
+    Sessions that are open at one time can be used side by side, each by a thread of its own.
+    """
+
+    @property
+    def device(self) -> str:
+        """What it computes on: "cpu", "cuda"."""
 
     def session(
         self, paths: int, context: int, temperature: float, top_p: float, stop: Sequence[str]

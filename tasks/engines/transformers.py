@@ -26,6 +26,7 @@ from tasks.trajectory import END, LENGTH, STOP
 
 GROUPED = "grouped_sdpa"  # our attention function, as transformers knows it
 FEED_TOKENS = 8192  # padded positions of one prefill pass: bounds its memory
+KEPT_BYTES, KEPT_STORES = 2**28, 4  # of memory that is kept for the next session, on a CPU
 
 
 class TransformersEngine:
@@ -34,6 +35,11 @@ class TransformersEngine:
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self.model = model
         self.tokenizer = tokenizer
+
+    @property
+    def device(self) -> str:
+        """What the model lies on."""
+        return str(self.model.device.type)
 
     def pieces(self) -> list[str]:
         """The text of each token on its own."""
@@ -53,10 +59,11 @@ class TransformersEngine:
         training, attention = self.model.training, self.model.config._attn_implementation
         self.model.eval()
         self.model.set_attn_implementation(GROUPED)
+        opened = RaggedSession(self, paths, context, temperature, top_p, tuple(stop))
         try:
-            with torch.inference_mode():
-                yield RaggedSession(self, paths, context, temperature, top_p, tuple(stop))
+            yield opened
         finally:
+            opened.cache.give_back()
             self.model.set_attn_implementation(attention)
             self.model.train(training)
 
@@ -101,7 +108,9 @@ class RaggedCache:
             config.hidden_size // config.num_attention_heads
         )
         shape = (config.num_hidden_layers, rows, config.num_key_value_heads, positions, head_size)
-        self.keys, self.values = _zeros((2, *shape), like)
+        size = 2 * math.prod(shape)
+        self.memory = _memory(size, like)
+        self.keys, self.values = self.memory[:size].view(2, *shape)
         self.rows: Tensor | slice = slice(0, 0)  # which rows are being fed
         self.positions = torch.zeros(0, 0, dtype=torch.long)  # [rows, fed] where they are written
         self.visible = 0  # positions that any of them may look at
@@ -129,6 +138,12 @@ class RaggedCache:
         for store in (self.keys, self.values):
             store[:, target, :, :positions] = store[:, source, :, :positions]
 
+    def give_back(self) -> None:
+        """The memory may serve the next session."""
+        if self.memory.device.type == "cpu" and self.memory.nbytes <= KEPT_BYTES:
+            _kept.append(self.memory)
+            del _kept[:-KEPT_STORES]
+
     def get_seq_length(self, *_: Any) -> int:
         return self.visible
 
@@ -151,8 +166,9 @@ class RaggedSession:
         self.end = engine.tokenizer.eos_token_id
         weight = self.model.get_input_embeddings().weight
         self.device = weight.device
-        self.cache = RaggedCache(self.model.config, paths, context, weight)
-        self.decoder = decoder(self.model, context)
+        with torch.inference_mode():  # a mode of the thread: each call of a session enters it
+            self.cache = RaggedCache(self.model.config, paths, context, weight)
+            self.decoder = decoder(self.model, context)
         self.context = context
         self.seen: list[NDArray[np.int32]] = [_none(np.int32)] * paths  # by row: tokens cached
         self.row: dict[int, int] = {}  # handle -> row
@@ -170,6 +186,7 @@ class RaggedSession:
         self.seen[self.row[self.handles]] = _none(np.int32)
         return self.handles
 
+    @torch.inference_mode()
     def fork(self, handle: int) -> int:
         child = self.open()
         source, target = self.row[handle], self.row[child]
@@ -180,6 +197,7 @@ class RaggedSession:
     def close(self, handle: int) -> None:
         self.free.append(self.row.pop(handle))
 
+    @torch.inference_mode()
     def sample(self, requests: Sequence[Request]) -> list[Sample]:
         if not requests:
             return []
@@ -420,11 +438,20 @@ def _chunks(rows: list[int], lengths: list[int]) -> Iterator[list[int]]:
         yield batch
 
 
-def _zeros(shape: Sequence[int], like: Tensor) -> Tensor:
-    """Zeros; in the machine's own memory such as cost nothing until they are written."""
-    if like.device.type == "cpu" and like.dtype == torch.float32:
-        return torch.from_numpy(np.zeros(shape, np.float32))
-    return like.new_zeros(tuple(shape))
+_kept: list[Tensor] = []  # memory of sessions that have ended
+
+
+def _memory(size: int, like: Tensor) -> Tensor:
+    """At least ``size`` numbers for a cache: an earlier session's where they suffice, else zeros.
+
+    To touch fresh memory costs more than a decoding step of a small policy. What an earlier session
+    has left is finite and masked, so it counts for nothing.
+    """
+    for place, store in enumerate(_kept):
+        if store.numel() >= size and store.dtype == like.dtype and like.device.type == "cpu":
+            return _kept.pop(place)
+    with torch.inference_mode(False):  # memory that may be used in any mode
+        return like.new_zeros(size)
 
 
 def _none(kind: type[np.int32]) -> NDArray[np.int32]:

@@ -66,6 +66,8 @@ class Agent:
     engine's does: at the token that completes a stop string, at the end token, or at the budget.
     """
 
+    device = "somewhere"  # no lanes
+
     def __init__(self, tokenizer, turns):
         self.tokenizer, self.turns = tokenizer, turns
         self.handles, self.said = count(), {}

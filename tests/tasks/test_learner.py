@@ -364,6 +364,28 @@ def test_a_batch_without_trees_leaves_the_policy_as_it_is(initial):
     assert metrics["trained_tokens"] == 0
 
 
+@pytest.mark.parametrize("name", ["arpo", "gspo", "ppo"])
+def test_two_lanes_give_the_gradient_of_one_and_the_same_bytes_each_time(initial, name):
+    trees = made_trees(5, values=True)
+    machine = MACHINE.model_copy(update={"threads": 2})
+    settings = SETTINGS.model_copy(update={"micro_batch_tokens": 150, "epochs": 2})
+    found = []
+    for threads in (1, 2, 2):
+        torch.set_num_threads(threads)
+        learning = fresh(initial, settings, ROWS[name].critic)
+        trees = [replace(t, reference_logprobs=[n.logprobs for n in t.tree.nodes]) for t in trees]
+        metrics = learner.update(
+            learning, trees, LOSSES[name], settings, TEMPERATURE, machine, seed=1
+        )
+        found.append((gradients(learning.model), weights(learning.model), metrics))
+    torch.set_num_threads(MACHINE.threads)
+    close(found[0][0], found[1][0])
+    assert same(found[1][1], found[2][1])
+    assert found[1][2] == found[2][2]
+    for measure in ("trained_tokens", "trained_views"):
+        assert found[0][2][measure] == found[1][2][measure]
+
+
 def test_gradients_are_clipped_to_their_global_norm(initial):
     learning = fresh(initial)
     metrics = run(learning, made_trees(), SETTINGS.model_copy(update={"gradient_clip": 0.01}))

@@ -50,6 +50,8 @@ class Scripted:
     It is a session of its own, and watches that handles are opened, used and closed properly.
     """
 
+    device = "somewhere"  # no lanes
+
     def __init__(self, tokenizer, write):
         self.tokenizer, self.write = tokenizer, write
         self.numbers, self.handles = count(), set()
@@ -889,3 +891,17 @@ def test_a_response_that_reaches_over_the_policys_context_raises(talkative):
     setting = Setting(talkative.tokenizer, dialogue, budget(), partial(respond, TOOLS), "0")
     with pytest.raises(ValueError, match="context"):
         grow(QUESTIONS, talkative, setting)
+
+
+def test_two_lanes_grow_the_trees_that_one_grows_and_the_same_ones_each_time(talkative, beaming):
+    before, found = torch.get_num_threads(), []
+    for threads in (1, 2, 2):
+        torch.set_num_threads(threads)
+        found.append(real_trees(talkative, *beaming))
+    torch.set_num_threads(before)
+    for one, two, again in zip(*found, strict=True):
+        for nodes in zip(one.nodes, two.nodes, again.nodes, strict=True):
+            assert nodes[0].tokens.tolist() == nodes[1].tokens.tolist()
+            assert nodes[1].logprobs.tobytes() == nodes[2].logprobs.tobytes()
+            np.testing.assert_allclose(nodes[0].logprobs, nodes[1].logprobs, atol=1e-4)
+        assert one.leaves == two.leaves == again.leaves
