@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tasks.estimators.group import group_relative
+from tasks.estimators.group import relative
 from tasks.expectations import advantages
 
 LEAVES = 4
@@ -25,7 +25,7 @@ def good(rows=24):
             "question": [f"q{number // LEAVES % 3}" for number in row],
             "leaf": row % LEAVES,
             "reward": rewards,
-            "advantage": np.concatenate([group_relative(group) for group in groups]),
+            "advantage": relative(rewards, np.repeat(np.arange(len(groups)), LEAVES), std=True),
         }
     )
 
