@@ -291,6 +291,8 @@ def connect(uri: str) -> MlflowClient:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     from mlflow.tracking import MlflowClient
 
+    # where something else had imported MLflow already, it has not read the level
+    logging.getLogger("mlflow").setLevel(os.environ["MLFLOW_LOGGING_LEVEL"])
     file = _sqlite_file(uri)
     if file is not None and not file.exists():
         _make_store(file, MlflowClient)
