@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -115,7 +115,7 @@ def _by_node(
     model.eval()
 
     @torch.no_grad()  # a mode of the thread: each lane enters it
-    def lane(pieces: Sequence[Forest]) -> None:
+    def lane(pieces: Iterable[Forest]) -> None:
         for forest in pieces:
             for tree, node, numbers in to_nodes(forest, compute(forest)):
                 found[id(tree)][node] = numbers
@@ -218,7 +218,7 @@ def _weights(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 def _gradients(
     weights: Sequence[Tensor],
     share: Callable[[Forest], tuple[Tensor, dict[str, float]]],
-    pieces: Sequence[Sequence[Forest]],
+    pieces: Sequence[Iterable[Forest]],
 ) -> list[dict[str, float]]:
     """Add the gradients of each forest's share of the loss to the weights'; metrics of each.
 
@@ -233,7 +233,7 @@ def _gradients(
             found.append({"loss": float(value.detach()), **metrics})
         return found
 
-    def lane(forests: Sequence[Forest]) -> tuple[list[Tensor | None], list[dict[str, float]]]:
+    def lane(forests: Iterable[Forest]) -> tuple[list[Tensor | None], list[dict[str, float]]]:
         total: list[Tensor | None] = [None] * len(weights)
         said = []
         for forest in forests:
@@ -256,19 +256,20 @@ def _plus(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     return one.add_(other)
 
 
-def _dealt(batch: Batch, tokens: int, cost: Cost, machine: Machine) -> list[list[Forest]]:
-    """The forests of a batch, for each lane those of its own trees; at least one lane."""
+def _dealt(batch: Batch, tokens: int, cost: Cost, machine: Machine) -> list[Iterator[Forest]]:
+    """The forests of a batch, for each lane those of its own trees; at least one lane.
+
+    Each is laid out when its turn comes, so that a lane holds one at a time.
+    """
     chosen = [(tree, leaves) for tree, leaves in batch if len(leaves)]
     sizes = [sum(len(credit.advantages) for credit in tree.credits) for tree, _ in chosen]
     hands = dealt(sizes, lanes(machine.device, len(chosen)))
-    return [
-        list(forests([chosen[i] for i in hand], tokens, cost, machine.device)) for hand in hands
-    ]
+    return [forests([chosen[i] for i in hand], tokens, cost, machine.device) for hand in hands]
 
 
 def _micro_batches(
     learner: Learner, trees: Sequence[Credited], loss: Loss, settings: Update, machine: Machine
-) -> list[list[Forest]]:
+) -> list[Iterator[Forest]]:
     """Forests of the leaves that have a gradient, for each lane its own.
 
     Leaves without any advantage skip the model where no other term of the loss needs them; they
