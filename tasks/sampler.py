@@ -131,7 +131,7 @@ def _grow_batch(
     with ExitStack() as stack:
         sessions = [
             stack.enter_context(
-                engine.session(
+                lane.session(
                     len(piece) * rollout.leaves,
                     context,
                     rollout.temperature,
@@ -139,7 +139,7 @@ def _grow_batch(
                     talk.STOP_STRINGS,
                 )
             )
-            for piece in pieces
+            for lane, piece in zip(engine.beside(count), pieces, strict=True)
         ]
         side_by_side(lambda lane: _grow_piece(pieces[lane], sessions[lane], setting), range(count))
     return trees

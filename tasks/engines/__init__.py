@@ -59,6 +59,9 @@ class Engine(Protocol):
     Sessions that are open at one time can be used side by side, each by a thread of its own.
     """
 
+    def beside(self, count: int) -> Sequence[Engine]:
+        """``count`` engines of this policy whose sessions get on fastest side by side."""
+
     @property
     def device(self) -> str:
         """What it computes on: "cpu", "cuda"."""

@@ -9,24 +9,17 @@ architectures differ: they take the library's own pass.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear, rms_norm, scaled_dot_product_attention, silu
 
+from tasks.engines.ragged import Network, RaggedCache
+
 ARCHITECTURES = ("Qwen2ForCausalLM", "LlamaForCausalLM")
 LARGEST = 50_000_000  # weights, which are copied once a session
-
-
-class Cache(Protocol):
-    """What the pass needs of a cache (tasks/engines/transformers.py)."""
-
-    positions: Tensor  # [rows, fed]
-    visible: int
-
-    def update(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """Write [rows, key-value heads, fed, size]; all visible keys and values."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +42,7 @@ class Decoder:
     embedding: Tensor
     layers: list[Layer]
     norm: Tensor
+    head: Tensor  # [vocabulary, hidden]
     epsilon: float
     heads: int
     key_value_heads: int
@@ -56,17 +50,35 @@ class Decoder:
     sines: Tensor
 
 
-def decoder(model: Any, context: int) -> Decoder | None:
-    """The pass for ``context`` positions; None for a model that is better left to the library."""
+def network(decoder: Decoder) -> Network:
+    """The pass as a session uses it."""
+    return Network(
+        layers=len(decoder.layers),
+        key_value_heads=decoder.key_value_heads,
+        head_size=decoder.cosines.shape[-1],
+        like=decoder.embedding,
+        hidden_states=partial(hidden_states, decoder),
+        head=partial(linear, weight=decoder.head),
+    )
+
+
+def decodes(model: Any) -> bool:
+    """Whether the pass serves this model, or it is better left to the library's own."""
+    on_cpu = model.device.type == "cpu"
+    return on_cpu and _fits(model) and model.num_parameters() <= LARGEST
+
+
+@torch.inference_mode()
+def decoder(model: Any, context: int) -> Decoder:
+    """The weights as they are now, for ``context`` positions."""
     config, weight = model.config, model.get_input_embeddings().weight
-    if not _fits(model) or weight.device.type != "cpu" or model.num_parameters() > LARGEST:
-        return None
     base = model.base_model
     cosines, sines = base.rotary_emb(weight, torch.arange(context)[None])
     return Decoder(
         embedding=weight,
         layers=[_layer(layer) for layer in base.layers],
         norm=base.norm.weight,
+        head=model.get_output_embeddings().weight,
         epsilon=config.rms_norm_eps,
         heads=config.num_attention_heads,
         key_value_heads=config.num_key_value_heads,
@@ -82,12 +94,12 @@ def _fits(model: Any) -> bool:
     config, first = model.config, model.base_model.layers[0]
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    biases = (first.self_attn.o_proj.bias, first.mlp.down_proj.bias)
+    biased = (first.self_attn.o_proj, first.mlp.down_proj, model.get_output_embeddings())
     return (
         rope == "default"
         and config.hidden_act == "silu"
         and kinds == {"full_attention"}
-        and biases == (None, None)
+        and all(part.bias is None for part in biased)
     )
 
 
@@ -106,7 +118,7 @@ def _layer(layer: Any) -> Layer:
     )
 
 
-def hidden_states(decoder: Decoder, tokens: Tensor, cache: Cache) -> Tensor:
+def hidden_states(decoder: Decoder, tokens: Tensor, cache: RaggedCache) -> Tensor:
     """Hidden states [rows, fed, hidden] of tokens [rows, fed] at ``cache.positions``."""
     shared = decoder.heads // decoder.key_value_heads
     mask = torch.arange(cache.visible) <= cache.positions[:, None, :, None]
@@ -129,7 +141,7 @@ def _attend(
     states: Tensor,
     turns: tuple[Tensor, Tensor],
     mask: Tensor,
-    cache: Cache,
+    cache: RaggedCache,
 ) -> Tensor:
     rows, fed, _ = states.shape
     heads, key_value_heads = decoder.heads, decoder.key_value_heads

@@ -72,6 +72,9 @@ class Agent:
         self.tokenizer, self.turns = tokenizer, turns
         self.handles, self.said = count(), {}
 
+    def beside(self, count):
+        return [self] * count
+
     @contextmanager
     def session(self, paths, context, temperature, top_p, stop):
         self.stop = stop

@@ -57,6 +57,9 @@ class Scripted:
         self.numbers, self.handles = count(), set()
         self.requests, self.rooms = [], []
 
+    def beside(self, count):
+        return [self] * count
+
     @contextmanager
     def session(self, paths, context, temperature, top_p, stop):
         self.paths, self.context, self.stop = paths, context, stop
@@ -736,8 +739,11 @@ def test_the_calls_of_a_round_run_side_by_side(rollout):
         rounds.append(len(arguments))
         return echo(arguments)
 
-    rollout(calls_then_answer(2), QUESTIONS, tools={"python": tool}, initial=4, leaves=4)
-    assert rounds == [12, 12]  # three questions of four paths, two calls each
+    def write(context, seed):
+        return f"<python>{seed}</python>" if results_in(context) < 2 else ANSWER, 0.5
+
+    rollout(write, QUESTIONS, tools={"python": tool}, initial=4, leaves=4)
+    assert rounds == [12, 12]  # three questions of four paths, two calls each, all different
 
 
 # ---- batches and seeds

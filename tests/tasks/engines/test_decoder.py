@@ -3,8 +3,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from tasks.engines import decoder as decoders
-from tasks.engines.decoder import decoder, hidden_states
-from tasks.engines.transformers import GROUPED, RaggedCache
+from tasks.engines.decoder import decoder, decodes, hidden_states
+from tasks.engines.ragged import RaggedCache
+from tasks.engines.transformers import GROUPED, library
 from tests.trees import small_policy
 
 SHAPE = {
@@ -27,7 +28,7 @@ def llama(**more):
 def fed(model, start, count):
     """A cache with something in it, and tokens that go behind."""
     random = torch.Generator().manual_seed(start)
-    cache = RaggedCache(model.config, ROWS, CONTEXT, model.get_input_embeddings().weight)
+    cache = RaggedCache(library(model), ROWS, CONTEXT)
     for store in (cache.keys, cache.values):
         store.copy_(torch.randn(store.shape, generator=random))
     cache.rows = slice(0, ROWS)
@@ -48,15 +49,7 @@ def test_it_gives_what_the_librarys_own_pass_gives(model, count):
                 found.append(hidden_states(decoder(model, CONTEXT), tokens, cache))
             else:
                 model.set_attn_implementation(GROUPED)
-                mask = torch.arange(cache.visible) <= cache.positions[:, None, :, None]
-                output = model.base_model(
-                    input_ids=tokens,
-                    position_ids=cache.positions,
-                    attention_mask=mask,
-                    past_key_values=cache,
-                    use_cache=True,
-                )
-                found.append(output.last_hidden_state)
+                found.append(library(model).hidden_states(tokens, cache))
         found.append(torch.stack([cache.keys, cache.values]))
     torch.testing.assert_close(found[0], found[2], rtol=0, atol=1e-5)
     torch.testing.assert_close(found[1], found[3], rtol=0, atol=1e-5)
@@ -75,12 +68,11 @@ def test_it_has_the_weights_of_now():
 
 
 def test_other_models_are_left_to_the_library(monkeypatch):
-    mistral = MistralForCausalLM(MistralConfig(**SHAPE))
-    assert decoder(mistral, CONTEXT) is None
+    assert not decodes(MistralForCausalLM(MistralConfig(**SHAPE)))
     scaled = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0}
-    assert decoder(llama(rope_parameters=scaled), CONTEXT) is None
-    assert decoder(llama(hidden_act="gelu"), CONTEXT) is None
-    assert decoder(llama(attention_bias=True), CONTEXT) is None  # there the output has one too
-    assert decoder(llama(), CONTEXT) is not None
+    assert not decodes(llama(rope_parameters=scaled))
+    assert not decodes(llama(hidden_act="gelu"))
+    assert not decodes(llama(attention_bias=True))  # there the output has one too
+    assert decodes(llama())
     monkeypatch.setattr(decoders, "LARGEST", 1000)
-    assert decoder(llama(), CONTEXT) is None
+    assert not decodes(llama())
