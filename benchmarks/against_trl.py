@@ -604,9 +604,26 @@ def memory_of(start: Start, case: Case, contestant: str, tools: Tools) -> dict[s
 
 
 def resident_mib(name: str) -> float:
-    """Memory of this process. Not ru_maxrss, in which a child inherits its parent's peak."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) / 1024
+    """Memory of this process and of all that it has started: sandboxes, workers that sample.
+
+    Not ru_maxrss, in which a child inherits its parent's peak.
+    """
+    return sum(_status(process, name) for process in _family(os.getpid())) / 1024
+
+
+def _family(process: int) -> list[int]:
+    children = [
+        int(child)
+        for thread in Path(f"/proc/{process}/task").iterdir()
+        for child in (thread / "children").read_text().split()
+    ]
+    return [process, *(member for child in children for member in _family(child))]
+
+
+def _status(process: int, name: str) -> int:
+    """A line of a process's status, in KiB."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), 0)
 
 
 # ---------------------------------------------------------------- where Beamline's time goes
