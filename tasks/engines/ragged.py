@@ -39,43 +39,38 @@ class Network:
 
 
 class RaggedCache:
-    """Keys and values, [layers, rows, key-value heads, positions, head size] each.
+    """Keys and values, [layers, rows, key-value heads twice, positions, head size].
 
-    It is handed to the model as ``past_key_values``: ``update`` writes the new positions of the
-    rows that are being fed and returns what they may look at.
+    It is handed to the library's pass as ``past_key_values``, which calls ``update``.
     """
 
     def __init__(self, network: Network, rows: int, positions: int) -> None:
-        shape = (network.layers, rows, network.key_value_heads, positions, network.head_size)
-        size, like = 2 * math.prod(shape), network.like
-        self.memory = _memory(size, like)
-        self.keys, self.values = self.memory[:size].view(2, *shape)
+        heads = 2 * network.key_value_heads  # those of the keys first
+        shape = (network.layers, rows, heads, positions, network.head_size)
+        size = math.prod(shape)
+        self.memory = _memory(size, network.like)
+        self.store = self.memory[:size].view(shape)
         self.rows: Tensor | slice = slice(0, 0)  # which rows are being fed
         self.positions = torch.zeros(0, 0, dtype=torch.long)  # [rows, fed] where they are written
         self.visible = 0  # positions that any of them may look at
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: object) -> tuple[Tensor, Tensor]:
         """Write key and value [rows, heads, fed, head size]; return all visible ones."""
-        return (
-            self._write(self.keys[layer], key),
-            self._write(self.values[layer], value),
-        )
+        return self.write(torch.cat((key, value), 1), layer)
 
-    def _write(self, store: Tensor, new: Tensor) -> Tensor:
+    def write(self, new: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """The same with key and value in one tensor [rows, heads twice, fed, head size]."""
         where = self.positions[:, None, :, None].expand_as(new)
-        if isinstance(self.rows, slice):  # rows in front: a view, no copy
-            view = store[self.rows]
-            view.scatter_(2, where, new)
-            return view[:, :, : self.visible]
-        picked = store[self.rows]
-        picked.scatter_(2, where, new)
-        store[self.rows] = picked
-        return picked[:, :, : self.visible]
+        seen = self.store[layer, self.rows]  # rows in front are a view, others a copy
+        seen.scatter_(2, where, new)
+        if not isinstance(self.rows, slice):
+            self.store[layer, self.rows] = seen
+        keys, values = seen[:, :, : self.visible].chunk(2, 1)
+        return keys, values
 
     def copy(self, source: Sequence[int], target: Sequence[int], positions: int) -> None:
         """Copy the first ``positions`` of the rows ``source`` to the rows ``target``."""
-        for store in (self.keys, self.values):
-            store[:, target, :, :positions] = store[:, source, :, :positions]
+        self.store[:, target, :, :positions] = self.store[:, source, :, :positions]
 
     def give_back(self) -> None:
         """The memory may serve the next session."""

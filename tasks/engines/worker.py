@@ -9,6 +9,8 @@ when this process does, however that ends: its channel closes.
 from __future__ import annotations
 
 import atexit
+import io
+import os
 import pickle
 import socket
 import subprocess
@@ -22,22 +24,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tasks.engines import Request, Sample
 from tasks.engines.decoder import Decoder, network
 from tasks.engines.ragged import RaggedSession
 
 ROOT = Path(__file__).parents[2]  # where a worker finds the project
-INSIDE = "import sys; from tasks.engines import worker; worker.serve(int(sys.argv[1]))"
-
-
-@dataclass(frozen=True)
-class Opening:
-    """What a worker is told of a session: the weights of now, and ``RaggedSession``'s arguments."""
-
-    decoder: Decoder
-    arguments: Sequence[Any]
-    deterministic: bool
+INSIDE = "import sys; from tasks.engines import worker; worker.main(*map(int, sys.argv[1:]))"
+MEMORY = 2**29  # bytes, only taken as far as they are used; a decoder holds 2 x LARGEST at most
+ALIGNMENT = 64  # bytes, as torch's own allocator's, on which the choice of kernels may depend
 
 
 @dataclass(frozen=True)
@@ -46,6 +42,7 @@ class Worker:
 
     process: subprocess.Popen[bytes]
     channel: Connection
+    memory: Tensor  # bytes that both processes see, for the weights of its session
 
 
 class SessionApart:
@@ -91,8 +88,7 @@ def session_apart(decoder: Decoder, *arguments: Any) -> Iterator[SessionApart]:
     """
     worker = _idle.pop() if _idle else _start()
     try:
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        _tell(worker, Opening(decoder, arguments, deterministic))
+        _tell(worker, (decoder, arguments))
         yield SessionApart(worker)
         _tell(worker, None)
     except BaseException:
@@ -105,16 +101,28 @@ _idle: list[Worker] = []
 
 
 def _start() -> Worker:
+    memory = os.memfd_create("weights")
+    os.truncate(memory, MEMORY)
     ours, theirs = socket.socketpair()
+    inherited = (theirs.fileno(), memory)
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-c", INSIDE, str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
+            [sys.executable, "-c", INSIDE, *map(str, inherited)],
+            pass_fds=inherited,
             stdin=subprocess.DEVNULL,
             cwd=ROOT,
             start_new_session=True,  # an interrupt at the terminal is for the trainer, not for it
         )
-    return Worker(process, Connection(ours.detach()))
+    return Worker(process, Connection(ours.detach()), _mapped(memory))
+
+
+def _mapped(descriptor: int) -> Tensor:
+    """The memory behind a descriptor, which is closed."""
+    memory = torch.from_file(
+        f"/proc/self/fd/{descriptor}", shared=True, size=MEMORY, dtype=torch.uint8
+    )
+    os.close(descriptor)
+    return memory
 
 
 def _stop(worker: Worker) -> None:
@@ -130,15 +138,46 @@ def _stop_all() -> None:
 
 
 def _tell(worker: Worker, message: Any) -> None:
+    """Send a message; its tensors go through the memory, which copies them once."""
+    packed = io.BytesIO()
+    _Packer(packed, worker.memory).dump(message)
     try:
-        _send(worker.channel, message)
+        worker.channel.send_bytes(packed.getbuffer())
     except OSError as error:
         raise _ended(worker) from error
 
 
+class _Packer(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, memory: Tensor) -> None:
+        super().__init__(file)
+        self.memory, self.used = memory, 0
+
+    def persistent_id(self, item: Any) -> Any:
+        """Where a tensor has been put: first byte, kind and shape."""
+        if not isinstance(item, Tensor):
+            return None
+        place = (self.used, item.dtype, item.shape)
+        _at(self.memory, *place).copy_(item.detach())
+        self.used += -(-item.nbytes // ALIGNMENT) * ALIGNMENT
+        return place
+
+
+class _Unpacker(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, memory: Tensor) -> None:
+        super().__init__(file)
+        self.memory = memory
+
+    def persistent_load(self, place: Any) -> Tensor:
+        return _at(self.memory, *place)
+
+
+def _at(memory: Tensor, first: int, kind: torch.dtype, shape: torch.Size) -> Tensor:
+    return memory[first : first + shape.numel() * kind.itemsize].view(kind).view(shape)
+
+
 def _hear(worker: Worker) -> Any:
     try:
-        return _receive(worker.channel)
+        return pickle.loads(worker.channel.recv_bytes())
     except (OSError, EOFError) as error:
         raise _ended(worker) from error
 
@@ -153,28 +192,21 @@ def _ended(worker: Worker) -> RuntimeError:
     )
 
 
-def _send(channel: Connection, message: Any) -> None:
-    channel.send_bytes(pickle.dumps(message))  # ``send`` would hand tensors over by descriptor
-
-
-def _receive(channel: Connection) -> Any:
-    return pickle.loads(channel.recv_bytes())
-
-
 # ---- the inside of a worker
 
 
-def serve(descriptor: int) -> None:
+def serve(channel: Connection, memory: Tensor) -> None:
     """One session after another, until the other side of the channel is gone."""
-    channel = Connection(descriptor)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+    def hear() -> Any:
+        return _Unpacker(io.BytesIO(channel.recv_bytes()), memory).load()
+
     with suppress(EOFError, ConnectionError):
         while True:
-            opening: Opening = _receive(channel)
-            torch.use_deterministic_algorithms(opening.deterministic)
-            session = RaggedSession(network(opening.decoder), *opening.arguments)
-            while (message := _receive(channel)) is not None:
-                _send(channel, _answer(session, *message))
+            decoder, arguments = hear()
+            session = RaggedSession(network(decoder), *arguments)
+            while (message := hear()) is not None:
+                channel.send_bytes(pickle.dumps(_answer(session, *message)))
             session.cache.give_back()
 
 
@@ -190,3 +222,8 @@ def _answer(
     except Exception as error:
         error.add_note(traceback.format_exc())
         return error
+
+
+def main(channel: int, memory: int) -> None:
+    """What a worker runs; ``channel`` and ``memory`` are descriptors."""
+    serve(Connection(channel), _mapped(memory))
