@@ -35,6 +35,7 @@ from tasks import checkpoint, learner, ledger
 from tasks.algorithm import assemble
 from tasks.checkpoint import Learner
 from tasks.engines.transformers import TransformersEngine
+from tasks.environments.question import Tool, respond
 from tasks.estimators.group import relative
 from tasks.lanes import lanes
 from tasks.ledger import Step
@@ -43,7 +44,17 @@ from tasks.policy import build_policy, load_policy, load_tokenizer, use_machine
 from tasks.reward import score_tree
 from tasks.sampler import Setting, grow
 from tasks.toolbox import Respond, open_tools
-from tasks.trajectory import TURN, Call, Observation, Question, Tree, load_questions, sampled
+from tasks.tools.python import python_tool
+from tasks.trajectory import (
+    NO_SUCH_TOOL,
+    TURN,
+    Call,
+    Observation,
+    Question,
+    Tree,
+    load_questions,
+    sampled,
+)
 
 RECIPE = "tiny"
 FILE = Path(__file__).with_name("against_trl.json")
@@ -92,14 +103,27 @@ class Start:
 
 @dataclass
 class Tools:
-    """The sandboxed tools of both sides, and the seconds that calls have taken since ``take``."""
+    """The sandboxed tool of both sides, and the seconds that calls have taken since ``take``."""
 
-    respond: Respond
+    run: Tool  # Python, a round's programs side by side
     seconds: float = 0.0
 
-    def __call__(self, calls: Sequence[Call]) -> list[Observation]:
+    def beamline(self, calls: Sequence[Call]) -> list[Observation]:
+        """Identical calls of a round are run once, as Beamline's environment does."""
+        return self._timed(lambda: respond({"python": self.run}, calls))
+
+    def trl(self, calls: Sequence[Call]) -> list[Observation]:
+        """Every call is run: TRL leaves tools to its user."""
+        return self._timed(lambda: self._each(calls))
+
+    def _each(self, calls: Sequence[Call]) -> list[Observation]:
+        answers = iter(self.run([call.argument for call in calls if call.tool == "python"]))
+        unknown = Observation(NO_SUCH_TOOL, "")
+        return [next(answers) if call.tool == "python" else unknown for call in calls]
+
+    def _timed(self, work: Callable[[], list[Observation]]) -> list[Observation]:
         began = time.perf_counter()
-        observations = self.respond(calls)
+        observations = work()
         self.seconds += time.perf_counter() - began
         return observations
 
@@ -283,7 +307,7 @@ def beamline_step(
     tools.take()
     with deterministic(True):
         began = time.perf_counter()
-        trees = beamline_sample(start, learning, questions, tools, row, number)
+        trees = beamline_sample(start, learning, questions, tools.beamline, row, number)
         sampling = time.perf_counter()
         rewards = rewards_of(start, case, trees, number)
         scored = time.perf_counter()
@@ -350,7 +374,7 @@ def trl_peer(start: Start, case: Case, tools: Tools, micro_batches: int, path: s
 
     shape = peer.Shape(case.questions, case.group, micro_batches, path)
     model, tokenizer = start.model(), start.tokenizer
-    return peer.peer(model, tokenizer, start.recipe, shape, start.questions, tools)
+    return peer.peer(model, tokenizer, start.recipe, shape, start.questions, tools.trl)
 
 
 def trl_step(start: Start, case: Case, trainer: Any, tools: Tools, number: int) -> Measured:
@@ -636,7 +660,7 @@ def profile(start: Start, case: Case, tools: Tools) -> None:
     for name in ROWS.values():
         row = schema.load_rows()[name]
         beamline_step(start, case, learning, tools, row, 0)
-        sample = partial(beamline_sample, start, learning, questions, tools, row, 1)
+        sample = partial(beamline_sample, start, learning, questions, tools.beamline, row, 1)
         trees = profiled(f"sampling, row {name}", sample)
         rewards = rewards_of(start, case, trees, 1)
         update = partial(beamline_update, start, learning, trees, rewards, row)
@@ -667,8 +691,8 @@ def main() -> None:
     use_machine(recipe.machine)
     given = (options.policy, options.questions)
     files = given if options.policy else cold_started(recipe)
-    with open_tools(recipe, Path()) as respond:
-        tools = Tools(respond)
+    with python_tool(recipe.python, recipe.machine.threads) as run:
+        tools = Tools(run)
         if options.memory_of:
             case, contestant = CASES[options.memory_of[0]], options.memory_of[1]
             print(json.dumps(memory_of(begin(case, *files), case, contestant, tools)))
@@ -734,6 +758,7 @@ def measure(options: argparse.Namespace, files: tuple[Path, Path], tools: Tools)
 def machine(rate: float) -> dict[str, Any]:
     """What the figures depend on beside the code."""
     allocator = {name: value for name, value in os.environ.items() if name.startswith("MALLOC_")}
+    waiting = os.environ.get("OMP_WAIT_POLICY", "as OpenMP does by default")
     return {
         "matrix_operations_a_second": rate,
         "threads": torch.get_num_threads(),
@@ -741,6 +766,7 @@ def machine(rate: float) -> dict[str, Any]:
         "processor": processor(),
         "load_at_the_end": os.getloadavg()[0],
         "allocator": allocator,
+        "threads_wait": waiting,
         "versions": {name: version(name) for name in ("torch", "transformers", "trl")},
     }
 

@@ -3,7 +3,6 @@
 import json
 import warnings
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,8 +13,8 @@ from benchmarks import against_trl as bench
 from params import schema
 from tasks import dialogue as talk
 from tasks.policy import build_policy
-from tasks.toolbox import open_tools
-from tasks.trajectory import PROMPT, TURN, Node, Question, Tree
+from tasks.tools.python import python_tool
+from tasks.trajectory import PROMPT, TURN, Call, Node, Observation, Question, Tree
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -32,8 +31,9 @@ QUESTIONS = [
 @pytest.fixture(scope="module")
 def tools():
     """The recipe's real tool."""
-    with open_tools(bench.load_recipe(CASE.group), Path()) as respond:
-        yield bench.Tools(respond)
+    recipe = bench.load_recipe(CASE.group)
+    with python_tool(recipe.python, recipe.machine.threads) as run:
+        yield bench.Tools(run)
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def rolled_out(start, tools, row):
     """A learner, trees that it has sampled, and rewards for their leaves."""
     learning = bench.beamline_learner(start)
     questions = bench.batch_of(start, CASE, 0)
-    trees = bench.beamline_sample(start, learning, questions, tools, row, 0)
+    trees = bench.beamline_sample(start, learning, questions, tools.beamline, row, 0)
     return learning, trees, bench.drawn_rewards(CASE, 0)
 
 
@@ -124,7 +124,7 @@ def test_trl_writes_the_dialogue_as_beamline_does(start, tools, tokenizer, path,
         expected, mask = expected + said, mask + [1] * len(said)
         _, call = talk.read_turn(turn, "stop")
         if call and number < roomy.tool_calls:
-            _, result = talk.result_tokens(tokenizer, tools([call])[0], roomy.result_tokens)
+            _, result = talk.result_tokens(tokenizer, tools.trl([call])[0], roomy.result_tokens)
             expected, mask = expected + result.tolist(), mask + [0] * len(result)
     assert responses == [expected] * 8
     assert [list(one) for one in own] == [mask] * 8
@@ -174,11 +174,25 @@ def test_weights_are_put_back(start, tools, row):
     assert all(torch.equal(a, b) for a, b in zip(before, learning.model.parameters(), strict=True))
 
 
+def echo(arguments):
+    return [Observation("ok", argument) for argument in arguments]
+
+
 def test_the_clock_of_the_tools_starts_anew_when_it_is_read():
-    clock = bench.Tools(lambda calls: list(calls))
-    clock(["a call"])
+    clock = bench.Tools(echo)
+    clock.beamline([Call("python", "1")])
     assert clock.take() > 0
     assert clock.take() == 0
+
+
+def test_trl_runs_every_call_and_beamline_those_that_differ():
+    asked = []
+    tools = bench.Tools(lambda arguments: asked.append(list(arguments)) or echo(arguments))
+    calls = [Call("python", "1"), Call("search", "1"), Call("python", "1"), Call("python", "2")]
+    ours, theirs = tools.beamline(calls), tools.trl(calls)
+    assert asked == [["1", "2"], ["1", "1", "2"]]
+    assert [one.outcome for one in ours] == [one.outcome for one in theirs]
+    assert [one.text for one in theirs if one.outcome == "ok"] == ["1", "1", "2"]
 
 
 # ---------------------------------------------------------------- the floor

@@ -1,5 +1,10 @@
 """A tokenizer that can write any text, and a policy that a seed decides."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -136,3 +141,38 @@ def test_a_policy_is_loaded_in_the_precision_of_the_recipe(policy, tmp_path):
 def test_a_policy_that_is_nowhere_raises(tmp_path):
     with pytest.raises(OSError, match="nowhere"):
         load_policy(tmp_path / "nowhere", Machine(threads=1, device="cpu", precision="float32"))
+
+
+FAULTS = """
+import resource, threading, torch
+from params import schema
+from tasks.policy import use_machine
+
+use_machine(schema.load("tiny").machine)
+
+def work():  # as an update does: large tensors that come and go
+    for _ in range(50):
+        torch.zeros(2**21).add(1).mul(2)
+
+lane = threading.Thread(target=work)
+lane.start(), lane.join()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+"""
+
+
+def test_memory_that_is_freed_is_kept_for_the_next_tensor():
+    def faults(**own):
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
+        command = [sys.executable, "-c", FAULTS]
+        said = subprocess.run(
+            command,
+            env=environment | own,
+            cwd=Path(__file__).parents[2],
+            check=True,
+            stdout=subprocess.PIPE,
+        ).stdout
+        return int(said)
+
+    pages = 50 * 3 * 2**21 * 4 // 4096
+    own = faults(MALLOC_MMAP_THRESHOLD_="1000000")  # a user's own settings win
+    assert own > pages > own - faults() > pages * 2 / 3
