@@ -21,17 +21,17 @@ import numpy as np
 from prefect import flow
 
 from flows.evaluate import answer
-from flows.reinforce import Agents, Iteration, iterate, seconds
+from flows.reinforce import Iteration, Training, policy_of, remembering, seconds, train
 from flows.server import prefect_server
 from flows.stage import INTERRUPTED, arrive, leave
 from params import schema
-from params.schema import Evaluate, Recipe, Row
+from params.schema import Evaluate, Recipe
 from tasks import figures, ledger, version
 from tasks.ledger import Artifact, Step
 from tasks.policy import use_machine
 from tasks.progress import Progress
 from tasks.statistics import bootstrap_interval
-from tasks.toolbox import Respond, open_tools
+from tasks.toolbox import open_tools
 from tasks.trajectory import read_rows
 
 BEFORE = ("prepare", "cold_start")  # stages that all rows share
@@ -48,52 +48,29 @@ def compare(recipe: str, rows: Sequence[str], iterations: int) -> None:
     data = Path("data", recipe)
     cold_start = ledger.artifact(Path("models", recipe, "cold_start"))
     corpus = ledger.artifact(data / "corpus")
-    train, test = (ledger.artifact(data / "questions" / f"{s}.parquet") for s in ("train", "test"))
+    questions, test = (
+        ledger.artifact(data / "questions" / f"{s}.parquet") for s in ("train", "test")
+    )
     with open_tools(chosen, Path(corpus.path)) as tools:
         asked = Step(recipe, "compare/cold_start", 0, chosen.seed)
         answers = answer(chosen, asked, cold_start, test, corpus, tools)
         found = [{"algorithm": COLD_START, **success(answers, chosen.evaluate, chosen.seed)}]
         for name in rows:
+            other = with_algorithm(chosen, name)
             step = Step(recipe, f"compare/{name}", 0, chosen.seed)
-            work = partial(
-                measure,
-                step,
-                with_algorithm(chosen, name),
-                iterations,
-                cold_start,
-                train,
-                test,
-                corpus,
-                tools,
-            )
-            try:
-                found.append(work())
-            except ledger.PrunedError as gone:
-                print(f"{gone}: the updates that the ledger has pruned are replayed")
-                ledger.revive(step.folder)
-                found.append(work())
+            row = schema.row_of(other, Path("params"))
+            training = Training(step, other, row, cold_start, questions, corpus, tools)
+            work = partial(measure, training, iterations, test)
+            found.append(remembering(step.folder, work))
             report(recipe, found, iterations)
 
 
-def measure(
-    start: Step,
-    recipe: Recipe,
-    iterations: int,
-    cold_start: Artifact,
-    train: Artifact,
-    test: Artifact,
-    corpus: Artifact,
-    tools: Respond,
-) -> dict[str, Any]:
-    """Train one algorithm and ask it the held-out questions: its row of the table.
-
-    Raises ledger.PrunedError where an iteration that is not remembered needs weights that are gone.
-    """
-    row = schema.row_of(recipe, Path("params"))
-    done = train_row(start, recipe, row, iterations, cold_start, train, corpus, tools)
-    trained = ledger.of(done[-1]["update"][0], "policy")
-    asked = replace(start, stage=f"{start.stage}/evaluate")
-    answers = answer(recipe, asked, trained, test, corpus, tools)
+def measure(training: Training, count: int, test: Artifact) -> dict[str, Any]:
+    """Train one algorithm and ask it the held-out questions: its row of the table."""
+    recipe = training.recipe
+    done = train_row(training, count)
+    asked = replace(training.start, stage=f"{training.start.stage}/evaluate")
+    answers = answer(recipe, asked, policy_of(done[-1]), test, training.corpus, training.tools)
     tokens = [entry["update"][0]["metrics"]["trained_tokens"] for entry in done]
     return {
         "algorithm": recipe.reinforce.algorithm,
@@ -109,28 +86,13 @@ def with_algorithm(recipe: Recipe, name: str) -> Recipe:
     return recipe.model_copy(update={"reinforce": reinforce})
 
 
-def train_row(
-    start: Step,
-    recipe: Recipe,
-    row: Row,
-    iterations: int,
-    cold_start: Artifact,
-    questions: Artifact,
-    corpus: Artifact,
-    tools: Respond,
-) -> list[Iteration]:
+def train_row(training: Training, count: int) -> list[Iteration]:
     """All iterations of one algorithm, from the cold start on."""
-    agents, place = Agents(cold_start, None, cold_start), 0
     done: list[Iteration] = []
-    progress = Progress(recipe.reinforce.algorithm, iterations)
-    for number in range(iterations):
-        step = replace(start, iteration=number)
-        agents = agents.at(number, row)
-        done.append(iterate(step, recipe, row, agents, place, questions, corpus, tools))
-        place += len(done[-1]["rollout"]) * recipe.reinforce.questions
-        agents = agents.after(done[-1], row)
-        ledger.retire(step, "update", recipe.reinforce.keep_checkpoints, spare=agents.reference)
-        progress.note(success=done[-1]["reward"][0]["metrics"]["success"])
+    progress = Progress(training.recipe.reinforce.algorithm, count)
+    for iteration in train(training, count):
+        done.append(iteration)
+        progress.note(success=iteration["reward"][0]["metrics"]["success"])
         progress.advance(1)
     progress.close()
     return done

@@ -8,11 +8,11 @@ asks for it), estimate advantages, update the policy.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from prefect import flow
 
@@ -36,6 +36,7 @@ from tasks.update import update
 
 Iteration = Mapping[str, Sequence[Record]]  # verb -> what it left in the ledger
 Seconds = dict[str, float]  # part of an iteration -> seconds
+Result = TypeVar("Result")
 MOST_BATCHES = 10  # that one iteration rolls out in search of groups with spread (DAPO)
 
 
@@ -56,7 +57,20 @@ class Agents:
         """What the next iteration begins with."""
         updated = done["update"][0]
         critic = ledger.of(updated, "critic") if row.critic else None
-        return replace(self, policy=ledger.of(updated, "policy"), critic=critic)
+        return replace(self, policy=policy_of(done), critic=critic)
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a training run is made of."""
+
+    start: Step  # its first iteration's
+    recipe: Recipe
+    row: Row
+    policy: Artifact  # that it begins with
+    questions: Artifact
+    corpus: Artifact
+    tools: Respond
 
 
 @flow(name="reinforce")
@@ -74,70 +88,79 @@ def reinforce(recipe: str) -> None:
         open_tools(chosen, Path(corpus.path)) as tools,
     ):
         start = Step(recipe, "reinforce", 0, chosen.seed)
-        try:
-            done, costs = learn(start, chosen, row, policy, questions, corpus, tools, run)
-        except ledger.PrunedError as gone:
-            print(f"{gone}: the updates that the ledger has pruned are replayed from its trees")
-            ledger.revive(start.folder)
-            done, costs = learn(start, chosen, row, policy, questions, corpus, tools, run)
+        training = Training(start, chosen, row, policy, questions, corpus, tools)
+        done, costs = remembering(start.folder, lambda: learn(training, run))
         picture(run, done, chosen.reinforce)
         account(run, costs)
 
 
-def learn(
-    start: Step,
-    recipe: Recipe,
-    row: Row,
-    policy: Artifact,
-    questions: Artifact,
-    corpus: Artifact,
-    tools: Respond,
-    run: track.Run,
-) -> tuple[list[Iteration], list[Seconds]]:
+def remembering(folder: Path, work: Callable[[], Result]) -> Result:
+    """What ``work`` returns; where it needs updates that the ledger has pruned, they are replayed.
+
+    ``folder`` is where the ledger keeps them.
+    """
+    try:
+        return work()
+    except ledger.PrunedError as gone:
+        print(f"{gone}: the updates that the ledger has pruned are replayed from its trees")
+        ledger.revive(folder)
+        return work()
+
+
+def learn(training: Training, run: track.Run) -> tuple[list[Iteration], list[Seconds]]:
     """All iterations, their tables through the gate, and ``models/<recipe>/trained``.
 
-    Returns what each iteration left, and the seconds by part of those that were done now. Raises
-    ledger.PrunedError where an iteration that is not remembered needs weights that are gone.
+    Returns what each iteration left, and the seconds by part of those that were done now.
     """
+    recipe, settings = training.recipe, training.recipe.reinforce
     done: list[Iteration] = []
     costs: list[Seconds] = []
-    agents, place = Agents(policy, None, policy), 0
-    progress = Progress("reinforce", recipe.reinforce.iterations)
-    for number in range(recipe.reinforce.iterations):
+    progress = Progress("reinforce", settings.iterations)
+    began = time.time()
+    for iteration in train(training, settings.iterations):
+        done.append(iteration)
+        costs += report(run, progress, iteration, settings, began)
         began = time.time()
-        step = replace(start, iteration=number)
-        agents = agents.at(number, row)
-        done.append(iterate(step, recipe, row, agents, place, questions, corpus, tools))
-        place += len(done[-1]["rollout"]) * recipe.reinforce.questions
-        agents = agents.after(done[-1], row)
-        ledger.retire(step, "update", recipe.reinforce.keep_checkpoints, spare=agents.reference)
-        costs += report(run, progress, done[-1], recipe.reinforce, began)
     progress.close()
     # the gate stands in `collect`: a policy whose trajectories fail it is not published
     collect(
-        recipe=start.recipe,
-        settings=recipe.reinforce,
-        row=row,
+        recipe=training.start.recipe,
+        settings=settings,
+        row=training.row,
         dialogue=recipe.dialogue,
         done=done,
     )
-    ledger.publish(agents.policy, Path("models", start.recipe, "trained"))
+    ledger.publish(policy_of(done[-1]), Path("models", training.start.recipe, "trained"))
     return done, costs
 
 
-def iterate(
-    step: Step,
-    recipe: Recipe,
-    row: Row,
-    agents: Agents,
-    place: int,
-    questions: Artifact,
-    corpus: Artifact,
-    tools: Respond,
-) -> Iteration:
+def train(training: Training, count: int) -> Iterator[Iteration]:
+    """One iteration after the other; what each left in the ledger.
+
+    Raises ledger.PrunedError where an iteration that is not remembered needs weights that are gone.
+    """
+    row, settings = training.row, training.recipe.reinforce
+    agents, place = Agents(training.policy, None, training.policy), 0
+    for number in range(count):
+        step = replace(training.start, iteration=number)
+        agents = agents.at(number, row)
+        done = iterate(training, step, agents, place)
+        place += len(done["rollout"]) * settings.questions
+        agents = agents.after(done, row)
+        ledger.retire(step, "update", settings.keep_checkpoints, spare=agents.reference)
+        yield done
+
+
+def policy_of(iteration: Iteration) -> Artifact:
+    """The policy that an iteration has made."""
+    return ledger.of(iteration["update"][0], "policy")
+
+
+def iterate(training: Training, step: Step, agents: Agents, place: int) -> Iteration:
     """One iteration: roll out, reward, credit, update; ``place``: the questions consumed so far."""
+    recipe, row = training.recipe, training.row
     settings, response_tokens = recipe.reinforce, recipe.dialogue.response_tokens
-    rolled_out, rewarded = gather(step, recipe, row, agents.policy, place, questions, corpus, tools)
+    rolled_out, rewarded = gather(training, step, agents.policy, place)
     trees = [ledger.of(record, "trees") for record in rolled_out]
     in_reward, in_loss = (row.kl is not None and row.kl.place == p for p in ("reward", "loss"))
     credited = advantage(
@@ -176,16 +199,10 @@ def iterate(
 
 
 def gather(
-    step: Step,
-    recipe: Recipe,
-    row: Row,
-    policy: Artifact,
-    place: int,
-    questions: Artifact,
-    corpus: Artifact,
-    tools: Respond,
+    training: Training, step: Step, policy: Artifact, place: int
 ) -> tuple[list[Record], list[Record]]:
     """Roll out and reward a batch; with a group filter, more until enough groups have a spread."""
+    recipe, row = training.recipe, training.row
     settings, spread = recipe.reinforce, 0
     rolled_out: list[Record] = []
     rewarded: list[Record] = []
@@ -194,7 +211,7 @@ def gather(
             rollout(
                 step=step,
                 policy=policy,
-                questions=questions,
+                questions=training.questions,
                 size=settings.questions,
                 first=place,
                 attempt=attempt,
@@ -206,8 +223,8 @@ def gather(
                 machine=recipe.machine,
                 limits=recipe.python,
                 search=recipe.search,
-                corpus=corpus,
-                tools=tools,
+                corpus=training.corpus,
+                tools=training.tools,
             )
         )
         rewarded.append(

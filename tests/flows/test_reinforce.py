@@ -3,14 +3,13 @@
 The sub-steps are the real ones on a very small policy, called without Prefect.
 """
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from flows import reinforce
-from flows.reinforce import MOST_BATCHES, Agents, gather, iterate
+from flows.reinforce import MOST_BATCHES, Agents, Training, gather, train
 from params import schema
 from params.schema import Kl, Overlong, load_rows
 from tasks import checkpoint, ledger
@@ -137,7 +136,8 @@ def asked(records):
 
 def gathered(start, row, count=40, chosen=None, place=0):
     policy = ledger.artifact(Path("policy"))
-    return gather(STEP, chosen or recipe(), row, policy, place, **start(count))
+    training = Training(STEP, chosen or recipe(), row, policy, **start(count))
+    return gather(training, STEP, policy, place)
 
 
 def test_without_a_filter_an_iteration_takes_one_batch(start):
@@ -193,14 +193,7 @@ def test_what_has_been_gathered_is_read_back(start):
 def run_two(chosen, row, given):
     """Two iterations of a row from the cold start on."""
     cold_start = ledger.artifact(Path("policy"))
-    agents, place, done = Agents(cold_start, None, cold_start), 0, []
-    for number in range(2):
-        step = replace(STEP, iteration=number)
-        agents = agents.at(number, row)
-        done.append(iterate(step, chosen, row, agents, place, **given))
-        place += len(done[-1]["rollout"]) * chosen.reinforce.questions
-        agents = agents.after(done[-1], row)
-    return done
+    return list(train(Training(STEP, chosen, row, cold_start, **given), 2))
 
 
 @pytest.mark.parametrize("name", ROWS)
