@@ -86,7 +86,7 @@ def session_apart(decoder: Decoder, *arguments: Any) -> Iterator[SessionApart]:
 
     Raises RuntimeError where the worker has ended by itself.
     """
-    worker = _idle.pop() if _idle else _start()
+    worker = _hired()
     try:
         _tell(worker, (decoder, arguments))
         yield SessionApart(worker)
@@ -98,6 +98,16 @@ def session_apart(decoder: Decoder, *arguments: Any) -> Iterator[SessionApart]:
 
 
 _idle: list[Worker] = []
+
+
+def _hired() -> Worker:
+    """An idle worker that still lives, or a new one."""
+    while _idle:
+        worker = _idle.pop()
+        if worker.process.poll() is None:
+            return worker
+        _stop(worker)
+    return _start()
 
 
 def _start() -> Worker:

@@ -114,6 +114,16 @@ def test_a_worker_that_dies_raises_and_the_next_session_gets_another(apart):
         assert len(play(session)) == 8
 
 
+def test_a_worker_that_has_died_while_it_was_idle_is_not_asked(apart):
+    with open_session(apart) as session:
+        dead = session.worker.process
+    dead.kill()
+    dead.wait()
+    with open_session(apart) as session:
+        assert session.worker.process.pid != dead.pid
+        assert len(play(session)) == 8
+
+
 def test_an_error_in_the_middle_ends_the_worker(apart):
     with pytest.raises(KeyError), open_session(apart) as session:
         raise KeyError("in the middle")
