@@ -1,8 +1,9 @@
 """Work side by side on the cores of a CPU: lanes of Python, each with its share of torch's threads.
 
 Small kernels lose more by waiting for a second thread than they gain from it, while whole pieces of
-work (some questions, some trees) do not wait for each other at all. Torch's kernels run outside
-Python's lock. What a lane computes depends on its piece alone, so equal runs stay equal.
+work (some questions, some trees) do not wait for each other at all. The kernels of an update are
+long and run outside Python's lock; those of a decoding step are not, so there a lane beyond the
+first runs in a process of its own (engines/worker.py). What a lane computes depends on its piece alone, so equal runs stay equal.
 """
 
 from __future__ import annotations

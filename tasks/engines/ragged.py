@@ -32,9 +32,8 @@ class Network:
     key_value_heads: int
     head_size: int
     like: Tensor  # of the kind, and on the device, that keys and values are
-    hidden_states: Callable[
-        [Tensor, RaggedCache], Tensor
-    ]  # tokens [rows, fed]: [rows, fed, hidden]
+    # tokens [rows, fed] to hidden states [rows, fed, hidden]
+    hidden_states: Callable[[Tensor, RaggedCache], Tensor]
     head: Callable[[Tensor], Tensor]  # [..., hidden] to logits [..., vocabulary]
 
 
