@@ -3,7 +3,8 @@
 Small kernels lose more by waiting for a second thread than they gain from it, while whole pieces of
 work (some questions, some trees) do not wait for each other at all. The kernels of an update are
 long and run outside Python's lock; those of a decoding step are not, so there a lane beyond the
-first runs in a process of its own (engines/worker.py). What a lane computes depends on its piece alone, so equal runs stay equal.
+first runs in a process of its own (engines/worker.py). What a lane computes depends on its piece
+alone, so equal runs stay equal.
 """
 
 from __future__ import annotations
