@@ -164,7 +164,7 @@ print(faults() - before)
 """
 
 
-def test_memory_that_is_freed_is_kept_for_the_next_tensor():
+def test_a_users_own_settings_of_the_allocator_win():
     def faults(**own):
         environment = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
         command = [sys.executable, "-c", FAULTS]
@@ -178,5 +178,4 @@ def test_memory_that_is_freed_is_kept_for_the_next_tensor():
         return int(said)
 
     pages = 50 * 3 * 2**21 * 4 // 4096
-    assert faults(MALLOC_MMAP_THRESHOLD_="1000000") > pages * 0.9, "a user's own settings win"
-    assert faults() < pages / 3
+    assert faults(MALLOC_MMAP_THRESHOLD_="1000000") > pages * 0.9
