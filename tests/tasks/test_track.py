@@ -289,9 +289,10 @@ def test_files_and_figures_lie_beside_the_store(client, folder):
 
 
 def test_processes_that_start_at_once_share_a_new_store(tmp_path):
-    program = (
-        "import sys\nfrom tasks import track\nwith track.stage('tiny', sys.argv[1], 'k'): pass"
-    )
+    program = """import sys
+from tasks import track
+name = sys.argv[1]
+with track.stage("tiny", name, key=name): pass  # of one key, the second would take up the first"""
     environment = {name: value for name, value in os.environ.items() if "MLFLOW" not in name}
     started = [
         subprocess.Popen(
