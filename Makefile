@@ -5,12 +5,15 @@
 # make bench     the speed of a training step beside TRL's, in one run
 # make test-gpu  the tests that need a GPU
 # make ui        the runs of this checkout in Prefect and in MLflow
+# make deploy    the pools POOLS, and what prefect.yaml declares, to the server at PREFECT_API_URL
+# make doctor    what crashes have left here, and the offer to clear it; with YES=1 without asking
 # make clean     remove what runs have left, except DVC's cache, from which equal runs come back
 #
 # Each of them makes .venv first, which takes Linux, Python 3.11, git and some minutes.
 
 RECIPE ?= tiny
 ITERATIONS ?= 30
+POOLS ?= cpu gpu
 PYTHON := .venv/bin/python
 INSTALLED := .venv/installed
 
@@ -18,7 +21,7 @@ export DO_NOT_TRACK := 1
 export OMP_WAIT_POLICY ?= PASSIVE
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: run test lint compare bench test-gpu ui clean
+.PHONY: run test lint compare bench test-gpu ui deploy doctor clean
 .DEFAULT_GOAL := run
 
 run: $(INSTALLED)
@@ -43,6 +46,15 @@ test-gpu: $(INSTALLED)
 
 ui: $(INSTALLED)
 	@$(PYTHON) -m flows.server
+
+deploy: $(INSTALLED) # a checkout named here would be every worker's
+	@for pool in $(POOLS); do \
+		prefect work-pool create $$pool --type process --overwrite || exit 1; \
+	done
+	@env -u BEAMLINE_CHECKOUT prefect --no-prompt deploy --all
+
+doctor: $(INSTALLED)
+	@$(PYTHON) -m flows.doctor $(if $(YES),--yes)
 
 clean:
 	@rm -rf .beamline

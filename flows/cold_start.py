@@ -1,4 +1,4 @@
-"""The cold start: supervised fine-tuning of the first policy on the traces."""
+"""The cold start: supervised fine-tuning of the first policy on the traces, or the champion."""
 
 from __future__ import annotations
 
@@ -8,30 +8,48 @@ from prefect import flow
 
 from flows import stage
 from params import schema
-from tasks import ledger, track
+from params.schema import Recipe
+from tasks import champion, ledger, track
 from tasks.cold_start import cold_start as fine_tune
-from tasks.ledger import Step
+from tasks.ledger import Artifact, Record, Step
 
 
 @flow(name="cold_start")
 def cold_start(recipe: str) -> None:
-    """Make ``models/<recipe>/cold_start`` of ``models/<recipe>/initial``."""
+    """Make ``models/<recipe>/cold_start``, which reinforcement learning begins with.
+
+    It is ``models/<recipe>/initial`` after the traces; the champion as it is, where the recipe
+    starts there and has one.
+    """
     chosen = schema.load(recipe, Path("params"))
     initial = ledger.artifact(Path("models", recipe, "initial"))
     traces = ledger.artifact(Path("data", recipe, "traces.parquet"))
+    reigning = champion.policy(Path("models", recipe, "champion"))
+    begins = reigning if chosen.start == "champion" else None
     key = ledger.stage_key(chosen, initial, traces)
     with track.stage(recipe, "cold_start", key, stage.run_tags()) as run:
-        made = fine_tune(
-            step=Step(recipe, "cold_start", 0, chosen.seed),
-            policy=initial,
-            traces=traces,
-            settings=chosen.cold_start,
-            machine=chosen.machine,
-        )
-        for point in made["curve"]:
-            values = {name: value for name, value in point.items() if name != "step"}
-            run.metrics(values, step=point["step"], at=made["finished"])
-        ledger.publish(ledger.of(made, "policy"), Path("models", recipe, "cold_start"))
+        made = [] if begins else [_fine_tuned(recipe, chosen, initial, traces, run)]
+        if chosen.start == "champion":
+            print("cold_start: " + ("the champion as it is" if begins else "no champion yet"))
+        policy = begins or ledger.of(made[0], "policy")
+        ledger.publish(policy, Path("models", recipe, "cold_start"))
+        ledger.publish_records(made, Path("data", recipe, "records", "cold_start.jsonl"))
+
+
+def _fine_tuned(
+    recipe: str, chosen: Recipe, initial: Artifact, traces: Artifact, run: track.Run
+) -> Record:
+    made = fine_tune(
+        step=Step(recipe, "cold_start", 0, chosen.seed),
+        policy=initial,
+        traces=traces,
+        settings=chosen.cold_start,
+        machine=chosen.machine,
+    )
+    for point in made["curve"]:
+        values = {name: value for name, value in point.items() if name != "step"}
+        run.metrics(values, step=point["step"], at=made["finished"])
+    return made
 
 
 if __name__ == "__main__":

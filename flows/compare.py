@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 from prefect import flow
 
-from flows.evaluate import answer
+from flows.evaluate import answer, rewards_of
 from flows.reinforce import Iteration, Training, policy_of, remembering, seconds, train
-from flows.server import prefect_server
+from flows.server import name_process, prefect_server
 from flows.stage import INTERRUPTED, arrive, leave
 from params import schema
 from params.schema import Evaluate, Recipe
-from tasks import figures, ledger, version
+from tasks import figures, ledger, store, version
 from tasks.ledger import Artifact, Step
 from tasks.policy import use_machine
 from tasks.progress import Progress
@@ -38,7 +38,7 @@ BEFORE = ("prepare", "cold_start")  # stages that all rows share
 COLD_START = "cold start"
 
 
-@flow(name="compare", flow_run_name="compare {recipe}")
+@flow(name="compare", flow_run_name="compare {recipe}", on_running=[name_process])
 def compare(recipe: str, rows: Sequence[str], iterations: int) -> None:
     """Write ``reports/<recipe>/algorithms.md``, ``.json`` and ``.png``."""
     for stage in BEFORE:
@@ -53,7 +53,7 @@ def compare(recipe: str, rows: Sequence[str], iterations: int) -> None:
     )
     with open_tools(chosen, Path(corpus.path)) as tools:
         asked = Step(recipe, "compare/cold_start", 0, chosen.seed)
-        answers = answer(chosen, asked, cold_start, test, corpus, tools)
+        answers = rewards_of(answer(chosen, asked, cold_start, test, corpus, tools))
         found = [{"algorithm": COLD_START, **success(answers, chosen.evaluate, chosen.seed)}]
         for name in rows:
             other = with_algorithm(chosen, name)
@@ -70,7 +70,8 @@ def measure(training: Training, count: int, test: Artifact) -> dict[str, Any]:
     recipe = training.recipe
     done = train_row(training, count)
     asked = replace(training.start, stage=f"{training.start.stage}/evaluate")
-    answers = answer(recipe, asked, policy_of(done[-1]), test, training.corpus, training.tools)
+    tools = training.tools
+    answers = rewards_of(answer(recipe, asked, policy_of(done[-1]), test, training.corpus, tools))
     tokens = [entry["update"][0]["metrics"]["trained_tokens"] for entry in done]
     return {
         "algorithm": recipe.reinforce.algorithm,
@@ -147,7 +148,7 @@ def main(arguments: list[str]) -> int:
         rows = chosen.algorithms or list(schema.load_rows(Path("params")))
         for name in rows:
             schema.row_of(with_algorithm(recipe, name), Path("params"))
-        with prefect_server():
+        with prefect_server(), store.attached():
             compare(chosen.recipe, rows, chosen.iterations or recipe.reinforce.iterations)
     except (ValueError, RuntimeError) as error:
         print(f"compare: {error}", file=sys.stderr)

@@ -1,7 +1,8 @@
-"""Cold start and trained agent on the same held-out questions, side by side."""
+"""Cold start, trained agent and champion on the same held-out questions, side by side."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from prefect import flow
@@ -9,10 +10,10 @@ from prefect import flow
 from flows import stage
 from params import schema
 from params.schema import Marks, Recipe
-from tasks import figures, ledger, track
+from tasks import champion, figures, ledger, track
 from tasks.evaluate import evaluate as compare
 from tasks.evaluate import success_rows, table_rows
-from tasks.ledger import Artifact, Step
+from tasks.ledger import Artifact, Record, Step
 from tasks.policy import use_machine
 from tasks.progress import Progress
 from tasks.reward import reward
@@ -29,6 +30,9 @@ def evaluate(recipe: str) -> None:
         "cold_start": ledger.artifact(models / "cold_start"),
         "trained": ledger.artifact(models / "trained"),
     }
+    reigning = champion.policy(models / "champion")
+    if reigning:
+        agents["champion"] = reigning
     questions = ledger.artifact(Path("data", recipe, "questions", "test.parquet"))
     corpus = ledger.artifact(Path("data", recipe, "corpus"))
     step = Step(recipe, "evaluate", 0, chosen.seed)
@@ -38,11 +42,14 @@ def evaluate(recipe: str) -> None:
         track.stage(recipe, "evaluate", key, stage.run_tags()) as run,
         open_tools(chosen, Path(corpus.path)) as tools,
     ):
-        rewards = {}
+        answered = {}
         for name, policy in agents.items():
             asked = Step(recipe, f"evaluate/{name}", 0, chosen.seed)
-            rewards[name] = answer(chosen, asked, policy, questions, corpus, tools)
+            answered[name] = answer(chosen, asked, policy, questions, corpus, tools)
+        rewards = {name: rewards_of(records) for name, records in answered.items()}
         made = compare(step=step, settings=chosen.evaluate, **rewards)
+        records = [record for some in answered.values() for record in some]
+        ledger.publish_records([*records, made], Path("data", recipe, "records", "evaluate.jsonl"))
         reports = Path("reports", recipe)
         ledger.publish(ledger.of(made, "answers"), Path("data", recipe, "evaluation.parquet"))
         ledger.publish(ledger.of(made, "metrics"), reports / "metrics.json")
@@ -58,8 +65,8 @@ def answer(
     questions: Artifact,
     corpus: Artifact,
     tools: Respond,
-) -> Artifact:
-    """One agent answers the held-out questions once each; its scored answers."""
+) -> list[Record]:
+    """One agent answers the held-out questions once each; its rollout's and its reward's record."""
     progress = Progress(step.stage, recipe.evaluate.questions)
     rolled_out = rollout(
         step=step,
@@ -89,7 +96,12 @@ def answer(
         overlong=None,
         response_tokens=recipe.dialogue.response_tokens,
     )
-    return ledger.of(rewarded, "rewards")
+    return [rolled_out, rewarded]
+
+
+def rewards_of(answered: Sequence[Record]) -> Artifact:
+    """The scored answers among what ``answer`` returns."""
+    return ledger.of(answered[-1], "rewards")
 
 
 if __name__ == "__main__":

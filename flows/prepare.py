@@ -45,6 +45,7 @@ def prepare(recipe: str) -> None:
         ledger.publish(ledger.of(made, "corpus"), data / "corpus")
         ledger.publish(ledger.of(made, "gates"), data / "gates" / "prepare")
         ledger.publish(ledger.of(made, "initial"), models / "initial")
+        ledger.publish_records([made], data / "records" / "prepare.jsonl")
 
 
 if __name__ == "__main__":

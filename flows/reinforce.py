@@ -18,7 +18,7 @@ from prefect import flow
 
 from flows import stage
 from params import schema
-from params.schema import Recipe, Reinforce, Row
+from params.schema import MOST_BATCHES, Keep, Recipe, Reinforce, Row
 from tasks import figures, ledger, spans, track
 from tasks.advantage import advantage
 from tasks.branching import least_rise
@@ -37,14 +37,14 @@ from tasks.update import update
 Iteration = Mapping[str, Sequence[Record]]  # verb -> what it left in the ledger
 Seconds = dict[str, float]  # part of an iteration -> seconds
 Result = TypeVar("Result")
-MOST_BATCHES = 10  # that one iteration rolls out in search of groups with spread (DAPO)
 
 
 @dataclass(frozen=True)
 class Agents:
-    """What an iteration begins with: the policy, its critic, and the reference of a KL penalty."""
+    """What an iteration begins with: policy, optimizer, critic, and the reference of a KL term."""
 
     policy: Artifact
+    optimizer: Artifact | None
     critic: Artifact | None
     reference: Artifact
 
@@ -57,7 +57,8 @@ class Agents:
         """What the next iteration begins with."""
         updated = done["update"][0]
         critic = ledger.of(updated, "critic") if row.critic else None
-        return replace(self, policy=policy_of(done), critic=critic)
+        optimizer = ledger.of(updated, "optimizer")
+        return replace(self, policy=policy_of(done), optimizer=optimizer, critic=critic)
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,10 @@ def learn(training: Training, run: track.Run) -> tuple[list[Iteration], list[Sec
         dialogue=recipe.dialogue,
         done=done,
     )
-    ledger.publish(policy_of(done[-1]), Path("models", training.start.recipe, "trained"))
+    name = training.start.recipe
+    ledger.publish(policy_of(done[-1]), Path("models", name, "trained"))
+    records = [record for iteration in done for record in in_order(iteration)]
+    ledger.publish_records(records, Path("data", name, "records", "reinforce.jsonl"))
     return done, costs
 
 
@@ -140,15 +144,30 @@ def train(training: Training, count: int) -> Iterator[Iteration]:
     Raises ledger.PrunedError where an iteration that is not remembered needs weights that are gone.
     """
     row, settings = training.row, training.recipe.reinforce
-    agents, place = Agents(training.policy, None, training.policy), 0
+    agents, place = Agents(training.policy, None, None, training.policy), 0
     for number in range(count):
         step = replace(training.start, iteration=number)
         agents = agents.at(number, row)
         done = iterate(training, step, agents, place)
         place += len(done["rollout"]) * settings.questions
         agents = agents.after(done, row)
-        ledger.retire(step, "update", settings.keep_checkpoints, spare=agents.reference)
+        forget(step, settings.keep, agents.reference)
         yield done
+
+
+def forget(step: Step, keep: Keep, reference: Artifact) -> None:
+    """Drop checkpoints that the recipe does not keep; trees, rewards and advantages stay."""
+    last, every = keep.optimizer_last, keep.weights_every
+    ledger.retire(step, "update", last, every, weights=("policy", "critic"), spare=reference)
+
+
+def in_order(iteration: Iteration) -> list[Record]:
+    """The records of an iteration as they came to be; those of its batches know which one."""
+    batches = zip(iteration["rollout"], iteration["reward"], strict=True)
+    gathered = [
+        {**record, "attempt": attempt} for attempt, both in enumerate(batches) for record in both
+    ]
+    return [*gathered, *iteration["advantage"], *iteration["update"]]
 
 
 def policy_of(iteration: Iteration) -> Artifact:
@@ -180,6 +199,7 @@ def iterate(training: Training, step: Step, agents: Agents, place: int) -> Itera
     updated = update(
         step=step,
         policy=agents.policy,
+        optimizer=agents.optimizer,
         critic=agents.critic,
         reference=agents.reference if in_loss else None,
         trees=trees,

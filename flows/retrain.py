@@ -1,13 +1,27 @@
 """The whole pipeline of a recipe: every stage of dvc.yaml as a task, in the order of DVC's graph.
 
-``python -m flows.retrain RECIPE --here`` runs it in this checkout. DVC remembers what was done: a
-stage that nothing has changed for is skipped, by this flow as by ``dvc repro``.
+``python -m flows.retrain RECIPE [--set key=value …]`` runs the last commit in a worktree of its own
+and ends as a commit on the branch ``runs/<recipe>-<date>-<id>``, whose name is the last line that
+it prints. Runs side by side and edits in the checkout do not disturb it. A call that was killed
+goes on when it is made again.
+
+Tracked files that differ from the last commit are refused: a run without them would answer another
+question than the one that was asked, and a run with them would be of no commit. ``--set`` changes
+values of the recipe for this run alone.
+
+``--here`` runs in this checkout and commits nothing. DVC remembers what was done: a stage that
+nothing has changed for is skipped, by this flow as by ``dvc repro``.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import shutil
 import sys
+import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,27 +29,35 @@ from prefect import Task, flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.runtime import task_run
 
-from flows.server import prefect_server
+from flows import dispatch, gpu
+from flows.server import name_process, prefect_server
 from flows.stage import INTERRUPTED, PARENT_TASK_RUN, arrive, check, leave, run_tags
-from params import schema
-from tasks import track, version
+from params import overrides, schema
+from tasks import registry, track, version, worktree
+
+RUN = "BEAMLINE_RUN"  # environment variable: the run that this process does the stages of
+REMEDY = "commit them, stash them (git stash), or run with --here"
 
 
-@flow(name="retrain", flow_run_name="retrain {recipe}")
+@flow(name="retrain", flow_run_name="retrain {recipe}", on_running=[name_process])
 def retrain(recipe: str = "tiny") -> None:
     """Bring every stage of a recipe up to date, and keep the run in MLflow."""
     checked = schema.load(recipe, Path("params"))
     stages = version.stages(recipe)
     with track.pipeline(recipe, checked, run_tags()) as run:
         for stage in stages:
-            as_task(stage)()
+            as_task(stage, checked.machine.device)()
             run.tags(
                 {f"dvc.{path}": digest for path, digest in version.digests(stage.name).items()}
             )
 
 
-def as_task(stage: version.Stage) -> Task[[], None]:
-    """A stage as a task of that name. The stage's own flow run becomes the task run's child."""
+def as_task(stage: version.Stage, device: str) -> Task[[], None]:
+    """A stage as a task of that name. The stage's own flow run becomes the task run's child.
+
+    It runs where its ``meta:`` says, if there is a worker for it; here, it gets a GPU of its own
+    where the recipe's ``device`` is one.
+    """
 
     @task(
         name=stage.name,
@@ -46,39 +68,211 @@ def as_task(stage: version.Stage) -> Task[[], None]:
         timeout_seconds=stage.timeout_seconds,
     )
     def reproduce() -> None:
-        version.reproduce(stage.name, **{PARENT_TASK_RUN: str(task_run.id)})
+        if not dispatch.send(stage):
+            with gpu.held(device) as visible:
+                version.reproduce(stage.name, **{PARENT_TASK_RUN: str(task_run.id)}, **visible)
 
     return reproduce
 
 
+# ---------------------------------------------------------------- a run as a commit
+
+
+def run(recipe: str, changes: Sequence[str] = ()) -> str:
+    """Run a recipe of the last commit in a worktree, and keep it; the name of the run's branch.
+
+    ``changes`` are values of the recipe as ``section.key=value``. The worktree of a run that fails
+    stays, and so does that of a killed one; the same call goes on there. Raises ValueError before
+    any work for what cannot be run, RuntimeError for a run that fails.
+    """
+    check_run(recipe, changes)
+    base = version.revision().commit
+    purpose = {"recipe": recipe, "overrides": list(changes), "commit": base}
+    with worktree.held(recipe, purpose) as place:
+        try:
+            if not worktree.is_ready(place):
+                set_up(place, recipe, changes, base)
+            branch = complete(place, recipe, changes, base)
+        except (ValueError, RuntimeError) as error:
+            raise RuntimeError(
+                f"{error}\nretrain: the run is unfinished in {place}; the same call goes on there, "
+                f"git worktree remove --force {place} drops it"
+            ) from None
+        worktree.finish(place)
+    return branch
+
+
+def check_run(recipe: str, changes: Sequence[str]) -> None:
+    """Raise ValueError for a run that could not end as a commit, or whose recipe does not hold."""
+    version.check_identity()
+    if not version.revision().commit:
+        raise ValueError("there is no commit yet that could be run: git add and commit")
+    if differ := version.uncommitted():
+        listed = "\n".join(f"  {line}" for line in differ)
+        raise ValueError(f"these files differ from the last commit: {REMEDY}\n{listed}")
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(shutil.copytree("params", Path(folder, "params")))
+        try:
+            if changes and (copy / f"{recipe}.yaml").is_file():
+                overrides.apply(changes, copy / f"{recipe}.yaml")
+            schema.load(recipe, copy)
+        except ValueError as error:
+            raise ValueError(str(error).replace(str(copy), "params")) from None
+    if not version.committed(f"params/{recipe}.yaml"):
+        raise ValueError(f"params/{recipe}.yaml is in no commit yet: git add and commit it")
+    version.stages(recipe)
+
+
+def set_up(place: Path, recipe: str, changes: Sequence[str], commit: str) -> None:
+    """Make the worktree of a run: the commit, the changed recipe, and what .dvc files track."""
+    version.add_worktree(place, commit)
+    version.share(place)
+    version.provide_sources(place)
+    overrides.apply(changes, place / "params" / f"{recipe}.yaml")
+    name_champion(recipe, place)
+    worktree.set_ready(place)
+
+
+def complete(place: Path, recipe: str, changes: Sequence[str], base: str) -> str:
+    """Do what is left of a run: its stages, its commit, its branch, what follows the commit."""
+    commit = version.head(place)
+    if commit == base:
+        if known := version.already_run(recipe, place):
+            print(f"nothing new since {known}")
+            return known
+        run_stages(recipe, place)
+        tree = version.stage_files(existing(version.kept_in_git(recipe, place), place), place)
+        if known := version.equal_run(tree, base, recipe):
+            print(f"nothing new: {known} is this run")
+            return known
+        commit = version.commit(message(recipe, changes, base, place), place)
+    branch = f"runs/{place.name}"
+    version.branch(branch, commit)
+    after_commit(recipe, commit)
+    try:
+        version.push(recipe, place)
+    except RuntimeError as error:
+        raise RuntimeError(f"{branch} is there, but {error}") from None
+    return branch
+
+
+def name_champion(recipe: str, place: Path) -> None:
+    """Write the champion into the run's recipe, once, so that a run that goes on keeps it."""
+    try:
+        registry.fetch(recipe, place / "params" / f"{recipe}.yaml")
+    except registry.RegistryError as error:
+        print(f"retrain: {error}", file=sys.stderr)
+
+
+def after_commit(recipe: str, commit: str) -> None:
+    """Promote the run's policy, if its verdict says so. It is called again where it was cut."""
+    try:
+        print(f"retrain: {registry.promote(recipe, commit)}")
+    except registry.RegistryError as error:
+        print(f"retrain: {error}", file=sys.stderr)
+
+
+def run_stages(recipe: str, place: Path) -> None:
+    """Do the stages with the code that lies at ``place``; Prefect and MLflow are this checkout's.
+
+    Raises RuntimeError where they fail, after they have said why, KeyboardInterrupt with them.
+    """
+    with prefect_server(meanwhile=_open_store):
+        where = {"MLFLOW_TRACKING_URI": track.store_uri(), RUN: place.name}
+        command = ["flows.retrain", recipe, "--here"]
+        status = version.supervise(command, where, place, grace=2 * version.GRACE)
+    if status == INTERRUPTED:
+        raise KeyboardInterrupt
+    if status:
+        raise RuntimeError(f"the stages of {recipe} have failed")
+
+
+def existing(paths: Sequence[str], place: Path) -> list[str]:
+    """The paths at which something lies."""
+    return [path for path in paths if (place / path).exists()]
+
+
+def message(recipe: str, changes: Sequence[str], base: str, place: Path) -> str:
+    """The message of a run's commit; its last lines are for git's ``%(trailers)``."""
+    found = headline(place / "reports" / recipe / "metrics.json")
+    lines = [f"Run of {recipe}" + (f": {found}" if found else ""), ""]
+    if changes:
+        lines += [*(f"{change}" for change in changes), ""]
+    lines += [f"Recipe: {recipe}", f"Code: {base}", *(f"Set: {change}" for change in changes)]
+    return "\n".join(lines)
+
+
+def headline(metrics: Path) -> str:
+    """The success of the trained agent with its 95 % interval; empty where it was not measured."""
+    try:
+        measured = json.loads(metrics.read_text())["success"]["trained"]
+        mean, low, high = (100 * measured[name] for name in ("mean", "low", "high"))
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    return f"success {mean:.1f} % [{low:.1f}, {high:.1f}]"
+
+
+# ---------------------------------------------------------------- the command line
+
+
 def main(arguments: list[str]) -> int:
     """The command line; returns the exit status. 2: there is nothing that can be started."""
-    parser = argparse.ArgumentParser(prog="python -m flows.retrain", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m flows.retrain",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("recipe", help="params/<recipe>.yaml")
     parser.add_argument("--here", action="store_true", help="in this checkout, without a commit")
+    parser.add_argument(
+        "--set",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="section.key=value",
+        help="values of the recipe for this run",
+    )
     chosen = parser.parse_args(arguments)
-    if not chosen.here:
+    if chosen.here and chosen.set:
         print(
-            "retrain: runs in a worktree of their own are still to come: add --here",
+            f"retrain: --set changes a worktree's recipe: with --here, edit params/{chosen.recipe}"
+            ".yaml",
             file=sys.stderr,
         )
         return 2
+    return _here(chosen.recipe) if chosen.here else _as_commit(chosen.recipe, chosen.set)
+
+
+def _as_commit(recipe: str, changes: Sequence[str]) -> int:
     try:
-        schema.load(chosen.recipe, Path("params"))
-        changed = version.status(chosen.recipe)
+        print(run(recipe, changes))
+    except (ValueError, RuntimeError) as error:
+        print(f"retrain: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ValueError) else 1
+    except KeyboardInterrupt:
+        print("retrain: interrupted; the same call goes on from here", file=sys.stderr)
+        return INTERRUPTED
+    return 0
+
+
+def _here(recipe: str) -> int:
+    try:
+        schema.load(recipe, Path("params"))
+        changed = version.status(recipe)
         if changed:
-            check(chosen.recipe)
+            check(recipe)
     except (ValueError, RuntimeError) as error:
         print(f"retrain: {error}", file=sys.stderr)
         return 2
     if not changed:
-        print(f"nothing to do: {chosen.recipe} is up to date\n\n{_table(chosen.recipe)}")
+        track.deliver()
+        print(f"nothing to do: {recipe} is up to date\n\n{_table(recipe)}")
         return 0
     ran_before = Path("dvc.lock").exists()
     for name, reasons in changed.items() if ran_before else ():
         more = f" and {len(reasons) - 1} more" if len(reasons) > 1 else ""
         print(f"{name} has to run: {reasons[0]}{more}")
-    return _run(chosen.recipe)
+    return _run(recipe)
 
 
 def _run(recipe: str) -> int:
@@ -96,10 +290,13 @@ def _run(recipe: str) -> int:
     except KeyboardInterrupt:
         print("retrain: interrupted; the next call goes on from here", file=sys.stderr)
         return INTERRUPTED
-    print(f"\n{_table(recipe)}")
+    print(f"\n{_table(recipe)}", flush=True)
+    if RUN in os.environ:  # the run becomes a commit by itself
+        return 0
     print("to see the run    make ui")
     what = f"params questions dvc.yaml dvc.lock reports/{recipe}"
     print(f"to keep it        git add {what} && git commit")
+    print(f"as a commit       python -m flows.retrain {recipe}, once the changes are committed")
     return 0
 
 
@@ -117,4 +314,6 @@ def _table(recipe: str) -> str:
 
 if __name__ == "__main__":
     arrive()
+    if RUN in os.environ:
+        version.die_with_parent()
     leave(main(sys.argv[1:]))

@@ -3,6 +3,10 @@
 A run's own server keeps its database in ``.beamline/prefect``, so that ``make ui`` shows the run
 later. Started as a program, this module is ``make ui``, or the server itself. Prefect is imported
 where it is needed: whether there is work to do is settled without it.
+
+A server that goes away never ends a run: the ledger is the truth about sub-steps. The run's own is
+started again at the same address; for another one the run waits a bounded time, does without it,
+and says so once. Events of task runs wait in memory, ends of flow runs in ``.beamline/prefect``.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import asyncio
 import fcntl
 import gc
 import http.client
+import json
 import logging
 import os
 import signal
@@ -19,15 +24,21 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
 from importlib.metadata import version as version_of
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING, Any
 
-from tasks import track
+from tasks import processes, track
 from tasks.version import PARENT, die_with_parent
+
+if TYPE_CHECKING:
+    from prefect import Flow
+    from prefect.client.schemas.objects import FlowRun
+    from prefect.states import State
 
 HOME = Path(".beamline/prefect")
 UI_ADDRESS = HOME / "ui.address"  # locked by the `make ui` that wrote it, for as long as it runs
@@ -35,6 +46,12 @@ HOST = "127.0.0.1"
 PREFECT_PORT, MLFLOW_PORT = 4200, 5000  # of `make ui`, where they are free
 START = 60.0  # seconds that a server has to answer
 STOP = 10.0  # seconds that a server has to end
+PATIENCE = 30.0  # seconds that a stage waits for the server of the run that it belongs to
+RETRIES = 4  # of a call to a server that has answered before, after 2 s, 4 s, 8 s, 16 s
+RESTARTS = 5  # of a run's own server
+RECONNECTIONS = 20  # attempts, a second apart, that an event waits for; Prefect itself: 10
+PARENT_TASK_RUN = "BEAMLINE_PARENT_TASK_RUN"  # environment variable: the stage's task in a retrain
+UNTOLD = HOME / "untold"  # the ends of flow runs that no server has taken yet
 
 # ---------------------------------------------------------------- for runs
 
@@ -48,24 +65,52 @@ def prefect_server(meanwhile: Callable[[], object] = lambda: None) -> Iterator[s
     """
     found = _configured() or _of_ui()
     with nullcontext(found) if found else _own(meanwhile) as address, _reporting_to(address):
+        tell_untold(address)
         yield address
 
 
 def _configured() -> str | None:
-    """PREFECT_API_URL of the environment or of the active profile, if it answers."""
-    from prefect.client.orchestration import get_client
+    """PREFECT_API_URL of the environment or of the active profile, if it answers.
+
+    None also where it is that of the run this stage belongs to, and has gone away since: the stage
+    then has a server, and a flow run, of its own.
+    """
     from prefect.settings import PREFECT_API_URL
 
     address = PREFECT_API_URL.value()
     if address is None:
         return None
-    with get_client(sync_client=True) as client:
-        if error := client.api_healthcheck():
-            raise RuntimeError(
-                f"PREFECT_API_URL is {address}, which does not answer ({error}): start that "
-                "server, or unset PREFECT_API_URL, and the run starts a server of its own"
-            )
+    inner = PARENT_TASK_RUN in os.environ
+    error = _silence(PATIENCE if inner else 0.0)
+    if error and not inner:
+        raise RuntimeError(
+            f"PREFECT_API_URL is {address}, which does not answer ({error}): start that "
+            "server, or unset PREFECT_API_URL, and the run starts a server of its own"
+        )
+    if error:
+        del os.environ[PARENT_TASK_RUN]
+        print(f"Prefect's server {address} is away: this stage starts one of its own", flush=True)
+        return None
     return address
+
+
+def answering() -> str | None:
+    """The server that runs of this checkout would find now; None where each has its own."""
+    from prefect.settings import PREFECT_API_URL
+
+    configured = PREFECT_API_URL.value()
+    return _of_ui() if configured is None or _silence(0.0) else configured
+
+
+def _silence(patience: float) -> Exception | None:
+    """Why the configured server does not answer within ``patience`` seconds; None if it does."""
+    from prefect.client.orchestration import get_client
+
+    deadline = time.monotonic() + patience
+    with get_client(sync_client=True) as client:
+        while (error := client.api_healthcheck()) and time.monotonic() < deadline:
+            time.sleep(0.5)
+    return error
 
 
 def _of_ui() -> str | None:
@@ -86,18 +131,52 @@ def _own(meanwhile: Callable[[], object]) -> Iterator[str]:
     HOME.mkdir(parents=True, exist_ok=True)
     with (HOME / "server.log").open("ab") as log:
         process, port = _start_prefect("run", 0, log)
+        over = threading.Event()
+        keeper = threading.Thread(target=_keep, args=(process, port, log, over), daemon=True)
+        keeper.start()
         try:
             meanwhile()
             _await_answer(process, port, "/api/health", log.name)
             yield f"http://{HOST}:{port}/api"
         finally:
-            _stop(process)
+            over.set()
+            keeper.join()
+
+
+def _keep(
+    process: subprocess.Popen[bytes], port: int, log: IO[bytes], over: threading.Event
+) -> None:
+    """Start a server again where it ends by itself; end it when the run is ``over``.
+
+    What it had taken is in its database, and clients ask again until it answers. A thread that
+    starts a process must outlive it, for the kernel counts the thread as the process's parent.
+    """
+    answered = False  # one that never did is not started again: it would not either
+    for _ in range(RESTARTS):
+        while not over.wait(0.2) and process.poll() is None:
+            answered = answered or _answers(port)
+        if over.is_set() or not answered:
+            break
+        print("Prefect's server has ended by itself: it is started again", flush=True)
+        process, _ = _start_prefect("run", port, log)
+    over.wait()
+    _stop(process)
+
+
+def _answers(port: int) -> bool:
+    with closing(http.client.HTTPConnection(HOST, port, timeout=START)) as connection:
+        try:
+            connection.request("GET", "/api/health")
+            return connection.getresponse().status == http.HTTPStatus.OK
+        except (OSError, http.client.HTTPException):
+            return False
 
 
 @contextmanager
 def _reporting_to(address: str) -> Iterator[None]:
     """Point Prefect, which has read its settings when it was imported, to a server."""
     from prefect.context import refresh_global_settings_context
+    from prefect.events.clients import PrefectEventsClient
     from prefect.events.worker import EventsWorker
     from prefect.logging.handlers import APILogWorker
     from prefect.settings import get_current_settings, temporary_settings
@@ -109,10 +188,13 @@ def _reporting_to(address: str) -> Iterator[None]:
     flows = get_current_settings().flows
     # the thread that sends heartbeats holds up the end of every flow run by a second
     beat = flows.heartbeat_frequency if "heartbeat_frequency" in flows.model_fields_set else None
+    changes = {"flows.heartbeat_frequency": beat, "client.max_retries": RETRIES}
+    EventsWorker.set_client_override(PrefectEventsClient, reconnection_attempts=RECONNECTIONS)
     try:
-        with temporary_settings({"flows.heartbeat_frequency": beat}):
+        with temporary_settings(changes), _enduring(address):
             yield
     finally:
+        EventsWorker.set_client_override(None)
         EventsWorker.drain_all(timeout=STOP)
         APILogWorker.drain_all(timeout=STOP)
         os.environ.pop("PREFECT_API_URL")
@@ -127,10 +209,90 @@ def _keep_to_the_ui() -> None:
         return
     logging.getLogger("prefect").setLevel(logging.WARNING)
     logging.getLogger("EventsWorker").setLevel(logging.ERROR)  # counts what is left to send
+    for name in ("prefect.events.clients", "prefect._internal.concurrency"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # say of each event that it must wait
+    logging.raiseExceptions = False  # or each log that cannot be sent is a line in the terminal
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logger = logging.getLogger(name)
         logger.setLevel(logging.INFO)
         logger.propagate = False
+
+
+@contextmanager
+def _enduring(address: str) -> Iterator[None]:
+    """Flow runs begin and end though the server has gone away; what it missed is kept for it."""
+    import httpx
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas import responses
+    from prefect.exceptions import ObjectNotFound
+
+    report = SyncPrefectClient.set_flow_run_state
+
+    def endure(self: Any, flow_run_id: Any, state: State[Any], force: bool = False) -> Any:
+        try:
+            return report(self, flow_run_id, state, force)
+        except (httpx.HTTPError, ObjectNotFound) as error:
+            print(
+                f"Prefect's server {address} does not take the state {state.name} of a flow run "
+                f"({error}): the run goes on; a later call tells it how it ended",
+                file=sys.stderr,
+            )
+            _keep_untold(address, str(flow_run_id), state)
+            return responses.OrchestrationResult[Any](
+                state=state,
+                status=responses.SetStateStatus.ACCEPT,
+                details=responses.StateAcceptDetails(),
+            )
+
+    SyncPrefectClient.set_flow_run_state = endure  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        SyncPrefectClient.set_flow_run_state = report  # type: ignore[method-assign]
+
+
+def _keep_untold(address: str, flow_run: str, state: State[Any]) -> None:
+    """Keep how a flow run has ended; no other state is worth telling later."""
+    if not state.is_final():
+        return
+    said = {"address": address, "type": state.type.value, "name": state.name}
+    UNTOLD.mkdir(parents=True, exist_ok=True)
+    partial = UNTOLD / f".{flow_run}.partial"
+    partial.write_text(json.dumps(said))
+    partial.rename(UNTOLD / f"{flow_run}.json")
+
+
+def tell_untold(address: str) -> int:
+    """Tell a server how those flow runs ended that it did not hear of; how many it took."""
+    if not UNTOLD.exists():
+        return 0
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.exceptions import ObjectNotFound
+    from prefect.states import State
+
+    told = 0
+    with SyncPrefectClient(address) as client:
+        for file in sorted(UNTOLD.glob("*.json")):
+            said = json.loads(file.read_text())
+            state: State[Any] = State(type=said["type"], name=said["name"])
+            try:
+                client.set_flow_run_state(file.stem, state, force=True)
+            except ObjectNotFound:
+                if said["address"] != address:  # another server's; this one has forgotten it
+                    continue
+            except Exception:
+                return told
+            file.unlink(missing_ok=True)
+            told += 1
+    return told
+
+
+def name_process(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+    """Tell Prefect which process a flow run is in: a hook for ``on_running`` (see flows/doctor)."""
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        client.update_flow_run(flow_run.id, infrastructure_pid=f"{processes.host()}:{os.getpid()}")
 
 
 # ---------------------------------------------------------------- the server
@@ -326,7 +488,8 @@ def _start_mlflow(port: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [*command, "--host", HOST, "--port", str(port), "--workers", "1"],
         env=os.environ
-        | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"},
+        | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+        | {PARENT: str(os.getpid())},
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,

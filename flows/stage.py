@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NoReturn
 from uuid import UUID
@@ -23,11 +24,10 @@ from prefect.flow_engine import run_flow
 from prefect.runtime import flow_run
 from prefect.states import Pending
 
-from flows.server import prefect_server
+from flows.server import PARENT_TASK_RUN, name_process, prefect_server
 from params import schema
-from tasks import version
+from tasks import disk, store, version
 
-PARENT_TASK_RUN = "BEAMLINE_PARENT_TASK_RUN"  # environment variable: the stage's task in a retrain
 RECORDED = 30.0  # seconds that the server has to record that task run, which reaches it as an event
 INTERRUPTED = 130  # what a shell makes of SIGINT
 
@@ -45,9 +45,10 @@ def main(flow: Flow[..., Any]) -> NoReturn:
     leave(_run(flow, parser.parse_args().recipe))
 
 
-def check(recipe: str) -> None:
-    """Raise ValueError for a recipe, or a row of the algorithms' table, that does not hold."""
-    schema.load(recipe, Path("params"))
+def check(recipe: str, stages: Collection[str] = disk.STAGES) -> None:
+    """Raise ValueError for a recipe that does not hold, or that ``stages`` have no room for."""
+    chosen = schema.load(recipe, Path("params"))
+    disk.check(recipe, chosen, schema.row_of(chosen, Path("params")), stages)
 
 
 def run_tags() -> dict[str, str]:
@@ -76,13 +77,13 @@ def leave(status: int) -> NoReturn:
 def _run(flow: Flow[..., Any], recipe: str) -> int:
     name = f"{flow.name} {recipe}"
     try:
-        check(recipe)
+        check(recipe, [stage for stage in disk.STAGES if stage == flow.name])
     except (ValueError, RuntimeError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 2
     try:
-        with prefect_server():
-            _call(flow.with_options(flow_run_name=name), recipe)
+        with prefect_server(), store.attached():
+            _call(flow.with_options(flow_run_name=name, on_running=[name_process]), recipe)
     except (ValueError, RuntimeError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 1

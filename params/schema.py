@@ -23,6 +23,7 @@ from pydantic import (
 
 PARAMS = Path(__file__).parent
 TABLES = ("algorithms", "benchmarks")  # files of params/ that are no recipes
+MOST_BATCHES = 10  # that one iteration rolls out in search of groups with spread (DAPO)
 
 Positive = Annotated[int, Field(gt=0)]
 Operand = Annotated[int, Field(ge=2)]  # operands are drawn from 2 on
@@ -47,6 +48,8 @@ class Machine(Frozen):
     threads: Positive  # of torch, and warm sandboxes side by side
     device: Literal["cpu", "cuda"]
     precision: Literal["float32"]  # bfloat16 needs float32 master weights, which are to come
+    # What the recipe's files may take of the disk, at most; it decides no outcome and is in no key.
+    disk_gib: Annotated[PositiveFloat | None, Field(exclude=True)] = None
 
 
 class TinyPolicy(Frozen):
@@ -242,9 +245,22 @@ def check_below_questions(file: Path) -> None:
         )
 
 
+class Intake(Frozen):
+    """A folder below questions/ into which new training questions are delivered, file by file."""
+
+    folder: Path  # it need not be there
+    set: str  # the row of benchmarks.yaml that says how a record is read
+
+    @model_validator(mode="after")
+    def _lies_where_dvc_looks(self) -> Intake:
+        check_below_questions(self.folder)
+        return self
+
+
 class Prepare(Frozen):
     policy: Policy
     questions: Questions
+    intake: Intake | None
     expert: AnyExpert  # who writes the SFT traces
     # A training question that shares so many words in a row with one of validation or test is left
     # out where it is read from a file, and stops the run where it was generated.
@@ -384,6 +400,13 @@ class Update(Frozen):
     critic_learning_rate: PositiveFloat  # of a critic's own weights, where the algorithm has one
 
 
+class Keep(Frozen):
+    """What the ledger keeps of an iteration's update; trees, rewards and advantages always stay."""
+
+    weights_every: Positive  # the weights of every so many iterations stay for ever
+    optimizer_last: Positive  # newest iterations whose weights and optimizer state stay
+
+
 class Reinforce(Frozen):
     algorithm: str  # a row of params/algorithms.yaml
     iterations: Positive
@@ -391,7 +414,7 @@ class Reinforce(Frozen):
     rollout: Rollout
     reward: Reward
     update: Update
-    keep_checkpoints: Positive  # newest iterations whose weights stay in the ledger
+    keep: Keep
     trace_every: Positive  # iterations between those of which trajectories go to MLflow
     trace_questions: NonNegative  # of such an iteration, whose trajectories go there
 
@@ -403,10 +426,31 @@ class Evaluate(Frozen):
     bootstrap: Positive  # resamples
 
 
+class Verdict(Frozen):
+    """When a candidate takes the champion's place."""
+
+    # A paired bootstrap of success over the held-out questions: the two-sided interval of
+    # candidate - champion must lie above the margin.
+    confidence: Annotated[float, Field(gt=0, lt=1)]
+    margin: Annotated[float, Field(ge=-1, le=1)]  # of success, a share
+    bootstrap: Positive  # resamples
+
+
+class Champion(Frozen):
+    """Which policy is to be beaten: a version of the recipe's registered model, and its files."""
+
+    version: Positive
+    # of the run that trained it; null: it was registered by hand, from a folder
+    commit: Annotated[str, Field(pattern="^[0-9a-f]{40}$")] | None
+    digest: Annotated[str, Field(pattern=r"^[0-9a-f]{32}\.dir$")]  # DVC's, of the policy's folder
+
+
 class Recipe(Frozen):
     """One complete recipe."""
 
     seed: NonNegative
+    start: Literal["scratch", "champion"]  # what training begins with
+    champion: Champion | None  # a retraining writes it here; null: there is none yet
     machine: Machine
     prepare: Prepare
     dialogue: Dialogue
@@ -415,6 +459,7 @@ class Recipe(Frozen):
     cold_start: ColdStart
     reinforce: Reinforce
     evaluate: Evaluate
+    verdict: Verdict
 
     @model_validator(mode="after")
     def _context_covers_response(self) -> Recipe:
@@ -744,22 +789,25 @@ def load(name: str, folder: Path = PARAMS) -> Recipe:
 
 def named_sets(recipe: Recipe, folder: Path = PARAMS) -> dict[str, Benchmark]:
     """The rows of ``<folder>/benchmarks.yaml`` that the recipe names; ValueError for none."""
-    questions = recipe.prepare.questions
-    if not isinstance(questions, BenchmarkQuestions):
+    questions, intake = recipe.prepare.questions, recipe.prepare.intake
+    references = [intake.set] if intake else []
+    if isinstance(questions, BenchmarkQuestions):
+        references += [*questions.train, *questions.test]
+    if not references:
         return {}
     every = load_benchmarks(folder)
-    return {
-        reference.partition("/")[0]: benchmark_of(reference, every)
-        for reference in (*questions.train, *questions.test)
-    }
+    return {reference.partition("/")[0]: benchmark_of(reference, every) for reference in references}
 
 
 def benchmark_of(reference: str, sets: Mapping[str, Benchmark]) -> Benchmark:
-    """How the records of a reference (set/split) are read; ValueError for a set without a row."""
+    """How the records of a set, or of a reference (set/split), are read.
+
+    ValueError for a set without a row.
+    """
     name = reference.partition("/")[0]
     if name not in sets:
         raise ValueError(
-            f"{reference} of prepare.questions: params/benchmarks.yaml has no row '{name}': choose "
+            f"{reference} of prepare: params/benchmarks.yaml has no row '{name}': choose "
             f"one of {sorted(sets)}, or add a row"
         )
     return sets[name]

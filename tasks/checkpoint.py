@@ -128,8 +128,8 @@ def prepare_optimizer(learner: Learner, settings: Update) -> None:
         learner.updates = json.loads((beside / "updates.json").read_text())["updates"]
     if critic and critic.backbone:
         critic.optimizer = make_optimizer(critic.weights(), settings, settings.critic_learning_rate)
-        if beside := _beside(learner, CRITIC):
-            critic.optimizer.load_state_dict(_state(critic.optimizer, beside))
+        if beside := _beside(learner, OPTIMIZER):
+            critic.optimizer.load_state_dict(_state(critic.optimizer, beside / CRITIC))
 
 
 def _beside(learner: Learner, name: str) -> Path | None:
@@ -158,7 +158,10 @@ def make_optimizer(
 
 def save(learner: Learner, folder: Path) -> None:
     """Write ``folder``/policy (weights and tokenizer, as transformers loads them) and, beside it,
-    ``folder``/optimizer and ``folder``/critic. Equal learners give equal bytes."""
+    ``folder``/critic (weights) and ``folder``/optimizer (the state of both optimizers).
+
+    Equal learners give equal bytes.
+    """
     learner.model.save_pretrained(folder / POLICY)
     learner.tokenizer.save_pretrained(folder / POLICY)
     if learner.optimizer:
@@ -167,6 +170,8 @@ def save(learner: Learner, folder: Path) -> None:
         (folder / OPTIMIZER / "updates.json").write_text(updates)
     if learner.critic:
         _save_critic(learner.critic, folder / CRITIC)
+        if learner.critic.optimizer:
+            _save_state(learner.critic.optimizer, folder / OPTIMIZER / CRITIC)
 
 
 def _save_critic(critic: Critic, folder: Path) -> None:
@@ -174,8 +179,6 @@ def _save_critic(critic: Critic, folder: Path) -> None:
     save_file(critic.head.state_dict(), folder / "head.safetensors")
     if critic.backbone:
         critic.backbone.save_pretrained(folder)
-    if critic.optimizer:
-        _save_state(critic.optimizer, folder)
 
 
 def _save_state(optimizer: torch.optim.Optimizer, folder: Path) -> None:

@@ -19,7 +19,6 @@ from tasks.progress import Progress
 from tasks.trajectory import read_rows
 
 IGNORED = -100  # the label of a token that no loss is taken of
-COMPLETE = "complete"  # marks a checkpoint that was written to its end
 
 
 class Traces(Dataset[dict[str, Any]]):
@@ -59,10 +58,11 @@ def cold_start(
     checkpoints = ledger.scratch(folder)
     began = time.perf_counter()
     model = load_policy(policy.path, machine)
+    rows = read_rows(Path(traces.path))
     trainer = Trainer(
         model=model,
         args=_arguments(settings, machine, checkpoints, step.seed),
-        train_dataset=Traces(read_rows(Path(traces.path))),
+        train_dataset=Traces(rows),
         data_collator=_collator(tokenizer),
         callbacks=_callbacks(settings.steps),
     )
@@ -78,14 +78,15 @@ def cold_start(
             for entry in losses
         ],
         "seconds": {"training": time.perf_counter() - began},
+        "questions": sorted({row["question_id"] for row in rows}),
+        "cursor": settings.steps * settings.batch,  # traces that have been passed
     }
 
 
 def newest_checkpoint(folder: Path) -> str | None:
-    """The newest checkpoint in ``folder`` that was written to its end."""
-    whole = [path.parent for path in folder.glob(f"checkpoint-*/{COMPLETE}")]
-    newest = max(whole, key=lambda path: int(path.name.split("-")[1]), default=None)
-    return None if newest is None else str(newest)
+    """The newest checkpoint in ``folder`` that is whole."""
+    found = sorted(folder.glob("checkpoint-*"), key=lambda path: -int(path.name.split("-")[1]))
+    return next((str(path) for path in found if ledger.read(path)), None)
 
 
 def _arguments(settings: ColdStart, machine: Machine, folder: Path, seed: int) -> Any:
@@ -123,7 +124,7 @@ def _callbacks(steps: int) -> list[Any]:
     from transformers import TrainerCallback
 
     class ShowProgress(TrainerCallback):
-        """A bar or a line a minute; and a mark in every checkpoint once it is whole."""
+        """A bar or a line a minute; and every checkpoint sealed once it is whole."""
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             self.progress = Progress("cold start", steps, done=state.global_step)
@@ -136,7 +137,7 @@ def _callbacks(steps: int) -> list[Any]:
                 self.progress.note(loss=float(logs["loss"]))
 
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            Path(args.output_dir, f"checkpoint-{state.global_step}", COMPLETE).touch()
+            ledger.seal(Path(args.output_dir, f"checkpoint-{state.global_step}"))
 
         def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             self.progress.close()

@@ -20,7 +20,7 @@ from tasks.statistics import bootstrap_interval
 from tasks.trajectory import write_table
 
 Rows = list[dict[str, Any]]
-AGENTS = ("cold start", "trained")
+AGENTS = ("cold start", "trained", "champion")  # the last one where there is one
 
 # what is measured of one answer: label, value, unit
 MEASURES: tuple[tuple[str, Callable[[dict[str, Any]], float], str], ...] = (
@@ -34,20 +34,26 @@ MEASURES: tuple[tuple[str, Callable[[dict[str, Any]], float], str], ...] = (
 @task(**ledger.TASK_OPTIONS)
 @ledger.recorded
 def evaluate(
-    step: Step, folder: Path, *, cold_start: Artifact, trained: Artifact, settings: Evaluate
+    step: Step,
+    folder: Path,
+    *,
+    cold_start: Artifact,
+    trained: Artifact,
+    settings: Evaluate,
+    champion: Artifact | None = None,
 ) -> Mapping[str, Any]:
-    """Aggregate the rewards of two agents on the same questions.
+    """Aggregate the rewards of the agents on the same questions.
 
     Artifacts ``answers`` (a row an answer), ``metrics`` (JSON) and ``table`` (Markdown). Intervals
     are 95 % percentile bootstrap over questions.
     """
-    rewards = (cold_start, trained)
-    tables = [pq.read_table(made.path) for made in rewards]
-    answers = {agent: table.to_pylist() for agent, table in zip(AGENTS, tables, strict=True)}
+    rewards = zip(AGENTS, (cold_start, trained, champion), strict=True)
+    tables = {agent: pq.read_table(made.path) for agent, made in rewards if made}
+    answers = {agent: table.to_pylist() for agent, table in tables.items()}
     rows = compare(answers, settings.bootstrap, step.seed)
     labelled = [
         table.add_column(0, "agent", pa.array([agent] * len(table)))
-        for agent, table in zip(AGENTS, tables, strict=True)
+        for agent, table in tables.items()
     ]
     write_table(pa.concat_tables(labelled), folder / "answers.parquet")
     (folder / "metrics.json").write_text(json.dumps(_nested(rows), indent=1) + "\n")
@@ -100,7 +106,11 @@ def _mean(values: Sequence[float], resamples: int, seed: int) -> dict[str, float
 
 def _nested(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Metrics for DVC: measure -> agent -> mean, low, high."""
-    return {row["measure"]: {agent: row[agent] for agent in AGENTS} for row in rows}
+    return {row["measure"]: {agent: row[agent] for agent in _agents(row)} for row in rows}
+
+
+def _agents(row: Mapping[str, Any]) -> list[str]:
+    return [agent for agent in AGENTS if agent in row]
 
 
 def table_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -108,7 +118,7 @@ def table_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [
         {"measure": row["measure"], "questions": row["questions"], "agent": agent, **row[agent]}
         for row in rows
-        for agent in AGENTS
+        for agent in _agents(row)
     ]
 
 
@@ -126,21 +136,17 @@ def success_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         }
         for row in rows
         if row["measure"].startswith("success")
-        for agent in AGENTS
+        for agent in _agents(row)
     ]
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     """The table that a person reads."""
-    lines = [
-        "| | questions | cold start | trained |",
-        "|---|---:|---:|---:|",
-        *(
-            f"| {row['measure']}{_unit(row['unit'])} | {row['questions']} "
-            f"| {_cell(row['cold start'], row['unit'])} | {_cell(row['trained'], row['unit'])} |"
-            for row in rows
-        ),
-    ]
+    agents = _agents(rows[0])
+    lines = [f"| | questions | {' | '.join(agents)} |", f"|---|{'---:|' * (1 + len(agents))}"]
+    for row in rows:
+        cells = " | ".join(_cell(row[agent], row["unit"]) for agent in agents)
+        lines.append(f"| {row['measure']}{_unit(row['unit'])} | {row['questions']} | {cells} |")
     return "\n".join(lines) + "\n"
 
 

@@ -27,7 +27,11 @@ VERDICTS = {  # of branching decisions: colour, mark
     "wanted, but the budget was spent": (VERMILION, "X"),
     "branched": (BLUE, "s"),
 }
-AGENTS = {"cold start": (GREY, "o", -0.13), "trained": (BLUE, "s", 0.13)}  # colour, mark, offset
+AGENTS = {  # colour, mark, offset
+    "cold start": (GREY, "o", -0.13),
+    "trained": (BLUE, "s", 0.13),
+    "champion": (VERMILION, "D", 0.0),
+}
 
 
 def learning_curve(rows: Sequence[Mapping[str, float]]) -> Figure:
@@ -102,10 +106,10 @@ def entropy_around_tools(profile: Sequence[Mapping[str, float]]) -> Figure:
 
 
 def success_by_kind(table: Sequence[Mapping[str, Any]]) -> Figure:
-    """Success of the cold start and of the trained agent by question kind, with 95 % intervals.
+    """Success of each agent by question kind, with 95 % intervals.
 
-    ``table``: rows with ``kind``, ``agent`` ("cold start" or "trained"), ``success``, ``low`` and
-    ``high`` (fractions). Kinds stand in the order of their first rows.
+    ``table``: rows with ``kind``, ``agent`` (one of AGENTS), ``success``, ``low`` and ``high``
+    (fractions). Kinds stand in the order of their first rows. A champion may be missing.
     """
     _need(table, "success table", "kind", "agent", "success", "low", "high")
     if unknown := {row["agent"] for row in table} - set(AGENTS):
@@ -115,6 +119,8 @@ def success_by_kind(table: Sequence[Mapping[str, Any]]) -> Figure:
     axes = figure.subplots()
     for agent, (color, mark, offset) in AGENTS.items():
         rows = [row for row in table if row["agent"] == agent]
+        if not rows and agent == "champion":
+            continue
         heights = [kinds.index(row["kind"]) + offset for row in rows]
         _dots_with_intervals(axes, rows, heights, color=color, fmt=mark, label=agent)
     axes.set_yticks(range(len(kinds)), kinds)
@@ -124,7 +130,7 @@ def success_by_kind(table: Sequence[Mapping[str, Any]]) -> Figure:
         ylim=(len(kinds) - 0.5, -0.5),
     )
     _tidy(axes, "Success by question kind", grid="x")
-    _legend(axes, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.2)
+    _legend(axes, loc="lower right", bbox_to_anchor=(1, 1), ncols=3, borderaxespad=0.2)
     return figure
 
 

@@ -7,6 +7,9 @@ arguments that hold values, the digests of the artifacts it reads, and the sourc
 all project files that it imports. A run that was killed finds what it had finished; anything that
 changed gets a new key.
 
+A second place may be attached (tasks/store.py): what has ended is sent there, and what another
+worker has finished is fetched instead of computed.
+
 Prefect's cache asks ``cache_key`` and keeps the same record as its stored result, so that the UI
 shows a sub-step that was found here as cached. The record in the folder is the truth.
 """
@@ -21,18 +24,27 @@ import json
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import BaseModel
+
+from tasks.changes import changes, differing
 
 ROOT = Path(".beamline/ledger")
 PROJECT = Path(__file__).resolve().parent.parent
 ROOMS = ("flows", "tasks", "params")
 KEY_LETTERS = 16
-RETIRED = "retired"  # a file that says: the artifacts here have been pruned on purpose
+PIECE, BLOCK = 2**26, 2**20  # bytes of a file that one thread reads, and at a time
+READERS = 4  # threads, at most
+RECORD = "record.json"
+RETIRED = "retired"  # a file that names the artifacts that were dropped here on purpose
+DELIVERED = "delivered"  # a file that names the second place where a sub-step lies too
+MARKS = (RECORD, RETIRED, DELIVERED)
 
 Record = dict[str, Any]
 
@@ -73,14 +85,32 @@ def of(record: Record, name: str) -> Artifact:
 
 
 def digest(path: Path) -> str:
-    """Digest of a file's bytes, or of a folder's file names and bytes. Hexadecimal, 32 letters."""
+    """Digest of a file's bytes, or of a folder's file names and bytes. Hexadecimal, 32 letters.
+
+    Pieces of large files are read side by side: a checkpoint's digest costs as much as its writing.
+    """
     state = hashlib.blake2b(digest_size=16)
     files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
-    for file in files:
-        state.update(str(file.relative_to(path)).encode() + b"\0")
-        with file.open("rb") as stream:
-            state.update(hashlib.file_digest(stream, "blake2b").digest())
+    pieces = [(f, at) for f in files for at in range(0, max(1, f.stat().st_size), PIECE)]
+    if len(pieces) > len(files):
+        with ThreadPoolExecutor(READERS) as pool:
+            digests = list(pool.map(_piece_digest, pieces))
+    else:
+        digests = [_piece_digest(piece) for piece in pieces]
+    for (file, at), found in zip(pieces, digests, strict=True):
+        state.update(f"{file.relative_to(path)}\0{at}\0".encode() + found)
     return state.hexdigest()
+
+
+def _piece_digest(piece: tuple[Path, int]) -> bytes:
+    file, at = piece
+    state, left = hashlib.blake2b(), PIECE
+    with file.open("rb") as stream:
+        stream.seek(at)
+        while left and (block := stream.read(min(left, BLOCK))):
+            state.update(block)
+            left -= len(block)
+    return state.digest()
 
 
 # ---------------------------------------------------------------- records
@@ -106,53 +136,118 @@ def recorded(compute: Callable[..., Mapping[str, Any]]) -> Callable[..., Record]
     """
     source = inspect.getsourcefile(compute)
     assert source
-    verb = compute.__name__
-
-    def inputs(arguments: Mapping[str, Any]) -> dict[str, str]:
-        values = {name: _identity(value) for name, value in sorted(arguments.items())}
-        known = {name: value for name, value in values.items() if value is not None}
-        return {**known, "source": source_digest(Path(source))}
+    verb, module = compute.__name__, Path(source)
 
     @functools.wraps(compute)
     def sub_step(step: Step, **arguments: Any) -> Record:
-        made_from = inputs({"step": step, **arguments})
+        made_from = _inputs(module, {"step": step, **arguments})
         place = _place(step, verb, made_from)
-        found = read(place)
-        if found:
+        if found := find(place):
             return found
-        for value in arguments.values():
-            for entry in value if isinstance(value, list) else [value]:
-                if isinstance(entry, Artifact):
-                    _need(entry)
-        _explain_change(step, verb, made_from)
-        partial = place.with_name(f".{place.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+        _need_all(arguments.values())
+        made_of = {"inputs": made_from, "sources": source_digests(module)}
+        tell(step, verb, made_of)
+        partial = _empty(place.with_name(f".{place.name}.partial"))
         began = time.time()
         said = compute(step, partial, **arguments)
-        record = {
-            "verb": verb,
-            "step": asdict(step),
-            "inputs": made_from,
-            "artifacts": _artifacts(partial, place),
-            "duration": time.time() - began,
-            "finished": time.time(),
-            "host": socket.gethostname(),
-            **said,
-        }
-        (partial / "record.json").write_text(json.dumps(record, indent=1))
-        shutil.rmtree(place, ignore_errors=True)
-        partial.rename(place)
-        shutil.rmtree(scratch(partial))
-        return record
+        about = {"verb": verb, "key": _key(made_from), "step": asdict(step), **made_of}
+        return _finish(partial, place, {**about, "duration": time.time() - began, **said})
 
     sub_step.place = lambda step, **rest: _place(  # type: ignore[attr-defined]
-        step, verb, inputs({"step": step, **rest})
+        step, verb, _inputs(module, {"step": step, **rest})
     )
     signature = inspect.signature(compute)
     visible = [entry for name, entry in signature.parameters.items() if name != "folder"]
     sub_step.__signature__ = signature.replace(parameters=visible)  # type: ignore[attr-defined]
     return sub_step
+
+
+def _inputs(module: Path, arguments: Mapping[str, Any]) -> dict[str, str]:
+    """What decides the outcome of a verb in ``module``: name -> identity."""
+    values = {name: _identity(value) for name, value in sorted(arguments.items())}
+    known = {name: value for name, value in values.items() if value is not None}
+    return {**known, "source": source_digest(module)}
+
+
+def _need_all(values: Iterable[Any]) -> None:
+    for value in values:
+        for entry in value if isinstance(value, list) else [value]:
+            if isinstance(entry, Artifact):
+                _need(entry)
+
+
+def _empty(folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def _finish(partial: Path, place: Path, record: Record) -> Record:
+    """Write the record of what lies in ``partial``, give it its name and send it on."""
+    record = {
+        **record,
+        "artifacts": _artifacts(partial, place),
+        "finished": time.time(),
+        "host": socket.gethostname(),
+    }
+    (partial / RECORD).write_text(json.dumps(record, indent=1))
+    shutil.rmtree(place, ignore_errors=True)
+    partial.rename(place)
+    for store in _stores:
+        store.push(place)
+    _drop_scratch(partial)
+    return record
+
+
+# ---------------------------------------------------------------- a second place
+
+
+class Store(Protocol):
+    """A second place for what lies in the ledger, under the same names (tasks/store.py).
+
+    None of these raises where it is away.
+    """
+
+    def push(self, place: Path) -> None:
+        """Send a folder with a record there, unless it is marked as delivered."""
+
+    def fetch(self, place: Path) -> Record | None:
+        """Bring a whole folder from there to ``place``; None where there is none."""
+
+    def drop(self, place: Path) -> None:
+        """Remove what lies there."""
+
+    def thin(self, place: Path, names: Iterable[str]) -> None:
+        """Remove these files and folders there, and send the mark RETIRED."""
+
+    def names(self, folder: Path) -> list[str]:
+        """Names of what lies in a folder there."""
+
+
+_stores: list[Store] = []  # at most one
+
+
+@contextmanager
+def attached(store: Store | None) -> Iterator[None]:
+    """Sub-steps are shared through ``store`` until the end of the block."""
+    _stores[:] = [store] if store else []
+    try:
+        yield
+    finally:
+        _stores.clear()
+
+
+def find(place: Path) -> Record | None:
+    """The whole record at ``place``, or the store's; what the store lacks is sent there."""
+    found = read(place)
+    for store in _stores:
+        if found:
+            store.push(place)
+        else:
+            found = store.fetch(place)
+    if found:
+        _taken.setdefault(place.parent, set()).add(place.name)
+    return found
 
 
 def final_place(folder: Path) -> Path:
@@ -161,10 +256,41 @@ def final_place(folder: Path) -> Path:
 
 
 def scratch(folder: Path) -> Path:
-    """A folder that outlives a kill: what a sub-step needs to go on where it was cut."""
-    path = folder.with_name(f".{final_place(folder).name}.scratch")
+    """A folder that outlives a kill: what a sub-step needs to go on where it was cut.
+
+    It holds the ``seal``-ed folders that this worker or, through the store, another one has left.
+    """
+    path = _scratch(folder)
     path.mkdir(parents=True, exist_ok=True)
+    for store in _stores:
+        for name in store.names(path):
+            if not (path / name).exists():
+                store.fetch(path / name)
     return path
+
+
+def _scratch(folder: Path) -> Path:
+    return folder.with_name(f".{final_place(folder).name}.scratch")
+
+
+def seal(folder: Path) -> None:
+    """Say that a folder in a scratch is whole: ``read`` then knows what was in it, and the store
+    gets it in place of those that are gone here."""
+    partial = folder / f".{RECORD}.partial"
+    partial.write_text(json.dumps({"verb": folder.name, "artifacts": _artifacts(folder, folder)}))
+    partial.rename(folder / RECORD)
+    for store in _stores:
+        store.push(folder)
+        for name in store.names(folder.parent):
+            if not (folder.parent / name).exists():
+                store.drop(folder.parent / name)
+
+
+def _drop_scratch(folder: Path) -> None:
+    if (path := _scratch(folder)).exists():
+        for store in _stores:
+            store.drop(path)
+        shutil.rmtree(path)
 
 
 def stage_key(recipe: BaseModel, *inputs: Artifact) -> str:
@@ -184,6 +310,37 @@ def publish(made: Artifact, target: Path) -> None:
     partial.rename(target)
 
 
+def publish_records(records: Sequence[Record], target: Path) -> None:
+    """Write what is the same in equal runs of ``records`` to ``target``: a line of JSON each.
+
+    A line has stage, iteration, verb, key, inputs (name -> identity), artifacts (name -> digest)
+    and seed; attempt, questions (ids) and cursor where they apply. No times, hosts or paths.
+    """
+    lines = [json.dumps(_repeatable(record)) + "\n" for record in records]
+    partial = target.with_name(f".{target.name}.partial")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial.write_text("".join(lines))
+    partial.replace(target)
+
+
+def _repeatable(record: Record) -> Record:
+    step = record["step"]
+    digests = {name: made["digest"] for name, made in record["artifacts"].items()}
+    optional: Record = {
+        name: record[name] for name in ("attempt", "questions", "cursor") if name in record
+    }
+    return {
+        "stage": step["stage"],
+        "iteration": step["iteration"],
+        "verb": record["verb"],
+        "key": record["key"],
+        "inputs": record["inputs"],
+        "artifacts": digests,
+        "seed": step["seed"],
+        **optional,
+    }
+
+
 def _remove(path: Path) -> None:
     shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
@@ -195,7 +352,7 @@ def cache_key(context: Any, arguments: dict[str, Any]) -> str:
     """
     place: Path = context.task.fn.place(**arguments)
     key = str(place.relative_to(ROOT))
-    if not read(place):
+    if not find(place):
         (RESULTS / key).unlink(missing_ok=True)
     return key
 
@@ -211,7 +368,7 @@ TASK_OPTIONS: dict[str, Any] = {
 
 def read(place: Path) -> Record | None:
     """The record at ``place``, if it is whole: what it made is there, with the same digests."""
-    file = place / "record.json"
+    file = place / RECORD
     if not file.exists():
         return None
     try:
@@ -219,50 +376,90 @@ def read(place: Path) -> Record | None:
     except ValueError:
         print(f"{file} is damaged: the sub-step is done again")
         return None
-    if (place / RETIRED).exists():
-        return record
-    for made in record["artifacts"].values():
-        path = Path(made["path"])
-        if not path.exists() or digest(path) != made["digest"]:
-            print(f"{path} is missing or damaged: {record['verb']} is done again")
-            return None
+    if fault := damaged(place, record):
+        print(f"{fault} is missing or damaged: {record['verb']} is done again")
+        return None
     return record
 
 
-def retire(step: Step, verb: str, keep: int, spare: Artifact | None = None) -> None:
-    """Drop what ``verb`` made more than ``keep`` iterations ago; its records stay.
+def damaged(place: Path, record: Record) -> Path | None:
+    """The first artifact in ``place`` that isn't what its record says, but for those retired."""
+    dropped = retired(place)
+    for name, made in record["artifacts"].items():
+        path = place / Path(made["path"]).name
+        if name not in dropped and (not path.exists() or digest(path) != made["digest"]):
+            return path
+    return None
 
-    The sub-step that made ``spare`` keeps everything.
+
+def retired(place: Path) -> set[str]:
+    """Names of the artifacts that have been dropped from ``place``."""
+    mark = place / RETIRED
+    return set(mark.read_text().split("\n")) if mark.exists() else set()
+
+
+def retire(
+    step: Step,
+    verb: str,
+    last: int,
+    every: int,
+    weights: Collection[str],
+    spare: Artifact | None = None,
+) -> None:
+    """Drop what ``verb`` made more than ``last`` iterations ago; its records stay.
+
+    The artifacts ``weights`` of every ``every``-th iteration stay for ever, as do those of the
+    sub-step that made ``spare``.
     """
     for place in step.folder.glob(f"[0-9]*-{verb}-*"):
-        if int(place.name[:4]) > step.iteration - keep or (place / RETIRED).exists():
+        number = int(place.name[:4])
+        if number > step.iteration - last:
             continue
-        if spare and Path(spare.path).is_relative_to(place):
-            continue
-        (place / RETIRED).touch()
-        for path in place.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path)
-            elif path.name not in ("record.json", RETIRED):
-                path.unlink()
+        spared = spare and Path(spare.path).is_relative_to(place)
+        kept = weights if spared or (number + 1) % every == 0 else ()
+        _drop(place, [p for p in place.iterdir() if p.name not in MARKS and p.stem not in kept])
+
+
+def _drop(place: Path, paths: Sequence[Path]) -> None:
+    """Remove artifacts, after a mark that says so; here, then in the store."""
+    if not paths:
+        return
+    names = retired(place) | {path.stem for path in paths}
+    partial = place / f".{RETIRED}.partial"
+    partial.write_text("\n".join(sorted(names)))
+    partial.rename(place / RETIRED)
+    for path in paths:
+        _remove(path)
+    for store in _stores:
+        store.thin(place, [path.name for path in paths])
 
 
 def revive(folder: Path) -> None:
     """Forget what has been retired in a stage's ``folder``, so that it is made again."""
     for mark in list(folder.glob(f"[0-9]*/{RETIRED}")):
+        for store in _stores:
+            store.drop(mark.parent)
         shutil.rmtree(mark.parent)
 
 
-def _place(step: Step, verb: str, made_from: Mapping[str, str]) -> Path:
+def _key(made_from: Mapping[str, str]) -> str:
     text = json.dumps(made_from, sort_keys=True)
-    key = hashlib.blake2b(text.encode()).hexdigest()[:KEY_LETTERS]
-    return step.folder / f"{step.iteration:04d}-{verb}-{key}"
+    return hashlib.blake2b(text.encode()).hexdigest()[:KEY_LETTERS]
+
+
+def _place(step: Step, verb: str, made_from: Mapping[str, str]) -> Path:
+    return step.folder / f"{step.iteration:04d}-{verb}-{_key(made_from)}"
 
 
 def _artifacts(folder: Path, later: Path) -> dict[str, dict[str, str]]:
+    found = [
+        path for path in sorted(folder.iterdir()) if path.name not in MARKS and path.name[0] != "."
+    ]
+    names = [path.stem for path in found]
+    unique = len(set(names)) == len(names)
     return {
-        path.stem: {"path": str(later / path.name), "digest": digest(path)}
-        for path in sorted(folder.iterdir())
+        path.stem if unique else path.name: {"path": str(later / path.name), "digest": digest(path)}
+        for path in found
     }
 
 
@@ -275,7 +472,7 @@ def _identity(value: Any) -> str | None:
     if isinstance(value, dict):
         return json.dumps({name: _identity(entry) for name, entry in value.items()}, sort_keys=True)
     if isinstance(value, Step):
-        return json.dumps([value.iteration, value.seed])
+        return json.dumps({"iteration": value.iteration, "seed": value.seed})
     if isinstance(value, BaseModel):
         return json.dumps(value.model_dump(mode="json"), sort_keys=True)
     if value is None or isinstance(value, str | int | float | bool):
@@ -285,35 +482,63 @@ def _identity(value: Any) -> str | None:
     raise TypeError(f"{value!r} can't be part of a key: pass an artifact, a section or a number")
 
 
-def _explain_change(step: Step, verb: str, made_from: Mapping[str, str]) -> None:
-    """Say once a stage why something that was done before is done anew."""
+# ---------------------------------------------------------------- what has changed
+
+_taken: dict[Path, set[str]] = {}  # folder of a stage -> sub-steps that were found there
+_told: set[Path] = set()  # folders of the stages that have said what they begin with
+
+
+def tell(step: Step, verb: str, made_of: Mapping[str, Mapping[str, str]]) -> None:
+    """Say, once a stage, what a run finds of an older one when it begins with something new.
+
+    That is how much it takes over, and, where the sub-step at hand was done before, what has
+    changed since: values, inputs, source files. ``made_of``: its ``inputs`` and ``sources``.
+    """
+    if step.folder in _told:
+        return
+    _told.add(step.folder)
+    taken = _taken.get(step.folder, set())
+    older = _nearest(step, verb, taken, made_of["inputs"])
+    at = f"{step.stage}: {verb} of iteration {step.iteration}"
+    whole = {int(name[:4]) for name in taken} - {step.iteration}
+    reused = f"{len(taken)} sub-steps ({len(whole)} whole iterations) are taken over"
+    if older:
+        print(f"{at} is done anew; {reused}. What has changed since:")
+        print("".join(f"  {line}\n" for line in changes(older, made_of)), end="")
+    elif taken:
+        print(f"{at} is next; {reused}")
+
+
+def _nearest(
+    step: Step, verb: str, taken: Collection[str], made_from: Mapping[str, str]
+) -> Record | None:
+    """The record of the same sub-step that differs in the fewest inputs, if there is one."""
+    found = []
     for place in sorted(step.folder.glob(f"{step.iteration:04d}-{verb}-*")):
-        try:
-            older = json.loads((place / "record.json").read_text())["inputs"]
-        except (OSError, ValueError, KeyError):
-            continue
-        changed = [name for name in made_from if older.get(name) != made_from[name]]
-        if changed and (step.recipe, step.stage) not in _explained:
-            _explained.add((step.recipe, step.stage))
-            print(
-                f"{step.stage}: {verb} of iteration {step.iteration} is done anew, since "
-                f"{', '.join(changed)} changed"
-            )
-
-
-_explained: set[tuple[str, str]] = set()
+        with suppress(OSError, ValueError):
+            if place.name not in taken:
+                found.append(json.loads((place / RECORD).read_text()))
+    return min(found, key=lambda r: len(differing(r["inputs"], made_from)), default=None)
 
 
 # ---------------------------------------------------------------- source
 
 
 @functools.cache
+def source_digests(module: Path) -> dict[str, str]:
+    """Digests of a module's source and of all project files that it imports, directly or not."""
+    return {
+        str(file.relative_to(PROJECT)): hashlib.blake2b(
+            file.read_bytes(), digest_size=8
+        ).hexdigest()
+        for file in import_closure(module)
+    }
+
+
 def source_digest(module: Path) -> str:
-    """Digest of a module's source and of all project files that it imports, directly or not."""
-    state = hashlib.blake2b(digest_size=16)
-    for file in import_closure(module):
-        state.update(str(file.relative_to(PROJECT)).encode() + b"\0" + file.read_bytes())
-    return state.hexdigest()
+    """One digest of them all."""
+    text = json.dumps(source_digests(module), sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def import_closure(module: Path) -> list[Path]:

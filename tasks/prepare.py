@@ -21,7 +21,7 @@ from tasks import policy as policies
 from tasks.expectations import questions as question_gate
 from tasks.expectations import traces as trace_gate
 from tasks.ledger import Artifact, Step
-from tasks.questions import benchmarks, computation, encyclopedia
+from tasks.questions import benchmarks, computation, encyclopedia, intake
 from tasks.questions.script import Dropped, Material, Trace
 from tasks.records import records, text
 from tasks.scorers import SCORERS
@@ -73,14 +73,16 @@ def prepare(
     """
     policies.use_machine(machine)
     material = SOURCES[settings.questions.source](settings, sets, step.seed)
-    questions = material.questions
+    taken, left_out = take_in(settings, sets, material)
+    questions = {**material.questions, "train": [*material.questions["train"], *taken]}
     docs = gate.DOCS / step.recipe
-    check_questions(questions, settings, folder / "gates" / "questions.json", docs / "questions")
+    verdict = folder / "gates" / "questions.json"
+    check_questions(questions, settings, len(taken), verdict, docs / "questions")
     for split, entries in questions.items():
         save_questions(entries, folder / "questions" / f"{split}.parquet")
     save_corpus([*material.documents, *corpus(search)], folder / "corpus")
 
-    traces, dropped = _write_traces(material, open_tools, folder)
+    traces, dropped = _write_traces(material, left_out, open_tools, folder)
     model, tokenizer = POLICIES[settings.policy.kind](settings.policy, material, traces, step.seed)
     check_context(tokenizer, dialogue, questions, settings.policy.context)
     model.save_pretrained(folder / "initial")
@@ -101,12 +103,12 @@ def prepare(
 
 
 def _write_traces(
-    material: Material, open_tools: OpenTools, folder: Path
+    material: Material, left_out: Sequence[Dropped], open_tools: OpenTools, folder: Path
 ) -> tuple[list[Trace], list[Dropped]]:
     """The traces, with tools on the corpus in ``folder``; the table of dropped questions."""
     with open_tools(folder / "corpus") as tools:
         traces, without = material.write_traces(tools)
-    dropped = [*material.dropped, *without]
+    dropped = [*material.dropped, *left_out, *without]
     _say(len(traces), dropped)
     rows = [vars(each) for each in dropped]
     write_table(pa.Table.from_pylist(rows, schema=DROPPED_TABLE), folder / "dropped.parquet")
@@ -157,7 +159,43 @@ def source_files(settings: Prepare, search: schema.Search | None, sets: Sets) ->
     for file in files:
         if not file.is_file():
             raise ValueError(f"{file} does not exist: correct its path in the recipe")
-    return [ledger.artifact(file) for file in files]
+    folders = [settings.intake.folder] if settings.intake else []
+    delivered = [folder for folder in folders if intake.files(folder)]
+    return [ledger.artifact(path) for path in (*files, *delivered)]
+
+
+def take_in(
+    settings: Prepare, sets: Sets, material: Material
+) -> tuple[list[Question], list[Dropped]]:
+    """The new training questions of the intake folder, and what of it is left out.
+
+    A refused file is said with its fault, and the run goes on without it.
+    """
+    if settings.intake is None:
+        return [], []
+    folder, kind = settings.intake.folder, settings.intake.set
+    delivery = intake.read(folder, kind, schema.benchmark_of(kind, sets), intake_fault)
+    for refused in delivery.refused:
+        print(f"prepare: the file {folder / refused.question_id} is set aside: {refused.detail}")
+    train, *others = (material.questions[split] for split in ("train", "validation", "test"))
+    held_out = [question for members in others for question in members]
+    taken, left_out = intake.new_questions(delivery, train, held_out, settings.overlap_words)
+    if delivery.entries:
+        print(f"prepare: {len(taken)} new questions from {folder}")
+    return taken, left_out
+
+
+def intake_fault(question: Question) -> str:
+    """What the gate of the questions would find wrong with one; "" if nothing."""
+    faults = {
+        "its text": question_gate.text_fault(question.text),
+        "the messages before it": question_gate.before_fault(question.before),
+        "its answers": question_gate.answers_fault(question.answers),
+    }
+    if not any(faults.values()):
+        score = question_gate.score_fault(question.scorer, question.answers, SCORERS)
+        faults["its answers"] = score
+    return next((f"{name}: {fault}" for name, fault in faults.items() if fault), "")
 
 
 def corpus(search: schema.Search | None) -> list[Document]:
@@ -258,9 +296,13 @@ def check_context(
 
 
 def check_questions(
-    questions: Mapping[str, list[Question]], settings: Prepare, verdict: Path, docs: Path
+    questions: Mapping[str, list[Question]],
+    settings: Prepare,
+    taken_in: int,
+    verdict: Path,
+    docs: Path,
 ) -> None:
-    """The gate of the questions."""
+    """The gate of the questions, of which ``taken_in`` training questions were delivered."""
     entries = [
         {**vars(question), "answers": list(question.answers), "split": split}
         for split, members in questions.items()
@@ -269,7 +311,10 @@ def check_questions(
     # texts that are no UTF-8 are for the gate to name, so they stay what they are
     table = pd.DataFrame(entries, dtype=object)
     prepared = question_gate.prepare(table, SCORERS, settings.overlap_words)
-    expectations = question_gate.expectations(rows=settings.questions.rows())
+    rows = settings.questions.rows()
+    if rows:
+        rows["train"] += taken_in
+    expectations = question_gate.expectations(rows=rows)
     gate.check("questions", prepared, expectations, verdict, docs)
 
 

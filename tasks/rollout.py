@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,16 @@ from tasks.lanes import lanes
 from tasks.ledger import Artifact, Step
 from tasks.sampler import Setting, grow
 from tasks.toolbox import Respond
-from tasks.trajectory import Call, Observation, Question, load_questions, save_trees
+from tasks.trajectory import (
+    STORED_TREES,
+    Call,
+    Observation,
+    Question,
+    Tree,
+    load_questions,
+    load_trees,
+    save_trees,
+)
 
 
 @task(**ledger.TASK_OPTIONS)
@@ -59,7 +69,7 @@ def rollout(
     setting = Setting(acting.tokenizer, dialogue, budget, timed, seed, branching, marks)
     began = time.perf_counter()
     engine = TransformersEngine(acting.model, acting.tokenizer)
-    trees = grow(chosen, engine, setting, top_p, advance)
+    trees = _stored(step, chosen) or grow(chosen, engine, setting, top_p, advance)
     seconds = time.perf_counter() - began
     waited = sum(tool_seconds) / lanes(engine.device, len(chosen))  # of a lane, on average
     save_trees(trees, folder / "trees")
@@ -68,7 +78,26 @@ def rollout(
         "profile": statistics.entropy_profile(trees),
         "seconds": {"sampling": seconds - waited, "tools": waited},
         "another_batch": bool(batch(every, step.seed, first, attempt + 1, size)),  # of new ones
+        "questions": [question.id for question in chosen],
+        "cursor": first + (attempt + 1) * size,  # the next place in the sequence of passes
     }
+
+
+def _stored(step: Step, chosen: Sequence[Question]) -> list[Tree]:
+    """The trees that an earlier run has grown under these questions, where they are to be replayed.
+
+    Raises ValueError where that run had none for one of them.
+    """
+    folder = os.environ.get(STORED_TREES)
+    if not folder or step.stage != "reinforce":
+        return []
+    trees = {tree.question: tree for tree in load_trees(Path(folder), step.iteration)}
+    if lacking := [question.id for question in chosen if question not in trees]:
+        raise ValueError(
+            f"{folder} has no tree for question {lacking[0]} in iteration {step.iteration}, as it "
+            "is now: the questions, or how they are drawn, are not what they were"
+        )
+    return [trees[question] for question in chosen]
 
 
 def batch(

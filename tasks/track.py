@@ -2,8 +2,11 @@
 
 The store is ``.beamline/mlflow.db`` (SQLite) under the current directory, unless
 ``MLFLOW_TRACKING_URI`` names another; the artifacts of a SQLite store lie beside it in
-``mlartifacts``. Tracking never ends a training run: what cannot be written waits in memory, is
-tried again at later calls and once more at the end, and a warning says so.
+``mlartifacts``. Tracking never ends a training run: what cannot be written waits in
+``.beamline/untracked`` (tasks/spool.py), and a warning says so once. It is delivered when the store
+is back: at a later call of the same run, at its end, or by the next run or ``make doctor``. What is
+delivered twice is there once: metrics have the times of their records, traces and runs are looked
+for before they are written, everything else replaces itself.
 
 MLflow is imported when the first run opens (about a second), not with this module.
 """
@@ -11,6 +14,7 @@ MLflow is imported when the first run opens (about a second), not with this modu
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import logging
 import math
@@ -18,16 +22,23 @@ import os
 import re
 import shutil
 import sqlite3
+import ssl
 import tempfile
 import time
-from collections import deque
+import urllib.error
+import urllib.request
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from params.schema import Recipe
+from tasks import processes, spool
+from tasks.spool import Record
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,6 +50,9 @@ if TYPE_CHECKING:
 
 EXPERIMENT = "beamline"
 PIPELINE_RUN = "BEAMLINE_PIPELINE_RUN"  # environment variable: the parent of the stages' runs
+UNTRACKED = "untracked:"  # begins its value where the store has not taken that run yet
+NAME_TAG, PARENT_TAG = "beamline.run", "beamline.parent"  # names that hold without the store
+PARENT_RUN, KEY_TAG = "mlflow.parentRunId", "beamline.key"
 WITH_SPANS = "tags.`mlflow.trace.spansLocation` = 'TRACKING_STORE'"  # true once it has spans
 LOCK_WAIT = 2.0  # seconds that one attempt waits for a locked SQLite store; MLflow itself waits 20
 RETRY_AFTER = 30.0  # seconds without an attempt after one that failed
@@ -51,16 +65,32 @@ log = logging.getLogger(__name__)
 class Run:
     """A run in the store. Every call is written at once, or waits while the store is away."""
 
-    def __init__(self, name: str, open_run: Callable[[MlflowClient, str], str]) -> None:
-        """``open_run(client, experiment_id)`` makes or finds the run and returns its id."""
-        self.name = name
-        self.id: str | None = None  # None until the store has taken the run
-        self._open_run = open_run
-        self._uri = store_uri()
+    def __init__(self, name: str, tags: Mapping[str, str], parent: str | None = None) -> None:
+        """Open a run; with the tag ``beamline.key``, the unfinished one of that key if there is.
+
+        ``parent`` is the run it belongs under, or, after UNTRACKED, that run's name tag.
+        """
+        labels = dict(tags) | processes.identity() | {NAME_TAG: uuid.uuid4().hex}
+        if parent:
+            awaited = parent.startswith(UNTRACKED)
+            labels[PARENT_TAG if awaited else PARENT_RUN] = parent.removeprefix(UNTRACKED)
+        self._open({"name": name, "tags": labels, "uri": store_uri(), "id": None})
+        self._reached()
+
+    def _open(self, about: dict[str, Any], held: spool.Spool | None = None) -> None:
+        self.name: str = about["name"]
+        self.id: str | None = about["id"]  # None until the store has taken the run
+        self._about = about
+        self._uri: str = about["uri"]
         self._client: MlflowClient | None = None
-        self._waiting: deque[Callable[[MlflowClient, str], object]] = deque()
+        self._spool = held
+        self._away = held is not None
         self._quiet_until = 0.0  # on the monotonic clock
-        self._flush()
+
+    @property
+    def handle(self) -> str:
+        """The run's id, or what stands for it until it has one; for PIPELINE_RUN."""
+        return self.id or UNTRACKED + self._about["tags"][NAME_TAG]
 
     def metrics(self, values: Mapping[str, float], step: int, at: float) -> None:
         """Write one value a name at ``step``; ``at`` is the record's own time, in unix seconds.
@@ -68,38 +98,26 @@ class Run:
         A replay with the same step, time and values adds nothing, so ``at`` comes from the record
         and not from the clock. Names follow ``metric_name``.
         """
-        stamp = round(at * 1000)
-        points = [(metric_name(name), float(value)) for name, value in values.items()]
-
-        def write(client: MlflowClient, run_id: str) -> None:
-            from mlflow.entities import Metric
-
-            batch = [Metric(name, value, stamp, step) for name, value in points]
-            client.log_batch(run_id, metrics=batch)
-
-        self._do(write)
+        points = {metric_name(name): float(value) for name, value in values.items()}
+        self._say("metrics", values=points, step=step, stamp=round(at * 1000))
 
     def params(self, values: Mapping[str, Any]) -> None:
         """Write parameters; nested mappings become dotted names. A written one cannot change."""
-        flat = list(flatten(values).items())
-
-        def write(client: MlflowClient, run_id: str) -> None:
-            from mlflow.entities import Param
-
-            batch = [Param(name, value) for name, value in flat]
-            for start in range(0, len(batch), ENTITIES_PER_BATCH):
-                client.log_batch(run_id, params=batch[start : start + ENTITIES_PER_BATCH])
-
-        self._do(write)
+        self._say("params", values=flatten(values))
 
     def tags(self, values: Mapping[str, str]) -> None:
         """Write tags; a later value of a name replaces the earlier one."""
-        tags = dict(values)
-        self._do(lambda client, run_id: _set_tags(client, run_id, tags))
+        self._say("tags", values=dict(values))
 
     def figure(self, figure: Figure, name: str) -> None:
         """Keep a matplotlib figure as ``name`` (a ``.png``), replacing one of that name."""
-        self._do(lambda client, run_id: client.log_figure(run_id, figure, name))
+
+        def drawn() -> Record:
+            picture = io.BytesIO()
+            figure.savefig(picture, format="png")
+            return Record("file", {"name": name}, picture.getvalue())
+
+        self._do(drawn)
 
     def table(self, rows: Sequence[Mapping[str, Any]], name: str) -> None:
         """Keep rows as ``name`` (a ``.json``), which MLflow's UI shows as a table.
@@ -107,81 +125,137 @@ class Run:
         MLflow's own log_table appends to a table of that name; this replaces it, so that a stage
         that is taken up again does not double its rows. Missing and non-finite values become null.
         """
-        text = table_json(rows)
-
-        def write(client: MlflowClient, run_id: str) -> None:
-            client.log_text(run_id, text, name)
-            tag = client.get_run(run_id).data.tags.get("mlflow.loggedArtifacts", "[]")
-            shown, entry = json.loads(tag), {"path": name, "type": "table"}
-            if entry not in shown:
-                client.set_tag(run_id, "mlflow.loggedArtifacts", json.dumps([*shown, entry]))
-
-        self._do(write)
+        self._say("table", text=table_json(rows), name=name)
 
     def file(self, path: Path) -> None:
         """Keep a copy of a file under its own name."""
-        self._do(lambda client, run_id: client.log_artifact(run_id, str(path)))
+        self._do(lambda: Record("file", {"name": path.name}, path.read_bytes()))
 
     def traces(self, made: Callable[[], Sequence[Trace]]) -> None:
         """Keep trajectories as traces of this run, with their rewards as feedback.
 
-        ``made`` makes them when they can be written, so that what waits is small. A trace is found
-        by its key: a replay adds none, and one that another run has made is linked to this run too.
+        A trace is found by its key: a replay adds none, and one that another run has made is linked
+        to this run too. Where ``made`` fails, the run goes on without them.
         """
-        self._do(lambda client, run_id: _write_traces(client, run_id, self._uri, made()))
+        self._do(lambda: Record("traces", {"traces": [asdict(trace) for trace in made()]}))
 
     def end(self, status: str) -> None:
         """Close the run as FINISHED, FAILED or KILLED, after one more attempt at what waits."""
-        end_time = round(time.time() * 1000)
         self._quiet_until = 0.0
-        self._do(lambda client, run_id: client.set_terminated(run_id, status, end_time))
-        if self._waiting:
+        self._say("end", status=status, end_time=round(time.time() * 1000))
+        if self._spool:
             log.warning(
-                "%d records of run '%s' are lost: the tracking store %s stayed away",
-                len(self._waiting),
+                "%d records of run '%s' wait in %s for the tracking store %s: the next run, or "
+                "make doctor, delivers them",
+                len(spool.entries(self._spool.folder)),
                 self.name,
+                _shown(spool.root()),
                 self._uri,
             )
+            spool.close(self._spool)
 
-    def _do(self, write: Callable[[MlflowClient, str], object]) -> None:
-        self._waiting.append(write)
-        if time.monotonic() >= self._quiet_until:
-            self._flush()
+    def _say(self, kind: str, **said: Any) -> None:
+        self._do(lambda: Record(kind, said))
 
-    def _flush(self) -> None:
-        """Write what waits, oldest first, until the store does not take a record."""
+    def _do(self, made: Callable[[], Record]) -> None:
+        """Write a record, or keep it after those that wait."""
         try:
-            check_writable(self._uri)
-            client, run_id = self._opened()
+            record = made()
+        except Exception as error:  # whatever it is, training goes on
+            self._leave_out(error)
+            return
+        if self._spool is None and self._write(record):
+            return
+        try:
+            self._spool = self._spool or spool.create(
+                self._about | {"id": self.id}, self._about["tags"][NAME_TAG]
+            )
+            spool.add(self._spool, record)
+        except OSError as error:  # a full disk
+            self._leave_out(error)
+            return
+        self.flush()
+
+    def flush(self) -> int:
+        """Write what waits, oldest first, until the store does not take a record; how many."""
+        told = 0
+        for entry in spool.entries(self._spool.folder) if self._spool else []:
+            if not self._write(spool.read(entry)):
+                return told
+            entry.unlink()
+            told += 1
+        if self._spool and self._reached():
+            spool.remove(self._spool)
+            self._spool, self._away = None, False
+            log.warning("run '%s': the tracking store is back, and has all that waited", self.name)
+        return told
+
+    def _write(self, record: Record) -> bool:
+        """Whether a record need not wait: it is written, or it is itself at fault."""
+        if not self._reached():
+            return False
+        assert self._client and self.id
+        try:
+            WRITERS[record.kind](self._client, self.id, self._uri, record)
+        except Exception as error:
+            if _may_pass(error):
+                self._pause(error)
+                return False
+            self._leave_out(error)
+        return True
+
+    def _reached(self) -> bool:
+        """Whether the store answers and has the run; no attempt soon after one that failed."""
+        if time.monotonic() < self._quiet_until:
+            return False
+        try:
+            check_reachable(self._uri, known=self.id is not None, away=self._away)
+            self._client = self._client or connect(self._uri)
+            if self.id is None or (self._away and not _knows(self._client, self.id)):
+                self.id = _open_run(self._client, self._uri, self.name, self._about["tags"])
         except Exception as error:  # whatever it is, training goes on
             self._pause(error)
-            return
-        while self._waiting:
-            try:
-                self._waiting[0](client, run_id)
-            except Exception as error:
-                if _may_pass(error):
-                    self._pause(error)
-                    return
-                log.warning("run '%s': a record was left out: %s", self.name, error)
-            self._waiting.popleft()
-
-    def _opened(self) -> tuple[MlflowClient, str]:
-        if self._client is None:
-            self._client = connect(self._uri)
-        if self.id is None:
-            self.id = self._open_run(self._client, _experiment(self._client, self._uri))
-        return self._client, self.id
+            return False
+        return True
 
     def _pause(self, error: Exception) -> None:
         self._quiet_until = time.monotonic() + RETRY_AFTER
-        log.warning(
-            "run '%s': the tracking store %s cannot be written (%s); %d records wait",
-            self.name,
-            self._uri,
-            error,
-            len(self._waiting),
-        )
+        if self._client is not None:
+            _disconnect(self._client)
+            self._client = None
+        if not self._away:
+            log.warning(
+                "run '%s': the tracking store %s cannot be written (%s); what the run has to say "
+                "waits in %s",
+                self.name,
+                self._uri,
+                error,
+                _shown(spool.root()),
+            )
+        self._away = True
+
+    def _leave_out(self, error: Exception) -> None:
+        log.warning("run '%s': a record was left out: %s", self.name, error)
+
+
+def deliver() -> int:
+    """Tell the store what earlier runs could not; how many records it took.
+
+    What a living run holds, and what the store still does not take, stays where it is. Costs
+    nothing where nothing waits.
+    """
+    told, away = 0, set()
+    for folder in spool.waiting():
+        with spool.held(folder) as held:
+            about = spool.about(folder) if held else {}
+            if held is None or about["uri"] in away:
+                continue
+            run = Run.__new__(Run)
+            run._open(about, held)
+            told += run.flush()
+            if run._spool:
+                away.add(about["uri"])
+    return told
 
 
 @contextmanager
@@ -195,11 +269,11 @@ def pipeline(
     (KeyboardInterrupt, SystemExit from a signal handler). MLflow's UI shows the tag
     ``mlflow.source.git.commit`` as the run's version.
     """
-    name = f"{recipe_name} {datetime.now():%Y-%m-%d %H:%M:%S}"
+    deliver()
     labels = {"recipe": recipe_name} | _prefect_tag() | dict(tags or {})
-    run = Run(name, lambda client, where: _create(client, where, name, labels))
+    run = Run(f"{recipe_name} {datetime.now():%Y-%m-%d %H:%M:%S}", labels)
     run.params(recipe.model_dump(mode="json"))
-    with _environment(PIPELINE_RUN, run.id), _ending(run):
+    with _environment(PIPELINE_RUN, run.handle), _ending(run):
         yield run
 
 
@@ -209,18 +283,48 @@ def stage(
 ) -> Iterator[Run]:
     """The run of one stage, under the pipeline of ``BEAMLINE_PIPELINE_RUN`` where that is set.
 
-    ``key`` names the work (a digest). A run of the same key that is still RUNNING was left by a
-    process that was killed: it is taken up again and moved under the current pipeline. It ends as a
-    pipeline does.
+    ``key`` names the work (a digest). A run of the same key that is still RUNNING, and whose
+    process is not known to live, was left by one that was killed: it is taken up again and moved
+    under the current pipeline. It ends as a pipeline does.
     """
-    name = f"{stage_name}@{recipe_name}"
-    labels = {"recipe": recipe_name, "stage": stage_name, "beamline.key": key}
+    deliver()
+    labels = {"recipe": recipe_name, "stage": stage_name, KEY_TAG: key}
     labels |= _prefect_tag() | dict(tags or {})
-    if parent := os.environ.get(PIPELINE_RUN):
-        labels["mlflow.parentRunId"] = parent
-    run = Run(name, lambda client, where: _take_up_or_create(client, where, name, labels))
+    run = Run(f"{stage_name}@{recipe_name}", labels, os.environ.get(PIPELINE_RUN))
     with _ending(run):
         yield run
+
+
+def abandoned() -> list[tuple[str, str]]:
+    """Ids and names of the runs in the store that are RUNNING though their process is gone.
+
+    Raises OSError or sqlite3.Error where the store is away.
+    """
+    client = _client_of_store()
+    experiment = client.get_experiment_by_name(EXPERIMENT) if client else None
+    if client is None or experiment is None:
+        return []
+    found = client.search_runs([experiment.experiment_id], "attributes.status = 'RUNNING'")
+    return [
+        (run.info.run_id, str(run.info.run_name))
+        for run in found
+        if processes.is_gone(run.data.tags)
+    ]
+
+
+def end_abandoned(run_id: str) -> None:
+    """Mark a run as KILLED, unless a living process has taken it up."""
+    if run_id in dict(abandoned()) and (client := _client_of_store()):
+        client.set_terminated(run_id, "KILLED")
+
+
+def _client_of_store() -> MlflowClient | None:
+    """A client of the store, if there is one; none is made."""
+    file = _sqlite_file(store_uri())
+    if file is not None and not file.exists():
+        return None
+    check_reachable(store_uri(), away=True)
+    return connect(store_uri())
 
 
 def store_uri() -> str:
@@ -252,21 +356,44 @@ def table_json(rows: Sequence[Mapping[str, Any]]) -> str:
     return json.dumps({"columns": columns, "data": data}, default=str)
 
 
-def check_writable(uri: str) -> None:
-    """Raise sqlite3.Error within LOCK_WAIT seconds if a SQLite store that exists takes no writes.
+def check_reachable(uri: str, known: bool = False, away: bool = False) -> None:
+    """Raise OSError or sqlite3.Error within LOCK_WAIT seconds where a store takes no writes.
 
-    MLflow itself would wait 20 s for a lock and 100 s for a file that is no database.
+    MLflow itself would wait 20 s for a lock and 100 s for a file that is no database. ``known``: a
+    SQLite store has been there, so that its file must be; ``away``: a server did not answer before,
+    and is asked whether it does.
     """
     file = _sqlite_file(uri)
-    if file is None or not file.exists():
+    if file is None and away:
+        _ask(uri)
+    if file is None or not (known or file.exists()):
         return
-    with closing(sqlite3.connect(file, timeout=LOCK_WAIT, isolation_level=None)) as connection:
-        connection.execute("BEGIN IMMEDIATE")
-        connection.execute("ROLLBACK")
+    address = f"file:{quote(str(file))}?mode=rw"  # does not make it
+    with closing(sqlite3.connect(address, LOCK_WAIT, isolation_level=None, uri=True)) as store:
+        store.execute("BEGIN IMMEDIATE")
+        store.execute("ROLLBACK")
+
+
+def _ask(uri: str) -> None:
+    """Raise OSError unless an HTTP server answers, whatever it says."""
+    try:
+        urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=LOCK_WAIT).close()
+    except urllib.error.HTTPError:
+        return
+    except urllib.error.URLError as error:
+        if not isinstance(error.reason, ssl.SSLError):  # MLflow may know its certificate
+            raise
+    except ValueError:  # no address of HTTP
+        return
 
 
 def _sqlite_file(uri: str) -> Path | None:
     return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
+
+
+def _shown(path: Path) -> Path:
+    """A path as it is told, from the current folder on."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _finite(value: Any) -> Any:
@@ -329,20 +456,97 @@ def _experiment(client: MlflowClient, uri: str) -> str:
         raise
 
 
-def _create(client: MlflowClient, experiment: str, name: str, tags: Mapping[str, str]) -> str:
-    return client.create_run(experiment, run_name=name, tags=dict(tags)).info.run_id
+def _disconnect(client: MlflowClient) -> None:
+    """Close the connections to a SQLite store: its file may be another one when it is back."""
+    engine = getattr(client._tracking_client.store, "engine", None)
+    if engine is not None:
+        engine.dispose()
 
 
-def _take_up_or_create(
-    client: MlflowClient, experiment: str, name: str, tags: Mapping[str, str]
-) -> str:
-    unfinished = f"tags.`beamline.key` = '{tags['beamline.key']}' and attributes.status = 'RUNNING'"
-    found = client.search_runs([experiment], unfinished, max_results=1)
-    if not found:
-        return _create(client, experiment, name, tags)
-    run_id = found[0].info.run_id
-    _set_tags(client, run_id, tags)
+def _knows(client: MlflowClient, run_id: str) -> bool:
+    """Whether a store that was away still has the run; a new one in its place has not."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.get_run(run_id)
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return False
+        raise
+    return True
+
+
+def _open_run(client: MlflowClient, uri: str, name: str, tags: Mapping[str, str]) -> str:
+    """Find the run that an earlier attempt has made, take up one of its key, or make it."""
+    experiment = _experiment(client, uri)
+    labels = dict(tags)
+    if awaited := _find(client, experiment, NAME_TAG, labels.get(PARENT_TAG)):
+        labels[PARENT_RUN] = next(iter(awaited))
+    unfinished = _find(client, experiment, KEY_TAG, labels.get(KEY_TAG), "RUNNING")
+    found = list(_find(client, experiment, NAME_TAG, labels[NAME_TAG]))
+    found += [run for run, its in unfinished.items() if not processes.is_alive(its)]
+    if found:
+        _set_tags(client, found[0], labels)
+        return found[0]
+    run_id: str = client.create_run(experiment, run_name=name, tags=labels).info.run_id
+    for child in _find(client, experiment, PARENT_TAG, labels[NAME_TAG]):  # were faster
+        client.set_tag(child, PARENT_RUN, run_id)
     return run_id
+
+
+def _find(
+    client: MlflowClient, experiment: str, tag: str, value: str | None, status: str | None = None
+) -> dict[str, dict[str, str]]:
+    """The runs whose ``tag`` is ``value``, with all their tags; none for None."""
+    if value is None:
+        return {}
+    wanted = f"tags.`{tag}` = '{value}'"
+    if status:
+        wanted += f" and attributes.status = '{status}'"
+    return {run.info.run_id: run.data.tags for run in client.search_runs([experiment], wanted)}
+
+
+# ---------------------------------------------------------------- how each kind is written
+
+
+def _write_metrics(client: MlflowClient, run_id: str, uri: str, record: Record) -> None:
+    from mlflow.entities import Metric
+
+    said = record.said
+    points = [Metric(n, v, said["stamp"], said["step"]) for n, v in said["values"].items()]
+    client.log_batch(run_id, metrics=points)
+
+
+def _write_params(client: MlflowClient, run_id: str, uri: str, record: Record) -> None:
+    from mlflow.entities import Param
+
+    batch = [Param(name, value) for name, value in record.said["values"].items()]
+    for start in range(0, len(batch), ENTITIES_PER_BATCH):
+        client.log_batch(run_id, params=batch[start : start + ENTITIES_PER_BATCH])
+
+
+def _write_tags(client: MlflowClient, run_id: str, uri: str, record: Record) -> None:
+    _set_tags(client, run_id, record.said["values"])
+
+
+def _write_file(client: MlflowClient, run_id: str, uri: str, record: Record) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / record.said["name"]
+        file.write_bytes(record.content)
+        client.log_artifact(run_id, str(file))
+
+
+def _write_table(client: MlflowClient, run_id: str, uri: str, record: Record) -> None:
+    name = record.said["name"]
+    client.log_text(run_id, record.said["text"], name)
+    tag = client.get_run(run_id).data.tags.get("mlflow.loggedArtifacts", "[]")
+    shown, entry = json.loads(tag), {"path": name, "type": "table"}
+    if entry not in shown:
+        client.set_tag(run_id, "mlflow.loggedArtifacts", json.dumps([*shown, entry]))
+
+
+def _write_end(client: MlflowClient, run_id: str, uri: str, record: Record) -> None:
+    client.set_terminated(run_id, record.said["status"], record.said["end_time"])
 
 
 def _set_tags(client: MlflowClient, run_id: str, tags: Mapping[str, str]) -> None:
@@ -351,7 +555,7 @@ def _set_tags(client: MlflowClient, run_id: str, tags: Mapping[str, str]) -> Non
     client.log_batch(run_id, tags=[RunTag(name, value) for name, value in tags.items()])
 
 
-def _write_traces(client: MlflowClient, run_id: str, uri: str, traces: Sequence[Trace]) -> None:
+def _write_traces(client: MlflowClient, run_id: str, uri: str, record: Record) -> None:
     """Write those of the traces that are not there yet.
 
     MLflow's own tracing hides what fails and draws random ids; the two calls below it report their
@@ -361,6 +565,7 @@ def _write_traces(client: MlflowClient, run_id: str, uri: str, traces: Sequence[
     """
     from mlflow.tracing.client import TracingClient
 
+    traces = [_as_trace(fields) for fields in record.said["traces"]]
     experiment = client.get_run(run_id).info.experiment_id
     store = TracingClient(uri)
     for start in range(0, len(traces), ENTITIES_PER_BATCH):
@@ -371,6 +576,15 @@ def _write_traces(client: MlflowClient, run_id: str, uri: str, traces: Sequence[
         for trace in missing:
             store.start_trace(_trace_info(trace, experiment, run_id))
         store.log_spans(experiment, [span for trace in missing for span in _stored_spans(trace)])
+
+
+def _as_trace(fields: Mapping[str, Any]) -> Trace:
+    """A trace as ``asdict`` or JSON gives it back."""
+    from tasks.spans import Span, Trace  # and numpy with it, which a call that does nothing spares
+
+    trace = Trace(**fields)
+    parts = tuple(Span(**part) for part in fields["spans"])
+    return replace(trace, spans=parts, accepted=tuple(trace.accepted))
 
 
 def _there(client: MlflowClient, experiment: str, traces: Sequence[Trace]) -> dict[str, str | None]:
@@ -385,6 +599,17 @@ def _there(client: MlflowClient, experiment: str, traces: Sequence[Trace]) -> di
     return {
         entry.info.trace_id: entry.info.trace_metadata.get("mlflow.sourceRun") for entry in found
     }
+
+
+WRITERS: dict[str, Callable[[MlflowClient, str, str, Record], None]] = {
+    "metrics": _write_metrics,
+    "params": _write_params,
+    "tags": _write_tags,
+    "file": _write_file,
+    "table": _write_table,
+    "traces": _write_traces,
+    "end": _write_end,
+}
 
 
 def _trace_id(trace: Trace) -> str:

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+STORED_TREES = "BEAMLINE_TREES"  # environment variable: a run's trees, instead of sampling
 MESSAGE = pa.struct({"role": pa.string(), "content": pa.string()})
 QUESTION_TABLE = pa.schema(
     {
@@ -285,11 +286,11 @@ def save_trees(trees: Sequence[Tree], folder: Path) -> None:
     write_table(pa.table(decisions, schema=DECISION_TABLE), folder / "decisions.parquet")
 
 
-def load_trees(folder: Path) -> list[Tree]:
-    """Read what ``save_trees`` wrote, in the same order."""
-    questions = load_questions(folder / "questions.parquet")
+def load_trees(folder: Path, iteration: int | None = None) -> list[Tree]:
+    """Read what ``save_trees`` wrote, in the same order; ``iteration``: of a whole run's, those."""
+    questions = load_questions(folder / "questions.parquet", iteration)
     trees = {question.id: Tree(question) for question in questions}
-    for row in read_rows(folder / "nodes.parquet"):
+    for row in read_rows(folder / "nodes.parquet", iteration):
         arrays: dict[str, Any] = {
             "tokens": np.array(row.pop("tokens"), np.int32),
             "logprobs": np.array(row.pop("logprobs"), np.float32),
@@ -298,9 +299,9 @@ def load_trees(folder: Path) -> list[Tree]:
         tree = trees[row.pop("question")]
         del row["node"]
         tree.nodes.append(Node(**row, **arrays))
-    for row in read_rows(folder / "leaves.parquet"):
+    for row in read_rows(folder / "leaves.parquet", iteration):
         trees[row["question"]].leaves.append(row["node"])
-    for row in read_rows(folder / "decisions.parquet"):
+    for row in read_rows(folder / "decisions.parquet", iteration):
         trees[row.pop("question")].decisions.append(Decision(**row))
     return list(trees.values())
 
@@ -314,7 +315,7 @@ def save_questions(questions: Sequence[Question], file: Path) -> None:
     write_table(pa.table(rows, schema=QUESTION_TABLE), file)
 
 
-def load_questions(file: Path) -> list[Question]:
+def load_questions(file: Path, iteration: int | None = None) -> list[Question]:
     """Read what ``save_questions`` wrote."""
     return [
         Question(
@@ -324,7 +325,7 @@ def load_questions(file: Path) -> list[Question]:
                 "before": tuple(Message(**message) for message in row["before"]),
             }
         )
-        for row in read_rows(file)
+        for row in read_rows(file, iteration)
     ]
 
 
@@ -336,9 +337,12 @@ def write_table(table: pa.Table, file: Path) -> None:
     partial.replace(file)
 
 
-def read_rows(file: Path) -> list[dict[str, Any]]:
-    """All rows of a Parquet table."""
-    return pq.read_table(file).to_pylist()
+def read_rows(file: Path, iteration: int | None = None) -> list[dict[str, Any]]:
+    """All rows of a Parquet table, or those of an iteration, without the column that says so."""
+    if iteration is None:
+        return pq.read_table(file).to_pylist()
+    table = pq.read_table(file, filters=[("iteration", "=", iteration)])
+    return table.drop_columns(["iteration"]).to_pylist()
 
 
 def _add(columns: dict[str, list[Any]], **row: Any) -> None:

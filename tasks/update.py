@@ -26,6 +26,7 @@ def update(
     folder: Path,
     *,
     policy: Artifact,
+    optimizer: Artifact | None,
     critic: Artifact | None,
     reference: Artifact | None,
     trees: list[Artifact],
@@ -38,8 +39,9 @@ def update(
 ) -> Mapping[str, Any]:
     """One batch's updates; artifacts ``policy``, ``optimizer``, and ``critic`` where there is one.
 
-    ``critic`` and the optimizer's state are read from beside ``policy``; ``reference`` is the
-    policy that a KL penalty in the loss looks at. Both are None where the algorithm has none.
+    ``critic`` and the state of the ``optimizer`` lie beside ``policy``, from where they are read:
+    None where the policy has none yet, or the algorithm no critic. ``reference`` is the policy that
+    a KL penalty in the loss looks at; None where the algorithm has no such penalty.
     """
     began = time.perf_counter()
     learning = checkpoint.resident(Path(policy.path), machine)
@@ -61,7 +63,8 @@ def update(
     checkpoint.save(learning, folder)
     checkpoint.keep_resident(learning, ledger.final_place(folder) / checkpoint.POLICY)
     seconds = {"update": trained - began, "checkpoint": time.perf_counter() - trained}
-    return {"metrics": metrics, "seconds": seconds}
+    questions = [tree.tree.question.id for tree in batch]
+    return {"metrics": metrics, "seconds": seconds, "questions": questions}
 
 
 def _credited(trees: Sequence[Artifact], advantages: Artifact) -> list[Credited]:

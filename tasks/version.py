@@ -1,44 +1,53 @@
 """Git and DVC: the stages of a recipe, whether they must run, running one, and what came of it.
 
-Everything is relative to the current folder, which is the project's root. DVC is imported where it
-is needed, for most of what calls this module does without. Run as a program, it is the ``dvc``
-command as ``reproduce`` needs it.
+Everything is relative to the current folder, which is the project's root, or to ``root``, which is
+that of another checkout. DVC is imported where it is needed, for most of what calls this module
+does without. Run as a program, it is the ``dvc`` command as ``reproduce`` needs it.
 """
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import json
 import logging
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tasks import ledger
+from tasks import ledger, processes
 
 # The one list of project modules that a stage imports and that dvc.yaml still does not name among
 # its deps: what they do cannot reach an out.
 NOT_DEPENDENCIES = {
     "flows/server.py": "finds or starts the Prefect server",
     "flows/stage.py": "checks the recipe and tells Prefect that the stage runs",
+    "tasks/disk.py": "refuses a run that the disk has no room for",
     "tasks/figures.py": "draws what track keeps",
     "tasks/progress.py": "shows how far a stage has come",
     "tasks/spans.py": "words for MLflow what the ledger keeps",
+    "tasks/store.py": "copies what the ledger holds",
     "tasks/track.py": "writes to MLflow and to nothing else",
     "tasks/version.py": "runs DVC, which runs the stage",
 }
 
+HERE = Path()
+GITS_OWN = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
+WRITTEN_BY_RUNS = (":!dvc.lock", ":!reports")  # differences that no run is made from
 PARENT = "BEAMLINE_PARENT"  # environment variable: the process that the child must not outlive
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
-CLOCK = 2.0  # seconds by which the kernel's start time of a process may be off
+CONNECT = 30  # seconds that an SSH server has to answer, where the remote does not say
 GRACE = 10.0  # seconds that an interrupted stage has to take its leave of Prefect and MLflow
 
 
@@ -51,9 +60,20 @@ class Stage:
     """A stage of dvc.yaml, and what its ``meta:`` asks of Prefect."""
 
     name: str  # "reinforce@tiny"
+    pool: str | None = None  # of the workers that it is sent to, where it can be (flows/dispatch)
     retries: int = 0
     retry_delay_seconds: float = 0
     timeout_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Belongings:
+    """What a stage reads and writes, by what carries it to another checkout. Paths in its root."""
+
+    tracked: list[str]  # dependencies that DVC keeps
+    loose: list[str]  # dependencies that neither DVC nor the last commit has
+    cached: list[str]  # outs that DVC keeps
+    small: list[str]  # outs that are left to git
 
 
 @dataclass(frozen=True)
@@ -67,7 +87,7 @@ class Revision:
 # ---------------------------------------------------------------- what DVC knows
 
 
-def stages(recipe: str) -> list[Stage]:
+def stages(recipe: str, root: Path = HERE) -> list[Stage]:
     """The stages of a recipe, each after those that it depends on.
 
     Raises ValueError where dvc.yaml is no pipeline, has no stage for the recipe, or has a ``meta:``
@@ -75,11 +95,11 @@ def stages(recipe: str) -> list[Stage]:
     """
     import networkx
 
-    with _repository() as repository:
+    with _repository(root) as repository:
         # DVC's edges run from a stage to what it needs; the name settles what the graph leaves open
         graph = repository.index.graph.reverse()
         ordered = networkx.lexicographical_topological_sort(graph, key=lambda s: s.addressing)
-        found = [_stage(each) for each in ordered if each.addressing.endswith(f"@{recipe}")]
+        found = [_stage(each) for each in ordered if _name(each).endswith(f"@{recipe}")]
     if not found:
         raise ValueError(
             f"dvc.yaml has no stage for the recipe '{recipe}': add it to the list 'recipes' at the "
@@ -88,15 +108,23 @@ def stages(recipe: str) -> list[Stage]:
     return found
 
 
+def _name(stage: Any) -> str:
+    """The name in dvc.yaml, which DVC itself precedes by a path where that is not the current one.
+
+    What a .dvc file tracks is to DVC a stage without one.
+    """
+    return getattr(stage, "name", None) or ""
+
+
 def _stage(stage: Any) -> Stage:
     meta = stage.meta or {}
     known = [field.name for field in fields(Stage)][1:]
     if unknown := sorted(set(meta) - set(known)):
         raise ValueError(
-            f"dvc.yaml, stage {stage.addressing}: meta has unknown keys {unknown}: remove them, or "
+            f"dvc.yaml, stage {_name(stage)}: meta has unknown keys {unknown}: remove them, or "
             f"use some of {known}"
         )
-    return Stage(stage.addressing, **meta)
+    return Stage(_name(stage), **meta)
 
 
 def status(recipe: str) -> dict[str, list[str]]:
@@ -125,34 +153,129 @@ def _reasons(changes: list[Any]) -> list[str]:
 
 
 @contextmanager
-def _repository() -> Iterator[Any]:
+def _repository(root: Path = HERE) -> Iterator[Any]:
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
-    _mend_rwlock(Path(".dvc/tmp"))
+    _mend_rwlock(root / ".dvc/tmp")
     try:
-        with Repo(".") as repository:
+        with Repo(str(root)) as repository:
             yield repository
     except DvcException as error:
-        raise ValueError(f"DVC cannot read the pipeline of {Path.cwd()}: {error}") from None
+        raise ValueError(f"DVC cannot read the pipeline of {root.absolute()}: {error}") from None
 
 
-def digests(stage: str) -> dict[str, str]:
+def locked(root: Path = HERE) -> dict[str, Any]:
+    """What dvc.lock says of each stage that has ended once."""
+    file = root / "dvc.lock"
+    return (yaml.safe_load(file.read_text()) or {}).get("stages", {}) if file.exists() else {}
+
+
+def digests(stage: str, root: Path = HERE) -> dict[str, str]:
     """Digest of each out of a stage, from dvc.lock; empty before the stage has ended once."""
-    file = Path("dvc.lock")
-    locked = yaml.safe_load(file.read_text())["stages"] if file.exists() else {}
-    return {out["path"]: out["md5"] for out in locked.get(stage, {}).get("outs", [])}
+    return {out["path"]: out["md5"] for out in locked(root).get(stage, {}).get("outs", [])}
+
+
+# ---------------------------------------------------------------- where DVC keeps things
+
+
+def default_store() -> str | None:
+    """The address of the ledger's second place in DVC's default remote; None without a remote."""
+    remote = _config()["core"].get("remote")
+    return f"remote://{remote}/ledger" if remote else None
+
+
+def filesystem(address: str) -> Callable[[], tuple[Any, str]]:
+    """What connects to ``address`` anew, giving a filesystem of fsspec and the folder in it.
+
+    ``address``: a folder, or what ``dvc remote add`` takes, ``remote://<name>/<path>`` included;
+    the credentials are those of DVC's remote. Raises ValueError where DVC cannot make sense of it.
+    """
+    from dvc.exceptions import DvcException
+    from dvc.fs import get_cloud_fs, known_implementations
+
+    scheme, mark, _ = address.partition("://")
+    url = address if mark else str(Path(address).expanduser().absolute())
+    try:
+        if mark and scheme not in (*known_implementations, "remote"):
+            raise ImportError(f"no kind of store is called '{scheme}'")
+        kind, settings, path = get_cloud_fs(_config(), url=url)
+    except (DvcException, ImportError) as error:
+        raise ValueError(
+            f"the store {address} cannot be used: {error}; correct BEAMLINE_STORE or DVC's default "
+            "remote, or install DVC's extra for it"
+        ) from None
+    if kind.protocol == "ssh":
+        settings.setdefault("timeout", CONNECT)
+
+    def connect() -> tuple[Any, str]:
+        found = kind(**settings)
+        return found.fs, path
+
+    return connect
+
+
+def _config() -> Any:
+    from dvc.config import Config
+
+    return Config(".dvc" if Path(".dvc").is_dir() else None)
 
 
 def revision() -> Revision:
     """Commit of the checkout, and whether anything but what runs write differs from it."""
     commit = _git("rev-parse", "--verify", "--quiet", "HEAD")
-    changes = _git("status", "--porcelain", "--", ".", ":!dvc.lock", ":!reports")
+    changes = _git("status", "--porcelain", "--", ".", *WRITTEN_BY_RUNS)
     return Revision(commit, dirty=not commit or bool(changes))
 
 
-def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], capture_output=True, text=True).stdout.strip()
+def uncommitted(*besides: str) -> list[str]:
+    """Tracked files that differ from the last commit, as git lists them; not what runs write.
+
+    Nor those ``besides``.
+    """
+    listed = ("status", "--porcelain", "--untracked-files=no")
+    beside = [f":!{path}" for path in besides]
+    return _git(*listed, "--", ".", *WRITTEN_BY_RUNS, *beside).splitlines()
+
+
+def committed(path: str, root: Path = HERE) -> bool:
+    """Whether the last commit has a file, or a folder with files."""
+    return bool(_git("ls-tree", "--name-only", "HEAD", "--", path, root=root))
+
+
+def resolve(revision: str) -> str:
+    """The commit that a branch, a tag or a part of a hash names; ValueError where none does."""
+    commit = _git("rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
+    if not commit:  # a branch that only a remote of this clone has
+        found = _git("for-each-ref", "--format=%(objectname)", f"refs/remotes/*/{revision}")
+        commit = found.partition("\n")[0]
+    if not commit:
+        raise ValueError(
+            f"'{revision}' names no commit here: `git branch --all --list '*runs/*'` lists the "
+            "runs; `git fetch` brings those of others"
+        )
+    return commit
+
+
+def _git(*arguments: str, root: Path = HERE) -> str:
+    """What a git command prints; nothing where it fails."""
+    return _call_git(*arguments, root=root).stdout.rstrip()
+
+
+def _call_git(*arguments: str, root: Path = HERE) -> subprocess.CompletedProcess[str]:
+    """Run git without hooks: they are meant for people's commits, and DVC's would check out."""
+    command = ["git", "-C", str(root), "-c", "core.hooksPath=/dev/null", *arguments]
+    # a hook of git's that starts a run would point git to its own checkout
+    kept = {key: value for key, value in os.environ.items() if key not in GITS_OWN}
+    return subprocess.run(command, capture_output=True, text=True, env=kept)
+
+
+def _do_git(*arguments: str, root: Path = HERE) -> str:
+    """What a git command prints; raises RuntimeError with git's words where it fails."""
+    done = _call_git(*arguments, root=root)
+    if done.returncode:
+        raise RuntimeError(f"git {arguments[0]} failed in {root.absolute()}: {done.stderr.strip()}")
+    return done.stdout.rstrip()
 
 
 def sources(module: Path) -> list[str]:
@@ -180,10 +303,166 @@ def _files(name: str) -> list[str]:
     return [file.as_posix() for file in files if file.is_file() and file.stat().st_size]
 
 
+# ---------------------------------------------------------------- what other runs have left
+
+
+def content(commit: str, file: str) -> str:
+    """A file as a commit has it. Raises ValueError where the commit or the file is not there."""
+    shown = subprocess.run(["git", "show", f"{commit}:{file}"], capture_output=True, text=True)
+    if shown.returncode:
+        raise ValueError(f"commit {commit} has no {file}: {shown.stderr.strip()}")
+    return shown.stdout
+
+
+def digests_at(commit: str, recipe: str) -> dict[str, str]:
+    """Digest of each out of a recipe's stages at a commit. Raises ValueError as ``content``."""
+    locked = yaml.safe_load(content(commit, "dvc.lock"))["stages"]
+    return {
+        out["path"]: out["md5"]
+        for name, stage in locked.items()
+        if name.endswith(f"@{recipe}")
+        for out in stage.get("outs", [])
+    }
+
+
+def restore(digest: str, target: Path) -> None:
+    """Copy a folder to ``target`` by its digest, from DVC's cache or else from the remote.
+
+    digest: DVC's, such as "eb26…89.dir". Raises ValueError where neither has it whole.
+    """
+    from dvc_data.hashfile import load
+    from dvc_data.hashfile.hash_info import HashInfo
+
+    wanted = HashInfo("md5", digest)
+    with _repository() as repository:
+        cache = repository.cache.local
+        _need(repository, [wanted])
+        folder: Any = load(cache, wanted)
+        _need(repository, [info for _, _, info in folder])
+        for parts, _, info in folder:
+            _copy(Path(cache.oid_to_path(info.value)), target.joinpath(*parts), info.value)
+
+
+def keep(folder: Path) -> str:
+    """Copy a folder into DVC's cache; its digest, which ``restore`` takes."""
+    from dvc_data.hashfile.build import build
+    from dvc_data.hashfile.transfer import transfer
+    from dvc_objects.fs.local import LocalFileSystem
+
+    with _repository() as repository:
+        cache = repository.cache.local
+        staging, _, made = build(cache, str(folder.absolute()), LocalFileSystem(), "md5")
+        transfer(staging, cache, {made.hash_info}, shallow=False)
+        return str(made.hash_info.value)
+
+
+def _need(repository: Any, wanted: list[Any]) -> None:
+    """Have these in DVC's cache, from its remote where need be; ValueError where it lacks one."""
+    from dvc.config import NoRemoteError
+
+    def missing() -> list[Any]:
+        return [info for info in wanted if not repository.cache.local.exists(info.value)]
+
+    logging.getLogger("dvc.data_cloud").setLevel(logging.ERROR)  # the error below says it
+    remote = "its remote does, too"
+    if lacking := missing():
+        try:
+            repository.cloud.pull(lacking)
+        except NoRemoteError:
+            remote = "no remote is set"
+    if lacking := missing():
+        raise ValueError(
+            f"DVC's cache lacks {lacking[0].value}, and {remote}: bring the cache of the machine "
+            "that made it, or `dvc push` there to a shared remote"
+        )
+
+
+def _copy(source: Path, target: Path, digest: str) -> None:
+    """Copy a file of the cache; ValueError where it is not what its name says."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target)
+    with target.open("rb") as stream:
+        found = hashlib.file_digest(stream, "md5").hexdigest()
+    if found != digest:
+        raise ValueError(f"{source} is damaged: remove it, and `dvc fetch` brings it back")
+
+
+def runs(recipe: str) -> list[str]:
+    """The branches of the recipe's runs that this repository knows, the newest first."""
+    names = [f"refs/{place}/runs/{recipe}-[0-9]*" for place in ("heads", "remotes/*")]
+    return _git(
+        "for-each-ref", "--sort=-committerdate", "--format=%(refname:short)", *names
+    ).splitlines()
+
+
+CHOICE_OF_CHAMPION = "champion"  # the stage that a new champion alone would run again
+
+
+def already_run(recipe: str, root: Path = Path()) -> str | None:
+    """The newest branch of a run that was made of what is in ``root``; None where something is new.
+
+    Compared are the commands, parameters and source files of every stage, questions included. That
+    the champion is another one since is nothing new to learn from.
+    """
+    with chdir(root):
+        here = _made_of(recipe)
+    for branch in runs(recipe):
+        try:
+            locked = yaml.safe_load(content(branch, "dvc.lock"))["stages"]
+        except (ValueError, KeyError, TypeError):
+            continue  # a branch of another kind
+        if all(_same(made_of, locked.get(name)) for name, made_of in here.items()):
+            return branch
+    return None
+
+
+def _made_of(recipe: str) -> dict[str, dict[str, Any]]:
+    """What each stage is made of, less what other stages make, in the words of dvc.lock."""
+    from dvc.dependency import ParamsDependency
+
+    with _repository() as repository:
+        every = [
+            stage
+            for stage in repository.index.stages
+            if stage.addressing.endswith(f"@{recipe}")
+            and not stage.addressing.startswith(f"{CHOICE_OF_CHAMPION}@")
+        ]
+        made = {
+            out.def_path for stage in repository.index.stages if stage.deps for out in stage.outs
+        }
+        return {
+            stage.addressing: {
+                "cmd": stage.cmd,
+                "params": {
+                    dep.def_path: dep.read_params()
+                    for dep in stage.deps
+                    if isinstance(dep, ParamsDependency)
+                },
+                "deps": {
+                    dep.def_path: dep.get_hash().value if dep.exists else None
+                    for dep in stage.deps
+                    if not isinstance(dep, ParamsDependency) and dep.def_path not in made
+                },
+            }
+            for stage in every
+        }
+
+
+def _same(made_of: dict[str, Any], locked: dict[str, Any] | None) -> bool:
+    if locked is None:
+        return False
+    deps = {dep["path"]: dep.get("md5") for dep in locked.get("deps", [])}
+    return (
+        made_of["cmd"] == locked["cmd"]
+        and made_of["params"] == locked.get("params", {})
+        and all(deps.get(path) == digest for path, digest in made_of["deps"].items())
+    )
+
+
 # ---------------------------------------------------------------- running a stage
 
 
-def reproduce(stage: str, **environment: str) -> None:
+def reproduce(stage: str, root: Path = HERE, /, **environment: str) -> None:
     """Run one stage, as ``dvc --wait-for-lock repro -s <stage>`` does, with ``environment`` added.
 
     Its output goes straight to the terminal. DVC and the stage end with the caller, however that
@@ -192,25 +471,39 @@ def reproduce(stage: str, **environment: str) -> None:
     ours = {
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         "SHELL": "/bin/sh",  # DVC would use the user's own, whatever that makes of `exec`
-        PARENT: str(os.getpid()),
     }
-    command = [sys.executable, "-m", "tasks.version", "--wait-for-lock", "repro", "-s", stage]
-    process = subprocess.Popen(command, env=os.environ | ours | environment, start_new_session=True)
-    try:
-        failed = process.wait()
-    except BaseException:
-        _interrupt(process)
-        raise
-    if failed:
+    command = ["tasks.version", "--wait-for-lock", "repro", "-s", stage]
+    if supervise(command, ours | environment, root):
         raise StageError(f"stage {stage} failed")
 
 
-def _interrupt(process: subprocess.Popen[bytes]) -> None:
+def supervise(
+    module: Sequence[str], environment: dict[str, str], root: Path = HERE, grace: float = GRACE
+) -> int:
+    """Run ``python -m <module> …`` in ``root`` to its end; its exit status.
+
+    It ends with the caller: interrupted together with it, with ``grace`` seconds to take its leave,
+    and killed with it where it calls ``die_with_parent``.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", *module],
+        cwd=root,
+        env=os.environ | {PARENT: str(os.getpid())} | environment,
+        start_new_session=True,
+    )
+    try:
+        return process.wait()
+    except BaseException:
+        _interrupt(process, grace)
+        raise
+
+
+def _interrupt(process: subprocess.Popen[bytes], grace: float) -> None:
     """Let DVC's stage end by itself (DVC waits for it), then end what is left of the group."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE)
+            process.wait(grace)
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
@@ -230,6 +523,9 @@ def die_with_parent() -> None:
 def _dvc(arguments: list[str]) -> int:
     """The ``dvc`` command, less what it would say after the stage: that has the last word."""
     die_with_parent()
+    if arguments[:1] == ["--cd"]:  # DVC's own comes too late for the lock
+        os.chdir(arguments[1])
+        del arguments[:2]
     from dvc.cli import main
     from dvc.ui import ui
 
@@ -258,22 +554,13 @@ def _mend_rwlock(folder: Path) -> None:
     without an init process also keeps the dead for ever, as zombies. And a list that was half
     written when DVC was killed says nothing at all.
     """
-    import psutil
     from dvc.lock import make_lock
 
     file = folder / "rwlock"
     if not file.exists():
         return
     with make_lock(str(folder / "rwlock.lock")):
-        written = file.stat().st_mtime
-
-        def alive(entry: dict[str, Any]) -> bool:
-            with suppress(psutil.NoSuchProcess):
-                process = psutil.Process(entry["pid"])
-                living = process.status() != psutil.STATUS_ZOMBIE
-                return living and process.create_time() <= written + CLOCK
-            return False
-
+        alive = partial(_holds, written=file.stat().st_mtime)
         try:
             held = json.loads(file.read_text())
         except json.JSONDecodeError:
@@ -284,6 +571,363 @@ def _mend_rwlock(folder: Path) -> None:
         }
         writers = {path: entry for path, entry in held.get("write", {}).items() if alive(entry)}
         file.write_text(json.dumps({"read": readers, "write": writers}))
+
+
+# ---------------------------------------------------------------- other checkouts
+
+
+def add_worktree(place: Path, commit: str) -> None:
+    """Check ``commit`` out at ``place``, on no branch; what is left of an older one goes."""
+    remove_worktree(place)
+    _do_git("worktree", "add", "--force", "--detach", str(place), commit)
+
+
+def remove_worktree(place: Path) -> None:
+    """Remove a worktree, whatever state it is in."""
+    _call_git("worktree", "remove", "--force", "--force", str(place))
+    shutil.rmtree(place, ignore_errors=True)
+    _do_git("worktree", "prune")
+
+
+def share(place: Path) -> None:
+    """Give the worktree at ``place`` this project's DVC settings, remotes and cache.
+
+    They go to its config.local, with paths that hold there.
+    """
+    with _repository() as here, _repository(place) as there:
+        settings = here.config.load_config_to_level()
+        with there.config.edit("local") as local:
+            local.clear()
+            local.update(settings)
+            local.setdefault("cache", {})["dir"] = here.cache.local_cache_dir
+
+
+def forget_runs(place: Path) -> None:
+    """Take DVC's memory of runs, and the remote, from a worktree that shares this project's cache.
+
+    What it then runs, it runs from nothing. Files of the cache stay within reach.
+    """
+    own = place.absolute() / ".beamline" / "cache"
+    own.mkdir(parents=True)
+    with _repository() as here, _repository(place) as there:
+        shared = Path(here.cache.local_cache_dir, "files")
+        shared.mkdir(parents=True, exist_ok=True)
+        (own / "files").symlink_to(shared)  # beside it lie the runs, of which there are none
+        with there.config.edit("local") as local:
+            local["cache"]["dir"] = str(own)
+            local.setdefault("core", {})["remote"] = ""
+
+
+def default_remote(root: Path = HERE) -> str | None:
+    """The name of DVC's default remote, where one is set."""
+    with _repository(root) as repository:
+        return repository.config["core"].get("remote") or None
+
+
+def provide_sources(place: Path) -> None:
+    """Put what .dvc files track, and earlier outs as far as the cache has them, into a worktree.
+
+    Raises RuntimeError where something that a .dvc file tracks is in neither cache nor remote.
+    """
+    _dvc_quietly(place, "checkout", "--force", "--allow-missing")
+    with _repository(place) as repository:
+        sources = [stage for stage in repository.index.stages if stage.is_data_source]
+        lacking = [each for each in sources if not all(Path(o.fs_path).exists() for o in each.outs)]
+        files = [str(Path(each.path).relative_to(place.absolute())) for each in lacking]
+    if files:
+        _pull_run(place, *files)
+
+
+def restore_run(recipe: str, place: Path) -> None:
+    """Put the outs of a recipe's stages that dvc.lock names into a worktree, from cache or remote.
+
+    With a remote, DVC's memory of runs (its run-cache) comes along. Raises RuntimeError where
+    something is in neither.
+    """
+    targets = ["--with-deps", *(stage.name for stage in stages(recipe, place))]
+    if _dvc_quietly(place, "checkout", "--force", *targets):
+        _pull_run(place, "--run-cache", "--force", *targets)
+
+
+def _pull_run(place: Path, *targets: str) -> None:
+    if default_remote(place) is None:
+        raise RuntimeError(
+            f"{', '.join(t for t in targets if not t.startswith('-'))}: not all of it is in DVC's "
+            "cache here, and there is no default remote to pull it from: `dvc remote add --default`"
+        )
+    if supervise(["tasks.version", "--cd", str(place.absolute()), "pull", *targets], {}):
+        raise RuntimeError(f"dvc pull failed in {place}")
+
+
+def push(recipe: str, place: Path) -> None:
+    """Push what a worktree's run has made, with the run-cache, where a default remote is set.
+
+    Raises RuntimeError where that fails; DVC has said why.
+    """
+    if default_remote(place) is None:
+        return
+    targets = ["--run-cache", "--with-deps", *(stage.name for stage in stages(recipe, place))]
+    if supervise(["tasks.version", "--cd", str(place.absolute()), "push", *targets], {}):
+        raise RuntimeError("dvc push failed")
+
+
+def _dvc_quietly(place: Path, *arguments: str) -> int:
+    command = [sys.executable, "-m", "tasks.version", "--cd", str(place.absolute()), *arguments]
+    environment = os.environ | {PARENT: str(os.getpid())}
+    return subprocess.run(command, env=environment, capture_output=True).returncode
+
+
+# ---------------------------------------------------------------- a stage that runs elsewhere
+
+
+def belongings(stage: str, root: Path = HERE) -> Belongings:
+    """What a stage reads and writes, and what can carry it."""
+    base = root.absolute()
+    with _repository(root) as repository:
+        found = next(each for each in repository.index.stages if _name(each) == stage)
+        reads = sorted({_below(base, dep.fs_path) for dep in found.deps})
+        kept = [_below(base, out.fs_path) for out in repository.index.outs if out.use_cache]
+        writes = [(_below(base, out.fs_path), out.use_cache) for out in found.outs]
+    tracked = {path: _overlap(path, kept) for path in reads}
+    return Belongings(
+        tracked=sorted({each for overlap in tracked.values() for each in overlap}),
+        loose=[path for path in reads if not tracked[path] and not committed(path, root)],
+        cached=[path for path, use_cache in writes if use_cache],
+        small=[path for path, use_cache in writes if not use_cache],
+    )
+
+
+def _below(base: Path, path: str) -> str:
+    return Path(path).relative_to(base).as_posix()
+
+
+def _overlap(path: str, kept: list[str]) -> list[str]:
+    """The path itself where it lies in one of ``kept``, and those of ``kept`` that lie in it."""
+    inside = [path] if any(Path(path).is_relative_to(each) for each in kept) else []
+    return inside + [each for each in kept if Path(each).is_relative_to(path) and each != path]
+
+
+def is_done(stage: str) -> bool:
+    """Whether DVC would not run a stage now."""
+    with _repository() as repository:
+        return not repository.status(targets=[stage])
+
+
+def fetch_commit(commit: str) -> None:
+    """Have a commit here, from whichever git remote has it; RuntimeError where none does."""
+    if not _git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"):
+        _call_git("fetch", "--all", "--quiet")
+    if not _git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"):
+        raise RuntimeError(
+            f"{Path.cwd()} does not have the commit {commit}, and none of its git remotes does: "
+            "git push it to one of them"
+        )
+
+
+def push_paths(paths: Sequence[str], root: Path = HERE) -> None:
+    """Push what DVC keeps at ``paths``; RuntimeError where that fails, after DVC has said why."""
+    _transfer("push", paths, root)
+
+
+def pull_paths(paths: Sequence[str], root: Path = HERE) -> None:
+    """Pull what DVC keeps at ``paths``; RuntimeError where that fails, after DVC has said why."""
+    _transfer("pull", paths and ["--force", *paths], root)
+
+
+def push_stage(stage: str, root: Path) -> None:
+    """Push what a stage has made, and DVC's memory of its run."""
+    _transfer("push", ["--run-cache", stage], root)
+
+
+def _transfer(verb: str, arguments: Sequence[str], root: Path) -> None:
+    command = ["tasks.version", "--cd", str(root.absolute()), verb, *arguments]
+    if arguments and supervise(command, {}):
+        raise RuntimeError(f"dvc {verb} failed in {root.absolute()}")
+
+
+def take_over(stage: str, entry: Mapping[str, Any], files: Mapping[str, str]) -> None:
+    """Have what a stage made elsewhere as if it had run here.
+
+    ``entry`` is what dvc.lock says of it there, ``files`` the text of its outs that git keeps; the
+    others are pulled. Raises RuntimeError where it was made from something else than lies here.
+    """
+    from dvc.utils.serialize import modify_yaml
+
+    for path, text in files.items():
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(text)
+    with modify_yaml("dvc.lock") as locks:
+        locks.setdefault("schema", "2.0")
+        locks.setdefault("stages", {})[stage] = dict(entry)
+    pull_paths(belongings(stage).cached)
+    if not is_done(stage):
+        raise RuntimeError(
+            f"{stage} was run elsewhere from something else than lies here: `dvc status {stage}` "
+            "tells what"
+        )
+
+
+# ---------------------------------------------------------------- a run's commit
+
+
+def check_identity() -> None:
+    """Raise ValueError where git does not know whose commit a commit would be."""
+    if not _git("var", "GIT_COMMITTER_IDENT"):
+        raise ValueError(
+            "git does not know who commits: git config --global user.name <name>, and user.email"
+        )
+
+
+def kept_in_git(recipe: str, root: Path) -> list[str]:
+    """What a run leaves for git: dvc.lock, the recipe, and the outs that DVC does not cache."""
+    with _repository(root) as repository:
+        outs = [
+            Path(out.fs_path).relative_to(root.absolute()).as_posix()
+            for stage in repository.index.stages
+            if _name(stage).endswith(f"@{recipe}")
+            for out in stage.outs
+            if not out.use_cache
+        ]
+    return ["dvc.lock", f"params/{recipe}.yaml", *sorted(outs)]
+
+
+def head(root: Path) -> str:
+    """The commit that a worktree stands at."""
+    return _do_git("rev-parse", "HEAD", root=root)
+
+
+def stage_files(paths: Sequence[str], root: Path) -> str:
+    """Put files, ignored ones too, into a worktree's next commit; the tree that it would have."""
+    _do_git("add", "--force", "--", *paths, root=root)
+    return _do_git("write-tree", root=root)
+
+
+def commit(message: str, root: Path) -> str:
+    """Commit what ``stage_files`` has put there; unsigned, for nobody may be there to sign."""
+    _do_git("-c", "commit.gpgsign=false", "commit", "--quiet", "--message", message, root=root)
+    return head(root)
+
+
+def equal_run(tree: str, parent: str, recipe: str) -> str | None:
+    """A run's branch with the same parent and the same files, where there is one."""
+    form = "--format=%(tree) %(parent) %(refname:short)"
+    for line in _git("for-each-ref", form, f"refs/heads/runs/{recipe}-*").splitlines():
+        if line.startswith(f"{tree} {parent} "):
+            return line.rsplit(" ", 1)[1]
+    return None
+
+
+def branch(name: str, commit: str) -> None:
+    """Have a branch ``name`` at ``commit``."""
+    _do_git("branch", "--force", name, commit)
+
+
+def recipes_at(commit: str) -> list[str]:
+    """The recipes whose stages a commit's dvc.lock names."""
+    lock = yaml.safe_load(_git("show", f"{commit}:dvc.lock")) or {}
+    return sorted({name.rpartition("@")[2] for name in lock.get("stages", {})})
+
+
+def with_digest(file: str, digest: str, commit: str) -> bytes | None:
+    """What a file was when DVC gave it this digest, or None where neither place has it.
+
+    It is looked for in the history up to ``commit`` and in DVC's cache.
+    """
+    for older in _git("log", "--format=%H", commit, "--", file).splitlines():
+        command = ["git", "show", f"{older}:{file}"]
+        content = subprocess.run(command, capture_output=True).stdout
+        if hashlib.md5(content).hexdigest() == digest:
+            return content
+    with _repository() as repository:
+        cached = Path(repository.cache.local.oid_to_path(digest))
+    return cached.read_bytes() if cached.is_file() else None
+
+
+def trailer(commit: str, key: str) -> str:
+    """The value of a ``Key: value`` line at the end of a commit's message, or nothing."""
+    return _git("log", "-1", f"--format=%(trailers:key={key},valueonly)", commit)
+
+
+def _holds(entry: Mapping[str, Any], written: float) -> bool:
+    """Whether the process of an entry, in a list that was ``written`` then, still runs."""
+    return processes.lives(entry["pid"], written)
+
+
+# ---------------------------------------------------------------- what crashes leave
+
+
+def dead_locks() -> list[str]:
+    """The paths that DVC takes for being in use by processes that are gone; see ``free_locks``."""
+    file = Path(".dvc/tmp/rwlock")
+    if not file.exists():
+        return []
+    try:
+        held, written = json.loads(file.read_text()), file.stat().st_mtime
+    except json.JSONDecodeError:
+        return [f"{file}, which is half-written"]
+    entries = [*held.get("read", {}).items()]
+    entries += [(path, [entry]) for path, entry in held.get("write", {}).items()]
+    dead = [path for path, some in entries if not all(_holds(each, written) for each in some)]
+    return sorted(set(dead))
+
+
+def free_locks() -> None:
+    """Drop the entries of ``dead_locks``."""
+    _mend_rwlock(Path(".dvc/tmp"))
+
+
+def open_objects() -> dict[Path, bool]:
+    """Files of this checkout's own cache that an edit of an out in place would change.
+
+    DVC links outs to its cache and takes the permission to write from both; these have it. The
+    value is whether the content is still the one that the file is named after.
+    """
+    with _repository() as repository:
+        cache = Path(repository.cache.local_cache_dir)
+    if not cache.resolve().is_relative_to(Path.cwd()):
+        return {}
+    found = sorted(cache.glob("files/md5/[0-9a-f][0-9a-f]/*"))
+    return {file: _is_intact(file) for file in found if _is_object(file) and _is_writable(file)}
+
+
+def close_object(file: Path) -> None:
+    """Take the permission to write from a file of the cache, or drop one that was changed."""
+    if _is_intact(file):
+        file.chmod(0o444)
+    else:
+        file.unlink()
+
+
+def _is_object(file: Path) -> bool:
+    return re.fullmatch(r"[0-9a-f]{30}(\.dir)?", file.name) is not None
+
+
+def _is_writable(file: Path) -> bool:
+    return bool(file.stat().st_mode & 0o222)
+
+
+def _is_intact(file: Path) -> bool:
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "md5").hexdigest()
+    return digest == file.parent.name + file.stem
+
+
+def edited_outs() -> list[str]:
+    """Outs that stages edit in place (``persist: true``) though DVC links outs to its cache."""
+    with _repository() as repository:
+        if not set(repository.config["cache"].get("type", [])) & {"hardlink", "symlink"}:
+            return []
+        return sorted({str(out) for out in repository.index.outs if out.persist})
+
+
+def copy_outs() -> None:
+    """Have DVC copy outs in this checkout, where it cannot clone them, and never link them."""
+    edited = edited_outs()
+    with _repository() as repository, repository.config.edit("local") as local:
+        local.setdefault("cache", {})["type"] = ["reflink", "copy"]
+    linked = [out for out in edited if Path(out).exists()]
+    with _repository() as repository:
+        repository.checkout(targets=linked, relink=True, force=True)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,15 @@ ROOT = Path(__file__).parents[1]
 
 RECIPE = yaml.safe_load("""
 seed: 3
+start: scratch
+champion: null
 machine: {threads: 1, device: cpu, precision: float32}
 prepare:
   policy: {kind: tiny, vocabulary: 64, hidden: 8, layers: 1, heads: 1, key_value_heads: 1,
            feed_forward: 8, context: 64}
   questions: {source: computation, train: 1, validation: 1, test: 1, largest_operand: 9,
               largest_arithmetic_operand: 9, largest_test_operand: 19}
+  intake: null
   expert: {kind: computation, traces: 1, wrong_operator: 0, wrong_digit: 0, wrong_answer: 0,
            missing_call: 0}
   overlap_words: 9
@@ -39,10 +42,11 @@ reinforce:
   update: {learning_rate: 0.1, warmup_updates: 0, weight_decay: 0, adam_betas: [0.9, 0.99],
            gradient_clip: 1, epochs: 1, mini_batches: 1, micro_batch_tokens: 64,
            critic_learning_rate: 0.1}
-  keep_checkpoints: 1
+  keep: {weights_every: 1, optimizer_last: 1}
   trace_every: 1
   trace_questions: 0
 evaluate: {questions: 1, temperature: 1, top_p: 1, bootstrap: 1}
+verdict: {confidence: 0.95, margin: 0, bootstrap: 1}
 """)
 
 # `later` stands before `first`, so that the order comes from the graph.
@@ -133,6 +137,21 @@ def create(folder: Path, flows: bool) -> None:
     for name in ("config", ".gitignore"):
         (folder / ".dvc" / name).write_text((ROOT / ".dvc" / name).read_text())
     run(folder, "git", "init", "--quiet")
+
+
+def commit(folder: Path, message: str = "all") -> str:
+    """Commit everything that is not ignored; the commit."""
+    for key, value in {"name": "test", "email": "test@example.org"}.items():
+        run(folder, "git", "config", f"user.{key}", value)
+    run(folder, "git", "add", "--all")
+    said = run(folder, "git", "commit", "--quiet", "--message", message)
+    assert said.returncode == 0, said.stdout
+    return git(folder, "rev-parse", "HEAD")
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """What a git command prints."""
+    return run(folder, "git", *arguments).stdout.strip()
 
 
 def write_recipe(folder: Path, **changes: object) -> None:

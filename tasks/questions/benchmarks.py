@@ -27,7 +27,7 @@ from params.schema import (
 from tasks.overlap import overlaps
 from tasks.questions import calculator
 from tasks.questions.script import Dropped, Material, Parts, Trace
-from tasks.records import FORMATS, Record, as_text, records, text, value
+from tasks.records import FORMATS, Place, Record, as_text, records, text, value
 from tasks.toolbox import Respond
 from tasks.trajectory import Message, Question
 
@@ -44,10 +44,11 @@ _RESULT = re.compile(r"(<result>.*?</result>)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Entry:
-    """A record of a set: the question, and the worked solution where it has one."""
+    """A record of a set: the question, the worked solution where it has one, and its place."""
 
     question: Question
     solution: str | None
+    place: Place = ""
 
 
 # ---------------------------------------------------------------- files
@@ -109,13 +110,23 @@ def load(
     """
     settings = benchmark_of(reference, sets)
     name, split = reference.split("/")
+    place = locate(reference, sets, folder)
+    return read_entries(place, settings, name, f"{name}-{split}", solutions=solutions)
+
+
+def read_entries(
+    file: Path, settings: Benchmark, kind: str, prefix: str, *, solutions: bool = False
+) -> list[Entry]:
+    """The records of a file as questions of a kind, with ids of a prefix and their number from 1.
+
+    Raises ValueError with file, place, field, value and remedy for a record that cannot be read.
+    """
     entries = []
-    found = records(locate(reference, sets, folder), settings.records)
-    for number, (place, record) in enumerate(found, start=1):
+    for number, (place, record) in enumerate(records(file, settings.records), start=1):
         before, asked = read_prompt(record, settings.question, place)
         question = Question(
-            id=f"{name}-{split}-{number:05d}",
-            kind=name,
+            id=f"{prefix}-{number:05d}",
+            kind=kind,
             text=asked,
             answers=read_answers(record, settings.answer, settings.answer_after, place),
             scorer=settings.scorer,
@@ -124,7 +135,7 @@ def load(
         solution = None
         if solutions and settings.solution:
             solution = text(record, settings.solution, place)
-        entries.append(Entry(question, solution))
+        entries.append(Entry(question, solution, place))
     return entries
 
 
@@ -211,11 +222,11 @@ def material(
     _check_named_once((*settings.train, *settings.test))
     solutions = expert.kind == "calculator"
     every = _load_each(settings.train, sets, folder, solutions)
-    pool, duplicates = _distinct(every)
-    test, repeated = _distinct(_load_each(settings.test, sets, folder, False))
-    pool, in_test = _apart(pool, test, overlap_words)
+    pool, duplicates = distinct(every)
+    test, repeated = distinct(_load_each(settings.test, sets, folder, False))
+    pool, in_test = apart(pool, test, overlap_words)
     validation = pool[-settings.validation :]
-    train, in_validation = _apart(pool[: -settings.validation], validation, overlap_words)
+    train, in_validation = apart(pool[: -settings.validation], validation, overlap_words)
     if not train:
         raise ValueError(
             f"prepare.questions leaves none to train on: {', '.join(settings.train)} have "
@@ -246,7 +257,7 @@ def _load_each(references: Sequence[str], sets: Sets, folder: Path, solutions: b
     ]
 
 
-def _distinct(entries: Sequence[Entry]) -> tuple[list[Entry], list[Dropped]]:
+def distinct(entries: Sequence[Entry]) -> tuple[list[Entry], list[Dropped]]:
     """The first of each text, compared as the gate of the questions does."""
     first: dict[str, str] = {}
     kept, dropped = [], []
@@ -260,7 +271,7 @@ def _distinct(entries: Sequence[Entry]) -> tuple[list[Entry], list[Dropped]]:
     return kept, dropped
 
 
-def _apart(
+def apart(
     entries: Sequence[Entry], held_out: Sequence[Entry], words: int
 ) -> tuple[list[Entry], list[Dropped]]:
     """Those that overlap no held-out question, and the others."""

@@ -10,6 +10,7 @@ interpreter has, not the project's environment.
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
 import queue
@@ -31,6 +32,9 @@ from tasks.trajectory import Observation
 BACKENDS = ("bubblewrap", "unshare")  # in the order that "auto" tries them
 PROGRAMS = {"bubblewrap": "bwrap", "unshare": "unshare"}
 SOURCE = Path(python_worker.__file__)  # imported so that its edits count as this tool's
+PROJECT = Path(__file__).resolve().parents[2]
+# whose sandbox it is, in its command line, without the path (tasks/processes.py, mark)
+OWNER = hashlib.blake2b(str(PROJECT).encode(), digest_size=8).hexdigest()
 GRACE_SECONDS = 10.0  # beyond wall_seconds, for a worker to reply
 UNUSED_USER = 4_000_000_000  # no account's id; where the tool runs as root, its code runs as this
 DEVICES = ("null", "zero", "full", "random", "urandom")
@@ -214,6 +218,7 @@ def _command(settings: PythonTool, backend: str) -> list[str]:
         "namespaces": backend != "none",
         "root": root if backend == "unshare" else [],  # bubblewrap builds its own
         "user": UNUSED_USER if _is_real_root() else None,
+        "owner": OWNER,
     }
     # A shim may not start inside; the base interpreter's real path does. UTF-8 whatever the locale,
     # no site, no working directory on the import path, no byte code written.

@@ -97,7 +97,7 @@ def finished(number):
 def test_the_reference_is_refreshed_every_so_many_iterations(refresh, references):
     kl = Kl(place="loss", estimator="k3", coefficient=0.1, refresh=refresh)
     row = ROWS["grpo"].model_copy(update={"kl": kl})
-    agents = Agents(artifact("cold start"), None, artifact("cold start"))
+    agents = Agents(artifact("cold start"), None, None, artifact("cold start"))
     seen = []
     for number in range(5):
         agents = agents.at(number, row)
@@ -108,13 +108,13 @@ def test_the_reference_is_refreshed_every_so_many_iterations(refresh, references
 
 
 def test_a_row_without_a_kl_term_keeps_its_first_reference():
-    agents = Agents(artifact("cold start"), None, artifact("cold start"))
+    agents = Agents(artifact("cold start"), None, None, artifact("cold start"))
     agents = agents.after(finished(0), ROWS["grpo"]).at(1, ROWS["grpo"])
     assert agents.reference == artifact("cold start")
 
 
 def test_only_a_row_with_a_critic_hands_one_on():
-    agents = Agents(artifact("cold start"), None, artifact("cold start"))
+    agents = Agents(artifact("cold start"), None, None, artifact("cold start"))
     assert agents.after(finished(0), ROWS["grpo"]).critic is None
     critic = agents.after(finished(0), ROWS["ppo"]).critic
     assert critic and critic.digest == "critic 0"
@@ -212,6 +212,13 @@ def test_every_row_of_the_table_goes_through_its_iterations_and_its_gates(start,
         in_reward, in_loss = (row.kl is not None and row.kl.place == p for p in ("reward", "loss"))
         looked = (entry["advantage"][0]["inputs"], entry["update"][0]["inputs"])
         assert [given["reference"] != "null" for given in looked] == [in_reward, in_loss]
+    verbs = [record["verb"] for record in reinforce.in_order(done[0])]
+    assert verbs == ["rollout", "reward"] * len(done[0]["rollout"]) + ["advantage", "update"]
+    asked_for = [question for batch in asked(done[0]["rollout"]) for question in batch]
+    assert [q for record in done[0]["rollout"] for q in record["questions"]] == asked_for
+    assert set(done[0]["update"][0]["questions"]) <= set(asked_for)
+    cursors = [record["cursor"] for entry in done for record in entry["rollout"]]
+    assert cursors == [2 * (number + 1) for number in range(len(cursors))]
     learned = done[0]["update"][0]["artifacts"]["policy"]["digest"]
     assert done[1]["rollout"][0]["inputs"]["policy"] == learned
     if name in ("rloo", "ppo", "dapo", "gpg"):

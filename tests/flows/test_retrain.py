@@ -1,5 +1,6 @@
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -8,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
-from prefect.cli.deploy._models import DeploymentConfig, PrefectYamlModel, WorkPoolConfig
+from prefect.context import refresh_global_settings_context
 
 from flows import retrain
 from params.schema import Recipe
@@ -121,7 +122,8 @@ def test_an_interrupted_run_says_so_and_leaves_no_process(project, api):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["toy"], "retrain: runs in a worktree of their own are still to come: add --here"),
+        (["toy", "--here", "--set", "seed=4"], "retrain: --set changes a worktree's recipe"),
+        (["toy"], "retrain: there is no commit yet that could be run"),
         (["mine", "--here"], "retrain: no recipe 'mine'"),
         (["toy", "--here"], "retrain: params/toy.yaml: unknown key 'evaluate.colour'"),
     ],
@@ -131,6 +133,178 @@ def test_what_cannot_start_is_said_before_anything_starts(project, capsys, argum
     assert retrain.main(arguments) == 2
     assert capsys.readouterr().err.startswith(said)
     assert not Path(".beamline").exists()
+
+
+# ---------------------------------------------------------------- a run as a commit
+
+RUN = COMMAND[:-1]
+
+
+def begin(project, *changes, **environment):
+    """Start a run in a process group of its own."""
+    return subprocess.Popen(
+        [*RUN, *changes],
+        env=toy.environment(**environment),
+        start_new_session=True,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def worktrees(project):
+    return sorted(path for path in (project / ".beamline/runs").glob("*") if path.is_dir())
+
+
+def state(project):
+    """What a run must leave as it is: the user's files, branch and index."""
+    files = {
+        path: path.read_bytes()
+        for path in project.rglob("*")
+        if path.is_file() and not {".git", ".beamline", "cache", "tmp"} & set(path.parts)
+    }
+    return files, toy.git(project, "status", "--porcelain"), toy.git(project, "branch", "--show")
+
+
+def test_two_runs_side_by_side_become_commits_and_the_checkout_stays_as_it_is(project, api):
+    before = "import time; time.sleep(2)"
+    toy.write_stage(project, "later", flows=True, before=before)
+    base = toy.commit(project)
+    Path("notes.txt").write_text("of the user, untracked\n")
+    was = state(project)
+    two = begin(project, "--set", "evaluate.questions=2", PREFECT_API_URL=api)
+    three = begin(project, "--set", "evaluate.questions=3", "seed=4", PREFECT_API_URL=api)
+    said = [process.communicate(timeout=120)[0] for process in (two, three)]
+    assert (two.returncode, three.returncode) == (0, 0), said
+    assert state(project) == was
+    assert worktrees(project) == []
+    assert toy.git(project, "worktree", "list").count("\n") == 0
+    for text, questions, seed in zip(said, (2, 3), (3, 4), strict=True):
+        branch = text.splitlines()[-1]
+        assert branch.startswith("runs/toy-")
+        assert "make ui" not in text
+        assert toy.git(project, "rev-parse", f"{branch}^") == base
+        changed = toy.git(project, "diff", "--name-only", base, branch).splitlines()
+        assert changed == ["dvc.lock", "params/toy.yaml", "reports/toy/table.md"]
+        recipe = yaml.safe_load(toy.git(project, "show", f"{branch}:params/toy.yaml"))
+        assert (recipe["evaluate"]["questions"], recipe["seed"]) == (questions, seed)
+        locked = yaml.safe_load(toy.git(project, "show", f"{branch}:dvc.lock"))["stages"]
+        assert set(locked) == {"first@toy", "later@toy"}
+        message = toy.git(project, "log", "-1", "--format=%B", branch)
+        assert f"Set: evaluate.questions={questions}" in message.splitlines()
+        assert message.startswith("Run of toy\n")
+    store = sqlite3.connect(".beamline/mlflow.db")
+    names = [name for (name,) in store.execute("select name from runs")]
+    assert sum(name.startswith("toy ") for name in names) == 2, "in the checkout's own store"
+
+
+def test_a_killed_run_goes_on_in_its_worktree_and_an_equal_one_is_nothing_new(project, api):
+    before = "import time; Path('begun').touch(); time.sleep(0 if Path('go').exists() else 60)"
+    toy.write_stage(project, "later", flows=True, before=before)
+    toy.commit(project)
+    killed = begin(project, PREFECT_API_URL=api)
+    wait_until(lambda: any((place / "begun").exists() for place in worktrees(project)))
+    [place] = worktrees(project)
+    assert toy.processes(place), "the stages run in the worktree"
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    wait_until(lambda: toy.processes(place) == [], seconds=5)
+
+    (place / "go").touch()
+    other = toy.run(project, *RUN, "--set", "seed=4x", PREFECT_API_URL=api)
+    assert "params/toy.yaml: 'seed' = '4x'" in other.stdout
+    ran = toy.run(project, *RUN, PREFECT_API_URL=api)
+    assert ran.returncode == 0, ran.stdout
+    assert "first has run" not in ran.stdout, "it had ended"
+    branch = ran.stdout.splitlines()[-1]
+    assert branch == f"runs/{place.name}"
+    assert worktrees(project) == []
+    assert list(Path(".beamline/runs").iterdir()) == []
+
+    again = toy.run(project, *RUN, PREFECT_API_URL=api)
+    assert again.stdout.splitlines()[-2:] == [f"nothing new: {branch} is this run", branch]
+    assert toy.git(project, "branch", "--list", "runs/*").count("runs/") == 1
+
+
+def test_a_failed_run_says_where_it_is_and_a_run_cut_after_its_commit_only_ends(
+    project, api, monkeypatch, capfd
+):
+    toy.write_stage(project, "later", flows=True, before="raise ValueError('unlucky')")
+    toy.commit(project)
+    monkeypatch.setenv("PREFECT_API_URL", api)
+    refresh_global_settings_context()
+    assert retrain.main(["toy"]) == 1
+    [place] = worktrees(project)
+    said = capfd.readouterr().err
+    assert "later toy: unlucky" in said
+    assert f"retrain: the run is unfinished in {place}; the same call goes on there" in said
+
+    toy.write_stage(place, "later", flows=True)
+    followed = []
+
+    def cut(recipe, commit):
+        followed.append((recipe, commit))
+        raise RuntimeError("the registry is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(retrain, "after_commit", cut)
+        assert retrain.main(["toy"]) == 1
+    [(recipe, commit)] = followed
+    assert recipe == "toy"
+    assert toy.git(project, "rev-parse", f"runs/{place.name}") == commit
+    capfd.readouterr()
+    assert retrain.main(["toy"]) == 0
+    assert capfd.readouterr().out == f"runs/{place.name}\n", "no stage ran again"
+    assert toy.git(project, "rev-parse", f"runs/{place.name}") == commit
+    assert worktrees(project) == []
+
+
+def test_changed_and_unknown_files_are_refused_with_a_remedy(project, capsys):
+    toy.commit(project)
+    toy.write_recipe(project, seed=9)
+    Path("first.py").unlink()
+    Path("reports/toy").mkdir(parents=True)  # what runs write is no such change
+    assert retrain.main(["toy"]) == 2
+    said = capsys.readouterr().err
+    assert "these files differ from the last commit: commit them, stash them" in said
+    assert said.splitlines()[1:] == ["   D first.py", "   M params/toy.yaml"]
+    toy.run(project, "git", "checkout", "--quiet", ".")
+
+    Path("params/mine.yaml").write_text(Path("params/toy.yaml").read_text())
+    for arguments, remedy in {
+        ("mine",): "params/mine.yaml is in no commit yet: git add and commit it",
+        ("toy", "--set", "seed"): "--set seed: write it as section.key=value",
+        ("toy", "--set", "evaluate.questions=-1"): "params/toy.yaml: 'evaluate.questions' = -1",
+        ("your", "--set", "seed=1"): "no recipe 'your'",
+    }.items():
+        assert retrain.main(list(arguments)) == 2
+        assert capsys.readouterr().err.startswith(f"retrain: {remedy}"), arguments
+    assert not Path(".beamline").exists()
+
+
+def test_what_a_default_remote_needs_is_pushed_with_the_memory_of_runs(project, api, tmp_path):
+    remote = tmp_path / ".beamline/remote"
+    toy.run(project, "dvc", "remote", "add", "--default", "store", str(remote))
+    toy.commit(project)
+    ran = toy.run(project, *RUN, PREFECT_API_URL=api)
+    assert ran.returncode == 0, ran.stdout
+    pushed = [path for path in remote.rglob("*") if path.is_file()]
+    assert any("runs" in path.parts for path in pushed)
+    assert {path.read_text() for path in pushed if "files" in path.parts} == {"first\n", "later\n"}
+
+    toy.run(project, "dvc", "remote", "modify", "store", "url", str(project / "first.py"))
+    toy.commit(project)
+    failed = toy.run(project, *RUN, "--set", "seed=8", PREFECT_API_URL=api)
+    assert failed.returncode == 1
+    [place] = worktrees(project)
+    assert f"runs/{place.name} is there, but dvc push failed" in failed.stdout
+
+
+def test_the_headline_of_a_run_is_the_success_of_the_trained_agent(tmp_path):
+    file = tmp_path / "metrics.json"
+    assert retrain.headline(file) == ""
+    file.write_text('{"success": {"trained": {"mean": 0.731, "low": 0.7, "high": 0.75}}}')
+    assert retrain.headline(file) == "success 73.1 % [70.0, 75.0]"
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -144,14 +318,3 @@ def test_the_parameters_of_a_stage_are_sections_of_a_recipe(stage):
 def test_every_recipe_of_the_pipeline_is_there():
     recipes = yaml.safe_load((toy.ROOT / "dvc.yaml").read_text())["vars"][0]["recipes"]
     assert all((toy.ROOT / "params" / f"{recipe}.yaml").is_file() for recipe in recipes)
-
-
-def test_prefect_yaml_has_only_keys_that_prefect_reads():
-    """Prefect itself ignores the others without a word."""
-    content = yaml.safe_load((toy.ROOT / "prefect.yaml").read_text())
-    assert set(content) <= set(PrefectYamlModel.model_fields)
-    for deployment in content["deployments"]:
-        assert set(deployment) <= set(DeploymentConfig.model_fields)
-        assert set(deployment["work_pool"]) <= set(WorkPoolConfig.model_fields)
-        assert deployment["entrypoint"] == "flows/retrain.py:retrain"
-        assert set(deployment["parameters"]) <= set(retrain.retrain.parameters.properties)

@@ -1,3 +1,4 @@
+import contextlib
 import fcntl
 import os
 import signal
@@ -9,6 +10,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 
 import httpx
 import pytest
@@ -17,6 +19,31 @@ from prefect.settings import PREFECT_API_URL
 
 from flows import server
 from tests import toy_project as toy
+
+AWAY = """
+import os, signal, sys, time
+import psutil
+from prefect import flow, task
+from flows.server import name_process, prefect_server
+
+@task
+def work(number):
+    time.sleep(0.1)
+
+@flow(on_running=[name_process])
+def busy():
+    for number in range(10):
+        work(number)
+        if number == 4:
+            {then}
+
+with prefect_server() as address:
+    busy()
+print("went on")
+"""
+KILL_OWN = "[server] = psutil.Process().children(); server.kill()"
+TELL_AND_WAIT = "print('now', flush=True); sys.stdin.readline()"
+
 
 RUN = """
 import os
@@ -39,9 +66,13 @@ print(os.environ.get("PREFECT_API_URL"))
 """
 
 
-def states_of_task_runs():
-    with closing(sqlite3.connect(server.HOME / "prefect.db")) as store:
-        return store.execute("select state_type, count(*) from task_run group by 1").fetchall()
+def states_of_task_runs(folder=Path()):
+    return ask(folder, "select state_type, count(*) from task_run group by 1")
+
+
+def ask(folder, query):
+    with closing(sqlite3.connect(folder / server.HOME / "prefect.db")) as store:
+        return store.execute(query).fetchall()
 
 
 def test_a_run_without_a_server_has_one_that_keeps_all_it_was_told(project):
@@ -56,6 +87,107 @@ def test_a_run_without_a_server_has_one_that_keeps_all_it_was_told(project):
     assert (server.HOME / "server.log").read_text() == ""
     # the last events come just before the end; left to itself, the server drops some of them
     assert states_of_task_runs() == [("COMPLETED", 30)]
+
+
+def test_a_server_of_ones_own_that_is_killed_is_started_again_and_misses_nothing(project):
+    ran = toy.run(project, sys.executable, "-c", AWAY.format(then=KILL_OWN))
+    assert ran.returncode == 0, ran.stdout
+    assert ran.stdout.splitlines() == [
+        "Prefect's server has ended by itself: it is started again",
+        "went on",
+    ]
+    assert states_of_task_runs() == [("COMPLETED", 10)]
+    assert ask(Path(), "select state_type from flow_run") == [("COMPLETED",)]
+    [(process,)] = ask(Path(), "select infrastructure_pid from flow_run")
+    assert process.startswith(f"{socket.gethostname()}:")
+    assert toy.processes(project) == []
+
+
+class Elsewhere:
+    """A server in a folder of its own, that can be stopped and started at the same address."""
+
+    def __init__(self, folder):
+        self.folder, self.port = folder, 0
+        self.start()
+
+    def start(self):
+        with contextlib.chdir(self.folder), (self.folder / "log").open("ab") as log:
+            server.HOME.mkdir(parents=True, exist_ok=True)
+            self.process, self.port = server._start_prefect("run", self.port, log)
+            server._await_answer(self.process, self.port, "/api/health", log.name)
+        self.address = f"http://{server.HOST}:{self.port}/api"
+
+    def stop(self):
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def elsewhere(project, tmp_path_factory):
+    found = Elsewhere(tmp_path_factory.mktemp("elsewhere"))
+    yield found
+    found.stop()
+
+
+@pytest.fixture
+def reporting(project, elsewhere):
+    """A run that reports to a server elsewhere, and waits in its middle for a line."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", AWAY.format(then=TELL_AND_WAIT)],
+        env=toy.environment(PREFECT_API_URL=elsewhere.address, PREFECT_CLIENT_RETRY_JITTER="0"),
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert process.stdout.readline() == "now\n"
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_server_elsewhere_that_is_stopped_and_started_misses_nothing(elsewhere, reporting):
+    elsewhere.stop()
+    reporting.stdin.write("\n")
+    reporting.stdin.flush()
+    time.sleep(12)  # Prefect itself gives each event up after seven seconds
+    elsewhere.start()
+    said, _ = reporting.communicate(timeout=120)
+    assert (reporting.returncode, said) == (0, "went on\n")
+    assert states_of_task_runs(elsewhere.folder) == [("COMPLETED", 10)]
+    assert ask(elsewhere.folder, "select state_type from flow_run") == [("COMPLETED",)]
+
+
+def test_a_run_ends_well_without_its_server_which_the_next_one_tells_how(
+    project, elsewhere, reporting, monkeypatch
+):
+    elsewhere.stop()
+    began = time.monotonic()
+    said, _ = reporting.communicate("\n", timeout=200)
+    assert reporting.returncode == 0, said
+    first, last = said.splitlines()
+    assert first.startswith(f"Prefect's server {elsewhere.address} does not take the state Compl")
+    assert last == "went on"
+    assert time.monotonic() - began < 150
+    elsewhere.start()
+    assert ask(elsewhere.folder, "select state_type from flow_run") == [("RUNNING",)]
+    monkeypatch.setenv("PREFECT_API_URL", elsewhere.address)
+    refresh_global_settings_context()
+    with server.prefect_server():
+        assert list(server.UNTOLD.iterdir()) == []
+    assert ask(elsewhere.folder, "select state_type from flow_run") == [("COMPLETED",)]
+
+
+def test_a_stage_whose_run_has_lost_its_server_starts_one_of_its_own(project, monkeypatch, capsys):
+    monkeypatch.setattr(server, "PATIENCE", 0.5)
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    monkeypatch.setenv(server.PARENT_TASK_RUN, "a task run that nobody knows")
+    refresh_global_settings_context()
+    with server.prefect_server() as address:
+        assert httpx.get(f"{address}/health").status_code == 200
+        assert server.PARENT_TASK_RUN not in os.environ
+    said = "Prefect's server http://127.0.0.1:9/api is away: this stage starts one of its own\n"
+    assert capsys.readouterr().out == said
 
 
 def test_the_configured_server_is_used_also_by_other_threads_and_let_go_again(

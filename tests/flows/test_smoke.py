@@ -1,5 +1,6 @@
 """The whole pipeline on the smoke recipe, with real processes: twice, and once killed."""
 
+import json
 import os
 import signal
 import subprocess
@@ -12,8 +13,11 @@ import yaml
 from tests.checkout import call, checkout, environment, retrain
 
 RETRAIN = retrain("smoke")
-REPRO = (sys.executable, "-m", "dvc", "repro", "evaluate@smoke")
-STAGES = ("prepare@smoke", "cold_start@smoke", "reinforce@smoke", "evaluate@smoke")
+REPRO = (sys.executable, "-m", "dvc", "repro", "verdict@smoke")
+STAGES = tuple(
+    f"{stage}@smoke"
+    for stage in ("champion", "prepare", "cold_start", "reinforce", "evaluate", "verdict")
+)
 
 
 def kill_in_the_middle_of(folder, sub_step):
@@ -56,6 +60,16 @@ def test_a_run_ends_with_the_table_and_dvc_finds_nothing_left_to_do(unbroken):
     table = (folder / "reports/smoke/table.md").read_text()
     assert table in said
     assert "success, arithmetic (%)" in table
+    verdict = json.loads((folder / "reports/smoke/verdict.json").read_text())
+    assert (
+        f"verdict: {'promote' if verdict['promote'] else 'reject'}: {verdict['reason']}\n" in said
+    )
+    assert (verdict["against"], verdict["champion"], verdict["questions"]) == (
+        "cold start",
+        None,
+        30,
+    )
+    assert {gate["table"] for gate in verdict["gates"]} >= {"questions", "traces", "rewards"}
     again = call(folder, *REPRO)
     assert "Data and pipelines are up to date." in again.stdout
     assert "Running stage" not in again.stdout
@@ -94,4 +108,7 @@ def test_a_change_that_needs_pruned_weights_replays_the_updates(unbroken):
     assert ran.returncode == 0, ran.stdout
     assert "has been pruned, and is needed again" in ran.stdout
     assert "reinforce@smoke has to run: params/smoke.yaml python: modified" in ran.stdout
-    assert digests(folder) == before
+    after = digests(folder)
+    changed = {path for path in before if after[path] != before[path]}
+    said = {f"data/smoke/records/{stage}.jsonl" for stage in ("prepare", "reinforce", "evaluate")}
+    assert changed == said, "only what the records say of the limits has changed"

@@ -75,6 +75,14 @@ def test_a_recipe_that_does_not_hold_is_one_message_and_no_server_is_asked(
     assert line.startswith(said)
 
 
+def test_a_recipe_that_the_disk_has_no_room_for_does_not_start(project):
+    stage.check("toy")
+    toy.write_recipe(project, machine__disk_gib=1e-6)
+    with pytest.raises(ValueError, match=r"params/toy\.yaml: the run may need .*disk_gib grants"):
+        stage.check("toy")
+    stage.check("toy", stages=[])
+
+
 @pytest.mark.parametrize("error", [RuntimeError, ValueError])
 def test_a_flow_that_fails_is_one_message(reported, capsys, error):
     @flow(name="first")

@@ -481,8 +481,8 @@ def test_only_the_sets_that_a_recipe_names_decide_anything(tmp_path):
     settings = {**SETS, "train": ["gsm8k/train", "aime24/test"]}
     write(tmp_path, changed(prepare__questions=settings, prepare__expert=CALCULATOR))
     recipe = schema.load("mine", tmp_path)
-    assert list(schema.named_sets(recipe, tmp_path)) == ["gsm8k", "aime24"]
-    assert schema.named_sets(schema.load("tiny")) == {}
+    assert list(schema.named_sets(recipe, tmp_path)) == ["intake", "gsm8k", "aime24"]
+    assert list(schema.named_sets(schema.load("tiny"))) == ["intake"]
 
 
 def test_a_recipe_that_names_a_set_without_a_row_is_refused_before_any_work(tmp_path):
@@ -730,3 +730,46 @@ def test_a_row_of_the_users_own_loads_and_trains_without_any_code(tmp_path):
     assert metrics["kl_reference"] > 0
     moved = zip(before, learning.model.parameters(), strict=True)
     assert all(not torch.equal(old, new) for old, new in moved)
+
+
+# ---------------------------------------------------------------- champion, verdict and intake
+
+CHAMPION = {"version": 3, "commit": "a" * 40, "digest": "b" * 32 + ".dir"}
+
+
+def test_a_recipe_names_its_champion_by_version_commit_and_digest():
+    recipe = schema.check(changed(champion=CHAMPION, start="champion"), Path("mine.yaml"))
+    assert recipe.champion.model_dump() == CHAMPION
+    assert (
+        schema.check(
+            changed(champion={**CHAMPION, "commit": None}), Path("mine.yaml")
+        ).champion.version
+        == 3
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("champion", {**CHAMPION, "version": 0}, "champion.version"),
+        ("champion", {**CHAMPION, "commit": "main"}, "champion.commit"),
+        ("champion", {**CHAMPION, "digest": "b" * 32}, "champion.digest"),
+        ("champion", {"version": 3}, "missing key 'champion.commit'"),
+        ("start", "best", "'start' = 'best'"),
+        ("verdict__confidence", 1.0, "verdict.confidence"),
+        ("verdict__margin", 2.0, "verdict.margin"),
+        ("prepare__intake", {"folder": "intake", "set": "intake"}, "outside the folder questions/"),
+        ("prepare__intake", {"folder": "questions/intake"}, "missing key 'prepare.intake.set'"),
+    ],
+)
+def test_what_cannot_be_promoted_by_is_refused_by_name(path, value, said):
+    with pytest.raises(ValueError) as caught:
+        schema.check(changed(**{path: value}), Path("mine.yaml"))
+    assert said in str(caught.value)
+
+
+def test_an_intake_whose_set_has_no_row_is_refused_before_any_work(tmp_path):
+    intake = {"folder": "questions/intake/mine", "set": "nowhere"}
+    write(tmp_path, changed(prepare__intake=intake))
+    with pytest.raises(ValueError, match=r"benchmarks\.yaml has no row 'nowhere'"):
+        schema.load("mine", tmp_path)

@@ -176,7 +176,7 @@ def test_without_a_part_of_its_critic_the_next_update_would_differ(initial, tmp_
     if lost != "state.safetensors":
         (tmp_path / "other" / checkpoint.CRITIC / lost).rename(tmp_path / checkpoint.CRITIC / lost)
     else:
-        file = tmp_path / checkpoint.CRITIC / lost
+        file = tmp_path / checkpoint.OPTIMIZER / checkpoint.CRITIC / lost
         state = {name: torch.zeros_like(value) for name, value in load_file(file).items()}
         checkpoint.save_file(state, file)
     restarted = fresh(tmp_path / checkpoint.POLICY, critic=OWN)

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from params.schema import ColdStart, Machine
 from tasks import cold_start as verb
-from tasks import ledger
+from tasks import ledger, store
 from tasks.cold_start import IGNORED, Traces, cold_start, newest_checkpoint
 from tasks.ledger import Step
 from tasks.progress import Progress
@@ -51,11 +51,15 @@ def made_traces(count=10):
     """Traces of unequal lengths: a prompt, a turn, a result, a turn."""
     random = np.random.default_rng(0)
     rows = []
-    for _ in range(count):
+    for number in range(count):
         parts = random.integers(2, 7, 4)
         tokens = random.integers(5, 270, parts.sum()).tolist()
         rows.append(
-            {"tokens": tokens, "trained": np.repeat([0, 1, 0, 1], parts).astype(bool).tolist()}
+            {
+                "question_id": f"q{number}",
+                "tokens": tokens,
+                "trained": np.repeat([0, 1, 0, 1], parts).astype(bool).tolist(),
+            }
         )
     return rows
 
@@ -99,7 +103,7 @@ def test_an_observed_token_that_nothing_follows_changes_nothing(initial, folder)
     digests = []
     for ending in ([9, 9], [200, 100]):
         rows = [
-            {"tokens": row["tokens"] + ending, "trained": row["trained"] + [False] * 2}
+            {**row, "tokens": row["tokens"] + ending, "trained": row["trained"] + [False] * 2}
             for row in made_traces()
         ]
         digests.append(ledger.of(train(initial, rows, short), "policy").digest)
@@ -151,6 +155,7 @@ def test_the_tokenizer_is_handed_on_as_it_was(initial, tokenizer, folder):
 KILLED = """
 import os, signal
 from pathlib import Path
+from tasks import store
 from tests.tasks import test_cold_start as test
 
 class Deadly(test.Progress):
@@ -160,37 +165,46 @@ class Deadly(test.Progress):
             os.kill(os.getpid(), signal.SIGKILL)
 
 test.verb.Progress = Deadly
-test.train(Path({policy!r}), test.made_traces())
+with store.attached():
+    test.train(Path({policy!r}), test.made_traces())
 """
 
 
-def checkpoints():
-    return sorted(path.name for path in ledger.ROOT.glob("toy/cold_start/.*.scratch/checkpoint-*"))
-
-
-def test_a_killed_training_goes_on_and_ends_as_an_unbroken_one(
-    initial, folder, unbroken, monkeypatch
-):
+def kill_while_training(initial):
     code = KILLED.format(policy=str(initial))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     killed = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
+
+
+@pytest.fixture
+def began(monkeypatch):
+    """The steps that were done when a training began or went on."""
+    steps = []
+
+    class Recording(Progress):
+        def __init__(self, name, total, done=0):
+            steps.append(done)
+            super().__init__(name, total, done)
+
+    monkeypatch.setattr(verb, "Progress", Recording)
+    return steps
+
+
+def checkpoints():
+    return sorted(path.name for path in ledger.ROOT.glob("toy/cold_start/.*.scratch/checkpoint-*"))
+
+
+def test_a_killed_training_goes_on_and_ends_as_an_unbroken_one(initial, folder, unbroken, began):
+    kill_while_training(initial)
     assert checkpoints() == ["checkpoint-2", "checkpoint-4"]
     (scratch,) = ledger.ROOT.glob("toy/cold_start/.*.scratch")
     half = scratch / "checkpoint-6"  # as if the kill had come while this one was written
     half.mkdir()
     (half / "model.safetensors").write_bytes(b"half of the weights")
 
-    began = []
-
-    class Recording(Progress):
-        def __init__(self, name, total, done=0):
-            began.append(done)
-            super().__init__(name, total, done)
-
-    monkeypatch.setattr(verb, "Progress", Recording)
     made = train(initial, made_traces())
     assert began == [4], "it goes on at its newest whole checkpoint"
     assert made["artifacts"]["policy"]["digest"] == unbroken["artifacts"]["policy"]["digest"]
@@ -198,12 +212,33 @@ def test_a_killed_training_goes_on_and_ends_as_an_unbroken_one(
     assert checkpoints() == []
 
 
+def test_a_training_that_was_killed_here_goes_on_elsewhere(
+    initial, folder, unbroken, began, monkeypatch
+):
+    monkeypatch.setenv(store.VARIABLE, str(folder / "shared"))
+    for name in ("first", "second"):
+        (folder / name).mkdir()
+    monkeypatch.chdir(folder / "first")
+    kill_while_training(initial)
+    monkeypatch.chdir(folder / "second")
+    with store.attached():
+        made = train(initial, made_traces())
+    assert began == [4]
+    assert made["artifacts"]["policy"]["digest"] == unbroken["artifacts"]["policy"]["digest"]
+    assert made["cursor"] == unbroken["cursor"] == SETTINGS.steps * SETTINGS.batch
+    assert made["questions"] == sorted(f"q{number}" for number in range(10))
+    assert checkpoints() == []
+    assert [p.name[:15] for p in (folder / "shared/toy/cold_start").iterdir()] == [
+        "0000-cold_start"
+    ]
+
+
 def test_a_training_that_was_killed_at_its_very_end_need_not_train(
     initial, folder, unbroken, monkeypatch
 ):
     # all steps are done and the last checkpoint is whole, but no record has been written
     with monkeypatch.context() as patch:
-        patch.setattr(ledger, "_artifacts", lambda *_: pytest.fail("the end"))
+        patch.setattr(ledger, "_finish", lambda *_: pytest.fail("the end"))
         with pytest.raises(pytest.fail.Exception, match="the end"):
             train(initial, made_traces())
     assert checkpoints()[-1] == "checkpoint-6"
@@ -214,14 +249,13 @@ def test_a_training_that_was_killed_at_its_very_end_need_not_train(
 
 def test_the_newest_whole_checkpoint_is_taken(tmp_path):
     assert newest_checkpoint(tmp_path) is None
-    for name, whole in (
-        ("checkpoint-90", True),
-        ("checkpoint-100", True),
-        ("checkpoint-110", False),
-    ):
-        (tmp_path / name).mkdir()
-        if whole:
-            (tmp_path / name / verb.COMPLETE).touch()
+    for number in (90, 100, 110, 120):
+        checkpoint = tmp_path / f"checkpoint-{number}"
+        checkpoint.mkdir()
+        (checkpoint / "model.safetensors").write_bytes(b"the weights")
+        if number != 110:  # cut while it was written
+            ledger.seal(checkpoint)
+    (tmp_path / "checkpoint-120" / "model.safetensors").write_bytes(b"the weig")  # truncated
     assert newest_checkpoint(tmp_path) == str(tmp_path / "checkpoint-100")
 
 

@@ -50,7 +50,8 @@ AFTER = [
     answer(2, "story", True),
     answer(3, "chain", False, tool_calls=3),
 ]
-ANSWERS = dict(zip(AGENTS, (BEFORE, AFTER), strict=True))
+TWO = AGENTS[:2]
+ANSWERS = dict(zip(TWO, (BEFORE, AFTER), strict=True))
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def named(rows, measure):
 
 
 def test_means_of_every_measure(rows):
-    means = {row["measure"]: [row[agent]["mean"] for agent in AGENTS] for row in rows}
+    means = {row["measure"]: [row[agent]["mean"] for agent in TWO] for row in rows}
     assert means == {
         "success": [0.25, 0.75],
         "success, chain": [0.0, 0.5],
@@ -161,7 +162,7 @@ def test_rows_of_the_figure_are_success_by_kind(rows):
 
 def test_a_kind_keeps_its_name_whatever_it_is():
     # a kind is the name of a user's file
-    answers = {agent: [answer(0, "success stories", True)] for agent in AGENTS}
+    answers = {agent: [answer(0, "success stories", True)] for agent in TWO}
     kinds = [row["kind"] for row in success_rows(compare(answers, resamples=10, seed=0))]
     assert kinds == ["all", "all", "success stories", "success stories"]
 
@@ -172,13 +173,16 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def evaluated(before, after):
-    for name, rows in (("before", before), ("after", after)):
-        write_table(pa.Table.from_pylist(rows, schema=TABLE), Path(f"{name}.parquet"))
+def evaluated(before, after, champion=None):
+    answers = {"before": before, "after": after, "champion": champion}
+    for name, rows in answers.items():
+        if rows:
+            write_table(pa.Table.from_pylist(rows, schema=TABLE), Path(f"{name}.parquet"))
     return evaluate.fn(
         step=Step("smoke", "evaluate", 0, 7),
         cold_start=ledger.artifact(Path("before.parquet")),
         trained=ledger.artifact(Path("after.parquet")),
+        champion=ledger.artifact(Path("champion.parquet")) if champion else None,
         settings=SETTINGS,
     )
 
@@ -190,7 +194,7 @@ def test_the_whole_evaluation_leaves_answers_metrics_and_table(folder, rows):
     assert table == markdown(rows)
     metrics = json.loads(Path(ledger.of(made, "metrics").path).read_text())
     assert metrics["success"]["trained"] == named(rows, "success")["trained"]
-    assert set(metrics["success"]) == set(AGENTS)
+    assert set(metrics["success"]) == set(TWO)
     answers = pq.read_table(ledger.of(made, "answers").path).to_pylist()
     assert [row["agent"] for row in answers] == ["cold start"] * 4 + ["trained"] * 4
     assert [row["success"] for row in answers] == [row["success"] for row in BEFORE + AFTER]
@@ -209,3 +213,19 @@ def test_agents_that_never_answer_can_be_compared(folder):
     assert made["rows"][0]["trained"] == {"mean": 0.0, "low": 0.0, "high": 0.0}
     answers = pq.read_table(ledger.of(made, "answers").path)
     assert pa.types.is_string(answers.schema.field("answer").type)
+
+
+def test_a_champion_is_a_third_agent_and_leaves_the_other_two_as_they_were(folder, rows):
+    made = evaluated(BEFORE, AFTER, champion=BEFORE)
+    assert [row | {"champion": row["cold start"]} for row in rows] == made["rows"]
+    header, rule, first = Path(ledger.of(made, "table").path).read_text().splitlines()[:3]
+    assert header == "| | questions | cold start | trained | champion |"
+    assert rule == "|---|---:|---:|---:|---:|"
+    cells = [cell.strip() for cell in first.split("|")]
+    assert cells[3] == cells[5] != cells[4]
+    answers = pq.read_table(ledger.of(made, "answers").path).to_pylist()
+    assert [row["agent"] for row in answers[8:]] == ["champion"] * 4
+    assert [row["success"] for row in answers[8:]] == [row["success"] for row in BEFORE]
+    metrics = json.loads(Path(ledger.of(made, "metrics").path).read_text())
+    assert metrics["success"]["champion"] == metrics["success"]["cold start"]
+    assert len(table_rows(made["rows"])) == 3 * len(rows)

@@ -117,6 +117,15 @@ def test_success_has_a_dot_and_an_interval_per_agent_and_kind():
     assert "95 %" in axes.get_xlabel()
 
 
+def test_a_champion_is_drawn_between_the_two_where_there_is_one():
+    rows = success_rows("trained", "cold start", "champion")
+    axes = figures.success_by_kind(rows).axes[0]
+    assert legend(axes) == ["cold start", "trained", "champion"]
+    cold_start, trained, champion = (np.array(ys(each[0])) for each in axes.containers)
+    assert (cold_start < champion).all()
+    assert (champion < trained).all()
+
+
 def test_success_of_one_agent_alone_and_of_all_questions_solved():
     rows = [{"kind": "sum", "agent": "trained", "success": 1.0, "low": 1 + 1e-16, "high": 1.0}]
     assert len(figures.success_by_kind(rows).axes[0].containers) == 2

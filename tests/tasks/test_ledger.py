@@ -40,7 +40,8 @@ def train(step, folder, *, policy, settings, size=2, tool=len):
 def own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     computed.clear()
-    ledger._explained.clear()
+    ledger._told.clear()
+    ledger._taken.clear()
 
 
 def run(step=STEP, policy="digest of the policy", settings=None, **rest):
@@ -91,6 +92,24 @@ def test_a_digest_of_a_file_depends_on_its_bytes_only(tmp_path):
     (tmp_path / "c").write_bytes(b"Same")
     assert ledger.digest(tmp_path / "a") == ledger.digest(tmp_path / "b")
     assert ledger.digest(tmp_path / "a") != ledger.digest(tmp_path / "c")
+
+
+def test_every_byte_of_a_large_file_counts_whatever_piece_it_is_in(tmp_path, monkeypatch):
+    monkeypatch.setattr(ledger, "PIECE", 10)
+    monkeypatch.setattr(ledger, "BLOCK", 4)
+    file = tmp_path / "large"
+
+    def of(content):
+        file.write_bytes(content)
+        return ledger.digest(file)
+
+    content = bytes(range(35))
+    changed = [content[:i] + b"\xff" + content[i + 1 :] for i in range(len(content))]
+    cut = [content[:i] for i in range(len(content))]
+    swapped = content[10:20] + content[:10] + content[20:]
+    digests = {of(each) for each in [content, *changed, *cut, swapped]}
+    assert len(digests) == 1 + 35 + 35 + 1
+    assert of(content) == of(content)
 
 
 def test_an_artifact_that_is_not_there_is_refused_by_its_path():
@@ -177,13 +196,13 @@ def project(tmp_path, monkeypatch):
             "params/schema.py": "from tasks_of_another_project import verb",
         }
     )
-    ledger.source_digest.cache_clear()
+    ledger.source_digests.cache_clear()
     yield tmp_path
-    ledger.source_digest.cache_clear()
+    ledger.source_digests.cache_clear()
 
 
 def source_of(name):
-    ledger.source_digest.cache_clear()
+    ledger.source_digests.cache_clear()
     return ledger.source_digest(Path(name).absolute())
 
 
@@ -231,7 +250,7 @@ def test_a_change_of_source_changes_the_key(project, monkeypatch):
     write({"tasks/verb.py": textwrap.dedent(verb), "tasks/ledger.py": ""})
 
     def key():
-        ledger.source_digest.cache_clear()
+        ledger.source_digests.cache_clear()
         space: dict[str, Any] = {}
         code = compile(Path("tasks/verb.py").read_text(), str(project / "tasks/verb.py"), "exec")
         exec(code, space)
@@ -324,13 +343,65 @@ def test_a_damaged_artifact_is_done_again_and_said(capsys, harm):
 def test_what_is_done_anew_is_said_once_a_stage_with_its_reason(capsys):
     run()
     assert capsys.readouterr().out == ""
+    ledger._told.clear()
     run(settings=Settings(rate=0.1), size=9)
-    said = capsys.readouterr().out
-    assert said.startswith("reinforce: train of iteration 3 is done anew, since ")
-    assert "settings" in said
-    assert "policy" not in said
+    assert capsys.readouterr().out == (
+        "reinforce: train of iteration 3 is done anew; 0 sub-steps (0 whole iterations) are taken "
+        "over. What has changed since:\n"
+        "  settings.rate: 0.5 -> 0.1\n"
+        "  size: nothing -> 9\n"
+    )
     run(settings=Settings(rate=0.2))
     assert capsys.readouterr().out == ""
+
+
+def test_a_run_says_once_what_it_takes_over_and_what_is_new(capsys):
+    for i in range(3):
+        run(step=step(i), policy=f"policy {i}")
+    restart(capsys)
+    for i in range(2):
+        run(step=step(i), policy=f"policy {i}")
+    assert capsys.readouterr().out == ""
+    for i in range(2, 5):
+        run(step=step(i), policy=f"other policy {i}")
+    assert capsys.readouterr().out == (
+        "reinforce: train of iteration 2 is done anew; 2 sub-steps (2 whole iterations) are taken "
+        "over. What has changed since:\n  policy: policy 2 -> other policy 2\n"
+    )
+
+
+def test_a_run_that_goes_on_after_a_kill_says_from_where(capsys):
+    for i in range(2):
+        run(step=step(i))
+    restart(capsys)
+    for i in range(4):
+        run(step=step(i))
+    assert capsys.readouterr().out == (
+        "reinforce: train of iteration 2 is next; 2 sub-steps (2 whole iterations) are taken over\n"
+    )
+
+
+def test_a_further_batch_of_an_iteration_is_no_change(capsys):
+    run(step=step(0), policy="first batch")
+    restart(capsys)
+    run(step=step(0), policy="first batch")
+    run(step=step(0), policy="second batch")
+    assert "is next; 1 sub-steps (0 whole" in capsys.readouterr().out
+
+
+def restart(capsys):
+    """As if another process began."""
+    ledger._told.clear()
+    ledger._taken.clear()
+    capsys.readouterr()
+
+
+def test_the_record_that_differs_least_is_the_one_to_compare_with(capsys):
+    run(policy="a", settings=Settings(rate=0.1), size=1)
+    run(policy="b", settings=Settings(rate=0.2), size=2)
+    restart(capsys)
+    run(policy="b", settings=Settings(rate=0.3), size=2)
+    assert capsys.readouterr().out.splitlines()[1:] == ["  settings.rate: 0.2 -> 0.3"]
 
 
 def test_an_error_leaves_no_record():
@@ -435,7 +506,7 @@ def step(iteration):
 
 def test_old_artifacts_are_dropped_and_their_records_count():
     records = [run(step=step(i)) for i in range(5)]
-    ledger.retire(step(4), "train", keep=2)
+    ledger.retire(step(4), "train", last=2, every=99, weights=())
     for i, record in enumerate(records):
         kept = i > 2
         assert Path(ledger.of(record, "table").path).exists() == kept
@@ -443,6 +514,44 @@ def test_old_artifacts_are_dropped_and_their_records_count():
     computed.clear()
     assert [run(step=step(i)) for i in range(5)] == records
     assert computed == []
+
+
+def test_weights_of_every_few_iterations_stay_and_all_of_the_last():
+    records = [run(step=step(i)) for i in range(8)]
+    for i in range(8):
+        ledger.retire(step(i), "train", last=2, every=3, weights=("weights",))
+
+    def there(name):
+        return [i for i, r in enumerate(records) if Path(ledger.of(r, name).path).exists()]
+
+    assert there("weights") == [2, 5, 6, 7], "the third, the sixth, and the last two"
+    assert there("table") == [6, 7]
+    computed.clear()
+    assert [run(step=step(i)) for i in range(8)] == records
+    assert computed == []
+
+
+def test_weights_that_stayed_are_still_looked_at(capsys):
+    run(step=step(2))
+    ledger.retire(step(9), "train", last=1, every=3, weights=("weights",))
+    (place(step=step(2)) / "weights" / "a.bin").write_bytes(b"")
+    computed.clear()
+    run(step=step(2))
+    assert computed == [step(2)]
+    assert "weights is missing or damaged" in capsys.readouterr().out
+
+
+def test_a_kill_while_something_is_dropped_leaves_a_record_that_counts(monkeypatch):
+    run(step=step(0))
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, "_remove", lambda _: pytest.fail("killed"))
+        with pytest.raises(pytest.fail.Exception):
+            ledger.retire(step(1), "train", last=1, every=9, weights=())
+    computed.clear()
+    run(step=step(0))
+    assert computed == []
+    ledger.retire(step(1), "train", last=1, every=9, weights=())
+    assert sorted(path.name for path in place(step=step(0)).iterdir()) == ["record.json", "retired"]
 
 
 def test_only_the_named_verb_is_retired():
@@ -453,7 +562,7 @@ def test_only_the_named_verb_is_retired():
 
     other = retrain(step=step(0))
     run(step=step(0))
-    ledger.retire(step(9), "train", keep=1)
+    ledger.retire(step(9), "train", last=1, every=99, weights=())
     assert Path(ledger.of(other, "made").path).exists()
 
 
@@ -461,11 +570,11 @@ def test_only_the_named_verb_is_retired():
 def test_what_is_spared_stays_whole_and_is_retired_when_it_is_no_longer(name):
     records = [run(step=step(i)) for i in range(5)]
     spare = ledger.of(records[1], name)
-    ledger.retire(step(4), "train", keep=1, spare=spare)
+    ledger.retire(step(4), "train", last=1, every=99, weights=("table", "weights"), spare=spare)
     there = [[Path(ledger.of(r, n).path).exists() for n in ("table", "weights")] for r in records]
     assert there == [[False] * 2, [True] * 2, [False] * 2, [False] * 2, [True] * 2]
     assert not (Path(spare.path).parent / ledger.RETIRED).exists()
-    ledger.retire(step(4), "train", keep=1)
+    ledger.retire(step(4), "train", last=1, every=99, weights=())
     assert not Path(spare.path).exists()
     assert run(step=step(1)) == records[1], "its record counts"
 
@@ -473,9 +582,16 @@ def test_what_is_spared_stays_whole_and_is_retired_when_it_is_no_longer(name):
 def test_what_lies_elsewhere_is_spared_without_a_fault():
     made = run(step=step(0))
     for path in ("models/smoke/cold_start", str(ledger.ROOT / "other")):
-        ledger.retire(step(0), "train", keep=1, spare=Artifact(path, ""))
+        ledger.retire(step(0), "train", last=1, every=99, weights=(), spare=Artifact(path, ""))
         assert Path(ledger.of(made, "table").path).exists()
-    ledger.retire(step(1), "train", keep=1, spare=Artifact("models/smoke/cold_start", ""))
+    ledger.retire(
+        step(1),
+        "train",
+        last=1,
+        every=99,
+        weights=(),
+        spare=Artifact("models/smoke/cold_start", ""),
+    )
     assert not Path(ledger.of(made, "table").path).exists()
 
 
@@ -503,7 +619,7 @@ def test_retiring_passes_over_what_a_kill_left_behind():
     left = place(step=step(3)).with_name(f".{place(step=step(3)).name}.partial")
     left.mkdir()
     left.with_suffix(".scratch").mkdir()
-    ledger.retire(step(2), "train", keep=1)
+    ledger.retire(step(2), "train", last=1, every=99, weights=())
     assert left.is_dir()
     assert left.with_suffix(".scratch").is_dir()
 
@@ -555,6 +671,42 @@ def test_a_kill_while_publishing_leaves_what_was_there(before):
     ledger.publish(ledger.artifact(Path("made")), out)
     assert ledger.digest(out) == ledger.digest(Path("made"))
     assert [path.name for path in Path("data").iterdir()] == ["out"]
+
+
+def published(records):
+    ledger.publish_records(records, Path("data/smoke/records/reinforce.jsonl"))
+    return Path("data/smoke/records/reinforce.jsonl").read_text()
+
+
+def test_what_is_published_of_records_is_the_same_for_equal_runs(monkeypatch):
+    first = [run(step=step(i)) for i in range(2)]
+    said = published(first)
+    shutil.rmtree(ledger.ROOT)
+    monkeypatch.setattr(ledger.socket, "gethostname", lambda: "elsewhere")
+    again = [run(step=step(i)) for i in range(2)]
+    assert again != first, "times and hosts differ"
+    assert published(again) == said
+    assert [path.name for path in Path("data/smoke/records").iterdir()] == ["reinforce.jsonl"]
+
+
+def test_a_published_record_says_what_was_made_of_what_in_order():
+    records = [run(step=step(i)) for i in range(2)]
+    extended = [{**records[0], "attempt": 1, "questions": ["q7", "q3"], "cursor": 8}, records[1]]
+    lines = [json.loads(line) for line in published(extended).splitlines()]
+    assert lines[0] == {
+        "stage": "reinforce",
+        "iteration": 0,
+        "verb": "train",
+        "key": place(step=step(0)).name.split("-")[-1],
+        "inputs": records[0]["inputs"],
+        "artifacts": {name: made["digest"] for name, made in records[0]["artifacts"].items()},
+        "seed": 7,
+        "attempt": 1,
+        "questions": ["q7", "q3"],
+        "cursor": 8,
+    }
+    assert lines[1]["iteration"] == 1
+    assert not {"attempt", "questions", "cursor"} & set(lines[1]), "what does not apply is left out"
 
 
 # ---------------------------------------------------------------- stages and Prefect

@@ -69,7 +69,7 @@ EXPERT = ComputationExpert(
     wrong_answer=0.1,
     missing_call=0.1,
 )
-SETTINGS = Prepare(policy=POLICY, questions=QUESTIONS, expert=EXPERT, overlap_words=20)
+SETTINGS = Prepare(policy=POLICY, questions=QUESTIONS, intake=None, expert=EXPERT, overlap_words=20)
 DIALOGUE = Dialogue(
     system="Be brief.",
     tools=("python",),
@@ -446,6 +446,7 @@ def test_prepare_of_an_encyclopedia_with_its_real_tools(tmp_path, monkeypatch):
     made = run(
         partial(toolbox.open_tools, recipe),
         settings=chosen,
+        sets=schema.named_sets(recipe),
         dialogue=recipe.dialogue,
         limits=recipe.python,
         search=recipe.search,
@@ -533,3 +534,53 @@ def test_questions_that_break_an_expectation_stop_the_run_before_any_tool_is_ope
         run(tools.open, settings=settings(overlap_words=2))
     assert tools.opened_on == []
     assert not list(ledger.ROOT.rglob("record.json"))
+
+
+# ---------------------------------------------------------------- what is delivered
+
+DELIVERED = schema.Intake(folder=Path("questions/intake/toy"), set="mine")
+
+
+def test_delivered_questions_are_trained_on_and_a_bad_file_is_said_and_set_aside(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    write(DELIVERED.folder / "new.jsonl", {"q": "A dozen eggs?", "a": 12}, {"q": "Two?", "a": 2})
+    write(DELIVERED.folder / "bad.jsonl", {"q": "A dozen?", "a": 12}, {"a": 1})
+    chosen, sets = settings(intake=DELIVERED), {"mine": ROW}
+    sources = source_files(chosen, None, sets)
+    assert [made.path for made in sources] == ["questions/intake/toy"]
+    made = run(Calculator().open, settings=chosen, sets=sets, sources=sources)
+    said = "prepare: the file questions/intake/toy/bad.jsonl is set aside: questions/intake/toy/"
+    assert f"{said}bad.jsonl, line 2 lacks the field 'q'" in capsys.readouterr().out
+    places = places_of(made)
+    check_gates(places)
+    train = load_questions(places["questions"] / "train.parquet")
+    assert [entry.id for entry in train[-2:]] == [
+        "intake-new.jsonl-00001",
+        "intake-new.jsonl-00002",
+    ]
+    assert made["metrics"]["train_questions"] == len(train) == QUESTIONS.train + 2
+    assert made["metrics"]["dropped_intake_file_refused"] == 1
+    (dropped,) = read_rows(places["dropped"])
+    assert dropped["question_id"] == "bad.jsonl"
+
+    plain = places_of(run(Calculator().open))
+    for out in ("initial", "traces"):
+        assert ledger.digest(places[out]) == ledger.digest(plain[out]), "of the recipe's own alone"
+    test = "questions/test.parquet"
+    assert ledger.digest(places["initial"].parent / test) == ledger.digest(
+        plain["initial"].parent / test
+    )
+
+
+def test_what_is_delivered_decides_the_outcome_also_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    chosen = settings(intake=DELIVERED)
+    assert source_files(chosen, None, {"mine": ROW}) == []
+    file = DELIVERED.folder / "new.jsonl"
+    write(file, {"q": "Two?", "a": 2})
+    (first,) = source_files(chosen, None, {"mine": ROW})
+    file.rename(file.with_name("other.jsonl"))
+    (renamed,) = source_files(chosen, None, {"mine": ROW})
+    assert first.digest != renamed.digest

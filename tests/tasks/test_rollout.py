@@ -1,7 +1,11 @@
 """Which questions an iteration gets, and what its rollouts are made of."""
 
+import shutil
 from pathlib import Path
+from unittest.mock import ANY
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +15,14 @@ from tasks import checkpoint, ledger
 from tasks.ledger import Step
 from tasks.rollout import batch, rollout
 from tasks.tools.search import save_corpus
-from tasks.trajectory import Document, Observation, Question, load_trees, save_questions
+from tasks.trajectory import (
+    STORED_TREES,
+    Document,
+    Observation,
+    Question,
+    load_trees,
+    save_questions,
+)
 
 
 def questions(count):
@@ -256,3 +267,40 @@ def test_the_choices_of_a_row_are_part_of_the_key(arguments):
         )
     }
     assert len(places) == 7
+
+
+def test_stored_trees_of_the_iteration_stand_for_what_would_be_sampled(
+    arguments, tmp_path, monkeypatch
+):
+    """They come from tables of all iterations, as the stage's out has them, byte for byte."""
+    made = [
+        rollout.fn(**{**arguments, "step": Step("toy", "reinforce", number, 7)})
+        for number in range(2)
+    ]
+    (tmp_path / "stored").mkdir()
+    for name in ("questions", "nodes", "leaves", "decisions"):
+        tables = [
+            pq.read_table(Path(ledger.of(record, "trees").path) / f"{name}.parquet")
+            for record in made
+        ]
+        numbered = [
+            table.add_column(0, "iteration", pa.array([number] * len(table), pa.int32()))
+            for number, table in enumerate(tables)
+        ]
+        pq.write_table(pa.concat_tables(numbered), tmp_path / f"stored/{name}.parquet")
+
+    def again(**changes):
+        shutil.rmtree(ledger.ROOT, ignore_errors=True)
+        return rollout.fn(**{**arguments, **changes})
+
+    monkeypatch.setenv(STORED_TREES, str(tmp_path / "stored"))
+    other = {"budget": BUDGET.model_copy(update={"temperature": 0.5})}  # sampled, they would differ
+    for number in range(2):
+        found = again(step=Step("toy", "reinforce", number, 7), **other)
+        assert found["artifacts"] == {
+            "trees": {"path": ANY, "digest": ledger.of(made[number], "trees").digest}
+        }
+    with pytest.raises(ValueError, match=r"has no tree for question \d in iteration 2"):
+        again(step=Step("toy", "reinforce", 2, 7))
+    asked = again(step=Step("toy", "evaluate/trained", 0, 8), **other)
+    assert ledger.of(asked, "trees").digest != ledger.of(made[0], "trees").digest

@@ -3,9 +3,12 @@ import logging
 import math
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
+import time
+import urllib.request
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from params.schema import Dialogue, Recipe, Reinforce, Rollout
-from tasks import ledger, spans, track
+from tasks import ledger, spans, spool, track
 from tasks.reward import TABLE
 from tasks.trajectory import (
     PROMPT,
@@ -359,7 +362,7 @@ def test_a_store_locked_at_the_start_takes_the_run_at_the_end(
     database.execute("BEGIN IMMEDIATE")
     with track.pipeline("tiny", recipe) as run:
         assert run.id is None
-        assert track.PIPELINE_RUN not in os.environ
+        assert os.environ[track.PIPELINE_RUN].startswith(track.UNTRACKED)
         database.execute("ROLLBACK")
     assert client.get_run(run.id).info.status == "FINISHED"
     assert client.get_run(run.id).data.params["seed"] == "3"
@@ -371,7 +374,12 @@ def test_training_goes_on_without_a_store(folder, monkeypatch, caplog, store):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
     with caplog.at_level(logging.WARNING), track.stage("tiny", "reinforce", "k") as run:
         run.metrics({"reward": 0.1}, 0, 1.0)
-    assert f"2 records of run 'reinforce@tiny' are lost: the tracking store {store}" in caplog.text
+    said = "2 records of run 'reinforce@tiny' wait in .beamline/untracked for the tracking store "
+    assert caplog.text.count(f"{said}{store}") == 1
+    assert caplog.text.count("cannot be written") == 1
+    [folder] = spool.waiting()
+    kept = [spool.read(entry).kind for entry in spool.entries(folder)]
+    assert kept == ["metrics", "end"]
 
 
 def test_a_record_at_fault_does_not_hold_up_the_others(client, folder, caplog):
@@ -383,6 +391,251 @@ def test_a_record_at_fault_does_not_hold_up_the_others(client, folder, caplog):
     assert caplog.text.count("was left out") == 2
     found = client.get_run(run.id)
     assert (found.data.params, found.data.metrics) == ({"seed": "1"}, {"reward": 0.5})
+
+
+UNTOLD = """
+import os, signal
+from tasks import track
+from params.schema import Recipe
+with track.pipeline('tiny', Recipe.model_construct(seed=3)), \\
+     track.stage('tiny', 'reinforce', 'same') as run:
+    run.metrics({'reward': 0.5, 'kl': float('nan')}, 0, 1000.0)
+    run.table([{'a': 1}], 'a.json')
+    %s
+"""
+
+
+def told(folder, last="pass", **environment):
+    """Run UNTOLD in a process of its own; its exit status, and what it says on standard error."""
+    ran = subprocess.run(
+        [sys.executable, "-c", UNTOLD % last],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+        capture_output=True,
+        text=True,
+    )
+    return ran.returncode, ran.stderr
+
+
+@pytest.fixture
+def away(folder):
+    """The store's file lies elsewhere; calling this brings it back."""
+    store = folder / ".beamline" / "mlflow.db"
+    for file in store.parent.glob("mlflow.db*"):
+        file.rename(folder / file.name)
+    store.symlink_to(folder)  # a folder: it cannot be opened
+
+    def bring_back():
+        store.unlink()
+        for file in folder.glob("mlflow.db*"):
+            file.rename(store.parent / file.name)
+        return track.connect(track.store_uri())
+
+    return bring_back
+
+
+def test_what_was_never_told_is_delivered_by_the_next_run_in_its_order(away, folder):
+    status, said = told(folder)
+    assert status == 0
+    assert said.count("cannot be written") == 2, "once a run"
+    assert [len(spool.entries(each)) for each in spool.waiting()] == [2, 3]
+    client = away()
+    assert track.deliver() == 5
+    assert track.deliver() == 0
+    parent, child = sorted(runs(client).values(), key=lambda run: "stage" in run.data.tags)
+    assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
+    assert {parent.info.status, child.info.status} == {"FINISHED"}
+    assert parent.data.params == {"seed": "3"}
+    assert child.data.metrics["reward"] == 0.5
+    assert list(spool.root().iterdir()) == []
+
+
+def test_a_run_killed_without_a_store_is_taken_up_when_it_is_back(away, folder):
+    assert told(folder, "os.kill(os.getpid(), signal.SIGKILL)")[0] == -signal.SIGKILL
+    client = away()
+    with track.stage("tiny", "reinforce", "same") as run:
+        run.metrics({"reward": 0.5}, 0, 1000.0)
+        run.metrics({"reward": 0.6}, 1, 1001.0)
+    assert set(runs(client)) >= {"reinforce@tiny"}
+    assert len(runs(client)) == 2
+    assert history(client, run, "reward") == [(0, 1000_000, 0.5), (1, 1001_000, 0.6)]
+
+
+def test_a_delivery_that_is_cut_and_repeated_adds_nothing(away, folder):
+    told(folder)
+    kept = {file: file.read_bytes() for file in spool.root().rglob("*") if file.is_file()}
+    client = away()
+    for _ in range(2):
+        track.deliver()
+        for file, content in kept.items():  # as if it had been killed before it removed them
+            file.parent.mkdir(exist_ok=True)
+            file.write_bytes(content)
+    track.deliver()
+    assert len(client.search_runs([client.get_experiment_by_name("beamline").experiment_id])) == 2
+    with closing(sqlite3.connect(folder / ".beamline" / "mlflow.db")) as store:
+        assert store.execute("SELECT key, count(*) FROM metrics GROUP BY key").fetchall() == [
+            ("kl", 1),
+            ("reward", 1),
+        ]
+
+
+def test_what_a_living_run_holds_is_left_to_it(client, database, monkeypatch):
+    monkeypatch.setattr(track, "LOCK_WAIT", 0.1)
+    with track.stage("tiny", "reinforce", "k") as run:
+        database.execute("BEGIN IMMEDIATE")
+        run.metrics({"reward": 0.1}, 0, 1.0)
+        database.execute("ROLLBACK")
+        program = "from tasks import track\nprint(track.deliver())"
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        other = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+        )
+        assert other.stdout == "0\n"
+    assert history(client, run, "reward") == [(0, 1000, 0.1)]
+
+
+def test_a_store_that_goes_away_and_comes_back_as_a_copy_or_empty_is_written(
+    client, folder, empty_store, monkeypatch
+):
+    monkeypatch.setattr(track, "RETRY_AFTER", 0.0)
+    store = folder / ".beamline" / "mlflow.db"
+    with track.stage("tiny", "reinforce", "k") as run:
+        run.metrics({"reward": 0.1}, 0, 1.0)
+        first = run.id
+        store.rename(folder / "moved.db")
+        run.metrics({"reward": 0.2}, 1, 2.0)
+        assert not store.exists(), "another store is not made in its place"
+        store.write_bytes((folder / "moved.db").read_bytes())
+        run.metrics({"reward": 0.3}, 2, 3.0)
+        assert run.id == first
+        again = track.connect(track.store_uri())
+        assert [value for *_, value in history(again, run, "reward")] == [0.1, 0.2, 0.3]
+        store.unlink()
+        run.metrics({"reward": 0.4}, 3, 4.0)
+        store.write_bytes(empty_store)
+    assert run.id != first
+    again = track.connect(track.store_uri())
+    assert [value for *_, value in history(again, run, "reward")] == [0.4]
+    assert again.get_run(run.id).info.status == "FINISHED"
+
+
+def test_a_stage_in_a_worktree_leaves_what_waits_with_its_checkout(folder, monkeypatch):
+    worktree = folder / ".beamline/runs/tiny-1"
+    worktree.mkdir(parents=True)
+    monkeypatch.chdir(worktree)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    with track.stage("tiny", "reinforce", "k"):
+        pass
+    assert len(list((folder / ".beamline/untracked").iterdir())) == 1
+    assert list(worktree.iterdir()) == []
+
+
+def test_a_disk_that_takes_nothing_does_not_end_the_run(folder, monkeypatch, caplog):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    (folder / ".beamline" / "untracked").write_text("no folder")
+    with track.stage("tiny", "reinforce", "k") as run:
+        run.metrics({"reward": 0.1}, 0, 1.0)
+    assert caplog.text.count("was left out") == 2
+
+
+# a server that is stopped and started
+
+
+def serve(folder, port):
+    """An MLflow server on loopback, once it answers."""
+    options = {
+        "--port": str(port),
+        "--workers": "1",
+        "--backend-store-uri": f"sqlite:///{folder}/server.db",
+        "--artifacts-destination": str(folder / "artifacts"),
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mlflow", "server", *(w for pair in options.items() for w in pair)],
+        cwd=folder,
+        env=os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
+        except OSError:
+            time.sleep(0.1)
+        else:
+            return process
+    raise AssertionError("MLflow's server did not start")
+
+
+def stop(process):
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@pytest.fixture
+def port():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+def test_a_server_stopped_and_started_in_the_middle_of_a_run_has_all_of_it_once(
+    folder, kept, port, empty_store, monkeypatch, caplog
+):
+    (folder / "server.db").write_bytes(empty_store)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
+    monkeypatch.setattr(track, "RETRY_AFTER", 0.0)
+    server = serve(folder, port)
+    try:
+        with track.stage("tiny", "reinforce", "k") as run:
+            run.metrics({"reward": 0.1}, 0, 1.0)
+            stop(server)
+            run.metrics({"reward": 0.2}, 1, 2.0)
+            run.traces(lambda: sample(kept))
+            run.table([{"a": 1}], "a.json")
+            assert caplog.text.count("cannot be written") == 1
+            server = serve(folder, port)
+            run.metrics({"reward": 0.3}, 2, 3.0)
+            client = track.connect(track.store_uri())
+            assert [step for step, *_ in history(client, run, "reward")] == [0, 1, 2]
+            stop(server)
+        [waits] = spool.waiting()
+        assert [spool.read(entry).kind for entry in spool.entries(waits)] == ["end"]
+        server = serve(folder, port)
+        assert track.deliver() == 1
+        client = track.connect(track.store_uri())
+        again = client.get_run(run.id)
+        assert again.info.status == "FINISHED"
+        assert len(found(client, run_id=run.id)) == 6
+        assert [entry.path for entry in client.list_artifacts(run.id)] == ["a.json"]
+    finally:
+        stop(server)
+
+
+# runs that nobody ends
+
+
+def test_a_run_whose_process_is_gone_is_known_and_ended_and_others_are_let_be(client, folder):
+    assert told(folder, "os.kill(os.getpid(), signal.SIGKILL)")[0] == -signal.SIGKILL
+    ours = client.create_run(client.get_experiment_by_name("beamline").experiment_id)  # no tags
+    with track.stage("tiny", "prepare", "k") as run:
+        gone = track.abandoned()
+        assert sorted(name.split()[0] for _, name in gone) == ["reinforce@tiny", "tiny"]
+        for run_id, _ in gone:
+            track.end_abandoned(run_id)
+        track.end_abandoned(run.id)
+        assert track.abandoned() == []
+        assert client.get_run(run.id).info.status == "RUNNING"
+    assert {client.get_run(run_id).info.status for run_id, _ in gone} == {"KILLED"}
+    assert client.get_run(ours.info.run_id).info.status == "RUNNING"
+
+
+def test_a_stage_that_lives_is_not_taken_up_by_another_of_its_key(client):
+    with track.stage("tiny", "reinforce", "same") as first:
+        program = "from tasks import track\nwith track.stage('tiny', 'reinforce', 'same'): pass"
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+        assert client.get_run(first.id).info.status == "RUNNING"
 
 
 # trajectories as traces
@@ -605,18 +858,15 @@ def test_a_run_killed_between_traces_and_their_spans_is_completed(client, kept, 
     assert {len(trace.info.assessments) for trace in traces} == {4}
 
 
-def test_traces_wait_for_a_store_that_is_away_without_being_made(
-    client, kept, database, monkeypatch, caplog
-):
+def test_traces_wait_for_a_store_that_is_away(client, kept, database, monkeypatch, caplog):
     monkeypatch.setattr(track, "LOCK_WAIT", 0.1)
-    made = []
     with track.stage("tiny", "reinforce", "k") as run:
         database.execute("BEGIN IMMEDIATE")
-        run.traces(lambda: made.append(1) or sample(kept))
-        assert not made, "what waits is small"
-        assert "1 records wait" in caplog.text
+        run.traces(lambda: sample(kept))
+        assert "waits in .beamline/untracked" in caplog.text
         database.execute("ROLLBACK")
     assert len(found(client, run_id=run.id)) == 6
+    assert {len(trace.info.assessments) for trace in found(client)} == {4}
 
 
 def test_trees_that_are_gone_do_not_hold_up_the_other_records(client, kept, folder, caplog):

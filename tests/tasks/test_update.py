@@ -139,6 +139,7 @@ def arguments(policy, iteration=0, run_seed=7, data=None, **changes):
     return {
         "step": Step("toy", "reinforce", iteration, run_seed),
         "policy": policy,
+        "optimizer": None,
         "critic": None,
         "reference": None,
         "row": ARPO,
@@ -189,7 +190,8 @@ def chain(initial, keep_in_memory):
     first = run(ledger.artifact(initial), iteration=0)
     if not keep_in_memory:
         checkpoint._resident.clear()
-    second = run(ledger.of(first, "policy"), iteration=1, data=batch(seed=1))
+    optimizer = ledger.of(first, "optimizer")
+    second = run(ledger.of(first, "policy"), iteration=1, data=batch(seed=1), optimizer=optimizer)
     return {name: made["digest"] for name, made in second["artifacts"].items()}
 
 
@@ -221,6 +223,7 @@ def test_what_is_finished_is_read_back(initial):
         {"temperature": 0.5},
         {"response_tokens": 21},
         {"critic": ledger.Artifact("critic", "1")},
+        {"optimizer": ledger.Artifact("optimizer", "1")},
         {"reference": ledger.Artifact("reference", "1")},
         {"iteration": 1},
     ],
@@ -254,7 +257,7 @@ def test_a_pruned_policy_that_is_needed_again_can_be_made_again(initial):
     made = run(ledger.artifact(initial))
     policy = ledger.of(made, "policy")
     last = Step("toy", "reinforce", 5, 7)
-    ledger.retire(last, "update", keep=1)
+    ledger.retire(last, "update", last=1, every=9, weights=())
     checkpoint._resident.clear()
     with pytest.raises(ledger.PrunedError, match="has been pruned"):
         run(policy, iteration=1, data=batch(seed=1))
@@ -264,6 +267,17 @@ def test_a_pruned_policy_that_is_needed_again_can_be_made_again(initial):
     ledger.revive(last.folder)
     assert ledger.of(run(ledger.artifact(initial)), "policy") == policy
     run(policy, iteration=1, data=batch(seed=1))
+
+
+def test_weights_without_their_optimizer_are_not_silently_trained_on(initial):
+    made = run(ledger.artifact(initial))
+    policy, optimizer = (ledger.of(made, name) for name in ("policy", "optimizer"))
+    last = Step("toy", "reinforce", 5, 7)
+    ledger.retire(last, "update", last=1, every=1, weights=("policy", "critic"))
+    checkpoint._resident.clear()
+    assert Path(policy.path).is_dir()
+    with pytest.raises(ledger.PrunedError, match="optimizer has been pruned"):
+        run(policy, iteration=1, data=batch(seed=1), optimizer=optimizer)
 
 
 # ---------------------------------------------------------------- rows of the table of advantages

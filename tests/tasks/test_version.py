@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tasks import version
+from tasks import ledger, version
 from tests import toy_project as toy
 
 ROOT = toy.ROOT
@@ -104,6 +105,195 @@ def test_revision_tells_the_commit_and_whether_the_checkout_differs_from_it(proj
     assert version.revision() == clean, "what a run writes is no change of what it was made from"
     Path("new").write_text("")
     assert version.revision() == version.Revision(clean.commit, dirty=True)
+
+
+# ---------------------------------------------------------------- what a commit holds
+
+
+def git(*arguments):
+    user = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    ran = subprocess.run(["git", *user, *arguments], capture_output=True, text=True, check=True)
+    return ran.stdout.strip()
+
+
+def commit(message):
+    git("add", "--all")
+    git("commit", "--quiet", "--message", message)
+    return git("rev-parse", "HEAD")
+
+
+def keep_run(name="runs/toy-20261121-a"):
+    """Run the toy's stages and commit them on a branch, as a retraining does."""
+    for stage in version.stages("toy"):
+        version.reproduce(stage.name)
+    git("checkout", "--quiet", "-B", name)
+    return commit("a run")
+
+
+def test_digests_at_a_commit_are_those_of_its_lock_and_of_the_recipe_alone(project):
+    made = keep_run()
+    Path("dvc.lock").unlink()
+    found = version.digests_at(made, "toy")
+    assert found["data/toy/first"] == "eb260e9ae827821beceeed4104f0ad89"
+    assert set(found) == {"data/toy/first", "data/toy/later", "reports/toy/table.md"}
+    assert version.digests_at(made, "other") == {}
+
+
+def test_what_a_commit_does_not_have_is_named(project):
+    made = commit("all")
+    assert version.content(made, "first.py") == Path("first.py").read_text()
+    with pytest.raises(ValueError, match=f"commit {made} has no dvc.lock: "):
+        version.digests_at(made, "toy")
+    with pytest.raises(ValueError, match=r"commit nowhere has no first\.py"):
+        version.content("nowhere", "first.py")
+
+
+# ---------------------------------------------------------------- whether anything is new
+
+
+def test_a_run_of_what_is_here_is_found_until_something_changes(project):
+    assert version.already_run("toy") is None
+    keep_run()
+    assert version.already_run("toy") == "runs/toy-20261121-a"
+    for out in ("data", "reports"):
+        shutil.rmtree(out)
+    Path("dvc.lock").unlink()
+    assert version.already_run("toy") == "runs/toy-20261121-a"
+    git("worktree", "add", "--quiet", "--detach", ".beamline/runs/next")
+    assert version.already_run("toy", Path(".beamline/runs/next")) == "runs/toy-20261121-a"
+    assert Path.cwd() == project
+
+    toy.write_recipe(project, cold_start__steps=7)
+    assert version.already_run("toy"), "no stage reads it"
+    toy.write_recipe(project, evaluate__questions=2)
+    assert version.already_run("toy") is None
+    toy.write_recipe(project)
+    assert version.already_run("toy")
+
+    text = Path("later.py").read_text()
+    Path("later.py").write_text(text + "# changed\n")
+    assert version.already_run("toy") is None
+    Path("later.py").unlink()
+    assert version.already_run("toy") is None
+    Path("later.py").write_text(text)
+    Path("dvc.yaml").write_text(Path("dvc.yaml").read_text().replace("exec python", "python"))
+    assert version.already_run("toy") is None
+
+
+def test_an_older_run_counts_and_those_of_other_recipes_and_other_branches_do_not(project):
+    keep_run()
+    toy.write_recipe(project, evaluate__questions=2)
+    keep_run("runs/toy-20261122-b")
+    toy.write_recipe(project)
+    assert version.already_run("toy") == "runs/toy-20261121-a"
+    git("branch", "-m", "runs/toy-20261121-a", "runs/toy-search-20261121-a")
+    assert version.already_run("toy") is None
+    git("branch", "-m", "runs/toy-search-20261121-a", "toy-20261121-a")
+    assert version.already_run("toy") is None
+
+
+def test_another_champion_alone_is_nothing_new(project):
+    text = Path("dvc.yaml").read_text()
+    stage = (
+        "  champion:\n    foreach: ${recipes}\n    do:\n"
+        "      cmd: mkdir -p data && touch data/champion-${item}\n"
+        "      params:\n        - params/${item}.yaml:\n            - champion\n"
+        "      outs:\n        - data/champion-${item}\n"
+    )
+    Path("dvc.yaml").write_text(text + stage)
+    keep_run()
+    toy.write_recipe(project, champion={"version": 1, "commit": None, "digest": "a" * 32 + ".dir"})
+    assert list(version.status("toy")) == ["champion@toy"]
+    assert version.already_run("toy") == "runs/toy-20261121-a"
+
+
+# ---------------------------------------------------------------- folders by their digest
+
+
+@pytest.fixture
+def kept(project):
+    """A folder in DVC's cache, and its digest."""
+    folder = Path("policy")
+    (folder / "inner").mkdir(parents=True)
+    (folder / "weights").write_text("w" * 100)
+    (folder / "inner/config.json").write_text("{}")
+    return folder, version.keep(folder)
+
+
+def weights(cache):
+    """The file of the cache that holds them."""
+    files = [path for path in cache.rglob("*") if path.is_file()]
+    return next(path for path in files if path.read_text() == "w" * 100)
+
+
+def dvc(*arguments):
+    ran = toy.run(Path.cwd(), "dvc", *arguments)
+    assert ran.returncode == 0, ran.stdout
+
+
+def test_a_kept_folder_has_dvcs_own_digest_and_comes_back_writable(kept, tmp_path):
+    folder, digest = kept
+    dvc("add", "policy")
+    assert digest in Path("policy.dvc").read_text()
+    version.restore(digest, tmp_path / "again")
+    assert ledger.digest(tmp_path / "again") == ledger.digest(folder)
+    (tmp_path / "again/weights").write_text("may be changed")
+    version.restore(digest, tmp_path / "third")
+    assert ledger.digest(tmp_path / "third") == ledger.digest(folder)
+
+
+@pytest.mark.parametrize("lost", ["all", "one file"])
+def test_what_the_cache_lacks_comes_from_the_remote(kept, tmp_path, lost):
+    digest = kept[1]
+    dvc("remote", "add", "--default", "shared", str(tmp_path / "remote"))
+    dvc("add", "policy")
+    dvc("push", "--quiet")
+    cache = Path(".dvc/cache/files/md5")
+    if lost == "all":
+        shutil.rmtree(cache)
+    else:
+        weights(cache).unlink()
+    version.restore(digest, tmp_path / "again")
+    assert (tmp_path / "again/weights").read_text() == "w" * 100
+    assert (tmp_path / "again/inner/config.json").read_text() == "{}"
+
+
+def test_a_folder_that_is_nowhere_is_said_with_a_remedy(kept, tmp_path):
+    shutil.rmtree(".dvc/cache")
+    with pytest.raises(ValueError, match=r"DVC's cache lacks .*\.dir, and no remote is set: bring"):
+        version.restore(kept[1], tmp_path / "again")
+    (tmp_path / "remote").mkdir()
+    dvc("remote", "add", "--default", "shared", str(tmp_path / "remote"))
+    with pytest.raises(ValueError, match=r"cache lacks .*, and its remote does, too: .*dvc push"):
+        version.restore(kept[1], tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
+def test_a_damaged_file_of_the_cache_is_not_taken(kept, tmp_path):
+    file = weights(Path(".dvc/cache"))
+    file.chmod(0o644)
+    file.write_text("v" * 100)
+    with pytest.raises(ValueError, match="is damaged: remove it"):
+        version.restore(kept[1], tmp_path / "again")
+
+
+def test_what_is_delivered_and_tracked_by_dvc_is_new_once(project):
+    dvc_yaml = Path("dvc.yaml").read_text()
+    Path("dvc.yaml").write_text(
+        dvc_yaml.replace("        - first.py\n", "        - first.py\n        - questions\n")
+    )
+    intake = Path("questions/intake/toy")
+    intake.mkdir(parents=True)
+    Path("questions/README.md").touch()
+    keep_run()
+    assert version.already_run("toy") == "runs/toy-20261121-a"
+    (intake / "new.jsonl").write_text("{}")
+    dvc("add", str(intake))
+    commit("a delivery")
+    assert version.already_run("toy") is None
+    assert [stage.name for stage in version.stages("toy")] == ["first@toy", "later@toy"]
+    keep_run("runs/toy-20261122-b")
+    assert version.already_run("toy") == "runs/toy-20261122-b"
 
 
 # ---------------------------------------------------------------- source

@@ -1,0 +1,112 @@
+"""The flows that the deployments of prefect.yaml point to; docs/deployments.md tells how.
+
+``retraining`` is what a schedule starts: a run of a recipe in a worktree, which ends as a commit.
+``stage`` is a stage that another run has sent to this worker (flows/dispatch.py). Both work in the
+checkout in which the worker's environment says that it is.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.runtime import task_run
+from prefect.states import Completed
+from pydantic import Field
+
+from flows import dispatch, gpu, retrain
+from flows.stage import PARENT_TASK_RUN
+from params import schema
+from tasks import track, version, worktree
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
+Change = Annotated[str, Field(pattern=r"^[a-z_]+(\.[a-z_]+)*=.*$")]
+DAY = 86400.0
+
+# The transport of data may fail and succeed the next time. A stage is not tried again by itself:
+# what has made it fail would do so again, and the next run goes on where it was.
+TRANSPORT: dict[str, Any] = {
+    "cache_policy": NO_CACHE,
+    "retries": 2,
+    "retry_delay_seconds": [10, 60],
+    "timeout_seconds": 2 * 3600,
+}
+
+
+@flow(name="retraining", flow_run_name="retraining {recipe}", timeout_seconds=7 * DAY)
+def retraining(recipe: Name = "tiny", overrides: list[Change] = []) -> State[Any]:  # noqa: B006
+    """Run a recipe of this checkout's last commit; the state's message is the run's branch.
+
+    ``overrides``: values of the recipe for this run, as ``section.key=value``.
+    """
+    return Completed(message=retrain.run(recipe, overrides))
+
+
+@flow(name=dispatch.FLOW, flow_run_name="{name}", timeout_seconds=7 * DAY)
+def stage(
+    name: str,
+    commit: str,
+    files: dict[str, str],
+    environment: dict[str, str] = {},  # noqa: B006
+) -> State[Any]:
+    """Run one stage of another checkout's run, ``name`` such as "reinforce@tiny".
+
+    ``commit`` and ``files`` (path → text) are what it is made from, beside the inputs that DVC's
+    remote has. ``environment`` tells where MLflow is. A stage that failed or was killed goes on
+    where it was when it is sent again to the same checkout.
+    """
+    if version.default_remote() is None:
+        raise ValueError(
+            f"{Path.cwd()} has no default DVC remote, by which {name} could get its inputs: "
+            "dvc remote add --default <name> <url>"
+        )
+    purpose = {"stage": name, "commit": commit, "files": files}
+    with worktree.held(name.replace("@", "-"), purpose) as place:
+        receive(name, commit, files, place)
+        reproduce(name, place, environment)
+        made = give(name, place)
+        worktree.finish(place)
+    dispatch.tell(made, name)
+    return Completed(message=f"{name} has run in {Path.cwd()}")
+
+
+@task(**TRANSPORT)
+def receive(name: str, commit: str, files: dict[str, str], place: Path) -> None:
+    """Make a worktree with a stage's code, recipe and inputs."""
+    if not worktree.is_ready(place):
+        version.fetch_commit(commit)
+        version.add_worktree(place, commit)
+        version.share(place)
+        for path, text in files.items():
+            (place / path).write_text(text)
+        version.provide_sources(place)
+        worktree.set_ready(place)
+    version.pull_paths(version.belongings(name, place).tracked, place)
+
+
+@task(cache_policy=NO_CACHE)
+def reproduce(name: str, place: Path, environment: dict[str, str]) -> None:
+    """Run the stage in its worktree, with a GPU of its own where the recipe wants one."""
+    recipe = schema.load(name.split("@")[-1], place / "params")
+    where = {"MLFLOW_TRACKING_URI": track.store_uri(), **environment}
+    with gpu.held(recipe.machine.device) as visible:
+        told = {PARENT_TASK_RUN: str(task_run.id), **where, **visible}
+        version.reproduce(name, place, **told)
+
+
+@task(**TRANSPORT)
+def give(name: str, place: Path) -> dict[str, Any]:
+    """Push what the stage has made; its entry in dvc.lock, and its outs that git keeps as text."""
+    version.push_stage(name, place)
+    small = version.belongings(name, place).small
+    files = [file for path in small for file in _files(place / path)]
+    texts = {file.relative_to(place).as_posix(): file.read_text() for file in files}
+    return {"lock": version.locked(place)[name], "files": texts}
+
+
+def _files(path: Path) -> list[Path]:
+    """A file, or the files of a folder."""
+    return [path] if path.is_file() else sorted(f for f in path.rglob("*") if f.is_file())

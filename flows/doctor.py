@@ -1,0 +1,256 @@
+"""What crashes have left in this checkout, and the offer to clear it.
+
+``python -m flows.doctor`` lists it, and asks in a terminal; ``--yes`` clears all of it. The exit
+status is 0 where nothing is left, 1 where something is. What a living process holds, and whatever
+belongs to another checkout or user, is not looked at.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import signal
+import sqlite3
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from uuid import UUID
+
+from flows import server
+from tasks import leftovers, processes, spool, track, version
+from tasks.leftovers import Finding
+
+FlowRun = tuple[str, str, str | None, datetime | None]  # id, name, process and start
+Check = Callable[[Path], Iterator[Finding]]
+
+# ---------------------------------------------------------------- processes, locks, DVC's cache
+
+
+def orphans(root: Path) -> Iterator[Finding]:
+    """Processes that a run has started and that have outlived it."""
+    for process, kind in processes.orphans(root):
+        yield Finding(
+            f"orphan: process {process.pid}, {kind} whose run is gone",
+            "ends it and what it has started",
+            partial(processes.end, process),
+        )
+
+
+def dvc_locks(root: Path) -> Iterator[Finding]:
+    """Paths that DVC takes for being in use."""
+    if dead := version.dead_locks():
+        yield Finding(
+            f"stale lock: DVC's list of paths in use, of processes that are gone: {_few(dead)}",
+            "drops these entries",
+            version.free_locks,
+        )
+
+
+def cache_links(root: Path) -> Iterator[Finding]:
+    """Files and settings by which an edit of an out would change DVC's cache."""
+    for file, intact in version.open_objects().items():
+        name = file.relative_to(root)
+        yield Finding(
+            f"unsafe cache: {name} can be written through the outs that are links to it"
+            if intact
+            else f"unsafe cache: {name} has been changed in place",
+            "takes the permission to write" if intact else "drops it; DVC makes it anew",
+            partial(version.close_object, file),
+        )
+    if edited := version.edited_outs():
+        yield Finding(
+            f"unsafe cache: cache.type links outs that stages edit in place: {_few(edited)}",
+            "has DVC copy outs in this checkout (cache.type reflink,copy in .dvc/config.local)",
+            version.copy_outs,
+        )
+
+
+def worktrees(root: Path) -> Iterator[Finding]:
+    """Runs that have not ended."""
+    return leftovers.worktrees(root, version.remove_worktree)
+
+
+# ---------------------------------------------------------------- what MLflow and Prefect believe
+
+
+def untold(root: Path) -> Iterator[Finding]:
+    """What runs had to say while MLflow's store, or Prefect's server, was away."""
+    for folder in spool.waiting():
+        about, count = spool.about(folder), len(spool.entries(folder))
+        yield Finding(
+            f"untold: {count} records of run '{about['name']}' for the store {about['uri']}",
+            "delivers them, if the store is back",
+            track.deliver,
+        )
+    if ends := sorted(server.UNTOLD.glob("*.json")):
+        yield Finding(
+            f"untold: how flow runs ended, for Prefect's server: {_few([f.stem for f in ends])}",
+            "tells the server that runs use now",
+            lambda: _with_prefect(lambda address: None),  # it is told when one begins to use it
+        )
+
+
+def tracked_runs(root: Path) -> Iterator[Finding]:
+    """Runs that are RUNNING in MLflow though their process is gone."""
+    try:
+        gone = track.abandoned()
+    except (OSError, sqlite3.Error) as error:
+        print(f"the tracking store {track.store_uri()} is away: {error}", file=sys.stderr)
+        return
+    for run_id, name in gone:
+        yield Finding(
+            f"no end: run '{name}' is RUNNING in MLflow, and its process is gone",
+            "marks it as KILLED; a call that goes on with its work has a run of its own then",
+            partial(track.end_abandoned, run_id),
+        )
+
+
+def flow_runs(root: Path) -> Iterator[Finding]:
+    """Flow runs that are RUNNING in Prefect though their process is gone."""
+    gone = [run for run in _running() if _is_gone(*run[2:])]
+    if gone:
+        names = _few([run[1] for run in gone])
+        yield Finding(
+            f"no end: RUNNING in Prefect, and their processes are gone: {names}",
+            "marks them, and their task runs, as CRASHED",
+            lambda: _with_prefect(partial(_crash, [UUID(run[0]) for run in gone])),
+        )
+
+
+def _is_gone(process: str | None, started: datetime | None) -> bool:
+    """Whether a flow run's process, "host:id" as ``server.name_process`` tells it, has ended."""
+    host, _, pid = (process or "").rpartition(":")
+    if host != processes.host() or started is None or not pid.isdecimal():
+        return False
+    return not processes.lives(int(pid), started.timestamp())
+
+
+def _running() -> list[FlowRun]:
+    """The flow runs that are RUNNING, from the server that runs use, or its database."""
+    address = server.answering()
+    return _running_at(address) if address else _running_in(server.HOME / "prefect.db")
+
+
+def _running_in(database: Path) -> list[FlowRun]:
+    if not database.exists():
+        return []
+    query = "SELECT id, name, infrastructure_pid, start_time FROM flow_run WHERE state_type = ?"
+    with closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as store:
+        found = store.execute(query, ["RUNNING"]).fetchall()
+    return [
+        (run, name, process, start and datetime.fromisoformat(start).replace(tzinfo=UTC))
+        for run, name, process, start in found
+    ]
+
+
+def _running_at(address: str) -> list[FlowRun]:
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas import filters, objects
+
+    running = filters.FlowRunFilterStateType(any_=[objects.StateType.RUNNING])
+    wanted = filters.FlowRunFilter(state=filters.FlowRunFilterState(type=running))
+    with SyncPrefectClient(address) as client:
+        found = client.read_flow_runs(flow_run_filter=wanted)
+    return [(str(run.id), run.name, run.infrastructure_pid, run.start_time) for run in found]
+
+
+def _crash(runs: list[UUID], address: str) -> None:
+    """Mark flow runs, and those of their task runs that are RUNNING, as CRASHED."""
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas import filters, objects
+    from prefect.states import Crashed, State
+
+    running = filters.TaskRunFilterStateType(any_=[objects.StateType.RUNNING])
+    state: State[None] = Crashed(message="its process is gone")
+    with SyncPrefectClient(address) as client:
+        for run in runs:
+            inner = client.read_task_runs(
+                flow_run_filter=filters.FlowRunFilter(id=filters.FlowRunFilterId(any_=[run])),
+                task_run_filter=filters.TaskRunFilter(
+                    state=filters.TaskRunFilterState(type=running, name=None)
+                ),
+            )
+            for task_run in inner:
+                client.set_task_run_state(task_run.id, state, force=True)
+            client.set_flow_run_state(run, state, force=True)
+
+
+def _with_prefect(work: Callable[[str], object]) -> None:
+    with server.prefect_server() as address:
+        work(address)
+
+
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
+# ---------------------------------------------------------------- the program
+
+CHECKS: tuple[Check, ...] = (
+    orphans,
+    dvc_locks,
+    leftovers.git_locks,
+    untold,
+    tracked_runs,
+    flow_runs,
+    leftovers.half_written,
+    worktrees,
+    cache_links,
+    leftovers.pins,
+    leftovers.disk,
+)
+
+
+def examine(root: Path, wanted: Callable[[Finding], bool]) -> int:
+    """Print what is left, and clear what is ``wanted`` to be; how many findings are left."""
+    left = 0
+    for check in CHECKS:
+        for finding in list(check(root)):
+            print(f"{finding.what}\n    clearing {finding.clearing}", flush=True)
+            if finding.clear is None or not wanted(finding):
+                left += 1
+                continue
+            try:
+                finding.clear()
+            except (OSError, RuntimeError, ValueError) as error:
+                print(f"    it could not be cleared: {error}")
+            cleared = finding.what not in {other.what for other in check(root)}
+            print("    cleared" if cleared else "    it is still there")
+            left += not cleared
+    return left
+
+
+def _ask(finding: Finding) -> bool:
+    return input("    clear it? [y/N] ").strip().lower() in ("y", "yes")
+
+
+def main(arguments: list[str]) -> int:
+    """The command line; returns the exit status. 2: this is no checkout."""
+    parser = argparse.ArgumentParser(prog="python -m flows.doctor", description=__doc__)
+    parser.add_argument("--yes", action="store_true", help="clear all that is found")
+    chosen = parser.parse_args(arguments)
+    root = Path.cwd().resolve()
+    if not (root / "dvc.yaml").exists():
+        print(f"doctor: {root} has no dvc.yaml: call it in a checkout", file=sys.stderr)
+        return 2
+    refuse = _ask if sys.stdin.isatty() else lambda finding: False
+    try:
+        left = examine(root, (lambda finding: True) if chosen.yes else refuse)
+    except (ValueError, RuntimeError) as error:
+        print(f"doctor: {error}", file=sys.stderr)
+        return 2
+    print(f"{left} left" if left else "nothing is left")
+    return 1 if left else 0
+
+
+if __name__ == "__main__":
+    gc.enable()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # flows/__init__.py has set it aside
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)

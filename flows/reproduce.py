@@ -1,0 +1,147 @@
+"""A run that is a commit, given back: its data, models and metrics, or all of it once more.
+
+``python -m flows.reproduce REV`` restores what the run at REV has made, from DVC's cache or remote,
+into a worktree below ``.beamline/restored``, and says where.
+
+``--verify`` runs it again from nothing, with the commit's own code, and compares digest by digest:
+"identical", or the first stage, iteration and sub-step that differs. Nothing of it reaches MLflow,
+the registry or DVC's memory of runs. One that was killed goes on when it is called again.
+
+``--replay`` verifies where sampling cannot be bit-exact, on another machine for one: the trees
+that the run has stored stand for those that would be sampled, and everything after is compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from flows.retrain import RUN
+from flows.stage import INTERRUPTED, arrive, leave
+from tasks import difference, version, worktree
+from tasks.difference import Difference
+from tasks.trajectory import STORED_TREES
+
+HOME = Path(".beamline/restored")
+SHORT = 12  # letters of a commit in the name of a folder
+SAMPLED = "evaluate"  # the stage that samples what the trees of training cannot stand for
+
+
+def restore(commit: str, recipe: str) -> Path:
+    """What a run has made, in a worktree of its commit; where that is."""
+    place = (HOME / f"{recipe}-{commit[:SHORT]}").absolute()
+    with worktree.one_at_a_time(place):
+        if not worktree.is_ready(place):
+            version.add_worktree(place, commit)
+            worktree.set_ready(place)
+        version.share(place)
+        version.restore_run(recipe, place)
+    return place
+
+
+def verify(commit: str, recipe: str, replay: bool = False) -> Difference | None:
+    """Run a commit again and compare; the first difference, or None.
+
+    The worktree stays where they differ. Raises RuntimeError where the run fails now.
+    """
+    before = restore(commit, recipe)
+    stages = [stage.name for stage in version.stages(recipe, before)]
+    if replay:
+        stages = stages[: stages.index(f"{SAMPLED}@{recipe}")]
+    purpose = {"verify": commit, "recipe": recipe, "replay": replay}
+    with worktree.held(f"verify-{recipe}", purpose) as place:
+        if not worktree.is_ready(place):
+            set_up(place, commit)
+        trees = {STORED_TREES: str(before / "data" / recipe / "trees")} if replay else {}
+        run_again(place, recipe, trees)
+        found = difference.first_difference(stages, before, place, commit)
+        if found:
+            print(f"the run of now is in {place}; git worktree remove --force {place} drops it")
+        else:
+            worktree.finish(place)
+    return found
+
+
+def set_up(place: Path, commit: str) -> None:
+    """A worktree of the commit that knows of nothing that the run has made."""
+    version.add_worktree(place, commit)
+    (place / "dvc.lock").unlink()
+    version.share(place)
+    version.provide_sources(place)
+    version.forget_runs(place)
+    worktree.set_ready(place)
+
+
+def run_again(place: Path, recipe: str, environment: dict[str, str]) -> None:
+    """Do all stages at ``place``, with the code, the ledger and the tracking that lie there."""
+    apart = {
+        RUN: place.name,
+        "BEAMLINE_STORE": "",
+        "MLFLOW_TRACKING_URI": f"sqlite:///{place}/.beamline/mlflow.db",
+    }
+    command = ["flows.retrain", recipe, "--here"]
+    status = version.supervise(command, apart | environment, place, grace=2 * version.GRACE)
+    if status == INTERRUPTED:
+        raise KeyboardInterrupt
+    if status:
+        raise RuntimeError(f"{recipe} fails when it is run again in {place}")
+
+
+def recipe_of(commit: str) -> str:
+    """The recipe that a commit is a run of; ValueError where that cannot be told."""
+    named = version.trailer(commit, "Recipe")
+    found = [named] if named else version.recipes_at(commit)
+    if len(found) != 1:
+        raise ValueError(
+            f"commit {commit[:SHORT]} has runs of {found} in its dvc.lock: say which, --recipe"
+            if found
+            else f"commit {commit[:SHORT]} is no run: it has no dvc.lock"
+        )
+    return found[0]
+
+
+def main(arguments: list[str]) -> int:
+    """The command line; returns the exit status. 1: it differs, or fails; 2: it is no run."""
+    parser = argparse.ArgumentParser(
+        prog="python -m flows.reproduce",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("revision", metavar="REV", help="a run's branch, or a commit")
+    parser.add_argument("--recipe", help="where the commit has runs of several")
+    parser.add_argument("--verify", action="store_true", help="run it again and compare")
+    parser.add_argument("--replay", action="store_true", help="verify with the stored trees")
+    chosen = parser.parse_args(arguments)
+    try:
+        commit = version.resolve(chosen.revision)
+        recipe = chosen.recipe or recipe_of(commit)
+        if chosen.verify or chosen.replay:
+            return _verified(commit, recipe, chosen.replay)
+        place = restore(commit, recipe)
+    except (ValueError, RuntimeError) as error:
+        print(f"reproduce: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ValueError) else 1
+    except KeyboardInterrupt:
+        print("reproduce: interrupted; the same call goes on from here", file=sys.stderr)
+        return INTERRUPTED
+    table = place / "reports" / recipe / "table.md"
+    print(f"{table.read_text()}\n" if table.exists() else "", end="")
+    for stage in version.stages(recipe, place):
+        for path, digest in version.digests(stage.name, place).items():
+            print(f"{digest[:SHORT]}  {place / path}")
+    print(f"to run it again and compare    python -m flows.reproduce {chosen.revision} --verify")
+    print(place)
+    return 0
+
+
+def _verified(commit: str, recipe: str, replay: bool) -> int:
+    found = verify(commit, recipe, replay)
+    after = f" (but {SAMPLED}, which samples anew)" if replay else ""
+    print(found or f"identical: {recipe} at {commit[:SHORT]}{after}")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    arrive()
+    leave(main(sys.argv[1:]))

@@ -1,0 +1,33 @@
+"""Candidate against champion on the held-out questions: promoted or not, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prefect import flow
+
+from flows import stage
+from params import schema
+from tasks import ledger
+from tasks.ledger import Step
+from tasks.verdict import verdict as judge
+
+
+@flow(name="verdict")
+def verdict(recipe: str) -> None:
+    """Write ``reports/<recipe>/verdict.json``. A rejected candidate is no failure."""
+    chosen = schema.load(recipe, Path("params"))
+    data = Path("data", recipe)
+    made = judge(
+        step=Step(recipe, "verdict", 0, chosen.seed),
+        answers=ledger.artifact(data / "evaluation.parquet"),
+        champion=ledger.artifact(Path("models", recipe, "champion")),
+        gates=[ledger.artifact(data / "gates" / name) for name in ("prepare", "reinforce")],
+        settings=chosen.verdict,
+    )
+    ledger.publish(ledger.of(made, "verdict"), Path("reports", recipe, "verdict.json"))
+    print(f"verdict: {'promote' if made['promote'] else 'reject'}: {made['reason']}")
+
+
+if __name__ == "__main__":
+    stage.main(verdict)

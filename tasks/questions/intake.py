@@ -1,0 +1,83 @@
+"""New training questions that are delivered as files into a folder, at any time.
+
+Every file of the folder is read at every run, so that a run depends on what is there and not on
+when it came. A file with a fault is set aside as a whole and named, and the run goes on without it:
+one bad delivery must not hold up the others, and half a file would be taken for all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from params.schema import Benchmark
+from tasks.gate import printable
+from tasks.questions.benchmarks import Entry, apart, distinct, read_entries
+from tasks.questions.script import Dropped
+from tasks.trajectory import Question
+
+REFUSED = "intake_file_refused"  # the reason for which a whole file is set aside
+
+Fault = Callable[[Question], str]  # what is wrong with a question, as "field: what"; "" if nothing
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What came: questions, and the files that were refused, each with what is wrong in it."""
+
+    entries: list[Entry]
+    refused: list[Dropped]
+
+
+def files(folder: Path) -> list[Path]:
+    """The delivered files; not hidden ones, nor those by which DVC tracks others."""
+    found = sorted(path for path in folder.rglob("*") if path.is_file())
+    inner = {path: path.relative_to(folder) for path in found}
+    return [
+        path
+        for path, name in inner.items()
+        if path.suffix != ".dvc" and not any(part.startswith(".") for part in name.parts)
+    ]
+
+
+def read(folder: Path, kind: str, settings: Benchmark, fault: Fault) -> Delivery:
+    """All files of ``folder``, whose records are read as ``settings`` say.
+
+    A question's id is "intake", its file's path in the folder, and the number of the record.
+    """
+    delivery = Delivery([], [])
+    for file in files(folder):
+        name = printable(file.relative_to(folder).as_posix())
+        try:
+            delivery.entries.extend(_read(file, name, kind, settings, fault))
+        except ValueError as error:
+            delivery.refused.append(Dropped(name, REFUSED, str(error)))
+    return delivery
+
+
+def _read(file: Path, name: str, kind: str, settings: Benchmark, fault: Fault) -> list[Entry]:
+    if not str(file).isprintable():
+        raise ValueError(f"{name}: the file's name cannot be printed: rename it")
+    entries = read_entries(file, settings, kind, f"intake-{name}")
+    for entry in entries:
+        if found := fault(entry.question):
+            raise ValueError(f"{entry.place}: {found}: correct the record, or take it out")
+    return entries
+
+
+def new_questions(
+    delivery: Delivery, train: Sequence[Question], held_out: Sequence[Question], words: int
+) -> tuple[list[Question], list[Dropped]]:
+    """Those of the delivered questions that are new, and the others with their reasons.
+
+    Left out are duplicates of any question, and what shares ``words`` words in a row with a
+    held-out one.
+    """
+    known = [Entry(question, None) for question in (*train, *held_out)]
+    kept, duplicates = distinct([*known, *delivery.entries])
+    delivered = {entry.question.id for entry in delivery.entries}
+    fresh = [entry for entry in kept if entry.question.id in delivered]
+    fresh, overlapping = apart(fresh, [Entry(question, None) for question in held_out], words)
+    left_out = [each for each in duplicates if each.question_id in delivered]
+    return [entry.question for entry in fresh], [*delivery.refused, *left_out, *overlapping]

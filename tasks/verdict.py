@@ -1,0 +1,161 @@
+"""verdict: whether a candidate takes the champion's place.
+
+It does where it is better by more than the recipe's margin, beyond the doubt of a paired bootstrap
+over the held-out questions, and every gate of its run has passed. Where there is no champion, it
+must be better than its own cold start. Nothing else is asked: no registry, no clock.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from prefect import task
+
+from params.schema import Verdict
+from tasks import champion as champions
+from tasks import ledger
+from tasks.ledger import Artifact, Step
+from tasks.statistics import Difference, paired_bootstrap
+from tasks.trajectory import read_rows
+
+CANDIDATE, BEGINNING, CHAMPION = "trained", "cold start", "champion"  # agents of evaluate's answers
+
+
+@task(**ledger.TASK_OPTIONS)
+@ledger.recorded
+def verdict(
+    step: Step,
+    folder: Path,
+    *,
+    answers: Artifact,
+    champion: Artifact,
+    gates: list[Artifact],
+    settings: Verdict,
+) -> Mapping[str, Any]:
+    """Artifact ``verdict`` (JSON): ``promote``, ``reason`` and every figure behind them.
+
+    ``answers`` are those of evaluate, ``gates`` folders of verdicts, a JSON file a table.
+    """
+    reigning = champions.read(Path(champion.path))
+    judged = judge(
+        successes(read_rows(Path(answers.path))),
+        reigning,
+        [verdict for made in gates for verdict in gate_verdicts(Path(made.path))],
+        settings,
+        step.seed,
+    )
+    (folder / "verdict.json").write_text(json.dumps(judged, indent=1) + "\n")
+    return {"promote": judged["promote"], "reason": judged["reason"]}
+
+
+def successes(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Success by agent and question.
+
+    Raises ValueError for an agent that answers a question twice.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for row in rows:
+        answered = found.setdefault(row["agent"], {})
+        if row["question"] in answered:
+            raise ValueError(
+                f"evaluation.parquet: {row['agent']} answers {row['question']} twice, and success "
+                "is compared one answer a question: run evaluate again"
+            )
+        answered[row["question"]] = float(row["success"])
+    return found
+
+
+def gate_verdicts(folder: Path) -> list[tuple[str, bool]]:
+    """The table of each gate's verdict in ``folder``, and whether it passed."""
+    records = [json.loads(file.read_text()) for file in sorted(folder.rglob("*.json"))]
+    return [(record["table"], record["passed"]) for record in records]
+
+
+def judge(
+    successes: Mapping[str, Mapping[str, float]],
+    champion: Mapping[str, Any] | None,
+    gates: Sequence[tuple[str, bool]],
+    settings: Verdict,
+    seed: int,
+) -> dict[str, Any]:
+    """Whether the candidate is promoted, the reason in words, and the figures.
+
+    ``champion`` is its version, commit and digest.
+    """
+    against = CHAMPION if champion else BEGINNING
+    candidate, other = successes[CANDIDATE], successes.get(against, {})
+    difference = _difference(candidate, other, settings, seed)
+    faults = _faults(candidate, other, against, difference, gates, settings.margin)
+    words = f"{_words(difference)} {against}" if difference else ""
+    return {
+        "promote": not faults,
+        "reason": "; ".join(faults) or f"every gate passed, and the candidate is {words}",
+        "against": against,
+        "champion": champion,
+        "questions": len(candidate),
+        "success": {
+            agent: sum(values.values()) / len(values) for agent, values in successes.items()
+        },
+        "difference": asdict(difference) if difference else None,
+        **settings.model_dump(),
+        "seed": seed,
+        "gates": [{"table": table, "passed": passed} for table, passed in gates],
+    }
+
+
+def _difference(
+    candidate: Mapping[str, float], other: Mapping[str, float], settings: Verdict, seed: int
+) -> Difference | None:
+    """None where the two have not answered the same questions."""
+    if not candidate or set(candidate) != set(other):
+        return None
+    questions = sorted(candidate)
+    return paired_bootstrap(
+        _values(candidate, questions),
+        _values(other, questions),
+        settings.confidence,
+        settings.bootstrap,
+        seed,
+    )
+
+
+def _values(successes: Mapping[str, float], questions: Sequence[str]) -> NDArray[np.float64]:
+    return np.array([successes[question] for question in questions], np.float64)
+
+
+def _faults(
+    candidate: Mapping[str, float],
+    other: Mapping[str, float],
+    against: str,
+    difference: Difference | None,
+    gates: Sequence[tuple[str, bool]],
+    margin: float,
+) -> list[str]:
+    """Why the candidate is not promoted; empty where it is."""
+    faults = [f"the gate of the table {table} failed" for table, passed in gates if not passed]
+    if not gates:
+        faults.append("the run has no gate's verdict")
+    if difference is None:
+        shared = len(set(candidate) & set(other))
+        faults.append(
+            f"the questions are not the same: the candidate answered {len(candidate)}, the "
+            f"{against} {len(other)}, of which {shared} are shared"
+        )
+    elif difference.low <= margin:
+        faults.append(
+            f"the candidate is {_words(difference)} {against}, and the interval does not lie above "
+            f"the margin of {100 * margin:.1f}"
+        )
+    return faults
+
+
+def _words(difference: Difference) -> str:
+    low, high, mean = (100 * value for value in (difference.low, difference.high, difference.mean))
+    side = "above" if mean >= 0 else "below"
+    return f"{abs(mean):.1f} points of success [{low:.1f}, {high:.1f}] {side} the"

@@ -1,0 +1,100 @@
+"""Worktrees in which runs happen, below ``.beamline/runs`` of the checkout they are started from.
+
+Each has a record beside it, ``<name>.json``, which says what the run is for and which the process
+that works there has locked. The lock ends with the process, however that ends: an unfinished
+worktree that nobody holds is taken up by the next call for the same purpose.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from tasks import version
+
+HOME = Path(".beamline/runs")
+READY = Path(".beamline/ready")  # of a worktree: it has been set up as a whole
+
+
+@contextmanager
+def held(stem: str, purpose: Mapping[str, Any]) -> Iterator[Path]:
+    """Where a run of this purpose works: a place that nobody else takes while the block lasts.
+
+    It is an unfinished one, or one of a new name, ``<stem>-<date>-<id>``, where nothing lies yet.
+    """
+    HOME.mkdir(parents=True, exist_ok=True)
+    record = _unfinished(dict(purpose)) or _new(stem, dict(purpose))
+    with record:
+        yield Path(record.name).with_suffix("").absolute()
+
+
+@contextmanager
+def one_at_a_time(place: Path) -> Iterator[None]:
+    """Wait until nobody else makes a worktree at ``place``, which is kept."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with place.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def is_ready(place: Path) -> bool:
+    """Whether a worktree is there as a whole."""
+    return (place / READY).exists()
+
+
+def set_ready(place: Path) -> None:
+    """Say that a worktree is there as a whole."""
+    (place / READY).parent.mkdir(exist_ok=True)
+    (place / READY).touch()
+
+
+def finish(place: Path) -> None:
+    """Remove a worktree that is held, and its record."""
+    version.remove_worktree(place)
+    place.with_suffix(".json").unlink()
+
+
+def _unfinished(purpose: Mapping[str, Any]) -> IO[str] | None:
+    """The locked record of an unfinished run of this purpose, where nobody holds one."""
+    for file in sorted(HOME.glob("*.json")):
+        try:
+            record = file.open("r+")
+        except FileNotFoundError:  # it has just been finished
+            continue
+        if _lock(record) and _read(record) == purpose:
+            return record
+        record.close()
+    return None
+
+
+def _lock(record: IO[str]) -> bool:
+    """Lock a record; False where somebody else has it, or has removed it meanwhile."""
+    try:
+        fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(record.fileno()), Path(record.name).stat())
+    except (BlockingIOError, FileNotFoundError):
+        return False
+
+
+def _read(record: IO[str]) -> Any:
+    try:
+        return json.load(record)
+    except ValueError:  # its writer was killed
+        return None
+
+
+def _new(stem: str, purpose: Mapping[str, Any]) -> IO[str]:
+    """The locked record of a new run."""
+    day = time.strftime("%Y%m%d", time.gmtime())
+    record = (HOME / f"{stem}-{day}-{secrets.token_hex(3)}.json").open("x")
+    fcntl.flock(record, fcntl.LOCK_EX)
+    record.write(json.dumps(purpose))
+    record.flush()
+    return record

@@ -1,0 +1,173 @@
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+from prefect.workers.process import ProcessWorker
+
+from flows import server
+from tests import toy_project as toy
+
+FAST = {"PREFECT_WORKER_QUERY_SECONDS": "0.5", "PREFECT_WORKER_HEARTBEAT_SECONDS": "5"}
+AUTHOR = {"GIT_CONFIG_COUNT": "2", "GIT_CONFIG_KEY_0": "user.name", "GIT_CONFIG_VALUE_0": "test"}
+AUTHOR |= {"GIT_CONFIG_KEY_1": "user.email", "GIT_CONFIG_VALUE_1": "test@example.org"}
+# writes where it runs, and waits for the file `go`
+HELD = (
+    "import time; Path('{0}/first').write_text(str(Path.cwd())); "
+    "[time.sleep(0.05) for _ in iter(Path('{0}/go').exists, True)]"
+)
+
+
+CANCELLED = {"type": {"any_": ["CANCELLED"]}}
+
+
+def wait_until(condition, seconds=150):
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "what was waited for did not come"
+        time.sleep(0.1)
+    return found
+
+
+@pytest.fixture
+def service(tmp_path):
+    """Address of the API of a server with all that `make ui` starts, the scheduler among it."""
+    folder = tmp_path / "server"
+    folder.mkdir()
+    with (
+        contextlib.chdir(folder),
+        (folder / "log").open("wb") as log,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("PYTHONPATH", str(toy.ROOT))
+        for loop in ("LOOP_SECONDS", "RECENT_DEPLOYMENTS_LOOP_SECONDS"):
+            patch.setenv(f"PREFECT_SERVER_SERVICES_SCHEDULER_{loop}", "2")
+        server.HOME.mkdir(parents=True)
+        process, port = server._start_prefect("ui", 0, log)
+        server._await_answer(process, port, "/api/health", log.name)
+    yield f"http://{server.HOST}:{port}/api"
+    server._stop(process)
+
+
+def give_pool(folder, pool="gpu"):
+    """Have the stage `later` of a toy project ask for a pool."""
+    pipeline = yaml.safe_load((folder / "dvc.yaml").read_text())
+    pipeline["stages"]["later"]["do"]["meta"]["pool"] = pool
+    (folder / "dvc.yaml").write_text(yaml.safe_dump(pipeline, sort_keys=False))
+
+
+@pytest.fixture
+def team(tmp_path, service):
+    """A toy project with the deployments, a checkout for a worker of each pool, a DVC remote."""
+    origin, notes = tmp_path / "origin", tmp_path / "notes"
+    for folder in (origin, notes, tmp_path / "remote"):
+        folder.mkdir()
+    toy.create(origin, flows=True)
+    give_pool(origin)
+    toy.run(origin, "dvc", "remote", "add", "--default", "shared", str(tmp_path / "remote"))
+    toy.write_stage(origin, "first", True, HELD.format(notes))
+    seen = f"Path('{notes}/later').write_text(str(Path.cwd()))"
+    toy.write_stage(origin, "later", True, seen)
+    (origin / "flows").mkdir()
+    shutil.copy(toy.ROOT / "flows/deploy.py", origin / "flows")
+    declared = yaml.safe_load((toy.ROOT / "prefect.yaml").read_text())
+    declared["deployments"][0]["parameters"] = {"recipe": "toy", "overrides": ["seed=5"]}
+    (origin / "prefect.yaml").write_text(yaml.safe_dump(declared))
+    toy.commit(origin)
+    for name in ("cpu", "gpu"):
+        toy.git(tmp_path, "clone", "--quiet", str(origin), name)
+    environment = FAST | AUTHOR | {"PREFECT_API_URL": service, "PREFECT_HOME": f"{tmp_path}/home"}
+    template = ProcessWorker.get_default_base_job_template()
+    for name in ("cpu", "gpu"):
+        pool = {"name": name, "type": "process", "base_job_template": template}
+        assert httpx.post(f"{service}/work_pools/", json=pool).status_code == 201
+    workers = [start_worker(tmp_path / name, environment) for name in ("cpu", "gpu")]
+    said = toy.run(origin, "prefect", "--no-prompt", "deploy", "--all", **environment)
+    assert said.returncode == 0, said.stdout
+    yield tmp_path
+    for worker in workers:
+        os.killpg(worker.pid, signal.SIGTERM)
+    for worker in workers:
+        worker.wait(30)
+
+
+def start_worker(checkout, environment):
+    """A worker of the pool that has the checkout's name."""
+    command = ["prefect", "worker", "start", "--pool", checkout.name]
+    with (checkout.parent / f"{checkout.name}.log").open("wb") as log:
+        return subprocess.Popen(
+            [str(Path(sys.executable).parent / command[0]), *command[1:]],
+            cwd=checkout,
+            env=toy.environment(**environment, BEAMLINE_CHECKOUT=str(checkout)),
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def test_a_schedule_starts_a_run_whose_stage_goes_to_the_other_pool(team, service):
+    def read(path, **body):
+        return httpx.post(f"{service}/{path}", json=body).json()
+
+    by_name = {each["name"]: each for each in read("deployments/filter")}
+    address = f"{service}/deployments/{by_name['tiny']['id']}"
+    due = {"interval": 10, "anchor_date": datetime.now(UTC).isoformat()}
+    added = httpx.post(f"{address}/schedules", json=[{"schedule": due, "active": True}])
+    assert added.status_code == 201
+    wait_until((team / "notes/first").exists)
+    assert (team / "notes/first").read_text().startswith(f"{team}/cpu/.beamline/runs/toy-")
+
+    assert by_name["tiny"]["pull_steps"][0] == {
+        "prefect.deployments.steps.set_working_directory": {"directory": "{{ $BEAMLINE_CHECKOUT }}"}
+    }
+    # the next run is due beside the first
+    wait_until(lambda: read("flow_runs/filter", flow_runs={"state": CANCELLED}))
+    httpx.delete(f"{address}/schedules/{added.json()[0]['id']}").raise_for_status()
+    colour = {"parameters": {"overrides": ["colour"]}}
+    refused = httpx.post(f"{address}/create_flow_run", json=colour)
+    assert refused.status_code == 409
+    assert "colour" in refused.text
+    (team / "notes/go").touch()
+
+    def ended():
+        runs = read("flow_runs/filter", flow_runs={"name": {"any_": ["retraining toy"]}})
+        over = [run for run in runs if run["state_type"] in ("COMPLETED", "FAILED", "CRASHED")]
+        return over and over[0]
+
+    run = wait_until(ended)
+    logs = "".join((team / f"{name}.log").read_text() for name in ("cpu", "gpu"))
+    assert run["state_type"] == "COMPLETED", logs
+    assert run["auto_scheduled"]
+    branch = run["state"]["message"]
+    assert branch.startswith("runs/toy-")
+    assert "Set: seed=5" in toy.git(team / "cpu", "log", "-1", "--format=%B", branch)
+    files = toy.git(team / "cpu", "ls-tree", "-r", "--name-only", branch).splitlines()
+    assert "reports/toy/table.md" in files, "what git keeps came back too"
+    lock = yaml.safe_load(toy.git(team / "cpu", "show", f"{branch}:dvc.lock"))
+    assert set(lock["stages"]) == {"first@toy", "later@toy"}
+    assert (team / "notes/later").read_text().startswith(f"{team}/gpu/.beamline/runs/later-toy-")
+    assert "later@toy runs on a worker of the pool 'gpu'" in logs
+    for checkout in ("cpu", "gpu"):
+        assert list((team / checkout / ".beamline/runs").iterdir()) == []
+    [sent] = read("flow_runs/filter", flow_runs={"name": {"any_": ["later@toy"]}})
+    assert sent["state_type"] == "COMPLETED"
+    assert sent["parent_task_run_id"], "it is in the tree of the run that has sent it"
+
+
+def test_a_stage_without_a_deployment_runs_here_and_says_so_once(project, api):
+    give_pool(project)
+    command = (sys.executable, "-m", "flows.retrain", "toy", "--here")
+    ran = toy.run(project, *command, PREFECT_API_URL=api)
+    assert ran.returncode == 0, ran.stdout
+    said = [line for line in ran.stdout.splitlines() if "run here" in line]
+    assert len(said) == 1
+    assert "'gpu' run here: Prefect has no deployment stage/gpu" in said[0]
+    assert "later has run" in ran.stdout

@@ -1,0 +1,138 @@
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from params.schema import Benchmark
+from tasks.prepare import intake_fault
+from tasks.questions import intake
+from tasks.trajectory import Question
+
+ROW = Benchmark(
+    hub=None,
+    question="question",
+    answer="answer",
+    answer_after=None,
+    solution=None,
+    records=None,
+    scorer="exact",
+)
+
+
+def deliver(file, *records):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def asked(text, answer="4"):
+    return {"question": text, "answer": answer}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "questions/intake/toy"
+
+
+def read(folder):
+    return intake.read(folder, "intake", ROW, intake_fault)
+
+
+def ids(questions):
+    return [question.id for question in questions]
+
+
+def test_a_folder_that_is_not_there_delivers_nothing(folder):
+    assert read(folder) == intake.Delivery([], [])
+
+
+def test_every_file_is_read_in_the_order_of_names_and_tells_where_a_question_is_from(folder):
+    deliver(folder / "b.jsonl", asked("What is 2 + 2?"))
+    deliver(folder / "a.jsonl", asked("What is 1 + 3?", ["4", "four"]), asked("And 5 - 1?"))
+    deliver(folder / "late/c.jsonl", asked("What is 8 / 2?"))
+    delivery = read(folder)
+    assert delivery.refused == []
+    questions = [entry.question for entry in delivery.entries]
+    assert ids(questions) == [
+        "intake-a.jsonl-00001",
+        "intake-a.jsonl-00002",
+        "intake-b.jsonl-00001",
+        "intake-late/c.jsonl-00001",
+    ]
+    assert questions[0] == Question(
+        "intake-a.jsonl-00001", "intake", "What is 1 + 3?", ("4", "four"), "exact"
+    )
+
+
+def test_what_git_and_dvc_put_there_is_no_delivery(folder):
+    deliver(folder / ".gitignore", {})
+    deliver(folder / ".hidden/a.jsonl", asked("?"))
+    deliver(folder / "big.jsonl.dvc", {})
+    deliver(folder / "a.jsonl", asked("What is 2 + 2?"))
+    assert intake.files(folder) == [folder / "a.jsonl"]
+
+
+GOOD = '{"question": "What is 2 + 2?", "answer": "4"}\n'
+BAD = [
+    ("a.jsonl", GOOD + '{"answer": "4"}', "a.jsonl, line 2 lacks the field 'question'"),
+    ("a.jsonl", GOOD + "{", "a.jsonl, line 2 is not JSON"),
+    ("a.jsonl", GOOD + '{"question": "?", "answer": []}', "line 2: the field 'answer' is an empty"),
+    (
+        "a.jsonl",
+        '\n{"question": "How many {name}?", "answer": "4"}',
+        "line 2: its text: template remains '{name}': correct the record, or take it out",
+    ),
+    ("a.jsonl", '{"question": "Why?", "answer": "nan"}', "line 1: its answers: template remains"),
+    ("a.jsonl", '{"question": "\\ud800?", "answer": "4"}', "line 1: its text: control character"),
+    ("a.jsonl", "", "a.jsonl is empty: it needs at least one record"),
+    ("a.txt", GOOD, "a.txt has the suffix '.txt': known are .jsonl"),
+    ("a.csv", "question,answer\n1,2,3\n", "a.csv, line 2 has 3 fields and the header 2"),
+    ("a\n.jsonl", GOOD, "the file's name cannot be printed: rename it"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "said"), BAD)
+def test_a_bad_file_is_set_aside_as_a_whole_and_named_and_the_others_are_taken(
+    folder, name, content, said
+):
+    deliver(folder / "good.jsonl", asked("What is 2 + 2?"))
+    (folder / name).write_text(content)
+    delivery = read(folder)
+    assert ids(entry.question for entry in delivery.entries) == ["intake-good.jsonl-00001"]
+    (refused,) = delivery.refused
+    assert (refused.question_id, refused.reason) == (name, "intake_file_refused")
+    assert said in refused.detail
+
+
+def test_a_name_that_is_no_text_can_be_refused_in_print(folder):
+    folder.mkdir(parents=True)
+    Path(os.fsdecode(os.fsencode(folder) + b"/\xff.jsonl")).write_text(GOOD)
+    (refused,) = read(folder).refused
+    assert refused.question_id.encode() == b"\\udcff.jsonl"
+    refused.detail.encode()
+
+
+def question(identity, text):
+    return Question(identity, "story", text, ("4",))
+
+
+def test_only_what_is_new_and_far_from_what_is_held_out_is_taken(folder):
+    long = "one two three four five six seven eight"
+    deliver(
+        folder / "a.jsonl",
+        asked("What is 2 + 2?"),
+        asked("what  is 1 + 3?"),
+        asked(f"Before {long} after?"),
+        asked("How many?"),
+        asked("What is 2 + 2?"),
+    )
+    train = [question("train-1", "What is 1 + 3?")]
+    held_out = [question("test-1", f"{long}."), question("test-2", "How many?")]
+    taken, left_out = intake.new_questions(read(folder), train, held_out, words=8)
+    assert ids(taken) == ["intake-a.jsonl-00001"]
+    assert [(each.question_id[-1], each.reason, each.detail) for each in left_out] == [
+        ("2", "duplicate", "train-1"),
+        ("4", "duplicate", "test-2"),
+        ("5", "duplicate", "intake-a.jsonl-00001"),
+        ("3", "overlaps_held_out", "test-1"),
+    ]

@@ -1,0 +1,132 @@
+"""A toy project whose three stages hand on digests and leave records, as those of a training do."""
+
+import json
+from pathlib import Path
+
+from tests import toy_project as toy
+
+PIPELINE = """
+vars:
+  - recipes:
+      - toy
+stages:
+  prepare:
+    foreach: ${recipes}
+    do:
+      cmd: exec python prepare.py ${item}
+      deps:
+        - prepare.py
+        - questions.jsonl
+      params:
+        - params/${item}.yaml:
+            - seed
+      outs:
+        - data/${item}/questions
+        - data/${item}/records/prepare.jsonl
+  reinforce:
+    foreach: ${recipes}
+    do:
+      cmd: exec python reinforce.py ${item}
+      deps:
+        - loss.py
+        - reinforce.py
+        - data/${item}/questions
+      params:
+        - params/${item}.yaml:
+            - reinforce
+      outs:
+        - models/${item}/trained
+        - data/${item}/records/reinforce.jsonl
+  evaluate:
+    foreach: ${recipes}
+    do:
+      cmd: exec python evaluate.py ${item}
+      deps:
+        - evaluate.py
+        - models/${item}/trained
+      params:
+        - params/${item}.yaml:
+            - evaluate
+      metrics:
+        - reports/${item}/metrics.json:
+            cache: false
+"""
+
+COMMON = """
+import hashlib, json, os, sys
+from pathlib import Path
+import yaml
+from tasks.version import die_with_parent
+
+die_with_parent()
+recipe = yaml.safe_load(Path("params/toy.yaml").read_text())
+
+def digest(*parts):
+    return hashlib.md5(json.dumps(parts).encode()).hexdigest()
+
+def write(path, text):
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(text)
+
+def record(lines, stage, iteration, verb, inputs, artifacts):
+    inputs = {name: value for name, value in inputs.items()}
+    lines.append(json.dumps({"stage": stage, "iteration": iteration, "verb": verb,
+        "key": digest(inputs), "inputs": inputs, "artifacts": artifacts, "seed": recipe["seed"]}))
+print(Path(sys.argv[0]).stem, "has run")
+"""
+
+PREPARE = """
+rows = Path("questions.jsonl").read_text()
+write("data/toy/questions", rows)
+lines = []
+record(lines, "prepare", 0, "prepare", {"seed": recipe["seed"]}, {"questions": digest(rows)})
+write("data/toy/records/prepare.jsonl", "".join(line + "\\n" for line in lines))
+"""
+
+# A policy is a number; what a clock, a network or a race would do to it is left to BEAMLINE_NOISE.
+REINFORCE = """
+from loss import loss
+settings, lines, policy = recipe["reinforce"], [], 1.0
+rows = [json.loads(row) for row in Path("data/toy/questions").read_text().splitlines()]
+source = hashlib.md5(Path("loss.py").read_bytes()).hexdigest()
+for iteration in range(settings["iterations"]):
+    row = rows[iteration]
+    trees = digest(row, policy)
+    record(lines, "reinforce", iteration, "rollout", {"question": digest(row)}, {"trees": trees})
+    rate = settings["update"]["learning_rate"]
+    noise = float(os.environ.get("BEAMLINE_NOISE", 0)) if iteration == 2 else 0
+    policy += rate * loss(row["value"]) + noise
+    inputs = {"settings": json.dumps(settings["update"]), "source": source, "trees": trees}
+    record(lines, "reinforce", iteration, "update", inputs, {"policy": digest(policy)})
+write("models/toy/trained", str(policy))
+write("data/toy/records/reinforce.jsonl", "".join(line + "\\n" for line in lines))
+"""
+
+EVALUATE = """
+mean = float(Path("models/toy/trained").read_text()) / 100
+write("reports/toy/metrics.json",
+      json.dumps({"success": {"trained": {"mean": mean, "low": mean, "high": mean}}}))
+"""
+LOSS = """# what is learned from
+def loss(value):
+    return 2 * value
+"""
+
+
+def create(folder: Path, remote: str | None = None) -> str:
+    """Make the project, with a default remote where one is given; its commit."""
+    toy.create(folder, flows=False)
+    for file in ("first.py", "later.py"):
+        (folder / file).unlink()
+    sources = {"prepare": PREPARE, "reinforce": REINFORCE, "evaluate": EVALUATE}
+    for name, text in sources.items():
+        (folder / f"{name}.py").write_text(COMMON + text)
+    (folder / "loss.py").write_text(LOSS)
+    (folder / "dvc.yaml").write_text(PIPELINE)
+    (folder / ".gitignore").write_text("/.beamline/\n/data/\n/models/\n__pycache__/\n")
+    toy.write_recipe(folder, reinforce__iterations=4)
+    rows = [json.dumps({"id": f"q{number}", "value": number}) for number in range(1, 6)]
+    (folder / "questions.jsonl").write_text("".join(row + "\n" for row in rows))
+    if remote:
+        toy.run(folder, "dvc", "remote", "add", "--default", "store", remote)
+    return toy.commit(folder)
