@@ -17,8 +17,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from flows.retrain import RUN
-from flows.stage import INTERRUPTED, arrive, leave
+from flows.stage import INTERRUPTED, RUN, arrive, leave
 from tasks import difference, version, worktree
 from tasks.difference import Difference
 from tasks.trajectory import STORED_TREES

@@ -31,11 +31,10 @@ from prefect.runtime import task_run
 
 from flows import dispatch, gpu
 from flows.server import name_process, prefect_server
-from flows.stage import INTERRUPTED, PARENT_TASK_RUN, arrive, check, leave, run_tags
+from flows.stage import INTERRUPTED, PARENT_TASK_RUN, RUN, arrive, check, leave, run_tags
 from params import overrides, schema
 from tasks import registry, track, version, worktree
 
-RUN = "BEAMLINE_RUN"  # environment variable: the run that this process does the stages of
 REMEDY = "commit them, stash them (git stash), or run with --here"
 
 
@@ -148,7 +147,8 @@ def complete(place: Path, recipe: str, changes: Sequence[str], base: str) -> str
         commit = version.commit(message(recipe, changes, base, place), place)
     branch = f"runs/{place.name}"
     version.branch(branch, commit)
-    after_commit(recipe, commit)
+    if version.committed(f"reports/{recipe}/verdict.json", place):
+        after_commit(recipe, commit)
     try:
         version.push(recipe, place)
     except RuntimeError as error:

@@ -29,6 +29,7 @@ from params import schema
 from tasks import disk, store, version
 
 RECORDED = 30.0  # seconds that the server has to record that task run, which reaches it as an event
+RUN = "BEAMLINE_RUN"  # environment variable: the run that this process does the stages of
 INTERRUPTED = 130  # what a shell makes of SIGINT
 
 

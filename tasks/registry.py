@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -178,9 +179,13 @@ def _register(client: MlflowClient, recipe: str, source: str, tags: Mapping[str,
 def _registry() -> Iterator[MlflowClient]:
     uri = track.store_uri()
     try:
-        track.check_writable(uri)
+        track.check_reachable(uri, away=True)
         yield track.connect(uri)
     except Exception as error:
+        from mlflow.exceptions import MlflowException  # `connect` settles how it is imported
+
+        if not isinstance(error, MlflowException | OSError | sqlite3.Error):
+            raise
         raise RegistryError(
             f"the model registry {uri} cannot be used ({str(error).strip().splitlines()[0]}): the "
             "champion stays who it was; the same call may be repeated"

@@ -1,0 +1,181 @@
+"""Runs of the recipe smoke that a test starts, breaks and calls once more, with real processes."""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing, suppress
+from pathlib import Path
+
+import yaml
+
+from tasks import ledger
+from tests.checkout import checkout, environment, retrain
+from tests.toy_project import git, processes
+
+HERE = retrain("smoke")
+AS_COMMIT = (sys.executable, "-m", "flows.retrain", "smoke")
+LEDGER = Path(".beamline/ledger/smoke")
+VERBS = ("rollout", "reward", "advantage", "update")
+PATIENCE = 300.0  # seconds that a run has, which takes well under a minute
+
+
+def create(folder):
+    """A clean checkout, whose commits have an author; the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    checkout(folder)
+    for key, value in {"name": "test", "email": "test@example.org"}.items():
+        git(folder, "config", f"user.{key}", value)
+    return folder
+
+
+def copy(template, folder):
+    """A checkout in the state of another one, but with an MLflow store of its own; the folder.
+
+    What DVC has linked to its cache is linked in the copy, too.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    subprocess.run(["cp", "--archive", template, folder], check=True)
+    for left in ("mlflow.db", "mlflow.db-wal", "mlflow.db-shm", "untracked"):
+        path = folder / ".beamline" / left
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    return folder
+
+
+def start(folder, command=HERE, within=(), **variables):
+    """A run in ``folder``, its output in the file ``said`` beside it; ``within``: what it is a
+    command of."""
+    with said(folder).open("ab") as output:
+        return subprocess.Popen(
+            [*within, *command],
+            cwd=folder,
+            env=environment() | variables,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
+
+
+def said(folder):
+    """The file that the runs in a folder have written to."""
+    return folder.with_name(f"{folder.name}.said")
+
+
+def finish(folder, command=HERE, **rest):
+    """One more call, to its end: it must succeed. What it has said."""
+    before = said(folder).stat().st_size if said(folder).exists() else 0
+    status = start(folder, command, **rest).wait(PATIENCE)
+    text = said(folder).read_bytes()[before:].decode()
+    assert status == 0, text
+    return text
+
+
+def wait_for(run, happened):
+    """Wait until ``happened()``; a run that ends before is at fault."""
+    deadline = time.monotonic() + PATIENCE
+    while not happened():
+        assert run.poll() is None, "the run has ended before"
+        assert time.monotonic() < deadline, "that never happened"
+        time.sleep(0.001)
+
+
+def ended(folder, sub_step):
+    """Whether a sub-step of reinforce ("0001-update") has its record."""
+    return any((folder / LEDGER / "reinforce").glob(f"{sub_step}-*"))
+
+
+def begun(folder, sub_step):
+    """Whether a sub-step of reinforce is being written."""
+    return any((folder / LEDGER / "reinforce").glob(f".{sub_step}-*.partial"))
+
+
+def below(number):
+    """The process with this number and all that descend from it, it first."""
+    children = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(folder.name))
+    found = [number]
+    for each in found:  # grows while it is gone through
+        found += children.get(each, [])
+    return found
+
+
+def kill(numbers):
+    """SIGKILL, for those that are still there."""
+    for number in numbers:
+        with suppress(ProcessLookupError):
+            os.kill(number, signal.SIGKILL)
+
+
+def outcome(folder):
+    """Digest of each out of the finished run: of the checkout, or of the one commit of a run."""
+    branches = git(folder, "for-each-ref", "--format=%(refname)", "refs/heads/runs").split()
+    assert len(branches) <= 1, "one call is one commit"
+    if branches:
+        text = git(folder, "show", f"{branches[0]}:dvc.lock")
+    else:
+        text = (folder / "dvc.lock").read_text()
+    locked = yaml.safe_load(text)["stages"]
+    return {out["path"]: out["md5"] for stage in locked.values() for out in stage["outs"]}
+
+
+def records(folder):
+    """When each sub-step that has a record has ended: its folder -> seconds."""
+    found = sorted((folder / ".beamline").rglob(f"[0-9]*-*-*/{ledger.RECORD}"))
+    return {
+        str(file.parent.relative_to(folder)): json.loads(file.read_text())["finished"]
+        for file in found
+    }
+
+
+def check_sound(folder):
+    """Nothing half-written is taken for whole, and nothing of the run still lives."""
+    for file in sorted((folder / ".beamline").rglob(f"[0-9]*-*-*/{ledger.RECORD}")):
+        assert ledger.read(file.parent), f"{file.parent} is not what its record says"
+    for file in sorted((folder / ".dvc/cache/files/md5").glob("??/*")):
+        if file.is_file():
+            digest = hashlib.md5(file.read_bytes()).hexdigest()
+            assert file.parent.name + file.name.removesuffix(".dir") == digest, f"{file} is damaged"
+    deadline = time.monotonic() + 20
+    while (left := living(folder)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not left, "these have outlived the run"
+
+
+def living(folder):
+    """Command lines of processes that work in the folder, or in a worktree of a run of it."""
+    worktrees = [place for place in (folder / ".beamline/runs").glob("*") if place.is_dir()]
+    return [line for place in [folder, *worktrees] for line in processes(place)]
+
+
+def names(numbers):
+    """What these processes are, as far as they still are."""
+    found = []
+    for number in numbers:
+        with suppress(OSError):
+            words = Path(f"/proc/{number}/cmdline").read_text().split("\0")
+            found.append(" ".join(Path(word).name for word in words)[:60].strip())
+    return found
+
+
+def tracked(folder):
+    """The runs in a checkout's own MLflow store: name -> status."""
+    with closing(sqlite3.connect(folder / ".beamline/mlflow.db")) as store:
+        return dict(store.execute("SELECT name, status FROM runs").fetchall())
+
+
+def measured(store):
+    """The metrics in a store of MLflow, less the times: (run, metric, step, value), sorted."""
+    query = """SELECT runs.name, metrics.key, step, value FROM metrics
+               JOIN runs ON runs.run_uuid = metrics.run_uuid
+               WHERE metrics.key NOT LIKE '%second%' ORDER BY 1, 2, 3"""
+    with closing(sqlite3.connect(store)) as connection:
+        return connection.execute(query).fetchall()
