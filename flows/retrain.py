@@ -147,8 +147,7 @@ def complete(place: Path, recipe: str, changes: Sequence[str], base: str) -> str
         commit = version.commit(message(recipe, changes, base, place), place)
     branch = f"runs/{place.name}"
     version.branch(branch, commit)
-    if version.committed(f"reports/{recipe}/verdict.json", place):
-        after_commit(recipe, commit)
+    after_commit(recipe, commit)
     try:
         version.push(recipe, place)
     except RuntimeError as error:
@@ -166,6 +165,9 @@ def name_champion(recipe: str, place: Path) -> None:
 
 def after_commit(recipe: str, commit: str) -> None:
     """Promote the run's policy, if its verdict says so. It is called again where it was cut."""
+    if not version.committed(f"reports/{recipe}/verdict.json", at=commit):
+        print(f"retrain: not promoted: dvc.yaml has no stage that writes a verdict on {recipe}")
+        return
     try:
         print(f"retrain: {registry.promote(recipe, commit)}")
     except registry.RegistryError as error:

@@ -238,9 +238,9 @@ def uncommitted(*besides: str) -> list[str]:
     return _git(*listed, "--", ".", *WRITTEN_BY_RUNS, *beside).splitlines()
 
 
-def committed(path: str, root: Path = HERE) -> bool:
-    """Whether the last commit has a file, or a folder with files."""
-    return bool(_git("ls-tree", "--name-only", "HEAD", "--", path, root=root))
+def committed(path: str, root: Path = HERE, at: str = "HEAD") -> bool:
+    """Whether a commit, the last one by default, has a file, or a folder with files."""
+    return bool(_git("ls-tree", "--name-only", at, "--", path, root=root))
 
 
 def resolve(revision: str) -> str:
