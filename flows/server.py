@@ -176,8 +176,6 @@ def _answers(port: int) -> bool:
 def _reporting_to(address: str) -> Iterator[None]:
     """Point Prefect, which has read its settings when it was imported, to a server."""
     from prefect.context import refresh_global_settings_context
-    from prefect.events.clients import PrefectEventsClient
-    from prefect.events.worker import EventsWorker
     from prefect.logging.handlers import APILogWorker
     from prefect.settings import get_current_settings, temporary_settings
 
@@ -189,18 +187,45 @@ def _reporting_to(address: str) -> Iterator[None]:
     # the thread that sends heartbeats holds up the end of every flow run by a second
     beat = flows.heartbeat_frequency if "heartbeat_frequency" in flows.model_fields_set else None
     changes = {"flows.heartbeat_frequency": beat, "client.max_retries": RETRIES}
-    EventsWorker.set_client_override(PrefectEventsClient, reconnection_attempts=RECONNECTIONS)
     try:
-        with temporary_settings(changes), _enduring(address):
+        with _patient(), temporary_settings(changes), _enduring(address):
             yield
     finally:
-        EventsWorker.set_client_override(None)
-        EventsWorker.drain_all(timeout=STOP)
         APILogWorker.drain_all(timeout=STOP)
         os.environ.pop("PREFECT_API_URL")
         if before is not None:
             os.environ["PREFECT_API_URL"] = before
         refresh_global_settings_context()
+
+
+@contextmanager
+def _patient() -> Iterator[None]:
+    """Events wait for a server that is away, but not each of them.
+
+    The first that meets none has RECONNECTIONS attempts, each later one has a single attempt until
+    one is taken. Prefect sends what was not taken along with the next that is. It takes no client
+    of another class.
+    """
+    from prefect.events.clients import PrefectEventsClient
+    from prefect.events.worker import EventsWorker
+
+    emit = PrefectEventsClient._emit
+
+    async def emit_patiently(self: Any, event: Any) -> None:
+        try:
+            await emit(self, event)
+            self._reconnection_attempts = RECONNECTIONS
+        except Exception:  # the event is kept with those to be sent again
+            self._reconnection_attempts = 0
+
+    EventsWorker.set_client_override(PrefectEventsClient, reconnection_attempts=RECONNECTIONS)
+    PrefectEventsClient._emit = emit_patiently  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        EventsWorker.set_client_override(None)
+        EventsWorker.drain_all(timeout=STOP)
+        PrefectEventsClient._emit = emit  # type: ignore[method-assign]
 
 
 def _keep_to_the_ui() -> None:
