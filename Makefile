@@ -3,6 +3,7 @@
 # make lint      ruff and mypy
 # make compare   train RECIPE with every row of params/algorithms.yaml; the table goes to reports/
 # make bench     the speed of a training step beside TRL's, in one run
+# make chaos     kill, damage and cut off runs of the recipe smoke in some 40 ways: half an hour
 # make test-gpu  the tests that need a GPU
 # make ui        the runs of this checkout in Prefect and in MLflow
 # make deploy    the pools POOLS, and what prefect.yaml declares, to the server at PREFECT_API_URL
@@ -21,7 +22,7 @@ export DO_NOT_TRACK := 1
 export OMP_WAIT_POLICY ?= PASSIVE
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: run test lint compare bench test-gpu ui deploy doctor clean
+.PHONY: run test lint compare bench chaos test-gpu ui deploy doctor clean
 .DEFAULT_GOAL := run
 
 run: $(INSTALLED)
@@ -40,6 +41,9 @@ compare: $(INSTALLED)
 
 bench: $(INSTALLED) # TRL is faster where threads wait as OpenMP has them do
 	@env -u OMP_WAIT_POLICY $(PYTHON) -m benchmarks.against_trl
+
+chaos: $(INSTALLED)
+	@$(PYTHON) -m pytest -o addopts="--import-mode=importlib -v" tests/chaos
 
 test-gpu: $(INSTALLED)
 	@$(PYTHON) -m pytest -o addopts="--import-mode=importlib -q" tests/gpu

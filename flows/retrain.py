@@ -31,7 +31,16 @@ from prefect.runtime import task_run
 
 from flows import dispatch, gpu
 from flows.server import name_process, prefect_server
-from flows.stage import INTERRUPTED, PARENT_TASK_RUN, RUN, arrive, check, leave, run_tags
+from flows.stage import (
+    INTERRUPTED,
+    PARENT_TASK_RUN,
+    RUN,
+    arrive,
+    check,
+    explained,
+    leave,
+    run_tags,
+)
 from params import overrides, schema
 from tasks import registry, track, version, worktree
 
@@ -286,8 +295,10 @@ def _run(recipe: str) -> int:
     except TimeoutError as error:
         print(f"retrain: {error} That is what meta grants it in dvc.yaml.", file=sys.stderr)
         return 1
-    except (ValueError, RuntimeError) as error:
-        print(f"retrain: {error}", file=sys.stderr)
+    except Exception as error:
+        if (said := explained(error)) is None:
+            raise
+        print(f"retrain: {said}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("retrain: interrupted; the next call goes on from here", file=sys.stderr)

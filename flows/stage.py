@@ -52,6 +52,13 @@ def check(recipe: str, stages: Collection[str] = disk.STAGES) -> None:
     disk.check(recipe, chosen, schema.row_of(chosen, Path("params")), stages)
 
 
+def explained(error: Exception) -> str | None:
+    """What to say of an error that ends a run; None where it is a fault of the program."""
+    if disk.is_full():
+        return f"{error}. The disk is full: make room, and the same call goes on from here"
+    return str(error) if isinstance(error, ValueError | RuntimeError) else None
+
+
 def run_tags() -> dict[str, str]:
     """What MLflow shows beside a run: the commit it is of, and the Prefect flow run around it."""
     checkout = version.revision()
@@ -85,12 +92,14 @@ def _run(flow: Flow[..., Any], recipe: str) -> int:
     try:
         with prefect_server(), store.attached():
             _call(flow.with_options(flow_run_name=name, on_running=[name_process]), recipe)
-    except (ValueError, RuntimeError) as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
         return INTERRUPTED
+    except Exception as error:
+        if (said := explained(error)) is None:
+            raise
+        print(f"{name}: {said}", file=sys.stderr)
+        return 1
     return 0
 
 

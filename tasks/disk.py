@@ -26,6 +26,7 @@ REMEDY = (
     "raise reinforce.keep.weights_every, lower reinforce.keep.optimizer_last or "
     "reinforce.iterations"
 )
+FULL = 2**20  # bytes that are left of a disk on which a write has just failed, at most
 STAGES = ("prepare", "cold_start", "reinforce", "evaluate")
 
 
@@ -122,6 +123,11 @@ def check(name: str, recipe: Recipe, row: Row, stages: Collection[str] = STAGES)
             f"{where} beside {_gib(there)} GiB that are there, and machine.disk_gib grants "
             f"{granted:g}: raise it, or {REMEDY}"
         )
+
+
+def is_full() -> bool:
+    """Whether nothing of use can be written any more, which each library says in its own way."""
+    return shutil.disk_usage(".").free < FULL
 
 
 def held(name: str, stage: str) -> int:

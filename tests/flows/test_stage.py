@@ -100,3 +100,16 @@ def test_a_fault_that_no_stage_foresees_keeps_its_traceback(reported):
 
     with pytest.raises(KeyError, match="no such key"):
         stage._run(failing, "toy")
+
+
+def test_a_disk_that_is_full_is_said_whatever_failed_on_it(reported, capsys, monkeypatch):
+    @flow(name="first")
+    def failing(recipe: str) -> None:
+        raise OSError("I/O error (os error 28)")
+
+    monkeypatch.setattr(stage.disk, "FULL", 10**18)
+    assert stage._run(failing, "toy") == 1
+    assert capsys.readouterr().err == (
+        "first toy: I/O error (os error 28). The disk is full: make room, and the same call goes "
+        "on from here\n"
+    )
