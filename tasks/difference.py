@@ -128,8 +128,13 @@ def _shown(value: Any) -> str:
 # ---------------------------------------------------------------- sub-steps
 
 
+def parsed_records(lines: str) -> list[dict[str, Any]]:
+    """The records of the sub-steps of a stage, as ledger.publish_records writes them."""
+    return [json.loads(line) for line in lines.splitlines()]
+
+
 def _records(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return parsed_records(file.read_text()) if file.exists() else []
 
 
 def _first_record(

@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any
 
 from params.schema import Champion
 from tasks import track, version
+from tasks.track import COMMIT, DIGEST
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
     from mlflow.tracking import MlflowClient
 
 ALIAS = "champion"
-COMMIT, DIGEST = "beamline.commit", "beamline.digest"  # tags of a version
 FILES = Path(".beamline/champions")
 PINNED = re.compile(r"^champion:.*\n(?:[ \t]+.*\n)*", re.MULTILINE)  # in a recipe's file
 

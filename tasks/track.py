@@ -53,6 +53,7 @@ PIPELINE_RUN = "BEAMLINE_PIPELINE_RUN"  # environment variable: the parent of th
 UNTRACKED = "untracked:"  # begins its value where the store has not taken that run yet
 NAME_TAG, PARENT_TAG = "beamline.run", "beamline.parent"  # names that hold without the store
 PARENT_RUN, KEY_TAG = "mlflow.parentRunId", "beamline.key"
+COMMIT, DIGEST = "beamline.commit", "beamline.digest"  # tags of a registered model's version
 WITH_SPANS = "tags.`mlflow.trace.spansLocation` = 'TRACKING_STORE'"  # true once it has spans
 LOCK_WAIT = 2.0  # seconds that one attempt waits for a locked SQLite store; MLflow itself waits 20
 RETRY_AFTER = 30.0  # seconds without an attempt after one that failed
@@ -316,6 +317,49 @@ def end_abandoned(run_id: str) -> None:
     """Mark a run as KILLED, unless a living process has taken it up."""
     if run_id in dict(abandoned()) and (client := _client_of_store()):
         client.set_terminated(run_id, "KILLED")
+
+
+def runs_tagged(tag: str, value: str) -> list[dict[str, str]]:
+    """The tags of the runs whose ``tag`` is ``value``, the oldest run first.
+
+    With them go its ``id`` and ``name``. Raises ConnectionError where the store cannot be read.
+    """
+    with _reading() as client:
+        experiment = client.get_experiment_by_name(EXPERIMENT) if client else None
+        if client is None or experiment is None:
+            return []
+        wanted, order = f"tags.`{tag}` = '{value}'", ["attributes.start_time ASC"]
+        found = client.search_runs([experiment.experiment_id], wanted, order_by=order)
+        return [
+            {**run.data.tags, "id": run.info.run_id, "name": str(run.info.run_name)}
+            for run in found
+        ]
+
+
+def version_tags(model: str, which: str) -> dict[str, str] | None:
+    """The tags of a registered model's version, with its ``version``; None where there is none.
+
+    ``which``: the version's number or an alias. Raises ConnectionError where the store cannot be
+    read.
+    """
+    with _reading() as client:
+        held = list(client.search_model_versions(f"name = '{model}'")) if client else []
+        aliases = client.get_registered_model(model).aliases if client and held else {}
+    number = str(aliases.get(which, which))
+    return next(({**v.tags, "version": number} for v in held if str(v.version) == number), None)
+
+
+@contextmanager
+def _reading() -> Iterator[MlflowClient | None]:
+    try:
+        yield _client_of_store()
+    except Exception as error:
+        from mlflow.exceptions import MlflowException  # `connect` settles how it is imported
+
+        if not isinstance(error, MlflowException | OSError | sqlite3.Error):
+            raise
+        said = str(error).strip().partition("\n")[0]
+        raise ConnectionError(f"the store {store_uri()} cannot be read ({said})") from error
 
 
 def _client_of_store() -> MlflowClient | None:

@@ -243,6 +243,13 @@ def committed(path: str, root: Path = HERE, at: str = "HEAD") -> bool:
     return bool(_git("ls-tree", "--name-only", at, "--", path, root=root))
 
 
+def branches_at(commit: str) -> list[str]:
+    """The branches whose tip a commit is, those of remotes too."""
+    places = ("refs/heads", "refs/remotes")
+    form = "--format=%(refname:short)"
+    return _git("for-each-ref", form, f"--points-at={commit}", *places).splitlines()
+
+
 def resolve(revision: str) -> str:
     """The commit that a branch, a tag or a part of a hash names; ValueError where none does."""
     commit = _git("rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
@@ -314,33 +321,65 @@ def content(commit: str, file: str) -> str:
     return shown.stdout
 
 
+def locked_at(commit: str) -> dict[str, Any]:
+    """What dvc.lock says of each stage at a commit. Raises ValueError as ``content``."""
+    return (yaml.safe_load(content(commit, "dvc.lock")) or {}).get("stages", {})
+
+
 def digests_at(commit: str, recipe: str) -> dict[str, str]:
     """Digest of each out of a recipe's stages at a commit. Raises ValueError as ``content``."""
-    locked = yaml.safe_load(content(commit, "dvc.lock"))["stages"]
     return {
         out["path"]: out["md5"]
-        for name, stage in locked.items()
+        for name, stage in locked_at(commit).items()
         if name.endswith(f"@{recipe}")
         for out in stage.get("outs", [])
     }
 
 
 def restore(digest: str, target: Path) -> None:
-    """Copy a folder to ``target`` by its digest, from DVC's cache or else from the remote.
+    """Copy a file or folder to ``target`` by its digest, from DVC's cache or else from the remote.
 
     digest: DVC's, such as "eb26…89.dir". Raises ValueError where neither has it whole.
     """
-    from dvc_data.hashfile import load
-    from dvc_data.hashfile.hash_info import HashInfo
-
-    wanted = HashInfo("md5", digest)
     with _repository() as repository:
         cache = repository.cache.local
-        _need(repository, [wanted])
-        folder: Any = load(cache, wanted)
-        _need(repository, [info for _, _, info in folder])
-        for parts, _, info in folder:
+        folder = digest.endswith(".dir")
+        listed = _listed(repository, digest) if folder else [((), _hash_info(digest))]
+        _need(repository, [info for _, info in listed])
+        for parts, info in listed:
             _copy(Path(cache.oid_to_path(info.value)), target.joinpath(*parts), info.value)
+
+
+def _hash_info(digest: str) -> Any:
+    from dvc_data.hashfile.hash_info import HashInfo
+
+    return HashInfo("md5", digest)
+
+
+def _listed(repository: Any, digest: str) -> list[tuple[tuple[str, ...], Any]]:
+    """The files of a folder by its digest: parts of the path, and what DVC calls a hash info."""
+    from dvc_data.hashfile import load
+
+    wanted = _hash_info(digest)
+    _need(repository, [wanted])
+    folder: Any = load(repository.cache.local, wanted)
+    return [(parts, info) for parts, _, info in folder]
+
+
+def kept_folder(digest: str) -> dict[str, str]:
+    """The files in a folder that DVC keeps, by its digest: path in it -> digest.
+
+    Raises ValueError as ``restore``.
+    """
+    with _repository() as repository:
+        return {"/".join(parts): info.value for parts, info in _listed(repository, digest)}
+
+
+def kept_file(digest: str) -> bytes:
+    """A file that DVC keeps, by its digest. Raises ValueError as ``restore``."""
+    with _repository() as repository:
+        _need(repository, [_hash_info(digest)])
+        return Path(repository.cache.local.oid_to_path(digest)).read_bytes()
 
 
 def keep(folder: Path) -> str:
@@ -353,6 +392,17 @@ def keep(folder: Path) -> str:
         cache = repository.cache.local
         staging, _, made = build(cache, str(folder.absolute()), LocalFileSystem(), "md5")
         transfer(staging, cache, {made.hash_info}, shallow=False)
+        return str(made.hash_info.value)
+
+
+def digest_of(path: Path) -> str:
+    """The digest that DVC gives a file or a folder as it is now."""
+    from dvc_data.hashfile.build import build
+    from dvc_objects.fs.local import LocalFileSystem
+
+    with _repository() as repository:
+        place, cache = str(path.absolute()), repository.cache.local
+        _, _, made = build(cache, place, LocalFileSystem(), "md5", dry_run=True)
         return str(made.hash_info.value)
 
 
@@ -388,11 +438,29 @@ def _copy(source: Path, target: Path, digest: str) -> None:
 
 
 def runs(recipe: str) -> list[str]:
-    """The branches of the recipe's runs that this repository knows, the newest first."""
+    """The branches of the recipe's runs that this repository knows, the newest first.
+
+    Of every recipe's for "*".
+    """
+    return [branch for _, branch in reversed(_runs(recipe))]
+
+
+def _runs(recipe: str) -> list[tuple[str, str]]:
+    """Commit and branch of each run of a recipe, the oldest first."""
     names = [f"refs/{place}/runs/{recipe}-[0-9]*" for place in ("heads", "remotes/*")]
-    return _git(
-        "for-each-ref", "--sort=-committerdate", "--format=%(refname:short)", *names
-    ).splitlines()
+    form = "--format=%(objectname) %(refname:short)"
+    listed = _git("for-each-ref", "--sort=committerdate", form, *names).splitlines()
+    return [(line[:40], line[41:]) for line in listed]
+
+
+def runs_with(digest: str) -> list[str]:
+    """The branches of runs whose dvc.lock has a digest, the oldest first; each commit once."""
+    known = dict(_runs("*"))
+    if not known:
+        return []
+    found = _git("grep", "-l", "--fixed-strings", digest, *known, "--", "dvc.lock").splitlines()
+    holding = {line.partition(":")[0] for line in found}
+    return [branch for commit, branch in known.items() if commit in holding]
 
 
 CHOICE_OF_CHAMPION = "champion"  # the stage that a new champion alone would run again

@@ -36,6 +36,7 @@ stages:
             - reinforce
       outs:
         - models/${item}/trained
+        - data/${item}/trees
         - data/${item}/records/reinforce.jsonl
   evaluate:
     foreach: ${recipes}
@@ -47,6 +48,8 @@ stages:
       params:
         - params/${item}.yaml:
             - evaluate
+      outs:
+        - data/${item}/records/evaluate.jsonl
       metrics:
         - reports/${item}/metrics.json:
             cache: false
@@ -68,10 +71,11 @@ def write(path, text):
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(text)
 
-def record(lines, stage, iteration, verb, inputs, artifacts):
+def record(lines, stage, iteration, verb, inputs, artifacts, **rest):
     inputs = {name: value for name, value in inputs.items()}
     lines.append(json.dumps({"stage": stage, "iteration": iteration, "verb": verb,
-        "key": digest(inputs), "inputs": inputs, "artifacts": artifacts, "seed": recipe["seed"]}))
+        "key": digest(inputs), "inputs": inputs, "artifacts": artifacts,
+        "seed": recipe["seed"], **rest}))
 print(Path(sys.argv[0]).stem, "has run")
 """
 
@@ -92,7 +96,11 @@ source = hashlib.md5(Path("loss.py").read_bytes()).hexdigest()
 for iteration in range(settings["iterations"]):
     row = rows[iteration]
     trees = digest(row, policy)
-    record(lines, "reinforce", iteration, "rollout", {"question": digest(row)}, {"trees": trees})
+    write(f"data/toy/trees/{iteration}.json", json.dumps(row))
+    ids = [row["id"], *(f"{row['id']}-{n}" for n in range(1, 9))]
+    asked = {"questions": ids, "cursor": iteration + 1}
+    made = {"trees": trees}
+    record(lines, "reinforce", iteration, "rollout", {"question": digest(row)}, made, **asked)
     rate = settings["update"]["learning_rate"]
     noise = float(os.environ.get("BEAMLINE_NOISE", 0)) if iteration == 2 else 0
     policy += rate * loss(row["value"]) + noise
@@ -103,7 +111,10 @@ write("data/toy/records/reinforce.jsonl", "".join(line + "\\n" for line in lines
 """
 
 EVALUATE = """
-mean = float(Path("models/toy/trained").read_text()) / 100
+policy, lines = float(Path("models/toy/trained").read_text()), []
+mean = policy / 100
+record(lines, "evaluate/trained", 0, "rollout", {"policy": digest(policy)}, {"trees": digest(mean)})
+write("data/toy/records/evaluate.jsonl", "".join(line + "\\n" for line in lines))
 write("reports/toy/metrics.json",
       json.dumps({"success": {"trained": {"mean": mean, "low": mean, "high": mean}}}))
 """
