@@ -64,9 +64,10 @@ def prefect_server(meanwhile: Callable[[], object] = lambda: None) -> Iterator[s
     for a server that does not answer.
     """
     found = _configured() or _of_ui()
-    with nullcontext(found) if found else _own(meanwhile) as address, _reporting_to(address):
+    with nullcontext(found) if found else _own(meanwhile) as address:
         tell_untold(address)
-        yield address
+        with _reporting_to(address):
+            yield address
 
 
 def _configured() -> str | None:
@@ -209,7 +210,12 @@ def _patient() -> Iterator[None]:
     from prefect.events.clients import PrefectEventsClient
     from prefect.events.worker import EventsWorker
 
-    emit = PrefectEventsClient._emit
+    emit, attach = PrefectEventsClient._emit, EventsWorker.attach_related_resources_from_context
+
+    async def attach_what_is_told(self: Any, event: Any) -> None:
+        with suppress(Exception):
+            if self._client._reconnection_attempts:  # else the server would be asked in vain
+                await attach(self, event)
 
     async def emit_patiently(self: Any, event: Any) -> None:
         try:
@@ -220,12 +226,14 @@ def _patient() -> Iterator[None]:
 
     EventsWorker.set_client_override(PrefectEventsClient, reconnection_attempts=RECONNECTIONS)
     PrefectEventsClient._emit = emit_patiently  # type: ignore[method-assign]
+    EventsWorker.attach_related_resources_from_context = attach_what_is_told  # type: ignore[method-assign]
     try:
         yield
     finally:
         EventsWorker.set_client_override(None)
         EventsWorker.drain_all(timeout=STOP)
         PrefectEventsClient._emit = emit  # type: ignore[method-assign]
+        EventsWorker.attach_related_resources_from_context = attach  # type: ignore[method-assign]
 
 
 def _keep_to_the_ui() -> None:

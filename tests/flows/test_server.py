@@ -170,6 +170,8 @@ def test_a_run_ends_well_without_its_server_which_the_next_one_tells_how(
     assert first.startswith(f"Prefect's server {elsewhere.address} does not take the state Compl")
     assert last == "went on"
     assert time.monotonic() - began < 100
+    with server.prefect_server():
+        assert len(list(server.UNTOLD.iterdir())) == 1, "another server has no use for it"
     elsewhere.start()
     assert ask(elsewhere.folder, "select state_type from flow_run") == [("RUNNING",)]
     monkeypatch.setenv("PREFECT_API_URL", elsewhere.address)
