@@ -1,5 +1,6 @@
 """What the disk does to a run: files cut short or changed, and no room left."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -104,8 +105,8 @@ def small_disk(tmp_path):
 
 def fill(seen, left):
     """Leave ``left`` MiB of the disk; the file that takes the rest."""
-    filler = seen / "filler"
-    free = int(subprocess.check_output(["df", "--output=avail", "-B1", seen]).split()[1])
+    filler, disk = seen / "filler", os.statvfs(seen)
+    free = disk.f_bavail * disk.f_frsize
     subprocess.run(["fallocate", "-l", str(free - left * 2**20), filler], check=True)
     return filler
 

@@ -3,6 +3,7 @@ back."""
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +15,10 @@ import pytest
 from tests.chaos import runs
 from tests.checkout import environment
 
-MLFLOW, PREFECT = 5391, 4391  # ports
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return listening.getsockname()[1]
 
 
 def serve(command, health, folder, **variables):
@@ -44,34 +48,35 @@ def stop(server):
 
 @pytest.fixture
 def mlflow(tmp_path):
-    """Starts the MLflow server of a store, which it names."""
-    store = tmp_path / "mlflow.db"
+    """Starts the MLflow server of a store; its address, and the store."""
+    store, port = tmp_path / "mlflow.db", free_port()
     command = ["mlflow", "server", "--backend-store-uri", f"sqlite:///{store}", "--workers", "1"]
-    command += ["--port", str(MLFLOW), "--artifacts-destination", str(tmp_path / "artifacts")]
-    started = []
+    command += ["--port", str(port), "--artifacts-destination", str(tmp_path / "artifacts")]
+    address, started = f"http://127.0.0.1:{port}", []
 
     def begin():
         jobs = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-        started.append(serve(command, f"http://127.0.0.1:{MLFLOW}/health", tmp_path, **jobs))
+        started.append(serve(command, f"{address}/health", tmp_path, **jobs))
         return started[-1]
 
-    yield begin, store
+    yield begin, address, store
     for server in started:
         stop(server)
 
 
 @pytest.fixture
 def prefect(tmp_path):
-    """Starts a Prefect server."""
-    command = ["prefect", "server", "start", "--port", str(PREFECT)]
-    started = []
+    """Starts a Prefect server; the address of its API."""
+    port = free_port()
+    command = ["prefect", "server", "start", "--port", str(port)]
+    address, started = f"http://127.0.0.1:{port}/api", []
 
     def begin():
         home = {"PREFECT_HOME": str(tmp_path / "prefect")}
-        started.append(serve(command, f"http://127.0.0.1:{PREFECT}/api/health", tmp_path, **home))
+        started.append(serve(command, f"{address}/health", tmp_path, **home))
         return started[-1]
 
-    yield begin
+    yield begin, address
     for server in started:
         stop(server)
 
@@ -79,18 +84,17 @@ def prefect(tmp_path):
 def test_an_mlflow_server_that_goes_and_comes_back_has_everything_once(
     prepared, unbroken, expected, folder, mlflow
 ):
-    begin, store = mlflow
+    begin, address, store = mlflow
     server = begin()
     runs.copy(prepared, folder)
-    address = {"MLFLOW_TRACKING_URI": f"http://127.0.0.1:{MLFLOW}"}
-    run = runs.start(folder, **address)
+    run = runs.start(folder, MLFLOW_TRACKING_URI=address)
     runs.wait_for(run, lambda: runs.begun(folder, "0000-rollout"))
     stop(server)
     runs.wait_for(run, lambda: runs.ended(folder, "0001-update"))
     assert list((folder / ".beamline/untracked").glob("*/*")), "what it has to say waits"
     begin()
     assert run.wait(runs.PATIENCE) == 0, runs.said(folder).read_text()
-    runs.finish(folder, **address)
+    runs.finish(folder, MLFLOW_TRACKING_URI=address)
     assert runs.outcome(folder) == expected
     assert not list((folder / ".beamline/untracked").glob("*/*"))
     found = [point for point in runs.measured(store) if point[0].startswith("reinforce@")]
@@ -103,25 +107,26 @@ def test_an_mlflow_server_that_goes_and_comes_back_has_everything_once(
 def test_a_prefect_server_that_goes_and_comes_back_knows_how_the_run_has_ended(
     prepared, expected, folder, prefect
 ):
-    server = prefect()
+    begin, address = prefect
+    server = begin()
     runs.copy(prepared, folder)
-    address = {"PREFECT_API_URL": f"http://127.0.0.1:{PREFECT}/api"}
-    run = runs.start(folder, **address)
+    run = runs.start(folder, PREFECT_API_URL=address)
     runs.wait_for(run, lambda: runs.begun(folder, "0000-rollout"))
     stop(server)
     runs.wait_for(run, lambda: runs.ended(folder, "0001-rollout"))
-    prefect()
+    begin()
     assert run.wait(runs.PATIENCE) == 0, runs.said(folder).read_text()
-    runs.finish(folder, **address)
+    runs.finish(folder, PREFECT_API_URL=address)
     assert runs.outcome(folder) == expected
-    assert set(flow_runs(address["PREFECT_API_URL"]).values()) == {"COMPLETED"}
+    assert set(flow_runs(address).values()) == {"COMPLETED"}
     runs.check_sound(folder)
 
 
 def test_a_prefect_server_that_stays_away_does_not_end_a_run(prepared, expected, folder, prefect):
-    server = prefect()
+    begin, address = prefect
+    server = begin()
     runs.copy(prepared, folder)
-    run = runs.start(folder, PREFECT_API_URL=f"http://127.0.0.1:{PREFECT}/api")
+    run = runs.start(folder, PREFECT_API_URL=address)
     runs.wait_for(run, lambda: runs.begun(folder, "0000-rollout"))
     stop(server)
     assert run.wait(runs.PATIENCE) == 0, runs.said(folder).read_text()
