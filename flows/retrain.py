@@ -36,6 +36,7 @@ from flows.stage import (
     PARENT_TASK_RUN,
     RUN,
     arrive,
+    call,
     check,
     explained,
     leave,
@@ -47,7 +48,7 @@ from tasks import registry, track, version, worktree
 REMEDY = "commit them, stash them (git stash), or run with --here"
 
 
-@flow(name="retrain", flow_run_name="retrain {recipe}", on_running=[name_process])
+@flow(name="retrain", on_running=[name_process])
 def retrain(recipe: str = "tiny") -> None:
     """Bring every stage of a recipe up to date, and keep the run in MLflow."""
     checked = schema.load(recipe, Path("params"))
@@ -190,6 +191,8 @@ def run_stages(recipe: str, place: Path) -> None:
     """
     with prefect_server(meanwhile=_open_store):
         where = {"MLFLOW_TRACKING_URI": track.store_uri(), RUN: place.name}
+        if task_run.id:  # of a deployment's flow run (flows/deploy.py)
+            where[PARENT_TASK_RUN] = str(task_run.id)
         command = ["flows.retrain", recipe, "--here"]
         status = version.supervise(command, where, place, grace=2 * version.GRACE)
     if status == INTERRUPTED:
@@ -289,7 +292,7 @@ def _here(recipe: str) -> int:
 def _run(recipe: str) -> int:
     try:
         with prefect_server(meanwhile=_open_store):
-            retrain(recipe)
+            call(retrain.with_options(flow_run_name=f"retrain {recipe}"), recipe)
     except version.StageError:  # the stage has said why
         return 1
     except TimeoutError as error:

@@ -91,7 +91,7 @@ def _run(flow: Flow[..., Any], recipe: str) -> int:
         return 2
     try:
         with prefect_server(), store.attached():
-            _call(flow.with_options(flow_run_name=name, on_running=[name_process]), recipe)
+            call(flow.with_options(flow_run_name=name, on_running=[name_process]), recipe)
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -103,8 +103,8 @@ def _run(flow: Flow[..., Any], recipe: str) -> int:
     return 0
 
 
-def _call(flow: Flow[..., Any], recipe: str) -> None:
-    """Call the flow; within a retrain run its flow run is the child of the stage's task run."""
+def call(flow: Flow[..., Any], recipe: str) -> None:
+    """Call the flow; where a task run of another one has started it, as a child of that one."""
     task_run = os.environ.get(PARENT_TASK_RUN)
     parameters = {next(iter(inspect.signature(flow.fn).parameters)): recipe}
     if task_run is None:

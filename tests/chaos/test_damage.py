@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -104,10 +105,14 @@ def small_disk(tmp_path):
 
 
 def fill(seen, left):
-    """Leave ``left`` MiB of the disk; the file that takes the rest."""
+    """Leave ``left`` MiB of the disk, or less where the run writes too; the file with the rest."""
     filler, disk = seen / "filler", os.statvfs(seen)
-    free = disk.f_bavail * disk.f_frsize
-    subprocess.run(["fallocate", "-l", str(free - left * 2**20), filler], check=True)
+    size = disk.f_bavail * disk.f_frsize - left * 2**20
+    with filler.open("wb", buffering=0) as file, suppress(OSError):
+        while file.tell() < size:
+            file.write(bytes(min(2**20, size - file.tell())))
+        while not left:
+            file.write(bytes(4096))
     return filler
 
 

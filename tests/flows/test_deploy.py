@@ -160,6 +160,8 @@ def test_a_schedule_starts_a_run_whose_stage_goes_to_the_other_pool(team, servic
     [sent] = read("flow_runs/filter", flow_runs={"name": {"any_": ["later@toy"]}})
     assert sent["state_type"] == "COMPLETED"
     assert sent["parent_task_run_id"], "it is in the tree of the run that has sent it"
+    [inner] = read("flow_runs/filter", flow_runs={"name": {"any_": ["retrain toy"]}})
+    assert inner["parent_task_run_id"], "and that one in the tree of the schedule's"
 
 
 def test_a_stage_without_a_deployment_runs_here_and_says_so_once(project, api):
