@@ -184,18 +184,40 @@ def _parsed(identity: Any) -> Any:
 # ---------------------------------------------------------------- within a file
 
 
-def _within(file: str, digest: str, now: Path, commit: str) -> Change | None:
-    """The first line or row of a file that differs; None where its earlier state is not known."""
-    path = now / file
-    before = version.with_digest(file, digest, commit) if digest else None
-    if before is None or not path.is_file():
+def _within(path: str, digest: str, now: Path, commit: str) -> Change | None:
+    """The first line or row that differs of a file, or of a file in a folder.
+
+    None where the earlier state is not known.
+    """
+    if digest.endswith(".dir"):
+        folder = version.folder_with_digest(path, digest, commit)
+        return None if folder is None else _within_folder(path, folder, now / path)
+    before = version.with_digest(path, digest, commit) if digest else None
+    if before is None or not (now / path).is_file():
         return None
-    rows = ROWS.get(path.suffix, _lines)
-    old, new = rows(before), rows(path.read_bytes())
+    return _within_file(path, before, (now / path).read_bytes())
+
+
+def _within_folder(folder: str, before: Mapping[str, bytes], now: Path) -> Change | None:
+    files = {str(file.relative_to(now)) for file in now.rglob("*") if file.is_file()}
+    for name in sorted({*before, *files}):
+        path = f"{folder}/{name}"
+        if (name in before) != (name in files):
+            was, there = ("a file" if name in some else NOTHING for some in (before, files))
+            return Change(path, was, there)
+        if found := _within_file(path, before[name], (now / name).read_bytes()):
+            return found
+    return None
+
+
+def _within_file(file: str, before: bytes, now: bytes) -> Change | None:
+    suffix = Path(file).suffix
+    rows = ROWS.get(suffix, _lines)
+    old, new = rows(before), rows(now)
     for number in range(max(len(old), len(new))):
         pair = [_text(some[number]) if number < len(some) else NOTHING for some in (old, new)]
         if pair[0] != pair[1]:
-            where = f"{file}, {WORDS.get(path.suffix, 'line')} {number + 1}"
+            where = f"{file}, {WORDS.get(suffix, 'line')} {number + 1}"
             return Change(where, *_parting(*pair))
     return None
 

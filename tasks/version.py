@@ -902,13 +902,41 @@ def with_digest(file: str, digest: str, commit: str) -> bytes | None:
     It is looked for in the history up to ``commit`` and in DVC's cache.
     """
     for older in _git("log", "--format=%H", commit, "--", file).splitlines():
-        command = ["git", "show", f"{older}:{file}"]
-        content = subprocess.run(command, capture_output=True).stdout
+        content = _bytes_at(older, file)
         if hashlib.md5(content).hexdigest() == digest:
             return content
     with _repository() as repository:
         cached = Path(repository.cache.local.oid_to_path(digest))
     return cached.read_bytes() if cached.is_file() else None
+
+
+def folder_with_digest(folder: str, digest: str, commit: str) -> dict[str, bytes] | None:
+    """The files of a folder when DVC gave it this digest, by their paths in it.
+
+    They are looked for in the history up to ``commit``; None where it has no such state, as where
+    a part of the folder is not git's.
+    """
+    for older in [commit, *_git("log", "--format=%H", commit, "--", folder).splitlines()]:
+        names = _git("ls-tree", "-r", "--name-only", "-z", older, "--", folder).split("\0")
+        files = {
+            str(Path(name).relative_to(folder)): _bytes_at(older, name) for name in names if name
+        }
+        if _folder_digest(files) == digest:
+            return files
+    return None
+
+
+def _bytes_at(commit: str, file: str) -> bytes:
+    return subprocess.run(["git", "show", f"{commit}:{file}"], capture_output=True).stdout
+
+
+def _folder_digest(files: Mapping[str, bytes]) -> str:
+    """DVC's digest of a folder: that of the list of its files, as DVC writes it."""
+    listed = [
+        {"md5": hashlib.md5(content).hexdigest(), "relpath": path}
+        for path, content in sorted(files.items())
+    ]
+    return hashlib.md5(json.dumps(listed, sort_keys=True).encode()).hexdigest() + ".dir"
 
 
 def trailer(commit: str, key: str) -> str:

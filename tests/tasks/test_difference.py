@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from tasks import difference
+from tasks import difference, version
 from tests import toy_project as toy
 
 STAGES = ["prepare@toy", "reinforce@toy"]
@@ -135,6 +135,29 @@ def test_the_first_line_or_row_is_found_by_the_history_of_a_file(places, file, c
     for root, content in zip(places, contents, strict=True):
         write(root, lock(deps=[{"path": file, "md5": md5(content)}]))
     assert said(places, commit)[1].startswith(f"  input {expected}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"new/b.jsonl": "1\n5\n"}, "questions/new/b.jsonl, row 2: was 2, is 5"),
+        ({"c.jsonl": "3\n"}, "questions/c.jsonl: was nothing, is a file"),
+    ],
+)
+def test_the_first_row_of_a_folder_is_found_by_its_history(places, changes, expected):
+    (Path.cwd() / ".gitignore").write_text("/before\n/now\n")
+    first = {"a.jsonl": "0\n", "new/b.jsonl": "1\n2\n"}
+    for root, files in ((Path(), first), (places[1], first | changes)):
+        for name, text in files.items():
+            (root / "questions" / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / "questions" / name).write_text(text)
+    toy.commit(Path.cwd())
+    digest = version.digest_of(Path("questions"))
+    Path("questions/a.jsonl").write_text("later\n")
+    commit = toy.commit(Path.cwd())
+    for root, md5 in zip(places, (digest, "other.dir"), strict=True):
+        write(root, lock(deps=[{"path": "questions", "md5": md5}]))
+    assert said(places, commit)[1] == f"  input {expected}"
 
 
 def test_a_file_whose_earlier_state_is_nowhere_is_named_by_its_digests(places):
