@@ -464,6 +464,7 @@ def connect(uri: str) -> MlflowClient:
 
     # where something else had imported MLflow already, it has not read the level
     logging.getLogger("mlflow").setLevel(os.environ["MLFLOW_LOGGING_LEVEL"])
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # a run says it in a line
     file = _sqlite_file(uri)
     if file is not None and not file.exists():
         _make_store(file, MlflowClient)

@@ -98,7 +98,9 @@ def small_disk(tmp_path):
         assert holder.stdout.readline() == "there\n"
         enter = ["nsenter", f"--target={holder.pid}", "--user", "--mount", "--preserve-credentials"]
         enter += ["sh", "-c", f'cd {place}/main && exec "$@"', "sh"]
-        yield enter, Path(f"/proc/{holder.pid}/root{place}")
+        seen = Path(f"/proc/{holder.pid}/root{place}")
+        runs.said(seen / "main").symlink_to(tmp_path / "said")  # not on the disk, or it would end
+        yield enter, seen
     finally:
         holder.kill()
         holder.wait()
