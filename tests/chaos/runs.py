@@ -117,12 +117,11 @@ def kill(numbers):
 
 def outcome(folder):
     """Digest of each out of the finished run: of the checkout, or of the one commit of a run."""
-    branches = git(folder, "for-each-ref", "--format=%(refname)", "refs/heads/runs").split()
-    assert len(branches) <= 1, "one call is one commit"
-    if branches:
-        text = git(folder, "show", f"{branches[0]}:dvc.lock")
-    else:
+    if (folder / "dvc.lock").exists():
         text = (folder / "dvc.lock").read_text()
+    else:
+        [branch] = git(folder, "for-each-ref", "--format=%(refname)", "refs/heads/runs").split()
+        text = git(folder, "show", f"{branch}:dvc.lock")
     locked = yaml.safe_load(text)["stages"]
     return {out["path"]: out["md5"] for stage in locked.values() for out in stage["outs"]}
 
