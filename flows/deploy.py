@@ -20,7 +20,7 @@ from pydantic import Field
 from flows import dispatch, gpu, retrain
 from flows.stage import PARENT_TASK_RUN
 from params import schema
-from tasks import track, version, worktree
+from tasks import commits, track, version, worktree
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
 Change = Annotated[str, Field(pattern=r"^[a-z_]+(\.[a-z_]+)*=.*$")]
@@ -83,8 +83,8 @@ def stage(
 def receive(name: str, commit: str, files: dict[str, str], place: Path) -> None:
     """Make a worktree with a stage's code, recipe and inputs."""
     if not worktree.is_ready(place):
-        version.fetch_commit(commit)
-        version.add_worktree(place, commit)
+        commits.fetch_commit(commit)
+        commits.add_worktree(place, commit)
         version.share(place)
         for path, text in files.items():
             (place / path).write_text(text)

@@ -33,7 +33,7 @@ from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelling
 
-from tasks import track, version
+from tasks import commits, track, version
 
 FLOW = "stage"  # the flow of flows/deploy.py, with a deployment for each pool
 MADE = "stage"  # the type of the artifact by which its flow run says what it has made
@@ -69,7 +69,7 @@ def _obstacle(stage: version.Stage) -> str | None:
     if version.default_remote() is None:
         return "DVC has no default remote by which inputs could travel (dvc remote add --default)"
     recipe = stage.name.split("@")[-1]
-    if differ := version.uncommitted(f"params/{recipe}.yaml"):
+    if differ := commits.uncommitted(f"params/{recipe}.yaml"):
         return f"this checkout differs from its last commit: {differ[0].strip()}"
     if loose := version.belongings(stage.name).loose:
         return f"{loose[0]} is in neither git nor DVC"
@@ -90,7 +90,7 @@ def _request(name: str) -> dict[str, Any]:
         environment = {key: os.environ[key] for key in known if key in os.environ}
     return {
         "name": name,
-        "commit": version.revision().commit,
+        "commit": commits.revision().commit,
         "files": {file.as_posix(): file.read_text() for file in files if file.exists()},
         "environment": environment,
     }

@@ -20,7 +20,7 @@ from pathlib import Path
 from uuid import UUID
 
 from flows import server
-from tasks import leftovers, processes, spool, track, version
+from tasks import commits, leftovers, processes, spool, track, version
 from tasks.leftovers import Finding
 
 FlowRun = tuple[str, str, str | None, datetime | None]  # id, name, process and start
@@ -70,7 +70,7 @@ def cache_links(root: Path) -> Iterator[Finding]:
 
 def worktrees(root: Path) -> Iterator[Finding]:
     """Runs that have not ended."""
-    return leftovers.worktrees(root, version.remove_worktree)
+    return leftovers.worktrees(root, commits.remove_worktree)
 
 
 # ---------------------------------------------------------------- what MLflow and Prefect believe

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 from flows.stage import INTERRUPTED, RUN, arrive, leave
-from tasks import difference, version, worktree
+from tasks import commits, difference, version, worktree
 from tasks.difference import Difference
 from tasks.trajectory import STORED_TREES
 
@@ -32,7 +32,7 @@ def restore(commit: str, recipe: str) -> Path:
     place = (HOME / f"{recipe}-{commit[:SHORT]}").absolute()
     with worktree.one_at_a_time(place):
         if not worktree.is_ready(place):
-            version.add_worktree(place, commit)
+            commits.add_worktree(place, commit)
             worktree.set_ready(place)
         version.share(place)
         version.restore_run(recipe, place)
@@ -64,7 +64,7 @@ def verify(commit: str, recipe: str, replay: bool = False) -> Difference | None:
 
 def set_up(place: Path, commit: str) -> None:
     """A worktree of the commit that knows of nothing that the run has made."""
-    version.add_worktree(place, commit)
+    commits.add_worktree(place, commit)
     (place / "dvc.lock").unlink()
     version.share(place)
     version.provide_sources(place)
@@ -89,8 +89,8 @@ def run_again(place: Path, recipe: str, environment: dict[str, str]) -> None:
 
 def recipe_of(commit: str) -> str:
     """The recipe that a commit is a run of; ValueError where that cannot be told."""
-    named = version.trailer(commit, "Recipe")
-    found = [named] if named else version.recipes_at(commit)
+    named = commits.trailer(commit, "Recipe")
+    found = [named] if named else commits.recipes_at(commit)
     if len(found) != 1:
         raise ValueError(
             f"commit {commit[:SHORT]} has runs of {found} in its dvc.lock: say which, --recipe"
@@ -113,7 +113,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--replay", action="store_true", help="verify with the stored trees")
     chosen = parser.parse_args(arguments)
     try:
-        commit = version.resolve(chosen.revision)
+        commit = commits.resolve(chosen.revision)
         recipe = chosen.recipe or recipe_of(commit)
         if chosen.verify or chosen.replay:
             return _verified(commit, recipe, chosen.replay)

@@ -43,7 +43,7 @@ from flows.stage import (
     run_tags,
 )
 from params import overrides, schema
-from tasks import registry, track, version, worktree
+from tasks import commits, registry, track, version, worktree
 
 REMEDY = "commit them, stash them (git stash), or run with --here"
 
@@ -95,7 +95,7 @@ def run(recipe: str, changes: Sequence[str] = ()) -> str:
     any work for what cannot be run, RuntimeError for a run that fails.
     """
     check_run(recipe, changes)
-    base = version.revision().commit
+    base = commits.revision().commit
     purpose = {"recipe": recipe, "overrides": list(changes), "commit": base}
     with worktree.held(recipe, purpose) as place:
         try:
@@ -113,10 +113,10 @@ def run(recipe: str, changes: Sequence[str] = ()) -> str:
 
 def check_run(recipe: str, changes: Sequence[str]) -> None:
     """Raise ValueError for a run that could not end as a commit, or whose recipe does not hold."""
-    version.check_identity()
-    if not version.revision().commit:
+    commits.check_identity()
+    if not commits.revision().commit:
         raise ValueError("there is no commit yet that could be run: git add and commit")
-    if differ := version.uncommitted():
+    if differ := commits.uncommitted():
         listed = "\n".join(f"  {line}" for line in differ)
         raise ValueError(f"these files differ from the last commit: {REMEDY}\n{listed}")
     with tempfile.TemporaryDirectory() as folder:
@@ -127,14 +127,14 @@ def check_run(recipe: str, changes: Sequence[str]) -> None:
             schema.load(recipe, copy)
         except ValueError as error:
             raise ValueError(str(error).replace(str(copy), "params")) from None
-    if not version.committed(f"params/{recipe}.yaml"):
+    if not commits.committed(f"params/{recipe}.yaml"):
         raise ValueError(f"params/{recipe}.yaml is in no commit yet: git add and commit it")
     version.stages(recipe)
 
 
 def set_up(place: Path, recipe: str, changes: Sequence[str], commit: str) -> None:
     """Make the worktree of a run: the commit, the changed recipe, and what .dvc files track."""
-    version.add_worktree(place, commit)
+    commits.add_worktree(place, commit)
     version.share(place)
     version.provide_sources(place)
     overrides.apply(changes, place / "params" / f"{recipe}.yaml")
@@ -144,19 +144,19 @@ def set_up(place: Path, recipe: str, changes: Sequence[str], commit: str) -> Non
 
 def complete(place: Path, recipe: str, changes: Sequence[str], base: str) -> str:
     """Do what is left of a run: its stages, its commit, its branch, what follows the commit."""
-    commit = version.head(place)
+    commit = commits.head(place)
     if commit == base:
         if known := version.already_run(recipe, place):
             print(f"nothing new since {known}")
             return known
         run_stages(recipe, place)
-        tree = version.stage_files(existing(version.kept_in_git(recipe, place), place), place)
-        if known := version.equal_run(tree, base, recipe):
+        tree = commits.stage_files(existing(version.kept_in_git(recipe, place), place), place)
+        if known := commits.equal_run(tree, base, recipe):
             print(f"nothing new: {known} is this run")
             return known
-        commit = version.commit(message(recipe, changes, base, place), place)
+        commit = commits.commit(message(recipe, changes, base, place), place)
     branch = f"runs/{place.name}"
-    version.branch(branch, commit)
+    commits.branch(branch, commit)
     after_commit(recipe, commit)
     try:
         version.push(recipe, place)
@@ -175,7 +175,7 @@ def name_champion(recipe: str, place: Path) -> None:
 
 def after_commit(recipe: str, commit: str) -> None:
     """Promote the run's policy, if its verdict says so. It is called again where it was cut."""
-    if not version.committed(f"reports/{recipe}/verdict.json", at=commit):
+    if not commits.committed(f"reports/{recipe}/verdict.json", at=commit):
         print(f"retrain: not promoted: dvc.yaml has no stage that writes a verdict on {recipe}")
         return
     try:

@@ -26,7 +26,7 @@ from prefect.states import Pending
 
 from flows.server import PARENT_TASK_RUN, name_process, prefect_server
 from params import schema
-from tasks import disk, store, version
+from tasks import commits, disk, store, version
 
 RECORDED = 30.0  # seconds that the server has to record that task run, which reaches it as an event
 RUN = "BEAMLINE_RUN"  # environment variable: the run that this process does the stages of
@@ -61,7 +61,7 @@ def explained(error: Exception) -> str | None:
 
 def run_tags() -> dict[str, str]:
     """What MLflow shows beside a run: the commit it is of, and the Prefect flow run around it."""
-    checkout = version.revision()
+    checkout = commits.revision()
     return {
         "prefect.flow_run": str(flow_run.id),
         "mlflow.source.git.commit": checkout.commit,

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks import version
+from tasks import commits, version
 
 Lock = Mapping[str, Any]  # what dvc.lock says of a stage
 NOTHING = "nothing"
@@ -190,7 +190,7 @@ def _within(path: str, digest: str, now: Path, commit: str) -> Change | None:
     None where the earlier state is not known.
     """
     if digest.endswith(".dir"):
-        folder = version.folder_with_digest(path, digest, commit)
+        folder = commits.folder_with_digest(path, digest, commit)
         return None if folder is None else _within_folder(path, folder, now / path)
     before = version.with_digest(path, digest, commit) if digest else None
     if before is None or not (now / path).is_file():

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tasks import ledger, track, version
+from tasks import commits, ledger, track, version
 from tasks.difference import parsed_records
 from tasks.ledger import Record
 
@@ -151,19 +151,19 @@ def _states(revision: str | None) -> Iterator[State]:
         yield _at_commit(revision)
         return
     if here := version.locked():
-        commit = version.revision().commit if version.committed("dvc.lock") else ""
-        same = commit and version.locked_at(commit) == here
+        commit = commits.revision().commit if commits.committed("dvc.lock") else ""
+        same = commit and commits.locked_at(commit) == here
         yield _at_commit(commit) if same else State(here)
-    for branch in version.runs("*"):
+    for branch in commits.runs("*"):
         with suppress(ValueError):  # a branch of another kind
             yield _at_commit(branch)
 
 
 def _at_commit(revision: str) -> State:
-    commit = version.resolve(revision)
-    branches = version.branches_at(commit)
+    commit = commits.resolve(revision)
+    branches = commits.branches_at(commit)
     branch = revision if revision in branches else next(iter(branches), "")
-    return State(version.locked_at(commit), commit, branch)
+    return State(commits.locked_at(commit), commit, branch)
 
 
 def _lookup(path: str, metric: str | None, states: Sequence[State]) -> Asked | None:
@@ -191,7 +191,7 @@ def _at(path: str, state: State) -> Asked | None:
 
 def _first_made(asked: Asked) -> Asked:
     """The same of the oldest run that made it of the same."""
-    runs = [_at_commit(branch) for branch in version.runs_with(asked.state.outs()[asked.out][0])]
+    runs = [_at_commit(branch) for branch in commits.runs_with(asked.state.outs()[asked.out][0])]
     same = [run for run in runs if run.lock.get(asked.stage) == asked.state.lock[asked.stage]]
     others = ", ".join(run.branch for run in same[1:])
     facts = [f"the same in {len(same) - 1} later runs: {others}"] if others else []
@@ -278,8 +278,8 @@ def restore(asked: Asked) -> Path:
         for old in (partial, target):
             shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
         target.parent.mkdir(parents=True, exist_ok=True)
-        if version.committed(asked.path, at=commit):
-            partial.write_text(version.content(commit, asked.path))
+        if commits.committed(asked.path, at=commit):
+            partial.write_text(commits.content(commit, asked.path))
         else:
             version.restore(asked.digest, partial)
         if version.digest_of(partial) != asked.digest:
@@ -430,11 +430,11 @@ def _commit(asked: Asked) -> Link:
     if not state.commit:
         kept = [path for path in (*KEPT, f"reports/{recipe}") if Path(path).exists()]
         keep = f"git add {' '.join(kept)} && git commit --message 'Run of {recipe}'"
-        stands = version.revision()
+        stands = commits.revision()
         changed = ", with changes that are in no commit" if stands.dirty else ""
         facts = [f"code: {stands.commit}{changed}", "all outs lie in this checkout; to keep them:"]
         return Link("commit", "not committed", facts=facts, command=keep)
-    code = version.trailer(state.commit, "Code")
+    code = commits.trailer(state.commit, "Code")
     facts = [f"code: {code}"] if code else []
     return Link("commit", state.branch, state.commit, facts=facts, command=_reproducing(asked))
 
@@ -442,7 +442,7 @@ def _commit(asked: Asked) -> Link:
 def _reproducing(asked: Asked) -> str:
     """The command that brings back all of a run, what it read included."""
     state, recipe = asked.state, asked.recipe
-    named = version.trailer(state.commit, "Recipe") == recipe or len(state.recipes()) == 1
+    named = commits.trailer(state.commit, "Recipe") == recipe or len(state.recipes()) == 1
     revision = shlex.quote(state.branch or state.commit[:SHORT])
     return f"python -m flows.reproduce {revision}" + ("" if named else f" --recipe {recipe}")
 
@@ -451,7 +451,7 @@ def _parameters(asked: Asked) -> Link:
     path, commit = f"params/{asked.recipe}.yaml", asked.state.commit
     text = _text(asked.state, path)
     command = f"git show {commit[:SHORT]}:{path}" if commit else f"cat {path}"
-    changes = version.trailer(commit, "Set").splitlines() if commit else []
+    changes = commits.trailer(commit, "Set").splitlines() if commit else []
     digest = hashlib.md5(text.encode()).hexdigest()
     return Link("parameters", "", digest, path, [f"set: {each}" for each in changes], command)
 
@@ -500,7 +500,7 @@ def _restoring(state: State, path: str) -> str:
 def _text(state: State, path: str) -> str:
     """A file that git keeps of a run, or that lies in this checkout."""
     if state.commit:
-        return version.content(state.commit, path)
+        return commits.content(state.commit, path)
     if not Path(path).is_file():
         raise ValueError(f"{path} is gone from this checkout, and no commit has it: run again")
     return Path(path).read_text()

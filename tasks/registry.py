@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from params.schema import Champion
-from tasks import track, version
+from tasks import commits, track, version
 from tasks.track import COMMIT, DIGEST
 
 if TYPE_CHECKING:
@@ -120,10 +120,10 @@ def promote(recipe: str, commit: str, *, back: bool = False) -> str:
     has overtaken moves it back; ``back`` moves it nevertheless.
     Raises RegistryError, and ValueError for a commit without a verdict or a policy.
     """
-    verdict = json.loads(version.content(commit, f"reports/{recipe}/verdict.json"))
+    verdict = json.loads(commits.content(commit, f"reports/{recipe}/verdict.json"))
     if not verdict["promote"]:
         return f"not promoted: {verdict['reason']}"
-    digests = version.digests_at(commit, recipe)
+    digests = commits.digests_at(commit, recipe)
     policy = f"models/{recipe}/trained"
     if policy not in digests:
         raise ValueError(f"dvc.lock of commit {commit} has no {policy}: is it a run of {recipe}?")

@@ -26,13 +26,14 @@ from typing import Any
 
 import yaml
 
-from tasks import ledger, processes
+from tasks import commits, ledger, processes
 
 # The one list of project modules that a stage imports and that dvc.yaml still does not name among
 # its deps: what they do cannot reach an out.
 NOT_DEPENDENCIES = {
     "flows/server.py": "finds or starts the Prefect server",
     "flows/stage.py": "checks the recipe and tells Prefect that the stage runs",
+    "tasks/commits.py": "reads and writes git's history",
     "tasks/disk.py": "refuses a run that the disk has no room for",
     "tasks/figures.py": "draws what track keeps",
     "tasks/progress.py": "shows how far a stage has come",
@@ -43,8 +44,6 @@ NOT_DEPENDENCIES = {
 }
 
 HERE = Path()
-GITS_OWN = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
-WRITTEN_BY_RUNS = (":!dvc.lock", ":!reports")  # differences that no run is made from
 PARENT = "BEAMLINE_PARENT"  # environment variable: the process that the child must not outlive
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 CONNECT = 30  # seconds that an SSH server has to answer, where the remote does not say
@@ -74,14 +73,6 @@ class Belongings:
     loose: list[str]  # dependencies that neither DVC nor the last commit has
     cached: list[str]  # outs that DVC keeps
     small: list[str]  # outs that are left to git
-
-
-@dataclass(frozen=True)
-class Revision:
-    """Where the checkout stands. ``commit`` is empty before the first one."""
-
-    commit: str
-    dirty: bool
 
 
 # ---------------------------------------------------------------- what DVC knows
@@ -221,70 +212,6 @@ def _config() -> Any:
     return Config(".dvc" if Path(".dvc").is_dir() else None)
 
 
-def revision() -> Revision:
-    """Commit of the checkout, and whether anything but what runs write differs from it."""
-    commit = _git("rev-parse", "--verify", "--quiet", "HEAD")
-    changes = _git("status", "--porcelain", "--", ".", *WRITTEN_BY_RUNS)
-    return Revision(commit, dirty=not commit or bool(changes))
-
-
-def uncommitted(*besides: str) -> list[str]:
-    """Tracked files that differ from the last commit, as git lists them; not what runs write.
-
-    Nor those ``besides``.
-    """
-    listed = ("status", "--porcelain", "--untracked-files=no")
-    beside = [f":!{path}" for path in besides]
-    return _git(*listed, "--", ".", *WRITTEN_BY_RUNS, *beside).splitlines()
-
-
-def committed(path: str, root: Path = HERE, at: str = "HEAD") -> bool:
-    """Whether a commit, the last one by default, has a file, or a folder with files."""
-    return bool(_git("ls-tree", "--name-only", at, "--", path, root=root))
-
-
-def branches_at(commit: str) -> list[str]:
-    """The branches whose tip a commit is, those of remotes too."""
-    places = ("refs/heads", "refs/remotes")
-    form = "--format=%(refname:short)"
-    return _git("for-each-ref", form, f"--points-at={commit}", *places).splitlines()
-
-
-def resolve(revision: str) -> str:
-    """The commit that a branch, a tag or a part of a hash names; ValueError where none does."""
-    commit = _git("rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
-    if not commit:  # a branch that only a remote of this clone has
-        found = _git("for-each-ref", "--format=%(objectname)", f"refs/remotes/*/{revision}")
-        commit = found.partition("\n")[0]
-    if not commit:
-        raise ValueError(
-            f"'{revision}' names no commit here: `git branch --all --list '*runs/*'` lists the "
-            "runs; `git fetch` brings those of others"
-        )
-    return commit
-
-
-def _git(*arguments: str, root: Path = HERE) -> str:
-    """What a git command prints; nothing where it fails."""
-    return _call_git(*arguments, root=root).stdout.rstrip()
-
-
-def _call_git(*arguments: str, root: Path = HERE) -> subprocess.CompletedProcess[str]:
-    """Run git without hooks: they are meant for people's commits, and DVC's would check out."""
-    command = ["git", "-C", str(root), "-c", "core.hooksPath=/dev/null", *arguments]
-    # a hook of git's that starts a run would point git to its own checkout
-    kept = {key: value for key, value in os.environ.items() if key not in GITS_OWN}
-    return subprocess.run(command, capture_output=True, text=True, env=kept)
-
-
-def _do_git(*arguments: str, root: Path = HERE) -> str:
-    """What a git command prints; raises RuntimeError with git's words where it fails."""
-    done = _call_git(*arguments, root=root)
-    if done.returncode:
-        raise RuntimeError(f"git {arguments[0]} failed in {root.absolute()}: {done.stderr.strip()}")
-    return done.stdout.rstrip()
-
-
 def sources(module: Path) -> list[str]:
     """The project files that decide what a stage's module computes, as dvc.yaml lists them.
 
@@ -311,29 +238,6 @@ def _files(name: str) -> list[str]:
 
 
 # ---------------------------------------------------------------- what other runs have left
-
-
-def content(commit: str, file: str) -> str:
-    """A file as a commit has it. Raises ValueError where the commit or the file is not there."""
-    shown = subprocess.run(["git", "show", f"{commit}:{file}"], capture_output=True, text=True)
-    if shown.returncode:
-        raise ValueError(f"commit {commit} has no {file}: {shown.stderr.strip()}")
-    return shown.stdout
-
-
-def locked_at(commit: str) -> dict[str, Any]:
-    """What dvc.lock says of each stage at a commit. Raises ValueError as ``content``."""
-    return (yaml.safe_load(content(commit, "dvc.lock")) or {}).get("stages", {})
-
-
-def digests_at(commit: str, recipe: str) -> dict[str, str]:
-    """Digest of each out of a recipe's stages at a commit. Raises ValueError as ``content``."""
-    return {
-        out["path"]: out["md5"]
-        for name, stage in locked_at(commit).items()
-        if name.endswith(f"@{recipe}")
-        for out in stage.get("outs", [])
-    }
 
 
 def restore(digest: str, target: Path) -> None:
@@ -437,32 +341,6 @@ def _copy(source: Path, target: Path, digest: str) -> None:
         raise ValueError(f"{source} is damaged: remove it, and `dvc fetch` brings it back")
 
 
-def runs(recipe: str) -> list[str]:
-    """The branches of the recipe's runs that this repository knows, the newest first.
-
-    Of every recipe's for "*".
-    """
-    return [branch for _, branch in reversed(_runs(recipe))]
-
-
-def _runs(recipe: str) -> list[tuple[str, str]]:
-    """Commit and branch of each run of a recipe, the oldest first."""
-    names = [f"refs/{place}/runs/{recipe}-[0-9]*" for place in ("heads", "remotes/*")]
-    form = "--format=%(objectname) %(refname:short)"
-    listed = _git("for-each-ref", "--sort=committerdate", form, *names).splitlines()
-    return [(line[:40], line[41:]) for line in listed]
-
-
-def runs_with(digest: str) -> list[str]:
-    """The branches of runs whose dvc.lock has a digest, the oldest first; each commit once."""
-    known = dict(_runs("*"))
-    if not known:
-        return []
-    found = _git("grep", "-l", "--fixed-strings", digest, *known, "--", "dvc.lock").splitlines()
-    holding = {line.partition(":")[0] for line in found}
-    return [branch for commit, branch in known.items() if commit in holding]
-
-
 CHOICE_OF_CHAMPION = "champion"  # the stage that a new champion alone would run again
 
 
@@ -474,9 +352,9 @@ def already_run(recipe: str, root: Path = Path()) -> str | None:
     """
     with chdir(root):
         here = _made_of(recipe)
-    for branch in runs(recipe):
+    for branch in commits.runs(recipe):
         try:
-            locked = yaml.safe_load(content(branch, "dvc.lock"))["stages"]
+            locked = yaml.safe_load(commits.content(branch, "dvc.lock"))["stages"]
         except (ValueError, KeyError, TypeError):
             continue  # a branch of another kind
         if all(_same(made_of, locked.get(name)) for name, made_of in here.items()):
@@ -644,19 +522,6 @@ def _mend_rwlock(folder: Path) -> None:
 # ---------------------------------------------------------------- other checkouts
 
 
-def add_worktree(place: Path, commit: str) -> None:
-    """Check ``commit`` out at ``place``, on no branch; what is left of an older one goes."""
-    remove_worktree(place)
-    _do_git("worktree", "add", "--force", "--detach", str(place), commit)
-
-
-def remove_worktree(place: Path) -> None:
-    """Remove a worktree, whatever state it is in."""
-    _call_git("worktree", "remove", "--force", "--force", str(place))
-    shutil.rmtree(place, ignore_errors=True)
-    _do_git("worktree", "prune")
-
-
 def share(place: Path) -> None:
     """Give the worktree at ``place`` this project's DVC settings, remotes and cache.
 
@@ -759,7 +624,7 @@ def belongings(stage: str, root: Path = HERE) -> Belongings:
     tracked = {path: _overlap(path, kept) for path in reads}
     return Belongings(
         tracked=sorted({each for overlap in tracked.values() for each in overlap}),
-        loose=[path for path in reads if not tracked[path] and not committed(path, root)],
+        loose=[path for path in reads if not tracked[path] and not commits.committed(path, root)],
         cached=[path for path, use_cache in writes if use_cache],
         small=[path for path, use_cache in writes if not use_cache],
     )
@@ -779,17 +644,6 @@ def is_done(stage: str) -> bool:
     """Whether DVC would not run a stage now."""
     with _repository() as repository:
         return not repository.status(targets=[stage])
-
-
-def fetch_commit(commit: str) -> None:
-    """Have a commit here, from whichever git remote has it; RuntimeError where none does."""
-    if not _git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"):
-        _call_git("fetch", "--all", "--quiet")
-    if not _git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"):
-        raise RuntimeError(
-            f"{Path.cwd()} does not have the commit {commit}, and none of its git remotes does: "
-            "git push it to one of them"
-        )
 
 
 def push_paths(paths: Sequence[str], root: Path = HERE) -> None:
@@ -838,14 +692,6 @@ def take_over(stage: str, entry: Mapping[str, Any], files: Mapping[str, str]) ->
 # ---------------------------------------------------------------- a run's commit
 
 
-def check_identity() -> None:
-    """Raise ValueError where git does not know whose commit a commit would be."""
-    if not _git("var", "GIT_COMMITTER_IDENT"):
-        raise ValueError(
-            "git does not know who commits: git config --global user.name <name>, and user.email"
-        )
-
-
 def kept_in_git(recipe: str, root: Path) -> list[str]:
     """What a run leaves for git: dvc.lock, the recipe, and the outs that DVC does not cache."""
     with _repository(root) as repository:
@@ -859,89 +705,16 @@ def kept_in_git(recipe: str, root: Path) -> list[str]:
     return ["dvc.lock", f"params/{recipe}.yaml", *sorted(outs)]
 
 
-def head(root: Path) -> str:
-    """The commit that a worktree stands at."""
-    return _do_git("rev-parse", "HEAD", root=root)
-
-
-def stage_files(paths: Sequence[str], root: Path) -> str:
-    """Put files, ignored ones too, into a worktree's next commit; the tree that it would have."""
-    _do_git("add", "--force", "--", *paths, root=root)
-    return _do_git("write-tree", root=root)
-
-
-def commit(message: str, root: Path) -> str:
-    """Commit what ``stage_files`` has put there; unsigned, for nobody may be there to sign."""
-    _do_git("-c", "commit.gpgsign=false", "commit", "--quiet", "--message", message, root=root)
-    return head(root)
-
-
-def equal_run(tree: str, parent: str, recipe: str) -> str | None:
-    """A run's branch with the same parent and the same files, where there is one."""
-    form = "--format=%(tree) %(parent) %(refname:short)"
-    for line in _git("for-each-ref", form, f"refs/heads/runs/{recipe}-*").splitlines():
-        if line.startswith(f"{tree} {parent} "):
-            return line.rsplit(" ", 1)[1]
-    return None
-
-
-def branch(name: str, commit: str) -> None:
-    """Have a branch ``name`` at ``commit``."""
-    _do_git("branch", "--force", name, commit)
-
-
-def recipes_at(commit: str) -> list[str]:
-    """The recipes whose stages a commit's dvc.lock names."""
-    lock = yaml.safe_load(_git("show", f"{commit}:dvc.lock")) or {}
-    return sorted({name.rpartition("@")[2] for name in lock.get("stages", {})})
-
-
 def with_digest(file: str, digest: str, commit: str) -> bytes | None:
     """What a file was when DVC gave it this digest, or None where neither place has it.
 
     It is looked for in the history up to ``commit`` and in DVC's cache.
     """
-    for older in _git("log", "--format=%H", commit, "--", file).splitlines():
-        content = _bytes_at(older, file)
-        if hashlib.md5(content).hexdigest() == digest:
-            return content
+    if found := commits.with_digest(file, digest, commit):
+        return found
     with _repository() as repository:
         cached = Path(repository.cache.local.oid_to_path(digest))
     return cached.read_bytes() if cached.is_file() else None
-
-
-def folder_with_digest(folder: str, digest: str, commit: str) -> dict[str, bytes] | None:
-    """The files of a folder when DVC gave it this digest, by their paths in it.
-
-    They are looked for in the history up to ``commit``; None where it has no such state, as where
-    a part of the folder is not git's.
-    """
-    for older in [commit, *_git("log", "--format=%H", commit, "--", folder).splitlines()]:
-        names = _git("ls-tree", "-r", "--name-only", "-z", older, "--", folder).split("\0")
-        files = {
-            str(Path(name).relative_to(folder)): _bytes_at(older, name) for name in names if name
-        }
-        if _folder_digest(files) == digest:
-            return files
-    return None
-
-
-def _bytes_at(commit: str, file: str) -> bytes:
-    return subprocess.run(["git", "show", f"{commit}:{file}"], capture_output=True).stdout
-
-
-def _folder_digest(files: Mapping[str, bytes]) -> str:
-    """DVC's digest of a folder: that of the list of its files, as DVC writes it."""
-    listed = [
-        {"md5": hashlib.md5(content).hexdigest(), "relpath": path}
-        for path, content in sorted(files.items())
-    ]
-    return hashlib.md5(json.dumps(listed, sort_keys=True).encode()).hexdigest() + ".dir"
-
-
-def trailer(commit: str, key: str) -> str:
-    """The value of a ``Key: value`` line at the end of a commit's message, or nothing."""
-    return _git("log", "-1", f"--format=%(trailers:key={key},valueonly)", commit)
 
 
 def _holds(entry: Mapping[str, Any], written: float) -> bool:

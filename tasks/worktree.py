@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from tasks import version
+from tasks import commits
 
 HOME = Path(".beamline/runs")
 READY = Path(".beamline/ready")  # of a worktree: it has been set up as a whole
@@ -57,7 +57,7 @@ def set_ready(place: Path) -> None:
 
 def finish(place: Path) -> None:
     """Remove a worktree that is held, and its record."""
-    version.remove_worktree(place)
+    commits.remove_worktree(place)
     place.with_suffix(".json").unlink()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tasks import lineage, track, version
+from tasks import commits, lineage, track, version
 from tests import toy_project as toy
 from tests import toy_training as training
 
@@ -75,7 +75,7 @@ def names(links):
 
 
 def digest(run, path):
-    return version.digests_at(run, "toy")[path]
+    return commits.digests_at(run, "toy")[path]
 
 
 def records(run, stage):
@@ -95,7 +95,7 @@ def test_a_metric_leads_back_to_the_commit_over_everything_between(project, what
     assert links[0].name == "success.trained.mean = 0.11"
     assert links[0].digest == digest(THIRD, "reports/toy/metrics.json")
     assert link(links, "commit").name == THIRD
-    assert link(links, "commit").digest == version.resolve(THIRD)
+    assert link(links, "commit").digest == commits.resolve(THIRD)
     assert link(links, "commit").command == f"python -m flows.reproduce {THIRD}"
     assert link(links, "parameters").facts == ["set: changes=3"]
     assert link(links, "checkpoint").digest == digest(THIRD, "models/toy/trained")
@@ -182,7 +182,7 @@ def test_a_copy_elsewhere_and_a_file_in_an_out_are_found_by_their_digest(project
 def test_a_model_by_alias_and_by_number_is_the_policy_of_its_own_commit(project):
     client = track.connect(track.store_uri())
     client.create_registered_model("toy")
-    commit = version.resolve(FIRST)
+    commit = commits.resolve(FIRST)
     for tags in ({track.COMMIT: commit}, {track.DIGEST: "1" * 32 + ".dir"}):
         client.create_model_version("toy", "dvc://models/toy/trained", tags=tags)
     client.set_registered_model_alias("toy", "champion", "1")
@@ -202,15 +202,15 @@ def test_a_model_by_alias_and_by_number_is_the_policy_of_its_own_commit(project)
 
 
 def test_the_recipe_is_asked_for_where_several_have_the_metric(project):
-    locked = yaml.safe_load(version.content(FIRST, "dvc.lock"))
-    text = version.content(FIRST, "dvc.lock")
+    locked = yaml.safe_load(commits.content(FIRST, "dvc.lock"))
+    text = commits.content(FIRST, "dvc.lock")
     other = yaml.safe_load(text.replace("@toy", "@other").replace("/toy", "/other"))
     locked["stages"] |= other["stages"]
     Path("dvc.lock").write_text(yaml.safe_dump(locked))
     for recipe in ("toy", "other"):
         Path("reports", recipe).mkdir(parents=True)
         Path(f"reports/{recipe}/metrics.json").write_text(
-            version.content(FIRST, "reports/toy/metrics.json")
+            commits.content(FIRST, "reports/toy/metrics.json")
         )
     Path("params/other.yaml").write_text("a: 1\n")
     with pytest.raises(ValueError, match="is a metric of other, toy: say which, --recipe"):
@@ -249,7 +249,7 @@ def test_a_project_without_runs_says_so(project):
 def test_a_thing_comes_back_as_a_copy_of_which_an_edit_leaves_the_cache_whole(project, path):
     asked = lineage.find(path, SECOND)
     place = lineage.restore(asked)
-    assert place == lineage.HOME / version.resolve(SECOND)[:12] / path
+    assert place == lineage.HOME / commits.resolve(SECOND)[:12] / path
     assert version.digest_of(place) == asked.digest
     edited = place / "1.json" if place.is_dir() else place
     edited.write_text("edited")
@@ -321,8 +321,8 @@ def test_an_out_that_was_changed_after_the_run_is_refused(project):
 
 
 def test_the_mlflow_run_is_the_oldest_that_has_the_run_s_digests(project):
-    commit = version.resolve(THIRD)
-    digests = {f"dvc.{path}": made for path, made in version.digests_at(THIRD, "toy").items()}
+    commit = commits.resolve(THIRD)
+    digests = {f"dvc.{path}": made for path, made in commits.digests_at(THIRD, "toy").items()}
     tag = "dvc.data/toy/questions"
     for name, tags in {
         "half": {tag: digests[tag]},

@@ -91,23 +91,7 @@ def test_digests_are_those_of_dvc_lock(project):
     assert version.digests("later@toy") == {}
 
 
-def test_revision_tells_the_commit_and_whether_the_checkout_differs_from_it(project):
-    assert version.revision() == version.Revision("", dirty=True)
-    toy.run(project, "git", "add", "--all")
-    user = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
-    toy.run(project, "git", *user, "commit", "--quiet", "--message", "all")
-    clean = version.revision()
-    assert len(clean.commit) == 40
-    assert not clean.dirty
-    for stage in version.stages("toy"):
-        version.reproduce(stage.name)
-    assert Path("reports/toy/table.md").exists()
-    assert version.revision() == clean, "what a run writes is no change of what it was made from"
-    Path("new").write_text("")
-    assert version.revision() == version.Revision(clean.commit, dirty=True)
-
-
-# ---------------------------------------------------------------- what a commit holds
+# ---------------------------------------------------------------- what was run before
 
 
 def git(*arguments):
@@ -128,24 +112,6 @@ def keep_run(name="runs/toy-20261121-a"):
         version.reproduce(stage.name)
     git("checkout", "--quiet", "-B", name)
     return commit("a run")
-
-
-def test_digests_at_a_commit_are_those_of_its_lock_and_of_the_recipe_alone(project):
-    made = keep_run()
-    Path("dvc.lock").unlink()
-    found = version.digests_at(made, "toy")
-    assert found["data/toy/first"] == "eb260e9ae827821beceeed4104f0ad89"
-    assert set(found) == {"data/toy/first", "data/toy/later", "reports/toy/table.md"}
-    assert version.digests_at(made, "other") == {}
-
-
-def test_what_a_commit_does_not_have_is_named(project):
-    made = commit("all")
-    assert version.content(made, "first.py") == Path("first.py").read_text()
-    with pytest.raises(ValueError, match=f"commit {made} has no dvc.lock: "):
-        version.digests_at(made, "toy")
-    with pytest.raises(ValueError, match=r"commit nowhere has no first\.py"):
-        version.content("nowhere", "first.py")
 
 
 # ---------------------------------------------------------------- whether anything is new

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks import version, worktree
+from tasks import commits, version, worktree
 from tests import toy_project as toy
 
 PURPOSE = {"recipe": "toy", "overrides": [], "commit": "abc"}
@@ -94,7 +94,7 @@ def test_a_worktree_shares_the_cache_the_remote_and_what_dvc_files_track(project
     toy.run(project, "dvc", "remote", "add", "--default", "store", "remote")
     toy.commit(project)
     place = project / ".beamline/runs/one"
-    version.add_worktree(place, version.resolve("HEAD"))
+    commits.add_worktree(place, commits.resolve("HEAD"))
     version.share(place)
     version.provide_sources(place)
     assert (place / "questions/new.jsonl").read_text() == '{"id": 1}\n'
@@ -118,7 +118,7 @@ def test_a_worktree_shares_the_cache_the_remote_and_what_dvc_files_track(project
             file.unlink()
     with pytest.raises(RuntimeError, match="dvc pull failed in"):
         version.provide_sources(place)
-    version.remove_worktree(place)
+    commits.remove_worktree(place)
     assert not place.exists()
     assert toy.git(project, "worktree", "list").count("\n") == 0
 
@@ -128,7 +128,7 @@ def test_a_worktree_that_forgets_runs_runs_anew_and_still_reaches_the_cache(proj
     toy.commit(project)
     toy.run(project, "dvc", "repro", "later@toy")
     place = project / ".beamline/runs/one"
-    version.add_worktree(place, "HEAD")
+    commits.add_worktree(place, "HEAD")
     version.share(place)
     assert version.default_remote(place) == "store"
     version.forget_runs(place)
@@ -144,6 +144,6 @@ def test_commits_are_found_also_where_only_a_remote_has_the_branch(project, tmp_
     clone = tmp_path / "clone"
     toy.run(project, "git", "clone", "--quiet", str(project), str(clone))
     os.chdir(clone)
-    assert version.resolve("runs/toy-1") == toy.git(project, "rev-parse", "HEAD")
+    assert commits.resolve("runs/toy-1") == toy.git(project, "rev-parse", "HEAD")
     with pytest.raises(ValueError, match="'runs/toy-2' names no commit here"):
-        version.resolve("runs/toy-2")
+        commits.resolve("runs/toy-2")
