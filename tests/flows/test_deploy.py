@@ -93,10 +93,9 @@ def team(tmp_path, service):
     said = toy.run(origin, "prefect", "--no-prompt", "deploy", "--all", **environment)
     assert said.returncode == 0, said.stdout
     yield tmp_path
-    for worker in workers:
-        os.killpg(worker.pid, signal.SIGTERM)
-    for worker in workers:
-        worker.wait(30)
+    for worker in workers:  # left to itself, one now and then takes over half a minute to end
+        os.killpg(worker.pid, signal.SIGKILL)
+        worker.wait()
 
 
 def start_worker(checkout, environment):
