@@ -18,12 +18,13 @@ from prefect.states import Completed
 from pydantic import Field
 
 from flows import dispatch, gpu, retrain
+from flows.server import name_process
 from flows.stage import PARENT_TASK_RUN
 from params import schema
 from tasks import commits, track, version, worktree
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
-Change = Annotated[str, Field(pattern=r"^[a-z_]+(\.[a-z_]+)*=.*$")]
+Change = Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)*=.*$")]
 DAY = 86400.0
 
 # The transport of data may fail and succeed the next time. A stage is not tried again by itself:
@@ -36,7 +37,12 @@ TRANSPORT: dict[str, Any] = {
 }
 
 
-@flow(name="retraining", flow_run_name="retraining {recipe}", timeout_seconds=7 * DAY)
+@flow(
+    name="retraining",
+    flow_run_name="retraining {recipe}",
+    timeout_seconds=7 * DAY,
+    on_running=[name_process],
+)
 def retraining(recipe: Name = "tiny", overrides: list[Change] = []) -> State[Any]:  # noqa: B006
     """Run a recipe of this checkout's last commit; the state's message is the run's branch.
 
@@ -51,7 +57,12 @@ def run(recipe: str, overrides: list[str]) -> str:
     return retrain.run(recipe, overrides)
 
 
-@flow(name=dispatch.FLOW, flow_run_name="{name}", timeout_seconds=7 * DAY)
+@flow(
+    name=dispatch.FLOW,
+    flow_run_name="{name}",
+    timeout_seconds=7 * DAY,
+    on_running=[name_process],
+)
 def stage(
     name: str,
     commit: str,

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
 
+import httpx
 from prefect.artifacts import Artifact
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import (
@@ -98,13 +99,14 @@ def _request(name: str) -> dict[str, Any]:
 
 def _made_elsewhere(stage: version.Stage, request: Mapping[str, Any]) -> dict[str, Any]:
     """What a stage has made on a worker: its entry in dvc.lock, and its outs that git keeps."""
-    tag = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:16]
+    made_from = {name: request[name] for name in ("name", "commit", "files")}
+    tag = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:16]
     with get_client(sync_client=True) as client:
         run = _under_way(client, tag) or _start(stage, request, tag)
         print(f"{stage.name} runs on a worker of the pool '{stage.pool}' ({run.name})", flush=True)
         try:
             ended = _end(client, run.id)
-        except BaseException:
+        except (KeyboardInterrupt, SystemExit):
             client.set_flow_run_state(run.id, Cancelling(), force=True)
             raise
         if ended.state is None or not ended.state.is_completed():
@@ -131,10 +133,15 @@ def _start(stage: version.Stage, request: Mapping[str, Any], tag: str) -> FlowRu
 
 
 def _end(client: SyncPrefectClient, run: UUID) -> FlowRun:
+    """The flow run, once it has ended; a server that is away meanwhile is waited for."""
     while True:
-        found = client.read_flow_run(run)
-        if found.state is not None and found.state.is_final():
-            return found
+        try:
+            found = client.read_flow_run(run)
+        except httpx.HTTPError as error:
+            _say(f"Prefect's server is away ({error}): what runs elsewhere goes on")
+        else:
+            if found.state is not None and found.state.is_final():
+                return found
         time.sleep(LOOK)
 
 

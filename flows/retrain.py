@@ -21,7 +21,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -43,8 +43,9 @@ from flows.stage import (
     run_tags,
 )
 from params import overrides, schema
-from tasks import commits, registry, track, version, worktree
+from tasks import commits, disk, registry, track, version, worktree
 
+VERDICT = "reports/{}/verdict.json"
 REMEDY = "commit them, stash them (git stash), or run with --here"
 
 
@@ -107,6 +108,7 @@ def run(recipe: str, changes: Sequence[str] = ()) -> str:
                 f"{error}\nretrain: the run is unfinished in {place}; the same call goes on there, "
                 f"git worktree remove --force {place} drops it"
             ) from None
+        worktree.take_back(recipe, place)
         worktree.finish(place)
     return branch
 
@@ -139,6 +141,7 @@ def set_up(place: Path, recipe: str, changes: Sequence[str], commit: str) -> Non
     version.provide_sources(place)
     overrides.apply(changes, place / "params" / f"{recipe}.yaml")
     name_champion(recipe, place)
+    worktree.lend(recipe, place)
     worktree.set_ready(place)
 
 
@@ -146,7 +149,7 @@ def complete(place: Path, recipe: str, changes: Sequence[str], base: str) -> str
     """Do what is left of a run: its stages, its commit, its branch, what follows the commit."""
     commit = commits.head(place)
     if commit == base:
-        if known := version.already_run(recipe, place):
+        if (known := version.already_run(recipe, place)) and not is_overtaken(recipe, known):
             print(f"nothing new since {known}")
             return known
         run_stages(recipe, place)
@@ -173,9 +176,27 @@ def name_champion(recipe: str, place: Path) -> None:
         print(f"retrain: {error}", file=sys.stderr)
 
 
+def is_overtaken(recipe: str, branch: str) -> bool:
+    """Whether an earlier run passed, but another one became the champion before it could.
+
+    One that only the registry was away for is promoted now.
+    """
+    commit = commits.resolve(branch)
+    if not commits.committed(VERDICT.format(recipe), at=commit):
+        return False
+    try:
+        print(f"retrain: {registry.promote(recipe, commit)}")
+    except registry.OvertakenError as error:
+        print(f"retrain: {branch}: {error}")
+        return True
+    except registry.RegistryError as error:
+        print(f"retrain: {error}", file=sys.stderr)
+    return False
+
+
 def after_commit(recipe: str, commit: str) -> None:
     """Promote the run's policy, if its verdict says so. It is called again where it was cut."""
-    if not commits.committed(f"reports/{recipe}/verdict.json", at=commit):
+    if not commits.committed(VERDICT.format(recipe), at=commit):
         print(f"retrain: not promoted: dvc.yaml has no stage that writes a verdict on {recipe}")
         return
     try:
@@ -274,7 +295,7 @@ def _here(recipe: str) -> int:
         schema.load(recipe, Path("params"))
         changed = version.status(recipe)
         if changed:
-            check(recipe)
+            check(recipe, from_the_first_of(changed))
     except (ValueError, RuntimeError) as error:
         print(f"retrain: {error}", file=sys.stderr)
         return 2
@@ -287,6 +308,13 @@ def _here(recipe: str) -> int:
         more = f" and {len(reasons) - 1} more" if len(reasons) > 1 else ""
         print(f"{name} has to run: {reasons[0]}{more}")
     return _run(recipe)
+
+
+def from_the_first_of(changed: Collection[str]) -> Sequence[str]:
+    """The stages that may run where these do ("reinforce@tiny"): they, and what comes after."""
+    names = {name.partition("@")[0] for name in changed}
+    first = min((disk.STAGES.index(name) for name in names & {*disk.STAGES}), default=0)
+    return disk.STAGES[first:]
 
 
 def _run(recipe: str) -> int:

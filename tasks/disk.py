@@ -27,7 +27,7 @@ REMEDY = (
     "reinforce.iterations"
 )
 FULL = 2**20  # bytes that are left of a disk on which a write has just failed, at most
-STAGES = ("prepare", "cold_start", "reinforce", "evaluate")
+STAGES = ("prepare", "champion", "cold_start", "reinforce", "evaluate", "verdict")
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,11 @@ def needs(recipe: Recipe, row: Row, weights: int) -> dict[str, Need]:
     settings, tokens = recipe.reinforce, recipe.dialogue.response_tokens
     batches = 1 if row.group_filter == "none" else MOST_BATCHES
     leaves = settings.iterations * batches * settings.questions * settings.rollout.leaves
-    asked = 2 * recipe.evaluate.questions  # by two agents
+    asked = 3 * recipe.evaluate.questions  # cold start, candidate, and a champion
     full = min(settings.keep.optimizer_last, settings.iterations)
     return {
         "prepare": Need(weights=2 * weights),
+        "champion": Need(weights=weights),
         # the trainer keeps two checkpoints, and writes a third one before it drops the oldest
         "cold_start": Need(weights=2 * weights, passing=3 * CHECKPOINT * weights),
         "reinforce": Need(
@@ -64,6 +65,7 @@ def needs(recipe: Recipe, row: Row, weights: int) -> dict[str, Need]:
             passing=CHECKPOINT * one,
         ),
         "evaluate": Need(trees=asked * tokens * TOKEN),
+        "verdict": Need(),
     }
 
 
@@ -93,18 +95,14 @@ def parameters(policy: TinyPolicy) -> int:
 def check(name: str, recipe: Recipe, row: Row, stages: Collection[str] = STAGES) -> None:
     """Raise ValueError where what these stages may still need is not there, or not granted.
 
-    A stage whose records are published has ended and needs nothing more. Where the policy is still
-    to be fetched its size is unknown, and the check is left to the stages after `prepare`.
+    Where the policy is still to be fetched its size is unknown, and the check is left to the stages
+    after `prepare`.
     """
     weights = weights_of(name, recipe.prepare.policy)
     if weights is None:
         return
     every = needs(recipe, row, weights)
-    left = {
-        stage: every[stage]
-        for stage in stages
-        if not Path("data", name, "records", f"{stage}.jsonl").exists()
-    }
+    left = {stage: every[stage] for stage in stages}
     further = sum(max(0, need.lasting - held(name, stage)) for stage, need in left.items())
     further += max((need.passing for need in left.values()), default=0)
     where = (

@@ -193,6 +193,7 @@ def _finish(partial: Path, place: Path, record: Record) -> Record:
     (partial / RECORD).write_text(json.dumps(record, indent=1))
     shutil.rmtree(place, ignore_errors=True)
     partial.rename(place)
+    _used.add(place)
     for store in _stores:
         store.push(place)
     _drop_scratch(partial)
@@ -247,6 +248,7 @@ def find(place: Path) -> Record | None:
             found = store.fetch(place)
     if found:
         _taken.setdefault(place.parent, set()).add(place.name)
+        _used.add(place)
     return found
 
 
@@ -412,7 +414,7 @@ def retire(
     sub-step that made ``spare``.
     """
     for place in step.folder.glob(f"[0-9]*-{verb}-*"):
-        number = int(place.name[:4])
+        number = int(place.name.partition("-")[0])
         if number > step.iteration - last:
             continue
         spared = spare and Path(spare.path).is_relative_to(place)
@@ -435,11 +437,15 @@ def _drop(place: Path, paths: Sequence[Path]) -> None:
 
 
 def revive(folder: Path) -> None:
-    """Forget what has been retired in a stage's ``folder``, so that it is made again."""
-    for mark in list(folder.glob(f"[0-9]*/{RETIRED}")):
-        for store in _stores:
-            store.drop(mark.parent)
-        shutil.rmtree(mark.parent)
+    """Forget what has been retired of the run at hand in ``folder``, so that it is made again.
+
+    What runs of other keys have left there stays.
+    """
+    for place in [place for place in _used if place.parent == folder]:
+        if (place / RETIRED).exists():
+            for store in _stores:
+                store.drop(place)
+            shutil.rmtree(place)
 
 
 def _key(made_from: Mapping[str, str]) -> str:
@@ -485,6 +491,7 @@ def _identity(value: Any) -> str | None:
 # ---------------------------------------------------------------- what has changed
 
 _taken: dict[Path, set[str]] = {}  # folder of a stage -> sub-steps that were found there
+_used: set[Path] = set()  # sub-steps that were found or done
 _told: set[Path] = set()  # folders of the stages that have said what they begin with
 
 
@@ -500,7 +507,7 @@ def tell(step: Step, verb: str, made_of: Mapping[str, Mapping[str, str]]) -> Non
     taken = _taken.get(step.folder, set())
     older = _nearest(step, verb, taken, made_of["inputs"])
     at = f"{step.stage}: {verb} of iteration {step.iteration}"
-    whole = {int(name[:4]) for name in taken} - {step.iteration}
+    whole = {int(name.partition("-")[0]) for name in taken} - {step.iteration}
     reused = f"{len(taken)} sub-steps ({len(whole)} whole iterations) are taken over"
     if older:
         print(f"{at} is done anew; {reused}. What has changed since:")

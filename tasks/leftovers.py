@@ -28,7 +28,7 @@ from tasks import processes
 
 LEDGER = Path(".beamline/ledger")
 ROOMS = (LEDGER, Path("data"), Path("models"), Path("reports"), Path(".beamline/untracked"))
-UNFINISHED = re.compile(r".+\.partial|\..+\.scratch")
+UNFINISHED = re.compile(r".+\.partial|\..+\.(scratch|fetched)")
 MADE_ASIDE = (".beamline/.new-store-*", ".beamline/prefect/tmp*", ".beamline/prefect/untold/.*")
 WORKTREES = Path(".beamline/runs")
 PIN = re.compile(r"([\w.-]+)==([^\s;#]+)")
@@ -215,6 +215,6 @@ def disk(root: Path) -> Iterator[Finding]:
                 yield Finding(
                     f"full disk ahead: {whole - len(sizes)} iterations of {folder.parent.name} "
                     f"need {_readable(need)}, {_readable(free)} are free",
-                    "is yours to do: make room, or lower reinforce.keep_checkpoints",
+                    "is yours to do: make room, or raise reinforce.keep.weights_every",
                     None,
                 )

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from params.schema import Champion
-from tasks import commits, track, version
+from tasks import commits, track, version, worktree
 from tasks.track import COMMIT, DIGEST
 
 if TYPE_CHECKING:
@@ -30,12 +30,18 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 ALIAS = "champion"
+PROMOTED = "beamline.promoted"  # tag of a version that the alias has moved to
 FILES = Path(".beamline/champions")
+LOCK = Path(".beamline/registry")  # two runs of this checkout do not promote at once
 PINNED = re.compile(r"^champion:.*\n(?:[ \t]+.*\n)*", re.MULTILINE)  # in a recipe's file
 
 
 class RegistryError(RuntimeError):
     """The registry is away, or does not take what it is asked to."""
+
+
+class OvertakenError(RegistryError):
+    """Another run has become the champion since a candidate was compared with the one before."""
 
 
 # ---------------------------------------------------------------- who the champion is
@@ -100,7 +106,7 @@ def champion(recipe: str, folder: Path = FILES) -> Path:
     found = current(recipe)
     if found is None:
         raise ValueError(f"the recipe {recipe} has no champion yet: a retraining promotes one")
-    target = folder / f"{recipe}-{found.version}"
+    target = folder / f"{recipe}-{found.version}-{found.digest[:8]}"
     if not target.exists():
         partial = target.with_name(f".{target.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
@@ -115,11 +121,12 @@ def champion(recipe: str, folder: Path = FILES) -> Path:
 def promote(recipe: str, commit: str, *, back: bool = False) -> str:
     """Make the policy of the run at ``commit`` the champion, if its verdict says so; in words.
 
-    Registers a version for the commit, once, and moves the alias to it. The alias moves only from
-    the champion that the verdict compares with, so that neither a replay nor a run that another one
-    has overtaken moves it back; ``back`` moves it nevertheless.
-    Raises RegistryError, and ValueError for a commit without a verdict or a policy.
+    ``commit``: or a branch. Registers a version for the commit, once, and moves the alias to it,
+    once: only from the champion that the verdict compares with, so that neither a replay nor a run
+    that another one has overtaken moves it back; ``back`` moves it nevertheless.
+    Raises OvertakenError, RegistryError, and ValueError for a commit without a verdict or a policy.
     """
+    commit = commits.resolve(commit)
     verdict = json.loads(commits.content(commit, f"reports/{recipe}/verdict.json"))
     if not verdict["promote"]:
         return f"not promoted: {verdict['reason']}"
@@ -128,13 +135,15 @@ def promote(recipe: str, commit: str, *, back: bool = False) -> str:
     if policy not in digests:
         raise ValueError(f"dvc.lock of commit {commit} has no {policy}: is it a run of {recipe}?")
     compared = verdict["champion"]["version"] if verdict["champion"] else None
-    with _registry() as client:
+    with worktree.one_at_a_time(LOCK), _registry() as client:
         standing = _aliased(client, recipe)
         known = _of_commit(client, recipe, commit)
         if known is not None and standing == known:
             return f"version {known} of {recipe} is the champion already"
+        if known is not None and _was_champion(client, recipe, known) and not back:
+            return f"not promoted: version {known} of {recipe} has been the champion once"
         if standing != compared and not back:
-            return (
+            raise OvertakenError(
                 f"not promoted: the champion of {recipe} is {_named(standing)}, and the candidate "
                 f"was compared with {_named(compared)}: run again to compare them"
             )
@@ -142,7 +151,12 @@ def promote(recipe: str, commit: str, *, back: bool = False) -> str:
             tags = _tags(commit, digests, policy, verdict)
             known = _register(client, recipe, f"dvc://{policy}@{commit}", tags)
         client.set_registered_model_alias(recipe, ALIAS, str(known))
+        client.set_model_version_tag(recipe, str(known), PROMOTED, "true")
     return f"version {known} of {recipe} is the champion now: {verdict['reason']}"
+
+
+def _was_champion(client: MlflowClient, recipe: str, number: int) -> bool:
+    return PROMOTED in client.get_model_version(recipe, str(number)).tags
 
 
 def _named(number: int | None) -> str:

@@ -11,13 +11,14 @@ import fcntl
 import json
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from tasks import commits
+from tasks import commits, ledger
 
 HOME = Path(".beamline/runs")
 READY = Path(".beamline/ready")  # of a worktree: it has been set up as a whole
@@ -32,14 +33,14 @@ def held(stem: str, purpose: Mapping[str, Any]) -> Iterator[Path]:
     HOME.mkdir(parents=True, exist_ok=True)
     record = _unfinished(dict(purpose)) or _new(stem, dict(purpose))
     with record:
-        yield Path(record.name).with_suffix("").absolute()
+        yield Path(record.name.removesuffix(".json")).absolute()
 
 
 @contextmanager
 def one_at_a_time(place: Path) -> Iterator[None]:
     """Wait until nobody else makes a worktree at ``place``, which is kept."""
     place.parent.mkdir(parents=True, exist_ok=True)
-    with place.with_suffix(".lock").open("w") as lock:
+    with place.with_name(f"{place.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -55,10 +56,38 @@ def set_ready(place: Path) -> None:
     (place / READY).touch()
 
 
+def lend(recipe: str, place: Path) -> None:
+    """Have the finished sub-steps of this checkout's ledger in a worktree too, as links.
+
+    No file of the ledger is changed in place, so neither side sees what the other one does.
+    """
+    for source in _finished(ledger.ROOT / recipe):
+        shutil.copytree(source, place / source, copy_function=os.link)
+
+
+def take_back(recipe: str, place: Path) -> None:
+    """Keep the sub-steps that a worktree has finished in this checkout's ledger."""
+    for source in _finished(place / ledger.ROOT / recipe):
+        target = source.relative_to(place)
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            source.rename(target)
+
+
+def _finished(folder: Path) -> list[Path]:
+    found = [record.parent for record in sorted(folder.rglob(f"[0-9]*/{ledger.RECORD}"))]
+    return [each for each in found if not any(p[0] == "." for p in each.relative_to(folder).parts)]
+
+
 def finish(place: Path) -> None:
     """Remove a worktree that is held, and its record."""
     commits.remove_worktree(place)
-    place.with_suffix(".json").unlink()
+    let_go(place)
+
+
+def let_go(place: Path) -> None:
+    """Have the next call for this purpose begin anew; what lies at ``place`` stays."""
+    place.with_name(f"{place.name}.json").unlink()
 
 
 def _unfinished(purpose: Mapping[str, Any]) -> IO[str] | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tasks import ledger
 from tests.chaos import runs
 
 ROOM = 600  # MiB of the small disk
@@ -58,12 +59,12 @@ def test_a_damaged_file_of_the_ledger_is_made_again(prepared, expected, folder, 
 
 def test_a_checkpoint_of_the_cold_start_that_is_cut_short_is_not_taken(bare, expected, folder):
     runs.copy(bare, folder)
-    ledger = folder / runs.LEDGER / "cold_start"
+    left = folder / runs.LEDGER / "cold_start"
     run = runs.start(folder)
-    runs.wait_for(run, lambda: list(ledger.glob(".*.scratch/*/record.json")))
+    runs.wait_for(run, lambda: list(left.glob(".*.scratch/*/record.json")))
     runs.kill(runs.below(run.pid))
     run.wait()
-    for file in ledger.glob(".*.scratch/*/**/*.safetensors"):
+    for file in left.glob(".*.scratch/*/**/*.safetensors"):
         cut_short(file)
     runs.finish(folder)
     assert runs.outcome(folder) == expected
@@ -80,6 +81,7 @@ def test_a_damaged_out_is_brought_back(unbroken, expected, folder, out):
     corrupt(largest)
     runs.finish(folder)
     assert runs.outcome(folder) == expected
+    assert ledger.digest(folder / out) == ledger.digest(unbroken / out)
     runs.check_sound(folder)
 
 

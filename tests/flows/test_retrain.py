@@ -38,7 +38,8 @@ def test_a_run_its_tree_in_the_ui_and_the_calls_after_it(project, api, capsys):
     def read(path, **body):
         return httpx.post(f"{api}/{path}", json=body).json()
 
-    parent = read("flow_runs/filter", flow_runs={"name": {"any_": ["retrain toy"]}})[0]
+    named = {"name": {"any_": ["retrain toy"]}}
+    parent = read("flow_runs/filter", flow_runs=named, sort="START_TIME_DESC")[0]
     tasks = read("task_runs/filter", flow_runs={"id": {"any_": [parent["id"]]}}, sort="NAME_DESC")
     assert [(task["name"], task["state_type"]) for task in tasks] == [
         ("later@toy", "COMPLETED"),
@@ -86,7 +87,7 @@ def test_a_killed_run_leaves_no_process_and_the_next_call_goes_on_to_where_a_sta
     assert len(toy.processes(project)) == 4  # the run, its server, DVC and the stage
     os.killpg(killed.pid, signal.SIGKILL)
     killed.wait()
-    wait_until(lambda: toy.processes(project) == [], seconds=5)
+    wait_until(lambda: toy.processes(project) == [])
 
     before = "raise ValueError('the seed is unlucky')"
     toy.write_stage(project, "later", flows=True, before=before)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from flows import retrain
 from params.schema import Champion, check
 from tasks import registry, track, version
 from tests import toy_project as toy
@@ -87,6 +88,7 @@ def test_a_promoted_run_is_a_version_with_its_commit_digests_and_figures(project
     assert held.source == f"dvc://models/toy/trained@{commit}"
     assert held.tags == {
         "beamline.commit": commit,
+        "beamline.promoted": "true",
         "beamline.digest": digest,
         "dvc.models/toy/trained": digest,
         "dvc.data/toy/trees": "1" * 32,
@@ -136,14 +138,16 @@ def test_a_better_candidate_follows_and_the_alias_moves_back_only_where_that_is_
     second, digest = commit_run(0.75, champion=1)
     assert registry.promote("toy", second).startswith("version 2 of toy is the champion now")
     said = registry.promote("toy", first)
-    assert said == (
-        "not promoted: the champion of toy is version 2, and the candidate was compared with "
-        "nobody: run again to compare them"
-    )
+    assert said == "not promoted: version 1 of toy has been the champion once"
     assert registry.current("toy") == Champion(version=2, commit=second, digest=digest)
     assert registry.promote("toy", first, back=True).startswith("version 1 of toy is the champion")
     assert registry.current("toy").version == 1
-    assert list(versions()) == [1, 2] or list(versions()) == [2, 1]
+    assert registry.promote("toy", second).startswith("not promoted: version 2 of toy has been")
+    git("branch", "a-run", second)
+    assert registry.promote("toy", "a-run", back=True).startswith(
+        "version 2 of toy is the champion"
+    )
+    assert sorted(versions()) == [1, 2], "a branch names its commit"
 
 
 def test_a_candidate_that_another_run_has_overtaken_is_not_promoted(project):
@@ -152,9 +156,9 @@ def test_a_candidate_that_another_run_has_overtaken_is_not_promoted(project):
     second, _ = commit_run(0.75, champion=1)
     beside, _ = commit_run(0.7, champion=1)
     registry.promote("toy", second)
-    assert "version 2, and the candidate was compared with version 1" in registry.promote(
-        "toy", beside
-    )
+    said = "the champion of toy is version 2, and the candidate was compared with version 1: run"
+    with pytest.raises(registry.OvertakenError, match=said):
+        registry.promote("toy", beside)
     assert sorted(versions()) == [1, 2]
 
 
@@ -192,6 +196,27 @@ def test_a_registry_that_is_away_is_a_message(project, monkeypatch):
     assert Path("params/toy.yaml").read_text() == recipe, "the champion of the recipe stays"
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     assert registry.promote("toy", commit).startswith("version 1"), "the call can be repeated"
+
+
+def test_the_next_retraining_promotes_what_the_registry_was_away_for(project, monkeypatch, capsys):
+    commit, _ = commit_run(0.5)
+    git("branch", "runs/toy-1", commit)
+    with monkeypatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+        retrain.after_commit("toy", commit)
+    assert "cannot be used" in capsys.readouterr().err
+    assert not retrain.is_overtaken("toy", "runs/toy-1")
+    assert registry.current("toy").commit == commit
+    assert not retrain.is_overtaken("toy", "runs/toy-1")
+
+
+def test_a_run_that_another_one_has_overtaken_is_made_again(project):
+    first, _ = commit_run(0.5)
+    beside, _ = commit_run(0.7)
+    rejected, _ = commit_run(0.4, promote=False)
+    registry.promote("toy", first)
+    assert retrain.is_overtaken("toy", beside)
+    assert not retrain.is_overtaken("toy", rejected)
 
 
 def test_a_store_that_is_no_store_is_said_at_once(project):
@@ -292,7 +317,8 @@ def test_the_champion_loads_with_transformers_in_two_lines(project, policy, toke
         assert loaded.shape == weight.shape
         assert torch.equal(loaded, dict(policy.named_parameters())[name])
     assert names["tokenizer"].encode("12 times 34") == tokenizer.encode("12 times 34")
-    assert registry.champion("toy") == Path(".beamline/champions/toy-1"), "it is there already"
+    name = f"toy-1-{digest[:8]}"
+    assert registry.champion("toy") == Path(".beamline/champions") / name, "it is there already"
 
 
 def test_without_a_champion_loading_it_says_so(project):

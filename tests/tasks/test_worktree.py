@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks import commits, version, worktree
+from tasks import commits, ledger, version, worktree
 from tests import toy_project as toy
 
 PURPOSE = {"recipe": "toy", "overrides": [], "commit": "abc"}
@@ -43,6 +43,39 @@ def test_an_unfinished_place_is_taken_up_by_the_same_purpose_alone(project):
     assert not place.exists()
     assert not place.with_suffix(".json").exists()
     assert leave_unfinished(PURPOSE) != place
+
+
+def test_a_place_whose_purpose_is_let_go_stays_and_is_not_taken_up(project):
+    with worktree.held("qwen2.5", PURPOSE) as place:
+        place.mkdir()
+        worktree.let_go(place)
+    assert place.exists()
+    assert leave_unfinished(PURPOSE) != place
+
+
+def sub_step(root, name, text):
+    folder = root / ledger.ROOT / "toy" / name
+    folder.mkdir(parents=True)
+    (folder / ledger.RECORD).write_text(text)
+    return folder
+
+
+def test_a_worktree_has_what_the_ledger_has_and_gives_back_what_it_adds(project):
+    old = sub_step(project, "reinforce/0000-rollout-a", "old")
+    sub_step(project, "reinforce/.0001-rollout-b.partial", "half")
+    place = leave_unfinished(PURPOSE)
+    worktree.lend("toy", place)
+    lent = place / ledger.ROOT / "toy/reinforce"
+    assert [path.name for path in lent.iterdir()] == ["0000-rollout-a"]
+    assert (lent / old.name / ledger.RECORD).samefile(old / ledger.RECORD), "it takes no room"
+    (lent / old.name / ledger.RECORD).unlink()  # as where a run drops what it need not keep
+    (lent / old.name / ledger.RECORD).write_text("other")
+    sub_step(place, "evaluate/trained/0000-rollout-c", "new")
+    sub_step(place, "reinforce/.0002-update-d.scratch/1-half", "half")
+    worktree.take_back("toy", place)
+    assert (old / ledger.RECORD).read_text() == "old"
+    kept = sorted(path.parent.name for path in ledger.ROOT.rglob(ledger.RECORD))
+    assert kept == [".0001-rollout-b.partial", "0000-rollout-a", "0000-rollout-c"]
 
 
 def test_two_at_once_have_places_of_their_own(project):
