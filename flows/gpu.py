@@ -57,7 +57,8 @@ def _first_free(names: list[str]) -> tuple[str, IO[str]]:
             if lock := _lock(name):
                 return name, lock
         if not said:
-            print(f"waiting: every GPU here has a stage of its own ({len(names)} in all)")
+            count = len(names)
+            print(f"waiting: every GPU here has a stage of its own ({count} in all)", flush=True)
             said = True
         time.sleep(AGAIN)
 
