@@ -40,6 +40,7 @@ def copy(template, folder):
     What DVC has linked to its cache is linked in the copy, too.
     """
     shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
     subprocess.run(["cp", "--archive", template, folder], check=True)
     for left in ("mlflow.db", "mlflow.db-wal", "mlflow.db-shm", "untracked"):
         path = folder / ".beamline" / left
