@@ -122,18 +122,6 @@ def test_a_prefect_server_that_goes_and_comes_back_knows_how_the_run_has_ended(
     runs.check_sound(folder)
 
 
-def test_a_prefect_server_that_stays_away_does_not_end_a_run(prepared, expected, folder, prefect):
-    begin, address = prefect
-    server = begin()
-    runs.copy(prepared, folder)
-    run = runs.start(folder, PREFECT_API_URL=address)
-    runs.wait_for(run, lambda: runs.begun(folder, "0000-rollout"))
-    stop(server)
-    assert run.wait(runs.PATIENCE) == 0, runs.said(folder).read_text()
-    assert runs.outcome(folder) == expected
-    runs.check_sound(folder)
-
-
 def flow_runs(api):
     """The flow runs that a Prefect server knows: name -> type of its state."""
     program = """if True:
