@@ -36,7 +36,6 @@ def replace(file, content):
 
 DAMAGES = {
     "a checkpoint cut short": ("0000-update-*", "policy/model.safetensors", cut_short),
-    "an optimizer cut short": ("0000-update-*", "optimizer/*", cut_short),
     "a corrupted tree file": ("0000-rollout-*", "trees/*.parquet", corrupt),
     "a record cut short": ("0000-advantage-*", "record.json", cut_short),
 }
