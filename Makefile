@@ -3,7 +3,7 @@
 # make lint      ruff and mypy
 # make compare   train RECIPE with every row of params/algorithms.yaml; the table goes to reports/
 # make bench     the speed of a training step beside TRL's, in one run
-# make chaos     kill, damage and cut off runs of the recipe smoke in some 50 ways: over half an hour
+# make chaos     kill, damage and cut off runs of the recipe smoke in some 40 ways: over half an hour
 # make test-gpu  the tests that need a GPU
 # make ui        the runs of this checkout in Prefect and in MLflow
 # make deploy    the pools POOLS, and what prefect.yaml declares, to the server at PREFECT_API_URL

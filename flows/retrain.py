@@ -232,7 +232,7 @@ def message(recipe: str, changes: Sequence[str], base: str, place: Path) -> str:
     found = headline(place / "reports" / recipe / "metrics.json")
     lines = [f"Run of {recipe}" + (f": {found}" if found else ""), ""]
     if changes:
-        lines += [*(f"{change}" for change in changes), ""]
+        lines += [*changes, ""]
     lines += [f"Recipe: {recipe}", f"Code: {base}", *(f"Set: {change}" for change in changes)]
     return "\n".join(lines)
 
