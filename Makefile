@@ -3,7 +3,8 @@
 # make lint      ruff and mypy
 # make compare   train RECIPE with every row of params/algorithms.yaml; the table goes to reports/
 # make bench     the speed of a training step beside TRL's, in one run
-# make chaos     kill, damage and cut off runs of the recipe smoke in some 40 ways: over half an hour
+# make chaos     kill, damage and cut off runs of the recipe smoke in some 40 ways, two at a time: half
+#                an hour
 # make test-gpu  the tests that need a GPU
 # make ui        the runs of this checkout in Prefect and in MLflow
 # make deploy    the pools POOLS, and what prefect.yaml declares, to the server at PREFECT_API_URL
@@ -43,7 +44,7 @@ bench: $(INSTALLED) # TRL is faster where threads wait as OpenMP has them do
 	@env -u OMP_WAIT_POLICY $(PYTHON) -m benchmarks.against_trl
 
 chaos: $(INSTALLED)
-	@$(PYTHON) -m pytest -o addopts="--import-mode=importlib -v" tests/chaos
+	@$(PYTHON) -m pytest -o addopts="--import-mode=importlib -v" -n 2 tests/chaos
 
 test-gpu: $(INSTALLED)
 	@$(PYTHON) -m pytest -o addopts="--import-mode=importlib -q" tests/gpu

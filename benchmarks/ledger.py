@@ -4,7 +4,9 @@
 
 The iterations are those of the recipe ``tiny`` without Prefect and MLflow, for policies of 1 and of
 100 million random weights. Responses are cut at 40 tokens, about as long as a trained agent's, and
-call no tool, which makes an iteration cheaper than a real one. The clock runs in everything that is
+call no tool, which makes an iteration cheaper than a real one; rewards are drawn, so that every
+group has a gradient. The first iteration, in which the machine finds memory for the files, does not
+count. The clock runs in everything that is
 there to survive a kill: writing checkpoints, digests, records, looking for what is done, dropping
 what is not kept; with a store (a folder), also in sending it there. Shares are
 given of the wall's seconds and of this process's processors: other work on the machine disturbs the
@@ -20,7 +22,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +33,10 @@ from flows import reinforce
 from flows.reinforce import Training, train
 from params import schema
 from params.schema import Recipe, TinyPolicy
-from tasks import checkpoint, ledger, store
+from tasks import checkpoint, ledger, reward, store
 from tasks.policy import build_policy, build_tokenizer, use_machine
 from tasks.tools.search import save_corpus
-from tasks.trajectory import Observation, Question, save_questions
+from tasks.trajectory import Node, Observation, Question, save_questions
 
 FILE = Path(__file__).with_name("ledger.json")
 TOKENS = 40  # of a response
@@ -42,7 +44,7 @@ POLICIES = {  # name -> shape; 1.0 and 100 million parameters
     "1 M": {"hidden": 128, "layers": 4, "heads": 4, "key_value_heads": 2, "feed_forward": 512},
     "100 M": {"hidden": 768, "layers": 15, "heads": 12, "key_value_heads": 4, "feed_forward": 2240},
 }
-ITERATIONS = {"1 M": 10, "100 M": 1}
+ITERATIONS = {"1 M": 20, "100 M": 4}  # that count
 TIMED = (  # what is there for the sake of surviving
     *((ledger, name) for name in ("find", "_finish", "_need_all", "retire", "tell", "_empty")),
     (checkpoint, "save"),
@@ -82,6 +84,16 @@ def prepare(recipe: Recipe) -> Training:
         corpus=ledger.artifact(Path("corpus")),
         tools=lambda calls: [Observation("ok", "1") for _ in calls],
     )
+
+
+def drawn(score: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """The same score with a reward of 0 or 1, as the tokens of the trajectory have it."""
+
+    def call(trajectory: Sequence[Node], *arguments: Any) -> dict[str, Any]:
+        reward = sum(int(node.tokens.sum()) for node in trajectory) % 2
+        return {**score(trajectory, *arguments), "reward": float(reward)}
+
+    return call
 
 
 def now() -> np.ndarray:
@@ -127,20 +139,27 @@ def measure(shape: dict[str, int], iterations: int, shared: bool) -> dict[str, A
         training = prepare(recipe)
         whole, ours = [], []
         with store.attached() if shared else contextlib.nullcontext(), clock() as spent:
-            steps = train(training, iterations)
+            steps = train(training, iterations + 1)
+            next(steps)
             for _ in range(iterations):
                 began, before = now(), spent.copy()
-                next(steps)
+                done = next(steps)
                 whole.append(now() - began)
                 ours.append(spent - before)
         size = sum(file.stat().st_size for file in Path("policy").glob("*.safetensors"))
+        written = _size(Path(ledger.of(done["update"][0], "policy").path).parent)
     iteration, kept = np.median(whole, 0).tolist(), np.median(ours, 0).tolist()
     return {
         "parameters": size // 4,
         "wall": {"iteration": iteration[0], "ledger": kept[0]},
         "processor": {"iteration": iteration[1], "ledger": kept[1]},
         "share": {"wall": kept[0] / iteration[0], "processor": kept[1] / iteration[1]},
+        "bytes": written,
     }
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def main() -> None:
@@ -151,6 +170,7 @@ def main() -> None:
     chosen = parser.parse_args()
     for verb in ("rollout", "reward", "advantage", "update"):
         setattr(reinforce, verb, getattr(reinforce, verb).fn)  # without Prefect
+    reward.score = drawn(reward.score)
     found = json.loads(FILE.read_text()) if FILE.exists() else {}
     for name in chosen.policies:
         case = f"{name}, with a store" if chosen.store else name

@@ -155,9 +155,12 @@ def train(training: Training, count: int) -> Iterator[Iteration]:
         yield done
 
 
-def forget(step: Step, keep: Keep, reference: Artifact) -> None:
-    """Drop checkpoints that the recipe does not keep; trees, rewards and advantages stay."""
-    last, every = keep.optimizer_last, keep.weights_every
+def forget(step: Step, keep: Keep, reference: Artifact, least: int = 1) -> None:
+    """Drop checkpoints that the recipe does not keep; trees, rewards and advantages stay.
+
+    The newest stay, at ``least`` so many: before this iteration has one, that is the last one's.
+    """
+    last, every = max(least, keep.optimizer_last), keep.weights_every
     ledger.retire(step, "update", last, every, weights=("policy", "critic"), spare=reference)
 
 
@@ -209,6 +212,7 @@ def iterate(training: Training, step: Step, agents: Agents, place: int) -> Itera
         temperature=settings.rollout.temperature,
         response_tokens=response_tokens,
         machine=recipe.machine,
+        make_room=partial(forget, step, settings.keep, agents.reference, least=2),
     )
     return {
         "rollout": rolled_out,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,15 @@ def update(
     temperature: float,
     response_tokens: int,
     machine: Machine,
+    make_room: Callable[[], object] = lambda: None,
 ) -> Mapping[str, Any]:
     """One batch's updates; artifacts ``policy``, ``optimizer``, and ``critic`` where there is one.
 
     ``critic`` and the state of the ``optimizer`` lie beside ``policy``, from where they are read:
     None where the policy has none yet, or the algorithm no critic. ``reference`` is the policy that
-    a KL penalty in the loss looks at; None where the algorithm has no such penalty.
+    a KL penalty in the loss looks at; None where the algorithm has no such penalty. ``make_room``
+    drops old checkpoints right before the new one is written: the disk never holds one too many,
+    and the new one takes the memory that the old one's files had.
     """
     began = time.perf_counter()
     learning = checkpoint.resident(Path(policy.path), machine)
@@ -60,6 +63,7 @@ def update(
         learning, batch, loss, settings, temperature, machine, (step.seed, step.iteration)
     )
     trained = time.perf_counter()
+    make_room()
     checkpoint.save(learning, folder)
     checkpoint.keep_resident(learning, ledger.final_place(folder) / checkpoint.POLICY)
     seconds = {"update": trained - began, "checkpoint": time.perf_counter() - trained}

@@ -231,3 +231,27 @@ def test_every_row_of_the_table_goes_through_its_iterations_and_its_gates(start,
         )
         curve = Path("data/toy/curve.csv").read_text().splitlines()
         assert len(curve) == 3
+
+
+@pytest.mark.parametrize("last", [1, 2])
+def test_old_checkpoints_go_right_before_the_new_one_is_written(start, last, monkeypatch):
+    chosen = recipe()
+    keep = chosen.reinforce.keep.model_copy(update={"optimizer_last": last, "weights_every": 9})
+    settings = chosen.reinforce.model_copy(update={"keep": keep})
+    chosen = chosen.model_copy(update={"reinforce": settings})
+    seen = []  # iterations whose policy lies there when a checkpoint is written
+
+    def save(*arguments):
+        seen.append([int(place.parent.name[:4]) for place in policies()])
+        write(*arguments)
+
+    def policies():
+        return sorted(STEP.folder.glob("[0-9]*-update-*/policy"))
+
+    write = checkpoint.save
+    monkeypatch.setattr(checkpoint, "save", save)
+    cold_start = ledger.artifact(Path("policy"))
+    training = Training(STEP, chosen, ROWS["grpo"], cold_start, **start(40))
+    assert len(list(train(training, 4))) == 4
+    assert seen == [[], [0], [1], [2]]
+    assert [int(place.parent.name[:4]) for place in policies()] == [2, 3][-last:]

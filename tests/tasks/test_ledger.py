@@ -94,9 +94,9 @@ def test_a_digest_of_a_file_depends_on_its_bytes_only(tmp_path):
     assert ledger.digest(tmp_path / "a") != ledger.digest(tmp_path / "c")
 
 
-def test_every_byte_of_a_large_file_counts_whatever_piece_it_is_in(tmp_path, monkeypatch):
-    monkeypatch.setattr(ledger, "PIECE", 10)
-    monkeypatch.setattr(ledger, "BLOCK", 4)
+def test_every_byte_of_a_large_file_counts_and_it_has_the_digest_of_a_small_one(
+    tmp_path, monkeypatch
+):
     file = tmp_path / "large"
 
     def of(content):
@@ -109,7 +109,10 @@ def test_every_byte_of_a_large_file_counts_whatever_piece_it_is_in(tmp_path, mon
     swapped = content[10:20] + content[:10] + content[20:]
     digests = {of(each) for each in [content, *changed, *cut, swapped]}
     assert len(digests) == 1 + 35 + 35 + 1
-    assert of(content) == of(content)
+    small = of(content)
+    monkeypatch.setattr(ledger, "MAPPED", 10)  # a file of 35 bytes is large
+    assert {of(each) for each in [content, *changed, *cut, swapped]} == digests
+    assert of(content) == small
 
 
 def test_an_artifact_that_is_not_there_is_refused_by_its_path():
