@@ -47,7 +47,7 @@ class Machine(Frozen):
 
     threads: Positive  # of torch, and warm sandboxes side by side
     device: Literal["cpu", "cuda"]
-    precision: Literal["float32"]  # bfloat16 needs float32 master weights, which are to come
+    precision: Literal["float32", "bfloat16"]  # of passes; master weights are float32 always
     # What the recipe's files may take of the disk, at most; it decides no outcome and is in no key.
     disk_gib: Annotated[PositiveFloat | None, Field(exclude=True)] = None
 
@@ -329,6 +329,33 @@ class Search(Frozen):
         return self
 
 
+class Engine(Frozen):
+    """What samples."""
+
+    kind: Literal["transformers", "vllm"]
+    # Of vllm: what it may take for weights and for keys and values. On a GPU a share of its memory,
+    # on a CPU the GiB of keys and values.
+    memory: PositiveFloat
+    server: Annotated[str, Field(pattern="^https?://")] | None  # of vllm, elsewhere; null: here
+
+    @model_validator(mode="after")
+    def _only_vllm_has_a_server(self) -> Engine:
+        if self.server and self.kind != "vllm":
+            raise ValueError(
+                f"server is {self.server} and kind {self.kind}, which samples here: set server to "
+                "null, or kind to vllm"
+            )
+        return self
+
+
+class Lora(Frozen):
+    """Low-rank adapters instead of all weights (arXiv 2106.09685), through peft."""
+
+    rank: Positive
+    alpha: PositiveFloat  # the adapters' product is scaled by alpha / rank
+    modules: Annotated[tuple[str, ...], Field(min_length=1)]  # names of linear layers
+
+
 class ColdStart(Frozen):
     steps: Positive
     batch: Positive  # traces a step
@@ -398,6 +425,7 @@ class Update(Frozen):
     mini_batches: Positive  # optimizer steps a pass
     micro_batch_tokens: Positive  # tokens of a forward pass, at most; each of a tree once
     critic_learning_rate: PositiveFloat  # of a critic's own weights, where the algorithm has one
+    recompute: bool  # activations in the backward pass instead of keeping them: memory for time
 
 
 class Keep(Frozen):
@@ -414,6 +442,7 @@ class Reinforce(Frozen):
     rollout: Rollout
     reward: Reward
     update: Update
+    ahead: Annotated[int, Field(ge=0, le=1)]  # updates that the policy that samples may lack
     keep: Keep
     trace_every: Positive  # iterations between those of which trajectories go to MLflow
     trace_questions: NonNegative  # of such an iteration, whose trajectories go there
@@ -456,6 +485,8 @@ class Recipe(Frozen):
     dialogue: Dialogue
     python: PythonTool
     search: Search | None  # null where dialogue.tools has no search
+    engine: Engine
+    lora: Lora | None  # null: all weights learn
     cold_start: ColdStart
     reinforce: Reinforce
     evaluate: Evaluate

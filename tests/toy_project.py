@@ -29,6 +29,8 @@ dialogue: {system: "", tools: [python], turn_tokens: 8, result_tokens: 8, respon
 python: {sandbox: none, cpu_seconds: 1, wall_seconds: 1, memory_mib: 64, processes: 1, file_mib: 1,
          output_characters: 64}
 search: null
+engine: {kind: transformers, memory: 1, server: null}
+lora: null
 cold_start: {steps: 1, batch: 1, micro_batch: 1, learning_rate: 0.1, warmup_steps: 0,
              weight_decay: 0, save_every: 1}
 reinforce:
@@ -41,7 +43,8 @@ reinforce:
   reward: {broken_format: 0, wrong: 0, many_tools_bonus: 0}
   update: {learning_rate: 0.1, warmup_updates: 0, weight_decay: 0, adam_betas: [0.9, 0.99],
            gradient_clip: 1, epochs: 1, mini_batches: 1, micro_batch_tokens: 64,
-           critic_learning_rate: 0.1}
+           critic_learning_rate: 0.1, recompute: false}
+  ahead: 0
   keep: {weights_every: 1, optimizer_last: 1}
   trace_every: 1
   trace_questions: 0

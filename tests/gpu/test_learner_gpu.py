@@ -42,6 +42,7 @@ SETTINGS = Update(
     mini_batches=1,
     micro_batch_tokens=10_000,
     critic_learning_rate=1e-3,
+    recompute=False,
 )
 GRPO = assemble(load_rows()["grpo"], 50).loss
 

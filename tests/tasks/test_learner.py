@@ -30,6 +30,7 @@ SETTINGS = Update(
     mini_batches=1,
     micro_batch_tokens=10_000,
     critic_learning_rate=1e-2,
+    recompute=False,
 )
 RESPONSE_TOKENS = 50
 ROWS = load_rows()

@@ -38,6 +38,7 @@ SETTINGS = Update(
     mini_batches=1,
     micro_batch_tokens=64,
     critic_learning_rate=1e-2,
+    recompute=False,
 )
 ROWS = load_rows()
 ARPO, PPO = ROWS["arpo"], ROWS["ppo"]
