@@ -109,6 +109,7 @@ def measure(form: str, vocabulary: int, tokens: int) -> int:
         mini_batches=1,
         micro_batch_tokens=2 * tokens + 1024,
         critic_learning_rate=1e-4,
+        recompute=False,
     )
     learning = small_learner(vocabulary, settings)
     learner.token_logprobs = FORMS[form]
