@@ -18,9 +18,7 @@ from typing import Any
 from vllm import EngineArgs, LLMEngine, SamplingParams
 from vllm.inputs import TokensPrompt
 
-from tasks.engines.vllm_turns import Turn, drawn
-
-WORKER = "tasks.engines.vllm_worker.PolicyWorker"
+from tasks.engines.vllm_turns import WORKER, Turn, drawn
 
 
 def main(descriptor: int) -> None:

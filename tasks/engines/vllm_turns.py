@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+WORKER = "tasks.engines.vllm_worker.PolicyWorker"  # that vLLM mixes into its own
 Drawn = tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]
 Opener = tuple[Callable[..., Tensor], tuple[Any, ...]]  # of a weight that another process holds
 ALIGNMENT = 64  # bytes, as torch's own allocator's
