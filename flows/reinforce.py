@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +21,7 @@ from prefect import flow
 from flows import stage
 from params import schema
 from params.schema import MOST_BATCHES, Keep, Recipe, Reinforce, Row
-from tasks import figures, ledger, spans, track
+from tasks import checkpoint, figures, ledger, spans, track
 from tasks.advantage import advantage
 from tasks.branching import least_rise
 from tasks.collect import collect
@@ -35,6 +37,7 @@ from tasks.trajectory import read_rows
 from tasks.update import update
 
 Iteration = Mapping[str, Sequence[Record]]  # verb -> what it left in the ledger
+Gathered = tuple[list[Record], list[Record]]  # of an iteration: its rollouts and rewards
 Seconds = dict[str, float]  # part of an iteration -> seconds
 Result = TypeVar("Result")
 
@@ -141,18 +144,29 @@ def learn(training: Training, run: track.Run) -> tuple[list[Iteration], list[Sec
 def train(training: Training, count: int) -> Iterator[Iteration]:
     """One iteration after the other; what each left in the ledger.
 
+    Where the recipe samples ahead, the next iteration's questions are rolled out by the policy that
+    this one began with, while it learns: what that policy lacks is one iteration's updates, and the
+    loss weighs each token by how much likelier it has become (algorithms section 3).
+
     Raises ledger.PrunedError where an iteration that is not remembered needs weights that are gone.
     """
     row, settings = training.row, training.recipe.reinforce
     agents, place = Agents(training.policy, None, None, training.policy), 0
-    for number in range(count):
-        step = replace(training.start, iteration=number)
-        agents = agents.at(number, row)
-        done = iterate(training, step, agents, place)
-        place += len(done["rollout"]) * settings.questions
-        agents = agents.after(done, row)
-        forget(step, settings.keep, agents.reference)
-        yield done
+    coming: Future[Gathered] | None = None
+    with ThreadPoolExecutor(1, thread_name_prefix="ahead") as pool:
+        for number in range(count):
+            step = replace(training.start, iteration=number)
+            agents = agents.at(number, row)
+            gathered = coming.result() if coming else gather(training, step, agents.policy, place)
+            place += len(gathered[0]) * settings.questions
+            if settings.ahead and number + 1 < count:
+                later = replace(step, iteration=number + 1)
+                call = copy_context()  # Prefect's: whose sub-steps these are
+                coming = pool.submit(call.run, gather, training, later, agents.policy, place)
+            done = iterate(training, step, agents, gathered)
+            agents = agents.after(done, row)
+            forget(step, settings.keep, agents.reference, least=1 + settings.ahead)
+            yield done
 
 
 def forget(step: Step, keep: Keep, reference: Artifact, least: int = 1) -> None:
@@ -178,11 +192,11 @@ def policy_of(iteration: Iteration) -> Artifact:
     return ledger.of(iteration["update"][0], "policy")
 
 
-def iterate(training: Training, step: Step, agents: Agents, place: int) -> Iteration:
-    """One iteration: roll out, reward, credit, update; ``place``: the questions consumed so far."""
+def iterate(training: Training, step: Step, agents: Agents, gathered: Gathered) -> Iteration:
+    """The rest of an iteration whose questions are rolled out and rewarded: credit, update."""
     recipe, row = training.recipe, training.row
     settings, response_tokens = recipe.reinforce, recipe.dialogue.response_tokens
-    rolled_out, rewarded = gather(training, step, agents.policy, place)
+    rolled_out, rewarded = gathered
     trees = [ledger.of(record, "trees") for record in rolled_out]
     in_reward, in_loss = (row.kl is not None and row.kl.place == p for p in ("reward", "loss"))
     credited = advantage(
@@ -222,10 +236,11 @@ def iterate(training: Training, step: Step, agents: Agents, place: int) -> Itera
     }
 
 
-def gather(
-    training: Training, step: Step, policy: Artifact, place: int
-) -> tuple[list[Record], list[Record]]:
-    """Roll out and reward a batch; with a group filter, more until enough groups have a spread."""
+def gather(training: Training, step: Step, policy: Artifact, place: int) -> Gathered:
+    """Roll out and reward a batch; with a group filter, more until enough groups have a spread.
+
+    ``place``: the questions consumed so far.
+    """
     recipe, row = training.recipe, training.row
     settings, spread = recipe.reinforce, 0
     rolled_out: list[Record] = []
@@ -250,6 +265,7 @@ def gather(
                 search=recipe.search,
                 corpus=training.corpus,
                 tools=training.tools,
+                acting=checkpoint.apart if settings.ahead else checkpoint.resident,
             )
         )
         rewarded.append(
@@ -297,7 +313,8 @@ def report(
     now = time.time()
     tracking = now - tracked
     cost = {**parts, "tracking": tracking, "orchestration": now - began - tracking}
-    cost["orchestration"] -= sum(parts.values())
+    # what was sampled ahead has cost no time of this iteration's own
+    cost["orchestration"] = max(0.0, cost["orchestration"] - sum(parts.values()))
     run.metrics(
         {f"seconds_{name}": value for name, value in cost.items()}, step=number, at=finished
     )

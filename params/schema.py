@@ -797,6 +797,12 @@ def row_of(recipe: Recipe, folder: Path = PARAMS) -> Row:
             f"(initial {budget.initial}, leaves {budget.leaves}, branch {budget.branch}): lower "
             "initial, raise leaves, or set branch to at least 1"
         )
+    if recipe.reinforce.ahead and rows[name].importance_cap is None:
+        raise ValueError(
+            f"reinforce.ahead is {recipe.reinforce.ahead}, and algorithm '{name}' has no "
+            "importance_cap, which weighs what an older policy has sampled: set ahead to 0, or a "
+            "cap such as 2.0"
+        )
     return rows[name]
 
 

@@ -69,6 +69,16 @@ def resident(folder: Path, machine: Machine) -> Learner:
     return _resident[0]
 
 
+_apart: list[Learner] = []  # at most one
+
+
+def apart(folder: Path, machine: Machine) -> Learner:
+    """The policy in ``folder`` for sampling alone, beside the one in memory that learns."""
+    if not (_apart and _apart[0].folder == folder):
+        _apart[:] = [Learner(folder, load_policy(folder, machine), load_tokenizer(folder))]
+    return _apart[0]
+
+
 _references: list[tuple[Path, Any]] = []  # at most one
 
 

@@ -53,6 +53,7 @@ def rollout(
     search: Search | None,
     corpus: Artifact,
     tools: Respond,
+    acting: Callable[[Path, Machine], Learner] = checkpoint.resident,
     advance: Callable[[int], object] = lambda finished: None,
 ) -> Mapping[str, Any]:
     """Roll out ``size`` questions; artifact ``trees``.
@@ -60,17 +61,17 @@ def rollout(
     ``first`` and ``attempt`` say which (see ``batch``). ``branching`` and ``marks`` are a row's,
     ``budget`` says how many paths a question gets; ``top_p`` is 1 in training.
     ``limits``, ``search`` and ``corpus`` are what ``tools`` were made of, which cannot speak for
-    themselves in the ledger's key.
+    themselves in the ledger's key. ``acting`` opens the policy: the one that learns, or a copy.
     ``advance`` is told how many more questions have been finished.
     """
     every = load_questions(Path(questions.path))
     chosen = batch(every, step.seed, first, attempt, size)
-    acting = checkpoint.resident(Path(policy.path), machine)
+    actor = acting(Path(policy.path), machine)
     timed, tool_seconds = _stopwatch(tools)
     seed = f"{step.seed}/{step.iteration}" + (f"/{attempt}" if attempt else "")
-    setting = Setting(acting.tokenizer, dialogue, budget, timed, seed, branching, marks)
+    setting = Setting(actor.tokenizer, dialogue, budget, timed, seed, branching, marks)
     began = time.perf_counter()
-    sampling = ENGINES[engine.kind](acting, policy, engine, machine, budget.rows)
+    sampling = ENGINES[engine.kind](actor, policy, engine, machine, budget.rows)
     trees = _stored(step, chosen) or grow(chosen, sampling, setting, top_p, advance)
     sampling.rest()
     seconds = time.perf_counter() - began

@@ -43,7 +43,15 @@ class VllmEngine:
         self.taken = ""  # what vLLM holds now
 
     def hold(self, model: Any, tokenizer: Any, folder: Path, digest: str) -> None:
-        """From now on sample from this policy: ``model``, which lies in ``folder``."""
+        """From now on sample from this policy: ``model``, which lies in ``folder``.
+
+        One of another shape has no place in a process that was started for this one.
+        """
+        if (
+            self.model is not None
+            and self.model.config.to_diff_dict() != model.config.to_diff_dict()
+        ):
+            self.close()
         self.model, self.tokenizer, self.folder = model, tokenizer, folder
         self.digest = digest
 
@@ -127,7 +135,7 @@ class VllmEngine:
                 server = Server(address)
                 server.take(self.model, self.folder)
                 return server
-            except RuntimeError as error:
+            except EngineDiedError as error:
                 if time.monotonic() > patience:
                     raise
                 print(f"{error}; trying again", flush=True)

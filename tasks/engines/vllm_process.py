@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
@@ -48,13 +48,23 @@ def serve(channel: Connection, engine: LLMEngine) -> None:
                     waiting[_add(engine, f"{number}/{place}", turn)] = (number, place)
             else:
                 _send(channel, number, _call(engine, name, arguments))
-        for output in engine.step():
+        for output in _step(engine, channel, answers):
             if not output.finished:
                 continue
             number, place = waiting.pop(output.request_id)
             answers[number][place] = drawn(output.outputs[0])
             if all(answer is not None for answer in answers[number]):
                 _send(channel, number, answers.pop(number))
+
+
+def _step(engine: LLMEngine, channel: Connection, pending: Iterable[int]) -> list[Any]:
+    """What the engine has to say; its fault goes to all who wait, and ends the process."""
+    try:
+        return list(engine.step())
+    except Exception as error:
+        for number in pending:
+            _send(channel, number, _told(error))
+        raise
 
 
 def _add(engine: LLMEngine, name: str, turn: Turn) -> str:

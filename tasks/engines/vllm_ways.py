@@ -200,20 +200,18 @@ class Server:
     """vLLM's own server, with Beamline's worker in it, at an address; see docs/vllm.md."""
 
     def __init__(self, address: str) -> None:
-        """Raises RuntimeError for an address where nothing answers, or without our worker."""
-        self.address = urlsplit(address)
+        """Raises EngineDiedError where nobody answers, ValueError for a server of another kind."""
+        self.name, self.address = address, urlsplit(address)
         self.connections = threading.local()
         self.pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="vllm")
         try:
             self._worker("measure_entropies")
-        except EngineDiedError as error:
-            raise RuntimeError(
-                f"engine.server {address}: {error}: start it, or correct it"
-            ) from None
+        except EngineDiedError:
+            raise
         except RuntimeError as error:
-            raise RuntimeError(
-                f"engine.server {address} is no vLLM that Beamline can train with: start it as "
-                f"docs/vllm.md says ({error})"
+            raise ValueError(
+                f"engine.server {address} is no vLLM that Beamline can train with: start it with "
+                f"`make serve` ({error})"
             ) from None
 
     def sample(self, turns: Sequence[Turn]) -> list[Drawn]:
@@ -260,7 +258,7 @@ class Server:
             del self.connections.own
             if kept:
                 return self._asked(path, body)
-            raise EngineDiedError(f"{type(error).__name__}: {error}") from None
+            raise EngineDiedError(f"engine.server {self.name}: {error}") from None
 
     def _connection(self) -> http.client.HTTPConnection:
         """This thread's own, which is kept."""

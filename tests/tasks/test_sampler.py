@@ -50,15 +50,16 @@ class Scripted:
     It is a session of its own, and watches that handles are opened, used and closed properly.
     """
 
-    device = "somewhere"  # no lanes
-
     def __init__(self, tokenizer, write):
         self.tokenizer, self.write = tokenizer, write
         self.numbers, self.handles = count(), set()
         self.requests, self.rooms = [], []
 
-    def beside(self, count):
-        return [self] * count
+    def beside(self, most):
+        return [self]
+
+    def rest(self):
+        pass
 
     @contextmanager
     def session(self, paths, context, temperature, top_p, stop):

@@ -1,0 +1,65 @@
+"""Tests of the vLLM engine against the real vLLM; `make test-vllm` gives them their environment."""
+
+import importlib.util
+
+import pytest
+
+from params.schema import Engine, Machine
+from tasks import ledger
+from tasks.engines import vllm as engines
+from tasks.policy import build_policy, build_tokenizer
+from tests.conftest import TEXTS
+
+MACHINE = Machine(threads=2, device="cpu", precision="float32")
+SETTINGS = Engine(kind="vllm", memory=0.25, server=None, lanes=1)
+ROWS = 32
+
+
+def pytest_configure():
+    if not importlib.util.find_spec("vllm"):
+        pytest.exit("vLLM is not installed here: `make test-vllm` has it", returncode=1)
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    """Engines write their words below the working folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tiny):
+    return build_tokenizer(TEXTS * 10, tiny)
+
+
+@pytest.fixture(scope="session")
+def make(tiny, tokenizer, tmp_path_factory):
+    """A function that makes a policy of random weights; the model and its folder's artifact."""
+
+    def made(seed=0, tied=True, tokenizer=tokenizer, **changes):
+        # vLLM on a CPU has no attention for heads of less than 32
+        sizes = tiny.model_copy(update={"hidden": 64, **changes})
+        model = build_policy(sizes, tokenizer, seed).eval()
+        if not tied:
+            model.config.tie_word_embeddings = False
+            model = type(model)(model.config).eval()
+        return model, save(model, tokenizer, tmp_path_factory.mktemp("policy"))
+
+    return made
+
+
+def save(model, tokenizer, folder):
+    """Save a policy; its artifact."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return ledger.artifact(folder)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    """The engine of this process with a policy, as rollouts ask for it; ended afterwards."""
+
+    def opened(model, made, tokenizer, settings=SETTINGS, machine=MACHINE):
+        return engines.vllm_engine(settings, machine, ROWS, model, tokenizer, made)
+
+    yield opened
+    engines.close_engines()

@@ -1,0 +1,103 @@
+"""vLLM's own server, as `make serve` starts it: sampled from, updated, killed and started again."""
+
+import http.server
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from tasks.engines import vllm
+from tasks.engines.vllm_ways import ROOT
+from tests.vllm.conftest import SETTINGS, save
+from tests.vllm.test_vllm import changed, check, same, sampled
+
+
+@pytest.fixture(scope="module")
+def port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def start(folder, port, log):
+    """What `make serve POLICY=… PORT=…` runs."""
+    words = ["--port", str(port), "--precision", "float32", "--memory", "0.25"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "tasks.engines.vllm_serve", folder, *words],
+        cwd=ROOT,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+def end(server):
+    """Kill the server, and the process of its engine, which notices."""
+    server.kill()
+    server.wait()
+
+
+@pytest.fixture(scope="module")
+def serving(make, port, tmp_path_factory):
+    """A policy, and a function that starts the server anew; the server is ended afterwards."""
+    model, made = make()
+    running = []
+    with (tmp_path_factory.mktemp("server") / "log").open("wb") as log:
+
+        def restart():
+            if running:
+                end(running.pop())
+            running.append(start(made.path, port, log))
+
+        restart()
+        yield model, made, restart
+        end(running.pop())
+
+
+def test_a_server_is_sampled_from_updated_and_missed_while_it_is_away(
+    serving, engine, tokenizer, port, tmp_path, capfd
+):
+    model, made, restart = serving
+    settings = SETTINGS.model_copy(update={"server": f"http://127.0.0.1:{port}"})
+    vocabulary = model.config.vocab_size
+    asked, samples = sampled(engine(model, made, tokenizer, settings), vocabulary)
+    check(model, asked, samples)
+    changed(model)
+    other = save(model, tokenizer, tmp_path / "updated")
+    held = engine(model, other, tokenizer, settings)
+    asked, samples = sampled(held, vocabulary)
+    check(model, asked, samples)
+    restart()  # it knows the first policy only, until it is told
+    _, again = sampled(held, vocabulary)
+    assert same(again, samples)
+    assert "built anew" in capfd.readouterr().out
+
+
+@contextmanager
+def another_kind():
+    """A server that answers everything with 404."""
+    server = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server.server_address[1]
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_server_of_another_kind_is_refused_at_once(make, engine, tokenizer):
+    model, made = make()
+    with another_kind() as port:
+        settings = SETTINGS.model_copy(update={"server": f"http://127.0.0.1:{port}"})
+        with pytest.raises(ValueError, match=r"engine.server .*make serve"):
+            sampled(engine(model, made, tokenizer, settings), model.config.vocab_size)
+
+
+def test_a_server_that_never_comes_is_given_up(make, engine, tokenizer, port, monkeypatch):
+    monkeypatch.setattr(vllm, "RETURN", 0.2)
+    monkeypatch.setattr(vllm, "PAUSE", 0.1)
+    model, made = make()
+    settings = SETTINGS.model_copy(update={"server": "http://127.0.0.1:9"})
+    with pytest.raises(RuntimeError, match=r"engine.server http://127.0.0.1:9"):
+        sampled(engine(model, made, tokenizer, settings), model.config.vocab_size)

@@ -1,0 +1,334 @@
+"""What vLLM samples is what the policy says, before and after an update, whatever dies."""
+
+import json
+import os
+import signal
+import string
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from params.schema import Dialogue, Rollout
+from tasks import dialogue as talk
+from tasks.engines import Request, vllm, vllm_ways
+from tasks.environments.question import respond
+from tasks.policy import TAGS, build_tokenizer
+from tasks.sampler import Setting, grow
+from tasks.trajectory import END, LENGTH, STOP, TURN, Observation, Question
+from tests.conftest import TEXTS
+from tests.vllm.conftest import SETTINGS, save
+
+CLOSE = 1e-5  # float32, other orders of summation
+CONTEXT, NEW = 120, 40
+
+
+def requests(handles, vocabulary, seed=0):
+    random = np.random.default_rng(seed)
+    return [
+        Request(handle, random.integers(3, vocabulary, 20 + i).astype(np.int32), 100 + i, NEW)
+        for i, handle in enumerate(handles)
+    ]
+
+
+def sampled(engine, vocabulary, count=6, temperature=1.0, top_p=1.0, chosen=None):
+    """Turns of some prompts, and the prompts."""
+    with engine.session(count, CONTEXT, temperature, top_p, talk.STOP_STRINGS) as session:
+        asked = requests([session.open() for _ in range(count)], vocabulary)
+        asked = asked if chosen is None else [asked[i] for i in chosen]
+        return asked, session.sample(asked)
+
+
+@torch.no_grad()
+def measured(model, asked, sample, temperature):
+    """Log-probabilities and entropies of a turn, as transformers computes them."""
+    tokens = torch.from_numpy(np.concatenate([asked.tokens, sample.tokens])).long()[None]
+    logprobs = (model(tokens).logits[0] / temperature).log_softmax(-1)
+    logprobs = logprobs[len(asked.tokens) - 1 : -1]
+    chosen = logprobs.gather(-1, torch.from_numpy(sample.tokens).long()[:, None])[:, 0]
+    entropies = -(logprobs.exp() * logprobs).sum(-1) / np.log(logprobs.shape[-1])
+    return chosen.numpy(), entropies.numpy()
+
+
+def check(model, asked, samples, temperature=1.0):
+    for one, sample in zip(asked, samples, strict=True):
+        logprobs, entropies = measured(model, one, sample, temperature)
+        np.testing.assert_allclose(sample.logprobs, logprobs, atol=CLOSE)
+        np.testing.assert_allclose(sample.entropies, entropies, atol=CLOSE)
+
+
+def changed(model, spread=0.05):
+    """Other weights, in place."""
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(spread * torch.randn_like(weight))
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_logprobs_and_entropies_are_the_policys_before_and_after_an_update(
+    engine, make, tokenizer, tmp_path, tied
+):
+    model, made = make(tied=tied)
+    vocabulary = model.config.vocab_size
+    check(model, *sampled(engine(model, made, tokenizer), vocabulary))
+    process = engine(model, made, tokenizer).way.process
+    changed(model)
+    other = save(model, tokenizer, tmp_path / "updated")
+    asked, samples = sampled(engine(model, other, tokenizer), vocabulary)
+    check(model, asked, samples)
+    assert engine(model, other, tokenizer).way.process is process, "nothing was started anew"
+    in_evaluation = sampled(engine(model, other, tokenizer), vocabulary, 6, 0.7, 0.9)
+    check(model, *in_evaluation, temperature=0.7)
+
+
+def test_weights_from_a_folder_are_those_from_memory(engine, make, tokenizer, tmp_path):
+    model, made = make()
+    held = engine(model, made, tokenizer)
+    sampled(held, model.config.vocab_size)
+    changed(model)
+    other = save(model, tokenizer, tmp_path / "updated")
+    held.way._call("worker", "take_folder", other.path)
+    held.way._call("reset_prefix_cache")
+    held.taken = other.digest
+    check(model, *sampled(engine(model, other, tokenizer), model.config.vocab_size))
+
+
+def same(one, other):
+    return all(
+        (a.tokens == b.tokens).all() and (a.logprobs == b.logprobs).all() and a.stopped == b.stopped
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def test_a_turn_depends_on_its_seed_alone(engine, make, tokenizer):
+    model, made = make()
+    held = engine(model, made, tokenizer)
+    vocabulary = model.config.vocab_size
+    _, every = sampled(held, vocabulary)
+    _, some = sampled(held, vocabulary, chosen=[4, 1])
+    assert same(some, [every[4], every[1]])
+    held.close()
+    _, again = sampled(held, vocabulary)
+    assert same(again, every)
+
+
+def test_a_turn_ends_where_its_text_says_so(engine, make, tokenizer):
+    model, made = make()
+    _, samples = sampled(engine(model, made, tokenizer), model.config.vocab_size, count=24)
+    assert {STOP, LENGTH} <= {sample.stopped for sample in samples}
+    for sample in samples:
+        text = tokenizer.decode(sample.tokens)
+        stops = [text.find(stop) for stop in talk.STOP_STRINGS if stop in text]
+        assert (sample.stopped == STOP) == bool(stops)
+        assert (sample.stopped == END) == (sample.tokens[-1] == tokenizer.eos_token_id)
+        assert (sample.stopped != LENGTH) or len(sample.tokens) == NEW
+        if stops:
+            before = tokenizer.decode(sample.tokens[:-1])
+            assert not any(stop in before for stop in talk.STOP_STRINGS)
+
+
+def without_tags(tiny):
+    """A tokenizer as ours, that splits tags as any other text."""
+    tokenizer = build_tokenizer(TEXTS * 10, tiny)
+    content = json.loads(tokenizer._tokenizer.to_str())
+    tags = [entry for entry in content["added_tokens"] if entry["content"] in TAGS]
+    content["added_tokens"] = [e for e in content["added_tokens"] if e not in tags]
+    return type(tokenizer)(
+        tokenizer_object=Tokenizer.from_str(json.dumps(content)), eos_token="<|end|>"
+    )
+
+
+def test_tags_of_several_tokens_are_found_in_the_text(engine, make, tiny):
+    """A tokenizer that knows no tags, as most policies have; pairs of letters stand for them."""
+    letters = without_tags(tiny)
+    model, made = make(tokenizer=letters)
+    held = engine(model, made, letters)
+    pairs = [a + b for a in string.ascii_lowercase for b in string.ascii_lowercase]
+    assert vllm.stop_texts(held.pieces(), talk.STOP_STRINGS) == talk.STOP_STRINGS
+    with held.session(40, CONTEXT, 1.0, 1.0, pairs) as session:
+        handles = [session.open() for _ in range(40)]
+        samples = session.sample(requests(handles, model.config.vocab_size))
+    assert {STOP, LENGTH} <= {sample.stopped for sample in samples}
+    for sample in samples:
+        texts = [held.pieces()[token] for token in sample.tokens]
+        found = [
+            place
+            for place in range(len(texts))
+            if any(p in "".join(texts[: place + 1]) for p in pairs)
+        ]
+        assert (sample.stopped == STOP) == bool(found)
+        assert not found or len(texts) == found[0] + 1
+
+
+# ---------------------------------------------------------------- trees
+
+DIALOGUE = Dialogue(
+    system="", tools=("python",), turn_tokens=24, result_tokens=8, response_tokens=60, tool_calls=3
+)
+BUDGET = Rollout(
+    leaves=6,
+    initial=3,
+    branch=2,
+    marks_per_rollout=1,
+    entropy_window=5,
+    base_probability=0.5,
+    entropy_weight=0.2,
+    threshold=0.4,
+    draw=False,
+    temperature=1.0,
+    rows=32,
+)
+QUESTIONS = [Question(name, "toy", f"{name}?", ("1",)) for name in ("apples", "baskets", "cows")]
+
+
+def setting(tokenizer):
+    tools = {"python": lambda texts: [Observation("ok", "7") for _ in texts]}
+    return Setting(
+        tokenizer, DIALOGUE, BUDGET, lambda calls: respond(tools, calls), "0/0", "entropy"
+    )
+
+
+def trees(held, tokenizer):
+    return grow(QUESTIONS, held, setting(tokenizer))
+
+
+def as_rows(grown):
+    """All that is in trees."""
+    return [
+        (n.parent, n.kind, n.outcome, n.text, n.tokens.tolist(), n.logprobs.tolist())
+        for tree in grown
+        for n in tree.nodes
+    ] + [tree.leaves for tree in grown]
+
+
+def test_trees_have_exact_budgets_and_the_policys_logprobs(engine, make, tokenizer):
+    model, made = make(seed=3)
+    grown = trees(engine(model, made, tokenizer), tokenizer)
+    assert [len(tree.leaves) for tree in grown] == [BUDGET.leaves] * 3
+    for tree in grown:
+        for leaf in tree.leaves:
+            path = [tree.nodes[index] for index in tree.path(leaf)]
+            tokens = torch.from_numpy(np.concatenate([node.tokens for node in path])).long()
+            with torch.no_grad():
+                logprobs = model(tokens[None]).logits[0].log_softmax(-1)[:-1]
+            own = logprobs.gather(-1, tokens[1:, None])[:, 0].numpy()
+            first = 0
+            for node in path:
+                if node.kind == TURN:
+                    expected = own[first - 1 : first - 1 + len(node.tokens)]
+                    np.testing.assert_allclose(node.logprobs, expected, atol=CLOSE)
+                first += len(node.tokens)
+
+
+def test_questions_that_go_on_by_themselves_have_the_trees_of_rounds(engine, make, tokenizer):
+    model, made = make(seed=3)
+    rounds = as_rows(trees(engine(model, made, tokenizer), tokenizer))
+    alone = SETTINGS.model_copy(update={"lanes": 3})
+    held = engine(model, made, tokenizer, alone)
+    assert len(held.beside(3)) == 3
+    assert as_rows(trees(held, tokenizer)) == rounds
+
+
+# ---------------------------------------------------------------- what dies
+
+
+def test_an_engine_that_is_killed_in_a_rollout_is_built_anew_and_nothing_differs(
+    engine, make, tokenizer, capfd
+):
+    model, made = make(seed=3)
+    held = engine(model, made, tokenizer)
+    whole = as_rows(trees(held, tokenizer))
+    victim = held.way.process
+    killed = []
+
+    def tools(calls):
+        if not killed:
+            killed.append(os.kill(victim.pid, signal.SIGKILL))
+        return [Observation("ok", "7") for _ in calls]
+
+    again = grow(QUESTIONS, held, Setting(tokenizer, DIALOGUE, BUDGET, tools, "0/0", "entropy"))
+    assert killed and held.way.process is not victim
+    assert as_rows(again) == whole
+    assert "built anew" in capfd.readouterr().out
+
+
+def test_an_engine_that_dies_over_a_turn_is_asked_again(engine, make, tokenizer):
+    model, made = make(seed=3)
+    held = engine(model, made, tokenizer)
+    _, whole = sampled(held, model.config.vocab_size)
+    victim = held.way.process
+    os.kill(victim.pid, signal.SIGSTOP)  # it is in the middle of it, for as long as we like
+    threading.Timer(0.5, lambda: os.kill(victim.pid, signal.SIGKILL)).start()
+    _, again = sampled(held, model.config.vocab_size)
+    assert same(again, whole)
+
+
+@pytest.mark.parametrize("other", [{"hidden": 128, "heads": 4}, {"tied": False}], ids=str)
+def test_a_policy_of_another_shape_builds_the_engine_anew(engine, make, tokenizer, other):
+    model, made = make()
+    sampled(engine(model, made, tokenizer), model.config.vocab_size)
+    process = engine(model, made, tokenizer).way.process
+    changed_shape, its = make(**other)
+    held = engine(changed_shape, its, tokenizer)
+    check(changed_shape, *sampled(held, changed_shape.config.vocab_size))
+    assert held.way.process is not process
+
+
+def test_weights_that_cannot_be_put_in_place_build_the_engine_anew(
+    engine, make, tokenizer, tmp_path, capfd
+):
+    model, made = make()
+    held = engine(model, made, tokenizer)
+    sampled(held, model.config.vocab_size)
+    changed(model)
+    other = save(model, tokenizer, tmp_path / "updated")
+    wider, _ = make(hidden=128, heads=4)
+    held.hold(model, tokenizer, tmp_path / "updated", other.digest)
+    in_place = held.way.take
+    held.way.take = lambda _, folder: in_place(wider, folder)  # weights of another shape
+    check(model, *sampled(held, model.config.vocab_size))
+    assert "built anew" in capfd.readouterr().out
+
+
+def test_vllm_that_cannot_start_says_why(engine, make, tokenizer):
+    model, made = make()
+    too_little = SETTINGS.model_copy(update={"memory": 1e-6})
+    held = engine(model, made, tokenizer, too_little)
+    with pytest.raises(RuntimeError, match=r"(?i)cache|memory"):
+        sampled(held, model.config.vocab_size)
+
+
+TRAINER = """
+import sys, time
+from pathlib import Path
+from tasks.engines.vllm_ways import Here
+here = Here(Path(sys.argv[1]), {"max_model_len": 64, "skip_tokenizer_init": True,
+            "kv_cache_memory_bytes": 2**28, "enforce_eager": True, "dtype": "float32"})
+print(here.process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_process_ends_with_its_trainer(make):
+    _, made = make()
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", TRAINER, made.path],
+        cwd=vllm_ways.ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    pid = int(trainer.stdout.readline())
+    assert psutil.pid_exists(pid)
+    trainer.kill()
+    trainer.wait()
+    deadline = time.monotonic() + 30
+    while psutil.pid_exists(pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not psutil.pid_exists(pid)
