@@ -204,12 +204,14 @@ def synchronize(device: str) -> None:
 # ---------------------------------------------------------------- measuring
 
 
-def forward_backward(learning: Learner, batch: Sequence[Forest], loss: Loss) -> None:
+def forward_backward(
+    learning: Learner, batch: Sequence[Forest], loss: Loss, machine: Machine
+) -> None:
     """All gradients of one optimizer step, as ``learner.update`` computes them."""
     learning.model.zero_grad(set_to_none=True)
     views = sum(int(made.mask.sum()) for made in batch)
     for made in batch:
-        value, _ = learner._objective(learning, made, loss, 1.0, views, views)
+        value, _ = learner._objective(learning, made, loss, 1.0, views, views, machine)
         value.backward()
 
 
@@ -225,6 +227,7 @@ def measure(
     """One line of the table."""
     learning = Learner(Path(name), policy(architecture, device), None)
     loss = assemble(load_rows()["grpo"], 1).loss
+    machine = Machine.model_validate({"threads": 1, "device": device, "precision": "bfloat16"})
     form = form_for(device)
     cost = learner._cost(learning.model, form)
     batch = micro_batches(trees, packing, tokens, cost, device)
@@ -232,7 +235,7 @@ def measure(
         torch.cuda.reset_peak_memory_stats()
     with attending(learning.model, form):
         seconds = [
-            timed(lambda: forward_backward(learning, batch, loss), device)
+            timed(lambda: forward_backward(learning, batch, loss, machine), device)
             for _ in range(WARM_UP + REPETITIONS)
         ][WARM_UP:]
     second, counted = median(seconds), sizes(trees)

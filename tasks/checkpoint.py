@@ -15,7 +15,7 @@ from torch import Tensor
 
 from params import schema
 from params.schema import Machine, Update
-from tasks.policy import load_backbone, load_policy, load_tokenizer
+from tasks.policy import PRECISION, load_backbone, load_policy, load_tokenizer
 
 POLICY, OPTIMIZER, CRITIC = "policy", "optimizer", "critic"  # folders of one checkpoint
 
@@ -77,6 +77,24 @@ def reference(folder: Path, machine: Machine) -> Any:
     if not (_references and _references[0][0] == folder):
         _references[:] = [(folder, load_policy(folder, machine).eval())]
     return _references[0][1]
+
+
+def to_sample(model: Any, machine: Machine) -> Any:
+    """The policy as it samples, with its weights in the precision of passes.
+
+    Where that is not how it learns it is a copy, cast once, to be given up after sampling.
+    """
+    kind = PRECISION[machine.precision]
+    return model if model.dtype is kind else _cast(model, kind)
+
+
+def _cast(model: Any, kind: torch.dtype) -> Any:
+    """A copy with weights of another kind; frequencies of positions and the like stay exact."""
+    weights = {
+        id(weight): torch.nn.Parameter(weight.detach().to(kind), requires_grad=False)
+        for weight in model.parameters()
+    }
+    return copy.deepcopy(model, weights)  # which takes what is already there for a weight
 
 
 def keep_resident(learner: Learner, folder: Path) -> None:

@@ -68,7 +68,7 @@ def rollout(
     seed = f"{step.seed}/{step.iteration}" + (f"/{attempt}" if attempt else "")
     setting = Setting(acting.tokenizer, dialogue, budget, timed, seed, branching, marks)
     began = time.perf_counter()
-    engine = TransformersEngine(acting.model, acting.tokenizer)
+    engine = TransformersEngine(checkpoint.to_sample(acting.model, machine), acting.tokenizer)
     trees = _stored(step, chosen) or grow(chosen, engine, setting, top_p, advance)
     seconds = time.perf_counter() - began
     waited = sum(tool_seconds) / lanes(engine.device, len(chosen))  # of a lane, on average

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks import update_on_gpu as bench
-from params.schema import load_rows
+from params.schema import Machine, load_rows
 from tasks import learner
 from tasks.algorithm import assemble
 from tasks.attention import attending, form_for
@@ -17,6 +17,7 @@ from tasks.packing import lay_out
 from tasks.trajectory import PROMPT
 
 (ARCHITECTURE,) = bench.TINY_ARCHITECTURES.values()
+MACHINE = Machine(threads=1, device="cpu", precision="float32")
 TREES = [bench.synthetic_tree(seed, bench.TINY_SHAPE, ARCHITECTURE.vocabulary) for seed in (0, 1)]
 
 
@@ -56,7 +57,8 @@ def test_both_packings_compute_the_same_gradient(learning, tokens):
     found = []
     for packing in bench.PACKINGS:
         with attending(learning.model, form_for("cpu")):
-            bench.forward_backward(learning, packed(learning, packing, tokens), loss)
+            batch = packed(learning, packing, tokens)
+            bench.forward_backward(learning, batch, loss, MACHINE)
         found.append([weight.grad.clone() for weight in learning.model.parameters()])
     for one, other in zip(*found, strict=True):
         assert one.abs().max() > 0
