@@ -19,7 +19,7 @@ from prefect import flow
 from flows import stage
 from params import schema
 from params.schema import MOST_BATCHES, Keep, Recipe, Reinforce, Row
-from tasks import figures, ledger, spans, track
+from tasks import checkpoint, figures, ledger, spans, track
 from tasks.advantage import advantage
 from tasks.branching import least_rise
 from tasks.collect import collect
@@ -132,7 +132,7 @@ def learn(training: Training, run: track.Run) -> tuple[list[Iteration], list[Sec
         done=done,
     )
     name = training.start.recipe
-    ledger.publish(policy_of(done[-1]), Path("models", name, "trained"))
+    ledger.publish(policy_of(done[-1]), Path("models", name, "trained"), checkpoint.merged)
     records = [record for iteration in done for record in in_order(iteration)]
     ledger.publish_records(records, Path("data", name, "records", "reinforce.jsonl"))
     return done, costs
@@ -212,6 +212,7 @@ def iterate(training: Training, step: Step, agents: Agents, place: int) -> Itera
         temperature=settings.rollout.temperature,
         response_tokens=response_tokens,
         machine=recipe.machine,
+        lora=recipe.lora,
         make_room=partial(forget, step, settings.keep, agents.reference, least=2),
     )
     return {

@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from params.schema import Machine, PretrainedPolicy, TinyPolicy
+from tasks import adapter
 
 PRECISION = {"float32": torch.float32, "bfloat16": torch.bfloat16}  # of passes
 
@@ -172,8 +173,11 @@ def passes(machine: Machine) -> torch.autocast:
 def load_policy(folder: str | Path, machine: Machine, revision: str | None = None) -> Any:
     """A causal language model from a folder or a hub name, on the recipe's device, in float32.
 
-    Raises OSError (from transformers) where neither is found.
+    The folder of an adapter gives its base with the adapter, which alone can learn. Raises OSError
+    (from transformers) where nothing is found.
     """
+    if base := adapter.base_of(Path(folder)):
+        return adapter.load(_load(AutoModelForCausalLM, base, machine, None), Path(folder))
     return _load(AutoModelForCausalLM, folder, machine, revision)
 
 

@@ -148,6 +148,7 @@ def arguments(policy, iteration=0, run_seed=7, data=None, **changes):
         "temperature": 1.0,
         "response_tokens": 20,
         "machine": MACHINE,
+        "lora": None,
         **(data or batch()),
         **changes,
     }
