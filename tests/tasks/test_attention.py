@@ -8,6 +8,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from params.schema import Machine
+from tasks import attention
 from tasks.attention import FLEX, GATHERED, _block_mask, attending, form_for
 from tasks.learner import states
 from tasks.packing import BLOCK, forest, lay_out
@@ -66,8 +67,16 @@ def test_another_forest_of_the_same_size_is_not_mistaken_for_the_last(form):
 
 
 @pytest.mark.parametrize("form", [GATHERED, FLEX])
-def test_passes_in_bf16_attend_in_either_form(form):
-    """Turned queries and keys come in float32 then, and values in bf16."""
+def test_passes_in_bf16_attend_in_either_form(form, monkeypatch):
+    """Turned queries and keys come in float32 then, and values in bf16; a GPU's kernel wants one."""
+    kinds = set()
+
+    def flex(*tensors, **rest):
+        kinds.update(tensor.dtype for tensor in tensors)
+        return compute(*tensors, **rest)
+
+    compute = attention._flex
+    monkeypatch.setattr(attention, "_flex", flex)
     model, made = small_policy().eval(), forest_of([4, 5])
     machine = Machine(threads=1, device="cpu", precision="bfloat16")
     with torch.no_grad():
@@ -76,6 +85,7 @@ def test_passes_in_bf16_attend_in_either_form(form):
         expected = logits_by_row(model, made)
     for row, own in zip(found, expected, strict=True):
         assert 0 < float((row - own).abs().max()) < 0.1 * float(own.abs().max())
+    assert kinds == ({torch.bfloat16} if form == FLEX else set())
 
 
 def test_a_model_attends_as_before_afterwards_also_where_something_failed():
