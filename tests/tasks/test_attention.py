@@ -68,7 +68,7 @@ def test_another_forest_of_the_same_size_is_not_mistaken_for_the_last(form):
 
 @pytest.mark.parametrize("form", [GATHERED, FLEX])
 def test_passes_in_bf16_attend_in_either_form(form, monkeypatch):
-    """Turned queries and keys come in float32 then, and values in bf16; a GPU's kernel wants one."""
+    """Turned queries and keys come in float32 then, values in bf16; a GPU wants one kind."""
     kinds = set()
 
     def flex(*tensors, **rest):
