@@ -155,8 +155,7 @@ def prepare_critic(learner: Learner, choice: schema.Critic | None, machine: Mach
     if own and beside:
         backbone = load_backbone(beside, machine)
     else:
-        whole = adapter.merged(learner.model).base_model
-        backbone = copy.deepcopy(whole).requires_grad_() if own else None
+        backbone = _backbone(learner.model) if own else None
     head = torch.nn.Linear(learner.model.config.hidden_size, 1).to(machine.device)
     if beside:
         head.load_state_dict(load_file(beside / "head.safetensors", device=machine.device))
@@ -164,6 +163,11 @@ def prepare_critic(learner: Learner, choice: schema.Critic | None, machine: Mach
         for weight in head.parameters():
             torch.nn.init.zeros_(weight)
     learner.critic = Critic(head, backbone, choice.value_clip, choice.coefficient)
+
+
+def _backbone(model: Any) -> Any:
+    """A copy of the policy without its head, all of whose weights learn."""
+    return copy.deepcopy(adapter.merged(model).base_model).requires_grad_()
 
 
 def prepare_adapter(learner: Learner, settings: Lora | None, base: Artifact, seed: int) -> None:
