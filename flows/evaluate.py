@@ -80,6 +80,7 @@ def answer(
         budget=recipe.single_answers(),
         top_p=recipe.evaluate.top_p,
         dialogue=recipe.dialogue,
+        engine=recipe.engine,
         machine=recipe.machine,
         limits=recipe.python,
         search=recipe.search,

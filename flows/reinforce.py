@@ -245,6 +245,7 @@ def gather(
                 budget=settings.rollout,
                 top_p=1.0,
                 dialogue=recipe.dialogue,
+                engine=recipe.engine,
                 machine=recipe.machine,
                 limits=recipe.python,
                 search=recipe.search,

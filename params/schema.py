@@ -330,13 +330,17 @@ class Search(Frozen):
 
 
 class Engine(Frozen):
-    """What samples."""
+    """What samples. Only its kind decides what comes out, and is in keys of the ledger."""
 
     kind: Literal["transformers", "vllm"]
     # Of vllm: what it may take for weights and for keys and values. On a GPU a share of its memory,
     # on a CPU the GiB of keys and values.
-    memory: PositiveFloat
-    server: Annotated[str, Field(pattern="^https?://")] | None  # of vllm, elsewhere; null: here
+    memory: Annotated[PositiveFloat, Field(exclude=True)]
+    # of vllm, elsewhere; null: here
+    server: Annotated[str | None, Field(exclude=True, pattern="^https?://")]
+    # Of vllm: groups of questions that go on by themselves, so that none waits for another's tools.
+    # With 1 all go in rounds, which alone repeat exactly on a GPU.
+    lanes: Annotated[Positive, Field(exclude=True)]
 
     @model_validator(mode="after")
     def _only_vllm_has_a_server(self) -> Engine:

@@ -24,6 +24,9 @@ from tasks.policy import PRECISION, load_backbone, load_policy, load_tokenizer
 POLICY, OPTIMIZER, CRITIC = "policy", "optimizer", "critic"  # folders of one checkpoint
 
 
+MERGED = Path(".beamline/merged")  # the adapter that samples, as whole weights
+
+
 @dataclass
 class Critic:
     """A value head on hidden states: of its own backbone, or of the policy's (``backbone`` None).
@@ -127,6 +130,21 @@ def _cast(model: Any, kind: torch.dtype) -> Any:
         for weight in model.parameters()
     }
     return copy.deepcopy(model, weights)  # which takes what is already there for a weight
+
+
+def whole(policy: Artifact) -> Artifact:
+    """The same policy in a folder of whole weights, for those who load nothing else.
+
+    An adapter is merged into ``MERGED``, where the newest one stays until the next one comes.
+    """
+    source, place = Path(policy.path), MERGED / policy.digest
+    if not adapter.base_of(source):
+        return policy
+    if not place.is_dir():
+        shutil.rmtree(MERGED, ignore_errors=True)
+        merged(source, MERGED / ".partial")
+        (MERGED / ".partial").rename(place)
+    return Artifact(str(place), policy.digest)
 
 
 def keep_resident(learner: Learner, folder: Path) -> None:

@@ -11,10 +11,11 @@ from typing import Any
 
 from prefect import task
 
-from params.schema import Dialogue, Machine, Marks, PythonTool, Rollout, Search
-from tasks import checkpoint, ledger, statistics
+from params.schema import Dialogue, Engine, Machine, Marks, PythonTool, Rollout, Search
+from tasks import adapter, checkpoint, engines, ledger, statistics
+from tasks.checkpoint import Learner
 from tasks.engines.transformers import TransformersEngine
-from tasks.lanes import lanes
+from tasks.engines.vllm import vllm_engine
 from tasks.ledger import Artifact, Step
 from tasks.sampler import Setting, grow
 from tasks.toolbox import Respond
@@ -46,6 +47,7 @@ def rollout(
     budget: Rollout,
     top_p: float,
     dialogue: Dialogue,
+    engine: Engine,
     machine: Machine,
     limits: PythonTool,
     search: Search | None,
@@ -68,10 +70,11 @@ def rollout(
     seed = f"{step.seed}/{step.iteration}" + (f"/{attempt}" if attempt else "")
     setting = Setting(acting.tokenizer, dialogue, budget, timed, seed, branching, marks)
     began = time.perf_counter()
-    engine = TransformersEngine(checkpoint.to_sample(acting.model, machine), acting.tokenizer)
-    trees = _stored(step, chosen) or grow(chosen, engine, setting, top_p, advance)
+    sampling = ENGINES[engine.kind](acting, policy, engine, machine, budget.rows)
+    trees = _stored(step, chosen) or grow(chosen, sampling, setting, top_p, advance)
+    sampling.rest()
     seconds = time.perf_counter() - began
-    waited = sum(tool_seconds) / lanes(engine.device, len(chosen))  # of a lane, on average
+    waited = sum(tool_seconds) / len(sampling.beside(len(chosen)))  # of a lane, on average
     save_trees(trees, folder / "trees")
     return {
         "metrics": statistics.tree_metrics(trees, budget.entropy_window),
@@ -81,6 +84,22 @@ def rollout(
         "questions": [question.id for question in chosen],
         "cursor": first + (attempt + 1) * size,  # the next place in the sequence of passes
     }
+
+
+def _transformers(
+    acting: Learner, policy: Artifact, settings: Engine, machine: Machine, rows: int
+) -> engines.Engine:
+    return TransformersEngine(checkpoint.to_sample(acting.model, machine), acting.tokenizer)
+
+
+def _vllm(
+    acting: Learner, policy: Artifact, settings: Engine, machine: Machine, rows: int
+) -> engines.Engine:
+    model, made = adapter.merged(acting.model), checkpoint.whole(policy)
+    return vllm_engine(settings, machine, rows, model, acting.tokenizer, made)
+
+
+ENGINES: dict[str, Callable[..., engines.Engine]] = {"transformers": _transformers, "vllm": _vllm}
 
 
 def _stored(step: Step, chosen: Sequence[Question]) -> list[Tree]:

@@ -31,7 +31,7 @@ from tasks.branching import (
     window_entropy,
 )
 from tasks.engines import Engine, Request, Sample, Session
-from tasks.lanes import lanes, side_by_side
+from tasks.lanes import side_by_side
 from tasks.toolbox import Respond
 from tasks.trajectory import (
     PROMPT,
@@ -121,12 +121,13 @@ def grow(
 def _grow_batch(
     questions: Sequence[Question], engine: Engine, setting: Setting, top_p: float
 ) -> list[Tree]:
-    """Questions share nothing, so on a CPU they are grown in lanes, each with its own session."""
+    """Questions share nothing: they are grown in the engine's lanes, each with its own session."""
     trees = [_root(question, setting) for question in questions]
     longest_prompt = max(len(tree.nodes[0].tokens) for tree in trees)
     context = longest_prompt + setting.dialogue.response_tokens
     rollout = setting.rollout
-    count = lanes(engine.device, len(trees))
+    engines = engine.beside(len(trees))
+    count = len(engines)
     pieces = [trees[lane::count] for lane in range(count)]
     with ExitStack() as stack:
         sessions = [
@@ -139,7 +140,7 @@ def _grow_batch(
                     talk.STOP_STRINGS,
                 )
             )
-            for lane, piece in zip(engine.beside(count), pieces, strict=True)
+            for lane, piece in zip(engines, pieces, strict=True)
         ]
         side_by_side(lambda lane: _grow_piece(pieces[lane], sessions[lane], setting), range(count))
     return trees

@@ -29,7 +29,7 @@ dialogue: {system: "", tools: [python], turn_tokens: 8, result_tokens: 8, respon
 python: {sandbox: none, cpu_seconds: 1, wall_seconds: 1, memory_mib: 64, processes: 1, file_mib: 1,
          output_characters: 64}
 search: null
-engine: {kind: transformers, memory: 1, server: null}
+engine: {kind: transformers, memory: 1, server: null, lanes: 1}
 lora: null
 cold_start: {steps: 1, batch: 1, micro_batch: 1, learning_rate: 0.1, warmup_steps: 0,
              weight_decay: 0, save_every: 1}

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,14 +59,23 @@ class Engine(Protocol):
     Sessions that are open at one time can be used side by side, each by a thread of its own.
     """
 
-    def beside(self, count: int) -> Sequence[Engine]:
-        """``count`` engines of this policy whose sessions get on fastest side by side."""
-
-    @property
-    def device(self) -> str:
-        """What it computes on: "cpu", "cuda"."""
+    def beside(self, most: int) -> Sequence[Engine]:
+        """Engines of this policy, at most ``most``, whose sessions get on fastest side by side."""
 
     def session(
         self, paths: int, context: int, temperature: float, top_p: float, stop: Sequence[str]
     ) -> AbstractContextManager[Session]:
         """Room for ``paths`` paths of at most ``context`` tokens each."""
+
+    def rest(self) -> None:
+        """Leave the machine to the learner until the next session."""
+
+
+def check_room(config: Any, context: int) -> None:
+    """Raises ValueError where a policy with this configuration has not so many positions."""
+    room = config.max_position_embeddings
+    if context > room:
+        raise ValueError(
+            f"prompt and response budget need {context} tokens, the policy has {room}: lower "
+            "dialogue.response_tokens, or take a policy with a longer context"
+        )

@@ -12,10 +12,11 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 from tasks import segment
-from tasks.engines import Engine
+from tasks.engines import Engine, check_room
 from tasks.engines.decoder import decoder, decodes, network
 from tasks.engines.ragged import Network, RaggedCache, RaggedSession
 from tasks.engines.worker import SessionApart, session_apart
+from tasks.lanes import lanes
 
 GROUPED = "grouped_sdpa"  # our attention function, as transformers knows it
 
@@ -27,26 +28,21 @@ class TransformersEngine:
         self.model = model
         self.tokenizer = tokenizer
 
-    @property
-    def device(self) -> str:
-        """What the model lies on."""
-        return str(self.model.device.type)
-
     def pieces(self) -> list[str]:
         """The text of each token on its own."""
         return segment.token_texts(self.tokenizer, self.model.config.vocab_size)
 
-    def beside(self, count: int) -> Sequence[Engine]:
+    def beside(self, most: int) -> Sequence[Engine]:
         """See ``tasks.engines.Engine.beside``: this one, and workers for a small policy."""
         other: Engine = EngineApart(self) if decodes(self.model) else self
-        return [self, *[other] * (count - 1)]
+        return [self, *[other] * (lanes(self.model.device.type, most) - 1)]
 
     @contextmanager
     def session(
         self, paths: int, context: int, temperature: float, top_p: float, stop: Sequence[str]
     ) -> Iterator[RaggedSession]:
         """See ``tasks.engines.Engine.session``."""
-        self.check(context)
+        check_room(self.model.config, context)
         training, attention = self.model.training, self.model.config._attn_implementation
         self.model.eval()
         self.model.set_attn_implementation(GROUPED)
@@ -68,14 +64,8 @@ class TransformersEngine:
             self.model.set_attn_implementation(attention)
             self.model.train(training)
 
-    def check(self, context: int) -> None:
-        """Raises ValueError where the policy has not so many positions."""
-        room = self.model.config.max_position_embeddings
-        if context > room:
-            raise ValueError(
-                f"prompt and response budget need {context} tokens, the policy has {room}: lower "
-                "dialogue.response_tokens, or take a policy with a longer context"
-            )
+    def rest(self) -> None:
+        """It holds nothing between sessions."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +74,8 @@ class EngineApart:
 
     engine: TransformersEngine
 
-    @property
-    def device(self) -> str:
-        return self.engine.device
-
-    def beside(self, count: int) -> Sequence[Engine]:
-        return [self] * count
+    def beside(self, most: int) -> Sequence[Engine]:
+        return [self] * lanes("cpu", most)
 
     @contextmanager
     def session(
@@ -97,7 +83,7 @@ class EngineApart:
     ) -> Iterator[SessionApart]:
         """See ``tasks.engines.Engine.session``."""
         own = self.engine
-        own.check(context)
+        check_room(own.model.config, context)
         with session_apart(
             decoder(own.model, context),
             own.pieces(),
@@ -109,6 +95,9 @@ class EngineApart:
             stop,
         ) as opened:
             yield opened
+
+    def rest(self) -> None:
+        """See ``TransformersEngine.rest``."""
 
 
 def library(model: Any) -> Network:

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -272,6 +273,26 @@ def test_a_merged_folder_is_an_ordinary_one_that_says_what_the_adapter_says(init
 def test_a_whole_policy_is_copied_as_it_is(initial, tmp_path):
     checkpoint.merged(initial, tmp_path / "copy")
     assert ledger.digest(tmp_path / "copy") == ledger.digest(initial)
+
+
+def test_the_newest_adapter_lies_as_whole_weights_for_an_engine_that_wants_them(
+    initial, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    learning = adapted(initial)
+    assert checkpoint.whole(ledger.artifact(initial)) == ledger.artifact(initial)
+    for name in ("first", "second"):
+        run(learning, made_trees())
+        checkpoint.save(learning, tmp_path / name)
+        policy = ledger.artifact(tmp_path / name / checkpoint.POLICY)
+        whole = checkpoint.whole(policy)
+        assert whole.digest == policy.digest
+        assert [path.name for path in checkpoint.MERGED.iterdir()] == [policy.digest]
+        model = AutoModelForCausalLM.from_pretrained(whole.path)
+        np.testing.assert_allclose(logprobs(model), logprobs(learning.model), atol=1e-5)
+        before = Path(whole.path).stat().st_ino
+        assert checkpoint.whole(policy) == whole
+        assert Path(whole.path).stat().st_ino == before, "it is not made again"
 
 
 @pytest.mark.parametrize(("machine", "tolerance"), [(MACHINE, 1e-4), (HALF, 0.05)])

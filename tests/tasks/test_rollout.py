@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from params.schema import Dialogue, Machine, Marks, PythonTool, Rollout, Search
+from params.schema import Dialogue, Engine, Machine, Marks, PythonTool, Rollout, Search
 from tasks import checkpoint, ledger
 from tasks.ledger import Step
 from tasks.rollout import batch, rollout
@@ -101,6 +101,7 @@ def test_an_iteration_goes_on_behind_the_batches_of_the_one_before():
 
 # ---------------------------------------------------------------- the whole verb
 
+ENGINE = Engine(kind="transformers", memory=1.0, server=None, lanes=1)
 MACHINE = Machine(threads=1, device="cpu", precision="float32")
 BUDGET = Rollout(
     leaves=2,
@@ -156,6 +157,7 @@ def arguments(policy, tokenizer, tmp_path, monkeypatch):
         "budget": BUDGET,
         "top_p": 1.0,
         "dialogue": DIALOGUE,
+        "engine": ENGINE,
         "machine": MACHINE,
         "limits": LIMITS,
         "search": SEARCH,

@@ -225,14 +225,23 @@ def test_a_session_leaves_the_model_as_it_found_it(attentive, engine):
     attentive.eval()
 
 
-def test_a_small_policy_is_sampled_beside_itself_in_workers(engine, attentive, tokenizer):
+@pytest.fixture
+def threads():
+    """As many as lanes are asked for."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_a_small_policy_is_sampled_beside_itself_in_workers(engine, attentive, tokenizer, threads):
     first, *others = engine.beside(3)
     assert first is engine and len(others) == 2
     with open_session(engine) as here, open_session(others[0]) as there:
         assert isinstance(here, RaggedSession) and isinstance(there, SessionApart)
 
 
-def test_a_policy_that_has_no_pass_of_our_own_is_sampled_here(engine, monkeypatch):
+def test_a_policy_that_has_no_pass_of_our_own_is_sampled_here(engine, monkeypatch, threads):
     monkeypatch.setattr(decoders, "LARGEST", 1000)
     assert engine.beside(2) == [engine, engine]
 

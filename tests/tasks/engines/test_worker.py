@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tasks.engines import Request, worker
-from tasks.engines.transformers import TransformersEngine
+from tasks.engines.transformers import EngineApart, TransformersEngine
 from tests.trees import small_policy
 
 CONTEXT = 60
@@ -25,7 +25,7 @@ def engine(tokenizer):
 @pytest.fixture
 def apart(engine):
     """The engine whose sessions run in a worker."""
-    return engine.beside(2)[1]
+    return EngineApart(engine)
 
 
 def open_session(engine, paths=6):
