@@ -240,6 +240,13 @@ def make_optimizer(
     )
 
 
+def drop_gradients(learner: Learner) -> None:
+    """Give up gradients, as large as what learns: what samples next has more use for the memory."""
+    for optimizer in (learner.optimizer, learner.critic and learner.critic.optimizer):
+        if optimizer:
+            optimizer.zero_grad(set_to_none=True)
+
+
 def save(learner: Learner, folder: Path) -> None:
     """Write ``folder``/policy (weights and tokenizer, as transformers loads them) and, beside it,
     ``folder``/critic (weights) and ``folder``/optimizer (the state of both optimizers).

@@ -65,6 +65,7 @@ def update(
     metrics = learner.update(
         learning, batch, loss, settings, temperature, machine, (step.seed, step.iteration)
     )
+    checkpoint.drop_gradients(learning)
     trained = time.perf_counter()
     make_room()
     checkpoint.save(learning, folder)

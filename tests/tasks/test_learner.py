@@ -473,7 +473,10 @@ def test_activations_that_are_computed_again_give_the_same_gradients(initial, na
 
 
 def kept_bytes(model, recompute):
-    """What the forward pass over one forest keeps for the backward pass, weights left out."""
+    """What the forward pass over one forest keeps for the backward pass, weights left out.
+
+    Nor are the inputs of layers that recompute counted, a number a hidden state each.
+    """
     owned = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
     kept = {}
 
