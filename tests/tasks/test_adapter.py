@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +10,14 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from params.schema import Lora
-from tasks import adapter, checkpoint, ledger
+from tasks import adapter, checkpoint, learner, ledger
 from tasks.engines import Request
 from tasks.engines.transformers import TransformersEngine
 from tasks.learner import node_logprobs
+from tasks.packing import Credited, uncredited
 from tasks.policy import load_policy, use_machine
 from tests.tasks.test_learner import (
+    GRPO,
     HALF,
     MACHINE,
     OWN,
@@ -26,6 +29,7 @@ from tests.tasks.test_learner import (
     same,
     weights,
 )
+from tests.trees import credited, random_tree
 
 LORA = Lora(rank=4, alpha=8, modules=("q_proj", "v_proj", "down_proj"))
 
@@ -90,6 +94,31 @@ def test_an_update_changes_the_adapter_alone_and_the_optimizer_holds_no_more(ini
     assert held == sum(weight.numel() for weight in of_adapter(learning.model).values())
     names = {name.split(".")[-4] for name in changed}
     assert names == set(LORA.modules)
+
+
+@pytest.mark.parametrize("machine", [MACHINE, HALF], ids=["float32", "bfloat16"])
+def test_an_adapter_raises_what_was_good_and_lowers_what_was_bad(initial, machine):
+    """Also with passes in bf16: the small steps of weights are taken in float32."""
+    tree = random_tree(5, leaves=2)
+    good, bad = (
+        replace(credit, advantages=np.full_like(credit.advantages, sign))
+        for credit, sign in zip(credited(tree).credits, (1, -1), strict=True)
+    )
+    settings = SETTINGS.model_copy(update={"learning_rate": 1e-3, "weight_decay": 0.0})
+    learning = adapted(initial, settings)
+    own = [set(tree.path(leaf)) for leaf in tree.leaves]
+
+    def totals():
+        (by_node,) = node_logprobs(learning.model, [uncredited(tree)], 1.0, settings, MACHINE)
+        return [sum(by_node[node].sum() for node in own[i] - own[1 - i]) for i in (0, 1)]
+
+    before = totals()
+    for _ in range(3):
+        batch = [Credited(tree, [good, bad])]
+        learner.update(learning, batch, GRPO, settings, 1.0, machine, seed=1)
+    after = totals()
+    assert after[0] > before[0]
+    assert after[1] < before[1]
 
 
 def test_a_seed_decides_the_adapter_and_other_random_numbers_are_left_alone(initial):
