@@ -1,13 +1,19 @@
-"""Tokens per second of the update's forward and backward pass on a GPU, as trees and as rows.
+"""What an update and a decoding step take on a GPU, beside what the chip can do.
 
-    python -m benchmarks.update_on_gpu                     # Qwen2.5-0.5B and 1.5B, random weights
+    python -m benchmarks.update_on_gpu                     # Qwen2.5-0.5B to 3B, random weights
     python -m benchmarks.update_on_gpu --device cpu --tiny --file X.json   # does it run at all?
 
-Trees are synthetic: 16 leaves share a prompt, and half of them branch off the others after a tool
-result. ``trees`` computes each token once; ``rows`` computes each leaf on its own, packed end to
-end in the same kernels. Weights and activations are bf16, the loss float32. The share of the chip
-is the operations of the packing's own tokens (logits that are computed again for the backward pass
-count once) over the chip's rate for a large bf16 matrix product, measured in the same run.
+The update: tokens per second of its forward and backward pass. Trees are synthetic: 16 leaves share
+a prompt, and half of them branch off the others after a tool result. ``trees`` computes each token
+once; ``rows`` computes each leaf on its own, packed end to end in the same kernels. Passes are in
+bf16; weights, loss and the optimizer's state, which counts in the peak, in float32. ``recompute``
+is the recipe's: activations are computed again for the backward pass. The share of the chip is the
+operations of the packing's own tokens (what is computed again for the backward pass counts once)
+over the chip's rate for a large bf16 matrix product, measured in the same run.
+
+Sampling: decoding steps of the transformers engine with weights in bf16. A step reads every weight
+and the keys and values of all rows once; the floor is that many bytes at the rate at which the chip
+copies memory, measured in the same run.
 """
 
 from __future__ import annotations
@@ -20,17 +26,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from params.schema import Machine, load_rows
-from tasks import learner
+from params.schema import Machine, Update, load_rows
+from tasks import checkpoint, learner
 from tasks.algorithm import assemble
 from tasks.attention import PAIRS, attending, form_for
 from tasks.checkpoint import Learner
+from tasks.engines import Request
+from tasks.engines.transformers import TransformersEngine
 from tasks.losses import Loss
 from tasks.packing import Cost, Credit, Credited, Forest, forests, lay_out
 from tasks.policy import use_machine
@@ -63,26 +72,73 @@ class Shape:
     leaves: int = 16
 
 
-ARCHITECTURES = {
-    "Qwen2.5-0.5B": Architecture(896, 24, 14, 2, 4864, 151_936),
-    "Qwen2.5-1.5B": Architecture(1536, 28, 12, 2, 8960, 151_936),
-}
-SHAPE = Shape(prompt=512, turns=4, turn=200, result=80)
-TINY_ARCHITECTURES = {"tiny": Architecture(32, 2, 2, 1, 64, 512)}
-TINY_SHAPE = Shape(prompt=16, turns=3, turn=6, result=3)
+@dataclass(frozen=True)
+class Turn:
+    """Of sampling, in tokens: what each row has before, and what it then samples."""
 
-TOKENS = (32_768, 16_384, 8_192)  # slots of a forward pass: the first that fits into memory
+    prompt: int
+    sampled: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured, and how large."""
+
+    architectures: dict[str, Architecture]
+    shape: Shape
+    tokens: Sequence[int]  # slots of a forward pass: the first that fits into memory
+    matrix: int  # rows and columns of the product that measures the chip
+    copied: int  # bytes of the copy that measures its memory
+    turn: Turn
+    rows: Sequence[int]  # that are sampled side by side
+
+
+PLAN = Plan(
+    architectures={
+        "Qwen2.5-0.5B": Architecture(896, 24, 14, 2, 4864, 151_936),
+        "Qwen2.5-1.5B": Architecture(1536, 28, 12, 2, 8960, 151_936),
+        "Qwen2.5-3B": Architecture(2048, 36, 16, 2, 11_008, 151_936),
+    },
+    shape=Shape(prompt=512, turns=4, turn=200, result=80),
+    tokens=(32_768, 16_384, 8_192),
+    matrix=8192,
+    copied=2**32,
+    turn=Turn(prompt=512, sampled=128),
+    rows=(16, 128),
+)
+TINY = Plan(
+    architectures={"tiny": Architecture(32, 2, 2, 1, 64, 512)},
+    shape=Shape(prompt=16, turns=3, turn=6, result=3),
+    tokens=(1024,),
+    matrix=256,
+    copied=2**20,
+    turn=Turn(prompt=8, sampled=4),
+    rows=(2,),
+)
+SETTINGS = Update(
+    learning_rate=1e-6,
+    warmup_updates=0,
+    weight_decay=0.0,
+    adam_betas=(0.9, 0.95),
+    gradient_clip=1.0,
+    epochs=1,
+    mini_batches=1,
+    micro_batch_tokens=1,  # they are laid out here
+    critic_learning_rate=1e-6,
+    recompute=False,
+)
+
 TREES = 4  # a batch
 WARM_UP, REPETITIONS = 2, 5
-MATRIX = 8192  # rows and columns of the product that measures the chip
 PACKINGS = ("trees", "rows")
+VARIANTS = (("trees", False), ("rows", False), ("trees", True))  # packing, recompute
 
 
 # ---------------------------------------------------------------- what is trained
 
 
 def policy(architecture: Architecture, device: str) -> Any:
-    """A policy with random weights in bf16."""
+    """A policy with random weights in float32."""
     config = Qwen2Config(
         vocab_size=architecture.vocabulary,
         hidden_size=architecture.hidden,
@@ -98,7 +154,7 @@ def policy(architecture: Architecture, device: str) -> Any:
     torch.manual_seed(0)
     with torch.device(device):
         model: Any = Qwen2ForCausalLM(config)
-    return model.to(BF16).train()
+    return model.train()
 
 
 def synthetic_tree(seed: int, shape: Shape, vocabulary: int) -> Credited:
@@ -187,6 +243,12 @@ def matrix_rate(device: str, size: int, repetitions: int = 20) -> float:
     return 2 * size**3 / min(seconds)
 
 
+def copy_rate(device: str, size: int, repetitions: int = 20) -> float:
+    """Bytes per second that a copy of ``size`` bytes reads and writes, the fastest of several."""
+    one, other = (torch.zeros(size, device=device, dtype=torch.uint8) for _ in range(2))
+    return 2 * size / min(timed(lambda: one.copy_(other), device) for _ in range(repetitions))
+
+
 def timed(work: Callable[[], Any], device: str) -> float:
     """Seconds until the device is done."""
     synchronize(device)
@@ -204,12 +266,14 @@ def synchronize(device: str) -> None:
 # ---------------------------------------------------------------- measuring
 
 
-def forward_backward(learning: Learner, batch: Sequence[Forest], loss: Loss) -> None:
+def forward_backward(
+    learning: Learner, batch: Sequence[Forest], loss: Loss, machine: Machine
+) -> None:
     """All gradients of one optimizer step, as ``learner.update`` computes them."""
     learning.model.zero_grad(set_to_none=True)
     views = sum(int(made.mask.sum()) for made in batch)
     for made in batch:
-        value, _ = learner._objective(learning, made, loss, 1.0, views, views)
+        value, _ = learner._objective(learning, made, loss, 1.0, views, views, machine)
         value.backward()
 
 
@@ -217,22 +281,26 @@ def measure(
     name: str,
     architecture: Architecture,
     packing: str,
+    recompute: bool,
     trees: Sequence[Credited],
     tokens: int,
     device: str,
     rate: float,
 ) -> dict[str, Any]:
-    """One line of the table."""
+    """One line of the table of updates."""
     learning = Learner(Path(name), policy(architecture, device), None)
+    checkpoint.prepare_optimizer(learning, SETTINGS)
     loss = assemble(load_rows()["grpo"], 1).loss
-    form = form_for(device)
+    machine, form = machine_of(device), form_for(device)
     cost = learner._cost(learning.model, form)
     batch = micro_batches(trees, packing, tokens, cost, device)
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    with attending(learning.model, form):
+    with attending(learning.model, form), learner.recomputing(learning.model, recompute):
+        forward_backward(learning, batch, loss, machine)
+        learner._apply(learning, SETTINGS)  # from now on the optimizer has its state
         seconds = [
-            timed(lambda: forward_backward(learning, batch, loss), device)
+            timed(lambda: forward_backward(learning, batch, loss, machine), device)
             for _ in range(WARM_UP + REPETITIONS)
         ][WARM_UP:]
     second, counted = median(seconds), sizes(trees)
@@ -240,6 +308,7 @@ def measure(
     return {
         "architecture": name,
         "packing": packing,
+        "recompute": recompute,
         "micro_batch_tokens": tokens,
         "micro_batches": len(batch),
         **counted,
@@ -266,42 +335,113 @@ def sizes(trees: Sequence[Credited]) -> dict[str, int]:
 
 
 def measure_what_fits(*where: Any, tokens: Sequence[int], device: str, rate: float) -> Any:
-    """``measure`` with the largest micro-batches for which the memory suffices."""
+    """``measure`` with the largest micro-batches that memory suffices for; None: for none."""
     measuring: Any = measure
-    for number, most in enumerate(tokens):
+    for most in tokens:
         try:
             return measuring(*where, most, device, rate)
         except torch.OutOfMemoryError:
-            if number == len(tokens) - 1:
-                raise
+            pass
         torch.cuda.empty_cache()  # outside the handler, which holds the failed pass's tensors
-    raise ValueError("no size of a micro-batch was given")
+    return None
 
 
-def run(
-    architectures: dict[str, Architecture],
-    shape: Shape,
-    tokens: Sequence[int],
-    matrix: int,
-    device: str,
+def machine_of(device: str) -> Machine:
+    """The machine as a recipe says it: passes in bf16."""
+    said = {"threads": torch.get_num_threads(), "device": device, "precision": "bfloat16"}
+    return Machine.model_validate(said)
+
+
+class Endless(TransformersEngine):
+    """An engine without a tokenizer, whose turns end at their limit alone."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model, SimpleNamespace(eos_token_id=-1))
+
+    def pieces(self) -> list[str]:
+        return [""] * self.model.config.vocab_size
+
+
+def measure_sampling(
+    name: str, architecture: Architecture, rows: int, turn: Turn, device: str, bandwidth: float
 ) -> dict[str, Any]:
+    """One line of the table of sampling. Each row goes on from a prompt of its own."""
+    model = checkpoint.to_sample(policy(architecture, device), machine_of(device))
+    random = np.random.default_rng(0)
+    shape = (rows, turn.prompt)
+    prompts = random.integers(0, architecture.vocabulary, shape).astype(np.int32)
+    context = turn.prompt + 1 + (WARM_UP + REPETITIONS) * turn.sampled
+    with Endless(model).session(rows, context, 1.0, 1.0, ()) as session:
+        handles = [session.open() for _ in prompts]
+        known = list(prompts)
+
+        def sample(length: int) -> None:
+            requests = [
+                Request(handle, tokens, seed, length)
+                for seed, (handle, tokens) in enumerate(zip(handles, known, strict=True))
+            ]
+            drawn = session.sample(requests)
+            known[:] = [
+                np.concatenate([before, new.tokens])
+                for before, new in zip(known, drawn, strict=True)
+            ]
+
+        sample(1)  # with the prompts
+        seconds, moved = [], []
+        for _ in range(WARM_UP + REPETITIONS):
+            moved.append(bytes_of_a_turn(architecture, model, rows, len(known[0]), turn.sampled))
+            seconds.append(timed(lambda: sample(turn.sampled), device))
+    second, floor = median(seconds[WARM_UP:]), median(moved[WARM_UP:]) / bandwidth
+    return {
+        "architecture": name,
+        "rows": rows,
+        "seconds_of_a_step": second / turn.sampled,
+        "seconds_all": seconds[WARM_UP:],
+        "floor_of_a_step": floor / turn.sampled,
+        "tokens_per_second": rows * turn.sampled / second,
+        "share_of_copy_rate": floor / second,
+    }
+
+
+def bytes_of_a_turn(
+    architecture: Architecture, model: Any, rows: int, before: int, sampled: int
+) -> int:
+    """Bytes that ``sampled`` decoding steps read: the weights, and what rows have so far, in bf16.
+
+    The first step has ``before`` tokens to look at.
+    """
+    size = architecture
+    weights = sum(weight.numel() for weight in model.parameters())
+    token = 2 * size.layers * size.key_value_heads * (size.hidden // size.heads)
+    seen = sum(range(before, before + sampled))
+    return 2 * (sampled * weights + rows * seen * token)
+
+
+def run(plan: Plan, device: str) -> dict[str, Any]:
     """All measurements."""
-    machine = {"threads": torch.get_num_threads(), "device": device, "precision": "float32"}
-    use_machine(Machine.model_validate(machine))
-    rate = matrix_rate(device, matrix)
-    rows = []
-    for name, architecture in architectures.items():
-        trees = [synthetic_tree(seed, shape, architecture.vocabulary) for seed in range(TREES)]
-        for packing in PACKINGS:
-            place = (name, architecture, packing, trees)
-            rows.append(measure_what_fits(*place, tokens=tokens, device=device, rate=rate))
+    use_machine(machine_of(device))
+    rate, bandwidth = matrix_rate(device, plan.matrix), copy_rate(device, plan.copied)
+    updates, sampling = [], []
+    for name, architecture in plan.architectures.items():
+        vocabulary = architecture.vocabulary
+        trees = [synthetic_tree(seed, plan.shape, vocabulary) for seed in range(TREES)]
+        for variant in VARIANTS:
+            place = (name, architecture, *variant, trees)
+            updates.append(measure_what_fits(*place, tokens=plan.tokens, device=device, rate=rate))
+        sampling += [
+            measure_sampling(name, architecture, rows, plan.turn, device, bandwidth)
+            for rows in plan.rows
+        ]
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "torch": torch.__version__,
         "bf16_matrix_operations_per_second": rate,
-        "architectures": {name: asdict(one) for name, one in architectures.items()},
-        "tree": asdict(shape),
-        "rows": rows,
+        "copied_bytes_per_second": bandwidth,
+        "architectures": {name: asdict(one) for name, one in plan.architectures.items()},
+        "tree": asdict(plan.shape),
+        "turn": asdict(plan.turn),
+        "rows": [row for row in updates if row],
+        "sampling": sampling,
     }
 
 
@@ -309,19 +449,33 @@ def table(found: dict[str, Any]) -> str:
     """The rows in Markdown."""
     lines = [
         f"{found['device']}: {found['bf16_matrix_operations_per_second'] / 1e12:.1f} T bf16 "
-        "operations per second in a matrix product",
+        "operations per second in a matrix product, "
+        f"{found['copied_bytes_per_second'] / 1e9:.0f} GB per second in a copy",
         "",
-        "| architecture | packing | computed tokens | unique tokens / s | leaf tokens / s "
-        "| share of matrix rate (%) | peak (GiB) |",
-        "|---|---|---:|---:|---:|---:|---:|",
+        "| architecture | packing | recompute | micro-batch tokens | computed tokens "
+        "| unique tokens / s | leaf tokens / s | share of matrix rate (%) | peak (GiB) |",
+        "|---|---|---|---:|---:|---:|---:|---:|---:|",
     ]
     for row in found["rows"]:
         peak = "" if row["peak_gib"] is None else f"{row['peak_gib']:.1f}"
         lines.append(
-            f"| {row['architecture']} | {row['packing']} | {row['computed_tokens']:,} "
+            f"| {row['architecture']} | {row['packing']} | {'yes' if row['recompute'] else 'no'} "
+            f"| {row['micro_batch_tokens']:,} | {row['computed_tokens']:,} "
             f"| {row['unique_tokens_per_second']:,.0f} | {row['leaf_tokens_per_second']:,.0f} "
             f"| {100 * row['share_of_matrix_rate']:.1f} | {peak} |"
         )
+    lines += [
+        "",
+        "| architecture | rows sampled | tokens / s | a step (ms) | its floor (ms) "
+        "| share of copy rate (%) |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {row['architecture']} | {row['rows']} | {row['tokens_per_second']:,.0f} "
+        f"| {1000 * row['seconds_of_a_step']:.2f} | {1000 * row['floor_of_a_step']:.2f} "
+        f"| {100 * row['share_of_copy_rate']:.1f} |"
+        for row in found["sampling"]
+    ]
     return "\n".join(lines)
 
 
@@ -333,10 +487,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.device == "cuda" and not torch.cuda.is_available():
         parser.error("no GPU is at hand; --device cpu --tiny shows whether this runs at all")
-    if arguments.tiny:
-        found = run(TINY_ARCHITECTURES, TINY_SHAPE, (1024,), 256, arguments.device)
-    else:
-        found = run(ARCHITECTURES, SHAPE, TOKENS, MATRIX, arguments.device)
+    found = run(TINY if arguments.tiny else PLAN, arguments.device)
     temporary = arguments.file.with_name(f".{arguments.file.name}.{os.getpid()}")
     temporary.write_text(json.dumps(found, indent=2) + "\n")
     temporary.replace(arguments.file)

@@ -135,7 +135,7 @@ def learn(training: Training, run: track.Run) -> tuple[list[Iteration], list[Sec
         done=done,
     )
     name = training.start.recipe
-    ledger.publish(policy_of(done[-1]), Path("models", name, "trained"))
+    ledger.publish(policy_of(done[-1]), Path("models", name, "trained"), checkpoint.merged)
     records = [record for iteration in done for record in in_order(iteration)]
     ledger.publish_records(records, Path("data", name, "records", "reinforce.jsonl"))
     return done, costs
@@ -226,6 +226,7 @@ def iterate(training: Training, step: Step, agents: Agents, gathered: Gathered) 
         temperature=settings.rollout.temperature,
         response_tokens=response_tokens,
         machine=recipe.machine,
+        lora=recipe.lora,
         make_room=partial(forget, step, settings.keep, agents.reference, least=2),
     )
     return {

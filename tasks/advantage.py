@@ -81,7 +81,9 @@ def advantage(
     acting = checkpoint.resident(Path(policy.path), machine)
     valued = _values(kept, acting, row, settings, machine) if row.critic else None
     penalty = (
-        _penalties(kept, reference, row.kl, settings, temperature, machine) if reference else None
+        _penalties(kept, acting, reference, row.kl, settings, temperature, machine)
+        if reference
+        else None
     )
     groups = [
         _group(entry, row, penalty[i] if penalty else None, valued[i] if valued else None)
@@ -129,6 +131,7 @@ def _values(
 
 def _penalties(
     kept: Sequence[Scored],
+    acting: checkpoint.Learner,
     reference: Artifact,
     kl: Kl | None,
     settings: Update,
@@ -137,9 +140,9 @@ def _penalties(
 ) -> list[list[Floats]]:
     """-coefficient * k1 of each sampled token, by tree and node: k1 = log pi - log pi_ref."""
     assert kl
-    model = checkpoint.reference(Path(reference.path), machine)
     trees = [uncredited(entry.tree) for entry in kept]
-    found = learner.node_logprobs(model, trees, temperature, settings, machine)
+    with checkpoint.looking_at(Path(reference.path), acting, machine) as model:
+        found = learner.node_logprobs(model, trees, temperature, settings, machine)
     return [
         [
             -kl.coefficient * np.clip(node.logprobs - logprobs, -KL_LIMIT, KL_LIMIT)

@@ -111,6 +111,8 @@ def forest_flex_attention(
 ) -> tuple[Tensor, None]:
     """The same with flex attention, blocks without a visible pair left out. Shapes as above."""
     _refuse(forest, dropout, sliding_window)
+    # under autocast turned queries and keys are float32 and values are not; flex wants one kind
+    query, key = query.to(value.dtype), key.to(value.dtype)
     compute = _compiled_flex() if query.is_cuda else _flex
     mixed = compute(
         query,

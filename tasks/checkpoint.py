@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from params import schema
-from params.schema import Machine, Update
-from tasks.policy import load_backbone, load_policy, load_tokenizer
+from params.schema import Lora, Machine, Update
+from tasks import adapter
+from tasks.ledger import Artifact
+from tasks.policy import PRECISION, load_backbone, load_policy, load_tokenizer
 
 POLICY, OPTIMIZER, CRITIC = "policy", "optimizer", "critic"  # folders of one checkpoint
+
+
+MERGED = Path(".beamline/merged")  # the adapter that samples, as whole weights
 
 
 @dataclass
@@ -59,7 +66,7 @@ def resident(folder: Path, machine: Machine) -> Learner:
     Raises RuntimeError where the folder has been pruned or is no policy.
     """
     if not (_resident and _resident[0].folder == folder):
-        if not (folder / "config.json").is_file():
+        if not any((folder / name).is_file() for name in ("config.json", adapter.CONFIG)):
             raise RuntimeError(
                 f"{folder} holds no policy (an old one that was pruned?): run `make clean` to "
                 "start anew"
@@ -89,6 +96,67 @@ def reference(folder: Path, machine: Machine) -> Any:
     return _references[0][1]
 
 
+@contextmanager
+def looking_at(folder: Path, learner: Learner, machine: Machine) -> Iterator[Any]:
+    """The policy in ``folder`` as a reference for ``learner``, which until then does not learn.
+
+    Where the learner holds it, as what its adapter belongs to or as what it is still, no second
+    copy is loaded.
+    """
+    if adapter.base_path(learner.model) == folder:
+        with adapter.without(learner.model) as model:
+            yield model
+    else:
+        yield learner.model if learner.folder == folder else reference(folder, machine)
+
+
+def to_sample(model: Any, machine: Machine) -> Any:
+    """The policy as it samples: whole, with its weights in the precision of passes.
+
+    Where that is not how it learns it is a copy, made once, to be given up after sampling.
+    """
+    whole, kind = adapter.merged(model), PRECISION[machine.precision]
+    return whole if whole.dtype is kind else _cast(whole, kind)
+
+
+def merged(source: Path, target: Path) -> None:
+    """Write the policy in ``source`` to ``target`` as whole float32 weights with its tokenizer.
+
+    That is a copy, unless ``source`` holds an adapter. It is computed on the CPU, so that equal
+    adapters give equal bytes wherever they have learned.
+    """
+    if not adapter.base_of(source):
+        shutil.copytree(source, target)
+        return
+    model = load_policy(source, Machine(threads=1, device="cpu", precision="float32"))
+    adapter.merged(model).save_pretrained(target)
+    load_tokenizer(source).save_pretrained(target)
+
+
+def _cast(model: Any, kind: torch.dtype) -> Any:
+    """A copy with weights of another kind; frequencies of positions and the like stay exact."""
+    weights = {
+        id(weight): torch.nn.Parameter(weight.detach().to(kind), requires_grad=False)
+        for weight in model.parameters()
+    }
+    return copy.deepcopy(model, weights)  # which takes what is already there for a weight
+
+
+def whole(policy: Artifact) -> Artifact:
+    """The same policy in a folder of whole weights, for those who load nothing else.
+
+    An adapter is merged into ``MERGED``, where the newest one stays until the next one comes.
+    """
+    source, place = Path(policy.path), MERGED / policy.digest
+    if not adapter.base_of(source):
+        return policy
+    if not place.is_dir():
+        shutil.rmtree(MERGED, ignore_errors=True)
+        merged(source, MERGED / ".partial")
+        (MERGED / ".partial").rename(place)
+    return Artifact(str(place), policy.digest)
+
+
 def keep_resident(learner: Learner, folder: Path) -> None:
     """Note that the learner in memory is what ``folder`` will hold."""
     learner.folder = folder
@@ -115,7 +183,7 @@ def prepare_critic(learner: Learner, choice: schema.Critic | None, machine: Mach
     if own and beside:
         backbone = load_backbone(beside, machine)
     else:
-        backbone = copy.deepcopy(learner.model.base_model) if own else None
+        backbone = _backbone(learner.model) if own else None
     head = torch.nn.Linear(learner.model.config.hidden_size, 1).to(machine.device)
     if beside:
         head.load_state_dict(load_file(beside / "head.safetensors", device=machine.device))
@@ -125,13 +193,29 @@ def prepare_critic(learner: Learner, choice: schema.Critic | None, machine: Mach
     learner.critic = Critic(head, backbone, choice.value_clip, choice.coefficient)
 
 
+def _backbone(model: Any) -> Any:
+    """A copy of the policy without its head, all of whose weights learn."""
+    return copy.deepcopy(adapter.merged(model).base_model).requires_grad_()
+
+
+def prepare_adapter(learner: Learner, settings: Lora | None, base: Artifact, seed: int) -> None:
+    """Give a policy that is to learn by an adapter one, where it has none yet.
+
+    ``base`` is what the policy was loaded from.
+    """
+    if settings and not adapter.attached(learner.model):
+        forget(learner)
+        adapter.attach(learner.model, settings, base, seed)
+
+
 def prepare_optimizer(learner: Learner, settings: Update) -> None:
     """Make the optimizers of a learner without, with the state that lies beside its policy."""
     if learner.optimizer:
         return
     critic = learner.critic
     shared = critic.weights() if critic and critic.backbone is None else []
-    weights = [*learner.model.parameters(), *shared]
+    own = [weight for weight in learner.model.parameters() if weight.requires_grad]
+    weights = [*own, *shared]
     learner.optimizer = make_optimizer(weights, settings, settings.learning_rate)
     if beside := _beside(learner, OPTIMIZER):
         learner.optimizer.load_state_dict(_state(learner.optimizer, beside))
@@ -166,13 +250,23 @@ def make_optimizer(
     )
 
 
+def drop_gradients(learner: Learner) -> None:
+    """Give up gradients, as large as what learns: what samples next has more use for the memory."""
+    for optimizer in (learner.optimizer, learner.critic and learner.critic.optimizer):
+        if optimizer:
+            optimizer.zero_grad(set_to_none=True)
+
+
 def save(learner: Learner, folder: Path) -> None:
     """Write ``folder``/policy (weights and tokenizer, as transformers loads them) and, beside it,
     ``folder``/critic (weights) and ``folder``/optimizer (the state of both optimizers).
 
-    Equal learners give equal bytes.
+    Of a policy with an adapter that alone is written. Equal learners give equal bytes.
     """
-    learner.model.save_pretrained(folder / POLICY)
+    if adapter.attached(learner.model):
+        adapter.save(learner.model, folder / POLICY)
+    else:
+        learner.model.save_pretrained(folder / POLICY)
     learner.tokenizer.save_pretrained(folder / POLICY)
     if learner.optimizer:
         _save_state(learner.optimizer, folder / OPTIMIZER)

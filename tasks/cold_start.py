@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from prefect import task
 from torch.utils.data import Dataset
 
 from params.schema import ColdStart, Machine
 from tasks import ledger
 from tasks.ledger import Artifact, Step
-from tasks.policy import load_policy, load_tokenizer, use_machine
+from tasks.policy import PRECISION, load_policy, load_tokenizer, use_machine
 from tasks.progress import Progress
 from tasks.trajectory import read_rows
 
@@ -108,6 +109,7 @@ def _arguments(settings: ColdStart, machine: Machine, folder: Path, seed: int) -
         logging_steps=max(1, settings.steps // 50),
         seed=seed,
         use_cpu=machine.device == "cpu",
+        bf16=PRECISION[machine.precision] is torch.bfloat16,
         dataloader_pin_memory=machine.device != "cpu",
         disable_tqdm=True,
         report_to=[],

@@ -14,7 +14,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from params.schema import MOST_BATCHES, Keep, Policy, Recipe, Row, TinyPolicy
+from safetensors import safe_open
+
+from params.schema import MOST_BATCHES, Keep, Lora, Policy, Recipe, Row, TinyPolicy
 from tasks import ledger
 
 GIB = 2**30
@@ -44,10 +46,11 @@ class Need:
         return self.weights + self.optimizers + self.trees
 
 
-def needs(recipe: Recipe, row: Row, weights: int) -> dict[str, Need]:
-    """What each stage takes; ``weights``: bytes of the policy's."""
-    learners = 1 + (row.critic is not None and row.critic.backbone == "own")
-    one = weights * learners
+def needs(recipe: Recipe, row: Row, weights: int, learned: int | None = None) -> dict[str, Need]:
+    """What each stage takes; ``weights``: bytes of the policy's, of which ``learned`` (None: all)
+    are what reinforcement learning changes and keeps."""
+    critic = row.critic is not None and row.critic.backbone == "own"
+    one = (weights if learned is None else learned) + critic * weights
     settings, tokens = recipe.reinforce, recipe.dialogue.response_tokens
     batches = 1 if row.group_filter == "none" else MOST_BATCHES
     leaves = settings.iterations * batches * settings.questions * settings.rollout.leaves
@@ -84,6 +87,18 @@ def weights_of(name: str, policy: Policy) -> int | None:
     return WEIGHT * parameters(policy) if isinstance(policy, TinyPolicy) else None
 
 
+def adapter_of(name: str, lora: Lora) -> int | None:
+    """Bytes of an adapter of a recipe's policy; None: the policy is not there yet."""
+    files = [*Path("models", name, "initial").glob("*.safetensors")]
+    adapted = tuple(f".{module}.weight" for module in lora.modules)
+    sides = 0
+    for file in files:
+        with safe_open(file, "numpy") as stored:
+            names = [name for name in stored.keys() if name.endswith(adapted)]  # noqa: SIM118
+            sides += sum(sum(stored.get_slice(name).get_shape()) for name in names)
+    return WEIGHT * lora.rank * sides if files else None
+
+
 def parameters(policy: TinyPolicy) -> int:
     """Parameters of a Qwen2 policy whose embeddings are tied, at most."""
     hidden, shared = policy.hidden, policy.hidden // policy.heads * policy.key_value_heads
@@ -101,7 +116,8 @@ def check(name: str, recipe: Recipe, row: Row, stages: Collection[str] = STAGES)
     weights = weights_of(name, recipe.prepare.policy)
     if weights is None:
         return
-    every = needs(recipe, row, weights)
+    learned = adapter_of(name, recipe.lora) if recipe.lora else None
+    every = needs(recipe, row, weights, learned)
     left = {stage: every[stage] for stage in stages}
     further = sum(max(0, need.lasting - held(name, stage)) for stage, need in left.items())
     further += max((need.passing for need in left.values()), default=0)

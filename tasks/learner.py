@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from tasks.checkpoint import Critic, Learner, forget
 from tasks.lanes import dealt, lanes, side_by_side
 from tasks.losses import Loss, Views, policy_loss, value_loss
 from tasks.packing import ByNode, Cost, Credited, Floats, Forest, cost_of, forests, to_nodes
+from tasks.policy import passes
 from tasks.trajectory import Tree
 
 # Positions x vocabulary; what goes beyond is computed in parts. On a GPU each part has to be large
@@ -73,15 +75,13 @@ def node_logprobs(
     model: Any, trees: Sequence[Credited], temperature: float, settings: Update, machine: Machine
 ) -> list[ByNode]:
     """Log-probabilities of the sampled tokens under ``model``, tree by tree and node by node."""
-    return _by_node(
-        model,
-        trees,
-        lambda forest: token_logprobs(
-            model, states(model.base_model, forest), forest.targets, temperature
-        )[0],
-        settings,
-        machine,
-    )
+
+    def compute(forest: Forest) -> Tensor:
+        with passes(machine):
+            hidden = states(model.base_model, forest)
+            return token_logprobs(model, hidden, forest.targets, temperature)[0]
+
+    return _by_node(model, trees, compute, settings, machine)
 
 
 def node_values(
@@ -91,14 +91,18 @@ def node_values(
     critic = learner.critic
     assert critic, "an algorithm with a critic comes first"
     backbone = critic.backbone or learner.model.base_model
-    return _by_node(
-        backbone, trees, lambda forest: values(critic, states(backbone, forest)), settings, machine
-    )
+
+    def compute(forest: Forest) -> Tensor:
+        with passes(machine):
+            hidden = states(backbone, forest)
+        return values(critic, hidden)
+
+    return _by_node(backbone, trees, compute, settings, machine)
 
 
 def values(critic: Critic, states_PH: Tensor) -> Tensor:
-    """V(s) [P] from hidden states."""
-    return critic.head(states_PH)[:, 0].float()
+    """V(s) [P] from hidden states; in float32, since returns differ by less than bf16 can say."""
+    return critic.head(states_PH.float())[:, 0]
 
 
 def _by_node(
@@ -161,12 +165,41 @@ def update(
     order = np.random.default_rng(seed)
     count = min(settings.mini_batches, len(trees))
     sums: list[dict[str, float]] = []
-    with attending(learner.model, form_for(machine.device)):
+    with (
+        attending(learner.model, form_for(machine.device)),
+        recomputing(learner.model, settings.recompute),
+    ):
         for _ in range(settings.epochs if count else 0):
             for part in np.array_split(order.permutation(len(trees)), count):
                 chosen = [trees[i] for i in part]
                 sums.append(_step(learner, chosen, loss, settings, temperature, machine))
     return _averages(sums or [NOTHING])
+
+
+@contextmanager
+def recomputing(model: Any, wanted: bool) -> Iterator[None]:
+    """Let layers keep only what they are fed, and compute the rest again for the backward pass.
+
+    That is activation checkpointing (arXiv 1604.06174, section 4.1), a layer a segment. As it was
+    before, afterwards. Raises ValueError for an architecture that cannot.
+    """
+    if not wanted:
+        yield
+        return
+    if not model.supports_gradient_checkpointing:
+        raise ValueError(
+            f"reinforce.update.recompute is true, and {type(model).__name__} keeps its activations "
+            "whatever is asked of it: set it to false, or take another policy"
+        )
+    training = model.training
+    model.train()  # layers recompute in this mode only
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.disable_input_require_grads()  # a need of the other, reentrant, form alone
+    try:
+        yield
+    finally:
+        model.gradient_checkpointing_disable()
+        model.train(training)
 
 
 def _with_old_logprobs(
@@ -196,7 +229,9 @@ def _step(
     learner.optimizer.zero_grad(set_to_none=True)
 
     def share(forest: Forest) -> tuple[Tensor, dict[str, float]]:
-        value, metrics = _objective(learner, forest, loss, temperature, denominator, value_tokens)
+        value, metrics = _objective(
+            learner, forest, loss, temperature, denominator, value_tokens, machine
+        )
         metrics["trained_tokens"] = len(forest.targets)
         metrics["trained_views"] = float(forest.mask.sum())
         return value, metrics
@@ -308,12 +343,14 @@ def _objective(
     temperature: float,
     denominator: float,
     value_tokens: int,
+    machine: Machine,
 ) -> tuple[Tensor, dict[str, float]]:
     """A micro-batch's share of the loss: of the policy, and of a critic on the same backbone."""
-    hidden = states(learner.model.base_model, forest)
-    logprobs, entropies = token_logprobs(
-        learner.model, hidden, forest.targets, temperature, loss.entropy_bonus > 0
-    )
+    with passes(machine):
+        hidden = states(learner.model.base_model, forest)
+        logprobs, entropies = token_logprobs(
+            learner.model, hidden, forest.targets, temperature, loss.entropy_bonus > 0
+        )
     value, metrics = policy_loss(_views(forest, logprobs, entropies), loss, denominator)
     critic = learner.critic
     if critic and critic.backbone is None:
@@ -367,11 +404,12 @@ def _critic_step(
     batch = [(tree, range(len(tree.credits))) for tree in trees]
     sums: dict[str, float] = {}
     critic.optimizer.zero_grad(set_to_none=True)
-    with attending(critic.backbone, form):
+    with attending(critic.backbone, form), recomputing(critic.backbone, settings.recompute):
         cost = _cost(critic.backbone, form)
 
         def share(forest: Forest) -> tuple[Tensor, dict[str, float]]:
-            hidden = states(critic.backbone, forest)
+            with passes(machine):
+                hidden = states(critic.backbone, forest)
             part, metrics = _value_loss(critic, forest, hidden, value_tokens)
             said = {name: float(entry) for name, entry in metrics.items()}
             return critic.coefficient * part, said

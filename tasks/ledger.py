@@ -292,13 +292,20 @@ def stage_key(recipe: BaseModel, *inputs: Artifact) -> str:
     return hashlib.blake2b(text.encode()).hexdigest()[:KEY_LETTERS]
 
 
-def publish(made: Artifact, target: Path) -> None:
-    """Copy an artifact to where the stage's out lies, whole or not at all. Raises PrunedError."""
+def _copied(source: Path, target: Path) -> None:
+    (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
+
+
+def publish(made: Artifact, target: Path, write: Callable[[Path, Path], object] = _copied) -> None:
+    """Copy an artifact to where the stage's out lies, whole or not at all. Raises PrunedError.
+
+    ``write`` makes the copy, where it shall differ from the artifact.
+    """
     _need(made)
     source, partial = Path(made.path), target.with_name(f".{target.name}.partial")
     target.parent.mkdir(parents=True, exist_ok=True)
     _remove(partial)
-    (shutil.copytree if source.is_dir() else shutil.copy)(source, partial)
+    write(source, partial)
     _remove(target)
     partial.rename(target)
 

@@ -23,8 +23,9 @@ from transformers import (
 )
 
 from params.schema import Machine, PretrainedPolicy, TinyPolicy
+from tasks import adapter
 
-PRECISION = {"float32": torch.float32}
+PRECISION = {"float32": torch.float32, "bfloat16": torch.bfloat16}  # of passes
 
 USER, ASSISTANT, END = "<|user|>", "<|assistant|>", "<|end|>"
 TAGS = tuple(
@@ -156,11 +157,27 @@ def _keep_memory() -> None:
             mallopt(option, size)
 
 
-def load_policy(folder: str | Path, machine: Machine, revision: str | None = None) -> Any:
-    """A causal language model from a folder or a hub name, on the recipe's device.
+def passes(machine: Machine) -> torch.autocast:
+    """In this block a model with float32 weights computes its passes in the recipe's precision.
 
-    Raises OSError (from transformers) where neither is found.
+    Matrix products and attention are in bf16 then; sums, norms and the weights' gradients are not
+    (mixed precision, arXiv 1710.03740, sections 3.1 and 3.3). It is a mode of the thread: each lane
+    enters it. Weights are cast anew at each use, since the cache of cast ones belongs to all
+    threads, outlives a pass without gradients, and would add gradients up in bf16.
     """
+    kind = PRECISION[machine.precision]
+    low = kind is not torch.float32
+    return torch.autocast(machine.device, kind if low else None, enabled=low, cache_enabled=False)
+
+
+def load_policy(folder: str | Path, machine: Machine, revision: str | None = None) -> Any:
+    """A causal language model from a folder or a hub name, on the recipe's device, in float32.
+
+    The folder of an adapter gives its base with the adapter, which alone can learn. Raises OSError
+    (from transformers) where nothing is found.
+    """
+    if base := adapter.base_of(Path(folder)):
+        return adapter.load(_load(AutoModelForCausalLM, base, machine, None), Path(folder))
     return _load(AutoModelForCausalLM, folder, machine, revision)
 
 
@@ -171,6 +188,6 @@ def load_backbone(folder: Path, machine: Machine) -> Any:
 
 def _load(kind: Any, folder: str | Path, machine: Machine, revision: str | None) -> Any:
     model = kind.from_pretrained(
-        folder, revision=revision, dtype=PRECISION[machine.precision], attn_implementation="sdpa"
+        folder, revision=revision, dtype=torch.float32, attn_implementation="sdpa"
     )
     return model.to(torch.device(machine.device))

@@ -12,7 +12,7 @@ from typing import Any
 from prefect import task
 
 from params.schema import Dialogue, Engine, Machine, Marks, PythonTool, Rollout, Search
-from tasks import checkpoint, engines, ledger, statistics
+from tasks import adapter, checkpoint, engines, ledger, statistics
 from tasks.checkpoint import Learner
 from tasks.engines.transformers import TransformersEngine
 from tasks.engines.vllm import vllm_engine
@@ -87,14 +87,17 @@ def rollout(
     }
 
 
-def _transformers(acting: Learner, *_: Any) -> engines.Engine:
-    return TransformersEngine(acting.model, acting.tokenizer)
+def _transformers(
+    acting: Learner, policy: Artifact, settings: Engine, machine: Machine, rows: int
+) -> engines.Engine:
+    return TransformersEngine(checkpoint.to_sample(acting.model, machine), acting.tokenizer)
 
 
 def _vllm(
     acting: Learner, policy: Artifact, settings: Engine, machine: Machine, rows: int
 ) -> engines.Engine:
-    return vllm_engine(settings, machine, rows, acting.model, acting.tokenizer, policy)
+    model, made = adapter.merged(acting.model), checkpoint.whole(policy)
+    return vllm_engine(settings, machine, rows, model, acting.tokenizer, made)
 
 
 ENGINES: dict[str, Callable[..., engines.Engine]] = {"transformers": _transformers, "vllm": _vllm}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from prefect import task
 
-from params.schema import Machine, Row, Update
+from params.schema import Lora, Machine, Row, Update
 from tasks import checkpoint, learner, ledger
 from tasks.algorithm import assemble
 from tasks.ledger import Artifact, Step
@@ -36,24 +36,27 @@ def update(
     temperature: float,
     response_tokens: int,
     machine: Machine,
+    lora: Lora | None,
     make_room: Callable[[], object] = lambda: None,
 ) -> Mapping[str, Any]:
     """One batch's updates; artifacts ``policy``, ``optimizer``, and ``critic`` where there is one.
 
     ``critic`` and the state of the ``optimizer`` lie beside ``policy``, from where they are read:
     None where the policy has none yet, or the algorithm no critic. ``reference`` is the policy that
-    a KL penalty in the loss looks at; None where the algorithm has no such penalty. ``make_room``
+    a KL penalty in the loss looks at; None where the algorithm has no such penalty. With ``lora``
+    the first update freezes ``policy``, and what it makes is an adapter of it. ``make_room``
     drops old checkpoints right before the new one is written: the disk never holds one too many,
     and the new one takes the memory that the old one's files had.
     """
     began = time.perf_counter()
     learning = checkpoint.resident(Path(policy.path), machine)
     checkpoint.prepare_critic(learning, row.critic, machine)
+    checkpoint.prepare_adapter(learning, lora, policy, step.seed)
     checkpoint.prepare_optimizer(learning, settings)
     batch = _credited(trees, advantages)
     if reference:
-        model = checkpoint.reference(Path(reference.path), machine)
-        known = learner.node_logprobs(model, batch, temperature, settings, machine)
+        with checkpoint.looking_at(Path(reference.path), learning, machine) as model:
+            known = learner.node_logprobs(model, batch, temperature, settings, machine)
         batch = [
             replace(tree, reference_logprobs=logprobs)
             for tree, logprobs in zip(batch, known, strict=True)
@@ -62,6 +65,7 @@ def update(
     metrics = learner.update(
         learning, batch, loss, settings, temperature, machine, (step.seed, step.iteration)
     )
+    checkpoint.drop_gradients(learning)
     trained = time.perf_counter()
     make_room()
     checkpoint.save(learning, folder)

@@ -8,21 +8,23 @@ import pytest
 import torch
 
 from benchmarks import update_on_gpu as bench
-from params.schema import load_rows
+from params.schema import Machine, load_rows
 from tasks import learner
 from tasks.algorithm import assemble
 from tasks.attention import attending, form_for
 from tasks.checkpoint import Learner
+from tasks.engines import ragged
 from tasks.packing import lay_out
 from tasks.trajectory import PROMPT
 
-(ARCHITECTURE,) = bench.TINY_ARCHITECTURES.values()
-TREES = [bench.synthetic_tree(seed, bench.TINY_SHAPE, ARCHITECTURE.vocabulary) for seed in (0, 1)]
+(ARCHITECTURE,) = bench.TINY.architectures.values()
+MACHINE = Machine(threads=1, device="cpu", precision="float32")
+TREES = [bench.synthetic_tree(seed, bench.TINY.shape, ARCHITECTURE.vocabulary) for seed in (0, 1)]
 
 
 @pytest.fixture
 def learning(tmp_path):
-    return Learner(tmp_path, bench.policy(ARCHITECTURE, "cpu").float(), None)
+    return Learner(tmp_path, bench.policy(ARCHITECTURE, "cpu"), None)
 
 
 def packed(learning, packing, tokens=10_000):
@@ -37,7 +39,7 @@ def test_leaves_share_the_prompt_and_half_of_them_branch_after_a_result():
         assert len(paths) == 16
         assert [node.kind for node in tree.nodes].count(PROMPT) == 1
         assert len({path[1] for path in paths}) == 8, "as many first turns as trunks"
-        assert {len(path) for path in paths} == {2 * bench.TINY_SHAPE.turns}
+        assert {len(path) for path in paths} == {2 * bench.TINY.shape.turns}
 
 
 def test_trees_compute_each_token_once_and_rows_each_leaf(learning):
@@ -56,7 +58,8 @@ def test_both_packings_compute_the_same_gradient(learning, tokens):
     found = []
     for packing in bench.PACKINGS:
         with attending(learning.model, form_for("cpu")):
-            bench.forward_backward(learning, packed(learning, packing, tokens), loss)
+            batch = packed(learning, packing, tokens)
+            bench.forward_backward(learning, batch, loss, MACHINE)
         found.append([weight.grad.clone() for weight in learning.model.parameters()])
     for one, other in zip(*found, strict=True):
         assert one.abs().max() > 0
@@ -84,8 +87,8 @@ def test_operations_are_those_of_the_matrices_and_of_visible_pairs(learning, pac
 
 
 def test_published_sizes_are_those_of_the_models():
-    counts = {"Qwen2.5-0.5B": 494e6, "Qwen2.5-1.5B": 1544e6}
-    for name, architecture in bench.ARCHITECTURES.items():
+    counts = {"Qwen2.5-0.5B": 494e6, "Qwen2.5-1.5B": 1544e6, "Qwen2.5-3B": 3086e6}
+    for name, architecture in bench.PLAN.architectures.items():
         with torch.device("meta"):
             model = bench.policy(architecture, "meta")
         weights = sum(weight.numel() for weight in model.parameters())
@@ -93,7 +96,7 @@ def test_published_sizes_are_those_of_the_models():
 
 
 def test_real_trees_have_leaves_of_one_to_two_thousand_tokens():
-    credited = bench.synthetic_tree(0, bench.SHAPE, 1000)
+    credited = bench.synthetic_tree(0, bench.PLAN.shape, 1000)
     layout = lay_out(credited, range(16))
     assert all(1000 < len(path) < 2000 for path in layout.paths)
 
@@ -111,8 +114,53 @@ def test_smaller_micro_batches_are_taken_where_memory_ends(monkeypatch):
     rest = {"device": "cpu", "rate": 1.0}
     assert bench.measure_what_fits("a", tokens=(40, 20, 10, 5), **rest) == {"fits": 10}
     assert tried == [40, 20, 10]
-    with pytest.raises(torch.OutOfMemoryError):
-        bench.measure_what_fits("a", tokens=(40, 20), **rest)
+    assert bench.measure_what_fits("a", tokens=(40, 20), **rest) is None
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_measured_update_is_in_bf16_over_float32_and_holds_its_optimizer(monkeypatch, recompute):
+    seen = []
+
+    def spy(learning, batch, loss, machine):
+        kept = learning.model.is_gradient_checkpointing
+        seen.append((machine.precision, kept, learning.model.dtype, len(learning.optimizer.state)))
+        work(learning, batch, loss, machine)
+
+    work = bench.forward_backward
+    monkeypatch.setattr(bench, "forward_backward", spy)
+    bench.measure("tiny", ARCHITECTURE, "trees", recompute, TREES, 1024, "cpu", 1.0)
+    assert {entry[:3] for entry in seen} == {("bfloat16", recompute, torch.float32)}
+    assert [entry[3] > 0 for entry in seen] == [False] + [True] * (len(seen) - 1)
+
+
+def test_a_decoding_step_reads_all_weights_and_what_the_rows_have():
+    model = bench.policy(ARCHITECTURE, "cpu")
+    weights = 2 * sum(weight.numel() for weight in model.parameters())
+    one = bench.bytes_of_a_turn(ARCHITECTURE, model, rows=3, before=10, sampled=1)
+    size = ARCHITECTURE.hidden // ARCHITECTURE.heads
+    held = 2 * 2 * ARCHITECTURE.layers * ARCHITECTURE.key_value_heads * size  # keys, values; bytes
+    assert one == weights + 3 * 10 * held
+    two = bench.bytes_of_a_turn(ARCHITECTURE, model, rows=3, before=10, sampled=2)
+    assert two - one == weights + 3 * 11 * held
+
+
+def test_sampling_takes_as_many_steps_as_it_is_measured_by(monkeypatch):
+    passes = []
+    forward = ragged.RaggedSession._forward
+
+    def spy(session, tokens, visible):
+        passes.append((tuple(tokens.shape), session.network.like.dtype))
+        return forward(session, tokens, visible)
+
+    monkeypatch.setattr(ragged.RaggedSession, "_forward", spy)
+    found = bench.measure_sampling("tiny", ARCHITECTURE, 2, bench.TINY.turn, "cpu", 1e9)
+    prefill, *steps = passes
+    assert prefill == ((2, bench.TINY.turn.prompt), torch.bfloat16)
+    turns = bench.WARM_UP + bench.REPETITIONS
+    assert steps == [((2, 1), torch.bfloat16)] * turns * bench.TINY.turn.sampled
+    assert found["share_of_copy_rate"] == pytest.approx(
+        found["floor_of_a_step"] / found["seconds_of_a_step"]
+    )
 
 
 def test_it_runs_without_a_gpu_where_asked_to_and_says_what_it_found(monkeypatch, tmp_path, capsys):
@@ -130,7 +178,10 @@ def test_it_runs_without_a_gpu_where_asked_to_and_says_what_it_found(monkeypatch
         assert row["unique_tokens_per_second"] == row["unique_tokens"]
         assert row["share_of_matrix_rate"] == row["operations"] / (2 * 256**3)
     printed = capsys.readouterr().out
-    assert [row["packing"] for row in found["rows"]] == ["trees", "rows"]
+    assert tuple((row["packing"], row["recompute"]) for row in found["rows"]) == bench.VARIANTS
+    assert found["copied_bytes_per_second"] == 2 * 2**20
+    for row in found["sampling"]:
+        assert row["tokens_per_second"] == row["rows"] * bench.TINY.turn.sampled
     assert all(f"| tiny | {packing} |" in printed for packing in bench.PACKINGS)
 
 

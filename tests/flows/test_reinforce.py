@@ -3,15 +3,18 @@
 The sub-steps are the real ones on a very small policy, called without Prefect.
 """
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from flows import reinforce
 from flows.reinforce import MOST_BATCHES, Agents, Training, gather, train
 from params import schema
-from params.schema import Kl, Overlong, load_rows
+from params.schema import Kl, Lora, Overlong, load_rows
 from tasks import checkpoint, ledger
 from tasks.collect import collect
 from tasks.ledger import Artifact, Step
@@ -231,6 +234,56 @@ def test_every_row_of_the_table_goes_through_its_iterations_and_its_gates(start,
         )
         curve = Path("data/toy/curve.csv").read_text().splitlines()
         assert len(curve) == 3
+
+
+LORA = Lora(rank=2, alpha=4, modules=("q_proj", "v_proj", "up_proj"))
+WITH_REFERENCE = {
+    "the base, in the loss": Kl(place="loss", estimator="k3", coefficient=0.1),
+    "the newest, in the reward": Kl(place="reward", estimator="k1", coefficient=0.1, refresh=1),
+}
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kl", WITH_REFERENCE)
+def test_an_adapter_goes_through_its_iterations_and_whole_weights_are_published(
+    start, kl, precision
+):
+    chosen = recipe()
+    machine = chosen.machine.model_copy(update={"precision": precision})
+    update = chosen.reinforce.update.model_copy(update={"recompute": True, "learning_rate": 0.01})
+    settings = chosen.reinforce.model_copy(update={"update": update})
+    chosen = chosen.model_copy(update={"machine": machine, "reinforce": settings, "lora": LORA})
+    row = BY_LENGTH.model_copy(update={"kl": WITH_REFERENCE[kl]})
+    done = run_two(chosen, row, start(40))
+    assert all(entry["update"][0]["metrics"]["gradient_norm"] > 0 for entry in done)
+    adapter = Path(reinforce.policy_of(done[-1]).path)
+    said = json.loads((adapter / "adapter_config.json").read_text())
+    assert said["base_model_name_or_path"] == "policy", "of the first one, by relative path"
+    assert said["revision"] == ledger.digest(Path("policy"))
+    assert not (adapter / "model.safetensors").exists()
+    ledger.publish(reinforce.policy_of(done[-1]), Path("models/trained"), checkpoint.merged)
+    trained = AutoModelForCausalLM.from_pretrained("models/trained")
+    assert type(trained).__name__ == "Qwen2ForCausalLM"
+    before = AutoModelForCausalLM.from_pretrained("policy").state_dict()
+    moved = {
+        name.split(".")[-2]
+        for name, weight in trained.state_dict().items()
+        if not torch.equal(weight, before[name])
+    }
+    assert moved == set(LORA.modules)
+
+
+def test_an_adapter_is_found_again_instead_of_made_again(start):
+    chosen = recipe().model_copy(update={"lora": LORA})
+    given = start(40)
+    first = run_two(chosen, BY_LENGTH, given)
+    checkpoint._resident.clear()
+    assert run_two(chosen, BY_LENGTH, given) == first
+    assert checkpoint._resident == [], "no policy was loaded"
+    other = chosen.model_copy(update={"lora": LORA.model_copy(update={"rank": 3})})
+    again = run_two(other, BY_LENGTH, given)
+    assert again[0]["rollout"] == first[0]["rollout"], "the first one's policy is the same"
+    assert again[0]["update"][0]["key"] != first[0]["update"][0]["key"]
 
 
 @pytest.mark.parametrize("last", [1, 2])

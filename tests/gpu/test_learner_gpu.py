@@ -11,14 +11,21 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.update_on_gpu import Shape, synthetic_tree
-from params.schema import Machine, Update, load_rows
-from tasks import checkpoint, learner
+from benchmarks.update_on_gpu import (
+    Architecture,
+    Shape,
+    forward_backward,
+    synthetic_tree,
+)
+from benchmarks.update_on_gpu import policy as random_policy
+from params.schema import Lora, Machine, Update, load_rows
+from tasks import adapter, checkpoint, learner
 from tasks.algorithm import assemble
 from tasks.attention import FLEX, GATHERED, attending, form_for
 from tasks.engines import Request
 from tasks.engines.transformers import TransformersEngine
 from tasks.learner import node_logprobs, states, token_logprobs
+from tasks.ledger import Artifact
 from tasks.packing import forest, lay_out, uncredited
 from tasks.trajectory import PROMPT, TURN, Node, Question, Tree
 from tests.trees import VOCABULARY, credited, random_tree, small_policy
@@ -212,22 +219,128 @@ def policy_on_device(policy, device):
 # ---------------------------------------------------------------- updates
 
 
-def updated(device, trees, micro_batch_tokens):
+LORA = Lora(rank=4, alpha=8, modules=("q_proj", "v_proj", "down_proj"))
+BASE = Artifact("base", "digest")
+
+
+def every_tree():
+    return [tree for make in TREES.values() for tree in make()]
+
+
+def updated(device, trees, micro_batch_tokens=10_000, precision="float32", lora=None, **settings):
     """Gradients and metrics of one update."""
-    machine = Machine(threads=1, device=device, precision="float32")
+    machine = Machine(threads=1, device=device, precision=precision)
     learning = checkpoint.Learner(Path("gpu"), weights_on(device), None)
+    if lora:
+        checkpoint.prepare_adapter(learning, lora, BASE, seed=1)
+        stir(learning.model)
     checkpoint.prepare_optimizer(learning, SETTINGS)
-    settings = SETTINGS.model_copy(update={"micro_batch_tokens": micro_batch_tokens})
+    settings = SETTINGS.model_copy(update={"micro_batch_tokens": micro_batch_tokens, **settings})
     metrics = learner.update(learning, trees, GRPO, settings, TEMPERATURE, machine, 1)
-    weights = learning.model.parameters()
+    weights = [weight for weight in learning.model.parameters() if weight.requires_grad]
+    assert {weight.dtype for weight in weights} == {weight.grad.dtype for weight in weights}
+    assert {weight.dtype for weight in weights} == {FLOAT32}
     return torch.cat([weight.grad.flatten().cpu() for weight in weights]), metrics
+
+
+def stir(model):
+    """Give an adapter a part that is not 0, so that both of its parts have a gradient."""
+    random = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                weight.copy_(0.1 * torch.randn(weight.shape, generator=random))
 
 
 @pytest.mark.parametrize("micro_batch_tokens", [300, 10_000])
 def test_an_update_gives_the_gradient_that_it_gives_on_a_cpu(device, micro_batch_tokens):
-    trees = [tree for make in TREES.values() for tree in make()]
-    expected, on_cpu = updated("cpu", trees, 10_000)
+    trees = every_tree()
+    expected, on_cpu = updated("cpu", trees)
     found, metrics = updated(device, trees, micro_batch_tokens)
     assert distance(found, expected) < 1e-4
     assert metrics["trained_views"] == on_cpu["trained_views"]
     assert metrics["loss"] == pytest.approx(on_cpu["loss"], abs=1e-4)
+
+
+LEARNED = {"all weights": None, "an adapter": LORA}
+
+
+@pytest.mark.parametrize("lora", LEARNED.values(), ids=LEARNED)
+@pytest.mark.parametrize("recompute", [False, True])
+def test_an_update_with_passes_in_bf16_is_near_one_in_float32(device, lora, recompute):
+    trees = every_tree()
+    exact, measured = updated(device, trees, lora=lora)
+    found, coarse = updated(device, trees, precision="bfloat16", lora=lora, recompute=recompute)
+    assert 1e-4 < distance(found, exact) < 0.1
+    assert coarse["trained_views"] == measured["trained_views"]
+    assert coarse["gradient_norm"] == pytest.approx(measured["gradient_norm"], rel=0.05)
+
+
+@pytest.mark.parametrize("lora", LEARNED.values(), ids=LEARNED)
+def test_activations_that_are_computed_again_give_the_same_gradient(device, lora):
+    trees = every_tree()
+    kept, _ = updated(device, trees, lora=lora)
+    again, _ = updated(device, trees, lora=lora, recompute=True)
+    assert distance(again, kept) < 1e-6  # sums of an index are in no fixed order on a GPU
+
+
+DEEP = Architecture(64, layers=8, heads=2, key_value_heads=1, feed_forward=256, vocabulary=97)
+
+
+def peak(recompute):
+    """Bytes that the passes over one forest take on the GPU at most, the second time."""
+    learning = checkpoint.Learner(Path("gpu"), random_policy(DEEP, "cuda"), None)
+    shape = Shape(prompt=1024, turns=3, turn=256, result=20, leaves=6)
+    machine = Machine(threads=1, device="cuda", precision="bfloat16")
+    made = forest([lay_out(synthetic_tree(5, shape, VOCABULARY), range(6))], "cuda")
+    with attending(learning.model, FLEX), learner.recomputing(learning.model, recompute):
+        forward_backward(learning, [made], GRPO, machine)
+        torch.cuda.reset_peak_memory_stats()
+        forward_backward(learning, [made], GRPO, machine)
+    return torch.cuda.max_memory_allocated()
+
+
+def test_activations_that_are_computed_again_take_less_memory(device):
+    if device == "cuda":  # elsewhere tests/tasks/test_learner.py counts what is kept
+        assert peak(recompute=True) < 0.6 * peak(recompute=False)
+
+
+def test_an_adapter_on_the_device_learns_what_it_learns_on_a_cpu(device):
+    trees = every_tree()
+    expected, _ = updated("cpu", trees, lora=LORA)
+    found, _ = updated(device, trees, lora=LORA)
+    assert distance(found, expected) < 1e-4
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.2)])
+def test_what_samples_for_an_adapter_says_what_the_learner_says(
+    policy_on_device, tokenizer, device, precision, tolerance
+):
+    machine = Machine(threads=1, device=device, precision=precision)
+    learning = checkpoint.Learner(Path("gpu"), policy_on_device, tokenizer)
+    checkpoint.prepare_adapter(learning, LORA, BASE, seed=1)
+    stir(learning.model)
+    sampling = checkpoint.to_sample(learning.model, machine)
+    assert not adapter.attached(sampling)
+    trees, engine = sampled(sampling, tokenizer)
+    found = node_logprobs(learning.model, trees, TEMPERATURE, SETTINGS, machine)
+    found = torch.from_numpy(np.concatenate([by_node[1] for by_node in found]))
+    torch.testing.assert_close(found, engine, rtol=0, atol=tolerance)
+
+
+def test_the_base_of_an_adapter_on_the_device_is_its_reference(policy_on_device, device):
+    trees = [uncredited(random_tree(3))]
+    expected = of_whole(policy_on_device, trees, device)
+    learning = checkpoint.Learner(Path("gpu"), policy_on_device, None)
+    checkpoint.prepare_adapter(learning, LORA, BASE, seed=1)
+    stir(learning.model)
+    machine = Machine(threads=1, device=device, precision="float32")
+    with checkpoint.looking_at(Path(BASE.path), learning, machine) as model:
+        torch.testing.assert_close(of_whole(model, trees, device), expected, rtol=0, atol=1e-5)
+    assert distance(of_whole(learning.model, trees, device), expected) > 1e-3
+
+
+def of_whole(model, trees, device):
+    machine = Machine(threads=1, device=device, precision="float32")
+    found = node_logprobs(model, trees, TEMPERATURE, SETTINGS, machine)
+    return torch.from_numpy(np.concatenate([node for tree in found for node in tree]))

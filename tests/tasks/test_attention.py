@@ -7,9 +7,12 @@ from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
+from params.schema import Machine
+from tasks import attention
 from tasks.attention import FLEX, GATHERED, _block_mask, attending, form_for
 from tasks.learner import states
 from tasks.packing import BLOCK, forest, lay_out
+from tasks.policy import passes
 from tests.trees import VOCABULARY, credited, random_tree, small_policy
 
 
@@ -61,6 +64,28 @@ def test_another_forest_of_the_same_size_is_not_mistaken_for_the_last(form):
             rows = logits_of_forest(model, made, form)
             for row, own in zip(rows, logits_by_row(model, made), strict=True):
                 torch.testing.assert_close(row, own, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("form", [GATHERED, FLEX])
+def test_passes_in_bf16_attend_in_either_form(form, monkeypatch):
+    """Turned queries and keys come in float32 then, values in bf16; a GPU wants one kind."""
+    kinds = set()
+
+    def flex(*tensors, **rest):
+        kinds.update(tensor.dtype for tensor in tensors)
+        return compute(*tensors, **rest)
+
+    compute = attention._flex
+    monkeypatch.setattr(attention, "_flex", flex)
+    model, made = small_policy().eval(), forest_of([4, 5])
+    machine = Machine(threads=1, device="cpu", precision="bfloat16")
+    with torch.no_grad():
+        with passes(machine):
+            found = logits_of_forest(model, made, form)
+        expected = logits_by_row(model, made)
+    for row, own in zip(found, expected, strict=True):
+        assert 0 < float((row - own).abs().max()) < 0.1 * float(own.abs().max())
+    assert kinds == ({torch.bfloat16} if form == FLEX else set())
 
 
 def test_a_model_attends_as_before_afterwards_also_where_something_failed():

@@ -8,7 +8,12 @@ from transformers import AutoModel
 
 from params.schema import Critic
 from tasks import checkpoint, learner, ledger
+from tasks.engines import Request
+from tasks.engines.transformers import TransformersEngine
+from tasks.packing import uncredited
+from tasks.trajectory import PROMPT, TURN, Node, Question, Tree
 from tests.tasks.test_learner import (
+    HALF,
     MACHINE,
     OWN,
     SETTINGS,
@@ -135,6 +140,44 @@ def test_a_folder_that_was_pruned_is_an_error_with_its_remedy(tmp_path, left):
     checkpoint._resident.clear()
     with pytest.raises(RuntimeError, match=rf"{tmp_path} holds no policy .* run `make clean`"):
         checkpoint.resident(tmp_path, MACHINE)
+
+
+# ---------------------------------------------------------------- what samples
+
+
+def test_in_float32_a_policy_samples_as_it_learns(initial):
+    learning = fresh(initial)
+    assert checkpoint.to_sample(learning.model, MACHINE) is learning.model
+
+
+def test_in_bf16_a_copy_samples_and_what_learns_stays_as_it_was(initial):
+    learning = fresh(initial)
+    before = weights(learning.model)
+    sampling = checkpoint.to_sample(learning.model, HALF)
+    cast = weights(sampling)
+    assert same(cast, {name: weight.to(torch.bfloat16) for name, weight in before.items()})
+    assert sampling.lm_head.weight is sampling.model.embed_tokens.weight, "still tied"
+    assert sampling.model.rotary_emb.inv_freq.dtype is torch.float32
+    run(learning, made_trees())
+    assert same(weights(sampling), cast), "not a view of what learns"
+    assert not same(weights(learning.model), before)
+
+
+def test_what_is_sampled_in_bf16_is_near_what_the_learner_says_of_it(initial):
+    learning = fresh(initial)
+    engine = TransformersEngine(checkpoint.to_sample(learning.model, HALF), learning.tokenizer)
+    prompt = np.arange(3, 12, dtype=np.int32)
+    with engine.session(1, 80, 1.0, 1.0, ("</answer>",)) as session:
+        (sample,) = session.sample([Request(session.open(), prompt, 17, 60)])
+    nothing = np.zeros(0, np.float32)
+    turn = Node(0, TURN, "", "", sample.tokens, sample.logprobs, sample.entropies)
+    tree = Tree(
+        Question("q", "k", "t", ("1",)), [Node(-1, PROMPT, "", "", prompt, nothing, nothing), turn]
+    )
+    tree.leaves = [1]
+    for machine in (MACHINE, HALF):
+        found = learner.node_logprobs(learning.model, [uncredited(tree)], 1.0, SETTINGS, machine)
+        np.testing.assert_allclose(found[0][1], sample.logprobs, atol=0.05)
 
 
 # ---------------------------------------------------------------- critics

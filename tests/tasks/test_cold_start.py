@@ -64,7 +64,7 @@ def made_traces(count=10):
     return rows
 
 
-def train(initial, rows, settings=SETTINGS):
+def train(initial, rows, settings=SETTINGS, machine=MACHINE):
     """Run the verb in the folder that is the working one; its record."""
     write_table(pa.Table.from_pylist(rows), Path("traces.parquet"))
     return cold_start.fn(
@@ -72,7 +72,7 @@ def train(initial, rows, settings=SETTINGS):
         policy=ledger.artifact(initial),
         traces=ledger.artifact(Path("traces.parquet")),
         settings=settings,
-        machine=MACHINE,
+        machine=machine,
     )
 
 
@@ -120,6 +120,16 @@ def test_a_batch_in_micro_batches_is_learnt_from_as_a_whole(initial, folder, unb
     assert [point["step"] for point in made["curve"]] == list(range(1, 7))
     losses = [[point["loss"] for point in record["curve"]] for record in (made, unbroken)]
     np.testing.assert_allclose(*losses, atol=1e-4)
+
+
+def test_passes_in_bf16_learn_nearly_the_same_and_leave_float32(initial, folder, unbroken):
+    half = MACHINE.model_copy(update={"precision": "bfloat16"})
+    made = train(initial, made_traces(), machine=half)
+    losses = [[point["loss"] for point in record["curve"]] for record in (made, unbroken)]
+    assert losses[0] != losses[1]
+    np.testing.assert_allclose(*losses, atol=0.05)
+    model = AutoModelForCausalLM.from_pretrained(ledger.of(made, "policy").path, dtype="auto")
+    assert model.dtype is torch.float32
 
 
 @pytest.fixture(scope="module")

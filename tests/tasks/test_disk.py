@@ -1,3 +1,4 @@
+import copy
 import json
 from pathlib import Path
 
@@ -5,7 +6,7 @@ import pytest
 
 from params import schema
 from params.schema import load_rows
-from tasks import disk, ledger
+from tasks import checkpoint, disk, ledger
 from tasks.disk import GIB, needs
 from tasks.policy import build_policy
 
@@ -53,6 +54,21 @@ def test_a_critic_of_its_own_takes_as_much_again():
     assert critic.optimizers == 2 * alone.optimizers
     assert critic.passing == 2 * alone.passing
     assert critic.weights - alone.weights == 5 * 1000
+
+
+def test_an_adapter_is_what_iterations_keep_of_a_policy_that_learns_by_one(policy, tmp_path):
+    lora = schema.Lora(rank=4, alpha=8, modules=("q_proj", "down_proj"))
+    assert disk.adapter_of("mine", lora) is None
+    policy.save_pretrained("models/mine/initial")
+    learning = checkpoint.Learner(tmp_path, copy.deepcopy(policy), None)
+    checkpoint.prepare_adapter(learning, lora, ledger.artifact(Path("models/mine/initial")), seed=0)
+    own = [weight for weight in learning.model.parameters() if weight.requires_grad]
+    size = disk.adapter_of("mine", lora)
+    assert size == sum(4 * weight.numel() for weight in own)
+    chosen = recipe(iterations=20, keep=keep(5, 1))
+    need, critic = (needs(chosen, ROWS[name], 1000, 10)["reinforce"] for name in ("grpo", "ppo"))
+    assert (need.weights, need.optimizers, need.passing) == (5 * 10 + 2 * 1000, 2 * 10, 3 * 10)
+    assert critic.passing == 3 * (1000 + 10), "all weights of a critic of its own learn"
 
 
 def test_trees_are_counted_by_their_longest_and_by_all_batches_of_a_filter():

@@ -107,7 +107,7 @@ def objective_gradients(model, layouts, loss, denominator, critic=None):
     learning = checkpoint.Learner(None, model, None, critic=critic)
     with attending(model, GATHERED):
         value, metrics = learner._objective(
-            learning, forest(layouts, "cpu"), loss, TEMPERATURE, denominator, value_tokens=100
+            learning, forest(layouts, "cpu"), loss, TEMPERATURE, denominator, 100, MACHINE
         )
     value.backward()
     return gradients(model), float(value.detach()), metrics
@@ -385,6 +385,138 @@ def test_two_lanes_give_the_gradient_of_one_and_the_same_bytes_each_time(initial
     assert found[1][2] == found[2][2]
     for measure in ("trained_tokens", "trained_views"):
         assert found[0][2][measure] == found[1][2][measure]
+
+
+# ---------------------------------------------------------------- precision of passes
+
+HALF = MACHINE.model_copy(update={"precision": "bfloat16"})
+
+
+def distance(found, expected):
+    """Norm of the difference of two dicts of tensors, relative to the second."""
+    both = [torch.cat([one[name].flatten() for name in expected]) for one in (found, expected)]
+    return float((both[0] - both[1]).norm() / both[1].norm())
+
+
+@pytest.mark.parametrize("critic", [None, OWN, SHARED], ids=["none", "own", "shared"])
+def test_passes_in_bf16_leave_weights_gradients_and_optimizer_in_float32(initial, critic):
+    trees = made_trees(values=True)
+    found = []
+    for machine in (MACHINE, HALF):
+        learning = fresh(initial, critic=critic)
+        metrics = learner.update(learning, trees, GRPO, SETTINGS, TEMPERATURE, machine, seed=1)
+        found.append((gradients(learning.model), metrics))
+        held = [learning.optimizer, learning.critic and learning.critic.optimizer]
+        for optimizer in filter(None, held):
+            for weight in learner._weights(optimizer):
+                kinds = {weight.dtype, weight.grad.dtype, optimizer.state[weight]["exp_avg"].dtype}
+                assert kinds == {torch.float32}
+    (exact, measured), (coarse, close_by) = found
+    assert 1e-4 < distance(coarse, exact) < 0.05, "near what float32 gives, and not the same"
+    for name, value in measured.items():
+        assert close_by[name] == pytest.approx(value, rel=0.05, abs=0.02), name
+
+
+def test_logprobs_and_values_in_bf16_are_near_those_in_float32_and_are_float32(initial):
+    trees = made_trees(2)
+    learning = fresh(initial, critic=OWN)
+    torch.nn.init.normal_(learning.critic.head.weight)
+    found = {
+        machine.precision: (
+            node_logprobs(learning.model, trees, TEMPERATURE, SETTINGS, machine),
+            learner.node_values(learning, trees, SETTINGS, machine),
+        )
+        for machine in (MACHINE, HALF)
+    }
+    for exact, coarse in zip(found["float32"], found["bfloat16"], strict=True):
+        one, other = (
+            np.concatenate([node for tree in each for node in tree]) for each in (exact, coarse)
+        )
+        assert one.dtype == other.dtype == np.float32
+        assert 0 < np.abs(one - other).max() < 0.1
+    assert learning.model.dtype == torch.float32
+
+
+def test_two_lanes_in_bf16_give_the_gradient_of_one_and_the_same_bytes_each_time(initial):
+    settings = SETTINGS.model_copy(update={"micro_batch_tokens": 150, "recompute": True})
+    found = []
+    for threads in (1, 2, 2):
+        torch.set_num_threads(threads)
+        learning = fresh(initial, settings)
+        machine = HALF.model_copy(update={"threads": threads})
+        learner.update(learning, made_trees(5), GRPO, settings, TEMPERATURE, machine, seed=1)
+        found.append(gradients(learning.model))
+    torch.set_num_threads(MACHINE.threads)
+    assert distance(found[0], found[1]) < 0.01
+    assert same(found[1], found[2])
+
+
+# ---------------------------------------------------------------- activations computed again
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", ["arpo", "ppo"])
+def test_activations_that_are_computed_again_give_the_same_gradients(initial, name, threads):
+    row, found = ROWS[name], []
+    torch.set_num_threads(threads)
+    for recompute in (False, True):
+        settings = SETTINGS.model_copy(update={"micro_batch_tokens": 150, "recompute": recompute})
+        learning = fresh(initial, settings, row.critic)
+        metrics = run(learning, off_policy(made_trees(5, values=True)), settings, LOSSES[name])
+        found.append((gradients(learning.model), weights(learning.model), metrics))
+        if learning.critic and learning.critic.backbone:
+            found[-1][0].update(gradients(learning.critic.backbone))
+    torch.set_num_threads(MACHINE.threads)
+    assert same(found[0][0], found[1][0])
+    assert same(found[0][1], found[1][1])
+    assert found[0][2] == found[1][2]
+
+
+def kept_bytes(model, recompute):
+    """What the forward pass over one forest keeps for the backward pass, weights left out.
+
+    Nor are the inputs of layers that recompute counted, a number a hidden state each.
+    """
+    owned = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+    kept = {}
+
+    def keep(tensor):
+        if tensor.untyped_storage().data_ptr() not in owned:
+            kept[tensor.untyped_storage().data_ptr()] = tensor  # alive, so that none is met twice
+        return tensor
+
+    made = forest(in_trees(made_trees(2)), "cpu")
+    with (
+        attending(model, GATHERED),
+        learner.recomputing(model, recompute),
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+    ):
+        learner.states(model.base_model, made)
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+def test_activations_that_are_computed_again_are_not_kept():
+    model = small_policy()
+    assert 5 * kept_bytes(model, recompute=True) < kept_bytes(model, recompute=False)
+
+
+def test_after_an_update_the_model_recomputes_no_longer(initial):
+    settings = SETTINGS.model_copy(update={"recompute": True})
+    learning = fresh(initial, settings)
+    run(learning, made_trees(), settings)
+    assert not learning.model.is_gradient_checkpointing
+    assert not learning.model.get_input_embeddings()._forward_hooks
+
+
+def test_an_architecture_that_cannot_recompute_is_refused_with_a_remedy(initial, monkeypatch):
+    settings = SETTINGS.model_copy(update={"recompute": True})
+    learning = fresh(initial, settings)
+    monkeypatch.setattr(type(learning.model), "supports_gradient_checkpointing", False)
+    with pytest.raises(ValueError, match=r"recompute is true, and Qwen2ForCausalLM .* to false"):
+        run(learning, made_trees(), settings)
+
+
+# ---------------------------------------------------------------- clipping, passes, metrics
 
 
 def test_gradients_are_clipped_to_their_global_norm(initial):

@@ -1,5 +1,6 @@
 """A tokenizer that can write any text, and a policy that a seed decides."""
 
+import copy
 import os
 import subprocess
 import sys
@@ -15,12 +16,14 @@ from params.schema import Machine, PretrainedPolicy
 from tasks.policy import (
     ASSISTANT,
     END,
+    PRECISION,
     TAGS,
     USER,
     build_policy,
     build_tokenizer,
     fetch_policy,
     load_policy,
+    passes,
 )
 from tests.conftest import TEXTS
 
@@ -131,11 +134,24 @@ def test_a_policy_in_a_folder_comes_back_as_it_was(policy, tokenizer, tmp_path):
     np.testing.assert_allclose(again.float(), logits, atol=1e-5)
 
 
-def test_a_policy_is_loaded_in_the_precision_of_the_recipe(policy, tmp_path):
-    policy.save_pretrained(tmp_path)
-    loaded = load_policy(tmp_path, Machine(threads=1, device="cpu", precision="float32"))
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_a_policy_is_loaded_in_float32_whatever_the_precision(policy, tmp_path, precision, stored):
+    copy.deepcopy(policy).to(stored).save_pretrained(tmp_path)
+    loaded = load_policy(tmp_path, Machine(threads=1, device="cpu", precision=precision))
     assert {parameter.dtype for parameter in loaded.parameters()} == {torch.float32}
-    torch.testing.assert_close(weights(loaded).float(), weights(policy).float())
+    assert torch.equal(weights(loaded), weights(policy).to(stored).float())
+
+
+@pytest.mark.parametrize(("precision", "kind"), PRECISION.items())
+def test_a_pass_multiplies_in_the_precision_of_the_recipe(policy, precision, kind):
+    machine = Machine(threads=1, device="cpu", precision=precision)
+    layer = policy.model.layers[0]
+    fed = torch.randn(1, 3, policy.config.hidden_size)
+    with passes(machine):
+        assert layer.mlp.up_proj(fed).dtype is kind
+        assert layer.input_layernorm(fed).dtype is torch.float32
+    assert layer.mlp.up_proj(fed).dtype is torch.float32
 
 
 def test_a_policy_that_is_nowhere_raises(tmp_path):

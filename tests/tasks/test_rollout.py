@@ -1,12 +1,15 @@
 """Which questions an iteration gets, and what its rollouts are made of."""
 
+import gc
 import shutil
+import weakref
 from pathlib import Path
 from unittest.mock import ANY
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -306,3 +309,32 @@ def test_stored_trees_of_the_iteration_stand_for_what_would_be_sampled(
         again(step=Step("toy", "reinforce", 2, 7))
     asked = again(step=Step("toy", "evaluate/trained", 0, 8), **other)
     assert ledger.of(asked, "trees").digest != ledger.of(made[0], "trees").digest
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_in_bf16_a_copy_samples_and_is_given_up_at_once(arguments, monkeypatch, threads):
+    """At once, not when Python next looks for cycles: on a GPU its memory is wanted."""
+    copies = []
+
+    def to_sample(model, machine):
+        made = make(model, machine)
+        copies.append(weakref.ref(made))
+        assert made is not model
+        assert made.dtype is torch.bfloat16
+        return made
+
+    make = checkpoint.to_sample
+    monkeypatch.setattr(checkpoint, "to_sample", to_sample)
+    half = MACHINE.model_copy(update={"precision": "bfloat16", "threads": threads})
+    torch.set_num_threads(threads)
+    gc.disable()
+    try:
+        made = rollout.fn(**{**arguments, "machine": half})
+        assert [copy() for copy in copies] == [None]
+    finally:
+        gc.enable()
+        torch.set_num_threads(MACHINE.threads)
+    (learning,) = checkpoint._resident
+    assert learning.model.dtype is torch.float32
+    trees = load_trees(Path(ledger.of(made, "trees").path))
+    assert all(len(tree.leaves) == BUDGET.leaves for tree in trees)

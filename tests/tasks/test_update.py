@@ -148,6 +148,7 @@ def arguments(policy, iteration=0, run_seed=7, data=None, **changes):
         "temperature": 1.0,
         "response_tokens": 20,
         "machine": MACHINE,
+        "lora": None,
         **(data or batch()),
         **changes,
     }
@@ -207,6 +208,15 @@ def test_the_next_sub_step_finds_the_policy_in_memory(initial):
     made = run(ledger.artifact(initial))
     (learning,) = checkpoint._resident
     assert checkpoint.resident(Path(ledger.of(made, "policy").path), MACHINE) is learning
+
+
+@pytest.mark.parametrize("row", [ARPO, WITHOUT_KL], ids=["policy", "with a critic"])
+def test_no_gradients_are_held_while_the_next_iteration_samples(initial, row):
+    run(ledger.artifact(initial), row=row, data=batch(values=True))
+    (learning,) = checkpoint._resident
+    backbone = learning.critic.backbone if learning.critic else None
+    held = [*learning.model.parameters(), *(backbone.parameters() if backbone else ())]
+    assert all(weight.grad is None for weight in held)
 
 
 def test_what_is_finished_is_read_back(initial):
