@@ -80,6 +80,7 @@ COMPUTE = (
             "dialogue",
             "trajectory",
             "algorithm",
+            "plan",
         )
     ),
 )
