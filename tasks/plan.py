@@ -2,8 +2,8 @@
 
 Pure arithmetic over a model that is built without its weights (on torch's meta device). Memory is a
 bound: every response is as long as it may be, and every micro-batch is full. Activations are
-counted as transformers' Llama, Qwen2 and Qwen3 layers keep them, which a test compares with what
-autograd keeps of real ones.
+counted as transformers' Llama, Qwen2 and Qwen3 layers keep them; tests compare them with what
+autograd keeps of real ones, and the whole with the peak of a real update.
 """
 
 from __future__ import annotations
@@ -239,21 +239,20 @@ def _of_update(recipe: Recipe, shape: Shape) -> dict[str, float]:
     """What the forward and backward pass of one micro-batch takes.
 
     The cast: autocast makes a bfloat16 copy of each matrix once a pass. Logits: at most
-    LOGITS_AT_ONCE exist, and the backward pass holds the log-softmax, its gradient and that of the
-    logits at once, in float32, and in bfloat16 the gradient of the head's own product. A gradient
-    is made in the precision of the pass before it is added in float32.
+    LOGITS_AT_ONCE exist, and the backward pass holds their log-softmax, its gradient and theirs at
+    once, in float32. The gradient of the largest matrix, the head, is made part by part in the
+    precision of the pass: what has been added up so far, and what is being added.
     """
     precision = recipe.machine.precision
     tokens = slots(recipe)
     logits = min(LOGITS_AT_ONCE[recipe.machine.device], tokens * shape.vocabulary)
-    narrow = NARROW[precision]
-    largest = 0 if shape.adapters else shape.largest
+    head = 0 if shape.adapters else shape.largest
     return {
-        **({"bfloat16 cast": HALF * shape.linear} if narrow else {}),
+        **({"bfloat16 cast": HALF * shape.linear} if NARROW[precision] else {}),
         "activations": activations(shape, tokens, precision, recipe.reinforce.update.recompute),
         "gradients of activations": tokens * _backward(shape, precision),
-        "logits": logits * (3 * FULL + narrow),
-        "gradient being added": largest * (FULL + narrow),
+        "logits": 3 * FULL * logits,
+        "gradient being made": 2 * NUMBER[precision] * head,
     }
 
 
@@ -279,14 +278,15 @@ def _layer(shape: Shape, precision: str) -> float:
 
     Each of the two norms keeps its input and its normed input in float32. In float32 its output is
     kept once for the products that read it; under autocast each of these (query, key, value; gate,
-    up) keeps a bfloat16 copy of its own. Attention keeps query, key, value and output; the
-    feed-forward layer the gate before and after its nonlinearity, up, and their product. Qwen3's
-    norms of query and key work in float32, and keep input and normed input.
+    up) keeps a bfloat16 copy of its own. Attention keeps query, key, value and output, the last
+    once more in the order in which the next product reads it; the feed-forward layer the gate
+    before and after its nonlinearity, up, and their product. Qwen3's norms of query and key work in
+    float32, and keep input and normed input.
     """
     number = NUMBER[precision]
     norms = 4 * FULL * shape.hidden
     inputs = (5 if number == HALF else 2) * number * shape.hidden
-    attention = number * 2 * (shape.queries + shape.keys)
+    attention = number * (3 * shape.queries + 2 * shape.keys)
     feed_forward = number * 4 * shape.feed_forward
     of_heads = (FULL + number) * (shape.queries + shape.keys) if shape.heads_are_normed else 0
     return norms + inputs + attention + feed_forward + of_heads
