@@ -1,7 +1,8 @@
 # make run       train and evaluate the recipe RECIPE (tiny); a second call does what has changed
 # make test      the tests; with DATA=<folder> on the benchmark files there instead of small ones
 # make lint      ruff and mypy
-# make plan      whether RECIPE fits cards of 24, 80 and 141 GB, or CARD=80: memory, tokens, seconds, disk
+# make plan      whether RECIPE fits GPUs of 24, 80 and 141 GB, or CARD=80 alone: memory by part,
+#                tokens, seconds, disk, and what to change
 # make compare   train RECIPE with every row of params/algorithms.yaml; the table goes to reports/
 # make bench     the speed of a training step beside TRL's, in one run
 # make chaos     kill, damage and cut off runs of the recipe smoke in some 40 ways, two at a time: half

@@ -183,7 +183,8 @@ def _assumptions(recipe: Recipe) -> list[str]:
     said = [
         f"an estimate: all responses as long as they may be; {plan.PEAK_SHARE:.0%} of a card's "
         f"dense {recipe.machine.precision} operations and {plan.BANDWIDTH_SHARE:.0%} of its "
-        f"bandwidth are reached; {1 - plan.MEMORY_SHARE:.0%} of its memory is left to CUDA; tools, "
+        f"bandwidth are reached, and a step of decoding takes {plan.STEP_SECONDS * 1000:g} ms at "
+        f"least; {1 - plan.MEMORY_SHARE:.0%} of its memory is left to CUDA; tools, "
         "loading, saving and the cold start are not counted"
     ]
     if recipe.machine.device == "cpu":

@@ -32,8 +32,10 @@ MEMORY_SHARE = 0.95  # of a card; the rest: CUDA's context, kernels, gaps betwee
 SAMPLER_OWN = 2 * GIB  # bytes that vLLM takes beside weights, keys and values: graphs, one prefill
 PEAK_SHARE = 0.4  # of the card's operations that passes reach: an assumption
 BANDWIDTH_SHARE = 0.6  # of the card's bandwidth that decoding reaches: an assumption
+STEP_SECONDS = 0.005  # of a decoding step at least: launches, scheduling; an assumption
 HALFWAY = 0.5  # of a branch's path is its parent's: an assumption
-LORA = Lora(
+COUNTED = ("llama", "qwen2", "qwen3")  # architectures whose layers keep what _layer says
+LORA = Lora(  # what is advised: on every linear layer
     rank=32,
     alpha=64,
     modules=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
@@ -103,8 +105,14 @@ class Shape:
 def shape_of(config: Any, lora: Lora | None = None) -> Shape:
     """The shape of a causal language model of a transformers config.
 
-    Raises ValueError for adapters on modules that the model has not.
+    Raises ValueError for an architecture that is counted otherwise, and for adapters on modules
+    that the model has not.
     """
+    if config.model_type not in COUNTED:
+        raise ValueError(
+            f"prepare.policy is a {config.model_type}, whose layers are not known here: its memory "
+            f"is counted for {', '.join(COUNTED)} (tasks/plan.py, COUNTED)"
+        )
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     linear = {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
@@ -399,7 +407,7 @@ def seconds_of(recipe: Recipe, row: Row, shape: Shape, card: Card) -> Seconds:
     once = _operations(shape, tokens, recipe.prepare.policy.context)
     rate = PEAK_SHARE * card.operations[recipe.machine.precision]
     abreast = rows_abreast(recipe, shape, card)
-    decoding = _decoding(recipe, shape, abreast) / (BANDWIDTH_SHARE * card.bandwidth)
+    decoding = _decoding(recipe, shape, abreast, BANDWIDTH_SHARE * card.bandwidth)
     return Seconds(passes(recipe, row) * once / rate, max(once / rate, decoding), abreast)
 
 
@@ -438,8 +446,8 @@ def rows_abreast(recipe: Recipe, shape: Shape, card: Card) -> int:
     return max(1, min(rows, int(room / path)))
 
 
-def _decoding(recipe: Recipe, shape: Shape, abreast: int) -> float:
-    """Bytes read while an iteration's paths are decoded.
+def _decoding(recipe: Recipe, shape: Shape, abreast: int, bandwidth: float) -> float:
+    """Seconds in which an iteration's paths are decoded, at so many bytes a second.
 
     Each step reads all weights once, and keys and values of every path, which is half long on
     average. Questions go in batches that fill rollout.rows, a batch in waves.
@@ -449,7 +457,8 @@ def _decoding(recipe: Recipe, shape: Shape, abreast: int) -> float:
     paths = recipe.reinforce.questions * rollout.leaves / batches
     steps = batches * math.ceil(paths / abreast) * recipe.dialogue.response_tokens
     cached = min(abreast, paths) * key_value(recipe, shape) * context / 2
-    return steps * (NUMBER[recipe.machine.precision] * shape.linear + cached)
+    read = NUMBER[recipe.machine.precision] * shape.linear + cached
+    return steps * max(STEP_SECONDS, read / bandwidth)
 
 
 # ---------------------------------------------------------------- what to change

@@ -32,6 +32,7 @@ SMALL = {  # no two widths alike, so that a tensor's shape says what it is
     "max_position_embeddings": 512,
 }
 KINDS = {"qwen2": {}, "llama": {}, "qwen3": {"head_dim": 32}}
+assert set(KINDS) == set(plan.COUNTED), "what is counted is compared with real tensors"
 TOKENS = 300
 
 
@@ -112,6 +113,11 @@ def test_adapters_on_layers_that_are_not_there_are_refused_with_those_that_are()
     lora = schema.Lora(rank=8, alpha=16, modules=("q_proj", "query"))
     with pytest.raises(ValueError, match=r"lora\.modules names query.*'down_proj'.*'q_proj'"):
         shape_of(config_of(), lora)
+
+
+def test_an_architecture_that_is_counted_otherwise_is_refused():
+    with pytest.raises(ValueError, match=r"is a gpt2, .* counted for llama, qwen2, qwen3"):
+        shape_of(AutoConfig.for_model("gpt2"))
 
 
 def pretrained(name, revision=None):
@@ -433,6 +439,11 @@ def test_a_faster_card_takes_less_time_and_a_larger_one_holds_more_paths():
     assert slow.update > 5 * fast.update == 5 * large.update
     assert slow.sampling > fast.sampling > large.sampling
     assert slow.abreast < fast.abreast < large.abreast <= LARGE.reinforce.rollout.rows
+
+
+def test_a_step_of_decoding_is_never_faster_than_its_launches():
+    seconds = plan.seconds_of(TINY, ROWS["arpo"], shape_of(plan.config_of(TINY)), CARDS["141"])
+    assert seconds.sampling == pytest.approx(TINY.dialogue.response_tokens * plan.STEP_SECONDS)
 
 
 # ---------------------------------------------------------------- what to change
