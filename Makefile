@@ -2,6 +2,8 @@
 #                ENGINE=vllm through vLLM, in an environment of its own
 # make test      the tests; with DATA=<folder> on the benchmark files there instead of small ones
 # make lint      ruff and mypy
+# make plan      whether RECIPE fits GPUs of 24, 80 and 141 GB, or CARD=80 alone: memory by part,
+#                tokens, seconds, disk, and what to change
 # make compare   train RECIPE with every row of params/algorithms.yaml; the table goes to reports/
 # make bench     the speed of a training step beside TRL's, in one run
 # make chaos     kill, damage and cut off runs of the recipe smoke in some 40 ways, two at a time: half
@@ -36,7 +38,7 @@ export DO_NOT_TRACK := 1
 export OMP_WAIT_POLICY ?= PASSIVE
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: run test lint compare bench chaos test-gpu test-vllm serve ui deploy doctor clean
+.PHONY: run test lint plan compare bench chaos test-gpu test-vllm serve ui deploy doctor clean
 .DEFAULT_GOAL := run
 
 run: $(INSTALLED)
@@ -49,6 +51,9 @@ lint: $(INSTALLED)
 	@$(PYTHON) -m ruff check .
 	@$(PYTHON) -m ruff format --check .
 	@$(PYTHON) -m mypy
+
+plan: $(INSTALLED)
+	@$(PYTHON) -m flows.plan $(RECIPE) $(if $(CARD),--card $(CARD))
 
 compare: $(INSTALLED)
 	@$(PYTHON) -m flows.compare $(RECIPE) --iterations $(ITERATIONS)

@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 PARAMS = Path(__file__).parent
-TABLES = ("algorithms", "benchmarks")  # files of params/ that are no recipes
+TABLES = ("algorithms", "architectures", "benchmarks")  # files of params/ that are no recipes
 MOST_BATCHES = 10  # that one iteration rolls out in search of groups with spread (DAPO)
 
 Positive = Annotated[int, Field(gt=0)]
@@ -565,6 +565,13 @@ class Benchmark(Frozen):
     scorer: Literal["exact", "maths", "f1"]
 
 
+class Architecture(Frozen):
+    """A row of params/architectures.yaml: the shape of a model on the Hugging Face hub."""
+
+    revision: Annotated[str, Field(pattern="^[0-9a-f]{40}$")]  # the commit that has this shape
+    config: dict[str, Any]  # of its config.json what decides memory and time
+
+
 # ---------------------------------------------------------------- rows of algorithms.yaml
 
 
@@ -863,6 +870,15 @@ def load_benchmarks(folder: Path = PARAMS) -> dict[str, Benchmark]:
             f"{file} is missing or holds no rows: it needs a name and keys for each set"
         )
     return {name: validate(Benchmark, row, f"{file}: {name}") for name, row in rows.items()}
+
+
+def load_architectures(folder: Path = PARAMS) -> dict[str, Architecture]:
+    """The rows of ``<folder>/architectures.yaml`` by the model's name; ValueError as ``load``."""
+    file = folder / "architectures.yaml"
+    rows = read_yaml(file) if file.is_file() else {}
+    if not isinstance(rows, dict):
+        raise ValueError(f"{file} holds no rows: it needs a revision and a config for each name")
+    return {name: validate(Architecture, row, f"{file}: {name}") for name, row in rows.items()}
 
 
 def read_yaml(file: Path) -> Any:

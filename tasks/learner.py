@@ -18,13 +18,20 @@ from tasks.attention import PAIRS, attending, form_for
 from tasks.checkpoint import Critic, Learner, forget
 from tasks.lanes import dealt, lanes, side_by_side
 from tasks.losses import Loss, Views, policy_loss, value_loss
-from tasks.packing import ByNode, Cost, Credited, Floats, Forest, cost_of, forests, to_nodes
+from tasks.packing import (
+    LOGITS_AT_ONCE,
+    ByNode,
+    Cost,
+    Credited,
+    Floats,
+    Forest,
+    cost_of,
+    forests,
+    to_nodes,
+)
 from tasks.policy import passes
 from tasks.trajectory import Tree
 
-# Positions x vocabulary; what goes beyond is computed in parts. On a GPU each part has to be large
-# enough to be worth its pass over the head's gradient.
-LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**28}
 Batch = Sequence[tuple[Credited, Sequence[int]]]  # trees, and which of their leaves
 
 

@@ -91,8 +91,16 @@ def build_tokenizer(texts: Iterable[str], settings: TinyPolicy) -> PreTrainedTok
 
 def build_policy(settings: TinyPolicy, tokenizer: Any, seed: int) -> Qwen2ForCausalLM:
     """A Qwen2-architecture policy with random weights drawn from ``seed``."""
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
+    config = tiny_config(settings, len(tokenizer), tokenizer.eos_token_id)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Qwen2ForCausalLM(config)
+
+
+def tiny_config(settings: TinyPolicy, vocabulary: int, end: int | None = None) -> Qwen2Config:
+    """The shape of a policy with so many tokens, of which ``end`` ends a turn."""
+    return Qwen2Config(
+        vocab_size=vocabulary,
         hidden_size=settings.hidden,
         intermediate_size=settings.feed_forward,
         num_hidden_layers=settings.layers,
@@ -102,12 +110,9 @@ def build_policy(settings: TinyPolicy, tokenizer: Any, seed: int) -> Qwen2ForCau
         tie_word_embeddings=True,
         initializer_range=INITIAL_SPREAD,
         bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
+        eos_token_id=end,
         pad_token_id=None,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return Qwen2ForCausalLM(config)
 
 
 def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:

@@ -146,19 +146,24 @@ def _metrics(
 def source_files(settings: Prepare, search: schema.Search | None, sets: Sets) -> list[Artifact]:
     """The files that the questions, traces and corpus are read from.
 
-    Files of the hub are fetched. Raises ValueError for one that is missing.
+    The user's own are looked for first; files of the hub are fetched after that. Raises ValueError
+    for one that is missing.
     """
-    files = []
+    own = []
+    if isinstance(settings.expert, schema.WrittenTraces):
+        own.append(("prepare.expert.file", settings.expert.file))
+    if search and search.corpus:
+        own.append(("search.corpus", search.corpus))
+    for key, file in own:
+        if not file.is_file():
+            raise ValueError(
+                f"{key}: {file} does not exist: correct its path in the recipe, or put the file "
+                "there (questions/README.md has its form)"
+            )
+    files = [file for _, file in own]
     if isinstance(settings.questions, schema.BenchmarkQuestions):
         references = (*settings.questions.train, *settings.questions.test)
-        files += [benchmarks.locate(reference, sets) for reference in references]
-    if isinstance(settings.expert, schema.WrittenTraces):
-        files.append(settings.expert.file)
-    if search and search.corpus:
-        files.append(search.corpus)
-    for file in files:
-        if not file.is_file():
-            raise ValueError(f"{file} does not exist: correct its path in the recipe")
+        files = [*(benchmarks.locate(reference, sets) for reference in references), *files]
     folders = [settings.intake.folder] if settings.intake else []
     delivered = [folder for folder in folders if intake.files(folder)]
     return [ledger.artifact(path) for path in (*files, *delivered)]

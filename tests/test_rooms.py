@@ -85,6 +85,7 @@ COMPUTE = (
             "dialogue",
             "trajectory",
             "algorithm",
+            "plan",
         )
     ),
 )

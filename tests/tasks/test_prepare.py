@@ -37,6 +37,7 @@ from tasks.prepare import (
     source_files,
     trace_table,
 )
+from tasks.questions import benchmarks
 from tasks.questions.script import Dropped, Material
 from tasks.trajectory import Document, Message, Observation, Question, load_questions, read_rows
 
@@ -194,11 +195,30 @@ def test_what_is_in_the_named_files_decides_the_outcome(folder):
     assert source_files(SETTINGS, None, {}) == []
 
 
-@pytest.mark.parametrize("name", ["traces", "documents"])
-def test_a_file_that_is_missing_is_named_before_anything_starts(folder, name):
+@pytest.mark.parametrize(
+    ("name", "key"), [("traces", "prepare.expert.file"), ("documents", "search.corpus")]
+)
+def test_a_file_that_is_missing_is_named_before_anything_starts(folder, name, key):
     Path(f"questions/own/{name}.jsonl").unlink()
-    with pytest.raises(ValueError, match=rf"questions/own/{name}\.jsonl does not exist: correct"):
+    said = rf"{key}: questions/own/{name}\.jsonl does not exist: correct .*, or put the file there"
+    with pytest.raises(ValueError, match=said):
         source_files(settings(questions=SETS, expert=WRITTEN), SEARCH, {"mine": ROW})
+
+
+@pytest.mark.parametrize("name", ["qwen3-8b", "qwen3-14b"])
+def test_deep_search_asks_for_each_file_that_the_user_provides_before_it_fetches_any(
+    tmp_path, monkeypatch, name
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(benchmarks, "hf_hub_download", lambda *_, **__: pytest.fail("fetched"))
+    chosen = schema.load(name)
+    missing = ("traces", "corpus", "train")
+    for done, absent in enumerate(missing):
+        for file in missing[:done]:
+            write(f"questions/deep-search/{file}.jsonl", {})
+        with pytest.raises(ValueError) as caught:
+            source_files(chosen.prepare, chosen.search, schema.named_sets(chosen))
+        assert f"questions/deep-search/{absent}.jsonl" in str(caught.value)
 
 
 def test_a_corpus_of_the_users_own_is_titles_and_texts(folder):

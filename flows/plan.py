@@ -1,0 +1,268 @@
+"""Whether a recipe fits a card, before anything is downloaded or run.
+
+``python -m flows.plan RECIPE`` tells GPU memory by part, tokens, seconds and disk, for cards of 24,
+80 and 141 GB and for the GPU of this machine, where it has one; ``--card 80`` for that card alone.
+What does not fit is told with its largest parts and the keys to change. Several recipes give a
+table. The exit status is 1 where a card that was asked for, or the GPU here, does not suffice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from params import schema
+from params.schema import Recipe, Row
+from tasks import disk, plan
+from tasks.plan import CARDS, GIB, Card, Memory, Remedy, Seconds, Shape
+
+PARAMS = Path("params")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A recipe, its algorithm, and its model's shape."""
+
+    name: str
+    recipe: Recipe
+    row: Row
+    config: Any
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a card means to a recipe."""
+
+    card: Card
+    memory: Memory
+    seconds: Seconds
+    fits: bool
+    lacking: str  # why not; "" where it fits
+    remedy: Remedy | None  # what to change, where something helps
+
+
+def read(name: str) -> Planned:
+    """A recipe of params/, checked; ValueError for a fault in it or a policy of unknown shape."""
+    recipe = schema.load(name, PARAMS)
+    config = plan.config_of(recipe, PARAMS)
+    return Planned(
+        name, recipe, schema.row_of(recipe, PARAMS), config, plan.shape_of(config, recipe.lora)
+    )
+
+
+def answer(planned: Planned, card: Card) -> Answer:
+    """Whether the recipe fits the card, and if not what would make it."""
+    recipe, row, shape = planned.recipe, planned.row, planned.shape
+    fits = plan.fits(recipe, row, shape, card)
+    needed = plan.memory(recipe, row, shape, card)
+    return Answer(
+        card,
+        needed,
+        plan.seconds_of(recipe, row, shape, card),
+        fits,
+        "" if fits else _lacking(planned, needed, card),
+        None if fits else plan.remedy(recipe, row, planned.config, card),
+    )
+
+
+def _lacking(planned: Planned, needed: Memory, card: Card) -> str:
+    """The largest parts of what is needed; or that vLLM's share is too small."""
+    if needed.peak > card.usable:
+        parts = ", ".join(f"{part} {_gib(size)}" for part, size in needed.largest())
+        return f"of {_gib(needed.peak)} GiB the largest parts are {parts}"
+    share, least = planned.recipe.engine.memory, plan.least_share(planned.recipe, planned.shape)
+    return (
+        f"vLLM needs {_gib(least)} GiB, and engine.memory {share:g} of the card is "
+        f"{_gib(share * card.memory)}"
+    )
+
+
+# ---------------------------------------------------------------- what is printed
+
+
+def report(planned: Planned, answers: Sequence[Answer]) -> str:
+    """Everything about one recipe."""
+    return "\n".join(
+        [
+            *_model(planned),
+            *_parts(answers[-1].memory),
+            *_cards(answers),
+            *_tokens(planned),
+            *_disk(planned),
+            *_assumptions(planned.recipe),
+        ]
+    )
+
+
+def _model(planned: Planned) -> list[str]:
+    policy, shape = planned.recipe.prepare.policy, planned.shape
+    name = getattr(policy, "name", "a policy of the recipe's own shape")
+    machine, row = planned.recipe.machine, planned.recipe.reinforce.algorithm
+    learning = f"adapters of {_count(shape.adapters)} learn" if shape.adapters else "all learn"
+    return [
+        f"{planned.name}: {name}, {_count(shape.weights)} weights, {learning}; {row}, passes in "
+        f"{machine.precision}"
+    ]
+
+
+def _parts(memory: Memory) -> list[str]:
+    """GPU memory by part, for each phase those that it adds to what stays."""
+    lines = ["", "GPU memory, at most (GiB)"]
+    for title, parts in (
+        ("stays", memory.stays),
+        ("the update adds", memory.update),
+        ("sampling adds", memory.sampling or {"nothing: it is done elsewhere": 0.0}),
+    ):
+        lines.append(f"  {title:<34}{_gib(sum(parts.values())):>8}")
+        lines += [f"    {part:<32}{_gib(size):>8}" for part, size in parts.items()]
+    return lines
+
+
+def _cards(answers: Sequence[Answer]) -> list[str]:
+    """For each card the need of each phase, the seconds, and what to change."""
+    lines = [""]
+    for each in answers:
+        phases = ", ".join(f"{phase} {_gib(size)}" for phase, size in each.memory.phases().items())
+        lines.append(
+            f"{each.card.name}: {'fits' if each.fits else 'does not fit'}: {phases} of "
+            f"{_gib(each.card.usable)} GiB"
+        )
+        if each.fits:
+            seconds = each.seconds
+            lines.append(
+                f"    an iteration takes some {_time(seconds.sampling + seconds.update)}: sampling "
+                f"{_time(seconds.sampling)} ({seconds.abreast} full paths at once), update "
+                f"{_time(seconds.update)}"
+            )
+        else:
+            lines += [f"    {each.lacking}", f"    {_advice(each.remedy)}"]
+    return lines
+
+
+def _advice(remedy: Remedy | None) -> str:
+    if remedy is None:
+        return "no setting makes it fit: take a smaller policy, or a larger card"
+    changes = "; ".join(map(str, remedy.changes))
+    return f"set {changes} (it needs {_gib(remedy.peak)} GiB then)"
+
+
+def _tokens(planned: Planned) -> list[str]:
+    tokens, settings = plan.tokens_of(planned.recipe, planned.row), planned.recipe.reinforce
+    return [
+        "",
+        f"tokens an iteration, at most: {settings.questions} questions x {settings.rollout.leaves} "
+        f"paths x {planned.recipe.prepare.policy.context} = {tokens.paths:,}",
+        f"    sampled and trained once each: {tokens.most:,} where paths share the prompt alone, "
+        f"{tokens.expected:,} where a branch shares half of its parent",
+    ]
+
+
+def _disk(planned: Planned) -> list[str]:
+    """What the run's files take, as tasks/disk counts it before a run."""
+    needs = disk.needs(planned.recipe, planned.row, disk.WEIGHT * planned.shape.weights)
+    sums = {part: sum(getattr(need, part) for need in needs.values()) for part in disk.PARTS}
+    passing = max(need.passing for need in needs.values())
+    keep = planned.recipe.reinforce.keep
+    said = ", ".join(f"{part} {_gib(size)}" for part, size in sums.items())
+    return [
+        "",
+        f"disk, at most: {_gib(sum(sums.values()) + passing)} GiB ({said}, on the way "
+        f"{_gib(passing)}); keep.weights_every {keep.weights_every}, optimizer_last "
+        f"{keep.optimizer_last}",
+    ]
+
+
+def _assumptions(recipe: Recipe) -> list[str]:
+    said = [
+        f"an estimate: all responses as long as they may be; {plan.PEAK_SHARE:.0%} of a card's "
+        f"dense {recipe.machine.precision} operations and {plan.BANDWIDTH_SHARE:.0%} of its "
+        f"bandwidth are reached, and a step of decoding takes {plan.STEP_SECONDS * 1000:g} ms at "
+        f"least; {1 - plan.MEMORY_SHARE:.0%} of its memory is left to CUDA; tools, "
+        "loading, saving and the cold start are not counted"
+    ]
+    if recipe.machine.device == "cpu":
+        said.append("machine.device is cpu: the cards are those that it would need with cuda")
+    return ["", *said]
+
+
+def table(answers: Mapping[str, Sequence[Answer]]) -> str:
+    """Recipes by cards, as Markdown."""
+    cards = [each.card.name for each in next(iter(answers.values()))]
+    lines = [f"| recipe | {' | '.join(cards)} |", "|---|" + "---|" * len(cards)]
+    for name, row in answers.items():
+        lines.append(f"| `{name}` | {' | '.join(_cell(each) for each in row)} |")
+    return "\n".join(lines)
+
+
+def _cell(each: Answer) -> str:
+    peak = f"{_gib(each.memory.peak)} of {_gib(each.card.usable)} GiB"
+    if each.fits:
+        seconds = each.seconds.sampling + each.seconds.update
+        return f"fits: {peak}, some {_time(seconds)} an iteration"
+    if each.remedy is None:
+        return f"refused: {peak}, whatever is set"
+    changes = " and ".join(f"`{change.short}`" for change in each.remedy.changes)
+    return f"refused: {peak}; fits with {changes} ({_gib(each.remedy.peak)})"
+
+
+def _count(weights: int) -> str:
+    return f"{weights / 1e9:.3g} billion" if weights >= 1e9 else f"{weights / 1e6:.3g} million"
+
+
+def _gib(size: float) -> str:
+    gib = size / GIB
+    return f"{gib:.1f}" if gib >= 0.1 else f"{gib:.2g}"
+
+
+def _time(seconds: float) -> str:
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.2g} s"
+
+
+# ---------------------------------------------------------------- the program
+
+
+def main(arguments: list[str]) -> int:
+    """The command line; returns the exit status. 2: a recipe that cannot be planned."""
+    parser = argparse.ArgumentParser(prog="python -m flows.plan", description=__doc__)
+    parser.add_argument("recipes", metavar="RECIPE", nargs="+", help="recipes of params/")
+    parser.add_argument("--card", nargs="+", choices=list(CARDS), help="GB of GPU memory")
+    chosen = parser.parse_args(arguments)
+    here = None if chosen.card else plan.card_here()
+    cards = [CARDS[size] for size in chosen.card or CARDS] + ([here] if here else [])
+    try:
+        planned = {name: read(name) for name in chosen.recipes}
+    except ValueError as error:
+        print(f"plan: {error}", file=sys.stderr)
+        return 2
+    answers = {name: [answer(each, card) for card in cards] for name, each in planned.items()}
+    if len(planned) > 1:
+        print(table(answers))
+    else:
+        [(name, row)] = answers.items()
+        print(report(planned[name], row))
+    required = [
+        each
+        for name, row in answers.items()
+        for each in row
+        if chosen.card or (each.card is here and planned[name].recipe.machine.device == "cuda")
+    ]
+    return 0 if all(each.fits for each in required) else 1
+
+
+if __name__ == "__main__":
+    gc.enable()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # flows/__init__.py has set it aside
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)

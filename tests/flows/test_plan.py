@@ -1,0 +1,169 @@
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from flows import plan as command
+from params import schema
+from tasks import disk, plan
+from tasks.plan import CARDS, GIB, Card
+from tests import toy_project as toy
+
+PAPERS = ("qwen2.5-3b", "qwen2.5-7b", "llama3.1-8b", "qwen3-8b", "qwen3-14b")
+REFUSED = "no setting makes it fit"
+
+
+@pytest.fixture(autouse=True)
+def checkout(tmp_path, monkeypatch):
+    """A folder with the recipes, on a machine without a GPU."""
+    shutil.copytree(toy.ROOT / "params", tmp_path / "params", ignore=lambda *_: ["__pycache__"])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plan, "card_here", lambda: None)
+    return tmp_path
+
+
+def said(capsys, *arguments):
+    status = command.main([*arguments])
+    return status, capsys.readouterr().out
+
+
+def rewritten(folder, name, **changes):
+    """The recipe's file with other values; ``section__key=value``."""
+    file = folder / "params" / f"{name}.yaml"
+    values = yaml.safe_load(file.read_text())
+    for path, value in changes.items():
+        *sections, key = path.split("__")
+        place = values
+        for section in sections:
+            place = place[section]
+        place[key] = value
+    file.write_text(yaml.dump(values))
+
+
+@pytest.mark.parametrize("name", schema.names())
+@pytest.mark.parametrize("card", CARDS)
+def test_every_recipe_fits_a_card_or_is_refused_with_a_reason(capsys, name, card):
+    status, text = said(capsys, name, "--card", card)
+    assert status in (0, 1)
+    if status == 0:
+        assert f"{CARDS[card].name}: fits: " in text
+        assert "an iteration takes some" in text
+    else:
+        assert f"{CARDS[card].name}: does not fit: " in text
+        assert "the largest parts are" in text or "vLLM needs" in text
+        assert REFUSED in text or "    set " in text
+
+
+def test_all_parts_of_an_answer_are_told(capsys):
+    status, text = said(capsys, "qwen2.5-3b")
+    assert status == 0  # no card was asked for
+    for words in (
+        "Qwen/Qwen2.5-3B-Instruct, 3.09 billion weights, all learn; arpo, passes in bfloat16",
+        *("master weights", "gradients", "Adam's moments", "bfloat16 cast"),
+        *("activations", "logits", "vLLM's share"),
+        *(card.name for card in CARDS.values()),
+        "128 questions x 16 paths x 8192 = 16,777,216",
+        "disk, at most",
+        "an estimate",
+        "40% of a card's dense bfloat16 operations and 60% of its bandwidth",
+    ):
+        assert words in text
+
+
+def test_the_parts_add_up_to_the_need_of_each_phase(capsys):
+    _, text = said(capsys, "qwen2.5-7b", "--card", "141")
+    lines = re.findall(r"^  (\S.*?) +([\d.]+)$", text, re.MULTILINE)
+    parts = re.findall(r"^    (\S.*?) {2,}([\d.]+)$", text, re.MULTILINE)
+    shown = {title: float(size) for title, size in lines}
+    assert sum(float(size) for _, size in parts) == pytest.approx(sum(shown.values()), abs=0.5)
+    for phase, adds in (("update", "the update adds"), ("sampling", "sampling adds")):
+        (need,) = re.findall(rf"\b{phase} ([\d.]+)(?:,| of)", text)
+        assert float(need) == pytest.approx(shown["stays"] + shown[adds], abs=0.2)
+
+
+def test_the_disk_is_what_a_run_is_checked_against(capsys):
+    _, text = said(capsys, "tiny")
+    recipe = schema.load("tiny")
+    weights = disk.WEIGHT * disk.parameters(recipe.prepare.policy)
+    needs = disk.needs(recipe, schema.row_of(recipe), weights).values()
+    total = sum(need.lasting for need in needs) + max(need.passing for need in needs)
+    assert f"disk, at most: {total / GIB:.1f} GiB" in text
+    assert "keep.weights_every 20, optimizer_last 2" in text
+    assert "machine.device is cpu" in text
+
+
+def test_what_is_advised_can_be_written_into_the_recipe_and_then_fits(capsys, checkout):
+    status, text = said(capsys, "qwen2.5-7b", "--card", "80")
+    assert status == 1
+    advised = text.split("    set ")[1].split(" (it needs")[0]
+    rewritten(checkout, "qwen2.5-7b", **yaml.safe_load(advised))
+    status, text = said(capsys, "qwen2.5-7b", "--card", "80")
+    assert status == 0, text
+    assert "adapters of" in text
+
+
+def test_a_share_too_small_for_vllm_is_told_and_raised(capsys, checkout):
+    rewritten(checkout, "qwen2.5-3b", engine__memory=0.05)
+    status, text = said(capsys, "qwen2.5-3b", "--card", "141")
+    assert status == 1
+    assert "vLLM needs 8.0 GiB, and engine.memory 0.05 of the card is 7.0" in text
+    assert "    set engine.memory: 0.6 (it needs" in text
+
+
+def test_several_recipes_give_the_table_of_the_readme(capsys):
+    status, text = said(capsys, *PAPERS)
+    assert status == 0
+    assert len(text.splitlines()) == 2 + len(PAPERS)
+    assert text in (toy.ROOT / "README.md").read_text(), "make plan prints another table now"
+
+
+def test_one_card_that_does_not_suffice_is_enough_for_status_1(capsys):
+    assert said(capsys, "qwen2.5-3b", "--card", "141")[0] == 0
+    assert said(capsys, "qwen2.5-3b", "--card", "24", "141")[0] == 1
+    assert said(capsys, "tiny", "qwen2.5-3b", "--card", "24")[0] == 1
+
+
+@pytest.mark.parametrize(("gib", "status"), [(40, 1), (100, 0)])
+def test_the_gpu_of_this_machine_is_planned_for_with_its_real_memory(
+    capsys, monkeypatch, gib, status
+):
+    alike = CARDS["80"]
+    here = Card("here (a GPU)", gib * GIB, alike.operations, alike.bandwidth)
+    monkeypatch.setattr(plan, "card_here", lambda: here)
+    found, text = said(capsys, "qwen2.5-3b")
+    assert found == status
+    assert f"here (a GPU): {'does not fit' if status else 'fits'}" in text
+    assert said(capsys, "qwen2.5-3b", "--card", "80")[0] == 0, "another card was asked for"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"prepare__policy__name": "nobody/nothing"}, "add a row with its config.json"),
+        ({"engine__memory": -1}, "engine.memory"),
+        ({"lora": {"rank": 1, "alpha": 1, "modules": ["all"]}}, "lora.modules names all"),
+    ],
+)
+def test_a_recipe_that_cannot_be_planned_is_said_in_one_line(capsys, checkout, changes, words):
+    rewritten(checkout, "qwen2.5-3b", **changes)
+    assert command.main(["qwen2.5-3b"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("plan: ")
+    assert words in captured.err
+
+
+def test_the_program_gives_its_status(checkout):
+    ran = subprocess.run(
+        [sys.executable, "-m", "flows.plan", "qwen3-14b", "--card", "24"],
+        cwd=toy.ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ran.returncode == 1, ran.stderr
+    assert REFUSED in ran.stdout
+    assert ran.stderr == ""
