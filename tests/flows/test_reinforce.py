@@ -4,6 +4,7 @@ The sub-steps are the real ones on a very small policy, called without Prefect.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -308,3 +309,54 @@ def test_old_checkpoints_go_right_before_the_new_one_is_written(start, last, mon
     assert len(list(train(training, 4))) == 4
     assert seen == [[], [0], [1], [2]]
     assert [int(place.parent.name[:4]) for place in policies()] == [2, 3][-last:]
+
+
+def ahead(chosen):
+    keep = chosen.reinforce.keep.model_copy(update={"weights_every": 1})
+    settings = chosen.reinforce.model_copy(update={"ahead": 1, "keep": keep})
+    return chosen.model_copy(update={"reinforce": settings})
+
+
+def policies(done):
+    """Digests of the policy that sampled each iteration, and of those that updates made."""
+    sampled = [entry["rollout"][0]["inputs"]["policy"] for entry in done]
+    return sampled, [entry["update"][0]["artifacts"]["policy"]["digest"] for entry in done]
+
+
+def test_sampling_ahead_takes_the_policy_that_lacks_one_update_and_no_older_one(start):
+    cold_start = ledger.artifact(Path("policy"))
+    training = Training(STEP, ahead(recipe()), ROWS["grpo"], cold_start, **start(40))
+    done = list(train(training, 4))
+    sampled, made = policies(done)
+    assert sampled == [cold_start.digest, cold_start.digest, *made[:2]]
+    assert [entry["update"][0]["inputs"]["policy"] for entry in done] == [
+        cold_start.digest,
+        *made[:3],
+    ]
+    asked = [entry["rollout"][0]["cursor"] for entry in done]
+    assert asked == [2, 4, 6, 8], "the questions are those that rounds would have asked"
+
+
+def test_what_was_sampled_ahead_is_what_was_sampled_by_itself(start):
+    """The update goes on in the same weights in memory, and changes nothing of the sampling."""
+    cold_start = ledger.artifact(Path("policy"))
+    chosen = recipe()
+    training = Training(STEP, ahead(chosen), ROWS["grpo"], cold_start, **start(40))
+    done = list(train(training, 3))
+    for number, entry in enumerate(done):
+        policy = cold_start if number < 2 else ledger.of(done[number - 2]["update"][0], "policy")
+        alone = replace(training, start=replace(STEP, recipe="alone"), recipe=chosen)
+        step = replace(alone.start, iteration=number)
+        rolled_out, _ = gather(alone, step, policy, 2 * number)
+        digests = [ledger.of(record, "trees").digest for record in (*entry["rollout"], *rolled_out)]
+        assert len(set(digests)) == 1
+
+
+def test_a_run_that_samples_ahead_is_found_again(start):
+    cold_start = ledger.artifact(Path("policy"))
+    training = Training(STEP, ahead(recipe()), ROWS["grpo"], cold_start, **start(40))
+    done = list(train(training, 3))
+    checkpoint._resident.clear()
+    checkpoint._apart.clear()
+    assert list(train(training, 3)) == done
+    assert checkpoint._resident == checkpoint._apart == [], "no policy was loaded"

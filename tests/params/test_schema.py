@@ -776,3 +776,42 @@ def test_an_intake_whose_set_has_no_row_is_refused_before_any_work(tmp_path):
     write(tmp_path, changed(prepare__intake=intake))
     with pytest.raises(ValueError, match=r"benchmarks\.yaml has no row 'nowhere'"):
         schema.load("mine", tmp_path)
+
+
+def test_a_recipe_of_another_engine_differs_in_nothing_else():
+    def rest(name):
+        recipe = schema.load(name)
+        return recipe.engine.kind, recipe.model_copy(update={"engine": None})
+
+    (kind, tiny), (other, variant) = rest("tiny"), rest("tiny-vllm")
+    assert (kind, other) == ("transformers", "vllm")
+    assert tiny == variant
+
+
+def test_sampling_ahead_needs_a_cap_on_the_weight_of_what_an_older_policy_sampled(tmp_path):
+    rows = yaml.safe_load((schema.PARAMS / "algorithms.yaml").read_text())
+    rows["grpo"]["importance_cap"] = None
+    (tmp_path / "algorithms.yaml").write_text(yaml.safe_dump(rows))
+    recipe = schema.load("smoke")
+    reinforce = recipe.reinforce.model_copy(update={"algorithm": "grpo", "ahead": 1})
+    chosen = recipe.model_copy(update={"reinforce": reinforce})
+    assert schema.row_of(chosen).importance_cap
+    with pytest.raises(ValueError, match=r"ahead is 1.*'grpo' has no importance_cap.*ahead to 0"):
+        schema.row_of(chosen, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        ({"kind": "transformers", "server": "http://gpu:8000"}, "kind to vllm"),
+        ({"kind": "vllm", "server": "gpu:8000"}, "engine.server"),
+        ({"kind": "vllm", "memory": 0}, "engine.memory"),
+        ({"kind": "vllm", "lanes": 0}, "engine.lanes"),
+        ({"kind": "sglang"}, "engine.kind"),
+    ],
+)
+def test_an_engine_that_cannot_be_is_refused(tmp_path, engine, said):
+    values = yaml.safe_load((schema.PARAMS / "smoke.yaml").read_text())
+    values["engine"] |= engine
+    with pytest.raises(ValueError, match=said):
+        schema.check(values, tmp_path / "mine.yaml")

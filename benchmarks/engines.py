@@ -1,0 +1,114 @@
+"""Sampled tokens per second of both engines, in turns, in one process's rollouts.
+
+    .venv-vllm/bin/python -m benchmarks.engines        # after make run: it takes the cold start
+
+Each repetition rolls out the same training questions of the recipe ``tiny`` from its cold start,
+without branching, with a tool that answers at once; the engines draw their own tokens. vLLM is also
+measured with questions in four lanes. Before each of its repetitions weights are put in place
+anew, which is timed by itself. Writes benchmarks/engines.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from params import schema
+from params.schema import Engine as Settings
+from params.schema import Recipe
+from tasks import ledger
+from tasks.engines import Engine
+from tasks.engines.transformers import TransformersEngine
+from tasks.engines.vllm import VllmEngine, close_engines, vllm_engine
+from tasks.ledger import Artifact
+from tasks.policy import load_policy, load_tokenizer, use_machine
+from tasks.sampler import Setting, grow
+from tasks.trajectory import Call, Observation, Question, Tree, load_questions, sampled
+
+FILE = Path(__file__).with_name("engines.json")
+REPETITIONS = 5
+
+
+def answer(calls: Sequence[Call]) -> list[Observation]:
+    """What a tool says that needs no time."""
+    return [Observation("ok", "42") for _ in calls]
+
+
+def tokens(trees: Sequence[Tree]) -> int:
+    """Sampled tokens; those that leaves share count once."""
+    return sum(len(node.tokens) for tree in trees for node in sampled(tree.nodes))
+
+
+def rolled_out(
+    engine: Engine, questions: Sequence[Question], setting: Setting
+) -> tuple[float, float]:
+    """Seconds of one rollout, and sampled tokens a second."""
+    began = time.perf_counter()
+    trees = grow(questions, engine, setting)
+    seconds = time.perf_counter() - began
+    return seconds, tokens(trees) / seconds
+
+
+def measure(folder: Path, questions: Sequence[Question], recipe: Recipe) -> dict[str, Any]:
+    """Medians of all repetitions, by engine."""
+    use_machine(recipe.machine)
+    model, tokenizer = load_policy(folder, recipe.machine).eval(), load_tokenizer(folder)
+    made = ledger.artifact(folder)
+
+    def vllm(lanes: int) -> VllmEngine:
+        settings = Settings(kind="vllm", memory=0.5, server=None, lanes=lanes)
+        return vllm_engine(
+            settings, recipe.machine, recipe.reinforce.rollout.rows, model, tokenizer, made
+        )
+
+    engines: dict[str, Callable[[], Engine]] = {
+        "transformers": lambda: TransformersEngine(model, tokenizer),
+        "vllm": lambda: vllm(1),
+        "vllm, 4 lanes": lambda: vllm(4),
+    }
+    found: dict[str, Any] = {}
+    for name, opened in engines.items():
+        engine, speeds, updates = opened(), [], []
+        rolled_out(engine, questions, setting(recipe, tokenizer, -1))  # starts what has to start
+        for number in range(REPETITIONS):
+            if isinstance(engine, VllmEngine):
+                began = time.perf_counter()
+                engine.hold(model, tokenizer, folder, Artifact(str(folder), str(number)).digest)
+                engine._living()
+                updates.append(time.perf_counter() - began)
+            speeds.append(rolled_out(engine, questions, setting(recipe, tokenizer, number)))
+        found[name] = {
+            "seconds": median(seconds for seconds, _ in speeds),
+            "tokens_a_second": median(speed for _, speed in speeds),
+            **({"update_seconds": median(updates)} if updates else {}),
+        }
+    close_engines()
+    return found
+
+
+def setting(recipe: Recipe, tokenizer: Any, number: int) -> Setting:
+    """Rollouts of repetition ``number``, without branching."""
+    return Setting(tokenizer, recipe.dialogue, recipe.reinforce.rollout, answer, f"0/{number}")
+
+
+def main() -> None:
+    """Measure the recipe that the command line names."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.engines", description=__doc__)
+    parser.add_argument("recipe", nargs="?", default="tiny", help="whose cold start is there")
+    parser.add_argument("--questions", type=int, default=32)
+    chosen = parser.parse_args()
+    questions = load_questions(Path("data", chosen.recipe, "questions", "train.parquet"))
+    policy = Path("models", chosen.recipe, "cold_start")
+    found = measure(policy, questions[: chosen.questions], schema.load(chosen.recipe))
+    for name, figures in found.items():
+        print(name, {key: round(value, 3) for key, value in figures.items()})
+    FILE.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
