@@ -1,6 +1,8 @@
 """vLLM's own server, as `make serve` starts it: sampled from, updated, killed and started again."""
 
 import http.server
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -35,8 +37,8 @@ def start(folder, port, log):
 
 
 def end(server):
-    """Kill the server, and the process of its engine, which notices."""
-    server.kill()
+    """Kill the server with all of its processes."""
+    os.killpg(server.pid, signal.SIGKILL)
     server.wait()
 
 

@@ -133,7 +133,7 @@ def test_solved_questions_become_traces_of_calls_that_were_run(tmp_path, sets):
 
 def test_each_shipped_row_is_pinned_or_local(sets):
     local = {name for name, each in sets.items() if each.hub is None}
-    assert local == {"math500", "bamboogle", "intake"}
+    assert local == {"math500", "bamboogle", "intake", "deep-search"}
     for name in ("math500", "bamboogle"):
         assert sets[f"{name}-hub"].hub is not None
     for reference in ("gsm8k/train", "gsm8k/test", "math500-hub/test", "aime24/test"):
