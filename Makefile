@@ -21,13 +21,13 @@
 RECIPE ?= tiny
 ITERATIONS ?= 30
 POOLS ?= cpu gpu
-ENGINE ?= transformers
 PORT ?= 8000
-VENV := $(if $(filter vllm,$(ENGINE)),.venv-vllm,.venv)
+# The recipe that differs from RECIPE in its engine alone, where ENGINE is given and there is one.
+VARIANT := $(if $(wildcard params/$(RECIPE)-$(ENGINE).yaml),$(RECIPE)-$(ENGINE),$(RECIPE))
+KIND := $(shell sed -n 's/^  kind: *\(transformers\|vllm\).*/\1/p' params/$(VARIANT).yaml 2>/dev/null)
+VENV := $(if $(filter vllm,$(KIND)),.venv-vllm,.venv)
 PYTHON := $(VENV)/bin/python
 INSTALLED := $(VENV)/installed
-# A recipe that differs from RECIPE in its engine alone, where there is one.
-VARIANT := $(if $(wildcard params/$(RECIPE)-$(ENGINE).yaml),$(RECIPE)-$(ENGINE),$(RECIPE))
 # vLLM: its own build where there is a GPU, else the one for a CPU, which brings a torchvision along
 # that stops transformers.
 FOR_GPU := '.[test,vllm]'
@@ -42,6 +42,11 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 .DEFAULT_GOAL := run
 
 run: $(INSTALLED)
+	@if [ -n "$(ENGINE)" ] && [ "$(ENGINE)" != "$(KIND)" ]; then \
+		echo "params/$(VARIANT).yaml samples with $(KIND), not with $(ENGINE): set its engine.kind," \
+			"or add params/$(RECIPE)-$(ENGINE).yaml"; \
+		exit 1; \
+	fi
 	@$(PYTHON) -m flows.retrain $(VARIANT) --here
 
 test: $(INSTALLED)
@@ -68,13 +73,13 @@ test-gpu: $(INSTALLED)
 	@$(PYTHON) -m pytest -o addopts="--import-mode=importlib -q" tests/gpu
 
 test-vllm:
-	@$(MAKE) --no-print-directory ENGINE=vllm tests-of-vllm
+	@$(MAKE) --no-print-directory RECIPE=tiny ENGINE=vllm tests-of-vllm
 
 tests-of-vllm: $(INSTALLED)
 	@$(PYTHON) -m pytest -o addopts="--import-mode=importlib -q" tests/vllm
 
 serve:
-	@$(MAKE) --no-print-directory ENGINE=vllm server-of-vllm
+	@$(MAKE) --no-print-directory RECIPE=tiny ENGINE=vllm server-of-vllm
 
 server-of-vllm: $(INSTALLED)
 	@$(PYTHON) -m tasks.engines.vllm_serve $(POLICY) --port $(PORT)

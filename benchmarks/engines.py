@@ -21,11 +21,9 @@ from typing import Any
 from params import schema
 from params.schema import Engine as Settings
 from params.schema import Recipe
-from tasks import ledger
 from tasks.engines import Engine
 from tasks.engines.transformers import TransformersEngine
 from tasks.engines.vllm import VllmEngine, close_engines, vllm_engine
-from tasks.ledger import Artifact
 from tasks.policy import load_policy, load_tokenizer, use_machine
 from tasks.sampler import Setting, grow
 from tasks.trajectory import Call, Observation, Question, Tree, load_questions, sampled
@@ -58,12 +56,17 @@ def measure(folder: Path, questions: Sequence[Question], recipe: Recipe) -> dict
     """Medians of all repetitions, by engine."""
     use_machine(recipe.machine)
     model, tokenizer = load_policy(folder, recipe.machine).eval(), load_tokenizer(folder)
-    made = ledger.artifact(folder)
 
     def vllm(lanes: int) -> VllmEngine:
         settings = Settings(kind="vllm", memory=0.5, server=None, lanes=lanes)
         return vllm_engine(
-            settings, recipe.machine, recipe.reinforce.rollout.rows, model, tokenizer, made
+            settings,
+            recipe.machine,
+            recipe.reinforce.rollout.rows,
+            model,
+            tokenizer,
+            lambda: folder,
+            "first",
         )
 
     engines: dict[str, Callable[[], Engine]] = {
@@ -78,7 +81,7 @@ def measure(folder: Path, questions: Sequence[Question], recipe: Recipe) -> dict
         for number in range(REPETITIONS):
             if isinstance(engine, VllmEngine):
                 began = time.perf_counter()
-                engine.hold(model, tokenizer, folder, Artifact(str(folder), str(number)).digest)
+                engine.hold(model, tokenizer, lambda: folder, str(number))
                 engine._living()
                 updates.append(time.perf_counter() - began)
             speeds.append(rolled_out(engine, questions, setting(recipe, tokenizer, number)))

@@ -166,7 +166,9 @@ def _tokens(planned: Planned) -> list[str]:
 
 def _disk(planned: Planned) -> list[str]:
     """What the run's files take, as tasks/disk counts it before a run."""
-    needs = disk.needs(planned.recipe, planned.row, disk.WEIGHT * planned.shape.weights)
+    shape = planned.shape
+    learned = disk.WEIGHT * shape.adapters if shape.adapters else None
+    needs = disk.needs(planned.recipe, planned.row, disk.WEIGHT * shape.weights, learned)
     sums = {part: sum(getattr(need, part) for need in needs.values()) for part in disk.PARTS}
     passing = max(need.passing for need in needs.values())
     keep = planned.recipe.reinforce.keep

@@ -309,7 +309,8 @@ def report(
     run.metrics({**metrics, **speeds}, step=number, at=finished)
     if number % settings.trace_every == 0 and settings.trace_questions:
         run.traces(partial(sample, iteration, settings.trace_questions))
-    if any(record["finished"] < began for record in records):
+    own = [*iteration["advantage"], *iteration["update"]]  # the rest may have been sampled ahead
+    if any(record["finished"] < began for record in (own if settings.ahead else records)):
         return []
     now = time.time()
     tracking = now - tracked

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Collection
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 from uuid import UUID
@@ -30,6 +31,7 @@ from tasks import commits, disk, store, version
 
 RECORDED = 30.0  # seconds that the server has to record that task run, which reaches it as an event
 RUN = "BEAMLINE_RUN"  # environment variable: the run that this process does the stages of
+SAMPLING = ("reinforce", "evaluate")  # stages that need the engine
 INTERRUPTED = 130  # what a shell makes of SIGINT
 
 
@@ -50,6 +52,17 @@ def check(recipe: str, stages: Collection[str] = disk.STAGES) -> None:
     """Raise ValueError for a recipe that does not hold, or that ``stages`` have no room for."""
     chosen = schema.load(recipe, Path("params"))
     disk.check(recipe, chosen, schema.row_of(chosen, Path("params")), stages)
+
+
+def check_engine(recipe: str) -> None:
+    """Raise ValueError for a recipe whose engine is not installed where it is to sample."""
+    engine = schema.load(recipe, Path("params")).engine
+    if engine.kind == "vllm" and not engine.server and not find_spec("vllm"):
+        raise ValueError(
+            f"params/{recipe}.yaml: 'engine.kind' = 'vllm', which is not installed here: make run "
+            "takes an environment that has it, pip install 'beamline[vllm]' adds it to this one, "
+            "and engine.server names one elsewhere"
+        )
 
 
 def explained(error: Exception) -> str | None:
@@ -86,6 +99,8 @@ def _run(flow: Flow[..., Any], recipe: str) -> int:
     name = f"{flow.name} {recipe}"
     try:
         check(recipe, [stage for stage in disk.STAGES if stage == flow.name])
+        if flow.name in SAMPLING:
+            check_engine(recipe)
     except (ValueError, RuntimeError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 2

@@ -339,7 +339,7 @@ class Engine(Frozen):
     # of vllm, elsewhere; null: here
     server: Annotated[str | None, Field(exclude=True, pattern="^https?://")]
     # Of vllm: groups of questions that go on by themselves, so that none waits for another's tools.
-    # With 1 all go in rounds, which alone repeat exactly on a GPU.
+    # With 1 all go in rounds.
     lanes: Annotated[Positive, Field(exclude=True)]
 
     @model_validator(mode="after")

@@ -82,6 +82,7 @@ _apart: list[Learner] = []  # at most one
 def apart(folder: Path, machine: Machine) -> Learner:
     """The policy in ``folder`` for sampling alone, beside the one in memory that learns."""
     if not (_apart and _apart[0].folder == folder):
+        _apart.clear()  # before the next one takes as much memory
         _apart[:] = [Learner(folder, load_policy(folder, machine), load_tokenizer(folder))]
     return _apart[0]
 
@@ -142,19 +143,19 @@ def _cast(model: Any, kind: torch.dtype) -> Any:
     return copy.deepcopy(model, weights)  # which takes what is already there for a weight
 
 
-def whole(policy: Artifact) -> Artifact:
-    """The same policy in a folder of whole weights, for those who load nothing else.
+def whole(policy: Artifact) -> Path:
+    """The folder of the same policy with whole weights, for those who load nothing else.
 
     An adapter is merged into ``MERGED``, where the newest one stays until the next one comes.
     """
     source, place = Path(policy.path), MERGED / policy.digest
     if not adapter.base_of(source):
-        return policy
+        return source
     if not place.is_dir():
         shutil.rmtree(MERGED, ignore_errors=True)
         merged(source, MERGED / ".partial")
         (MERGED / ".partial").rename(place)
-    return Artifact(str(place), policy.digest)
+    return place
 
 
 def keep_resident(learner: Learner, folder: Path) -> None:

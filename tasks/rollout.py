@@ -6,6 +6,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,8 +97,9 @@ def _transformers(
 def _vllm(
     acting: Learner, policy: Artifact, settings: Engine, machine: Machine, rows: int
 ) -> engines.Engine:
-    model, made = adapter.merged(acting.model), checkpoint.whole(policy)
-    return vllm_engine(settings, machine, rows, model, acting.tokenizer, made)
+    model = acting.model if settings.server else adapter.merged(acting.model)
+    folder = partial(checkpoint.whole, policy)  # which an adapter is merged into where need be
+    return vllm_engine(settings, machine, rows, model, acting.tokenizer, folder, policy.digest)
 
 
 ENGINES: dict[str, Callable[..., engines.Engine]] = {"transformers": _transformers, "vllm": _vllm}

@@ -22,7 +22,7 @@ from tasks import segment
 from tasks.dialogue import STOP_STRINGS
 from tasks.engines import Engine, Request, Sample, check_room
 from tasks.engines.vllm_turns import Drawn, Turn
-from tasks.engines.vllm_ways import EngineDiedError, Here, Server, Way
+from tasks.engines.vllm_ways import EngineDiedError, Here, Server, Way, give_back
 from tasks.trajectory import END, LENGTH, STOP
 
 REBUILDS = 3  # of an engine that dies, before a turn is given up
@@ -37,20 +37,19 @@ class VllmEngine:
         self.way: Way | None = None
         self.positions = 0  # that the process has room for in a path
         self.lock = threading.RLock()
-        self.model: Any = None
+        self.model: Any = None  # while it is sampled
+        self.config: Any = None  # the model's
         self.tokenizer: Any = None
-        self.folder = Path()
+        self.folder: Callable[[], Path] = Path
         self.taken = ""  # what vLLM holds now
 
-    def hold(self, model: Any, tokenizer: Any, folder: Path, digest: str) -> None:
-        """From now on sample from this policy: ``model``, which lies in ``folder``.
+    def hold(self, model: Any, tokenizer: Any, folder: Callable[[], Path], digest: str) -> None:
+        """From now on sample from ``model``, which lies whole in what ``folder`` returns.
 
         One of another shape has no place in a process that was started for this one.
         """
-        if (
-            self.model is not None
-            and self.model.config.to_diff_dict() != model.config.to_diff_dict()
-        ):
+        before, self.config = self.config, model.config
+        if before is not None and before.to_diff_dict() != model.config.to_diff_dict():
             self.close()
         self.model, self.tokenizer, self.folder = model, tokenizer, folder
         self.digest = digest
@@ -61,18 +60,19 @@ class VllmEngine:
 
     def pieces(self) -> list[str]:
         """The text of each token on its own."""
-        return segment.token_texts(self.tokenizer, self.model.config.vocab_size)
+        return segment.token_texts(self.tokenizer, self.config.vocab_size)
 
     @contextmanager
     def session(
         self, paths: int, context: int, temperature: float, top_p: float, stop: Sequence[str]
     ) -> Iterator[VllmSession]:
         """See ``tasks.engines.Engine.session``."""
-        check_room(self.model.config, context)
+        check_room(self.config, context)
         with self.lock:
-            if context > self.positions and self.way and not self.settings.server:
-                self.close()
-            self.positions = max(self.positions, context)
+            if context > self.positions:
+                if not self.settings.server:
+                    self.close()
+                self.positions = room(context, self.config.max_position_embeddings)
             self._living()
         yield VllmSession(self, paths, context, temperature, top_p, stop)
 
@@ -88,9 +88,13 @@ class VllmEngine:
 
     def rest(self) -> None:
         """Leave the GPU to the learner."""
+        self.model = None
         if self.way and self.machine.device == "cuda":
-            self.way.rest()
             self.taken = ""
+            try:
+                self.way.rest()
+            except EngineDiedError as error:
+                self._bury(self.way, error)
 
     def close(self) -> None:
         """End the process, if there is one."""
@@ -125,7 +129,8 @@ class VllmEngine:
     def _start(self) -> Way:
         if self.settings.server:
             return self._connect(self.settings.server)
-        return Here(self.folder, self._options())
+        give_back()
+        return Here(self.folder(), self._options())
 
     def _connect(self, address: str) -> Server:
         """The server, once it answers."""
@@ -170,15 +175,26 @@ DEVICES: dict[str, Callable[[float], dict[str, Any]]] = {
 _engines: dict[tuple[Any, ...], VllmEngine] = {}  # at most one
 
 
+def room(context: int, most: int) -> int:
+    """Positions to start with, for paths of ``context``: in steps, since more means a new start."""
+    return min(most, 2 ** (context - 1).bit_length())
+
+
 def vllm_engine(
-    settings: Settings, machine: Machine, rows: int, model: Any, tokenizer: Any, made: Any
+    settings: Settings,
+    machine: Machine,
+    rows: int,
+    model: Any,
+    tokenizer: Any,
+    folder: Callable[[], Path],
+    digest: str,
 ) -> VllmEngine:
-    """The engine of this process, with the policy ``made`` (an artifact) that is ``model`` here."""
+    """The engine of this process, which samples from ``model`` from now on (``hold``)."""
     key = (settings, machine, rows)
     if key not in _engines:
         close_engines()
         _engines[key] = VllmEngine(settings, machine, rows)
-    _engines[key].hold(model, tokenizer, Path(made.path), made.digest)
+    _engines[key].hold(model, tokenizer, folder, digest)
     return _engines[key]
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from vllm import EngineArgs, LLMEngine, SamplingParams
 from vllm.inputs import TokensPrompt
 
-from tasks.engines.vllm_turns import WORKER, Turn, drawn
+from tasks.engines.vllm_turns import WORKER, Fault, Turn, drawn
 
 
 def main(descriptor: int) -> None:
@@ -43,9 +43,16 @@ def serve(channel: Connection, engine: LLMEngine) -> None:
         while not waiting or channel.poll():
             number, name, arguments = pickle.loads(channel.recv_bytes())
             if name == "sample":
+                try:
+                    names = [
+                        _add(engine, f"{number}/{place}", turn)
+                        for place, turn in enumerate(arguments)
+                    ]
+                except Exception as error:  # those before it have come in, and mean nothing
+                    _send(channel, number, _told(error))
+                    raise
                 answers[number] = [None] * len(arguments)
-                for place, turn in enumerate(arguments):
-                    waiting[_add(engine, f"{number}/{place}", turn)] = (number, place)
+                waiting |= {name: (number, place) for place, name in enumerate(names)}
             else:
                 _send(channel, number, _call(engine, name, arguments))
         for output in _step(engine, channel, answers):
@@ -58,12 +65,12 @@ def serve(channel: Connection, engine: LLMEngine) -> None:
 
 
 def _step(engine: LLMEngine, channel: Connection, pending: Iterable[int]) -> list[Any]:
-    """What the engine has to say; its fault goes to all who wait, and ends the process."""
+    """What the engine has to say; its fault is told to all who wait, and ends the process."""
     try:
         return list(engine.step())
     except Exception as error:
         for number in pending:
-            _send(channel, number, _told(error))
+            _send(channel, number, Fault(f"{type(error).__name__}: {error}"))
         raise
 
 
@@ -87,7 +94,7 @@ def _worker(engine: LLMEngine, method: str, *arguments: Any) -> Any:
 
 CALLS: dict[str, Callable[..., Any]] = {
     "worker": _worker,
-    "reset_prefix_cache": lambda engine: engine.reset_prefix_cache(),
+    "reset_prefix_cache": lambda engine: engine.reset_prefix_cache(reset_running_requests=True),
     "sleep": lambda engine, level: engine.sleep(level),
     "wake_up": lambda engine: engine.wake_up(),
 }

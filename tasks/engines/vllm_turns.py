@@ -20,6 +20,13 @@ SEEDS = 2**63  # vLLM keeps seeds in a signed number
 
 
 @dataclass(frozen=True)
+class Fault:
+    """What vLLM has died of."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class Turn:
     """One turn to sample."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import http.client
 import json
 import os
@@ -10,7 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
@@ -19,10 +20,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
-from tasks.engines.vllm_turns import ALIGNMENT, Drawn, Opener, Turn, mapped
+from tasks.engines.vllm_turns import ALIGNMENT, Drawn, Fault, Opener, Turn, mapped
 
 if TYPE_CHECKING:  # what vLLM's processes run decides outcomes too: keys and dvc.yaml know it so
     from tasks.engines import vllm_process, vllm_worker  # noqa: F401
@@ -30,6 +32,9 @@ if TYPE_CHECKING:  # what vLLM's processes run decides outcomes too: keys and dv
 ROOT = Path(__file__).parents[2]  # where the process finds the project
 LOG = Path(".beamline/vllm.log")  # what the process of the last start has said
 LEAVE = 10.0  # seconds that a process has to end by itself
+
+
+KEPT = "vLLM keeps what it has computed with other weights, and does not let go of it"
 
 
 class EngineDiedError(RuntimeError):
@@ -45,8 +50,8 @@ class Way(Protocol):
     def sample(self, turns: Sequence[Turn]) -> list[Drawn]:
         """Sample some turns."""
 
-    def take(self, model: Any, folder: Path) -> None:
-        """Put a policy in place: ``model`` as it is now, which lies in ``folder``."""
+    def take(self, model: Any, folder: Callable[[], Path]) -> None:
+        """Put a policy in place: ``model`` as it is now, which lies in what ``folder`` returns."""
 
     def rest(self) -> None:
         """Give the GPU's memory to the learner until the next policy is taken."""
@@ -92,12 +97,14 @@ class Here:
     def sample(self, turns: Sequence[Turn]) -> list[Drawn]:
         return list(self._call("sample", *turns))
 
-    def take(self, model: Any, folder: Path) -> None:
+    def take(self, model: Any, folder: Callable[[], Path]) -> None:
         """From memory: a copy of the weights that both processes see, or the GPU's own."""
+        give_back()
         with shared(_named(model)) as handed:
             self._call("wake_up")
-            self._call("worker", "take_memory", pickle.dumps(handed), str(folder))
-        self._call("reset_prefix_cache")
+            self._call("worker", "take_memory", pickle.dumps(handed))
+        if not self._call("reset_prefix_cache"):
+            raise RuntimeError(KEPT)
 
     def rest(self) -> None:
         self._call("sleep", 2)
@@ -132,8 +139,12 @@ class Here:
                 number, answer = pickle.loads(self.channel.recv_bytes())
                 with self.lock:
                     waiting = self.waiting.pop(number)
-                refused = isinstance(answer, Exception)
-                (waiting.set_exception if refused else waiting.set_result)(answer)
+                if isinstance(answer, Fault):
+                    waiting.set_exception(EngineDiedError(f"vLLM has failed ({answer.reason})"))
+                elif isinstance(answer, Exception):
+                    waiting.set_exception(answer)
+                else:
+                    waiting.set_result(answer)
         with self.lock:
             left, self.waiting = list(self.waiting.values()), {}
         for waiting in left:
@@ -156,6 +167,13 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "HF_HUB_OFFLINE": "1",  # policies are folders
 }
+
+
+def give_back() -> None:
+    """Give memory of the GPU that this process has done with to whoever asks for it."""
+    if torch.cuda.is_available():
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def _named(model: Any) -> dict[str, Tensor]:
@@ -202,6 +220,7 @@ class Server:
     def __init__(self, address: str) -> None:
         """Raises EngineDiedError where nobody answers, ValueError for a server of another kind."""
         self.name, self.address = address, urlsplit(address)
+        self.folder, self.closed = "", False
         self.connections = threading.local()
         self.pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="vllm")
         try:
@@ -215,18 +234,23 @@ class Server:
             ) from None
 
     def sample(self, turns: Sequence[Turn]) -> list[Drawn]:
+        """A server that was started anew since the policy was taken counts as gone."""
+        if self.closed or self._worker("policy")["results"] != [self.folder]:
+            raise EngineDiedError(f"engine.server {self.name} does not hold the policy any more")
         return list(self.pool.map(self._turn, turns))
 
-    def take(self, model: Any, folder: Path) -> None:
+    def take(self, model: Any, folder: Callable[[], Path]) -> None:
         """From the folder, which has to be the same one there."""
-        self._worker("take_folder", str(folder.absolute()))
-        self._post("/reset_prefix_cache")
+        self.folder = str(folder().absolute())
+        self._worker("take_folder", self.folder)
+        if not self._post("/reset_prefix_cache?reset_running_requests=true")["success"]:
+            raise RuntimeError(f"engine.server {self.name}: {KEPT}")
 
     def rest(self) -> None:
         """Nothing: its GPU is its own."""
 
     def close(self) -> None:
-        self.pool.shutdown(wait=False, cancel_futures=True)
+        self.closed = True  # turns under way go on, and are not waited for
 
     def _turn(self, turn: Turn) -> Drawn:
         options = turn.options() | {"flat_logprobs": False}
@@ -248,14 +272,14 @@ class Server:
 
     def _asked(self, path: str, body: str) -> tuple[int, bytes]:
         """Status and text of an answer. A connection that was closed while idle is made anew."""
-        kept = hasattr(self.connections, "own")
+        kept = hasattr(self.connections, "own")  # and may have been closed while nobody asked
         try:
             connection = self._connection()
             connection.request("POST", path, body, JSON)
             answer = connection.getresponse()
             return answer.status, answer.read()
         except (OSError, http.client.HTTPException) as error:
-            del self.connections.own
+            vars(self.connections).pop("own", None)
             if kept:
                 return self._asked(path, body)
             raise EngineDiedError(f"engine.server {self.name}: {error}") from None
@@ -264,13 +288,23 @@ class Server:
         """This thread's own, which is kept."""
         if not hasattr(self.connections, "own"):
             kind = CONNECTIONS[self.address.scheme]
-            self.connections.own = kind(self.address.netloc, timeout=ANSWER)
+            opened = kind(self.address.netloc, timeout=ANSWER)
+            opened.connect()
+            for option, value in ALIVE.items():  # a machine without power says no good-bye
+                opened.sock.setsockopt(*option, value)
+            self.connections.own = opened
         own: http.client.HTTPConnection = self.connections.own
         return own
 
 
 AT_ONCE = 256  # turns that are sent to a server side by side
 ANSWER = 3600.0  # seconds that a turn may take there
+ALIVE = {  # asked after so many idle seconds, so often, at such intervals
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): 30,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): 3,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): 10,
+}
 JSON = {"Content-Type": "application/json"}
 CONNECTIONS = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
 

@@ -88,11 +88,10 @@ class PolicyWorker:
         self._take((name, weight) for file in files for name, weight in load_file(file).items())
         self.policy_folder = folder
 
-    def take_memory(self, packed: bytes, folder: str) -> None:
+    def take_memory(self, packed: bytes) -> None:
         """Put weights in place that another process shares: name -> how to open each, pickled."""
         shared = pickle.loads(packed)
         self._take((name, rebuild(*how)) for name, (rebuild, how) in shared.items())
-        self.policy_folder = folder
 
     def _take(self, weights: Named) -> None:
         """Load without a restart. A head that is tied is left out, and packed anew.
@@ -102,6 +101,7 @@ class PolicyWorker:
         model = self.model_runner.get_model()
         tied = bool(getattr(self.model_runner.model_config.hf_text_config, TIED, False))
         kept = ((n, w) for n, w in weights if not (tied and n.startswith("lm_head.")))
+        self.measure_entropies()  # a server that was started anew since knows nothing of it
         self.reload_weights(weights_iterator=kept)  # a method of vLLM's worker
         if tied:
             head = model.lm_head

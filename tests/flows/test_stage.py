@@ -75,6 +75,20 @@ def test_a_recipe_that_does_not_hold_is_one_message_and_no_server_is_asked(
     assert line.startswith(said)
 
 
+@pytest.mark.parametrize("there", [False, True], ids=["not installed", "installed"])
+def test_a_stage_that_samples_wants_its_engine_before_any_work(project, monkeypatch, there):
+    monkeypatch.setattr(stage, "find_spec", lambda name: there and name == "vllm" or None)
+    stage.check_engine("toy")
+    toy.write_recipe(project, engine__kind="vllm", engine__server="http://gpu:8000")
+    stage.check_engine("toy")
+    toy.write_recipe(project, engine__kind="vllm")
+    if there:
+        stage.check_engine("toy")
+    else:
+        with pytest.raises(ValueError, match=r"params/toy\.yaml: 'engine.kind' = 'vllm'.*beamline"):
+            stage.check_engine("toy")
+
+
 def test_a_recipe_that_the_disk_has_no_room_for_does_not_start(project):
     stage.check("toy")
     toy.write_recipe(project, machine__disk_gib=1e-6)

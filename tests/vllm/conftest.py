@@ -1,6 +1,7 @@
 """Tests of the vLLM engine against the real vLLM; `make test-vllm` gives them their environment."""
 
 import importlib.util
+from pathlib import Path
 
 import pytest
 
@@ -59,7 +60,10 @@ def engine():
     """The engine of this process with a policy, as rollouts ask for it; ended afterwards."""
 
     def opened(model, made, tokenizer, settings=SETTINGS, machine=MACHINE):
-        return engines.vllm_engine(settings, machine, ROWS, model, tokenizer, made)
+        folder = Path(made.path)
+        return engines.vllm_engine(
+            settings, machine, ROWS, model, tokenizer, lambda: folder, made.digest
+        )
 
     yield opened
     engines.close_engines()

@@ -290,7 +290,7 @@ def test_weights_that_cannot_be_put_in_place_build_the_engine_anew(
     changed(model)
     other = save(model, tokenizer, tmp_path / "updated")
     wider, _ = make(hidden=128, heads=4)
-    held.hold(model, tokenizer, tmp_path / "updated", other.digest)
+    held.hold(model, tokenizer, lambda: tmp_path / "updated", other.digest)
     in_place = held.way.take
     held.way.take = lambda _, folder: in_place(wider, folder)  # weights of another shape
     check(model, *sampled(held, model.config.vocab_size))
