@@ -226,8 +226,8 @@ def _staying(row: Row, shape: Shape) -> dict[str, float]:
     """What lies on the GPU from the first update on, in float32.
 
     Weights, for each one that learns its gradient (dropped when the next step begins) and AdamW's
-    two moments; a reference where the row has a KL term; and a critic with a backbone of its own,
-    which has all of these too, and no head over the vocabulary.
+    two moments; a reference where the row has a KL term and the learner does not hold it; and a
+    critic with a backbone of its own, which has all of these too, and no head over the vocabulary.
     """
     adapters = {"adapters": FULL * shape.adapters} if shape.adapters else {}
     parts: dict[str, float] = {
@@ -236,7 +236,7 @@ def _staying(row: Row, shape: Shape) -> dict[str, float]:
         "gradients": FULL * shape.learning,
         "Adam's moments": MOMENTS * FULL * shape.learning,
     }
-    if row.kl:
+    if row.kl and (row.kl.refresh or not shape.adapters):  # an adapter's base is its reference
         parts["reference"] = FULL * shape.weights
     if row.critic and row.critic.backbone == "own":
         parts["critic"] = (2 + MOMENTS) * FULL * shape.backbone
@@ -309,20 +309,20 @@ def _backward(shape: Shape, precision: str) -> float:
 
 
 def _of_sampling(recipe: Recipe, shape: Shape, card: Card) -> dict[str, float]:
-    """What the engine takes beside the learner; elsewhere nothing."""
+    """What sampling takes beside the learner; an engine elsewhere takes nothing itself."""
+    ahead = recipe.reinforce.ahead > 0  # with weights that the learner is leaving behind
+    own: dict[str, float] = {"weights that sample": FULL * shape.weights} if ahead else {}
     if recipe.engine.server:
-        return {}
-    return ENGINES[recipe.engine.kind](recipe, shape, card)
+        return own
+    return own | ENGINES[recipe.engine.kind](recipe, shape, card)
 
 
 def _transformers(recipe: Recipe, shape: Shape, card: Card) -> dict[str, float]:
     """The learner's own weights, cast, and a row of keys and values for each path."""
     number = NUMBER[recipe.machine.precision]
     rollout = recipe.reinforce.rollout
-    own = recipe.reinforce.ahead > 0  # it samples with weights that the learner is leaving behind
     cached = rollout.rows * recipe.prepare.policy.context * key_value(recipe, shape)
     return {
-        **({"weights that sample": FULL * shape.weights} if own else {}),
         **({"sampling's cast": HALF * shape.linear} if number == HALF else {}),
         "keys and values": cached,
         "logits of a step": rollout.rows * shape.vocabulary * (2 * FULL),

@@ -13,7 +13,7 @@ from typing import Any
 from prefect import task
 
 from params.schema import Dialogue, Engine, Machine, Marks, PythonTool, Rollout, Search
-from tasks import adapter, checkpoint, engines, ledger, statistics
+from tasks import checkpoint, engines, ledger, statistics
 from tasks.checkpoint import Learner
 from tasks.engines.transformers import TransformersEngine
 from tasks.engines.vllm import vllm_engine
@@ -97,9 +97,10 @@ def _transformers(
 def _vllm(
     acting: Learner, policy: Artifact, settings: Engine, machine: Machine, rows: int
 ) -> engines.Engine:
-    model = acting.model if settings.server else adapter.merged(acting.model)
     folder = partial(checkpoint.whole, policy)  # which an adapter is merged into where need be
-    return vllm_engine(settings, machine, rows, model, acting.tokenizer, folder, policy.digest)
+    return vllm_engine(
+        settings, machine, rows, acting.model, acting.tokenizer, folder, policy.digest
+    )
 
 
 ENGINES: dict[str, Callable[..., engines.Engine]] = {"transformers": _transformers, "vllm": _vllm}

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
+from tasks import adapter
 from tasks.engines.vllm_turns import ALIGNMENT, Drawn, Fault, Opener, Turn, mapped
 
 if TYPE_CHECKING:  # what vLLM's processes run decides outcomes too: keys and dvc.yaml know it so
@@ -98,11 +99,18 @@ class Here:
         return list(self._call("sample", *turns))
 
     def take(self, model: Any, folder: Callable[[], Path]) -> None:
-        """From memory: a copy of the weights that both processes see, or the GPU's own."""
+        """From memory: a copy of the weights that both processes see, or the GPU's own.
+
+        An adapter is taken from the folder that it was merged into: merged here, it would take the
+        memory of a second policy.
+        """
         give_back()
-        with shared(_named(model)) as handed:
-            self._call("wake_up")
-            self._call("worker", "take_memory", pickle.dumps(handed))
+        self._call("wake_up")
+        if adapter.attached(model):
+            self._call("worker", "take_folder", str(folder().absolute()))
+        else:
+            with shared(_named(model)) as handed:
+                self._call("worker", "take_memory", pickle.dumps(handed))
         if not self._call("reset_prefix_cache"):
             raise RuntimeError(KEPT)
 

@@ -348,6 +348,15 @@ def test_a_reference_and_a_critic_of_its_own_are_counted_where_the_row_has_them(
     assert stays["critic"] == 4 * FULL * SHAPE.backbone < 4 * FULL * SHAPE.weights
 
 
+def test_an_adapters_base_is_its_reference_unless_that_is_refreshed():
+    shape = shape_of(config_of(), schema.Lora(rank=4, alpha=8, modules=("o_proj",)))
+    row = ROWS["ppo"]
+    assert not row.kl.refresh and "reference" not in memory(row="ppo", shape=shape).stays
+    refreshed = row.model_copy(update={"kl": row.kl.model_copy(update={"refresh": 2})})
+    stays = plan.memory(TINY, refreshed, shape, CARDS["80"]).stays
+    assert stays["reference"] == FULL * shape.weights
+
+
 def test_with_adapters_only_they_have_gradients_and_moments():
     shape = shape_of(config_of(), schema.Lora(rank=4, alpha=8, modules=("o_proj",)))
     stays = memory(shape=shape).stays

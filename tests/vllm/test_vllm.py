@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -15,7 +17,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from params.schema import Dialogue, Rollout
+from params.schema import Dialogue, Lora, Rollout
+from tasks import adapter, checkpoint, ledger
 from tasks import dialogue as talk
 from tasks.engines import Request, vllm, vllm_ways
 from tasks.environments.question import respond
@@ -98,6 +101,30 @@ def test_weights_from_a_folder_are_those_from_memory(engine, make, tokenizer, tm
     held.way._call("reset_prefix_cache")
     held.taken = other.digest
     check(model, *sampled(engine(model, other, tokenizer), model.config.vocab_size))
+
+
+def test_an_adapter_is_sampled_merged_before_and_after_an_update(engine, make, tokenizer, tmp_path):
+    model, made = make()
+    learning = checkpoint.Learner(Path(made.path), model, tokenizer)
+    adapter.attach(model, Lora(rank=4, alpha=8, modules=("q_proj", "down_proj")), made, seed=3)
+    processes = set()
+    for name in ("first", "second"):
+        changed_adapter(model)
+        checkpoint.save(learning, tmp_path / name)
+        policy = ledger.artifact(tmp_path / name / checkpoint.POLICY)
+        held = engine(model, policy, tokenizer)
+        held.folder = partial(checkpoint.whole, policy)
+        check(model, *sampled(held, model.config.vocab_size))
+        processes.add(held.way.process.pid)
+    assert len(processes) == 1, "the second one was put in place"
+
+
+@torch.no_grad()
+def changed_adapter(model):
+    torch.manual_seed(7)
+    for weight in model.parameters():
+        if weight.requires_grad:
+            weight.add_(0.1 * torch.randn_like(weight))
 
 
 def same(one, other):
