@@ -10,7 +10,7 @@
 #                an hour
 # make test-gpu  the tests that need a GPU
 # make test-vllm the tests of the vLLM engine against the real one, of a CPU where there is no GPU
-# make serve     vLLM's server with the policy in the folder POLICY at PORT, for engine.server
+# make serve     vLLM's server with the policy in the folder POLICY at HOST and PORT, for engine.server
 # make ui        the runs of this checkout in Prefect and in MLflow
 # make deploy    the pools POOLS, and what prefect.yaml declares, to the server at PREFECT_API_URL
 # make doctor    what crashes have left here, and the offer to clear it; with YES=1 without asking
@@ -22,6 +22,7 @@ RECIPE ?= tiny
 ITERATIONS ?= 30
 POOLS ?= cpu gpu
 PORT ?= 8000
+HOST ?= 127.0.0.1
 # The recipe that differs from RECIPE in its engine alone, where ENGINE is given and there is one.
 VARIANT := $(if $(wildcard params/$(RECIPE)-$(ENGINE).yaml),$(RECIPE)-$(ENGINE),$(RECIPE))
 KIND := $(shell sed -n 's/^  kind: *\(transformers\|vllm\).*/\1/p' params/$(VARIANT).yaml 2>/dev/null)
@@ -82,7 +83,7 @@ serve:
 	@$(MAKE) --no-print-directory RECIPE=tiny ENGINE=vllm server-of-vllm
 
 server-of-vllm: $(INSTALLED)
-	@$(PYTHON) -m tasks.engines.vllm_serve $(POLICY) --port $(PORT)
+	@$(PYTHON) -m tasks.engines.vllm_serve $(POLICY) --host $(HOST) --port $(PORT)
 
 ui: $(INSTALLED)
 	@$(PYTHON) -m flows.server
