@@ -83,10 +83,10 @@ serve:
 	@$(MAKE) --no-print-directory RECIPE=tiny ENGINE=vllm server-of-vllm
 
 server-of-vllm: $(INSTALLED)
-	@$(PYTHON) -m tasks.engines.vllm_serve $(POLICY) --host $(HOST) --port $(PORT)
+	@$(PYTHON) -m tasks.engines.vllm.serve $(POLICY) --host $(HOST) --port $(PORT)
 
 ui: $(INSTALLED)
-	@$(PYTHON) -m flows.server
+	@$(PYTHON) -m flows.ui
 
 deploy: $(INSTALLED) # a checkout named here would be every worker's
 	@for pool in $(POOLS); do \

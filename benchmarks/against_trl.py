@@ -29,32 +29,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from params import schema
-from params.schema import Recipe, Row, TinyPolicy
-from tasks import checkpoint, learner, ledger
-from tasks.algorithm import assemble
-from tasks.checkpoint import Learner
-from tasks.engines.transformers import TransformersEngine
+from params.schema import algorithms
+from params.schema import recipe as schema
+from params.schema.algorithms import Row
+from params.schema.prepare import TinyPolicy
+from params.schema.recipe import Recipe
+from tasks.engines.transformers.engine import TransformersEngine
 from tasks.environments.question import Tool, respond
-from tasks.estimators.group import relative
-from tasks.lanes import lanes
-from tasks.ledger import Step
-from tasks.packing import Credit, Credited
-from tasks.policy import build_policy, load_policy, load_tokenizer, use_machine
+from tasks.environments.toolbox import Respond, open_tools
+from tasks.learning import learner
+from tasks.learning.algorithm import assemble
+from tasks.learning.estimators.group import relative
+from tasks.learning.packing import Credit, Credited
+from tasks.ledger import artifacts
+from tasks.ledger.artifacts import Step
+from tasks.policy import checkpoint
+from tasks.policy.machine import use_machine
+from tasks.policy.model import load_policy, load_tokenizer
+from tasks.policy.parallel import lanes
+from tasks.policy.resident import Learner
+from tasks.policy.tiny import build_policy
 from tasks.reward import score_tree
-from tasks.sampler import Setting, grow
-from tasks.toolbox import Respond, open_tools
+from tasks.rollouts.rounds import Setting, grow
 from tasks.tools.python import python_tool
-from tasks.trajectory import (
-    NO_SUCH_TOOL,
-    TURN,
-    Call,
-    Observation,
-    Question,
-    Tree,
-    load_questions,
-    sampled,
-)
+from tasks.trees.tables import load_questions
+from tasks.trees.tree import NO_SUCH_TOOL, TURN, Call, Observation, Question, Tree, sampled
 
 RECIPE = "tiny"
 FILE = Path(__file__).with_name("against_trl.json")
@@ -169,13 +168,13 @@ def cold_started(recipe: Recipe) -> tuple[Path, Path]:
     )
     trained = cold_start.fn(
         step=Step("bench", "cold_start", 0, recipe.seed),
-        policy=ledger.of(made, "initial"),
-        traces=ledger.of(made, "traces"),
+        policy=artifacts.of(made, "initial"),
+        traces=artifacts.of(made, "traces"),
         settings=recipe.cold_start,
         machine=recipe.machine,
     )
-    questions = Path(ledger.of(made, "questions").path, "train.parquet")
-    return Path(ledger.of(trained, "policy").path), questions
+    questions = Path(artifacts.of(made, "questions").path, "train.parquet")
+    return Path(artifacts.of(trained, "policy").path), questions
 
 
 def tiny(recipe: Recipe, folder: Path, questions: list[Question]) -> Start:
@@ -436,7 +435,7 @@ def best_peer(
 
 def run_case(start: Start, case: Case, repetitions: int, tools: Tools) -> dict[str, Any]:
     """All repetitions of a case, the sides in turns; its entry of the file."""
-    rows = {side: schema.load_rows()[name] for side, name in ROWS.items()}
+    rows = {side: algorithms.load_rows()[name] for side, name in ROWS.items()}
     learning = beamline_learner(start)
     weights = [weight.detach().clone() for weight in learning.model.parameters()]
     _, trees, rewards = beamline_step(start, case, learning, tools, rows[BEAMLINE], 0)
@@ -619,7 +618,7 @@ def memory_of(start: Start, case: Case, contestant: str, tools: Tools) -> dict[s
         for number in range(3):
             trl_step(start, case, trainer, tools, number)
     else:
-        learning, row = beamline_learner(start), schema.load_rows()[ROWS[contestant]]
+        learning, row = beamline_learner(start), algorithms.load_rows()[ROWS[contestant]]
         before = resident_mib("VmRSS")
         for number in range(3):
             beamline_step(start, case, learning, tools, row, number)
@@ -658,7 +657,7 @@ def profile(start: Start, case: Case, tools: Tools) -> None:
     learning = beamline_learner(start)
     questions = batch_of(start, case, 1)
     for name in ROWS.values():
-        row = schema.load_rows()[name]
+        row = algorithms.load_rows()[name]
         beamline_step(start, case, learning, tools, row, 0)
         sample = partial(beamline_sample, start, learning, questions, tools.beamline, row, 1)
         trees = profiled(f"sampling, row {name}", sample)

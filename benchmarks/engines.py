@@ -18,15 +18,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from params import schema
-from params.schema import Engine as Settings
-from params.schema import Recipe
+from params.schema import recipe as schema
+from params.schema.agent import Engine as Settings
+from params.schema.recipe import Recipe
 from tasks.engines import Engine
-from tasks.engines.transformers import TransformersEngine
-from tasks.engines.vllm import VllmEngine, close_engines, vllm_engine
-from tasks.policy import load_policy, load_tokenizer, use_machine
-from tasks.sampler import Setting, grow
-from tasks.trajectory import Call, Observation, Question, Tree, load_questions, sampled
+from tasks.engines.transformers.engine import TransformersEngine
+from tasks.engines.vllm.engine import VllmEngine, close_engines, vllm_engine
+from tasks.policy.machine import use_machine
+from tasks.policy.model import load_policy, load_tokenizer
+from tasks.rollouts.rounds import Setting, grow
+from tasks.trees.tables import load_questions
+from tasks.trees.tree import Call, Observation, Question, Tree, sampled
 
 FILE = Path(__file__).with_name("engines.json")
 REPETITIONS = 5

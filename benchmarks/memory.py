@@ -25,12 +25,16 @@ import torch
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from params.schema import Machine, Update, load_rows
-from tasks import checkpoint, figures, learner
-from tasks.algorithm import assemble
-from tasks.packing import Credit, Credited
-from tasks.policy import use_machine
-from tasks.trajectory import PROMPT, TURN, Node, Question, Tree
+from flows.tracking import figures
+from params.schema.algorithms import load_rows
+from params.schema.base import Machine
+from params.schema.reinforce import Update
+from tasks.learning import learner
+from tasks.learning.algorithm import assemble
+from tasks.learning.packing import Credit, Credited
+from tasks.policy import checkpoint, resident
+from tasks.policy.machine import use_machine
+from tasks.trees.tree import PROMPT, TURN, Node, Question, Tree
 
 ROOT = Path(__file__).parents[1]
 FILE = Path(__file__).with_name("memory.json")
@@ -58,7 +62,7 @@ def plain_logprobs(
 FORMS: dict[str, Callable[..., Any]] = {PARTS: learner.token_logprobs, PLAIN: plain_logprobs}
 
 
-def small_learner(vocabulary: int, settings: Update) -> checkpoint.Learner:
+def small_learner(vocabulary: int, settings: Update) -> resident.Learner:
     """A policy with random weights and its optimizer."""
     config = Qwen2Config(
         vocab_size=vocabulary,
@@ -72,7 +76,7 @@ def small_learner(vocabulary: int, settings: Update) -> checkpoint.Learner:
         bos_token_id=None,
         eos_token_id=None,
     )
-    learning = checkpoint.Learner(Path("memory"), Qwen2ForCausalLM(config), None)
+    learning = resident.Learner(Path("memory"), Qwen2ForCausalLM(config), None)
     checkpoint.prepare_optimizer(learning, settings)
     return learning
 

@@ -23,13 +23,13 @@ from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
-from params.schema import Recipe
-from tasks import dialogue as talk
-from tasks.policy import ASSISTANT, END, USER
+from params.schema.recipe import Recipe
+from tasks.environments.toolbox import Respond
+from tasks.policy.model import ASSISTANT, END, USER
 from tasks.scorers import SCORERS
-from tasks.toolbox import Respond
-from tasks.trajectory import END as ENDED
-from tasks.trajectory import LENGTH, STOP, TURN, Call, Question, Tree
+from tasks.trees import dialogue as talk
+from tasks.trees.tree import END as ENDED
+from tasks.trees.tree import LENGTH, STOP, TURN, Call, Question, Tree
 
 ROLLOUT_FUNC, TOOLS = "rollout_func", "tools"
 

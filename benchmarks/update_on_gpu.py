@@ -33,17 +33,20 @@ import numpy as np
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from params.schema import Machine, Update, load_rows
-from tasks import checkpoint, learner
-from tasks.algorithm import assemble
-from tasks.attention import PAIRS, attending, form_for
-from tasks.checkpoint import Learner
+from params.schema.algorithms import load_rows
+from params.schema.base import Machine
+from params.schema.reinforce import Update
 from tasks.engines import Request
-from tasks.engines.transformers import TransformersEngine
-from tasks.losses import Loss
-from tasks.packing import Cost, Credit, Credited, Forest, forests, lay_out
-from tasks.policy import use_machine
-from tasks.trajectory import PROMPT, RESULT, TURN, Node, Question, Tree
+from tasks.engines.transformers.engine import TransformersEngine
+from tasks.learning import learner
+from tasks.learning.algorithm import assemble
+from tasks.learning.attention import PAIRS, attending, form_for
+from tasks.learning.losses import Loss
+from tasks.learning.packing import Cost, Credit, Credited, Forest, forests, lay_out
+from tasks.policy import checkpoint, resident
+from tasks.policy.machine import use_machine
+from tasks.policy.resident import Learner
+from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree
 
 FILE = Path(__file__).with_name("update_on_gpu.json")
 BF16 = torch.bfloat16
@@ -366,7 +369,7 @@ def measure_sampling(
     name: str, architecture: Architecture, rows: int, turn: Turn, device: str, bandwidth: float
 ) -> dict[str, Any]:
     """One line of the table of sampling. Each row goes on from a prompt of its own."""
-    model = checkpoint.to_sample(policy(architecture, device), machine_of(device))
+    model = resident.to_sample(policy(architecture, device), machine_of(device))
     random = np.random.default_rng(0)
     shape = (rows, turn.prompt)
     prompts = random.integers(0, architecture.vocabulary, shape).astype(np.int32)

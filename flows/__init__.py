@@ -1,9 +1,10 @@
-"""Who goes next. What holds for every program of this room stands here, before its imports."""
+"""Process-wide settings for every flow; they must run before heavy imports."""
 
 import gc
 import os
 import signal
 import sys
+from typing import NoReturn
 
 os.environ.setdefault("DO_NOT_TRACK", "1")
 # Threads that wait by spinning take the cores from those that work: where anything else runs on
@@ -12,6 +13,19 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # A library that takes fewer threads under load adds in another order, and equal runs part.
 os.environ.setdefault("MKL_DYNAMIC", "FALSE")
 os.environ.setdefault("OMP_DYNAMIC", "FALSE")
-if sys.argv[0] == "-m":  # python -m flows.<program>; its main() undoes both (stage.arrive)
-    gc.disable()  # the imports make a million objects that stay: two seconds of collections
+if sys.argv[0] == "-m":  # python -m flows.<program>, whose main calls end_import_phase
+    gc.disable()  # imports make a million objects that stay; collecting them takes two seconds
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the imports without a traceback
+
+
+def end_import_phase() -> None:
+    """Turn garbage collection and KeyboardInterrupt back on, once the imports are done."""
+    gc.freeze()
+    gc.enable()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def exit_fast(status: int) -> NoReturn:
+    """Exit without the collection of all objects at the end, which takes two seconds."""
+    gc.freeze()
+    sys.exit(status)

@@ -6,17 +6,17 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows import stage
-from params import schema
-from tasks import version
-from tasks.champion import write
+from flows.runs import cache
+from flows.workers import stage
+from params.schema import recipe as schema
+from tasks.policy.champion import write
 
 
 @flow(name="champion")
 def champion(recipe: str) -> None:
     """Make ``models/<recipe>/champion``; without a champion, a file that says so."""
     chosen = schema.load(recipe, Path("params"))
-    write(Path("models", recipe, "champion"), chosen.champion, version.restore)
+    write(Path("models", recipe, "champion"), chosen.champion, cache.restore)
 
 
 if __name__ == "__main__":

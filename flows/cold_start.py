@@ -6,12 +6,14 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows import stage
-from params import schema
-from params.schema import Recipe
-from tasks import champion, ledger, track
+from flows.tracking import run as track
+from flows.workers import stage
+from params.schema import recipe as schema
+from params.schema.recipe import Recipe
 from tasks.cold_start import cold_start as fine_tune
-from tasks.ledger import Artifact, Record, Step
+from tasks.ledger import artifacts, keys
+from tasks.ledger.artifacts import Artifact, Record, Step
+from tasks.policy import champion
 
 
 @flow(name="cold_start")
@@ -22,18 +24,18 @@ def cold_start(recipe: str) -> None:
     starts there and has one.
     """
     chosen = schema.load(recipe, Path("params"))
-    initial = ledger.artifact(Path("models", recipe, "initial"))
-    traces = ledger.artifact(Path("data", recipe, "traces.parquet"))
+    initial = artifacts.artifact(Path("models", recipe, "initial"))
+    traces = artifacts.artifact(Path("data", recipe, "traces.parquet"))
     reigning = champion.policy(Path("models", recipe, "champion"))
     begins = reigning if chosen.start == "champion" else None
-    key = ledger.stage_key(chosen, initial, traces)
+    key = keys.stage_key(chosen, initial, traces)
     with track.stage(recipe, "cold_start", key, stage.run_tags()) as run:
         made = [] if begins else [_fine_tuned(recipe, chosen, initial, traces, run)]
         if chosen.start == "champion":
             print("cold_start: " + ("the champion as it is" if begins else "no champion yet"))
-        policy = begins or ledger.of(made[0], "policy")
-        ledger.publish(policy, Path("models", recipe, "cold_start"))
-        ledger.publish_records(made, Path("data", recipe, "records", "cold_start.jsonl"))
+        policy = begins or artifacts.of(made[0], "policy")
+        artifacts.publish(policy, Path("models", recipe, "cold_start"))
+        artifacts.publish_records(made, Path("data", recipe, "records", "cold_start.jsonl"))
 
 
 def _fine_tuned(

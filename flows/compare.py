@@ -20,19 +20,24 @@ from typing import Any
 import numpy as np
 from prefect import flow
 
+from flows import end_import_phase, exit_fast
 from flows.evaluate import answer, rewards_of
 from flows.reinforce import Iteration, Training, policy_of, remembering, seconds, train
-from flows.server import name_process, prefect_server
-from flows.stage import INTERRUPTED, arrive, leave
-from params import schema
-from params.schema import Evaluate, Recipe
-from tasks import figures, ledger, store, version
-from tasks.ledger import Artifact, Step
-from tasks.policy import use_machine
-from tasks.progress import Progress
-from tasks.statistics import bootstrap_interval
-from tasks.toolbox import open_tools
-from tasks.trajectory import read_rows
+from flows.runs import dvc_command, ledger_mirror
+from flows.tracking import figures
+from flows.tracking.progress import Progress
+from flows.workers.connection import name_process, prefect_server
+from flows.workers.stage import INTERRUPTED
+from params.schema import algorithms
+from params.schema import recipe as schema
+from params.schema.evaluate import Evaluate
+from params.schema.recipe import Recipe
+from tasks.environments.toolbox import open_tools
+from tasks.ledger import artifacts
+from tasks.ledger.artifacts import Artifact, Step
+from tasks.policy.machine import use_machine
+from tasks.trees.intervals import bootstrap_interval
+from tasks.trees.tables import read_rows
 
 BEFORE = ("prepare", "cold_start")  # stages that all rows share
 COLD_START = "cold start"
@@ -42,14 +47,14 @@ COLD_START = "cold start"
 def compare(recipe: str, rows: Sequence[str], iterations: int) -> None:
     """Write ``reports/<recipe>/algorithms.md``, ``.json`` and ``.png``."""
     for stage in BEFORE:
-        version.reproduce(f"{stage}@{recipe}")
+        dvc_command.reproduce(f"{stage}@{recipe}")
     chosen = schema.load(recipe, Path("params"))
     use_machine(chosen.machine)
     data = Path("data", recipe)
-    cold_start = ledger.artifact(Path("models", recipe, "cold_start"))
-    corpus = ledger.artifact(data / "corpus")
+    cold_start = artifacts.artifact(Path("models", recipe, "cold_start"))
+    corpus = artifacts.artifact(data / "corpus")
     questions, test = (
-        ledger.artifact(data / "questions" / f"{s}.parquet") for s in ("train", "test")
+        artifacts.artifact(data / "questions" / f"{s}.parquet") for s in ("train", "test")
     )
     with open_tools(chosen, Path(corpus.path)) as tools:
         asked = Step(recipe, "compare/cold_start", 0, chosen.seed)
@@ -145,10 +150,10 @@ def main(arguments: list[str]) -> int:
         if chosen.iterations is not None and chosen.iterations < 1:
             raise ValueError(f"--iterations {chosen.iterations}: give at least 1, or leave it out")
         recipe = schema.load(chosen.recipe, Path("params"))
-        rows = chosen.algorithms or list(schema.load_rows(Path("params")))
+        rows = chosen.algorithms or list(algorithms.load_rows(Path("params")))
         for name in rows:
             schema.row_of(with_algorithm(recipe, name), Path("params"))
-        with prefect_server(), store.attached():
+        with prefect_server(), ledger_mirror.attached():
             compare(chosen.recipe, rows, chosen.iterations or recipe.reinforce.iterations)
     except (ValueError, RuntimeError) as error:
         print(f"compare: {error}", file=sys.stderr)
@@ -161,5 +166,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    arrive()
-    leave(main(sys.argv[1:]))
+    end_import_phase()
+    exit_fast(main(sys.argv[1:]))

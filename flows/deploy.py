@@ -1,8 +1,8 @@
 """The flows that the deployments of prefect.yaml point to; docs/deployments.md tells how.
 
 ``retraining`` is what a schedule starts: a run of a recipe in a worktree, which ends as a commit.
-``stage`` is a stage that another run has sent to this worker (flows/dispatch.py). Both work in the
-checkout in which the worker's environment says that it is.
+``stage`` is a stage that another run has sent to this worker (flows/workers/dispatch.py). Both
+work in the checkout that the worker's environment names.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from prefect.runtime import task_run
 from prefect.states import Completed
 from pydantic import Field
 
-from flows import dispatch, gpu, retrain
-from flows.server import name_process
-from flows.stage import PARENT_TASK_RUN
-from params import schema
-from tasks import commits, track, version, worktree
+from flows import retrain
+from flows.host import gpu
+from flows.runs import dvc_command, git, pipeline, transfer, worktree
+from flows.tracking import store
+from flows.workers import dispatch
+from flows.workers.connection import name_process
+from flows.workers.stage import PARENT_TASK_RUN
+from params.schema import recipe as schema
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
 Change = Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)*=.*$")]
@@ -75,7 +78,7 @@ def stage(
     remote has. ``environment`` tells where MLflow is. A stage that failed or was killed goes on
     where it was when it is sent again to the same checkout.
     """
-    if version.default_remote() is None:
+    if transfer.default_remote() is None:
         raise ValueError(
             f"{Path.cwd()} has no default DVC remote, by which {name} could get its inputs: "
             "dvc remote add --default <name> <url>"
@@ -94,34 +97,34 @@ def stage(
 def receive(name: str, commit: str, files: dict[str, str], place: Path) -> None:
     """Make a worktree with a stage's code, recipe and inputs."""
     if not worktree.is_ready(place):
-        commits.fetch_commit(commit)
-        commits.add_worktree(place, commit)
-        version.share(place)
+        git.fetch_commit(commit)
+        git.add_worktree(place, commit)
+        transfer.share(place)
         for path, text in files.items():
             (place / path).write_text(text)
-        version.provide_sources(place)
+        transfer.provide_sources(place)
         worktree.set_ready(place)
-    version.pull_paths(version.belongings(name, place).tracked, place)
+    transfer.pull_paths(pipeline.belongings(name, place).tracked, place)
 
 
 @task(cache_policy=NO_CACHE)
 def reproduce(name: str, place: Path, environment: dict[str, str]) -> None:
     """Run the stage in its worktree, with a GPU of its own where the recipe wants one."""
     recipe = schema.load(name.split("@")[-1], place / "params")
-    where = {"MLFLOW_TRACKING_URI": track.store_uri(), **environment}
+    where = {"MLFLOW_TRACKING_URI": store.store_uri(), **environment}
     with gpu.held(recipe.machine.device) as visible:
         told = {PARENT_TASK_RUN: str(task_run.id), **where, **visible}
-        version.reproduce(name, place, **told)
+        dvc_command.reproduce(name, place, **told)
 
 
 @task(**TRANSPORT)
 def give(name: str, place: Path) -> dict[str, Any]:
     """Push what the stage has made; its entry in dvc.lock, and its outs that git keeps as text."""
-    version.push_stage(name, place)
-    small = version.belongings(name, place).small
+    transfer.push_stage(name, place)
+    small = pipeline.belongings(name, place).small
     files = [file for path in small for file in _files(place / path)]
     texts = {file.relative_to(place).as_posix(): file.read_text() for file in files}
-    return {"lock": version.locked(place)[name], "files": texts}
+    return {"lock": pipeline.locked(place)[name], "files": texts}
 
 
 def _files(path: Path) -> list[Path]:

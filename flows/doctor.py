@@ -8,8 +8,6 @@ belongs to another checkout or user, is not looked at.
 from __future__ import annotations
 
 import argparse
-import gc
-import signal
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator
@@ -19,9 +17,14 @@ from functools import partial
 from pathlib import Path
 from uuid import UUID
 
-from flows import server
-from tasks import commits, leftovers, processes, spool, track, version
-from tasks.leftovers import Finding
+from flows import end_import_phase
+from flows.host import leftovers, processes
+from flows.host.leftovers import Finding
+from flows.runs import cache, dvc_command, git
+from flows.tracking import outbox
+from flows.tracking import run as run_module
+from flows.tracking import store as track
+from flows.workers import connection, prefect_patches
 
 FlowRun = tuple[str, str, str | None, datetime | None]  # id, name, process and start
 Check = Callable[[Path], Iterator[Finding]]
@@ -41,36 +44,36 @@ def orphans(root: Path) -> Iterator[Finding]:
 
 def dvc_locks(root: Path) -> Iterator[Finding]:
     """Paths that DVC takes for being in use."""
-    if dead := version.dead_locks():
+    if dead := dvc_command.dead_locks():
         yield Finding(
             f"stale lock: DVC's list of paths in use, of processes that are gone: {_few(dead)}",
             "drops these entries",
-            version.free_locks,
+            dvc_command.free_locks,
         )
 
 
 def cache_links(root: Path) -> Iterator[Finding]:
     """Files and settings by which an edit of an out would change DVC's cache."""
-    for file, intact in version.open_objects().items():
+    for file, intact in cache.open_objects().items():
         name = file.relative_to(root)
         yield Finding(
             f"unsafe cache: {name} can be written through the outs that are links to it"
             if intact
             else f"unsafe cache: {name} has been changed in place",
             "takes the permission to write" if intact else "drops it; DVC makes it anew",
-            partial(version.close_object, file),
+            partial(cache.close_object, file),
         )
-    if edited := version.edited_outs():
+    if edited := cache.edited_outs():
         yield Finding(
             f"unsafe cache: cache.type links outs that stages edit in place: {_few(edited)}",
             "has DVC copy outs in this checkout (cache.type reflink,copy in .dvc/config.local)",
-            version.copy_outs,
+            cache.copy_outs,
         )
 
 
 def worktrees(root: Path) -> Iterator[Finding]:
     """Runs that have not ended."""
-    return leftovers.worktrees(root, commits.remove_worktree)
+    return leftovers.worktrees(root, git.remove_worktree)
 
 
 # ---------------------------------------------------------------- what MLflow and Prefect believe
@@ -78,14 +81,14 @@ def worktrees(root: Path) -> Iterator[Finding]:
 
 def untold(root: Path) -> Iterator[Finding]:
     """What runs had to say while MLflow's store, or Prefect's server, was away."""
-    for folder in spool.waiting():
-        about, count = spool.about(folder), len(spool.entries(folder))
+    for folder in outbox.waiting():
+        about, count = outbox.about(folder), len(outbox.entries(folder))
         yield Finding(
             f"untold: {count} records of run '{about['name']}' for the store {about['uri']}",
             "delivers them, if the store is back",
-            track.deliver,
+            run_module.deliver,
         )
-    if ends := sorted(server.UNTOLD.glob("*.json")):
+    if ends := sorted(prefect_patches.UNTOLD.glob("*.json")):
         yield Finding(
             f"untold: how flow runs ended, for Prefect's server: {_few([f.stem for f in ends])}",
             "tells the server that runs use now",
@@ -130,8 +133,8 @@ def _is_gone(process: str | None, started: datetime | None) -> bool:
 
 def _running() -> list[FlowRun]:
     """The flow runs that are RUNNING, from the server that runs use, or its database."""
-    address = server.answering()
-    return _running_at(address) if address else _running_in(server.HOME / "prefect.db")
+    address = connection.answering()
+    return _running_at(address) if address else _running_in(prefect_patches.HOME / "prefect.db")
 
 
 def _running_in(database: Path) -> list[FlowRun]:
@@ -179,7 +182,7 @@ def _crash(runs: list[UUID], address: str) -> None:
 
 
 def _with_prefect(work: Callable[[str], object]) -> None:
-    with server.prefect_server() as address:
+    with connection.prefect_server() as address:
         work(address)
 
 
@@ -248,8 +251,7 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    gc.enable()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # flows/__init__.py has set it aside
+    end_import_phase()
     try:
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:

@@ -7,18 +7,22 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows import stage
-from params import schema
-from params.schema import Marks, Recipe
-from tasks import champion, figures, ledger, track
+from flows.tracking import figures
+from flows.tracking import run as track
+from flows.tracking.progress import Progress
+from flows.workers import stage
+from params.schema import recipe as schema
+from params.schema.algorithms import Marks
+from params.schema.recipe import Recipe
+from tasks.environments.toolbox import Respond, open_tools
 from tasks.evaluate import evaluate as compare
 from tasks.evaluate import success_rows, table_rows
-from tasks.ledger import Artifact, Record, Step
-from tasks.policy import use_machine
-from tasks.progress import Progress
+from tasks.ledger import artifacts, keys
+from tasks.ledger.artifacts import Artifact, Record, Step
+from tasks.policy import champion
+from tasks.policy.machine import use_machine
 from tasks.reward import reward
 from tasks.rollout import rollout
-from tasks.toolbox import Respond, open_tools
 
 
 @flow(name="evaluate")
@@ -27,17 +31,17 @@ def evaluate(recipe: str) -> None:
     chosen = schema.load(recipe, Path("params"))
     models = Path("models", recipe)
     agents = {
-        "cold_start": ledger.artifact(models / "cold_start"),
-        "trained": ledger.artifact(models / "trained"),
+        "cold_start": artifacts.artifact(models / "cold_start"),
+        "trained": artifacts.artifact(models / "trained"),
     }
     reigning = champion.policy(models / "champion")
     if reigning:
         agents["champion"] = reigning
-    questions = ledger.artifact(Path("data", recipe, "questions", "test.parquet"))
-    corpus = ledger.artifact(Path("data", recipe, "corpus"))
+    questions = artifacts.artifact(Path("data", recipe, "questions", "test.parquet"))
+    corpus = artifacts.artifact(Path("data", recipe, "corpus"))
     step = Step(recipe, "evaluate", 0, chosen.seed)
     use_machine(chosen.machine)
-    key = ledger.stage_key(chosen, questions, corpus, *agents.values())
+    key = keys.stage_key(chosen, questions, corpus, *agents.values())
     with (
         track.stage(recipe, "evaluate", key, stage.run_tags()) as run,
         open_tools(chosen, Path(corpus.path)) as tools,
@@ -49,11 +53,13 @@ def evaluate(recipe: str) -> None:
         rewards = {name: rewards_of(records) for name, records in answered.items()}
         made = compare(step=step, settings=chosen.evaluate, **rewards)
         records = [record for some in answered.values() for record in some]
-        ledger.publish_records([*records, made], Path("data", recipe, "records", "evaluate.jsonl"))
+        artifacts.publish_records(
+            [*records, made], Path("data", recipe, "records", "evaluate.jsonl")
+        )
         reports = Path("reports", recipe)
-        ledger.publish(ledger.of(made, "answers"), Path("data", recipe, "evaluation.parquet"))
-        ledger.publish(ledger.of(made, "metrics"), reports / "metrics.json")
-        ledger.publish(ledger.of(made, "table"), reports / "table.md")
+        artifacts.publish(artifacts.of(made, "answers"), Path("data", recipe, "evaluation.parquet"))
+        artifacts.publish(artifacts.of(made, "metrics"), reports / "metrics.json")
+        artifacts.publish(artifacts.of(made, "table"), reports / "table.md")
         run.table(table_rows(made["rows"]), "evaluation.json")
         run.figure(figures.success_by_kind(success_rows(made["rows"])), "success_by_kind.png")
 
@@ -89,7 +95,7 @@ def answer(
         advance=progress.advance,
     )
     progress.close()
-    trees = ledger.of(rolled_out, "trees")
+    trees = artifacts.of(rolled_out, "trees")
     rewarded = reward(
         step=step,
         trees=trees,
@@ -102,7 +108,7 @@ def answer(
 
 def rewards_of(answered: Sequence[Record]) -> Artifact:
     """The scored answers among what ``answer`` returns."""
-    return ledger.of(answered[-1], "rewards")
+    return artifacts.of(answered[-1], "rewards")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import json
 import sys
 from dataclasses import asdict, replace
 
-from tasks import lineage
+from flows.runs import provenance
 
 
 def main(arguments: list[str]) -> int:
@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m flows.lineage",
         description=__doc__,
-        epilog=lineage.FORMS,
+        epilog=provenance.FORMS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("what", metavar="WHAT", help="a metric, a model or a file")
@@ -35,12 +35,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="for programs, with all ids")
     chosen = parser.parse_args(arguments)
     try:
-        asked = lineage.find(chosen.what, chosen.at, chosen.recipe)
+        asked = provenance.find(chosen.what, chosen.at, chosen.recipe)
         if chosen.restore:
-            print(lineage.restore(asked))
+            print(provenance.restore(asked))
             return 0
         every = chosen.all or chosen.json
-        links = lineage.chain(replace(asked, iteration=chosen.iteration, every=every))
+        links = provenance.chain(replace(asked, iteration=chosen.iteration, every=every))
     except (ValueError, ConnectionError) as error:
         print(f"lineage: {error}", file=sys.stderr)
         return 2

@@ -9,18 +9,19 @@ table. The exit status is 1 where a card that was asked for, or the GPU here, do
 from __future__ import annotations
 
 import argparse
-import gc
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from params import schema
-from params.schema import Recipe, Row
-from tasks import disk, plan
-from tasks.plan import CARDS, GIB, Card, Memory, Remedy, Seconds, Shape
+from flows import end_import_phase
+from flows.host import disk, gpu_memory, remedies
+from flows.host.gpu_memory import CARDS, GIB, Card, Memory, Seconds, Shape
+from flows.host.remedies import Remedy
+from params.schema import recipe as schema
+from params.schema.algorithms import Row
+from params.schema.recipe import Recipe
 
 PARAMS = Path("params")
 
@@ -51,24 +52,28 @@ class Answer:
 def read(name: str) -> Planned:
     """A recipe of params/, checked; ValueError for a fault in it or a policy of unknown shape."""
     recipe = schema.load(name, PARAMS)
-    config = plan.config_of(recipe, PARAMS)
+    config = gpu_memory.config_of(recipe, PARAMS)
     return Planned(
-        name, recipe, schema.row_of(recipe, PARAMS), config, plan.shape_of(config, recipe.lora)
+        name,
+        recipe,
+        schema.row_of(recipe, PARAMS),
+        config,
+        gpu_memory.shape_of(config, recipe.lora),
     )
 
 
 def answer(planned: Planned, card: Card) -> Answer:
     """Whether the recipe fits the card, and if not what would make it."""
     recipe, row, shape = planned.recipe, planned.row, planned.shape
-    fits = plan.fits(recipe, row, shape, card)
-    needed = plan.memory(recipe, row, shape, card)
+    fits = gpu_memory.fits(recipe, row, shape, card)
+    needed = gpu_memory.memory(recipe, row, shape, card)
     return Answer(
         card,
         needed,
-        plan.seconds_of(recipe, row, shape, card),
+        gpu_memory.seconds_of(recipe, row, shape, card),
         fits,
         "" if fits else _lacking(planned, needed, card),
-        None if fits else plan.remedy(recipe, row, planned.config, card),
+        None if fits else remedies.remedy(recipe, row, planned.config, card),
     )
 
 
@@ -77,7 +82,10 @@ def _lacking(planned: Planned, needed: Memory, card: Card) -> str:
     if needed.peak > card.usable:
         parts = ", ".join(f"{part} {_gib(size)}" for part, size in needed.largest())
         return f"of {_gib(needed.peak)} GiB the largest parts are {parts}"
-    share, least = planned.recipe.engine.memory, plan.least_share(planned.recipe, planned.shape)
+    share, least = (
+        planned.recipe.engine.memory,
+        gpu_memory.least_share(planned.recipe, planned.shape),
+    )
     return (
         f"vLLM needs {_gib(least)} GiB, and engine.memory {share:g} of the card is "
         f"{_gib(share * card.memory)}"
@@ -154,7 +162,7 @@ def _advice(remedy: Remedy | None) -> str:
 
 
 def _tokens(planned: Planned) -> list[str]:
-    tokens, settings = plan.tokens_of(planned.recipe, planned.row), planned.recipe.reinforce
+    tokens, settings = gpu_memory.tokens_of(planned.recipe, planned.row), planned.recipe.reinforce
     return [
         "",
         f"tokens an iteration, at most: {settings.questions} questions x {settings.rollout.leaves} "
@@ -165,7 +173,7 @@ def _tokens(planned: Planned) -> list[str]:
 
 
 def _disk(planned: Planned) -> list[str]:
-    """What the run's files take, as tasks/disk counts it before a run."""
+    """What the run's files take, as flows/host/disk counts it before a run."""
     shape = planned.shape
     learned = disk.WEIGHT * shape.adapters if shape.adapters else None
     needs = disk.needs(planned.recipe, planned.row, disk.WEIGHT * shape.weights, learned)
@@ -183,10 +191,10 @@ def _disk(planned: Planned) -> list[str]:
 
 def _assumptions(recipe: Recipe) -> list[str]:
     said = [
-        f"an estimate: all responses as long as they may be; {plan.PEAK_SHARE:.0%} of a card's "
-        f"dense {recipe.machine.precision} operations and {plan.BANDWIDTH_SHARE:.0%} of its "
-        f"bandwidth are reached, and a step of decoding takes {plan.STEP_SECONDS * 1000:g} ms at "
-        f"least; {1 - plan.MEMORY_SHARE:.0%} of its memory is left to CUDA; tools, "
+        f"an estimate: all responses as long as they may be; {gpu_memory.PEAK_SHARE:.0%} of a "
+        f"card's dense {recipe.machine.precision} operations and {gpu_memory.BANDWIDTH_SHARE:.0%} of its "
+        f"bandwidth are reached, and a step of decoding takes at least "
+        f"{gpu_memory.STEP_SECONDS * 1000:g} ms; {1 - gpu_memory.MEMORY_SHARE:.0%} of its memory is left to CUDA; tools, "
         "loading, saving and the cold start are not counted"
     ]
     if recipe.machine.device == "cpu":
@@ -239,7 +247,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("recipes", metavar="RECIPE", nargs="+", help="recipes of params/")
     parser.add_argument("--card", nargs="+", choices=list(CARDS), help="GB of GPU memory")
     chosen = parser.parse_args(arguments)
-    here = None if chosen.card else plan.card_here()
+    here = None if chosen.card else gpu_memory.card_here()
     cards = [CARDS[size] for size in chosen.card or CARDS] + ([here] if here else [])
     try:
         planned = {name: read(name) for name in chosen.recipes}
@@ -262,8 +270,7 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    gc.enable()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # flows/__init__.py has set it aside
+    end_import_phase()
     try:
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:

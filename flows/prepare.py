@@ -7,13 +7,14 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows import stage
-from params import schema
-from tasks import ledger, track
-from tasks.ledger import Step
+from flows.tracking import run as track
+from flows.workers import stage
+from params.schema import recipe as schema
+from tasks.environments.toolbox import open_tools
+from tasks.ledger import artifacts, keys
+from tasks.ledger.artifacts import Step
 from tasks.prepare import prepare as prepare_data
 from tasks.prepare import source_files
-from tasks.toolbox import open_tools
 
 
 @flow(name="prepare")
@@ -23,9 +24,7 @@ def prepare(recipe: str) -> None:
     sets = schema.named_sets(chosen, Path("params"))
     sources = source_files(chosen.prepare, chosen.search, sets)
     step = Step(recipe, "prepare", 0, chosen.seed)
-    with track.stage(
-        recipe, "prepare", ledger.stage_key(chosen, *sources), stage.run_tags()
-    ) as run:
+    with track.stage(recipe, "prepare", keys.stage_key(chosen, *sources), stage.run_tags()) as run:
         made = prepare_data(
             step=step,
             settings=chosen.prepare,
@@ -39,13 +38,13 @@ def prepare(recipe: str) -> None:
         )
         run.metrics(made["metrics"], step=0, at=made["finished"])
         data, models = Path("data", recipe), Path("models", recipe)
-        ledger.publish(ledger.of(made, "questions"), data / "questions")
-        ledger.publish(ledger.of(made, "traces"), data / "traces.parquet")
-        ledger.publish(ledger.of(made, "dropped"), data / "dropped.parquet")
-        ledger.publish(ledger.of(made, "corpus"), data / "corpus")
-        ledger.publish(ledger.of(made, "gates"), data / "gates" / "prepare")
-        ledger.publish(ledger.of(made, "initial"), models / "initial")
-        ledger.publish_records([made], data / "records" / "prepare.jsonl")
+        artifacts.publish(artifacts.of(made, "questions"), data / "questions")
+        artifacts.publish(artifacts.of(made, "traces"), data / "traces.parquet")
+        artifacts.publish(artifacts.of(made, "dropped"), data / "dropped.parquet")
+        artifacts.publish(artifacts.of(made, "corpus"), data / "corpus")
+        artifacts.publish(artifacts.of(made, "gates"), data / "gates" / "prepare")
+        artifacts.publish(artifacts.of(made, "initial"), models / "initial")
+        artifacts.publish_records([made], data / "records" / "prepare.jsonl")
 
 
 if __name__ == "__main__":

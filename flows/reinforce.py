@@ -18,22 +18,27 @@ from typing import Any, TypeVar
 
 from prefect import flow
 
-from flows import stage
-from params import schema
-from params.schema import MOST_BATCHES, Keep, Recipe, Reinforce, Row
-from tasks import checkpoint, figures, ledger, spans, track
+from flows.tracking import figures, traces
+from flows.tracking import run as track
+from flows.tracking.progress import Progress
+from flows.tracking.traces import Trace
+from flows.workers import stage
+from params.schema import recipe as schema
+from params.schema.algorithms import MOST_BATCHES, Row
+from params.schema.recipe import Recipe
+from params.schema.reinforce import Keep, Reinforce
 from tasks.advantage import advantage
-from tasks.branching import least_rise
 from tasks.collect import collect
-from tasks.ledger import Artifact, Record, Step
-from tasks.policy import use_machine
-from tasks.progress import Progress
+from tasks.environments.toolbox import Respond, open_tools
+from tasks.ledger import artifacts, keys, substeps
+from tasks.ledger.artifacts import Artifact, Record, Step
+from tasks.policy import checkpoint, resident
+from tasks.policy.machine import use_machine
 from tasks.reward import reward
 from tasks.rollout import rollout
-from tasks.spans import Trace
-from tasks.statistics import together
-from tasks.toolbox import Respond, open_tools
-from tasks.trajectory import read_rows
+from tasks.rollouts.branching import least_rise
+from tasks.trees.metrics import together
+from tasks.trees.tables import read_rows
 from tasks.update import update
 
 Iteration = Mapping[str, Sequence[Record]]  # verb -> what it left in the ledger
@@ -59,8 +64,8 @@ class Agents:
     def after(self, done: Iteration, row: Row) -> Agents:
         """What the next iteration begins with."""
         updated = done["update"][0]
-        critic = ledger.of(updated, "critic") if row.critic else None
-        optimizer = ledger.of(updated, "optimizer")
+        critic = artifacts.of(updated, "critic") if row.critic else None
+        optimizer = artifacts.of(updated, "optimizer")
         return replace(self, policy=policy_of(done), optimizer=optimizer, critic=critic)
 
 
@@ -82,11 +87,11 @@ def reinforce(recipe: str) -> None:
     """Make ``models/<recipe>/trained`` of ``models/<recipe>/cold_start``; keep all trees."""
     chosen = schema.load(recipe, Path("params"))
     row = schema.row_of(chosen, Path("params"))
-    questions = ledger.artifact(Path("data", recipe, "questions", "train.parquet"))
-    corpus = ledger.artifact(Path("data", recipe, "corpus"))
-    policy = ledger.artifact(Path("models", recipe, "cold_start"))
+    questions = artifacts.artifact(Path("data", recipe, "questions", "train.parquet"))
+    corpus = artifacts.artifact(Path("data", recipe, "corpus"))
+    policy = artifacts.artifact(Path("models", recipe, "cold_start"))
     use_machine(chosen.machine)
-    key = ledger.stage_key(chosen, questions, corpus, policy)
+    key = keys.stage_key(chosen, questions, corpus, policy)
     with (
         track.stage(recipe, "reinforce", key, stage.run_tags()) as run,
         open_tools(chosen, Path(corpus.path)) as tools,
@@ -105,9 +110,9 @@ def remembering(folder: Path, work: Callable[[], Result]) -> Result:
     """
     try:
         return work()
-    except ledger.PrunedError as gone:
+    except artifacts.PrunedError as gone:
         print(f"{gone}: the updates that the ledger has pruned are replayed from its trees")
-        ledger.revive(folder)
+        substeps.revive(folder)
         return work()
 
 
@@ -135,9 +140,9 @@ def learn(training: Training, run: track.Run) -> tuple[list[Iteration], list[Sec
         done=done,
     )
     name = training.start.recipe
-    ledger.publish(policy_of(done[-1]), Path("models", name, "trained"), checkpoint.merged)
+    artifacts.publish(policy_of(done[-1]), Path("models", name, "trained"), checkpoint.merged)
     records = [record for iteration in done for record in in_order(iteration)]
-    ledger.publish_records(records, Path("data", name, "records", "reinforce.jsonl"))
+    artifacts.publish_records(records, Path("data", name, "records", "reinforce.jsonl"))
     return done, costs
 
 
@@ -175,7 +180,7 @@ def forget(step: Step, keep: Keep, reference: Artifact, least: int = 1) -> None:
     The newest stay, at ``least`` so many: before this iteration has one, that is the last one's.
     """
     last, every = max(least, keep.optimizer_last), keep.weights_every
-    ledger.retire(step, "update", last, every, weights=("policy", "critic"), spare=reference)
+    substeps.retire(step, "update", last, every, weights=("policy", "critic"), spare=reference)
 
 
 def in_order(iteration: Iteration) -> list[Record]:
@@ -189,7 +194,7 @@ def in_order(iteration: Iteration) -> list[Record]:
 
 def policy_of(iteration: Iteration) -> Artifact:
     """The policy that an iteration has made."""
-    return ledger.of(iteration["update"][0], "policy")
+    return artifacts.of(iteration["update"][0], "policy")
 
 
 def iterate(training: Training, step: Step, agents: Agents, gathered: Gathered) -> Iteration:
@@ -197,7 +202,7 @@ def iterate(training: Training, step: Step, agents: Agents, gathered: Gathered) 
     recipe, row = training.recipe, training.row
     settings, response_tokens = recipe.reinforce, recipe.dialogue.response_tokens
     rolled_out, rewarded = gathered
-    trees = [ledger.of(record, "trees") for record in rolled_out]
+    trees = [artifacts.of(record, "trees") for record in rolled_out]
     in_reward, in_loss = (row.kl is not None and row.kl.place == p for p in ("reward", "loss"))
     credited = advantage(
         step=step,
@@ -205,7 +210,7 @@ def iterate(training: Training, step: Step, agents: Agents, gathered: Gathered) 
         critic=agents.critic,
         reference=agents.reference if in_reward else None,
         trees=trees,
-        rewards=[ledger.of(record, "rewards") for record in rewarded],
+        rewards=[artifacts.of(record, "rewards") for record in rewarded],
         row=row,
         size=settings.questions,
         settings=settings.update,
@@ -220,7 +225,7 @@ def iterate(training: Training, step: Step, agents: Agents, gathered: Gathered) 
         critic=agents.critic,
         reference=agents.reference if in_loss else None,
         trees=trees,
-        advantages=ledger.of(credited, "advantages"),
+        advantages=artifacts.of(credited, "advantages"),
         row=row,
         settings=settings.update,
         temperature=settings.rollout.temperature,
@@ -266,13 +271,13 @@ def gather(training: Training, step: Step, policy: Artifact, place: int) -> Gath
                 search=recipe.search,
                 corpus=training.corpus,
                 tools=training.tools,
-                acting=checkpoint.apart if settings.ahead else checkpoint.resident,
+                acting=resident.apart if settings.ahead else resident.resident,
             )
         )
         rewarded.append(
             reward(
                 step=step,
-                trees=ledger.of(rolled_out[-1], "trees"),
+                trees=artifacts.of(rolled_out[-1], "trees"),
                 settings=settings.reward,
                 overlong=row.overlong,
                 response_tokens=recipe.dialogue.response_tokens,
@@ -326,10 +331,10 @@ def report(
 def sample(iteration: Iteration, size: int) -> list[Trace]:
     """The trajectories of an iteration's first ``size`` questions, for MLflow's page of traces."""
     rolled_out = iteration["rollout"][0]
-    return spans.sample(
+    return traces.sample(
         Step(**rolled_out["step"]),
-        ledger.of(rolled_out, "trees"),
-        ledger.of(iteration["reward"][0], "rewards"),
+        artifacts.of(rolled_out, "trees"),
+        artifacts.of(iteration["reward"][0], "rewards"),
         rolled_out["finished"],
         size,
     )
@@ -358,7 +363,7 @@ def picture(run: track.Run, done: Sequence[Iteration], settings: Reinforce) -> N
     ]
     if profile:
         run.figure(figures.entropy_around_tools(profile), "entropy_around_tools.png")
-    last = ledger.of(done[-1]["rollout"][0], "trees")
+    last = artifacts.of(done[-1]["rollout"][0], "trees")
     if decided := read_rows(Path(last.path) / "decisions.parquet"):
         rise = least_rise(settings.rollout)
         run.figure(figures.decisions(decided, rise), "branching_decisions.png")

@@ -17,10 +17,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from flows.stage import INTERRUPTED, RUN, arrive, leave
-from tasks import commits, difference, version, worktree
-from tasks.difference import Difference
-from tasks.trajectory import STORED_TREES
+from flows import end_import_phase, exit_fast
+from flows.runs import dvc_command, first_difference, git, pipeline, transfer, worktree
+from flows.runs.first_difference import Difference
+from flows.workers.stage import INTERRUPTED, RUN
+from tasks.trees.tables import STORED_TREES
 
 HOME = Path(".beamline/restored")
 SHORT = 12  # letters of a commit in the name of a folder
@@ -32,10 +33,10 @@ def restore(commit: str, recipe: str) -> Path:
     place = (HOME / f"{recipe}-{commit[:SHORT]}").absolute()
     with worktree.one_at_a_time(place):
         if not worktree.is_ready(place):
-            commits.add_worktree(place, commit)
+            git.add_worktree(place, commit)
             worktree.set_ready(place)
-        version.share(place)
-        version.restore_run(recipe, place)
+        transfer.share(place)
+        transfer.restore_run(recipe, place)
     return place
 
 
@@ -45,7 +46,7 @@ def verify(commit: str, recipe: str, replay: bool = False) -> Difference | None:
     The worktree stays where they differ. Raises RuntimeError where the run fails now.
     """
     before = restore(commit, recipe)
-    stages = [stage.name for stage in version.stages(recipe, before)]
+    stages = [stage.name for stage in pipeline.stages(recipe, before)]
     if replay:
         stages = stages[: stages.index(f"{SAMPLED}@{recipe}")]
     purpose = {"verify": commit, "recipe": recipe, "replay": replay}
@@ -54,7 +55,7 @@ def verify(commit: str, recipe: str, replay: bool = False) -> Difference | None:
             set_up(place, commit)
         trees = {STORED_TREES: str(before / "data" / recipe / "trees")} if replay else {}
         run_again(place, recipe, trees)
-        found = difference.first_difference(stages, before, place, commit)
+        found = first_difference.first_difference(stages, before, place, commit)
         if found:
             worktree.let_go(place)  # the next call runs again
             print(f"the run of now is in {place}; git worktree remove --force {place} drops it")
@@ -65,11 +66,11 @@ def verify(commit: str, recipe: str, replay: bool = False) -> Difference | None:
 
 def set_up(place: Path, commit: str) -> None:
     """A worktree of the commit that knows of nothing that the run has made."""
-    commits.add_worktree(place, commit)
+    git.add_worktree(place, commit)
     (place / "dvc.lock").unlink()
-    version.share(place)
-    version.provide_sources(place)
-    version.forget_runs(place)
+    transfer.share(place)
+    transfer.provide_sources(place)
+    transfer.forget_runs(place)
     worktree.set_ready(place)
 
 
@@ -81,7 +82,7 @@ def run_again(place: Path, recipe: str, environment: dict[str, str]) -> None:
         "MLFLOW_TRACKING_URI": f"sqlite:///{place}/.beamline/mlflow.db",
     }
     command = ["flows.retrain", recipe, "--here"]
-    status = version.supervise(command, apart | environment, place, grace=2 * version.GRACE)
+    status = dvc_command.supervise(command, apart | environment, place, grace=2 * dvc_command.GRACE)
     if status == INTERRUPTED:
         raise KeyboardInterrupt
     if status:
@@ -90,8 +91,8 @@ def run_again(place: Path, recipe: str, environment: dict[str, str]) -> None:
 
 def recipe_of(commit: str) -> str:
     """The recipe that a commit is a run of; ValueError where that cannot be told."""
-    named = commits.trailer(commit, "Recipe")
-    found = [named] if named else commits.recipes_at(commit)
+    named = git.trailer(commit, "Recipe")
+    found = [named] if named else git.recipes_at(commit)
     if len(found) != 1:
         raise ValueError(
             f"commit {commit[:SHORT]} has runs of {found} in its dvc.lock: say which, --recipe"
@@ -114,7 +115,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--replay", action="store_true", help="verify with the stored trees")
     chosen = parser.parse_args(arguments)
     try:
-        commit = commits.resolve(chosen.revision)
+        commit = git.resolve(chosen.revision)
         recipe = chosen.recipe or recipe_of(commit)
         if chosen.verify or chosen.replay:
             return _verified(commit, recipe, chosen.replay)
@@ -127,8 +128,8 @@ def main(arguments: list[str]) -> int:
         return INTERRUPTED
     table = place / "reports" / recipe / "table.md"
     print(f"{table.read_text()}\n" if table.exists() else "", end="")
-    for stage in version.stages(recipe, place):
-        for path, digest in version.digests(stage.name, place).items():
+    for stage in pipeline.stages(recipe, place):
+        for path, digest in pipeline.digests(stage.name, place).items():
             print(f"{digest[:SHORT]}  {place / path}")
     print(f"to run it again and compare    python -m flows.reproduce {chosen.revision} --verify")
     print(place)
@@ -143,5 +144,5 @@ def _verified(commit: str, recipe: str, replay: bool) -> int:
 
 
 if __name__ == "__main__":
-    arrive()
-    leave(main(sys.argv[1:]))
+    end_import_phase()
+    exit_fast(main(sys.argv[1:]))

@@ -29,21 +29,24 @@ from prefect import Task, flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.runtime import task_run
 
-from flows import dispatch, gpu
-from flows.server import name_process, prefect_server
-from flows.stage import (
+from flows import end_import_phase, exit_fast
+from flows.host import disk, gpu
+from flows.runs import champions, dvc_command, git, pipeline, transfer, worktree
+from flows.tracking import run as track
+from flows.tracking import store
+from flows.workers import dispatch
+from flows.workers.connection import name_process, prefect_server
+from flows.workers.stage import (
     INTERRUPTED,
     PARENT_TASK_RUN,
     RUN,
-    arrive,
     call,
     check,
     explained,
-    leave,
     run_tags,
 )
-from params import overrides, schema
-from tasks import commits, disk, registry, track, version, worktree
+from params import overrides
+from params.schema import recipe as schema
 
 VERDICT = "reports/{}/verdict.json"
 REMEDY = "commit them, stash them (git stash), or run with --here"
@@ -53,16 +56,16 @@ REMEDY = "commit them, stash them (git stash), or run with --here"
 def retrain(recipe: str = "tiny") -> None:
     """Bring every stage of a recipe up to date, and keep the run in MLflow."""
     checked = schema.load(recipe, Path("params"))
-    stages = version.stages(recipe)
+    stages = pipeline.stages(recipe)
     with track.pipeline(recipe, checked, run_tags()) as run:
         for stage in stages:
             as_task(stage, checked.machine.device)()
             run.tags(
-                {f"dvc.{path}": digest for path, digest in version.digests(stage.name).items()}
+                {f"dvc.{path}": digest for path, digest in pipeline.digests(stage.name).items()}
             )
 
 
-def as_task(stage: version.Stage, device: str) -> Task[[], None]:
+def as_task(stage: pipeline.Stage, device: str) -> Task[[], None]:
     """A stage as a task of that name. The stage's own flow run becomes the task run's child.
 
     It runs where its ``meta:`` says, if there is a worker for it; here, it gets a GPU of its own
@@ -80,7 +83,7 @@ def as_task(stage: version.Stage, device: str) -> Task[[], None]:
     def reproduce() -> None:
         if not dispatch.send(stage):
             with gpu.held(device) as visible:
-                version.reproduce(stage.name, **{PARENT_TASK_RUN: str(task_run.id)}, **visible)
+                dvc_command.reproduce(stage.name, **{PARENT_TASK_RUN: str(task_run.id)}, **visible)
 
     return reproduce
 
@@ -96,7 +99,7 @@ def run(recipe: str, changes: Sequence[str] = ()) -> str:
     any work for what cannot be run, RuntimeError for a run that fails.
     """
     check_run(recipe, changes)
-    base = commits.revision().commit
+    base = git.revision().commit
     purpose = {"recipe": recipe, "overrides": list(changes), "commit": base}
     with worktree.held(recipe, purpose) as place:
         try:
@@ -115,10 +118,10 @@ def run(recipe: str, changes: Sequence[str] = ()) -> str:
 
 def check_run(recipe: str, changes: Sequence[str]) -> None:
     """Raise ValueError for a run that could not end as a commit, or whose recipe does not hold."""
-    commits.check_identity()
-    if not commits.revision().commit:
+    git.check_identity()
+    if not git.revision().commit:
         raise ValueError("there is no commit yet that could be run: git add and commit")
-    if differ := commits.uncommitted():
+    if differ := git.uncommitted():
         listed = "\n".join(f"  {line}" for line in differ)
         raise ValueError(f"these files differ from the last commit: {REMEDY}\n{listed}")
     with tempfile.TemporaryDirectory() as folder:
@@ -129,16 +132,16 @@ def check_run(recipe: str, changes: Sequence[str]) -> None:
             schema.load(recipe, copy)
         except ValueError as error:
             raise ValueError(str(error).replace(str(copy), "params")) from None
-    if not commits.committed(f"params/{recipe}.yaml"):
+    if not git.committed(f"params/{recipe}.yaml"):
         raise ValueError(f"params/{recipe}.yaml is in no commit yet: git add and commit it")
-    version.stages(recipe)
+    pipeline.stages(recipe)
 
 
 def set_up(place: Path, recipe: str, changes: Sequence[str], commit: str) -> None:
     """Make the worktree of a run: the commit, the changed recipe, and what .dvc files track."""
-    commits.add_worktree(place, commit)
-    version.share(place)
-    version.provide_sources(place)
+    git.add_worktree(place, commit)
+    transfer.share(place)
+    transfer.provide_sources(place)
     overrides.apply(changes, place / "params" / f"{recipe}.yaml")
     name_champion(recipe, place)
     worktree.lend(recipe, place)
@@ -147,22 +150,22 @@ def set_up(place: Path, recipe: str, changes: Sequence[str], commit: str) -> Non
 
 def complete(place: Path, recipe: str, changes: Sequence[str], base: str) -> str:
     """Do what is left of a run: its stages, its commit, its branch, what follows the commit."""
-    commit = commits.head(place)
+    commit = git.head(place)
     if commit == base:
-        if (known := version.already_run(recipe, place)) and not is_overtaken(recipe, known):
+        if (known := pipeline.already_run(recipe, place)) and not is_overtaken(recipe, known):
             print(f"nothing new since {known}")
             return known
         run_stages(recipe, place)
-        tree = commits.stage_files(existing(version.kept_in_git(recipe, place), place), place)
-        if known := commits.equal_run(tree, base, recipe):
+        tree = git.stage_files(existing(pipeline.kept_in_git(recipe, place), place), place)
+        if known := git.equal_run(tree, base, recipe):
             print(f"nothing new: {known} is this run")
             return known
-        commit = commits.commit(message(recipe, changes, base, place), place)
+        commit = git.commit(message(recipe, changes, base, place), place)
     branch = f"runs/{place.name}"
-    commits.branch(branch, commit)
+    git.branch(branch, commit)
     after_commit(recipe, commit)
     try:
-        version.push(recipe, place)
+        transfer.push(recipe, place)
     except RuntimeError as error:
         raise RuntimeError(f"{branch} is there, but {error}") from None
     return branch
@@ -171,8 +174,8 @@ def complete(place: Path, recipe: str, changes: Sequence[str], base: str) -> str
 def name_champion(recipe: str, place: Path) -> None:
     """Write the champion into the run's recipe, once, so that a run that goes on keeps it."""
     try:
-        registry.fetch(recipe, place / "params" / f"{recipe}.yaml")
-    except registry.RegistryError as error:
+        champions.fetch(recipe, place / "params" / f"{recipe}.yaml")
+    except champions.RegistryError as error:
         print(f"retrain: {error}", file=sys.stderr)
 
 
@@ -181,27 +184,27 @@ def is_overtaken(recipe: str, branch: str) -> bool:
 
     One that only the registry was away for is promoted now.
     """
-    commit = commits.resolve(branch)
-    if not commits.committed(VERDICT.format(recipe), at=commit):
+    commit = git.resolve(branch)
+    if not git.committed(VERDICT.format(recipe), at=commit):
         return False
     try:
-        print(f"retrain: {registry.promote(recipe, commit)}")
-    except registry.OvertakenError as error:
+        print(f"retrain: {champions.promote(recipe, commit)}")
+    except champions.OvertakenError as error:
         print(f"retrain: {branch}: {error}")
         return True
-    except registry.RegistryError as error:
+    except champions.RegistryError as error:
         print(f"retrain: {error}", file=sys.stderr)
     return False
 
 
 def after_commit(recipe: str, commit: str) -> None:
     """Promote the run's policy, if its verdict says so. It is called again where it was cut."""
-    if not commits.committed(VERDICT.format(recipe), at=commit):
+    if not git.committed(VERDICT.format(recipe), at=commit):
         print(f"retrain: not promoted: dvc.yaml has no stage that writes a verdict on {recipe}")
         return
     try:
-        print(f"retrain: {registry.promote(recipe, commit)}")
-    except registry.RegistryError as error:
+        print(f"retrain: {champions.promote(recipe, commit)}")
+    except champions.RegistryError as error:
         print(f"retrain: {error}", file=sys.stderr)
 
 
@@ -211,11 +214,11 @@ def run_stages(recipe: str, place: Path) -> None:
     Raises RuntimeError where they fail, after they have said why, KeyboardInterrupt with them.
     """
     with prefect_server(meanwhile=_open_store):
-        where = {"MLFLOW_TRACKING_URI": track.store_uri(), RUN: place.name}
+        where = {"MLFLOW_TRACKING_URI": store.store_uri(), RUN: place.name}
         if task_run.id:  # of a deployment's flow run (flows/deploy.py)
             where[PARENT_TASK_RUN] = str(task_run.id)
         command = ["flows.retrain", recipe, "--here"]
-        status = version.supervise(command, where, place, grace=2 * version.GRACE)
+        status = dvc_command.supervise(command, where, place, grace=2 * dvc_command.GRACE)
     if status == INTERRUPTED:
         raise KeyboardInterrupt
     if status:
@@ -293,7 +296,7 @@ def _as_commit(recipe: str, changes: Sequence[str]) -> int:
 def _here(recipe: str) -> int:
     try:
         schema.load(recipe, Path("params"))
-        changed = version.status(recipe)
+        changed = pipeline.status(recipe)
         if changed:
             check(recipe, from_the_first_of(changed))
     except (ValueError, RuntimeError) as error:
@@ -321,7 +324,7 @@ def _run(recipe: str) -> int:
     try:
         with prefect_server(meanwhile=_open_store):
             call(retrain.with_options(flow_run_name=f"retrain {recipe}"), recipe)
-    except version.StageError:  # the stage has said why
+    except dvc_command.StageError:  # the stage has said why
         return 1
     except TimeoutError as error:
         print(f"retrain: {error} That is what meta grants it in dvc.yaml.", file=sys.stderr)
@@ -347,7 +350,7 @@ def _run(recipe: str) -> int:
 def _open_store() -> None:
     """MLflow's import and a new store take seconds; a store that is away is for `track` to say."""
     with suppress(Exception):
-        track.connect(track.store_uri())
+        store.connect(store.store_uri())
 
 
 def _table(recipe: str) -> str:
@@ -357,7 +360,7 @@ def _table(recipe: str) -> str:
 
 
 if __name__ == "__main__":
-    arrive()
+    end_import_phase()
     if RUN in os.environ:
-        version.die_with_parent()
-    leave(main(sys.argv[1:]))
+        dvc_command.die_with_parent()
+    exit_fast(main(sys.argv[1:]))

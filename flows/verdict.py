@@ -6,10 +6,10 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows import stage
-from params import schema
-from tasks import ledger
-from tasks.ledger import Step
+from flows.workers import stage
+from params.schema import recipe as schema
+from tasks.ledger import artifacts
+from tasks.ledger.artifacts import Step
 from tasks.verdict import verdict as judge
 
 
@@ -20,12 +20,12 @@ def verdict(recipe: str) -> None:
     data = Path("data", recipe)
     made = judge(
         step=Step(recipe, "verdict", 0, chosen.seed),
-        answers=ledger.artifact(data / "evaluation.parquet"),
-        champion=ledger.artifact(Path("models", recipe, "champion")),
-        gates=[ledger.artifact(data / "gates" / name) for name in ("prepare", "reinforce")],
+        answers=artifacts.artifact(data / "evaluation.parquet"),
+        champion=artifacts.artifact(Path("models", recipe, "champion")),
+        gates=[artifacts.artifact(data / "gates" / name) for name in ("prepare", "reinforce")],
         settings=chosen.verdict,
     )
-    ledger.publish(ledger.of(made, "verdict"), Path("reports", recipe, "verdict.json"))
+    artifacts.publish(artifacts.of(made, "verdict"), Path("reports", recipe, "verdict.json"))
     print(f"verdict: {'promote' if made['promote'] else 'reject'}: {made['reason']}")
 
 

@@ -14,16 +14,22 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from prefect import task
 
-from params.schema import Gae, Kl, Machine, Row, Update
-from tasks import checkpoint, learner, ledger, segment
-from tasks.algorithm import assemble
-from tasks.estimators import Episode, Floats
-from tasks.estimators import critic as critics
-from tasks.estimators import step as steps
-from tasks.estimators.tree import token_identities
-from tasks.ledger import Artifact, Step
-from tasks.packing import ByNode, uncredited
-from tasks.trajectory import TURN, Node, Tree, load_trees, read_rows, sampled, write_table
+from params.schema.algorithms import Gae, Kl, Row
+from params.schema.base import Machine
+from params.schema.reinforce import Update
+from tasks.learning import learner
+from tasks.learning.algorithm import assemble
+from tasks.learning.estimators import Episode, Floats
+from tasks.learning.estimators import critic as critics
+from tasks.learning.estimators import step as steps
+from tasks.learning.estimators.tree import token_identities
+from tasks.learning.packing import ByNode, uncredited
+from tasks.ledger import prefect_cache, substeps
+from tasks.ledger.artifacts import Artifact, Step
+from tasks.policy import checkpoint, resident
+from tasks.trees import marks
+from tasks.trees.tables import load_trees, read_rows, write_table
+from tasks.trees.tree import TURN, Node, Tree, sampled
 
 TABLE = pa.schema(
     {
@@ -52,8 +58,8 @@ class Scored:
         return len(set(self.rewards)) > 1
 
 
-@task(**ledger.TASK_OPTIONS)
-@ledger.recorded
+@task(**prefect_cache.TASK_OPTIONS)
+@substeps.recorded
 def advantage(
     step: Step,
     folder: Path,
@@ -78,7 +84,7 @@ def advantage(
     began = time.perf_counter()
     scored = _scored(trees, rewards)
     kept = _filtered(scored, row, size)
-    acting = checkpoint.resident(Path(policy.path), machine)
+    acting = resident.resident(Path(policy.path), machine)
     valued = _values(kept, acting, row, settings, machine) if row.critic else None
     penalty = (
         _penalties(kept, acting, reference, row.kl, settings, temperature, machine)
@@ -89,7 +95,7 @@ def advantage(
         _group(entry, row, penalty[i] if penalty else None, valued[i] if valued else None)
         for i, entry in enumerate(kept)
     ]
-    texts = segment.token_texts(acting.tokenizer, acting.model.config.vocab_size)
+    texts = marks.token_texts(acting.tokenizer, acting.model.config.vocab_size)
     rows = _rows(kept, groups, row, texts, response_tokens) + _dropped(scored, kept)
     write_table(pa.Table.from_pylist(rows, schema=TABLE), folder / "advantages.parquet")
     return {
@@ -119,7 +125,7 @@ def _filtered(scored: Sequence[Scored], row: Row, size: int) -> list[Scored]:
 
 def _values(
     kept: Sequence[Scored],
-    acting: checkpoint.Learner,
+    acting: resident.Learner,
     row: Row,
     settings: Update,
     machine: Machine,
@@ -131,7 +137,7 @@ def _values(
 
 def _penalties(
     kept: Sequence[Scored],
-    acting: checkpoint.Learner,
+    acting: resident.Learner,
     reference: Artifact,
     kl: Kl | None,
     settings: Update,
@@ -141,7 +147,7 @@ def _penalties(
     """-coefficient * k1 of each sampled token, by tree and node: k1 = log pi - log pi_ref."""
     assert kl
     trees = [uncredited(entry.tree) for entry in kept]
-    with checkpoint.looking_at(Path(reference.path), acting, machine) as model:
+    with resident.looking_at(Path(reference.path), acting, machine) as model:
         found = learner.node_logprobs(model, trees, temperature, settings, machine)
     return [
         [
@@ -225,7 +231,7 @@ def _rows(
             "kept": True,
             "advantage": float(np.mean(batch[i][leaf])),
             "advantages": batch[i][leaf],
-            "segments": segment.segments(row.marks, trajectory, texts),
+            "segments": marks.segments(row.marks, trajectory, texts),
             "returns": targets[i][leaf] if targets else None,
             "values": groups[i][leaf].values,
         }

@@ -12,12 +12,14 @@ import torch
 from prefect import task
 from torch.utils.data import Dataset
 
-from params.schema import ColdStart, Machine
-from tasks import ledger
-from tasks.ledger import Artifact, Step
-from tasks.policy import PRECISION, load_policy, load_tokenizer, use_machine
-from tasks.progress import Progress
-from tasks.trajectory import read_rows
+from flows.tracking.progress import Progress
+from params.schema.base import Machine
+from params.schema.cold_start import ColdStart
+from tasks.ledger import prefect_cache, substeps
+from tasks.ledger.artifacts import Artifact, Step
+from tasks.policy.machine import PRECISION, use_machine
+from tasks.policy.model import load_policy, load_tokenizer
+from tasks.trees.tables import read_rows
 
 IGNORED = -100  # the label of a token that no loss is taken of
 
@@ -37,8 +39,8 @@ class Traces(Dataset[dict[str, Any]]):
         return {"input_ids": tokens.tolist(), "labels": labels.tolist()}
 
 
-@task(**ledger.TASK_OPTIONS)
-@ledger.recorded
+@task(**prefect_cache.TASK_OPTIONS)
+@substeps.recorded
 def cold_start(
     step: Step,
     folder: Path,
@@ -56,7 +58,7 @@ def cold_start(
 
     use_machine(machine)
     tokenizer = load_tokenizer(policy.path)
-    checkpoints = ledger.scratch(folder)
+    checkpoints = substeps.scratch(folder)
     began = time.perf_counter()
     model = load_policy(policy.path, machine)
     rows = read_rows(Path(traces.path))
@@ -87,7 +89,7 @@ def cold_start(
 def newest_checkpoint(folder: Path) -> str | None:
     """The newest checkpoint in ``folder`` that is whole."""
     found = sorted(folder.glob("checkpoint-*"), key=lambda path: -int(path.name.split("-")[1]))
-    return next((str(path) for path in found if ledger.read(path)), None)
+    return next((str(path) for path in found if substeps.read(path)), None)
 
 
 def _arguments(settings: ColdStart, machine: Machine, folder: Path, seed: int) -> Any:
@@ -139,7 +141,7 @@ def _callbacks(steps: int) -> list[Any]:
                 self.progress.note(loss=float(logs["loss"]))
 
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            ledger.seal(Path(args.output_dir, f"checkpoint-{state.global_step}"))
+            substeps.seal(Path(args.output_dir, f"checkpoint-{state.global_step}"))
 
         def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             self.progress.close()

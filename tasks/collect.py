@@ -13,17 +13,21 @@ import pyarrow.parquet as pq
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from params.schema import Dialogue, Reinforce, Row
-from tasks import dialogue as talk
-from tasks import gate, ledger
-from tasks.algorithm import CENTRED
-from tasks.expectations import advantages as advantage_gate
-from tasks.expectations import rewards as reward_gate
-from tasks.expectations import trajectories as trajectory_gate
-from tasks.ledger import Record
+from params.schema.agent import Dialogue
+from params.schema.algorithms import Row
+from params.schema.reinforce import Reinforce
+from tasks.gates import advantages as advantage_gate
+from tasks.gates import gate
+from tasks.gates import rewards as reward_gate
+from tasks.gates import trajectories as trajectory_gate
+from tasks.learning.algorithm import CENTRED
+from tasks.ledger import artifacts
+from tasks.ledger.artifacts import Record
 from tasks.scorers import SCORERS
-from tasks.statistics import together
-from tasks.trajectory import RESULT, Node, load_trees, response, sampled, write_table
+from tasks.trees import dialogue as talk
+from tasks.trees.metrics import together
+from tasks.trees.tables import load_trees, write_table
+from tasks.trees.tree import RESULT, Node, response, sampled
 
 Iteration = Mapping[str, Sequence[Record]]  # verb -> its records; several where groups are filtered
 TABLES = ("questions", "nodes", "leaves", "decisions")
@@ -139,7 +143,7 @@ def _leaves(number: int, iteration: Iteration) -> list[dict[str, Any]]:
             **_measures(trajectory),
         }
         for record in iteration["rollout"]
-        for tree in load_trees(Path(ledger.of(record, "trees").path))
+        for tree in load_trees(Path(artifacts.of(record, "trees").path))
         for leaf, trajectory in enumerate(tree.trajectories())
     ]
 

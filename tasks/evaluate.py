@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from prefect import task
 
-from params.schema import Evaluate
-from tasks import ledger
-from tasks.ledger import Artifact, Step
+from params.schema.evaluate import Evaluate
+from tasks.ledger import prefect_cache, substeps
+from tasks.ledger.artifacts import Artifact, Step
 from tasks.scorers import GRADED
-from tasks.statistics import bootstrap_interval
-from tasks.trajectory import write_table
+from tasks.trees.intervals import bootstrap_interval
+from tasks.trees.tables import write_table
 
 Rows = list[dict[str, Any]]
 AGENTS = ("cold start", "trained", "champion")  # the last one where there is one
@@ -31,8 +31,8 @@ MEASURES: tuple[tuple[str, Callable[[dict[str, Any]], float], str], ...] = (
 )
 
 
-@task(**ledger.TASK_OPTIONS)
-@ledger.recorded
+@task(**prefect_cache.TASK_OPTIONS)
+@substeps.recorded
 def evaluate(
     step: Step,
     folder: Path,

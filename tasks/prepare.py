@@ -13,21 +13,30 @@ import pandas as pd
 import pyarrow as pa
 from prefect import task
 
-from params import schema
-from params.schema import Benchmark, Dialogue, Machine, Prepare, PretrainedPolicy, TinyPolicy
-from tasks import dialogue as talk
-from tasks import gate, ledger
-from tasks import policy as policies
-from tasks.expectations import questions as question_gate
-from tasks.expectations import traces as trace_gate
-from tasks.ledger import Artifact, Step
+from params.schema import agent
+from params.schema import benchmarks as benchmarks_module
+from params.schema import prepare as schema
+from params.schema.agent import Dialogue
+from params.schema.base import Machine
+from params.schema.benchmarks import Benchmark
+from params.schema.prepare import Prepare, PretrainedPolicy, TinyPolicy
+from tasks.environments.toolbox import Respond
+from tasks.gates import gate
+from tasks.gates import questions as question_gate
+from tasks.gates import traces as trace_gate
+from tasks.ledger import artifacts, prefect_cache, substeps
+from tasks.ledger.artifacts import Artifact, Step
+from tasks.policy import machine as policies
+from tasks.policy import model as model_module
+from tasks.policy import tiny
 from tasks.questions import benchmarks, computation, encyclopedia, intake
-from tasks.questions.script import Dropped, Material, Trace
-from tasks.records import records, text
+from tasks.questions.experts import Dropped, Material, Trace
+from tasks.questions.files import records, text
 from tasks.scorers import SCORERS
-from tasks.toolbox import Respond
 from tasks.tools.search import save_corpus
-from tasks.trajectory import Document, Question, save_questions, write_table
+from tasks.trees import dialogue as talk
+from tasks.trees.tables import save_questions, write_table
+from tasks.trees.tree import Document, Question
 
 OpenTools = Callable[[Path], AbstractContextManager[Respond]]  # given the folder of the corpus
 Sets = Mapping[str, Benchmark]
@@ -48,8 +57,8 @@ DROPPED_TABLE = pa.schema(
 )
 
 
-@task(**ledger.TASK_OPTIONS)
-@ledger.recorded
+@task(**prefect_cache.TASK_OPTIONS)
+@substeps.recorded
 def prepare(
     step: Step,
     folder: Path,
@@ -59,8 +68,8 @@ def prepare(
     sources: list[Artifact],
     dialogue: Dialogue,
     machine: Machine,
-    limits: schema.PythonTool,
-    search: schema.Search | None,
+    limits: agent.PythonTool,
+    search: agent.Search | None,
     open_tools: OpenTools,
 ) -> Mapping[str, Any]:
     """Artifacts ``questions`` (a table a split), ``corpus``, ``traces``, ``dropped`` (questions
@@ -143,7 +152,7 @@ def _metrics(
 # ---------------------------------------------------------------- where questions come from
 
 
-def source_files(settings: Prepare, search: schema.Search | None, sets: Sets) -> list[Artifact]:
+def source_files(settings: Prepare, search: agent.Search | None, sets: Sets) -> list[Artifact]:
     """The files that the questions, traces and corpus are read from.
 
     The user's own are looked for first; files of the hub are fetched after that. Raises ValueError
@@ -166,7 +175,7 @@ def source_files(settings: Prepare, search: schema.Search | None, sets: Sets) ->
         files = [*(benchmarks.locate(reference, sets) for reference in references), *files]
     folders = [settings.intake.folder] if settings.intake else []
     delivered = [folder for folder in folders if intake.files(folder)]
-    return [ledger.artifact(path) for path in (*files, *delivered)]
+    return [artifacts.artifact(path) for path in (*files, *delivered)]
 
 
 def take_in(
@@ -179,7 +188,7 @@ def take_in(
     if settings.intake is None:
         return [], []
     folder, kind = settings.intake.folder, settings.intake.set
-    delivery = intake.read(folder, kind, schema.benchmark_of(kind, sets), intake_fault)
+    delivery = intake.read(folder, kind, benchmarks_module.benchmark_of(kind, sets), intake_fault)
     for refused in delivery.refused:
         print(f"prepare: the file {folder / refused.question_id} is set aside: {refused.detail}")
     train, *others = (material.questions[split] for split in ("train", "validation", "test"))
@@ -203,7 +212,7 @@ def intake_fault(question: Question) -> str:
     return next((f"{name}: {fault}" for name, fault in faults.items() if fault), "")
 
 
-def corpus(search: schema.Search | None) -> list[Document]:
+def corpus(search: agent.Search | None) -> list[Document]:
     """The documents of the user's own corpus: records with a title and a text."""
     if search is None or search.corpus is None:
         return []
@@ -252,12 +261,12 @@ def _tiny(
     texts = [question.text for question in material.questions["train"]]
     texts += [f"{document.title}\n{document.text}" for document in material.documents]
     texts += ["".join(text for text, _ in trace.parts) for trace in traces]
-    tokenizer = policies.build_tokenizer(texts, settings)
-    return policies.build_policy(settings, tokenizer, seed), tokenizer
+    tokenizer = tiny.build_tokenizer(texts, settings)
+    return tiny.build_policy(settings, tokenizer, seed), tokenizer
 
 
 def _pretrained(settings: PretrainedPolicy, *_: Any) -> tuple[Any, Any]:
-    return policies.fetch_policy(settings)
+    return model_module.fetch_policy(settings)
 
 
 POLICIES: dict[str, Callable[..., tuple[Any, Any]]] = {"tiny": _tiny, "pretrained": _pretrained}

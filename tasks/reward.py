@@ -11,22 +11,15 @@ from typing import Any
 import pyarrow as pa
 from prefect import task
 
-from params.schema import Overlong, Reward
-from tasks import dialogue as talk
-from tasks import ledger
-from tasks.ledger import Artifact, Step
+from params.schema.algorithms import Overlong
+from params.schema.reinforce import Reward
+from tasks.ledger import prefect_cache, substeps
+from tasks.ledger.artifacts import Artifact, Step
 from tasks.scorers import SCORERS, Scorer
 from tasks.scorers.format import format_faults
-from tasks.trajectory import (
-    NO_SUCH_TOOL,
-    RESULT,
-    Node,
-    Question,
-    Tree,
-    load_trees,
-    sampled,
-    write_table,
-)
+from tasks.trees import dialogue as talk
+from tasks.trees.tables import load_trees, write_table
+from tasks.trees.tree import NO_SUCH_TOOL, RESULT, Node, Question, Tree, sampled
 
 TABLE = pa.schema(
     {
@@ -50,8 +43,8 @@ TABLE = pa.schema(
 )
 
 
-@task(**ledger.TASK_OPTIONS)
-@ledger.recorded
+@task(**prefect_cache.TASK_OPTIONS)
+@substeps.recorded
 def reward(
     step: Step,
     folder: Path,

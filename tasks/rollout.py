@@ -12,28 +12,26 @@ from typing import Any
 
 from prefect import task
 
-from params.schema import Dialogue, Engine, Machine, Marks, PythonTool, Rollout, Search
-from tasks import checkpoint, engines, ledger, statistics
-from tasks.checkpoint import Learner
-from tasks.engines.transformers import TransformersEngine
-from tasks.engines.vllm import vllm_engine
-from tasks.ledger import Artifact, Step
-from tasks.sampler import Setting, grow
-from tasks.toolbox import Respond
-from tasks.trajectory import (
-    STORED_TREES,
-    Call,
-    Observation,
-    Question,
-    Tree,
-    load_questions,
-    load_trees,
-    save_trees,
-)
+from params.schema.agent import Dialogue, Engine, PythonTool, Search
+from params.schema.algorithms import Marks
+from params.schema.base import Machine
+from params.schema.reinforce import Rollout
+from tasks import engines
+from tasks.engines.transformers.engine import TransformersEngine
+from tasks.engines.vllm.engine import vllm_engine
+from tasks.environments.toolbox import Respond
+from tasks.ledger import prefect_cache, substeps
+from tasks.ledger.artifacts import Artifact, Step
+from tasks.policy import checkpoint, resident
+from tasks.policy.resident import Learner
+from tasks.rollouts.rounds import Setting, grow
+from tasks.trees import metrics
+from tasks.trees.tables import STORED_TREES, load_questions, load_trees, save_trees
+from tasks.trees.tree import Call, Observation, Question, Tree
 
 
-@task(**ledger.TASK_OPTIONS)
-@ledger.recorded
+@task(**prefect_cache.TASK_OPTIONS)
+@substeps.recorded
 def rollout(
     step: Step,
     folder: Path,
@@ -54,7 +52,7 @@ def rollout(
     search: Search | None,
     corpus: Artifact,
     tools: Respond,
-    acting: Callable[[Path, Machine], Learner] = checkpoint.resident,
+    acting: Callable[[Path, Machine], Learner] = resident.resident,
     advance: Callable[[int], object] = lambda finished: None,
 ) -> Mapping[str, Any]:
     """Roll out ``size`` questions; artifact ``trees``.
@@ -79,8 +77,8 @@ def rollout(
     waited = sum(tool_seconds) / len(sampling.beside(len(chosen)))  # of a lane, on average
     save_trees(trees, folder / "trees")
     return {
-        "metrics": statistics.tree_metrics(trees, budget.entropy_window),
-        "profile": statistics.entropy_profile(trees),
+        "metrics": metrics.tree_metrics(trees, budget.entropy_window),
+        "profile": metrics.entropy_profile(trees),
         "seconds": {"sampling": seconds - waited, "tools": waited},
         "another_batch": bool(batch(every, step.seed, first, attempt + 1, size)),  # of new ones
         "questions": [question.id for question in chosen],
@@ -91,7 +89,7 @@ def rollout(
 def _transformers(
     acting: Learner, policy: Artifact, settings: Engine, machine: Machine, rows: int
 ) -> engines.Engine:
-    return TransformersEngine(checkpoint.to_sample(acting.model, machine), acting.tokenizer)
+    return TransformersEngine(resident.to_sample(acting.model, machine), acting.tokenizer)
 
 
 def _vllm(

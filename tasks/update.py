@@ -11,16 +11,20 @@ from typing import Any
 import numpy as np
 from prefect import task
 
-from params.schema import Lora, Machine, Row, Update
-from tasks import checkpoint, learner, ledger
-from tasks.algorithm import assemble
-from tasks.ledger import Artifact, Step
-from tasks.packing import Credit, Credited
-from tasks.trajectory import load_trees, read_rows
+from params.schema.algorithms import Row
+from params.schema.base import Machine
+from params.schema.reinforce import Lora, Update
+from tasks.learning import learner
+from tasks.learning.algorithm import assemble
+from tasks.learning.packing import Credit, Credited
+from tasks.ledger import prefect_cache, substeps
+from tasks.ledger.artifacts import Artifact, Step
+from tasks.policy import checkpoint, resident
+from tasks.trees.tables import load_trees, read_rows
 
 
-@task(**ledger.TASK_OPTIONS)
-@ledger.recorded
+@task(**prefect_cache.TASK_OPTIONS)
+@substeps.recorded
 def update(
     step: Step,
     folder: Path,
@@ -49,13 +53,13 @@ def update(
     and the new one takes the memory that the old one's files had.
     """
     began = time.perf_counter()
-    learning = checkpoint.resident(Path(policy.path), machine)
+    learning = resident.resident(Path(policy.path), machine)
     checkpoint.prepare_critic(learning, row.critic, machine)
     checkpoint.prepare_adapter(learning, lora, policy, step.seed)
     checkpoint.prepare_optimizer(learning, settings)
     batch = _credited(trees, advantages)
     if reference:
-        with checkpoint.looking_at(Path(reference.path), learning, machine) as model:
+        with resident.looking_at(Path(reference.path), learning, machine) as model:
             known = learner.node_logprobs(model, batch, temperature, settings, machine)
         batch = [
             replace(tree, reference_logprobs=logprobs)
@@ -65,11 +69,11 @@ def update(
     metrics = learner.update(
         learning, batch, loss, settings, temperature, machine, (step.seed, step.iteration)
     )
-    checkpoint.drop_gradients(learning)
+    resident.drop_gradients(learning)
     trained = time.perf_counter()
     make_room()
     checkpoint.save(learning, folder)
-    checkpoint.keep_resident(learning, ledger.final_place(folder) / checkpoint.POLICY)
+    resident.keep_resident(learning, substeps.final_place(folder) / checkpoint.POLICY)
     seconds = {"update": trained - began, "checkpoint": time.perf_counter() - trained}
     questions = [tree.tree.question.id for tree in batch]
     return {"metrics": metrics, "seconds": seconds, "questions": questions}

@@ -17,18 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 from prefect import task
 
-from params.schema import Verdict
-from tasks import champion as champions
-from tasks import ledger
-from tasks.ledger import Artifact, Step
-from tasks.statistics import Difference, paired_bootstrap
-from tasks.trajectory import read_rows
+from params.schema.verdict import Verdict
+from tasks.ledger import prefect_cache, substeps
+from tasks.ledger.artifacts import Artifact, Step
+from tasks.policy import champion as champions
+from tasks.trees.intervals import Difference, paired_bootstrap
+from tasks.trees.tables import read_rows
 
 CANDIDATE, BEGINNING, CHAMPION = "trained", "cold start", "champion"  # agents of evaluate's answers
 
 
-@task(**ledger.TASK_OPTIONS)
-@ledger.recorded
+@task(**prefect_cache.TASK_OPTIONS)
+@substeps.recorded
 def verdict(
     step: Step,
     folder: Path,

@@ -44,7 +44,7 @@ def data():
 @pytest.fixture(scope="session")
 def tiny():
     """Settings of the smallest policy that still has two layers and shares key-value heads."""
-    from params.schema import TinyPolicy
+    from params.schema.prepare import TinyPolicy
 
     return TinyPolicy(
         kind="tiny",
@@ -61,7 +61,7 @@ def tiny():
 @pytest.fixture(scope="session")
 def tokenizer(tiny):
     """A byte-level tokenizer in which each tag is one token."""
-    from tasks.policy import build_tokenizer
+    from tasks.policy.tiny import build_tokenizer
 
     return build_tokenizer(TEXTS, tiny)
 
@@ -69,6 +69,6 @@ def tokenizer(tiny):
 @pytest.fixture(scope="session")
 def policy(tiny, tokenizer):
     """A Qwen2 policy with random weights from a seed; tests leave it as it is."""
-    from tasks.policy import build_policy
+    from tasks.policy.tiny import build_policy
 
     return build_policy(tiny, tokenizer, seed=0).eval()

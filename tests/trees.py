@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from tasks.packing import Credit, Credited
-from tasks.trajectory import PROMPT, RESULT, TURN, Node, Question, Tree
+from tasks.learning.packing import Credit, Credited
+from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree
 
 VOCABULARY = 97
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from tasks.trajectory import NO_SUCH_TOOL, Call, Observation
+from tasks.trees.tree import NO_SUCH_TOOL, Call, Observation
 
 Tool = Callable[[Sequence[str]], list[Observation]]
 

@@ -15,21 +15,14 @@ from typing import Any
 
 from huggingface_hub import errors, hf_hub_download
 
-from params.schema import (
-    AnyExpert,
-    Benchmark,
-    BenchmarkQuestions,
-    CalculatorExpert,
-    Hub,
-    WrittenTraces,
-    benchmark_of,
-)
-from tasks.overlap import overlaps
+from params.schema.benchmarks import Benchmark, Hub, benchmark_of
+from params.schema.prepare import AnyExpert, BenchmarkQuestions, CalculatorExpert, WrittenTraces
+from tasks.environments.toolbox import Respond
 from tasks.questions import calculator
-from tasks.questions.script import Dropped, Material, Parts, Trace
-from tasks.records import FORMATS, Place, Record, as_text, records, text, value
-from tasks.toolbox import Respond
-from tasks.trajectory import Message, Question
+from tasks.questions.experts import Dropped, Material, Parts, Trace
+from tasks.questions.files import FORMATS, Place, Record, as_text, records, text, value
+from tasks.trees.tree import Message, Question
+from tasks.trees.words import overlaps
 
 Sets = Mapping[str, Benchmark]
 Right = Callable[[Question, str], bool]  # whether an answer to a question is right

@@ -25,9 +25,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from types import MappingProxyType
 
-from tasks.questions.script import Dropped, Move, Played, Results, Script, Trace, play
-from tasks.toolbox import Respond
-from tasks.trajectory import Question
+from tasks.environments.toolbox import Respond
+from tasks.questions.experts import Dropped, Move, Played, Results, Script, Trace, play
+from tasks.trees.tree import Question
 
 END_OF_SOLUTION = "####"
 LONGEST_EXPRESSION = 100  # characters; deep brackets and chains of signs exhaust the parser

@@ -14,9 +14,9 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from params.schema import ComputationExpert, ComputationQuestions
-from tasks.questions.script import Material, Move, Results, Script, draw_flaw, play
-from tasks.trajectory import Question
+from params.schema.prepare import ComputationExpert, ComputationQuestions
+from tasks.questions.experts import Material, Move, Results, Script, draw_flaw, play
+from tasks.trees.tree import Question
 
 KINDS = ("arithmetic", "story", "chain")
 

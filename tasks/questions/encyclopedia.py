@@ -18,19 +18,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
-from params.schema import EncyclopediaExpert, EncyclopediaQuestions
-from tasks.questions.script import (
-    Dropped,
-    Material,
-    Move,
-    Played,
-    Script,
-    Trace,
-    draw_flaw,
-    play,
-)
-from tasks.toolbox import Respond
-from tasks.trajectory import Document, Question
+from params.schema.prepare import EncyclopediaExpert, EncyclopediaQuestions
+from tasks.environments.toolbox import Respond
+from tasks.questions.experts import Dropped, Material, Move, Played, Script, Trace, draw_flaw, play
+from tasks.trees.tree import Document, Question
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from params.schema import Benchmark
-from tasks.gate import printable
+from params.schema.benchmarks import Benchmark
+from tasks.gates.gate import printable
 from tasks.questions.benchmarks import Entry, apart, distinct, read_entries
-from tasks.questions.script import Dropped
-from tasks.trajectory import Question
+from tasks.questions.experts import Dropped
+from tasks.trees.tree import Question
 
 REFUSED = "intake_file_refused"  # the reason for which a whole file is set aside
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import regex
 
-from tasks.writing import UNSPACED
+from tasks.trees.words import UNSPACED
 
 ARTICLES = {"a", "an", "the"}
 VERDICTS = (["yes"], ["no"], ["noanswer"])  # share no partial credit with anything

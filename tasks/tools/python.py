@@ -25,15 +25,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from params.schema import PythonTool
+from params.schema.agent import PythonTool
 from tasks.tools import python_worker
-from tasks.trajectory import Observation
+from tasks.trees.tree import Observation
 
 BACKENDS = ("bubblewrap", "unshare")  # in the order that "auto" tries them
 PROGRAMS = {"bubblewrap": "bwrap", "unshare": "unshare"}
 SOURCE = Path(python_worker.__file__)  # imported so that its edits count as this tool's
 PROJECT = Path(__file__).resolve().parents[2]
-# whose sandbox it is, in its command line, without the path (tasks/processes.py, mark)
+# whose sandbox it is, in its command line, without the path (flows/host/processes.py, mark)
 OWNER = hashlib.blake2b(str(PROJECT).encode(), digest_size=8).hexdigest()
 GRACE_SECONDS = 10.0  # beyond wall_seconds, for a worker to reply
 UNUSED_USER = 4_000_000_000  # no account's id; where the tool runs as root, its code runs as this

@@ -28,9 +28,10 @@ import numpy as np
 import pyarrow as pa
 import regex
 
-from params import schema
-from tasks.trajectory import Document, Observation, read_rows, write_table
-from tasks.writing import UNSPACED
+from params.schema import agent
+from tasks.trees.tables import read_rows, write_table
+from tasks.trees.tree import Document, Observation
+from tasks.trees.words import UNSPACED
 
 Run = Callable[[Sequence[str]], list[Observation]]
 
@@ -65,7 +66,7 @@ def save_corpus(documents: Sequence[Document], folder: Path) -> None:
 
 
 @contextmanager
-def search_tool(settings: schema.Search, folder: Path) -> Iterator[Run]:
+def search_tool(settings: agent.Search, folder: Path) -> Iterator[Run]:
     """Index what ``save_corpus`` wrote; yields ``run(queries) -> observations``, in their order.
 
     The index is not stored: it would weigh five times the documents, and hold ``k1`` and ``b``.
@@ -110,7 +111,7 @@ def line(document: Document) -> str:
     return text if begins else f"{title}: {text}"
 
 
-def build_index(documents: Sequence[Document], settings: schema.Search) -> Any:
+def build_index(documents: Sequence[Document], settings: agent.Search) -> Any:
     """A bm25s index over titles and texts. 2,000 documents of 40 words take 0.1 s, 200,000 ten."""
     import bm25s  # here, since it takes a while and few recipes search
 
@@ -158,7 +159,7 @@ def snippet(text: str, count: int) -> str:
 
 
 def _answer(
-    query: str, index: Any, documents: Sequence[Document], settings: schema.Search
+    query: str, index: Any, documents: Sequence[Document], settings: agent.Search
 ) -> Observation:
     if len(query) > settings.query_characters:
         limit = settings.query_characters

@@ -10,11 +10,11 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import against_trl as bench
-from params import schema
-from tasks import dialogue as talk
-from tasks.policy import build_policy
+from params.schema import algorithms
+from tasks.policy.tiny import build_policy
 from tasks.tools.python import python_tool
-from tasks.trajectory import PROMPT, TURN, Call, Node, Observation, Question, Tree
+from tasks.trees import dialogue as talk
+from tasks.trees.tree import PROMPT, TURN, Call, Node, Observation, Question, Tree
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -52,7 +52,7 @@ def start(tiny, tokenizer):
 
 @pytest.fixture
 def row():
-    return schema.load_rows()["grpo"]
+    return algorithms.load_rows()["grpo"]
 
 
 def rolled_out(start, tools, row):

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from benchmarks import memory as bench
-from tasks import figures, learner
+from flows.tracking import figures
+from tasks.learning import learner
 from tests.trees import VOCABULARY, small_policy
 
 

@@ -8,14 +8,15 @@ import pytest
 import torch
 
 from benchmarks import update_on_gpu as bench
-from params.schema import Machine, load_rows
-from tasks import learner
-from tasks.algorithm import assemble
-from tasks.attention import attending, form_for
-from tasks.checkpoint import Learner
-from tasks.engines import ragged
-from tasks.packing import lay_out
-from tasks.trajectory import PROMPT
+from params.schema.algorithms import load_rows
+from params.schema.base import Machine
+from tasks.engines.transformers import cache
+from tasks.learning import learner
+from tasks.learning.algorithm import assemble
+from tasks.learning.attention import attending, form_for
+from tasks.learning.packing import lay_out
+from tasks.policy.resident import Learner
+from tasks.trees.tree import PROMPT
 
 (ARCHITECTURE,) = bench.TINY.architectures.values()
 MACHINE = Machine(threads=1, device="cpu", precision="float32")
@@ -146,13 +147,13 @@ def test_a_decoding_step_reads_all_weights_and_what_the_rows_have():
 
 def test_sampling_takes_as_many_steps_as_it_is_measured_by(monkeypatch):
     passes = []
-    forward = ragged.RaggedSession._forward
+    forward = cache.RaggedSession._forward
 
     def spy(session, tokens, visible):
         passes.append((tuple(tokens.shape), session.network.like.dtype))
         return forward(session, tokens, visible)
 
-    monkeypatch.setattr(ragged.RaggedSession, "_forward", spy)
+    monkeypatch.setattr(cache.RaggedSession, "_forward", spy)
     found = bench.measure_sampling("tiny", ARCHITECTURE, 2, bench.TINY.turn, "cpu", 1e9)
     prefill, *steps = passes
     assert prefill == ((2, bench.TINY.turn.prompt), torch.bfloat16)

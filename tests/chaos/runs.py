@@ -14,7 +14,7 @@ from pathlib import Path
 
 import yaml
 
-from tasks import ledger
+from tasks.ledger import artifacts, substeps
 from tests.checkout import checkout, environment, retrain
 from tests.toy_project import git, processes
 
@@ -129,7 +129,7 @@ def outcome(folder, command=HERE):
 
 def records(folder):
     """When each sub-step that has a record has ended: its folder -> seconds."""
-    found = sorted((folder / ".beamline").rglob(f"[0-9]*-*-*/{ledger.RECORD}"))
+    found = sorted((folder / ".beamline").rglob(f"[0-9]*-*-*/{artifacts.RECORD}"))
     return {
         str(file.parent.relative_to(folder)): json.loads(file.read_text())["finished"]
         for file in found
@@ -138,8 +138,8 @@ def records(folder):
 
 def check_sound(folder):
     """Nothing half-written is taken for whole, and nothing of the run still lives."""
-    for file in sorted((folder / ".beamline").rglob(f"[0-9]*-*-*/{ledger.RECORD}")):
-        assert ledger.read(file.parent), f"{file.parent} is not what its record says"
+    for file in sorted((folder / ".beamline").rglob(f"[0-9]*-*-*/{artifacts.RECORD}")):
+        assert substeps.read(file.parent), f"{file.parent} is not what its record says"
     for file in sorted((folder / ".dvc/cache/files/md5").glob("??/*")):
         if file.is_file():
             digest = hashlib.md5(file.read_bytes()).hexdigest()

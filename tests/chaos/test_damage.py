@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks import ledger
+from tasks.ledger import artifacts
 from tests.chaos import runs
 
 ROOM = 600  # MiB of the small disk
@@ -80,7 +80,7 @@ def test_a_damaged_out_is_brought_back(unbroken, expected, folder, out):
     corrupt(largest)
     runs.finish(folder)
     assert runs.outcome(folder) == expected
-    assert ledger.digest(folder / out) == ledger.digest(unbroken / out)
+    assert artifacts.digest(folder / out) == artifacts.digest(unbroken / out)
     runs.check_sound(folder)
 
 

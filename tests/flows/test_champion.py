@@ -9,8 +9,10 @@ import pytest
 import yaml
 
 from flows.cold_start import cold_start
-from params import schema
-from tasks import champion, ledger, version
+from flows.runs import cache
+from params.schema import champion
+from tasks.ledger import artifacts
+from tasks.policy import champion as champion_module
 from tests.checkout import call, checkout
 
 REPRO = (sys.executable, "-m", "dvc", "repro", "champion@smoke")
@@ -32,18 +34,18 @@ def test_dvc_alone_makes_the_champion_of_a_fresh_clone_and_of_a_recipe_that_name
     ran = call(folder, *REPRO)
     assert ran.returncode == 0, ran.stdout
     place = Path("models/smoke/champion")
-    assert champion.policy(place) is None
+    assert champion_module.policy(place) is None
     assert call(folder, *REPRO).stdout.splitlines()[-1] == "Data and pipelines are up to date."
 
     policy = Path("policy")
     policy.mkdir()
     (policy / "config.json").write_text("{}")
-    digest = version.keep(policy)
+    digest = cache.keep(policy)
     pin(digest)
     ran = call(folder, *REPRO)
     assert ran.returncode == 0, ran.stdout
-    assert champion.read(place) == {"version": 2, "commit": "a" * 40, "digest": digest}
-    assert ledger.digest(place / "policy") == ledger.digest(policy)
+    assert champion_module.read(place) == {"version": 2, "commit": "a" * 40, "digest": digest}
+    assert artifacts.digest(place / "policy") == artifacts.digest(policy)
 
     for kept in (place, Path(".dvc/cache")):
         shutil.rmtree(kept)
@@ -68,14 +70,14 @@ def prepared(tmp_path, monkeypatch, policy, tokenizer):
         policy.save_pretrained(target)
         tokenizer.save_pretrained(target)
 
-    pinned = schema.Champion(version=2, commit=None, digest="b" * 32 + ".dir")
-    champion.write(Path("models/smoke/champion"), pinned, bring)
+    pinned = champion.Champion(version=2, commit=None, digest="b" * 32 + ".dir")
+    champion_module.write(Path("models/smoke/champion"), pinned, bring)
     return tmp_path
 
 
 def test_training_begins_with_the_champion_where_the_recipe_says_so(prepared, capsys):
     cold_start.fn("smoke")
-    begun = ledger.artifact(Path("models/smoke/cold_start"))
-    assert begun.digest == champion.policy(Path("models/smoke/champion")).digest
+    begun = artifacts.artifact(Path("models/smoke/cold_start"))
+    assert begun.digest == champion_module.policy(Path("models/smoke/champion")).digest
     assert "cold_start: the champion as it is" in capsys.readouterr().out
-    assert not list(ledger.ROOT.rglob("record.json")), "nothing was fine-tuned"
+    assert not list(artifacts.ROOT.rglob("record.json")), "nothing was fine-tuned"

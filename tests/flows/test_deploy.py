@@ -13,7 +13,7 @@ import pytest
 import yaml
 from prefect.workers.process import ProcessWorker
 
-from flows import server
+from flows.workers import prefect_patches, server
 from tests import toy_project as toy
 
 FAST = {"PREFECT_WORKER_QUERY_SECONDS": "0.5", "PREFECT_WORKER_HEARTBEAT_SECONDS": "5"}
@@ -50,11 +50,11 @@ def service(tmp_path):
         patch.setenv("PYTHONPATH", str(toy.ROOT))
         for loop in ("LOOP_SECONDS", "RECENT_DEPLOYMENTS_LOOP_SECONDS"):
             patch.setenv(f"PREFECT_SERVER_SERVICES_SCHEDULER_{loop}", "2")
-        server.HOME.mkdir(parents=True)
-        process, port = server._start_prefect("ui", 0, log)
-        server._await_answer(process, port, "/api/health", log.name)
+        prefect_patches.HOME.mkdir(parents=True)
+        process, port = server.start_prefect("ui", 0, log)
+        server.await_answer(process, port, "/api/health", log.name)
     yield f"http://{server.HOST}:{port}/api"
-    server._stop(process)
+    server.stop(process)
 
 
 def give_pool(folder, pool="gpu"):

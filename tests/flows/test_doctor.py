@@ -15,10 +15,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows import doctor, server
-from params.schema import PythonTool
-from tasks import leftovers, processes, spool, track
-from tasks.engines import worker
+from flows import doctor
+from flows.host import leftovers, processes
+from flows.tracking import outbox
+from flows.tracking import run as track
+from flows.workers import prefect_patches, server
+from params.schema.agent import PythonTool
+from tasks.engines.transformers import worker
 from tasks.tools import python
 from tests import toy_project as toy
 
@@ -107,7 +110,7 @@ def sleeper(*words):
 
 
 PROCESSES = {
-    "a Prefect server": (sleeper("-m", "flows.server", "serve", "5", "run"), {}),
+    "a Prefect server": (sleeper("-m", "flows.workers.server", "serve", "5", "run"), {}),
     "MLflow's page": (sleeper("-m", "mlflow", "ui"), {"BEAMLINE_PARENT": "1"}),
     "a stage": (sleeper("-m", "flows.reinforce", "toy"), {"DVC_STAGE": "reinforce@toy"}),
 }
@@ -144,15 +147,15 @@ def test_an_orphaned_server_and_an_orphaned_dvc_end_with_what_they_have_started(
     project, look, start
 ):
     toy.write_stage(project, "first", flows=False, before=f"Path('begun').touch(); {SLEEP}")
-    server.HOME.mkdir(parents=True)
+    prefect_patches.HOME.mkdir(parents=True)
     with socket.create_server((server.HOST, 0)) as listening:
         descriptor = listening.fileno()
         served = start(
             ALONE,
-            *(sys.executable, "-m", "flows.server", "serve", str(descriptor), "run"),
+            *(sys.executable, "-m", "flows.workers.server", "serve", str(descriptor), "run"),
             fds=[descriptor],
         )
-    dvc = start(ALONE, sys.executable, "-m", "tasks.version", "repro", "-s", "first@toy")
+    dvc = start(ALONE, sys.executable, "-m", "flows.runs.dvc_command", "repro", "-s", "first@toy")
     wait_until(Path("begun").exists)
     _, found = look()
     assert sorted(found) == sorted(
@@ -387,7 +390,7 @@ def test_a_run_killed_by_sigkill_leaves_what_doctor_clears_and_nothing_before(pr
         *("run 'toy 20", "run 'first@toy' is RUNNING in MLflow", "half-written"),
         *("RUNNING in Prefect, and their processes are gone: ", "DVC's list of paths in use"),
     )
-    with closing(sqlite3.connect(server.HOME / "prefect.db")) as store:
+    with closing(sqlite3.connect(prefect_patches.HOME / "prefect.db")) as store:
         for table in ("flow_run", "task_run"):
             states = store.execute(f"select distinct state_type from {table}").fetchall()
             assert states == [("CRASHED",)], table
@@ -452,7 +455,7 @@ def test_the_program_lists_and_clears_and_its_exit_status_tells(project):
     command = (sys.executable, "-m", "flows.doctor")
     clean = toy.run(project, *command)
     assert (clean.returncode, clean.stdout) == (0, "nothing is left\n")
-    assert not spool.root().exists()
+    assert not outbox.root().exists()
     assert not Path(".beamline").exists(), "looking leaves nothing"
     Path("models/toy").mkdir(parents=True)
     Path("models/toy/.trained.partial").write_text("")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks import lineage, version
+from flows.runs import cache, provenance
 from tests import toy_project as toy
 from tests import toy_training as training
 
@@ -45,13 +45,13 @@ def given_back(folder, link, said, monkeypatch):
     if link["what"] == "commit":
         return toy.git(place, "rev-parse", "HEAD")
     if link["what"] == "source":
-        return version.digest_of(place / link["where"])
+        return cache.digest_of(place / link["where"])
     if link["what"] == "parameters":
         return hashlib.md5(said.encode()).hexdigest()
     if link["what"] == "MLflow run":
         return json.loads(said[said.index("{") :])["info"]["run_id"]
-    assert place == lineage.HOME / place.parts[2] / link["where"]
-    return version.digest_of(place)
+    assert place == provenance.HOME / place.parts[2] / link["where"]
+    return cache.digest_of(place)
 
 
 def clone_of(project, folder):
@@ -94,7 +94,7 @@ def test_the_text_tells_the_same_as_json_and_leaves_the_checkout_alone(project, 
 
 
 def branch_commit(project, branch):
-    return toy.git(project, "rev-parse", branch)[: lineage.SHORT]
+    return toy.git(project, "rev-parse", branch)[: provenance.SHORT]
 
 
 def test_only_some_ids_are_printed_unless_all_are_asked_for(project, branch):

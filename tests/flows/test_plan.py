@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from flows import plan as command
-from params import schema
-from tasks import disk, plan
-from tasks.plan import CARDS, GIB, Card
+from flows.host import disk, gpu_memory
+from flows.host.gpu_memory import CARDS, GIB, Card
+from params.schema import recipe as schema
 from tests import toy_project as toy
 
 PAPERS = ("qwen2.5-3b", "qwen2.5-7b", "llama3.1-8b", "qwen3-8b", "qwen3-14b")
@@ -21,7 +21,7 @@ def checkout(tmp_path, monkeypatch):
     """A folder with the recipes, on a machine without a GPU."""
     shutil.copytree(toy.ROOT / "params", tmp_path / "params", ignore=lambda *_: ["__pycache__"])
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(plan, "card_here", lambda: None)
+    monkeypatch.setattr(gpu_memory, "card_here", lambda: None)
     return tmp_path
 
 
@@ -132,7 +132,7 @@ def test_the_gpu_of_this_machine_is_planned_for_with_its_real_memory(
 ):
     alike = CARDS["80"]
     here = Card("here (a GPU)", gib * GIB, alike.operations, alike.bandwidth)
-    monkeypatch.setattr(plan, "card_here", lambda: here)
+    monkeypatch.setattr(gpu_memory, "card_here", lambda: here)
     found, text = said(capsys, "qwen2.5-3b")
     assert found == status
     assert f"here (a GPU): {'does not fit' if status else 'fits'}" in text

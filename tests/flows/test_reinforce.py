@@ -14,13 +14,16 @@ from transformers import AutoModelForCausalLM
 
 from flows import reinforce
 from flows.reinforce import MOST_BATCHES, Agents, Training, gather, train
-from params import schema
-from params.schema import Kl, Lora, Overlong, load_rows
-from tasks import checkpoint, ledger
+from params.schema import recipe as schema
+from params.schema.algorithms import Kl, Overlong, load_rows
+from params.schema.reinforce import Lora
 from tasks.collect import collect
-from tasks.ledger import Artifact, Step
-from tasks.policy import use_machine
-from tasks.trajectory import Observation, Question, load_trees, read_rows, save_questions
+from tasks.ledger import artifacts
+from tasks.ledger.artifacts import Artifact, Step
+from tasks.policy import checkpoint, resident
+from tasks.policy.machine import use_machine
+from tasks.trees.tables import load_trees, read_rows, save_questions
+from tasks.trees.tree import Observation, Question
 
 ROWS = load_rows()
 SMOKE = schema.load("smoke")
@@ -54,8 +57,8 @@ def sub_steps(monkeypatch):
 def start(policy, tokenizer, tmp_path, monkeypatch, sub_steps):
     """A folder with a policy; a function that makes what an iteration is handed."""
     monkeypatch.chdir(tmp_path)
-    checkpoint._resident.clear()
-    checkpoint._references.clear()
+    resident._resident.clear()
+    resident._references.clear()
     use_machine(SMOKE.machine)
     policy.save_pretrained("policy")
     tokenizer.save_pretrained("policy")
@@ -65,8 +68,8 @@ def start(policy, tokenizer, tmp_path, monkeypatch, sub_steps):
         questions = [Question(str(i), "toy", f"question {i}", ("1",)) for i in range(count)]
         save_questions(questions, Path("questions.parquet"))
         return {
-            "questions": ledger.artifact(Path("questions.parquet")),
-            "corpus": ledger.artifact(Path("corpus")),
+            "questions": artifacts.artifact(Path("questions.parquet")),
+            "corpus": artifacts.artifact(Path("corpus")),
             "tools": lambda calls: [Observation("ok", "1") for _ in calls],
         }
 
@@ -133,13 +136,13 @@ WITHOUT_SPREAD = ROWS["dapo"].model_copy(update={"overlong": None})
 
 def asked(records):
     return [
-        [tree.question.id for tree in load_trees(Path(ledger.of(record, "trees").path))]
+        [tree.question.id for tree in load_trees(Path(artifacts.of(record, "trees").path))]
         for record in records
     ]
 
 
 def gathered(start, row, count=40, chosen=None, place=0):
-    policy = ledger.artifact(Path("policy"))
+    policy = artifacts.artifact(Path("policy"))
     training = Training(STEP, chosen or recipe(), row, policy, **start(count))
     return gather(training, STEP, policy, place)
 
@@ -161,7 +164,7 @@ def test_with_a_filter_batches_are_taken_until_enough_groups_have_a_spread(start
     assert len(questions) == len(set(questions)) == 3 * len(spread)
     for rolled, scored in zip(rolled_out, rewarded, strict=True):
         assert rolled["step"] == scored["step"]
-        rows = read_rows(Path(ledger.of(scored, "rewards").path))
+        rows = read_rows(Path(artifacts.of(scored, "rewards").path))
         assert list(dict.fromkeys(row["question"] for row in rows)) == asked([rolled])[0]
 
 
@@ -186,9 +189,9 @@ def test_an_iteration_ends_where_questions_run_out(start, count, place):
 
 def test_what_has_been_gathered_is_read_back(start):
     first = gathered(start, WITHOUT_SPREAD, count=6)
-    checkpoint._resident.clear()
+    resident._resident.clear()
     assert gathered(start, WITHOUT_SPREAD, count=6) == first
-    assert checkpoint._resident == [], "no policy was loaded"
+    assert resident._resident == [], "no policy was loaded"
 
 
 # ---------------------------------------------------------------- whole iterations
@@ -196,7 +199,7 @@ def test_what_has_been_gathered_is_read_back(start):
 
 def run_two(chosen, row, given):
     """Two iterations of a row from the cold start on."""
-    cold_start = ledger.artifact(Path("policy"))
+    cold_start = artifacts.artifact(Path("policy"))
     return list(train(Training(STEP, chosen, row, cold_start, **given), 2))
 
 
@@ -260,9 +263,9 @@ def test_an_adapter_goes_through_its_iterations_and_whole_weights_are_published(
     adapter = Path(reinforce.policy_of(done[-1]).path)
     said = json.loads((adapter / "adapter_config.json").read_text())
     assert said["base_model_name_or_path"] == "policy", "of the first one, by relative path"
-    assert said["revision"] == ledger.digest(Path("policy"))
+    assert said["revision"] == artifacts.digest(Path("policy"))
     assert not (adapter / "model.safetensors").exists()
-    ledger.publish(reinforce.policy_of(done[-1]), Path("models/trained"), checkpoint.merged)
+    artifacts.publish(reinforce.policy_of(done[-1]), Path("models/trained"), checkpoint.merged)
     trained = AutoModelForCausalLM.from_pretrained("models/trained")
     assert type(trained).__name__ == "Qwen2ForCausalLM"
     before = AutoModelForCausalLM.from_pretrained("policy").state_dict()
@@ -278,9 +281,9 @@ def test_an_adapter_is_found_again_instead_of_made_again(start):
     chosen = recipe().model_copy(update={"lora": LORA})
     given = start(40)
     first = run_two(chosen, BY_LENGTH, given)
-    checkpoint._resident.clear()
+    resident._resident.clear()
     assert run_two(chosen, BY_LENGTH, given) == first
-    assert checkpoint._resident == [], "no policy was loaded"
+    assert resident._resident == [], "no policy was loaded"
     other = chosen.model_copy(update={"lora": LORA.model_copy(update={"rank": 3})})
     again = run_two(other, BY_LENGTH, given)
     assert again[0]["rollout"] == first[0]["rollout"], "the first one's policy is the same"
@@ -304,7 +307,7 @@ def test_old_checkpoints_go_right_before_the_new_one_is_written(start, last, mon
 
     write = checkpoint.save
     monkeypatch.setattr(checkpoint, "save", save)
-    cold_start = ledger.artifact(Path("policy"))
+    cold_start = artifacts.artifact(Path("policy"))
     training = Training(STEP, chosen, ROWS["grpo"], cold_start, **start(40))
     assert len(list(train(training, 4))) == 4
     assert seen == [[], [0], [1], [2]]
@@ -324,7 +327,7 @@ def policies(done):
 
 
 def test_sampling_ahead_takes_the_policy_that_lacks_one_update_and_no_older_one(start):
-    cold_start = ledger.artifact(Path("policy"))
+    cold_start = artifacts.artifact(Path("policy"))
     training = Training(STEP, ahead(recipe()), ROWS["grpo"], cold_start, **start(40))
     done = list(train(training, 4))
     sampled, made = policies(done)
@@ -339,24 +342,26 @@ def test_sampling_ahead_takes_the_policy_that_lacks_one_update_and_no_older_one(
 
 def test_what_was_sampled_ahead_is_what_was_sampled_by_itself(start):
     """The update goes on in the same weights in memory, and changes nothing of the sampling."""
-    cold_start = ledger.artifact(Path("policy"))
+    cold_start = artifacts.artifact(Path("policy"))
     chosen = recipe()
     training = Training(STEP, ahead(chosen), ROWS["grpo"], cold_start, **start(40))
     done = list(train(training, 3))
     for number, entry in enumerate(done):
-        policy = cold_start if number < 2 else ledger.of(done[number - 2]["update"][0], "policy")
+        policy = cold_start if number < 2 else artifacts.of(done[number - 2]["update"][0], "policy")
         alone = replace(training, start=replace(STEP, recipe="alone"), recipe=chosen)
         step = replace(alone.start, iteration=number)
         rolled_out, _ = gather(alone, step, policy, 2 * number)
-        digests = [ledger.of(record, "trees").digest for record in (*entry["rollout"], *rolled_out)]
+        digests = [
+            artifacts.of(record, "trees").digest for record in (*entry["rollout"], *rolled_out)
+        ]
         assert len(set(digests)) == 1
 
 
 def test_a_run_that_samples_ahead_is_found_again(start):
-    cold_start = ledger.artifact(Path("policy"))
+    cold_start = artifacts.artifact(Path("policy"))
     training = Training(STEP, ahead(recipe()), ROWS["grpo"], cold_start, **start(40))
     done = list(train(training, 3))
-    checkpoint._resident.clear()
-    checkpoint._apart.clear()
+    resident._resident.clear()
+    resident._apart.clear()
     assert list(train(training, 3)) == done
-    assert checkpoint._resident == checkpoint._apart == [], "no policy was loaded"
+    assert resident._resident == resident._apart == [], "no policy was loaded"

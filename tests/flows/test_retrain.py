@@ -12,7 +12,7 @@ import yaml
 from prefect.context import refresh_global_settings_context
 
 from flows import retrain
-from params.schema import Recipe
+from params.schema.recipe import Recipe
 from tests import toy_project as toy
 
 COMMAND = (sys.executable, "-m", "flows.retrain", "toy", "--here")

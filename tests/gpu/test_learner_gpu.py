@@ -18,16 +18,19 @@ from benchmarks.update_on_gpu import (
     synthetic_tree,
 )
 from benchmarks.update_on_gpu import policy as random_policy
-from params.schema import Lora, Machine, Update, load_rows
-from tasks import adapter, checkpoint, learner
-from tasks.algorithm import assemble
-from tasks.attention import FLEX, GATHERED, attending, form_for
+from params.schema.algorithms import load_rows
+from params.schema.base import Machine
+from params.schema.reinforce import Lora, Update
 from tasks.engines import Request
-from tasks.engines.transformers import TransformersEngine
-from tasks.learner import node_logprobs, states, token_logprobs
-from tasks.ledger import Artifact
-from tasks.packing import forest, lay_out, uncredited
-from tasks.trajectory import PROMPT, TURN, Node, Question, Tree
+from tasks.engines.transformers.engine import TransformersEngine
+from tasks.learning import learner
+from tasks.learning.algorithm import assemble
+from tasks.learning.attention import FLEX, GATHERED, attending, form_for
+from tasks.learning.learner import node_logprobs, states, token_logprobs
+from tasks.learning.packing import forest, lay_out, uncredited
+from tasks.ledger.artifacts import Artifact
+from tasks.policy import adapter, checkpoint, resident
+from tasks.trees.tree import PROMPT, TURN, Node, Question, Tree
 from tests.trees import VOCABULARY, credited, random_tree, small_policy
 
 BF16, FLOAT32 = torch.bfloat16, torch.float32
@@ -230,7 +233,7 @@ def every_tree():
 def updated(device, trees, micro_batch_tokens=10_000, precision="float32", lora=None, **settings):
     """Gradients and metrics of one update."""
     machine = Machine(threads=1, device=device, precision=precision)
-    learning = checkpoint.Learner(Path("gpu"), weights_on(device), None)
+    learning = resident.Learner(Path("gpu"), weights_on(device), None)
     if lora:
         checkpoint.prepare_adapter(learning, lora, BASE, seed=1)
         stir(learning.model)
@@ -289,7 +292,7 @@ DEEP = Architecture(64, layers=8, heads=2, key_value_heads=1, feed_forward=256, 
 
 def peak(recompute):
     """Bytes that the passes over one forest take on the GPU at most, the second time."""
-    learning = checkpoint.Learner(Path("gpu"), random_policy(DEEP, "cuda"), None)
+    learning = resident.Learner(Path("gpu"), random_policy(DEEP, "cuda"), None)
     shape = Shape(prompt=1024, turns=3, turn=256, result=20, leaves=6)
     machine = Machine(threads=1, device="cuda", precision="bfloat16")
     made = forest([lay_out(synthetic_tree(5, shape, VOCABULARY), range(6))], "cuda")
@@ -317,10 +320,10 @@ def test_what_samples_for_an_adapter_says_what_the_learner_says(
     policy_on_device, tokenizer, device, precision, tolerance
 ):
     machine = Machine(threads=1, device=device, precision=precision)
-    learning = checkpoint.Learner(Path("gpu"), policy_on_device, tokenizer)
+    learning = resident.Learner(Path("gpu"), policy_on_device, tokenizer)
     checkpoint.prepare_adapter(learning, LORA, BASE, seed=1)
     stir(learning.model)
-    sampling = checkpoint.to_sample(learning.model, machine)
+    sampling = resident.to_sample(learning.model, machine)
     assert not adapter.attached(sampling)
     trees, engine = sampled(sampling, tokenizer)
     found = node_logprobs(learning.model, trees, TEMPERATURE, SETTINGS, machine)
@@ -331,11 +334,11 @@ def test_what_samples_for_an_adapter_says_what_the_learner_says(
 def test_the_base_of_an_adapter_on_the_device_is_its_reference(policy_on_device, device):
     trees = [uncredited(random_tree(3))]
     expected = of_whole(policy_on_device, trees, device)
-    learning = checkpoint.Learner(Path("gpu"), policy_on_device, None)
+    learning = resident.Learner(Path("gpu"), policy_on_device, None)
     checkpoint.prepare_adapter(learning, LORA, BASE, seed=1)
     stir(learning.model)
     machine = Machine(threads=1, device=device, precision="float32")
-    with checkpoint.looking_at(Path(BASE.path), learning, machine) as model:
+    with resident.looking_at(Path(BASE.path), learning, machine) as model:
         torch.testing.assert_close(of_whole(model, trees, device), expected, rtol=0, atol=1e-5)
     assert distance(of_whole(learning.model, trees, device), expected) > 1e-3
 

@@ -11,13 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from params import schema
-from tasks import checkpoint, learner
-from tasks.algorithm import assemble
-from tasks.estimators import Episode
+from params.schema import algorithms, base, benchmarks
+from params.schema import prepare as prepare_module
+from params.schema import recipe as schema
+from params.schema import reinforce as reinforce_module
+from tasks.learning import learner
+from tasks.learning.algorithm import assemble
+from tasks.learning.estimators import Episode
+from tasks.policy import checkpoint, resident
 from tests.trees import credited, random_tree, small_policy
 
-TINY = yaml.safe_load((schema.PARAMS / "tiny.yaml").read_text())
+TINY = yaml.safe_load((base.PARAMS / "tiny.yaml").read_text())
 ENCYCLOPEDIA = {
     "source": "encyclopedia",
     "train": 40,
@@ -89,9 +93,9 @@ def edited(values, changes):
 
 def write(folder, values, name="mine"):
     """A recipe in ``folder``, beside the tables of the sets and of the algorithms."""
-    for table in schema.TABLES:
+    for table in base.TABLES:
         if not (folder / f"{table}.yaml").exists():
-            shutil.copy(schema.PARAMS / f"{table}.yaml", folder)
+            shutil.copy(base.PARAMS / f"{table}.yaml", folder)
     (folder / f"{name}.yaml").write_text(values if isinstance(values, str) else yaml.dump(values))
     return name
 
@@ -115,12 +119,12 @@ def keys(values, prefix=""):
 
 def test_the_recipes_are_there_and_the_tables_beside_them_are_none():
     assert {"tiny", "tiny-search", "smoke", "gsm8k", "gsm8k-smoke"} <= set(schema.names())
-    assert set(schema.TABLES).isdisjoint(schema.names())
+    assert set(base.TABLES).isdisjoint(schema.names())
 
 
 @pytest.mark.parametrize("name", schema.names())
 def test_a_recipe_keeps_the_values_of_its_file(name):
-    values = yaml.safe_load((schema.PARAMS / f"{name}.yaml").read_text())
+    values = yaml.safe_load((base.PARAMS / f"{name}.yaml").read_text())
     recipe = schema.load(name)
     for key in ("memory", "server", "lanes"):  # decide no outcome, and are in no key
         assert getattr(recipe.engine, key) == values["engine"].pop(key)
@@ -130,7 +134,7 @@ def test_a_recipe_keeps_the_values_of_its_file(name):
 @pytest.mark.parametrize(("small", "large"), [("smoke", "tiny"), ("gsm8k-smoke", "smoke")])
 def test_a_small_recipe_has_the_keys_of_the_one_it_tries_in_their_order(small, large):
     def rest(name):
-        values = yaml.safe_load((schema.PARAMS / f"{name}.yaml").read_text())
+        values = yaml.safe_load((base.PARAMS / f"{name}.yaml").read_text())
         if small == "gsm8k-smoke":  # other questions, and another expert
             values["prepare"] |= {"questions": None, "expert": None}
         return list(keys(values))
@@ -348,11 +352,11 @@ def test_other_questions_are_searched_for_in_a_file_of_documents(tmp_path):
 )
 def test_generated_questions_say_how_many_there_must_be_and_bound_the_traces(questions, expert):
     prepare = {**TINY["prepare"], "questions": questions, "expert": expert}
-    rows = schema.Prepare.model_validate(prepare).questions.rows()
+    rows = prepare_module.Prepare.model_validate(prepare).questions.rows()
     assert rows == {split: questions[split] for split in ("train", "validation", "test")}
     prepare["expert"] = {**expert, "traces": rows["train"] + 1}
     with pytest.raises(ValidationError, match="answers each question once; lower it"):
-        schema.Prepare.model_validate(prepare)
+        prepare_module.Prepare.model_validate(prepare)
 
 
 @pytest.mark.parametrize("expert", [CALCULATOR, WRITTEN], ids=["calculator", "written"])
@@ -399,10 +403,12 @@ def test_a_pretrained_policy_has_keys_of_its_own(tmp_path):
 def test_rates_of_flaws_are_refused_exactly_where_they_leave_no_room(a, b, c, d):
     rates = dict(zip(RATES, (a, b, c, d), strict=True))
     if a + b + c + d <= 1:
-        assert schema.ComputationExpert(kind="computation", traces=1, **rates).rates() == rates
+        assert (
+            prepare_module.ComputationExpert(kind="computation", traces=1, **rates).rates() == rates
+        )
     else:
         with pytest.raises(ValidationError, match="lower them"):
-            schema.ComputationExpert(kind="computation", traces=1, **rates)
+            prepare_module.ComputationExpert(kind="computation", traces=1, **rates)
 
 
 def test_a_single_answer_is_one_path_at_the_temperature_of_the_evaluation():
@@ -414,9 +420,12 @@ def test_a_single_answer_is_one_path_at_the_temperature_of_the_evaluation():
 
 
 def test_the_range_of_rewards_covers_what_can_be_given():
-    reward = schema.Reward(broken_format=-1.0, wrong=0.0, many_tools_bonus=0.1)
+    reward = reinforce_module.Reward(broken_format=-1.0, wrong=0.0, many_tools_bonus=0.1)
     assert reward.range() == (-1.0, 1.1)
-    assert schema.Reward(broken_format=0, wrong=-2, many_tools_bonus=-3).range() == (-2, 1)
+    assert reinforce_module.Reward(broken_format=0, wrong=-2, many_tools_bonus=-3).range() == (
+        -2,
+        1,
+    )
 
 
 # ---------------------------------------------------------------- the table of benchmarks
@@ -424,15 +433,15 @@ def test_the_range_of_rewards_covers_what_can_be_given():
 
 def rows_of(folder, **rows):
     write(folder, rows, "benchmarks")
-    return schema.load_benchmarks(folder)
+    return benchmarks.load_benchmarks(folder)
 
 
 def test_the_sets_that_come_with_the_project_have_their_rows():
-    rows = schema.load_benchmarks()
+    rows = benchmarks.load_benchmarks()
     assert {"gsm8k", "math500", "aime24", "hotpotqa", "bamboogle"} <= set(rows)
     for name in schema.names():
         questions = schema.load(name).prepare.questions
-        if isinstance(questions, schema.BenchmarkQuestions):
+        if isinstance(questions, prepare_module.BenchmarkQuestions):
             references = (*questions.train, *questions.test)
             assert {reference.partition("/")[0] for reference in references} <= set(rows)
 
@@ -472,7 +481,7 @@ def test_a_table_that_is_missing_or_none_is_refused(tmp_path, text):
     if text is not None:
         (tmp_path / "benchmarks.yaml").write_text(text)
     with pytest.raises(ValueError, match=r"benchmarks\.yaml is missing or holds no rows"):
-        schema.load_benchmarks(tmp_path)
+        benchmarks.load_benchmarks(tmp_path)
 
 
 def test_a_row_that_is_no_mapping_is_named(tmp_path):
@@ -513,7 +522,7 @@ CRITIC = {"backbone": "own", "value_clip": 0.5, "coefficient": 0.5}
 
 def algorithms_of(folder, **rows):
     (folder / "algorithms.yaml").write_text(yaml.dump(rows))
-    return schema.load_rows(folder)
+    return algorithms.load_rows(folder)
 
 
 IMPOSSIBLE = [
@@ -629,7 +638,7 @@ def test_a_table_of_algorithms_that_is_missing_or_none_is_refused(tmp_path, text
     if text is not None:
         (tmp_path / "algorithms.yaml").write_text(text)
     with pytest.raises(ValueError, match=r"algorithms\.yaml is missing or holds no rows"):
-        schema.load_rows(tmp_path)
+        algorithms.load_rows(tmp_path)
 
 
 def test_a_choice_without_settings_may_be_written_as_its_kind(tmp_path):
@@ -637,7 +646,7 @@ def test_a_choice_without_settings_may_be_written_as_its_kind(tmp_path):
     long = {**ALGORITHM, "estimator": {"kind": "leave_one_out"}, "marks": {"kind": "step"}}
     rows = algorithms_of(tmp_path, short=short, long=long)
     assert rows["short"] == rows["long"]
-    assert rows["short"].estimator == schema.LeaveOneOut(kind="leave_one_out")
+    assert rows["short"].estimator == algorithms.LeaveOneOut(kind="leave_one_out")
 
 
 def test_what_a_row_leaves_out_has_its_usual_value(tmp_path):
@@ -647,16 +656,16 @@ def test_what_a_row_leaves_out_has_its_usual_value(tmp_path):
     other = {**ALGORITHM, "importance_cap": None, "estimator": {"kind": "prefix_calibrated"}}
     row = algorithms_of(tmp_path, mine=other)["mine"]
     assert row.importance_cap is None
-    assert row.estimator == schema.PrefixCalibrated(kind="prefix_calibrated", key="lineage")
+    assert row.estimator == algorithms.PrefixCalibrated(kind="prefix_calibrated", key="lineage")
 
 
 @pytest.mark.parametrize("name", schema.names())
-@pytest.mark.parametrize("algorithm", schema.load_rows())
+@pytest.mark.parametrize("algorithm", algorithms.load_rows())
 def test_every_recipe_has_room_for_every_algorithm(name, algorithm):
     recipe = schema.load(name)
     reinforce = recipe.reinforce.model_copy(update={"algorithm": algorithm})
     chosen = recipe.model_copy(update={"reinforce": reinforce})
-    assert schema.row_of(chosen) == schema.load_rows()[algorithm]
+    assert schema.row_of(chosen) == algorithms.load_rows()[algorithm]
 
 
 def test_an_algorithm_without_a_row_is_refused_with_those_that_there_are(tmp_path):
@@ -701,13 +710,13 @@ mine:
 
 
 def test_a_row_of_the_users_own_loads_and_trains_without_any_code(tmp_path):
-    shutil.copy(schema.PARAMS / "algorithms.yaml", tmp_path)
+    shutil.copy(base.PARAMS / "algorithms.yaml", tmp_path)
     with (tmp_path / "algorithms.yaml").open("a") as table:
         table.write(OWN)
     write(tmp_path, changed(reinforce__algorithm="mine"))
     recipe = schema.load("mine", tmp_path)
     row = schema.row_of(recipe, tmp_path)
-    assert row.marks == schema.Marks(kind="entropy", quantile=0.8)
+    assert row.marks == algorithms.Marks(kind="entropy", quantile=0.8)
     algorithm = assemble(row, recipe.dialogue.response_tokens)
     episodes = [
         Episode(float(leaf), np.zeros(4), np.arange(4), np.zeros(4, np.int64), ("",))
@@ -715,7 +724,7 @@ def test_a_row_of_the_users_own_loads_and_trains_without_any_code(tmp_path):
     ]
     assert [leaf.shape for leaf in algorithm.estimator([episodes])[0]] == [(4,)] * 3
 
-    learning = checkpoint.Learner(tmp_path / "policy", small_policy(), None)
+    learning = resident.Learner(tmp_path / "policy", small_policy(), None)
     checkpoint.prepare_critic(learning, row.critic, recipe.machine)
     checkpoint.prepare_optimizer(learning, recipe.reinforce.update)
     trees = [credited(random_tree(seed), seed) for seed in range(2)]
@@ -789,7 +798,7 @@ def test_a_recipe_of_another_engine_differs_in_nothing_else():
 
 
 def test_sampling_ahead_needs_a_cap_on_the_weight_of_what_an_older_policy_sampled(tmp_path):
-    rows = yaml.safe_load((schema.PARAMS / "algorithms.yaml").read_text())
+    rows = yaml.safe_load((base.PARAMS / "algorithms.yaml").read_text())
     rows["grpo"]["importance_cap"] = None
     (tmp_path / "algorithms.yaml").write_text(yaml.safe_dump(rows))
     recipe = schema.load("smoke")
@@ -811,7 +820,7 @@ def test_sampling_ahead_needs_a_cap_on_the_weight_of_what_an_older_policy_sample
     ],
 )
 def test_an_engine_that_cannot_be_is_refused(tmp_path, engine, said):
-    values = yaml.safe_load((schema.PARAMS / "smoke.yaml").read_text())
+    values = yaml.safe_load((base.PARAMS / "smoke.yaml").read_text())
     values["engine"] |= engine
     with pytest.raises(ValueError, match=said):
         schema.check(values, tmp_path / "mine.yaml")

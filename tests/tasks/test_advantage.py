@@ -9,33 +9,26 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from params import schema
-from params.schema import Machine, load_rows
-from tasks import checkpoint, ledger, reward
+from params.schema import algorithms, recipe
+from params.schema.algorithms import load_rows
+from params.schema.base import Machine
+from tasks import reward
 from tasks.advantage import TABLE, advantage
-from tasks.ledger import Step
-from tasks.policy import use_machine
-from tasks.trajectory import (
-    PART,
-    PROMPT,
-    RESULT,
-    TURN,
-    Node,
-    Question,
-    Tree,
-    read_rows,
-    save_trees,
-    write_table,
-)
+from tasks.ledger import artifacts
+from tasks.ledger.artifacts import Step
+from tasks.policy import checkpoint, resident
+from tasks.policy.machine import use_machine
+from tasks.trees.tables import read_rows, save_trees, write_table
+from tasks.trees.tree import PART, PROMPT, RESULT, TURN, Node, Question, Tree
 from tests.trees import lengths, random_tree
 
 MACHINE = Machine(threads=1, device="cpu", precision="float32")
 ROWS = load_rows()
 QUESTIONS = 3  # an iteration
-SETTINGS = schema.load("smoke").reinforce.model_copy(
+SETTINGS = recipe.load("smoke").reinforce.model_copy(
     update={
         "questions": QUESTIONS,
-        "rollout": schema.load("smoke").reinforce.rollout.model_copy(update={"temperature": 0.7}),
+        "rollout": recipe.load("smoke").reinforce.rollout.model_copy(update={"temperature": 0.7}),
     }
 )
 NOTHING = np.zeros(0, np.float32)
@@ -65,8 +58,8 @@ def cold_start(initial, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    checkpoint._resident.clear()
-    checkpoint._references.clear()
+    resident._resident.clear()
+    resident._references.clear()
 
 
 def grown(rewards, seed=0):
@@ -76,7 +69,7 @@ def grown(rewards, seed=0):
 
 def run(initial, trees, rewards, row, penalties=None, name="batch", **changes):
     """The verb on the trees, each in a batch of its own; its record and its table's rows."""
-    batches: dict[str, list[ledger.Artifact]] = {"trees": [], "rewards": []}
+    batches: dict[str, list[artifacts.Artifact]] = {"trees": [], "rewards": []}
     for i, (tree, values) in enumerate(zip(trees, rewards, strict=True)):
         rows = [
             {
@@ -90,16 +83,16 @@ def run(initial, trees, rewards, row, penalties=None, name="batch", **changes):
         place = Path(f"{name}-{i}")
         save_trees([tree], place / "trees")
         write_table(pa.Table.from_pylist(rows, schema=reward.TABLE), place / "rewards.parquet")
-        batches["trees"].append(ledger.artifact(place / "trees"))
-        batches["rewards"].append(ledger.artifact(place / "rewards.parquet"))
+        batches["trees"].append(artifacts.artifact(place / "trees"))
+        batches["rewards"].append(artifacts.artifact(place / "rewards.parquet"))
     made = advantage.fn(**arguments(initial, batches, row, **changes))
-    return made, read_rows(Path(ledger.of(made, "advantages").path))
+    return made, read_rows(Path(artifacts.of(made, "advantages").path))
 
 
 def arguments(initial, batches, row, **changes) -> dict[str, Any]:
     return {
         "step": Step("toy", "reinforce", 0, 7),
-        "policy": ledger.artifact(initial),
+        "policy": artifacts.artifact(initial),
         "critic": None,
         "reference": None,
         **batches,
@@ -125,7 +118,7 @@ def test_each_leaf_has_a_row_with_a_number_for_each_of_its_sampled_tokens(initia
     rewards = [[1.0, 0.0, 0.5, -1.0], [0.0, 1.0, 1.0]]
     trees = grown(rewards)
     made, rows = run(initial, trees, rewards, ROWS["grpo"])
-    assert pq.read_schema(Path(ledger.of(made, "advantages").path)).equals(TABLE)
+    assert pq.read_schema(Path(artifacts.of(made, "advantages").path)).equals(TABLE)
     assert [(row["question"], row["leaf"]) for row in rows] == [
         (tree.question.id, leaf) for tree in trees for leaf in range(len(tree.leaves))
     ]
@@ -153,11 +146,11 @@ def test_a_row_is_done_once_and_another_choice_anew(initial):
     rewards = [[1.0, 0.0]]
     trees = grown(rewards)
     first, _ = run(initial, trees, rewards, ROWS["grpo"])
-    checkpoint._resident.clear()
+    resident._resident.clear()
     assert run(initial, trees, rewards, ROWS["grpo"])[0] == first
-    assert checkpoint._resident == [], "no policy was loaded"
+    assert resident._resident == [], "no policy was loaded"
     paths = {
-        ledger.of(run(initial, trees, rewards, ROWS[name])[0], "advantages").path
+        artifacts.of(run(initial, trees, rewards, ROWS[name])[0], "advantages").path
         for name in ("grpo", "dr_grpo", "gspo")
     }
     assert len(paths) == 3
@@ -193,7 +186,7 @@ def test_where_no_group_has_a_spread_nothing_is_left_and_nothing_breaks(initial,
     rewards = [[1.0, 1.0], [0.0, 0.0]]
     row = ROWS[name].model_copy(update={"group_filter": "spread"})
     in_reward = row.kl and row.kl.place == "reward"
-    reference = ledger.artifact(cold_start) if in_reward else None
+    reference = artifacts.artifact(cold_start) if in_reward else None
     made, rows = run(initial, grown(rewards), rewards, row, reference=reference)
     assert [row["kept"] for row in rows] == [False] * 4
     assert made["metrics"] == {"advantage_spread": 0.0, "groups_kept": 0.0}
@@ -238,7 +231,7 @@ def test_kl_in_the_reward_of_a_trajectory_is_its_sum_over_the_sampled_tokens(ini
     """RLOO: r - coefficient * sum of k1, before the baseline; against a slow loop."""
     row, trees = ROWS["rloo"], grown(REWARDS)
     assert row.kl
-    made, rows = run(initial, trees, REWARDS, row, reference=ledger.artifact(cold_start))
+    made, rows = run(initial, trees, REWARDS, row, reference=artifacts.artifact(cold_start))
     given = iter(rows)
     views = []
     for tree, rewards in zip(trees, REWARDS, strict=True):
@@ -257,7 +250,7 @@ def test_kl_in_the_reward_of_a_token_counts_from_there_on(initial, cold_start):
     """REINFORCE++: returns whitened over all sampled tokens; against a slow loop."""
     row, trees = ROWS["reinforce_pp"], grown(REWARDS)
     assert row.kl
-    _, rows = run(initial, trees, REWARDS, row, reference=ledger.artifact(cold_start))
+    _, rows = run(initial, trees, REWARDS, row, reference=artifacts.artifact(cold_start))
     returns = []
     for tree, rewards in zip(trees, REWARDS, strict=True):
         penalties = slow_penalties(cold_start, tree, row.kl.coefficient)
@@ -283,7 +276,7 @@ def test_a_kl_term_of_the_loss_does_not_touch_the_credit(initial):
 
 def planted_critic(initial, row):
     """The critic of the learner in memory, with a head that says something."""
-    learning = checkpoint.resident(initial, MACHINE)
+    learning = resident.resident(initial, MACHINE)
     checkpoint.prepare_critic(learning, row.critic, MACHINE)
     with torch.no_grad():
         learning.critic.head.weight.copy_(torch.linspace(-0.2, 0.2, 32)[None])
@@ -311,7 +304,7 @@ def test_a_critics_values_and_what_it_shall_foretell_go_into_the_table(initial, 
     row = ppo.model_copy(
         update={
             "critic": ppo.critic.model_copy(update={"backbone": backbone}),
-            "estimator": schema.Gae(kind="gae", gamma=1.0, **{"lambda": lambda_}),
+            "estimator": algorithms.Gae(kind="gae", gamma=1.0, **{"lambda": lambda_}),
         }
     )
     learning, trees = planted_critic(initial, row), grown(REWARDS)
@@ -402,7 +395,7 @@ def test_a_state_is_an_observation_without_its_history(initial):
     """GiGPO: C is met after B and after E, and compared."""
     tree = episodes("ABC", "AEC")
     row = ROWS["gigpo"].model_copy(
-        update={"estimator": schema.TwoLevel(kind="two_level", omega=1, gamma=1, std=False)}
+        update={"estimator": algorithms.TwoLevel(kind="two_level", omega=1, gamma=1, std=False)}
     )
     _, rows = run(initial, [tree], [[1.0, 0.0]], row)
     # episode .5; A shared .5, B alone 0, C shared .5
@@ -422,7 +415,7 @@ PATHS, PAID = ([1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 6, 7], [1, 8, 9, 4]), [1.0, 0.
 
 
 def keyed_on(key):
-    estimator = schema.PrefixCalibrated(kind="prefix_calibrated", key=key)
+    estimator = algorithms.PrefixCalibrated(kind="prefix_calibrated", key=key)
     return ROWS["gpg"].model_copy(update={"estimator": estimator})
 
 
@@ -496,6 +489,6 @@ def test_segments_end_at_the_marks_of_the_row(initial, tokenizer, marks, expecte
         node(2, TURN, "", answer, "answer"),
     ]
     tree = Tree(Question("q", "toy", "", ("1",)), nodes, [3, 3])
-    row = ROWS["grpo"].model_copy(update={"marks": schema.Marks(kind=marks)})
+    row = ROWS["grpo"].model_copy(update={"marks": algorithms.Marks(kind=marks)})
     _, rows = run(initial, [tree], [[1.0, 0.0]], row)
     assert rows[0]["segments"] == expected(len(call), len(answer))

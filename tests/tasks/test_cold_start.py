@@ -10,13 +10,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from params.schema import ColdStart, Machine
+from flows.runs import ledger_mirror
+from flows.tracking.progress import Progress
+from params.schema.base import Machine
+from params.schema.cold_start import ColdStart
 from tasks import cold_start as verb
-from tasks import ledger, store
 from tasks.cold_start import IGNORED, Traces, cold_start, newest_checkpoint
-from tasks.ledger import Step
-from tasks.progress import Progress
-from tasks.trajectory import write_table
+from tasks.ledger import artifacts, substeps
+from tasks.ledger.artifacts import Step
+from tasks.trees.tables import write_table
 
 ROOT = Path(__file__).parents[2]
 STEP = Step("toy", "cold_start", 0, 5)
@@ -69,8 +71,8 @@ def train(initial, rows, settings=SETTINGS, machine=MACHINE):
     write_table(pa.Table.from_pylist(rows), Path("traces.parquet"))
     return cold_start.fn(
         step=STEP,
-        policy=ledger.artifact(initial),
-        traces=ledger.artifact(Path("traces.parquet")),
+        policy=artifacts.artifact(initial),
+        traces=artifacts.artifact(Path("traces.parquet")),
         settings=settings,
         machine=machine,
     )
@@ -106,10 +108,10 @@ def test_an_observed_token_that_nothing_follows_changes_nothing(initial, folder)
             {**row, "tokens": row["tokens"] + ending, "trained": row["trained"] + [False] * 2}
             for row in made_traces()
         ]
-        digests.append(ledger.of(train(initial, rows, short), "policy").digest)
+        digests.append(artifacts.of(train(initial, rows, short), "policy").digest)
     assert digests[0] == digests[1]
     rows = [{**row, "trained": [*row["trained"][:-2], True, True]} for row in rows]
-    assert ledger.of(train(initial, rows, short), "policy").digest != digests[1]
+    assert artifacts.of(train(initial, rows, short), "policy").digest != digests[1]
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2])
@@ -128,7 +130,7 @@ def test_passes_in_bf16_learn_nearly_the_same_and_leave_float32(initial, folder,
     losses = [[point["loss"] for point in record["curve"]] for record in (made, unbroken)]
     assert losses[0] != losses[1]
     np.testing.assert_allclose(*losses, atol=0.05)
-    model = AutoModelForCausalLM.from_pretrained(ledger.of(made, "policy").path, dtype="auto")
+    model = AutoModelForCausalLM.from_pretrained(artifacts.of(made, "policy").path, dtype="auto")
     assert model.dtype is torch.float32
 
 
@@ -147,15 +149,15 @@ def test_training_lowers_the_loss_and_leaves_a_policy_and_a_curve(initial, folde
     assert [point["step"] for point in made["curve"]] == list(range(1, 31))
     assert made["metrics"]["loss"] == made["curve"][-1]["loss"] < made["curve"][0]["loss"] - 0.5
     assert made["curve"][-1]["learning_rate"] < 0.1 * longer.learning_rate
-    trained = Path(ledger.of(made, "policy").path)
+    trained = Path(artifacts.of(made, "policy").path)
     before, after = (AutoModelForCausalLM.from_pretrained(place) for place in (initial, trained))
     assert not torch.equal(before.lm_head.weight, after.lm_head.weight)
-    assert not list(ledger.ROOT.rglob(".*")), "no checkpoint is left"
+    assert not list(artifacts.ROOT.rglob(".*")), "no checkpoint is left"
 
 
 def test_the_tokenizer_is_handed_on_as_it_was(initial, tokenizer, folder):
     short = SETTINGS.model_copy(update={"steps": 1})
-    trained = ledger.of(train(initial, made_traces(2), short), "policy").path
+    trained = artifacts.of(train(initial, made_traces(2), short), "policy").path
     handed_on = PreTrainedTokenizerFast.from_pretrained(trained)
     assert handed_on.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
     assert handed_on.chat_template == tokenizer.chat_template
@@ -204,13 +206,15 @@ def began(monkeypatch):
 
 
 def checkpoints():
-    return sorted(path.name for path in ledger.ROOT.glob("toy/cold_start/.*.scratch/checkpoint-*"))
+    return sorted(
+        path.name for path in artifacts.ROOT.glob("toy/cold_start/.*.scratch/checkpoint-*")
+    )
 
 
 def test_a_killed_training_goes_on_and_ends_as_an_unbroken_one(initial, folder, unbroken, began):
     kill_while_training(initial)
     assert checkpoints() == ["checkpoint-2", "checkpoint-4"]
-    (scratch,) = ledger.ROOT.glob("toy/cold_start/.*.scratch")
+    (scratch,) = artifacts.ROOT.glob("toy/cold_start/.*.scratch")
     half = scratch / "checkpoint-6"  # as if the kill had come while this one was written
     half.mkdir()
     (half / "model.safetensors").write_bytes(b"half of the weights")
@@ -225,13 +229,13 @@ def test_a_killed_training_goes_on_and_ends_as_an_unbroken_one(initial, folder, 
 def test_a_training_that_was_killed_here_goes_on_elsewhere(
     initial, folder, unbroken, began, monkeypatch
 ):
-    monkeypatch.setenv(store.VARIABLE, str(folder / "shared"))
+    monkeypatch.setenv(ledger_mirror.VARIABLE, str(folder / "shared"))
     for name in ("first", "second"):
         (folder / name).mkdir()
     monkeypatch.chdir(folder / "first")
     kill_while_training(initial)
     monkeypatch.chdir(folder / "second")
-    with store.attached():
+    with ledger_mirror.attached():
         made = train(initial, made_traces())
     assert began == [4]
     assert made["artifacts"]["policy"]["digest"] == unbroken["artifacts"]["policy"]["digest"]
@@ -248,7 +252,7 @@ def test_a_training_that_was_killed_at_its_very_end_need_not_train(
 ):
     # all steps are done and the last checkpoint is whole, but no record has been written
     with monkeypatch.context() as patch:
-        patch.setattr(ledger, "_finish", lambda *_: pytest.fail("the end"))
+        patch.setattr(substeps, "_finish", lambda *_: pytest.fail("the end"))
         with pytest.raises(pytest.fail.Exception, match="the end"):
             train(initial, made_traces())
     assert checkpoints()[-1] == "checkpoint-6"
@@ -264,7 +268,7 @@ def test_the_newest_whole_checkpoint_is_taken(tmp_path):
         checkpoint.mkdir()
         (checkpoint / "model.safetensors").write_bytes(b"the weights")
         if number != 110:  # cut while it was written
-            ledger.seal(checkpoint)
+            substeps.seal(checkpoint)
     (tmp_path / "checkpoint-120" / "model.safetensors").write_bytes(b"the weig")  # truncated
     assert newest_checkpoint(tmp_path) == str(tmp_path / "checkpoint-100")
 

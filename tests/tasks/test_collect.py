@@ -8,27 +8,18 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from params import schema
-from params.schema import Kl, load_rows
+from params.schema import recipe
+from params.schema.algorithms import Kl, load_rows
 from tasks import advantage, reward
 from tasks.collect import collect
-from tasks.gate import GateError
+from tasks.gates.gate import GateError
 from tasks.reward import score_tree
-from tasks.trajectory import (
-    PROMPT,
-    RESULT,
-    TURN,
-    Node,
-    Question,
-    Tree,
-    read_rows,
-    save_trees,
-    write_table,
-)
+from tasks.trees.tables import read_rows, save_trees, write_table
+from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree
 
 LEAVES = 2
 ROWS = load_rows()
-RECIPE = schema.load("tiny")
+RECIPE = recipe.load("tiny")
 SETTINGS = RECIPE.reinforce.model_copy(
     update={"rollout": RECIPE.reinforce.rollout.model_copy(update={"leaves": LEAVES, "initial": 1})}
 )

@@ -9,25 +9,25 @@ import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from params import schema
-from params.schema import (
+from params.schema import benchmarks as schema
+from params.schema import prepare as prepare_module
+from params.schema import recipe as recipe_module
+from params.schema.agent import Dialogue, PythonTool, Search
+from params.schema.base import Machine
+from params.schema.prepare import (
     BenchmarkQuestions,
     ComputationExpert,
     ComputationQuestions,
-    Dialogue,
-    Machine,
     Prepare,
-    PythonTool,
-    Search,
     TinyPolicy,
     WrittenTraces,
 )
-from tasks import dialogue as talk
-from tasks import ledger, toolbox
 from tasks import prepare as verb
-from tasks.gate import GateError
-from tasks.ledger import Step
-from tasks.policy import build_tokenizer
+from tasks.environments import toolbox
+from tasks.gates.gate import GateError
+from tasks.ledger import artifacts
+from tasks.ledger.artifacts import Step
+from tasks.policy.tiny import build_tokenizer
 from tasks.prepare import (
     SOURCES,
     check_context,
@@ -38,8 +38,10 @@ from tasks.prepare import (
     trace_table,
 )
 from tasks.questions import benchmarks
-from tasks.questions.script import Dropped, Material
-from tasks.trajectory import Document, Message, Observation, Question, load_questions, read_rows
+from tasks.questions.experts import Dropped, Material
+from tasks.trees import dialogue as talk
+from tasks.trees.tables import load_questions, read_rows
+from tasks.trees.tree import Document, Message, Observation, Question
 
 STEP = Step("toy", "prepare", 0, 7)
 MACHINE = Machine(threads=1, device="cpu", precision="float32")
@@ -168,8 +170,8 @@ def settings(**changes):
 
 
 def test_every_source_of_questions_and_kind_of_policy_can_be_made():
-    assert set(SOURCES) == set(schema.EXPERTS_OF)
-    kinds = {"tiny": schema.TinyPolicy, "pretrained": schema.PretrainedPolicy}
+    assert set(SOURCES) == set(prepare_module.EXPERTS_OF)
+    kinds = {"tiny": prepare_module.TinyPolicy, "pretrained": prepare_module.PretrainedPolicy}
     assert set(verb.POLICIES) == set(kinds)
 
 
@@ -211,13 +213,13 @@ def test_deep_search_asks_for_each_file_that_the_user_provides_before_it_fetches
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(benchmarks, "hf_hub_download", lambda *_, **__: pytest.fail("fetched"))
-    chosen = schema.load(name)
+    chosen = recipe_module.load(name)
     missing = ("traces", "corpus", "train")
     for done, absent in enumerate(missing):
         for file in missing[:done]:
             write(f"questions/deep-search/{file}.jsonl", {})
         with pytest.raises(ValueError) as caught:
-            source_files(chosen.prepare, chosen.search, schema.named_sets(chosen))
+            source_files(chosen.prepare, chosen.search, recipe_module.named_sets(chosen))
         assert f"questions/deep-search/{absent}.jsonl" in str(caught.value)
 
 
@@ -426,7 +428,7 @@ def test_the_whole_of_prepare(tmp_path, monkeypatch):
     assert run(tools.open) == made
     assert len(tools.rounds) == rounds, "what is finished is not done again"
 
-    for record in ledger.ROOT.rglob("record.json"):
+    for record in artifacts.ROOT.rglob("record.json"):
         record.unlink()
     assert run(tools.open)["artifacts"] == made["artifacts"], "equal inputs give equal bytes"
 
@@ -444,7 +446,7 @@ def test_the_whole_of_prepare(tmp_path, monkeypatch):
         {"limits": LIMITS.model_copy(update={"output_characters": 7})},
         {"search": SEARCH},
         {"sets": {"mine": ROW}},
-        {"sources": [ledger.artifact(file)]},
+        {"sources": [artifacts.artifact(file)]},
         {"settings": settings(overlap_words=19)},
         {"dialogue": DIALOGUE.model_copy(update={"result_tokens": 7})},
     ):
@@ -454,7 +456,7 @@ def test_the_whole_of_prepare(tmp_path, monkeypatch):
 
 def test_prepare_of_an_encyclopedia_with_its_real_tools(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    recipe = schema.load("tiny-search")
+    recipe = recipe_module.load("tiny-search")
     few = {"train": 32, "validation": 4, "test": 8, "articles": 60}
     chosen = recipe.prepare.model_copy(
         update={
@@ -466,7 +468,7 @@ def test_prepare_of_an_encyclopedia_with_its_real_tools(tmp_path, monkeypatch):
     made = run(
         partial(toolbox.open_tools, recipe),
         settings=chosen,
-        sets=schema.named_sets(recipe),
+        sets=recipe_module.named_sets(recipe),
         dialogue=recipe.dialogue,
         limits=recipe.python,
         search=recipe.search,
@@ -553,12 +555,12 @@ def test_questions_that_break_an_expectation_stop_the_run_before_any_tool_is_ope
     with pytest.raises(GateError, match="questions"):
         run(tools.open, settings=settings(overlap_words=2))
     assert tools.opened_on == []
-    assert not list(ledger.ROOT.rglob("record.json"))
+    assert not list(artifacts.ROOT.rglob("record.json"))
 
 
 # ---------------------------------------------------------------- what is delivered
 
-DELIVERED = schema.Intake(folder=Path("questions/intake/toy"), set="mine")
+DELIVERED = prepare_module.Intake(folder=Path("questions/intake/toy"), set="mine")
 
 
 def test_delivered_questions_are_trained_on_and_a_bad_file_is_said_and_set_aside(
@@ -587,9 +589,11 @@ def test_delivered_questions_are_trained_on_and_a_bad_file_is_said_and_set_aside
 
     plain = places_of(run(Calculator().open))
     for out in ("initial", "traces"):
-        assert ledger.digest(places[out]) == ledger.digest(plain[out]), "of the recipe's own alone"
+        assert artifacts.digest(places[out]) == artifacts.digest(plain[out]), (
+            "of the recipe's own alone"
+        )
     test = "questions/test.parquet"
-    assert ledger.digest(places["initial"].parent / test) == ledger.digest(
+    assert artifacts.digest(places["initial"].parent / test) == artifacts.digest(
         plain["initial"].parent / test
     )
 

@@ -8,20 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from params.schema import Overlong, Reward
-from tasks import ledger
-from tasks.ledger import Step
+from params.schema.algorithms import Overlong
+from params.schema.reinforce import Reward
+from tasks.ledger import artifacts
+from tasks.ledger.artifacts import Step
 from tasks.reward import TABLE, length_penalty, reward, score, score_tree
-from tasks.trajectory import (
-    PROMPT,
-    RESULT,
-    TURN,
-    Node,
-    Question,
-    Tree,
-    read_rows,
-    save_trees,
-)
+from tasks.trees.tables import read_rows, save_trees
+from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree
 
 SETTINGS = Reward(broken_format=-1.0, wrong=0.0, many_tools_bonus=0.1)
 QUESTION = Question("q", "toy", "12*34?", ("408",))
@@ -278,12 +271,12 @@ def run(trees, overlong=None, response_tokens=100):
     save_trees(trees, Path("trees"))
     made = reward.fn(
         step=Step("toy", "reinforce", 0, 7),
-        trees=ledger.artifact(Path("trees")),
+        trees=artifacts.artifact(Path("trees")),
         settings=SETTINGS,
         overlong=overlong,
         response_tokens=response_tokens,
     )
-    return made, read_rows(Path(ledger.of(made, "rewards").path))
+    return made, read_rows(Path(artifacts.of(made, "rewards").path))
 
 
 def test_groups_with_spread_are_those_whose_leaves_earned_different_rewards(tmp_path, monkeypatch):

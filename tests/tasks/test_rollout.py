@@ -13,19 +13,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from params.schema import Dialogue, Engine, Machine, Marks, PythonTool, Rollout, Search
-from tasks import checkpoint, ledger
-from tasks.ledger import Step
+from params.schema.agent import Dialogue, Engine, PythonTool, Search
+from params.schema.algorithms import Marks
+from params.schema.base import Machine
+from params.schema.reinforce import Rollout
+from tasks.ledger import artifacts
+from tasks.ledger.artifacts import Step
+from tasks.policy import resident
 from tasks.rollout import batch, rollout
 from tasks.tools.search import save_corpus
-from tasks.trajectory import (
-    STORED_TREES,
-    Document,
-    Observation,
-    Question,
-    load_trees,
-    save_questions,
-)
+from tasks.trees.tables import STORED_TREES, load_trees, save_questions
+from tasks.trees.tree import Document, Observation, Question
 
 
 def questions(count):
@@ -140,15 +138,15 @@ SEARCH = Search(corpus=None, results=1, snippet_words=20, query_characters=200, 
 def arguments(policy, tokenizer, tmp_path, monkeypatch):
     """What a rollout of two questions is handed, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
-    checkpoint._resident.clear()
+    resident._resident.clear()
     policy.save_pretrained("policy")
     tokenizer.save_pretrained("policy")
     save_questions(questions(3), Path("questions.parquet"))
     save_corpus([Document("Ada", "a poet")], Path("corpus"))
     return {
         "step": Step("toy", "reinforce", 0, 7),
-        "policy": ledger.artifact(Path("policy")),
-        "questions": ledger.artifact(Path("questions.parquet")),
+        "policy": artifacts.artifact(Path("policy")),
+        "questions": artifacts.artifact(Path("questions.parquet")),
         "size": 2,
         "first": 0,
         "attempt": 0,
@@ -161,7 +159,7 @@ def arguments(policy, tokenizer, tmp_path, monkeypatch):
         "machine": MACHINE,
         "limits": LIMITS,
         "search": SEARCH,
-        "corpus": ledger.artifact(Path("corpus")),
+        "corpus": artifacts.artifact(Path("corpus")),
         "tools": lambda calls: [Observation("ok", "a poet") for _ in calls],
     }
 
@@ -169,7 +167,7 @@ def arguments(policy, tokenizer, tmp_path, monkeypatch):
 def test_a_rollout_is_a_tree_a_question_and_is_done_once(arguments):
     finished = []
     made = rollout.fn(**arguments, advance=finished.append)
-    trees = load_trees(Path(ledger.of(made, "trees").path))
+    trees = load_trees(Path(artifacts.of(made, "trees").path))
     assert [tree.question.id for tree in trees] == [
         question.id for question in batch(questions(3), arguments["step"].seed, 0, 0, 2)
     ]
@@ -186,16 +184,16 @@ def test_what_the_tools_are_made_of_decides_the_outcome(arguments):
         {},
         {"search": SEARCH.model_copy(update={"results": 2})},
         {"search": None},
-        {"corpus": ledger.artifact(Path("other"))},
+        {"corpus": artifacts.artifact(Path("other"))},
         {"limits": LIMITS.model_copy(update={"cpu_seconds": 2})},
     ]
     made = [rollout.fn(**{**arguments, **change}) for change in changes]
-    assert len({ledger.of(record, "trees").path for record in made}) == len(changes)
+    assert len({artifacts.of(record, "trees").path for record in made}) == len(changes)
 
 
 def grown(arguments, **changes):
     made = rollout.fn(**{**arguments, **changes})
-    return made, load_trees(Path(ledger.of(made, "trees").path))
+    return made, load_trees(Path(artifacts.of(made, "trees").path))
 
 
 def test_where_an_iteration_begins_and_which_batch_it_takes_decide_the_questions(arguments):
@@ -221,7 +219,7 @@ def test_a_further_batch_draws_from_seeds_of_its_own(arguments):
 def test_a_batch_says_whether_questions_are_left_for_another_one(arguments, first):
     """Of 4 questions by 2: a batch across the end of a pass may have asked what comes next."""
     save_questions(questions(4), Path("four.parquet"))
-    arguments = {**arguments, "questions": ledger.artifact(Path("four.parquet")), "first": first}
+    arguments = {**arguments, "questions": artifacts.artifact(Path("four.parquet")), "first": first}
     for attempt in range(3):
         made, trees = grown(arguments, attempt=attempt)
         following = batch(questions(4), arguments["step"].seed, first, attempt + 1, 2)
@@ -285,7 +283,7 @@ def test_stored_trees_of_the_iteration_stand_for_what_would_be_sampled(
     (tmp_path / "stored").mkdir()
     for name in ("questions", "nodes", "leaves", "decisions"):
         tables = [
-            pq.read_table(Path(ledger.of(record, "trees").path) / f"{name}.parquet")
+            pq.read_table(Path(artifacts.of(record, "trees").path) / f"{name}.parquet")
             for record in made
         ]
         numbered = [
@@ -295,7 +293,7 @@ def test_stored_trees_of_the_iteration_stand_for_what_would_be_sampled(
         pq.write_table(pa.concat_tables(numbered), tmp_path / f"stored/{name}.parquet")
 
     def again(**changes):
-        shutil.rmtree(ledger.ROOT, ignore_errors=True)
+        shutil.rmtree(artifacts.ROOT, ignore_errors=True)
         return rollout.fn(**{**arguments, **changes})
 
     monkeypatch.setenv(STORED_TREES, str(tmp_path / "stored"))
@@ -303,12 +301,12 @@ def test_stored_trees_of_the_iteration_stand_for_what_would_be_sampled(
     for number in range(2):
         found = again(step=Step("toy", "reinforce", number, 7), **other)
         assert found["artifacts"] == {
-            "trees": {"path": ANY, "digest": ledger.of(made[number], "trees").digest}
+            "trees": {"path": ANY, "digest": artifacts.of(made[number], "trees").digest}
         }
     with pytest.raises(ValueError, match=r"has no tree for question \d in iteration 2"):
         again(step=Step("toy", "reinforce", 2, 7))
     asked = again(step=Step("toy", "evaluate/trained", 0, 8), **other)
-    assert ledger.of(asked, "trees").digest != ledger.of(made[0], "trees").digest
+    assert artifacts.of(asked, "trees").digest != artifacts.of(made[0], "trees").digest
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -323,8 +321,8 @@ def test_in_bf16_a_copy_samples_and_is_given_up_at_once(arguments, monkeypatch, 
         assert made.dtype is torch.bfloat16
         return made
 
-    make = checkpoint.to_sample
-    monkeypatch.setattr(checkpoint, "to_sample", to_sample)
+    make = resident.to_sample
+    monkeypatch.setattr(resident, "to_sample", to_sample)
     half = MACHINE.model_copy(update={"precision": "bfloat16", "threads": threads})
     torch.set_num_threads(threads)
     gc.disable()
@@ -334,7 +332,7 @@ def test_in_bf16_a_copy_samples_and_is_given_up_at_once(arguments, monkeypatch, 
     finally:
         gc.enable()
         torch.set_num_threads(MACHINE.threads)
-    (learning,) = checkpoint._resident
+    (learning,) = resident._resident
     assert learning.model.dtype is torch.float32
-    trees = load_trees(Path(ledger.of(made, "trees").path))
+    trees = load_trees(Path(artifacts.of(made, "trees").path))
     assert all(len(tree.leaves) == BUDGET.leaves for tree in trees)

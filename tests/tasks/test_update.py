@@ -7,24 +7,20 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForCausalLM
 
-from params.schema import Kl, Machine, Update, load_rows
-from tasks import checkpoint, learner, ledger
+from params.schema.algorithms import Kl, load_rows
+from params.schema.base import Machine
+from params.schema.reinforce import Update
 from tasks.advantage import TABLE
-from tasks.ledger import Step
-from tasks.packing import uncredited
-from tasks.policy import use_machine
-from tasks.statistics import tree_metrics
-from tasks.trajectory import (
-    PROMPT,
-    RESULT,
-    TURN,
-    Node,
-    Question,
-    Tree,
-    load_trees,
-    save_trees,
-    write_table,
-)
+from tasks.learning import learner
+from tasks.learning.packing import uncredited
+from tasks.ledger import artifacts as ledger
+from tasks.ledger import substeps
+from tasks.ledger.artifacts import Step
+from tasks.policy import checkpoint, resident
+from tasks.policy.machine import use_machine
+from tasks.trees.metrics import tree_metrics
+from tasks.trees.tables import load_trees, save_trees, write_table
+from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree
 from tasks.update import update
 
 MACHINE = Machine(threads=1, device="cpu", precision="float32")
@@ -62,8 +58,8 @@ def initial(policy, tokenizer, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    checkpoint._resident.clear()
-    checkpoint._references.clear()
+    resident._resident.clear()
+    resident._references.clear()
     return tmp_path
 
 
@@ -182,7 +178,7 @@ def test_each_leaf_gets_its_own_advantage(initial):
     policy = ledger.artifact(initial)
     digests = set()
     for advantages in ((1.0, -0.5, 0.25), (-0.5, 1.0, 0.25), (1.0, 0.25, -0.5)):
-        checkpoint._resident.clear()
+        resident._resident.clear()
         digests.add(ledger.of(run(policy, data=batch(advantages=advantages)), "policy").digest)
     assert len(digests) == 3
 
@@ -191,7 +187,7 @@ def chain(initial, keep_in_memory):
     """Two updates, the second on what the first has made; digests of the second's artifacts."""
     first = run(ledger.artifact(initial), iteration=0)
     if not keep_in_memory:
-        checkpoint._resident.clear()
+        resident._resident.clear()
     optimizer = ledger.of(first, "optimizer")
     second = run(ledger.of(first, "policy"), iteration=1, data=batch(seed=1), optimizer=optimizer)
     return {name: made["digest"] for name, made in second["artifacts"].items()}
@@ -206,14 +202,14 @@ def test_the_next_update_goes_on_in_memory_as_it_would_from_disk(initial, tmp_pa
 
 def test_the_next_sub_step_finds_the_policy_in_memory(initial):
     made = run(ledger.artifact(initial))
-    (learning,) = checkpoint._resident
-    assert checkpoint.resident(Path(ledger.of(made, "policy").path), MACHINE) is learning
+    (learning,) = resident._resident
+    assert resident.resident(Path(ledger.of(made, "policy").path), MACHINE) is learning
 
 
 @pytest.mark.parametrize("row", [ARPO, WITHOUT_KL], ids=["policy", "with a critic"])
 def test_no_gradients_are_held_while_the_next_iteration_samples(initial, row):
     run(ledger.artifact(initial), row=row, data=batch(values=True))
-    (learning,) = checkpoint._resident
+    (learning,) = resident._resident
     backbone = learning.critic.backbone if learning.critic else None
     held = [*learning.model.parameters(), *(backbone.parameters() if backbone else ())]
     assert all(weight.grad is None for weight in held)
@@ -221,9 +217,9 @@ def test_no_gradients_are_held_while_the_next_iteration_samples(initial, row):
 
 def test_what_is_finished_is_read_back(initial):
     made = run(ledger.artifact(initial))
-    checkpoint._resident.clear()
+    resident._resident.clear()
     assert run(ledger.artifact(initial)) == made
-    assert checkpoint._resident == [], "no policy was loaded"
+    assert resident._resident == [], "no policy was loaded"
 
 
 @pytest.mark.parametrize(
@@ -255,7 +251,7 @@ def test_mini_batches_are_drawn_anew_each_iteration_and_for_each_run(initial):
     def orders(steps):
         digests = set()
         for iteration, run_seed in steps:
-            checkpoint._resident.clear()
+            resident._resident.clear()
             made = run(policy, iteration=iteration, run_seed=run_seed, settings=settings)
             digests.add(ledger.of(made, "policy").digest)
         return digests
@@ -268,14 +264,14 @@ def test_a_pruned_policy_that_is_needed_again_can_be_made_again(initial):
     made = run(ledger.artifact(initial))
     policy = ledger.of(made, "policy")
     last = Step("toy", "reinforce", 5, 7)
-    ledger.retire(last, "update", last=1, every=9, weights=())
-    checkpoint._resident.clear()
+    substeps.retire(last, "update", last=1, every=9, weights=())
+    resident._resident.clear()
     with pytest.raises(ledger.PrunedError, match="has been pruned"):
         run(policy, iteration=1, data=batch(seed=1))
     with pytest.raises(ledger.PrunedError):
         ledger.publish(policy, Path("models/trained"))
     assert run(ledger.artifact(initial)) == made, "its record still counts"
-    ledger.revive(last.folder)
+    substeps.revive(last.folder)
     assert ledger.of(run(ledger.artifact(initial)), "policy") == policy
     run(policy, iteration=1, data=batch(seed=1))
 
@@ -284,8 +280,8 @@ def test_weights_without_their_optimizer_are_not_silently_trained_on(initial):
     made = run(ledger.artifact(initial))
     policy, optimizer = (ledger.of(made, name) for name in ("policy", "optimizer"))
     last = Step("toy", "reinforce", 5, 7)
-    ledger.retire(last, "update", last=1, every=1, weights=("policy", "critic"))
-    checkpoint._resident.clear()
+    substeps.retire(last, "update", last=1, every=1, weights=("policy", "critic"))
+    resident._resident.clear()
     assert Path(policy.path).is_dir()
     with pytest.raises(ledger.PrunedError, match="optimizer has been pruned"):
         run(policy, iteration=1, data=batch(seed=1), optimizer=optimizer)
@@ -298,7 +294,7 @@ def test_rows_belong_to_their_leaves_whatever_their_order(initial):
     policy = ledger.artifact(initial)
     digests = set()
     for name, rows in (("forth", credit()), ("back", credit()[::-1])):
-        checkpoint._resident.clear()
+        resident._resident.clear()
         made = run(policy, data=artifacts(two_trees(), rows, name))
         digests.add(ledger.of(made, "policy").digest)
     assert len(digests) == 1
@@ -307,7 +303,7 @@ def test_rows_belong_to_their_leaves_whatever_their_order(initial):
 def test_what_the_group_filter_has_dropped_is_not_there_for_the_update(initial):
     policy = ledger.artifact(initial)
     made = run(policy, data=batch(dropped=("q1",)))
-    checkpoint._resident.clear()
+    resident._resident.clear()
     alone = run(policy, data=artifacts(two_trees()[:1], credit()[:2], "alone"))
     assert ledger.of(made, "policy").digest == ledger.of(alone, "policy").digest
     assert made["metrics"] == alone["metrics"]
@@ -340,7 +336,7 @@ def test_segments_of_the_table_are_the_units_of_the_ratio(initial):
         for entry in rows if halves else []:
             length = len(entry["advantages"])
             entry["segments"] = [int(i >= length // 2) for i in range(length)]
-        checkpoint._resident.clear()
+        resident._resident.clear()
         data = artifacts(two_trees(), rows, name)
         made = run(ledger.artifact(initial), row=row, settings=settings, data=data)
         digests.add(ledger.of(made, "policy").digest)
@@ -406,8 +402,8 @@ def test_a_kl_term_without_a_reference_is_refused(initial):
 
 def values_of(folder):
     """The values of a saved checkpoint for the batch, by the verb's own way in."""
-    checkpoint._resident.clear()
-    learning = checkpoint.resident(Path(folder), MACHINE)
+    resident._resident.clear()
+    learning = resident.resident(Path(folder), MACHINE)
     checkpoint.prepare_critic(learning, PPO.critic, MACHINE)
     trees = [uncredited(tree) for tree in two_trees()]
     found = learner.node_values(learning, trees, SETTINGS, MACHINE)
@@ -439,7 +435,7 @@ def test_with_a_critic_too_memory_and_disk_give_the_same_bytes(initial, row):
     for name, forget in (("memory", False), ("disk", True)):
         first = run(ledger.artifact(initial), row=row, data=batch(values=True), run_seed=5)
         if forget:
-            checkpoint._resident.clear()
+            resident._resident.clear()
         second = update.fn(
             **arguments(
                 ledger.of(first, "policy"),
@@ -457,7 +453,7 @@ def test_with_a_critic_too_memory_and_disk_give_the_same_bytes(initial, row):
 
 def test_a_row_without_a_critic_keeps_none_of_another_rows_critic(initial):
     """A comparison starts every row from the same cold start, which may still be in memory."""
-    learning = checkpoint.resident(initial, MACHINE)
+    learning = resident.resident(initial, MACHINE)
     checkpoint.prepare_critic(learning, PPO.critic, MACHINE)
     made = run(ledger.artifact(initial))
     assert set(made["artifacts"]) == {"policy", "optimizer"}

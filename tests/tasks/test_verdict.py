@@ -5,11 +5,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from params.schema import Verdict
-from tasks import ledger
-from tasks.ledger import Step
-from tasks.statistics import paired_bootstrap
-from tasks.trajectory import write_table
+from params.schema.verdict import Verdict
+from tasks.ledger import artifacts
+from tasks.ledger.artifacts import Step
+from tasks.trees.intervals import paired_bootstrap
+from tasks.trees.tables import write_table
 from tasks.verdict import judge, successes, verdict
 
 SETTINGS = Verdict(confidence=0.95, margin=0.0, bootstrap=500)
@@ -152,12 +152,12 @@ def write_gate(stage, table, passed):
 def decided():
     made = verdict.fn(
         step=Step("toy", "verdict", 0, 7),
-        answers=ledger.artifact(Path("evaluation.parquet")),
-        champion=ledger.artifact(Path("champion")),
-        gates=[ledger.artifact(Path("gates", name)) for name in ("prepare", "reinforce")],
+        answers=artifacts.artifact(Path("evaluation.parquet")),
+        champion=artifacts.artifact(Path("champion")),
+        gates=[artifacts.artifact(Path("gates", name)) for name in ("prepare", "reinforce")],
         settings=SETTINGS,
     )
-    return Path(ledger.of(made, "verdict").path)
+    return Path(artifacts.of(made, "verdict").path)
 
 
 def test_the_verdict_is_a_file_with_every_figure(folder):

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from params.schema import Engine, Machine
-from tasks import ledger
-from tasks.engines import vllm as engines
-from tasks.policy import build_policy, build_tokenizer
+from params.schema.agent import Engine
+from params.schema.base import Machine
+from tasks.engines.vllm import engine as engines
+from tasks.ledger import artifacts
+from tasks.policy.tiny import build_policy, build_tokenizer
 from tests.conftest import TEXTS
 
 MACHINE = Machine(threads=2, device="cpu", precision="float32")
@@ -52,7 +53,7 @@ def save(model, tokenizer, folder):
     """Save a policy; its artifact."""
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return ledger.artifact(folder)
+    return artifacts.artifact(folder)
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from tasks.engines import vllm
-from tasks.engines.vllm_ways import ROOT
+from tasks.engines.vllm import engine as vllm
+from tasks.engines.vllm.connection import ROOT
 from tests.vllm.conftest import SETTINGS, save
 from tests.vllm.test_vllm import changed, check, same, sampled
 
@@ -28,7 +28,7 @@ def start(folder, port, log):
     """What `make serve POLICY=… PORT=…` runs."""
     words = ["--port", str(port), "--precision", "float32", "--memory", "0.25"]
     return subprocess.Popen(
-        [sys.executable, "-m", "tasks.engines.vllm_serve", folder, *words],
+        [sys.executable, "-m", "tasks.engines.vllm.serve", folder, *words],
         cwd=ROOT,
         stdout=log,
         stderr=subprocess.STDOUT,

@@ -17,14 +17,18 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from params.schema import Dialogue, Lora, Rollout
-from tasks import adapter, checkpoint, ledger
-from tasks import dialogue as talk
-from tasks.engines import Request, vllm, vllm_ways
+from params.schema.agent import Dialogue
+from params.schema.reinforce import Lora, Rollout
+from tasks.engines import Request
+from tasks.engines.vllm import connection
+from tasks.engines.vllm import engine as vllm
 from tasks.environments.question import respond
-from tasks.policy import TAGS, build_tokenizer
-from tasks.sampler import Setting, grow
-from tasks.trajectory import END, LENGTH, STOP, TURN, Observation, Question
+from tasks.ledger import artifacts
+from tasks.policy import adapter, checkpoint, resident
+from tasks.policy.tiny import TAGS, build_tokenizer
+from tasks.rollouts.rounds import Setting, grow
+from tasks.trees import dialogue as talk
+from tasks.trees.tree import END, LENGTH, STOP, TURN, Observation, Question
 from tests.conftest import TEXTS
 from tests.vllm.conftest import SETTINGS, save
 
@@ -105,13 +109,13 @@ def test_weights_from_a_folder_are_those_from_memory(engine, make, tokenizer, tm
 
 def test_an_adapter_is_sampled_merged_before_and_after_an_update(engine, make, tokenizer, tmp_path):
     model, made = make()
-    learning = checkpoint.Learner(Path(made.path), model, tokenizer)
+    learning = resident.Learner(Path(made.path), model, tokenizer)
     adapter.attach(model, Lora(rank=4, alpha=8, modules=("q_proj", "down_proj")), made, seed=3)
     processes = set()
     for name in ("first", "second"):
         changed_adapter(model)
         checkpoint.save(learning, tmp_path / name)
-        policy = ledger.artifact(tmp_path / name / checkpoint.POLICY)
+        policy = artifacts.artifact(tmp_path / name / checkpoint.POLICY)
         held = engine(model, policy, tokenizer)
         held.folder = partial(checkpoint.whole, policy)
         check(model, *sampled(held, model.config.vocab_size))
@@ -347,7 +351,7 @@ def test_the_process_ends_with_its_trainer(make):
     _, made = make()
     trainer = subprocess.Popen(
         [sys.executable, "-c", TRAINER, made.path],
-        cwd=vllm_ways.ROOT,
+        cwd=connection.ROOT,
         stdout=subprocess.PIPE,
         text=True,
     )

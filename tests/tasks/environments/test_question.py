@@ -3,7 +3,7 @@
 import pytest
 
 from tasks.environments.question import respond
-from tasks.trajectory import Call, Observation
+from tasks.trees.tree import Call, Observation
 
 
 @pytest.fixture

@@ -8,15 +8,17 @@ import pyarrow.parquet as pq
 import pytest
 from huggingface_hub import constants
 
-from params import schema
-from params.schema import Benchmark, BenchmarkQuestions, CalculatorExpert, WrittenTraces
+from params.schema import benchmarks as schema
+from params.schema import recipe
+from params.schema.benchmarks import Benchmark
+from params.schema.prepare import BenchmarkQuestions, CalculatorExpert, WrittenTraces
 from tasks.environments.question import respond
-from tasks.overlap import overlaps
 from tasks.questions import benchmarks
-from tasks.questions.script import Dropped
+from tasks.questions.experts import Dropped
 from tasks.scorers import SCORERS
 from tasks.tools.python import python_tool
-from tasks.trajectory import Message, Question
+from tasks.trees.tree import Message, Question
+from tasks.trees.words import overlaps
 
 ROOT = Path(__file__).parents[3]
 SPLITS = ("gsm8k/train", "gsm8k/test", "math500/test", "aime24/test", "hotpotqa/test")
@@ -53,7 +55,7 @@ def right(question, answer):
 
 @contextmanager
 def python():
-    limits = schema.load("smoke", ROOT / "params").python
+    limits = recipe.load("smoke", ROOT / "params").python
     with python_tool(limits, 1) as tool:
         yield partial(respond, {"python": tool})
 

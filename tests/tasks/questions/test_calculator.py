@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from params.schema import PythonTool
+from params.schema.agent import PythonTool
 from tasks.environments.question import respond
 from tasks.questions.calculator import (
     UnreadableError,
@@ -22,7 +22,7 @@ from tasks.questions.calculator import (
     write_traces,
 )
 from tasks.tools.python import python_tool
-from tasks.trajectory import Question
+from tasks.trees.tree import Question
 
 LIMITS = PythonTool(
     sandbox="auto",

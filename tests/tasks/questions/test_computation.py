@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from params.schema import ComputationExpert, ComputationQuestions
-from tasks import dialogue as talk
+from params.schema.prepare import ComputationExpert, ComputationQuestions
 from tasks.questions import computation
 from tasks.questions.computation import KINDS, generate, material, script
-from tasks.trajectory import Observation, Question
+from tasks.trees import dialogue as talk
+from tasks.trees.tree import Observation, Question
 
 OPERATIONS = {
     ast.Add: operator.add,

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from params import schema
-from params.schema import EncyclopediaExpert, EncyclopediaQuestions
-from tasks import dialogue as talk
+from params.schema import recipe as schema
+from params.schema.prepare import EncyclopediaExpert, EncyclopediaQuestions
+from tasks.environments.toolbox import open_tools
 from tasks.questions import encyclopedia
 from tasks.questions.encyclopedia import KINDS, build, generate, material, script
-from tasks.questions.script import play
-from tasks.toolbox import open_tools
+from tasks.questions.experts import play
 from tasks.tools.search import save_corpus, search_tool
+from tasks.trees import dialogue as talk
 
 RECIPE = schema.load("tiny-search")
 SETTINGS = RECIPE.prepare.questions

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from params.schema import Benchmark
+from params.schema.benchmarks import Benchmark
 from tasks.prepare import intake_fault
 from tasks.questions import intake
-from tasks.trajectory import Question
+from tasks.trees.tree import Question
 
 ROW = Benchmark(
     hub=None,

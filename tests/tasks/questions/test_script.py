@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from tasks import dialogue as talk
-from tasks.questions.script import Move, Script, play, texts
-from tasks.trajectory import Call, Observation, Question
+from tasks.questions.experts import Move, Script, play, texts
+from tasks.trees import dialogue as talk
+from tasks.trees.tree import Call, Observation, Question
 
 
 class Tools:

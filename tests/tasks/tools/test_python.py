@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from params.schema import PythonTool
+from params.schema.agent import PythonTool
 from tasks.tools import python
 from tasks.tools.python import choose_backend, python_tool
-from tasks.trajectory import Observation
+from tasks.trees.tree import Observation
 
 SANDBOXES = ["unshare"] + (["bubblewrap"] if shutil.which("bwrap") else [])
 PROJECT = Path(__file__).parents[3]

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from params.schema import Search
+from params.schema.agent import Search
 from tasks.tools.search import build_index, line, save_corpus, search_tool, snippet, words
-from tasks.trajectory import Document, Observation
+from tasks.trees.tree import Document, Observation
 
 PROJECT = Path(__file__).parents[3]
 OUTCOMES = {"ok", "no_results", "empty_query", "query_too_long"}

@@ -1,0 +1,191 @@
+"""What the ledger and its checkpoints cost, as a share of a training iteration.
+
+    python -m benchmarks.ledger
+
+The iterations are those of the recipe ``tiny`` without Prefect and MLflow, for policies of 1 and of
+100 million random weights. Responses are cut at 40 tokens, about as long as a trained agent's, and
+call no tool, which makes an iteration cheaper than a real one; rewards are drawn, so that every
+group has a gradient. The first iteration, in which the machine finds memory for the files, does not
+count. The clock runs in everything that is
+there to survive a kill: writing checkpoints, digests, records, looking for what is done, dropping
+what is not kept; with a store (a folder), also in sending it there. Shares are
+given of the wall's seconds and of this process's processors: other work on the machine disturbs the
+former, and the latter leave out what the sampling worker, a process of its own, computes. Writes
+benchmarks/ledger.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from flows import reinforce
+from flows.reinforce import Training, train
+from flows.runs import ledger_mirror
+from params.schema import recipe as schema
+from params.schema.prepare import TinyPolicy
+from params.schema.recipe import Recipe
+from tasks import reward
+from tasks.ledger import artifacts, substeps
+from tasks.policy import checkpoint, resident
+from tasks.policy.machine import use_machine
+from tasks.policy.tiny import build_policy, build_tokenizer
+from tasks.tools.search import save_corpus
+from tasks.trees.tables import save_questions
+from tasks.trees.tree import Node, Observation, Question
+
+FILE = Path(__file__).with_name("ledger.json")
+TOKENS = 40  # of a response
+POLICIES = {  # name -> shape; 1.0 and 100 million parameters
+    "1 M": {"hidden": 128, "layers": 4, "heads": 4, "key_value_heads": 2, "feed_forward": 512},
+    "100 M": {"hidden": 768, "layers": 15, "heads": 12, "key_value_heads": 4, "feed_forward": 2240},
+}
+ITERATIONS = {"1 M": 20, "100 M": 4}  # that count
+TIMED = (  # what is there for the sake of surviving
+    *((substeps, name) for name in ("find", "_finish", "_need_all", "retire", "tell", "_empty")),
+    (checkpoint, "save"),
+)
+
+
+def recipe_of(shape: dict[str, int]) -> Recipe:
+    """The recipe ``tiny`` with another policy and short responses."""
+    tiny = schema.load("tiny")
+    dialogue = {"turn_tokens": TOKENS, "response_tokens": TOKENS, "tool_calls": 0}
+    policy = tiny.prepare.policy.model_copy(update=shape)
+    return tiny.model_copy(
+        update={
+            "dialogue": tiny.dialogue.model_copy(update=dialogue),
+            "prepare": tiny.prepare.model_copy(update={"policy": policy}),
+        }
+    )
+
+
+def prepare(recipe: Recipe) -> Training:
+    """Random weights and empty questions in the working folder."""
+    policy = recipe.prepare.policy
+    assert isinstance(policy, TinyPolicy)
+    texts = [f"What is {a} times {b}?" for a in range(30) for b in range(30)]
+    tokenizer = build_tokenizer(texts, policy)
+    build_policy(policy, tokenizer, seed=0).save_pretrained("policy")
+    tokenizer.save_pretrained("policy")
+    questions = [Question(str(i), "toy", text, ("1",)) for i, text in enumerate(texts)]
+    save_questions(questions, Path("questions.parquet"))
+    save_corpus([], Path("corpus"))
+    return Training(
+        start=artifacts.Step("bench", "reinforce", 0, 0),
+        recipe=recipe,
+        row=schema.row_of(recipe),
+        policy=artifacts.artifact(Path("policy")),
+        questions=artifacts.artifact(Path("questions.parquet")),
+        corpus=artifacts.artifact(Path("corpus")),
+        tools=lambda calls: [Observation("ok", "1") for _ in calls],
+    )
+
+
+def drawn(score: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """The same score with a reward of 0 or 1, as the tokens of the trajectory have it."""
+
+    def call(trajectory: Sequence[Node], *arguments: Any) -> dict[str, Any]:
+        reward = sum(int(node.tokens.sum()) for node in trajectory) % 2
+        return {**score(trajectory, *arguments), "reward": float(reward)}
+
+    return call
+
+
+def now() -> np.ndarray:
+    """Seconds of the wall and of this process's processors."""
+    return np.array([time.perf_counter(), time.process_time()])
+
+
+@contextlib.contextmanager
+def clock() -> Iterator[np.ndarray]:
+    """Seconds spent in TIMED, of wall and processor; what they call of each other counts once."""
+    spent, depth = np.zeros(2), [0]
+
+    def timed(work: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **rest: Any) -> Any:
+            depth[0] += 1
+            began = now()
+            try:
+                return work(*arguments, **rest)
+            finally:
+                depth[0] -= 1
+                if not depth[0]:
+                    spent[:] += now() - began
+
+        return call
+
+    kept = [(module, name, getattr(module, name)) for module, name in TIMED]
+    for module, name, work in kept:
+        setattr(module, name, timed(work))
+    try:
+        yield spent
+    finally:
+        for module, name, work in kept:
+            setattr(module, name, work)
+
+
+def measure(shape: dict[str, int], iterations: int, shared: bool) -> dict[str, Any]:
+    """Median seconds of an iteration and of the ledger in it, and the share."""
+    with tempfile.TemporaryDirectory(dir=".") as folder, contextlib.chdir(folder):
+        if shared:
+            os.environ[ledger_mirror.VARIABLE] = "shared"
+        recipe = recipe_of(shape)
+        use_machine(recipe.machine)
+        training = prepare(recipe)
+        whole, ours = [], []
+        with ledger_mirror.attached() if shared else contextlib.nullcontext(), clock() as spent:
+            steps = train(training, iterations + 1)
+            next(steps)
+            for _ in range(iterations):
+                began, before = now(), spent.copy()
+                done = next(steps)
+                whole.append(now() - began)
+                ours.append(spent - before)
+        size = sum(file.stat().st_size for file in Path("policy").glob("*.safetensors"))
+        written = _size(Path(artifacts.of(done["update"][0], "policy").path).parent)
+    iteration, kept = np.median(whole, 0).tolist(), np.median(ours, 0).tolist()
+    return {
+        "parameters": size // 4,
+        "wall": {"iteration": iteration[0], "ledger": kept[0]},
+        "processor": {"iteration": iteration[1], "ledger": kept[1]},
+        "share": {"wall": kept[0] / iteration[0], "processor": kept[1] / iteration[1]},
+        "bytes": written,
+    }
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def main() -> None:
+    """Measure what the command line asks for, and add it to the file."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.ledger", description=__doc__)
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
+    parser.add_argument("--store", action="store_true", help="with a folder as a store as well")
+    chosen = parser.parse_args()
+    for verb in ("rollout", "reward", "advantage", "update"):
+        setattr(reinforce, verb, getattr(reinforce, verb).fn)  # without Prefect
+    reward.score = drawn(reward.score)
+    found = json.loads(FILE.read_text()) if FILE.exists() else {}
+    for name in chosen.policies:
+        case = f"{name}, with a store" if chosen.store else name
+        found[case] = measure(POLICIES[name], ITERATIONS[name], chosen.store)
+        resident._resident.clear()
+        found[case]["threads"] = torch.get_num_threads()
+        print(f"{case}: {found[case]}")
+        FILE.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

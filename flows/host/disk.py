@@ -1,0 +1,159 @@
+"""What a run will take of the disk at most, by an estimate, and whether that is there.
+
+Counted are the ledger and the stages' outs (DVC's cache links to them): weights of four bytes a
+parameter, optimizer states of twice that, trees and what is said of their tokens. It is a bound:
+all responses are as long as they may be, and nothing is compressed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import safe_open
+
+from params.schema.algorithms import MOST_BATCHES, Row
+from params.schema.prepare import Policy, TinyPolicy
+from params.schema.recipe import Recipe
+from params.schema.reinforce import Keep, Lora
+from tasks.ledger import artifacts
+
+GIB = 2**30
+WEIGHT = 4  # bytes of a parameter; AdamW keeps two more such numbers of each
+CHECKPOINT = 3  # weights and optimizer state, in multiples of the weights
+TOKEN = 32  # bytes: id, logprob, entropy, text; advantage, segment, return and value
+PARTS = ("weights", "optimizers", "trees")  # of what stays
+REMEDY = (
+    "raise reinforce.keep.weights_every, lower reinforce.keep.optimizer_last or "
+    "reinforce.iterations"
+)
+FULL = 2**20  # bytes that are left of a disk on which a write has just failed, at most
+STAGES = ("prepare", "champion", "cold_start", "reinforce", "evaluate", "verdict")
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes of a stage, at most: what stays when it has ended, and what it needs on the way."""
+
+    weights: int = 0
+    optimizers: int = 0
+    trees: int = 0
+    passing: int = 0
+
+    @property
+    def lasting(self) -> int:
+        return self.weights + self.optimizers + self.trees
+
+
+def needs(recipe: Recipe, row: Row, weights: int, learned: int | None = None) -> dict[str, Need]:
+    """What each stage takes; ``weights``: bytes of the policy's, of which ``learned`` (None: all)
+    are what reinforcement learning changes and keeps."""
+    critic = row.critic is not None and row.critic.backbone == "own"
+    one = (weights if learned is None else learned) + critic * weights
+    settings, tokens = recipe.reinforce, recipe.dialogue.response_tokens
+    batches = 1 if row.group_filter == "none" else MOST_BATCHES
+    leaves = settings.iterations * batches * settings.questions * settings.rollout.leaves
+    asked = 3 * recipe.evaluate.questions  # cold start, candidate, and a champion
+    full = min(settings.keep.optimizer_last, settings.iterations)
+    return {
+        "prepare": Need(weights=2 * weights),
+        "champion": Need(weights=weights),
+        # the trainer keeps two checkpoints, and writes a third one before it drops the oldest
+        "cold_start": Need(weights=2 * weights, passing=3 * CHECKPOINT * weights),
+        "reinforce": Need(
+            weights=_kept(settings.keep, settings.iterations) * one + 2 * weights,
+            optimizers=full * (CHECKPOINT - 1) * one,
+            trees=2 * leaves * tokens * TOKEN,  # in the ledger and in the out
+            passing=CHECKPOINT * one,
+        ),
+        "evaluate": Need(trees=asked * tokens * TOKEN),
+        "verdict": Need(),
+    }
+
+
+def _kept(keep: Keep, iterations: int) -> int:
+    """How many iterations' weights there are at most: kept ones and the newest."""
+    return min(iterations, iterations // keep.weights_every + keep.optimizer_last)
+
+
+def weights_of(name: str, policy: Policy) -> int | None:
+    """Bytes of a recipe's policy: of the first one that is there, else computed; None: unknown."""
+    initial = Path("models", name, "initial")
+    if initial.is_dir():
+        size = sum(file.stat().st_size for file in initial.glob("*.safetensors"))
+        half = "float16" in json.loads((initial / "config.json").read_text()).get("dtype", "")
+        return size * (2 if half else 1)  # float16 and bfloat16 are trained as float32
+    return WEIGHT * parameters(policy) if isinstance(policy, TinyPolicy) else None
+
+
+def adapter_of(name: str, lora: Lora) -> int | None:
+    """Bytes of an adapter of a recipe's policy; None: the policy is not there yet."""
+    files = [*Path("models", name, "initial").glob("*.safetensors")]
+    adapted = tuple(f".{module}.weight" for module in lora.modules)
+    sides = 0
+    for file in files:
+        with safe_open(file, "numpy") as stored:
+            names = [name for name in stored.keys() if name.endswith(adapted)]  # noqa: SIM118
+            sides += sum(sum(stored.get_slice(name).get_shape()) for name in names)
+    return WEIGHT * lora.rank * sides if files else None
+
+
+def parameters(policy: TinyPolicy) -> int:
+    """Parameters of a Qwen2 policy whose embeddings are tied, at most."""
+    hidden, shared = policy.hidden, policy.hidden // policy.heads * policy.key_value_heads
+    attention = 2 * hidden * (hidden + shared) + hidden + 2 * shared
+    layer = attention + 3 * hidden * policy.feed_forward + 2 * hidden
+    return policy.vocabulary * hidden + policy.layers * layer + hidden
+
+
+def check(name: str, recipe: Recipe, row: Row, stages: Collection[str] = STAGES) -> None:
+    """Raise ValueError where what these stages may still need is not there, or not granted.
+
+    Where the policy is still to be fetched its size is unknown, and the check is left to the stages
+    after `prepare`.
+    """
+    weights = weights_of(name, recipe.prepare.policy)
+    if weights is None:
+        return
+    learned = adapter_of(name, recipe.lora) if recipe.lora else None
+    every = needs(recipe, row, weights, learned)
+    left = {stage: every[stage] for stage in stages}
+    further = sum(max(0, need.lasting - held(name, stage)) for stage, need in left.items())
+    further += max((need.passing for need in left.values()), default=0)
+    where = (
+        f"params/{name}.yaml: the run may need {_gib(further)} GiB more on disk ("
+        + ", ".join(
+            f"{part} {_gib(sum(getattr(n, part) for n in left.values()))}" for part in PARTS
+        )
+        + ")"
+    )
+    free = shutil.disk_usage(".").free
+    if further > free:
+        raise ValueError(f"{where}, and {_gib(free)} GiB are free: make room, or {REMEDY}")
+    granted, there = recipe.machine.disk_gib, sum(held(name, stage) for stage in STAGES)
+    if granted is not None and there + further > granted * GIB:
+        raise ValueError(
+            f"{where} beside {_gib(there)} GiB that are there, and machine.disk_gib grants "
+            f"{granted:g}: raise it, or {REMEDY}"
+        )
+
+
+def is_full() -> bool:
+    """Whether nothing of use can be written any more, which each library says in its own way."""
+    return shutil.disk_usage(".").free < FULL
+
+
+def held(name: str, stage: str) -> int:
+    """Bytes that a stage has in the ledger."""
+    folder = artifacts.ROOT / name / stage
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _gib(size: float) -> str:
+    """In GiB with two digits that count: 0.0012, 3.4, 120."""
+    digits = max(0, 1 - math.floor(math.log10(max(size, 1) / GIB)))
+    return f"{size / GIB:.{min(digits, 6)}f}"

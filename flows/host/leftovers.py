@@ -1,0 +1,220 @@
+"""What crashes leave in a checkout's folders: half-written names, locks, worktrees, drifted pins.
+
+Each function takes the root of a checkout and yields findings. What a living process may hold is
+none, and is looked for once more before anything is removed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
+from pathlib import Path
+
+from packaging.version import Version
+
+from flows.host import processes
+from params.schema import recipe as schema
+
+LEDGER = Path(".beamline/ledger")
+ROOMS = (LEDGER, Path("data"), Path("models"), Path("reports"), Path(".beamline/untracked"))
+UNFINISHED = re.compile(r".+\.partial|\..+\.(scratch|fetched)")
+MADE_ASIDE = (".beamline/.new-store-*", ".beamline/prefect/tmp*", ".beamline/prefect/untold/.*")
+WORKTREES = Path(".beamline/runs")
+PIN = re.compile(r"([\w.-]+)==([^\s;#]+)")
+UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is left: what it is, what clearing does, and doing so, where that can be."""
+
+    what: str
+    clearing: str
+    clear: Callable[[], object] | None
+
+
+# ---------------------------------------------------------------- half-written names
+
+
+def half_written(root: Path) -> Iterator[Finding]:
+    """Names that a writer has not got to rename, and what cut sub-steps would go on from."""
+    for path in _unfinished(root):
+        if not _is_held(root, path):
+            name = path.relative_to(root)
+            drop = "removes it; whoever was writing it begins anew in any case"
+            if path.name.endswith(".scratch"):
+                whole = path.with_name(path.name.removeprefix(".").removesuffix(".scratch"))
+                drop = "removes it: the next call goes on from there, and would begin anew"
+                drop = "removes it; its sub-step has ended since" if whole.exists() else drop
+            size = _readable(sum(_sizes(path)))
+            yield Finding(f"half-written: {name} ({size})", drop, partial(_remove, root, path))
+
+
+def _unfinished(root: Path) -> Iterator[Path]:
+    for room in ROOMS:
+        for place, folders, files in os.walk(root / room):
+            for name in sorted(folders + files):
+                if UNFINISHED.fullmatch(name):
+                    yield Path(place, name)
+            folders[:] = [name for name in folders if not UNFINISHED.fullmatch(name)]
+    for pattern in MADE_ASIDE:
+        yield from sorted(root.glob(pattern))
+
+
+def _is_held(root: Path, path: Path) -> bool:
+    """Whether a living run of the checkout may be writing at ``path``."""
+    recipes = [file.stem for file in (root / "params").glob("*.yaml")]
+    parts = path.relative_to(root).parts
+    recipe = parts[2] if path.is_relative_to(root / LEDGER) else parts[1]
+    commands = processes.runs(root)
+    return any(recipe not in recipes or processes.holds(c, recipe, recipes) for c in commands)
+
+
+def _remove(root: Path, path: Path) -> None:
+    if not _is_held(root, path):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def _sizes(path: Path) -> list[int]:
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    return [file.stat().st_size for file in files]
+
+
+def _readable(size: float) -> str:
+    for unit in UNITS[:-1]:
+        if size < 1000:
+            return f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:.0f} {UNITS[-1]}"
+
+
+# ---------------------------------------------------------------- locks and worktrees
+
+
+def git_locks(root: Path) -> Iterator[Finding]:
+    """Lock files of git that no living process can have made."""
+    for lock in _locks(_git_folder(root), root):
+        if not processes.may_have_made(lock, root):
+            name = lock.relative_to(root) if lock.is_relative_to(root) else lock
+            yield Finding(
+                f"stale lock: {name}, which stops git",
+                "removes it",
+                partial(_unlock, lock, root),
+            )
+
+
+def _unlock(lock: Path, root: Path) -> None:
+    if not processes.may_have_made(lock, root):
+        lock.unlink(missing_ok=True)
+
+
+def _git_folder(root: Path) -> Path:
+    """``.git``, or the folder that the file of that name in a linked worktree names."""
+    git = root / ".git"
+    return Path(git.read_text().removeprefix("gitdir:").strip()) if git.is_file() else git
+
+
+def _locks(git: Path, root: Path) -> list[Path]:
+    """Lock files of a repository and of those worktrees that lie in the checkout."""
+    named = git.glob("worktrees/*/gitdir")
+    ours = [file.parent for file in named if Path(file.read_text().strip()).is_relative_to(root)]
+    found = [lock for place in (git, *ours) for lock in place.glob("*.lock")]
+    return sorted([*found, *(git / "refs").rglob("*.lock")])
+
+
+def worktrees(root: Path, remove: Callable[[Path], object]) -> Iterator[Finding]:
+    """Worktrees of runs that have not ended and that nobody works in; ``remove`` removes one.
+
+    The record beside a worktree is locked by the process that works there (flows/runs/worktree.py).
+    """
+    home = root / WORKTREES
+    names = {path.stem for path in home.glob("*.json")} | {p.name for p in home.glob("*/")}
+    for place in (home / name for name in sorted(names)):
+        with _locked(place) as free:
+            if free:
+                yield Finding(
+                    f"unfinished run: {place.relative_to(root)} ({_readable(sum(_sizes(place)))})",
+                    "removes its worktree and its ledger; the same call would go on with it",
+                    partial(_drop, place, remove),
+                )
+
+
+def _drop(place: Path, remove: Callable[[Path], object]) -> None:
+    with _locked(place) as free:
+        if free:
+            remove(place)
+            _record(place).unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(place: Path) -> Iterator[bool]:
+    """Whether nobody works in a worktree; while the block lasts, nobody takes it up either."""
+    free = not processes.work_below(place)
+    if not _record(place).exists():
+        yield free
+        return
+    with _record(place).open() as record:
+        try:
+            fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            free = False
+        yield free
+
+
+def _record(place: Path) -> Path:
+    return place.with_name(f"{place.name}.json")
+
+
+# ---------------------------------------------------------------- pins and the disk
+
+
+def pins(root: Path) -> Iterator[Finding]:
+    """Packages whose installed version is not the one that constraints.txt names."""
+    file = root / "constraints.txt"
+    for line in file.read_text().splitlines() if file.exists() else []:
+        if not (pin := PIN.match(line)):
+            continue
+        name, wanted = pin.groups()
+        with suppress(PackageNotFoundError):
+            found = Version(installed_version(name))
+            if wanted not in (str(found), found.public):
+                yield Finding(
+                    f"drifted pin: {name} is {found}, constraints.txt says {wanted}",
+                    f"installs {name} {wanted}",
+                    partial(_install, f"{name}=={wanted}"),
+                )
+
+
+def _install(what: str) -> None:
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", what]
+    subprocess.run([*command, "--disable-pip-version-check"], check=False)
+
+
+def disk(root: Path) -> Iterator[Finding]:
+    """Recipes whose iterations to go need more room than there is, by what they took so far."""
+    for folder in sorted((root / LEDGER).glob("*/reinforce")):
+        sizes: dict[str, int] = defaultdict(int)
+        for place in folder.glob("[0-9]*-*"):
+            sizes[place.name.partition("-")[0]] += sum(_sizes(place))
+        with suppress(ValueError):
+            whole = schema.load(folder.parent.name, root / "params").reinforce.iterations
+            mean = sum(sizes.values()) / max(len(sizes), 1)
+            need, free = mean * max(0, whole - len(sizes)), shutil.disk_usage(root).free
+            if need > free:
+                yield Finding(
+                    f"full disk ahead: {whole - len(sizes)} iterations of {folder.parent.name} "
+                    f"need {_readable(need)}, {_readable(free)} are free",
+                    "is yours to do: make room, or raise reinforce.keep.weights_every",
+                    None,
+                )

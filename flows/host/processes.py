@@ -1,0 +1,255 @@
+"""Processes of this machine: who this one is, whether another is gone, which of ours are orphans.
+
+What a run starts is recognised by its command line and its checkout, and is an orphan when its
+parent is not a process of that checkout any more: the kernel gives it to ``init`` then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+CLOCK = 2.0  # seconds by which the kernel's start time of a process may be off
+END = 5.0  # seconds that a process has to end by itself
+HOST, PID, STARTED, NAMESPACE = (
+    f"beamline.{name}" for name in ("host", "pid", "process_started", "pid_namespace")
+)
+PARENT = "BEAMLINE_PARENT"  # see flows/runs/dvc_command.py
+RUNS = (".beamline", "runs")  # worktrees of runs lie below this folder of a checkout
+# programs of flows/ that leave nothing half-written
+NO_RUNS = ("flows.doctor", "flows.ui", "flows.workers.server")
+
+# ---------------------------------------------------------------- identities
+
+
+def host() -> str:
+    """This machine's name."""
+    return socket.gethostname()
+
+
+def identity() -> dict[str, str]:
+    """Tags that tell this process from every other one, also after a restart of the machine.
+
+    Ids of processes mean nothing beyond their namespace, so that of a container is kept too.
+    """
+    return {
+        HOST: host(),
+        PID: str(os.getpid()),
+        STARTED: f"{psutil.Process().create_time():.2f}",
+        NAMESPACE: _namespace(),
+    }
+
+
+def is_gone(tags: Mapping[str, str]) -> bool:
+    """Whether the process that ``identity`` described has ended; False where it cannot be told."""
+    return _is_here(tags) and not is_alive(tags)
+
+
+def is_alive(tags: Mapping[str, str]) -> bool:
+    """Whether the process that ``identity`` described runs; False where it cannot be told."""
+    return _is_here(tags) and lives(int(tags[PID]), float(tags[STARTED]), exactly=True)
+
+
+def _is_here(tags: Mapping[str, str]) -> bool:
+    return tags.get(HOST) == host() and tags.get(NAMESPACE) == _namespace()
+
+
+def lives(pid: int, at: float, exactly: bool = False) -> bool:
+    """Whether the process ``pid`` that ran ``at`` (unix seconds) still does.
+
+    One of that id that was started later is another one; ``exactly``: ``at`` is when it started.
+    """
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        started = process.create_time()
+        same = abs(started - at) <= CLOCK if exactly else started <= at + CLOCK
+        return same and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def _namespace() -> str:
+    return str(Path("/proc/self/ns/pid").readlink())
+
+
+def mark(root: Path) -> str:
+    """What names a checkout in the command line of a sandbox, which must not know its path."""
+    return hashlib.blake2b(str(root.resolve()).encode(), digest_size=8).hexdigest()
+
+
+# ---------------------------------------------------------------- orphans
+
+
+def orphans(root: Path) -> Iterator[tuple[psutil.Process, str]]:
+    """What runs of the checkout ``root`` have started and left, and what each is."""
+    for process, command in _mine():
+        with suppress(psutil.Error):
+            kind = _kind(process, command, root)
+            if kind and not _is_held(process, root):
+                yield process, kind
+
+
+def end(process: psutil.Process) -> None:
+    """End a process and what it has started, with SIGTERM, then with SIGKILL."""
+    with suppress(psutil.NoSuchProcess):
+        victims = [process, *process.children(recursive=True)]
+        for victim in victims:
+            with suppress(psutil.NoSuchProcess):
+                victim.terminate()
+        for victim in psutil.wait_procs(victims, timeout=END)[1]:
+            with suppress(psutil.NoSuchProcess):
+                victim.kill()
+        psutil.wait_procs(victims, timeout=END)
+
+
+def _mine() -> Iterator[tuple[psutil.Process, list[str]]]:
+    """The living processes of this user but this one, with their command lines."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            living = process.status() != psutil.STATUS_ZOMBIE
+            if living and process.uids().real == os.getuid() and process.pid != os.getpid():
+                yield process, process.cmdline()
+
+
+def _kind(process: psutil.Process, command: Sequence[str], root: Path) -> str | None:
+    """What of ours a process is; None for one that is not, or not of the checkout ``root``."""
+    return next((kind for kind, holds in KINDS.items() if holds(process, command, root)), None)
+
+
+def _program(command: Sequence[str]) -> list[str]:
+    """The module that ``python -m`` runs, and its arguments."""
+    return list(command[command.index("-m") + 1 :]) if "-m" in command else []
+
+
+def _is_server(process: psutil.Process, command: Sequence[str], root: Path) -> bool:
+    return _program(command)[:2] == ["flows.workers.server", "serve"] and _is_in(process, root)
+
+
+def _is_mlflow(process: psutil.Process, command: Sequence[str], root: Path) -> bool:
+    """The page of ``make ui``, not one that the user has started."""
+    ours = _program(command)[:2] == ["mlflow", "ui"] and _is_in(process, root)
+    return ours and PARENT in process.environ()
+
+
+def _is_dvc(process: psutil.Process, command: Sequence[str], root: Path) -> bool:
+    return _program(command)[:1] == ["flows.runs.dvc_command"] and _is_in(process, root)
+
+
+def _is_stage(process: psutil.Process, command: Sequence[str], root: Path) -> bool:
+    """A stage that DVC has started, not one that the user has."""
+    module = (_program(command) or [""])[0]
+    stage = module.startswith("flows.") and module not in NO_RUNS and _is_in(process, root)
+    return stage and "DVC_STAGE" in process.environ()
+
+
+def _is_sampler(process: psutil.Process, command: Sequence[str], root: Path) -> bool:
+    inside = (
+        command[1:2] == ["-c"] and "from tasks.engines.transformers import worker" in command[2]
+    )
+    return inside and _is_in(process, root)
+
+
+def _is_verifier(process: psutil.Process, command: Sequence[str], root: Path) -> bool:
+    return str(root / "tasks/scorers/maths_worker.py") in command
+
+
+def _is_sandbox(process: psutil.Process, command: Sequence[str], root: Path) -> bool:
+    with suppress(ValueError, IndexError):
+        config = json.loads(command[-1])
+        return isinstance(config, dict) and config.get("owner") == mark(root)
+    return False
+
+
+KINDS: dict[str, Callable[[psutil.Process, Sequence[str], Path], bool]] = {
+    "a Prefect server": _is_server,
+    "MLflow's page": _is_mlflow,
+    "a DVC that ran a stage": _is_dvc,
+    "a stage": _is_stage,
+    "a process that samples": _is_sampler,
+    "a verifier of mathematics": _is_verifier,
+    "a sandbox": _is_sandbox,
+}
+
+
+def _is_in(process: psutil.Process, root: Path) -> bool:
+    return Path(process.cwd()).is_relative_to(root)
+
+
+def _is_held(process: psutil.Process, root: Path) -> bool:
+    """Whether the parent is a process of the checkout, or one of a chain that ends in one."""
+    parent = process.parent()
+    if parent is None:
+        return False
+    with suppress(psutil.AccessDenied, psutil.NoSuchProcess):
+        if _kind(parent, parent.cmdline(), root):
+            return True  # an orphan itself, perhaps: it ends with that one
+        python = re.match(r"python|dvc|pytest", parent.name()) is not None
+        return python and parent.uids().real == os.getuid() and _is_in(parent, root)
+    return False
+
+
+# ---------------------------------------------------------------- who holds what
+
+
+def runs(root: Path) -> list[list[str]]:
+    """Command lines of the living processes that write in a checkout, its worktrees not counted."""
+    found = []
+    for process, command in _mine():
+        with suppress(psutil.Error):
+            if checkout_of(Path(process.cwd())) == root and _writes(command):
+                found.append(command)
+    return found
+
+
+def _writes(command: Sequence[str]) -> bool:
+    """Whether a command line is that of a run: a program of flows/, DVC, or a Prefect worker's."""
+    module = (_program(command) or [""])[0]
+    if module in NO_RUNS:
+        return False
+    programs = [Path(word).name for word in command[:2]]
+    return module.startswith(("flows.", "tasks.", "prefect", "dvc")) or "dvc" in programs
+
+
+def holds(command: Sequence[str], recipe: str, recipes: Sequence[str]) -> bool:
+    """Whether a run may be writing for a recipe: it names it, or none of them."""
+    named = {word.rpartition("@")[2] for word in command} & set(recipes)
+    return not named or recipe in named
+
+
+def checkout_of(folder: Path) -> Path:
+    """The checkout that a folder lies in: of a run's worktree, or the outermost with ``.git``."""
+    for place in (folder, *folder.parents):
+        if place.parts[-3:-1] == RUNS or (place / ".git").exists():
+            return place
+    return folder
+
+
+def work_below(folder: Path) -> bool:
+    """Whether a living process works in a folder."""
+    for process, _ in _mine():
+        with suppress(psutil.Error):
+            if _is_in(process, folder):
+                return True
+    return False
+
+
+def may_have_made(file: Path, root: Path) -> bool:
+    """Whether a git, or a run, that works in the checkout may have made ``file``.
+
+    Whoever was started after the file was written has not.
+    """
+    with suppress(FileNotFoundError):
+        written = file.stat().st_mtime
+        for process, command in _mine():
+            with suppress(psutil.Error):
+                maker = "git" in process.name() or _writes(command)
+                if maker and process.create_time() <= written + CLOCK and _is_in(process, root):
+                    return True
+    return False

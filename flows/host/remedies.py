@@ -1,0 +1,146 @@
+"""Which changes of a recipe make it fit a GPU: the fewest, found by trying them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+from flows.host.gpu_memory import Card, fits, has_share, memory, shape_of
+from params.schema.algorithms import Row
+from params.schema.recipe import Recipe
+from params.schema.reinforce import Lora
+
+LORA = Lora(  # what is advised: on every linear layer
+    rank=32,
+    alpha=64,
+    modules=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+)
+
+
+# ---------------------------------------------------------------- what to change
+
+
+@dataclass(frozen=True)
+class Change:
+    """Another value of a recipe's key."""
+
+    key: str
+    value: str
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.value}"
+
+    @property
+    def short(self) -> str:
+        """The same, without what stands in braces."""
+        return self.key if self.value.startswith("{") else str(self)
+
+
+Candidate = tuple[Recipe, Change]
+Kind = Callable[[Recipe, Card], Iterator[Candidate]]  # of change: the recipe with each value
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """Changes with which a recipe fits, and what it needs then, in bytes."""
+
+    changes: Sequence[Change]
+    peak: float
+
+
+def remedy(recipe: Recipe, row: Row, config: Any, card: Card) -> Remedy | None:
+    """The fewest changes with which the recipe fits the card; None where none do.
+
+    Of as many the first in the order of CHANGES, which puts what changes no result first.
+    """
+    shapes = {lora: shape_of(config, lora) for lora in {recipe.lora, LORA}}
+    for count in range(1, len(CHANGES) + 1):
+        for chosen in combinations(CHANGES, count):
+            for changed, changes in _settings(recipe, chosen, card):
+                shape = shapes[changed.lora]
+                if fits(changed, row, shape, card):
+                    return Remedy(changes, memory(changed, row, shape, card).peak)
+    return None
+
+
+def _settings(
+    recipe: Recipe, kinds: Sequence[Kind], card: Card
+) -> Iterator[tuple[Recipe, list[Change]]]:
+    """The recipe with a change of each of these kinds, in all ways."""
+    if not kinds:
+        yield recipe, []
+        return
+    for changed, change in kinds[0](recipe, card):
+        for further, changes in _settings(changed, kinds[1:], card):
+            yield further, [change, *changes]
+
+
+def _share(recipe: Recipe, card: Card) -> Iterator[Candidate]:
+    """Other shares of the card for vLLM, the largest first."""
+    for hundredths in range(90, 0, -5) if has_share(recipe) else ():
+        if hundredths / 100 != recipe.engine.memory:
+            engine = recipe.engine.model_copy(update={"memory": hundredths / 100})
+            changed = recipe.model_copy(update={"engine": engine})
+            yield changed, Change("engine.memory", f"{hundredths / 100:g}")
+
+
+def _rows(recipe: Recipe, card: Card) -> Iterator[Candidate]:
+    """Fewer paths side by side: whole questions."""
+    rollout = recipe.reinforce.rollout
+    if recipe.engine.kind == "transformers":
+        for questions in range(rollout.rows // rollout.leaves - 1, 0, -1):
+            rows = questions * rollout.leaves
+            yield (
+                _reinforce(recipe, rollout=rollout.model_copy(update={"rows": rows})),
+                Change("reinforce.rollout.rows", str(rows)),
+            )
+
+
+def _micro_batch(recipe: Recipe, card: Card) -> Iterator[Candidate]:
+    """Halved as long as the longest path fits."""
+    update, context = recipe.reinforce.update, recipe.prepare.policy.context
+    tokens = update.micro_batch_tokens // 2
+    while tokens >= context:
+        yield (
+            _reinforce(recipe, update=update.model_copy(update={"micro_batch_tokens": tokens})),
+            Change("reinforce.update.micro_batch_tokens", str(tokens)),
+        )
+        tokens //= 2
+
+
+def _recompute(recipe: Recipe, card: Card) -> Iterator[Candidate]:
+    update = recipe.reinforce.update
+    if not update.recompute:
+        yield (
+            _reinforce(recipe, update=update.model_copy(update={"recompute": True})),
+            Change("reinforce.update.recompute", "true"),
+        )
+
+
+def _precision(recipe: Recipe, card: Card) -> Iterator[Candidate]:
+    if recipe.machine.precision == "float32":
+        machine = recipe.machine.model_copy(update={"precision": "bfloat16"})
+        change = Change("machine.precision", "bfloat16")
+        yield recipe.model_copy(update={"machine": machine}), change
+
+
+def _lora(recipe: Recipe, card: Card) -> Iterator[Candidate]:
+    if recipe.lora is None:
+        text = f"{{rank: {LORA.rank}, alpha: {LORA.alpha:g}, modules: [{', '.join(LORA.modules)}]}}"
+        yield recipe.model_copy(update={"lora": LORA}), Change("lora", text)
+
+
+def _reinforce(recipe: Recipe, **sections: Any) -> Recipe:
+    return recipe.model_copy(update={"reinforce": recipe.reinforce.model_copy(update=sections)})
+
+
+CHANGES: tuple[Kind, ...] = (
+    _share,
+    _rows,
+    _recompute,
+    _micro_batch,
+    _precision,
+    _lora,
+)

@@ -1,0 +1,231 @@
+"""Files and folders by their DVC digest: keep, restore and check them, in the cache or a remote."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flows.runs import git
+from flows.runs.dvc_command import open_repository
+
+CONNECT = 30  # seconds that an SSH server has to answer, where the remote does not say
+
+
+# ---------------------------------------------------------------- where DVC keeps things
+
+
+def default_store() -> str | None:
+    """The address of the ledger's second place in DVC's default remote; None without a remote."""
+    remote = _config()["core"].get("remote")
+    return f"remote://{remote}/ledger" if remote else None
+
+
+def filesystem(address: str) -> Callable[[], tuple[Any, str]]:
+    """What connects to ``address`` anew, giving a filesystem of fsspec and the folder in it.
+
+    ``address``: a folder, or what ``dvc remote add`` takes, ``remote://<name>/<path>`` included;
+    the credentials are those of DVC's remote. Raises ValueError where DVC cannot make sense of it.
+    """
+    from dvc.exceptions import DvcException
+    from dvc.fs import get_cloud_fs, known_implementations
+
+    scheme, mark, _ = address.partition("://")
+    url = address if mark else str(Path(address).expanduser().absolute())
+    try:
+        if mark and scheme not in (*known_implementations, "remote"):
+            raise ImportError(f"no kind of store is called '{scheme}'")
+        kind, settings, path = get_cloud_fs(_config(), url=url)
+    except (DvcException, ImportError) as error:
+        raise ValueError(
+            f"the store {address} cannot be used: {error}; correct BEAMLINE_STORE or DVC's default "
+            "remote, or install DVC's extra for it"
+        ) from None
+    if kind.protocol == "ssh":
+        settings.setdefault("timeout", CONNECT)
+
+    def connect() -> tuple[Any, str]:
+        found = kind(**settings)
+        return found.fs, path
+
+    return connect
+
+
+def _config() -> Any:
+    from dvc.config import Config
+
+    return Config(".dvc" if Path(".dvc").is_dir() else None)
+
+
+# ---------------------------------------------------------------- what other runs have left
+
+
+def restore(digest: str, target: Path) -> None:
+    """Copy a file or folder to ``target`` by its digest, from DVC's cache or else from the remote.
+
+    digest: DVC's, such as "eb26…89.dir". Raises ValueError where neither has it whole.
+    """
+    with open_repository() as repository:
+        cache = repository.cache.local
+        folder = digest.endswith(".dir")
+        listed = _listed(repository, digest) if folder else [((), _hash_info(digest))]
+        _need(repository, [info for _, info in listed])
+        for parts, info in listed:
+            _copy(Path(cache.oid_to_path(info.value)), target.joinpath(*parts), info.value)
+
+
+def _hash_info(digest: str) -> Any:
+    from dvc_data.hashfile.hash_info import HashInfo
+
+    return HashInfo("md5", digest)
+
+
+def _listed(repository: Any, digest: str) -> list[tuple[tuple[str, ...], Any]]:
+    """The files of a folder by its digest: parts of the path, and what DVC calls a hash info."""
+    from dvc_data.hashfile import load
+
+    wanted = _hash_info(digest)
+    _need(repository, [wanted])
+    folder: Any = load(repository.cache.local, wanted)
+    return [(parts, info) for parts, _, info in folder]
+
+
+def kept_folder(digest: str) -> dict[str, str]:
+    """The files in a folder that DVC keeps, by its digest: path in it -> digest.
+
+    Raises ValueError as ``restore``.
+    """
+    with open_repository() as repository:
+        return {"/".join(parts): info.value for parts, info in _listed(repository, digest)}
+
+
+def kept_file(digest: str) -> bytes:
+    """A file that DVC keeps, by its digest. Raises ValueError as ``restore``."""
+    with open_repository() as repository:
+        _need(repository, [_hash_info(digest)])
+        return Path(repository.cache.local.oid_to_path(digest)).read_bytes()
+
+
+def keep(folder: Path) -> str:
+    """Copy a folder into DVC's cache; its digest, which ``restore`` takes."""
+    from dvc_data.hashfile.build import build
+    from dvc_data.hashfile.transfer import transfer
+    from dvc_objects.fs.local import LocalFileSystem
+
+    with open_repository() as repository:
+        cache = repository.cache.local
+        staging, _, made = build(cache, str(folder.absolute()), LocalFileSystem(), "md5")
+        transfer(staging, cache, {made.hash_info}, shallow=False)
+        return str(made.hash_info.value)
+
+
+def digest_of(path: Path) -> str:
+    """The digest that DVC gives a file or a folder as it is now."""
+    from dvc_data.hashfile.build import build
+    from dvc_objects.fs.local import LocalFileSystem
+
+    with open_repository() as repository:
+        place, cache = str(path.absolute()), repository.cache.local
+        _, _, made = build(cache, place, LocalFileSystem(), "md5", dry_run=True)
+        return str(made.hash_info.value)
+
+
+def _need(repository: Any, wanted: list[Any]) -> None:
+    """Have these in DVC's cache, from its remote where need be; ValueError where it lacks one."""
+    from dvc.config import NoRemoteError
+
+    def missing() -> list[Any]:
+        return [info for info in wanted if not repository.cache.local.exists(info.value)]
+
+    logging.getLogger("dvc.data_cloud").setLevel(logging.ERROR)  # the error below says it
+    remote = "its remote does, too"
+    if lacking := missing():
+        try:
+            repository.cloud.pull(lacking)
+        except NoRemoteError:
+            remote = "no remote is set"
+    if lacking := missing():
+        raise ValueError(
+            f"DVC's cache lacks {lacking[0].value}, and {remote}: bring the cache of the machine "
+            "that made it, or `dvc push` there to a shared remote"
+        )
+
+
+def _copy(source: Path, target: Path, digest: str) -> None:
+    """Copy a file of the cache; ValueError where it is not what its name says."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target)
+    with target.open("rb") as stream:
+        found = hashlib.file_digest(stream, "md5").hexdigest()
+    if found != digest:
+        raise ValueError(f"{source} is damaged: remove it, and `dvc fetch` brings it back")
+
+
+def with_digest(file: str, digest: str, commit: str) -> bytes | None:
+    """What a file was when DVC gave it this digest, or None where neither place has it.
+
+    It is looked for in the history up to ``commit`` and in DVC's cache.
+    """
+    if found := git.with_digest(file, digest, commit):
+        return found
+    with open_repository() as repository:
+        cached = Path(repository.cache.local.oid_to_path(digest))
+    return cached.read_bytes() if cached.is_file() else None
+
+
+def open_objects() -> dict[Path, bool]:
+    """Files of this checkout's own cache that an edit of an out in place would change.
+
+    DVC links outs to its cache and takes the permission to write from both; these have it. The
+    value is whether the content is still the one that the file is named after.
+    """
+    with open_repository() as repository:
+        cache = Path(repository.cache.local_cache_dir)
+    if not cache.resolve().is_relative_to(Path.cwd()):
+        return {}
+    found = sorted(cache.glob("files/md5/[0-9a-f][0-9a-f]/*"))
+    return {file: _is_intact(file) for file in found if _is_object(file) and _is_writable(file)}
+
+
+def close_object(file: Path) -> None:
+    """Take the permission to write from a file of the cache, or drop one that was changed."""
+    if _is_intact(file):
+        file.chmod(0o444)
+    else:
+        file.unlink()
+
+
+def _is_object(file: Path) -> bool:
+    return re.fullmatch(r"[0-9a-f]{30}(\.dir)?", file.name) is not None
+
+
+def _is_writable(file: Path) -> bool:
+    return bool(file.stat().st_mode & 0o222)
+
+
+def _is_intact(file: Path) -> bool:
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "md5").hexdigest()
+    return digest == file.parent.name + file.stem
+
+
+def edited_outs() -> list[str]:
+    """Outs that stages edit in place (``persist: true``) though DVC links outs to its cache."""
+    with open_repository() as repository:
+        if not set(repository.config["cache"].get("type", [])) & {"hardlink", "symlink"}:
+            return []
+        return sorted({str(out) for out in repository.index.outs if out.persist})
+
+
+def copy_outs() -> None:
+    """Have DVC copy outs in this checkout, where it cannot clone them, and never link them."""
+    edited = edited_outs()
+    with open_repository() as repository, repository.config.edit("local") as local:
+        local.setdefault("cache", {})["type"] = ["reflink", "copy"]
+    linked = [out for out in edited if Path(out).exists()]
+    with open_repository() as repository:
+        repository.checkout(targets=linked, relink=True, force=True)

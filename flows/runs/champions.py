@@ -1,0 +1,227 @@
+"""The champion of each recipe: a version of the registered MLflow model of the recipe's name.
+
+The alias ``champion`` says which version it is. A version holds no weights: its source is
+``dvc://models/<recipe>/trained@<commit>``, its tags are the commit, DVC's digests and the verdict's
+figures, and the files come from DVC's cache or remote. Only flows/retrain.py imports this module,
+for only a retraining moves the alias; a person loads the champion with ``champion``.
+
+The registry lies where ``track`` writes. One that is away raises RegistryError, which no run needs
+to end with: a run without its champion's name is judged by the one in its recipe, and ``promote``
+refuses to replace a champion that the candidate was not compared with.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flows.runs import cache, git, worktree
+from flows.tracking import run, store
+from flows.tracking.run import COMMIT, DIGEST
+from params.schema.champion import Champion
+
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion
+    from mlflow.tracking import MlflowClient
+
+ALIAS = "champion"
+PROMOTED = "beamline.promoted"  # tag of a version that the alias has moved to
+FILES = Path(".beamline/champions")
+LOCK = Path(".beamline/registry")  # two runs of this checkout do not promote at once
+PINNED = re.compile(r"^champion:.*\n(?:[ \t]+.*\n)*", re.MULTILINE)  # in a recipe's file
+
+
+class RegistryError(RuntimeError):
+    """The registry is away, or does not take what it is asked to."""
+
+
+class OvertakenError(RegistryError):
+    """Another run has become the champion since a candidate was compared with the one before."""
+
+
+# ---------------------------------------------------------------- who the champion is
+
+
+def current(recipe: str) -> Champion | None:
+    """The champion of a recipe; None where it has none. Raises RegistryError.
+
+    Raises ValueError for a version of another source than the two that can be brought back: DVC,
+    or a folder of this machine, which is then kept in DVC's cache.
+    """
+    with _registry() as client:
+        number = _aliased(client, recipe)
+        if number is None:
+            return None
+        held = client.get_model_version(recipe, str(number))
+    source, tags = held.source or "", held.tags
+    if DIGEST in tags:
+        return Champion(version=number, commit=tags.get(COMMIT), digest=tags[DIGEST])
+    folder = Path(source.removeprefix("file://"))
+    if not folder.is_dir():
+        raise ValueError(
+            f"version {number} of the model {recipe} has the source {source!r} and no tag "
+            f"{DIGEST}: set this tag to DVC's digest of its folder, or register a folder that is "
+            "there"
+        )
+    return Champion(version=number, commit=tags.get(COMMIT), digest=cache.keep(folder))
+
+
+def fetch(recipe: str, into: Path) -> Champion | None:
+    """Write the recipe's champion into the recipe's file ``into``, as its key ``champion``.
+
+    The stage ``champion`` brings its files from there, so the run's commit says what it was
+    compared with. Nothing else of the file changes. Raises as ``current``, and ValueError for a
+    file without that key.
+    """
+    found = current(recipe)
+    text = into.read_text()
+    written, times = PINNED.subn(f"champion: {_inline(found)}\n", text)
+    if times != 1:
+        raise ValueError(
+            f"{into} has {times} lines that begin with 'champion:': it needs one, as in "
+            "'champion: null'"
+        )
+    if written != text:
+        partial = into.with_name(f".{into.name}.partial")
+        partial.write_text(written)
+        partial.replace(into)
+    return found
+
+
+def _inline(champion: Champion | None) -> str:
+    return json.dumps(champion.model_dump() if champion else None)  # JSON is YAML, too
+
+
+def champion(recipe: str, folder: Path = FILES) -> Path:
+    """The folder with the champion's files, which transformers can load.
+
+    They come from DVC's cache or remote into ``folder``, once a version. Raises as ``current``,
+    and ValueError where there is no champion or DVC does not have the files.
+    """
+    found = current(recipe)
+    if found is None:
+        raise ValueError(f"the recipe {recipe} has no champion yet: a retraining promotes one")
+    target = folder / f"{recipe}-{found.version}-{found.digest[:8]}"
+    if not target.exists():
+        partial = target.with_name(f".{target.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        cache.restore(found.digest, partial)
+        partial.rename(target)
+    return target
+
+
+# ---------------------------------------------------------------- who becomes the champion
+
+
+def promote(recipe: str, commit: str, *, back: bool = False) -> str:
+    """Make the policy of the run at ``commit`` the champion, if its verdict says so; in words.
+
+    ``commit``: or a branch. Registers a version for the commit, once, and moves the alias to it,
+    once: only from the champion that the verdict compares with, so that neither a replay nor a run
+    that another one has overtaken moves it back; ``back`` moves it nevertheless.
+    Raises OvertakenError, RegistryError, and ValueError for a commit without a verdict or a policy.
+    """
+    commit = git.resolve(commit)
+    verdict = json.loads(git.content(commit, f"reports/{recipe}/verdict.json"))
+    if not verdict["promote"]:
+        return f"not promoted: {verdict['reason']}"
+    digests = git.digests_at(commit, recipe)
+    policy = f"models/{recipe}/trained"
+    if policy not in digests:
+        raise ValueError(f"dvc.lock of commit {commit} has no {policy}: is it a run of {recipe}?")
+    compared = verdict["champion"]["version"] if verdict["champion"] else None
+    with worktree.one_at_a_time(LOCK), _registry() as client:
+        standing = _aliased(client, recipe)
+        known = _of_commit(client, recipe, commit)
+        if known is not None and standing == known:
+            return f"version {known} of {recipe} is the champion already"
+        if known is not None and _was_champion(client, recipe, known) and not back:
+            return f"not promoted: version {known} of {recipe} has been the champion once"
+        if standing != compared and not back:
+            raise OvertakenError(
+                f"not promoted: the champion of {recipe} is {_named(standing)}, and the candidate "
+                f"was compared with {_named(compared)}: run again to compare them"
+            )
+        if known is None:
+            tags = _tags(commit, digests, policy, verdict)
+            known = _register(client, recipe, f"dvc://{policy}@{commit}", tags)
+        client.set_registered_model_alias(recipe, ALIAS, str(known))
+        client.set_model_version_tag(recipe, str(known), PROMOTED, "true")
+    return f"version {known} of {recipe} is the champion now: {verdict['reason']}"
+
+
+def _was_champion(client: MlflowClient, recipe: str, number: int) -> bool:
+    return PROMOTED in client.get_model_version(recipe, str(number)).tags
+
+
+def _named(number: int | None) -> str:
+    return "nobody" if number is None else f"version {number}"
+
+
+def _tags(
+    commit: str, digests: Mapping[str, str], policy: str, verdict: Mapping[str, Any]
+) -> dict[str, str]:
+    figures = {name: value for name, value in verdict.items() if name != "gates"}
+    return {
+        COMMIT: commit,
+        DIGEST: digests[policy],
+        **{f"dvc.{path}": digest for path, digest in digests.items()},
+        **{f"verdict.{name}": value for name, value in run.flatten(figures).items()},
+    }
+
+
+def _register(client: MlflowClient, recipe: str, source: str, tags: Mapping[str, str]) -> int:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.create_registered_model(recipe)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    return int(client.create_model_version(recipe, source, tags=dict(tags)).version)
+
+
+# ---------------------------------------------------------------- the registry
+
+
+@contextmanager
+def _registry() -> Iterator[MlflowClient]:
+    uri = store.store_uri()
+    try:
+        store.check_reachable(uri, away=True)
+        yield store.connect(uri)
+    except Exception as error:
+        from mlflow.exceptions import MlflowException  # `connect` settles how it is imported
+
+        if not isinstance(error, MlflowException | OSError | sqlite3.Error):
+            raise
+        raise RegistryError(
+            f"the model registry {uri} cannot be used ({str(error).strip().splitlines()[0]}): the "
+            "champion stays who it was; the same call may be repeated"
+        ) from error
+
+
+def _aliased(client: MlflowClient, recipe: str) -> int | None:
+    """The version that the alias names."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        number = client.get_registered_model(recipe).aliases.get(ALIAS)
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return None
+        raise
+    return None if number is None else int(number)
+
+
+def _of_commit(client: MlflowClient, recipe: str, commit: str) -> int | None:
+    """The version that was registered for a commit."""
+    held: list[ModelVersion] = list(client.search_model_versions(f"name = '{recipe}'"))
+    numbers = [int(each.version) for each in held if each.tags.get(COMMIT) == commit]
+    return min(numbers, default=None)

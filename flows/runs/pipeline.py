@@ -1,0 +1,276 @@
+"""What dvc.yaml and dvc.lock say: the stages of a recipe, whether they must run, what they made.
+
+Paths are relative to the current folder, the project's root, or to ``root``, that of another
+checkout.
+"""
+
+from __future__ import annotations
+
+from contextlib import chdir
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flows.runs import git
+from flows.runs.dvc_command import HERE, open_repository
+from tasks.ledger import keys
+
+# The one list of project modules that a stage imports and that dvc.yaml still does not name among
+# its deps: what they do cannot reach an out.
+NOT_DEPENDENCIES = {
+    "flows/workers/server.py": "finds or starts the Prefect server",
+    "flows/workers/stage.py": "checks the recipe and tells Prefect that the stage runs",
+    "flows/runs/git.py": "reads and writes git's history",
+    "flows/host/disk.py": "refuses a run that the disk has no room for",
+    "flows/tracking/figures.py": "draws what track keeps",
+    "flows/tracking/progress.py": "shows how far a stage has come",
+    "flows/tracking/traces.py": "words for MLflow what the ledger keeps",
+    "flows/runs/ledger_mirror.py": "copies what the ledger holds",
+    "flows/tracking/run.py": "writes to MLflow and to nothing else",
+    "flows/runs/dvc_command.py": "runs DVC, which runs the stage",
+}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of dvc.yaml, and what its ``meta:`` asks of Prefect."""
+
+    name: str  # "reinforce@tiny"
+    pool: str | None = (
+        None  # of the workers that it is sent to, where it can be (flows/workers/dispatch)
+    )
+    retries: int = 0
+    retry_delay_seconds: float = 0
+    timeout_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Belongings:
+    """What a stage reads and writes, by what carries it to another checkout. Paths in its root."""
+
+    tracked: list[str]  # dependencies that DVC keeps
+    loose: list[str]  # dependencies that neither DVC nor the last commit has
+    cached: list[str]  # outs that DVC keeps
+    small: list[str]  # outs that are left to git
+
+
+# ---------------------------------------------------------------- what DVC knows
+
+
+def stages(recipe: str, root: Path = HERE) -> list[Stage]:
+    """The stages of a recipe, each after those that it depends on.
+
+    Raises ValueError where dvc.yaml is no pipeline, has no stage for the recipe, or has a ``meta:``
+    that nothing reads.
+    """
+    import networkx
+
+    with open_repository(root) as repository:
+        # DVC's edges run from a stage to what it needs; the name settles what the graph leaves open
+        graph = repository.index.graph.reverse()
+        ordered = networkx.lexicographical_topological_sort(graph, key=lambda s: s.addressing)
+        found = [_stage(each) for each in ordered if _name(each).endswith(f"@{recipe}")]
+    if not found:
+        raise ValueError(
+            f"dvc.yaml has no stage for the recipe '{recipe}': add it to the list 'recipes' at the "
+            "top of the file"
+        )
+    return found
+
+
+def _name(stage: Any) -> str:
+    """The name in dvc.yaml, which DVC itself precedes by a path where that is not the current one.
+
+    What a .dvc file tracks is to DVC a stage without one.
+    """
+    return getattr(stage, "name", None) or ""
+
+
+def _stage(stage: Any) -> Stage:
+    meta = stage.meta or {}
+    known = [field.name for field in fields(Stage)][1:]
+    if unknown := sorted(set(meta) - set(known)):
+        raise ValueError(
+            f"dvc.yaml, stage {_name(stage)}: meta has unknown keys {unknown}: remove them, or "
+            f"use some of {known}"
+        )
+    return Stage(_name(stage), **meta)
+
+
+def status(recipe: str) -> dict[str, list[str]]:
+    """The stages of a recipe that DVC would run now, and why; empty where nothing is to be done.
+
+    A stage that would run only because of what the stages before it will write is not listed.
+    """
+    names = [stage.name for stage in stages(recipe)]
+    with open_repository() as repository:
+        found = repository.status(targets=names)
+    return {name: _reasons(found[name]) for name in names if name in found}
+
+
+def _reasons(changes: list[Any]) -> list[str]:
+    """DVC's report as lines: [{"changed deps": {"a.yaml": {"seed": "new"}}}] → ["a.yaml seed: new"]
+
+    Other entries than these are words already, such as "changed command".
+    """
+    lines = [change for change in changes if isinstance(change, str)]
+    for change in changes:
+        paths = {} if isinstance(change, str) else next(iter(change.values()))
+        for path, what in paths.items():
+            parts = what if isinstance(what, dict) else {"": what}
+            lines += [f"{path} {key}".rstrip() + f": {how}" for key, how in parts.items()]
+    return lines
+
+
+def locked(root: Path = HERE) -> dict[str, Any]:
+    """What dvc.lock says of each stage that has ended once."""
+    file = root / "dvc.lock"
+    return (yaml.safe_load(file.read_text()) or {}).get("stages", {}) if file.exists() else {}
+
+
+def digests(stage: str, root: Path = HERE) -> dict[str, str]:
+    """Digest of each out of a stage, from dvc.lock; empty before the stage has ended once."""
+    return {out["path"]: out["md5"] for out in locked(root).get(stage, {}).get("outs", [])}
+
+
+def sources(module: Path) -> list[str]:
+    """The project files that decide what a stage's module computes, as dvc.yaml lists them.
+
+    ``module`` and what it imports, directly or not, except NOT_DEPENDENCIES, what only these import
+    and empty files.
+    """
+    found: set[str] = set()
+    waiting = [module.as_posix()]
+    while waiting:
+        file = waiting.pop()
+        if file not in found and file not in NOT_DEPENDENCIES:
+            found.add(file)
+            for name in keys.imports(Path(file)):
+                waiting += _files(name)
+    return sorted(found)
+
+
+def _files(name: str) -> list[str]:
+    """Files with code that the import of a dotted name runs, as far as they are the project's."""
+    parts = name.split(".")
+    places = [Path(*parts[: length + 1]) for length in range(len(parts))]
+    files = [file for place in places for file in (place / "__init__.py", place.with_suffix(".py"))]
+    return [file.as_posix() for file in files if file.is_file() and file.stat().st_size]
+
+
+CHOICE_OF_CHAMPION = "champion"  # the stage that a new champion alone would run again
+
+
+def already_run(recipe: str, root: Path = Path()) -> str | None:
+    """The newest branch of a run that was made of what is in ``root``; None where something is new.
+
+    Compared are the commands, parameters and source files of every stage, questions included. That
+    the champion is another one since is nothing new to learn from.
+    """
+    with chdir(root):
+        here = _made_of(recipe)
+    for branch in git.runs(recipe):
+        try:
+            locked = yaml.safe_load(git.content(branch, "dvc.lock"))["stages"]
+        except (ValueError, KeyError, TypeError):
+            continue  # a branch of another kind
+        if all(_same(made_of, locked.get(name)) for name, made_of in here.items()):
+            return branch
+    return None
+
+
+def _made_of(recipe: str) -> dict[str, dict[str, Any]]:
+    """What each stage is made of, less what other stages make, in the words of dvc.lock."""
+    from dvc.dependency import ParamsDependency
+
+    with open_repository() as repository:
+        every = [
+            stage
+            for stage in repository.index.stages
+            if stage.addressing.endswith(f"@{recipe}")
+            and not stage.addressing.startswith(f"{CHOICE_OF_CHAMPION}@")
+        ]
+        made = {
+            out.def_path for stage in repository.index.stages if stage.deps for out in stage.outs
+        }
+        return {
+            stage.addressing: {
+                "cmd": stage.cmd,
+                "params": {
+                    dep.def_path: dep.read_params()
+                    for dep in stage.deps
+                    if isinstance(dep, ParamsDependency)
+                },
+                "deps": {
+                    dep.def_path: dep.get_hash().value if dep.exists else None
+                    for dep in stage.deps
+                    if not isinstance(dep, ParamsDependency) and dep.def_path not in made
+                },
+            }
+            for stage in every
+        }
+
+
+def _same(made_of: dict[str, Any], locked: dict[str, Any] | None) -> bool:
+    if locked is None:
+        return False
+    deps = {dep["path"]: dep.get("md5") for dep in locked.get("deps", [])}
+    return (
+        made_of["cmd"] == locked["cmd"]
+        and made_of["params"] == locked.get("params", {})
+        and all(deps.get(path) == digest for path, digest in made_of["deps"].items())
+    )
+
+
+# ---------------------------------------------------------------- a stage that runs elsewhere
+
+
+def belongings(stage: str, root: Path = HERE) -> Belongings:
+    """What a stage reads and writes, and what can carry it."""
+    base = root.absolute()
+    with open_repository(root) as repository:
+        found = next(each for each in repository.index.stages if _name(each) == stage)
+        reads = sorted({_below(base, dep.fs_path) for dep in found.deps})
+        kept = [_below(base, out.fs_path) for out in repository.index.outs if out.use_cache]
+        writes = [(_below(base, out.fs_path), out.use_cache) for out in found.outs]
+    tracked = {path: _overlap(path, kept) for path in reads}
+    return Belongings(
+        tracked=sorted({each for overlap in tracked.values() for each in overlap}),
+        loose=[path for path in reads if not tracked[path] and not git.committed(path, root)],
+        cached=[path for path, use_cache in writes if use_cache],
+        small=[path for path, use_cache in writes if not use_cache],
+    )
+
+
+def _below(base: Path, path: str) -> str:
+    return Path(path).relative_to(base).as_posix()
+
+
+def _overlap(path: str, kept: list[str]) -> list[str]:
+    """The path itself where it lies in one of ``kept``, and those of ``kept`` that lie in it."""
+    inside = [path] if any(Path(path).is_relative_to(each) for each in kept) else []
+    return inside + [each for each in kept if Path(each).is_relative_to(path) and each != path]
+
+
+def is_done(stage: str) -> bool:
+    """Whether DVC would not run a stage now."""
+    with open_repository() as repository:
+        return not repository.status(targets=[stage])
+
+
+# ---------------------------------------------------------------- a run's commit
+
+
+def kept_in_git(recipe: str, root: Path) -> list[str]:
+    """What a run leaves for git: dvc.lock, the recipe, and the outs that DVC does not cache."""
+    with open_repository(root) as repository:
+        outs = [
+            Path(out.fs_path).relative_to(root.absolute()).as_posix()
+            for stage in repository.index.stages
+            if _name(stage).endswith(f"@{recipe}")
+            for out in stage.outs
+            if not out.use_cache
+        ]
+    return ["dvc.lock", f"params/{recipe}.yaml", *sorted(outs)]

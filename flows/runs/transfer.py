@@ -1,0 +1,137 @@
+"""Carry sources and outs between checkouts: worktrees, other workers and DVC's remote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flows.runs.dvc_command import HERE, dvc_quietly, open_repository, supervise
+from flows.runs.pipeline import belongings, is_done, stages
+
+# ---------------------------------------------------------------- other checkouts
+
+
+def share(place: Path) -> None:
+    """Give the worktree at ``place`` this project's DVC settings, remotes and cache.
+
+    They go to its config.local, with paths that hold there.
+    """
+    with open_repository() as here, open_repository(place) as there:
+        settings = here.config.load_config_to_level()
+        with there.config.edit("local") as local:
+            local.clear()
+            local.update(settings)
+            local.setdefault("cache", {})["dir"] = here.cache.local_cache_dir
+
+
+def forget_runs(place: Path) -> None:
+    """Take DVC's memory of runs, and the remote, from a worktree that shares this project's cache.
+
+    What it then runs, it runs from nothing. Files of the cache stay within reach.
+    """
+    own = place.absolute() / ".beamline" / "cache"
+    own.mkdir(parents=True)
+    with open_repository() as here, open_repository(place) as there:
+        shared = Path(here.cache.local_cache_dir, "files")
+        shared.mkdir(parents=True, exist_ok=True)
+        (own / "files").symlink_to(shared)  # beside it lie the runs, of which there are none
+        with there.config.edit("local") as local:
+            local["cache"]["dir"] = str(own)
+            local.setdefault("core", {})["remote"] = ""
+
+
+def default_remote(root: Path = HERE) -> str | None:
+    """The name of DVC's default remote, where one is set."""
+    with open_repository(root) as repository:
+        return repository.config["core"].get("remote") or None
+
+
+def provide_sources(place: Path) -> None:
+    """Put what .dvc files track, and earlier outs as far as the cache has them, into a worktree.
+
+    Raises RuntimeError where something that a .dvc file tracks is in neither cache nor remote.
+    """
+    dvc_quietly(place, "checkout", "--force", "--allow-missing")
+    with open_repository(place) as repository:
+        sources = [stage for stage in repository.index.stages if stage.is_data_source]
+        lacking = [each for each in sources if not all(Path(o.fs_path).exists() for o in each.outs)]
+        files = [str(Path(each.path).relative_to(place.absolute())) for each in lacking]
+    if files:
+        _pull_run(place, *files)
+
+
+def restore_run(recipe: str, place: Path) -> None:
+    """Put the outs of a recipe's stages that dvc.lock names into a worktree, from cache or remote.
+
+    With a remote, DVC's memory of runs (its run-cache) comes along. Raises RuntimeError where
+    something is in neither.
+    """
+    targets = ["--with-deps", *(stage.name for stage in stages(recipe, place))]
+    if dvc_quietly(place, "checkout", "--force", *targets):
+        _pull_run(place, "--run-cache", "--force", *targets)
+
+
+def _pull_run(place: Path, *targets: str) -> None:
+    if default_remote(place) is None:
+        raise RuntimeError(
+            f"{', '.join(t for t in targets if not t.startswith('-'))}: not all of it is in DVC's "
+            "cache here, and there is no default remote to pull it from: `dvc remote add --default`"
+        )
+    if supervise(["flows.runs.dvc_command", "--cd", str(place.absolute()), "pull", *targets], {}):
+        raise RuntimeError(f"dvc pull failed in {place}")
+
+
+def push(recipe: str, place: Path) -> None:
+    """Push what a worktree's run has made, with the run-cache, where a default remote is set.
+
+    Raises RuntimeError where that fails; DVC has said why.
+    """
+    if default_remote(place) is None:
+        return
+    targets = ["--run-cache", "--with-deps", *(stage.name for stage in stages(recipe, place))]
+    if supervise(["flows.runs.dvc_command", "--cd", str(place.absolute()), "push", *targets], {}):
+        raise RuntimeError("dvc push failed")
+
+
+def push_paths(paths: Sequence[str], root: Path = HERE) -> None:
+    """Push what DVC keeps at ``paths``; RuntimeError where that fails, after DVC has said why."""
+    _transfer("push", paths, root)
+
+
+def pull_paths(paths: Sequence[str], root: Path = HERE) -> None:
+    """Pull what DVC keeps at ``paths``; RuntimeError where that fails, after DVC has said why."""
+    _transfer("pull", paths and ["--force", *paths], root)
+
+
+def push_stage(stage: str, root: Path) -> None:
+    """Push what a stage has made, and DVC's memory of its run."""
+    _transfer("push", ["--run-cache", stage], root)
+
+
+def _transfer(verb: str, arguments: Sequence[str], root: Path) -> None:
+    command = ["flows.runs.dvc_command", "--cd", str(root.absolute()), verb, *arguments]
+    if arguments and supervise(command, {}):
+        raise RuntimeError(f"dvc {verb} failed in {root.absolute()}")
+
+
+def take_over(stage: str, entry: Mapping[str, Any], files: Mapping[str, str]) -> None:
+    """Have what a stage made elsewhere as if it had run here.
+
+    ``entry`` is what dvc.lock says of it there, ``files`` the text of its outs that git keeps; the
+    others are pulled. Raises RuntimeError where it was made from something else than lies here.
+    """
+    from dvc.utils.serialize import modify_yaml
+
+    for path, text in files.items():
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(text)
+    with modify_yaml("dvc.lock") as locks:
+        locks.setdefault("schema", "2.0")
+        locks.setdefault("stages", {})[stage] = dict(entry)
+    pull_paths(belongings(stage).cached)
+    if not is_done(stage):
+        raise RuntimeError(
+            f"{stage} was run elsewhere from something else than lies here: `dvc status {stage}` "
+            "tells what"
+        )

@@ -1,0 +1,306 @@
+"""Pictures of a run: pure functions from plain rows to matplotlib figures.
+
+Figures are built with matplotlib's object API, so nothing here touches pyplot's global state;
+matplotlib is imported when the first figure is made. Colours are from Okabe and Ito (2008), which
+stay apart for the colour-blind. ``save`` writes the same bytes for the same figure.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BLUE, VERMILION, GREEN = "#0072B2", "#D55E00", "#009E73"
+GREY, PALE, INK = "#8C8C8C", "#E5E5E5", "#333333"
+DOTS_PER_INCH = 150
+VERDICTS = {  # of branching decisions: colour, mark
+    "not wanted": (GREY, "o"),
+    "wanted, but the budget was spent": (VERMILION, "X"),
+    "branched": (BLUE, "s"),
+}
+AGENTS = {  # colour, mark, offset
+    "cold start": (GREY, "o", -0.13),
+    "trained": (BLUE, "s", 0.13),
+    "champion": (VERMILION, "D", 0.0),
+}
+
+
+def learning_curve(rows: Sequence[Mapping[str, float]]) -> Figure:
+    """Mean reward and success by iteration: the values faint, their running mean as a line.
+
+    ``rows``: one an iteration, in any order, with ``iteration``, ``reward`` and ``success`` (a
+    fraction); a row may have ``validation``, the success on the validation questions.
+    """
+    _need(rows, "learning curve", "iteration", "reward", "success")
+    rows = sorted(rows, key=lambda row: row["iteration"])
+    iteration = np.array([row["iteration"] for row in rows], dtype=float)
+    figure = _figure(7.0, 5.6)
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    _smoothed(upper, iteration, np.array([row["reward"] for row in rows]), BLUE)
+    _smoothed(lower, iteration, 100 * np.array([row["success"] for row in rows]), VERMILION)
+    if checked := [row for row in rows if row.get("validation") is not None]:
+        lower.plot(
+            [row["iteration"] for row in checked],
+            [100 * row["validation"] for row in checked],
+            linestyle="none",
+            marker="D",
+            color=GREEN,
+            label="validation questions",
+        )
+    upper.set(ylabel="mean reward of a trajectory")
+    lower.set(ylabel="trajectories with the\nright answer (%)", xlabel="iteration", ylim=(0, 100))
+    _whole_numbers(lower)
+    _tidy(upper, "Learning curve")
+    _tidy(lower)
+    _legend(upper)
+    _legend(lower)
+    return figure
+
+
+def entropy_around_tools(profile: Sequence[Mapping[str, float]]) -> Figure:
+    """Mean normalised token entropy by position from a tool result, early and late in training.
+
+    ``profile``: rows with ``iteration``, ``position`` (-1 is the last token before the call, 1 the
+    first after the result), ``mean`` and ``standard_error`` (entropy over ln|V|). The first and the
+    last iteration are drawn, each with a band of one standard error.
+    """
+    _need(profile, "entropy profile", "iteration", "position", "mean", "standard_error")
+    figure = _figure(7.0, 4.2)
+    axes = figure.subplots()
+    iterations = sorted({row["iteration"] for row in profile})
+    for iteration, color in {iterations[0]: GREY, iterations[-1]: BLUE}.items():
+        rows = [row for row in profile if row["iteration"] == iteration]
+        before = [row for row in rows if row["position"] < 0]
+        after = [row for row in rows if row["position"] > 0]
+        _line_with_band(axes, before, color, label="_")  # "_": not in the legend
+        _line_with_band(axes, after, color, label=f"iteration {iteration:g}")
+    axes.axvline(0, color=INK, linewidth=1, linestyle=(0, (4, 3)))
+    axes.annotate(
+        "tool result",
+        (0, 1),
+        xycoords=("data", "axes fraction"),
+        xytext=(4, -4),
+        textcoords="offset points",
+        va="top",
+        color=INK,
+    )
+    axes.set(
+        xlabel="sampled token, counted from the tool result",
+        ylabel="mean entropy / ln |V|",
+    )
+    axes.margins(y=0.1)  # room for the note
+    axes.set_ylim(bottom=0)
+    _whole_numbers(axes)
+    _tidy(axes, "Token entropy around tool results (band: ± 1 standard error)")
+    _legend(axes)
+    return figure
+
+
+def success_by_kind(table: Sequence[Mapping[str, Any]]) -> Figure:
+    """Success of each agent by question kind, with 95 % intervals.
+
+    ``table``: rows with ``kind``, ``agent`` (one of AGENTS), ``success``, ``low`` and ``high``
+    (fractions). Kinds stand in the order of their first rows. A champion may be missing.
+    """
+    _need(table, "success table", "kind", "agent", "success", "low", "high")
+    if unknown := {row["agent"] for row in table} - set(AGENTS):
+        raise ValueError(f"success table: agent must be one of {list(AGENTS)}, got {unknown}")
+    kinds = list(dict.fromkeys(row["kind"] for row in table))
+    figure = _figure(7.0, 1.6 + 0.55 * len(kinds))
+    axes = figure.subplots()
+    for agent, (color, mark, offset) in AGENTS.items():
+        rows = [row for row in table if row["agent"] == agent]
+        if not rows and agent == "champion":
+            continue
+        heights = [kinds.index(row["kind"]) + offset for row in rows]
+        _dots_with_intervals(axes, rows, heights, color=color, fmt=mark, label=agent)
+    axes.set_yticks(range(len(kinds)), kinds)
+    axes.set(
+        xlabel="questions answered correctly (%), with 95 % interval",
+        xlim=(0, 100),
+        ylim=(len(kinds) - 0.5, -0.5),
+    )
+    _tidy(axes, "Success by question kind", grid="x")
+    _legend(axes, loc="lower right", bbox_to_anchor=(1, 1), ncols=3, borderaxespad=0.2)
+    return figure
+
+
+def algorithms(found: Sequence[Mapping[str, Any]]) -> Figure:
+    """Success of each algorithm with its 95 % interval; a dashed line where they all began.
+
+    ``found``: rows with ``algorithm``, ``success``, ``low`` and ``high`` (fractions), the cold
+    start first.
+    """
+    _need(found, "algorithms", "algorithm", "success", "low", "high")
+    figure = _figure(7.0, 1.4 + 0.34 * len(found))
+    axes = figure.subplots()
+    _dots_with_intervals(axes, found, list(range(len(found))), color=BLUE, fmt="o", label="_")
+    axes.axvline(100 * found[0]["success"], color=GREY, linewidth=1, linestyle=(0, (4, 3)))
+    axes.set_yticks(range(len(found)), [row["algorithm"] for row in found])
+    axes.set(
+        xlabel="questions answered correctly (%), with 95 % interval",
+        xlim=(0, 100),
+        ylim=(len(found) - 0.5, -0.5),
+    )
+    _tidy(axes, "Success by algorithm", grid="x")
+    return figure
+
+
+def decisions(rows: Sequence[Mapping[str, Any]], threshold: float | None = None) -> Figure:
+    """Branching decisions: the rise of entropy by where in the trajectory it was judged.
+
+    ``rows``: one a decision, with ``position`` (tokens before it, prompt included), ``rise``
+    (entropy over ln|V| minus that of the trajectory's start), ``wanted`` (what the rule said) and
+    ``added`` (branches that were started). ``threshold``: the rise above which a path branches
+    (tasks/rollouts/branching.py), or None where no single value decides.
+    """
+    _need(rows, "branching decisions", "position", "rise", "wanted", "added")
+    verdicts = [_verdict(row) for row in rows]
+    figure = _figure(7.0, 4.4)
+    axes = figure.subplots()
+    for verdict, (color, mark) in VERDICTS.items():
+        own = [row for row, said in zip(rows, verdicts, strict=True) if said == verdict]
+        axes.scatter(
+            [row["position"] for row in own],
+            [row["rise"] for row in own],
+            s=26,
+            color=color,
+            marker=mark,
+            alpha=0.65,
+            linewidths=0,
+            label=f"{verdict} ({len(own):,})",
+        )
+    axes.axhline(0, color=PALE, linewidth=1.5, zorder=0)
+    if threshold is not None:
+        label = f"branches above {threshold:.3g}"
+        axes.axhline(threshold, color=INK, linewidth=1, linestyle=(0, (4, 3)), label=label)
+    axes.set(
+        xlabel="tokens of the trajectory before the decision, prompt included",
+        ylabel="rise of the mean entropy / ln |V|",
+    )
+    _whole_numbers(axes)
+    _tidy(axes, f"{len(rows):,} branching decisions")
+    _legend(figure, loc="outside lower center", ncols=2)
+    return figure
+
+
+def _verdict(row: Mapping[str, Any]) -> str:
+    if row["added"]:
+        return "branched"
+    return "wanted, but the budget was spent" if row["wanted"] else "not wanted"
+
+
+def seconds_by_part(parts: Mapping[str, float]) -> Figure:
+    """Seconds of one iteration by part (sampling, tools, ...), longest first, with their shares."""
+    if not parts or min(parts.values()) < 0 or sum(parts.values()) <= 0:
+        raise ValueError(f"parts of an iteration are positive seconds, got {dict(parts)}")
+    names = sorted(parts, key=lambda name: -parts[name])
+    seconds = [parts[name] for name in names]
+    total = sum(seconds)
+    figure = _figure(7.0, 1.2 + 0.36 * len(names))
+    axes = figure.subplots()
+    bars = axes.barh(names, seconds, color=BLUE, height=0.62)
+    labels = [f"{value:.2f} s   {100 * value / total:.1f} %" for value in seconds]
+    axes.bar_label(bars, labels, padding=5, color=INK)
+    axes.invert_yaxis()
+    axes.set(xlabel="seconds", xlim=(0, 1.28 * max(seconds)))  # room for the longest bar's label
+    _tidy(axes, f"One iteration: {total:.2f} s", grid="x")
+    axes.tick_params(axis="y", length=0)
+    return figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure as PNG, whole or not at all, with no date or version in it."""
+    if path.suffix != ".png":
+        raise ValueError(f"{path}: figures are saved as .png; give it that ending")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    figure.savefig(temporary, format="png", metadata={"Software": None})
+    temporary.replace(path)
+
+
+def running_mean(values: NDArray[np.floating], reach: int) -> list[float]:
+    """Mean of every value with up to ``reach`` neighbours on each side (fewer at the ends)."""
+    return [
+        float(values[max(0, here - reach) : here + reach + 1].mean()) for here in range(len(values))
+    ]
+
+
+def _smoothed(
+    axes: Axes, iteration: NDArray[np.floating], values: NDArray[np.floating], color: str
+) -> None:
+    reach = len(values) // 16  # an eighth of the run in all
+    axes.plot(iteration, values, ".", markersize=5, color=color, alpha=0.35, label="one iteration")
+    label = f"mean of {2 * reach + 1} iterations" if reach else "_"
+    axes.plot(iteration, running_mean(values, reach), color=color, linewidth=2, label=label)
+
+
+def _line_with_band(
+    axes: Axes, rows: Sequence[Mapping[str, float]], color: str, label: str
+) -> None:
+    rows = sorted(rows, key=lambda row: row["position"])
+    position, mean, error = (
+        np.array([row[column] for row in rows], dtype=float)
+        for column in ("position", "mean", "standard_error")
+    )
+    axes.plot(position, mean, color=color, linewidth=2, marker=".", label=label)
+    axes.fill_between(position, mean - error, mean + error, color=color, alpha=0.2, linewidth=0)
+
+
+def _dots_with_intervals(
+    axes: Axes, rows: Sequence[Mapping[str, Any]], heights: Sequence[float], **look: Any
+) -> None:
+    success, low, high = (
+        100 * np.array([row[column] for row in rows], dtype=float)
+        for column in ("success", "low", "high")
+    )
+    lengths = np.maximum(0, [success - low, high - success])  # rounding may leave -1e-16
+    axes.errorbar(success, heights, xerr=lengths, markersize=6, elinewidth=2, **look)
+
+
+def _figure(width: float, height: float) -> Figure:
+    """An empty figure; width and height in inches."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)  # inches
+    return Figure(figsize=(width, height), dpi=DOTS_PER_INCH, layout=layout)
+
+
+def _tidy(axes: Axes, title: str = "", grid: Literal["both", "x", "y"] = "both") -> None:
+    axes.set_title(title, loc="left", weight="bold", color=INK, size=11)
+    axes.grid(axis=grid, color=PALE, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(GREY)
+    axes.tick_params(color=GREY, labelcolor=INK)
+    axes.xaxis.label.set_color(INK)
+    axes.yaxis.label.set_color(INK)
+
+
+def _legend(where: Axes | Figure, **place: Any) -> None:
+    where.legend(fontsize=9, labelcolor=INK, edgecolor="none", framealpha=0.9, **place)
+
+
+def _whole_numbers(axes: Axes) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(steps=[1, 2, 5, 10], integer=True))
+
+
+def _need(rows: Sequence[Mapping[str, Any]], name: str, *columns: str) -> None:
+    """Raise ValueError for no rows, or for a row without one of the columns."""
+    if not rows:
+        raise ValueError(f"{name}: there are no rows to draw")
+    for number, row in enumerate(rows):
+        if missing := [column for column in columns if row.get(column) is None]:
+            raise ValueError(f"{name}: row {number} has no value of {missing}; it has {list(row)}")

@@ -1,0 +1,199 @@
+"""The MLflow store: where it is, whether it can be reached, and what earlier runs left in it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sqlite3
+import ssl
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from flows.host import processes
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+
+EXPERIMENT = "beamline"
+LOCK_WAIT = 2.0  # seconds that one attempt waits for a locked SQLite store; MLflow itself waits 20
+
+log = logging.getLogger(__name__)
+
+
+def abandoned() -> list[tuple[str, str]]:
+    """Ids and names of the runs in the store that are RUNNING though their process is gone.
+
+    Raises OSError or sqlite3.Error where the store is away.
+    """
+    client = _client_of_store()
+    experiment = client.get_experiment_by_name(EXPERIMENT) if client else None
+    if client is None or experiment is None:
+        return []
+    found = client.search_runs([experiment.experiment_id], "attributes.status = 'RUNNING'")
+    return [
+        (run.info.run_id, str(run.info.run_name))
+        for run in found
+        if processes.is_gone(run.data.tags)
+    ]
+
+
+def end_abandoned(run_id: str) -> None:
+    """Mark a run as KILLED, unless a living process has taken it up."""
+    if run_id in dict(abandoned()) and (client := _client_of_store()):
+        client.set_terminated(run_id, "KILLED")
+
+
+def runs_tagged(tag: str, value: str) -> list[dict[str, str]]:
+    """The tags of the runs whose ``tag`` is ``value``, the oldest run first.
+
+    With them go its ``id`` and ``name``. Raises ConnectionError where the store cannot be read.
+    """
+    with _reading() as client:
+        experiment = client.get_experiment_by_name(EXPERIMENT) if client else None
+        if client is None or experiment is None:
+            return []
+        wanted, order = f"tags.`{tag}` = '{value}'", ["attributes.start_time ASC"]
+        found = client.search_runs([experiment.experiment_id], wanted, order_by=order)
+        return [
+            {**run.data.tags, "id": run.info.run_id, "name": str(run.info.run_name)}
+            for run in found
+        ]
+
+
+def version_tags(model: str, which: str) -> dict[str, str] | None:
+    """The tags of a registered model's version, with its ``version``; None where there is none.
+
+    ``which``: the version's number or an alias. Raises ConnectionError where the store cannot be
+    read.
+    """
+    with _reading() as client:
+        held = list(client.search_model_versions(f"name = '{model}'")) if client else []
+        aliases = client.get_registered_model(model).aliases if client and held else {}
+    number = str(aliases.get(which, which))
+    return next(({**v.tags, "version": number} for v in held if str(v.version) == number), None)
+
+
+@contextmanager
+def _reading() -> Iterator[MlflowClient | None]:
+    try:
+        yield _client_of_store()
+    except Exception as error:
+        from mlflow.exceptions import MlflowException  # `connect` settles how it is imported
+
+        if not isinstance(error, MlflowException | OSError | sqlite3.Error):
+            raise
+        said = str(error).strip().partition("\n")[0]
+        raise ConnectionError(f"the store {store_uri()} cannot be read ({said})") from error
+
+
+def _client_of_store() -> MlflowClient | None:
+    """A client of the store, if there is one; none is made."""
+    file = _sqlite_file(store_uri())
+    if file is not None and not file.exists():
+        return None
+    check_reachable(store_uri(), away=True)
+    return connect(store_uri())
+
+
+def store_uri() -> str:
+    """The address of the store: ``MLFLOW_TRACKING_URI``, or SQLite in the current directory."""
+    here = f"sqlite:///{Path.cwd() / '.beamline' / 'mlflow.db'}"
+    return os.environ.get("MLFLOW_TRACKING_URI") or here
+
+
+def check_reachable(uri: str, known: bool = False, away: bool = False) -> None:
+    """Raise OSError or sqlite3.Error within LOCK_WAIT seconds where a store takes no writes.
+
+    MLflow itself would wait 20 s for a lock and 100 s for a file that is no database. ``known``: a
+    SQLite store has been there, so that its file must be; ``away``: a server did not answer before,
+    and is asked whether it does.
+    """
+    file = _sqlite_file(uri)
+    if file is None and away:
+        _ask(uri)
+    if file is None or not (known or file.exists()):
+        return
+    address = f"file:{quote(str(file))}?mode=rw"  # does not make it
+    with closing(sqlite3.connect(address, LOCK_WAIT, isolation_level=None, uri=True)) as store:
+        store.execute("BEGIN IMMEDIATE")
+        store.execute("ROLLBACK")
+
+
+def _ask(uri: str) -> None:
+    """Raise OSError unless an HTTP server answers, whatever it says."""
+    try:
+        urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=LOCK_WAIT).close()
+    except urllib.error.HTTPError:
+        return
+    except urllib.error.URLError as error:
+        if not isinstance(error.reason, ssl.SSLError):  # MLflow may know its certificate
+            raise
+    except ValueError:  # no address of HTTP
+        return
+
+
+def _sqlite_file(uri: str) -> Path | None:
+    return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
+
+
+def connect(uri: str) -> MlflowClient:
+    # read while MLflow is imported; by its own limits an absent server holds up a run for minutes
+    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+    from mlflow.tracking import MlflowClient
+
+    # where something else had imported MLflow already, it has not read the level
+    logging.getLogger("mlflow").setLevel(os.environ["MLFLOW_LOGGING_LEVEL"])
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # a run says it in a line
+    file = _sqlite_file(uri)
+    if file is not None and not file.exists():
+        _make_store(file, MlflowClient)
+    return MlflowClient(uri)
+
+
+def _make_store(file: Path, connect: Callable[[str], object]) -> None:
+    """Build an empty SQLite store under another name, then link it to ``file``.
+
+    MLflow's migrations break when two processes run them at once, and when one is killed in them
+    the store stays broken. Write-ahead logging lets the UI read while a run writes.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=file.parent, prefix=".new-store-") as folder:
+        built, store = Path(folder) / "built.db", Path(folder) / "store.db"
+        connect(f"sqlite:///{built}")
+        shutil.copy(built, store)  # MLflow keeps its connection to the first
+        with closing(sqlite3.connect(store)) as connection:
+            connection.execute("PRAGMA journal_mode = WAL")
+        with suppress(FileExistsError):  # another process was faster
+            os.link(store, file)
+
+
+def experiment_id(client: MlflowClient, uri: str) -> str:
+    if found := client.get_experiment_by_name(EXPERIMENT):
+        return found.experiment_id
+    file = _sqlite_file(uri)
+    artifacts = None if file is None else (file.absolute().parent / "mlartifacts").as_uri()
+    try:
+        return client.create_experiment(EXPERIMENT, artifact_location=artifacts)
+    except Exception:
+        if found := client.get_experiment_by_name(EXPERIMENT):  # another process was faster
+            return found.experiment_id
+        raise
+
+
+def disconnect(client: MlflowClient) -> None:
+    """Close the connections to a SQLite store: its file may be another one when it is back."""
+    engine = getattr(client._tracking_client.store, "engine", None)
+    if engine is not None:
+        engine.dispose()

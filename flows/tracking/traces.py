@@ -1,0 +1,283 @@
+"""Trajectories as traces: what the agent read and wrote, turn by turn, as a page can show it.
+
+A trace is one trajectory of a tree: a span for the whole, and below it one for each turn of the
+agent and one for each tool call. Trees hold no clock times, so times are token positions, one token
+a millisecond: a span that starts at 57 ms starts after 57 tokens, prompt included. Nothing here
+knows the store that keeps traces (flows/tracking/run.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from tasks.ledger.artifacts import Artifact, Step
+from tasks.trees import dialogue as talk
+from tasks.trees.tables import load_trees, read_rows
+from tasks.trees.tree import STOP, TURN, Node, Question, Tree, join
+
+AGENT, CHAT_MODEL, TOOL = "AGENT", "CHAT_MODEL", "TOOL"  # kinds of spans, as MLflow names them
+TEXT_CHARACTERS = 20_000  # of one text in a span, at most
+PREVIEW_CHARACTERS = 1_000  # of a question, an answer or a tag in a list of traces, at most
+NAME_CHARACTERS = 250
+TIMES = "token positions, one token a millisecond"
+SOUND = {"ok", talk.CALL, talk.ANSWER}  # outcomes after which nothing is wrong
+
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
+
+
+@dataclass(frozen=True)
+class Span:
+    """A part of a trajectory, from token ``start`` up to token ``end``."""
+
+    name: str
+    kind: str  # AGENT, CHAT_MODEL or TOOL
+    start: int
+    end: int
+    inputs: Any  # as JSON can hold it
+    outputs: Any
+    outcome: str
+    attributes: Mapping[str, Any]
+
+    @property
+    def sound(self) -> bool:
+        """Whether the part ended as it should: an answer, a well-formed call, a tool's result."""
+        return self.outcome in SOUND
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One trajectory; the first of its ``spans`` is the whole, the others are its parts in order.
+
+    ``key`` names the trajectory and everything that it shows: 32 hexadecimal digits, equal for
+    equal work. ``began`` is in unix milliseconds.
+    """
+
+    key: str
+    name: str
+    began: int
+    question: str  # as a list shows it
+    answer: str
+    spans: tuple[Span, ...]
+    tags: Mapping[str, str]
+    feedback: Mapping[str, float | bool | str]
+    reason: str  # for the feedback
+    accepted: tuple[str, ...]  # forms of the gold answer
+
+
+def sample(step: Step, trees: Artifact, rewards: Artifact, at: float, size: int) -> list[Trace]:
+    """The traces of the first ``size`` questions of an iteration's trees, a trace a leaf.
+
+    ``at`` is when the rollout had finished, in unix seconds. Each trace begins one millisecond
+    before the one that precedes it here, so that a page with the newest first keeps this order.
+    """
+    scores = {(row["question"], row["leaf"]): row for row in read_rows(Path(rewards.path))}
+    made = [
+        (tree, leaf)
+        for tree in load_trees(Path(trees.path))[:size]
+        for leaf in range(len(tree.leaves))
+    ]
+    return [
+        trace(
+            tree,
+            leaf,
+            scores[tree.question.id, leaf],
+            step,
+            key=_key(step, trees.digest, rewards.digest, tree.question.id, leaf),
+            began=round(at * 1000) - place,
+        )
+        for place, (tree, leaf) in enumerate(made)
+    ]
+
+
+def trace(
+    tree: Tree, leaf: int, score: Mapping[str, Any], step: Step, *, key: str, began: int
+) -> Trace:
+    """Trajectory ``leaf`` of a tree with its row of the table of rewards (tasks/reward.py)."""
+    question, success = tree.question, bool(score["success"])
+    tags = {
+        "recipe": step.recipe,
+        "stage": step.stage,
+        "iteration": str(step.iteration),
+        "question": question.id,
+        "kind": question.kind,
+        "leaf": str(leaf),
+        "outcome": score["outcome"],
+        "reward": f"{score['reward']:g}",
+        "success": str(success).lower(),
+        "faults": ", ".join(score["faults"]) or "none",
+    }
+    return Trace(
+        key=key,
+        name=printable(f"{question.id} leaf {leaf}, iteration {step.iteration}", NAME_CHARACTERS),
+        began=began,
+        question=printable(question.text, PREVIEW_CHARACTERS),
+        answer=printable(score["answer"] or f"no answer ({score['outcome']})", PREVIEW_CHARACTERS),
+        spans=tuple(spans(tree, leaf, score)),
+        tags={name: printable(value, PREVIEW_CHARACTERS) for name, value in tags.items()},
+        feedback={
+            "reward": float(score["reward"]),
+            "success": success,
+            "outcome": score["outcome"],
+        },
+        reason=_reason(score),
+        accepted=tuple(printable(form, PREVIEW_CHARACTERS) for form in question.answers),
+    )
+
+
+def spans(tree: Tree, leaf: int, score: Mapping[str, Any]) -> Iterator[Span]:
+    """The whole of trajectory ``leaf``, then its turns and tool calls.
+
+    A turn's input is what the agent has read since its last turn: the messages of the question (the
+    recipe's system message, which all of them share, is left out), or the tool's result.
+    """
+    path = tree.path(tree.leaves[leaf])
+    steps = tree.steps(tree.leaves[leaf])
+    nodes = [join([tree.nodes[part] for part in step]) for step in steps]
+    ends = list(accumulate(len(node.tokens) for node in nodes))
+    leaves = _leaves_of(tree)
+    yield _whole(tree.question, leaf, path, nodes, score)
+    turns = 0
+    for place in range(1, len(steps)):
+        node, before = nodes[place], nodes[place - 1]
+        where = (ends[place - 1], ends[place])
+        branch = _branch(tree, steps[place], node, leaves)
+        if node.kind == TURN:
+            turns += 1
+            read = [{"role": "tool", "content": printable(before.text)}]
+            asked = _messages(tree.question) if place == 1 else read
+            yield _turn(node, asked, turns, where, branch | {"tokens_read": len(before.tokens)})
+        else:
+            yield _tool_call(node, before, where, branch)
+
+
+def _whole(
+    question: Question,
+    leaf: int,
+    path: Sequence[int],
+    nodes: Sequence[Node],
+    score: Mapping[str, Any],
+) -> Span:
+    """The question in, the answer out."""
+    answer = None if score["answer"] is None else printable(score["answer"])
+    attributes = {
+        "leaf": leaf,
+        "path": list(path),
+        "response_tokens": score["response_tokens"],
+        "sampled_tokens": score["sampled_tokens"],
+        **_uncertainty(nodes),
+        "times": TIMES,
+    }
+    end = sum(len(node.tokens) for node in nodes)
+    inputs, outputs = {"messages": _messages(question)}, {"answer": answer}
+    return Span("agent", AGENT, 0, end, inputs, outputs, score["outcome"], attributes)
+
+
+def _turn(
+    node: Node, read: Sequence[Any], number: int, where: tuple[int, int], attributes: Any
+) -> Span:
+    wrote = {"role": "assistant", "content": printable(node.text)}
+    inputs = {"messages": list(read)}
+    outputs = {"choices": [{"message": wrote}]}
+    return Span(f"turn {number}", CHAT_MODEL, *where, inputs, outputs, node.outcome, attributes)
+
+
+def _tool_call(node: Node, turn: Node, where: tuple[int, int], attributes: Any) -> Span:
+    """The call is what the turn before ended with."""
+    call = talk.read_turn(turn.text, STOP)[1]
+    tool = call.tool if call else "tool"
+    inputs = {"call": printable(call.argument if call else turn.text)}
+    outputs = {"result": printable(node.text)}
+    return Span(tool, TOOL, *where, inputs, outputs, node.outcome, attributes)
+
+
+def printable(text: str, limit: int = TEXT_CHARACTERS) -> str:
+    """``text`` with a box for each sign that no store or page takes, cut with a note.
+
+    Those are control characters (a null byte ends a text in some databases) and halves of surrogate
+    pairs (which UTF-8 cannot write). The note counts within ``limit``.
+    """
+    if len(text) > limit:
+        note = f" [cut: {len(text):,} characters in all]"
+        text = text[: max(0, limit - len(note))] + note
+    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def _messages(question: Question) -> list[dict[str, str]]:
+    before = [{"role": m.role, "content": printable(m.content)} for m in question.before]
+    return [*before, {"role": "user", "content": printable(question.text)}]
+
+
+def _branch(
+    tree: Tree, parts: Sequence[int], node: Node, leaves: Mapping[int, Sequence[int]]
+) -> dict[str, Any]:
+    """Where a node stands in its tree, and which trajectories go through it to its end.
+
+    Of a turn inside which trajectories part, the last of ``parts`` is shown, and how many of the
+    turn's first tokens others share.
+    """
+    through = leaves[parts[-1]]
+    shared = [len(tree.nodes[part].tokens) for part in parts if len(leaves[part]) > 1]
+    return {
+        "node": parts[-1],
+        "parent": node.parent,
+        "leaves": list(through),
+        "shared": len(through) > 1,
+        "shared_tokens": sum(shared),
+        "tokens": len(node.tokens),
+        **_uncertainty([node]),
+    }
+
+
+def _leaves_of(tree: Tree) -> dict[int, list[int]]:
+    """Node -> the leaves whose trajectories it is part of."""
+    found: dict[int, list[int]] = {}
+    for leaf, last in enumerate(tree.leaves):
+        for index in tree.path(last):
+            found.setdefault(index, []).append(leaf)
+    return found
+
+
+def _uncertainty(nodes: Sequence[Node]) -> dict[str, float]:
+    """Mean entropy (of 1) and log-probability (nats) of the sampled tokens; nothing without any."""
+    turns = [node for node in nodes if node.kind == TURN]
+    means = {
+        "mean_entropy": _mean([node.entropies for node in turns]),
+        "mean_logprob": _mean([node.logprobs for node in turns]),
+    }
+    return {name: value for name, value in means.items() if value is not None}
+
+
+def _mean(parts: Sequence[NDArray[Any]]) -> float | None:
+    values = [float(value) for part in parts for value in part]
+    mean = sum(values) / len(values) if values else math.nan
+    return round(mean, 4) if math.isfinite(mean) else None
+
+
+def _reason(score: Mapping[str, Any]) -> str:
+    faults = ", ".join(score["faults"])
+    if faults:
+        return f"format faults: {faults}"
+    if score["answer"] is None:
+        return f"no answer could be extracted ({score['outcome']})"
+    if score["success"]:
+        return "the answer is right"
+    if not score["score"]:
+        return "the answer is wrong"
+    parts = ", ".join(f"{name} {value:.3g}" for name, value in dict(score["breakdown"]).items())
+    return f"the answer is partly right: {parts}"
+
+
+def _key(*parts: Any) -> str:
+    step, *rest = parts
+    text = json.dumps([step.recipe, step.stage, step.iteration, *rest])
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

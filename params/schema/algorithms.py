@@ -1,0 +1,241 @@
+"""Rows of params/algorithms.yaml: the independent choices that make up an algorithm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    model_validator,
+)
+
+from params.schema.base import (
+    PARAMS,
+    Frozen,
+    Positive,
+    PositiveFloat,
+    Probability,
+    read_yaml,
+    validate,
+)
+
+MOST_BATCHES = 10  # that one iteration rolls out in search of groups with spread (DAPO)
+
+
+# ---------------------------------------------------------------- rows of algorithms.yaml
+
+
+def _spelt_out(choice: Any) -> Any:
+    """A choice without settings may be written as its kind alone."""
+    return {"kind": choice} if isinstance(choice, str) else choice
+
+
+class Marks(Frozen):
+    """Where segments (macro actions of GPG, arXiv 2512.10365, section 4.2) end."""
+
+    kind: Literal["none", "every_token", "tool_call", "paragraph", "entropy", "step"]
+    quantile: Annotated[float, Field(gt=0, lt=1)] | None = None  # of a trajectory's entropies
+    threshold: Annotated[float, Field(ge=0, le=1)] | None = None  # of the entropy over ln|V|
+
+    @model_validator(mode="after")
+    def _entropy_is_measured_once(self) -> Marks:
+        given = [name for name in ("quantile", "threshold") if getattr(self, name) is not None]
+        if len(given) != (self.kind == "entropy"):
+            raise ValueError(
+                f"{self.kind} marks with {' and '.join(given) or 'neither'}: marks of kind entropy "
+                "need either quantile or threshold, the other kinds need none of them"
+            )
+        return self
+
+
+class Return(Frozen):
+    """The trajectory's reward on every sampled token."""
+
+    kind: Literal["return"]
+
+
+class GroupRelative(Frozen):
+    """(r - mean) / std over the leaves of a question; without ``std``: r - mean."""
+
+    kind: Literal["group_relative"]
+    std: bool = True
+
+
+class LeaveOneOut(Frozen):
+    """r - mean of the other leaves' rewards."""
+
+    kind: Literal["leave_one_out"]
+
+
+class BatchWhitened(Frozen):
+    """Returns whitened over all sampled tokens of the batch; ``baseline``: group mean first."""
+
+    kind: Literal["batch_whitened"]
+    baseline: bool
+
+
+class Gae(Frozen):
+    """Generalised advantage estimation with a critic, then whitened."""
+
+    kind: Literal["gae"]
+    gamma: Probability
+    lambda_: Probability = Field(alias="lambda")
+
+
+class TwoLevel(Frozen):
+    """Group-relative over episodes, plus omega times the same over steps from equal states."""
+
+    kind: Literal["two_level"]
+    omega: Annotated[float, Field(ge=0)]
+    gamma: Probability
+    std: bool = True
+
+
+class GroupedGae(Frozen):
+    """GAE over environment steps; the value of a state is its mean return in the group."""
+
+    kind: Literal["grouped_gae"]
+    gamma: Probability
+    lambda_: Probability = Field(alias="lambda")
+
+
+class PrefixCalibrated(Frozen):
+    """A token's credit: the mean over the trajectories that contain it."""
+
+    kind: Literal["prefix_calibrated"]
+    key: Literal["lineage", "token_ids"] = "lineage"  # token_ids also merges equal prefixes
+
+
+Estimator = Annotated[
+    Return
+    | GroupRelative
+    | LeaveOneOut
+    | BatchWhitened
+    | Gae
+    | TwoLevel
+    | GroupedGae
+    | PrefixCalibrated,
+    Field(discriminator="kind"),
+    BeforeValidator(_spelt_out),
+]
+
+
+class ClipRange(Frozen):
+    """The ratio is clipped to [1 - low, 1 + high]; a loss with A < 0 ends at -dual * A."""
+
+    low: PositiveFloat
+    high: PositiveFloat
+    dual: Annotated[float, Field(gt=1)] | None = None
+
+
+class Kl(Frozen):
+    """A penalty on leaving the reference: the cold start, or the policy of every n iterations."""
+
+    place: Literal["loss", "reward"]
+    estimator: Literal["k1", "k2", "k3"]
+    coefficient: PositiveFloat
+    refresh: Positive | None = None  # iterations; null: the reference stays the cold start
+
+    @model_validator(mode="after")
+    def _has_a_gradient(self) -> Kl:
+        if self.place == "loss" and self.estimator == "k1":
+            raise ValueError(
+                "k1 in the loss has an on-policy gradient of mean zero: take k2 or k3, or place it "
+                "in the reward"
+            )
+        if self.place == "reward" and self.estimator != "k1":
+            raise ValueError(f"{self.estimator} in the reward: only k1 is defined there")
+        return self
+
+
+class Overlong(Frozen):
+    """DAPO's soft penalty (arXiv 2503.14476, equation 13) on responses near the token budget."""
+
+    buffer: Annotated[float, Field(gt=0, le=1)]  # share of the budget in which it rises
+    factor: PositiveFloat  # the penalty at the end of the budget
+
+
+class Critic(Frozen):
+    """A value head for GAE: on the policy's own backbone, or on one that starts as its copy."""
+
+    backbone: Literal["own", "shared"]
+    value_clip: PositiveFloat | None  # how far a value may move from the old one in the loss
+    coefficient: PositiveFloat  # of the value loss
+
+
+class Row(Frozen):
+    """The choices of one algorithm (algorithms section 1)."""
+
+    branching: Literal["none", "marks", "entropy"]
+    marks: Annotated[Marks, BeforeValidator(_spelt_out)]
+    estimator: Estimator
+    ratio: Literal["none", "token", "segment", "sequence"]
+    clip: ClipRange | None
+    averaging: Literal["token_mean", "sequence_mean", "unit_mean", "constant_length"]
+    group_filter: Literal["none", "spread"] = "none"
+    overlong: Overlong | None = None
+    kl: Kl | None = None
+    critic: Critic | None = None
+    entropy_bonus: Annotated[float, Field(ge=0)] = 0.0
+    importance_cap: PositiveFloat | None = 2.0  # of old policy over sampler; null: no weights
+
+    @model_validator(mode="after")
+    def _can_be_done(self) -> Row:
+        faults = [reason for impossible, reason in self._impossible() if impossible]
+        if faults:
+            raise ValueError("; ".join(faults))
+        return self
+
+    def _impossible(self) -> list[tuple[bool, str]]:
+        """What cannot be, and what to do instead."""
+        estimator, marks = self.estimator.kind, self.marks.kind
+        has_critic, needs_critic = self.critic is not None, estimator == "gae"
+        return [
+            (
+                has_critic and not needs_critic,
+                f"critic is given, and the estimator {estimator} uses none: set critic to null, or "
+                "the estimator to gae",
+            ),
+            (needs_critic and not has_critic, "the estimator gae needs the section critic"),
+            (
+                self.branching == "marks" and marks == "none",
+                "branching at marks needs marks: choose a kind other than none",
+            ),
+            (
+                self.branching == "entropy" and marks != "tool_call",
+                f"branching by entropy is judged after tool results, and marks is {marks}: set it "
+                "to tool_call",
+            ),
+            (
+                (self.ratio == "none") != (self.clip is None),
+                f"ratio is {self.ratio} and clip is {'null' if self.clip is None else 'given'}: a "
+                "ratio needs its clip range, and without one there is nothing to clip",
+            ),
+            (
+                self.ratio == "segment" and marks == "none",
+                "a ratio of segments needs marks: choose a kind, or the ratio sequence",
+            ),
+            (
+                self.averaging == "unit_mean" and self.ratio not in ("segment", "sequence"),
+                f"unit_mean averages over the units of the ratio, which is {self.ratio}: set it to "
+                "segment or sequence, or average by token_mean",
+            ),
+            (
+                estimator in ("two_level", "grouped_gae") and marks != "step",
+                f"the estimator {estimator} credits environment steps, and marks is {marks}: set "
+                "it to step",
+            ),
+        ]
+
+
+def load_rows(folder: Path = PARAMS) -> dict[str, Row]:
+    """The rows of ``<folder>/algorithms.yaml`` by name; ValueError with file, row and reason."""
+    file = folder / "algorithms.yaml"
+    values = read_yaml(file) if file.is_file() else None
+    if not isinstance(values, dict):
+        raise ValueError(
+            f"{file} is missing or holds no rows: it needs a name and choices for each"
+        )
+    return {name: validate(Row, row, f"{file}, row {name}") for name, row in values.items()}

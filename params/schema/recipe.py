@@ -1,0 +1,152 @@
+"""A whole recipe: one complete YAML file, ``params/<recipe>.yaml``, checked before any work starts.
+
+Sections are named after the stages that read them. Everything is frozen; an unknown or missing key
+is an error that names the file, the key and the remedy.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import (
+    model_validator,
+)
+
+from params.schema.agent import Dialogue, Engine, PythonTool, Search
+from params.schema.algorithms import Row, load_rows
+from params.schema.base import PARAMS, TABLES, Frozen, Machine, NonNegative, read_yaml, validate
+from params.schema.benchmarks import Benchmark, benchmark_of, load_benchmarks
+from params.schema.champion import Champion
+from params.schema.cold_start import ColdStart
+from params.schema.evaluate import Evaluate
+from params.schema.prepare import CALLED_BY, BenchmarkQuestions, Prepare
+from params.schema.reinforce import Lora, Reinforce, Rollout
+from params.schema.verdict import Verdict
+
+
+class Recipe(Frozen):
+    """One complete recipe."""
+
+    seed: NonNegative
+    start: Literal["scratch", "champion"]  # what training begins with
+    champion: Champion | None  # a retraining writes it here; null: there is none yet
+    machine: Machine
+    prepare: Prepare
+    dialogue: Dialogue
+    python: PythonTool
+    search: Search | None  # null where dialogue.tools has no search
+    engine: Engine
+    lora: Lora | None  # null: all weights learn
+    cold_start: ColdStart
+    reinforce: Reinforce
+    evaluate: Evaluate
+    verdict: Verdict
+
+    @model_validator(mode="after")
+    def _context_covers_response(self) -> Recipe:
+        if self.dialogue.response_tokens >= self.prepare.policy.context:
+            raise ValueError(
+                f"dialogue.response_tokens {self.dialogue.response_tokens} leaves no room for a "
+                f"prompt in prepare.policy.context {self.prepare.policy.context}: lower the former "
+                "or raise the latter"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _search_has_a_corpus(self) -> Recipe:
+        if ("search" in self.dialogue.tools) != (self.search is not None):
+            raise ValueError(
+                f"dialogue.tools is {list(self.dialogue.tools)} and search is "
+                f"{'null' if self.search is None else 'given'}: a recipe with the tool search "
+                "needs the section search, another one sets it to null"
+            )
+        own = self.prepare.questions.source == "encyclopedia"
+        if self.search and own == (self.search.corpus is not None):
+            raise ValueError(
+                f"search.corpus is {self.search.corpus} and questions.source is "
+                f"{self.prepare.questions.source}: an encyclopedia brings its corpus (null), other "
+                "sources need a file of documents below questions/"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _expert_has_its_tools(self) -> Recipe:
+        kind = self.prepare.expert.kind
+        missing = [tool for tool in CALLED_BY[kind] if tool not in self.dialogue.tools]
+        if missing:
+            raise ValueError(
+                f"dialogue.tools is {list(self.dialogue.tools)} and expert.kind {kind}, who calls "
+                f"{' and '.join(missing)} too: add it to dialogue.tools"
+            )
+        return self
+
+    def single_answers(self) -> Rollout:
+        """The budget of an evaluation: one path a question, at the evaluation's temperature."""
+        single = {"leaves": 1, "initial": 1, "branch": 0}
+        return self.reinforce.rollout.model_copy(
+            update={**single, "temperature": self.evaluate.temperature}
+        )
+
+
+def row_of(recipe: Recipe, folder: Path = PARAMS) -> Row:
+    """The row that a recipe names; ValueError where there is none, or the budget is too small."""
+    name, budget = recipe.reinforce.algorithm, recipe.reinforce.rollout
+    rows = load_rows(folder)
+    if name not in rows:
+        raise ValueError(
+            f"reinforce.algorithm '{name}' is no row of {folder / 'algorithms.yaml'}: choose one "
+            f"of {list(rows)}, or add a row"
+        )
+    if rows[name].branching != "none" and not (budget.branch and budget.initial < budget.leaves):
+        raise ValueError(
+            f"reinforce.algorithm '{name}' branches, and reinforce.rollout leaves no room for it "
+            f"(initial {budget.initial}, leaves {budget.leaves}, branch {budget.branch}): lower "
+            "initial, raise leaves, or set branch to at least 1"
+        )
+    if recipe.reinforce.ahead and rows[name].importance_cap is None:
+        raise ValueError(
+            f"reinforce.ahead is {recipe.reinforce.ahead}, and algorithm '{name}' has no "
+            "importance_cap, which weighs what an older policy has sampled: set ahead to 0, or a "
+            "cap such as 2.0"
+        )
+    return rows[name]
+
+
+def names(folder: Path = PARAMS) -> list[str]:
+    """The recipes that lie in ``folder``."""
+    return sorted(p.stem for p in folder.glob("*.yaml") if p.stem not in TABLES)
+
+
+def load(name: str, folder: Path = PARAMS) -> Recipe:
+    """Read and check ``<folder>/<name>.yaml``.
+
+    Raises ValueError with file, key and remedy for an unknown recipe, YAML that does not parse, a
+    missing, unknown or impossible key.
+    """
+    file = folder / f"{name}.yaml"
+    if not file.is_file():
+        raise ValueError(
+            f"no recipe '{name}': {file} does not exist; recipes here: {names(folder)}"
+        )
+    recipe = check(read_yaml(file), file)
+    named_sets(recipe, folder)  # a set or an algorithm without a row is said before any work
+    row_of(recipe, folder)
+    return recipe
+
+
+def named_sets(recipe: Recipe, folder: Path = PARAMS) -> dict[str, Benchmark]:
+    """The rows of ``<folder>/benchmarks.yaml`` that the recipe names; ValueError for none."""
+    questions, intake = recipe.prepare.questions, recipe.prepare.intake
+    references = [intake.set] if intake else []
+    if isinstance(questions, BenchmarkQuestions):
+        references += [*questions.train, *questions.test]
+    if not references:
+        return {}
+    every = load_benchmarks(folder)
+    return {reference.partition("/")[0]: benchmark_of(reference, every) for reference in references}
+
+
+def check(values: Any, file: Path) -> Recipe:
+    """Turn parsed YAML into a Recipe."""
+    return validate(Recipe, values, str(file))

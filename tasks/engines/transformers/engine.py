@@ -1,0 +1,156 @@
+"""The transformers engine: sessions over a causal language model that this process holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+
+from tasks.engines import Engine, check_room
+from tasks.engines.transformers.cache import Network, RaggedCache, RaggedSession
+from tasks.engines.transformers.decoder import decoder, decodes, network
+from tasks.engines.transformers.worker import SessionApart, session_apart
+from tasks.policy.parallel import lanes
+from tasks.trees import marks
+
+GROUPED = "grouped_sdpa"  # our attention function, as transformers knows it
+
+
+class TransformersEngine:
+    """Samples from a causal language model that is at hand in this process."""
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+
+    def pieces(self) -> list[str]:
+        """The text of each token on its own."""
+        return marks.token_texts(self.tokenizer, self.model.config.vocab_size)
+
+    def beside(self, most: int) -> Sequence[Engine]:
+        """See ``tasks.engines.Engine.beside``: this one, and workers for a small policy."""
+        other: Engine = EngineApart(self) if decodes(self.model) else self
+        return [self, *[other] * (lanes(self.model.device.type, most) - 1)]
+
+    @contextmanager
+    def session(
+        self, paths: int, context: int, temperature: float, top_p: float, stop: Sequence[str]
+    ) -> Iterator[RaggedSession]:
+        """See ``tasks.engines.Engine.session``."""
+        check_room(self.model.config, context)
+        training, attention = self.model.training, self.model.config._attn_implementation
+        self.model.eval()
+        self.model.set_attn_implementation(GROUPED)
+        lean = decodes(self.model)
+        opened = RaggedSession(
+            network(decoder(self.model, context)) if lean else library(self.model),
+            self.pieces(),
+            self.tokenizer.eos_token_id,
+            paths,
+            context,
+            temperature,
+            top_p,
+            stop,
+        )
+        try:
+            yield opened
+        finally:
+            opened.cache.give_back()
+            self.model.set_attn_implementation(attention)
+            self.model.train(training)
+
+    def rest(self) -> None:
+        """It holds nothing between sessions."""
+
+
+@dataclass(frozen=True)
+class EngineApart:
+    """The same policy, whose sessions run in processes of their own."""
+
+    engine: TransformersEngine
+
+    def beside(self, most: int) -> Sequence[Engine]:
+        return [self] * lanes("cpu", most)
+
+    @contextmanager
+    def session(
+        self, paths: int, context: int, temperature: float, top_p: float, stop: Sequence[str]
+    ) -> Iterator[SessionApart]:
+        """See ``tasks.engines.Engine.session``."""
+        own = self.engine
+        check_room(own.model.config, context)
+        with session_apart(
+            decoder(own.model, context),
+            own.pieces(),
+            own.tokenizer.eos_token_id,
+            paths,
+            context,
+            temperature,
+            top_p,
+            stop,
+        ) as opened:
+            yield opened
+
+    def rest(self) -> None:
+        """See ``TransformersEngine.rest``."""
+
+
+def library(model: Any) -> Network:
+    """The library's own pass, for any architecture."""
+    config = model.config
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+    def hidden_states(tokens: Tensor, cache: RaggedCache) -> Tensor:
+        keys = torch.arange(cache.visible, device=tokens.device)
+        mask = keys <= cache.positions[:, None, :, None]  # [rows, 1, fed, visible]
+        output = model.base_model(
+            input_ids=tokens,
+            position_ids=cache.positions,
+            attention_mask=mask,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        states: Tensor = output.last_hidden_state
+        return states
+
+    return Network(
+        layers=config.num_hidden_layers,
+        key_value_heads=config.num_key_value_heads,
+        head_size=size,
+        like=model.get_input_embeddings().weight,
+        hidden_states=hidden_states,
+        head=model.get_output_embeddings(),
+    )
+
+
+def grouped_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attention with fewer key-value heads than query heads, without copying keys and values.
+
+    query [rows, heads, fed, size], key and value [rows, key-value heads, visible, size], mask
+    [rows, 1, fed, visible]. The query heads that share a key-value head stand in line as further
+    positions. Returns [rows, fed, heads, size], as transformers expects it.
+    """
+    rows, heads, fed, size = query.shape
+    shared = heads // key.shape[1]
+    lined_up = query.reshape(rows, key.shape[1], shared * fed, size)
+    mask = attention_mask if fed == 1 else attention_mask.repeat(1, 1, shared, 1)
+    mixed = torch.nn.functional.scaled_dot_product_attention(
+        lined_up, key, value, attn_mask=mask, scale=scaling
+    )
+    return mixed.reshape(rows, heads, fed, size).transpose(1, 2), None
+
+
+AttentionInterface.register(GROUPED, grouped_attention)

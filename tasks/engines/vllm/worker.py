@@ -1,0 +1,109 @@
+"""What Beamline adds to a worker of vLLM: exact entropies, and new weights in place.
+
+vLLM mixes ``PolicyWorker`` into its own worker (``worker_extension_cls``), in the process that
+computes, here or on a server; its methods are called by name. Only these processes import it.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from vllm.v1.outputs import LogprobsTensors
+from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.sample.sampler import Sampler
+
+from tasks.engines.vllm.messages import MEASURED
+
+TIED = "tie_word_embeddings"
+Named = Iterable[tuple[str, Tensor]]
+
+
+class MeasuringSampler(Sampler):
+    """vLLM's sampler, with logprobs and entropies as algorithms section 2 defines them.
+
+    Logprobs are those at the sampling temperature, before top-p. Who asks for those of ``MEASURED``
+    likeliest tokens gets the sampled token's, and, filed under another id, the entropy over the
+    full vocabulary, divided by ln|V|: so both travel by every way that vLLM has.
+    """
+
+    def sample(
+        self, logits: Tensor, sampling_metadata: SamplingMetadata, *rest: Any, **options: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Sampled tokens [rows], and log-probabilities [rows, vocabulary] at the temperature."""
+        temperature = sampling_metadata.temperature
+        tempered = logits if temperature is None else logits / temperature[:, None]
+        logprobs = tempered.log_softmax(-1, dtype=torch.float32)  # vLLM changes logits in place
+        sampled, _ = super().sample(logits, sampling_metadata, *rest, **options)
+        return sampled, logprobs
+
+    @staticmethod
+    def gather_logprobs(logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> LogprobsTensors:
+        """The sampled token's logprob and the entropy, [rows, 2] both."""
+        if num_logprobs != MEASURED:
+            return Sampler.gather_logprobs(logprobs, num_logprobs, token_ids)
+        vocabulary = logprobs.shape[-1]
+        chosen = logprobs.gather(-1, token_ids[:, None])
+        entropies = -(logprobs.exp() * logprobs).nan_to_num(0.0).sum(-1) / math.log(vocabulary)
+        other = (token_ids + 1) % vocabulary  # an id that the entropy is filed under
+        return LogprobsTensors(
+            torch.stack([token_ids, other], -1).to(torch.int32),
+            torch.cat([chosen, entropies.clamp(0, 1)[:, None]], -1),
+            torch.zeros_like(token_ids),  # ranks, which nobody asks for
+        )
+
+
+class PolicyWorker:
+    """Methods of a worker, beside vLLM's own."""
+
+    model_runner: Any
+    reload_weights: Any
+    policy_folder: str = ""
+
+    def measure_entropies(self) -> None:
+        """From now on sample with ``MeasuringSampler``. Raises RuntimeError for another vLLM."""
+        sampler = getattr(self.model_runner, "sampler", None)
+        if type(sampler) is not Sampler and not isinstance(sampler, MeasuringSampler):
+            raise RuntimeError(
+                f"vLLM samples with {type(sampler).__name__}, whose entropies Beamline cannot read:"
+                " set VLLM_USE_V2_MODEL_RUNNER=0"
+            )
+        sampler.__class__ = MeasuringSampler
+
+    def policy(self) -> str:
+        """The folder that the weights were last loaded from, "" for those of the start."""
+        return self.policy_folder
+
+    def take_folder(self, folder: str) -> None:
+        """Put the weights of a policy folder in place."""
+        files = sorted(Path(folder).glob("*.safetensors"))
+        if not files:
+            raise FileNotFoundError(f"{folder} holds no safetensors: is it a policy's folder?")
+        self._take((name, weight) for file in files for name, weight in load_file(file).items())
+        self.policy_folder = folder
+
+    def take_memory(self, packed: bytes) -> None:
+        """Put weights in place that another process shares: name -> how to open each, pickled."""
+        shared = pickle.loads(packed)
+        self._take((name, rebuild(*how)) for name, (rebuild, how) in shared.items())
+
+    def _take(self, weights: Named) -> None:
+        """Load without a restart. A head that is tied is left out, and packed anew.
+
+        vLLM keeps a packed copy of the head's weights on a CPU, which loading does not touch.
+        """
+        model = self.model_runner.get_model()
+        tied = bool(getattr(self.model_runner.model_config.hf_text_config, TIED, False))
+        kept = ((n, w) for n, w in weights if not (tied and n.startswith("lm_head.")))
+        self.measure_entropies()  # a server that was started anew since knows nothing of it
+        self.reload_weights(weights_iterator=kept)  # a method of vLLM's worker
+        if tied:
+            head = model.lm_head
+            head.weight = model.model.embed_tokens.weight
+            head.quant_method.process_weights_after_loading(head)

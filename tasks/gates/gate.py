@@ -1,0 +1,313 @@
+"""The gate between two stages: a table passes its expectations, or the run stops and says why.
+
+A drawer of ``tasks/gates/`` describes a table's expectations as plain data; ``check`` runs
+them with Great Expectations, which is imported there and nowhere else (the import takes seconds).
+Great Expectations skips missing values, so each drawer's ``prepare`` looks for them itself, with
+``unusable``; what is more than one comparison it computes into a column, with pandas, to be fast.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from flows.tracking import gate_report
+
+DOCS = Path(".beamline/data_docs")  # where stages put their Data Docs; no outs: they hold times
+ROWS_KEPT = 10  # of those that break an expectation, in the verdict and in Data Docs
+ROWS_SHOWN = 3  # of them in the message
+CHARACTERS_SHOWN = 120  # of a value in an offending row
+
+SITE: Any = {
+    "class_name": "SiteBuilder",
+    "show_how_to_buttons": False,
+    "store_backend": {"class_name": "TupleFilesystemStoreBackend", "base_directory": "site/"},
+    "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
+}
+
+
+class GateError(RuntimeError):
+    """A table failed a critical expectation; the message names each one and shows rows."""
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What must hold of a table. A failed critical one stops the run, another one only warns."""
+
+    words: str
+    type: str  # Great Expectations' own name of the kind
+    arguments: Mapping[str, Any]
+    critical: bool = True
+
+
+def between(words: str, column: str, low: float | None, high: float | None) -> Expectation:
+    """Every value of ``column`` lies in [low, high]; None leaves that side open."""
+    arguments = {"column": column, "min_value": low, "max_value": high}
+    return Expectation(words, "expect_column_values_to_be_between", arguments)
+
+
+def mean_between(words: str, column: str, low: float, high: float) -> Expectation:
+    """The mean of ``column`` lies in [low, high]; not critical."""
+    arguments = {"column": column, "min_value": low, "max_value": high}
+    return Expectation(words, "expect_column_mean_to_be_between", arguments, critical=False)
+
+
+def among(words: str, column: str, values: Collection[Any]) -> Expectation:
+    """Every value of ``column`` is one of ``values``."""
+    arguments = {"column": column, "value_set": sorted(values)}
+    return Expectation(words, "expect_column_values_to_be_in_set", arguments)
+
+
+def unique(words: str, column: str) -> Expectation:
+    """No value of ``column`` occurs twice."""
+    return Expectation(words, "expect_column_values_to_be_unique", {"column": column})
+
+
+def sum_between(words: str, column: str, low: float, high: float | None) -> Expectation:
+    """The sum of ``column`` lies in [low, high]; None leaves it without an upper limit."""
+    arguments = {"column": column, "min_value": low, "max_value": high}
+    return Expectation(words, "expect_column_sum_to_be_between", arguments)
+
+
+def rows_between(words: str, low: int, high: int | None) -> Expectation:
+    """The table has ``low`` to ``high`` rows; None leaves it without an upper limit."""
+    arguments = {"min_value": low, "max_value": high}
+    return Expectation(words, "expect_table_row_count_to_be_between", arguments)
+
+
+def unusable(
+    table_name: str, table: pd.DataFrame, columns: Sequence[str], names: Collection[str] = ()
+) -> pd.Series:
+    """A row's missing, NaN and infinite values, such as "reward=nan, kind=None"; "" where none.
+
+    ``names`` are those of the columns whose values have to be printable texts. Raises ValueError
+    for a column that the table lacks.
+    """
+    lacking = [column for column in columns if column not in table]
+    if lacking:
+        raise ValueError(
+            f"table {table_name} lacks the columns {lacking}; it has {list(table.columns)}: "
+            "let the stage that writes it add them"
+        )
+    faults = np.full(len(table), "", dtype=object)
+    for column in columns:
+        values = table[column]
+        bad = values.isna().to_numpy(copy=True)
+        if pd.api.types.is_float_dtype(values):
+            bad |= np.isinf(values.to_numpy())
+        if column in names:
+            bad |= ~values.map(_is_name).to_numpy(bool)
+        faults[bad] += [f"{column}={printable(str(value))}, " for value in values[bad]]
+    return pd.Series([fault.removesuffix(", ") for fault in faults], table.index, dtype=object)
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and value.isprintable()
+
+
+def legible(table: pd.DataFrame, columns: Sequence[str]) -> dict[str, pd.Series]:
+    """These columns as printable texts, whatever they hold, so that any row can be named.
+
+    Missing values stay missing.
+    """
+    return {
+        column: table[column].map(lambda value: printable(str(value)), na_action="ignore")
+        for column in columns
+    }
+
+
+def printable(text: str) -> str:
+    """The text with an escape, such as "\\x07", for what a page or terminal might act on.
+
+    Line feeds and tabs stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        sign if sign.isprintable() or sign in "\n\t" else sign.encode("unicode_escape").decode()
+        for sign in text
+    )
+
+
+def check(
+    table_name: str,
+    table: pd.DataFrame,
+    expectations: Sequence[Expectation],
+    verdict: Path,
+    docs: Path,
+) -> dict[str, Any]:
+    """Judge a table that a drawer prepared; its named index tells one row from another.
+
+    Writes the verdict (JSON, the same bytes for the same table) and, in place of what was there,
+    Data Docs (a static site, ``docs/index.html``, with a copy of the verdict), both also for a
+    table that fails. Returns the verdict. Prints a line for a failed expectation that is not
+    critical; raises GateError for the critical ones.
+    """
+    if docs.exists() and any(docs.iterdir()) and not (docs / "validations").is_dir():
+        raise ValueError(f"docs folder {docs} holds something else: name one to be overwritten")
+    building = docs.with_name(f"{docs.name}.building")
+    results = _validate(table_name, table, expectations, building)
+    judged = [_judge(table, *pair) for pair in zip(expectations, results, strict=True)]
+    passed = all(each["passed"] for each in judged if each["critical"])
+    record = {"table": table_name, "rows": len(table), "passed": passed, "expectations": judged}
+    gate_report.publish(building / "gx" / "site", record, docs)
+    shutil.rmtree(building)
+    text = json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    for file in (verdict, docs / "verdict.json"):  # the first is an out, which a failed stage loses
+        _write(file, text)
+    failed = [each for each in judged if not each["passed"]]
+    for each in failed:
+        if not each["critical"]:
+            print(f"warning: table {table_name}: {_describe(each, len(table))}")
+    if not passed:
+        faults = [f"- {_describe(each, len(table))}\n" for each in failed if each["critical"]]
+        raise GateError(
+            f"table {table_name} fails critical expectations:\n{''.join(faults)}"
+            f"correct the data or the stage that made it; see {docs / 'index.html'}"
+        )
+    return record
+
+
+def _validate(
+    table_name: str, table: pd.DataFrame, expectations: Sequence[Expectation], building: Path
+) -> list[Any]:
+    """Run the expectations and build Data Docs; Great Expectations' results, in the order given."""
+    import great_expectations as gx
+
+    context = _context(building)
+    suite = gx.ExpectationSuite(table_name, expectations=_translate(expectations))
+    asset = context.data_sources.add_pandas("pandas").add_dataframe_asset(table_name)
+    whole = asset.add_batch_definition_whole_dataframe("whole")
+    definition = gx.ValidationDefinition(
+        name=table_name, data=whole, suite=context.suites.add(suite)
+    )
+    # Only what is judged, because every value is hashed, and with positions for an index: the
+    # rows of a named index are collected one by one, three seconds for 100,000 of them.
+    columns = {each.arguments["column"] for each in expectations if "column" in each.arguments}
+    cells = pd.DataFrame({column: _cells(table[column]) for column in sorted(columns)})
+    outcome = context.validation_definitions.add(definition).run(
+        batch_parameters={"dataframe": cells},
+        result_format={"result_format": "SUMMARY", "partial_unexpected_count": ROWS_KEPT},
+    )
+    context.build_data_docs()
+    return sorted(outcome.results, key=lambda result: result.expectation_config.meta["number"])
+
+
+def _context(building: Path) -> Any:
+    """A fresh project of Great Expectations that shows no progress bars and reports to nobody."""
+    import great_expectations as gx
+    from great_expectations.data_context.types.base import ProgressBarsConfig
+
+    shutil.rmtree(building, ignore_errors=True)
+    building.mkdir(parents=True)
+    context = gx.get_context(mode="file", project_root_dir=building)
+    context.enable_analytics(False)
+    context.variables.progress_bars = ProgressBarsConfig(globally=False)
+    context.update_data_docs_site("local_site", SITE)
+    return context
+
+
+def _translate(expectations: Sequence[Expectation]) -> list[Any]:
+    """The same expectations as objects of Great Expectations, numbered: results come reordered."""
+    from great_expectations.expectations.metadata_types import FailureSeverity
+    from great_expectations.expectations.registry import get_expectation_impl
+
+    return [
+        get_expectation_impl(each.type)(
+            **_printed(each.arguments),
+            description=escape(each.words),
+            severity=FailureSeverity("critical" if each.critical else "warning"),
+            meta={"number": number},
+        )
+        for number, each in enumerate(expectations)
+    ]
+
+
+def _printed(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments whose set of values is written as ``_cells`` writes the column."""
+    if "value_set" not in arguments:
+        return dict(arguments)
+    return {**arguments, "value_set": [_cell(value) for value in arguments["value_set"]]}
+
+
+def _cells(values: pd.Series) -> pd.Series:
+    """A column as Great Expectations may print it; it escapes nothing and shortens nothing."""
+    if pd.api.types.is_numeric_dtype(values):  # also of bool
+        return values.reset_index(drop=True)
+    cells = {value: _cell(value) for value in values.dropna().unique()}
+    return pd.Series([cells.get(value) for value in values], dtype=object)
+
+
+def _cell(value: Any) -> Any:
+    """A number as it is, anything else as a short escaped text, different for different values."""
+    if isinstance(value, bool | np.bool_ | int | float | np.number):
+        return value
+    text = str(value)
+    if len(text) > CHARACTERS_SHOWN:
+        digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+        text = f"{text[:CHARACTERS_SHOWN]}… ({len(text)} characters, SHA-256 {digest[:16]})"
+    return escape(printable(text))
+
+
+def _judge(table: pd.DataFrame, expectation: Expectation, result: Any) -> dict[str, Any]:
+    """One result without what differs between equal runs (ids, times, paths)."""
+    details = result.result
+    if "unexpected_count" not in details and "observed_value" not in details:
+        raise RuntimeError(f"could not check '{expectation.words}': {result.exception_info}")
+    judged = {
+        "expectation": expectation.words,
+        "critical": expectation.critical,
+        "passed": bool(result.success),
+    }
+    if "observed_value" in details:
+        return {**judged, "observed": _plain(details["observed_value"])}
+    positions = details.get("partial_unexpected_index_list") or []
+    return {
+        **judged,
+        "unexpected": int(details["unexpected_count"]),
+        "rows": _rows(table, positions, expectation.arguments["column"]),
+    }
+
+
+def _rows(table: pd.DataFrame, positions: Sequence[int], column: str) -> list[dict[str, Any]]:
+    """The rows at ``positions``, each as its index names it with its value of ``column``."""
+    rows = []
+    for position in positions:
+        label = table.index[position]
+        labels = label if isinstance(label, tuple) else (label,)
+        row = dict(zip(table.index.names, labels, strict=True))
+        row[column] = table[column].iloc[position]
+        rows.append({str(name): _plain(value) for name, value in row.items()})
+    return rows
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON can hold it, and short."""
+    value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, bool | int) or (isinstance(value, float) and np.isfinite(value)):
+        return value
+    text = str(value)
+    short = text if len(text) <= CHARACTERS_SHOWN else text[:CHARACTERS_SHOWN] + "…"
+    return printable(short)
+
+
+def _describe(judged: Mapping[str, Any], count: int) -> str:
+    shown = judged.get("rows", [])[:ROWS_SHOWN]
+    rows = [f"\n    {json.dumps(row, ensure_ascii=False)}" for row in shown]
+    return f"{judged['expectation']}: {gate_report.found(judged, count)}{''.join(rows)}"
+
+
+def _write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f"{file.name}.partial")
+    partial.write_text(text)
+    partial.replace(file)

@@ -1,0 +1,178 @@
+"""What must hold of the questions before anything learns from them or is measured on them.
+
+Columns: id (str), split ("train", "validation" or "test"), kind (str), text (str),
+answers (list[str], the accepted forms of the gold answer), scorer (str, the name of the scorer that
+compares an answer with them), before (list of Message, which precede the text in the prompt).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from tasks.gates.gate import (
+    Expectation,
+    among,
+    between,
+    legible,
+    printable,
+    sum_between,
+    unique,
+    unusable,
+)
+from tasks.gates.texts import damage, prose_fault
+from tasks.trees.tree import Message
+from tasks.trees.words import overlaps
+
+# (answer, accepted forms) -> breakdown with "score"; kind of scorer -> scorer
+Scorers = Mapping[str, Callable[[str, Sequence[str]], Mapping[str, float]]]
+
+NAMES = ("id", "split", "kind", "scorer")
+COLUMNS = (*NAMES, "text", "answers", "before")
+SPLITS = ("train", "validation", "test")
+ROLES = ("system", "user", "assistant")
+
+# A missing value that somebody turned into a text. No question is one in any spelling; an answer
+# may well be "none".
+MISSING_QUESTION = re.compile(r"\s*(?:none|nan|null|<na>)\s*", re.IGNORECASE)
+MISSING_ANSWER = re.compile(r"\s*(?:None|nan|NaN|null|<NA>|NaT)\s*")
+
+
+def prepare(table: pd.DataFrame, scorers: Scorers, words: int) -> pd.DataFrame:
+    """Add the columns that ``expectations`` judges; ValueError for one that the table lacks.
+
+    words: so many in a row, shared with a question of validation or test, make a training question
+    overlap it (tasks/trees/words.py).
+    """
+    table = table.reset_index(drop=True)
+    table = table.assign(
+        unusable=unusable("questions", table, COLUMNS, NAMES), **legible(table, NAMES)
+    )
+    texts = [text if isinstance(text, str) else "" for text in table["text"]]
+    normalised = pd.Series([printable(" ".join(text.casefold().split())) for text in texts])
+    answers_faults = table["answers"].map(answers_fault)
+    return table.assign(
+        text_fault=table["text"].map(text_fault),
+        before_fault=table["before"].map(before_fault),
+        answers_fault=answers_faults,
+        score_fault=_score_faults(table, answers_faults, scorers),
+        normalised_text=normalised,
+        splits_of_text=table.groupby(normalised)["split"].transform("nunique"),
+        overlaps=_overlaps(table, texts, words),
+        **{f"in_{split}": (table["split"] == split).astype(int) for split in SPLITS},
+    ).set_index("id", drop=False)
+
+
+def expectations(
+    kinds: Collection[str] | None = None, rows: Mapping[str, int] | None = None
+) -> list[Expectation]:
+    """``kinds``: the known kinds; ``rows``: how many questions each split must have, if known."""
+    known_kinds = [among("the kind is known", "kind", kinds)] if kinds else []
+    return [
+        among("every value is present, ids and kinds are printable", "unusable", [""]),
+        unique("no id occurs twice", "id"),
+        among("the split is train, validation or test", "split", SPLITS),
+        *(_size(split, rows) for split in SPLITS),
+        *known_kinds,
+        among("the text is not empty, damaged or a template's remains", "text_fault", [""]),
+        among("the messages before the text are sound, too", "before_fault", [""]),
+        between("no text lies in two splits", "splits_of_text", 1, 1),
+        unique("no text occurs twice", "normalised_text"),
+        among("no training question overlaps one of validation or test", "overlaps", [""]),
+        among("the answers are a list of sound texts, none empty", "answers_fault", [""]),
+        among("the question's own scorer gives each answer score 1", "score_fault", [""]),
+    ]
+
+
+def _size(split: str, rows: Mapping[str, int] | None) -> Expectation:
+    if rows is None:
+        return sum_between(f"the {split} split has questions", f"in_{split}", 1, None)
+    count = rows[split]
+    return sum_between(f"the {split} split has {count} questions", f"in_{split}", count, count)
+
+
+def text_fault(text: Any) -> str:
+    """What is wrong with a question's text; "" if nothing."""
+    if not isinstance(text, str):
+        return f"not a text but {type(text).__name__}"
+    if not text.strip():
+        return "empty"
+    if MISSING_QUESTION.fullmatch(text):
+        return f"template remains {text!r}"
+    return prose_fault(text)
+
+
+def before_fault(messages: Any) -> str:
+    """What is wrong with the messages before a question's text; "" if nothing."""
+    if not isinstance(messages, list | tuple | np.ndarray):
+        return "not a list"
+    for number, message in enumerate(messages):
+        if not isinstance(message, Message):
+            return f"message {number} is no message but {type(message).__name__}"
+        if message.role not in ROLES:
+            return f"message {number} has the role {message.role!r}"
+        if fault := text_fault(message.content):
+            return f"message {number} of {message.role}: {fault}"
+    return ""
+
+
+def answers_fault(answers: Any) -> str:
+    """What is wrong with a question's accepted answers; "" if nothing."""
+    if not isinstance(answers, list | tuple | np.ndarray):
+        return "not a list"
+    if not len(answers):
+        return "no answer"
+    for answer in answers:
+        if not isinstance(answer, str) or not answer.strip():
+            return "an empty answer"
+        if MISSING_ANSWER.fullmatch(answer):
+            return f"template remains {answer!r}"
+        if fault := damage(answer):
+            return fault
+    return ""
+
+
+def _score_faults(table: pd.DataFrame, known: pd.Series, scorers: Scorers) -> list[str]:
+    """For each question, which of its answers its scorer refuses; equal answers are scored once.
+
+    known: what is wrong with the answers anyhow; those are not scored.
+    """
+    seen: dict[tuple[str, tuple[str, ...]], str] = {}
+    faults = []
+    for scorer, answers, fault in zip(table["scorer"], table["answers"], known, strict=True):
+        if fault:
+            faults.append("")
+            continue
+        case = (scorer, tuple(answers))
+        if case not in seen:
+            seen[case] = score_fault(*case, scorers)
+        faults.append(seen[case])
+    return faults
+
+
+def score_fault(scorer: str, answers: Sequence[str], scorers: Scorers) -> str:
+    """The first accepted answer that ``scorer`` does not give 1, and what it gives; "" if none."""
+    if scorer not in scorers:
+        return f"unknown scorer {scorer!r}; known are {', '.join(sorted(scorers))}"
+    for answer in answers:
+        score = scorers[scorer](answer, answers)["score"]
+        if score != 1:
+            return f"{answer!r} scores {score} with {scorer}"
+    return ""
+
+
+def _overlaps(table: pd.DataFrame, texts: Sequence[str], words: int) -> np.ndarray:
+    """For each training question the id of the held-out question that it overlaps; "" elsewhere."""
+    splits, ids = list(table["split"]), list(table["id"])
+    training = [row for row, split in enumerate(splits) if split == "train"]
+    held_out = [
+        row for row, split in enumerate(splits) if split in ("validation", "test") and texts[row]
+    ]
+    found = np.full(len(table), "", dtype=object)
+    pairs = overlaps([texts[row] for row in training], [texts[row] for row in held_out], words)
+    found[training] = ["" if index is None else ids[held_out[index]] for index in pairs]
+    return found

@@ -1,0 +1,128 @@
+"""What must hold of the rewards of all iterations: one row a leaf of a question's tree.
+
+Columns: iteration, leaf (int, from 0), question, kind, outcome (how the leaf ended), scorer (str),
+reward, score (float), success (bool), answer (str, None where none could be extracted), faults
+(list[str], what is wrong with the format), breakdown (the scorer's measures by name, as a mapping
+or as pairs; empty where there was no answer to score).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from tasks.gates.gate import Expectation, among, between, legible, rows_between, unusable
+from tasks.gates.leaves import group_columns, keys
+
+GROUP = ("iteration", "question")
+LEAF = (*GROUP, "leaf")
+NAMES = ("question", "kind", "outcome", "scorer")
+COLUMNS = (*LEAF, "kind", "outcome", "scorer", "reward", "score", "success", "faults")
+SCORED = ("reward", "score", "success", "answer", "faults", "breakdown")
+ROUNDING = 1e-9  # of sums of a score and a bonus
+
+
+def prepare(
+    table: pd.DataFrame, leaves: pd.MultiIndex, broken_format: float, wrong: float
+) -> pd.DataFrame:
+    """Add the columns that ``expectations`` judges; ValueError for a column that the table lacks.
+
+    leaves: (iteration, question, leaf) of every leaf of the trees. broken_format, wrong: the
+    rewards of a broken format and of a wrong answer.
+    """
+    table = table.reset_index(drop=True)
+    faults = unusable("rewards", table, COLUMNS, NAMES)
+    table = table.assign(unusable=faults, **legible(table, NAMES))
+    rows: list[Any] = table.reindex(columns=list(SCORED)).to_dict("records")
+    return table.assign(
+        **group_columns(table, GROUP),
+        of_a_tree=keys(table, LEAF).isin(leaves),
+        broken_fault=[broken_fault(row, broken_format, wrong) for row in rows],
+        success_fault=[success_fault(row) for row in rows],
+        breakdown_fault=[breakdown_fault(row) for row in rows],
+    ).set_index(list(LEAF), drop=False)
+
+
+def expectations(
+    *,
+    rows: int,
+    leaves: int,
+    outcomes: Collection[str],
+    scorers: Collection[str],
+    reward: tuple[float, float],
+) -> list[Expectation]:
+    """rows: how many leaves the trees have. leaves: M of each group. outcomes, scorers: all that
+    are known. reward: lowest and highest."""
+    lowest, highest = reward
+    return [
+        rows_between("there are rewards", 1, None),
+        rows_between(f"there are {rows} rows, one a leaf", rows, rows),
+        among("every value is present and finite, names are printable", "unusable", [""]),
+        among("the leaf is one of the trees'", "of_a_tree", [True]),
+        between(f"a question has {leaves} leaves an iteration", "group_size", leaves, leaves),
+        between("a group's leaves are numbered from 0 on, each once", "leaf_off_by", 0, 0),
+        among("the outcome is known", "outcome", outcomes),
+        among("the scorer is known", "scorer", scorers),
+        between(
+            f"the reward is in [{lowest:g}, {highest:g}]",
+            "reward",
+            lowest - ROUNDING,
+            highest + ROUNDING,
+        ),
+        between("the score is in [0, 1]", "score", 0, 1),
+        among("a broken format's reward goes to broken formats alone", "broken_fault", [""]),
+        among("a success has score 1 and a sound format", "success_fault", [""]),
+        among("an answer's score is in its breakdown", "breakdown_fault", [""]),
+    ]
+
+
+def broken_fault(row: Mapping[str, Any], broken_format: float, wrong: float) -> str:
+    """How the reward disagrees with the format; "" if it does not.
+
+    Exactly the leaves with a faulty format or without an answer earn ``broken_format``; where that
+    is not below ``wrong``, others may earn the same.
+    """
+    broken = _broken(row)
+    if broken and row["reward"] != broken_format:
+        return f"reward {row['reward']} in spite of {broken}"
+    if not broken and row["reward"] == broken_format < min(0.0, wrong):
+        return f"reward {row['reward']} with an answer and a sound format"
+    return ""
+
+
+def success_fault(row: Mapping[str, Any]) -> str:
+    """What a success lacks; "" if nothing, and for what is none."""
+    if not row["success"]:
+        return ""
+    if broken := _broken(row):
+        return f"success in spite of {broken}"
+    return "" if row["score"] == 1 else f"success with score {row['score']}"
+
+
+def breakdown_fault(row: Mapping[str, Any]) -> str:
+    """What is wrong with an answer's breakdown; "" if nothing, and where there is no answer."""
+    if not isinstance(row["answer"], str):
+        return ""
+    if not isinstance(row["breakdown"], Mapping | list | tuple | np.ndarray):
+        return "no breakdown"
+    measures = dict(row["breakdown"])
+    for name, value in measures.items():
+        if value is None or not math.isfinite(value):
+            return f"{name} is {value}"
+    if "score" not in measures:
+        return f"no score among {', '.join(map(str, measures)) or 'nothing'}"
+    if measures["score"] != row["score"]:
+        return f"score {measures['score']} there and {row['score']} in the row"
+    return ""
+
+
+def _broken(row: Mapping[str, Any]) -> str:
+    """Why the format counts as broken; "" if it does not."""
+    faults = [] if row["faults"] is None else list(row["faults"])
+    if faults:
+        return f"faults {', '.join(map(str, faults))}"
+    return "" if isinstance(row["answer"], str) else "no answer"

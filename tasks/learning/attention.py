@@ -1,0 +1,183 @@
+"""Attention over a forest: each token looks at the tokens before it on its own path, no others.
+
+transformers hands both forms the forest (tasks/learning/packing.py) that the learner passes to the
+model.
+Gathered attention is for any device: rows of queries and keys, picked out of the slots, through
+scaled-dot-product attention. Flex attention is for a GPU: the slots as they lie, with a block mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from transformers import AttentionInterface
+
+from tasks.learning.packing import BLOCK, Forest, Layout
+
+GATHERED, FLEX = "forest_gathered", "forest_flex"  # as transformers knows them
+PAIRS: dict[str, Callable[[Layout], int]] = {  # what each of them computes of a layout
+    GATHERED: lambda layout: layout.pairs,
+    FLEX: lambda layout: layout.block_pairs,
+}
+
+
+def form_for(device: str) -> str:
+    """The form of attention that suits a device."""
+    return FLEX if device == "cuda" else GATHERED
+
+
+@contextmanager
+def attending(model: Any, form: str) -> Iterator[None]:
+    """Let ``model`` attend over forests; as it was before, afterwards."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation(form)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+def gathered_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    forest: Forest,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Each leaf's own tokens as queries over its whole path, leaves of similar size side by side.
+
+    query [1, heads, U, size], key and value [1, key-value heads, U, size]; returns [1, U, heads,
+    size]. The area of attention is that of the unique tokens, whatever the tree looks like.
+    """
+    _refuse(forest, dropout, sliding_window)
+    slots = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]  # [U, heads, size]
+    mixed = []
+    for bucket in forest.buckets:
+        seen = torch.nn.functional.scaled_dot_product_attention(
+            _pick(slots[0], bucket.queries),
+            _pick(slots[1], bucket.keys),
+            _pick(slots[2], bucket.keys),
+            attn_mask=bucket.visible,
+            scale=scaling,
+            enable_gqa=True,
+        )
+        mixed.append(seen.transpose(1, 2).flatten(0, 1))
+    return torch.cat(mixed).index_select(0, forest.places)[None], None
+
+
+def _refuse(forest: Forest, dropout: float, sliding_window: int | None) -> None:
+    """Raise ValueError for what neither form computes, instead of computing something else."""
+    if dropout:
+        raise ValueError(
+            f"attention_dropout is {dropout}, which trees cannot have: set it to 0 in the policy's "
+            "config.json"
+        )
+    if sliding_window is not None and sliding_window < forest.longest:
+        raise ValueError(
+            f"the policy attends over a window of {sliding_window} tokens, and a trajectory has "
+            f"{forest.longest}: lower dialogue.response_tokens, or take another policy"
+        )
+
+
+def _pick(slots: Tensor, rows: Tensor) -> Tensor:
+    """[U, heads, size] at [rows, A] -> [rows, heads, A, size]."""
+    return slots.index_select(0, rows.flatten()).unflatten(0, rows.shape).transpose(1, 2)
+
+
+def forest_flex_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    forest: Forest,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """The same with flex attention, blocks without a visible pair left out. Shapes as above."""
+    _refuse(forest, dropout, sliding_window)
+    # under autocast turned queries and keys are float32 and values are not; flex wants one kind
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    compute = _compiled_flex() if query.is_cuda else _flex
+    mixed = compute(
+        query,
+        key,
+        value,
+        block_mask=_block_mask(forest),
+        scale=scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    assert isinstance(mixed, Tensor)
+    return mixed.transpose(1, 2), None
+
+
+_flex: Callable[..., Any] = flex_attention
+
+
+@cache
+def _compiled_flex() -> Callable[..., Any]:
+    return torch.compile(_flex, dynamic=True)
+
+
+_masks: WeakKeyDictionary[Forest, BlockMask] = WeakKeyDictionary()  # one for all layers
+
+
+def _block_mask(forest: Forest) -> BlockMask:
+    """Slot j is visible to slot i iff it comes first and i lies in the subtree of j's node.
+
+    Which blocks have such a pair follows from where subtrees end; no mask over all pairs is made.
+    """
+    if forest not in _masks:
+        ends, slots = forest.subtree_ends, forest.tokens.shape[1]
+
+        def visible(batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return (j <= i) & (i < ends[j])
+
+        some, every = _blocks(ends)
+        _masks[forest] = BlockMask.from_kv_blocks(
+            *_listed(some & ~every),
+            *_listed(every),
+            BLOCK_SIZE=BLOCK,
+            mask_mod=visible,
+            seq_lengths=(slots, slots),
+        )
+    return _masks[forest]
+
+
+def _blocks(ends: Tensor) -> tuple[Tensor, Tensor]:
+    """Which blocks of (queries, keys) have some visible pair, and which only such. [blocks] x 2"""
+    slots = len(ends)
+    number = torch.arange(-(-slots // BLOCK), device=ends.device)
+    starts, stops = number * BLOCK, (number * BLOCK + BLOCK).clamp(max=slots)
+    padding = len(number) * BLOCK - slots
+    last = torch.nn.functional.pad(ends, (0, padding), value=0).view(-1, BLOCK).amax(1)
+    least = torch.nn.functional.pad(ends, (0, padding), value=slots).view(-1, BLOCK).amin(1)
+    below = number[:, None] > number
+    itself = number[:, None] == number
+    return itself | (below & (starts[:, None] < last)), below & (stops[:, None] <= least)
+
+
+def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """For each row of blocks how many are set, and their numbers first."""
+    order = blocks.byte().argsort(dim=-1, descending=True, stable=True)
+    return blocks.sum(-1, dtype=torch.int32)[None, None], order.int()[None, None]
+
+
+AttentionInterface.register(GATHERED, gathered_attention)
+AttentionInterface.register(FLEX, forest_flex_attention)

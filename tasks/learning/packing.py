@@ -1,0 +1,354 @@
+"""From trees to micro-batches in which every token of a tree stands once. Pure.
+
+Trajectories of a question share their prompt, and branches share whole prefixes. A forest lays the
+nodes of its trees end to end, depth first: a token's slot is its place in that sequence. It keeps
+for each leaf the slots of its path, so that attention and losses see trajectories while everything
+between them is computed once a slot (algorithms section 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tasks.trees.tree import TURN, Tree
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
+ByNode = Sequence[Floats]  # a value for each token of each node of a tree; empty for observed nodes
+
+BLOCK = 128  # slots: the grain in which block-sparse attention works
+PADDING = 1.25  # attention of a bucket may grow by so much through padding
+BUCKET_PAIRS = 50_000  # (query, key) pairs that are cheaper than one more bucket
+# Positions x vocabulary; what goes beyond is computed in parts. On a GPU each part has to be large
+# enough to be worth its pass over the head's gradient.
+LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**28}
+
+
+@dataclass(frozen=True)
+class Credit:
+    """What one leaf is trained on; arrays over its S sampled tokens."""
+
+    advantages: Floats
+    segments: Ints  # macro action of each token: 0, 1, ...
+    returns: Floats | None = None  # what a critic shall foretell
+    values: Floats | None = None  # what it foretold before its update
+
+
+@dataclass(frozen=True)
+class Credited:
+    """A tree, the credit of its leaves, and what is known of its tokens.
+
+    ``old_logprobs`` are those of the policy that sampled, as the learner computes them;
+    ``reference_logprobs`` those of the reference.
+    """
+
+    tree: Tree
+    credits: Sequence[Credit]  # one a leaf
+    old_logprobs: ByNode | None = None
+    reference_logprobs: ByNode | None = None
+
+
+def uncredited(tree: Tree) -> Credited:
+    """A tree whose tokens are only to be looked at."""
+    lengths = [
+        sum(
+            len(tree.nodes[node].tokens)
+            for node in tree.path(leaf)
+            if tree.nodes[node].kind == TURN
+        )
+        for leaf in tree.leaves
+    ]
+    blank = [Credit(np.zeros(n, np.float32), np.zeros(n, np.int64)) for n in lengths]
+    return Credited(tree, blank)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The nodes of some leaves of a tree, depth first, each once: U slots."""
+
+    source: Credited
+    leaves: list[int]  # in the order in which depth-first order meets them
+    nodes: list[int]
+    tokens: Ints  # [U]
+    positions: Ints  # [U] along the path
+    parents: Ints  # [U] slot of the token before; -1 where a path begins
+    sampled: NDArray[np.bool_]  # [U]
+    subtree_ends: Ints  # [U] the slot behind the last one below this token's node
+    paths: list[Ints]  # leaf -> its slots [T]
+    owned: list[int]  # leaf -> first place on its path that no leaf before it has
+
+    @property
+    def pairs(self) -> int:
+        """(query, key) pairs of attention when each token is a query once, in its first leaf."""
+        return sum(
+            (len(path) - own) * len(path) for path, own in zip(self.paths, self.owned, strict=True)
+        )
+
+    @property
+    def block_pairs(self) -> int:
+        """The same in whole blocks of slots, as block-sparse attention computes them.
+
+        A block of keys is visible from its own place up to the last subtree that begins in it.
+        """
+        starts = np.arange(0, len(self.tokens), BLOCK)
+        last = (np.maximum.reduceat(self.subtree_ends, starts) - 1) // BLOCK
+        return int((last - starts // BLOCK + 1).sum()) * BLOCK**2
+
+
+def lay_out(source: Credited, leaves: Sequence[int]) -> Layout:
+    """Lay the trajectories of ``leaves`` end to end, shared nodes once."""
+    tree = source.tree
+    paths = {leaf: tree.path(tree.leaves[leaf]) for leaf in leaves}
+    nodes = _depth_first(paths.values())
+    place = {node: i for i, node in enumerate(nodes)}
+    lengths = np.array([len(tree.nodes[node].tokens) for node in nodes])
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    slots = {node: np.arange(starts[i], starts[i + 1]) for i, node in enumerate(nodes)}
+    tokens = np.concatenate([tree.nodes[node].tokens for node in nodes]).astype(np.int64)
+    positions, parents = np.zeros(len(tokens), np.int64), np.zeros(len(tokens), np.int64)
+    ends = np.zeros(len(tokens), np.int64)
+    sampled = np.repeat([tree.nodes[node].kind == TURN for node in nodes], lengths)
+    order = sorted(leaves, key=lambda leaf: place[paths[leaf][-1]])
+    whole: list[Ints] = []
+    owned: list[int] = []
+    seen: set[int] = set()
+    for leaf in order:
+        path = np.concatenate([slots[node] for node in paths[leaf]])
+        positions[path] = np.arange(len(path))
+        parents[path] = np.concatenate([[-1], path[:-1]])
+        whole.append(path)
+        owned.append(sum(len(slots[node]) for node in paths[leaf] if node in seen))
+        seen.update(paths[leaf])
+        for node in paths[leaf]:  # the last leaf below a node is met last
+            ends[slots[node]] = path[-1] + 1
+    return Layout(source, order, nodes, tokens, positions, parents, sampled, ends, whole, owned)
+
+
+def _depth_first(paths: Any) -> list[int]:
+    """All nodes of the paths (each from the root on): parents first, a subtree in one piece."""
+    below: dict[int, dict[int, None]] = {}
+    roots: dict[int, None] = {}
+    for path in paths:
+        roots[path[0]] = None
+        for parent, child in pairwise(path):
+            below.setdefault(parent, {})[child] = None
+    order: list[int] = []
+    waiting = list(roots)[::-1]
+    while waiting:
+        order.append(waiting.pop())
+        waiting += list(below.get(order[-1], {}))[::-1]
+    return order
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What training costs, in multiplications: of a token in the layers, of a (query, key) pair."""
+
+    token: float
+    pair: float
+    pairs: Callable[[Layout], int]  # as the form of attention counts them
+
+
+def cost_of(config: Any, weights: int, pairs: Callable[[Layout], int]) -> Cost:
+    """The cost model of a transformer with so many weights (in the layers and the head)."""
+    return Cost(weights, 2 * config.hidden_size * config.num_hidden_layers, pairs)
+
+
+def cheapest(whole: Layout, cost: Cost) -> list[Layout]:
+    """The tree as it is, or a row for each leaf where sharing saves less than attention costs."""
+    if len(whole.leaves) == 1:
+        return [whole]
+    rows = [lay_out(whole.source, [leaf]) for leaf in whole.leaves]
+    together = _multiplications([whole], cost)
+    return [whole] if together <= _multiplications(rows, cost) else rows
+
+
+def _multiplications(layouts: Sequence[Layout], cost: Cost) -> float:
+    return sum(cost.token * len(part.tokens) + cost.pair * cost.pairs(part) for part in layouts)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Leaves of similar size as padded rows of attention; all of it in slots.
+
+    A leaf's queries are the tokens that it owns, its keys the whole path: shared tokens are keys of
+    several leaves, and a query of the first.
+    """
+
+    queries: Tensor  # [rows, A]
+    keys: Tensor  # [rows, B]
+    visible: Tensor  # bool [rows, 1, A, B]
+
+
+@dataclass(frozen=True, eq=False)
+class Forest:
+    """A micro-batch: U slots of some trees, of which P are sampled, in L leaves of at most S."""
+
+    tokens: Tensor  # [1, U]
+    positions: Tensor  # [1, U]
+    buckets: list[Bucket]
+    places: Tensor  # [U] of each slot among the buckets' queries, laid end to end
+    subtree_ends: Tensor  # [U]
+    longest: int  # tokens of the longest path
+    predicting: Tensor  # [P] the slot whose hidden state predicts the sampled token
+    targets: Tensor  # [P] the sampled token
+    views: Tensor  # [L, S] which of the P each sampled token of a leaf is
+    mask: Tensor  # bool [L, S]; padding lies behind
+    advantages: Tensor  # [L, S]
+    segments: Tensor  # [L, S]
+    returns: Tensor | None  # [L, S]
+    values: Tensor | None  # [L, S] of the critic before its update
+    known: dict[str, Tensor] = field(default_factory=dict)  # name -> [P]; see KNOWN
+    layouts: Sequence[Layout] = ()
+
+
+def forests(
+    batch: Sequence[tuple[Credited, Sequence[int]]], tokens: int, cost: Cost, device: str
+) -> Iterator[Forest]:
+    """Micro-batches of at most ``tokens`` slots that hold the given leaves of each tree.
+
+    A tree that is larger is cut between its leaves; a single leaf that is larger stands alone.
+    """
+    waiting: list[Layout] = []
+    for credited, leaves in batch:
+        if not len(leaves):
+            continue
+        for layout in _fitting(lay_out(credited, leaves), tokens, cost):
+            if waiting and sum(len(part.tokens) for part in (*waiting, layout)) > tokens:
+                yield forest(waiting, device)
+                waiting = []
+            waiting.append(layout)
+    if waiting:
+        yield forest(waiting, device)
+
+
+def _fitting(layout: Layout, tokens: int, cost: Cost) -> list[Layout]:
+    parts = cheapest(layout, cost)
+    if len(parts) > 1 or len(layout.tokens) <= tokens or len(layout.leaves) == 1:
+        return parts
+    half = len(layout.leaves) // 2
+    halves = (layout.leaves[:half], layout.leaves[half:])
+    return [
+        part for leaves in halves for part in _fitting(lay_out(layout.source, leaves), tokens, cost)
+    ]
+
+
+def forest(layouts: Sequence[Layout], device: str) -> Forest:
+    """Several layouts as one sequence of slots, in tensors on ``device``."""
+    offsets = np.concatenate([[0], np.cumsum([len(part.tokens) for part in layouts])])
+    pairs = list(zip(layouts, offsets, strict=False))
+    sampled = np.concatenate([part.sampled for part in layouts])
+    parents = np.concatenate([part.parents + offset for part, offset in pairs])
+    tokens = np.concatenate([part.tokens for part in layouts])
+    paths = [path + offset for part, offset in pairs for path in part.paths]
+    owned = [own for part in layouts for own in part.owned]
+    buckets, places = _buckets(paths, owned, len(tokens))
+    credits = [part.source.credits[leaf] for part in layouts for leaf in part.leaves]
+    number = np.cumsum(sampled) - 1  # slot -> which of the P
+    views, mask = _padded([number[path[sampled[path]]] for path in paths])
+
+    def move(array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+    def of_leaves(name: str) -> Tensor:
+        return move(_padded([getattr(credit, name) for credit in credits])[0])
+
+    valued = credits[0].returns is not None
+
+    return Forest(
+        tokens=move(tokens[None]),
+        positions=move(np.concatenate([part.positions for part in layouts])[None]),
+        buckets=[Bucket(*(move(array) for array in bucket)) for bucket in buckets],
+        places=move(places),
+        subtree_ends=move(np.concatenate([part.subtree_ends + offset for part, offset in pairs])),
+        longest=max(len(path) for path in paths),
+        predicting=move(parents[sampled]),
+        targets=move(tokens[sampled]),
+        views=move(views),
+        mask=move(mask),
+        advantages=of_leaves("advantages"),
+        segments=of_leaves("segments"),
+        returns=of_leaves("returns") if valued else None,
+        values=of_leaves("values") if valued else None,
+        known={name: move(values) for name, values in _known(layouts).items()},
+        layouts=layouts,
+    )
+
+
+def _padded(rows: Sequence[Any]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """Rows side by side with zeros behind; and where the rows are."""
+    lengths = np.array([len(row) for row in rows])
+    mask = np.arange(max(1, lengths.max()))[None] < lengths[:, None]
+    padded = np.zeros(mask.shape, rows[0].dtype)
+    padded[mask] = np.concatenate(rows)
+    return padded, mask
+
+
+KNOWN: dict[str, Callable[[Credited], ByNode | None]] = {  # what a forest carries of its tokens
+    "sampler_logprobs": lambda credited: [node.logprobs for node in credited.tree.nodes],
+    "entropies": lambda credited: [node.entropies for node in credited.tree.nodes],
+    "old_logprobs": lambda credited: credited.old_logprobs,
+    "reference_logprobs": lambda credited: credited.reference_logprobs,
+}
+
+
+def _known(layouts: Sequence[Layout]) -> dict[str, Floats]:
+    """The values of ``KNOWN`` that there are, over the sampled tokens: [P] each."""
+    found: dict[str, Floats] = {}
+    for name, of in KNOWN.items():
+        parts = [(of(part.source), part.nodes) for part in layouts]
+        if all(values is not None for values, _ in parts):
+            found[name] = np.concatenate(
+                [values[node] for values, nodes in parts if values is not None for node in nodes]
+            ).astype(np.float32)
+    return found
+
+
+def _buckets(
+    paths: Sequence[Ints], owned: Sequence[int], slots: int
+) -> tuple[list[tuple[Ints, Ints, NDArray[np.bool_]]], Ints]:
+    """Rows of attention, those of similar size together, and where each slot is a query."""
+    sizes = [(len(path) - own, len(path)) for path, own in zip(paths, owned, strict=True)]
+    rows = sorted((row for row in range(len(paths)) if sizes[row][0]), key=lambda row: sizes[row])
+    groups: list[list[int]] = []
+    real = 0
+    for row in rows:
+        queries, keys = sizes[row]
+        longest = max(keys, *(sizes[other][1] for other in groups[-1])) if groups else 0
+        padded = (len(groups[-1]) + 1) * queries * longest if groups else 0
+        if not groups or padded > PADDING * (real + queries * keys) + BUCKET_PAIRS:
+            groups.append([])
+            real = 0
+        groups[-1].append(row)
+        real += queries * keys
+    places: Ints = np.zeros(slots, np.int64)
+    buckets, before = [], 0
+    for group in groups:
+        own_slots, own = _padded([paths[row][owned[row] :] for row in group])
+        all_slots, _ = _padded([paths[row] for row in group])
+        first = np.array([owned[row] for row in group])[:, None]
+        reach = np.where(own, first + np.arange(own.shape[1]), 0)  # padding sees the first key
+        places[own_slots[own]] = before + np.flatnonzero(own.ravel())
+        before += own.size
+        visible = np.arange(all_slots.shape[1]) <= reach[:, :, None]
+        buckets.append((own_slots, all_slots, visible[:, None]))
+    return buckets, places
+
+
+def to_nodes(forest: Forest, values: Tensor) -> Iterator[tuple[Credited, int, Floats]]:
+    """Values of the sampled tokens [P], taken apart by tree and node."""
+    rest = values.detach().float().cpu().numpy()
+    for layout in forest.layouts:
+        for node in layout.nodes:
+            source = layout.source.tree.nodes[node]
+            if source.kind == TURN:
+                yield layout.source, node, rest[: len(source.tokens)]
+                rest = rest[len(source.tokens) :]

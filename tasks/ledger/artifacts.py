@@ -1,0 +1,140 @@
+"""Artifacts: files and folders with a digest of their content."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+ROOT = Path(".beamline/ledger")
+DIGEST_BYTES = 16
+MAPPED = 2**20  # bytes of a file from which on several threads digest it
+RECORD = "record.json"
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A file or a folder, and the digest of what is in it. Equal digests mean equal content."""
+
+    path: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """Where a sub-step stands: its recipe, stage and iteration, and the seed of its draws."""
+
+    recipe: str
+    stage: str
+    iteration: int
+    seed: int
+
+    @property
+    def folder(self) -> Path:
+        """Where the sub-steps of this stage are kept."""
+        return ROOT / self.recipe / self.stage
+
+
+def artifact(path: Path) -> Artifact:
+    """The artifact at ``path`` as it is now."""
+    if not path.exists():
+        raise ValueError(f"{path} does not exist: run the stage that makes it first")
+    return Artifact(str(path), digest(path))
+
+
+def of(record: Record, name: str) -> Artifact:
+    """The artifact ``name`` that a sub-step has made."""
+    return Artifact(**record["artifacts"][name])
+
+
+def digest(path: Path) -> str:
+    """Digest of a file's bytes, or of a folder's file names and bytes. Hexadecimal, 32 letters.
+
+    BLAKE3 reads pieces of a large file side by side: a checkpoint's digest costs a fraction of its
+    writing.
+    """
+    if path.is_file():
+        return _file_digest(path).hexdigest(DIGEST_BYTES)
+    state = blake3()
+    for file in sorted(p for p in path.rglob("*") if p.is_file()):
+        state.update(f"{file.relative_to(path)}\0".encode() + _file_digest(file).digest())
+    return state.hexdigest(DIGEST_BYTES)
+
+
+def _file_digest(file: Path) -> blake3:
+    if file.stat().st_size < MAPPED:
+        return blake3(file.read_bytes())
+    return blake3(max_threads=blake3.AUTO).update_mmap(file)
+
+
+# ---------------------------------------------------------------- records
+
+
+class PrunedError(RuntimeError):
+    """Something is needed that ``retire`` has dropped: ``revive`` lets it be made again."""
+
+
+def need(made: Artifact) -> None:
+    path = Path(made.path)
+    if path.is_relative_to(ROOT) and not path.exists():
+        raise PrunedError(f"{made.path} has been pruned, and is needed again")
+
+
+def _copied(source: Path, target: Path) -> None:
+    (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
+
+
+def publish(made: Artifact, target: Path, write: Callable[[Path, Path], object] = _copied) -> None:
+    """Copy an artifact to where the stage's out lies, whole or not at all. Raises PrunedError.
+
+    ``write`` makes the copy, where it shall differ from the artifact.
+    """
+    need(made)
+    source, partial = Path(made.path), target.with_name(f".{target.name}.partial")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    remove(partial)
+    write(source, partial)
+    remove(target)
+    partial.rename(target)
+
+
+def publish_records(records: Sequence[Record], target: Path) -> None:
+    """Write what is the same in equal runs of ``records`` to ``target``: a line of JSON each.
+
+    A line has stage, iteration, verb, key, inputs (name -> identity), artifacts (name -> digest)
+    and seed; attempt, questions (ids) and cursor where they apply. No times, hosts or paths.
+    """
+    lines = [json.dumps(_repeatable(record)) + "\n" for record in records]
+    partial = target.with_name(f".{target.name}.partial")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial.write_text("".join(lines))
+    partial.replace(target)
+
+
+def _repeatable(record: Record) -> Record:
+    step = record["step"]
+    digests = {name: made["digest"] for name, made in record["artifacts"].items()}
+    optional: Record = {
+        name: record[name] for name in ("attempt", "questions", "cursor") if name in record
+    }
+    return {
+        "stage": step["stage"],
+        "iteration": step["iteration"],
+        "verb": record["verb"],
+        "key": record["key"],
+        "inputs": record["inputs"],
+        "artifacts": digests,
+        "seed": step["seed"],
+        **optional,
+    }
+
+
+def remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)

@@ -1,0 +1,166 @@
+"""Low-rank adapters of linear layers (LoRA, arXiv 2106.09685): all that learns of a large policy.
+
+A layer's product W x becomes W x + alpha / rank * B A x (section 4.1): W of the policy that
+training begins with is frozen, A [rank, input] is random, B [output, rank] begins at 0. The folder
+of an adapter is what peft and vLLM load. It names its base by digest and by the path from the
+project's root, where every run stands. Torch only.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from params.schema.reinforce import Lora
+from tasks.ledger import artifacts
+from tasks.ledger.artifacts import Artifact
+
+NAME = "default"  # of the one adapter that a policy has, to peft
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."  # of every name in peft's files
+
+
+def attached(model: Any) -> bool:
+    """Whether the policy has an adapter."""
+    return hasattr(model, "peft_config")
+
+
+def attach(model: Any, settings: Lora, base: Artifact, seed: int) -> None:
+    """Freeze ``model``, which was loaded from ``base``, and give it an adapter drawn from ``seed``.
+
+    What it computes stays the same until the adapter has learned. Raises ValueError for a name that
+    no linear layer has.
+    """
+    from peft import LoraConfig
+
+    _check(model, settings)
+    alpha: Any = settings.alpha  # peft says a whole number, and divides by the rank
+    config = LoraConfig(
+        r=settings.rank,
+        lora_alpha=alpha,
+        target_modules=list(settings.modules),
+        base_model_name_or_path=base.path,
+        revision=base.digest,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        _inject(model, config)
+
+
+def _check(model: Any, settings: Lora) -> None:
+    head = model.get_output_embeddings()  # it may be the embeddings, which look rows up as well
+    linear = {
+        name.rpartition(".")[2]
+        for name, layer in model.named_modules()
+        if isinstance(layer, torch.nn.Linear) and layer is not head
+    }
+    if unknown := [name for name in settings.modules if name not in linear]:
+        raise ValueError(
+            f"lora.modules names {unknown[0]}, which no layer of the policy can be adapted by: "
+            f"name some of {', '.join(sorted(linear))}"
+        )
+
+
+def _inject(model: Any, config: Any) -> None:
+    from peft import inject_adapter_in_model
+
+    inject_adapter_in_model(config, model, NAME)
+
+
+def base_of(folder: Path) -> Path | None:
+    """The folder of the policy that the adapter in ``folder`` belongs to; None: it is no adapter.
+
+    Raises RuntimeError where that policy is gone or another one.
+    """
+    if not (folder / CONFIG).is_file():
+        return None
+    said = json.loads((folder / CONFIG).read_text())
+    base, digest = Path(said["base_model_name_or_path"]), said["revision"]
+    if not base.is_dir() or artifacts.digest(base) != digest:
+        raise RuntimeError(
+            f"{folder / CONFIG} has an adapter of the policy {base} with digest {digest}, and what "
+            "lies there is another one or nothing: bring it back with `dvc checkout`, or run the "
+            "recipe again"
+        )
+    return base
+
+
+def load(model: Any, folder: Path) -> Any:
+    """``model``, which is the base, with the adapter in ``folder``."""
+    from peft import LoraConfig, set_peft_model_state_dict
+
+    config = LoraConfig.from_pretrained(str(folder))
+    config.inference_mode = False
+    _inject(model, config)
+    weights = load_file(folder / WEIGHTS)
+    own = {name.removeprefix(PREFIX): weight for name, weight in weights.items()}
+    set_peft_model_state_dict(model, own, NAME)
+    return model
+
+
+def save(model: Any, folder: Path) -> None:
+    """Write the adapter alone. Equal adapters give equal bytes."""
+    from peft import get_peft_model_state_dict
+
+    folder.mkdir(parents=True, exist_ok=True)
+    own = get_peft_model_state_dict(model, adapter_name=NAME, save_embedding_layers=False)
+    weights = {PREFIX + name: weight.contiguous() for name, weight in own.items()}
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    said = {**model.peft_config[NAME].to_dict(), "inference_mode": True}
+    listed = {name: sorted(v) if isinstance(v, set) else v for name, v in said.items()}
+    (folder / CONFIG).write_text(json.dumps(listed, indent=2, sort_keys=True) + "\n")
+
+
+def base_path(model: Any) -> Path | None:
+    """The folder of the policy whose adapter ``model`` has."""
+    return Path(model.peft_config[NAME].base_model_name_or_path) if attached(model) else None
+
+
+@contextmanager
+def without(model: Any) -> Iterator[Any]:
+    """``model`` as its base, to be looked at."""
+    layers = [layer for _, layer in _layers(model)]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield model
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+@torch.no_grad()
+def merged(model: Any) -> Any:
+    """The same policy as whole weights W + alpha / rank * B A, in an ordinary model.
+
+    Layers without an adapter share their frozen weights with ``model``; a policy that has no
+    adapter is its own.
+    """
+    if not attached(model):
+        return model
+    shared = {
+        id(weight): torch.nn.Parameter(weight.detach(), requires_grad=False)
+        for weight in model.parameters()
+    }
+    whole = copy.deepcopy(model, shared)  # which takes what is already there for a weight
+    for name, layer in _layers(whole):
+        plain = layer.get_base_layer()
+        weight = plain.weight + layer.get_delta_weight(NAME)
+        plain.weight = torch.nn.Parameter(weight, requires_grad=False)
+        whole.set_submodule(name, plain)
+    del whole.peft_config
+    return whole
+
+
+def _layers(model: Any) -> list[tuple[str, Any]]:
+    """The layers that have an adapter, by name."""
+    from peft.tuners.lora import LoraLayer
+
+    return [(name, layer) for name, layer in model.named_modules() if isinstance(layer, LoraLayer)]

@@ -1,0 +1,185 @@
+"""Checkpoints on disk: policy, optimizer state, critic, and weights merged from an adapter."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from params.schema import algorithms
+from params.schema.base import Machine
+from params.schema.reinforce import Lora, Update
+from tasks.ledger.artifacts import Artifact
+from tasks.policy import adapter
+from tasks.policy.model import load_backbone, load_policy, load_tokenizer
+from tasks.policy.resident import Critic, Learner, forget
+
+POLICY, OPTIMIZER, CRITIC = "policy", "optimizer", "critic"  # folders of one checkpoint
+
+
+MERGED = Path(".beamline/merged")  # the adapter that samples, as whole weights
+
+
+def merged(source: Path, target: Path) -> None:
+    """Write the policy in ``source`` to ``target`` as whole float32 weights with its tokenizer.
+
+    That is a copy, unless ``source`` holds an adapter. It is computed on the CPU, so that equal
+    adapters give equal bytes wherever they have learned.
+    """
+    if not adapter.base_of(source):
+        shutil.copytree(source, target)
+        return
+    model = load_policy(source, Machine(threads=1, device="cpu", precision="float32"))
+    adapter.merged(model).save_pretrained(target)
+    load_tokenizer(source).save_pretrained(target)
+
+
+def whole(policy: Artifact) -> Path:
+    """The folder of the same policy with whole weights, for those who load nothing else.
+
+    An adapter is merged into ``MERGED``, where the newest one stays until the next one comes.
+    """
+    source, place = Path(policy.path), MERGED / policy.digest
+    if not adapter.base_of(source):
+        return source
+    if not place.is_dir():
+        shutil.rmtree(MERGED, ignore_errors=True)
+        merged(source, MERGED / ".partial")
+        (MERGED / ".partial").rename(place)
+    return place
+
+
+def prepare_critic(learner: Learner, choice: algorithms.Critic | None, machine: Machine) -> None:
+    """Make the critic that an algorithm asks for, or load the one that lies beside the policy.
+
+    A new one values everything at 0, and its own backbone begins as a copy of the policy's.
+    """
+    if choice is None:
+        learner.critic = None  # one that another algorithm has left
+        return
+    own = choice.backbone == "own"
+    if learner.critic and own == (learner.critic.backbone is not None):
+        return
+    beside = _beside(learner, CRITIC)
+    if own and beside:
+        backbone = load_backbone(beside, machine)
+    else:
+        backbone = _backbone(learner.model) if own else None
+    head = torch.nn.Linear(learner.model.config.hidden_size, 1).to(machine.device)
+    if beside:
+        head.load_state_dict(load_file(beside / "head.safetensors", device=machine.device))
+    else:
+        for weight in head.parameters():
+            torch.nn.init.zeros_(weight)
+    learner.critic = Critic(head, backbone, choice.value_clip, choice.coefficient)
+
+
+def _backbone(model: Any) -> Any:
+    """A copy of the policy without its head, all of whose weights learn."""
+    return copy.deepcopy(adapter.merged(model).base_model).requires_grad_()
+
+
+def prepare_adapter(learner: Learner, settings: Lora | None, base: Artifact, seed: int) -> None:
+    """Give a policy that is to learn by an adapter one, where it has none yet.
+
+    ``base`` is what the policy was loaded from.
+    """
+    if settings and not adapter.attached(learner.model):
+        forget(learner)
+        adapter.attach(learner.model, settings, base, seed)
+
+
+def prepare_optimizer(learner: Learner, settings: Update) -> None:
+    """Make the optimizers of a learner without, with the state that lies beside its policy."""
+    if learner.optimizer:
+        return
+    critic = learner.critic
+    shared = critic.weights() if critic and critic.backbone is None else []
+    own = [weight for weight in learner.model.parameters() if weight.requires_grad]
+    weights = [*own, *shared]
+    learner.optimizer = make_optimizer(weights, settings, settings.learning_rate)
+    if beside := _beside(learner, OPTIMIZER):
+        learner.optimizer.load_state_dict(_state(learner.optimizer, beside))
+        learner.updates = json.loads((beside / "updates.json").read_text())["updates"]
+    if critic and critic.backbone:
+        critic.optimizer = make_optimizer(critic.weights(), settings, settings.critic_learning_rate)
+        if beside := _beside(learner, OPTIMIZER):
+            critic.optimizer.load_state_dict(_state(critic.optimizer, beside / CRITIC))
+
+
+def _beside(learner: Learner, name: str) -> Path | None:
+    """The folder ``name`` of the checkpoint that the policy was loaded from, if it has one."""
+    folder = learner.folder.parent / name
+    return folder if learner.folder.name == POLICY and folder.is_dir() else None
+
+
+def make_optimizer(
+    weights: Iterable[torch.nn.Parameter], settings: Update, learning_rate: float
+) -> torch.optim.Optimizer:
+    """AdamW; weight decay on matrices only."""
+    weights = list(weights)
+    decayed = [weight for weight in weights if weight.ndim > 1]
+    others = [weight for weight in weights if weight.ndim <= 1]
+    return torch.optim.AdamW(
+        [
+            {"params": decayed, "weight_decay": settings.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ],
+        lr=learning_rate,
+        betas=settings.adam_betas,
+        fused=True,
+    )
+
+
+def save(learner: Learner, folder: Path) -> None:
+    """Write ``folder``/policy (weights and tokenizer, as transformers loads them) and, beside it,
+    ``folder``/critic (weights) and ``folder``/optimizer (the state of both optimizers).
+
+    Of a policy with an adapter that alone is written. Equal learners give equal bytes.
+    """
+    if adapter.attached(learner.model):
+        adapter.save(learner.model, folder / POLICY)
+    else:
+        learner.model.save_pretrained(folder / POLICY)
+    learner.tokenizer.save_pretrained(folder / POLICY)
+    if learner.optimizer:
+        _save_state(learner.optimizer, folder / OPTIMIZER)
+        updates = json.dumps({"updates": learner.updates})
+        (folder / OPTIMIZER / "updates.json").write_text(updates)
+    if learner.critic:
+        _save_critic(learner.critic, folder / CRITIC)
+        if learner.critic.optimizer:
+            _save_state(learner.critic.optimizer, folder / OPTIMIZER / CRITIC)
+
+
+def _save_critic(critic: Critic, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    save_file(critic.head.state_dict(), folder / "head.safetensors")
+    if critic.backbone:
+        critic.backbone.save_pretrained(folder)
+
+
+def _save_state(optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {
+        f"{index}.{name}": value.contiguous()
+        for index, entry in optimizer.state_dict()["state"].items()
+        for name, value in entry.items()
+    }
+    save_file(state, folder / "state.safetensors")
+
+
+def _state(optimizer: torch.optim.Optimizer, folder: Path) -> dict[str, Any]:
+    """What ``_save_state`` wrote, as ``optimizer`` takes it."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in load_file(folder / "state.safetensors").items():
+        index, name = key.split(".", 1)
+        state.setdefault(int(index), {})[name] = value
+    return {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}

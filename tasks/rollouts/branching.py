@@ -1,0 +1,109 @@
+"""When a rollout branches: after tool results (ARPO) and at marks (GPG). Pure.
+
+ARPO, arXiv 2507.19849, section 3.1: a path branches where the entropy of what it samples after a
+tool result has risen over that of its start. GPG, arXiv 2512.10365: the first trajectories of a
+question branch at the first marks of each (algorithms section 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from params.schema.reinforce import Rollout
+from tasks.trees.tree import AFTER_RESULT, AT_MARK, TURN, Decision, Node
+
+
+def window_entropy(entropies: NDArray[np.float32], window: int) -> float:
+    """Mean normalised entropy of the first ``window`` sampled tokens, or as many as there are."""
+    return float(np.mean(entropies[:window], dtype=np.float64)) if len(entropies) else 0.0
+
+
+def branch_probability(rise: float, settings: Rollout) -> float:
+    """P = alpha + beta * (H_t - H_initial), equation 3 of ARPO; not clipped to [0, 1]."""
+    return settings.base_probability + settings.entropy_weight * rise
+
+
+def wants_branch(probability: float, settings: Rollout, uniform: float) -> bool:
+    """The decision: P > tau, or with ``draw`` a coin of probability clip(P, 0, 1).
+
+    ``uniform`` in [0, 1) is drawn from the path's own seed.
+    """
+    if settings.draw:
+        return uniform < min(max(probability, 0.0), 1.0)
+    return probability > settings.threshold
+
+
+def least_rise(settings: Rollout) -> float | None:
+    """The rise of entropy above which the paper's rule branches, (tau - alpha) / beta.
+
+    None where there is no such value: branches are drawn, or beta is not positive.
+    """
+    if settings.draw or settings.entropy_weight <= 0:
+        return None
+    return (settings.threshold - settings.base_probability) / settings.entropy_weight
+
+
+def decide(
+    initial: float,
+    following: NDArray[np.float32],
+    settings: Rollout,
+    uniform: float | None = None,
+    **place: Any,
+) -> Decision:
+    """What the rule says at a branching point, before the budget is asked (``added`` is 0).
+
+    ``initial`` is H_initial of the trajectory, ``following`` the entropies of what it sampled after
+    the point. With ``uniform`` (see ``wants_branch``) the rule is ARPO's; without, the point is a
+    mark, where every trajectory branches. ``place``: node, path and position of the decision.
+    """
+    entropy = window_entropy(following, settings.entropy_window)
+    rise = entropy - initial
+    probability = branch_probability(rise, settings)
+    return Decision(
+        kind=AT_MARK if uniform is None else AFTER_RESULT,
+        initial_entropy=initial,
+        entropy=entropy,
+        rise=rise,
+        probability=None if uniform is None else probability,
+        wanted=uniform is None or wants_branch(probability, settings, uniform),
+        added=0,
+        **place,
+    )
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where a trajectory may branch: after ``tokens`` tokens of its node ``place``."""
+
+    place: int  # of a turn, or of the result that follows one
+    tokens: int  # of that node, before the point
+    position: int  # tokens of the trajectory before the point, prompt included
+    inside: bool  # of a turn; otherwise the node ends here
+    entropies: NDArray[np.float32]  # of what the trajectory sampled next, to the end of the turn
+
+
+def branching_points(trajectory: Sequence[Node], ends: NDArray[np.bool_], most: int) -> list[Point]:
+    """The first ``most`` marks of a trajectory of whole turns that have a sampled token after them.
+
+    ``ends`` [S] says after which sampled tokens a mark ends (``tasks.trees.marks.ends``). A mark at
+    the end of a turn, which a tool call is, has its point after the result: the turn is over.
+    """
+    turns = [place for place, node in enumerate(trajectory) if node.kind == TURN]
+    starts = np.cumsum([0, *(len(node.tokens) for node in trajectory)])
+    sampled = np.cumsum([len(trajectory[place].tokens) for place in turns])
+    points = []
+    for mark in np.flatnonzero(ends[:-1])[:most]:
+        turn = int(np.searchsorted(sampled, mark, side="right"))
+        place, node = turns[turn], trajectory[turns[turn]]
+        tokens = int(mark + 1 - (sampled[turn] - len(node.tokens)))
+        inside = tokens < len(node.tokens)
+        if not inside:
+            place, tokens = place + 1, len(trajectory[place + 1].tokens)
+        following = node.entropies[tokens:] if inside else trajectory[place + 1].entropies
+        points.append(Point(place, tokens, int(starts[place]) + tokens, inside, following))
+    return points

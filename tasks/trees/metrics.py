@@ -1,0 +1,117 @@
+"""Metrics of a batch of trees: lengths, tools, entropies before and after tool results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.rollouts.branching import window_entropy
+from tasks.trees.tree import PART, RESULT, TURN, Tree
+
+Entropies = NDArray[np.float32]  # of consecutive sampled tokens, over ln|V|
+
+PROFILE_BEFORE, PROFILE_AFTER = 10, 20  # tokens around a tool result
+
+
+def tree_metrics(trees: Sequence[Tree], window: int) -> dict[str, float]:
+    """What a batch of rollouts looked like.
+
+    A node that several trajectories share counts once for calls, tokens and entropies. Entropies
+    are normalised, in [0, 1]; ``window`` is the number of tokens after a result that are averaged.
+    """
+    nodes = [node for tree in trees for node in tree.nodes]
+    turns = [node for node in nodes if node.kind == TURN]
+    results = [node for node in nodes if node.kind == RESULT]
+    before, after = around_results(trees, window)
+    leaves = [trajectory for tree in trees for trajectory in tree.trajectories()]
+    return {
+        "leaves": len(leaves),
+        "branches": sum(decision.added for tree in trees for decision in tree.decisions),
+        "tool_calls": len(results),
+        "tool_errors": sum(node.outcome != "ok" for node in results),
+        "tool_calls_a_leaf": _mean([sum(n.kind == RESULT for n in leaf) for leaf in leaves]),
+        "sampled_tokens": sum(len(node.tokens) for node in turns),
+        "response_tokens": _mean([sum(len(n.tokens) for n in leaf[1:]) for leaf in leaves]),
+        "answer_rate": _mean([leaf[-1].outcome == "answer" for leaf in leaves]),
+        "entropy": _mean(np.concatenate([turn.entropies for turn in turns])),
+        "entropy_before_result": _mean([float(turn[-window:].mean()) for turn in before]),
+        "entropy_after_result": _mean([window_entropy(turn, window) for turn in after]),
+    }
+
+
+def around_results(trees: Sequence[Tree], window: int) -> tuple[list[Entropies], list[Entropies]]:
+    """Entropies of the turns before tool results that a turn follows, and of those after them.
+
+    Where branches share a result, one turn stands before it and several after. Of a turn after a
+    result the first ``window`` tokens count, or as many as there are; turns that part only later
+    count once.
+    """
+    before: list[Entropies] = []
+    after: list[Entropies] = []
+    for tree in trees:
+        starts = _turns_after_results(tree)
+        results = dict.fromkeys(tree.nodes[parts[0]].parent for parts in starts)
+        before += [_entropies(tree, tree.parts(tree.nodes[result].parent)) for result in results]
+        whole = [parts for parts in starts if tree.nodes[parts[-1]].outcome != PART]
+        seen = dict.fromkeys(_within(tree, parts, window) for parts in whole)
+        after += [_entropies(tree, parts)[:window] for parts in seen]
+    return before, after
+
+
+def _turns_after_results(tree: Tree) -> list[list[int]]:
+    """The turns that follow a tool result, each up to each of its parts."""
+    turns = [tree.parts(index) for index, node in enumerate(tree.nodes) if node.kind == TURN]
+    return [parts for parts in turns if tree.nodes[tree.nodes[parts[0]].parent].kind == RESULT]
+
+
+def _within(tree: Tree, parts: Sequence[int], window: int) -> tuple[int, ...]:
+    """Those of the parts of a turn that its first ``window`` tokens lie in."""
+    starts = np.cumsum([0, *(len(tree.nodes[part].tokens) for part in parts[:-1])])
+    return tuple(part for part, start in zip(parts, starts, strict=True) if start < window)
+
+
+def _entropies(tree: Tree, parts: Sequence[int]) -> Entropies:
+    return np.concatenate([tree.nodes[part].entropies for part in parts])
+
+
+def entropy_profile(trees: Sequence[Tree]) -> list[dict[str, float]]:
+    """Mean entropy by token position from a tool result; -1 is the last token before it.
+
+    A token that several turns after a result share counts once.
+    """
+    values: dict[int, list[float]] = {}
+    for turn in around_results(trees, PROFILE_AFTER)[0]:
+        tail = turn[-PROFILE_BEFORE:]
+        for position, entropy in enumerate(tail, start=-len(tail)):
+            values.setdefault(position, []).append(float(entropy))
+    for tree in trees:
+        for *earlier, part in _turns_after_results(tree):
+            start = 1 + sum(len(tree.nodes[index].tokens) for index in earlier)
+            near = tree.nodes[part].entropies[: max(0, PROFILE_AFTER + 1 - start)]
+            for position, entropy in enumerate(near, start=start):
+                values.setdefault(position, []).append(float(entropy))
+    return [
+        {
+            "position": position,
+            "mean": _mean(found),
+            "standard_error": float(np.std(found) / np.sqrt(len(found))),
+        }
+        for position, found in sorted(values.items())
+    ]
+
+
+def _mean(values: Sequence[float] | NDArray[np.float32]) -> float:
+    return float(np.mean(values, dtype=np.float64)) if len(values) else 0.0
+
+
+COUNTS = ("leaves", "branches", "tool_calls", "tool_errors", "sampled_tokens")
+
+
+def together(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Metrics of several batches of one iteration as one: counts add up, the rest are means."""
+    return {
+        name: sum(entry[name] for entry in metrics) / (1 if name in COUNTS else len(metrics))
+        for name in metrics[0]
+    }

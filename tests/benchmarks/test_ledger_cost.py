@@ -1,0 +1,51 @@
+"""The benchmark of the ledger: it measures what it says, on iterations of the size it says."""
+
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks import ledger_cost as bench
+from flows import reinforce
+from flows.host import disk
+from tasks.ledger import substeps
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "size"), [("1 M", 1e6), ("100 M", 1e8)])
+def test_the_policies_have_the_size_that_their_names_say(name, size):
+    policy = bench.recipe_of(bench.POLICIES[name]).prepare.policy
+    assert disk.parameters(policy) == pytest.approx(size, rel=0.06)
+
+
+def test_the_clock_counts_what_is_nested_once_and_puts_all_back(monkeypatch):
+    inner = SimpleNamespace(work=lambda: time.sleep(0.02))
+    outer = SimpleNamespace(work=lambda: inner.work())
+    before = outer.work
+    monkeypatch.setattr(bench, "TIMED", ((inner, "work"), (outer, "work")))
+    with bench.clock() as spent:
+        outer.work()
+        time.sleep(0.05)
+    wall, processor = spent
+    assert 0.02 <= wall < 0.05
+    assert processor < 0.02, "it slept"
+    assert outer.work is before
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_an_iteration_is_measured_with_what_the_ledger_takes_of_it(monkeypatch, shared):
+    for verb in ("rollout", "reward", "advantage", "update"):
+        monkeypatch.setattr(reinforce, verb, getattr(reinforce, verb).fn)
+    monkeypatch.setenv(bench.store.VARIABLE, "")
+    shape = {"hidden": 16, "layers": 1, "heads": 1, "key_value_heads": 1, "feed_forward": 16}
+    found = bench.measure(shape, 2, shared)
+    processor = found["processor"]
+    for of in ("wall", "processor"):
+        assert 0 < found["share"][of] == found[of]["ledger"] / found[of]["iteration"] < 1
+    assert processor["ledger"] <= found["wall"]["ledger"] * 4
+    assert found["parameters"] < 20_000
+    assert substeps._stores == []

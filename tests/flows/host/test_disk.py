@@ -1,0 +1,141 @@
+import copy
+import json
+from pathlib import Path
+
+import pytest
+
+from flows.host import disk
+from flows.host.disk import GIB, needs
+from params.schema import prepare
+from params.schema import recipe as schema
+from params.schema import reinforce as reinforce_module
+from params.schema.algorithms import load_rows
+from tasks.ledger import artifacts, keys
+from tasks.policy import checkpoint, resident
+from tasks.policy.tiny import build_policy
+
+SMOKE = schema.load("smoke")
+ROWS = load_rows()
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def recipe(**reinforce):
+    return SMOKE.model_copy(update={"reinforce": SMOKE.reinforce.model_copy(update=reinforce)})
+
+
+def granted(gib, chosen=SMOKE):
+    machine = chosen.machine.model_copy(update={"disk_gib": gib})
+    return chosen.model_copy(update={"machine": machine})
+
+
+def keep(every, last):
+    return reinforce_module.Keep(weights_every=every, optimizer_last=last)
+
+
+def test_the_parameters_of_a_policy_are_counted_as_it_has_them(tiny, tokenizer, policy):
+    model = build_policy(tiny, tokenizer, seed=0)
+    counted = disk.parameters(tiny.model_copy(update={"vocabulary": len(tokenizer)}))
+    assert counted == sum(weight.numel() for weight in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("every", "last", "weights", "optimizers"),
+    [(1, 1, 20, 2), (5, 1, 5, 2), (5, 3, 7, 6), (100, 30, 20, 40), (20, 20, 20, 40)],
+)
+def test_weights_stay_by_tier_and_optimizer_states_of_the_last(every, last, weights, optimizers):
+    need = needs(recipe(iterations=20, keep=keep(every, last)), ROWS["arpo"], 1000)["reinforce"]
+    assert need.weights == 1000 * (weights + 2)  # the trained policy is published, too
+    assert need.optimizers == 1000 * optimizers
+
+
+def test_a_critic_of_its_own_takes_as_much_again():
+    chosen = recipe(iterations=20, keep=keep(5, 1))
+    alone, critic = (needs(chosen, ROWS[name], 1000)["reinforce"] for name in ("grpo", "ppo"))
+    assert critic.optimizers == 2 * alone.optimizers
+    assert critic.passing == 2 * alone.passing
+    assert critic.weights - alone.weights == 5 * 1000
+
+
+def test_an_adapter_is_what_iterations_keep_of_a_policy_that_learns_by_one(policy, tmp_path):
+    lora = reinforce_module.Lora(rank=4, alpha=8, modules=("q_proj", "down_proj"))
+    assert disk.adapter_of("mine", lora) is None
+    policy.save_pretrained("models/mine/initial")
+    learning = resident.Learner(tmp_path, copy.deepcopy(policy), None)
+    checkpoint.prepare_adapter(
+        learning, lora, artifacts.artifact(Path("models/mine/initial")), seed=0
+    )
+    own = [weight for weight in learning.model.parameters() if weight.requires_grad]
+    size = disk.adapter_of("mine", lora)
+    assert size == sum(4 * weight.numel() for weight in own)
+    chosen = recipe(iterations=20, keep=keep(5, 1))
+    need, critic = (needs(chosen, ROWS[name], 1000, 10)["reinforce"] for name in ("grpo", "ppo"))
+    assert (need.weights, need.optimizers, need.passing) == (5 * 10 + 2 * 1000, 2 * 10, 3 * 10)
+    assert critic.passing == 3 * (1000 + 10), "all weights of a critic of its own learn"
+
+
+def test_trees_are_counted_by_their_longest_and_by_all_batches_of_a_filter():
+    tokens = 2 * 4 * 6 * 144  # iterations, questions, leaves, tokens
+    alone = needs(SMOKE, ROWS["arpo"], 1)["reinforce"].trees
+    assert alone == 2 * tokens * disk.TOKEN
+    assert needs(SMOKE, ROWS["dapo"], 1)["reinforce"].trees == 10 * alone
+
+
+def test_a_run_that_has_room_is_not_refused():
+    disk.check("smoke", SMOKE, ROWS["arpo"])
+    disk.check("smoke", granted(1), ROWS["arpo"])
+
+
+def test_a_run_without_room_is_refused_with_figures_and_remedy(monkeypatch):
+    usage = type("Usage", (), {"free": 10**6})
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(ValueError) as refused:
+        disk.check("smoke", SMOKE, ROWS["arpo"])
+    said = str(refused.value)
+    assert said.startswith("params/smoke.yaml: the run may need 0.0")
+    assert "GiB more on disk (weights 0.0" in said
+    assert "and 0.00093 GiB are free: make room, or raise reinforce.keep.weights_every" in said
+
+
+def test_a_run_that_is_granted_less_than_it_needs_is_refused():
+    with pytest.raises(ValueError, match=r"machine\.disk_gib grants 0\.001: raise it, or raise"):
+        disk.check("smoke", granted(0.001), ROWS["arpo"])
+
+
+def test_what_is_there_counts_as_granted_but_not_as_missing(monkeypatch):
+    disk.check("smoke", granted(0.02), ROWS["arpo"])
+    file = artifacts.ROOT / "smoke/prepare/0000-prepare-1/trees"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"0" * (GIB // 50))
+    with pytest.raises(ValueError, match=r"beside 0\.020 GiB that are there"):
+        disk.check("smoke", granted(0.02), ROWS["arpo"])
+
+
+def test_only_the_stages_that_will_run_need_room(monkeypatch):
+    usage = type("Usage", (), {"free": 0})
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: usage)
+    for stage in disk.STAGES[:-1]:
+        with pytest.raises(ValueError, match="are free"):
+            disk.check("smoke", SMOKE, ROWS["arpo"], [stage])
+    disk.check("smoke", SMOKE, ROWS["arpo"], ["verdict"])
+    disk.check("smoke", SMOKE, ROWS["arpo"], [])
+
+
+def test_the_size_of_a_policy_that_is_to_be_fetched_is_known_once_it_is_there(monkeypatch):
+    pretrained = prepare.PretrainedPolicy(kind="pretrained", name="a/b", revision=None, context=9)
+    assert disk.weights_of("mine", pretrained) is None
+    Path("models/mine/initial").mkdir(parents=True)
+    for number in range(2):
+        Path(f"models/mine/initial/model-{number}.safetensors").write_bytes(b"0" * 50)
+    Path("models/mine/initial/tokenizer.json").write_text("{}")
+    for dtype, size in (("float32", 100), ("bfloat16", 200)):
+        Path("models/mine/initial/config.json").write_text(json.dumps({"dtype": dtype}))
+        assert disk.weights_of("mine", pretrained) == size, "training is in float32"
+
+
+def test_what_the_disk_may_hold_is_in_no_key():
+    assert granted(1).machine.model_dump() == SMOKE.machine.model_dump()
+    assert keys.stage_key(granted(1)) == keys.stage_key(SMOKE)

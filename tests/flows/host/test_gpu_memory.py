@@ -1,0 +1,552 @@
+import math
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+
+from flows.host import gpu_memory, remedies
+from flows.host.gpu_memory import CARDS, FULL, GIB, HALF, Card, shape_of
+from params.schema import recipe as schema
+from params.schema import reinforce
+from params.schema.algorithms import load_rows
+from params.schema.architectures import load_architectures
+from tasks.learning import learner
+from tasks.learning.algorithm import assemble
+from tasks.policy import checkpoint, resident
+from tasks.policy.checkpoint import make_optimizer
+from tasks.trees.tree import PROMPT, TURN, Node, Question, Tree
+from tests.trees import credited
+
+ROWS = load_rows()
+TINY = schema.load("tiny")
+LARGE = schema.load("qwen2.5-3b")
+SMALL = {  # no two widths alike, so that a tensor's shape says what it is
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 176,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+KINDS = {"qwen2": {}, "llama": {}, "qwen3": {"head_dim": 32}}
+assert set(KINDS) == set(gpu_memory.COUNTED), "what is counted is compared with real tensors"
+TOKENS = 300
+
+
+def config_of(kind="qwen2", **changes):
+    return AutoConfig.for_model(kind, **SMALL, **KINDS[kind], **changes)
+
+
+def model_of(config):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+
+
+def edited(recipe, **changes):
+    """A recipe with other values; ``section__key=value``."""
+    values = recipe.model_dump(mode="json")
+    values["engine"] = dict(recipe.engine)  # some of its keys are in no dump
+    for path, value in changes.items():
+        *sections, key = path.split("__")
+        place = values
+        for section in sections:
+            place = place[section]
+        place[key] = value
+    return schema.Recipe.model_validate(values)
+
+
+def of_gib(gib):
+    return Card("a card", gib * GIB, CARDS["80"].operations, CARDS["80"].bandwidth)
+
+
+# ---------------------------------------------------------------- shapes
+
+
+@pytest.mark.parametrize(
+    ("name", "weights"),  # half of total_size in each one's model.safetensors.index.json
+    [
+        ("Qwen/Qwen2.5-3B-Instruct", 3_085_938_688),
+        ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512),
+        ("meta-llama/Llama-3.1-8B-Instruct", 8_030_261_248),
+        ("Qwen/Qwen3-8B", 8_190_735_360),
+        ("Qwen/Qwen3-14B", 14_768_307_200),
+    ],
+)
+def test_a_known_model_has_the_weights_that_it_is_published_with(name, weights):
+    known = load_architectures()[name]
+    settings = dict(known.config)
+    shape = shape_of(AutoConfig.for_model(settings.pop("model_type"), **settings))
+    assert shape.weights == weights
+    alone = 0 if known.config["tie_word_embeddings"] else shape.vocabulary * shape.hidden
+    assert shape.weights - shape.backbone == alone
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_shape_is_that_of_the_real_model(kind, tied):
+    config = config_of(kind, tie_word_embeddings=tied)
+    model, shape = model_of(config), shape_of(config)
+    assert shape.weights == sum(weight.numel() for weight in model.parameters())
+    assert shape.backbone == sum(weight.numel() for weight in model.base_model.parameters())
+    attention = model.base_model.layers[0].self_attn
+    assert shape.queries == attention.q_proj.out_features
+    assert shape.keys == attention.k_proj.out_features
+    assert shape.learning == shape.weights
+
+
+def test_every_recipe_has_a_shape_without_a_download():
+    for name in schema.names():
+        recipe = schema.load(name)
+        assert shape_of(gpu_memory.config_of(recipe), recipe.lora).weights > 10_000
+
+
+def test_adapters_are_two_matrices_a_layer_and_alone_learn():
+    lora = reinforce.Lora(rank=8, alpha=16, modules=("q_proj", "down_proj"))
+    shape = shape_of(config_of(), lora)
+    assert shape.learning == shape.adapters == 3 * 8 * ((64 + 64) + (176 + 64))
+
+
+def test_adapters_on_layers_that_are_not_there_are_refused_with_those_that_are():
+    lora = reinforce.Lora(rank=8, alpha=16, modules=("q_proj", "query"))
+    with pytest.raises(ValueError, match=r"lora\.modules names query.*'down_proj'.*'q_proj'"):
+        shape_of(config_of(), lora)
+
+
+def test_an_architecture_that_is_counted_otherwise_is_refused():
+    with pytest.raises(ValueError, match=r"is a gpt2, .* counted for llama, qwen2, qwen3"):
+        shape_of(AutoConfig.for_model("gpt2"))
+
+
+def pretrained(name, revision=None):
+    policy = {"kind": "pretrained", "name": str(name), "revision": revision, "context": 8192}
+    return edited(LARGE, prepare__policy=policy)
+
+
+def test_the_shape_of_a_local_folder_is_read_from_it(tmp_path):
+    config_of("llama").save_pretrained(tmp_path)
+    found = gpu_memory.config_of(pretrained(tmp_path))
+    assert shape_of(found) == shape_of(config_of("llama"))
+
+
+@pytest.mark.parametrize(
+    ("name", "revision"),
+    [("nobody/nothing", None), ("Qwen/Qwen3-8B", "0" * 40)],
+    ids=["unknown", "another commit"],
+)
+def test_a_policy_of_unknown_shape_is_refused_with_what_to_do(name, revision, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ValueError) as caught:
+        gpu_memory.config_of(pretrained(name, revision))
+    for words in (name, "architectures.yaml", "add a row", f"hf download {name} config.json"):
+        assert words in str(caught.value)
+
+
+# ---------------------------------------------------------------- memory, against real tensors
+
+
+def size_of(tensors):
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_what_stays_is_what_a_real_model_and_its_optimizer_hold(tied):
+    config = config_of(tie_word_embeddings=tied)
+    model = model_of(config)
+    optimizer = make_optimizer(model.parameters(), TINY.reinforce.update, 1e-3)
+    model(torch.arange(8)[None]).logits.sum().backward()
+    optimizer.step()
+    moments = [
+        value
+        for state in optimizer.state.values()
+        for name, value in state.items()
+        if name != "step"
+    ]
+    found = gpu_memory.memory(TINY, ROWS["arpo"], shape_of(config), CARDS["24"]).stays
+    assert found == {
+        "master weights": size_of(model.parameters()),
+        "gradients": size_of(weight.grad for weight in model.parameters()),
+        "Adam's moments": size_of(moments),
+    }
+
+
+def kept(model, bfloat16):
+    """Every tensor that autograd keeps in a forward pass, but the weights; storages once."""
+    weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+    found = {}
+
+    def keep(tensor):
+        place = tensor.untyped_storage().data_ptr()
+        if place not in weights:
+            found[place] = tensor  # held, so that no other storage takes its place
+        return tensor
+
+    tokens = torch.arange(TOKENS)[None] % SMALL["vocab_size"]
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        torch.autocast("cpu", torch.bfloat16, enabled=bfloat16),
+    ):
+        model.base_model(input_ids=tokens, use_cache=False)
+    return found.values()
+
+
+def activations_of(model, bfloat16):
+    shapes = {tuple(sorted(weight.shape)) for weight in model.parameters()}
+    return sum(
+        tensor.untyped_storage().nbytes()
+        for tensor in kept(model, bfloat16)
+        if tuple(sorted(tensor.shape)) not in shapes  # a weight's cast is another part
+    )
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_activations_are_what_autograd_keeps_of_a_real_forward_pass(kind, precision):
+    config = config_of(kind)
+    counted = gpu_memory.activations(shape_of(config), TOKENS, precision, recompute=False)
+    real = activations_of(model_of(config), precision == "bfloat16")
+    assert counted == pytest.approx(real, rel=0.15)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_recomputed_only_the_layers_inputs_and_one_layer_are_kept(kind, precision):
+    config, bfloat16 = config_of(kind), precision == "bfloat16"
+    model = model_of(config).train()
+    whole = activations_of(model, bfloat16)
+    model.gradient_checkpointing_enable({"use_reentrant": True})  # whose inputs autograd keeps
+    inputs = activations_of(model, bfloat16)
+    assert inputs < whole / 3
+    model.gradient_checkpointing_disable()
+    model.base_model.layers = model.base_model.layers[:2]
+    two = activations_of(model, bfloat16)
+    model.base_model.layers = model.base_model.layers[:1]
+    layer = two - activations_of(model, bfloat16)
+    counted = gpu_memory.activations(shape_of(config), TOKENS, precision, recompute=True)
+    assert counted == pytest.approx(inputs + layer, rel=0.15)
+
+
+def test_the_cast_is_a_half_wide_copy_of_each_matrix():
+    config = config_of()
+    model = model_of(config)
+    layers = [m.weight for m in model.base_model.modules() if isinstance(m, torch.nn.Linear)]
+    shapes = {tuple(sorted(weight.shape)) for weight in layers}
+    copies = size_of(
+        t
+        for t in kept(model, bfloat16=True)
+        if t.dtype == torch.bfloat16 and tuple(sorted(t.shape)) in shapes
+    )
+    chosen = edited(TINY, machine__precision="bfloat16")
+    parts = gpu_memory.memory(chosen, ROWS["arpo"], shape_of(config), CARDS["24"]).update
+    head = HALF * SMALL["vocab_size"] * SMALL["hidden_size"]
+    assert parts["bfloat16 cast"] == copies + head
+    plain = gpu_memory.memory(TINY, ROWS["arpo"], shape_of(config), CARDS["24"]).update
+    assert "bfloat16 cast" not in plain
+
+
+def test_keys_and_values_are_those_of_a_real_cache():
+    config = config_of("qwen3")
+    cache = DynamicCache(config=config)
+    with torch.no_grad():
+        model_of(config)(torch.arange(11)[None], past_key_values=cache, use_cache=True)
+    real = sum(size_of((layer.keys, layer.values)) for layer in cache.layers)
+    assert 11 * gpu_memory.key_value(TINY, shape_of(config)) == real
+    half = edited(TINY, machine__precision="bfloat16")
+    assert 22 * gpu_memory.key_value(half, shape_of(config)) == real
+
+
+class Live(TorchDispatchMode):
+    """The bytes of all tensors that are made while it lasts, at their peak."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes, self.now, self.peak = {}, 0, 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), settings=None):
+        made = function(*arguments, **(settings or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, torch.Tensor):
+                self.watch(tensor.untyped_storage())
+        return made
+
+    def watch(self, storage):
+        if storage._cdata not in self.sizes:
+            self.sizes[storage._cdata] = storage.nbytes()
+            self.now += storage.nbytes()
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self.forget, storage._cdata)
+
+    def forget(self, place):
+        self.now -= self.sizes.pop(place)
+
+
+def question(vocabulary, tokens, leaves=8):
+    """A credited tree of a short prompt and turns with so many tokens in all."""
+    random = np.random.default_rng(0)
+
+    def node(parent, kind, length):
+        drawn = random.integers(0, vocabulary, length).astype(np.int32)
+        known = np.zeros(length if kind == TURN else 0, np.float32)
+        return Node(parent, kind, "", "", drawn, known, known)
+
+    nodes = [node(-1, PROMPT, 16), *(node(0, TURN, tokens // leaves) for _ in range(leaves))]
+    tree = Tree(Question("q", "kind", "text", ("1",)), nodes, list(range(1, leaves + 1)))
+    return credited(tree)
+
+
+@pytest.mark.parametrize("bfloat16", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("kind", "vocabulary", "at_once"),
+    [("qwen2", 500, 2**24), ("llama", 20_000, 2**21), ("qwen3", 8_000, 2**24)],
+    ids=["layers count most", "logits in parts", "logits count most"],
+)
+def test_the_peak_of_a_real_update_is_the_sum_of_the_parts(
+    kind, vocabulary, at_once, bfloat16, monkeypatch
+):
+    monkeypatch.setattr(learner, "LOGITS_AT_ONCE", {"cpu": at_once})
+    monkeypatch.setattr(gpu_memory, "LOGITS_AT_ONCE", {"cpu": at_once})
+    monkeypatch.setattr(learner, "lanes", lambda device, pieces: 1)
+    wide = {**SMALL, "vocab_size": vocabulary, "hidden_size": 128, "intermediate_size": 352}
+    config = AutoConfig.for_model(kind, **wide, **KINDS[kind], tie_word_embeddings=False)
+    tokens, small = 1024, {"reinforce__update__micro_batch_tokens": 1040}
+    precision = "bfloat16" if bfloat16 else "float32"
+    recipe = edited(TINY, **small, reinforce__update__mini_batches=1, machine__precision=precision)
+    settings = recipe.reinforce.update
+    learning = resident.Learner(Path("policy"), model_of(config), None)
+    checkpoint.prepare_optimizer(learning, settings)
+    loss = assemble(ROWS["grpo"], tokens).loss
+
+    def update(trees):
+        learner.update(learning, trees, loss, settings, 1.0, recipe.machine, 0)
+
+    update([question(vocabulary, 16)])  # the moments are there from now on
+    learning.optimizer.zero_grad(set_to_none=True)
+    trees = [question(vocabulary, tokens)] * 3  # micro-batches that meet the gradients of others
+    with Live() as live:
+        update(trees)
+    found = memory(recipe, shape=shape_of(config))
+    counted = found.stays["gradients"] + sum(found.update.values())
+    assert counted == pytest.approx(live.peak, rel=0.1)
+
+
+# ---------------------------------------------------------------- memory, by what a recipe asks
+
+SHAPE = shape_of(config_of(tie_word_embeddings=False))
+
+
+def memory(recipe=TINY, row="arpo", shape=SHAPE, card=CARDS["80"]):
+    return gpu_memory.memory(recipe, ROWS[row], shape, card)
+
+
+def test_a_reference_and_a_critic_of_its_own_are_counted_where_the_row_has_them():
+    assert {"reference", "critic"}.isdisjoint(memory(row="grpo").stays)
+    stays = memory(row="ppo").stays
+    assert stays["reference"] == FULL * SHAPE.weights
+    assert stays["critic"] == 4 * FULL * SHAPE.backbone < 4 * FULL * SHAPE.weights
+
+
+def test_an_adapters_base_is_its_reference_unless_that_is_refreshed():
+    shape = shape_of(config_of(), reinforce.Lora(rank=4, alpha=8, modules=("o_proj",)))
+    row = ROWS["ppo"]
+    assert not row.kl.refresh and "reference" not in memory(row="ppo", shape=shape).stays
+    refreshed = row.model_copy(update={"kl": row.kl.model_copy(update={"refresh": 2})})
+    stays = gpu_memory.memory(TINY, refreshed, shape, CARDS["80"]).stays
+    assert stays["reference"] == FULL * shape.weights
+
+
+def test_with_adapters_only_they_have_gradients_and_moments():
+    shape = shape_of(config_of(), reinforce.Lora(rank=4, alpha=8, modules=("o_proj",)))
+    stays = memory(shape=shape).stays
+    assert stays["master weights"] == FULL * shape.weights
+    assert stays["gradients"] == stays["adapters"] == FULL * shape.adapters
+    assert stays["Adam's moments"] == 2 * FULL * shape.adapters
+
+
+def test_the_phases_take_turns_unless_sampling_runs_ahead():
+    apart, together = memory(), memory(edited(TINY, reinforce__ahead=1))
+    assert apart.peak == max(apart.phases().values())
+    base, update = sum(together.stays.values()), sum(together.update.values())
+    assert together.peak == base + update + sum(together.sampling.values())
+    assert together.sampling["weights that sample"] == FULL * SHAPE.weights
+
+
+def test_vllm_takes_its_share_of_the_card_and_nothing_where_it_is_elsewhere():
+    settings = {"machine__device": "cuda", "engine__kind": "vllm", "engine__memory": 0.25}
+    here = edited(TINY, **settings)
+    assert memory(here, card=of_gib(40)).sampling == {"vLLM's share": 10 * GIB}
+    away = edited(TINY, **settings, engine__server="http://gpu:8000")
+    assert memory(away).sampling == {}
+    of_cpu = edited(TINY, engine__kind="vllm", engine__memory=2.0)
+    assert sum(memory(of_cpu).sampling.values()) == 2 * GIB + FULL * SHAPE.weights
+
+
+def test_a_share_that_does_not_hold_the_weights_and_one_path_does_not_fit():
+    settings = {"machine__device": "cuda", "engine__kind": "vllm"}
+    shape = shape_of(gpu_memory.config_of(TINY))
+    least = gpu_memory.least_share(edited(TINY, **settings), shape) / (10 * GIB)
+    for share, enough in ((least * 1.01, True), (least * 0.99, False)):
+        chosen = edited(TINY, **settings, engine__memory=share)
+        assert gpu_memory.fits(chosen, ROWS["arpo"], shape, of_gib(10)) == enough
+
+
+def test_a_path_that_is_longer_than_a_micro_batch_stands_alone():
+    assert gpu_memory.slots(TINY) == 8192
+    assert gpu_memory.slots(edited(TINY, reinforce__update__micro_batch_tokens=100)) == 256
+
+
+def test_logits_never_exceed_those_at_once():
+    tokens = gpu_memory.slots(LARGE)
+    shape = shape_of(gpu_memory.config_of(LARGE))
+    assert tokens * shape.vocabulary > 2**28
+    assert memory(LARGE, shape=shape).update["logits"] == 2**28 * 3 * FULL
+
+
+# ---------------------------------------------------------------- tokens and seconds
+
+
+def test_tokens_are_counted_by_questions_paths_and_prompts():
+    tokens = gpu_memory.tokens_of(
+        TINY, ROWS["arpo"]
+    )  # 32 questions, 8 paths of 112 + 144, 4 initial
+    assert tokens.paths == 32 * 8 * 256
+    assert tokens.most == 32 * (112 + 8 * 144)
+    assert tokens.expected == 32 * (112 + 6 * 144)
+    plain = gpu_memory.tokens_of(TINY, ROWS["grpo"])
+    assert plain.expected == plain.most == tokens.most
+
+
+@pytest.mark.parametrize(
+    ("changes", "row", "expected"),
+    [
+        ({}, "grpo", 3),
+        ({"reinforce__update__recompute": True}, "grpo", 4),
+        ({"lora": {"rank": 4, "alpha": 8, "modules": ["q_proj"]}}, "grpo", 2),
+        ({"reinforce__update__mini_batches": 2}, "grpo", 4),
+        ({"reinforce__update__epochs": 2}, "grpo", 7),
+        ({}, "rloo", 4),
+        ({}, "ppo", 3 + 1 + 1 + 3),
+    ],
+)
+def test_an_update_is_so_many_passes(changes, row, expected):
+    assert gpu_memory.passes(edited(TINY, **changes), ROWS[row]) == expected
+
+
+def test_operations_are_two_a_weight_and_token_and_attention_adds_to_them():
+    shape = shape_of(gpu_memory.config_of(LARGE))
+    rate = gpu_memory.PEAK_SHARE * CARDS["141"].operations["bfloat16"]
+    seconds = gpu_memory.seconds_of(LARGE, ROWS["arpo"], shape, CARDS["141"])
+    tokens = gpu_memory.tokens_of(LARGE, ROWS["arpo"]).expected
+    once = seconds.update * rate / gpu_memory.passes(LARGE, ROWS["arpo"])
+    assert 1 < once / (2 * shape.linear * tokens) < 1.5
+
+
+def test_a_faster_card_takes_less_time_and_a_larger_one_holds_more_paths():
+    shape = shape_of(gpu_memory.config_of(LARGE))
+    slow, fast, large = (
+        gpu_memory.seconds_of(LARGE, ROWS["arpo"], shape, card) for card in CARDS.values()
+    )
+    assert slow.update > 5 * fast.update == 5 * large.update
+    assert slow.sampling > fast.sampling > large.sampling
+    assert slow.abreast < fast.abreast < large.abreast <= LARGE.reinforce.rollout.rows
+
+
+def test_a_step_of_decoding_is_never_faster_than_its_launches():
+    seconds = gpu_memory.seconds_of(
+        TINY, ROWS["arpo"], shape_of(gpu_memory.config_of(TINY)), CARDS["141"]
+    )
+    assert seconds.sampling == pytest.approx(
+        TINY.dialogue.response_tokens * gpu_memory.STEP_SECONDS
+    )
+
+
+# ---------------------------------------------------------------- what to change
+
+
+def with_changes(recipe, changes):
+    """The recipe as somebody has it who writes these values into its file."""
+    values = {change.key.replace(".", "__"): yaml.safe_load(change.value) for change in changes}
+    return edited(recipe, **values)
+
+
+SAMPLED_HERE = edited(LARGE, engine__kind="transformers", machine__precision="float32")
+WANTING = {
+    "share": edited(LARGE, engine__memory=0.9),
+    "recompute": edited(LARGE, reinforce__update__recompute=False),
+    "rows": SAMPLED_HERE,
+}
+
+
+@pytest.mark.parametrize("gib", [24, 40, 60, 80, 141, 400])
+@pytest.mark.parametrize("name", WANTING)
+def test_what_is_advised_makes_the_recipe_fit_and_nothing_less_does(name, gib):
+    recipe, card, row = WANTING[name], of_gib(gib), ROWS["arpo"]
+    config = gpu_memory.config_of(recipe)
+
+    def fits(changes):
+        changed = with_changes(recipe, changes)
+        return gpu_memory.fits(changed, row, shape_of(config, changed.lora), card)
+
+    if fits([]):
+        return
+    found = remedies.remedy(recipe, row, config, card)
+    if found is None:
+        assert gib <= 24
+        return
+    assert fits(found.changes)
+    assert found.peak <= card.usable
+    for left_out in range(len(found.changes)):
+        assert not fits([c for i, c in enumerate(found.changes) if i != left_out])
+
+
+@pytest.mark.parametrize(
+    ("name", "gib", "key"),
+    [
+        ("share", 85, "engine.memory"),
+        ("recompute", 100, "reinforce.update.recompute"),
+        ("rows", 150, "reinforce.rollout.rows"),
+    ],
+)
+def test_where_one_key_suffices_that_one_is_named(name, gib, key):
+    recipe = WANTING[name]
+    found = remedies.remedy(recipe, ROWS["arpo"], gpu_memory.config_of(recipe), of_gib(gib))
+    assert [change.key for change in found.changes] == [key]
+
+
+def test_the_share_and_the_rows_are_lowered_no_more_than_needed():
+    recipe, card = WANTING["share"], of_gib(85)
+    config = gpu_memory.config_of(recipe)
+    (change,) = remedies.remedy(recipe, ROWS["arpo"], config, card).changes
+    more = edited(recipe, engine__memory=float(change.value) + 0.05)
+    assert not gpu_memory.fits(more, ROWS["arpo"], shape_of(config), card)
+    recipe, card = WANTING["rows"], of_gib(150)
+    (change,) = remedies.remedy(recipe, ROWS["arpo"], gpu_memory.config_of(recipe), card).changes
+    more = edited(recipe, reinforce__rollout__rows=int(change.value) + 16)
+    assert not gpu_memory.fits(more, ROWS["arpo"], shape_of(config), card)
+
+
+def test_adapters_are_what_makes_a_large_model_fit():
+    recipe = schema.load("qwen2.5-7b")
+    config = gpu_memory.config_of(recipe)
+    found = remedies.remedy(recipe, ROWS["arpo"], config, CARDS["80"])
+    (change,) = found.changes
+    assert (change.key, change.short) == ("lora", "lora")
+    assert with_changes(recipe, found.changes).lora == remedies.LORA
+
+
+def test_nothing_is_advised_where_nothing_helps():
+    recipe = schema.load("qwen3-14b")
+    assert remedies.remedy(recipe, ROWS["arpo"], gpu_memory.config_of(recipe), CARDS["24"]) is None
+
+
+def test_cards_are_in_the_order_of_their_memory():
+    sizes = [card.memory for card in CARDS.values()]
+    assert sizes == sorted(sizes)
+    for name, card in CARDS.items():
+        assert math.isclose(card.memory / 1e9, int(name), rel_tol=0.1)

@@ -1,0 +1,348 @@
+"""The registry on MLflow with SQLite, over git and DVC repositories in folders of their own."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flows import retrain
+from flows.runs import cache, champions
+from flows.tracking import store as track
+from params.schema.champion import Champion
+from params.schema.recipe import check
+from tests import toy_project as toy
+
+ROOT = toy.ROOT
+
+
+def git(*arguments):
+    who = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
+    ran = subprocess.run(["git", *who, *arguments], capture_output=True, text=True, check=True)
+    return ran.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """An empty store: to build one takes seconds."""
+    file = tmp_path_factory.mktemp("store") / "mlflow.db"
+    track.connect(f"sqlite:///{file}")
+    return file
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch, store):
+    """A repository with git and DVC and an empty registry, as the working folder."""
+    folder = tmp_path.resolve() / "project"
+    folder.mkdir()
+    toy.create(folder, flows=False)
+    (folder / ".gitignore").write_text("/.beamline/\n/models/\n")
+    (folder / ".beamline").mkdir()
+    shutil.copy(store, folder / ".beamline/mlflow.db")
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return folder
+
+
+def commit_run(success, champion=None, *, promote=True):
+    """What a run commits: its verdict and dvc.lock, with the policy in DVC's cache."""
+    policy = Path("models/toy/trained")
+    policy.mkdir(parents=True, exist_ok=True)
+    (policy / "config.json").write_text('{"model_type": "toy"}')
+    (policy / "model.safetensors").write_text(f"weights that reach {success}")
+    digest = cache.keep(policy)
+    outs = [{"path": str(policy), "md5": digest}, {"path": "data/toy/trees", "md5": "1" * 32}]
+    locked = {"reinforce@toy": {"outs": outs}, "reinforce@other": {"outs": [{**outs[0]}]}}
+    Path("dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": locked}))
+    verdict = {
+        "promote": promote,
+        "reason": "it is better" if promote else "it is no better",
+        "champion": {"version": champion, "commit": None, "digest": ""} if champion else None,
+        "difference": {"mean": 0.25, "low": 0.125, "high": 0.5, "probability": 0.99},
+        "gates": [{"table": "questions", "passed": True}],
+    }
+    Path("reports/toy").mkdir(parents=True, exist_ok=True)
+    Path("reports/toy/verdict.json").write_text(json.dumps(verdict))
+    git("add", "--all")
+    git("commit", "--quiet", "--message", f"a run that reaches {success}")
+    return git("rev-parse", "HEAD"), digest
+
+
+def versions():
+    client = track.connect(track.store_uri())
+    found = client.search_model_versions("name = 'toy'")
+    return {int(each.version): each for each in found}
+
+
+# ---------------------------------------------------------------- promoting
+
+
+def test_a_promoted_run_is_a_version_with_its_commit_digests_and_figures(project):
+    commit, digest = commit_run(0.5)
+    assert champions.current("toy") is None
+    said = champions.promote("toy", commit)
+    assert said == "version 1 of toy is the champion now: it is better"
+    assert champions.current("toy") == Champion(version=1, commit=commit, digest=digest)
+    (held,) = versions().values()
+    assert held.source == f"dvc://models/toy/trained@{commit}"
+    assert held.tags == {
+        "beamline.commit": commit,
+        "beamline.promoted": "true",
+        "beamline.digest": digest,
+        "dvc.models/toy/trained": digest,
+        "dvc.data/toy/trees": "1" * 32,
+        "verdict.promote": "true",
+        "verdict.reason": "it is better",
+        "verdict.champion": "null",
+        "verdict.difference.mean": "0.25",
+        "verdict.difference.low": "0.125",
+        "verdict.difference.high": "0.5",
+        "verdict.difference.probability": "0.99",
+    }
+
+
+def test_a_replay_adds_no_version_and_moves_nothing(project):
+    commit, _ = commit_run(0.5)
+    champions.promote("toy", commit)
+    before = versions()
+    assert champions.promote("toy", commit) == "version 1 of toy is the champion already"
+    assert {n: v.last_updated_timestamp for n, v in versions().items()} == {
+        n: v.last_updated_timestamp for n, v in before.items()
+    }
+
+
+def test_a_kill_between_version_and_alias_is_made_good_without_another_version(
+    project, monkeypatch
+):
+    commit, _ = commit_run(0.5)
+    with monkeypatch.context() as patch:
+        from mlflow.tracking import MlflowClient
+
+        def die(*_):
+            raise KeyboardInterrupt
+
+        patch.setattr(MlflowClient, "set_registered_model_alias", die)
+        with pytest.raises(KeyboardInterrupt):
+            champions.promote("toy", commit)
+    assert list(versions()) == [1]
+    assert champions.current("toy") is None
+    champions.promote("toy", commit)
+    assert list(versions()) == [1]
+    assert champions.current("toy").version == 1
+
+
+def test_a_better_candidate_follows_and_the_alias_moves_back_only_where_that_is_asked(project):
+    first, _ = commit_run(0.5)
+    champions.promote("toy", first)
+    second, digest = commit_run(0.75, champion=1)
+    assert champions.promote("toy", second).startswith("version 2 of toy is the champion now")
+    said = champions.promote("toy", first)
+    assert said == "not promoted: version 1 of toy has been the champion once"
+    assert champions.current("toy") == Champion(version=2, commit=second, digest=digest)
+    assert champions.promote("toy", first, back=True).startswith("version 1 of toy is the champion")
+    assert champions.current("toy").version == 1
+    assert champions.promote("toy", second).startswith("not promoted: version 2 of toy has been")
+    git("branch", "a-run", second)
+    assert champions.promote("toy", "a-run", back=True).startswith(
+        "version 2 of toy is the champion"
+    )
+    assert sorted(versions()) == [1, 2], "a branch names its commit"
+
+
+def test_a_candidate_that_another_run_has_overtaken_is_not_promoted(project):
+    first, _ = commit_run(0.5)
+    champions.promote("toy", first)
+    second, _ = commit_run(0.75, champion=1)
+    beside, _ = commit_run(0.7, champion=1)
+    champions.promote("toy", second)
+    said = "the champion of toy is version 2, and the candidate was compared with version 1: run"
+    with pytest.raises(champions.OvertakenError, match=said):
+        champions.promote("toy", beside)
+    assert sorted(versions()) == [1, 2]
+
+
+def test_a_rejected_run_registers_nothing_even_where_it_is_asked_to(project):
+    commit, _ = commit_run(0.5, promote=False)
+    for back in (False, True):
+        assert champions.promote("toy", commit, back=back) == "not promoted: it is no better"
+    assert versions() == {}
+
+
+def test_a_commit_that_is_no_run_is_named(project):
+    Path("new").touch()
+    git("add", "new")
+    git("commit", "--quiet", "--message", "no run")
+    commit = git("rev-parse", "HEAD")
+    with pytest.raises(ValueError, match=f"commit {commit} has no reports/toy/verdict.json"):
+        champions.promote("toy", commit)
+
+
+# ---------------------------------------------------------------- a registry that is away
+
+
+def test_a_registry_that_is_away_is_a_message(project, monkeypatch):
+    commit, _ = commit_run(0.5)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    recipe = Path("params/toy.yaml").read_text()
+    for call in (
+        lambda: champions.promote("toy", commit),
+        lambda: champions.fetch("toy", Path("params/toy.yaml")),
+    ):
+        with pytest.raises(
+            champions.RegistryError,
+            match=r"the model registry http://127\.0\.0\.1:9 cannot be used",
+        ):
+            call()
+    assert Path("params/toy.yaml").read_text() == recipe, "the champion of the recipe stays"
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    assert champions.promote("toy", commit).startswith("version 1"), "the call can be repeated"
+
+
+def test_the_next_retraining_promotes_what_the_registry_was_away_for(project, monkeypatch, capsys):
+    commit, _ = commit_run(0.5)
+    git("branch", "runs/toy-1", commit)
+    with monkeypatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+        retrain.after_commit("toy", commit)
+    assert "cannot be used" in capsys.readouterr().err
+    assert not retrain.is_overtaken("toy", "runs/toy-1")
+    assert champions.current("toy").commit == commit
+    assert not retrain.is_overtaken("toy", "runs/toy-1")
+
+
+def test_a_run_that_another_one_has_overtaken_is_made_again(project):
+    first, _ = commit_run(0.5)
+    beside, _ = commit_run(0.7)
+    rejected, _ = commit_run(0.4, promote=False)
+    champions.promote("toy", first)
+    assert retrain.is_overtaken("toy", beside)
+    assert not retrain.is_overtaken("toy", rejected)
+
+
+def test_a_store_that_is_no_store_is_said_at_once(project):
+    Path(".beamline/mlflow.db").write_text("no database")
+    with pytest.raises(champions.RegistryError, match="not a database"):
+        champions.current("toy")
+
+
+# ---------------------------------------------------------------- fetching
+
+
+def test_the_champion_is_written_into_the_recipe_and_nothing_else_of_it_changes(project):
+    recipe = Path("params/toy.yaml")
+    shipped = (ROOT / "params/tiny.yaml").read_text()
+    recipe.write_text(shipped)
+    assert champions.fetch("toy", recipe) is None
+    lines = shipped.splitlines()
+    (place,) = [number for number, line in enumerate(lines) if line.startswith("champion:")]
+    for success, reigning in ((0.5, None), (0.75, 1)):
+        commit, digest = commit_run(success, champion=reigning)
+        champions.promote("toy", commit)
+        found = champions.fetch("toy", recipe)
+        assert (found.commit, found.digest) == (commit, digest)
+        assert check(yaml.safe_load(recipe.read_text()), recipe).champion == found
+        written = recipe.read_text().splitlines()
+        assert written[:place] + written[place + 1 :] == lines[:place] + lines[place + 1 :]
+
+
+def test_a_champion_that_was_written_over_several_lines_is_replaced_as_a_whole(project):
+    recipe = Path("params/toy.yaml")
+    recipe.write_text("seed: 1\nchampion:\n  version: 1\n  digest: x\nmachine: 2\n")
+    champions.fetch("toy", recipe)
+    assert recipe.read_text() == "seed: 1\nchampion: null\nmachine: 2\n"
+
+
+def test_a_recipe_without_the_key_is_an_error_that_names_it(project):
+    Path("params/toy.yaml").write_text("seed: 1\n")
+    with pytest.raises(ValueError, match=r"params/toy\.yaml has 0 lines that begin with 'champion"):
+        champions.fetch("toy", Path("params/toy.yaml"))
+
+
+def register_by_hand(source):
+    client = track.connect(track.store_uri())
+    client.create_registered_model("toy")
+    number = client.create_model_version("toy", source=source).version
+    client.set_registered_model_alias("toy", champions.ALIAS, str(number))
+
+
+def test_a_folder_that_was_registered_by_hand_is_kept_by_dvc(project, tmp_path):
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    register_by_hand(str(folder))
+    found = champions.current("toy")
+    assert found.commit is None
+    shutil.rmtree(folder)
+    cache.restore(found.digest, tmp_path / "again")
+    assert (tmp_path / "again/config.json").read_text() == "{}"
+
+
+def test_a_version_of_which_nothing_can_be_brought_is_named_with_a_remedy(project):
+    register_by_hand("s3://bucket/model")
+    with pytest.raises(ValueError, match="version 1 of the model toy has the source 's3://bucket"):
+        champions.current("toy")
+
+
+# ---------------------------------------------------------------- loading it
+
+
+def test_the_champion_loads_with_transformers_in_two_lines(project, policy, tokenizer):
+    """As docs/champion.md shows it."""
+    import torch
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    trained = Path("models/toy/trained")
+    policy.save_pretrained(trained)
+    tokenizer.save_pretrained(trained)
+    commit, _ = commit_run(0.5)
+    policy.save_pretrained(trained)
+    tokenizer.save_pretrained(trained)
+    digest = cache.keep(trained)
+    locked = yaml.safe_load(Path("dvc.lock").read_text())
+    locked["stages"]["reinforce@toy"]["outs"][0]["md5"] = digest
+    Path("dvc.lock").write_text(yaml.safe_dump(locked))
+    git("commit", "--quiet", "--all", "--message", "with a real policy")
+    commit = git("rev-parse", "HEAD")
+    champions.promote("toy", commit)
+    shutil.rmtree("models")
+
+    text = (ROOT / "docs/champion.md").read_text()
+    shown = text.split("```python\n")[1].split("```")[0].replace('"tiny"', '"toy"')
+    names: dict = {}
+    exec(shown, names)
+    assert len([line for line in shown.splitlines() if line.strip() and "import" not in line]) == 2
+    assert isinstance(names["tokenizer"], PreTrainedTokenizerFast)
+    for name, weight in AutoModelForCausalLM.from_config(policy.config).named_parameters():
+        loaded = dict(names["model"].named_parameters())[name]
+        assert loaded.shape == weight.shape
+        assert torch.equal(loaded, dict(policy.named_parameters())[name])
+    assert names["tokenizer"].encode("12 times 34") == tokenizer.encode("12 times 34")
+    name = f"toy-1-{digest[:8]}"
+    assert champions.champion("toy") == Path(".beamline/champions") / name, "it is there already"
+
+
+def test_without_a_champion_loading_it_says_so(project):
+    with pytest.raises(ValueError, match="the recipe toy has no champion yet"):
+        champions.champion("toy")
+
+
+# ---------------------------------------------------------------- who may move the alias
+
+
+def test_only_a_retraining_can_reach_the_registry():
+    """Neither a stage, which `dvc repro` runs, nor a comparison nor a reproduction imports it."""
+    movers = [ROOT / "flows/retrain.py", ROOT / "flows/deploy.py"]  # the second starts the first
+    others = [file for file in (ROOT / "flows").glob("*.py") if file not in movers]
+    names = [f"flows.{file.stem}" for file in others if file.stem != "__init__"]
+    code = f"""
+import importlib, sys
+sys.modules["flows.runs.champions"] = None
+sys.modules["flows.retrain"] = None
+for name in {names!r}:
+    importlib.import_module(name)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr

@@ -1,0 +1,165 @@
+"""What differs is read from dvc.lock, the records and git's history, here without a run."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from flows.runs import cache, first_difference
+from tests import toy_project as toy
+
+STAGES = ["prepare@toy", "reinforce@toy"]
+
+
+def md5(content):
+    return hashlib.md5(content).hexdigest()
+
+
+def line(iteration, verb, **changes):
+    return {
+        "stage": "reinforce",
+        "iteration": iteration,
+        "verb": verb,
+        "key": "k",
+        "inputs": {"settings": json.dumps({"rate": 0.1, "update": {"epochs": 1}}), "trees": "t"},
+        "artifacts": {"policy": "p"},
+        "seed": 3,
+        **changes,
+    }
+
+
+def write(root, lock, records=()):
+    (root / "data/toy/records").mkdir(parents=True, exist_ok=True)
+    (root / "dvc.lock").write_text(yaml.safe_dump({"stages": lock}))
+    lines = [json.dumps(record) + "\n" for record in records]
+    (root / "data/toy/records/reinforce.jsonl").write_text("".join(lines))
+
+
+def lock(out="o", **changes):
+    stage = {
+        "cmd": "python",
+        "deps": [{"path": "loss.py", "md5": "d"}],
+        "params": {"params/toy.yaml": {"seed": 3, "update": {"rate": 0.1}}},
+        "outs": [{"path": "models/toy", "md5": out}],
+    }
+    return {"prepare@toy": {"cmd": "make"}, "reinforce@toy": {**stage, **changes}}
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch):
+    """Two checkouts beside each other, of a repository that is the working folder."""
+    toy.create(tmp_path, flows=False)
+    toy.commit(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    before, now = tmp_path / "before", tmp_path / "now"
+    records = [line(i, verb) for i in range(2) for verb in ("rollout", "update")]
+    for root in (before, now):
+        root.mkdir()
+        write(root, lock(), records)
+    return before, now
+
+
+def said(places, commit="HEAD"):
+    return str(first_difference.first_difference(STAGES, *places, commit)).splitlines()
+
+
+def test_equal_runs_have_no_difference(places):
+    assert first_difference.first_difference(STAGES, *places, "HEAD") is None
+
+
+def test_the_first_sub_step_and_the_single_value_that_differs_are_named(places):
+    records = [line(0, "rollout"), line(0, "update"), line(1, "rollout", artifacts={"policy": "x"})]
+    settings = {"settings": json.dumps({"rate": 0.1, "update": {"epochs": 2}}), "trees": "t"}
+    write(places[1], lock("x"), [*records, line(1, "update", inputs=settings)])
+    assert said(places) == [
+        "differs first at reinforce@toy, iteration 1, rollout",
+        "  artifact policy: was p, is x",
+        "  out models/toy: was o, is x",
+    ]
+    write(places[1], lock("x"), [*records[:2], line(1, "rollout", inputs=settings)])
+    assert said(places)[1:2] == ["  input settings.update.epochs: was 1, is 2"]
+
+
+def test_questions_and_sub_steps_that_are_others_are_named(places):
+    records = [line(0, "rollout", questions=["a"]), line(0, "update")]
+    write(places[0], lock(), records)
+    write(places[1], lock(), [line(0, "rollout", questions=["b"]), line(0, "update")])
+    assert said(places)[1:] == ['  questions: was ["a"], is ["b"]', "  the outs are the same"]
+    write(places[1], lock(), [records[0], line(0, "rollout", attempt=1)])
+    assert said(places)[:2] == [
+        "differs first at reinforce@toy, iteration 0, update",
+        "  sub-step: was iteration 0, update, is iteration 0, rollout (attempt 1)",
+    ]
+    write(places[1], lock(), records[:1])
+    assert said(places)[1] == "  sub-step: was iteration 0, update, is nothing"
+
+
+def test_parameters_and_commands_are_named_and_an_earlier_stage_comes_first(places):
+    params = {"params/toy.yaml": {"seed": 3, "update": {"rate": 0.2}}}
+    write(places[1], lock(params=params, cmd="perl"), [])
+    assert "  input params/toy.yaml update.rate: was 0.1, is 0.2" in said(places)
+    assert "  input cmd: was python, is perl" in said(places)
+    write(places[1], {**lock(params=params), "prepare@toy": {"cmd": "made"}}, [])
+    assert said(places)[:2] == ["differs first at prepare@toy", "  input cmd: was make, is made"]
+
+
+def rows(*values):
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"id": list(values)}), sink)
+    return sink.getvalue().to_pybytes()
+
+
+@pytest.mark.parametrize(
+    ("file", "contents", "expected"),
+    [
+        ("loss.py", (b"a\nb\n", b"a\nc\n"), "loss.py, line 2: was b, is c"),
+        ("q.jsonl", (b"1\n", b"1\n2\n"), "q.jsonl, row 2: was nothing, is 2"),
+        ("t.parquet", (rows(1, 2), rows(1, 5)), 't.parquet, row 2: was {"id": 2}, is {"id": 5}'),
+        (
+            "l.txt",
+            (b"x" * 200, b"x" * 199 + b"y"),
+            f"l.txt, line 1: was …{'x' * 21}, is …{'x' * 20}y",
+        ),
+    ],
+)
+def test_the_first_line_or_row_is_found_by_the_history_of_a_file(places, file, contents, expected):
+    (Path.cwd() / ".gitignore").write_text("/before\n/now\n")
+    for content in contents:
+        Path(file).write_bytes(content)
+        commit = toy.commit(Path.cwd())
+    (places[1] / file).write_bytes(contents[1])
+    for root, content in zip(places, contents, strict=True):
+        write(root, lock(deps=[{"path": file, "md5": md5(content)}]))
+    assert said(places, commit)[1].startswith(f"  input {expected}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"new/b.jsonl": "1\n5\n"}, "questions/new/b.jsonl, row 2: was 2, is 5"),
+        ({"c.jsonl": "3\n"}, "questions/c.jsonl: was nothing, is a file"),
+    ],
+)
+def test_the_first_row_of_a_folder_is_found_by_its_history(places, changes, expected):
+    (Path.cwd() / ".gitignore").write_text("/before\n/now\n")
+    first = {"a.jsonl": "0\n", "new/b.jsonl": "1\n2\n"}
+    for root, files in ((Path(), first), (places[1], first | changes)):
+        for name, text in files.items():
+            (root / "questions" / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / "questions" / name).write_text(text)
+    toy.commit(Path.cwd())
+    digest = cache.digest_of(Path("questions"))
+    Path("questions/a.jsonl").write_text("later\n")
+    commit = toy.commit(Path.cwd())
+    for root, md5 in zip(places, (digest, "other.dir"), strict=True):
+        write(root, lock(deps=[{"path": "questions", "md5": md5}]))
+    assert said(places, commit)[1] == f"  input {expected}"
+
+
+def test_a_file_whose_earlier_state_is_nowhere_is_named_by_its_digests(places):
+    write(places[1], lock(deps=[{"path": "loss.py", "md5": "e"}]))
+    assert "  input loss.py: was d, is e" in said(places)

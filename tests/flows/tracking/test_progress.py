@@ -1,0 +1,66 @@
+import os
+import pty
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+from flows.tracking import progress
+from flows.tracking.progress import Progress
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_without_a_terminal_quick_work_says_one_line_at_its_end(capsys):
+    work = Progress("rollout", total=3)
+    for _ in range(3):
+        work.advance(1)
+    assert capsys.readouterr().out == ""
+    work.close()
+    assert capsys.readouterr().out == "rollout: 3 of 3\n"
+
+
+def test_long_work_says_a_line_when_it_is_time_and_starts_to_wait_again(capsys, monkeypatch):
+    work = Progress("reinforce", total=80, done=10)
+    work.advance(2)
+    assert capsys.readouterr().out == ""
+    work.spoke -= progress.LINE_EVERY
+    work.note(reward=0.123456, success=1 / 3)
+    work.advance(1)
+    assert capsys.readouterr().out == "reinforce: 13 of 80, reward 0.123, success 0.333\n"
+    work.advance(1)
+    assert capsys.readouterr().out == ""
+
+
+def test_the_newest_value_of_a_number_is_shown(capsys):
+    work = Progress("cold start", total=2)
+    work.note(loss=2.0)
+    work.note(loss=1.5)
+    work.close()
+    assert capsys.readouterr().out == "cold start: 0 of 2, loss 1.5\n"
+
+
+def test_in_a_terminal_there_is_a_bar_and_no_line():
+    code = """if True:
+        from tasks.progress import Progress
+        work = Progress("rollout", total=4, done=1)
+        work.note(loss=0.5)
+        work.advance(3)
+        work.close()
+    """
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        timeout=60,
+    )
+    os.close(theirs)
+    shown = os.read(ours, 10_000).decode()
+    os.close(ours)
+    assert (ran.returncode, ran.stdout) == (0, b"")
+    assert "rollout: 100%" in shown
+    assert "4/4" in shown
+    assert "loss=0.5" in shown

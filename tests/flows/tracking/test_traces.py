@@ -1,0 +1,335 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flows.tracking import traces
+from tasks.ledger import artifacts
+from tasks.ledger.artifacts import Step
+from tasks.reward import TABLE
+from tasks.trees.dialogue import OUTCOMES
+from tasks.trees.tables import save_trees, write_table
+from tasks.trees.tree import PART, PROMPT, RESULT, TURN, Message, Node, Question, Tree
+
+NONE = np.zeros(0, np.float32)
+QUESTION = Question("train-00007", "chain", "What is 6 times 7, plus 1?", ("43", "43.0"))
+STEP = Step("tiny", "reinforce", 20, 3)
+CALL = "<think>first</think><python>print(6*7)</python>"
+RIGHT = "<think>one more</think><answer>\\boxed{43}</answer>"
+WRONG = "<think>done</think><answer>\\boxed{42}</answer>"
+
+
+def prompt(question, length=10):
+    return Node(-1, PROMPT, "", question.text, np.zeros(length, np.int32), NONE, NONE)
+
+
+def turn(parent, outcome, text, length, logprob=-0.5, entropy=0.25):
+    tokens = np.zeros(length, np.int32)
+    return Node(
+        parent,
+        TURN,
+        outcome,
+        text,
+        tokens,
+        np.full(length, logprob, np.float32),
+        np.full(length, entropy, np.float32),
+    )
+
+
+def result(parent, outcome, text, length):
+    return Node(parent, RESULT, outcome, text, np.zeros(length, np.int32), NONE, NONE)
+
+
+SCORES = [  # of the tree's leaves: answer, reward, faults
+    ("43", 1.0, []),
+    ("42", 0.0, []),
+    (None, -1.0, ["think", "answer"]),
+]
+
+
+def scores(tree):
+    """Rows of the table of rewards."""
+    return [
+        {
+            "question": tree.question.id,
+            "leaf": leaf,
+            "reward": reward,
+            "score": max(0.0, reward),
+            "breakdown": [("score", max(0.0, reward))],  # as a table gives a map back
+            "success": reward > 0,
+            "answer": answer,
+            "faults": faults,
+            "outcome": tree.nodes[tree.leaves[leaf]].outcome,
+            "response_tokens": 18,
+            "sampled_tokens": 14,
+        }
+        for leaf, (answer, reward, faults) in enumerate(SCORES)
+    ]
+
+
+@pytest.fixture
+def tree():
+    """Three leaves: two share a call and its result, the third is alone.
+
+    prompt(10) - 1: call(8) - 2: result(4) - 3: right(6)
+                                           - 4: wrong(5)
+               - 5: cut(7)
+    """
+    nodes = [
+        prompt(QUESTION),
+        turn(0, "call", CALL, 8),
+        result(1, "ok", "<result>42</result>", 4),
+        turn(2, "answer", RIGHT, 6, logprob=-1.0, entropy=0.5),
+        turn(2, "answer", WRONG, 5),
+        turn(0, "cut", "<think>hm, hm, hm", 7),
+    ]
+    return Tree(QUESTION, nodes, leaves=[3, 4, 5])
+
+
+def traced(tree, leaf=0):
+    return traces.trace(tree, leaf, scores(tree)[leaf], STEP, key="ab" * 16, began=1000)
+
+
+# one trajectory
+
+
+def test_a_trajectory_is_its_turns_and_tool_calls_in_order(tree):
+    whole, *parts = traced(tree).spans
+    assert (whole.name, whole.kind) == ("agent", "AGENT")
+    assert [(part.name, part.kind) for part in parts] == [
+        ("turn 1", "CHAT_MODEL"),
+        ("python", "TOOL"),
+        ("turn 2", "CHAT_MODEL"),
+    ]
+
+
+def test_the_whole_has_the_question_in_and_the_answer_out(tree):
+    whole = traced(tree).spans[0]
+    assert whole.inputs == {"messages": [{"role": "user", "content": QUESTION.text}]}
+    assert whole.outputs == {"answer": "43"}
+    assert traced(tree, 2).spans[0].outputs == {"answer": None}
+
+
+def test_a_turn_reads_what_is_new_and_a_tool_call_has_call_and_result(tree):
+    _, first, call, second = traced(tree).spans
+    assert first.inputs["messages"] == [{"role": "user", "content": QUESTION.text}]
+    assert first.outputs["choices"][0]["message"] == {"role": "assistant", "content": CALL}
+    assert (call.inputs, call.outputs) == (
+        {"call": "print(6*7)"},
+        {"result": "<result>42</result>"},
+    )
+    assert second.inputs["messages"] == [{"role": "tool", "content": "<result>42</result>"}]
+
+
+def test_messages_before_the_question_are_part_of_it(tree):
+    tree.question = replace(QUESTION, before=(Message("assistant", "Ask me."),))
+    whole, first, *_ = traced(tree).spans
+    assert whole.inputs == first.inputs
+    assert [entry["content"] for entry in first.inputs["messages"]] == ["Ask me.", QUESTION.text]
+
+
+def test_times_are_token_positions_with_the_prompt_in_front(tree):
+    whole, *parts = traced(tree).spans
+    assert (whole.start, whole.end) == (0, 28)
+    assert [(part.start, part.end) for part in parts] == [(10, 18), (18, 22), (22, 28)]
+    assert "token" in whole.attributes["times"]
+
+
+def test_uncertainty_is_the_mean_over_sampled_tokens(tree):
+    whole, first, call, second = traced(tree).spans
+    assert first.attributes["mean_logprob"] == -0.5
+    assert second.attributes["mean_entropy"] == 0.5
+    assert whole.attributes["mean_logprob"] == pytest.approx((8 * -0.5 + 6 * -1.0) / 14, abs=1e-4)
+    assert "mean_entropy" not in call.attributes
+
+
+def test_values_that_json_cannot_hold_are_left_out(tree):
+    tree.nodes[3] = turn(2, "answer", RIGHT, 6, logprob=-np.inf, entropy=np.nan)
+    made = traced(tree)
+    assert "mean_entropy" not in made.spans[3].attributes
+    json.dumps([vars(span) for span in made.spans], allow_nan=False)
+
+
+def test_tokens_read_and_written_add_up_to_the_trajectory(tree):
+    turns = [span for span in traced(tree).spans if span.kind == "CHAT_MODEL"]
+    assert [span.attributes["tokens_read"] for span in turns] == [10, 4]
+    read_and_written = [s.attributes["tokens_read"] + s.attributes["tokens"] for s in turns]
+    assert sum(read_and_written) == 28
+
+
+def test_shared_nodes_say_which_leaves_share_them(tree):
+    whole, first, call, second = traced(tree, 1).spans
+    assert whole.attributes["path"] == [0, 1, 2, 4]
+    assert [part.attributes["leaves"] for part in (first, call, second)] == [[0, 1], [0, 1], [1]]
+    assert [part.attributes["shared"] for part in (first, call, second)] == [True, True, False]
+    assert [part.attributes["parent"] for part in (first, call, second)] == [0, 1, 2]
+    alone = traced(tree, 2).spans[1]
+    assert (alone.attributes["node"], alone.attributes["shared"]) == (5, False)
+
+
+def test_a_turn_inside_which_trajectories_part_is_one_span():
+    """A part of three tokens is shared by a call of five more and by another leaf of seven."""
+    tree = Tree(
+        QUESTION,
+        [
+            prompt(QUESTION),
+            turn(0, PART, CALL[:9], 3),
+            turn(1, "call", CALL[9:], 5),
+            result(2, "ok", "<result>42</result>", 4),
+            turn(3, "answer", RIGHT, 6),
+            turn(1, "cut", "hm, hm", 7),
+            turn(0, "cut", "hm", 2),
+        ],
+        leaves=[4, 5, 6],
+    )
+    whole, first, call, second = traced(tree).spans
+    assert (whole.attributes["path"], whole.end) == ([0, 1, 2, 3, 4], 28)
+    assert [(part.name, part.start, part.end) for part in (first, call, second)] == [
+        ("turn 1", 10, 18),
+        ("python", 18, 22),
+        ("turn 2", 22, 28),
+    ]
+    assert first.outputs["choices"][0]["message"]["content"] == CALL
+    assert call.inputs == {"call": "print(6*7)"}
+    own = first.attributes
+    assert (own["node"], own["parent"], own["tokens"], own["tokens_read"]) == (2, 0, 8, 10)
+    assert (own["leaves"], own["shared"], own["shared_tokens"]) == ([0], False, 3)
+    (other,) = traced(tree, 1).spans[1:]
+    assert (other.name, other.start, other.end, other.outcome) == ("turn 1", 10, 20, "cut")
+    assert other.attributes["shared_tokens"] == 3
+
+
+def test_only_what_ended_as_it_should_is_sound(tree):
+    assert all(span.sound for span in traced(tree).spans)
+    assert [span.sound for span in traced(tree, 2).spans] == [False, False]
+    tree.nodes[2] = result(1, "out_of_memory", "<result></result>", 4)
+    assert [span.sound for span in traced(tree).spans] == [True, True, False, True]
+    failed = [outcome for outcome in OUTCOMES if outcome not in ("answer", "call")]
+    whole = traced(tree).spans[0]
+    assert not any(replace(whole, outcome=outcome).sound for outcome in failed)
+
+
+def test_a_trace_says_question_answer_outcome_and_reward(tree):
+    made = traced(tree)
+    assert (made.question, made.answer) == (QUESTION.text, "43")
+    assert made.name == "train-00007 leaf 0, iteration 20"
+    assert made.feedback == {"reward": 1.0, "success": True, "outcome": "answer"}
+    assert made.reason == "the answer is right"
+    assert made.accepted == ("43", "43.0")
+    assert made.tags == {
+        "recipe": "tiny",
+        "stage": "reinforce",
+        "iteration": "20",
+        "question": "train-00007",
+        "kind": "chain",
+        "leaf": "0",
+        "outcome": "answer",
+        "reward": "1",
+        "success": "true",
+        "faults": "none",
+    }
+
+
+def test_a_failed_trajectory_says_what_is_wrong_with_it(tree):
+    wrong, cut = traced(tree, 1), traced(tree, 2)
+    assert (wrong.answer, wrong.tags["reward"], wrong.reason) == ("42", "0", "the answer is wrong")
+    assert (cut.answer, cut.tags["reward"]) == ("no answer (cut)", "-1")
+    assert cut.tags["faults"] == "think, answer"
+    assert cut.reason == "format faults: think, answer"
+
+
+def test_an_answer_that_is_partly_right_shows_its_breakdown(tree):
+    score = scores(tree)[1] | {
+        "reward": 0.6,
+        "score": 0.6,
+        "breakdown": {"score": 0.6, "precision": 0.5, "recall": 0.75},
+    }
+    made = traces.trace(tree, 1, score, STEP, key="ab" * 16, began=1000)
+    assert made.reason == "the answer is partly right: score 0.6, precision 0.5, recall 0.75"
+    assert made.tags["reward"] == "0.6"
+
+
+# texts that nobody planned for
+
+
+def test_a_long_text_is_cut_with_a_note_of_its_length():
+    cut = traces.printable("x" * 100_000, 50)
+    assert len(cut) == 50
+    assert cut.endswith("[cut: 100,000 characters in all]")
+    assert traces.printable("x" * 50, 50) == "x" * 50
+
+
+@given(st.text(st.characters(codec=None, categories=None), max_size=60), st.integers(1, 80))
+def test_every_text_can_be_written_as_utf8_without_control_characters(text, limit):
+    shown = traces.printable(text, limit)
+    shown.encode()
+    assert not any(ord(sign) < 32 and sign not in "\t\n\r" for sign in shown)
+    assert len(shown) <= max(limit, 40)
+    assert len(shown) == len(text) or len(text) > limit
+
+
+def test_hostile_turns_become_spans_that_can_be_written(tree):
+    text = "\x00\ud800\x1b[2J<python>" + "x" * 100_000 + "</python>"
+    tree.nodes[1] = turn(0, "call", text, 8)
+    tree.nodes[2] = result(1, "error", "\udfff" * 30_000, 4)
+    made = traced(tree)
+    json.dumps([vars(span) for span in made.spans], ensure_ascii=False).encode()
+    call = made.spans[2]
+    assert call.inputs["call"].endswith("[cut: 100,000 characters in all]")
+    assert call.outputs["result"].startswith("\ufffd")
+
+
+def test_a_result_after_a_turn_without_a_readable_call_is_still_shown(tree):
+    tree.nodes[1] = turn(0, "call", "no tags at all", 8)
+    call = traced(tree).spans[2]
+    assert (call.name, call.inputs) == ("tool", {"call": "no tags at all"})
+
+
+# a sample of an iteration
+
+
+@pytest.fixture
+def iteration(tree, tmp_path):
+    """Two trees and their rewards as the ledger keeps them."""
+    other = replace(tree, question=replace(QUESTION, id="train-00008"))
+    save_trees([tree, other], tmp_path / "trees")
+    rows = [row for each in (tree, other) for row in scores(each)]
+    write_table(pa.Table.from_pylist(rows, schema=TABLE), tmp_path / "rewards.parquet")
+    return [artifacts.artifact(tmp_path / name) for name in ("trees", "rewards.parquet")]
+
+
+def test_a_sample_has_every_leaf_of_the_first_questions(iteration):
+    assert [m.name.split(",")[0] for m in traces.sample(STEP, *iteration, at=2.0, size=1)] == [
+        "train-00007 leaf 0",
+        "train-00007 leaf 1",
+        "train-00007 leaf 2",
+    ]
+    assert len(traces.sample(STEP, *iteration, at=2.0, size=9)) == 6
+
+
+def test_a_page_with_the_newest_first_keeps_the_order_of_the_leaves(iteration):
+    assert [m.began for m in traces.sample(STEP, *iteration, at=2.0, size=1)] == [2000, 1999, 1998]
+
+
+def test_keys_follow_the_work_and_not_the_clock(iteration):
+    made = traces.sample(STEP, *iteration, at=2.0, size=2)
+    keys = [trace.key for trace in made]
+    assert len(set(keys)) == 6
+    assert all(len(bytes.fromhex(key)) == 16 for key in keys)
+    assert keys == [trace.key for trace in traces.sample(STEP, *iteration, at=9.0, size=2)]
+    trees, rewards = iteration
+    others = [
+        traces.sample(replace(STEP, iteration=40), trees, rewards, at=2.0, size=2),
+        traces.sample(replace(STEP, recipe="mine"), trees, rewards, at=2.0, size=2),
+        traces.sample(STEP, replace(trees, digest="other"), rewards, at=2.0, size=2),
+        traces.sample(STEP, trees, replace(rewards, digest="other"), at=2.0, size=2),
+    ]
+    assert all(set(keys).isdisjoint(trace.key for trace in other) for other in others)
+
+
+def test_the_table_of_rewards_has_what_a_trace_shows(tree):
+    assert set(TABLE.names) >= set(scores(tree)[0])

@@ -1,0 +1,100 @@
+"""What of the vLLM engine needs no vLLM; tests/vllm has the rest."""
+
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from tasks.engines.vllm import engine, serve
+from tasks.engines.vllm.connection import ROOT, read, shared
+from tasks.engines.vllm.messages import SEEDS, Turn
+
+PIECES = ["a", "</python>", "b</python>c", "</", "python>", "<|end|>"]
+
+
+def test_tokens_that_hold_a_stop_string_end_a_turn():
+    assert engine.stop_tokens(PIECES, ["</python>"]) == (1, 2)
+    assert engine.stop_tokens(PIECES, []) == ()
+
+
+@pytest.mark.parametrize(
+    ("stop", "looked_for"),
+    [(["</python>"], ()), (["</python>", "</search>"], ("</python>", "</search>")), ([], ())],
+)
+def test_text_is_searched_only_where_a_stop_string_is_no_token(stop, looked_for):
+    assert engine.stop_texts(PIECES, stop) == looked_for
+
+
+def turn(**changes):
+    values = {
+        "tokens": np.array([1, 2], np.int32),
+        "seed": 2**64 - 1,
+        "max_tokens": 7,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "stop_tokens": (5, 1),
+        "stop_texts": (),
+    }
+    return Turn(**{**values, **changes})
+
+
+def test_a_turn_is_asked_for_with_its_own_seed_and_ends_as_it_says():
+    options = turn().options()
+    assert 0 <= options["seed"] < SEEDS and options["seed"] != turn(seed=1).options()["seed"]
+    assert options["stop_token_ids"] == [5, 1] and options["ignore_eos"]
+    assert (options["stop"], options["detokenize"]) == ([], False)
+    with_text = turn(stop_texts=("</a>",)).options()
+    assert (with_text["stop"], with_text["detokenize"]) == (["</a>"], True)
+
+
+OTHER = """
+import pickle, sys, torch
+found = {name: rebuild(*how) for name, (rebuild, how) in pickle.load(sys.stdin.buffer).items()}
+assert found["b"].dtype == torch.bfloat16 and found["b"].shape == (5,)
+print({name: weight.sum().item() for name, weight in found.items()})
+"""
+
+
+def test_another_process_opens_the_weights_that_this_one_shares():
+    weights = {"a": torch.arange(12.0).view(3, 4), "b": torch.ones(5, dtype=torch.bfloat16)}
+    with shared(weights) as openers:
+        seen = subprocess.run(
+            [sys.executable, "-c", OTHER],
+            input=pickle.dumps(openers),
+            cwd=ROOT,
+            capture_output=True,
+            check=True,
+        )
+    assert seen.stdout.decode().strip() == "{'a': 66.0, 'b': 5.0}"
+
+
+def test_what_a_server_says_of_a_turn_is_tokens_logprobs_and_entropies():
+    def entry(logprob, entropy):
+        return {"logprob": logprob, "top_logprobs": [{"logprob": logprob}, {"logprob": entropy}]}
+
+    content = [entry(-0.5, 0.25), entry(-1.5, 0.75)]
+    tokens, logprobs, entropies = read({"token_ids": [3, 4], "logprobs": {"content": content}})
+    assert tokens.tolist() == [3, 4]
+    assert logprobs.tolist() == [-0.5, -1.5] and entropies.tolist() == [0.25, 0.75]
+
+
+def test_a_server_starts_with_our_worker_and_flags(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr("os.execve", lambda *call: started.append(call))
+    (tmp_path / "config.json").write_text("{}")
+    serve.main([str(tmp_path), "--port", "9", "--memory", "0.5", "--context", "64"])
+    [(python, words, environment)] = started
+    assert python == sys.executable
+    text = " ".join(words)
+    assert "--worker-extension-cls tasks.engines.vllm.worker.PolicyWorker" in text
+    assert "--enable-scale-out" in words and "--max-model-len 64" in text
+    assert environment["VLLM_SERVER_DEV_MODE"] == "1"
+
+
+def test_a_server_without_a_policy_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        serve.main([str(tmp_path)])
+    assert "holds no policy" in capsys.readouterr().err

@@ -1,0 +1,182 @@
+"""The rewards' gate: a good table passes, each planted fault is named."""
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tasks.gates import rewards
+
+LEAVES = 4
+LIMITS = {
+    "leaves": LEAVES,
+    "outcomes": ["answer", "cut"],
+    "scorers": ["exact", "f1"],
+    "reward": (-1.0, 1.1),
+}
+PRESENT = "every value is present and finite, names are printable"
+BROKEN = "a broken format's reward goes to broken formats alone"
+SUCCESS = "a success has score 1 and a sound format"
+BREAKDOWN = "an answer's score is in its breakdown"
+RANGE = "the reward is in [-1, 1.1]"
+
+RIGHT = {
+    "outcome": "answer",
+    "reward": 1.0,
+    "score": 1.0,
+    "success": True,
+    "answer": "4",
+    "faults": [],
+    "breakdown": {"score": 1.0, "precision": 1.0},
+}
+PARTLY = {**RIGHT, "reward": 0.5, "score": 0.5, "success": False, "breakdown": [("score", 0.5)]}
+WRONG = {**PARTLY, "reward": 0.0, "score": 0.0, "breakdown": {"score": 0.0}}
+MUTE = {**WRONG, "outcome": "cut", "reward": -1.0, "answer": None, "breakdown": None}
+
+
+def good(rows=24):
+    """Iterations of three questions each, four leaves a question."""
+    row = np.arange(rows)
+    kinds = [RIGHT, PARTLY, WRONG, MUTE] * (rows // LEAVES)
+    return pd.DataFrame(
+        {
+            "iteration": row // 12,
+            "question": [f"q{number // LEAVES % 3}" for number in row],
+            "kind": "sum",
+            "leaf": row % LEAVES,
+            "scorer": "f1",
+            **{name: [leaf[name] for leaf in kinds] for name in RIGHT},
+        }
+    )
+
+
+def keys_of(table):
+    return pd.MultiIndex.from_frame(table[["iteration", "question", "leaf"]])
+
+
+@pytest.fixture
+def check(judge):
+    def checked(table, broken_format=-1.0, wrong=0.0, leaves=None):
+        leaves = keys_of(good() if leaves is None else leaves)
+        prepared = rewards.prepare(table, leaves, broken_format, wrong)
+        return judge("rewards", prepared, rewards.expectations(**LIMITS, rows=len(leaves)))
+
+    return checked
+
+
+def row(number, **value):
+    """How the row with this number is named."""
+    question = f"q{number // LEAVES % 3}"
+    return {"iteration": number // 12, "question": question, "leaf": number % LEAVES, **value}
+
+
+def test_good_table_passes(check):
+    assert check(good().sample(frac=1, random_state=0)) == {}
+
+
+def test_table_from_parquet_passes(check, tmp_path):
+    table = good()
+    pairs = [dict(each or {}) for each in table["breakdown"]]
+    breakdown = pa.array([list(each.items()) for each in pairs], pa.map_(pa.string(), pa.float64()))
+    columns = pa.Table.from_pandas(table.drop(columns="breakdown"))
+    pq.write_table(columns.append_column("breakdown", breakdown), tmp_path / "rewards.parquet")
+    assert check(pd.read_parquet(tmp_path / "rewards.parquet")) == {}
+
+
+@pytest.mark.parametrize(
+    ("leaf", "planted", "words", "shown"),
+    [
+        (0, {"reward": np.nan}, PRESENT, {"unusable": "reward=nan"}),
+        (0, {"score": np.inf}, PRESENT, {"unusable": "score=inf"}),
+        (0, {"kind": None}, PRESENT, {"unusable": "kind=nan"}),
+        (0, {"faults": None}, PRESENT, {"unusable": "faults=None"}),
+        (0, {"outcome": "lost"}, "the outcome is known", {"outcome": "lost"}),
+        (0, {"scorer": "taste"}, "the scorer is known", {"scorer": "taste"}),
+        (0, {"reward": 1.2}, RANGE, {"reward": 1.2}),
+        (0, {"reward": -1.5}, RANGE, {"reward": -1.5}),
+        (1, {"score": 1.5}, "the score is in [0, 1]", {"score": 1.5}),
+        (3, {"reward": 0.0}, BROKEN, {"broken_fault": "reward 0.0 in spite of no answer"}),
+        (
+            1,
+            {"faults": ["think", "boxed"]},
+            BROKEN,
+            {"broken_fault": "reward 0.5 in spite of faults think, boxed"},
+        ),
+        (
+            2,
+            {"reward": -1.0},
+            BROKEN,
+            {"broken_fault": "reward -1.0 with an answer and a sound format"},
+        ),
+        (1, {"success": True}, SUCCESS, {"success_fault": "success with score 0.5"}),
+        (3, {"success": True}, SUCCESS, {"success_fault": "success in spite of no answer"}),
+        (
+            0,
+            {"faults": ["think"], "reward": -1.0},
+            SUCCESS,
+            {"success_fault": "success in spite of faults think"},
+        ),
+        (0, {"breakdown": None}, BREAKDOWN, {"breakdown_fault": "no breakdown"}),
+        (0, {"breakdown": {}}, BREAKDOWN, {"breakdown_fault": "no score among nothing"}),
+        (
+            0,
+            {"breakdown": {"f1": 1.0}},
+            BREAKDOWN,
+            {"breakdown_fault": "no score among f1"},
+        ),
+        (
+            0,
+            {"breakdown": {"score": np.nan}},
+            BREAKDOWN,
+            {"breakdown_fault": "score is nan"},
+        ),
+        (
+            0,
+            {"breakdown": {"score": 0.5}},
+            BREAKDOWN,
+            {"breakdown_fault": "score 0.5 there and 1.0 in the row"},
+        ),
+    ],
+)
+def test_planted_fault_is_named(check, leaf, planted, words, shown):
+    table = good().astype(object)
+    for column, value in planted.items():
+        table.at[12 + leaf, column] = value
+    found = check(table.infer_objects())
+    assert found[words] == [row(12 + leaf, **shown)]
+    assert all(
+        rows == [row(12 + leaf, **dict([list(rows[0].items())[-1]]))] for rows in found.values()
+    )
+
+
+def test_leaf_without_a_reward_is_refused(check):
+    assert check(good().drop(index=23)) == {
+        "there are 24 rows, one a leaf": 23,
+        "a question has 4 leaves an iteration": [
+            row(number, group_size=3) for number in (20, 21, 22)
+        ],
+    }
+
+
+def test_reward_of_another_tree_is_named(check):
+    table = good()
+    table.loc[8:11, "question"] = "q7"
+    [*rows] = check(table)["the leaf is one of the trees'"]
+    assert rows == [{**row(n), "question": "q7", "of_a_tree": False} for n in (8, 9, 10, 11)]
+
+
+def test_broken_format_may_earn_what_a_wrong_answer_earns(check):
+    table = good()
+    table.loc[table["reward"] == 0, "reward"] = -1.0
+    assert check(table, wrong=-1.0) == {}
+    assert set(check(table)) == {BROKEN}
+
+
+def test_no_rewards_are_refused(check):
+    found = check(good().iloc[:0], leaves=good().iloc[:0])
+    assert found == {"there are rewards": 0}
+
+
+def test_hundred_thousand_clean_rows_pass(check):
+    assert check(good(100_000), leaves=good(100_000)) == {}

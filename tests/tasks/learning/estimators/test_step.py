@@ -1,0 +1,237 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.tasks.estimators.conftest import (
+    HALF,
+    assert_same,
+    batches,
+    episode,
+    factors,
+    groups,
+    slow_relative,
+    slow_whitened,
+    slow_whole,
+    walk,
+)
+
+from tasks.learning.estimators.step import (
+    grouped_gae,
+    state_sharing,
+    step_advantages,
+    step_rewards,
+    two_level,
+)
+
+FOUR = [
+    walk(states, [0.0, 0.0, 0.0], final)
+    for states, final in (("ABC", 10.0), ("ABD", 0.0), ("AEC", 10.0), ("AEE", 0.0))
+]
+
+
+def slow_rewards(leaf):
+    """A step's reward, looked up token by token."""
+    rewards = []
+    for t in range(len(leaf.states)):
+        charges = zip(leaf.steps, leaf.token_rewards, strict=True)
+        rewards.append(sum(charge for step, charge in charges if step == t))
+    rewards[-1] += leaf.reward
+    return rewards
+
+
+def slow_returns(leaf, gamma):
+    rewards = slow_rewards(leaf)
+    return [sum(gamma**u * r for u, r in enumerate(rewards[t:])) for t in range(len(rewards))]
+
+
+def by_state(group, gamma):
+    """state -> the returns of every occurrence."""
+    returns: dict[str, list[float]] = {}
+    for leaf in group:
+        for state, some in zip(leaf.states, slow_returns(leaf, gamma), strict=True):
+            returns.setdefault(state, []).append(some)
+    return returns
+
+
+def slow_deltas(group, gamma):
+    values = {state: sum(some) / len(some) for state, some in by_state(group, gamma).items()}
+    deltas = []
+    for leaf in group:
+        V = [*(values[state] for state in leaf.states), 0.0]
+        rewards = slow_rewards(leaf)
+        deltas.append([r + gamma * V[t + 1] - V[t] for t, r in enumerate(rewards)])
+    return deltas
+
+
+def slow_step_advantages(group, gamma, lambda_):
+    return [
+        [
+            sum((gamma * lambda_) ** u * delta for u, delta in enumerate(deltas[t:]))
+            for t in range(len(deltas))
+        ]
+        for deltas in slow_deltas(group, gamma)
+    ]
+
+
+def on_tokens(per_step, group):
+    return [[steps[t] for t in leaf.steps] for steps, leaf in zip(per_step, group, strict=True)]
+
+
+def test_golden_values_of_grouped_gae():
+    expected = [
+        [3.61, 4.75, 0.0],
+        [-3.61, -4.75, 0.0],
+        [3.309167, 6.333333, 0.0],
+        [-3.453567, -2.565, -3.166667],
+    ]
+    some = step_advantages(FOUR, 0.95, 0.8)
+    assert_same([some], [expected], tolerance=1e-5)
+    flat = np.concatenate(some)
+    np.testing.assert_allclose([flat.mean(), flat.std(ddof=1)], [0.0381056, 3.7021811], atol=1e-5)
+    standardised = [(np.array(steps) - 0.0381056) / 3.7021811 for steps in expected]
+    assert_same(grouped_gae(0.95, 0.8)([FOUR]), [standardised], tolerance=1e-5)
+
+
+def test_golden_values_of_a_states_mean_return():
+    # With lambda 1 the advantage is the return less the mean return of the state.
+    expected = {"A": 4.5125, "B": 4.75, "C": 10.0, "D": 0.0, "E": 3.166667}
+    for leaf, some in zip(FOUR, step_advantages(FOUR, 0.95, 1.0), strict=True):
+        values = np.array(slow_returns(leaf, 0.95)) - some
+        np.testing.assert_allclose(values, [expected[state] for state in leaf.states], atol=1e-5)
+
+
+def test_golden_values_of_two_level():
+    # Returns of A .9025 times 10, 0, 10, 0; of B 9.5, 0; of C 10, 10; D alone; E 9.5, 0, 0.
+    pair, three = 0.5**0.5, 2 / 3**0.5  # (1 - 1/2) / .7071 and (9.5 - 3.1667) / 5.4848
+    steps = [
+        [HALF, pair, 0.0],
+        [-HALF, -pair, 0.0],
+        [HALF, three, 0.0],
+        [-HALF, -three / 2, -three / 2],
+    ]
+    episodes = [HALF, -HALF, HALF, -HALF]
+    expected = [
+        [0.5 * some + whole for some in leaf] for leaf, whole in zip(steps, episodes, strict=True)
+    ]
+    assert_same(two_level(0.5, 0.95, std=True)([FOUR]), [expected], tolerance=1e-5)
+
+
+def test_golden_values_of_two_level_without_standard_deviations():
+    e = 9.5 / 3
+    steps = [[4.5125, 4.75, 0], [-4.5125, -4.75, 0], [4.5125, 9.5 - e, 0], [-4.5125, -e, -e]]
+    expected = [
+        [some + whole for some in leaf]
+        for leaf, whole in zip(steps, [5.0, -5.0, 5.0, -5.0], strict=True)
+    ]
+    assert_same(two_level(1.0, 0.95, std=False)([FOUR]), [expected], tolerance=1e-5)
+
+
+@pytest.mark.parametrize("std", [True, False])
+@given(batch=batches, gamma=factors, omega=st.sampled_from([0.0, 0.5, 1.0]))
+def test_two_level_is_a_slow_loop_over_its_formula(std, batch, gamma, omega):
+    expected = []
+    for group in batch:
+        relative = {}  # state -> advantage of each occurrence, in turn
+        for state, returns in by_state(group, gamma).items():
+            relative[state] = iter(slow_relative(returns, std))
+        episodes = slow_relative([slow_whole(leaf) for leaf in group], std)
+        per_step = [
+            [whole + omega * next(relative[state]) for state in leaf.states]
+            for whole, leaf in zip(episodes, group, strict=True)
+        ]
+        expected.append(on_tokens(per_step, group))
+    assert_same(two_level(omega, gamma, std)(batch), expected)
+
+
+@given(batches, factors, factors)
+def test_grouped_gae_is_a_slow_loop_over_its_formula(batch, gamma, lambda_):
+    slow = [slow_step_advantages(group, gamma, lambda_) for group in batch]
+    for group, expected in zip(batch, slow, strict=True):
+        assert_same([step_advantages(group, gamma, lambda_)], [expected])
+    expected = [
+        on_tokens(slow_whitened([steps])[0], group)
+        for steps, group in zip(slow, batch, strict=True)
+    ]
+    assert_same(grouped_gae(gamma, lambda_)(batch), expected, tolerance=1e-7)
+
+
+@given(groups(), factors)
+def test_with_lambda_1_grouped_gae_is_return_less_mean_return_of_the_state(group, gamma):
+    means = {state: sum(some) / len(some) for state, some in by_state(group, gamma).items()}
+    expected = [
+        [
+            some - means[state]
+            for state, some in zip(leaf.states, slow_returns(leaf, gamma), strict=True)
+        ]
+        for leaf in group
+    ]
+    assert_same([step_advantages(group, gamma, 1.0)], [expected])
+
+
+@given(groups(), factors)
+def test_with_lambda_0_grouped_gae_is_the_temporal_difference(group, gamma):
+    assert_same([step_advantages(group, gamma, 0.0)], [slow_deltas(group, gamma)])
+
+
+@given(groups(), factors, factors)
+def test_standardised_steps_have_mean_0_and_standard_deviation_1(group, gamma, lambda_):
+    (advantages,) = grouped_gae(gamma, lambda_)([group])
+    first_tokens = [np.unique(leaf.steps, return_index=True)[1] for leaf in group]
+    steps = np.concatenate([a[t] for a, t in zip(advantages, first_tokens, strict=True)])
+    assert abs(steps.mean()) < 1e-9
+    if np.abs(steps).max() > 1e-6:
+        assert abs(steps.std(ddof=1) - 1) < 1e-3
+
+
+@given(groups(), factors, factors)
+def test_without_shared_states_steps_get_no_credit_of_their_own(group, gamma, lambda_):
+    apart = [
+        replace(leaf, states=tuple(f"{i}, {t}" for t in range(len(leaf.states))))
+        for i, leaf in enumerate(group)
+    ]
+    wholes = two_level(0.0, gamma, std=True)([apart])
+    assert_same(two_level(1.0, gamma, std=True)([apart]), wholes, tolerance=0)
+    zeros = [np.zeros(len(leaf.tokens)) for leaf in apart]
+    assert_same(grouped_gae(gamma, lambda_)([apart]), [zeros], tolerance=0)
+
+
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 10.0])
+@pytest.mark.parametrize("size", [1, 3, 7])
+def test_equal_walks_give_exactly_zero(value, size):
+    alike = [walk("ABC", [0.0, -0.1, 0.0], value)] * size
+    for estimator in (grouped_gae(0.95, 0.8), two_level(1.0, 0.95, std=True)):
+        assert (np.concatenate(estimator([alike])[0]) == 0).all()
+
+
+@given(groups(), factors, factors)
+def test_how_many_tokens_a_step_has_does_not_matter_to_the_steps(group, gamma, lambda_):
+    one_token_each = [walk(leaf.states, slow_rewards(leaf)) for leaf in group]
+    for estimator in (two_level(1.0, gamma, std=True), grouped_gae(gamma, lambda_)):
+        some = estimator([one_token_each])
+        expected = [[a[leaf.steps] for a, leaf in zip(some[0], group, strict=True)]]
+        assert_same(estimator([group]), expected)
+
+
+def test_the_reward_of_a_step_is_that_of_its_tokens_and_the_last_has_the_end():
+    charges, steps = np.array([0.0, -0.1, 0.0, -0.2, 0.5]), np.array([0, 0, 1, 1, 2])
+    leaf = episode(10.0, 5, token_rewards=charges, steps=steps, states=("a", "b", "c"))
+    np.testing.assert_allclose(step_rewards(leaf), [-0.1, -0.2, 10.5], atol=1e-12)
+
+
+@pytest.mark.parametrize("estimator", [two_level(1.0, 0.95, std=True), grouped_gae(0.95, 0.8)])
+def test_states_that_do_not_fit_the_steps_are_refused(estimator):
+    leaf = replace(walk("AB", [0.0, 0.0]), states=("A", "B", "C"))
+    with pytest.raises(ValueError, match="2 environment steps and 3 states"):
+        estimator([[leaf]])
+
+
+def test_state_sharing_counts_within_groups():
+    # First group: A 4 times, B 2, C 2, D 1, E 3. Second: A and Z once each, though A was there.
+    assert state_sharing([FOUR, [walk("AZ", [0.0, 0.0])]]) == {
+        "singleton_share": 3 / 14,
+        "mean_state_group": 14 / 7,
+    }
+    assert state_sharing([]) == {"singleton_share": 0.0, "mean_state_group": 0.0}
+    assert state_sharing([[episode(1.0)]]) == {"singleton_share": 1.0, "mean_state_group": 1.0}

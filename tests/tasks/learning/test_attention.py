@@ -1,0 +1,197 @@
+"""Attention over a forest gives each leaf what attention over its own row would give."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.attention.flex_attention import create_block_mask
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from params.schema.base import Machine
+from tasks.learning import attention
+from tasks.learning.attention import FLEX, GATHERED, _block_mask, attending, form_for
+from tasks.learning.learner import states
+from tasks.learning.packing import BLOCK, forest, lay_out
+from tasks.policy.machine import passes
+from tests.trees import VOCABULARY, credited, random_tree, small_policy
+
+
+def forest_of(seeds, leaves=5):
+    sources = [credited(random_tree(seed, leaves)) for seed in seeds]
+    return forest([lay_out(source, range(leaves)) for source in sources], "cpu")
+
+
+def logits_by_row(model, made):
+    """The same from the model's own causal attention, a leaf at a time. [L] of [T, vocabulary]"""
+    found = []
+    for layout in made.layouts:
+        for path in layout.paths:
+            tokens = torch.from_numpy(layout.tokens[path])[None]
+            found.append(model(input_ids=tokens).logits[0])
+    return found
+
+
+def logits_of_forest(model, made, form):
+    with attending(model, form):
+        output = model(
+            input_ids=made.tokens, position_ids=made.positions, use_cache=False, forest=made
+        )
+    start, found = 0, []
+    for layout in made.layouts:
+        found += [output.logits[0, start + torch.from_numpy(path)] for path in layout.paths]
+        start += len(layout.tokens)
+    return found
+
+
+@settings(max_examples=20)
+@given(st.lists(st.integers(0, 500), min_size=1, max_size=3), st.sampled_from([1, 2]))
+@pytest.mark.parametrize("form", [GATHERED, FLEX])
+def test_each_leaf_gets_the_logits_of_its_own_row(form, seeds, key_value_heads):
+    model = small_policy(key_value_heads=key_value_heads).eval()
+    made = forest_of(seeds)
+    with torch.no_grad():
+        expected = logits_by_row(model, made)
+        for row, own in zip(logits_of_forest(model, made, form), expected, strict=True):
+            torch.testing.assert_close(row, own, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("form", [GATHERED, FLEX])
+def test_another_forest_of_the_same_size_is_not_mistaken_for_the_last(form):
+    model = small_policy().eval()
+    with torch.no_grad():
+        for seed in (1, 2, 1):
+            made = forest_of([seed])
+            rows = logits_of_forest(model, made, form)
+            for row, own in zip(rows, logits_by_row(model, made), strict=True):
+                torch.testing.assert_close(row, own, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("form", [GATHERED, FLEX])
+def test_passes_in_bf16_attend_in_either_form(form, monkeypatch):
+    """Turned queries and keys come in float32 then, values in bf16; a GPU wants one kind."""
+    kinds = set()
+
+    def flex(*tensors, **rest):
+        kinds.update(tensor.dtype for tensor in tensors)
+        return compute(*tensors, **rest)
+
+    compute = attention._flex
+    monkeypatch.setattr(attention, "_flex", flex)
+    model, made = small_policy().eval(), forest_of([4, 5])
+    machine = Machine(threads=1, device="cpu", precision="bfloat16")
+    with torch.no_grad():
+        with passes(machine):
+            found = logits_of_forest(model, made, form)
+        expected = logits_by_row(model, made)
+    for row, own in zip(found, expected, strict=True):
+        assert 0 < float((row - own).abs().max()) < 0.1 * float(own.abs().max())
+    assert kinds == ({torch.bfloat16} if form == FLEX else set())
+
+
+def test_a_model_attends_as_before_afterwards_also_where_something_failed():
+    model = small_policy()
+    before = model.config._attn_implementation
+    with pytest.raises(ZeroDivisionError), attending(model, GATHERED):
+        assert model.config._attn_implementation == GATHERED
+        raise ZeroDivisionError
+    assert model.config._attn_implementation == before
+
+
+def test_a_gpu_takes_flex_attention_and_a_cpu_gathers():
+    assert (form_for("cuda"), form_for("cpu")) == (FLEX, GATHERED)
+
+
+def test_hidden_states_are_those_before_each_sampled_token():
+    model = small_policy().eval()
+    made = forest_of([4])
+    with torch.no_grad():
+        with attending(model, GATHERED):
+            picked = states(model.base_model, made)
+        (layout,) = made.layouts
+        for path in layout.paths:
+            row = model.base_model(input_ids=torch.from_numpy(layout.tokens[path])[None])
+            for place, slot in enumerate(path):
+                if layout.sampled[slot]:
+                    number = int(layout.sampled[:slot].sum())
+                    torch.testing.assert_close(
+                        picked[number], row.last_hidden_state[0, place - 1], rtol=0, atol=1e-4
+                    )
+
+
+# ---------------------------------------------------------------- other architectures
+
+
+def small_model(architecture):
+    """A model of another architecture, as small as ``small_policy``."""
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "max_position_embeddings": 256,
+        "initializer_range": 0.2,
+        "bos_token_id": None,
+        "eos_token_id": 0,
+        "pad_token_id": None,
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return AutoModelForCausalLM.from_config(CONFIG_MAPPING[architecture](**sizes)).eval()
+
+
+def gradient_of(model, logits):
+    """Of a sum that weighs every logit differently, over all weights in one row."""
+    model.zero_grad()
+    weights = torch.linspace(-1, 1, VOCABULARY)
+    sum((torch.log_softmax(leaf, -1) * weights).mean() for leaf in logits).backward()
+    found = [weight.grad.flatten() for weight in model.parameters() if weight.grad is not None]
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize(
+    "architecture", ["llama", "qwen3", "mistral", "phi3", "olmo2", "smollm3", "granite", "glm4"]
+)
+def test_other_architectures_attend_over_forests_too(architecture):
+    model, made = small_model(architecture), forest_of((1, 2))
+    rows = logits_by_row(model, made)
+    leaves = logits_of_forest(model, made, GATHERED)
+    for leaf, row in zip(leaves, rows, strict=True):
+        torch.testing.assert_close(leaf, row, rtol=0, atol=1e-4)
+    expected, found = gradient_of(model, rows), gradient_of(model, leaves)
+    assert expected.abs().max() > 0.1
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+@settings(max_examples=15)
+@given(st.lists(st.integers(0, 500), min_size=1, max_size=4), st.integers(5, 120))
+def test_blocks_are_those_that_a_mask_over_all_pairs_has(seeds, leaves):
+    made = forest_of(seeds, leaves)
+    ends, slots = made.subtree_ends, made.tokens.shape[1]
+
+    def visible(batch, head, i, j):
+        return (j <= i) & (i < ends[j])
+
+    whole = create_block_mask(visible, None, None, slots, slots, device="cpu", BLOCK_SIZE=BLOCK)
+    own = _block_mask(made)
+    assert torch.equal(own.to_dense(), whole.to_dense())
+    for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
+        assert torch.equal(getattr(own, name), getattr(whole, name)), name
+
+
+@pytest.mark.parametrize("form", [GATHERED, FLEX])
+def test_what_trees_cannot_have_is_refused(form):
+    made = forest_of([1])
+    model = small_policy()
+    model.config.attention_dropout = 0.1
+    for layer in model.base_model.layers:
+        layer.self_attn.attention_dropout = 0.1
+    with pytest.raises(ValueError, match=r"attention_dropout is 0\.1"):
+        logits_of_forest(model.train(), made, form)
+    windowed = small_policy()
+    for layer in windowed.base_model.layers:
+        layer.self_attn.sliding_window = 3
+    with pytest.raises(ValueError, match=r"window of 3 tokens, and a trajectory has \d+"):
+        logits_of_forest(windowed, made, form)

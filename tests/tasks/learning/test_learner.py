@@ -1,0 +1,725 @@
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from params.schema.algorithms import Critic, load_rows
+from params.schema.base import Machine
+from params.schema.reinforce import Update
+from tasks import advantage
+from tasks.engines import Request
+from tasks.engines.transformers.engine import TransformersEngine
+from tasks.learning import learner
+from tasks.learning.algorithm import assemble
+from tasks.learning.attention import GATHERED, attending
+from tasks.learning.learner import node_logprobs, token_logprobs
+from tasks.learning.packing import Credited, forest, lay_out, uncredited
+from tasks.policy import checkpoint, resident
+from tasks.policy.machine import use_machine
+from tasks.trees.tree import PROMPT, TURN, Node, Question, Tree
+from tests.trees import credited, lengths, random_tree, small_policy
+
+MACHINE = Machine(threads=1, device="cpu", precision="float32")
+SETTINGS = Update(
+    learning_rate=1e-2,
+    warmup_updates=0,
+    weight_decay=0.1,
+    adam_betas=(0.9, 0.95),
+    gradient_clip=1e9,
+    epochs=1,
+    mini_batches=1,
+    micro_batch_tokens=10_000,
+    critic_learning_rate=1e-2,
+    recompute=False,
+)
+RESPONSE_TOKENS = 50
+ROWS = load_rows()
+LOSSES = {name: assemble(row, RESPONSE_TOKENS).loss for name, row in ROWS.items()}
+GRPO = LOSSES["grpo"]
+TEMPERATURE = 0.7
+OWN = Critic(backbone="own", value_clip=0.5, coefficient=0.5)
+SHARED = Critic(backbone="shared", value_clip=0.5, coefficient=0.1)
+
+
+@pytest.fixture(scope="module")
+def initial(policy, tokenizer, tmp_path_factory):
+    """The folder of a very small policy."""
+    use_machine(MACHINE)
+    folder = tmp_path_factory.mktemp("initial") / "policy"
+    policy.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def fresh(folder, settings=SETTINGS, critic=None):
+    """A learner as a new process would have it."""
+    resident._resident.clear()
+    learning = resident.resident(folder, MACHINE)
+    checkpoint.prepare_critic(learning, critic, MACHINE)
+    checkpoint.prepare_optimizer(learning, settings)
+    return learning
+
+
+def made_trees(count=3, seed=0, zeros=(), values=False, leaves=5):
+    return [credited(random_tree(seed + i, leaves), seed + i, zeros, values) for i in range(count)]
+
+
+def off_policy(trees, seed=0):
+    """The same as if another policy had sampled: log-probabilities elsewhere, on both sides."""
+    random = np.random.default_rng(seed)
+
+    def elsewhere(tree):
+        return [
+            (-4.5 + 0.3 * random.standard_normal(len(node.logprobs))).astype(np.float32)
+            for node in tree.tree.nodes
+        ]
+
+    return [
+        replace(tree, old_logprobs=elsewhere(tree), reference_logprobs=elsewhere(tree))
+        for tree in trees
+    ]
+
+
+def run(learning, trees, settings=SETTINGS, loss=GRPO, seed=1):
+    return learner.update(learning, trees, loss, settings, TEMPERATURE, MACHINE, seed)
+
+
+def weights(model):
+    return {name: weight.detach().clone() for name, weight in model.named_parameters()}
+
+
+def same(one, other):
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def gradients(model):
+    return {name: weight.grad.clone() for name, weight in model.named_parameters()}
+
+
+def close(one, other, tolerance=1e-5):
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], rtol=0, atol=tolerance, msg=name)
+
+
+def objective_gradients(model, layouts, loss, denominator, critic=None):
+    """Gradients of one micro-batch that holds the layouts."""
+    model.zero_grad()
+    learning = resident.Learner(None, model, None, critic=critic)
+    with attending(model, GATHERED):
+        value, metrics = learner._objective(
+            learning, forest(layouts, "cpu"), loss, TEMPERATURE, denominator, 100, MACHINE
+        )
+    value.backward()
+    return gradients(model), float(value.detach()), metrics
+
+
+def in_trees(trees):
+    return [lay_out(tree, range(len(tree.credits))) for tree in trees]
+
+
+def in_rows(trees):
+    return [lay_out(tree, [leaf]) for tree in trees for leaf in range(len(tree.credits))]
+
+
+# ---------------------------------------------------------------- every node once
+
+
+@settings(max_examples=6)
+@given(st.integers(0, 10_000), st.integers(1, 8))
+@pytest.mark.parametrize("name", ROWS)
+def test_trees_and_rows_give_the_same_gradient_for_every_row_of_the_table(name, seed, leaves):
+    model = small_policy(seed % 5)
+    trees = off_policy(made_trees(2, seed, leaves=leaves), seed)
+    denominator = learner._denominator(trees, LOSSES[name])
+    whole = objective_gradients(model, in_trees(trees), LOSSES[name], denominator)
+    rows = objective_gradients(model, in_rows(trees), LOSSES[name], denominator)
+    close(whole[0], rows[0])
+    assert whole[1] == pytest.approx(rows[1], abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_gradient_is_that_of_plain_torch_a_leaf_at_a_time(name):
+    """From the model's own logits and causal attention, without forests."""
+    model, loss = small_policy(), LOSSES[name]
+    trees = off_policy(made_trees(2))
+    denominator = learner._denominator(trees, loss)
+    found = objective_gradients(model, in_trees(trees), loss, denominator)[0]
+    model.zero_grad()
+    for tree in trees:
+        for leaf in range(len(tree.credits)):
+            value, _ = learner.policy_loss(plain_views(model, tree, leaf), loss, denominator)
+            value.backward()
+    close(found, gradients(model))
+
+
+def plain_views(model, tree, leaf):
+    path = tree.tree.path(tree.tree.leaves[leaf])
+    nodes = [tree.tree.nodes[node] for node in path]
+    tokens = torch.from_numpy(np.concatenate([node.tokens for node in nodes]).astype(np.int64))
+    own = torch.from_numpy(
+        np.concatenate([np.full(len(node.tokens), node.kind == TURN) for node in nodes])
+    )
+    every = torch.log_softmax(model(input_ids=tokens[None]).logits[0] / TEMPERATURE, -1)
+    logprobs = every[:-1].gather(-1, tokens[1:, None])[:, 0][own[1:]]
+
+    def along(by_node):
+        return torch.from_numpy(np.concatenate([by_node[node] for node in path]))[None]
+
+    credit = tree.credits[leaf]
+    return learner.Views(
+        logprobs=logprobs[None],
+        old_logprobs=along(tree.old_logprobs),
+        advantages=torch.from_numpy(credit.advantages)[None],
+        mask=torch.ones(1, len(logprobs), dtype=torch.bool),
+        segments=torch.from_numpy(credit.segments)[None],
+        sampler_logprobs=along([node.logprobs for node in tree.tree.nodes]),
+        entropies=along([node.entropies for node in tree.tree.nodes]),
+        reference_logprobs=along(tree.reference_logprobs),
+    )
+
+
+@pytest.mark.parametrize("entropy_bonus", [0.0, 0.3])
+def test_an_entropy_bonus_reaches_the_weights_the_same_way(entropy_bonus):
+    model, loss = small_policy(), replace(GRPO, entropy_bonus=entropy_bonus)
+    trees = off_policy(made_trees(2))
+    denominator = learner._denominator(trees, loss)
+    whole = objective_gradients(model, in_trees(trees), loss, denominator)[0]
+    close(whole, objective_gradients(model, in_rows(trees), loss, denominator)[0])
+    without = objective_gradients(model, in_trees(trees), GRPO, denominator)[0]
+    assert same(whole, without) == (entropy_bonus == 0)
+
+
+def test_a_critic_on_the_policys_backbone_gets_the_same_gradient_from_trees_and_rows():
+    model = small_policy()
+    head = torch.nn.Linear(32, 1)
+    critic = resident.Critic(head, None, 0.5, 0.1)
+    trees = off_policy(made_trees(2, values=True))
+    found = []
+    for layouts in (in_trees(trees), in_rows(trees)):
+        head.zero_grad()
+        gradient = objective_gradients(model, layouts, LOSSES["ppo"], 30.0, critic)[0]
+        found.append({**gradient, "head": head.weight.grad.clone()})
+    close(*found)
+    alone = objective_gradients(model, in_trees(trees), LOSSES["ppo"], 30.0)[0]
+    assert not same(alone, found[0]), "the values' error reaches the backbone"
+
+
+@pytest.mark.parametrize("zeros", [(), (1, 4)], ids=["all credited", "two without advantage"])
+@pytest.mark.parametrize("micro_batch_tokens", [1, 60, 10_000])
+def test_an_update_gives_the_same_gradient_however_it_is_cut(initial, zeros, micro_batch_tokens):
+    trees = made_trees(zeros=zeros)
+    whole = fresh(initial)
+    run(whole, trees)
+    expected = gradients(whole.model)
+    cut = fresh(initial)
+    settings = SETTINGS.model_copy(update={"micro_batch_tokens": micro_batch_tokens})
+    run(cut, trees, settings)
+    close(gradients(cut.model), expected)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_trained_tokens_are_unique_tokens_and_views_are_what_leaves_hold(initial, count):
+    trees = made_trees(count)
+    metrics = run(fresh(initial), trees)
+    nodes = [node for tree in trees for node in tree.tree.nodes if node.kind == TURN]
+    assert metrics["trained_tokens"] == sum(len(node.tokens) for node in nodes)
+    assert metrics["trained_views"] == sum(sum(lengths(tree.tree)) for tree in trees)
+
+
+def test_leaves_without_advantage_skip_the_model_but_count_in_the_denominator(initial):
+    trees = made_trees(zeros=(0, 3))
+    skipping, computing = fresh(initial), fresh(initial)
+    fewer = run(skipping, trees)
+    found = gradients(skipping.model)
+    tiny = replace(GRPO, entropy_bonus=1e-30)  # a term that needs all leaves
+    every = run(computing, trees, loss=tiny)
+    close(found, gradients(computing.model), 1e-6)
+    assert fewer["trained_views"] < every["trained_views"]
+
+
+def test_a_kl_penalty_needs_every_leaf(initial):
+    trees = off_policy(made_trees(zeros=range(5)))
+    learning = fresh(initial)
+    before = weights(learning.model)
+    metrics = run(learning, trees, loss=LOSSES["gigpo"])
+    assert metrics["kl_reference"] > 0
+    assert not same(weights(learning.model), before)
+
+
+# ---------------------------------------------------------------- log-probabilities
+
+
+@pytest.mark.parametrize("at_once", [97, 97 * 5, 2**24])
+@pytest.mark.parametrize("entropy", [False, True])
+def test_logprobs_in_parts_are_those_of_all_logits(monkeypatch, at_once, entropy):
+    monkeypatch.setattr(learner, "LOGITS_AT_ONCE", dict.fromkeys(("cpu", "cuda"), at_once))
+    model = small_policy()
+    states = torch.randn(23, 32, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    targets = torch.arange(23)
+    logprobs, entropies = token_logprobs(model, states, targets, TEMPERATURE, entropy)
+    full = torch.log_softmax(model.lm_head(states) / TEMPERATURE, -1)
+    expected = full.gather(-1, targets[:, None])[:, 0]
+    torch.testing.assert_close(logprobs, expected, rtol=0, atol=1e-5)
+    weighted = torch.linspace(-1, 1, 23)
+    (found,) = torch.autograd.grad((logprobs * weighted).sum(), states, retain_graph=True)
+    (wanted,) = torch.autograd.grad((expected * weighted).sum(), states, retain_graph=True)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+    assert (entropies is None) == (not entropy)
+    if entropies is not None:
+        spread = -(full.exp() * full).sum(-1) / math.log(97)
+        torch.testing.assert_close(entropies, spread, rtol=0, atol=1e-5)
+
+
+def test_logits_are_never_kept_beyond_what_may_exist_at_once(monkeypatch):
+    monkeypatch.setattr(learner, "LOGITS_AT_ONCE", dict.fromkeys(("cpu", "cuda"), 97 * 4))
+    model, kept, made = small_policy(), [], []
+
+    def look(tensor):
+        if tensor.shape[-1:] == (97,) and len(tensor) != 32:  # logits, not the head's weights
+            kept.append(tensor)
+        return tensor
+
+    model.lm_head.register_forward_hook(lambda _, __, logits: made.append(logits.numel()))
+    states = torch.randn(40, 32, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(look, lambda tensor: tensor):
+        logprobs, _ = token_logprobs(model, states, torch.arange(40), 1.0)
+    logprobs.sum().backward()
+    assert not kept, "nothing over the vocabulary waits for the backward pass"
+    assert made == [97 * 4] * 20, "each part once forward, once again in the backward pass"
+
+
+def test_logprobs_by_node_are_those_of_each_leafs_own_row():
+    model = small_policy()
+    trees = [uncredited(random_tree(seed)) for seed in (1, 2)]
+    for micro_batch_tokens in (10, 10_000):
+        settings = SETTINGS.model_copy(update={"micro_batch_tokens": micro_batch_tokens})
+        found = node_logprobs(model, trees, TEMPERATURE, settings, MACHINE)
+        for tree, by_node in zip(trees, found, strict=True):
+            padded = replace(tree, old_logprobs=by_node, reference_logprobs=by_node)
+            for leaf in range(len(tree.credits)):
+                views = plain_views(model, padded, leaf)
+                torch.testing.assert_close(
+                    views.old_logprobs, views.logprobs.detach(), rtol=0, atol=1e-5
+                )
+    assert model.training, "as it was before"
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_the_engine_and_the_learner_agree_on_what_was_sampled(initial, temperature):
+    learning = fresh(initial)
+    engine = TransformersEngine(learning.model, learning.tokenizer)
+    prompts = [np.arange(3, 3 + n, dtype=np.int32) for n in (4, 9, 6)]
+    with engine.session(3, 40, temperature, 1.0, ("</answer>",)) as session:
+        samples = session.sample(
+            [Request(session.open(), prompt, 17 + i, 20) for i, prompt in enumerate(prompts)]
+        )
+    nothing = np.zeros(0, np.float32)
+    trees = []
+    for prompt, sample in zip(prompts, samples, strict=True):
+        turn = Node(0, TURN, "", "", sample.tokens, sample.logprobs, sample.entropies)
+        nodes = [Node(-1, PROMPT, "", "", prompt, nothing, nothing), turn]
+        trees.append(uncredited(Tree(Question("q", "k", "t", ("1",)), nodes, [1])))
+    found = node_logprobs(learning.model, trees, temperature, SETTINGS, MACHINE)
+    for by_node, sample in zip(found, samples, strict=True):
+        np.testing.assert_allclose(by_node[1], sample.logprobs, atol=1e-5)
+
+
+# ---------------------------------------------------------------- steps and metrics
+
+
+def test_one_step_a_batch_takes_its_own_policy_for_the_old_one(initial):
+    """No forward pass is spent on old log-probabilities, and every ratio is exactly 1."""
+    learning, passes = fresh(initial), []
+    learning.model.base_model.register_forward_hook(lambda *_: passes.append(1))
+    metrics = run(learning, made_trees())
+    assert len(passes) == 1
+    assert metrics["ratio_highest"] == metrics["ratio_lowest"] == 1
+    assert metrics["clip_fraction"] == metrics["kl"] == 0
+    assert metrics["mismatch_highest"] > 0, "random log-probabilities are not this policy's"
+
+
+def test_more_steps_a_batch_measure_against_the_policy_before_the_first(initial):
+    learning, passes = fresh(initial), []
+    learning.model.base_model.register_forward_hook(lambda *_: passes.append(1))
+    metrics = run(learning, made_trees(), SETTINGS.model_copy(update={"epochs": 3}))
+    assert len(passes) == 1 + 3
+    assert metrics["ratio_highest"] > 1 > metrics["ratio_lowest"]
+    assert metrics["kl"] > 0
+
+
+def test_a_batch_without_any_advantage_leaves_the_policy_as_it_is(initial):
+    learning = fresh(initial)
+    before = weights(learning.model)
+    metrics = run(learning, made_trees(zeros=range(5)))
+    assert same(weights(learning.model), before)
+    assert learning.updates == 0
+    assert metrics["trained_tokens"] == metrics["gradient_norm"] == 0
+    assert np.isfinite(list(metrics.values())).all()
+
+
+def test_a_batch_without_trees_leaves_the_policy_as_it_is(initial):
+    learning = fresh(initial)
+    before = weights(learning.model)
+    metrics = run(learning, [])
+    assert same(weights(learning.model), before)
+    assert metrics["trained_tokens"] == 0
+
+
+@pytest.mark.parametrize("name", ["arpo", "gspo", "ppo"])
+def test_two_lanes_give_the_gradient_of_one_and_the_same_bytes_each_time(initial, name):
+    trees = made_trees(5, values=True)
+    machine = MACHINE.model_copy(update={"threads": 2})
+    settings = SETTINGS.model_copy(update={"micro_batch_tokens": 150, "epochs": 2})
+    found = []
+    for threads in (1, 2, 2):
+        torch.set_num_threads(threads)
+        learning = fresh(initial, settings, ROWS[name].critic)
+        trees = [replace(t, reference_logprobs=[n.logprobs for n in t.tree.nodes]) for t in trees]
+        metrics = learner.update(
+            learning, trees, LOSSES[name], settings, TEMPERATURE, machine, seed=1
+        )
+        found.append((gradients(learning.model), weights(learning.model), metrics))
+    torch.set_num_threads(MACHINE.threads)
+    close(found[0][0], found[1][0])
+    assert same(found[1][1], found[2][1])
+    assert found[1][2] == found[2][2]
+    for measure in ("trained_tokens", "trained_views"):
+        assert found[0][2][measure] == found[1][2][measure]
+
+
+# ---------------------------------------------------------------- precision of passes
+
+HALF = MACHINE.model_copy(update={"precision": "bfloat16"})
+
+
+def distance(found, expected):
+    """Norm of the difference of two dicts of tensors, relative to the second."""
+    both = [torch.cat([one[name].flatten() for name in expected]) for one in (found, expected)]
+    return float((both[0] - both[1]).norm() / both[1].norm())
+
+
+@pytest.mark.parametrize("critic", [None, OWN, SHARED], ids=["none", "own", "shared"])
+def test_passes_in_bf16_leave_weights_gradients_and_optimizer_in_float32(initial, critic):
+    trees = made_trees(values=True)
+    found = []
+    for machine in (MACHINE, HALF):
+        learning = fresh(initial, critic=critic)
+        metrics = learner.update(learning, trees, GRPO, SETTINGS, TEMPERATURE, machine, seed=1)
+        found.append((gradients(learning.model), metrics))
+        held = [learning.optimizer, learning.critic and learning.critic.optimizer]
+        for optimizer in filter(None, held):
+            for weight in learner._weights(optimizer):
+                kinds = {weight.dtype, weight.grad.dtype, optimizer.state[weight]["exp_avg"].dtype}
+                assert kinds == {torch.float32}
+    (exact, measured), (coarse, close_by) = found
+    assert 1e-4 < distance(coarse, exact) < 0.05, "near what float32 gives, and not the same"
+    for name, value in measured.items():
+        assert close_by[name] == pytest.approx(value, rel=0.05, abs=0.02), name
+
+
+def test_logprobs_and_values_in_bf16_are_near_those_in_float32_and_are_float32(initial):
+    trees = made_trees(2)
+    learning = fresh(initial, critic=OWN)
+    torch.nn.init.normal_(learning.critic.head.weight)
+    found = {
+        machine.precision: (
+            node_logprobs(learning.model, trees, TEMPERATURE, SETTINGS, machine),
+            learner.node_values(learning, trees, SETTINGS, machine),
+        )
+        for machine in (MACHINE, HALF)
+    }
+    for exact, coarse in zip(found["float32"], found["bfloat16"], strict=True):
+        one, other = (
+            np.concatenate([node for tree in each for node in tree]) for each in (exact, coarse)
+        )
+        assert one.dtype == other.dtype == np.float32
+        assert 0 < np.abs(one - other).max() < 0.1
+    assert learning.model.dtype == torch.float32
+
+
+def test_two_lanes_in_bf16_give_the_gradient_of_one_and_the_same_bytes_each_time(initial):
+    settings = SETTINGS.model_copy(update={"micro_batch_tokens": 150, "recompute": True})
+    found = []
+    for threads in (1, 2, 2):
+        torch.set_num_threads(threads)
+        learning = fresh(initial, settings)
+        machine = HALF.model_copy(update={"threads": threads})
+        learner.update(learning, made_trees(5), GRPO, settings, TEMPERATURE, machine, seed=1)
+        found.append(gradients(learning.model))
+    torch.set_num_threads(MACHINE.threads)
+    assert distance(found[0], found[1]) < 0.01
+    assert same(found[1], found[2])
+
+
+# ---------------------------------------------------------------- activations computed again
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", ["arpo", "ppo"])
+def test_activations_that_are_computed_again_give_the_same_gradients(initial, name, threads):
+    row, found = ROWS[name], []
+    torch.set_num_threads(threads)
+    for recompute in (False, True):
+        settings = SETTINGS.model_copy(update={"micro_batch_tokens": 150, "recompute": recompute})
+        learning = fresh(initial, settings, row.critic)
+        metrics = run(learning, off_policy(made_trees(5, values=True)), settings, LOSSES[name])
+        found.append((gradients(learning.model), weights(learning.model), metrics))
+        if learning.critic and learning.critic.backbone:
+            found[-1][0].update(gradients(learning.critic.backbone))
+    torch.set_num_threads(MACHINE.threads)
+    assert same(found[0][0], found[1][0])
+    assert same(found[0][1], found[1][1])
+    assert found[0][2] == found[1][2]
+
+
+def kept_bytes(model, recompute):
+    """What the forward pass over one forest keeps for the backward pass, weights left out.
+
+    Nor are the inputs of layers that recompute counted, a number a hidden state each.
+    """
+    owned = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+    kept = {}
+
+    def keep(tensor):
+        if tensor.untyped_storage().data_ptr() not in owned:
+            kept[tensor.untyped_storage().data_ptr()] = tensor  # alive, so that none is met twice
+        return tensor
+
+    made = forest(in_trees(made_trees(2)), "cpu")
+    with (
+        attending(model, GATHERED),
+        learner.recomputing(model, recompute),
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+    ):
+        learner.states(model.base_model, made)
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+def test_activations_that_are_computed_again_are_not_kept():
+    model = small_policy()
+    assert 5 * kept_bytes(model, recompute=True) < kept_bytes(model, recompute=False)
+
+
+def test_after_an_update_the_model_recomputes_no_longer(initial):
+    settings = SETTINGS.model_copy(update={"recompute": True})
+    learning = fresh(initial, settings)
+    run(learning, made_trees(), settings)
+    assert not learning.model.is_gradient_checkpointing
+    assert not learning.model.get_input_embeddings()._forward_hooks
+
+
+def test_an_architecture_that_cannot_recompute_is_refused_with_a_remedy(initial, monkeypatch):
+    settings = SETTINGS.model_copy(update={"recompute": True})
+    learning = fresh(initial, settings)
+    monkeypatch.setattr(type(learning.model), "supports_gradient_checkpointing", False)
+    with pytest.raises(ValueError, match=r"recompute is true, and Qwen2ForCausalLM .* to false"):
+        run(learning, made_trees(), settings)
+
+
+# ---------------------------------------------------------------- clipping, passes, metrics
+
+
+def test_gradients_are_clipped_to_their_global_norm(initial):
+    learning = fresh(initial)
+    metrics = run(learning, made_trees(), SETTINGS.model_copy(update={"gradient_clip": 0.01}))
+    norm = torch.stack([g.norm() for g in gradients(learning.model).values()]).norm()
+    assert float(norm) == pytest.approx(0.01, rel=1e-3)
+    assert metrics["gradient_norm"] > 0.01
+
+
+def test_a_gradient_that_is_not_finite_is_an_error_before_it_does_harm(initial):
+    learning = fresh(initial)
+    before = weights(learning.model)
+    trees = made_trees()
+    trees[1].credits[2].advantages[0] = math.inf
+    with pytest.raises(
+        RuntimeError, match=r"update 1 is (nan|inf): lower reinforce\.update\.learn"
+    ):
+        run(learning, trees)
+    assert same(weights(learning.model), before)
+    assert learning.updates == 0
+
+
+@pytest.mark.parametrize(
+    ("epochs", "mini_batches", "count"), [(1, 1, 6), (3, 1, 6), (2, 3, 7), (1, 9, 4)]
+)
+def test_a_pass_takes_every_tree_once_in_its_mini_batches(initial, epochs, mini_batches, count):
+    learning, trees = fresh(initial), made_trees(count)
+    settings = SETTINGS.model_copy(update={"epochs": epochs, "mini_batches": mini_batches})
+    metrics = run(learning, trees, settings)
+    views = sum(sum(lengths(tree.tree)) for tree in trees)
+    assert metrics["trained_views"] == epochs * views
+    assert learning.updates == epochs * min(mini_batches, count)
+    assert np.isfinite(list(metrics.values())).all()
+
+
+def test_metrics_are_means_over_the_tokens_of_all_steps(initial):
+    # learning rate 0: every step sees the same policy, so two steps or four must say the same
+    still = {"learning_rate": 1e-30, "weight_decay": 0.0}
+    trees = made_trees(4)
+    two = run(fresh(initial), trees, SETTINGS.model_copy(update={**still, "epochs": 2}))
+    more = {**still, "epochs": 2, "mini_batches": 2}
+    four = run(fresh(initial), trees, SETTINGS.model_copy(update=more))
+    for name in ("kl", "trained_entropy", "clip_low", "clip_high", "importance_weight"):
+        assert four[name] == pytest.approx(two[name], abs=1e-6), name
+    assert four["trained_tokens"] == two["trained_tokens"]
+
+
+def rates_of(learning):
+    return [group["lr"] for group in learning.optimizer.param_groups]
+
+
+def test_the_learning_rate_warms_up_and_goes_on_after_a_restart(initial, tmp_path):
+    settings = SETTINGS.model_copy(update={"warmup_updates": 4})
+    learning = fresh(initial, settings)
+    shares = []
+    for number in range(6):
+        run(learning, made_trees(1), settings)
+        (rate,) = set(rates_of(learning))
+        shares.append(rate / settings.learning_rate)
+        if number == 1:
+            checkpoint.save(learning, tmp_path)
+            learning = fresh(tmp_path / checkpoint.POLICY, settings)
+    assert shares == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1])
+
+
+def test_weight_decay_is_for_matrices_only(initial):
+    learning = fresh(initial)
+    decays = {
+        weight: group["weight_decay"]
+        for group in learning.optimizer.param_groups
+        for weight in group["params"]
+    }
+    for name, weight in learning.model.named_parameters():
+        assert decays[weight] == (0.1 if weight.ndim > 1 else 0.0), name
+
+
+def test_an_update_raises_what_was_good_and_lowers_what_was_bad(initial):
+    tree = random_tree(5, leaves=2)
+    good, bad = (
+        replace(credit, advantages=np.full_like(credit.advantages, sign))
+        for credit, sign in zip(credited(tree).credits, (1, -1), strict=True)
+    )
+    learning = fresh(initial)
+
+    def totals():
+        (by_node,) = node_logprobs(
+            learning.model, [uncredited(tree)], TEMPERATURE, SETTINGS, MACHINE
+        )
+        apart = [
+            set(tree.path(tree.leaves[i])) - set(tree.path(tree.leaves[1 - i])) for i in (0, 1)
+        ]
+        return [sum(by_node[node].sum() for node in nodes) for nodes in apart]
+
+    before = totals()
+    run(
+        learning, [Credited(tree, [good, bad])], SETTINGS.model_copy(update={"learning_rate": 1e-3})
+    )
+    after = totals()
+    assert after[0] > before[0]
+    assert after[1] < before[1]
+
+
+def test_an_update_needs_its_optimizer_first(initial):
+    resident._resident.clear()
+    with pytest.raises(AssertionError, match="prepare_optimizer comes first"):
+        run(resident.resident(initial, MACHINE), made_trees())
+
+
+# ---------------------------------------------------------------- critics
+
+
+@pytest.mark.parametrize("choice", [OWN, SHARED], ids=["own", "shared"])
+def test_a_critic_learns_what_returns_its_leaves_have(initial, choice):
+    learning = fresh(initial, critic=choice)
+    trees = made_trees(2, values=True, zeros=range(5))  # nothing for the policy to learn
+    errors = []
+    for _ in range(60):
+        values = learner.node_values(learning, trees, SETTINGS, MACHINE)
+        now = [with_values(tree, by_node) for tree, by_node in zip(trees, values, strict=True)]
+        errors.append(run(learning, now, SETTINGS, LOSSES["reinforce"])["value_error"])
+    assert errors[-1] < 0.5 * errors[0]
+
+
+def with_values(tree, by_node):
+    turns = [n for n in range(len(tree.tree.nodes)) if tree.tree.nodes[n].kind == TURN]
+    credits = []
+    for leaf, credit in enumerate(tree.credits):
+        path = [node for node in tree.tree.path(tree.tree.leaves[leaf]) if node in turns]
+        credits.append(replace(credit, values=np.concatenate([by_node[node] for node in path])))
+    return replace(tree, credits=credits)
+
+
+def test_a_new_critic_values_everything_at_nothing(initial):
+    learning = fresh(initial, critic=OWN)
+    (by_node,) = learner.node_values(learning, [uncredited(random_tree(1))], SETTINGS, MACHINE)
+    assert not any(values.any() for values in by_node)
+
+
+def test_a_critic_of_its_own_backbone_leaves_the_policy_alone(initial):
+    learning = fresh(initial, critic=OWN)
+    before = weights(learning.model)
+    run(learning, made_trees(2, values=True, zeros=range(5)))
+    assert same(weights(learning.model), before)
+    assert bool(learning.critic.head.weight.any())
+
+
+@pytest.mark.parametrize("choice", [OWN, SHARED], ids=["own", "shared"])
+def test_a_learner_with_a_critic_goes_on_from_its_checkpoint(initial, choice, tmp_path):
+    trees = made_trees(2, values=True)
+    unbroken = fresh(initial, critic=choice)
+    run(unbroken, trees)
+    checkpoint.save(unbroken, tmp_path)
+    run(unbroken, trees)
+    resumed = fresh(tmp_path / checkpoint.POLICY, critic=choice)
+    run(resumed, trees)
+    assert same(weights(resumed.model), weights(unbroken.model))
+    assert torch.equal(resumed.critic.head.weight, unbroken.critic.head.weight)
+    for one, other in zip(resumed.critic.weights(), unbroken.critic.weights(), strict=True):
+        assert torch.equal(one, other)
+
+
+# ---------------------------------------------------------------- soft and hard credit
+
+
+def with_estimator(tree, rewards, name):
+    """The tree credited as a row of the table credits it."""
+    group = advantage._group(advantage.Scored(tree, rewards), ROWS[name], None, None)
+    (advantages,) = assemble(ROWS[name], RESPONSE_TOKENS).estimator([group])
+    blank = uncredited(tree)
+    credits = [
+        replace(credit, advantages=values.astype(np.float32))
+        for credit, values in zip(blank.credits, advantages, strict=True)
+    ]
+    return Credited(tree, credits)
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 10_000))
+def test_soft_and_hard_credit_agree_under_token_mean_and_part_under_sequence_mean(seed):
+    model, tree = small_policy(), random_tree(seed, leaves=6)
+    rewards = np.random.default_rng(seed).random(6).tolist()
+    found = {}
+    for averaging in ("dapo", "grpo"):  # token mean, sequence mean
+        for name in ("arpo", "arpo_hard"):
+            trees = [with_estimator(tree, rewards, name)]
+            denominator = learner._denominator(trees, LOSSES[averaging])
+            found[averaging, name] = objective_gradients(
+                model, in_trees(trees), LOSSES[averaging], denominator
+            )[0]
+    close(found["dapo", "arpo"], found["dapo", "arpo_hard"])
+    shared = any(
+        sum(node in tree.path(leaf) for leaf in tree.leaves) > 1
+        for node in range(len(tree.nodes))
+        if tree.nodes[node].kind == TURN
+    )
+    if shared and len(set(lengths(tree))) > 1:
+        difference = max(
+            float((found["grpo", "arpo"][n] - found["grpo", "arpo_hard"][n]).abs().max())
+            for n in found["grpo", "arpo"]
+        )
+        assert difference > 1e-6

@@ -1,0 +1,228 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasks.learning import packing
+from tasks.learning.attention import FLEX, GATHERED, PAIRS
+from tasks.learning.packing import (
+    BLOCK,
+    Cost,
+    cheapest,
+    forest,
+    forests,
+    lay_out,
+    to_nodes,
+    uncredited,
+)
+from tasks.trees.tree import TURN
+from tests.trees import credited, lengths, random_tree
+
+FREE_ATTENTION = Cost(1.0, 0.0, PAIRS[GATHERED])
+trees = st.builds(
+    lambda seed, leaves: credited(random_tree(seed, leaves), seed),
+    st.integers(0, 10_000),
+    st.integers(1, 9),
+)
+
+
+def path_tokens(tree, leaf):
+    return np.concatenate([tree.nodes[node].tokens for node in tree.path(tree.leaves[leaf])])
+
+
+def sampled_tokens(tree, leaf):
+    turns = [n for n in tree.path(tree.leaves[leaf]) if tree.nodes[n].kind == TURN]
+    return np.concatenate([tree.nodes[node].tokens for node in turns])
+
+
+@given(trees)
+def test_a_layout_holds_each_token_of_the_tree_once(source):
+    tree = source.tree
+    layout = lay_out(source, range(len(tree.leaves)))
+    on_a_path = {node for leaf in tree.leaves for node in tree.path(leaf)}
+    assert sorted(layout.nodes) == sorted(on_a_path)
+    assert len(layout.tokens) == sum(len(tree.nodes[node].tokens) for node in on_a_path)
+    assert layout.sampled.sum() == sum(
+        len(tree.nodes[node].tokens) for node in on_a_path if tree.nodes[node].kind == TURN
+    )
+
+
+@given(trees)
+def test_the_slots_of_a_leaf_are_its_trajectory(source):
+    layout = lay_out(source, range(len(source.tree.leaves)))
+    for leaf, path in zip(layout.leaves, layout.paths, strict=True):
+        assert layout.tokens[path].tolist() == path_tokens(source.tree, leaf).tolist()
+        assert layout.positions[path].tolist() == list(range(len(path)))
+        assert layout.parents[path].tolist() == [-1, *path[:-1].tolist()]
+
+
+@given(trees, st.data())
+def test_a_slot_is_owned_by_the_first_of_its_leaves_and_by_no_other(source, data):
+    leaves = data.draw(st.permutations(range(len(source.tree.leaves))))
+    layout = lay_out(source, leaves)
+    assert sorted(layout.leaves) == sorted(leaves)
+    owned = [path[own:] for path, own in zip(layout.paths, layout.owned, strict=True)]
+    assert sorted(np.concatenate(owned).tolist()) == list(range(len(layout.tokens)))
+
+
+@given(trees)
+def test_the_subtree_of_a_slot_holds_exactly_the_slots_that_may_look_at_it(source):
+    layout = lay_out(source, range(len(source.tree.leaves)))
+    slots = np.arange(len(layout.tokens))
+    by_subtree = (slots[None] <= slots[:, None]) & (slots[:, None] < layout.subtree_ends[None])
+    by_path = np.zeros_like(by_subtree)
+    for path in layout.paths:
+        for place, slot in enumerate(path):
+            by_path[slot, path[: place + 1]] = True
+    assert (by_subtree == by_path).all()
+
+
+@given(st.lists(trees, min_size=1, max_size=4))
+def test_attention_of_a_forest_sees_each_slots_own_path_and_nothing_else(sources):
+    layouts = [lay_out(source, range(len(source.tree.leaves))) for source in sources]
+    made = forest(layouts, "cpu")
+    slots = made.tokens.shape[1]
+    queries = torch.cat([bucket.queries.flatten() for bucket in made.buckets])
+    assert queries[made.places].tolist() == list(range(slots)), "each slot is a query once"
+    seen = torch.zeros(len(queries), slots, dtype=torch.bool)
+    start = 0
+    for bucket in made.buckets:
+        for keys, visible in zip(bucket.keys, bucket.visible[:, 0], strict=True):
+            for row in visible:
+                seen[start, keys[row]] = True
+                start += 1
+    mask = torch.arange(slots)
+    expected = (mask[None] <= mask[:, None]) & (mask[:, None] < made.subtree_ends[None])
+    assert (seen[made.places] == expected).all()
+    assert all(bucket.visible.any(-1).all() for bucket in made.buckets), "no row without a key"
+
+
+@given(st.lists(trees, min_size=1, max_size=4))
+def test_views_gather_each_leafs_sampled_tokens(sources):
+    made = forest([lay_out(s, range(len(s.tree.leaves))) for s in sources], "cpu")
+    order = [(layout.source, leaf) for layout in made.layouts for leaf in layout.leaves]
+    assert len(order) == len(made.views)
+    for row, ((source, leaf), view) in enumerate(zip(order, made.views, strict=True)):
+        mask = made.mask[row]
+        tokens = sampled_tokens(source.tree, leaf)
+        assert made.targets[view[mask]].tolist() == tokens.tolist()
+        assert mask.tolist() == [i < len(tokens) for i in range(len(mask))]
+        credit = source.credits[leaf]
+        assert made.advantages[row][mask].tolist() == credit.advantages.tolist()
+        assert made.segments[row][mask].tolist() == credit.segments.tolist()
+
+
+@given(trees)
+def test_a_token_is_predicted_from_the_token_before_it_on_its_path(source):
+    made = forest([lay_out(source, range(len(source.tree.leaves)))], "cpu")
+    (layout,) = made.layouts
+    sampled = np.flatnonzero(layout.sampled)
+    before = made.predicting.numpy()
+    assert (layout.positions[before] == layout.positions[sampled] - 1).all()
+    assert (layout.tokens[sampled] == made.targets.numpy()).all()
+    assert (made.subtree_ends.numpy()[before] > sampled).all()
+
+
+@given(st.lists(trees, min_size=1, max_size=3))
+def test_what_is_known_of_tokens_goes_in_by_node_and_comes_out_by_node(sources):
+    sources = [replace(s, old_logprobs=[n.logprobs * 2 for n in s.tree.nodes]) for s in sources]
+    made = forest([lay_out(s, range(len(s.tree.leaves))) for s in sources], "cpu")
+    assert "reference_logprobs" not in made.known
+    back = list(to_nodes(made, made.known["old_logprobs"]))
+    assert len(back) == sum(
+        node.kind == TURN
+        for layout in made.layouts
+        for node in (layout.source.tree.nodes[n] for n in layout.nodes)
+    )
+    for source, node, values in back:
+        assert values.tolist() == (source.tree.nodes[node].logprobs * 2).tolist()
+
+
+@given(st.lists(trees, min_size=1, max_size=5), st.integers(1, 200), st.data())
+def test_every_leaf_is_in_exactly_one_forest_and_no_forest_is_too_large(sources, limit, data):
+    batch = [
+        (source, data.draw(st.sets(st.sampled_from(range(len(source.credits)))).map(sorted)))
+        for source in sources
+    ]
+    seen = []
+    for made in forests(batch, limit, FREE_ATTENTION, "cpu"):
+        single = len(made.layouts) == 1 and len(made.layouts[0].leaves) == 1
+        assert made.tokens.shape[1] <= limit or single
+        seen += [(id(part.source), leaf) for part in made.layouts for leaf in part.leaves]
+    wanted = [(id(source), leaf) for source, leaves in batch for leaf in leaves]
+    assert sorted(seen) == sorted(wanted)
+
+
+@given(st.lists(trees, min_size=1, max_size=4))
+def test_trained_tokens_are_the_unique_ones_where_all_fits(sources):
+    batch = [(source, range(len(source.credits))) for source in sources]
+    (made,) = forests(batch, 10**9, FREE_ATTENTION, "cpu")
+    unique = sum(
+        len(node.tokens) for source in sources for node in source.tree.nodes if node.kind == TURN
+    )
+    assert len(made.targets) == unique
+    assert int(made.mask.sum()) == sum(sum(lengths(source.tree)) for source in sources)
+
+
+def test_an_empty_batch_gives_no_forest():
+    assert list(forests([(credited(random_tree(0)), [])], 100, FREE_ATTENTION, "cpu")) == []
+
+
+# ---------------------------------------------------------------- cost
+
+
+def test_a_tree_stays_whole_where_sharing_pays():
+    whole = lay_out(credited(random_tree(3, leaves=8)), range(8))
+    assert cheapest(whole, FREE_ATTENTION) == [whole]
+
+
+def test_leaves_become_rows_where_attention_costs_more_than_sharing_saves():
+    whole = lay_out(credited(random_tree(3, leaves=8)), range(8))
+    grudging = Cost(1.0, 1.0, lambda layout: 10_000 * (len(layout.leaves) - 1))
+    rows = cheapest(whole, grudging)
+    assert [row.leaves for row in rows] == [[leaf] for leaf in whole.leaves]
+    assert all(row.owned == [0] for row in rows)
+    assert sum(len(row.tokens) for row in rows) > len(whole.tokens)
+
+
+@given(trees)
+def test_gathered_attention_never_costs_more_in_a_tree_than_in_rows(source):
+    leaves = range(len(source.credits))
+    whole = lay_out(source, leaves)
+    assert whole.pairs <= sum(lay_out(source, [leaf]).pairs for leaf in leaves)
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 1000))
+def test_block_pairs_count_the_blocks_that_hold_a_visible_pair(seed):
+    source = credited(random_tree(seed, leaves=40))
+    layout = lay_out(source, range(40))
+    slots = np.arange(len(layout.tokens))
+    visible = (slots[None] <= slots[:, None]) & (slots[:, None] < layout.subtree_ends[None])
+    size = -(-len(slots) // BLOCK) * BLOCK
+    padded = np.zeros((size, size), bool)
+    padded[: len(slots), : len(slots)] = visible
+    blocks = padded.reshape(size // BLOCK, BLOCK, size // BLOCK, BLOCK).any((1, 3)).sum()
+    assert PAIRS[FLEX](layout) == blocks * BLOCK**2
+
+
+@pytest.mark.parametrize("padding", [1.0, 1.5])
+def test_buckets_pad_no_further_than_allowed(monkeypatch, padding):
+    monkeypatch.setattr(packing, "PADDING", padding)
+    monkeypatch.setattr(packing, "BUCKET_PAIRS", 0)
+    made = forest([lay_out(credited(random_tree(s, leaves=9)), range(9)) for s in range(4)], "cpu")
+    for bucket in made.buckets:
+        rows, queries, keys = bucket.visible[:, 0].shape
+        visible_keys = bucket.visible[:, 0].any(1).sum(-1)
+        own = (bucket.visible[:, 0].sum(-1) > 1).sum(-1) + 1
+        assert rows * queries * keys <= padding * int((visible_keys * own).sum()) + rows * keys
+
+
+def test_an_uncredited_tree_has_blank_credit_of_the_right_lengths():
+    tree = random_tree(1)
+    made = uncredited(tree)
+    assert [len(credit.advantages) for credit in made.credits] == lengths(tree)
+    assert not any(credit.advantages.any() for credit in made.credits)

@@ -1,0 +1,57 @@
+import threading
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.policy.parallel import MOST, dealt, lanes, side_by_side
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield 4
+    torch.set_num_threads(before)
+
+
+def test_results_come_in_the_order_of_the_pieces(threads):
+    second = threading.Event()
+
+    def work(piece):
+        if piece == "first":
+            assert second.wait(10), "the pieces are worked at side by side"
+        else:
+            second.set()
+        return piece.upper()
+
+    assert side_by_side(work, ["first", "second"]) == ["FIRST", "SECOND"]
+
+
+def test_lanes_share_torchs_threads_and_give_them_back(threads):
+    assert side_by_side(lambda _: torch.get_num_threads(), [1, 2]) == [2, 2]
+    assert side_by_side(lambda _: torch.get_num_threads(), [1]) == [4]
+    assert side_by_side(lambda _: torch.get_num_threads(), []) == []
+    assert torch.get_num_threads() == 4
+
+
+def test_a_fault_in_a_lane_is_raised_and_the_threads_come_back(threads):
+    with pytest.raises(ZeroDivisionError):
+        side_by_side(lambda piece: 1 // piece, [1, 0])
+    assert torch.get_num_threads() == 4
+
+
+def test_there_are_as_many_lanes_as_threads_pieces_and_reason_allow(threads):
+    assert [lanes("cpu", pieces) for pieces in (0, 1, 3, 9)] == [1, 1, 3, MOST]
+    assert lanes("cuda", 9) == 1
+    torch.set_num_threads(1)
+    assert lanes("cpu", 9) == 1
+
+
+@given(st.lists(st.integers(0, 50), max_size=20), st.integers(1, 4))
+def test_every_item_is_dealt_once_and_the_loads_are_alike(sizes, hands):
+    given_out = dealt(sizes, hands)
+    assert sorted(item for items in given_out for item in items) == list(range(len(sizes)))
+    loads = [sum(sizes[item] for item in items) for items in given_out]
+    assert max(loads) - min(loads) <= max(sizes, default=0)

@@ -1,0 +1,234 @@
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.questions.files import as_text, records, text, value
+
+RECORDS = [
+    {"question": "1 + 1?", "answer": "2"},
+    {"question": "Größer, oder?", "answer": "ja\nnein"},
+]
+
+
+def as_json_lines(rows):
+    return "\n".join(json.dumps(row, ensure_ascii=False) for row in rows).encode()
+
+
+def as_csv(rows):
+    quoted = ['"' + '","'.join(row.values()) + '"' for row in rows]
+    return "\n".join([",".join(rows[0]), *quoted]).encode()
+
+
+WRITERS = {
+    "r.jsonl": as_json_lines,
+    "r.ndjson": as_json_lines,
+    "r.json": lambda rows: json.dumps(rows, ensure_ascii=False, indent=1).encode(),
+    "r.csv": as_csv,
+}
+
+
+def write(folder, name, content):
+    file = folder / name
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return file
+
+
+def read(file, under=None):
+    return [record for _, record in records(file, under)]
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"], ids=["plain", "byte order mark"])
+@pytest.mark.parametrize("name", WRITERS)
+def test_each_text_format_gives_the_same_records(tmp_path, name, mark):
+    assert read(write(tmp_path, name, mark + WRITERS[name](RECORDS))) == RECORDS
+
+
+def test_parquet_gives_plain_values_and_lists_over_many_batches(tmp_path):
+    rows = [
+        {"number": i, "share": i / 2, "chat": [{"role": "user", "content": str(i)}], "none": None}
+        for i in range(3000)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "r.parquet")
+    found = list(records(tmp_path / "r.parquet"))
+    assert [record for _, record in found] == rows
+    assert found[2999][0] == f"{tmp_path / 'r.parquet'}, row 3000"
+    assert type(found[1][1]["number"]) is int
+
+
+def test_a_list_may_lie_under_a_field(tmp_path):
+    file = write(tmp_path, "r.json", json.dumps({"data": {"rows": RECORDS}}))
+    assert read(file, "data.rows") == RECORDS
+
+
+def test_a_file_that_is_a_list_needs_no_field_for_it(tmp_path):
+    assert read(write(tmp_path, "r.json", json.dumps(RECORDS)), "data") == RECORDS
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "places"),
+    [
+        ("r.jsonl", '\n{"a": 1}\r\n \n{"a": 2}', ["line 2", "line 4"]),
+        ("r.json", '[{"a": 1}, {"a": 2}]', ["record 1", "record 2"]),
+        ("r.csv", 'a,b\n\n"1\n1",x\r\n2,y\n', ["line 4", "line 5"]),
+    ],
+)
+def test_a_place_names_file_and_line_or_record(tmp_path, name, content, places):
+    file = write(tmp_path, name, content)
+    assert [place for place, _ in records(file)] == [f"{file}, {place}" for place in places]
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\x85", "\x0c"])
+@pytest.mark.parametrize("name", ["r.jsonl", "r.csv"])
+def test_only_a_line_feed_ends_a_line(tmp_path, name, separator):
+    rows = [{"q": f"one{separator}two", "a": "1"}]
+    assert read(write(tmp_path, name, WRITERS[name](rows))) == rows
+
+
+FAULTS = [
+    ("no.jsonl", None, "no.jsonl does not exist: put the file there"),
+    ("r.txt", "x", "r.txt has the suffix '.txt': known are .jsonl, .ndjson, .json, .parquet, .csv"),
+    ("r.jsonl", "", "r.jsonl is empty: it needs at least one record"),
+    ("r.jsonl", "\n \n", "r.jsonl is empty: it needs at least one record"),
+    ("r.json", " ", "r.json is empty"),
+    ("r.json", "[]", "r.json is empty"),
+    ("r.csv", "a,b\n", "r.csv is empty"),
+    ("r.csv", "", "r.csv is empty"),
+    ("r.jsonl", "{\"a\": 1}\n{'a'", "r.jsonl, line 2 is not JSON (Expecting"),
+    ("r.jsonl", "[" * 100_000, "r.jsonl, line 1 is not JSON (maximum recursion"),
+    ("r.jsonl", '{"a": ' + "1" * 5000 + "}", "r.jsonl, line 1 is not JSON (Exceeds the limit"),
+    ("r.jsonl", "[1, 2]", "r.jsonl, line 1 is no object but [1, 2]"),
+    ("r.json", '[{"a": 1}, 2]', "r.json, record 2 is no object but 2"),
+    ("r.json", '[{"a": 1}', "r.json is not JSON (Expecting ',' delimiter"),
+    ("r.json", '{"data": []}', "r.json holds no list of objects but {'data': []}: name the field"),
+    ("r.jsonl", b'{"a": "x"}\n{"a": "\xfc"}', "r.jsonl, line 2 is not UTF-8 (invalid start byte)"),
+    ("r.csv", b"a\nx\n\xff\n", "r.csv, line 3 is not UTF-8"),
+    ("r.json", '[{"a": "x"}]'.encode("utf-16"), "r.json, line 1 is not UTF-8"),
+    ("r.csv", "a,b\n1,2\n3\n", "r.csv, line 3 has 1 fields and the header 2 (['a', 'b'])"),
+    ("r.csv", "a,b\n1,2,3\n", "r.csv, line 2 has 3 fields and the header 2"),
+    ("r.csv", "a,b,a\n1,2,3\n", "r.csv has more than one column 'a': rename all but one"),
+    ("r.csv", 'a,b\n1,"2\n', "r.csv, line 2 is not CSV (unexpected end of data)"),
+    ("r.csv", "a,b\r1,2\r", "r.csv, line 1 is not CSV (new-line character seen"),
+    (
+        "r.parquet",
+        "no such file " * 9,
+        "r.parquet cannot be read as Parquet after row 0 (Parquet magic bytes",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"), FAULTS, ids=[said[:50] for *_, said in FAULTS]
+)
+def test_a_fault_is_one_line_with_file_place_and_remedy(tmp_path, name, content, said):
+    file = tmp_path / name if content is None else write(tmp_path, name, content)
+    with pytest.raises(ValueError) as caught:
+        read(file)
+    message = str(caught.value)
+    assert message.startswith(str(tmp_path / said))
+    assert "\n" not in message and len(message) < len(str(tmp_path)) + 300
+
+
+def test_a_damaged_parquet_file_is_refused(tmp_path):
+    table = pa.table({"a": ["x" * 50] * 5000})
+    pq.write_table(table, tmp_path / "r.parquet", use_dictionary=False, compression="none")
+    whole = (tmp_path / "r.parquet").read_bytes()
+    middle = len(whole) // 2
+    write(tmp_path, "r.parquet", whole[:100] + b"\xff" * middle + whole[100 + middle :])
+    with pytest.raises(ValueError, match=r"r\.parquet cannot be read as Parquet after row"):
+        read(tmp_path / "r.parquet")
+
+
+def test_two_parquet_columns_of_one_name_are_refused(tmp_path):
+    table = pa.table([pa.array([1]), pa.array([2])], names=["a", "a"])
+    pq.write_table(table, tmp_path / "r.parquet")
+    with pytest.raises(ValueError, match="more than one column 'a'"):
+        read(tmp_path / "r.parquet")
+
+
+# ---------------------------------------------------------------- fields
+
+NESTED = {"prompt": [{"role": "user", "content": "Hi"}], "a.b": 1, "a": {"b": 2, "c.d": 3, "e": 4}}
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("prompt.0.content", "Hi"),
+        ("prompt.-1.role", "user"),
+        ("a.b", 1),  # the key that is the whole path goes first
+        ("a.c.d", 3),
+        ("a.e", 4),
+        ("a", {"b": 2, "c.d": 3, "e": 4}),
+    ],
+)
+def test_a_path_leads_through_objects_and_lists(path, found):
+    assert value(NESTED, path, "here") == found
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("answer", "it has ['a', 'a.b', 'prompt']"),
+        ("a.x", "it has ['b', 'c.d', 'e']"),
+        ("prompt.1.content", "it has a list of 1 there"),
+        ("prompt.role", "it has a list of 1 there"),
+        ("a.e.f", "it has 4 there, which has no fields"),
+        ("prompt.0.content.0", "it has 'Hi' there, which has no fields"),
+    ],
+)
+def test_a_path_to_nothing_is_named_with_what_there_is(path, said):
+    with pytest.raises(ValueError) as caught:
+        value(NESTED, path, "r.jsonl, line 3")
+    assert str(caught.value) == (
+        f"r.jsonl, line 3 lacks the field '{path}': {said}; name the right field"
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "written"),
+    [
+        (" x y\n", "x y"),
+        (18, "18"),
+        (18.0, "18"),
+        (0.5, "0.5"),
+        (-0.0, "0"),
+        (-2.50, "-2.5"),
+        (1200.0, "1200"),
+        (1e23, "100000000000000000000000"),
+        (1e-7, "0.0000001"),
+        (10**30, "1" + "0" * 30),
+    ],
+)
+def test_texts_and_numbers_are_written_plainly(found, written):
+    assert text({"a": found}, "a", "here") == written
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_a_number_keeps_its_value(number):
+    written = as_text(number, "x")
+    assert float(written) == number
+    assert "e" not in written and not written.endswith(".0")
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ("", "is empty: fill it in, or drop the record"),
+        (" \n", "is empty"),
+        (None, "is empty"),
+        (float("nan"), "is NaN, which is no number"),
+        (float("-inf"), "is -Infinity, which is no number"),
+        (True, "is no text or number but True"),
+        (["2"], "is no text or number but ['2']"),
+        ({"value": 2}, "is no text or number but {'value': 2}"),
+    ],
+)
+def test_what_is_no_text_or_number_is_refused(found, said):
+    # its Python spelling, such as "['2']" or "None", would be an answer that nothing matches
+    with pytest.raises(ValueError) as caught:
+        text({"a": found}, "a", "r.jsonl, line 3")
+    assert str(caught.value).startswith(f"r.jsonl, line 3: the field 'a' {said}")
