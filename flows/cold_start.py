@@ -7,6 +7,7 @@ from pathlib import Path
 from prefect import flow
 
 from flows.tracking import run as track
+from flows.tracking.progress import Progress
 from flows.workers import stage
 from params.schema import recipe as schema
 from params.schema.recipe import Recipe
@@ -41,13 +42,16 @@ def cold_start(recipe: str) -> None:
 def _fine_tuned(
     recipe: str, chosen: Recipe, initial: Artifact, traces: Artifact, run: track.Run
 ) -> Record:
+    progress = Progress("cold start", chosen.cold_start.steps)
     made = fine_tune(
         step=Step(recipe, "cold_start", 0, chosen.seed),
         policy=initial,
         traces=traces,
         settings=chosen.cold_start,
         machine=chosen.machine,
+        advance=progress.reach,
     )
+    progress.close()
     for point in made["curve"]:
         values = {name: value for name, value in point.items() if name != "step"}
         run.metrics(values, step=point["step"], at=made["finished"])

@@ -191,11 +191,12 @@ def _disk(planned: Planned) -> list[str]:
 
 def _assumptions(recipe: Recipe) -> list[str]:
     said = [
-        f"an estimate: all responses as long as they may be; {gpu_memory.PEAK_SHARE:.0%} of a "
-        f"card's dense {recipe.machine.precision} operations and {gpu_memory.BANDWIDTH_SHARE:.0%} of its "
-        f"bandwidth are reached, and a step of decoding takes at least "
-        f"{gpu_memory.STEP_SECONDS * 1000:g} ms; {1 - gpu_memory.MEMORY_SHARE:.0%} of its memory is left to CUDA; tools, "
-        "loading, saving and the cold start are not counted"
+        "an estimate: all responses as long as they may be; "
+        f"{gpu_memory.PEAK_SHARE:.0%} of a card's dense {recipe.machine.precision} operations and "
+        f"{gpu_memory.BANDWIDTH_SHARE:.0%} of its bandwidth are reached, and a step of decoding "
+        f"takes at least {gpu_memory.STEP_SECONDS * 1000:g} ms; "
+        f"{1 - gpu_memory.MEMORY_SHARE:.0%} of its memory is left to CUDA; tools, loading, saving "
+        "and the cold start are not counted"
     ]
     if recipe.machine.device == "cpu":
         said.append("machine.device is cpu: the cards are those that it would need with cuda")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from prefect import flow
 
+from flows.tracking import gate_report
 from flows.tracking import run as track
 from flows.workers import stage
 from params.schema import recipe as schema
@@ -24,7 +25,8 @@ def prepare(recipe: str) -> None:
     sets = schema.named_sets(chosen, Path("params"))
     sources = source_files(chosen.prepare, chosen.search, sets)
     step = Step(recipe, "prepare", 0, chosen.seed)
-    with track.stage(recipe, "prepare", keys.stage_key(chosen, *sources), stage.run_tags()) as run:
+    key = keys.stage_key(chosen, *sources)
+    with track.stage(recipe, "prepare", key, stage.run_tags()) as run, gate_report.pages(recipe):
         made = prepare_data(
             step=step,
             settings=chosen.prepare,

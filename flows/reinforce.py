@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from prefect import flow
 
-from flows.tracking import figures, traces
+from flows.tracking import figures, gate_report, traces
 from flows.tracking import run as track
 from flows.tracking.progress import Progress
 from flows.tracking.traces import Trace
@@ -95,6 +95,7 @@ def reinforce(recipe: str) -> None:
     with (
         track.stage(recipe, "reinforce", key, stage.run_tags()) as run,
         open_tools(chosen, Path(corpus.path)) as tools,
+        gate_report.pages(recipe),
     ):
         start = Step(recipe, "reinforce", 0, chosen.seed)
         training = Training(start, chosen, row, policy, questions, corpus, tools)

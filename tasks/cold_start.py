@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import torch
 from prefect import task
 from torch.utils.data import Dataset
 
-from flows.tracking.progress import Progress
 from params.schema.base import Machine
 from params.schema.cold_start import ColdStart
 from tasks.ledger import prefect_cache, substeps
@@ -49,8 +48,11 @@ def cold_start(
     traces: Artifact,
     settings: ColdStart,
     machine: Machine,
+    advance: Callable[[int, Mapping[str, float]], object] = lambda finished, shown: None,
 ) -> Mapping[str, Any]:
     """Fine-tune ``policy`` on ``traces``; artifact ``policy``.
+
+    ``advance`` is called after every step with the steps done so far and the newest loss.
 
     A killed training goes on at its newest whole checkpoint.
     """
@@ -67,7 +69,7 @@ def cold_start(
         args=_arguments(settings, machine, checkpoints, step.seed),
         train_dataset=Traces(rows),
         data_collator=_collator(tokenizer),
-        callbacks=_callbacks(settings.steps),
+        callbacks=_callbacks(advance),
     )
     trainer.remove_callback(PrinterCallback)  # our own progress says it
     trainer.train(resume_from_checkpoint=newest_checkpoint(checkpoints))
@@ -124,26 +126,23 @@ def _collator(tokenizer: Any) -> Any:
     return DataCollatorForSeq2Seq(tokenizer, label_pad_token_id=IGNORED)
 
 
-def _callbacks(steps: int) -> list[Any]:
+def _callbacks(advance: Callable[[int, Mapping[str, float]], object]) -> list[Any]:
     from transformers import TrainerCallback
 
-    class ShowProgress(TrainerCallback):
-        """A bar or a line a minute; and every checkpoint sealed once it is whole."""
+    class Watch(TrainerCallback):
+        """Reports progress, and seals every checkpoint once it is whole."""
 
-        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            self.progress = Progress("cold start", steps, done=state.global_step)
+        def __init__(self) -> None:
+            self.shown: dict[str, float] = {}
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            self.progress.advance(1)
+            advance(state.global_step, self.shown)
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             if "loss" in (logs or {}):
-                self.progress.note(loss=float(logs["loss"]))
+                self.shown["loss"] = float(logs["loss"])
 
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             substeps.seal(Path(args.output_dir, f"checkpoint-{state.global_step}"))
 
-        def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            self.progress.close()
-
-    return [ShowProgress()]
+    return [Watch()]

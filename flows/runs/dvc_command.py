@@ -1,7 +1,7 @@
 """Run DVC so that it ends with its caller, and open its repository.
 
-Run as a program, this module is the ``dvc`` command as ``reproduce`` needs it. DVC is imported where
-it is needed: most calls do without, and the import takes a second.
+Run as a program, this module is the ``dvc`` command as ``reproduce`` needs it. DVC is imported
+where it is needed: most calls do without, and the import takes a second.
 """
 
 from __future__ import annotations

@@ -15,22 +15,6 @@ import yaml
 
 from flows.runs import git
 from flows.runs.dvc_command import HERE, open_repository
-from tasks.ledger import keys
-
-# The one list of project modules that a stage imports and that dvc.yaml still does not name among
-# its deps: what they do cannot reach an out.
-NOT_DEPENDENCIES = {
-    "flows/workers/server.py": "finds or starts the Prefect server",
-    "flows/workers/stage.py": "checks the recipe and tells Prefect that the stage runs",
-    "flows/runs/git.py": "reads and writes git's history",
-    "flows/host/disk.py": "refuses a run that the disk has no room for",
-    "flows/tracking/figures.py": "draws what track keeps",
-    "flows/tracking/progress.py": "shows how far a stage has come",
-    "flows/tracking/traces.py": "words for MLflow what the ledger keeps",
-    "flows/runs/ledger_mirror.py": "copies what the ledger holds",
-    "flows/tracking/run.py": "writes to MLflow and to nothing else",
-    "flows/runs/dvc_command.py": "runs DVC, which runs the stage",
-}
 
 
 @dataclass(frozen=True)
@@ -133,31 +117,6 @@ def locked(root: Path = HERE) -> dict[str, Any]:
 def digests(stage: str, root: Path = HERE) -> dict[str, str]:
     """Digest of each out of a stage, from dvc.lock; empty before the stage has ended once."""
     return {out["path"]: out["md5"] for out in locked(root).get(stage, {}).get("outs", [])}
-
-
-def sources(module: Path) -> list[str]:
-    """The project files that decide what a stage's module computes, as dvc.yaml lists them.
-
-    ``module`` and what it imports, directly or not, except NOT_DEPENDENCIES, what only these import
-    and empty files.
-    """
-    found: set[str] = set()
-    waiting = [module.as_posix()]
-    while waiting:
-        file = waiting.pop()
-        if file not in found and file not in NOT_DEPENDENCIES:
-            found.add(file)
-            for name in keys.imports(Path(file)):
-                waiting += _files(name)
-    return sorted(found)
-
-
-def _files(name: str) -> list[str]:
-    """Files with code that the import of a dotted name runs, as far as they are the project's."""
-    parts = name.split(".")
-    places = [Path(*parts[: length + 1]) for length in range(len(parts))]
-    files = [file for place in places for file in (place / "__init__.py", place.with_suffix(".py"))]
-    return [file.as_posix() for file in files if file.is_file() and file.stat().st_size]
 
 
 CHOICE_OF_CHAMPION = "champion"  # the stage that a new champion alone would run again

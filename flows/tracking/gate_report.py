@@ -6,11 +6,16 @@ no page may run a script or load anything.
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from html import escape
 from pathlib import Path
 from typing import Any
+
+from tasks.gates import gate
+from tasks.gates.gate import found
 
 # Great Expectations' pages ask a dozen hosts for scripts and styles, and its maker's for a logo.
 POLICY = (
@@ -42,17 +47,32 @@ h5, h6 { font-size: 1em; margin: 1em 0 .3em }
 )
 
 
-def publish(site: Path, record: Mapping[str, Any], docs: Path) -> None:
-    """Make ``docs`` of the site that Great Expectations built, with a page of the verdict first."""
-    report = next((site / "validations").rglob("*.html"))
-    for file in site.rglob("*.html"):
+@contextmanager
+def pages(recipe: str) -> Iterator[None]:
+    """Make readable pages, at the end of the block, of the gates that a stage of ``recipe`` ran.
+
+    Also where a table failed: its page says why.
+    """
+    try:
+        yield
+    finally:
+        for verdict in sorted((gate.DOCS / recipe).glob("*/verdict.json")):
+            publish(verdict.parent)
+
+
+def publish(docs: Path) -> None:
+    """Put a page of the verdict in front of the site that Great Expectations built in ``docs``."""
+    index = docs / "index.html"
+    if index.exists() and POLICY in index.read_text():
+        return
+    report = next((docs / "validations").rglob("*.html"))
+    for file in docs.rglob("*.html"):
         head = f"<head>{POLICY}<style>{PLAIN_STYLE}</style>"
         file.write_text(file.read_text().replace("<head>", head, 1))
-    # It lists its pages with a script from the net.
-    (site / "index.html").write_text(page(record, report.relative_to(site).as_posix()))
-    shutil.rmtree(site / "static", ignore_errors=True)  # fonts, logos, a tutorial
-    shutil.rmtree(docs, ignore_errors=True)
-    site.rename(docs)
+    shutil.rmtree(docs / "static", ignore_errors=True)  # fonts, logos, a tutorial
+    # Great Expectations' own index lists its pages with a script from the net.
+    record = json.loads((docs / "verdict.json").read_text())
+    index.write_text(page(record, report.relative_to(docs).as_posix()))
 
 
 def page(record: Mapping[str, Any], report: str) -> str:
@@ -95,15 +115,6 @@ def _line(judged: Mapping[str, Any], count: int) -> str:
         f'<tr><td class="mark {state}">{mark}</td><td>{escape(judged["expectation"])}</td>'
         f"<td>{found(judged, count)}{_samples(judged.get('rows', []))}</td></tr>"
     )
-
-
-def found(judged: Mapping[str, Any], count: int) -> str:
-    """What an expectation found, in words: "not so in 3 of 24 rows", "observed 0.5"."""
-    if "observed" in judged:
-        return f"observed {judged['observed']}"
-    if judged["passed"]:
-        return "in all rows" if count else "no rows"
-    return f"not so in {judged['unexpected']:,} of {count:,} rows"
 
 
 def _samples(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from tqdm import tqdm
@@ -29,6 +30,11 @@ class Progress:
             self.bar.update(count)
         elif time.monotonic() - self.spoke >= LINE_EVERY:
             self._say()
+
+    def reach(self, done: int, values: Mapping[str, float]) -> None:
+        """Set how much is done, with the newest values of some numbers."""
+        self.note(**values)
+        self.advance(done - self.done)
 
     def note(self, **values: float) -> None:
         """Show the newest values of some numbers."""

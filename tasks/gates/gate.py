@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from flows.tracking import gate_report
+from tasks.trees.words import printable
 
 DOCS = Path(".beamline/data_docs")  # where stages put their Data Docs; no outs: they hold times
 ROWS_KEPT = 10  # of those that break an expectation, in the verdict and in Data Docs
@@ -125,19 +125,6 @@ def legible(table: pd.DataFrame, columns: Sequence[str]) -> dict[str, pd.Series]
     }
 
 
-def printable(text: str) -> str:
-    """The text with an escape, such as "\\x07", for what a page or terminal might act on.
-
-    Line feeds and tabs stay.
-    """
-    if text.isprintable():
-        return text
-    return "".join(
-        sign if sign.isprintable() or sign in "\n\t" else sign.encode("unicode_escape").decode()
-        for sign in text
-    )
-
-
 def check(
     table_name: str,
     table: pd.DataFrame,
@@ -148,8 +135,9 @@ def check(
     """Judge a table that a drawer prepared; its named index tells one row from another.
 
     Writes the verdict (JSON, the same bytes for the same table) and, in place of what was there,
-    Data Docs (a static site, ``docs/index.html``, with a copy of the verdict), both also for a
-    table that fails. Returns the verdict. Prints a line for a failed expectation that is not
+    Great Expectations' site with a copy of the verdict into ``docs``, both also for a table that
+    fails. flows/tracking/gate_report.py makes a readable page of them.
+    Returns the verdict. Prints a line for a failed expectation that is not
     critical; raises GateError for the critical ones.
     """
     if docs.exists() and any(docs.iterdir()) and not (docs / "validations").is_dir():
@@ -159,7 +147,8 @@ def check(
     judged = [_judge(table, *pair) for pair in zip(expectations, results, strict=True)]
     passed = all(each["passed"] for each in judged if each["critical"])
     record = {"table": table_name, "rows": len(table), "passed": passed, "expectations": judged}
-    gate_report.publish(building / "gx" / "site", record, docs)
+    shutil.rmtree(docs, ignore_errors=True)
+    (building / "gx" / "site").rename(docs)
     shutil.rmtree(building)
     text = json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     for file in (verdict, docs / "verdict.json"):  # the first is an out, which a failed stage loses
@@ -303,7 +292,16 @@ def _plain(value: Any) -> Any:
 def _describe(judged: Mapping[str, Any], count: int) -> str:
     shown = judged.get("rows", [])[:ROWS_SHOWN]
     rows = [f"\n    {json.dumps(row, ensure_ascii=False)}" for row in shown]
-    return f"{judged['expectation']}: {gate_report.found(judged, count)}{''.join(rows)}"
+    return f"{judged['expectation']}: {found(judged, count)}{''.join(rows)}"
+
+
+def found(judged: Mapping[str, Any], count: int) -> str:
+    """Describe what an expectation found: "not so in 3 of 24 rows", "observed 0.5"."""
+    if "observed" in judged:
+        return f"observed {judged['observed']}"
+    if judged["passed"]:
+        return "in all rows" if count else "no rows"
+    return f"not so in {judged['unexpected']:,} of {count:,} rows"
 
 
 def _write(file: Path, text: str) -> None:

@@ -14,19 +14,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tasks.gates.gate import (
-    Expectation,
-    among,
-    between,
-    legible,
-    printable,
-    sum_between,
-    unique,
-    unusable,
-)
+from tasks.gates.gate import Expectation, among, between, legible, sum_between, unique, unusable
 from tasks.gates.texts import damage, prose_fault
 from tasks.trees.tree import Message
-from tasks.trees.words import overlaps
+from tasks.trees.words import overlaps, printable
 
 # (answer, accepted forms) -> breakdown with "score"; kind of scorer -> scorer
 Scorers = Mapping[str, Callable[[str, Sequence[str]], Mapping[str, float]]]

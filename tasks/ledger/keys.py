@@ -17,6 +17,8 @@ from tasks.ledger.artifacts import Artifact, Step
 PROJECT = Path(__file__).resolve().parents[2]
 ROOMS = ("flows", "tasks", "params")
 KEY_LETTERS = 16
+OWN = "tasks/ledger"
+DESCRIBED = ("tasks/tools", "tasks/environments")  # rooms whose docstrings an agent may read
 
 
 def stage_key(recipe: BaseModel, *inputs: Artifact) -> str:
@@ -54,35 +56,61 @@ def identity(value: Any) -> str | None:
 
 @functools.cache
 def source_digests(module: Path) -> dict[str, str]:
-    """Digests of a module's source and of all project files that it imports, directly or not."""
+    """Digest the source of a module and of all project files that it imports, directly or not.
+
+    Returns path in the project -> digest of the parsed source. Comments, line breaks and docstrings
+    do not count, but for the docstrings of rooms in DESCRIBED. The ledger's own files are left out:
+    they keep what verbs write, and what would change a digest or a key changes keys by itself.
+    """
     return {
-        str(file.relative_to(PROJECT)): hashlib.blake2b(
-            file.read_bytes(), digest_size=8
-        ).hexdigest()
+        str(file.relative_to(PROJECT)): code_digest(file)
         for file in import_closure(module)
+        if not file.is_relative_to(PROJECT / OWN)
     }
 
 
 def source_digest(module: Path) -> str:
-    """One digest of them all."""
+    """Return one digest of all of them."""
     text = json.dumps(source_digests(module), sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
+def code_digest(file: Path) -> str:
+    """Digest what a file's source says to the interpreter. Hexadecimal, 16 letters."""
+    tree = ast.parse(file.read_text())
+    if not any(file.is_relative_to(PROJECT / room) for room in DESCRIBED):
+        _drop_docstrings(tree)
+    text = ast.dump(tree)  # without line numbers
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _drop_docstrings(tree: ast.Module) -> None:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+                del node.body[0]
+
+
 def import_closure(module: Path) -> list[Path]:
-    """The project files that ``module`` is made of: itself and what it imports, sorted."""
+    """Return the project files that ``module`` is made of: itself and what it imports, sorted."""
     found: set[Path] = set()
     waiting = [module.resolve()]
     while waiting:
         file = waiting.pop()
         if file not in found:
             found.add(file)
-            waiting += [path for name in imports(file) if (path := _project_file(name))]
+            waiting += imported_files(file)
     return sorted(found)
 
 
+def imported_files(file: Path) -> list[Path]:
+    """Return the project files that the imports of ``file`` run, those of packages included."""
+    return [path for name in imports(file) for path in _project_files(name)]
+
+
 def imports(file: Path) -> Iterable[str]:
-    """Dotted names of the modules that a file may import; names from packages included."""
+    """Yield dotted names of the modules that a file may import; names from packages included."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -91,11 +119,14 @@ def imports(file: Path) -> Iterable[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def _project_file(name: str) -> Path | None:
-    if name.split(".")[0] not in ROOMS:
-        return None
-    path = PROJECT.joinpath(*name.split("."))
-    for candidate in (path.with_suffix(".py"), path / "__init__.py"):
-        if candidate.is_file():
-            return candidate
-    return None
+def _project_files(name: str) -> list[Path]:
+    """Return the files that an import of a dotted name runs: of its packages, and its own.
+
+    Empty ones decide nothing and are left out.
+    """
+    parts = name.split(".")
+    if parts[0] not in ROOMS:
+        return []
+    places = [PROJECT.joinpath(*parts[: length + 1]) for length in range(len(parts))]
+    files = [file for place in places for file in (place / "__init__.py", place.with_suffix(".py"))]
+    return [file for file in files if file.is_file() and file.stat().st_size]

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from params.schema.benchmarks import Benchmark
-from tasks.gates.gate import printable
 from tasks.questions.benchmarks import Entry, apart, distinct, read_entries
 from tasks.questions.experts import Dropped
 from tasks.trees.tree import Question
+from tasks.trees.words import printable
 
 REFUSED = "intake_file_refused"  # the reason for which a whole file is set aside
 

@@ -15,12 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from params.schema.reinforce import Rollout
+from tasks.trees.metrics import window_entropy
 from tasks.trees.tree import AFTER_RESULT, AT_MARK, TURN, Decision, Node
-
-
-def window_entropy(entropies: NDArray[np.float32], window: int) -> float:
-    """Mean normalised entropy of the first ``window`` sampled tokens, or as many as there are."""
-    return float(np.mean(entropies[:window], dtype=np.float64)) if len(entropies) else 0.0
 
 
 def branch_probability(rise: float, settings: Rollout) -> float:

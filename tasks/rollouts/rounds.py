@@ -27,9 +27,10 @@ from params.schema.reinforce import Rollout
 from tasks.engines import Engine, Request, Sample, Session
 from tasks.environments.toolbox import Respond
 from tasks.policy.parallel import side_by_side
-from tasks.rollouts.branching import Point, branching_points, decide, window_entropy
+from tasks.rollouts.branching import Point, branching_points, decide
 from tasks.trees import dialogue as talk
 from tasks.trees import marks as segment
+from tasks.trees.metrics import window_entropy
 from tasks.trees.tree import (
     PROMPT,
     RESULT,

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.rollouts.branching import window_entropy
 from tasks.trees.tree import PART, RESULT, TURN, Tree
 
 Entropies = NDArray[np.float32]  # of consecutive sampled tokens, over ln|V|
@@ -115,3 +114,8 @@ def together(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
         name: sum(entry[name] for entry in metrics) / (1 if name in COUNTS else len(metrics))
         for name in metrics[0]
     }
+
+
+def window_entropy(entropies: NDArray[np.float32], window: int) -> float:
+    """Mean normalised entropy of the first ``window`` sampled tokens, or as many as there are."""
+    return float(np.mean(entropies[:window], dtype=np.float64)) if len(entropies) else 0.0

@@ -24,11 +24,11 @@ LATEX = (  # commands that only lay out what is asked, and the usual synonyms
     (re.compile(r"\\div(?![a-z])"), "/"),
 )
 # Written without spaces between words: Chinese and Japanese.
-UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-LETTERS = rf"[^\W\d_{UNSPACED}]"
+CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+LETTERS = rf"[^\W\d_{CJK}]"
 THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")  # 1,000 is one number
 WORD = re.compile(
-    rf"{LETTERS}+|\d+(?:\.\d+)?|[{UNSPACED}()+*=<>^%]"
+    rf"{LETTERS}+|\d+(?:\.\d+)?|[{CJK}()+*=<>^%]"
     rf"|(?<!{LETTERS})[-/](?!{LETTERS})"  # next to a letter, a hyphen or an "or"
 )
 
@@ -72,3 +72,16 @@ def _runs(text: str, words: int) -> Iterator[tuple[str, ...]]:
     """Every run of so many words in a row; all of them where there are fewer."""
     found = tuple(normalised_words(text))
     return (found[start : start + words] for start in range(max(1, len(found) - words + 1)))
+
+
+def printable(text: str) -> str:
+    """The text with an escape, such as "\\x07", for what a page or terminal might act on.
+
+    Line feeds and tabs stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        sign if sign.isprintable() or sign in "\n\t" else sign.encode("unicode_escape").decode()
+        for sign in text
+    )

@@ -11,7 +11,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from flows.runs import ledger_mirror
-from flows.tracking.progress import Progress
 from params.schema.base import Machine
 from params.schema.cold_start import ColdStart
 from tasks import cold_start as verb
@@ -66,7 +65,7 @@ def made_traces(count=10):
     return rows
 
 
-def train(initial, rows, settings=SETTINGS, machine=MACHINE):
+def train(initial, rows, settings=SETTINGS, machine=MACHINE, **watch):
     """Run the verb in the folder that is the working one; its record."""
     write_table(pa.Table.from_pylist(rows), Path("traces.parquet"))
     return cold_start.fn(
@@ -75,6 +74,7 @@ def train(initial, rows, settings=SETTINGS, machine=MACHINE):
         traces=artifacts.artifact(Path("traces.parquet")),
         settings=settings,
         machine=machine,
+        **watch,
     )
 
 
@@ -167,18 +167,15 @@ def test_the_tokenizer_is_handed_on_as_it_was(initial, tokenizer, folder):
 KILLED = """
 import os, signal
 from pathlib import Path
-from tasks import store
+from flows.runs import ledger_mirror
 from tests.tasks import test_cold_start as test
 
-class Deadly(test.Progress):
-    def advance(self, count):
-        super().advance(count)
-        if self.done == 5:
-            os.kill(os.getpid(), signal.SIGKILL)
+def deadly(done, shown):
+    if done == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
 
-test.verb.Progress = Deadly
-with store.attached():
-    test.train(Path({policy!r}), test.made_traces())
+with ledger_mirror.attached():
+    test.train(Path({policy!r}), test.made_traces(), advance=deadly)
 """
 
 
@@ -191,27 +188,13 @@ def kill_while_training(initial):
     assert killed.returncode == -signal.SIGKILL, killed.stderr
 
 
-@pytest.fixture
-def began(monkeypatch):
-    """The steps that were done when a training began or went on."""
-    steps = []
-
-    class Recording(Progress):
-        def __init__(self, name, total, done=0):
-            steps.append(done)
-            super().__init__(name, total, done)
-
-    monkeypatch.setattr(verb, "Progress", Recording)
-    return steps
-
-
 def checkpoints():
     return sorted(
         path.name for path in artifacts.ROOT.glob("toy/cold_start/.*.scratch/checkpoint-*")
     )
 
 
-def test_a_killed_training_goes_on_and_ends_as_an_unbroken_one(initial, folder, unbroken, began):
+def test_a_killed_training_goes_on_and_ends_as_an_unbroken_one(initial, folder, unbroken):
     kill_while_training(initial)
     assert checkpoints() == ["checkpoint-2", "checkpoint-4"]
     (scratch,) = artifacts.ROOT.glob("toy/cold_start/.*.scratch")
@@ -219,16 +202,15 @@ def test_a_killed_training_goes_on_and_ends_as_an_unbroken_one(initial, folder, 
     half.mkdir()
     (half / "model.safetensors").write_bytes(b"half of the weights")
 
-    made = train(initial, made_traces())
-    assert began == [4], "it goes on at its newest whole checkpoint"
+    steps = []
+    made = train(initial, made_traces(), advance=lambda done, shown: steps.append(done))
+    assert steps[0] == 5, "it goes on at its newest whole checkpoint"
     assert made["artifacts"]["policy"]["digest"] == unbroken["artifacts"]["policy"]["digest"]
     assert made["curve"] == unbroken["curve"]
     assert checkpoints() == []
 
 
-def test_a_training_that_was_killed_here_goes_on_elsewhere(
-    initial, folder, unbroken, began, monkeypatch
-):
+def test_a_training_that_was_killed_here_goes_on_elsewhere(initial, folder, unbroken, monkeypatch):
     monkeypatch.setenv(ledger_mirror.VARIABLE, str(folder / "shared"))
     for name in ("first", "second"):
         (folder / name).mkdir()
@@ -236,8 +218,9 @@ def test_a_training_that_was_killed_here_goes_on_elsewhere(
     kill_while_training(initial)
     monkeypatch.chdir(folder / "second")
     with ledger_mirror.attached():
-        made = train(initial, made_traces())
-    assert began == [4]
+        steps = []
+        made = train(initial, made_traces(), advance=lambda done, shown: steps.append(done))
+    assert steps[0] == 5
     assert made["artifacts"]["policy"]["digest"] == unbroken["artifacts"]["policy"]["digest"]
     assert made["cursor"] == unbroken["cursor"] == SETTINGS.steps * SETTINGS.batch
     assert made["questions"] == sorted(f"q{number}" for number in range(10))

@@ -12,7 +12,7 @@ import yaml
 
 from flows.runs import cache as version
 from flows.runs import dvc_command, pipeline
-from tasks.ledger import artifacts
+from tasks.ledger import artifacts, keys
 from tests import toy_project as toy
 
 ROOT = toy.ROOT
@@ -267,46 +267,33 @@ def test_what_is_delivered_and_tracked_by_dvc_is_new_once(project):
 # ---------------------------------------------------------------- source
 
 
-def test_sources_follow_imports_but_not_through_what_cannot_change_an_out(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for file, text in {
-        "flows/train.py": "import json\nfrom tasks import update, track\nimport flows.stage",
-        "flows/workers/stage.py": "import tasks.only_for_stage",
-        "tasks/__init__.py": "",
-        "flows/tracking/run.py": "import tasks.figures",
-        "flows/tracking/figures.py": "",
-        "tasks/only_for_stage.py": "",
-        "tasks/engines/fast.py": "import numpy.random",
-        "tasks/update.py": "import tasks.engines.fast\ndef f():\n    from params.schema import A",
-        "tasks/engines/__init__.py": "class Engine:\n    import tasks.losses",
-        "tasks/learning/losses.py": "from tasks import update",
-        "tasks/rollout.py": "",
-        "params/schema.py": "import yaml",
-    }.items():
-        Path(file).parent.mkdir(parents=True, exist_ok=True)
-        Path(file).write_text(text)
-    assert pipeline.sources(Path("flows/train.py")) == [
-        "flows/train.py",
-        "params/schema.py",
-        "tasks/engines/__init__.py",
-        "tasks/engines/fast.py",
-        "tasks/learning/losses.py",
-        "tasks/update.py",
-    ]
-
-
 STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+LOADING = Path("params/schema/recipe.py")  # checks every section; a stage depends on its own
+SHARED = Path("flows/__init__.py")  # runs before every flow
+
+
+def code_of(stage):
+    """The flow of a stage, and what it imports of tasks/ and of the schema's sections."""
+    flow = Path("flows", f"{stage}.py")
+    found, waiting = set(), [flow]
+    while waiting:
+        file = waiting.pop()
+        elsewhere = file.parts[0] == "flows" and file != flow
+        if file not in found and not elsewhere and file != LOADING:
+            found.add(file)
+            waiting += [path.relative_to(ROOT) for path in keys.imported_files(ROOT / file)]
+    return found
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_dvc_yaml_names_the_sources_of_a_stage_and_no_others(stage, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    deps = [dep for dep in STAGES[stage]["do"]["deps"] if dep.endswith(".py")]
-    assert deps == pipeline.sources(Path(f"flows/{stage}.py"))
-
-
-def test_what_is_said_to_be_no_dependency_exists():
-    assert all((ROOT / file).is_file() for file in pipeline.NOT_DEPENDENCIES)
+def test_deps_are_what_a_stage_imports(stage):
+    code = code_of(stage)
+    deps = [Path(dep) for dep in STAGES[stage]["do"]["deps"]]
+    deps = [dep for dep in deps if dep.parts[0] in ("flows", "tasks", "params") and dep != SHARED]
+    unlisted = [file for file in code if not any(file.is_relative_to(dep) for dep in deps)]
+    assert not unlisted, f"dvc.yaml, {stage}: add the rooms of {unlisted} to deps"
+    unused = [dep for dep in deps if not any(file.is_relative_to(dep) for file in code)]
+    assert not unused, f"dvc.yaml, {stage}: the flow imports nothing of {unused}"
 
 
 # ---------------------------------------------------------------- running a stage

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from flows.tracking import gate_report
 from tasks.gates import gate
 
 EXPECTATIONS = [
@@ -48,8 +49,8 @@ def failed(tmp_path_factory):
 
 def test_importing_gate_and_drawers_leaves_great_expectations_alone():
     code = (
-        "import sys; import tasks.gate, tasks.expectations.questions, tasks.expectations.traces, "
-        "tasks.expectations.trajectories, tasks.expectations.rewards, tasks.expectations.advantages"
+        "import sys; import tasks.gates.gate, tasks.gates.questions, tasks.gates.traces, "
+        "tasks.gates.trajectories, tasks.gates.rewards, tasks.gates.advantages"
         "; print('great_expectations' in sys.modules)"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -112,6 +113,7 @@ def test_verdict_of_a_failure_is_the_same_bytes_each_time(failed):
 def test_data_docs_show_what_fails_first_and_lead_to_the_results(failed):
     folder, _ = failed
     docs = folder / "docs"
+    gate_report.publish(docs)
     index = (docs / "index.html").read_text()
     assert "Table things: refused" in index and "4 rows; 1 of 6 expectations hold" in index
     places = [index.index(each.words) for each in EXPECTATIONS]
@@ -126,6 +128,7 @@ def test_data_docs_show_what_fails_first_and_lead_to_the_results(failed):
 
 def test_no_page_of_data_docs_may_run_a_script_or_load_anything(failed):
     folder, _ = failed
+    gate_report.publish(folder / "docs")
     pages = list((folder / "docs").rglob("*.html"))
     assert len(pages) == 3
     for page in pages:
@@ -143,6 +146,7 @@ def test_hostile_values_are_shown_as_they_are(tmp_path):
     things = pd.DataFrame({"name": pd.Series(names, dtype=object)}).set_index("name", drop=False)
     with pytest.raises(gate.GateError) as caught:
         gate.check("things", things, expectations, tmp_path / "verdict", tmp_path / "docs")
+    gate_report.publish(tmp_path / "docs")
     lines = str(caught.value).splitlines()
     assert f'    {{"name": "{HOSTILE}"}}' in lines
     assert '    {"name": "a\\\\x1b[2J\\\\ud800\\\\u202e"}' in lines

@@ -6,19 +6,6 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-from tests.tasks.test_learner import (
-    GRPO,
-    HALF,
-    MACHINE,
-    OWN,
-    SETTINGS,
-    SHARED,
-    TEMPERATURE,
-    made_trees,
-    run,
-    same,
-    weights,
-)
 from transformers import AutoModelForCausalLM
 
 from params.schema.reinforce import Lora
@@ -31,6 +18,19 @@ from tasks.ledger import artifacts
 from tasks.policy import adapter, checkpoint, resident
 from tasks.policy.machine import use_machine
 from tasks.policy.model import load_policy
+from tests.tasks.learning.test_learner import (
+    GRPO,
+    HALF,
+    MACHINE,
+    OWN,
+    SETTINGS,
+    SHARED,
+    TEMPERATURE,
+    made_trees,
+    run,
+    same,
+    weights,
+)
 from tests.trees import credited, random_tree
 
 LORA = Lora(rank=4, alpha=8, modules=("q_proj", "v_proj", "down_proj"))

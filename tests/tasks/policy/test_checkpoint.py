@@ -4,7 +4,17 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.tasks.test_learner import (
+from transformers import AutoModel
+
+from params.schema.algorithms import Critic
+from tasks.engines import Request
+from tasks.engines.transformers.engine import TransformersEngine
+from tasks.learning import learner
+from tasks.learning.packing import uncredited
+from tasks.ledger import artifacts
+from tasks.policy import checkpoint, resident
+from tasks.trees.tree import PROMPT, TURN, Node, Question, Tree
+from tests.tasks.learning.test_learner import (
     HALF,
     MACHINE,
     OWN,
@@ -16,16 +26,6 @@ from tests.tasks.test_learner import (
     same,
     weights,
 )
-from transformers import AutoModel
-
-from params.schema.algorithms import Critic
-from tasks.engines import Request
-from tasks.engines.transformers.engine import TransformersEngine
-from tasks.learning import learner
-from tasks.learning.packing import uncredited
-from tasks.ledger import artifacts
-from tasks.policy import checkpoint, resident
-from tasks.trees.tree import PROMPT, TURN, Node, Question, Tree
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from tasks.rollouts.branching import (
     decide,
     least_rise,
     wants_branch,
-    window_entropy,
 )
+from tasks.trees.metrics import window_entropy
 from tasks.trees.tree import AFTER_RESULT, AT_MARK, PROMPT, RESULT, TURN, Node
 
 

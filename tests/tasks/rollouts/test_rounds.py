@@ -21,10 +21,11 @@ from tasks.engines import Sample
 from tasks.engines.transformers.engine import TransformersEngine
 from tasks.environments.question import respond
 from tasks.policy.model import END as END_TOKEN
-from tasks.rollouts.branching import branching_points, window_entropy
+from tasks.rollouts.branching import branching_points
 from tasks.rollouts.rounds import Setting, grow
 from tasks.trees import dialogue as talk
 from tasks.trees import marks as segment
+from tasks.trees.metrics import window_entropy
 from tasks.trees.tables import load_trees, save_trees
 from tasks.trees.tree import (
     AFTER_RESULT,

@@ -4,13 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.tasks.estimators.conftest import (
-    assert_same,
-    batches,
-    episode,
-    factors,
-    slow_whitened,
-)
 
 from tasks.learning.estimators.critic import (
     discounted_sums,
@@ -18,6 +11,13 @@ from tasks.learning.estimators.critic import (
     gae,
     token_advantages,
     value_targets,
+)
+from tests.tasks.learning.estimators.conftest import (
+    assert_same,
+    batches,
+    episode,
+    factors,
+    slow_whitened,
 )
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, note
 from hypothesis import strategies as st
-from tests.tasks.estimators.conftest import assert_same, batches, episode, groups
 
 from tasks.learning.estimators import critic as critics
 from tasks.learning.estimators import group, step, tree
+from tests.tasks.learning.estimators.conftest import assert_same, batches, episode, groups
 
 BY_REWARD = {  # without a time axis and within the group
     "return": group.returns(),

@@ -4,16 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.tasks.estimators.conftest import (
-    HALF,
-    assert_same,
-    batches,
-    episode,
-    on_every_token,
-    slow_relative,
-    slow_whitened,
-    slow_whole,
-)
 
 from tasks.learning.estimators.group import (
     batch_whitened,
@@ -22,6 +12,16 @@ from tasks.learning.estimators.group import (
     mean_by_key,
     relative,
     returns,
+)
+from tests.tasks.learning.estimators.conftest import (
+    HALF,
+    assert_same,
+    batches,
+    episode,
+    on_every_token,
+    slow_relative,
+    slow_whitened,
+    slow_whole,
 )
 
 

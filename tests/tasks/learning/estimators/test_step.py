@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.tasks.estimators.conftest import (
+
+from tasks.learning.estimators.step import (
+    grouped_gae,
+    state_sharing,
+    step_advantages,
+    step_rewards,
+    two_level,
+)
+from tests.tasks.learning.estimators.conftest import (
     HALF,
     assert_same,
     batches,
@@ -15,14 +23,6 @@ from tests.tasks.estimators.conftest import (
     slow_whitened,
     slow_whole,
     walk,
-)
-
-from tasks.learning.estimators.step import (
-    grouped_gae,
-    state_sharing,
-    step_advantages,
-    step_rewards,
-    two_level,
 )
 
 FOUR = [

@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from tests.tasks.estimators.conftest import (
+
+from tasks.learning.estimators.group import group_relative
+from tasks.learning.estimators.tree import prefix_calibrated, token_identities
+from tests.tasks.learning.estimators.conftest import (
     HALF,
     assert_same,
     batches,
@@ -13,9 +16,6 @@ from tests.tasks.estimators.conftest import (
     slow_relative,
     slow_whole,
 )
-
-from tasks.learning.estimators.group import group_relative
-from tasks.learning.estimators.tree import prefix_calibrated, token_identities
 
 PATHS = [np.array(path) for path in ([1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 6, 7], [1, 8, 9, 4])]
 REWARDS = [1.0, 0.0, 0.0, 1.0]
