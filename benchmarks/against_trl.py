@@ -31,7 +31,7 @@ from torch import Tensor
 
 from params.schema import algorithms
 from params.schema import recipe as schema
-from params.schema.algorithms import Row
+from params.schema.algorithms import Algorithm
 from params.schema.prepare import TinyPolicy
 from params.schema.recipe import Recipe
 from tasks.engines.transformers.engine import TransformersEngine
@@ -168,13 +168,13 @@ def cold_started(recipe: Recipe) -> tuple[Path, Path]:
     )
     trained = cold_start.fn(
         step=Step("bench", "cold_start", 0, recipe.seed),
-        policy=artifacts.of(made, "initial"),
-        traces=artifacts.of(made, "traces"),
+        policy=artifacts.output(made, "initial"),
+        traces=artifacts.output(made, "traces"),
         settings=recipe.cold_start,
         machine=recipe.machine,
     )
-    questions = Path(artifacts.of(made, "questions").path, "train.parquet")
-    return Path(artifacts.of(trained, "policy").path), questions
+    questions = Path(artifacts.output(made, "questions").path, "train.parquet")
+    return Path(artifacts.output(trained, "policy").path), questions
 
 
 def tiny(recipe: Recipe, folder: Path, questions: list[Question]) -> Start:
@@ -247,7 +247,7 @@ def beamline_sample(
     learning: Learner,
     questions: Sequence[Question],
     tools: Respond,
-    row: Row,
+    row: Algorithm,
     number: int,
 ) -> list[Tree]:
     """Roll out a batch, as tasks/rollout.py does."""
@@ -283,11 +283,11 @@ def credited(trees: Sequence[Tree], rewards: Sequence[float]) -> list[Credited]:
 
 
 def beamline_update(
-    start: Start, learning: Learner, trees: Sequence[Tree], rewards: Sequence[float], row: Row
+    start: Start, learning: Learner, trees: Sequence[Tree], rewards: Sequence[float], row: Algorithm
 ) -> dict[str, float]:
     """Credit and one optimizer step, as tasks/advantage.py and tasks/update.py do."""
     settings = start.recipe.reinforce
-    return learner.update(
+    return learner.optimize(
         learning,
         credited(trees, rewards),
         assemble(row, start.recipe.dialogue.response_tokens).loss,
@@ -299,7 +299,7 @@ def beamline_update(
 
 
 def beamline_step(
-    start: Start, case: Case, learning: Learner, tools: Tools, row: Row, number: int
+    start: Start, case: Case, learning: Learner, tools: Tools, row: Algorithm, number: int
 ) -> tuple[Measured, list[Tree], list[float]]:
     """One whole step, its trees and their rewards."""
     questions = batch_of(start, case, number)
@@ -435,7 +435,7 @@ def best_peer(
 
 def run_case(start: Start, case: Case, repetitions: int, tools: Tools) -> dict[str, Any]:
     """All repetitions of a case, the sides in turns; its entry of the file."""
-    rows = {side: algorithms.load_rows()[name] for side, name in ROWS.items()}
+    rows = {side: algorithms.load_algorithms()[name] for side, name in ROWS.items()}
     learning = beamline_learner(start)
     weights = [weight.detach().clone() for weight in learning.model.parameters()]
     _, trees, rewards = beamline_step(start, case, learning, tools, rows[BEAMLINE], 0)
@@ -618,7 +618,7 @@ def memory_of(start: Start, case: Case, contestant: str, tools: Tools) -> dict[s
         for number in range(3):
             trl_step(start, case, trainer, tools, number)
     else:
-        learning, row = beamline_learner(start), algorithms.load_rows()[ROWS[contestant]]
+        learning, row = beamline_learner(start), algorithms.load_algorithms()[ROWS[contestant]]
         before = resident_mib("VmRSS")
         for number in range(3):
             beamline_step(start, case, learning, tools, row, number)
@@ -657,7 +657,7 @@ def profile(start: Start, case: Case, tools: Tools) -> None:
     learning = beamline_learner(start)
     questions = batch_of(start, case, 1)
     for name in ROWS.values():
-        row = algorithms.load_rows()[name]
+        row = algorithms.load_algorithms()[name]
         beamline_step(start, case, learning, tools, row, 0)
         sample = partial(beamline_sample, start, learning, questions, tools.beamline, row, 1)
         trees = profiled(f"sampling, row {name}", sample)

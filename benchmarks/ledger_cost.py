@@ -37,6 +37,7 @@ from params.schema.prepare import TinyPolicy
 from params.schema.recipe import Recipe
 from tasks import reward
 from tasks.ledger import artifacts, substeps
+from tasks.ledger.artifacts import Artifact
 from tasks.policy import checkpoint, resident
 from tasks.policy.machine import use_machine
 from tasks.policy.tiny import build_policy, build_tokenizer
@@ -84,10 +85,10 @@ def prepare(recipe: Recipe) -> Training:
     return Training(
         start=artifacts.Step("bench", "reinforce", 0, 0),
         recipe=recipe,
-        row=schema.row_of(recipe),
-        policy=artifacts.artifact(Path("policy")),
-        questions=artifacts.artifact(Path("questions.parquet")),
-        corpus=artifacts.artifact(Path("corpus")),
+        row=schema.algorithm_of(recipe),
+        policy=Artifact.at(Path("policy")),
+        questions=Artifact.at(Path("questions.parquet")),
+        corpus=Artifact.at(Path("corpus")),
         tools=lambda calls: [Observation("ok", "1") for _ in calls],
     )
 
@@ -153,7 +154,7 @@ def measure(shape: dict[str, int], iterations: int, shared: bool) -> dict[str, A
                 whole.append(now() - began)
                 ours.append(spent - before)
         size = sum(file.stat().st_size for file in Path("policy").glob("*.safetensors"))
-        written = _size(Path(artifacts.of(done["update"][0], "policy").path).parent)
+        written = _size(Path(artifacts.output(done["update"][0], "policy").path).parent)
     iteration, kept = np.median(whole, 0).tolist(), np.median(ours, 0).tolist()
     return {
         "parameters": size // 4,

@@ -26,7 +26,7 @@ from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from flows.tracking import figures
-from params.schema.algorithms import load_rows
+from params.schema.algorithms import load_algorithms
 from params.schema.base import Machine
 from params.schema.reinforce import Update
 from tasks.learning import learner
@@ -102,7 +102,7 @@ def measure(form: str, vocabulary: int, tokens: int) -> int:
     """Bytes that one update takes beyond weights, gradients, optimizer state and libraries."""
     machine = Machine(threads=1, device="cpu", precision="float32")
     use_machine(machine)
-    loss = assemble(load_rows()["grpo"], tokens).loss
+    loss = assemble(load_algorithms()["grpo"], tokens).loss
     settings = Update(
         learning_rate=1e-4,
         warmup_updates=0,
@@ -119,7 +119,7 @@ def measure(form: str, vocabulary: int, tokens: int) -> int:
     learner.token_logprobs = FORMS[form]
 
     def update(tree: Credited) -> None:
-        learner.update(learning, [tree], loss, settings, 1.0, machine, 0)
+        learner.optimize(learning, [tree], loss, settings, 1.0, machine, 0)
 
     update(tree_of(vocabulary, 2, 2))  # gradients and optimizer state are there from now on
     tree = tree_of(vocabulary, tokens, LEAVES)

@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from params.schema.algorithms import load_rows
+from params.schema.algorithms import load_algorithms
 from params.schema.base import Machine
 from params.schema.reinforce import Update
 from tasks.engines import Request
@@ -293,7 +293,7 @@ def measure(
     """One line of the table of updates."""
     learning = Learner(Path(name), policy(architecture, device), None)
     checkpoint.prepare_optimizer(learning, SETTINGS)
-    loss = assemble(load_rows()["grpo"], 1).loss
+    loss = assemble(load_algorithms()["grpo"], 1).loss
     machine, form = machine_of(device), form_for(device)
     cost = learner._cost(learning.model, form)
     batch = micro_batches(trees, packing, tokens, cost, device)

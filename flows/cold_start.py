@@ -25,8 +25,8 @@ def cold_start(recipe: str) -> None:
     starts there and has one.
     """
     chosen = schema.load(recipe, Path("params"))
-    initial = artifacts.artifact(Path("models", recipe, "initial"))
-    traces = artifacts.artifact(Path("data", recipe, "traces.parquet"))
+    initial = Artifact.at(Path("models", recipe, "initial"))
+    traces = Artifact.at(Path("data", recipe, "traces.parquet"))
     reigning = champion.policy(Path("models", recipe, "champion"))
     begins = reigning if chosen.start == "champion" else None
     key = keys.stage_key(chosen, initial, traces)
@@ -34,7 +34,7 @@ def cold_start(recipe: str) -> None:
         made = [] if begins else [_fine_tuned(recipe, chosen, initial, traces, run)]
         if chosen.start == "champion":
             print("cold_start: " + ("the champion as it is" if begins else "no champion yet"))
-        policy = begins or artifacts.of(made[0], "policy")
+        policy = begins or artifacts.output(made[0], "policy")
         artifacts.publish(policy, Path("models", recipe, "cold_start"))
         artifacts.publish_records(made, Path("data", recipe, "records", "cold_start.jsonl"))
 

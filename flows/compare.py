@@ -33,7 +33,6 @@ from params.schema import recipe as schema
 from params.schema.evaluate import Evaluate
 from params.schema.recipe import Recipe
 from tasks.environments.toolbox import open_tools
-from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact, Step
 from tasks.policy.machine import use_machine
 from tasks.trees.intervals import bootstrap_interval
@@ -51,11 +50,9 @@ def compare(recipe: str, rows: Sequence[str], iterations: int) -> None:
     chosen = schema.load(recipe, Path("params"))
     use_machine(chosen.machine)
     data = Path("data", recipe)
-    cold_start = artifacts.artifact(Path("models", recipe, "cold_start"))
-    corpus = artifacts.artifact(data / "corpus")
-    questions, test = (
-        artifacts.artifact(data / "questions" / f"{s}.parquet") for s in ("train", "test")
-    )
+    cold_start = Artifact.at(Path("models", recipe, "cold_start"))
+    corpus = Artifact.at(data / "corpus")
+    questions, test = (Artifact.at(data / "questions" / f"{s}.parquet") for s in ("train", "test"))
     with open_tools(chosen, Path(corpus.path)) as tools:
         asked = Step(recipe, "compare/cold_start", 0, chosen.seed)
         answers = rewards_of(answer(chosen, asked, cold_start, test, corpus, tools))
@@ -63,7 +60,7 @@ def compare(recipe: str, rows: Sequence[str], iterations: int) -> None:
         for name in rows:
             other = with_algorithm(chosen, name)
             step = Step(recipe, f"compare/{name}", 0, chosen.seed)
-            row = schema.row_of(other, Path("params"))
+            row = schema.algorithm_of(other, Path("params"))
             training = Training(step, other, row, cold_start, questions, corpus, tools)
             work = partial(measure, training, iterations, test)
             found.append(remembering(step.folder, work))
@@ -150,9 +147,9 @@ def main(arguments: list[str]) -> int:
         if chosen.iterations is not None and chosen.iterations < 1:
             raise ValueError(f"--iterations {chosen.iterations}: give at least 1, or leave it out")
         recipe = schema.load(chosen.recipe, Path("params"))
-        rows = chosen.algorithms or list(algorithms.load_rows(Path("params")))
+        rows = chosen.algorithms or list(algorithms.load_algorithms(Path("params")))
         for name in rows:
-            schema.row_of(with_algorithm(recipe, name), Path("params"))
+            schema.algorithm_of(with_algorithm(recipe, name), Path("params"))
         with prefect_server(), ledger_mirror.attached():
             compare(chosen.recipe, rows, chosen.iterations or recipe.reinforce.iterations)
     except (ValueError, RuntimeError) as error:

@@ -31,14 +31,14 @@ def evaluate(recipe: str) -> None:
     chosen = schema.load(recipe, Path("params"))
     models = Path("models", recipe)
     agents = {
-        "cold_start": artifacts.artifact(models / "cold_start"),
-        "trained": artifacts.artifact(models / "trained"),
+        "cold_start": Artifact.at(models / "cold_start"),
+        "trained": Artifact.at(models / "trained"),
     }
     reigning = champion.policy(models / "champion")
     if reigning:
         agents["champion"] = reigning
-    questions = artifacts.artifact(Path("data", recipe, "questions", "test.parquet"))
-    corpus = artifacts.artifact(Path("data", recipe, "corpus"))
+    questions = Artifact.at(Path("data", recipe, "questions", "test.parquet"))
+    corpus = Artifact.at(Path("data", recipe, "corpus"))
     step = Step(recipe, "evaluate", 0, chosen.seed)
     use_machine(chosen.machine)
     key = keys.stage_key(chosen, questions, corpus, *agents.values())
@@ -57,9 +57,11 @@ def evaluate(recipe: str) -> None:
             [*records, made], Path("data", recipe, "records", "evaluate.jsonl")
         )
         reports = Path("reports", recipe)
-        artifacts.publish(artifacts.of(made, "answers"), Path("data", recipe, "evaluation.parquet"))
-        artifacts.publish(artifacts.of(made, "metrics"), reports / "metrics.json")
-        artifacts.publish(artifacts.of(made, "table"), reports / "table.md")
+        artifacts.publish(
+            artifacts.output(made, "answers"), Path("data", recipe, "evaluation.parquet")
+        )
+        artifacts.publish(artifacts.output(made, "metrics"), reports / "metrics.json")
+        artifacts.publish(artifacts.output(made, "table"), reports / "table.md")
         run.table(table_rows(made["rows"]), "evaluation.json")
         run.figure(figures.success_by_kind(success_rows(made["rows"])), "success_by_kind.png")
 
@@ -95,7 +97,7 @@ def answer(
         advance=progress.advance,
     )
     progress.close()
-    trees = artifacts.of(rolled_out, "trees")
+    trees = artifacts.output(rolled_out, "trees")
     rewarded = reward(
         step=step,
         trees=trees,
@@ -108,7 +110,7 @@ def answer(
 
 def rewards_of(answered: Sequence[Record]) -> Artifact:
     """The scored answers among what ``answer`` returns."""
-    return artifacts.of(answered[-1], "rewards")
+    return artifacts.output(answered[-1], "rewards")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from flows.host import disk, gpu_memory, remedies
 from flows.host.gpu_memory import CARDS, GIB, Card, Memory, Seconds, Shape
 from flows.host.remedies import Remedy
 from params.schema import recipe as schema
-from params.schema.algorithms import Row
+from params.schema.algorithms import Algorithm
 from params.schema.recipe import Recipe
 
 PARAMS = Path("params")
@@ -32,7 +32,7 @@ class Planned:
 
     name: str
     recipe: Recipe
-    row: Row
+    row: Algorithm
     config: Any
     shape: Shape
 
@@ -56,7 +56,7 @@ def read(name: str) -> Planned:
     return Planned(
         name,
         recipe,
-        schema.row_of(recipe, PARAMS),
+        schema.algorithm_of(recipe, PARAMS),
         config,
         gpu_memory.shape_of(config, recipe.lora),
     )

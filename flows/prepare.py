@@ -40,12 +40,12 @@ def prepare(recipe: str) -> None:
         )
         run.metrics(made["metrics"], step=0, at=made["finished"])
         data, models = Path("data", recipe), Path("models", recipe)
-        artifacts.publish(artifacts.of(made, "questions"), data / "questions")
-        artifacts.publish(artifacts.of(made, "traces"), data / "traces.parquet")
-        artifacts.publish(artifacts.of(made, "dropped"), data / "dropped.parquet")
-        artifacts.publish(artifacts.of(made, "corpus"), data / "corpus")
-        artifacts.publish(artifacts.of(made, "gates"), data / "gates" / "prepare")
-        artifacts.publish(artifacts.of(made, "initial"), models / "initial")
+        artifacts.publish(artifacts.output(made, "questions"), data / "questions")
+        artifacts.publish(artifacts.output(made, "traces"), data / "traces.parquet")
+        artifacts.publish(artifacts.output(made, "dropped"), data / "dropped.parquet")
+        artifacts.publish(artifacts.output(made, "corpus"), data / "corpus")
+        artifacts.publish(artifacts.output(made, "gates"), data / "gates" / "prepare")
+        artifacts.publish(artifacts.output(made, "initial"), models / "initial")
         artifacts.publish_records([made], data / "records" / "prepare.jsonl")
 
 

@@ -24,7 +24,7 @@ from flows.tracking.progress import Progress
 from flows.tracking.traces import Trace
 from flows.workers import stage
 from params.schema import recipe as schema
-from params.schema.algorithms import MOST_BATCHES, Row
+from params.schema.algorithms import MOST_BATCHES, Algorithm
 from params.schema.recipe import Recipe
 from params.schema.reinforce import Keep, Reinforce
 from tasks.advantage import advantage
@@ -56,16 +56,16 @@ class Agents:
     critic: Artifact | None
     reference: Artifact
 
-    def at(self, iteration: int, row: Row) -> Agents:
+    def at(self, iteration: int, row: Algorithm) -> Agents:
         """With the reference that holds from this iteration on."""
         refreshed = row.kl and row.kl.refresh and iteration % row.kl.refresh == 0
         return replace(self, reference=self.policy) if refreshed else self
 
-    def after(self, done: Iteration, row: Row) -> Agents:
+    def after(self, done: Iteration, row: Algorithm) -> Agents:
         """What the next iteration begins with."""
         updated = done["update"][0]
-        critic = artifacts.of(updated, "critic") if row.critic else None
-        optimizer = artifacts.of(updated, "optimizer")
+        critic = artifacts.output(updated, "critic") if row.critic else None
+        optimizer = artifacts.output(updated, "optimizer")
         return replace(self, policy=policy_of(done), optimizer=optimizer, critic=critic)
 
 
@@ -75,7 +75,7 @@ class Training:
 
     start: Step  # its first iteration's
     recipe: Recipe
-    row: Row
+    row: Algorithm
     policy: Artifact  # that it begins with
     questions: Artifact
     corpus: Artifact
@@ -86,10 +86,10 @@ class Training:
 def reinforce(recipe: str) -> None:
     """Make ``models/<recipe>/trained`` of ``models/<recipe>/cold_start``; keep all trees."""
     chosen = schema.load(recipe, Path("params"))
-    row = schema.row_of(chosen, Path("params"))
-    questions = artifacts.artifact(Path("data", recipe, "questions", "train.parquet"))
-    corpus = artifacts.artifact(Path("data", recipe, "corpus"))
-    policy = artifacts.artifact(Path("models", recipe, "cold_start"))
+    row = schema.algorithm_of(chosen, Path("params"))
+    questions = Artifact.at(Path("data", recipe, "questions", "train.parquet"))
+    corpus = Artifact.at(Path("data", recipe, "corpus"))
+    policy = Artifact.at(Path("models", recipe, "cold_start"))
     use_machine(chosen.machine)
     key = keys.stage_key(chosen, questions, corpus, policy)
     with (
@@ -195,7 +195,7 @@ def in_order(iteration: Iteration) -> list[Record]:
 
 def policy_of(iteration: Iteration) -> Artifact:
     """The policy that an iteration has made."""
-    return artifacts.of(iteration["update"][0], "policy")
+    return artifacts.output(iteration["update"][0], "policy")
 
 
 def iterate(training: Training, step: Step, agents: Agents, gathered: Gathered) -> Iteration:
@@ -203,7 +203,7 @@ def iterate(training: Training, step: Step, agents: Agents, gathered: Gathered) 
     recipe, row = training.recipe, training.row
     settings, response_tokens = recipe.reinforce, recipe.dialogue.response_tokens
     rolled_out, rewarded = gathered
-    trees = [artifacts.of(record, "trees") for record in rolled_out]
+    trees = [artifacts.output(record, "trees") for record in rolled_out]
     in_reward, in_loss = (row.kl is not None and row.kl.place == p for p in ("reward", "loss"))
     credited = advantage(
         step=step,
@@ -211,7 +211,7 @@ def iterate(training: Training, step: Step, agents: Agents, gathered: Gathered) 
         critic=agents.critic,
         reference=agents.reference if in_reward else None,
         trees=trees,
-        rewards=[artifacts.of(record, "rewards") for record in rewarded],
+        rewards=[artifacts.output(record, "rewards") for record in rewarded],
         row=row,
         size=settings.questions,
         settings=settings.update,
@@ -226,7 +226,7 @@ def iterate(training: Training, step: Step, agents: Agents, gathered: Gathered) 
         critic=agents.critic,
         reference=agents.reference if in_loss else None,
         trees=trees,
-        advantages=artifacts.of(credited, "advantages"),
+        advantages=artifacts.output(credited, "advantages"),
         row=row,
         settings=settings.update,
         temperature=settings.rollout.temperature,
@@ -272,13 +272,13 @@ def gather(training: Training, step: Step, policy: Artifact, place: int) -> Gath
                 search=recipe.search,
                 corpus=training.corpus,
                 tools=training.tools,
-                acting=resident.apart if settings.ahead else resident.resident,
+                acting=resident.load_copy if settings.ahead else resident.load_learner,
             )
         )
         rewarded.append(
             reward(
                 step=step,
-                trees=artifacts.of(rolled_out[-1], "trees"),
+                trees=artifacts.output(rolled_out[-1], "trees"),
                 settings=settings.reward,
                 overlong=row.overlong,
                 response_tokens=recipe.dialogue.response_tokens,
@@ -334,8 +334,8 @@ def sample(iteration: Iteration, size: int) -> list[Trace]:
     rolled_out = iteration["rollout"][0]
     return traces.sample(
         Step(**rolled_out["step"]),
-        artifacts.of(rolled_out, "trees"),
-        artifacts.of(iteration["reward"][0], "rewards"),
+        artifacts.output(rolled_out, "trees"),
+        artifacts.output(iteration["reward"][0], "rewards"),
         rolled_out["finished"],
         size,
     )
@@ -364,7 +364,7 @@ def picture(run: track.Run, done: Sequence[Iteration], settings: Reinforce) -> N
     ]
     if profile:
         run.figure(figures.entropy_around_tools(profile), "entropy_around_tools.png")
-    last = artifacts.of(done[-1]["rollout"][0], "trees")
+    last = artifacts.output(done[-1]["rollout"][0], "trees")
     if decided := read_rows(Path(last.path) / "decisions.parquet"):
         rise = least_rise(settings.rollout)
         run.figure(figures.decisions(decided, rise), "branching_decisions.png")

@@ -57,7 +57,7 @@ def verify(commit: str, recipe: str, replay: bool = False) -> Difference | None:
         run_again(place, recipe, trees)
         found = first_difference.first_difference(stages, before, place, commit)
         if found:
-            worktree.let_go(place)  # the next call runs again
+            worktree.release(place)  # the next call runs again
             print(f"the run of now is in {place}; git worktree remove --force {place} drops it")
         else:
             worktree.finish(place)

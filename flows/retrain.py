@@ -111,7 +111,7 @@ def run(recipe: str, changes: Sequence[str] = ()) -> str:
                 f"{error}\nretrain: the run is unfinished in {place}; the same call goes on there, "
                 f"git worktree remove --force {place} drops it"
             ) from None
-        worktree.take_back(recipe, place)
+        worktree.collect_ledger(recipe, place)
         worktree.finish(place)
     return branch
 
@@ -144,7 +144,7 @@ def set_up(place: Path, recipe: str, changes: Sequence[str], commit: str) -> Non
     transfer.provide_sources(place)
     overrides.apply(changes, place / "params" / f"{recipe}.yaml")
     name_champion(recipe, place)
-    worktree.lend(recipe, place)
+    worktree.link_ledger(recipe, place)
     worktree.set_ready(place)
 
 

@@ -9,7 +9,7 @@ from prefect import flow
 from flows.workers import stage
 from params.schema import recipe as schema
 from tasks.ledger import artifacts
-from tasks.ledger.artifacts import Step
+from tasks.ledger.artifacts import Artifact, Step
 from tasks.verdict import verdict as judge
 
 
@@ -20,12 +20,12 @@ def verdict(recipe: str) -> None:
     data = Path("data", recipe)
     made = judge(
         step=Step(recipe, "verdict", 0, chosen.seed),
-        answers=artifacts.artifact(data / "evaluation.parquet"),
-        champion=artifacts.artifact(Path("models", recipe, "champion")),
-        gates=[artifacts.artifact(data / "gates" / name) for name in ("prepare", "reinforce")],
+        answers=Artifact.at(data / "evaluation.parquet"),
+        champion=Artifact.at(Path("models", recipe, "champion")),
+        gates=[Artifact.at(data / "gates" / name) for name in ("prepare", "reinforce")],
         settings=chosen.verdict,
     )
-    artifacts.publish(artifacts.of(made, "verdict"), Path("reports", recipe, "verdict.json"))
+    artifacts.publish(artifacts.output(made, "verdict"), Path("reports", recipe, "verdict.json"))
     print(f"verdict: {'promote' if made['promote'] else 'reject'}: {made['reason']}")
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from prefect import task
 
-from params.schema.algorithms import Gae, Kl, Row
+from params.schema.algorithms import Algorithm, Gae, Kl
 from params.schema.base import Machine
 from params.schema.reinforce import Update
 from tasks.learning import learner
@@ -69,7 +69,7 @@ def advantage(
     reference: Artifact | None,
     trees: list[Artifact],
     rewards: list[Artifact],
-    row: Row,
+    row: Algorithm,
     size: int,
     settings: Update,
     temperature: float,
@@ -84,7 +84,7 @@ def advantage(
     began = time.perf_counter()
     scored = _scored(trees, rewards)
     kept = _filtered(scored, row, size)
-    acting = resident.resident(Path(policy.path), machine)
+    acting = resident.load_learner(Path(policy.path), machine)
     valued = _values(kept, acting, row, settings, machine) if row.critic else None
     penalty = (
         _penalties(kept, acting, reference, row.kl, settings, temperature, machine)
@@ -116,7 +116,7 @@ def _scored(trees: Sequence[Artifact], rewards: Sequence[Artifact]) -> list[Scor
     return found
 
 
-def _filtered(scored: Sequence[Scored], row: Row, size: int) -> list[Scored]:
+def _filtered(scored: Sequence[Scored], row: Algorithm, size: int) -> list[Scored]:
     """What the group filter leaves: all, or the first ``size`` groups with spread (DAPO)."""
     if row.group_filter == "none":
         return list(scored)
@@ -126,7 +126,7 @@ def _filtered(scored: Sequence[Scored], row: Row, size: int) -> list[Scored]:
 def _values(
     kept: Sequence[Scored],
     acting: resident.Learner,
-    row: Row,
+    row: Algorithm,
     settings: Update,
     machine: Machine,
 ) -> list[ByNode]:
@@ -147,7 +147,7 @@ def _penalties(
     """-coefficient * k1 of each sampled token, by tree and node: k1 = log pi - log pi_ref."""
     assert kl
     trees = [uncredited(entry.tree) for entry in kept]
-    with resident.looking_at(Path(reference.path), acting, machine) as model:
+    with resident.reference_of(Path(reference.path), acting, machine) as model:
         found = learner.node_logprobs(model, trees, temperature, settings, machine)
     return [
         [
@@ -159,7 +159,7 @@ def _penalties(
 
 
 def _group(
-    scored: Scored, row: Row, penalty: Sequence[Floats] | None, values: ByNode | None
+    scored: Scored, row: Algorithm, penalty: Sequence[Floats] | None, values: ByNode | None
 ) -> list[Episode]:
     """The leaves of a tree as estimators see them."""
     tree = scored.tree
@@ -215,7 +215,7 @@ def _identities(tree: Tree, key: str) -> list[NDArray[np.int64]]:
 def _rows(
     kept: Sequence[Scored],
     groups: Sequence[Sequence[Episode]],
-    row: Row,
+    row: Algorithm,
     texts: Sequence[str],
     response_tokens: int,
 ) -> list[dict[str, Any]]:
@@ -240,7 +240,7 @@ def _rows(
     ]
 
 
-def _targets(groups: Sequence[Sequence[Episode]], row: Row) -> list[list[Floats]] | None:
+def _targets(groups: Sequence[Sequence[Episode]], row: Algorithm) -> list[list[Floats]] | None:
     """What a critic shall foretell of each token; None without one."""
     if not isinstance(row.estimator, Gae):
         return None
@@ -263,7 +263,7 @@ def _metrics(
     kept: Sequence[Scored],
     groups: Sequence[Sequence[Episode]],
     rows: Sequence[Mapping[str, Any]],
-    row: Row,
+    row: Algorithm,
 ) -> dict[str, float]:
     learned = [entry for entry in rows if entry["kept"]]
     found = {

@@ -14,7 +14,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from params.schema.agent import Dialogue
-from params.schema.algorithms import Row
+from params.schema.algorithms import Algorithm
 from params.schema.reinforce import Reinforce
 from tasks.gates import advantages as advantage_gate
 from tasks.gates import gate
@@ -36,7 +36,12 @@ CURVE = ("reward", "rollout", "advantage", "update")  # whose metrics make up th
 
 @task(cache_policy=NO_CACHE)
 def collect(
-    *, recipe: str, settings: Reinforce, row: Row, dialogue: Dialogue, done: Sequence[Iteration]
+    *,
+    recipe: str,
+    settings: Reinforce,
+    row: Algorithm,
+    dialogue: Dialogue,
+    done: Sequence[Iteration],
 ) -> None:
     """Write ``data/<recipe>/trees``, ``curve.csv`` and ``gates/reinforce``.
 
@@ -61,7 +66,7 @@ def collect(
 def _check(
     recipe: str,
     settings: Reinforce,
-    row: Row,
+    row: Algorithm,
     dialogue: Dialogue,
     trajectories: pd.DataFrame,
     rewards: pa.Table,
@@ -143,7 +148,7 @@ def _leaves(number: int, iteration: Iteration) -> list[dict[str, Any]]:
             **_measures(trajectory),
         }
         for record in iteration["rollout"]
-        for tree in load_trees(Path(artifacts.of(record, "trees").path))
+        for tree in load_trees(Path(artifacts.output(record, "trees").path))
         for leaf, trajectory in enumerate(tree.trajectories())
     ]
 

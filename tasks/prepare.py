@@ -24,7 +24,7 @@ from tasks.environments.toolbox import Respond
 from tasks.gates import gate
 from tasks.gates import questions as question_gate
 from tasks.gates import traces as trace_gate
-from tasks.ledger import artifacts, prefect_cache, substeps
+from tasks.ledger import prefect_cache, substeps
 from tasks.ledger.artifacts import Artifact, Step
 from tasks.policy import machine as policies
 from tasks.policy import model as model_module
@@ -175,7 +175,7 @@ def source_files(settings: Prepare, search: agent.Search | None, sets: Sets) -> 
         files = [*(benchmarks.locate(reference, sets) for reference in references), *files]
     folders = [settings.intake.folder] if settings.intake else []
     delivered = [folder for folder in folders if intake.files(folder)]
-    return [artifacts.artifact(path) for path in (*files, *delivered)]
+    return [Artifact.at(path) for path in (*files, *delivered)]
 
 
 def take_in(

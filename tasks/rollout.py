@@ -52,7 +52,7 @@ def rollout(
     search: Search | None,
     corpus: Artifact,
     tools: Respond,
-    acting: Callable[[Path, Machine], Learner] = resident.resident,
+    acting: Callable[[Path, Machine], Learner] = resident.load_learner,
     advance: Callable[[int], object] = lambda finished: None,
 ) -> Mapping[str, Any]:
     """Roll out ``size`` questions; artifact ``trees``.
@@ -72,9 +72,9 @@ def rollout(
     began = time.perf_counter()
     sampling = ENGINES[engine.kind](actor, policy, engine, machine, budget.rows)
     trees = _stored(step, chosen) or grow(chosen, sampling, setting, top_p, advance)
-    sampling.rest()
+    sampling.release()
     seconds = time.perf_counter() - began
-    waited = sum(tool_seconds) / len(sampling.beside(len(chosen)))  # of a lane, on average
+    waited = sum(tool_seconds) / len(sampling.replicas(len(chosen)))  # of a lane, on average
     save_trees(trees, folder / "trees")
     return {
         "metrics": metrics.tree_metrics(trees, budget.entropy_window),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from prefect import task
 
-from params.schema.algorithms import Row
+from params.schema.algorithms import Algorithm
 from params.schema.base import Machine
 from params.schema.reinforce import Lora, Update
 from tasks.learning import learner
@@ -35,7 +35,7 @@ def update(
     reference: Artifact | None,
     trees: list[Artifact],
     advantages: Artifact,
-    row: Row,
+    row: Algorithm,
     settings: Update,
     temperature: float,
     response_tokens: int,
@@ -53,20 +53,20 @@ def update(
     and the new one takes the memory that the old one's files had.
     """
     began = time.perf_counter()
-    learning = resident.resident(Path(policy.path), machine)
+    learning = resident.load_learner(Path(policy.path), machine)
     checkpoint.prepare_critic(learning, row.critic, machine)
     checkpoint.prepare_adapter(learning, lora, policy, step.seed)
     checkpoint.prepare_optimizer(learning, settings)
     batch = _credited(trees, advantages)
     if reference:
-        with resident.looking_at(Path(reference.path), learning, machine) as model:
+        with resident.reference_of(Path(reference.path), learning, machine) as model:
             known = learner.node_logprobs(model, batch, temperature, settings, machine)
         batch = [
             replace(tree, reference_logprobs=logprobs)
             for tree, logprobs in zip(batch, known, strict=True)
         ]
     loss = assemble(row, response_tokens).loss
-    metrics = learner.update(
+    metrics = learner.optimize(
         learning, batch, loss, settings, temperature, machine, (step.seed, step.iteration)
     )
     resident.drop_gradients(learning)

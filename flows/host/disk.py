@@ -16,7 +16,7 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from params.schema.algorithms import MOST_BATCHES, Row
+from params.schema.algorithms import MOST_BATCHES, Algorithm
 from params.schema.prepare import Policy, TinyPolicy
 from params.schema.recipe import Recipe
 from params.schema.reinforce import Keep, Lora
@@ -49,7 +49,9 @@ class Need:
         return self.weights + self.optimizers + self.trees
 
 
-def needs(recipe: Recipe, row: Row, weights: int, learned: int | None = None) -> dict[str, Need]:
+def needs(
+    recipe: Recipe, row: Algorithm, weights: int, learned: int | None = None
+) -> dict[str, Need]:
     """What each stage takes; ``weights``: bytes of the policy's, of which ``learned`` (None: all)
     are what reinforcement learning changes and keeps."""
     critic = row.critic is not None and row.critic.backbone == "own"
@@ -110,7 +112,7 @@ def parameters(policy: TinyPolicy) -> int:
     return policy.vocabulary * hidden + policy.layers * layer + hidden
 
 
-def check(name: str, recipe: Recipe, row: Row, stages: Collection[str] = STAGES) -> None:
+def check(name: str, recipe: Recipe, row: Algorithm, stages: Collection[str] = STAGES) -> None:
     """Raise ValueError where what these stages may still need is not there, or not granted.
 
     Where the policy is still to be fetched its size is unknown, and the check is left to the stages

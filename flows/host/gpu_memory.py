@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from params.schema import architectures
 from params.schema import base as schema
-from params.schema.algorithms import Row
+from params.schema.algorithms import Algorithm
 from params.schema.prepare import TinyPolicy
 from params.schema.recipe import Recipe
 from params.schema.reinforce import Lora
@@ -208,7 +208,7 @@ class Memory:
         return sorted(parts.items(), key=lambda part: -part[1])[:count]
 
 
-def memory(recipe: Recipe, row: Row, shape: Shape, card: Card) -> Memory:
+def memory(recipe: Recipe, row: Algorithm, shape: Shape, card: Card) -> Memory:
     """What a recipe needs on a card. The phases take turns; vLLM sleeps during the update."""
     return Memory(
         stays=_staying(row, shape),
@@ -218,7 +218,7 @@ def memory(recipe: Recipe, row: Row, shape: Shape, card: Card) -> Memory:
     )
 
 
-def _staying(row: Row, shape: Shape) -> dict[str, float]:
+def _staying(row: Algorithm, shape: Shape) -> dict[str, float]:
     """What lies on the GPU from the first update on, in float32.
 
     Weights, for each one that learns its gradient (dropped when the next step begins) and AdamW's
@@ -355,7 +355,7 @@ def has_share(recipe: Recipe) -> bool:
     return engine.kind == "vllm" and not engine.server and recipe.machine.device == "cuda"
 
 
-def fits(recipe: Recipe, row: Row, shape: Shape, card: Card) -> bool:
+def fits(recipe: Recipe, row: Algorithm, shape: Shape, card: Card) -> bool:
     """Whether the recipe runs on the card."""
     begins = recipe.engine.memory * card.memory >= least_share(recipe, shape)
     return memory(recipe, row, shape, card).peak <= card.usable and (
@@ -375,7 +375,7 @@ class Tokens:
     expected: int  # different tokens, where branches leave their parents halfway
 
 
-def tokens_of(recipe: Recipe, row: Row) -> Tokens:
+def tokens_of(recipe: Recipe, row: Algorithm) -> Tokens:
     """An iteration's tokens; a tree is sampled and trained once a token (packing)."""
     rollout, response = recipe.reinforce.rollout, recipe.dialogue.response_tokens
     prompt = recipe.prepare.policy.context - response
@@ -397,14 +397,16 @@ class Seconds:
     abreast: int  # paths of full length for whose keys and values there is room at once
 
 
-def seconds_of(recipe: Recipe, row: Row, shape: Shape, card: Card) -> Seconds:
+def seconds_of(recipe: Recipe, row: Algorithm, shape: Shape, card: Card) -> Seconds:
     """An estimate at PEAK_SHARE of the operations and BANDWIDTH_SHARE of the bandwidth."""
     tokens = tokens_of(recipe, row).expected
     once = _operations(shape, tokens, recipe.prepare.policy.context)
     rate = PEAK_SHARE * card.operations[recipe.machine.precision]
     abreast = rows_abreast(recipe, shape, card)
     decoding = _decoding(recipe, shape, abreast, BANDWIDTH_SHARE * card.bandwidth)
-    return Seconds(passes(recipe, row) * once / rate, max(once / rate, decoding), abreast)
+    return Seconds(
+        forward_equivalents(recipe, row) * once / rate, max(once / rate, decoding), abreast
+    )
 
 
 def _operations(shape: Shape, tokens: int, context: int) -> float:
@@ -416,7 +418,7 @@ def _operations(shape: Shape, tokens: int, context: int) -> float:
     return 2 * tokens * (shape.linear + 2 * shape.queries * shape.layers * context / 2)
 
 
-def passes(recipe: Recipe, row: Row) -> float:
+def forward_equivalents(recipe: Recipe, row: Algorithm) -> float:
     """How many forward passes' worth of operations an update is.
 
     The backward pass is two (by inputs, by weights), with adapters one; recomputing adds one. Where

@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import Any
 
 from flows.host.gpu_memory import Card, fits, has_share, memory, shape_of
-from params.schema.algorithms import Row
+from params.schema.algorithms import Algorithm
 from params.schema.recipe import Recipe
 from params.schema.reinforce import Lora
 
@@ -50,7 +50,7 @@ class Remedy:
     peak: float
 
 
-def remedy(recipe: Recipe, row: Row, config: Any, card: Card) -> Remedy | None:
+def remedy(recipe: Recipe, row: Algorithm, config: Any, card: Card) -> Remedy | None:
     """The fewest changes with which the recipe fits the card; None where none do.
 
     Of as many the first in the order of CHANGES, which puts what changes no result first.

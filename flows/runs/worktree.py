@@ -57,7 +57,7 @@ def set_ready(place: Path) -> None:
     (place / READY).touch()
 
 
-def lend(recipe: str, place: Path) -> None:
+def link_ledger(recipe: str, place: Path) -> None:
     """Have the finished sub-steps of this checkout's ledger in a worktree too, as links.
 
     No file of the ledger is changed in place, so neither side sees what the other one does.
@@ -66,7 +66,7 @@ def lend(recipe: str, place: Path) -> None:
         shutil.copytree(source, place / source, copy_function=os.link)
 
 
-def take_back(recipe: str, place: Path) -> None:
+def collect_ledger(recipe: str, place: Path) -> None:
     """Keep the sub-steps that a worktree has finished in this checkout's ledger."""
     for source in _finished(place / artifacts.ROOT / recipe):
         target = source.relative_to(place)
@@ -83,10 +83,10 @@ def _finished(folder: Path) -> list[Path]:
 def finish(place: Path) -> None:
     """Remove a worktree that is held, and its record."""
     git.remove_worktree(place)
-    let_go(place)
+    release(place)
 
 
-def let_go(place: Path) -> None:
+def release(place: Path) -> None:
     """Have the next call for this purpose begin anew; what lies at ``place`` stays."""
     place.with_name(f"{place.name}.json").unlink()
 

@@ -51,7 +51,7 @@ def main(flow: Flow[..., Any]) -> NoReturn:
 def check(recipe: str, stages: Collection[str] = disk.STAGES) -> None:
     """Raise ValueError for a recipe that does not hold, or that ``stages`` have no room for."""
     chosen = schema.load(recipe, Path("params"))
-    disk.check(recipe, chosen, schema.row_of(chosen, Path("params")), stages)
+    disk.check(recipe, chosen, schema.algorithm_of(chosen, Path("params")), stages)
 
 
 def check_engine(recipe: str) -> None:

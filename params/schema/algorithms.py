@@ -165,7 +165,7 @@ class Critic(Frozen):
     coefficient: PositiveFloat  # of the value loss
 
 
-class Row(Frozen):
+class Algorithm(Frozen):
     """The choices of one algorithm (algorithms section 1)."""
 
     branching: Literal["none", "marks", "entropy"]
@@ -182,7 +182,7 @@ class Row(Frozen):
     importance_cap: PositiveFloat | None = 2.0  # of old policy over sampler; null: no weights
 
     @model_validator(mode="after")
-    def _can_be_done(self) -> Row:
+    def _can_be_done(self) -> Algorithm:
         faults = [reason for impossible, reason in self._impossible() if impossible]
         if faults:
             raise ValueError("; ".join(faults))
@@ -230,7 +230,7 @@ class Row(Frozen):
         ]
 
 
-def load_rows(folder: Path = PARAMS) -> dict[str, Row]:
+def load_algorithms(folder: Path = PARAMS) -> dict[str, Algorithm]:
     """The rows of ``<folder>/algorithms.yaml`` by name; ValueError with file, row and reason."""
     file = folder / "algorithms.yaml"
     values = read_yaml(file) if file.is_file() else None
@@ -238,4 +238,4 @@ def load_rows(folder: Path = PARAMS) -> dict[str, Row]:
         raise ValueError(
             f"{file} is missing or holds no rows: it needs a name and choices for each"
         )
-    return {name: validate(Row, row, f"{file}, row {name}") for name, row in values.items()}
+    return {name: validate(Algorithm, row, f"{file}, row {name}") for name, row in values.items()}

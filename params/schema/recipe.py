@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from params.schema.agent import Dialogue, Engine, PythonTool, Search
-from params.schema.algorithms import Row, load_rows
+from params.schema.algorithms import Algorithm, load_algorithms
 from params.schema.base import PARAMS, TABLES, Frozen, Machine, NonNegative, read_yaml, validate
 from params.schema.benchmarks import Benchmark, benchmark_of, load_benchmarks
 from params.schema.champion import Champion
@@ -89,10 +89,10 @@ class Recipe(Frozen):
         )
 
 
-def row_of(recipe: Recipe, folder: Path = PARAMS) -> Row:
+def algorithm_of(recipe: Recipe, folder: Path = PARAMS) -> Algorithm:
     """The row that a recipe names; ValueError where there is none, or the budget is too small."""
     name, budget = recipe.reinforce.algorithm, recipe.reinforce.rollout
-    rows = load_rows(folder)
+    rows = load_algorithms(folder)
     if name not in rows:
         raise ValueError(
             f"reinforce.algorithm '{name}' is no row of {folder / 'algorithms.yaml'}: choose one "
@@ -131,7 +131,7 @@ def load(name: str, folder: Path = PARAMS) -> Recipe:
         )
     recipe = check(read_yaml(file), file)
     named_sets(recipe, folder)  # a set or an algorithm without a row is said before any work
-    row_of(recipe, folder)
+    algorithm_of(recipe, folder)
     return recipe
 
 

@@ -59,7 +59,7 @@ class Engine(Protocol):
     Sessions that are open at one time can be used side by side, each by a thread of its own.
     """
 
-    def beside(self, most: int) -> Sequence[Engine]:
+    def replicas(self, most: int) -> Sequence[Engine]:
         """Engines of this policy, at most ``most``, whose sessions get on fastest side by side."""
 
     def session(
@@ -67,7 +67,7 @@ class Engine(Protocol):
     ) -> AbstractContextManager[Session]:
         """Room for ``paths`` paths of at most ``context`` tokens each."""
 
-    def rest(self) -> None:
+    def release(self) -> None:
         """Leave the machine to the learner until the next session."""
 
 

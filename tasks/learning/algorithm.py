@@ -6,15 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from params.schema.algorithms import Kl, Row
+from params.schema.algorithms import Algorithm, Kl
 from tasks.learning import losses
 from tasks.learning.estimators import Estimator, group, step, tree
 from tasks.learning.estimators import critic as critics
 
 
 @dataclass(frozen=True)
-class Algorithm:
-    """A row whose names have been turned into functions."""
+class Assembled:
+    """An algorithm whose names have been turned into functions."""
 
     estimator: Estimator
     loss: losses.Loss
@@ -33,9 +33,9 @@ ESTIMATORS: dict[str, Callable[[Any], Estimator]] = {
 CENTRED = ("group_relative", "leave_one_out")  # a group's advantages have mean 0, one a leaf
 
 
-def assemble(row: Row, response_tokens: int) -> Algorithm:
-    """The functions that the choices of a row name; ``response_tokens`` is the response budget."""
-    return Algorithm(
+def assemble(row: Algorithm, response_tokens: int) -> Assembled:
+    """Return the functions that a row's choices name; ``response_tokens`` is the response budget."""
+    return Assembled(
         estimator=ESTIMATORS[row.estimator.kind](row.estimator),
         loss=losses.Loss(
             ratio=losses.RATIOS[row.ratio],

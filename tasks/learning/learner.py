@@ -28,8 +28,8 @@ from tasks.learning.packing import (
     forests,
     to_nodes,
 )
-from tasks.policy.machine import passes
-from tasks.policy.parallel import dealt, lanes, side_by_side
+from tasks.policy.machine import in_precision
+from tasks.policy.parallel import balanced_parts, lanes, side_by_side
 from tasks.policy.resident import Critic, Learner, forget
 from tasks.trees.tree import Tree
 
@@ -85,7 +85,7 @@ def node_logprobs(
     """Log-probabilities of the sampled tokens under ``model``, tree by tree and node by node."""
 
     def compute(forest: Forest) -> Tensor:
-        with passes(machine):
+        with in_precision(machine):
             hidden = states(model.base_model, forest)
             return token_logprobs(model, hidden, forest.targets, temperature)[0]
 
@@ -101,7 +101,7 @@ def node_values(
     backbone = critic.backbone or learner.model.base_model
 
     def compute(forest: Forest) -> Tensor:
-        with passes(machine):
+        with in_precision(machine):
             hidden = states(backbone, forest)
         return values(critic, hidden)
 
@@ -151,7 +151,7 @@ def _cost(model: Any, form: str) -> Cost:
 # ---------------------------------------------------------------- updates
 
 
-def update(
+def optimize(
     learner: Learner,
     trees: Sequence[Credited],
     loss: Loss,
@@ -306,7 +306,7 @@ def _dealt(batch: Batch, tokens: int, cost: Cost, machine: Machine) -> list[Iter
     """
     chosen = [(tree, leaves) for tree, leaves in batch if len(leaves)]
     sizes = [sum(len(credit.advantages) for credit in tree.credits) for tree, _ in chosen]
-    hands = dealt(sizes, lanes(machine.device, len(chosen)))
+    hands = balanced_parts(sizes, lanes(machine.device, len(chosen)))
     return [forests([chosen[i] for i in hand], tokens, cost, machine.device) for hand in hands]
 
 
@@ -354,7 +354,7 @@ def _objective(
     machine: Machine,
 ) -> tuple[Tensor, dict[str, float]]:
     """A micro-batch's share of the loss: of the policy, and of a critic on the same backbone."""
-    with passes(machine):
+    with in_precision(machine):
         hidden = states(learner.model.base_model, forest)
         logprobs, entropies = token_logprobs(
             learner.model, hidden, forest.targets, temperature, loss.entropy_bonus > 0
@@ -416,7 +416,7 @@ def _critic_step(
         cost = _cost(critic.backbone, form)
 
         def share(forest: Forest) -> tuple[Tensor, dict[str, float]]:
-            with passes(machine):
+            with in_precision(machine):
                 hidden = states(critic.backbone, forest)
             part, metrics = _value_loss(critic, forest, hidden, value_tokens)
             said = {name: float(entry) for name, entry in metrics.items()}

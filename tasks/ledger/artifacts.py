@@ -26,6 +26,13 @@ class Artifact:
     path: str
     digest: str
 
+    @classmethod
+    def at(cls, path: Path) -> Artifact:
+        """Return the artifact at ``path`` as it is now; ValueError where nothing is there."""
+        if not path.exists():
+            raise ValueError(f"{path} does not exist: run the stage that makes it first")
+        return cls(str(path), digest(path))
+
 
 @dataclass(frozen=True)
 class Step:
@@ -42,15 +49,8 @@ class Step:
         return ROOT / self.recipe / self.stage
 
 
-def artifact(path: Path) -> Artifact:
-    """The artifact at ``path`` as it is now."""
-    if not path.exists():
-        raise ValueError(f"{path} does not exist: run the stage that makes it first")
-    return Artifact(str(path), digest(path))
-
-
-def of(record: Record, name: str) -> Artifact:
-    """The artifact ``name`` that a sub-step has made."""
+def output(record: Record, name: str) -> Artifact:
+    """Return the artifact ``name`` that a sub-step has made."""
     return Artifact(**record["artifacts"][name])
 
 

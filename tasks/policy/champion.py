@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from params.schema.champion import Champion
-from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 
 NOBODY = {"version": None}
@@ -44,4 +43,4 @@ def read(folder: Path) -> dict[str, Any] | None:
 
 def policy(folder: Path) -> Artifact | None:
     """The files of the champion in ``folder``; None where there is none."""
-    return artifacts.artifact(folder / "policy") if read(folder) else None
+    return Artifact.at(folder / "policy") if read(folder) else None

@@ -43,7 +43,7 @@ def _keep_memory() -> None:
             mallopt(option, size)
 
 
-def passes(machine: Machine) -> torch.autocast:
+def in_precision(machine: Machine) -> torch.autocast:
     """In this block a model with float32 weights computes its passes in the recipe's precision.
 
     Matrix products and attention are in bf16 then; sums, norms and the weights' gradients are not

@@ -42,7 +42,7 @@ def side_by_side(work: Callable[[Piece], Result], pieces: Sequence[Piece]) -> li
         torch.set_num_threads(threads)
 
 
-def dealt(sizes: Sequence[int], hands: int) -> list[list[int]]:
+def balanced_parts(sizes: Sequence[int], hands: int) -> list[list[int]]:
     """Which items go to each hand, so that sizes add up alike: the largest first, to the least."""
     given: list[list[int]] = [[] for _ in range(hands)]
     load = [0] * hands

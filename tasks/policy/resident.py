@@ -54,7 +54,7 @@ class Learner:
 _resident: list[Learner] = []  # at most one: the state that the next sub-step most likely wants
 
 
-def resident(folder: Path, machine: Machine) -> Learner:
+def load_learner(folder: Path, machine: Machine) -> Learner:
     """The learner whose state lies in ``folder``: the one in memory, or loaded from there.
 
     Raises RuntimeError where the folder has been pruned or is no policy.
@@ -73,7 +73,7 @@ def resident(folder: Path, machine: Machine) -> Learner:
 _apart: list[Learner] = []  # at most one
 
 
-def apart(folder: Path, machine: Machine) -> Learner:
+def load_copy(folder: Path, machine: Machine) -> Learner:
     """The policy in ``folder`` for sampling alone, beside the one in memory that learns."""
     if not (_apart and _apart[0].folder == folder):
         _apart.clear()  # before the next one takes as much memory
@@ -92,7 +92,7 @@ def reference(folder: Path, machine: Machine) -> Any:
 
 
 @contextmanager
-def looking_at(folder: Path, learner: Learner, machine: Machine) -> Iterator[Any]:
+def reference_of(folder: Path, learner: Learner, machine: Machine) -> Iterator[Any]:
     """The policy in ``folder`` as a reference for ``learner``, which until then does not learn.
 
     Where the learner holds it, as what its adapter belongs to or as what it is still, no second

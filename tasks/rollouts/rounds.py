@@ -124,7 +124,7 @@ def _grow_batch(
     longest_prompt = max(len(tree.nodes[0].tokens) for tree in trees)
     context = longest_prompt + setting.dialogue.response_tokens
     rollout = setting.rollout
-    engines = engine.beside(len(trees))
+    engines = engine.replicas(len(trees))
     count = len(engines)
     pieces = [trees[lane::count] for lane in range(count)]
     with ExitStack() as stack:

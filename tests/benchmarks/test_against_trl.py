@@ -52,7 +52,7 @@ def start(tiny, tokenizer):
 
 @pytest.fixture
 def row():
-    return algorithms.load_rows()["grpo"]
+    return algorithms.load_algorithms()["grpo"]
 
 
 def rolled_out(start, tools, row):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks import update_on_gpu as bench
-from params.schema.algorithms import load_rows
+from params.schema.algorithms import load_algorithms
 from params.schema.base import Machine
 from tasks.engines.transformers import cache
 from tasks.learning import learner
@@ -55,7 +55,7 @@ def test_trees_compute_each_token_once_and_rows_each_leaf(learning):
 
 @pytest.mark.parametrize("tokens", [200, 10_000])
 def test_both_packings_compute_the_same_gradient(learning, tokens):
-    loss = assemble(load_rows()["grpo"], 1).loss
+    loss = assemble(load_algorithms()["grpo"], 1).loss
     found = []
     for packing in bench.PACKINGS:
         with attending(learning.model, form_for("cpu")):

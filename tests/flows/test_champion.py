@@ -12,6 +12,7 @@ from flows.cold_start import cold_start
 from flows.runs import cache
 from params.schema import champion
 from tasks.ledger import artifacts
+from tasks.ledger.artifacts import Artifact
 from tasks.policy import champion as champion_module
 from tests.checkout import call, checkout
 
@@ -77,7 +78,7 @@ def prepared(tmp_path, monkeypatch, policy, tokenizer):
 
 def test_training_begins_with_the_champion_where_the_recipe_says_so(prepared, capsys):
     cold_start.fn("smoke")
-    begun = artifacts.artifact(Path("models/smoke/cold_start"))
+    begun = Artifact.at(Path("models/smoke/cold_start"))
     assert begun.digest == champion_module.policy(Path("models/smoke/champion")).digest
     assert "cold_start: the champion as it is" in capsys.readouterr().out
     assert not list(artifacts.ROOT.rglob("record.json")), "nothing was fine-tuned"

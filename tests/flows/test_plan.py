@@ -88,7 +88,7 @@ def test_the_disk_is_what_a_run_is_checked_against(capsys):
     _, text = said(capsys, "tiny")
     recipe = schema.load("tiny")
     weights = disk.WEIGHT * disk.parameters(recipe.prepare.policy)
-    needs = disk.needs(recipe, schema.row_of(recipe), weights).values()
+    needs = disk.needs(recipe, schema.algorithm_of(recipe), weights).values()
     total = sum(need.lasting for need in needs) + max(need.passing for need in needs)
     assert f"disk, at most: {total / GIB:.1f} GiB" in text
     assert "keep.weights_every 20, optimizer_last 2" in text

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from flows import reinforce
 from flows.reinforce import MOST_BATCHES, Agents, Training, gather, train
 from params.schema import recipe as schema
-from params.schema.algorithms import Kl, Overlong, load_rows
+from params.schema.algorithms import Kl, Overlong, load_algorithms
 from params.schema.reinforce import Lora
 from tasks.collect import collect
 from tasks.ledger import artifacts
@@ -25,7 +25,7 @@ from tasks.policy.machine import use_machine
 from tasks.trees.tables import load_trees, read_rows, save_questions
 from tasks.trees.tree import Observation, Question
 
-ROWS = load_rows()
+ROWS = load_algorithms()
 SMOKE = schema.load("smoke")
 STEP = Step("toy", "reinforce", 0, 7)
 
@@ -68,8 +68,8 @@ def start(policy, tokenizer, tmp_path, monkeypatch, sub_steps):
         questions = [Question(str(i), "toy", f"question {i}", ("1",)) for i in range(count)]
         save_questions(questions, Path("questions.parquet"))
         return {
-            "questions": artifacts.artifact(Path("questions.parquet")),
-            "corpus": artifacts.artifact(Path("corpus")),
+            "questions": Artifact.at(Path("questions.parquet")),
+            "corpus": Artifact.at(Path("corpus")),
             "tools": lambda calls: [Observation("ok", "1") for _ in calls],
         }
 
@@ -136,13 +136,13 @@ WITHOUT_SPREAD = ROWS["dapo"].model_copy(update={"overlong": None})
 
 def asked(records):
     return [
-        [tree.question.id for tree in load_trees(Path(artifacts.of(record, "trees").path))]
+        [tree.question.id for tree in load_trees(Path(artifacts.output(record, "trees").path))]
         for record in records
     ]
 
 
 def gathered(start, row, count=40, chosen=None, place=0):
-    policy = artifacts.artifact(Path("policy"))
+    policy = Artifact.at(Path("policy"))
     training = Training(STEP, chosen or recipe(), row, policy, **start(count))
     return gather(training, STEP, policy, place)
 
@@ -164,7 +164,7 @@ def test_with_a_filter_batches_are_taken_until_enough_groups_have_a_spread(start
     assert len(questions) == len(set(questions)) == 3 * len(spread)
     for rolled, scored in zip(rolled_out, rewarded, strict=True):
         assert rolled["step"] == scored["step"]
-        rows = read_rows(Path(artifacts.of(scored, "rewards").path))
+        rows = read_rows(Path(artifacts.output(scored, "rewards").path))
         assert list(dict.fromkeys(row["question"] for row in rows)) == asked([rolled])[0]
 
 
@@ -199,7 +199,7 @@ def test_what_has_been_gathered_is_read_back(start):
 
 def run_two(chosen, row, given):
     """Two iterations of a row from the cold start on."""
-    cold_start = artifacts.artifact(Path("policy"))
+    cold_start = Artifact.at(Path("policy"))
     return list(train(Training(STEP, chosen, row, cold_start, **given), 2))
 
 
@@ -307,7 +307,7 @@ def test_old_checkpoints_go_right_before_the_new_one_is_written(start, last, mon
 
     write = checkpoint.save
     monkeypatch.setattr(checkpoint, "save", save)
-    cold_start = artifacts.artifact(Path("policy"))
+    cold_start = Artifact.at(Path("policy"))
     training = Training(STEP, chosen, ROWS["grpo"], cold_start, **start(40))
     assert len(list(train(training, 4))) == 4
     assert seen == [[], [0], [1], [2]]
@@ -327,7 +327,7 @@ def policies(done):
 
 
 def test_sampling_ahead_takes_the_policy_that_lacks_one_update_and_no_older_one(start):
-    cold_start = artifacts.artifact(Path("policy"))
+    cold_start = Artifact.at(Path("policy"))
     training = Training(STEP, ahead(recipe()), ROWS["grpo"], cold_start, **start(40))
     done = list(train(training, 4))
     sampled, made = policies(done)
@@ -342,23 +342,25 @@ def test_sampling_ahead_takes_the_policy_that_lacks_one_update_and_no_older_one(
 
 def test_what_was_sampled_ahead_is_what_was_sampled_by_itself(start):
     """The update goes on in the same weights in memory, and changes nothing of the sampling."""
-    cold_start = artifacts.artifact(Path("policy"))
+    cold_start = Artifact.at(Path("policy"))
     chosen = recipe()
     training = Training(STEP, ahead(chosen), ROWS["grpo"], cold_start, **start(40))
     done = list(train(training, 3))
     for number, entry in enumerate(done):
-        policy = cold_start if number < 2 else artifacts.of(done[number - 2]["update"][0], "policy")
+        policy = (
+            cold_start if number < 2 else artifacts.output(done[number - 2]["update"][0], "policy")
+        )
         alone = replace(training, start=replace(STEP, recipe="alone"), recipe=chosen)
         step = replace(alone.start, iteration=number)
         rolled_out, _ = gather(alone, step, policy, 2 * number)
         digests = [
-            artifacts.of(record, "trees").digest for record in (*entry["rollout"], *rolled_out)
+            artifacts.output(record, "trees").digest for record in (*entry["rollout"], *rolled_out)
         ]
         assert len(set(digests)) == 1
 
 
 def test_a_run_that_samples_ahead_is_found_again(start):
-    cold_start = artifacts.artifact(Path("policy"))
+    cold_start = Artifact.at(Path("policy"))
     training = Training(STEP, ahead(recipe()), ROWS["grpo"], cold_start, **start(40))
     done = list(train(training, 3))
     resident._resident.clear()

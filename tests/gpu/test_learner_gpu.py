@@ -18,7 +18,7 @@ from benchmarks.update_on_gpu import (
     synthetic_tree,
 )
 from benchmarks.update_on_gpu import policy as random_policy
-from params.schema.algorithms import load_rows
+from params.schema.algorithms import load_algorithms
 from params.schema.base import Machine
 from params.schema.reinforce import Lora, Update
 from tasks.engines import Request
@@ -54,7 +54,7 @@ SETTINGS = Update(
     critic_learning_rate=1e-3,
     recompute=False,
 )
-GRPO = assemble(load_rows()["grpo"], 50).loss
+GRPO = assemble(load_algorithms()["grpo"], 50).loss
 
 
 @pytest.fixture(params=TREES)
@@ -239,7 +239,7 @@ def updated(device, trees, micro_batch_tokens=10_000, precision="float32", lora=
         stir(learning.model)
     checkpoint.prepare_optimizer(learning, SETTINGS)
     settings = SETTINGS.model_copy(update={"micro_batch_tokens": micro_batch_tokens, **settings})
-    metrics = learner.update(learning, trees, GRPO, settings, TEMPERATURE, machine, 1)
+    metrics = learner.optimize(learning, trees, GRPO, settings, TEMPERATURE, machine, 1)
     weights = [weight for weight in learning.model.parameters() if weight.requires_grad]
     assert {weight.dtype for weight in weights} == {weight.grad.dtype for weight in weights}
     assert {weight.dtype for weight in weights} == {FLOAT32}
@@ -338,7 +338,7 @@ def test_the_base_of_an_adapter_on_the_device_is_its_reference(policy_on_device,
     checkpoint.prepare_adapter(learning, LORA, BASE, seed=1)
     stir(learning.model)
     machine = Machine(threads=1, device=device, precision="float32")
-    with resident.looking_at(Path(BASE.path), learning, machine) as model:
+    with resident.reference_of(Path(BASE.path), learning, machine) as model:
         torch.testing.assert_close(of_whole(model, trees, device), expected, rtol=0, atol=1e-5)
     assert distance(of_whole(learning.model, trees, device), expected) > 1e-3
 

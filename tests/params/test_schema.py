@@ -522,7 +522,7 @@ CRITIC = {"backbone": "own", "value_clip": 0.5, "coefficient": 0.5}
 
 def algorithms_of(folder, **rows):
     (folder / "algorithms.yaml").write_text(yaml.dump(rows))
-    return algorithms.load_rows(folder)
+    return algorithms.load_algorithms(folder)
 
 
 IMPOSSIBLE = [
@@ -638,7 +638,7 @@ def test_a_table_of_algorithms_that_is_missing_or_none_is_refused(tmp_path, text
     if text is not None:
         (tmp_path / "algorithms.yaml").write_text(text)
     with pytest.raises(ValueError, match=r"algorithms\.yaml is missing or holds no rows"):
-        algorithms.load_rows(tmp_path)
+        algorithms.load_algorithms(tmp_path)
 
 
 def test_a_choice_without_settings_may_be_written_as_its_kind(tmp_path):
@@ -660,12 +660,12 @@ def test_what_a_row_leaves_out_has_its_usual_value(tmp_path):
 
 
 @pytest.mark.parametrize("name", schema.names())
-@pytest.mark.parametrize("algorithm", algorithms.load_rows())
+@pytest.mark.parametrize("algorithm", algorithms.load_algorithms())
 def test_every_recipe_has_room_for_every_algorithm(name, algorithm):
     recipe = schema.load(name)
     reinforce = recipe.reinforce.model_copy(update={"algorithm": algorithm})
     chosen = recipe.model_copy(update={"reinforce": reinforce})
-    assert schema.row_of(chosen) == algorithms.load_rows()[algorithm]
+    assert schema.algorithm_of(chosen) == algorithms.load_algorithms()[algorithm]
 
 
 def test_an_algorithm_without_a_row_is_refused_with_those_that_there_are(tmp_path):
@@ -715,7 +715,7 @@ def test_a_row_of_the_users_own_loads_and_trains_without_any_code(tmp_path):
         table.write(OWN)
     write(tmp_path, changed(reinforce__algorithm="mine"))
     recipe = schema.load("mine", tmp_path)
-    row = schema.row_of(recipe, tmp_path)
+    row = schema.algorithm_of(recipe, tmp_path)
     assert row.marks == algorithms.Marks(kind="entropy", quantile=0.8)
     algorithm = assemble(row, recipe.dialogue.response_tokens)
     episodes = [
@@ -735,7 +735,7 @@ def test_a_row_of_the_users_own_loads_and_trains_without_any_code(tmp_path):
         replace(tree, reference_logprobs=logp) for tree, logp in zip(trees, known, strict=True)
     ]
     before = [weight.detach().clone() for weight in learning.model.parameters()]
-    metrics = learner.update(
+    metrics = learner.optimize(
         learning, trees, algorithm.loss, recipe.reinforce.update, 1.0, recipe.machine, 0
     )
     assert np.isfinite(list(metrics.values())).all()
@@ -804,9 +804,9 @@ def test_sampling_ahead_needs_a_cap_on_the_weight_of_what_an_older_policy_sample
     recipe = schema.load("smoke")
     reinforce = recipe.reinforce.model_copy(update={"algorithm": "grpo", "ahead": 1})
     chosen = recipe.model_copy(update={"reinforce": reinforce})
-    assert schema.row_of(chosen).importance_cap
+    assert schema.algorithm_of(chosen).importance_cap
     with pytest.raises(ValueError, match=r"ahead is 1.*'grpo' has no importance_cap.*ahead to 0"):
-        schema.row_of(chosen, tmp_path)
+        schema.algorithm_of(chosen, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from params.schema import algorithms, recipe
-from params.schema.algorithms import load_rows
+from params.schema.algorithms import load_algorithms
 from params.schema.base import Machine
 from tasks import reward
 from tasks.advantage import TABLE, advantage
 from tasks.ledger import artifacts
-from tasks.ledger.artifacts import Step
+from tasks.ledger.artifacts import Artifact, Step
 from tasks.policy import checkpoint, resident
 from tasks.policy.machine import use_machine
 from tasks.trees.tables import read_rows, save_trees, write_table
@@ -23,7 +23,7 @@ from tasks.trees.tree import PART, PROMPT, RESULT, TURN, Node, Question, Tree
 from tests.trees import lengths, random_tree
 
 MACHINE = Machine(threads=1, device="cpu", precision="float32")
-ROWS = load_rows()
+ROWS = load_algorithms()
 QUESTIONS = 3  # an iteration
 SETTINGS = recipe.load("smoke").reinforce.model_copy(
     update={
@@ -83,16 +83,16 @@ def run(initial, trees, rewards, row, penalties=None, name="batch", **changes):
         place = Path(f"{name}-{i}")
         save_trees([tree], place / "trees")
         write_table(pa.Table.from_pylist(rows, schema=reward.TABLE), place / "rewards.parquet")
-        batches["trees"].append(artifacts.artifact(place / "trees"))
-        batches["rewards"].append(artifacts.artifact(place / "rewards.parquet"))
+        batches["trees"].append(Artifact.at(place / "trees"))
+        batches["rewards"].append(Artifact.at(place / "rewards.parquet"))
     made = advantage.fn(**arguments(initial, batches, row, **changes))
-    return made, read_rows(Path(artifacts.of(made, "advantages").path))
+    return made, read_rows(Path(artifacts.output(made, "advantages").path))
 
 
 def arguments(initial, batches, row, **changes) -> dict[str, Any]:
     return {
         "step": Step("toy", "reinforce", 0, 7),
-        "policy": artifacts.artifact(initial),
+        "policy": Artifact.at(initial),
         "critic": None,
         "reference": None,
         **batches,
@@ -118,7 +118,7 @@ def test_each_leaf_has_a_row_with_a_number_for_each_of_its_sampled_tokens(initia
     rewards = [[1.0, 0.0, 0.5, -1.0], [0.0, 1.0, 1.0]]
     trees = grown(rewards)
     made, rows = run(initial, trees, rewards, ROWS["grpo"])
-    assert pq.read_schema(Path(artifacts.of(made, "advantages").path)).equals(TABLE)
+    assert pq.read_schema(Path(artifacts.output(made, "advantages").path)).equals(TABLE)
     assert [(row["question"], row["leaf"]) for row in rows] == [
         (tree.question.id, leaf) for tree in trees for leaf in range(len(tree.leaves))
     ]
@@ -150,7 +150,7 @@ def test_a_row_is_done_once_and_another_choice_anew(initial):
     assert run(initial, trees, rewards, ROWS["grpo"])[0] == first
     assert resident._resident == [], "no policy was loaded"
     paths = {
-        artifacts.of(run(initial, trees, rewards, ROWS[name])[0], "advantages").path
+        artifacts.output(run(initial, trees, rewards, ROWS[name])[0], "advantages").path
         for name in ("grpo", "dr_grpo", "gspo")
     }
     assert len(paths) == 3
@@ -186,7 +186,7 @@ def test_where_no_group_has_a_spread_nothing_is_left_and_nothing_breaks(initial,
     rewards = [[1.0, 1.0], [0.0, 0.0]]
     row = ROWS[name].model_copy(update={"group_filter": "spread"})
     in_reward = row.kl and row.kl.place == "reward"
-    reference = artifacts.artifact(cold_start) if in_reward else None
+    reference = Artifact.at(cold_start) if in_reward else None
     made, rows = run(initial, grown(rewards), rewards, row, reference=reference)
     assert [row["kept"] for row in rows] == [False] * 4
     assert made["metrics"] == {"advantage_spread": 0.0, "groups_kept": 0.0}
@@ -231,7 +231,7 @@ def test_kl_in_the_reward_of_a_trajectory_is_its_sum_over_the_sampled_tokens(ini
     """RLOO: r - coefficient * sum of k1, before the baseline; against a slow loop."""
     row, trees = ROWS["rloo"], grown(REWARDS)
     assert row.kl
-    made, rows = run(initial, trees, REWARDS, row, reference=artifacts.artifact(cold_start))
+    made, rows = run(initial, trees, REWARDS, row, reference=Artifact.at(cold_start))
     given = iter(rows)
     views = []
     for tree, rewards in zip(trees, REWARDS, strict=True):
@@ -250,7 +250,7 @@ def test_kl_in_the_reward_of_a_token_counts_from_there_on(initial, cold_start):
     """REINFORCE++: returns whitened over all sampled tokens; against a slow loop."""
     row, trees = ROWS["reinforce_pp"], grown(REWARDS)
     assert row.kl
-    _, rows = run(initial, trees, REWARDS, row, reference=artifacts.artifact(cold_start))
+    _, rows = run(initial, trees, REWARDS, row, reference=Artifact.at(cold_start))
     returns = []
     for tree, rewards in zip(trees, REWARDS, strict=True):
         penalties = slow_penalties(cold_start, tree, row.kl.coefficient)
@@ -276,7 +276,7 @@ def test_a_kl_term_of_the_loss_does_not_touch_the_credit(initial):
 
 def planted_critic(initial, row):
     """The critic of the learner in memory, with a head that says something."""
-    learning = resident.resident(initial, MACHINE)
+    learning = resident.load_learner(initial, MACHINE)
     checkpoint.prepare_critic(learning, row.critic, MACHINE)
     with torch.no_grad():
         learning.critic.head.weight.copy_(torch.linspace(-0.2, 0.2, 32)[None])

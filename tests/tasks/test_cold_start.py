@@ -16,7 +16,7 @@ from params.schema.cold_start import ColdStart
 from tasks import cold_start as verb
 from tasks.cold_start import IGNORED, Traces, cold_start, newest_checkpoint
 from tasks.ledger import artifacts, substeps
-from tasks.ledger.artifacts import Step
+from tasks.ledger.artifacts import Artifact, Step
 from tasks.trees.tables import write_table
 
 ROOT = Path(__file__).parents[2]
@@ -70,8 +70,8 @@ def train(initial, rows, settings=SETTINGS, machine=MACHINE, **watch):
     write_table(pa.Table.from_pylist(rows), Path("traces.parquet"))
     return cold_start.fn(
         step=STEP,
-        policy=artifacts.artifact(initial),
-        traces=artifacts.artifact(Path("traces.parquet")),
+        policy=Artifact.at(initial),
+        traces=Artifact.at(Path("traces.parquet")),
         settings=settings,
         machine=machine,
         **watch,
@@ -108,10 +108,10 @@ def test_an_observed_token_that_nothing_follows_changes_nothing(initial, folder)
             {**row, "tokens": row["tokens"] + ending, "trained": row["trained"] + [False] * 2}
             for row in made_traces()
         ]
-        digests.append(artifacts.of(train(initial, rows, short), "policy").digest)
+        digests.append(artifacts.output(train(initial, rows, short), "policy").digest)
     assert digests[0] == digests[1]
     rows = [{**row, "trained": [*row["trained"][:-2], True, True]} for row in rows]
-    assert artifacts.of(train(initial, rows, short), "policy").digest != digests[1]
+    assert artifacts.output(train(initial, rows, short), "policy").digest != digests[1]
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2])
@@ -130,7 +130,9 @@ def test_passes_in_bf16_learn_nearly_the_same_and_leave_float32(initial, folder,
     losses = [[point["loss"] for point in record["curve"]] for record in (made, unbroken)]
     assert losses[0] != losses[1]
     np.testing.assert_allclose(*losses, atol=0.05)
-    model = AutoModelForCausalLM.from_pretrained(artifacts.of(made, "policy").path, dtype="auto")
+    model = AutoModelForCausalLM.from_pretrained(
+        artifacts.output(made, "policy").path, dtype="auto"
+    )
     assert model.dtype is torch.float32
 
 
@@ -149,7 +151,7 @@ def test_training_lowers_the_loss_and_leaves_a_policy_and_a_curve(initial, folde
     assert [point["step"] for point in made["curve"]] == list(range(1, 31))
     assert made["metrics"]["loss"] == made["curve"][-1]["loss"] < made["curve"][0]["loss"] - 0.5
     assert made["curve"][-1]["learning_rate"] < 0.1 * longer.learning_rate
-    trained = Path(artifacts.of(made, "policy").path)
+    trained = Path(artifacts.output(made, "policy").path)
     before, after = (AutoModelForCausalLM.from_pretrained(place) for place in (initial, trained))
     assert not torch.equal(before.lm_head.weight, after.lm_head.weight)
     assert not list(artifacts.ROOT.rglob(".*")), "no checkpoint is left"
@@ -157,7 +159,7 @@ def test_training_lowers_the_loss_and_leaves_a_policy_and_a_curve(initial, folde
 
 def test_the_tokenizer_is_handed_on_as_it_was(initial, tokenizer, folder):
     short = SETTINGS.model_copy(update={"steps": 1})
-    trained = artifacts.of(train(initial, made_traces(2), short), "policy").path
+    trained = artifacts.output(train(initial, made_traces(2), short), "policy").path
     handed_on = PreTrainedTokenizerFast.from_pretrained(trained)
     assert handed_on.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
     assert handed_on.chat_template == tokenizer.chat_template

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from params.schema import recipe
-from params.schema.algorithms import Kl, load_rows
+from params.schema.algorithms import Kl, load_algorithms
 from tasks import advantage, reward
 from tasks.collect import collect
 from tasks.gates.gate import GateError
@@ -18,7 +18,7 @@ from tasks.trees.tables import read_rows, save_trees, write_table
 from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree
 
 LEAVES = 2
-ROWS = load_rows()
+ROWS = load_algorithms()
 RECIPE = recipe.load("tiny")
 SETTINGS = RECIPE.reinforce.model_copy(
     update={"rollout": RECIPE.reinforce.rollout.model_copy(update={"leaves": LEAVES, "initial": 1})}

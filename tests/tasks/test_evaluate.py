@@ -9,7 +9,7 @@ import pytest
 from params.schema.evaluate import Evaluate
 from tasks.evaluate import AGENTS, compare, evaluate, markdown, success_rows, table_rows
 from tasks.ledger import artifacts
-from tasks.ledger.artifacts import Step
+from tasks.ledger.artifacts import Artifact, Step
 from tasks.reward import TABLE
 from tasks.trees.intervals import bootstrap_interval
 from tasks.trees.tables import write_table
@@ -180,9 +180,9 @@ def evaluated(before, after, champion=None):
             write_table(pa.Table.from_pylist(rows, schema=TABLE), Path(f"{name}.parquet"))
     return evaluate.fn(
         step=Step("smoke", "evaluate", 0, 7),
-        cold_start=artifacts.artifact(Path("before.parquet")),
-        trained=artifacts.artifact(Path("after.parquet")),
-        champion=artifacts.artifact(Path("champion.parquet")) if champion else None,
+        cold_start=Artifact.at(Path("before.parquet")),
+        trained=Artifact.at(Path("after.parquet")),
+        champion=Artifact.at(Path("champion.parquet")) if champion else None,
         settings=SETTINGS,
     )
 
@@ -190,12 +190,12 @@ def evaluated(before, after, champion=None):
 def test_the_whole_evaluation_leaves_answers_metrics_and_table(folder, rows):
     made = evaluated(BEFORE, AFTER)
     assert made["rows"] == rows
-    table = Path(artifacts.of(made, "table").path).read_text()
+    table = Path(artifacts.output(made, "table").path).read_text()
     assert table == markdown(rows)
-    metrics = json.loads(Path(artifacts.of(made, "metrics").path).read_text())
+    metrics = json.loads(Path(artifacts.output(made, "metrics").path).read_text())
     assert metrics["success"]["trained"] == named(rows, "success")["trained"]
     assert set(metrics["success"]) == set(TWO)
-    answers = pq.read_table(artifacts.of(made, "answers").path).to_pylist()
+    answers = pq.read_table(artifacts.output(made, "answers").path).to_pylist()
     assert [row["agent"] for row in answers] == ["cold start"] * 4 + ["trained"] * 4
     assert [row["success"] for row in answers] == [row["success"] for row in BEFORE + AFTER]
 
@@ -211,21 +211,21 @@ def test_agents_that_never_answer_can_be_compared(folder):
     silent = [answer(i, "story", False, answer=None, tool_calls=0) for i in range(3)]
     made = evaluated(silent, silent)
     assert made["rows"][0]["trained"] == {"mean": 0.0, "low": 0.0, "high": 0.0}
-    answers = pq.read_table(artifacts.of(made, "answers").path)
+    answers = pq.read_table(artifacts.output(made, "answers").path)
     assert pa.types.is_string(answers.schema.field("answer").type)
 
 
 def test_a_champion_is_a_third_agent_and_leaves_the_other_two_as_they_were(folder, rows):
     made = evaluated(BEFORE, AFTER, champion=BEFORE)
     assert [row | {"champion": row["cold start"]} for row in rows] == made["rows"]
-    header, rule, first = Path(artifacts.of(made, "table").path).read_text().splitlines()[:3]
+    header, rule, first = Path(artifacts.output(made, "table").path).read_text().splitlines()[:3]
     assert header == "| | questions | cold start | trained | champion |"
     assert rule == "|---|---:|---:|---:|---:|"
     cells = [cell.strip() for cell in first.split("|")]
     assert cells[3] == cells[5] != cells[4]
-    answers = pq.read_table(artifacts.of(made, "answers").path).to_pylist()
+    answers = pq.read_table(artifacts.output(made, "answers").path).to_pylist()
     assert [row["agent"] for row in answers[8:]] == ["champion"] * 4
     assert [row["success"] for row in answers[8:]] == [row["success"] for row in BEFORE]
-    metrics = json.loads(Path(artifacts.of(made, "metrics").path).read_text())
+    metrics = json.loads(Path(artifacts.output(made, "metrics").path).read_text())
     assert metrics["success"]["champion"] == metrics["success"]["cold start"]
     assert len(table_rows(made["rows"])) == 3 * len(rows)

@@ -26,7 +26,7 @@ from tasks import prepare as verb
 from tasks.environments import toolbox
 from tasks.gates.gate import GateError
 from tasks.ledger import artifacts
-from tasks.ledger.artifacts import Step
+from tasks.ledger.artifacts import Artifact, Step
 from tasks.policy.tiny import build_tokenizer
 from tasks.prepare import (
     SOURCES,
@@ -446,7 +446,7 @@ def test_the_whole_of_prepare(tmp_path, monkeypatch):
         {"limits": LIMITS.model_copy(update={"output_characters": 7})},
         {"search": SEARCH},
         {"sets": {"mine": ROW}},
-        {"sources": [artifacts.artifact(file)]},
+        {"sources": [Artifact.at(file)]},
         {"settings": settings(overlap_words=19)},
         {"dialogue": DIALOGUE.model_copy(update={"result_tokens": 7})},
     ):

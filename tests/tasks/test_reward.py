@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from params.schema.algorithms import Overlong
 from params.schema.reinforce import Reward
 from tasks.ledger import artifacts
-from tasks.ledger.artifacts import Step
+from tasks.ledger.artifacts import Artifact, Step
 from tasks.reward import TABLE, length_penalty, reward, score, score_tree
 from tasks.trees.tables import read_rows, save_trees
 from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree
@@ -271,12 +271,12 @@ def run(trees, overlong=None, response_tokens=100):
     save_trees(trees, Path("trees"))
     made = reward.fn(
         step=Step("toy", "reinforce", 0, 7),
-        trees=artifacts.artifact(Path("trees")),
+        trees=Artifact.at(Path("trees")),
         settings=SETTINGS,
         overlong=overlong,
         response_tokens=response_tokens,
     )
-    return made, read_rows(Path(artifacts.of(made, "rewards").path))
+    return made, read_rows(Path(artifacts.output(made, "rewards").path))
 
 
 def test_groups_with_spread_are_those_whose_leaves_earned_different_rewards(tmp_path, monkeypatch):

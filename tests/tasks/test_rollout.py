@@ -18,7 +18,7 @@ from params.schema.algorithms import Marks
 from params.schema.base import Machine
 from params.schema.reinforce import Rollout
 from tasks.ledger import artifacts
-from tasks.ledger.artifacts import Step
+from tasks.ledger.artifacts import Artifact, Step
 from tasks.policy import resident
 from tasks.rollout import batch, rollout
 from tasks.tools.search import save_corpus
@@ -145,8 +145,8 @@ def arguments(policy, tokenizer, tmp_path, monkeypatch):
     save_corpus([Document("Ada", "a poet")], Path("corpus"))
     return {
         "step": Step("toy", "reinforce", 0, 7),
-        "policy": artifacts.artifact(Path("policy")),
-        "questions": artifacts.artifact(Path("questions.parquet")),
+        "policy": Artifact.at(Path("policy")),
+        "questions": Artifact.at(Path("questions.parquet")),
         "size": 2,
         "first": 0,
         "attempt": 0,
@@ -159,7 +159,7 @@ def arguments(policy, tokenizer, tmp_path, monkeypatch):
         "machine": MACHINE,
         "limits": LIMITS,
         "search": SEARCH,
-        "corpus": artifacts.artifact(Path("corpus")),
+        "corpus": Artifact.at(Path("corpus")),
         "tools": lambda calls: [Observation("ok", "a poet") for _ in calls],
     }
 
@@ -167,7 +167,7 @@ def arguments(policy, tokenizer, tmp_path, monkeypatch):
 def test_a_rollout_is_a_tree_a_question_and_is_done_once(arguments):
     finished = []
     made = rollout.fn(**arguments, advance=finished.append)
-    trees = load_trees(Path(artifacts.of(made, "trees").path))
+    trees = load_trees(Path(artifacts.output(made, "trees").path))
     assert [tree.question.id for tree in trees] == [
         question.id for question in batch(questions(3), arguments["step"].seed, 0, 0, 2)
     ]
@@ -184,16 +184,16 @@ def test_what_the_tools_are_made_of_decides_the_outcome(arguments):
         {},
         {"search": SEARCH.model_copy(update={"results": 2})},
         {"search": None},
-        {"corpus": artifacts.artifact(Path("other"))},
+        {"corpus": Artifact.at(Path("other"))},
         {"limits": LIMITS.model_copy(update={"cpu_seconds": 2})},
     ]
     made = [rollout.fn(**{**arguments, **change}) for change in changes]
-    assert len({artifacts.of(record, "trees").path for record in made}) == len(changes)
+    assert len({artifacts.output(record, "trees").path for record in made}) == len(changes)
 
 
 def grown(arguments, **changes):
     made = rollout.fn(**{**arguments, **changes})
-    return made, load_trees(Path(artifacts.of(made, "trees").path))
+    return made, load_trees(Path(artifacts.output(made, "trees").path))
 
 
 def test_where_an_iteration_begins_and_which_batch_it_takes_decide_the_questions(arguments):
@@ -219,7 +219,7 @@ def test_a_further_batch_draws_from_seeds_of_its_own(arguments):
 def test_a_batch_says_whether_questions_are_left_for_another_one(arguments, first):
     """Of 4 questions by 2: a batch across the end of a pass may have asked what comes next."""
     save_questions(questions(4), Path("four.parquet"))
-    arguments = {**arguments, "questions": artifacts.artifact(Path("four.parquet")), "first": first}
+    arguments = {**arguments, "questions": Artifact.at(Path("four.parquet")), "first": first}
     for attempt in range(3):
         made, trees = grown(arguments, attempt=attempt)
         following = batch(questions(4), arguments["step"].seed, first, attempt + 1, 2)
@@ -283,7 +283,7 @@ def test_stored_trees_of_the_iteration_stand_for_what_would_be_sampled(
     (tmp_path / "stored").mkdir()
     for name in ("questions", "nodes", "leaves", "decisions"):
         tables = [
-            pq.read_table(Path(artifacts.of(record, "trees").path) / f"{name}.parquet")
+            pq.read_table(Path(artifacts.output(record, "trees").path) / f"{name}.parquet")
             for record in made
         ]
         numbered = [
@@ -301,12 +301,12 @@ def test_stored_trees_of_the_iteration_stand_for_what_would_be_sampled(
     for number in range(2):
         found = again(step=Step("toy", "reinforce", number, 7), **other)
         assert found["artifacts"] == {
-            "trees": {"path": ANY, "digest": artifacts.of(made[number], "trees").digest}
+            "trees": {"path": ANY, "digest": artifacts.output(made[number], "trees").digest}
         }
     with pytest.raises(ValueError, match=r"has no tree for question \d in iteration 2"):
         again(step=Step("toy", "reinforce", 2, 7))
     asked = again(step=Step("toy", "evaluate/trained", 0, 8), **other)
-    assert artifacts.of(asked, "trees").digest != artifacts.of(made[0], "trees").digest
+    assert artifacts.output(asked, "trees").digest != artifacts.output(made[0], "trees").digest
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -334,5 +334,5 @@ def test_in_bf16_a_copy_samples_and_is_given_up_at_once(arguments, monkeypatch, 
         torch.set_num_threads(MACHINE.threads)
     (learning,) = resident._resident
     assert learning.model.dtype is torch.float32
-    trees = load_trees(Path(artifacts.of(made, "trees").path))
+    trees = load_trees(Path(artifacts.output(made, "trees").path))
     assert all(len(tree.leaves) == BUDGET.leaves for tree in trees)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForCausalLM
 
-from params.schema.algorithms import Kl, load_rows
+from params.schema.algorithms import Kl, load_algorithms
 from params.schema.base import Machine
 from params.schema.reinforce import Update
 from tasks.advantage import TABLE
@@ -36,7 +36,7 @@ SETTINGS = Update(
     critic_learning_rate=1e-2,
     recompute=False,
 )
-ROWS = load_rows()
+ROWS = load_algorithms()
 ARPO, PPO = ROWS["arpo"], ROWS["ppo"]
 WITHOUT_KL = PPO.model_copy(update={"kl": None})
 SHARED = WITHOUT_KL.model_copy(
@@ -159,7 +159,7 @@ def test_an_update_makes_a_policy_that_others_can_load(initial):
     assert set(made["artifacts"]) == {"policy", "optimizer"}
     before, after = (
         AutoModelForCausalLM.from_pretrained(path)
-        for path in (initial, ledger.of(made, "policy").path)
+        for path in (initial, ledger.output(made, "policy").path)
     )
     assert not torch.equal(before.lm_head.weight, after.lm_head.weight)
     assert made["metrics"]["trained_tokens"] == 4 + 3 + 5 + 6, "a shared token once"
@@ -179,7 +179,7 @@ def test_each_leaf_gets_its_own_advantage(initial):
     digests = set()
     for advantages in ((1.0, -0.5, 0.25), (-0.5, 1.0, 0.25), (1.0, 0.25, -0.5)):
         resident._resident.clear()
-        digests.add(ledger.of(run(policy, data=batch(advantages=advantages)), "policy").digest)
+        digests.add(ledger.output(run(policy, data=batch(advantages=advantages)), "policy").digest)
     assert len(digests) == 3
 
 
@@ -188,8 +188,10 @@ def chain(initial, keep_in_memory):
     first = run(ledger.artifact(initial), iteration=0)
     if not keep_in_memory:
         resident._resident.clear()
-    optimizer = ledger.of(first, "optimizer")
-    second = run(ledger.of(first, "policy"), iteration=1, data=batch(seed=1), optimizer=optimizer)
+    optimizer = ledger.output(first, "optimizer")
+    second = run(
+        ledger.output(first, "policy"), iteration=1, data=batch(seed=1), optimizer=optimizer
+    )
     return {name: made["digest"] for name, made in second["artifacts"].items()}
 
 
@@ -203,7 +205,7 @@ def test_the_next_update_goes_on_in_memory_as_it_would_from_disk(initial, tmp_pa
 def test_the_next_sub_step_finds_the_policy_in_memory(initial):
     made = run(ledger.artifact(initial))
     (learning,) = resident._resident
-    assert resident.resident(Path(ledger.of(made, "policy").path), MACHINE) is learning
+    assert resident.load_learner(Path(ledger.output(made, "policy").path), MACHINE) is learning
 
 
 @pytest.mark.parametrize("row", [ARPO, WITHOUT_KL], ids=["policy", "with a critic"])
@@ -253,7 +255,7 @@ def test_mini_batches_are_drawn_anew_each_iteration_and_for_each_run(initial):
         for iteration, run_seed in steps:
             resident._resident.clear()
             made = run(policy, iteration=iteration, run_seed=run_seed, settings=settings)
-            digests.add(ledger.of(made, "policy").digest)
+            digests.add(ledger.output(made, "policy").digest)
         return digests
 
     assert len(orders([(iteration, 0) for iteration in range(6)])) > 1
@@ -262,7 +264,7 @@ def test_mini_batches_are_drawn_anew_each_iteration_and_for_each_run(initial):
 
 def test_a_pruned_policy_that_is_needed_again_can_be_made_again(initial):
     made = run(ledger.artifact(initial))
-    policy = ledger.of(made, "policy")
+    policy = ledger.output(made, "policy")
     last = Step("toy", "reinforce", 5, 7)
     substeps.retire(last, "update", last=1, every=9, weights=())
     resident._resident.clear()
@@ -272,13 +274,13 @@ def test_a_pruned_policy_that_is_needed_again_can_be_made_again(initial):
         ledger.publish(policy, Path("models/trained"))
     assert run(ledger.artifact(initial)) == made, "its record still counts"
     substeps.revive(last.folder)
-    assert ledger.of(run(ledger.artifact(initial)), "policy") == policy
+    assert ledger.output(run(ledger.artifact(initial)), "policy") == policy
     run(policy, iteration=1, data=batch(seed=1))
 
 
 def test_weights_without_their_optimizer_are_not_silently_trained_on(initial):
     made = run(ledger.artifact(initial))
-    policy, optimizer = (ledger.of(made, name) for name in ("policy", "optimizer"))
+    policy, optimizer = (ledger.output(made, name) for name in ("policy", "optimizer"))
     last = Step("toy", "reinforce", 5, 7)
     substeps.retire(last, "update", last=1, every=1, weights=("policy", "critic"))
     resident._resident.clear()
@@ -296,7 +298,7 @@ def test_rows_belong_to_their_leaves_whatever_their_order(initial):
     for name, rows in (("forth", credit()), ("back", credit()[::-1])):
         resident._resident.clear()
         made = run(policy, data=artifacts(two_trees(), rows, name))
-        digests.add(ledger.of(made, "policy").digest)
+        digests.add(ledger.output(made, "policy").digest)
     assert len(digests) == 1
 
 
@@ -305,7 +307,7 @@ def test_what_the_group_filter_has_dropped_is_not_there_for_the_update(initial):
     made = run(policy, data=batch(dropped=("q1",)))
     resident._resident.clear()
     alone = run(policy, data=artifacts(two_trees()[:1], credit()[:2], "alone"))
-    assert ledger.of(made, "policy").digest == ledger.of(alone, "policy").digest
+    assert ledger.output(made, "policy").digest == ledger.output(alone, "policy").digest
     assert made["metrics"] == alone["metrics"]
     assert made["metrics"]["trained_tokens"] == 4 + 3 + 5
 
@@ -319,7 +321,7 @@ def test_an_update_without_any_kept_group_leaves_the_policy_as_it_is(initial, up
     )
     before, after = (
         AutoModelForCausalLM.from_pretrained(path).state_dict()
-        for path in (initial, ledger.of(made, "policy").path)
+        for path in (initial, ledger.output(made, "policy").path)
     )
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert made["metrics"]["trained_tokens"] == 0
@@ -339,7 +341,7 @@ def test_segments_of_the_table_are_the_units_of_the_ratio(initial):
         resident._resident.clear()
         data = artifacts(two_trees(), rows, name)
         made = run(ledger.artifact(initial), row=row, settings=settings, data=data)
-        digests.add(ledger.of(made, "policy").digest)
+        digests.add(ledger.output(made, "policy").digest)
     assert len(digests) == 2
 
 
@@ -355,7 +357,7 @@ def with_kl(place, coefficient=10.0):
 def test_a_kl_term_is_measured_against_the_reference(initial):
     """Two policies that differ by an update: the k3 mean over leaf views, by the model's own."""
     cold_start = ledger.artifact(initial)
-    policy = ledger.of(run(cold_start), "policy")
+    policy = ledger.output(run(cold_start), "policy")
     data = batch(seed=1, advantages=(0.0, 0.0, 0.0))
     made = run(policy, iteration=1, data=data, row=with_kl("loss"), reference=cold_start)
     differences = []
@@ -403,7 +405,7 @@ def test_a_kl_term_without_a_reference_is_refused(initial):
 def values_of(folder):
     """The values of a saved checkpoint for the batch, by the verb's own way in."""
     resident._resident.clear()
-    learning = resident.resident(Path(folder), MACHINE)
+    learning = resident.load_learner(Path(folder), MACHINE)
     checkpoint.prepare_critic(learning, PPO.critic, MACHINE)
     trees = [uncredited(tree) for tree in two_trees()]
     found = learner.node_values(learning, trees, SETTINGS, MACHINE)
@@ -413,10 +415,10 @@ def values_of(folder):
 def test_a_critic_of_its_own_is_an_artifact_and_learns_its_returns(initial):
     made = run(ledger.artifact(initial), row=WITHOUT_KL, data=batch(values=True))
     assert set(made["artifacts"]) == {"policy", "optimizer", "critic"}
-    critic = Path(ledger.of(made, "critic").path)
+    critic = Path(ledger.output(made, "critic").path)
     AutoModel.from_pretrained(critic)
     assert (critic / "head.safetensors").is_file()
-    assert np.abs(values_of(ledger.of(made, "policy").path)).max() > 1e-3, "a new one says 0"
+    assert np.abs(values_of(ledger.output(made, "policy").path)).max() > 1e-3, "a new one says 0"
     assert made["metrics"]["value_error"] == pytest.approx(
         (7 * 1.0**2 + 9 * 0.5**2 + 6 * 0.25**2) / 22
     )
@@ -424,7 +426,7 @@ def test_a_critic_of_its_own_is_an_artifact_and_learns_its_returns(initial):
 
 def test_a_critic_on_the_policys_backbone_has_a_head_alone(initial):
     made = run(ledger.artifact(initial), row=SHARED, data=batch(values=True))
-    critic = Path(ledger.of(made, "critic").path)
+    critic = Path(ledger.output(made, "critic").path)
     assert [path.name for path in critic.iterdir()] == ["head.safetensors"]
     assert made["metrics"]["value_loss"] == pytest.approx(0.5 * made["metrics"]["value_error"])
 
@@ -438,10 +440,10 @@ def test_with_a_critic_too_memory_and_disk_give_the_same_bytes(initial, row):
             resident._resident.clear()
         second = update.fn(
             **arguments(
-                ledger.of(first, "policy"),
+                ledger.output(first, "policy"),
                 iteration=1,
                 row=row,
-                critic=ledger.of(first, "critic"),
+                critic=ledger.output(first, "critic"),
                 data=batch(seed=1, values=True),
                 run_seed=5,
             )
@@ -453,7 +455,7 @@ def test_with_a_critic_too_memory_and_disk_give_the_same_bytes(initial, row):
 
 def test_a_row_without_a_critic_keeps_none_of_another_rows_critic(initial):
     """A comparison starts every row from the same cold start, which may still be in memory."""
-    learning = resident.resident(initial, MACHINE)
+    learning = resident.load_learner(initial, MACHINE)
     checkpoint.prepare_critic(learning, PPO.critic, MACHINE)
     made = run(ledger.artifact(initial))
     assert set(made["artifacts"]) == {"policy", "optimizer"}

@@ -7,7 +7,7 @@ import pytest
 
 from params.schema.verdict import Verdict
 from tasks.ledger import artifacts
-from tasks.ledger.artifacts import Step
+from tasks.ledger.artifacts import Artifact, Step
 from tasks.trees.intervals import paired_bootstrap
 from tasks.trees.tables import write_table
 from tasks.verdict import judge, successes, verdict
@@ -152,12 +152,12 @@ def write_gate(stage, table, passed):
 def decided():
     made = verdict.fn(
         step=Step("toy", "verdict", 0, 7),
-        answers=artifacts.artifact(Path("evaluation.parquet")),
-        champion=artifacts.artifact(Path("champion")),
-        gates=[artifacts.artifact(Path("gates", name)) for name in ("prepare", "reinforce")],
+        answers=Artifact.at(Path("evaluation.parquet")),
+        champion=Artifact.at(Path("champion")),
+        gates=[Artifact.at(Path("gates", name)) for name in ("prepare", "reinforce")],
         settings=SETTINGS,
     )
-    return Path(artifacts.of(made, "verdict").path)
+    return Path(artifacts.output(made, "verdict").path)
 
 
 def test_the_verdict_is_a_file_with_every_figure(folder):

@@ -8,7 +8,7 @@ import pytest
 from params.schema.agent import Engine
 from params.schema.base import Machine
 from tasks.engines.vllm import engine as engines
-from tasks.ledger import artifacts
+from tasks.ledger.artifacts import Artifact
 from tasks.policy.tiny import build_policy, build_tokenizer
 from tests.conftest import TEXTS
 
@@ -53,7 +53,7 @@ def save(model, tokenizer, folder):
     """Save a policy; its artifact."""
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return artifacts.artifact(folder)
+    return Artifact.at(folder)
 
 
 @pytest.fixture(scope="module")

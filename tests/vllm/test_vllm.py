@@ -23,7 +23,7 @@ from tasks.engines import Request
 from tasks.engines.vllm import connection
 from tasks.engines.vllm import engine as vllm
 from tasks.environments.question import respond
-from tasks.ledger import artifacts
+from tasks.ledger.artifacts import Artifact
 from tasks.policy import adapter, checkpoint, resident
 from tasks.policy.tiny import TAGS, build_tokenizer
 from tasks.rollouts.rounds import Setting, grow
@@ -115,7 +115,7 @@ def test_an_adapter_is_sampled_merged_before_and_after_an_update(engine, make, t
     for name in ("first", "second"):
         changed_adapter(model)
         checkpoint.save(learning, tmp_path / name)
-        policy = artifacts.artifact(tmp_path / name / checkpoint.POLICY)
+        policy = Artifact.at(tmp_path / name / checkpoint.POLICY)
         held = engine(model, policy, tokenizer)
         held.folder = partial(checkpoint.whole, policy)
         check(model, *sampled(held, model.config.vocab_size))
@@ -263,7 +263,7 @@ def test_questions_that_go_on_by_themselves_have_the_trees_of_rounds(engine, mak
     rounds = as_rows(trees(engine(model, made, tokenizer), tokenizer))
     alone = SETTINGS.model_copy(update={"lanes": 3})
     held = engine(model, made, tokenizer, alone)
-    assert len(held.beside(3)) == 3
+    assert len(held.replicas(3)) == 3
     assert as_rows(trees(held, tokenizer)) == rounds
 
 

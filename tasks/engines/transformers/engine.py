@@ -32,8 +32,8 @@ class TransformersEngine:
         """The text of each token on its own."""
         return marks.token_texts(self.tokenizer, self.model.config.vocab_size)
 
-    def beside(self, most: int) -> Sequence[Engine]:
-        """See ``tasks.engines.Engine.beside``: this one, and workers for a small policy."""
+    def replicas(self, most: int) -> Sequence[Engine]:
+        """See ``tasks.engines.Engine.replicas``: this one, and workers for a small policy."""
         other: Engine = EngineApart(self) if decodes(self.model) else self
         return [self, *[other] * (lanes(self.model.device.type, most) - 1)]
 
@@ -64,7 +64,7 @@ class TransformersEngine:
             self.model.set_attn_implementation(attention)
             self.model.train(training)
 
-    def rest(self) -> None:
+    def release(self) -> None:
         """It holds nothing between sessions."""
 
 
@@ -74,7 +74,7 @@ class EngineApart:
 
     engine: TransformersEngine
 
-    def beside(self, most: int) -> Sequence[Engine]:
+    def replicas(self, most: int) -> Sequence[Engine]:
         return [self] * lanes("cpu", most)
 
     @contextmanager
@@ -96,7 +96,7 @@ class EngineApart:
         ) as opened:
             yield opened
 
-    def rest(self) -> None:
+    def release(self) -> None:
         """See ``TransformersEngine.rest``."""
 
 

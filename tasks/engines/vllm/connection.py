@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
@@ -45,7 +45,7 @@ class EngineDiedError(RuntimeError):
     """vLLM has gone while it was needed."""
 
 
-class Way(Protocol):
+class Connection(Protocol):
     """How vLLM is reached. Its methods may be called by several threads at one time.
 
     Each raises EngineDiedError where vLLM is gone, RuntimeError with its words where it refuses.
@@ -57,7 +57,7 @@ class Way(Protocol):
     def take(self, model: Any, folder: Callable[[], Path]) -> None:
         """Put a policy in place: ``model`` as it is now, which lies in what ``folder`` returns."""
 
-    def rest(self) -> None:
+    def release(self) -> None:
         """Give the GPU's memory to the learner until the next policy is taken."""
 
     def close(self) -> None:
@@ -67,7 +67,7 @@ class Way(Protocol):
 # ---------------------------------------------------------------- in a process here
 
 
-class Here:
+class LocalVllm:
     """vLLM in a process of its own on this machine (vllm_process.py)."""
 
     def __init__(self, folder: Path, options: dict[str, Any]) -> None:
@@ -85,7 +85,7 @@ class Here:
                 env=ENVIRONMENT | os.environ | {"PYTHONPATH": str(ROOT)},
                 start_new_session=True,  # an interrupt at the terminal is for the trainer
             )
-        self.channel = Connection(ours.detach())
+        self.channel = Pipe(ours.detach())
         self.lock = threading.Lock()  # of the two below, and of sending
         self.waiting: dict[int, Future[Any]] = {}  # calls that have not been answered
         self.calls = 0
@@ -117,7 +117,7 @@ class Here:
         if not self._call("reset_prefix_cache"):
             raise RuntimeError(KEPT)
 
-    def rest(self) -> None:
+    def release(self) -> None:
         self._call("sleep", 2)
 
     def close(self) -> None:
@@ -225,7 +225,7 @@ def _room(weight: Tensor) -> int:
 # ---------------------------------------------------------------- on a server
 
 
-class Server:
+class RemoteVllm:
     """vLLM's own server, with Beamline's worker in it, at an address; see docs/vllm.md."""
 
     def __init__(self, address: str) -> None:
@@ -257,7 +257,7 @@ class Server:
         if not self._post("/reset_prefix_cache?reset_running_requests=true")["success"]:
             raise RuntimeError(f"engine.server {self.name}: {KEPT}")
 
-    def rest(self) -> None:
+    def release(self) -> None:
         """Nothing: its GPU is its own."""
 
     def close(self) -> None:

@@ -19,7 +19,13 @@ from typing import Any
 from params.schema.agent import Engine as Settings
 from params.schema.base import Machine
 from tasks.engines import Engine, Request, Sample, check_room
-from tasks.engines.vllm.connection import EngineDiedError, Here, Server, Way, give_back
+from tasks.engines.vllm.connection import (
+    Connection,
+    EngineDiedError,
+    LocalVllm,
+    RemoteVllm,
+    give_back,
+)
 from tasks.engines.vllm.messages import Drawn, Turn
 from tasks.trees import marks
 from tasks.trees.dialogue import STOP_STRINGS
@@ -34,7 +40,7 @@ class VllmEngine:
 
     def __init__(self, settings: Settings, machine: Machine, rows: int) -> None:
         self.settings, self.machine, self.rows = settings, machine, rows
-        self.way: Way | None = None
+        self.way: Connection | None = None
         self.positions = 0  # that the process has room for in a path
         self.lock = threading.RLock()
         self.model: Any = None  # while it is sampled
@@ -54,8 +60,8 @@ class VllmEngine:
         self.model, self.tokenizer, self.folder = model, tokenizer, folder
         self.digest = digest
 
-    def beside(self, most: int) -> Sequence[Engine]:
-        """See ``tasks.engines.Engine.beside``: as many as the recipe has lanes."""
+    def replicas(self, most: int) -> Sequence[Engine]:
+        """See ``tasks.engines.Engine.replicas``: as many as the recipe has lanes."""
         return [self] * max(1, min(most, self.settings.lanes))
 
     def pieces(self) -> list[str]:
@@ -86,13 +92,13 @@ class VllmEngine:
                 self._bury(way, error)
         return self._living().sample(turns)
 
-    def rest(self) -> None:
+    def release(self) -> None:
         """Leave the GPU to the learner."""
         self.model = None
         if self.way and self.machine.device == "cuda":
             self.taken = ""
             try:
-                self.way.rest()
+                self.way.release()
             except EngineDiedError as error:
                 self._bury(self.way, error)
 
@@ -102,7 +108,7 @@ class VllmEngine:
             self.way.close()
         self.way, self.taken = None, ""
 
-    def _living(self) -> Way:
+    def _living(self) -> Connection:
         """vLLM with the policy at hand. A process that cannot take it in place is built anew."""
         with self.lock:
             if self.way and self.taken != self.digest:
@@ -116,7 +122,7 @@ class VllmEngine:
                 self.taken = self.digest
             return self.way
 
-    def _bury(self, way: Way, error: Exception) -> None:
+    def _bury(self, way: Connection, error: Exception) -> None:
         """Give up a way that does not work any more, unless another thread has done so."""
         with self.lock:
             if self.way is way:
@@ -126,18 +132,18 @@ class VllmEngine:
                 )
                 self.close()
 
-    def _start(self) -> Way:
+    def _start(self) -> Connection:
         if self.settings.server:
             return self._connect(self.settings.server)
         give_back()
-        return Here(self.folder(), self._options())
+        return LocalVllm(self.folder(), self._options())
 
-    def _connect(self, address: str) -> Server:
+    def _connect(self, address: str) -> RemoteVllm:
         """The server, once it answers."""
         patience = time.monotonic() + RETURN
         while True:
             try:
-                server = Server(address)
+                server = RemoteVllm(address)
                 server.take(self.model, self.folder)
                 return server
             except EngineDiedError as error:

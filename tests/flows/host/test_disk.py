@@ -9,13 +9,14 @@ from flows.host.disk import GIB, needs
 from params.schema import prepare
 from params.schema import recipe as schema
 from params.schema import reinforce as reinforce_module
-from params.schema.algorithms import load_rows
+from params.schema.algorithms import load_algorithms
 from tasks.ledger import artifacts, keys
+from tasks.ledger.artifacts import Artifact
 from tasks.policy import checkpoint, resident
 from tasks.policy.tiny import build_policy
 
 SMOKE = schema.load("smoke")
-ROWS = load_rows()
+ROWS = load_algorithms()
 
 
 @pytest.fixture(autouse=True)
@@ -65,9 +66,7 @@ def test_an_adapter_is_what_iterations_keep_of_a_policy_that_learns_by_one(polic
     assert disk.adapter_of("mine", lora) is None
     policy.save_pretrained("models/mine/initial")
     learning = resident.Learner(tmp_path, copy.deepcopy(policy), None)
-    checkpoint.prepare_adapter(
-        learning, lora, artifacts.artifact(Path("models/mine/initial")), seed=0
-    )
+    checkpoint.prepare_adapter(learning, lora, Artifact.at(Path("models/mine/initial")), seed=0)
     own = [weight for weight in learning.model.parameters() if weight.requires_grad]
     size = disk.adapter_of("mine", lora)
     assert size == sum(4 * weight.numel() for weight in own)

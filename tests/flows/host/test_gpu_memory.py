@@ -14,7 +14,7 @@ from flows.host import gpu_memory, remedies
 from flows.host.gpu_memory import CARDS, FULL, GIB, HALF, Card, shape_of
 from params.schema import recipe as schema
 from params.schema import reinforce
-from params.schema.algorithms import load_rows
+from params.schema.algorithms import load_algorithms
 from params.schema.architectures import load_architectures
 from tasks.learning import learner
 from tasks.learning.algorithm import assemble
@@ -23,7 +23,7 @@ from tasks.policy.checkpoint import make_optimizer
 from tasks.trees.tree import PROMPT, TURN, Node, Question, Tree
 from tests.trees import credited
 
-ROWS = load_rows()
+ROWS = load_algorithms()
 TINY = schema.load("tiny")
 LARGE = schema.load("qwen2.5-3b")
 SMALL = {  # no two widths alike, so that a tensor's shape says what it is
@@ -324,7 +324,7 @@ def test_the_peak_of_a_real_update_is_the_sum_of_the_parts(
     loss = assemble(ROWS["grpo"], tokens).loss
 
     def update(trees):
-        learner.update(learning, trees, loss, settings, 1.0, recipe.machine, 0)
+        learner.optimize(learning, trees, loss, settings, 1.0, recipe.machine, 0)
 
     update([question(vocabulary, 16)])  # the moments are there from now on
     learning.optimizer.zero_grad(set_to_none=True)
@@ -435,7 +435,7 @@ def test_tokens_are_counted_by_questions_paths_and_prompts():
     ],
 )
 def test_an_update_is_so_many_passes(changes, row, expected):
-    assert gpu_memory.passes(edited(TINY, **changes), ROWS[row]) == expected
+    assert gpu_memory.forward_equivalents(edited(TINY, **changes), ROWS[row]) == expected
 
 
 def test_operations_are_two_a_weight_and_token_and_attention_adds_to_them():
@@ -443,7 +443,7 @@ def test_operations_are_two_a_weight_and_token_and_attention_adds_to_them():
     rate = gpu_memory.PEAK_SHARE * CARDS["141"].operations["bfloat16"]
     seconds = gpu_memory.seconds_of(LARGE, ROWS["arpo"], shape, CARDS["141"])
     tokens = gpu_memory.tokens_of(LARGE, ROWS["arpo"]).expected
-    once = seconds.update * rate / gpu_memory.passes(LARGE, ROWS["arpo"])
+    once = seconds.update * rate / gpu_memory.forward_equivalents(LARGE, ROWS["arpo"])
     assert 1 < once / (2 * shape.linear * tokens) < 1.5
 
 

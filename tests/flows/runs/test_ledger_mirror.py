@@ -14,7 +14,7 @@ import pytest
 from flows.runs import ledger_mirror
 from flows.runs.cache import filesystem
 from tasks.ledger import artifacts, substeps
-from tasks.ledger.artifacts import Step
+from tasks.ledger.artifacts import Artifact, Step
 
 ROOT = Path(__file__).parents[3]
 computed: list[int] = []
@@ -67,8 +67,8 @@ def test_what_one_worker_has_finished_another_one_fetches(shared, monkeypatch):
     elsewhere(shared, monkeypatch)
     assert [verb(step=step(i)) for i in range(3)] == first
     assert computed == []
-    made = artifacts.of(first[2], "weights")
-    assert artifacts.artifact(Path(made.path)) == made
+    made = artifacts.output(first[2], "weights")
+    assert Artifact.at(Path(made.path)) == made
     verb(step=step(3))
     assert computed == [3]
     assert entry(shared, 3).is_dir()
@@ -129,7 +129,7 @@ def test_the_record_is_written_last_and_removed_first(shared):
     assert order.pop() == ("put_file", "record.json")
     assert {name for _, name in order} == {"table.txt", "a.bin"}
     order.clear()
-    place = Path(artifacts.of(record, "table").path).parent
+    place = Path(artifacts.output(record, "table").path).parent
     attached.drop(place)
     assert order == [("rm_file", "record.json"), ("rm", place.name)]
     assert not (shared / "toy" / "reinforce" / place.name).exists()
@@ -285,8 +285,8 @@ def test_what_is_retired_here_leaves_the_store_and_its_record_counts_there(share
     elsewhere(shared, monkeypatch)
     assert [verb(step=step(i)) for i in range(3)] == made
     assert computed == []
-    assert Path(artifacts.of(made[1], "weights").path).is_dir()
-    assert not Path(artifacts.of(made[0], "weights").path).exists()
+    assert Path(artifacts.output(made[1], "weights").path).is_dir()
+    assert not Path(artifacts.output(made[0], "weights").path).exists()
 
 
 def test_what_is_revived_is_made_again_and_not_fetched_as_it_was(shared):
@@ -295,7 +295,7 @@ def test_what_is_revived_is_made_again_and_not_fetched_as_it_was(shared):
     substeps.revive(step(0).folder)
     made = verb(step=step(0))
     assert computed == [0, 0]
-    assert Path(artifacts.of(made, "weights").path).is_dir()
+    assert Path(artifacts.output(made, "weights").path).is_dir()
     assert (entry(shared) / "weights" / "a.bin").exists()
 
 

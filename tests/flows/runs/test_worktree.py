@@ -49,7 +49,7 @@ def test_an_unfinished_place_is_taken_up_by_the_same_purpose_alone(project):
 def test_a_place_whose_purpose_is_let_go_stays_and_is_not_taken_up(project):
     with worktree.held("qwen2.5", PURPOSE) as place:
         place.mkdir()
-        worktree.let_go(place)
+        worktree.release(place)
     assert place.exists()
     assert leave_unfinished(PURPOSE) != place
 
@@ -65,7 +65,7 @@ def test_a_worktree_has_what_the_ledger_has_and_gives_back_what_it_adds(project)
     old = sub_step(project, "reinforce/0000-rollout-a", "old")
     sub_step(project, "reinforce/.0001-rollout-b.partial", "half")
     place = leave_unfinished(PURPOSE)
-    worktree.lend("toy", place)
+    worktree.link_ledger("toy", place)
     lent = place / artifacts.ROOT / "toy/reinforce"
     assert [path.name for path in lent.iterdir()] == ["0000-rollout-a"]
     assert (lent / old.name / artifacts.RECORD).samefile(old / artifacts.RECORD), "it takes no room"
@@ -73,7 +73,7 @@ def test_a_worktree_has_what_the_ledger_has_and_gives_back_what_it_adds(project)
     (lent / old.name / artifacts.RECORD).write_text("other")
     sub_step(place, "evaluate/trained/0000-rollout-c", "new")
     sub_step(place, "reinforce/.0002-update-d.scratch/1-half", "half")
-    worktree.take_back("toy", place)
+    worktree.collect_ledger("toy", place)
     assert (old / artifacts.RECORD).read_text() == "old"
     kept = sorted(path.parent.name for path in artifacts.ROOT.rglob(artifacts.RECORD))
     assert kept == [".0001-rollout-b.partial", "0000-rollout-a", "0000-rollout-c"]

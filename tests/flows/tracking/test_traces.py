@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flows.tracking import traces
-from tasks.ledger import artifacts
-from tasks.ledger.artifacts import Step
+from tasks.ledger.artifacts import Artifact, Step
 from tasks.reward import TABLE
 from tasks.trees.dialogue import OUTCOMES
 from tasks.trees.tables import save_trees, write_table
@@ -299,7 +298,7 @@ def iteration(tree, tmp_path):
     save_trees([tree, other], tmp_path / "trees")
     rows = [row for each in (tree, other) for row in scores(each)]
     write_table(pa.Table.from_pylist(rows, schema=TABLE), tmp_path / "rewards.parquet")
-    return [artifacts.artifact(tmp_path / name) for name in ("trees", "rewards.parquet")]
+    return [Artifact.at(tmp_path / name) for name in ("trees", "rewards.parquet")]
 
 
 def test_a_sample_has_every_leaf_of_the_first_questions(iteration):

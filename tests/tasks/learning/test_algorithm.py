@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from params.schema.algorithms import Row, load_rows
+from params.schema.algorithms import Algorithm, load_algorithms
 from tasks.learning import losses
 from tasks.learning.algorithm import CENTRED, ESTIMATORS, assemble
 from tasks.learning.estimators import Episode, group, step, tree
@@ -101,7 +101,7 @@ EXPECTED = {  # estimators as their drawer has them
     "arpo": group.group_relative(std=True),
     "arpo_hard": tree.prefix_calibrated(),
 }
-ROWS = load_rows()
+ROWS = load_algorithms()
 
 
 def groups(seed=0):
@@ -218,7 +218,7 @@ def test_settings_of_a_choice_reach_its_function():
         "entropy_bonus": 0.01,
         "importance_cap": None,
     }
-    loss = assemble(Row.model_validate(values), BUDGET).loss
+    loss = assemble(Algorithm.model_validate(values), BUDGET).loss
     assert loss.clip == losses.Clip(0.1, 0.3, 3.0)
     assert (loss.entropy_bonus, loss.importance_cap) == (0.01, None)
 

@@ -12,7 +12,7 @@ from tasks.learning import attention
 from tasks.learning.attention import FLEX, GATHERED, _block_mask, attending, form_for
 from tasks.learning.learner import states
 from tasks.learning.packing import BLOCK, forest, lay_out
-from tasks.policy.machine import passes
+from tasks.policy.machine import in_precision
 from tests.trees import VOCABULARY, credited, random_tree, small_policy
 
 
@@ -80,7 +80,7 @@ def test_passes_in_bf16_attend_in_either_form(form, monkeypatch):
     model, made = small_policy().eval(), forest_of([4, 5])
     machine = Machine(threads=1, device="cpu", precision="bfloat16")
     with torch.no_grad():
-        with passes(machine):
+        with in_precision(machine):
             found = logits_of_forest(model, made, form)
         expected = logits_by_row(model, made)
     for row, own in zip(found, expected, strict=True):

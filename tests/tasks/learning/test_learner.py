@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from params.schema.algorithms import Critic, load_rows
+from params.schema.algorithms import Critic, load_algorithms
 from params.schema.base import Machine
 from params.schema.reinforce import Update
 from tasks import advantage
@@ -37,7 +37,7 @@ SETTINGS = Update(
     recompute=False,
 )
 RESPONSE_TOKENS = 50
-ROWS = load_rows()
+ROWS = load_algorithms()
 LOSSES = {name: assemble(row, RESPONSE_TOKENS).loss for name, row in ROWS.items()}
 GRPO = LOSSES["grpo"]
 TEMPERATURE = 0.7
@@ -58,7 +58,7 @@ def initial(policy, tokenizer, tmp_path_factory):
 def fresh(folder, settings=SETTINGS, critic=None):
     """A learner as a new process would have it."""
     resident._resident.clear()
-    learning = resident.resident(folder, MACHINE)
+    learning = resident.load_learner(folder, MACHINE)
     checkpoint.prepare_critic(learning, critic, MACHINE)
     checkpoint.prepare_optimizer(learning, settings)
     return learning
@@ -85,7 +85,7 @@ def off_policy(trees, seed=0):
 
 
 def run(learning, trees, settings=SETTINGS, loss=GRPO, seed=1):
-    return learner.update(learning, trees, loss, settings, TEMPERATURE, MACHINE, seed)
+    return learner.optimize(learning, trees, loss, settings, TEMPERATURE, MACHINE, seed)
 
 
 def weights(model):
@@ -379,7 +379,7 @@ def test_two_lanes_give_the_gradient_of_one_and_the_same_bytes_each_time(initial
         torch.set_num_threads(threads)
         learning = fresh(initial, settings, ROWS[name].critic)
         trees = [replace(t, reference_logprobs=[n.logprobs for n in t.tree.nodes]) for t in trees]
-        metrics = learner.update(
+        metrics = learner.optimize(
             learning, trees, LOSSES[name], settings, TEMPERATURE, machine, seed=1
         )
         found.append((gradients(learning.model), weights(learning.model), metrics))
@@ -408,7 +408,7 @@ def test_passes_in_bf16_leave_weights_gradients_and_optimizer_in_float32(initial
     found = []
     for machine in (MACHINE, HALF):
         learning = fresh(initial, critic=critic)
-        metrics = learner.update(learning, trees, GRPO, SETTINGS, TEMPERATURE, machine, seed=1)
+        metrics = learner.optimize(learning, trees, GRPO, SETTINGS, TEMPERATURE, machine, seed=1)
         found.append((gradients(learning.model), metrics))
         held = [learning.optimizer, learning.critic and learning.critic.optimizer]
         for optimizer in filter(None, held):
@@ -448,7 +448,7 @@ def test_two_lanes_in_bf16_give_the_gradient_of_one_and_the_same_bytes_each_time
         torch.set_num_threads(threads)
         learning = fresh(initial, settings)
         machine = HALF.model_copy(update={"threads": threads})
-        learner.update(learning, made_trees(5), GRPO, settings, TEMPERATURE, machine, seed=1)
+        learner.optimize(learning, made_trees(5), GRPO, settings, TEMPERATURE, machine, seed=1)
         found.append(gradients(learning.model))
     torch.set_num_threads(MACHINE.threads)
     assert distance(found[0], found[1]) < 0.01
@@ -627,7 +627,7 @@ def test_an_update_raises_what_was_good_and_lowers_what_was_bad(initial):
 def test_an_update_needs_its_optimizer_first(initial):
     resident._resident.clear()
     with pytest.raises(AssertionError, match="prepare_optimizer comes first"):
-        run(resident.resident(initial, MACHINE), made_trees())
+        run(resident.load_learner(initial, MACHINE), made_trees())
 
 
 # ---------------------------------------------------------------- critics

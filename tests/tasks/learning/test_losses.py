@@ -224,7 +224,7 @@ def test_the_gradient_is_the_slope_of_the_loss(some, loss):
 
 
 def test_the_rows_of_the_table_name_ratios_averagings_and_estimators_that_exist():
-    rows = algorithms.load_rows().values()
+    rows = algorithms.load_algorithms().values()
     assert {row.ratio for row in rows} == set(RATIOS)
     assert {row.averaging for row in rows} == set(AVERAGINGS)
     assert {row.kl.estimator for row in rows if row.kl} == set(KLS)

@@ -118,7 +118,7 @@ def test_every_byte_of_a_large_file_counts_and_it_has_the_digest_of_a_small_one(
 
 def test_an_artifact_that_is_not_there_is_refused_by_its_path():
     with pytest.raises((ValueError, RuntimeError, OSError), match="models/smoke/initial"):
-        artifacts.artifact(Path("models/smoke/initial"))
+        Artifact.at(Path("models/smoke/initial"))
 
 
 # ---------------------------------------------------------------- keys
@@ -283,11 +283,11 @@ def test_a_record_says_what_was_made_of_what():
 
 def test_an_artifact_lies_where_its_record_says():
     made = run()
-    table, weights = artifacts.of(made, "table"), artifacts.of(made, "weights")
+    table, weights = artifacts.output(made, "table"), artifacts.output(made, "weights")
     assert Path(table.path).read_text() == "0.5 2"
     assert Path(weights.path).is_dir()
-    assert artifacts.artifact(Path(table.path)) == table
-    assert artifacts.artifact(Path(weights.path)) == weights
+    assert Artifact.at(Path(table.path)) == table
+    assert Artifact.at(Path(weights.path)) == weights
 
 
 def test_what_is_finished_is_not_done_again():
@@ -513,8 +513,8 @@ def test_old_artifacts_are_dropped_and_their_records_count():
     substeps.retire(step(4), "train", last=2, every=99, weights=())
     for i, record in enumerate(records):
         kept = i > 2
-        assert Path(artifacts.of(record, "table").path).exists() == kept
-        assert Path(artifacts.of(record, "weights").path).exists() == kept
+        assert Path(artifacts.output(record, "table").path).exists() == kept
+        assert Path(artifacts.output(record, "weights").path).exists() == kept
     computed.clear()
     assert [run(step=step(i)) for i in range(5)] == records
     assert computed == []
@@ -526,7 +526,7 @@ def test_weights_of_every_few_iterations_stay_and_all_of_the_last():
         substeps.retire(step(i), "train", last=2, every=3, weights=("weights",))
 
     def there(name):
-        return [i for i, r in enumerate(records) if Path(artifacts.of(r, name).path).exists()]
+        return [i for i, r in enumerate(records) if Path(artifacts.output(r, name).path).exists()]
 
     assert there("weights") == [2, 5, 6, 7], "the third, the sixth, and the last two"
     assert there("table") == [6, 7]
@@ -567,16 +567,16 @@ def test_only_the_named_verb_is_retired():
     other = retrain(step=step(0))
     run(step=step(0))
     substeps.retire(step(9), "train", last=1, every=99, weights=())
-    assert Path(artifacts.of(other, "made").path).exists()
+    assert Path(artifacts.output(other, "made").path).exists()
 
 
 @pytest.mark.parametrize("name", ["table", "weights"])
 def test_what_is_spared_stays_whole_and_is_retired_when_it_is_no_longer(name):
     records = [run(step=step(i)) for i in range(5)]
-    spare = artifacts.of(records[1], name)
+    spare = artifacts.output(records[1], name)
     substeps.retire(step(4), "train", last=1, every=99, weights=("table", "weights"), spare=spare)
     there = [
-        [Path(artifacts.of(r, n).path).exists() for n in ("table", "weights")] for r in records
+        [Path(artifacts.output(r, n).path).exists() for n in ("table", "weights")] for r in records
     ]
     assert there == [[False] * 2, [True] * 2, [False] * 2, [False] * 2, [True] * 2]
     assert not (Path(spare.path).parent / substeps.RETIRED).exists()
@@ -589,7 +589,7 @@ def test_what_lies_elsewhere_is_spared_without_a_fault():
     made = run(step=step(0))
     for path in ("models/smoke/cold_start", str(artifacts.ROOT / "other")):
         substeps.retire(step(0), "train", last=1, every=99, weights=(), spare=Artifact(path, ""))
-        assert Path(artifacts.of(made, "table").path).exists()
+        assert Path(artifacts.output(made, "table").path).exists()
     substeps.retire(
         step(1),
         "train",
@@ -598,7 +598,7 @@ def test_what_lies_elsewhere_is_spared_without_a_fault():
         weights=(),
         spare=Artifact("models/smoke/cold_start", ""),
     )
-    assert not Path(artifacts.of(made, "table").path).exists()
+    assert not Path(artifacts.output(made, "table").path).exists()
 
 
 @substeps.recorded
@@ -610,7 +610,7 @@ def look(step, folder, *, tables):
 
 @pytest.mark.parametrize("pruned", [0, 1, 2])
 def test_something_pruned_in_a_list_is_named_before_any_work(pruned):
-    tables = [artifacts.of(run(step=step(i)), "table") for i in range(3)]
+    tables = [artifacts.output(run(step=step(i)), "table") for i in range(3)]
     assert look(step=step(8), tables=tables)["artifacts"]
     computed.clear()
     shutil.rmtree(Path(tables[pruned].path).parent)
@@ -636,7 +636,7 @@ def test_retiring_passes_over_what_a_kill_left_behind():
 @pytest.mark.parametrize("before", ["nothing", "file", "folder", "a half copy"])
 @pytest.mark.parametrize("name", ["table", "weights"])
 def test_an_artifact_is_published_whole_in_place_of_what_was_there(name, before):
-    made = artifacts.of(run(), name)
+    made = artifacts.output(run(), name)
     target = Path("data", "out")
     if before == "file":
         write({"data/out": "old"})
@@ -674,7 +674,7 @@ def test_a_kill_while_publishing_leaves_what_was_there(before):
     assert killed.returncode == -signal.SIGKILL
     out = Path("data/out")
     assert [path.name for path in out.iterdir()] == ["old"] if before else not out.exists()
-    artifacts.publish(artifacts.artifact(Path("made")), out)
+    artifacts.publish(Artifact.at(Path("made")), out)
     assert artifacts.digest(out) == artifacts.digest(Path("made"))
     assert [path.name for path in Path("data").iterdir()] == ["out"]
 

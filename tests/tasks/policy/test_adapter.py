@@ -15,6 +15,7 @@ from tasks.learning import learner
 from tasks.learning.learner import node_logprobs
 from tasks.learning.packing import Credited, uncredited
 from tasks.ledger import artifacts
+from tasks.ledger.artifacts import Artifact
 from tasks.policy import adapter, checkpoint, resident
 from tasks.policy.machine import use_machine
 from tasks.policy.model import load_policy
@@ -49,9 +50,9 @@ def initial(policy, tokenizer, tmp_path_factory):
 def adapted(folder, settings=SETTINGS, critic=None, lora=LORA, seed=3):
     """A learner that learns by an adapter, as a new process would have it."""
     resident._resident.clear()
-    learning = resident.resident(folder, MACHINE)
+    learning = resident.load_learner(folder, MACHINE)
     checkpoint.prepare_critic(learning, critic, MACHINE)
-    checkpoint.prepare_adapter(learning, lora, artifacts.artifact(folder), seed)
+    checkpoint.prepare_adapter(learning, lora, Artifact.at(folder), seed)
     checkpoint.prepare_optimizer(learning, settings)
     return learning
 
@@ -117,7 +118,7 @@ def test_an_adapter_raises_what_was_good_and_lowers_what_was_bad(initial, machin
     before = totals()
     for _ in range(3):
         batch = [Credited(tree, [good, bad])]
-        learner.update(learning, batch, GRPO, settings, 1.0, machine, seed=1)
+        learner.optimize(learning, batch, GRPO, settings, 1.0, machine, seed=1)
     after = totals()
     assert after[0] > before[0]
     assert after[1] < before[1]
@@ -236,11 +237,11 @@ def test_an_adapter_without_its_base_is_an_error_with_its_remedy(
     checkpoint.save(learned(base), tmp_path)
     folder = tmp_path / checkpoint.POLICY
     resident._resident.clear()
-    resident.resident(folder, MACHINE)
+    resident.load_learner(folder, MACHINE)
     (base / "model.safetensors").write_bytes((base / "model.safetensors").read_bytes()[::-1])
     resident._resident.clear()
     with pytest.raises(RuntimeError, match=rf"{folder}/adapter_config.json .* policy {base} with"):
-        resident.resident(folder, MACHINE)
+        resident.load_learner(folder, MACHINE)
     base.rename(tmp_path / "elsewhere")
     with pytest.raises(RuntimeError, match=r"another one or nothing: .* `dvc checkout`"):
         resident.reference(folder, MACHINE)
@@ -311,11 +312,11 @@ def test_the_newest_adapter_lies_as_whole_weights_for_an_engine_that_wants_them(
 ):
     monkeypatch.chdir(tmp_path)
     learning = adapted(initial)
-    assert checkpoint.whole(artifacts.artifact(initial)) == initial
+    assert checkpoint.whole(Artifact.at(initial)) == initial
     for name in ("first", "second"):
         run(learning, made_trees())
         checkpoint.save(learning, tmp_path / name)
-        policy = artifacts.artifact(tmp_path / name / checkpoint.POLICY)
+        policy = Artifact.at(tmp_path / name / checkpoint.POLICY)
         whole = checkpoint.whole(policy)
         assert [path.name for path in checkpoint.MERGED.iterdir()] == [policy.digest]
         model = AutoModelForCausalLM.from_pretrained(whole)
@@ -353,7 +354,7 @@ def test_the_base_is_looked_at_without_a_second_copy(initial):
     learning = learned(initial)
     expected = logits(load_policy(initial, MACHINE))
     resident._references.clear()
-    with resident.looking_at(initial, learning, MACHINE) as model:
+    with resident.reference_of(initial, learning, MACHINE) as model:
         assert model is learning.model
         assert torch.equal(logits(model), expected)
     assert resident._references == []
@@ -373,7 +374,7 @@ def test_an_earlier_adapter_is_looked_at_in_a_copy_of_its_own(initial, tmp_path)
     checkpoint.save(learning, tmp_path)
     expected = logits(learning.model)
     run(learning, made_trees(seed=5))
-    with resident.looking_at(tmp_path / checkpoint.POLICY, learning, MACHINE) as model:
+    with resident.reference_of(tmp_path / checkpoint.POLICY, learning, MACHINE) as model:
         assert model is not learning.model
         assert torch.equal(logits(model), expected)
 
@@ -381,7 +382,7 @@ def test_an_earlier_adapter_is_looked_at_in_a_copy_of_its_own(initial, tmp_path)
 def test_what_a_learner_still_is_needs_no_copy(initial):
     resident._resident.clear()
     resident._references.clear()
-    learning = resident.resident(initial, MACHINE)
-    with resident.looking_at(initial, learning, MACHINE) as model:
+    learning = resident.load_learner(initial, MACHINE)
+    with resident.reference_of(initial, learning, MACHINE) as model:
         assert model is learning.model
     assert resident._references == []

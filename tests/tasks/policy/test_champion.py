@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from params.schema.champion import Champion
-from tasks.ledger import artifacts
+from tasks.ledger.artifacts import Artifact
 from tasks.policy import champion
 
 PINNED = Champion(version=3, commit="a" * 40, digest="b" * 32 + ".dir")
@@ -34,7 +34,7 @@ def test_a_champion_is_its_name_and_its_files(tmp_path):
     champion.write(folder, PINNED, bring)
     assert champion.read(folder) == {"version": 3, "commit": "a" * 40, "digest": PINNED.digest}
     made = champion.policy(folder)
-    assert made == artifacts.artifact(folder / "policy")
+    assert made == Artifact.at(folder / "policy")
     assert (Path(made.path) / "weights").read_text() == PINNED.digest
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from params.schema.base import Machine
 from params.schema.prepare import PretrainedPolicy
-from tasks.policy.machine import PRECISION, passes
+from tasks.policy.machine import PRECISION, in_precision
 from tasks.policy.model import ASSISTANT, END, USER, fetch_policy, load_policy
 from tasks.policy.tiny import TAGS, build_policy, build_tokenizer
 from tests.conftest import TEXTS
@@ -140,7 +140,7 @@ def test_a_pass_multiplies_in_the_precision_of_the_recipe(policy, precision, kin
     machine = Machine(threads=1, device="cpu", precision=precision)
     layer = policy.model.layers[0]
     fed = torch.randn(1, 3, policy.config.hidden_size)
-    with passes(machine):
+    with in_precision(machine):
         assert layer.mlp.up_proj(fed).dtype is kind
         assert layer.input_layernorm(fed).dtype is torch.float32
     assert layer.mlp.up_proj(fed).dtype is torch.float32

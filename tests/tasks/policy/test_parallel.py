@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.policy.parallel import MOST, dealt, lanes, side_by_side
+from tasks.policy.parallel import MOST, balanced_parts, lanes, side_by_side
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_there_are_as_many_lanes_as_threads_pieces_and_reason_allow(threads):
 
 @given(st.lists(st.integers(0, 50), max_size=20), st.integers(1, 4))
 def test_every_item_is_dealt_once_and_the_loads_are_alike(sizes, hands):
-    given_out = dealt(sizes, hands)
+    given_out = balanced_parts(sizes, hands)
     assert sorted(item for items in given_out for item in items) == list(range(len(sizes)))
     loads = [sum(sizes[item] for item in items) for items in given_out]
     assert max(loads) - min(loads) <= max(sizes, default=0)

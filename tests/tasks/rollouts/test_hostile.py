@@ -64,7 +64,7 @@ class Agent:
         self.tokenizer, self.turns = tokenizer, turns
         self.handles, self.said = count(), {}
 
-    def beside(self, count):
+    def replicas(self, count):
         return [self] * count
 
     @contextmanager

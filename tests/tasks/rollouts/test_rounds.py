@@ -57,10 +57,10 @@ class Scripted:
         self.numbers, self.handles = count(), set()
         self.requests, self.rooms = [], []
 
-    def beside(self, most):
+    def replicas(self, most):
         return [self]
 
-    def rest(self):
+    def release(self):
         pass
 
     @contextmanager

@@ -236,7 +236,7 @@ def threads():
 
 
 def test_a_small_policy_is_sampled_beside_itself_in_workers(engine, attentive, tokenizer, threads):
-    first, *others = engine.beside(3)
+    first, *others = engine.replicas(3)
     assert first is engine and len(others) == 2
     with open_session(engine) as here, open_session(others[0]) as there:
         assert isinstance(here, RaggedSession) and isinstance(there, SessionApart)
@@ -244,7 +244,7 @@ def test_a_small_policy_is_sampled_beside_itself_in_workers(engine, attentive, t
 
 def test_a_policy_that_has_no_pass_of_our_own_is_sampled_here(engine, monkeypatch, threads):
     monkeypatch.setattr(decoders, "LARGEST", 1000)
-    assert engine.beside(2) == [engine, engine]
+    assert engine.replicas(2) == [engine, engine]
 
 
 # ---- rows do not know of each other
