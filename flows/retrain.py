@@ -341,7 +341,7 @@ def _run(recipe: str) -> int:
     if RUN in os.environ:  # the run becomes a commit by itself
         return 0
     print("to see the run    make ui")
-    what = f"params questions dvc.yaml dvc.lock reports/{recipe}"
+    what = f"params data/sources dvc.yaml dvc.lock reports/{recipe}"
     print(f"to keep it        git add {what} && git commit")
     print(f"as a commit       python -m flows.retrain {recipe}, once the changes are committed")
     return 0

@@ -167,7 +167,7 @@ def source_files(settings: Prepare, search: agent.Search | None, sets: Sets) -> 
         if not file.is_file():
             raise ValueError(
                 f"{key}: {file} does not exist: correct its path in the recipe, or put the file "
-                "there (questions/README.md has its form)"
+                "there (data/sources/README.md has its form)"
             )
     files = [file for _, file in own]
     if isinstance(settings.questions, schema.BenchmarkQuestions):

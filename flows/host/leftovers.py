@@ -25,6 +25,7 @@ from packaging.version import Version
 
 from flows.host import processes
 from params.schema import recipe as schema
+from params.schema.base import SOURCES
 
 LEDGER = Path(".beamline/ledger")
 ROOMS = (LEDGER, Path("data"), Path("models"), Path("reports"), Path(".beamline/untracked"))
@@ -67,7 +68,11 @@ def _unfinished(root: Path) -> Iterator[Path]:
             for name in sorted(folders + files):
                 if UNFINISHED.fullmatch(name):
                     yield Path(place, name)
-            folders[:] = [name for name in folders if not UNFINISHED.fullmatch(name)]
+            folders[:] = [
+                name
+                for name in folders
+                if not UNFINISHED.fullmatch(name) and Path(place, name) != root / SOURCES
+            ]
     for pattern in MADE_ASIDE:
         yield from sorted(root.glob(pattern))
 

@@ -46,7 +46,7 @@ OUTS = {  # stage -> what its outs are called; reinforce and champion have funct
         "initial policy": "models/{}/initial",
     },
 }
-KEPT = ("params", "questions", "dvc.yaml", "dvc.lock")  # of a checkout that becomes a commit
+KEPT = ("params", "data/sources", "dvc.yaml", "dvc.lock")  # of a checkout that becomes a commit
 FORMS = """WHAT is
   a metric  reports/<recipe>/metrics.json:success.trained.mean, or success.trained.mean alone
   a model   <recipe>@champion or another alias, <recipe>/<version>

@@ -16,7 +16,7 @@ from params.schema.base import (
     Positive,
     PositiveFloat,
     Probability,
-    check_below_questions,
+    check_below_sources,
 )
 
 
@@ -52,7 +52,7 @@ class PythonTool(Frozen):
 class Search(Frozen):
     """The search tool: BM25 (Robertson and Zaragoza 2009) over the recipe's corpus."""
 
-    corpus: Path | None  # documents below questions/; null: those that the questions come with
+    corpus: Path | None  # documents below data/sources/; null: those that the questions come with
     results: Positive  # documents a query, at most
     snippet_words: Positive  # of one document, at most
     query_characters: Positive  # a longer query is refused
@@ -62,7 +62,7 @@ class Search(Frozen):
     @model_validator(mode="after")
     def _lies_where_dvc_looks(self) -> Search:
         if self.corpus:
-            check_below_questions(self.corpus)
+            check_below_sources(self.corpus)
         return self
 
 

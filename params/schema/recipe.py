@@ -15,7 +15,16 @@ from pydantic import (
 
 from params.schema.agent import Dialogue, Engine, PythonTool, Search
 from params.schema.algorithms import Algorithm, load_algorithms
-from params.schema.base import PARAMS, TABLES, Frozen, Machine, NonNegative, read_yaml, validate
+from params.schema.base import (
+    PARAMS,
+    SOURCES,
+    TABLES,
+    Frozen,
+    Machine,
+    NonNegative,
+    read_yaml,
+    validate,
+)
 from params.schema.benchmarks import Benchmark, benchmark_of, load_benchmarks
 from params.schema.champion import Champion
 from params.schema.cold_start import ColdStart
@@ -66,7 +75,7 @@ class Recipe(Frozen):
             raise ValueError(
                 f"search.corpus is {self.search.corpus} and questions.source is "
                 f"{self.prepare.questions.source}: an encyclopedia brings its corpus (null), other "
-                "sources need a file of documents below questions/"
+                "sources need a file of documents below data/sources/"
             )
         return self
 
@@ -121,9 +130,14 @@ def names(folder: Path = PARAMS) -> list[str]:
 def load(name: str, folder: Path = PARAMS) -> Recipe:
     """Read and check ``<folder>/<name>.yaml``.
 
-    Raises ValueError with file, key and remedy for an unknown recipe, YAML that does not parse, a
-    missing, unknown or impossible key.
+    Raises ValueError with file, key and remedy for an unknown recipe, one called ``sources``, YAML
+    that does not parse, a missing, unknown or impossible key.
     """
+    if name == SOURCES.name:
+        raise ValueError(
+            f"no recipe can be called '{name}': its outputs would go to {SOURCES}/, where your own "
+            "files are; rename the recipe"
+        )
     file = folder / f"{name}.yaml"
     if not file.is_file():
         raise ValueError(

@@ -12,7 +12,7 @@ from tasks.tools.search import save_corpus
 from tasks.trees.tree import Call, Document, Observation
 
 SEARCH = {
-    "corpus": "questions/corpus.jsonl",
+    "corpus": "data/sources/corpus.jsonl",
     "results": 1,
     "snippet_words": 9,
     "query_characters": 99,
