@@ -6,7 +6,6 @@ import os
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,11 @@ from params.schema.agent import Dialogue, Engine, PythonTool, Search
 from params.schema.algorithms import Marks
 from params.schema.base import Machine
 from params.schema.reinforce import Rollout
-from tasks import engines
-from tasks.engines.transformers.engine import TransformersEngine
-from tasks.engines.vllm.engine import vllm_engine
+from tasks.engines import ENGINES
 from tasks.environments.toolbox import Respond
 from tasks.ledger import prefect_cache, substeps
 from tasks.ledger.artifacts import Artifact, Step
-from tasks.policy import checkpoint, resident
+from tasks.policy import resident
 from tasks.policy.resident import Learner
 from tasks.rollouts.rounds import Setting, grow
 from tasks.trees import metrics
@@ -70,7 +67,7 @@ def rollout(
     seed = f"{step.seed}/{step.iteration}" + (f"/{attempt}" if attempt else "")
     setting = Setting(actor.tokenizer, dialogue, budget, timed, seed, branching, marks)
     began = time.perf_counter()
-    sampling = ENGINES[engine.kind](actor, policy, engine, machine, budget.rows)
+    sampling = ENGINES[engine.kind].open(actor, policy, engine, machine, budget.rows)
     trees = _stored(step, chosen) or grow(chosen, sampling, setting, top_p, advance)
     sampling.release()
     seconds = time.perf_counter() - began
@@ -84,24 +81,6 @@ def rollout(
         "questions": [question.id for question in chosen],
         "cursor": first + (attempt + 1) * size,  # the next place in the sequence of passes
     }
-
-
-def _transformers(
-    acting: Learner, policy: Artifact, settings: Engine, machine: Machine, rows: int
-) -> engines.Engine:
-    return TransformersEngine(resident.to_sample(acting.model, machine), acting.tokenizer)
-
-
-def _vllm(
-    acting: Learner, policy: Artifact, settings: Engine, machine: Machine, rows: int
-) -> engines.Engine:
-    folder = partial(checkpoint.whole, policy)  # which an adapter is merged into where need be
-    return vllm_engine(
-        settings, machine, rows, acting.model, acting.tokenizer, folder, policy.digest
-    )
-
-
-ENGINES: dict[str, Callable[..., engines.Engine]] = {"transformers": _transformers, "vllm": _vllm}
 
 
 def _stored(step: Step, chosen: Sequence[Question]) -> list[Tree]:
