@@ -79,17 +79,14 @@ def answer(planned: Planned, card: Card) -> Answer:
 
 
 def _lacking(planned: Planned, needed: Memory, card: Card) -> str:
-    """The largest parts of what is needed; or that vLLM's share is too small."""
+    """The largest parts of what is needed; or that the engine's share is too small."""
     if needed.peak > card.usable:
         parts = ", ".join(f"{part} {_gib(size)}" for part, size in needed.largest())
         return f"of {_gib(needed.peak)} GiB the largest parts are {parts}"
-    share, least = (
-        planned.recipe.engine.memory,
-        gpu_memory.least_share(planned.recipe, planned.shape),
-    )
+    engine, least = planned.recipe.engine, gpu_memory.least_share(planned.recipe, planned.shape)
     return (
-        f"vLLM needs {_gib(least)} GiB, and engine.memory {share:g} of the card is "
-        f"{_gib(share * card.memory)}"
+        f"{engine.kind} needs {_gib(least)} GiB, and engine.memory {engine.memory:g} of the card "
+        f"is {_gib(engine.memory * card.memory)}"
     )
 
 

@@ -7,23 +7,20 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from prefect import task
 
-from params.schema.agent import Agent, Engine
+from params.schema.agent import Agent
 from params.schema.algorithms import Marks
 from params.schema.base import Machine
 from params.schema.reinforce import Rollout
-from tasks import engines
-from tasks.engines.transformers.engine import TransformersEngine
-from tasks.engines.vllm.engine import vllm_engine
+from tasks.engines import ENGINES
 from tasks.environments import Respond
 from tasks.ledger import prefect_cache, substeps
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
-from tasks.policy import checkpoint, resident
+from tasks.policy import resident
 from tasks.policy.resident import Learner
 from tasks.rollouts.rounds import Setting, grow
 from tasks.trees import metrics
@@ -79,7 +76,7 @@ def rollout(
         marks=inputs.marks,
     )
     began = time.perf_counter()
-    sampling = ENGINES[agent.engine.kind](
+    sampling = ENGINES[agent.engine.kind].open(
         actor, inputs.policy, agent.engine, agent.machine, budget.rows
     )
     trees = _stored(step, chosen) or grow(chosen, sampling, setting, inputs.top_p, advance)
@@ -97,24 +94,6 @@ def rollout(
         "questions": [question.id for question in chosen],
         "cursor": inputs.first + (inputs.attempt + 1) * inputs.size,  # the next place
     }
-
-
-def _transformers(
-    acting: Learner, policy: Artifact, settings: Engine, machine: Machine, rows: int
-) -> engines.Engine:
-    return TransformersEngine(resident.to_sample(acting.model, machine), acting.tokenizer)
-
-
-def _vllm(
-    acting: Learner, policy: Artifact, settings: Engine, machine: Machine, rows: int
-) -> engines.Engine:
-    folder = partial(checkpoint.whole, policy)  # which an adapter is merged into where need be
-    return vllm_engine(
-        settings, machine, rows, acting.model, acting.tokenizer, folder, policy.digest
-    )
-
-
-ENGINES: dict[str, Callable[..., engines.Engine]] = {"transformers": _transformers, "vllm": _vllm}
 
 
 def _stored(step: Step, chosen: Sequence[Question]) -> list[Tree]:

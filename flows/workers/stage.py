@@ -11,7 +11,6 @@ import os
 import sys
 import time
 from collections.abc import Collection
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 from uuid import UUID
@@ -29,6 +28,7 @@ from flows.runs import dvc_command, git
 from flows.workers.connection import PARENT_TASK_RUN, name_process, prefect_server
 from params.schema import recipe as schema
 from tasks import settings
+from tasks.engines import ENGINES
 
 RECORDED = 30.0  # seconds that the server has to record that task run, which reaches it as an event
 RUN = "BEAMLINE_RUN"  # environment variable: the run that this process does the stages of
@@ -58,12 +58,8 @@ def check(recipe: str, stages: Collection[str] = disk.STAGES) -> None:
 def check_engine(recipe: str) -> None:
     """Raise ValueError for a recipe whose engine is not installed where it is to sample."""
     engine = settings.load(recipe, Path("params")).engine
-    if engine.kind == "vllm" and not engine.server and not find_spec("vllm"):
-        raise ValueError(
-            f"params/{recipe}.yaml: 'engine.kind' = 'vllm', which is not installed here: make run "
-            "takes an environment that has it, pip install 'beamline[vllm]' adds it to this one, "
-            "and engine.server names one elsewhere"
-        )
+    if missing := ENGINES[engine.kind].installed(engine):
+        raise ValueError(f"params/{recipe}.yaml: 'engine.kind' = {engine.kind!r}, {missing}")
 
 
 def explained(error: Exception) -> str | None:
