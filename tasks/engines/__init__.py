@@ -34,7 +34,7 @@ class Sample:
     tokens: NDArray[np.int32]  # [T]
     logprobs: NDArray[np.float32]  # [T]
     entropies: NDArray[np.float32]  # [T]
-    stopped: str  # STOP, END or LENGTH of tasks.trees.tree
+    stopped: str  # a StopReason of tasks/trees/outcomes.py
 
 
 class Session(Protocol):

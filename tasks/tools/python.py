@@ -27,6 +27,7 @@ from pathlib import Path
 
 from params.schema.agent import PythonTool
 from tasks.tools import python_worker
+from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Observation
 
 BACKENDS = ("bubblewrap", "unshare")  # in the order that "auto" tries them
@@ -141,7 +142,7 @@ def _call_or_replace(
         team[place] = None
         _stop(worker)
         team[place] = _start(settings, backend)
-        return Observation("killed", "")
+        return Observation(Outcome.KILLED, "")
 
 
 def _ask(worker: _Worker, code: str, seconds: float) -> Observation:
@@ -183,7 +184,7 @@ def _start(settings: PythonTool, backend: str) -> _Worker:
     except OSError as error:
         said = _stop(worker) or str(error)
     else:
-        if observation.outcome == "ok":
+        if observation.outcome == Outcome.OK:
             return worker
         said = f"{observation.outcome} {observation.text} {_stop(worker)}"
     reason = (said.strip().splitlines() or ["it said nothing"])[-1]
