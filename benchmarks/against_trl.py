@@ -53,8 +53,9 @@ from tasks.reward import score_tree
 from tasks.rollouts.rounds import Setting, grow
 from tasks.settings import load as load_settings
 from tasks.tools.python import PythonTool, python_tool
+from tasks.trees.outcomes import Outcome
 from tasks.trees.tables import load_questions
-from tasks.trees.tree import NO_SUCH_TOOL, TURN, Call, Observation, Question, Tree, sampled
+from tasks.trees.tree import TURN, Call, Observation, Question, Tree, sampled
 
 RECIPE = "tiny"
 FILE = Path(__file__).with_name("against_trl.json")
@@ -118,7 +119,7 @@ class Tools:
 
     def _each(self, calls: Sequence[Call]) -> list[Observation]:
         answers = iter(self.run([call.argument for call in calls if call.tool == "python"]))
-        unknown = Observation(NO_SUCH_TOOL, "")
+        unknown = Observation(Outcome.NO_SUCH_TOOL, "")
         return [next(answers) if call.tool == "python" else unknown for call in calls]
 
     def _timed(self, work: Callable[[], list[Observation]]) -> list[Observation]:

@@ -24,8 +24,8 @@ from tasks.learning.algorithm import CENTRED
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Record
 from tasks.scorers import SCORERS
-from tasks.trees import dialogue as talk
 from tasks.trees.metrics import together
+from tasks.trees.outcomes import TURN_OUTCOMES, Outcome
 from tasks.trees.tables import load_trees, write_table
 from tasks.trees.tree import RESULT, Node, response, sampled
 
@@ -74,7 +74,7 @@ def _check(
 ) -> None:
     """Run the gates of an iteration's tables, in the order in which they are made."""
     leaves = settings.rollout.leaves
-    outcomes, scores = set(talk.OUTCOMES), settings.reward
+    outcomes, scores = set(TURN_OUTCOMES), settings.reward
     whole = pd.MultiIndex.from_frame(trajectories[["iteration", "question_id", "leaf"]])
     rewarded = rewards.to_pandas()
     in_reward = (
@@ -82,7 +82,7 @@ def _check(
     )  # equal rewards then differ by it
     tables = {
         "trajectories": (
-            trajectory_gate.prepare(trajectories, outcomes - {talk.ANSWER}),
+            trajectory_gate.prepare(trajectories, outcomes - {Outcome.ANSWER}),
             trajectory_gate.expectations(
                 leaves=leaves,
                 outcomes=outcomes,

@@ -20,8 +20,9 @@ from tasks.ledger.substeps import Step
 from tasks.scorers import SCORERS, Scorer
 from tasks.scorers.format import format_faults
 from tasks.trees import dialogue as talk
+from tasks.trees.outcomes import Outcome
 from tasks.trees.tables import load_trees, write_table
-from tasks.trees.tree import NO_SUCH_TOOL, RESULT, Node, Question, Tree, sampled
+from tasks.trees.tree import RESULT, Node, Question, Tree, sampled
 
 TABLE = pa.schema(
     {
@@ -113,7 +114,7 @@ def score(trajectory: Sequence[Node], question: Question, settings: Reward) -> d
     tools = {
         talk.called_tool(turn.text)
         for turn, result in pairwise(trajectory)
-        if result.kind == RESULT and result.outcome != NO_SUCH_TOOL
+        if result.kind == RESULT and result.outcome != Outcome.NO_SUCH_TOOL
     }
     if faults or answer is None:
         value = settings.broken_format
@@ -130,7 +131,7 @@ def score(trajectory: Sequence[Node], question: Question, settings: Reward) -> d
         "faults": faults,
         "outcome": trajectory[-1].outcome,
         "tool_calls": len(results),
-        "tool_errors": sum(node.outcome != "ok" for node in results),
+        "tool_errors": sum(node.outcome != Outcome.OK for node in results),
         "response_tokens": sum(len(node.tokens) for node in trajectory[1:]),
         "sampled_tokens": sum(len(node.tokens) for node in sampled(trajectory)),
     }

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tasks.tools import Tool
-from tasks.trees.tree import NO_SUCH_TOOL, Call, Observation
+from tasks.trees.outcomes import Outcome
+from tasks.trees.tree import Call, Observation
 
 
 def respond(tools: Mapping[str, Tool], calls: Sequence[Call]) -> list[Observation]:
@@ -26,4 +27,4 @@ def respond(tools: Mapping[str, Tool], calls: Sequence[Call]) -> list[Observatio
 
 
 def _missing(name: str) -> Tool:
-    return lambda arguments: [Observation(NO_SUCH_TOOL, f"no tool {name}")] * len(arguments)
+    return lambda arguments: [Observation(Outcome.NO_SUCH_TOOL, f"no tool {name}")] * len(arguments)

@@ -32,6 +32,7 @@ from params.schema.base import (
     PositiveFloat,
 )
 from tasks.tools import python_worker
+from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Observation
 
 BACKENDS = ("bubblewrap", "unshare")  # in the order that "auto" tries them
@@ -160,7 +161,7 @@ def _call_or_replace(
         team[place] = None
         _stop(worker)
         team[place] = _start(settings, backend)
-        return Observation("killed", "")
+        return Observation(Outcome.KILLED, "")
 
 
 def _ask(worker: _Worker, code: str, seconds: float) -> Observation:
@@ -202,7 +203,7 @@ def _start(settings: PythonTool, backend: str) -> _Worker:
     except OSError as error:
         said = _stop(worker) or str(error)
     else:
-        if observation.outcome == "ok":
+        if observation.outcome == Outcome.OK:
             return worker
         said = f"{observation.outcome} {observation.text} {_stop(worker)}"
     reason = (said.strip().splitlines() or ["it said nothing"])[-1]

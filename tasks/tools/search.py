@@ -39,6 +39,7 @@ from params.schema.base import (
     check_below_sources,
 )
 from tasks.tools import search
+from tasks.trees.outcomes import Outcome
 from tasks.trees.tables import read_rows, write_table
 from tasks.trees.tree import Document, Observation
 from tasks.trees.words import UNSPACED
@@ -202,15 +203,15 @@ def _answer(
 ) -> Observation:
     if len(query) > settings.query_characters:
         limit = settings.query_characters
-        return Observation("query_too_long", f"query too long: at most {limit} characters")
+        return Observation(Outcome.QUERY_TOO_LONG, f"query too long: at most {limit} characters")
     wanted = words(query)
     if not wanted:
-        return Observation("empty_query", "empty query")
+        return Observation(Outcome.EMPTY_QUERY, "empty query")
     places = best(index, wanted, settings.results)
     if not places:
-        return Observation("no_results", "no results")
+        return Observation(Outcome.NO_RESULTS, "no results")
     shown = [snippet(line(documents[place]), settings.snippet_words) for place in places]
-    return Observation("ok", "\n".join(shown))
+    return Observation(Outcome.OK, "\n".join(shown))
 
 
 def _fault(document: Document) -> str | None:
