@@ -6,8 +6,8 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows.tracking import run as track
 from flows.tracking.progress import Progress
+from flows.tracking.run import Run, stage_run
 from flows.workers import stage
 from params.schema import recipe as schema
 from params.schema.recipe import Recipe
@@ -30,7 +30,7 @@ def cold_start(recipe: str) -> None:
     reigning = champion.policy(Path("models", recipe, "champion"))
     begins = reigning if chosen.start == "champion" else None
     key = keys.stage_key(chosen, initial, traces)
-    with track.stage(recipe, "cold_start", key, stage.run_tags()) as run:
+    with stage_run(recipe, "cold_start", key, stage.run_tags()) as run:
         made = [] if begins else [_fine_tuned(recipe, chosen, initial, traces, run)]
         if chosen.start == "champion":
             print("cold_start: " + ("the champion as it is" if begins else "no champion yet"))
@@ -40,7 +40,7 @@ def cold_start(recipe: str) -> None:
 
 
 def _fine_tuned(
-    recipe: str, chosen: Recipe, initial: Artifact, traces: Artifact, run: track.Run
+    recipe: str, chosen: Recipe, initial: Artifact, traces: Artifact, run: Run
 ) -> Record:
     progress = Progress("cold start", chosen.cold_start.steps)
     made = fine_tune(
@@ -54,7 +54,7 @@ def _fine_tuned(
     progress.close()
     for point in made["curve"]:
         values = {name: value for name, value in point.items() if name != "step"}
-        run.metrics(values, step=point["step"], at=made["finished"])
+        run.log_metrics(values, step=point["step"], at=made["finished"])
     return made
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from prefect import flow
 
 from flows.tracking import figures
-from flows.tracking import run as track
 from flows.tracking.progress import Progress
+from flows.tracking.run import stage_run
 from flows.workers import stage
 from params.schema import recipe as schema
 from params.schema.algorithms import Marks
@@ -43,7 +43,7 @@ def evaluate(recipe: str) -> None:
     use_machine(chosen.machine)
     key = keys.stage_key(chosen, questions, corpus, *agents.values())
     with (
-        track.stage(recipe, "evaluate", key, stage.run_tags()) as run,
+        stage_run(recipe, "evaluate", key, stage.run_tags()) as run,
         open_tools(chosen, Path(corpus.path)) as tools,
     ):
         answered = {}
@@ -62,8 +62,8 @@ def evaluate(recipe: str) -> None:
         )
         artifacts.publish(artifacts.output(made, "metrics"), reports / "metrics.json")
         artifacts.publish(artifacts.output(made, "table"), reports / "table.md")
-        run.table(table_rows(made["rows"]), "evaluation.json")
-        run.figure(figures.success_by_kind(success_rows(made["rows"])), "success_by_kind.png")
+        run.log_table(table_rows(made["rows"]), "evaluation.json")
+        run.log_figure(figures.success_by_kind(success_rows(made["rows"])), "success_by_kind.png")
 
 
 def answer(

@@ -8,7 +8,7 @@ from pathlib import Path
 from prefect import flow
 
 from flows.tracking import gate_report
-from flows.tracking import run as track
+from flows.tracking.run import stage_run
 from flows.workers import stage
 from params.schema import recipe as schema
 from tasks.environments.toolbox import open_tools
@@ -26,7 +26,7 @@ def prepare(recipe: str) -> None:
     sources = source_files(chosen.prepare, chosen.search, sets)
     step = Step(recipe, "prepare", 0, chosen.seed)
     key = keys.stage_key(chosen, *sources)
-    with track.stage(recipe, "prepare", key, stage.run_tags()) as run, gate_report.pages(recipe):
+    with stage_run(recipe, "prepare", key, stage.run_tags()) as run, gate_report.pages(recipe):
         made = prepare_data(
             step=step,
             settings=chosen.prepare,
@@ -38,7 +38,7 @@ def prepare(recipe: str) -> None:
             search=chosen.search,
             open_tools=partial(open_tools, chosen),
         )
-        run.metrics(made["metrics"], step=0, at=made["finished"])
+        run.log_metrics(made["metrics"], step=0, at=made["finished"])
         data, models = Path("data", recipe), Path("models", recipe)
         artifacts.publish(artifacts.output(made, "questions"), data / "questions")
         artifacts.publish(artifacts.output(made, "traces"), data / "traces.parquet")

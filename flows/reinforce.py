@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 from prefect import flow
 
 from flows.tracking import figures, gate_report, traces
-from flows.tracking import run as track
 from flows.tracking.progress import Progress
+from flows.tracking.run import Run, stage_run
 from flows.tracking.traces import Trace
 from flows.workers import stage
 from params.schema import recipe as schema
@@ -93,7 +93,7 @@ def reinforce(recipe: str) -> None:
     use_machine(chosen.machine)
     key = keys.stage_key(chosen, questions, corpus, policy)
     with (
-        track.stage(recipe, "reinforce", key, stage.run_tags()) as run,
+        stage_run(recipe, "reinforce", key, stage.run_tags()) as run,
         open_tools(chosen, Path(corpus.path)) as tools,
         gate_report.pages(recipe),
     ):
@@ -117,7 +117,7 @@ def remembering(folder: Path, work: Callable[[], Result]) -> Result:
         return work()
 
 
-def learn(training: Training, run: track.Run) -> tuple[list[Iteration], list[Seconds]]:
+def learn(training: Training, run: Run) -> tuple[list[Iteration], list[Seconds]]:
     """All iterations, their tables through the gate, and ``models/<recipe>/trained``.
 
     Returns what each iteration left, and the seconds by part of those that were done now.
@@ -292,7 +292,7 @@ def gather(training: Training, step: Step, policy: Artifact, place: int) -> Gath
 
 
 def report(
-    run: track.Run, progress: Progress, iteration: Iteration, settings: Reinforce, began: float
+    run: Run, progress: Progress, iteration: Iteration, settings: Reinforce, began: float
 ) -> list[Seconds]:
     """Show one iteration in the terminal and in MLflow; the seconds of its parts.
 
@@ -312,9 +312,9 @@ def report(
         "trained_tokens_a_second": metrics["trained_tokens"] / parts["update"],
     }
     tracked = time.time()
-    run.metrics({**metrics, **speeds}, step=number, at=finished)
+    run.log_metrics({**metrics, **speeds}, step=number, at=finished)
     if number % settings.trace_every == 0 and settings.trace_questions:
-        run.traces(partial(sample, iteration, settings.trace_questions))
+        run.log_traces(partial(sample, iteration, settings.trace_questions))
     own = [*iteration["advantage"], *iteration["update"]]  # the rest may have been sampled ahead
     if any(record["finished"] < began for record in (own if settings.ahead else records)):
         return []
@@ -323,7 +323,7 @@ def report(
     cost = {**parts, "tracking": tracking, "orchestration": now - began - tracking}
     # what was sampled ahead has cost no time of this iteration's own
     cost["orchestration"] = max(0.0, cost["orchestration"] - sum(parts.values()))
-    run.metrics(
+    run.log_metrics(
         {f"seconds_{name}": value for name, value in cost.items()}, step=number, at=finished
     )
     return [cost]
@@ -350,27 +350,27 @@ def seconds(iteration: Iteration) -> Seconds:
     return spent
 
 
-def picture(run: track.Run, done: Sequence[Iteration], settings: Reinforce) -> None:
+def picture(run: Run, done: Sequence[Iteration], settings: Reinforce) -> None:
     """Figures of the whole run: the learning curve, entropy around tool results, branching."""
     curve: list[dict[str, Any]] = [
         {"iteration": number, **together([r["metrics"] for r in iteration["reward"]])}
         for number, iteration in enumerate(done)
     ]
-    run.figure(figures.learning_curve(curve), "learning_curve.png")
+    run.log_figure(figures.learning_curve(curve), "learning_curve.png")
     profile = [
         {"iteration": number, **point}
         for number, iteration in enumerate(done)
         for point in iteration["rollout"][0]["profile"]
     ]
     if profile:
-        run.figure(figures.entropy_around_tools(profile), "entropy_around_tools.png")
+        run.log_figure(figures.entropy_around_tools(profile), "entropy_around_tools.png")
     last = artifacts.output(done[-1]["rollout"][0], "trees")
     if decided := read_rows(Path(last.path) / "decisions.parquet"):
         rise = least_rise(settings.rollout)
-        run.figure(figures.decisions(decided, rise), "branching_decisions.png")
+        run.log_figure(figures.decisions(decided, rise), "branching_decisions.png")
 
 
-def account(run: track.Run, costs: Sequence[Seconds]) -> None:
+def account(run: Run, costs: Sequence[Seconds]) -> None:
     """Where the time of an iteration went: printed, and drawn in MLflow."""
     if not costs:
         return
@@ -379,7 +379,7 @@ def account(run: track.Run, costs: Sequence[Seconds]) -> None:
     print(f"seconds of one iteration, mean of {len(costs)}: {whole:.2f}")
     for name, value in sorted(mean.items(), key=lambda part: -part[1]):
         print(f"  {name:<14}{value:7.3f} {value / whole:6.1%}")
-    run.figure(figures.seconds_by_part(mean), "seconds_by_part.png")
+    run.log_figure(figures.seconds_by_part(mean), "seconds_by_part.png")
 
 
 if __name__ == "__main__":

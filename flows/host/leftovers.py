@@ -27,9 +27,9 @@ from flows.host import processes
 from params.schema import recipe as schema
 
 LEDGER = Path(".beamline/ledger")
-ROOMS = (LEDGER, Path("data"), Path("models"), Path("reports"), Path(".beamline/untracked"))
+ROOMS = (LEDGER, Path("data"), Path("models"), Path("reports"), Path(".beamline/unsent"))
 UNFINISHED = re.compile(r".+\.partial|\..+\.(scratch|fetched)")
-MADE_ASIDE = (".beamline/.new-store-*", ".beamline/prefect/tmp*", ".beamline/prefect/untold/.*")
+MADE_ASIDE = (".beamline/.new-store-*", ".beamline/prefect/tmp*")
 WORKTREES = Path(".beamline/runs")
 PIN = re.compile(r"([\w.-]+)==([^\s;#]+)")
 UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
