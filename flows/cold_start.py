@@ -7,8 +7,8 @@ from pathlib import Path
 from prefect import flow
 
 from flows.runs import ledger_mirror
-from flows.tracking import run as track
 from flows.tracking.progress import Progress
+from flows.tracking.run import Run, stage_run
 from flows.workers import stage
 from tasks import settings
 from tasks.cold_start import ColdStartInputs
@@ -34,7 +34,7 @@ def cold_start(recipe: str) -> None:
     key = keys.stage_key(chosen, initial, traces)
     with (
         ledger_mirror.opened() as ledger,
-        track.stage(recipe, "cold_start", key, stage.run_tags()) as run,
+        stage_run(recipe, "cold_start", key, stage.run_tags()) as run,
     ):
         step = Step(recipe, "cold_start", 0, chosen.seed, ledger)
         inputs = ColdStartInputs(initial, traces, chosen.cold_start, chosen.machine)
@@ -46,14 +46,14 @@ def cold_start(recipe: str) -> None:
         artifacts.publish_records(made, Path("data", recipe, "records", "cold_start.jsonl"))
 
 
-def _fine_tuned(step: Step, inputs: ColdStartInputs, run: track.Run) -> Record:
+def _fine_tuned(step: Step, inputs: ColdStartInputs, run: Run) -> Record:
     """Fine-tune with a progress bar, and log the curve."""
     progress = Progress("cold start", inputs.settings.steps)
     made = fine_tune(step, inputs, advance=progress.reach)
     progress.close()
     for point in made["curve"]:
         values = {name: value for name, value in point.items() if name != "step"}
-        run.metrics(values, step=point["step"], at=made["finished"])
+        run.log_metrics(values, step=point["step"], at=made["finished"])
     return made
 
 

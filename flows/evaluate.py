@@ -11,8 +11,8 @@ from prefect import flow
 
 from flows.runs import ledger_mirror
 from flows.tracking import figures
-from flows.tracking import run as track
 from flows.tracking.progress import Progress
+from flows.tracking.run import stage_run
 from flows.workers import stage
 from params.schema.algorithms import Marks
 from params.schema.recipe import Recipe
@@ -40,7 +40,7 @@ def evaluate(recipe: str) -> None:
     key = keys.stage_key(chosen, questions, corpus, *policies.values())
     with (
         ledger_mirror.opened() as ledger,
-        track.stage(recipe, "evaluate", key, stage.run_tags()) as run,
+        stage_run(recipe, "evaluate", key, stage.run_tags()) as run,
         open_tools(chosen.tool_settings, chosen.machine.threads, Path(corpus.path)) as tools,
     ):
         step = Step(recipe, "evaluate", 0, chosen.seed, ledger)
@@ -52,8 +52,8 @@ def evaluate(recipe: str) -> None:
         rewards = {name: rewards_of(records) for name, records in answered.items()}
         made = compare(step, EvaluateInputs(settings=chosen.evaluate, **rewards))
         _publish(recipe, [*chain.from_iterable(answered.values()), made])
-        run.table(table_rows(made["rows"]), "evaluation.json")
-        run.figure(figures.success_by_kind(success_rows(made["rows"])), "success_by_kind.png")
+        run.log_table(table_rows(made["rows"]), "evaluation.json")
+        run.log_figure(figures.success_by_kind(success_rows(made["rows"])), "success_by_kind.png")
 
 
 def _policies(models: Path) -> dict[str, Artifact]:

@@ -9,7 +9,7 @@ from prefect import flow
 
 from flows.runs import ledger_mirror
 from flows.tracking import gate_report
-from flows.tracking import run as track
+from flows.tracking.run import stage_run
 from flows.workers import stage
 from params.schema import recipe as schema
 from tasks import settings
@@ -37,13 +37,13 @@ def prepare(recipe: str) -> None:
     key = keys.stage_key(chosen, *sources)
     with (
         ledger_mirror.opened() as ledger,
-        track.stage(recipe, "prepare", key, stage.run_tags()) as run,
+        stage_run(recipe, "prepare", key, stage.run_tags()) as run,
         gate_report.pages(recipe),
     ):
         step = Step(recipe, "prepare", 0, chosen.seed, ledger)
         tools = partial(open_tools, chosen.tool_settings, chosen.machine.threads)
         made = prepare_data(step, inputs, open_tools=tools)
-        run.metrics(made["metrics"], step=0, at=made["finished"])
+        run.log_metrics(made["metrics"], step=0, at=made["finished"])
         data, models = Path("data", recipe), Path("models", recipe)
         artifacts.publish(artifacts.output(made, "questions"), data / "questions")
         artifacts.publish(artifacts.output(made, "traces"), data / "traces.parquet")

@@ -20,8 +20,8 @@ from prefect import flow
 
 from flows.runs import ledger_mirror
 from flows.tracking import gate_report, reinforce_report
-from flows.tracking import run as track
 from flows.tracking.progress import Progress
+from flows.tracking.run import Run, stage_run
 from flows.workers import stage
 from params.schema import recipe as schema
 from params.schema.algorithms import MOST_BATCHES, Algorithm
@@ -244,7 +244,7 @@ def reinforce(recipe: str) -> None:
     key = keys.stage_key(chosen, questions, corpus, policy)
     with (
         ledger_mirror.opened() as ledger,
-        track.stage(recipe, "reinforce", key, stage.run_tags()) as run,
+        stage_run(recipe, "reinforce", key, stage.run_tags()) as run,
         open_tools(chosen.tool_settings, chosen.machine.threads, Path(corpus.path)) as tools,
         gate_report.pages(recipe),
     ):
@@ -265,9 +265,7 @@ def replaying(start: Step, work: Callable[[], Result]) -> Result:
         return work()
 
 
-def run_all(
-    training: Training, run: track.Run
-) -> tuple[list[Iteration], list[reinforce_report.Seconds]]:
+def run_all(training: Training, run: Run) -> tuple[list[Iteration], list[reinforce_report.Seconds]]:
     """Train, check the tables of all iterations, and publish ``models/<recipe>/trained``.
 
     Returns the records of each iteration, and the seconds by part of those that were computed now.

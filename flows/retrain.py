@@ -32,8 +32,8 @@ from prefect.runtime import task_run
 from flows import end_import_phase, exit_fast
 from flows.host import disk, gpu
 from flows.runs import champions, dvc_command, git, pipeline, transfer, worktree
-from flows.tracking import run as track
 from flows.tracking import store
+from flows.tracking.run import pipeline_run, send_unsent
 from flows.workers import dispatch
 from flows.workers.connection import name_process, prefect_server
 from flows.workers.stage import (
@@ -57,10 +57,10 @@ def retrain(recipe: str = "tiny") -> None:
     """Bring every stage of a recipe up to date, and keep the run in MLflow."""
     checked = settings.load(recipe, Path("params"))
     stages = pipeline.stages(recipe)
-    with track.pipeline(recipe, checked, run_tags()) as run:
+    with pipeline_run(recipe, checked, run_tags()) as run:
         for stage in stages:
             as_task(stage, checked.machine.device)()
-            run.tags(
+            run.set_tags(
                 {f"dvc.{path}": digest for path, digest in pipeline.digests(stage.name).items()}
             )
 
@@ -303,7 +303,7 @@ def _here(recipe: str) -> int:
         print(f"retrain: {error}", file=sys.stderr)
         return 2
     if not changed:
-        track.deliver()
+        send_unsent()
         print(f"nothing to do: {recipe} is up to date\n\n{_table(recipe)}")
         return 0
     ran_before = Path("dvc.lock").exists()

@@ -28,9 +28,9 @@ from params.schema.base import SOURCES
 from tasks import settings
 
 LEDGER = Path(".beamline/ledger")
-ROOMS = (LEDGER, Path("data"), Path("models"), Path("reports"), Path(".beamline/untracked"))
+ROOMS = (LEDGER, Path("data"), Path("models"), Path("reports"), Path(".beamline/unsent"))
 UNFINISHED = re.compile(r".+\.partial|\..+\.(scratch|fetched)")
-MADE_ASIDE = (".beamline/.new-store-*", ".beamline/prefect/tmp*", ".beamline/prefect/untold/.*")
+MADE_ASIDE = (".beamline/.new-store-*", ".beamline/prefect/tmp*")
 WORKTREES = Path(".beamline/runs")
 PIN = re.compile(r"([\w.-]+)==([^\s;#]+)")
 UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")

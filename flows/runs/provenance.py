@@ -468,7 +468,7 @@ def _tracked(asked: Asked) -> Link:
         if not runs:
             return Link("MLflow run", f"not found in {_store()}")
         run = max(runs, key=lambda tags: len(digests.items() & tags.items()))
-        stages = store.runs_tagged(track.PARENT_RUN, run["id"])
+        stages = store.runs_tagged(store.PARENT_RUN, run["id"])
     except ConnectionError as error:
         return Link("MLflow run", f"not found: {error}")
     facts = [f"{stage['name']}: {stage['id']}" for stage in stages]

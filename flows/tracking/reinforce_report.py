@@ -50,9 +50,9 @@ def log_iteration(
         "trained_tokens_a_second": metrics["trained_tokens"] / parts["update"],
     }
     log_start = time.time()
-    run.metrics({**metrics, **speeds}, step=number, at=finished)
+    run.log_metrics({**metrics, **speeds}, step=number, at=finished)
     if number % settings.trace_every == 0 and settings.trace_questions:
-        run.traces(partial(sample_traces, iteration, settings.trace_questions))
+        run.log_traces(partial(sample_traces, iteration, settings.trace_questions))
     # with `ahead`, rollout and reward may have run during the previous iteration
     timed = [*iteration["advantage"], *iteration["update"]] if settings.ahead else records
     if any(record["finished"] < began for record in timed):
@@ -62,7 +62,7 @@ def log_iteration(
     # what was sampled ahead took no time of this iteration, so the rest may be below zero
     rest = now - began - tracking - sum(parts.values())
     seconds = {**parts, "tracking": tracking, "orchestration": max(0.0, rest)}
-    run.metrics(
+    run.log_metrics(
         {f"seconds_{name}": value for name, value in seconds.items()}, step=number, at=finished
     )
     return [seconds]
@@ -95,18 +95,18 @@ def draw_figures(run: Run, iterations: Sequence[Iteration], settings: Reinforce)
         {"iteration": number, **together([record["metrics"] for record in iteration["reward"]])}
         for number, iteration in enumerate(iterations)
     ]
-    run.figure(figures.learning_curve(curve), "learning_curve.png")
+    run.log_figure(figures.learning_curve(curve), "learning_curve.png")
     profile = [
         {"iteration": number, **point}
         for number, iteration in enumerate(iterations)
         for point in iteration["rollout"][0]["profile"]
     ]
     if profile:
-        run.figure(figures.entropy_around_tools(profile), "entropy_around_tools.png")
+        run.log_figure(figures.entropy_around_tools(profile), "entropy_around_tools.png")
     last_trees = artifacts.output(iterations[-1]["rollout"][0], "trees")
     if decisions := read_rows(Path(last_trees.path) / "decisions.parquet"):
         rise = least_rise(settings.rollout)
-        run.figure(figures.decisions(decisions, rise), "branching_decisions.png")
+        run.log_figure(figures.decisions(decisions, rise), "branching_decisions.png")
 
 
 def report_time(run: Run, seconds: Sequence[Seconds]) -> None:
@@ -121,7 +121,7 @@ def report_time(run: Run, seconds: Sequence[Seconds]) -> None:
     print(f"seconds of one iteration, mean of {len(seconds)}: {total:.2f}")
     for name, value in sorted(mean.items(), key=lambda part: -part[1]):
         print(f"  {name:<14}{value:7.3f} {value / total:6.1%}")
-    run.figure(figures.seconds_by_part(mean), "seconds_by_part.png")
+    run.log_figure(figures.seconds_by_part(mean), "seconds_by_part.png")
 
 
 def _records(iteration: Iteration) -> list[Record]:

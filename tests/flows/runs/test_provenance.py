@@ -331,8 +331,8 @@ def test_the_mlflow_run_is_the_oldest_that_has_the_run_s_digests(project):
         "whole": {**digests, "mlflow.source.git.commit": commit},
         "later": digests,
     }.items():
-        run = track.Run(name, tags)
-        track.Run(f"stage of {name}", {}, run.handle).end("FINISHED")
+        run = track.start_run(name, tags)
+        track.start_run(f"stage of {name}", {}, run.handle).end("FINISHED")
         run.end("FINISHED")
     found = link(chain("data/toy/questions", THIRD), "MLflow run")
     assert found.name == "whole"
