@@ -46,7 +46,7 @@ from flows.workers.stage import (
     run_tags,
 )
 from params import overrides
-from params.schema import recipe as schema
+from tasks import settings
 
 VERDICT = "reports/{}/verdict.json"
 REMEDY = "commit them, stash them (git stash), or run with --here"
@@ -55,7 +55,7 @@ REMEDY = "commit them, stash them (git stash), or run with --here"
 @flow(name="retrain", on_running=[name_process])
 def retrain(recipe: str = "tiny") -> None:
     """Bring every stage of a recipe up to date, and keep the run in MLflow."""
-    checked = schema.load(recipe, Path("params"))
+    checked = settings.load(recipe, Path("params"))
     stages = pipeline.stages(recipe)
     with track.pipeline(recipe, checked, run_tags()) as run:
         for stage in stages:
@@ -129,7 +129,7 @@ def check_run(recipe: str, changes: Sequence[str]) -> None:
         try:
             if changes and (copy / f"{recipe}.yaml").is_file():
                 overrides.apply(changes, copy / f"{recipe}.yaml")
-            schema.load(recipe, copy)
+            settings.load(recipe, copy)
         except ValueError as error:
             raise ValueError(str(error).replace(str(copy), "params")) from None
     if not git.committed(f"params/{recipe}.yaml"):
@@ -295,7 +295,7 @@ def _as_commit(recipe: str, changes: Sequence[str]) -> int:
 
 def _here(recipe: str) -> int:
     try:
-        schema.load(recipe, Path("params"))
+        settings.load(recipe, Path("params"))
         changed = pipeline.status(recipe)
         if changed:
             check(recipe, from_the_first_of(changed))

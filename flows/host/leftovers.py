@@ -24,7 +24,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from flows.host import processes
-from params.schema import recipe as schema
+from tasks import settings
 
 LEDGER = Path(".beamline/ledger")
 ROOMS = (LEDGER, Path("data"), Path("models"), Path("reports"), Path(".beamline/untracked"))
@@ -208,7 +208,7 @@ def disk(root: Path) -> Iterator[Finding]:
         for place in folder.glob("[0-9]*-*"):
             sizes[place.name.partition("-")[0]] += sum(_sizes(place))
         with suppress(ValueError):
-            whole = schema.load(folder.parent.name, root / "params").reinforce.iterations
+            whole = settings.load(folder.parent.name, root / "params").reinforce.iterations
             mean = sum(sizes.values()) / max(len(sizes), 1)
             need, free = mean * max(0, whole - len(sizes)), shutil.disk_usage(root).free
             if need > free:

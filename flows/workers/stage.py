@@ -25,9 +25,10 @@ from prefect.states import Pending
 
 from flows import end_import_phase, exit_fast
 from flows.host import disk
-from flows.runs import dvc_command, git, ledger_mirror
+from flows.runs import dvc_command, git
 from flows.workers.connection import PARENT_TASK_RUN, name_process, prefect_server
 from params.schema import recipe as schema
+from tasks import settings
 
 RECORDED = 30.0  # seconds that the server has to record that task run, which reaches it as an event
 RUN = "BEAMLINE_RUN"  # environment variable: the run that this process does the stages of
@@ -50,13 +51,13 @@ def main(flow: Flow[..., Any]) -> NoReturn:
 
 def check(recipe: str, stages: Collection[str] = disk.STAGES) -> None:
     """Raise ValueError for a recipe that does not hold, or that ``stages`` have no room for."""
-    chosen = schema.load(recipe, Path("params"))
+    chosen = settings.load(recipe, Path("params"))
     disk.check(recipe, chosen, schema.algorithm_of(chosen, Path("params")), stages)
 
 
 def check_engine(recipe: str) -> None:
     """Raise ValueError for a recipe whose engine is not installed where it is to sample."""
-    engine = schema.load(recipe, Path("params")).engine
+    engine = settings.load(recipe, Path("params")).engine
     if engine.kind == "vllm" and not engine.server and not find_spec("vllm"):
         raise ValueError(
             f"params/{recipe}.yaml: 'engine.kind' = 'vllm', which is not installed here: make run "
@@ -92,7 +93,7 @@ def _run(flow: Flow[..., Any], recipe: str) -> int:
         print(f"{name}: {error}", file=sys.stderr)
         return 2
     try:
-        with prefect_server(), ledger_mirror.attached():
+        with prefect_server():
             call(flow.with_options(flow_run_name=name, on_running=[name_process]), recipe)
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)

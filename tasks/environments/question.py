@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
+from tasks.tools import Tool
 from tasks.trees.tree import NO_SUCH_TOOL, Call, Observation
-
-Tool = Callable[[Sequence[str]], list[Observation]]
 
 
 def respond(tools: Mapping[str, Tool], calls: Sequence[Call]) -> list[Observation]:

@@ -17,7 +17,7 @@ from huggingface_hub import errors, hf_hub_download
 
 from params.schema.benchmarks import Benchmark, Hub, benchmark_of
 from params.schema.prepare import AnyExpert, BenchmarkQuestions, CalculatorExpert, WrittenTraces
-from tasks.environments.toolbox import Respond
+from tasks.environments import Respond
 from tasks.questions import calculator
 from tasks.questions.experts import Dropped, Material, Parts, Trace
 from tasks.questions.files import FORMATS, Place, Record, as_text, records, text, value

@@ -20,9 +20,9 @@ from flows.host import leftovers, processes
 from flows.tracking import outbox
 from flows.tracking import run as track
 from flows.workers import prefect_patches, server
-from params.schema.agent import PythonTool
 from tasks.engines.transformers import worker
 from tasks.tools import python
+from tasks.tools.python import PythonTool
 from tests import toy_project as toy
 
 ALONE = ("sh", "-c", '"$@" & echo $!', "sh")  # starts a command and ends before it

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from params.schema import benchmarks as schema
 from params.schema import prepare as prepare_module
 from params.schema import recipe as recipe_module
-from params.schema.agent import Dialogue, PythonTool, Search
+from params.schema.agent import Dialogue
 from params.schema.base import Machine
 from params.schema.prepare import (
     BenchmarkQuestions,
@@ -26,7 +26,8 @@ from tasks import prepare as verb
 from tasks.environments import toolbox
 from tasks.gates.gate import GateError
 from tasks.ledger import artifacts
-from tasks.ledger.artifacts import Artifact, Step
+from tasks.ledger.artifacts import Artifact
+from tasks.ledger.substeps import Step
 from tasks.policy.tiny import build_tokenizer
 from tasks.prepare import (
     SOURCES,
@@ -39,6 +40,8 @@ from tasks.prepare import (
 )
 from tasks.questions import benchmarks
 from tasks.questions.experts import Dropped, Material
+from tasks.tools.python import PythonTool
+from tasks.tools.search import Search
 from tasks.trees import dialogue as talk
 from tasks.trees.tables import load_questions, read_rows
 from tasks.trees.tree import Document, Message, Observation, Question

@@ -7,7 +7,7 @@ import pytest
 from params.schema.agent import Dialogue
 from params.schema.base import PARAMS, read_yaml
 from params.schema.recipe import Recipe, check
-from tasks.environments.toolbox import TOOLS, open_tools
+from tasks.environments import open_tools
 from tasks.tools.search import save_corpus
 from tasks.trees.tree import Call, Document, Observation
 
