@@ -92,7 +92,7 @@ def algorithm_of(recipe: Recipe, folder: Path = PARAMS) -> Algorithm:
     rows = load_algorithms(folder)
     if name not in rows:
         raise ValueError(
-            f"reinforce.algorithm '{name}' has no row in {folder / 'algorithms.yaml'}: choose one "
+            f"reinforce.algorithm '{name}' is no row of {folder / 'algorithms.yaml'}: choose one "
             f"of {list(rows)}, or add a row"
         )
     if rows[name].branching != "none" and not (budget.branch and budget.initial < budget.leaves):
