@@ -156,7 +156,7 @@ import resource, threading, torch
 from params import schema
 from tasks.policy import use_machine
 
-use_machine(schema.load("tiny").machine)
+use_machine(settings_of("tiny").machine)
 
 def work():  # as an update does: large tensors that come and go
     for _ in range(50):
