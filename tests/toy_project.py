@@ -105,14 +105,14 @@ def stage(recipe):
 OUTS = {"first": ["data/{}/first"], "later": ["data/{}/later", "reports/{}/table.md"]}
 
 BARE = """
-from tasks.version import die_with_parent
+from flows.runs.dvc_command import die_with_parent
 
 die_with_parent()
 stage(sys.argv[1])
 """
 FLOW = """
 from prefect import flow, task
-from flows.stage import main
+from flows.workers.stage import main
 
 @task
 def work(recipe: str) -> None:

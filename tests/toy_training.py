@@ -59,7 +59,7 @@ COMMON = """
 import hashlib, json, os, sys
 from pathlib import Path
 import yaml
-from tasks.version import die_with_parent
+from flows.runs.dvc_command import die_with_parent
 
 die_with_parent()
 recipe = yaml.safe_load(Path("params/toy.yaml").read_text())

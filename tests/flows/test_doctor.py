@@ -373,8 +373,8 @@ def test_what_a_store_was_not_told_is_delivered_and_stays_while_the_store_is_awa
 
 def test_a_run_killed_by_sigkill_leaves_what_doctor_clears_and_nothing_before(project, look, start):
     before = f"""
-    from tasks import track
-    with track.stage("toy", "first", "k"):
+    from flows.tracking import run
+    with run.stage("toy", "first", "k"):
         Path("begun").touch()
         {SLEEP}"""
     toy.write_stage(project, "first", flows=True, before=before.strip())
@@ -424,7 +424,7 @@ def test_a_pin_that_has_drifted_is_installed_again(project):
     )
     assert pip.returncode == 0, pip.stdout
     Path("constraints.txt").write_text("# pins\ntoy-pin==2.0\nnot-installed==1.0\n")
-    examine = "import pathlib; from tasks import leftovers; [print(f.what) or f.clear() for f in "
+    examine = "import pathlib; from flows.host import leftovers; [print(f.what) or f.clear() for f in "
     examine += "list(leftovers.pins(pathlib.Path('.')))]"
     said = toy.run(project, interpreter, "-c", examine, **settings).stdout
     assert said == "drifted pin: toy-pin is 1.0, constraints.txt says 2.0\n"

@@ -86,7 +86,7 @@ def test_two_at_once_have_places_of_their_own(project):
 
 
 HOLD = (
-    "import json, sys, time; from tasks import worktree\n"
+    "import json, sys, time; from flows.runs import worktree\n"
     "with worktree.held('toy', json.loads(sys.argv[1])) as place:\n"
     "    print(place, flush=True); time.sleep(60)"
 )
