@@ -6,7 +6,6 @@ kernel drops the lock with the process that took it, however that ends, so no lo
 
 from __future__ import annotations
 
-import fcntl
 import os
 import subprocess
 import tempfile
@@ -15,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
+
+from flows.host import files
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 LIST = ("nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader")
@@ -69,9 +70,7 @@ def _lock(name: str) -> IO[str] | None:
     with suppress(FileExistsError):  # a shared folder refuses "w" on files of other users
         path.touch(mode=0o644, exist_ok=False)
     file = path.open()
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        return None
-    return file
+    if files.lock(file):
+        return file
+    file.close()
+    return None

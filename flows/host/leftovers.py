@@ -6,7 +6,6 @@ none, and is looked for once more before anything is removed.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
@@ -23,7 +22,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from flows.host import processes
+from flows.host import files, processes
 from params.schema import recipe as schema
 
 LEDGER = Path(".beamline/ledger")
@@ -63,8 +62,8 @@ def half_written(root: Path) -> Iterator[Finding]:
 
 def _unfinished(root: Path) -> Iterator[Path]:
     for room in ROOMS:
-        for place, folders, files in os.walk(root / room):
-            for name in sorted(folders + files):
+        for place, folders, plain in os.walk(root / room):
+            for name in sorted(folders + plain):
                 if UNFINISHED.fullmatch(name):
                     yield Path(place, name)
             folders[:] = [name for name in folders if not UNFINISHED.fullmatch(name)]
@@ -83,7 +82,7 @@ def _is_held(root: Path, path: Path) -> bool:
 
 def _remove(root: Path, path: Path) -> None:
     if not _is_held(root, path):
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        files.remove(path)
 
 
 def _sizes(path: Path) -> list[int]:
@@ -165,11 +164,7 @@ def _locked(place: Path) -> Iterator[bool]:
         yield free
         return
     with _record(place).open() as record:
-        try:
-            fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            free = False
-        yield free
+        yield files.lock(record) and free
 
 
 def _record(place: Path) -> Path:

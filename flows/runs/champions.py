@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flows.host import files
 from flows.runs import cache, git, worktree
 from flows.tracking import run, store
 from flows.tracking.run import COMMIT, DIGEST
@@ -88,9 +88,8 @@ def fetch(recipe: str, into: Path) -> Champion | None:
             "'champion: null'"
         )
     if written != text:
-        partial = into.with_name(f".{into.name}.partial")
-        partial.write_text(written)
-        partial.replace(into)
+        with files.replaced(into) as partial:
+            partial.write_text(written)
     return found
 
 
@@ -109,10 +108,8 @@ def champion(recipe: str, folder: Path = FILES) -> Path:
         raise ValueError(f"the recipe {recipe} has no champion yet: a retraining promotes one")
     target = folder / f"{recipe}-{found.version}-{found.digest[:8]}"
     if not target.exists():
-        partial = target.with_name(f".{target.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        cache.restore(found.digest, partial)
-        partial.rename(target)
+        with files.replaced(target) as partial:
+            cache.restore(found.digest, partial)
     return target
 
 

@@ -15,7 +15,6 @@ import hashlib
 import json
 import re
 import shlex
-import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from flows.host import files
 from flows.runs import cache, git, pipeline
 from flows.runs.first_difference import parsed_records
 from flows.tracking import run as track
@@ -276,19 +276,17 @@ def restore(asked: Asked) -> Path:
     if not commit:
         raise ValueError(f"{asked.path} lies in this checkout, as far as its run is kept at all")
     target = HOME / commit[:SHORT] / asked.path
-    partial = HOME / f".{commit[:SHORT]}-{asked.digest}.partial"
-    if not (target.exists() and cache.digest_of(target) == asked.digest):
-        for old in (partial, target):
-            shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
-        target.parent.mkdir(parents=True, exist_ok=True)
+    if target.exists() and cache.digest_of(target) == asked.digest:
+        return target
+    files.remove(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with files.replaced(target) as partial:
         if git.committed(asked.path, at=commit):
             partial.write_text(git.content(commit, asked.path))
         else:
             cache.restore(asked.digest, partial)
         if cache.digest_of(partial) != asked.digest:
-            partial.unlink()
             raise ValueError(f"commit {commit} has another {asked.path} than its run has made")
-        partial.rename(target)
     return target
 
 

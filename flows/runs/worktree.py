@@ -7,7 +7,6 @@ worktree that nobody holds is taken up by the next call for the same purpose.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import secrets
@@ -18,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from flows.host import files
 from flows.runs import git
 from tasks.ledger import artifacts
 
@@ -40,9 +40,7 @@ def held(stem: str, purpose: Mapping[str, Any]) -> Iterator[Path]:
 @contextmanager
 def one_at_a_time(place: Path) -> Iterator[None]:
     """Wait until nobody else makes a worktree at ``place``, which is kept."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with place.with_name(f"{place.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with files.locked(place.with_name(f"{place.name}.lock")):
         yield
 
 
@@ -107,9 +105,10 @@ def _unfinished(purpose: Mapping[str, Any]) -> IO[str] | None:
 def _lock(record: IO[str]) -> bool:
     """Lock a record; False where somebody else has it, or has removed it meanwhile."""
     try:
-        fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.path.samestat(os.fstat(record.fileno()), Path(record.name).stat())
-    except (BlockingIOError, FileNotFoundError):
+        return files.lock(record) and os.path.samestat(
+            os.fstat(record.fileno()), Path(record.name).stat()
+        )
+    except FileNotFoundError:
         return False
 
 
@@ -124,7 +123,7 @@ def _new(stem: str, purpose: Mapping[str, Any]) -> IO[str]:
     """The locked record of a new run."""
     day = time.strftime("%Y%m%d", time.gmtime())
     record = (HOME / f"{stem}-{day}-{secrets.token_hex(3)}.json").open("x")
-    fcntl.flock(record, fcntl.LOCK_EX)
+    files.lock(record)
     record.write(json.dumps(purpose))
     record.flush()
     return record

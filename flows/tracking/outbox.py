@@ -7,7 +7,6 @@ which the kernel lets go of when its process ends.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import shutil
 import time
@@ -16,6 +15,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
+
+from flows.host import files
 
 RUNS = (".beamline", "runs")  # a run's worktree lies there, and is removed some day
 ABOUT, LOCK = "run.json", "lock"
@@ -47,12 +48,12 @@ def root() -> Path:
 def create(about: Mapping[str, Any], key: str) -> Spool:
     """A folder of its own for a run; ``about`` is what opens that run in the store."""
     name = f"{time.time_ns()}-{key}"  # in order of time: a pipeline stands before its stages
-    partial = root() / f".{name}.partial"
-    partial.mkdir(parents=True)
-    (partial / ABOUT).write_text(json.dumps(about))
-    lock = (partial / LOCK).open("w")
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    return Spool(partial.rename(root() / name), lock)
+    with files.replaced(root() / name) as partial:
+        partial.mkdir(parents=True)
+        (partial / ABOUT).write_text(json.dumps(about))
+        lock = (partial / LOCK).open("w")
+        files.lock(lock)
+    return Spool(root() / name, lock)
 
 
 def add(spool: Spool, record: Record) -> None:
@@ -60,9 +61,8 @@ def add(spool: Spool, record: Record) -> None:
     waiting = entries(spool.folder)
     name = f"{int(waiting[-1].stem) + 1 if waiting else 0:06d}.record"
     head = json.dumps({"kind": record.kind, "said": record.said}).encode()
-    partial = spool.folder / f".{name}.partial"
-    partial.write_bytes(head + b"\n" + record.content)
-    partial.rename(spool.folder / name)
+    with files.replaced(spool.folder / name) as partial:
+        partial.write_bytes(head + b"\n" + record.content)
 
 
 def entries(folder: Path) -> list[Path]:
@@ -102,12 +102,8 @@ def remove(spool: Spool) -> None:
 def held(folder: Path) -> Iterator[Spool | None]:
     """A folder while this process holds it; None where another one does, or has just removed it."""
     with suppress(FileNotFoundError), (folder / LOCK).open("r") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield None
-            return
-        yield Spool(folder, lock) if (folder / ABOUT).exists() else None
+        free = files.lock(lock) and (folder / ABOUT).exists()
+        yield Spool(folder, lock) if free else None
         return
     yield None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
@@ -10,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from flows.host import processes
+from flows.host import files, processes
 
 if TYPE_CHECKING:
     from prefect import Flow
@@ -97,11 +96,8 @@ def ui_server() -> str | None:
     if not UI_ADDRESS.exists():
         return None
     with UI_ADDRESS.open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return file.read() or None  # nothing yet: it is starting
-    return None
+        # nothing yet: it is starting
+        return (file.read() or None) if files.is_locked(file) else None
 
 
 @contextmanager

@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flows.host import files
+
 if TYPE_CHECKING:
     from prefect.states import State
 
@@ -116,9 +118,8 @@ def _keep_untold(address: str, flow_run: str, state: State[Any]) -> None:
         return
     said = {"address": address, "type": state.type.value, "name": state.name}
     UNTOLD.mkdir(parents=True, exist_ok=True)
-    partial = UNTOLD / f".{flow_run}.partial"
-    partial.write_text(json.dumps(said))
-    partial.rename(UNTOLD / f"{flow_run}.json")
+    with files.replaced(UNTOLD / f"{flow_run}.json") as partial:
+        partial.write_text(json.dumps(said))
 
 
 async def settle_events() -> None:

@@ -424,7 +424,9 @@ def test_a_pin_that_has_drifted_is_installed_again(project):
     )
     assert pip.returncode == 0, pip.stdout
     Path("constraints.txt").write_text("# pins\ntoy-pin==2.0\nnot-installed==1.0\n")
-    examine = "import pathlib; from flows.host import leftovers; [print(f.what) or f.clear() for f in "
+    examine = (
+        "import pathlib; from flows.host import leftovers; [print(f.what) or f.clear() for f in "
+    )
     examine += "list(leftovers.pins(pathlib.Path('.')))]"
     said = toy.run(project, interpreter, "-c", examine, **settings).stdout
     assert said == "drifted pin: toy-pin is 1.0, constraints.txt says 2.0\n"
