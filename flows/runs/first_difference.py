@@ -161,10 +161,10 @@ def _parsed(identity: Any) -> Any:
 
 
 def _within(change: Change, digest: str, now: Path, commit: str) -> Change | None:
-    """Return the first line or row that differs of a file, or of the files of a folder.
+    """Return the first line or row that differs in a file, or in the files of a folder.
 
     ``digest``: DVC's, of the earlier state. Returns the change as it is where that state is not
-    known, and None for sources of which only comments or docstrings differ.
+    known, and None for sources that differ in comments and docstrings alone.
     """
     path = change.name
     before, after = _earlier(path, digest, commit), _present(path, now)
