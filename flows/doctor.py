@@ -21,10 +21,10 @@ from flows import end_import_phase
 from flows.host import leftovers, processes
 from flows.host.leftovers import Finding
 from flows.runs import cache, dvc_command, git
-from flows.tracking import outbox
-from flows.tracking import run as run_module
-from flows.tracking import store as track
-from flows.workers import connection, prefect_patches
+from flows.tracking import outbox, store
+from flows.tracking.run import send_unsent
+from flows.workers import connection
+from flows.workers.server import HOME
 
 FlowRun = tuple[str, str, str | None, datetime | None]  # id, name, process and start
 Check = Callable[[Path], Iterator[Finding]]
@@ -80,34 +80,35 @@ def worktrees(root: Path) -> Iterator[Finding]:
 
 
 def unsent(root: Path) -> Iterator[Finding]:
-    """Find what runs could not send to MLflow's store or to Prefect's server."""
-    for folder in outbox.waiting():
-        about, count = outbox.about(folder), len(outbox.entries(folder))
+    """Find messages of runs that MLflow's store or Prefect's server has not accepted yet."""
+    for folder in outbox.unsent_runs():
+        run, count = outbox.read_run(folder), len(outbox.Outbox(folder).files())
         yield Finding(
-            f"unsent: {count} records of run '{about['name']}' for the store {about['uri']}",
-            "sends them, if the store is reachable",
-            run_module.deliver,
+            f"unsent: {count} messages of run '{run['name']}' for the store {run['uri']}",
+            "sends them, if the store answers",
+            send_unsent,
         )
-    if ends := sorted(prefect_patches.UNTOLD.glob("*.json")):
+    if files := outbox.flow_runs().files():
+        ended = sorted({outbox.read(file).fields["flow_run"] for file in files})
         yield Finding(
-            f"unsent: final states of flow runs for Prefect: {_few([f.stem for f in ends])}",
+            f"unsent: how flow runs ended, for Prefect's server: {_few(ended)}",
             "sends them to the server that runs use now",
-            lambda: _with_prefect(lambda address: None),  # sent when the connection opens
+            lambda: _with_prefect(lambda address: None),  # connecting sends them
         )
 
 
 def tracked_runs(root: Path) -> Iterator[Finding]:
     """Find runs that are RUNNING in MLflow although their process has ended."""
     try:
-        ended = track.abandoned()
+        ended = store.abandoned()
     except (OSError, sqlite3.Error) as error:
-        print(f"the tracking store {track.store_uri()} is unreachable: {error}", file=sys.stderr)
+        print(f"the tracking store {store.store_uri()} is unreachable: {error}", file=sys.stderr)
         return
     for run_id, name in ended:
         yield Finding(
             f"no end: run '{name}' is RUNNING in MLflow, and its process has ended",
             "marks it as KILLED; a call that continues its work gets its own run",
-            partial(track.end_abandoned, run_id),
+            partial(store.end_abandoned, run_id),
         )
 
 
@@ -133,8 +134,8 @@ def _has_ended(process: str | None, started: datetime | None) -> bool:
 
 def _running() -> list[FlowRun]:
     """List RUNNING flow runs, from the server that runs use or from its database."""
-    address = connection.answering()
-    return _running_at(address) if address else _running_in(prefect_patches.HOME / "prefect.db")
+    address = connection.current_server()
+    return _running_at(address) if address else _running_in(HOME / "prefect.db")
 
 
 def _running_in(database: Path) -> list[FlowRun]:

@@ -134,7 +134,7 @@ def create(folder: Path, flows: bool) -> None:
     table = "params/algorithms.yaml"
     (folder / table).write_text((ROOT / table).read_text())
     (folder / "dvc.yaml").write_text(PIPELINE)
-    (folder / ".gitignore").write_text("/.beamline/\n/data/\n")
+    (folder / ".gitignore").write_text((ROOT / ".gitignore").read_text())
     for name in OUTS:
         write_stage(folder, name, flows)
     (folder / ".dvc/tmp").mkdir(parents=True)

@@ -11,6 +11,7 @@ from flows.host.gpu_memory import Card, fits, has_share, memory, shape_of
 from params.schema.algorithms import Algorithm
 from params.schema.recipe import Recipe
 from params.schema.reinforce import Lora
+from tasks.engines import ENGINES
 
 LORA = Lora(  # the advice: on every linear layer
     rank=32,
@@ -86,7 +87,7 @@ def _share(recipe: Recipe, card: Card) -> Iterator[Candidate]:
 def _rows(recipe: Recipe, card: Card) -> Iterator[Candidate]:
     """Yield fewer paths sampled at once: whole questions."""
     rollout = recipe.reinforce.rollout
-    if recipe.engine.kind == "transformers":
+    if ENGINES[recipe.engine.kind].reserve is None:
         for questions in range(rollout.rows // rollout.leaves - 1, 0, -1):
             rows = questions * rollout.leaves
             yield (

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from flows.runs import cache
 from tasks.ledger import artifacts, substeps
 from tasks.ledger.artifacts import RECORD, Record
-from tasks.ledger.substeps import DELIVERED, RETIRED
+from tasks.ledger.substeps import DELIVERED, RETIRED, Ledger
 
 VARIABLE = "BEAMLINE_STORE"  # environment variable: a folder or an address
 PAUSE = 30.0  # seconds before an unreachable mirror is tried again
@@ -149,21 +149,20 @@ class Mirror:
 
 
 @contextmanager
-def attached() -> Iterator[None]:
-    """Share the ledger's sub-steps through this checkout's mirror, if it has one, during the block.
+def opened() -> Iterator[Ledger]:
+    """Yield a run's ledger, which shares its sub-steps through the mirror of this checkout, if any.
 
-    Raises ValueError for an invalid address, also while the mirror is unreachable.
+    Raises ValueError for an address that can never be reached.
     """
     address = os.environ[VARIABLE] if VARIABLE in os.environ else cache.default_store()
     if not address:
-        yield
+        yield Ledger()
         return
     mirror = Mirror(address, cache.filesystem(address))
-    with substeps.attached(mirror):
-        try:
-            yield
-        finally:
-            mirror.flush()
+    try:
+        yield Ledger(mirror)
+    finally:
+        mirror.flush()
 
 
 def _name(place: Path) -> str:

@@ -47,10 +47,10 @@ OUTS = {  # stage -> names of its outs; reinforce and champion have functions of
 }
 KEPT = (
     "params",
-    "questions",
+    "data/sources",
     "dvc.yaml",
     "dvc.lock",
-)  # what a commit of a run consists of, beside its reports
+)  # committed with the reports
 FORMS = """WHAT is
   a metric  reports/<recipe>/metrics.json:success.trained.mean, or success.trained.mean alone
   a model   <recipe>@champion or another alias, <recipe>/<version>
@@ -477,7 +477,7 @@ def _tracked(asked: Asked) -> Link:
         if not runs:
             return Link("MLflow run", f"not found in {_store()}")
         run = max(runs, key=lambda tags: len(digests.items() & tags.items()))
-        stages = store.runs_tagged(track.PARENT_RUN, run["id"])
+        stages = store.runs_tagged(store.PARENT_RUN, run["id"])
     except ConnectionError as error:
         return Link("MLflow run", f"not found: {error}")
     facts = [f"{stage['name']}: {stage['id']}" for stage in stages]

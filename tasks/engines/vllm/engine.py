@@ -18,7 +18,7 @@ from typing import Any
 
 from params.schema.agent import Engine as Settings
 from params.schema.base import Machine
-from tasks.engines import Engine, Request, Sample, check_room
+from tasks.engines.contract import Engine, Request, Sample, check_room
 from tasks.engines.vllm.connection import (
     Connection,
     EngineDiedError,
@@ -29,7 +29,7 @@ from tasks.engines.vllm.connection import (
 from tasks.engines.vllm.messages import Drawn, Turn
 from tasks.trees import marks
 from tasks.trees.dialogue import STOP_STRINGS
-from tasks.trees.tree import END, LENGTH, STOP
+from tasks.trees.outcomes import StopReason
 
 REBUILDS = 3  # of an engine that dies, before a turn is given up
 GIB = 2**30
@@ -267,13 +267,13 @@ class VllmSession:
 
     def _sample(self, tokens: Any, logprobs: Any, entropies: Any) -> Sample:
         """Cut where the turn is over, which vLLM may notice some tokens later, and say why."""
-        stopped = LENGTH
+        stopped = StopReason.LENGTH
         if tokens[-1] == self.end:
-            stopped = END
+            stopped = StopReason.END
         if self.stop and len(
             ends := marks.completed(self.stop, [self.pieces[token] for token in tokens])
         ):
-            tokens, stopped = tokens[: ends[0] + 1], STOP
+            tokens, stopped = tokens[: ends[0] + 1], StopReason.STOP
         return Sample(tokens, logprobs[: len(tokens)], entropies[: len(tokens)], stopped)
 
 

@@ -14,7 +14,8 @@ import pytest
 from flows.runs import ledger_mirror
 from flows.runs.cache import filesystem
 from tasks.ledger import artifacts, substeps
-from tasks.ledger.artifacts import Artifact, Step
+from tasks.ledger.artifacts import Artifact
+from tasks.ledger.substeps import Step
 
 ROOT = Path(__file__).parents[3]
 computed: list[int] = []

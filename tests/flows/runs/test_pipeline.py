@@ -248,11 +248,11 @@ def test_a_damaged_file_of_the_cache_is_not_taken(kept, tmp_path):
 def test_what_is_delivered_and_tracked_by_dvc_is_new_once(project):
     dvc_yaml = Path("dvc.yaml").read_text()
     Path("dvc.yaml").write_text(
-        dvc_yaml.replace("        - first.py\n", "        - first.py\n        - questions\n")
+        dvc_yaml.replace("        - first.py\n", "        - first.py\n        - data/sources\n")
     )
-    intake = Path("questions/intake/toy")
+    intake = Path("data/sources/intake/toy")
     intake.mkdir(parents=True)
-    Path("questions/README.md").touch()
+    Path("data/sources/README.md").touch()
     keep_run()
     assert pipeline.already_run("toy") == "runs/toy-20261121-a"
     (intake / "new.jsonl").write_text("{}")
