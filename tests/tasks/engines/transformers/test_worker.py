@@ -88,7 +88,7 @@ def test_what_a_session_refuses_is_raised_here(apart):
         path = session.open()
         with pytest.raises(ValueError, match="the session has 60") as refused:
             session.sample([Request(path, prompt(55), 0, 9)])
-        assert "ragged.py" in refused.value.__notes__[0]  # where it happened
+        assert "cache.py" in refused.value.__notes__[0]  # where it happened
         assert len(session.sample([Request(path, prompt(5), 0, 2)])) == 1
         session.open()
         with pytest.raises(RuntimeError, match="all 1 paths"):
