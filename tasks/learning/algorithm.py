@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from params.schema.algorithms import Algorithm, Kl
 from tasks.learning import losses
@@ -34,8 +33,9 @@ CENTRED = ("group_relative", "leave_one_out")  # a group's advantages have mean 
 
 def assemble(row: Algorithm, response_tokens: int) -> Assembled:
     """Return the functions that a row names; ``response_tokens`` is the response budget."""
+    estimate = ESTIMATORS[row.estimator.kind]
     return Assembled(
-        estimator=partial(ESTIMATORS[row.estimator.kind], choice=row.estimator),
+        estimator=lambda groups: estimate(groups, row.estimator),
         loss=losses.Loss(
             ratio=losses.RATIOS[row.ratio],
             clip=losses.Clip(row.clip.low, row.clip.high, row.clip.dual) if row.clip else None,

@@ -332,7 +332,7 @@ def test_what_samples_has_no_adapter_and_says_what_the_adapter_says(initial, mac
     sampling = resident.to_sample(learning.model, machine)
     assert not adapter.attached(sampling)
     assert {weight.dtype for weight in sampling.parameters()} == {
-        checkpoint.PRECISION[machine.precision]
+        PRECISION[machine.precision]
     }
     exact = logprobs(adapter.merged(learning.model))
     np.testing.assert_allclose(logprobs(learning.model, machine), exact, atol=tolerance)
