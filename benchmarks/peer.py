@@ -24,7 +24,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
 from params.schema.recipe import Recipe
-from tasks.environments.toolbox import Respond
+from tasks.environments import Respond
 from tasks.policy.model import ASSISTANT, END, USER
 from tasks.scorers import SCORERS
 from tasks.trees import dialogue as talk

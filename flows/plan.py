@@ -22,6 +22,7 @@ from flows.host.remedies import Remedy
 from params.schema import recipe as schema
 from params.schema.algorithms import Algorithm
 from params.schema.recipe import Recipe
+from tasks import settings
 
 PARAMS = Path("params")
 
@@ -51,7 +52,7 @@ class Answer:
 
 def read(name: str) -> Planned:
     """A recipe of params/, checked; ValueError for a fault in it or a policy of unknown shape."""
-    recipe = schema.load(name, PARAMS)
+    recipe = settings.load(name, PARAMS)
     config = gpu_memory.config_of(recipe, PARAMS)
     return Planned(
         name,
@@ -78,17 +79,14 @@ def answer(planned: Planned, card: Card) -> Answer:
 
 
 def _lacking(planned: Planned, needed: Memory, card: Card) -> str:
-    """The largest parts of what is needed; or that vLLM's share is too small."""
+    """The largest parts of what is needed; or that the engine's share is too small."""
     if needed.peak > card.usable:
         parts = ", ".join(f"{part} {_gib(size)}" for part, size in needed.largest())
         return f"of {_gib(needed.peak)} GiB the largest parts are {parts}"
-    share, least = (
-        planned.recipe.engine.memory,
-        gpu_memory.least_share(planned.recipe, planned.shape),
-    )
+    engine, least = planned.recipe.engine, gpu_memory.least_share(planned.recipe, planned.shape)
     return (
-        f"vLLM needs {_gib(least)} GiB, and engine.memory {share:g} of the card is "
-        f"{_gib(share * card.memory)}"
+        f"{engine.kind} needs {_gib(least)} GiB, and engine.memory {engine.memory:g} of the card "
+        f"is {_gib(engine.memory * card.memory)}"
     )
 
 

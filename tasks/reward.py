@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from prefect import task
 from params.schema.algorithms import Overlong
 from params.schema.reinforce import Reward
 from tasks.ledger import prefect_cache, substeps
-from tasks.ledger.artifacts import Artifact, Step
+from tasks.ledger.artifacts import Artifact, Record
+from tasks.ledger.substeps import Step
 from tasks.scorers import SCORERS, Scorer
 from tasks.scorers.format import format_faults
 from tasks.trees import dialogue as talk
@@ -44,26 +46,28 @@ TABLE = pa.schema(
 )
 
 
+@dataclass(frozen=True)
+class RewardInputs:
+    """What decides rewards."""
+
+    trees: Artifact
+    settings: Reward
+    overlong: Overlong | None  # the penalty on responses near the budget; None: length is free
+    response_tokens: int  # the budget of a response
+
+
 @task(**prefect_cache.TASK_OPTIONS)
 @substeps.recorded
-def reward(
-    step: Step,
-    folder: Path,
-    *,
-    trees: Artifact,
-    settings: Reward,
-    overlong: Overlong | None,
-    response_tokens: int,
-) -> Mapping[str, Any]:
-    """Score every leaf; artifact ``rewards``, a row a leaf with the reward's breakdown.
-
-    ``overlong`` penalises responses near the budget of ``response_tokens``; None: no length counts.
-    """
+def reward(step: Step, inputs: RewardInputs) -> Record:
+    """Score every leaf; artifact ``rewards``, a row a leaf with the reward's breakdown."""
     began = time.perf_counter()
-    rows = [row for tree in load_trees(Path(trees.path)) for row in score_tree(tree, settings)]
+    trees = load_trees(Path(inputs.trees.path))
+    rows = [row for tree in trees for row in score_tree(tree, inputs.settings)]
     for row in rows:
-        row["length_penalty"] = length_penalty(row["response_tokens"], response_tokens, overlong)
-    write_table(pa.Table.from_pylist(rows, schema=TABLE), folder / "rewards.parquet")
+        row["length_penalty"] = length_penalty(
+            row["response_tokens"], inputs.response_tokens, inputs.overlong
+        )
+    write_table(pa.Table.from_pylist(rows, schema=TABLE), step.out / "rewards.parquet")
     return {
         "metrics": {
             "reward": sum(row["reward"] for row in rows) / len(rows),

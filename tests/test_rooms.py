@@ -9,8 +9,8 @@ from typing import get_args
 import pytest
 
 from params.schema import agent, algorithms, benchmarks
+from tasks.engines import ENGINES
 from tasks.learning import algorithm, losses
-from tasks.rollout import ENGINES
 from tasks.scorers import SCORERS
 
 ROOT = Path(__file__).parents[1]

@@ -7,7 +7,6 @@ a share of a card's peak operations and bandwidth (PEAK_SHARE, BANDWIDTH_SHARE).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from params.schema.algorithms import Algorithm
 from params.schema.prepare import TinyPolicy
 from params.schema.recipe import Recipe
 from params.schema.reinforce import Lora
+from tasks.engines import ENGINES, SamplingLoad
 from tasks.learning.packing import LOGITS_AT_ONCE
 from tasks.policy.tiny import tiny_config
 
@@ -30,7 +30,6 @@ NUMBER = {"float32": FULL, "bfloat16": HALF}  # of what a pass multiplies
 NARROW = {"float32": 0, "bfloat16": HALF}  # of its copy of a float32 number
 MOMENTS = 2  # numbers that AdamW keeps of each weight that learns
 MEMORY_SHARE = 0.95  # of a card; the rest: CUDA's context, kernels, gaps between tensors
-SAMPLER_OWN = 2 * GIB  # bytes that vLLM takes beside weights, keys and values: graphs, one prefill
 PEAK_SHARE = 0.4  # of the card's operations that passes reach: an assumption
 BANDWIDTH_SHARE = 0.6  # of the card's bandwidth that decoding reaches: an assumption
 STEP_SECONDS = 0.005  # of a decoding step at least: launches, scheduling; an assumption
@@ -310,33 +309,22 @@ def _of_sampling(recipe: Recipe, shape: Shape, card: Card) -> dict[str, float]:
     own: dict[str, float] = {"weights that sample": FULL * shape.weights} if ahead else {}
     if recipe.engine.server:
         return own
-    return own | ENGINES[recipe.engine.kind](recipe, shape, card)
+    return own | ENGINES[recipe.engine.kind].memory(sampling_load(recipe, shape, card))
 
 
-def _transformers(recipe: Recipe, shape: Shape, card: Card) -> dict[str, float]:
-    """The learner's own weights, cast, and a row of keys and values for each path."""
+def sampling_load(recipe: Recipe, shape: Shape, card: Card) -> SamplingLoad:
+    """Return what the recipe's engine has to hold."""
     number = NUMBER[recipe.machine.precision]
-    rollout = recipe.reinforce.rollout
-    cached = rollout.rows * recipe.prepare.policy.context * key_value(recipe, shape)
-    return {
-        **({"sampling's cast": HALF * shape.linear} if number == HALF else {}),
-        "keys and values": cached,
-        "logits of a step": rollout.rows * shape.vocabulary * (2 * FULL),
-    }
-
-
-def _vllm(recipe: Recipe, shape: Shape, card: Card) -> dict[str, float]:
-    """Its share of the card, whatever it does with it; on a CPU, keys and values beside weights."""
-    if recipe.machine.device == "cpu":
-        weights = NUMBER[recipe.machine.precision] * shape.weights
-        return {"vLLM": recipe.engine.memory * GIB + weights}
-    return {"vLLM's share": recipe.engine.memory * card.memory}
-
-
-ENGINES: dict[str, Callable[[Recipe, Shape, Card], dict[str, float]]] = {
-    "transformers": _transformers,
-    "vllm": _vllm,
-}
+    return SamplingLoad(
+        weights=number * shape.weights,
+        cast=NARROW[recipe.machine.precision] * shape.linear,
+        key_value=key_value(recipe, shape),
+        vocabulary=shape.vocabulary,
+        context=recipe.prepare.policy.context,
+        rows=recipe.reinforce.rollout.rows,
+        memory=recipe.engine.memory,
+        gpu=card.memory if recipe.machine.device == "cuda" else None,
+    )
 
 
 def key_value(recipe: Recipe, shape: Shape) -> int:
@@ -345,14 +333,20 @@ def key_value(recipe: Recipe, shape: Shape) -> int:
 
 
 def least_share(recipe: Recipe, shape: Shape) -> float:
-    """Bytes without which vLLM cannot begin: weights, one path, and what it takes for itself."""
+    """Return the bytes with which the engine can start: weights, one path and its reserve."""
     weights = NUMBER[recipe.machine.precision] * shape.weights
-    return weights + recipe.prepare.policy.context * key_value(recipe, shape) + SAMPLER_OWN
+    return weights + recipe.prepare.policy.context * key_value(recipe, shape) + _reserve(recipe)
 
 
 def has_share(recipe: Recipe) -> bool:
+    """Whether the engine takes a fixed share of this machine's GPU (engine.memory)."""
     engine = recipe.engine
-    return engine.kind == "vllm" and not engine.server and recipe.machine.device == "cuda"
+    takes_share = ENGINES[engine.kind].reserve is not None
+    return takes_share and not engine.server and recipe.machine.device == "cuda"
+
+
+def _reserve(recipe: Recipe) -> float:
+    return ENGINES[recipe.engine.kind].reserve or 0.0
 
 
 def fits(recipe: Recipe, row: Algorithm, shape: Shape, card: Card) -> bool:
@@ -440,7 +434,7 @@ def rows_abreast(recipe: Recipe, shape: Shape, card: Card) -> int:
         return rows
     path = recipe.prepare.policy.context * key_value(recipe, shape)
     weights = NUMBER[recipe.machine.precision] * shape.weights
-    room = recipe.engine.memory * card.memory - weights - SAMPLER_OWN
+    room = recipe.engine.memory * card.memory - weights - _reserve(recipe)
     return max(1, min(rows, int(room / path)))
 
 

@@ -11,6 +11,7 @@ from flows.host.gpu_memory import Card, fits, has_share, memory, shape_of
 from params.schema.algorithms import Algorithm
 from params.schema.recipe import Recipe
 from params.schema.reinforce import Lora
+from tasks.engines import ENGINES
 
 LORA = Lora(  # what is advised: on every linear layer
     rank=32,
@@ -78,7 +79,7 @@ def _settings(
 
 
 def _share(recipe: Recipe, card: Card) -> Iterator[Candidate]:
-    """Other shares of the card for vLLM, the largest first."""
+    """Other shares of the card for an engine that takes one, the largest first."""
     for hundredths in range(90, 0, -5) if has_share(recipe) else ():
         if hundredths / 100 != recipe.engine.memory:
             engine = recipe.engine.model_copy(update={"memory": hundredths / 100})
@@ -89,7 +90,7 @@ def _share(recipe: Recipe, card: Card) -> Iterator[Candidate]:
 def _rows(recipe: Recipe, card: Card) -> Iterator[Candidate]:
     """Fewer paths side by side: whole questions."""
     rollout = recipe.reinforce.rollout
-    if recipe.engine.kind == "transformers":
+    if ENGINES[recipe.engine.kind].reserve is None:
         for questions in range(rollout.rows // rollout.leaves - 1, 0, -1):
             rows = questions * rollout.leaves
             yield (

@@ -20,7 +20,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from tasks.ledger.artifacts import Artifact, Step
+from tasks.ledger.artifacts import Artifact
+from tasks.ledger.substeps import Step
 from tasks.trees import dialogue as talk
 from tasks.trees.outcomes import Outcome, StopReason
 from tasks.trees.tables import load_trees, read_rows

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
+from tasks.tools import Tool
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Call, Observation
-
-Tool = Callable[[Sequence[str]], list[Observation]]
 
 
 def respond(tools: Mapping[str, Tool], calls: Sequence[Call]) -> list[Observation]:

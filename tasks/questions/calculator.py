@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from types import MappingProxyType
 
-from tasks.environments.toolbox import Respond
+from tasks.environments import Respond
 from tasks.questions.experts import Dropped, Move, Played, Results, Script, Trace, play
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Question

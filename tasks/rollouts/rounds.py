@@ -25,7 +25,7 @@ from params.schema.agent import Dialogue
 from params.schema.algorithms import Marks
 from params.schema.reinforce import Rollout
 from tasks.engines import Engine, Request, Sample, Session
-from tasks.environments.toolbox import Respond
+from tasks.environments import Respond
 from tasks.policy.parallel import side_by_side
 from tasks.rollouts.branching import Point, branching_points, decide
 from tasks.trees import dialogue as talk

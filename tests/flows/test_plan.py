@@ -53,7 +53,7 @@ def test_every_recipe_fits_a_card_or_is_refused_with_a_reason(capsys, name, card
         assert "an iteration takes some" in text
     else:
         assert f"{CARDS[card].name}: does not fit: " in text
-        assert "the largest parts are" in text or "vLLM needs" in text
+        assert "the largest parts are" in text or "vllm needs" in text
         assert REFUSED in text or "    set " in text
 
 
@@ -109,7 +109,7 @@ def test_a_share_too_small_for_vllm_is_told_and_raised(capsys, checkout):
     rewritten(checkout, "qwen2.5-3b", engine__memory=0.05)
     status, text = said(capsys, "qwen2.5-3b", "--card", "141")
     assert status == 1
-    assert "vLLM needs 8.0 GiB, and engine.memory 0.05 of the card is 7.0" in text
+    assert "vllm needs 8.0 GiB, and engine.memory 0.05 of the card is 7.0" in text
     assert "    set engine.memory: 0.6 (it needs" in text
 
 

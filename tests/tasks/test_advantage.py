@@ -15,7 +15,8 @@ from params.schema.base import Machine
 from tasks import reward
 from tasks.advantage import TABLE, advantage
 from tasks.ledger import artifacts
-from tasks.ledger.artifacts import Artifact, Step
+from tasks.ledger.artifacts import Artifact
+from tasks.ledger.substeps import Step
 from tasks.policy import checkpoint, resident
 from tasks.policy.machine import use_machine
 from tasks.trees.outcomes import Outcome

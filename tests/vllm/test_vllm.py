@@ -340,9 +340,9 @@ def test_vllm_that_cannot_start_says_why(engine, make, tokenizer):
 TRAINER = """
 import sys, time
 from pathlib import Path
-from tasks.engines.vllm_ways import Here
-here = Here(Path(sys.argv[1]), {"max_model_len": 64, "skip_tokenizer_init": True,
-            "kv_cache_memory_bytes": 2**28, "enforce_eager": True, "dtype": "float32"})
+from tasks.engines.vllm.connection import LocalVllm
+here = LocalVllm(Path(sys.argv[1]), {"max_model_len": 64, "skip_tokenizer_init": True,
+                 "kv_cache_memory_bytes": 2**28, "enforce_eager": True, "dtype": "float32"})
 print(here.process.pid, flush=True)
 time.sleep(600)
 """

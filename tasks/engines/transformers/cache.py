@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tasks.engines import Request, Sample
+from tasks.engines.contract import Request, Sample
 from tasks.trees.outcomes import StopReason
 
 FEED_TOKENS = 8192  # padded positions of one prefill pass: bounds its memory

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
-from tasks.engines import Engine, check_room
+from tasks.engines.contract import Engine, check_room
 from tasks.engines.transformers.cache import Network, RaggedCache, RaggedSession
 from tasks.engines.transformers.decoder import decoder, decodes, network
 from tasks.engines.transformers.worker import SessionApart, session_apart

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tasks.engines import Request, Sample
+from tasks.engines.contract import Request, Sample
 from tasks.engines.transformers.cache import RaggedSession
 from tasks.engines.transformers.decoder import Decoder, network
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from params.schema.agent import Engine as Settings
 from params.schema.base import Machine
-from tasks.engines import Engine, Request, Sample, check_room
+from tasks.engines.contract import Engine, Request, Sample, check_room
 from tasks.engines.vllm.connection import (
     Connection,
     EngineDiedError,

@@ -18,7 +18,7 @@ from string import Template
 import numpy as np
 import pytest
 
-from params.schema.agent import Dialogue, PythonTool, Search
+from params.schema.agent import Dialogue
 from params.schema.reinforce import Reward, Rollout
 from tasks.engines import Sample
 from tasks.environments.question import respond
@@ -26,8 +26,8 @@ from tasks.policy.model import ASSISTANT, USER
 from tasks.policy.model import END as END_TOKEN
 from tasks.reward import score
 from tasks.rollouts.rounds import Setting, grow
-from tasks.tools.python import UNUSED_USER, python_tool
-from tasks.tools.search import save_corpus, search_tool
+from tasks.tools.python import UNUSED_USER, PythonTool, python_tool
+from tasks.tools.search import Search, save_corpus, search_tool
 from tasks.trees import dialogue as talk
 from tasks.trees.outcomes import TURN_OUTCOMES, Outcome, StopReason
 from tasks.trees.tables import load_trees, save_trees

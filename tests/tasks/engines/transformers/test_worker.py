@@ -132,7 +132,7 @@ def test_an_error_in_the_middle_ends_the_worker(apart):
 
 
 TRAINER = """
-from tasks.engines import worker
+from tasks.engines.transformers import worker
 print(worker._start().process.pid, flush=True)
 input()
 """
