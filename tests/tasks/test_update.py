@@ -58,8 +58,7 @@ def initial(policy, tokenizer, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    resident._resident.clear()
-    resident._references.clear()
+    resident.POLICIES.clear()
     return tmp_path
 
 
@@ -178,7 +177,7 @@ def test_each_leaf_gets_its_own_advantage(initial):
     policy = ledger.artifact(initial)
     digests = set()
     for advantages in ((1.0, -0.5, 0.25), (-0.5, 1.0, 0.25), (1.0, 0.25, -0.5)):
-        resident._resident.clear()
+        resident.POLICIES.clear()
         digests.add(ledger.output(run(policy, data=batch(advantages=advantages)), "policy").digest)
     assert len(digests) == 3
 
@@ -187,7 +186,7 @@ def chain(initial, keep_in_memory):
     """Two updates, the second on what the first has made; digests of the second's artifacts."""
     first = run(ledger.artifact(initial), iteration=0)
     if not keep_in_memory:
-        resident._resident.clear()
+        resident.POLICIES.clear()
     optimizer = ledger.output(first, "optimizer")
     second = run(
         ledger.output(first, "policy"), iteration=1, data=batch(seed=1), optimizer=optimizer
@@ -204,14 +203,15 @@ def test_the_next_update_goes_on_in_memory_as_it_would_from_disk(initial, tmp_pa
 
 def test_the_next_sub_step_finds_the_policy_in_memory(initial):
     made = run(ledger.artifact(initial))
-    (learning,) = resident._resident
-    assert resident.load_learner(Path(ledger.output(made, "policy").path), MACHINE) is learning
+    learning = resident.POLICIES.learner
+    policy = Path(ledger.output(made, "policy").path)
+    assert resident.POLICIES.load_learner(policy, MACHINE) is learning
 
 
 @pytest.mark.parametrize("row", [ARPO, WITHOUT_KL], ids=["policy", "with a critic"])
 def test_no_gradients_are_held_while_the_next_iteration_samples(initial, row):
     run(ledger.artifact(initial), row=row, data=batch(values=True))
-    (learning,) = resident._resident
+    learning = resident.POLICIES.learner
     backbone = learning.critic.backbone if learning.critic else None
     held = [*learning.model.parameters(), *(backbone.parameters() if backbone else ())]
     assert all(weight.grad is None for weight in held)
@@ -219,9 +219,9 @@ def test_no_gradients_are_held_while_the_next_iteration_samples(initial, row):
 
 def test_what_is_finished_is_read_back(initial):
     made = run(ledger.artifact(initial))
-    resident._resident.clear()
+    resident.POLICIES.clear()
     assert run(ledger.artifact(initial)) == made
-    assert resident._resident == [], "no policy was loaded"
+    assert resident.POLICIES.learner is None, "no policy was loaded"
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_mini_batches_are_drawn_anew_each_iteration_and_for_each_run(initial):
     def orders(steps):
         digests = set()
         for iteration, run_seed in steps:
-            resident._resident.clear()
+            resident.POLICIES.clear()
             made = run(policy, iteration=iteration, run_seed=run_seed, settings=settings)
             digests.add(ledger.output(made, "policy").digest)
         return digests
@@ -267,7 +267,7 @@ def test_a_pruned_policy_that_is_needed_again_can_be_made_again(initial):
     policy = ledger.output(made, "policy")
     last = Step("toy", "reinforce", 5, 7)
     substeps.retire(last, "update", last=1, every=9, weights=())
-    resident._resident.clear()
+    resident.POLICIES.clear()
     with pytest.raises(ledger.PrunedError, match="has been pruned"):
         run(policy, iteration=1, data=batch(seed=1))
     with pytest.raises(ledger.PrunedError):
@@ -283,7 +283,7 @@ def test_weights_without_their_optimizer_are_not_silently_trained_on(initial):
     policy, optimizer = (ledger.output(made, name) for name in ("policy", "optimizer"))
     last = Step("toy", "reinforce", 5, 7)
     substeps.retire(last, "update", last=1, every=1, weights=("policy", "critic"))
-    resident._resident.clear()
+    resident.POLICIES.clear()
     assert Path(policy.path).is_dir()
     with pytest.raises(ledger.PrunedError, match="optimizer has been pruned"):
         run(policy, iteration=1, data=batch(seed=1), optimizer=optimizer)
@@ -296,7 +296,7 @@ def test_rows_belong_to_their_leaves_whatever_their_order(initial):
     policy = ledger.artifact(initial)
     digests = set()
     for name, rows in (("forth", credit()), ("back", credit()[::-1])):
-        resident._resident.clear()
+        resident.POLICIES.clear()
         made = run(policy, data=artifacts(two_trees(), rows, name))
         digests.add(ledger.output(made, "policy").digest)
     assert len(digests) == 1
@@ -305,7 +305,7 @@ def test_rows_belong_to_their_leaves_whatever_their_order(initial):
 def test_what_the_group_filter_has_dropped_is_not_there_for_the_update(initial):
     policy = ledger.artifact(initial)
     made = run(policy, data=batch(dropped=("q1",)))
-    resident._resident.clear()
+    resident.POLICIES.clear()
     alone = run(policy, data=artifacts(two_trees()[:1], credit()[:2], "alone"))
     assert ledger.output(made, "policy").digest == ledger.output(alone, "policy").digest
     assert made["metrics"] == alone["metrics"]
@@ -338,7 +338,7 @@ def test_segments_of_the_table_are_the_units_of_the_ratio(initial):
         for entry in rows if halves else []:
             length = len(entry["advantages"])
             entry["segments"] = [int(i >= length // 2) for i in range(length)]
-        resident._resident.clear()
+        resident.POLICIES.clear()
         data = artifacts(two_trees(), rows, name)
         made = run(ledger.artifact(initial), row=row, settings=settings, data=data)
         digests.add(ledger.output(made, "policy").digest)
@@ -404,8 +404,8 @@ def test_a_kl_term_without_a_reference_is_refused(initial):
 
 def values_of(folder):
     """The values of a saved checkpoint for the batch, by the verb's own way in."""
-    resident._resident.clear()
-    learning = resident.load_learner(Path(folder), MACHINE)
+    resident.POLICIES.clear()
+    learning = resident.POLICIES.load_learner(Path(folder), MACHINE)
     checkpoint.prepare_critic(learning, PPO.critic, MACHINE)
     trees = [uncredited(tree) for tree in two_trees()]
     found = learner.node_values(learning, trees, SETTINGS, MACHINE)
@@ -437,7 +437,7 @@ def test_with_a_critic_too_memory_and_disk_give_the_same_bytes(initial, row):
     for name, forget in (("memory", False), ("disk", True)):
         first = run(ledger.artifact(initial), row=row, data=batch(values=True), run_seed=5)
         if forget:
-            resident._resident.clear()
+            resident.POLICIES.clear()
         second = update.fn(
             **arguments(
                 ledger.output(first, "policy"),
@@ -455,7 +455,7 @@ def test_with_a_critic_too_memory_and_disk_give_the_same_bytes(initial, row):
 
 def test_a_row_without_a_critic_keeps_none_of_another_rows_critic(initial):
     """A comparison starts every row from the same cold start, which may still be in memory."""
-    learning = resident.load_learner(initial, MACHINE)
+    learning = resident.POLICIES.load_learner(initial, MACHINE)
     checkpoint.prepare_critic(learning, PPO.critic, MACHINE)
     made = run(ledger.artifact(initial))
     assert set(made["artifacts"]) == {"policy", "optimizer"}
