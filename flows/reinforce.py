@@ -117,7 +117,7 @@ def sample(training: Training, step: Step, policy: Artifact, place: int) -> Scor
     ``place``: questions consumed by earlier iterations.
     """
     chosen, algorithm = training.recipe.reinforce, training.algorithm
-    acting = resident.load_copy if chosen.ahead else resident.load_learner
+    acting = resident.POLICIES.load_copy if chosen.ahead else resident.POLICIES.load_learner
     rollouts: list[Record] = []
     rewards: list[Record] = []
     spread = 0

@@ -62,8 +62,7 @@ def cold_start(initial, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    resident._resident.clear()
-    resident._references.clear()
+    resident.POLICIES.clear()
 
 
 def grown(rewards, seed=0):
@@ -150,9 +149,9 @@ def test_a_row_is_done_once_and_another_choice_anew(initial):
     rewards = [[1.0, 0.0]]
     trees = grown(rewards)
     first, _ = run(initial, trees, rewards, ROWS["grpo"])
-    resident._resident.clear()
+    resident.POLICIES.clear()
     assert run(initial, trees, rewards, ROWS["grpo"])[0] == first
-    assert resident._resident == [], "no policy was loaded"
+    assert resident.POLICIES.learner is None, "no policy was loaded"
     paths = {
         artifacts.output(run(initial, trees, rewards, ROWS[name])[0], "advantages").path
         for name in ("grpo", "dr_grpo", "gspo")
@@ -280,7 +279,7 @@ def test_a_kl_term_of_the_loss_does_not_touch_the_credit(initial):
 
 def planted_critic(initial, row):
     """The critic of the learner in memory, with a head that says something."""
-    learning = resident.load_learner(initial, MACHINE)
+    learning = resident.POLICIES.load_learner(initial, MACHINE)
     checkpoint.prepare_critic(learning, row.critic, MACHINE)
     with torch.no_grad():
         learning.critic.head.weight.copy_(torch.linspace(-0.2, 0.2, 32)[None])

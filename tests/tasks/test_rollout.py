@@ -149,7 +149,7 @@ def equipped(**tools):
 def arguments(policy, tokenizer, tmp_path, monkeypatch):
     """What a rollout of two questions is handed, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
-    resident._resident.clear()
+    resident.POLICIES.clear()
     policy.save_pretrained("policy")
     tokenizer.save_pretrained("policy")
     save_questions(questions(3), Path("questions.parquet"))
@@ -341,7 +341,7 @@ def test_in_bf16_a_copy_samples_and_is_given_up_at_once(arguments, monkeypatch, 
     finally:
         gc.enable()
         torch.set_num_threads(MACHINE.threads)
-    (learning,) = resident._resident
+    learning = resident.POLICIES.learner
     assert learning.model.dtype is torch.float32
     trees = load_trees(Path(artifacts.output(made, "trees").path))
     assert all(len(tree.leaves) == BUDGET.leaves for tree in trees)

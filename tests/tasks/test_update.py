@@ -59,8 +59,7 @@ def initial(policy, tokenizer, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    resident._resident.clear()
-    resident._references.clear()
+    resident.POLICIES.clear()
     return tmp_path
 
 
@@ -179,7 +178,7 @@ def test_each_leaf_gets_its_own_advantage(initial):
     policy = Artifact.at(initial)
     digests = set()
     for advantages in ((1.0, -0.5, 0.25), (-0.5, 1.0, 0.25), (1.0, 0.25, -0.5)):
-        resident._resident.clear()
+        resident.POLICIES.clear()
         digests.add(ledger.output(run(policy, data=batch(advantages=advantages)), "policy").digest)
     assert len(digests) == 3
 
@@ -188,7 +187,7 @@ def chain(initial, keep_in_memory):
     """Two updates, the second on what the first has made; digests of the second's artifacts."""
     first = run(Artifact.at(initial), iteration=0)
     if not keep_in_memory:
-        resident._resident.clear()
+        resident.POLICIES.clear()
     optimizer = ledger.output(first, "optimizer")
     second = run(
         ledger.output(first, "policy"), iteration=1, data=batch(seed=1), optimizer=optimizer
@@ -205,14 +204,17 @@ def test_the_next_update_goes_on_in_memory_as_it_would_from_disk(initial, tmp_pa
 
 def test_the_next_sub_step_finds_the_policy_in_memory(initial):
     made = run(Artifact.at(initial))
-    (learning,) = resident._resident
-    assert resident.load_learner(Path(ledger.output(made, "policy").path), MACHINE) is learning
+    learning = resident.POLICIES.learner
+    assert (
+        resident.POLICIES.load_learner(Path(ledger.output(made, "policy").path), MACHINE)
+        is learning
+    )
 
 
 @pytest.mark.parametrize("row", [ARPO, WITHOUT_KL], ids=["policy", "with a critic"])
 def test_no_gradients_are_held_while_the_next_iteration_samples(initial, row):
     run(Artifact.at(initial), algorithm=row, data=batch(values=True))
-    (learning,) = resident._resident
+    learning = resident.POLICIES.learner
     backbone = learning.critic.backbone if learning.critic else None
     held = [*learning.model.parameters(), *(backbone.parameters() if backbone else ())]
     assert all(weight.grad is None for weight in held)
@@ -220,9 +222,9 @@ def test_no_gradients_are_held_while_the_next_iteration_samples(initial, row):
 
 def test_what_is_finished_is_read_back(initial):
     made = run(Artifact.at(initial))
-    resident._resident.clear()
+    resident.POLICIES.clear()
     assert run(Artifact.at(initial)) == made
-    assert resident._resident == [], "no policy was loaded"
+    assert resident.POLICIES.learner is None, "no policy was loaded"
 
 
 @pytest.mark.parametrize(
@@ -258,7 +260,7 @@ def test_mini_batches_are_drawn_anew_each_iteration_and_for_each_run(initial):
     def orders(steps):
         digests = set()
         for iteration, run_seed in steps:
-            resident._resident.clear()
+            resident.POLICIES.clear()
             made = run(policy, iteration=iteration, run_seed=run_seed, settings=settings)
             digests.add(ledger.output(made, "policy").digest)
         return digests
@@ -273,7 +275,7 @@ def test_a_pruned_policy_that_is_needed_again_can_be_made_again(initial):
     made = run(Artifact.at(initial), step=first)
     policy = ledger.output(made, "policy")
     last.ledger.retire(last, "update", last=1, every=9, weights=())
-    resident._resident.clear()
+    resident.POLICIES.clear()
     with pytest.raises(ledger.PrunedError, match="has been pruned"):
         run(policy, iteration=1, data=batch(seed=1))
     with pytest.raises(ledger.PrunedError):
@@ -289,7 +291,7 @@ def test_weights_without_their_optimizer_are_not_silently_trained_on(initial):
     policy, optimizer = (ledger.output(made, name) for name in ("policy", "optimizer"))
     last = Step("toy", "reinforce", 5, 7)
     last.ledger.retire(last, "update", last=1, every=1, weights=("policy", "critic"))
-    resident._resident.clear()
+    resident.POLICIES.clear()
     assert Path(policy.path).is_dir()
     with pytest.raises(ledger.PrunedError, match="optimizer has been pruned"):
         run(policy, iteration=1, data=batch(seed=1), optimizer=optimizer)
@@ -302,7 +304,7 @@ def test_rows_belong_to_their_leaves_whatever_their_order(initial):
     policy = Artifact.at(initial)
     digests = set()
     for name, rows in (("forth", credit()), ("back", credit()[::-1])):
-        resident._resident.clear()
+        resident.POLICIES.clear()
         made = run(policy, data=artifacts(two_trees(), rows, name))
         digests.add(ledger.output(made, "policy").digest)
     assert len(digests) == 1
@@ -311,7 +313,7 @@ def test_rows_belong_to_their_leaves_whatever_their_order(initial):
 def test_what_the_group_filter_has_dropped_is_not_there_for_the_update(initial):
     policy = Artifact.at(initial)
     made = run(policy, data=batch(dropped=("q1",)))
-    resident._resident.clear()
+    resident.POLICIES.clear()
     alone = run(policy, data=artifacts(two_trees()[:1], credit()[:2], "alone"))
     assert ledger.output(made, "policy").digest == ledger.output(alone, "policy").digest
     assert made["metrics"] == alone["metrics"]
@@ -344,7 +346,7 @@ def test_segments_of_the_table_are_the_units_of_the_ratio(initial):
         for entry in rows if halves else []:
             length = len(entry["advantages"])
             entry["segments"] = [int(i >= length // 2) for i in range(length)]
-        resident._resident.clear()
+        resident.POLICIES.clear()
         data = artifacts(two_trees(), rows, name)
         made = run(Artifact.at(initial), algorithm=row, settings=settings, data=data)
         digests.add(ledger.output(made, "policy").digest)
@@ -410,8 +412,8 @@ def test_a_kl_term_without_a_reference_is_refused(initial):
 
 def values_of(folder):
     """The values of a saved checkpoint for the batch, by the verb's own way in."""
-    resident._resident.clear()
-    learning = resident.load_learner(Path(folder), MACHINE)
+    resident.POLICIES.clear()
+    learning = resident.POLICIES.load_learner(Path(folder), MACHINE)
     checkpoint.prepare_critic(learning, PPO.critic, MACHINE)
     trees = [uncredited(tree) for tree in two_trees()]
     found = learner.node_values(learning, trees, SETTINGS, MACHINE)
@@ -443,7 +445,7 @@ def test_with_a_critic_too_memory_and_disk_give_the_same_bytes(initial, row):
     for name, forget in (("memory", False), ("disk", True)):
         first = run(Artifact.at(initial), algorithm=row, data=batch(values=True), run_seed=5)
         if forget:
-            resident._resident.clear()
+            resident.POLICIES.clear()
         second = call(
             update,
             UpdateInputs,
@@ -463,7 +465,7 @@ def test_with_a_critic_too_memory_and_disk_give_the_same_bytes(initial, row):
 
 def test_a_row_without_a_critic_keeps_none_of_another_rows_critic(initial):
     """A comparison starts every row from the same cold start, which may still be in memory."""
-    learning = resident.load_learner(initial, MACHINE)
+    learning = resident.POLICIES.load_learner(initial, MACHINE)
     checkpoint.prepare_critic(learning, PPO.critic, MACHINE)
     made = run(Artifact.at(initial))
     assert set(made["artifacts"]) == {"policy", "optimizer"}

@@ -153,8 +153,8 @@ def test_a_policy_that_is_nowhere_raises(tmp_path):
 
 FAULTS = """
 import resource, threading, torch
-from params import schema
-from tasks.policy import use_machine
+from params.schema.recipe import load
+from tasks.policy.machine import use_machine
 
 use_machine(settings_of("tiny").machine)
 
