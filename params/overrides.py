@@ -52,11 +52,12 @@ def _replace(text: str, key: str, value: str, where: str) -> str:
 def _find(text: str, key: str, where: str) -> yaml.Node:
     """Return the YAML node of the value at a dotted key. Raises ValueError where there is none."""
     node = yaml.compose(text, Loader=yaml.SafeLoader)
-    for part in key.split("."):
+    for place, part in enumerate(parts := key.split(".")):
         entries = node.value if isinstance(node, yaml.MappingNode) else []
         found = {name.value: entry for name, entry in entries}
         if part not in found:
-            known = f"choose one of {sorted(found)}" if found else "what comes before has no keys"
+            above = ".".join(parts[:place])
+            known = f"choose one of {sorted(found)}" if found else f"'{above}' is a single value"
             raise ValueError(f"{where} has no key '{key}' ('{part}' is missing): {known}")
         node = found[part]
     assert node

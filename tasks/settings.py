@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from pydantic import create_model, model_validator
+from pydantic import Field, create_model, model_validator
 
 from params.schema import recipe as schema
-from params.schema.base import Frozen
+from params.schema.base import PARAMS, Frozen
 from params.schema.recipe import Recipe
 from tasks.tools import TOOLS, ToolKind
 
 
-def load(name: str, folder: Path = Path("params")) -> Recipe:
+def load(name: str, folder: Path = PARAMS) -> Recipe:
     """Read and check ``<folder>/<name>.yaml``, the settings of its tools included.
 
     Raises ValueError with file, key, value and remedy, one line for each fault.
@@ -39,7 +39,9 @@ def with_tools(kinds: Mapping[str, ToolKind]) -> type[Recipe]:
             raise ValueError("; ".join(faults))
         return recipe
 
-    settings: dict[str, Any] = {name: (kind.settings | None, None) for name, kind in kinds.items()}
+    # A tool that is not given is not dumped either, so a further kind of tool changes no stage key.
+    absent = Field(None, exclude_if=lambda settings: settings is None)
+    settings: dict[str, Any] = {n: (kind.settings | None, absent) for n, kind in kinds.items()}
     tools = create_model("Tools", __base__=Frozen, **settings)
     whole = create_model(
         "Recipe",

@@ -69,7 +69,7 @@ def _explain(fault: Any, unions: list[tuple[str, ...]]) -> str:
     key = ".".join(path)
     remedies = {
         "extra_forbidden": f"unknown key '{key}': remove it, or correct its spelling",
-        "missing": f"missing key '{key}': add it (comments in the files of params/ explain each key)",
+        "missing": f"missing key '{key}': add it (comments in params/*.yaml explain each key)",
     }
     value = "" if isinstance(fault["input"], dict) else f" = {fault['input']!r}"
     where = f"'{key}'{value}: " if key else ""

@@ -32,7 +32,7 @@ class Recipe(Frozen):
     machine: Machine
     prepare: Prepare
     dialogue: Dialogue
-    tools: SerializeAsAny[Frozen]  # settings by tool; tasks/settings.py has the type of each
+    tools: SerializeAsAny[Frozen]  # settings by tool; tasks/settings.py has their types
     engine: Engine
     lora: Lora | None  # null: train all weights
     cold_start: ColdStart
@@ -45,8 +45,8 @@ class Recipe(Frozen):
         if self.dialogue.response_tokens >= self.prepare.policy.context:
             raise ValueError(
                 f"dialogue.response_tokens {self.dialogue.response_tokens} leaves no room for a "
-                f"prompt in prepare.policy.context {self.prepare.policy.context}: lower the former, "
-                "or raise the latter"
+                f"prompt in prepare.policy.context {self.prepare.policy.context}: lower the "
+                "former, or raise the latter"
             )
         return self
 
@@ -116,10 +116,10 @@ def names(folder: Path = PARAMS) -> list[str]:
 
 
 def load(name: str, model: type[Recipe], folder: Path = PARAMS) -> Recipe:
-    """Read and check ``<folder>/<name>.yaml`` against ``model``, which has the types of all tools.
+    """Read and check ``<folder>/<name>.yaml``; ``model`` has the types of all tools.
 
-    Raises ValueError with file, key, value and remedy: for an unknown recipe, invalid YAML, missing,
-    unknown and impossible keys, sets and algorithms without a row, and recipes of an older form.
+    Raises ValueError with file, key, value and remedy: for an unknown recipe, invalid YAML,
+    missing, unknown and impossible keys, sets and algorithms without a row, and older forms.
     """
     if name == SOURCES.name:
         raise ValueError(

@@ -38,7 +38,7 @@ class Rollout(Frozen):
     def _budget_covers_start(self) -> Rollout:
         if self.initial > self.leaves:
             raise ValueError(
-                f"initial {self.initial} exceeds leaves {self.leaves}, and the initial rollouts are "
+                f"initial {self.initial} exceeds leaves {self.leaves}, and initial rollouts are "
                 "leaves too: lower initial, or raise leaves"
             )
         if self.rows < self.leaves:
@@ -81,7 +81,7 @@ class Keep(Frozen):
     """Which updates keep their weights in the ledger; trees, rewards and advantages always stay."""
 
     weights_every: Positive  # iterations between those whose weights stay for good
-    optimizer_last: Positive  # how many of the newest iterations keep weights and optimizer state
+    optimizer_last: Positive  # newest iterations that keep weights and optimizer state
 
 
 class Reinforce(Frozen):

@@ -27,6 +27,7 @@ from params.schema.agent import Dialogue
 from params.schema.recipe import Recipe
 from params.schema.reinforce import Reinforce, Rollout
 from tasks.ledger import artifacts as ledger
+from tasks.ledger.artifacts import Artifact
 from tasks.reward import TABLE
 from tasks.trees.tables import save_trees, write_table
 from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree
@@ -694,7 +695,7 @@ def keep(folder, *trees):
     rows = [row for tree in trees for row in scores(tree)]
     save_trees(trees, folder / "trees")
     write_table(pa.Table.from_pylist(rows, schema=TABLE), folder / "rewards.parquet")
-    return ledger.artifact(folder / "trees"), ledger.artifact(folder / "rewards.parquet")
+    return Artifact.at(folder / "trees"), Artifact.at(folder / "rewards.parquet")
 
 
 def sample(artifacts, iteration=20, at=1_700_000_000.0):
@@ -845,7 +846,7 @@ def test_a_run_killed_between_traces_and_their_spans_is_completed(client, kept, 
         "from mlflow.tracing.client import TracingClient\n"
         "from tasks import ledger, spans, track\n"
         "TracingClient.log_spans = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "kept = [ledger.artifact(Path('iteration', n)) for n in ('trees', 'rewards.parquet')]\n"
+        "kept = [Artifact.at(Path('iteration', n)) for n in ('trees', 'rewards.parquet')]\n"
         "step = ledger.Step('tiny', 'reinforce', 20, 0)\n"
         "with track.stage('tiny', 'reinforce', 'k') as run:\n"
         "    run.traces(lambda: spans.sample(step, *kept, 1_700_000_000.0, 1))\n"
