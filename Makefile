@@ -72,10 +72,10 @@ test-gpu: .venv/installed
 	@$(PYTEST) tests/gpu
 
 kills: .venv/installed
-	@$(PYTEST) $(TWO) -v -m kills tests/chaos
+	@$(PYTEST) $(TWO) -vv -m kills tests/chaos
 
 chaos: .venv/installed
-	@$(PYTEST) $(TWO) -v tests/chaos
+	@$(PYTEST) $(TWO) -vv tests/chaos
 
 lint: .venv/installed
 	@$(PYTHON) -m ruff check .

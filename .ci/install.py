@@ -1,4 +1,4 @@
-"""Install Beamline into a virtual environment: ``python3 .ci/install.py .venv`` (or ``.venv-vllm``).
+"""Install Beamline into a virtual environment: ``python3 .ci/install.py .venv``, or .venv-vllm.
 
 Runs on any Python 3.8 or newer. It puts one pinned uv into ``.uv/``, which makes the environment
 with Python 3.11 and installs the versions in constraints.txt. Both uv and the mark of a finished
@@ -65,15 +65,15 @@ def pip_options(environment: Mapping[str, str]) -> dict[str, str]:
             if parser.has_section(section):
                 found = parser.items(section)
                 options.update({name.replace("_", "-"): value for name, value in found})
-    variables = {f"PIP_{name.upper().replace('-', '_')}": name for name in OPTIONS}
-    options.update(
-        {name: environment[key] for key, name in variables.items() if key in environment}
-    )
+    for name in OPTIONS:
+        variable = f"PIP_{name.upper().replace('-', '_')}"
+        if variable in environment:
+            options[name] = environment[variable]
     return options
 
 
 def _configuration_files(environment: Mapping[str, str]) -> list[Path]:
-    """Return where pip looks, least important first; ``PIP_CONFIG_FILE=/dev/null`` turns all off."""
+    """Return where pip looks, least important first; PIP_CONFIG_FILE=/dev/null turns all off."""
     own = environment.get("PIP_CONFIG_FILE", "")
     if own == os.devnull:
         return []
@@ -127,7 +127,7 @@ def provide_uv() -> None:
         run(sys.executable, "-m", "venv", partial, remedy="on Debian: apt install python3-venv")
         pip = [f"{partial}/bin/python", "-m", "pip", "--disable-pip-version-check"]
         run(*pip, "install", "--quiet", f"uv=={UV_VERSION}")
-        os.replace(f"{partial}/bin/uv", UV)
+        Path(partial, "bin/uv").replace(UV)
 
 
 def make_environment(place: Path) -> None:
@@ -150,7 +150,7 @@ def install(place: Path, wanted: tuple[str, ...]) -> None:
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as excluded:
         excluded.write("\n".join(UNWANTED))
         excluded.flush()
-        options = ["--python", place / "bin/python", "--constraint", "constraints.txt"]
+        options = ["--python", str(place / "bin/python"), "--constraint", "constraints.txt"]
         options += ["--excludes", excluded.name]
         options += [] if sys.stderr.isatty() else ["--quiet"]
         run(UV, "pip", "install", *options, "--editable", editable, *others)
