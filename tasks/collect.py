@@ -156,7 +156,7 @@ def _leaves(number: int, iteration: Iteration) -> list[dict[str, Any]]:
 
 
 def _measures(trajectory: Sequence[Node]) -> dict[str, Any]:
-    """Return what the gate checks of a trajectory; without sampled tokens, extremes are infinite."""
+    """Return what the gate checks of a trajectory; extremes of no tokens are infinite."""
     own = sampled(trajectory)
     logprobs = np.concatenate([np.empty(0), *(node.logprobs for node in own)])
     entropies = np.concatenate([np.empty(0), *(node.entropies for node in own)])

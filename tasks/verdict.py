@@ -149,8 +149,8 @@ def _faults(
         )
     elif difference.low <= margin:
         faults.append(
-            f"the candidate is {_describe(difference)} {against}, and the interval does not lie above "
-            f"the margin of {100 * margin:.1f}"
+            f"the candidate is {_describe(difference)} {against}, and the interval does not lie "
+            f"above the margin of {100 * margin:.1f}"
         )
     return faults
 
