@@ -101,7 +101,7 @@ clean:
 	@rm -rf .beamline
 	@for file in params/*.yaml; do \
 		recipe=$$(basename $$file .yaml); \
-		rm -rf data/$$recipe models/$$recipe reports/$$recipe; \
+		[ $$recipe = sources ] || rm -rf data/$$recipe models/$$recipe reports/$$recipe; \
 	done
 
 .venv/installed: pyproject.toml constraints.txt

@@ -7,25 +7,25 @@ import sys
 from typing import NoReturn
 
 os.environ.setdefault("DO_NOT_TRACK", "1")
-# Threads that wait by spinning take the cores from those that work: where anything else runs on
-# the machine, a training step then takes four times as long. Read when torch is imported.
+# Threads that spin while they wait take cores from those that work: a training step then takes four
+# times as long where anything else runs on the machine. Read when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-# A library that takes fewer threads under load adds in another order, and equal runs part.
+# A library that uses fewer threads under load adds in another order, and equal runs would differ.
 os.environ.setdefault("MKL_DYNAMIC", "FALSE")
 os.environ.setdefault("OMP_DYNAMIC", "FALSE")
 if sys.argv[0] == "-m":  # python -m flows.<program>, whose main calls end_import_phase
-    gc.disable()  # imports make a million objects that stay; collecting them takes two seconds
+    gc.disable()  # imports make a million lasting objects; collecting them takes two seconds
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the imports without a traceback
 
 
 def end_import_phase() -> None:
-    """Turn garbage collection and KeyboardInterrupt back on, once the imports are done."""
+    """Re-enable garbage collection and KeyboardInterrupt after the imports."""
     gc.freeze()
     gc.enable()
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def exit_fast(status: int) -> NoReturn:
-    """Exit without the collection of all objects at the end, which takes two seconds."""
+    """Exit without the final garbage collection, which takes two seconds."""
     gc.freeze()
     sys.exit(status)

@@ -8,14 +8,14 @@ from prefect import flow
 
 from flows.runs import cache
 from flows.workers import stage
-from params.schema import recipe as schema
+from tasks import settings
 from tasks.policy.champion import write
 
 
 @flow(name="champion")
 def champion(recipe: str) -> None:
     """Make ``models/<recipe>/champion``; without a champion, a file that says so."""
-    chosen = schema.load(recipe, Path("params"))
+    chosen = settings.load(recipe, Path("params"))
     write(Path("models", recipe, "champion"), chosen.champion, cache.restore)
 
 

@@ -21,19 +21,22 @@ import numpy as np
 from prefect import flow
 
 from flows import end_import_phase, exit_fast
-from flows.evaluate import answer, rewards_of
-from flows.reinforce import Iteration, Training, policy_of, remembering, seconds, train
+from flows.evaluate import Exam, answer, rewards_of
+from flows.reinforce import Iteration, Training, policy_of, replaying, train
 from flows.runs import dvc_command, ledger_mirror
 from flows.tracking import figures
 from flows.tracking.progress import Progress
+from flows.tracking.reinforce_report import sum_seconds
 from flows.workers.connection import name_process, prefect_server
 from flows.workers.stage import INTERRUPTED
 from params.schema import algorithms
 from params.schema import recipe as schema
 from params.schema.evaluate import Evaluate
 from params.schema.recipe import Recipe
-from tasks.environments.toolbox import open_tools
-from tasks.ledger.artifacts import Artifact, Step
+from tasks import settings
+from tasks.environments import open_tools
+from tasks.ledger.artifacts import Artifact
+from tasks.ledger.substeps import Step
 from tasks.policy.machine import use_machine
 from tasks.trees.intervals import bootstrap_interval
 from tasks.trees.tables import read_rows
@@ -47,23 +50,26 @@ def compare(recipe: str, rows: Sequence[str], iterations: int) -> None:
     """Write ``reports/<recipe>/algorithms.md``, ``.json`` and ``.png``."""
     for stage in BEFORE:
         dvc_command.reproduce(f"{stage}@{recipe}")
-    chosen = schema.load(recipe, Path("params"))
+    chosen = settings.load(recipe, Path("params"))
     use_machine(chosen.machine)
     data = Path("data", recipe)
     cold_start = Artifact.at(Path("models", recipe, "cold_start"))
     corpus = Artifact.at(data / "corpus")
     questions, test = (Artifact.at(data / "questions" / f"{s}.parquet") for s in ("train", "test"))
-    with open_tools(chosen, Path(corpus.path)) as tools:
-        asked = Step(recipe, "compare/cold_start", 0, chosen.seed)
-        answers = rewards_of(answer(chosen, asked, cold_start, test, corpus, tools))
+    with (
+        ledger_mirror.opened() as ledger,
+        open_tools(chosen.tool_settings, chosen.machine.threads, Path(corpus.path)) as tools,
+    ):
+        asked = Step(recipe, "compare/cold_start", 0, chosen.seed, ledger)
+        exam = Exam(chosen, test, corpus, tools)
+        answers = rewards_of(answer(exam, asked, cold_start))
         found = [{"algorithm": COLD_START, **success(answers, chosen.evaluate, chosen.seed)}]
         for name in rows:
             other = with_algorithm(chosen, name)
-            step = Step(recipe, f"compare/{name}", 0, chosen.seed)
-            row = schema.algorithm_of(other, Path("params"))
-            training = Training(step, other, row, cold_start, questions, corpus, tools)
-            work = partial(measure, training, iterations, test)
-            found.append(remembering(step.folder, work))
+            step = Step(recipe, f"compare/{name}", 0, chosen.seed, ledger)
+            algorithm = schema.algorithm_of(other, Path("params"))
+            training = Training(step, other, algorithm, cold_start, questions, corpus, tools)
+            found.append(replaying(step, partial(measure, training, iterations, test)))
             report(recipe, found, iterations)
 
 
@@ -72,13 +78,13 @@ def measure(training: Training, count: int, test: Artifact) -> dict[str, Any]:
     recipe = training.recipe
     done = train_row(training, count)
     asked = replace(training.start, stage=f"{training.start.stage}/evaluate")
-    tools = training.tools
-    answers = rewards_of(answer(recipe, asked, policy_of(done[-1]), test, training.corpus, tools))
+    exam = Exam(recipe, test, training.corpus, training.tools)
+    answers = rewards_of(answer(exam, asked, policy_of(done[-1])))
     tokens = [entry["update"][0]["metrics"]["trained_tokens"] for entry in done]
     return {
         "algorithm": recipe.reinforce.algorithm,
         **success(answers, recipe.evaluate, recipe.seed),
-        "seconds": median(sum(seconds(entry).values()) for entry in done),
+        "seconds": median(sum(sum_seconds(entry).values()) for entry in done),
         "trained_tokens": median(tokens),
     }
 
@@ -146,11 +152,11 @@ def main(arguments: list[str]) -> int:
     try:
         if chosen.iterations is not None and chosen.iterations < 1:
             raise ValueError(f"--iterations {chosen.iterations}: give at least 1, or leave it out")
-        recipe = schema.load(chosen.recipe, Path("params"))
+        recipe = settings.load(chosen.recipe, Path("params"))
         rows = chosen.algorithms or list(algorithms.load_algorithms(Path("params")))
         for name in rows:
             schema.algorithm_of(with_algorithm(recipe, name), Path("params"))
-        with prefect_server(), ledger_mirror.attached():
+        with prefect_server():
             compare(chosen.recipe, rows, chosen.iterations or recipe.reinforce.iterations)
     except (ValueError, RuntimeError) as error:
         print(f"compare: {error}", file=sys.stderr)

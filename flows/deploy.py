@@ -1,8 +1,8 @@
-"""The flows that the deployments of prefect.yaml point to; docs/deployments.md tells how.
+"""Flows of the deployments that prefect.yaml declares (docs/deployments.md).
 
-``retraining`` is what a schedule starts: a run of a recipe in a worktree, which ends as a commit.
-``stage`` is a stage that another run has sent to this worker (flows/workers/dispatch.py). Both
-work in the checkout that the worker's environment names.
+A schedule starts ``retraining``: a run of a recipe in a worktree, which ends as a commit. ``stage``
+runs one stage that another run has sent to this worker (flows/workers/dispatch.py). Both work in
+the checkout that the worker's environment names.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from flows.tracking import store
 from flows.workers import dispatch
 from flows.workers.connection import name_process
 from flows.workers.stage import PARENT_TASK_RUN
-from params.schema import recipe as schema
+from tasks import settings
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
 Change = Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)*=.*$")]
 DAY = 86400.0
 
-# The transport of data may fail and succeed the next time. A stage is not tried again by itself:
-# what has made it fail would do so again, and the next run goes on where it was.
+# Moving data may fail and succeed the next time. A stage is not retried: it would fail again for
+# the same reason, and the next run resumes it.
 TRANSPORT: dict[str, Any] = {
     "cache_policy": NO_CACHE,
     "retries": 2,
@@ -47,7 +47,7 @@ TRANSPORT: dict[str, Any] = {
     on_running=[name_process],
 )
 def retraining(recipe: Name = "tiny", overrides: list[Change] = []) -> State[Any]:  # noqa: B006
-    """Run a recipe of this checkout's last commit; the state's message is the run's branch.
+    """Run a recipe of this checkout's last commit; the final state's message is the run's branch.
 
     ``overrides``: values of the recipe for this run, as ``section.key=value``.
     """
@@ -56,7 +56,7 @@ def retraining(recipe: Name = "tiny", overrides: list[Change] = []) -> State[Any
 
 @task(cache_policy=NO_CACHE, persist_result=False)
 def run(recipe: str, overrides: list[str]) -> str:
-    """The run itself, whose flow run becomes the child of this task run; its branch."""
+    """Run the recipe in a child flow run of this task run; return the branch."""
     return retrain.run(recipe, overrides)
 
 
@@ -74,22 +74,22 @@ def stage(
 ) -> State[Any]:
     """Run one stage of another checkout's run, ``name`` such as "reinforce@tiny".
 
-    ``commit`` and ``files`` (path → text) are what it is made from, beside the inputs that DVC's
-    remote has. ``environment`` tells where MLflow is. A stage that failed or was killed goes on
-    where it was when it is sent again to the same checkout.
+    It is made from ``commit``, ``files`` (path → text) and the inputs in DVC's remote.
+    ``environment`` has MLflow's address. A stage that failed or was killed is resumed when it is
+    sent again to the same checkout.
     """
     if transfer.default_remote() is None:
         raise ValueError(
-            f"{Path.cwd()} has no default DVC remote, by which {name} could get its inputs: "
+            f"{Path.cwd()} has no default DVC remote from which {name} could fetch its inputs: "
             "dvc remote add --default <name> <url>"
         )
     purpose = {"stage": name, "commit": commit, "files": files}
     with worktree.held(name.replace("@", "-"), purpose) as place:
         receive(name, commit, files, place)
         reproduce(name, place, environment)
-        made = give(name, place)
+        result = push(name, place)
         worktree.finish(place)
-    dispatch.tell(made, name)
+    dispatch.publish_result(result, name)
     return Completed(message=f"{name} has run in {Path.cwd()}")
 
 
@@ -110,16 +110,16 @@ def receive(name: str, commit: str, files: dict[str, str], place: Path) -> None:
 @task(cache_policy=NO_CACHE)
 def reproduce(name: str, place: Path, environment: dict[str, str]) -> None:
     """Run the stage in its worktree, with a GPU of its own where the recipe wants one."""
-    recipe = schema.load(name.split("@")[-1], place / "params")
+    recipe = settings.load(name.split("@")[-1], place / "params")
     where = {"MLFLOW_TRACKING_URI": store.store_uri(), **environment}
     with gpu.held(recipe.machine.device) as visible:
-        told = {PARENT_TASK_RUN: str(task_run.id), **where, **visible}
-        dvc_command.reproduce(name, place, **told)
+        variables = {PARENT_TASK_RUN: str(task_run.id), **where, **visible}
+        dvc_command.reproduce(name, place, **variables)
 
 
 @task(**TRANSPORT)
-def give(name: str, place: Path) -> dict[str, Any]:
-    """Push what the stage has made; its entry in dvc.lock, and its outs that git keeps as text."""
+def push(name: str, place: Path) -> dict[str, Any]:
+    """Push a stage's outs; return its entry in dvc.lock, and the text of outs that git keeps."""
     transfer.push_stage(name, place)
     small = pipeline.belongings(name, place).small
     files = [file for path in small for file in _files(place / path)]
@@ -128,5 +128,5 @@ def give(name: str, place: Path) -> dict[str, Any]:
 
 
 def _files(path: Path) -> list[Path]:
-    """A file, or the files of a folder."""
+    """Return a file, or the files of a folder, as a list."""
     return [path] if path.is_file() else sorted(f for f in path.rglob("*") if f.is_file())

@@ -21,10 +21,10 @@ from flows import end_import_phase
 from flows.host import leftovers, processes
 from flows.host.leftovers import Finding
 from flows.runs import cache, dvc_command, git
-from flows.tracking import outbox
-from flows.tracking import run as run_module
-from flows.tracking import store as track
-from flows.workers import connection, prefect_patches
+from flows.tracking import outbox, store
+from flows.tracking.run import send_unsent
+from flows.workers import connection
+from flows.workers.server import HOME
 
 FlowRun = tuple[str, str, str | None, datetime | None]  # id, name, process and start
 Check = Callable[[Path], Iterator[Finding]]
@@ -79,35 +79,36 @@ def worktrees(root: Path) -> Iterator[Finding]:
 # ---------------------------------------------------------------- what MLflow and Prefect believe
 
 
-def untold(root: Path) -> Iterator[Finding]:
-    """What runs had to say while MLflow's store, or Prefect's server, was away."""
-    for folder in outbox.waiting():
-        about, count = outbox.about(folder), len(outbox.entries(folder))
+def unsent(root: Path) -> Iterator[Finding]:
+    """Messages of runs that MLflow's store, or Prefect's server, has not accepted yet."""
+    for folder in outbox.unsent_runs():
+        run, count = outbox.read_run(folder), len(outbox.Outbox(folder).files())
         yield Finding(
-            f"untold: {count} records of run '{about['name']}' for the store {about['uri']}",
-            "delivers them, if the store is back",
-            run_module.deliver,
+            f"unsent: {count} messages of run '{run['name']}' for the store {run['uri']}",
+            "sends them, if the store answers",
+            send_unsent,
         )
-    if ends := sorted(prefect_patches.UNTOLD.glob("*.json")):
+    if files := outbox.flow_runs().files():
+        ended = sorted({outbox.read(file).fields["flow_run"] for file in files})
         yield Finding(
-            f"untold: how flow runs ended, for Prefect's server: {_few([f.stem for f in ends])}",
-            "tells the server that runs use now",
-            lambda: _with_prefect(lambda address: None),  # it is told when one begins to use it
+            f"unsent: how flow runs ended, for Prefect's server: {_few(ended)}",
+            "sends them to the server that runs use now",
+            lambda: _with_prefect(lambda address: None),  # connecting sends them
         )
 
 
 def tracked_runs(root: Path) -> Iterator[Finding]:
     """Runs that are RUNNING in MLflow though their process is gone."""
     try:
-        gone = track.abandoned()
+        gone = store.abandoned()
     except (OSError, sqlite3.Error) as error:
-        print(f"the tracking store {track.store_uri()} is away: {error}", file=sys.stderr)
+        print(f"the tracking store {store.store_uri()} is unreachable: {error}", file=sys.stderr)
         return
     for run_id, name in gone:
         yield Finding(
             f"no end: run '{name}' is RUNNING in MLflow, and its process is gone",
             "marks it as KILLED; a call that goes on with its work has a run of its own then",
-            partial(track.end_abandoned, run_id),
+            partial(store.end_abandoned, run_id),
         )
 
 
@@ -124,7 +125,7 @@ def flow_runs(root: Path) -> Iterator[Finding]:
 
 
 def _is_gone(process: str | None, started: datetime | None) -> bool:
-    """Whether a flow run's process, "host:id" as ``server.name_process`` tells it, has ended."""
+    """Whether a flow run's process, "host:id" as ``connection.name_process`` logs it, has ended."""
     host, _, pid = (process or "").rpartition(":")
     if host != processes.host() or started is None or not pid.isdecimal():
         return False
@@ -133,8 +134,8 @@ def _is_gone(process: str | None, started: datetime | None) -> bool:
 
 def _running() -> list[FlowRun]:
     """The flow runs that are RUNNING, from the server that runs use, or its database."""
-    address = connection.answering()
-    return _running_at(address) if address else _running_in(prefect_patches.HOME / "prefect.db")
+    address = connection.current_server()
+    return _running_at(address) if address else _running_in(HOME / "prefect.db")
 
 
 def _running_in(database: Path) -> list[FlowRun]:
@@ -197,7 +198,7 @@ CHECKS: tuple[Check, ...] = (
     orphans,
     dvc_locks,
     leftovers.git_locks,
-    untold,
+    unsent,
     tracked_runs,
     flow_runs,
     leftovers.half_written,

@@ -22,6 +22,7 @@ from flows.host.remedies import Remedy
 from params.schema import recipe as schema
 from params.schema.algorithms import Algorithm
 from params.schema.recipe import Recipe
+from tasks import settings
 
 PARAMS = Path("params")
 
@@ -51,7 +52,7 @@ class Answer:
 
 def read(name: str) -> Planned:
     """A recipe of params/, checked; ValueError for a fault in it or a policy of unknown shape."""
-    recipe = schema.load(name, PARAMS)
+    recipe = settings.load(name, PARAMS)
     config = gpu_memory.config_of(recipe, PARAMS)
     return Planned(
         name,

@@ -32,8 +32,8 @@ from prefect.runtime import task_run
 from flows import end_import_phase, exit_fast
 from flows.host import disk, gpu
 from flows.runs import champions, dvc_command, git, pipeline, transfer, worktree
-from flows.tracking import run as track
 from flows.tracking import store
+from flows.tracking.run import pipeline_run, send_unsent
 from flows.workers import dispatch
 from flows.workers.connection import name_process, prefect_server
 from flows.workers.stage import (
@@ -46,7 +46,7 @@ from flows.workers.stage import (
     run_tags,
 )
 from params import overrides
-from params.schema import recipe as schema
+from tasks import settings
 
 VERDICT = "reports/{}/verdict.json"
 REMEDY = "commit them, stash them (git stash), or run with --here"
@@ -55,12 +55,12 @@ REMEDY = "commit them, stash them (git stash), or run with --here"
 @flow(name="retrain", on_running=[name_process])
 def retrain(recipe: str = "tiny") -> None:
     """Bring every stage of a recipe up to date, and keep the run in MLflow."""
-    checked = schema.load(recipe, Path("params"))
+    checked = settings.load(recipe, Path("params"))
     stages = pipeline.stages(recipe)
-    with track.pipeline(recipe, checked, run_tags()) as run:
+    with pipeline_run(recipe, checked, run_tags()) as run:
         for stage in stages:
             as_task(stage, checked.machine.device)()
-            run.tags(
+            run.set_tags(
                 {f"dvc.{path}": digest for path, digest in pipeline.digests(stage.name).items()}
             )
 
@@ -129,7 +129,7 @@ def check_run(recipe: str, changes: Sequence[str]) -> None:
         try:
             if changes and (copy / f"{recipe}.yaml").is_file():
                 overrides.apply(changes, copy / f"{recipe}.yaml")
-            schema.load(recipe, copy)
+            settings.load(recipe, copy)
         except ValueError as error:
             raise ValueError(str(error).replace(str(copy), "params")) from None
     if not git.committed(f"params/{recipe}.yaml"):
@@ -295,7 +295,7 @@ def _as_commit(recipe: str, changes: Sequence[str]) -> int:
 
 def _here(recipe: str) -> int:
     try:
-        schema.load(recipe, Path("params"))
+        settings.load(recipe, Path("params"))
         changed = pipeline.status(recipe)
         if changed:
             check(recipe, from_the_first_of(changed))
@@ -303,7 +303,7 @@ def _here(recipe: str) -> int:
         print(f"retrain: {error}", file=sys.stderr)
         return 2
     if not changed:
-        track.deliver()
+        send_unsent()
         print(f"nothing to do: {recipe} is up to date\n\n{_table(recipe)}")
         return 0
     ran_before = Path("dvc.lock").exists()
@@ -341,7 +341,7 @@ def _run(recipe: str) -> int:
     if RUN in os.environ:  # the run becomes a commit by itself
         return 0
     print("to see the run    make ui")
-    what = f"params questions dvc.yaml dvc.lock reports/{recipe}"
+    what = f"params data/sources dvc.yaml dvc.lock reports/{recipe}"
     print(f"to keep it        git add {what} && git commit")
     print(f"as a commit       python -m flows.retrain {recipe}, once the changes are committed")
     return 0

@@ -1,4 +1,4 @@
-"""`make ui`: the runs of this checkout in Prefect's and MLflow's pages, until Ctrl-C."""
+"""Show the runs of this checkout in Prefect's and MLflow's UI, until Ctrl-C (`make ui`)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,19 @@ from flows import end_import_phase
 from flows.runs.dvc_command import PARENT
 from flows.tracking import store
 from flows.workers.connection import UI_ADDRESS, ui_server
-from flows.workers.prefect_patches import HOME
-from flows.workers.server import HOST, MLFLOW_PORT, PREFECT_PORT, await_answer, start_prefect, stop
-
-# ---------------------------------------------------------------- make ui
+from flows.workers.server import (
+    HOME,
+    HOST,
+    MLFLOW_PORT,
+    PREFECT_PORT,
+    await_answer,
+    start_prefect,
+    stop,
+)
 
 
 def ui() -> int:
-    """Show the runs of this project, in Prefect's UI and in MLflow's, until Ctrl-C."""
+    """Start both servers and wait for Ctrl-C; return 1 where they run already."""
     end_import_phase()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     HOME.mkdir(parents=True, exist_ok=True)
@@ -31,12 +36,12 @@ def ui() -> int:
         try:
             fcntl.flock(address, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(f"make ui: it runs already, see {ui_server()}", file=sys.stderr)
+            print(f"make ui is already running: {ui_server()}", file=sys.stderr)
             return 1
         address.truncate(0)
         started: list[subprocess.Popen[bytes]] = []
         try:
-            return _show(address, log, started)
+            return _serve(address, log, started)
         except KeyboardInterrupt:
             return 0
         finally:
@@ -44,8 +49,8 @@ def ui() -> int:
                 stop(process)
 
 
-def _show(address: IO[str], log: IO[bytes], started: list[subprocess.Popen[bytes]]) -> int:
-    port, mlflow_port = _free(PREFECT_PORT), _free(MLFLOW_PORT)
+def _serve(address: IO[str], log: IO[bytes], started: list[subprocess.Popen[bytes]]) -> int:
+    port, mlflow_port = free_port(PREFECT_PORT), free_port(MLFLOW_PORT)
     prefect, _ = start_prefect("ui", port, log)
     started.append(prefect)
     mlflow = _start_mlflow(mlflow_port, log)
@@ -55,17 +60,17 @@ def _show(address: IO[str], log: IO[bytes], started: list[subprocess.Popen[bytes
     address.flush()
     print(f"Prefect  http://{HOST}:{port}")
     await_answer(mlflow, mlflow_port, "/health", log.name)
-    print(f"MLflow   http://{HOST}:{mlflow_port}\nCtrl-C ends both.", flush=True)
+    print(f"MLflow   http://{HOST}:{mlflow_port}\nCtrl-C stops both.", flush=True)
     while prefect.poll() is None and mlflow.poll() is None:
         time.sleep(0.5)
-    raise RuntimeError(f"a server has ended by itself: {log.name} says why")
+    raise RuntimeError(f"a server has ended by itself: see {log.name}")
 
 
-def _free(port: int) -> int:
-    """``port``, or the next one that nobody listens on."""
+def free_port(port: int) -> int:
+    """Return ``port``, or the next one that nobody listens on."""
     with suppress(OSError), socket.create_server((HOST, port)):
         return port
-    return _free(port + 1)
+    return free_port(port + 1)
 
 
 def _start_mlflow(port: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -83,7 +88,7 @@ def _start_mlflow(port: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
 
 
 def main() -> int:
-    """Run ``make ui``; exit status 1 where a server does not start."""
+    """Run ``make ui``; return the exit status, 1 where a server does not start."""
     try:
         return ui()
     except RuntimeError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,8 @@ from prefect import task
 
 from params.schema.evaluate import Evaluate
 from tasks.ledger import prefect_cache, substeps
-from tasks.ledger.artifacts import Artifact, Step
+from tasks.ledger.artifacts import Artifact, Record
+from tasks.ledger.substeps import Step
 from tasks.scorers import GRADED
 from tasks.trees.intervals import bootstrap_interval
 from tasks.trees.tables import write_table
@@ -31,33 +32,35 @@ MEASURES: tuple[tuple[str, Callable[[dict[str, Any]], float], str], ...] = (
 )
 
 
+@dataclass(frozen=True)
+class EvaluateInputs:
+    """The scored answers of each agent, and how they are compared."""
+
+    cold_start: Artifact
+    trained: Artifact
+    settings: Evaluate
+    champion: Artifact | None = None
+
+
 @task(**prefect_cache.TASK_OPTIONS)
 @substeps.recorded
-def evaluate(
-    step: Step,
-    folder: Path,
-    *,
-    cold_start: Artifact,
-    trained: Artifact,
-    settings: Evaluate,
-    champion: Artifact | None = None,
-) -> Mapping[str, Any]:
+def evaluate(step: Step, inputs: EvaluateInputs) -> Record:
     """Aggregate the rewards of the agents on the same questions.
 
     Artifacts ``answers`` (a row an answer), ``metrics`` (JSON) and ``table`` (Markdown). Intervals
     are 95 % percentile bootstrap over questions.
     """
-    rewards = zip(AGENTS, (cold_start, trained, champion), strict=True)
+    rewards = zip(AGENTS, (inputs.cold_start, inputs.trained, inputs.champion), strict=True)
     tables = {agent: pq.read_table(made.path) for agent, made in rewards if made}
     answers = {agent: table.to_pylist() for agent, table in tables.items()}
-    rows = compare(answers, settings.bootstrap, step.seed)
+    rows = compare(answers, inputs.settings.bootstrap, step.seed)
     labelled = [
         table.add_column(0, "agent", pa.array([agent] * len(table)))
         for agent, table in tables.items()
     ]
-    write_table(pa.concat_tables(labelled), folder / "answers.parquet")
-    (folder / "metrics.json").write_text(json.dumps(_nested(rows), indent=1) + "\n")
-    (folder / "table.md").write_text(markdown(rows))
+    write_table(pa.concat_tables(labelled), step.out / "answers.parquet")
+    (step.out / "metrics.json").write_text(json.dumps(_nested(rows), indent=1) + "\n")
+    (step.out / "table.md").write_text(markdown(rows))
     return {"rows": rows}
 
 

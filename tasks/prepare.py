@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,19 @@ import pandas as pd
 import pyarrow as pa
 from prefect import task
 
-from params.schema import agent
 from params.schema import benchmarks as benchmarks_module
 from params.schema import prepare as schema
 from params.schema.agent import Dialogue
-from params.schema.base import Machine
+from params.schema.base import Frozen, Machine
 from params.schema.benchmarks import Benchmark
 from params.schema.prepare import Prepare, PretrainedPolicy, TinyPolicy
-from tasks.environments.toolbox import Respond
+from tasks.environments import Respond
 from tasks.gates import gate
 from tasks.gates import questions as question_gate
 from tasks.gates import traces as trace_gate
 from tasks.ledger import prefect_cache, substeps
-from tasks.ledger.artifacts import Artifact, Step
+from tasks.ledger.artifacts import Artifact, Record
+from tasks.ledger.substeps import Step
 from tasks.policy import machine as policies
 from tasks.policy import model as model_module
 from tasks.policy import tiny
@@ -33,7 +34,7 @@ from tasks.questions import benchmarks, computation, encyclopedia, intake
 from tasks.questions.experts import Dropped, Material, Trace
 from tasks.questions.files import records, text
 from tasks.scorers import SCORERS
-from tasks.tools.search import save_corpus
+from tasks.tools.search import Search, save_corpus
 from tasks.trees import dialogue as talk
 from tasks.trees.tables import save_questions, write_table
 from tasks.trees.tree import Document, Question
@@ -57,57 +58,51 @@ DROPPED_TABLE = pa.schema(
 )
 
 
+@dataclass(frozen=True)
+class PrepareInputs:
+    """What decides questions, traces and the first policy."""
+
+    settings: Prepare
+    sets: Sets  # rows of params/benchmarks.yaml that the settings name
+    sources: list[Artifact]  # the files that they name
+    dialogue: Dialogue
+    tools: Mapping[str, Frozen]  # their settings, by name
+    machine: Machine
+
+
 @task(**prefect_cache.TASK_OPTIONS)
 @substeps.recorded
-def prepare(
-    step: Step,
-    folder: Path,
-    *,
-    settings: Prepare,
-    sets: Sets,
-    sources: list[Artifact],
-    dialogue: Dialogue,
-    machine: Machine,
-    limits: agent.PythonTool,
-    search: agent.Search | None,
-    open_tools: OpenTools,
-) -> Mapping[str, Any]:
+def prepare(step: Step, inputs: PrepareInputs, *, open_tools: OpenTools) -> Record:
     """Artifacts ``questions`` (a table a split), ``corpus``, ``traces``, ``dropped`` (questions
     that were left out or got no trace, each with its reason), ``initial`` (the policy), ``gates``.
 
-    ``sources`` are the files that ``settings`` names: what is in them decides the outcome, as do
-    the ``limits`` and ``search`` settings of the tools.
+    ``open_tools`` opens the tools, given the folder of the corpus.
     Raises ValueError for a fault in the user's files or a context too small for a prompt and the
     response budget, GateError for a table that breaks a critical expectation.
     """
-    policies.use_machine(machine)
-    material = SOURCES[settings.questions.source](settings, sets, step.seed)
-    taken, left_out = take_in(settings, sets, material)
+    settings, dialogue = inputs.settings, inputs.dialogue
+    policies.use_machine(inputs.machine)
+    material = SOURCES[settings.questions.source](settings, inputs.sets, step.seed)
+    taken, left_out = take_in(settings, inputs.sets, material)
     questions = {**material.questions, "train": [*material.questions["train"], *taken]}
     docs = gate.DOCS / step.recipe
-    verdict = folder / "gates" / "questions.json"
+    verdict = step.out / "gates" / "questions.json"
     check_questions(questions, settings, len(taken), verdict, docs / "questions")
     for split, entries in questions.items():
-        save_questions(entries, folder / "questions" / f"{split}.parquet")
-    save_corpus([*material.documents, *corpus(search)], folder / "corpus")
+        save_questions(entries, step.out / "questions" / f"{split}.parquet")
+    documents = [*material.documents, *corpus(inputs.tools)]
+    save_corpus(documents, step.out / "corpus")
 
-    traces, dropped = _write_traces(material, left_out, open_tools, folder)
+    traces, dropped = _write_traces(material, left_out, open_tools, step.out)
     model, tokenizer = POLICIES[settings.policy.kind](settings.policy, material, traces, step.seed)
     check_context(tokenizer, dialogue, questions, settings.policy.context)
-    model.save_pretrained(folder / "initial")
-    tokenizer.save_pretrained(folder / "initial")
+    model.save_pretrained(step.out / "initial")
+    tokenizer.save_pretrained(step.out / "initial")
 
     table = trace_table(traces, tokenizer, dialogue)
-    write_table(table, folder / "traces.parquet")
-    check_traces(
-        table,
-        traces,
-        questions["train"],
-        settings,
-        dialogue,
-        folder / "gates" / "traces.json",
-        docs / "traces",
-    )
+    write_table(table, step.out / "traces.parquet")
+    verdict = step.out / "gates" / "traces.json"
+    check_traces(table, traces, questions["train"], inputs, verdict, docs / "traces")
     return {"metrics": _metrics(questions, traces, dropped, model)}
 
 
@@ -152,7 +147,7 @@ def _metrics(
 # ---------------------------------------------------------------- where questions come from
 
 
-def source_files(settings: Prepare, search: agent.Search | None, sets: Sets) -> list[Artifact]:
+def source_files(settings: Prepare, tools: Mapping[str, Frozen], sets: Sets) -> list[Artifact]:
     """The files that the questions, traces and corpus are read from.
 
     The user's own are looked for first; files of the hub are fetched after that. Raises ValueError
@@ -161,13 +156,13 @@ def source_files(settings: Prepare, search: agent.Search | None, sets: Sets) -> 
     own = []
     if isinstance(settings.expert, schema.WrittenTraces):
         own.append(("prepare.expert.file", settings.expert.file))
-    if search and search.corpus:
-        own.append(("search.corpus", search.corpus))
+    if file := own_corpus(tools):
+        own.append(("tools.search.corpus", file))
     for key, file in own:
         if not file.is_file():
             raise ValueError(
                 f"{key}: {file} does not exist: correct its path in the recipe, or put the file "
-                "there (questions/README.md has its form)"
+                "there (data/sources/README.md has its form)"
             )
     files = [file for _, file in own]
     if isinstance(settings.questions, schema.BenchmarkQuestions):
@@ -212,13 +207,20 @@ def intake_fault(question: Question) -> str:
     return next((f"{name}: {fault}" for name, fault in faults.items() if fault), "")
 
 
-def corpus(search: agent.Search | None) -> list[Document]:
-    """The documents of the user's own corpus: records with a title and a text."""
-    if search is None or search.corpus is None:
+def own_corpus(tools: Mapping[str, Frozen]) -> Path | None:
+    """Return the user's file of documents that the search tool reads, or None."""
+    search = tools.get("search")
+    return search.corpus if isinstance(search, Search) else None
+
+
+def corpus(tools: Mapping[str, Frozen]) -> list[Document]:
+    """Return the documents of the user's own corpus: records with a title and a text."""
+    file = own_corpus(tools)
+    if file is None:
         return []
     return [
         Document(*(text(record, field, place) for field in ("title", "text")))
-        for place, record in records(search.corpus)
+        for place, record in records(file)
     ]
 
 
@@ -316,7 +318,7 @@ def check_questions(
     verdict: Path,
     docs: Path,
 ) -> None:
-    """The gate of the questions, of which ``taken_in`` training questions were delivered."""
+    """Run the gate of the questions; ``taken_in`` of the training questions were delivered."""
     entries = [
         {**vars(question), "answers": list(question.answers), "split": split}
         for split, members in questions.items()
@@ -336,14 +338,14 @@ def check_traces(
     table: pa.Table,
     traces: Sequence[Trace],
     training: Sequence[Question],
-    settings: Prepare,
-    dialogue: Dialogue,
+    inputs: PrepareInputs,
     verdict: Path,
     docs: Path,
 ) -> None:
-    """The gate of the traces; the share of flawed ones is expected near the expert's rates."""
+    """Run the gate of the traces; the share of flawed ones must be near the expert's rates."""
+    settings = inputs.settings
     frame = table.to_pandas().assign(parts=[trace.parts for trace in traces])
-    prepared = trace_gate.prepare(frame, [question.id for question in training], dialogue.tools)
+    prepared = trace_gate.prepare(frame, [question.id for question in training], list(inputs.tools))
     flawed = _expected_share(settings.expert.rates(), len(frame))
     expectations = trace_gate.expectations(settings.policy.context, flawed)
     gate.check("traces", prepared, expectations, verdict, docs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from prefect import task
 
 from params.schema.verdict import Verdict
 from tasks.ledger import prefect_cache, substeps
-from tasks.ledger.artifacts import Artifact, Step
+from tasks.ledger.artifacts import Artifact, Record
+from tasks.ledger.substeps import Step
 from tasks.policy import champion as champions
 from tasks.trees.intervals import Difference, paired_bootstrap
 from tasks.trees.tables import read_rows
@@ -27,30 +28,29 @@ from tasks.trees.tables import read_rows
 CANDIDATE, BEGINNING, CHAMPION = "trained", "cold start", "champion"  # agents of evaluate's answers
 
 
+@dataclass(frozen=True)
+class VerdictInputs:
+    """What a verdict is made from."""
+
+    answers: Artifact  # of the stage evaluate
+    champion: Artifact
+    gates: list[Artifact]  # folders of gate verdicts, a JSON file a table
+    settings: Verdict
+
+
 @task(**prefect_cache.TASK_OPTIONS)
 @substeps.recorded
-def verdict(
-    step: Step,
-    folder: Path,
-    *,
-    answers: Artifact,
-    champion: Artifact,
-    gates: list[Artifact],
-    settings: Verdict,
-) -> Mapping[str, Any]:
-    """Artifact ``verdict`` (JSON): ``promote``, ``reason`` and every figure behind them.
-
-    ``answers`` are those of evaluate, ``gates`` folders of verdicts, a JSON file a table.
-    """
-    reigning = champions.read(Path(champion.path))
+def verdict(step: Step, inputs: VerdictInputs) -> Record:
+    """Judge the candidate; artifact ``verdict`` (JSON): promote, reason and the figures."""
+    reigning = champions.read(Path(inputs.champion.path))
     judged = judge(
-        successes(read_rows(Path(answers.path))),
+        successes(read_rows(Path(inputs.answers.path))),
         reigning,
-        [verdict for made in gates for verdict in gate_verdicts(Path(made.path))],
-        settings,
+        [verdict for made in inputs.gates for verdict in gate_verdicts(Path(made.path))],
+        inputs.settings,
         step.seed,
     )
-    (folder / "verdict.json").write_text(json.dumps(judged, indent=1) + "\n")
+    (step.out / "verdict.json").write_text(json.dumps(judged, indent=1) + "\n")
     return {"promote": judged["promote"], "reason": judged["reason"]}
 
 

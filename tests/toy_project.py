@@ -105,14 +105,14 @@ def stage(recipe):
 OUTS = {"first": ["data/{}/first"], "later": ["data/{}/later", "reports/{}/table.md"]}
 
 BARE = """
-from tasks.version import die_with_parent
+from flows.runs.dvc_command import die_with_parent
 
 die_with_parent()
 stage(sys.argv[1])
 """
 FLOW = """
 from prefect import flow, task
-from flows.stage import main
+from flows.workers.stage import main
 
 @task
 def work(recipe: str) -> None:
@@ -133,7 +133,7 @@ def create(folder: Path, flows: bool) -> None:
     table = "params/algorithms.yaml"
     (folder / table).write_text((ROOT / table).read_text())
     (folder / "dvc.yaml").write_text(PIPELINE)
-    (folder / ".gitignore").write_text("/.beamline/\n/data/\n")
+    (folder / ".gitignore").write_text((ROOT / ".gitignore").read_text())
     for name in OUTS:
         write_stage(folder, name, flows)
     (folder / ".dvc/tmp").mkdir(parents=True)

@@ -59,7 +59,7 @@ COMMON = """
 import hashlib, json, os, sys
 from pathlib import Path
 import yaml
-from tasks.version import die_with_parent
+from flows.runs.dvc_command import die_with_parent
 
 die_with_parent()
 recipe = yaml.safe_load(Path("params/toy.yaml").read_text())
@@ -134,7 +134,6 @@ def create(folder: Path, remote: str | None = None) -> str:
         (folder / f"{name}.py").write_text(COMMON + text)
     (folder / "loss.py").write_text(LOSS)
     (folder / "dvc.yaml").write_text(PIPELINE)
-    (folder / ".gitignore").write_text("/.beamline/\n/data/\n/models/\n__pycache__/\n")
     toy.write_recipe(folder, reinforce__iterations=4)
     rows = [json.dumps({"id": f"q{number}", "value": number}) for number in range(1, 6)]
     (folder / "questions.jsonl").write_text("".join(row + "\n" for row in rows))

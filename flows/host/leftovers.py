@@ -24,12 +24,13 @@ from pathlib import Path
 from packaging.version import Version
 
 from flows.host import processes
-from params.schema import recipe as schema
+from params.schema.base import SOURCES
+from tasks import settings
 
 LEDGER = Path(".beamline/ledger")
-ROOMS = (LEDGER, Path("data"), Path("models"), Path("reports"), Path(".beamline/untracked"))
+ROOMS = (LEDGER, Path("data"), Path("models"), Path("reports"), Path(".beamline/unsent"))
 UNFINISHED = re.compile(r".+\.partial|\..+\.(scratch|fetched)")
-MADE_ASIDE = (".beamline/.new-store-*", ".beamline/prefect/tmp*", ".beamline/prefect/untold/.*")
+MADE_ASIDE = (".beamline/.new-store-*", ".beamline/prefect/tmp*")
 WORKTREES = Path(".beamline/runs")
 PIN = re.compile(r"([\w.-]+)==([^\s;#]+)")
 UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
@@ -67,7 +68,11 @@ def _unfinished(root: Path) -> Iterator[Path]:
             for name in sorted(folders + files):
                 if UNFINISHED.fullmatch(name):
                     yield Path(place, name)
-            folders[:] = [name for name in folders if not UNFINISHED.fullmatch(name)]
+            folders[:] = [
+                name
+                for name in folders
+                if not UNFINISHED.fullmatch(name) and Path(place, name) != root / SOURCES
+            ]
     for pattern in MADE_ASIDE:
         yield from sorted(root.glob(pattern))
 
@@ -208,7 +213,7 @@ def disk(root: Path) -> Iterator[Finding]:
         for place in folder.glob("[0-9]*-*"):
             sizes[place.name.partition("-")[0]] += sum(_sizes(place))
         with suppress(ValueError):
-            whole = schema.load(folder.parent.name, root / "params").reinforce.iterations
+            whole = settings.load(folder.parent.name, root / "params").reinforce.iterations
             mean = sum(sizes.values()) / max(len(sizes), 1)
             need, free = mean * max(0, whole - len(sizes)), shutil.disk_usage(root).free
             if need > free:

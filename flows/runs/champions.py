@@ -194,7 +194,7 @@ def _register(client: MlflowClient, recipe: str, source: str, tags: Mapping[str,
 def _registry() -> Iterator[MlflowClient]:
     uri = store.store_uri()
     try:
-        store.check_reachable(uri, away=True)
+        store.check_reachable(uri, unreachable=True)
         yield store.connect(uri)
     except Exception as error:
         from mlflow.exceptions import MlflowException  # `connect` settles how it is imported

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from flows.runs import cache
 from tasks.ledger import artifacts, substeps
 from tasks.ledger.artifacts import RECORD, Record
-from tasks.ledger.substeps import DELIVERED, RETIRED
+from tasks.ledger.substeps import DELIVERED, RETIRED, Ledger
 
 VARIABLE = "BEAMLINE_STORE"  # environment variable: a folder or an address
 PAUSE = 30.0  # seconds before a store that was away is asked again
@@ -150,21 +150,20 @@ class Store:
 
 
 @contextmanager
-def attached() -> Iterator[None]:
-    """The ledger shares its sub-steps through the store of this checkout, if it has one.
+def opened() -> Iterator[Ledger]:
+    """Yield a run's ledger, which shares its sub-steps through the mirror of this checkout, if any.
 
-    Raises ValueError for an address that leads nowhere, whatever is up or down.
+    Raises ValueError for an address that can never be reached.
     """
     address = os.environ[VARIABLE] if VARIABLE in os.environ else cache.default_store()
     if not address:
-        yield
+        yield Ledger()
         return
-    store = Store(address, cache.filesystem(address))
-    with substeps.attached(store):
-        try:
-            yield
-        finally:
-            store.flush()
+    mirror = Store(address, cache.filesystem(address))
+    try:
+        yield Ledger(mirror)
+    finally:
+        mirror.flush()
 
 
 def _name(place: Path) -> str:

@@ -46,7 +46,7 @@ OUTS = {  # stage -> what its outs are called; reinforce and champion have funct
         "initial policy": "models/{}/initial",
     },
 }
-KEPT = ("params", "questions", "dvc.yaml", "dvc.lock")  # of a checkout that becomes a commit
+KEPT = ("params", "data/sources", "dvc.yaml", "dvc.lock")  # of a checkout that becomes a commit
 FORMS = """WHAT is
   a metric  reports/<recipe>/metrics.json:success.trained.mean, or success.trained.mean alone
   a model   <recipe>@champion or another alias, <recipe>/<version>
@@ -468,7 +468,7 @@ def _tracked(asked: Asked) -> Link:
         if not runs:
             return Link("MLflow run", f"not found in {_store()}")
         run = max(runs, key=lambda tags: len(digests.items() & tags.items()))
-        stages = store.runs_tagged(track.PARENT_RUN, run["id"])
+        stages = store.runs_tagged(store.PARENT_RUN, run["id"])
     except ConnectionError as error:
         return Link("MLflow run", f"not found: {error}")
     facts = [f"{stage['name']}: {stage['id']}" for stage in stages]

@@ -1,8 +1,9 @@
-"""What a run had to say while the tracking store was away, kept in a folder until it is back.
+"""Messages that a server could not take, kept as files until it takes them.
 
-A folder a run, a file a record, each written under another name first: a kill leaves whole records.
-A file is removed when its record has been delivered. Whoever delivers holds the folder's lock,
-which the kernel lets go of when its process ends.
+A message is one file, written under another name first: a killed process leaves whole messages
+only. The file is removed once the message has been sent. An MLflow run has an outbox of its own,
+which the process of the run locks (the kernel releases the lock when that process ends). The ends
+of Prefect's flow runs share one outbox.
 """
 
 from __future__ import annotations
@@ -11,107 +12,123 @@ import fcntl
 import json
 import shutil
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-RUNS = (".beamline", "runs")  # a run's worktree lies there, and is removed some day
-ABOUT, LOCK = "run.json", "lock"
+WORKTREES = (".beamline", "runs")  # a run's worktree lies there, and is removed when the run ends
+RUN_FILE, LOCK = "run.json", "lock"
+FLOW_RUNS = "flow_runs"
 
 
 @dataclass(frozen=True)
-class Record:
-    """One call: its kind, what it says (as JSON holds it), and the bytes of a file."""
+class Message:
+    """What one call sends: its kind, its fields (as JSON holds them), and the bytes of a file."""
 
     kind: str
-    said: Mapping[str, Any]
+    fields: Mapping[str, Any]
     content: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True)
-class Spool:
-    """A folder of records, held by this process."""
+class Outbox:
+    """A folder of unsent messages, which several processes may add to."""
 
     folder: Path
-    lock: IO[str]
+
+    def add(self, message: Message) -> None:
+        """Append a message. Raises OSError where the disk does not take it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        unsent = self.files()
+        number = int(unsent[-1].stem.partition("-")[0]) + 1 if unsent else 0
+        name = f"{number:06d}-{uuid.uuid4().hex}.message"
+        head = json.dumps({"kind": message.kind, "fields": message.fields}).encode()
+        partial = self.folder / f".{name}.partial"
+        partial.write_bytes(head + b"\n" + message.content)
+        partial.rename(self.folder / name)
+
+    def files(self) -> list[Path]:
+        """Return the files of the unsent messages, oldest first."""
+        return sorted(self.folder.glob("*.message"))
+
+
+@dataclass(frozen=True)
+class RunOutbox(Outbox):
+    """The outbox of one MLflow run, locked by this process."""
+
+    lock: IO[str] = field(repr=False)
+
+    def run(self) -> dict[str, Any]:
+        """Return what opens the run in the store, as given to ``create``."""
+        return read_run(self.folder)
+
+    def close(self) -> None:
+        """Release the lock; the folder stays for the process that sends the messages."""
+        self.lock.close()
+
+    def remove(self) -> None:
+        """Remove the folder, all of whose messages have been sent."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.lock.close()
 
 
 def root() -> Path:
-    """Where the folders are: in the checkout, also for a run in a worktree of it."""
+    """Return the folder of all outboxes; that of the checkout for a run in a worktree of it."""
     here = Path.cwd()
-    return (here.parents[1] if here.parts[-3:-1] == RUNS else here / ".beamline") / "untracked"
+    checkout = here.parents[1] if here.parts[-3:-1] == WORKTREES else here / ".beamline"
+    return checkout / "unsent"
 
 
-def create(about: Mapping[str, Any], key: str) -> Spool:
-    """A folder of its own for a run; ``about`` is what opens that run in the store."""
-    name = f"{time.time_ns()}-{key}"  # in order of time: a pipeline stands before its stages
+def flow_runs() -> Outbox:
+    """Return the outbox of the ends of Prefect's flow runs."""
+    return Outbox(root() / FLOW_RUNS)
+
+
+def create(run: Mapping[str, Any], key: str) -> RunOutbox:
+    """Make the outbox of a run; ``run`` is what opens it in the store."""
+    name = f"{time.time_ns()}-{key}"  # sorts by time: a pipeline before its stages
     partial = root() / f".{name}.partial"
     partial.mkdir(parents=True)
-    (partial / ABOUT).write_text(json.dumps(about))
+    (partial / RUN_FILE).write_text(json.dumps(run))
     lock = (partial / LOCK).open("w")
     fcntl.flock(lock, fcntl.LOCK_EX)
-    return Spool(partial.rename(root() / name), lock)
+    return RunOutbox(partial.rename(root() / name), lock)
 
 
-def add(spool: Spool, record: Record) -> None:
-    """Append a record. Raises OSError where the disk takes it not."""
-    waiting = entries(spool.folder)
-    name = f"{int(waiting[-1].stem) + 1 if waiting else 0:06d}.record"
-    head = json.dumps({"kind": record.kind, "said": record.said}).encode()
-    partial = spool.folder / f".{name}.partial"
-    partial.write_bytes(head + b"\n" + record.content)
-    partial.rename(spool.folder / name)
+def read(file: Path) -> Message:
+    """Return the message in a file."""
+    head, _, content = file.read_bytes().partition(b"\n")
+    return Message(**json.loads(head), content=content)
 
 
-def entries(folder: Path) -> list[Path]:
-    """The files of the records that wait, oldest first."""
-    return sorted(folder.glob("*.record"))
+def read_run(folder: Path) -> dict[str, Any]:
+    """Return what opens the run of an outbox in the store."""
+    return dict(json.loads((folder / RUN_FILE).read_text()))
 
 
-def read(entry: Path) -> Record:
-    """The record in a file."""
-    head, _, content = entry.read_bytes().partition(b"\n")
-    return Record(**json.loads(head), content=content)
-
-
-def waiting() -> list[Path]:
-    """The folders of runs, the oldest first, that no living process holds."""
-    found = sorted(folder for folder in root().glob("[0-9]*") if (folder / ABOUT).exists())
+def unsent_runs() -> list[Path]:
+    """Return the outboxes of runs that no living process holds, oldest first."""
+    found = sorted(folder for folder in root().glob("[0-9]*") if (folder / RUN_FILE).exists())
     return [folder for folder in found if not _is_held(folder)]
 
 
-def about(folder: Path) -> dict[str, Any]:
-    """What opens the run in the store."""
-    return dict(json.loads((folder / ABOUT).read_text()))
-
-
-def close(spool: Spool) -> None:
-    """Let go of a folder; it stays for whoever delivers it."""
-    spool.lock.close()
-
-
-def remove(spool: Spool) -> None:
-    """Drop a folder of which all has been delivered."""
-    shutil.rmtree(spool.folder, ignore_errors=True)
-    spool.lock.close()
-
-
 @contextmanager
-def held(folder: Path) -> Iterator[Spool | None]:
-    """A folder while this process holds it; None where another one does, or has just removed it."""
+def hold(folder: Path) -> Iterator[RunOutbox | None]:
+    """Lock an outbox for the block; None where another process holds it or has just removed it."""
     with suppress(FileNotFoundError), (folder / LOCK).open("r") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             yield None
             return
-        yield Spool(folder, lock) if (folder / ABOUT).exists() else None
+        yield RunOutbox(folder, lock) if (folder / RUN_FILE).exists() else None
         return
     yield None
 
 
 def _is_held(folder: Path) -> bool:
-    with held(folder) as spool:
-        return spool is None
+    with hold(folder) as outbox:
+        return outbox is None

@@ -1,4 +1,4 @@
-"""The MLflow store: where it is, whether it can be reached, and what earlier runs left in it."""
+"""The MLflow store: find it, check that it answers, connect, and read what runs left in it."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ from flows.host import processes
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
-
 EXPERIMENT = "beamline"
+NAME_TAG, PARENT_TAG = "beamline.run", "beamline.parent"  # names that hold without the store
+PARENT_RUN, KEY_TAG = "mlflow.parentRunId", "beamline.key"
 LOCK_WAIT = 2.0  # seconds that one attempt waits for a locked SQLite store; MLflow itself waits 20
 
 log = logging.getLogger(__name__)
 
 
 def abandoned() -> list[tuple[str, str]]:
-    """Ids and names of the runs in the store that are RUNNING though their process is gone.
+    """Return ids and names of the runs that are RUNNING in the store and whose process is gone.
 
-    Raises OSError or sqlite3.Error where the store is away.
+    Raises OSError or sqlite3.Error where the store is unreachable.
     """
     client = _client_of_store()
     experiment = client.get_experiment_by_name(EXPERIMENT) if client else None
@@ -46,15 +47,16 @@ def abandoned() -> list[tuple[str, str]]:
 
 
 def end_abandoned(run_id: str) -> None:
-    """Mark a run as KILLED, unless a living process has taken it up."""
+    """Mark a run as KILLED, unless a living process has resumed it."""
     if run_id in dict(abandoned()) and (client := _client_of_store()):
         client.set_terminated(run_id, "KILLED")
 
 
 def runs_tagged(tag: str, value: str) -> list[dict[str, str]]:
-    """The tags of the runs whose ``tag`` is ``value``, the oldest run first.
+    """Return the tags of the runs whose ``tag`` is ``value``, the oldest run first.
 
-    With them go its ``id`` and ``name``. Raises ConnectionError where the store cannot be read.
+    The run's ``id`` and ``name`` are added to them. Raises ConnectionError where the store cannot
+    be read.
     """
     with _reading() as client:
         experiment = client.get_experiment_by_name(EXPERIMENT) if client else None
@@ -69,7 +71,7 @@ def runs_tagged(tag: str, value: str) -> list[dict[str, str]]:
 
 
 def version_tags(model: str, which: str) -> dict[str, str] | None:
-    """The tags of a registered model's version, with its ``version``; None where there is none.
+    """Return the tags of a registered model's version and its ``version``; None without one.
 
     ``which``: the version's number or an alias. Raises ConnectionError where the store cannot be
     read.
@@ -86,49 +88,51 @@ def _reading() -> Iterator[MlflowClient | None]:
     try:
         yield _client_of_store()
     except Exception as error:
-        from mlflow.exceptions import MlflowException  # `connect` settles how it is imported
+        from mlflow.exceptions import (
+            MlflowException,  # after `connect`, which sets how it is imported
+        )
 
         if not isinstance(error, MlflowException | OSError | sqlite3.Error):
             raise
-        said = str(error).strip().partition("\n")[0]
-        raise ConnectionError(f"the store {store_uri()} cannot be read ({said})") from error
+        line = str(error).strip().partition("\n")[0]
+        raise ConnectionError(f"the store {store_uri()} cannot be read ({line})") from error
 
 
 def _client_of_store() -> MlflowClient | None:
-    """A client of the store, if there is one; none is made."""
+    """Return a client of the store, or None where there is no store yet."""
     file = _sqlite_file(store_uri())
     if file is not None and not file.exists():
         return None
-    check_reachable(store_uri(), away=True)
+    check_reachable(store_uri(), unreachable=True)
     return connect(store_uri())
 
 
 def store_uri() -> str:
-    """The address of the store: ``MLFLOW_TRACKING_URI``, or SQLite in the current directory."""
+    """Return the store's address: ``MLFLOW_TRACKING_URI``, or SQLite in the current directory."""
     here = f"sqlite:///{Path.cwd() / '.beamline' / 'mlflow.db'}"
     return os.environ.get("MLFLOW_TRACKING_URI") or here
 
 
-def check_reachable(uri: str, known: bool = False, away: bool = False) -> None:
+def check_reachable(uri: str, known: bool = False, unreachable: bool = False) -> None:
     """Raise OSError or sqlite3.Error within LOCK_WAIT seconds where a store takes no writes.
 
-    MLflow itself would wait 20 s for a lock and 100 s for a file that is no database. ``known``: a
-    SQLite store has been there, so that its file must be; ``away``: a server did not answer before,
-    and is asked whether it does.
+    MLflow itself would wait 20 s for a lock and 100 s for a file that is no database. ``known``:
+    the file of a SQLite store existed before, so that it must exist. ``unreachable``: a server did
+    not answer before, so that its health is checked.
     """
     file = _sqlite_file(uri)
-    if file is None and away:
-        _ask(uri)
+    if file is None and unreachable:
+        _check_health(uri)
     if file is None or not (known or file.exists()):
         return
-    address = f"file:{quote(str(file))}?mode=rw"  # does not make it
+    address = f"file:{quote(str(file))}?mode=rw"  # does not create it
     with closing(sqlite3.connect(address, LOCK_WAIT, isolation_level=None, uri=True)) as store:
         store.execute("BEGIN IMMEDIATE")
         store.execute("ROLLBACK")
 
 
-def _ask(uri: str) -> None:
-    """Raise OSError unless an HTTP server answers, whatever it says."""
+def _check_health(uri: str) -> None:
+    """Raise OSError unless an HTTP server answers, with whatever status."""
     try:
         urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=LOCK_WAIT).close()
     except urllib.error.HTTPError:
@@ -136,7 +140,7 @@ def _ask(uri: str) -> None:
     except urllib.error.URLError as error:
         if not isinstance(error.reason, ssl.SSLError):  # MLflow may know its certificate
             raise
-    except ValueError:  # no address of HTTP
+    except ValueError:  # not an HTTP address
         return
 
 
@@ -145,7 +149,8 @@ def _sqlite_file(uri: str) -> Path | None:
 
 
 def connect(uri: str) -> MlflowClient:
-    # read while MLflow is imported; by its own limits an absent server holds up a run for minutes
+    """Return a client of the store at ``uri``; a missing SQLite store is made first."""
+    # read while MLflow is imported; its own limits would let a dead server block for minutes
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
@@ -153,9 +158,11 @@ def connect(uri: str) -> MlflowClient:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     from mlflow.tracking import MlflowClient
 
-    # where something else had imported MLflow already, it has not read the level
+    # for an MLflow that something else imported before the level was set
     logging.getLogger("mlflow").setLevel(os.environ["MLFLOW_LOGGING_LEVEL"])
-    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # a run says it in a line
+    logging.getLogger("mlflow.store.db.utils").setLevel(
+        logging.CRITICAL
+    )  # a run logs the same in one line
     file = _sqlite_file(uri)
     if file is not None and not file.exists():
         _make_store(file, MlflowClient)
@@ -165,8 +172,8 @@ def connect(uri: str) -> MlflowClient:
 def _make_store(file: Path, connect: Callable[[str], object]) -> None:
     """Build an empty SQLite store under another name, then link it to ``file``.
 
-    MLflow's migrations break when two processes run them at once, and when one is killed in them
-    the store stays broken. Write-ahead logging lets the UI read while a run writes.
+    MLflow's migrations fail when two processes run them at once, and a process that is killed in
+    them leaves a broken store. Write-ahead logging lets the UI read while a run writes.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=file.parent, prefix=".new-store-") as folder:
@@ -180,6 +187,7 @@ def _make_store(file: Path, connect: Callable[[str], object]) -> None:
 
 
 def experiment_id(client: MlflowClient, uri: str) -> str:
+    """Return the id of the project's experiment; make it where it is missing."""
     if found := client.get_experiment_by_name(EXPERIMENT):
         return found.experiment_id
     file = _sqlite_file(uri)
@@ -193,7 +201,7 @@ def experiment_id(client: MlflowClient, uri: str) -> str:
 
 
 def disconnect(client: MlflowClient) -> None:
-    """Close the connections to a SQLite store: its file may be another one when it is back."""
+    """Close the connections to a SQLite store, whose file may be replaced before the next one."""
     engine = getattr(client._tracking_client.store, "engine", None)
     if engine is not None:
         engine.dispose()

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from flows.tracking.outbox import Record
+from flows.tracking.outbox import Message
 
 if TYPE_CHECKING:
     from mlflow.entities import Assessment, TraceInfo
@@ -16,47 +16,48 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
     from flows.tracking.traces import Span, Trace
+
 WITH_SPANS = "tags.`mlflow.trace.spansLocation` = 'TRACKING_STORE'"  # true once it has spans
 ENTITIES_PER_BATCH = 100  # MLflow's limit for parameters, tags, and traces that a run links to
 
 
-def write_traces(client: MlflowClient, run_id: str, uri: str, record: Record) -> None:
-    """Write those of the traces that are not there yet.
+def write_traces(client: MlflowClient, run_id: str, uri: str, message: Message) -> None:
+    """Write those of a message's traces that the store does not have yet.
 
-    MLflow's own tracing hides what fails and draws random ids; the two calls below it report their
-    faults, and with ids that follow from the trace's key each may be made twice. The spans of all
-    come last, in one transaction (spans first would cost three times as much): a trace counts as
-    there once it has spans, so one that a kill has left without is completed.
+    MLflow's own tracing hides errors and draws random ids. The two lower-level calls used here
+    raise errors, and may be repeated, because ids are derived from the trace's key. The spans of
+    all traces come last, in one transaction (spans first would cost three times as much): a trace
+    counts as written once it has spans, so one that a killed process left without is completed.
     """
     from mlflow.tracing.client import TracingClient
 
-    traces = [_as_trace(fields) for fields in record.said["traces"]]
+    traces = [_as_trace(fields) for fields in message.fields["traces"]]
     experiment = client.get_run(run_id).info.experiment_id
     store = TracingClient(uri)
     for start in range(0, len(traces), ENTITIES_PER_BATCH):
         batch = traces[start : start + ENTITIES_PER_BATCH]
-        there = _there(client, experiment, batch)
-        client.link_traces_to_run([i for i, run in there.items() if run != run_id], run_id)
-        missing = [trace for trace in batch if _trace_id(trace) not in there]
+        written = _finished(client, experiment, batch)
+        client.link_traces_to_run([i for i, run in written.items() if run != run_id], run_id)
+        missing = [trace for trace in batch if _trace_id(trace) not in written]
         for trace in missing:
             store.start_trace(_trace_info(trace, experiment, run_id))
         store.log_spans(experiment, [span for trace in missing for span in _stored_spans(trace)])
 
 
 def _as_trace(fields: Mapping[str, Any]) -> Trace:
-    """A trace as ``asdict`` or JSON gives it back."""
-    from flows.tracking.traces import (
-        Span,
-        Trace,  # and numpy with it, which a call that does nothing spares
-    )
+    """Return the trace that ``asdict``, or JSON made of it, describes."""
+    # imported here: it imports numpy, which runs without traces do not need
+    from flows.tracking.traces import Span, Trace
 
     trace = Trace(**fields)
     parts = tuple(Span(**part) for part in fields["spans"])
     return replace(trace, spans=parts, accepted=tuple(trace.accepted))
 
 
-def _there(client: MlflowClient, experiment: str, traces: Sequence[Trace]) -> dict[str, str | None]:
-    """The ids of the traces that have been written whole -> the run that wrote them."""
+def _finished(
+    client: MlflowClient, experiment: str, traces: Sequence[Trace]
+) -> dict[str, str | None]:
+    """Return the ids of the traces that have been written whole -> the run that wrote them."""
     keys = ", ".join(f"'{trace.key}'" for trace in traces)
     found = client.search_traces(
         locations=[experiment],
@@ -74,7 +75,7 @@ def _trace_id(trace: Trace) -> str:
 
 
 def _trace_info(trace: Trace, experiment: str, run_id: str) -> TraceInfo:
-    """What MLflow knows of a trace beside its spans: all that it is found by."""
+    """Return what MLflow keeps of a trace beside its spans, and finds it by."""
     from mlflow.entities import TraceInfo, TraceLocation, TraceState
 
     whole = trace.spans[0]
@@ -94,7 +95,7 @@ def _trace_info(trace: Trace, experiment: str, run_id: str) -> TraceInfo:
 
 
 def _assessments(trace: Trace) -> list[Assessment]:
-    """Reward, success and outcome as feedback, the gold answer as expectation."""
+    """Return reward, success and outcome as feedback, the gold answer as an expectation."""
     from mlflow.entities import AssessmentSource, Expectation, Feedback
 
     source = AssessmentSource(source_type="CODE", source_id="tasks/reward.py")
@@ -111,13 +112,13 @@ def _assessments(trace: Trace) -> list[Assessment]:
     if trace.accepted:
         forms = list(trace.accepted)
         entries.append(Expectation("answer", forms if forms[1:] else forms[0], **known))
-    for entry in entries:  # an id of its own, or a second attempt would add it again
+    for entry in entries:  # a derived id, or a second attempt would add it again
         entry.assessment_id = f"a-{_digits(trace.key, entry.name, 32)}"
     return entries
 
 
 def _stored_spans(trace: Trace) -> list[StoredSpan]:
-    """The spans in MLflow's own form, parents first."""
+    """Return the spans in MLflow's own form, parents first."""
     from mlflow.entities import Span as StoredSpan
 
     whole = _digits(trace.key, "0", 16)
@@ -128,7 +129,7 @@ def _stored_spans(trace: Trace) -> list[StoredSpan]:
 
 
 def _span_fields(trace: Trace, span: Span, number: int, whole: str) -> dict[str, Any]:
-    """One span as MLflow writes it to JSON; ``whole`` is the id of the first one."""
+    """Return one span as MLflow writes it to JSON; ``whole`` is the id of the first one."""
     attributes = {
         "mlflow.traceRequestId": _trace_id(trace),
         "mlflow.spanType": span.kind,
@@ -158,5 +159,5 @@ def _span_fields(trace: Trace, span: Span, number: int, whole: str) -> dict[str,
 
 
 def _digits(key: str, name: str, count: int) -> str:
-    """Hexadecimal digits that belong to a name below a key."""
+    """Return ``count`` hexadecimal digits derived from a key and a name below it."""
     return hashlib.blake2b(f"{key}/{name}".encode(), digest_size=count // 2).hexdigest()

@@ -3,86 +3,84 @@
 from __future__ import annotations
 
 import fcntl
-import json
+import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flows.host import processes
+from flows.tracking import outbox
+from flows.tracking.outbox import Message
+from flows.workers.prefect_patches import queue_events, survive_outages
+from flows.workers.server import HOME, STOP_TIMEOUT, own_server
 
 if TYPE_CHECKING:
     from prefect import Flow
     from prefect.client.schemas.objects import FlowRun
     from prefect.states import State
-from flows.workers.prefect_patches import (
-    HOME,
-    STOP,
-    UNTOLD,
-    log_to_ui_only,
-    queue_events,
-    survive_outages,
-)
-from flows.workers.server import own_server
 
 UI_ADDRESS = HOME / "ui.address"  # locked by the `make ui` that wrote it, for as long as it runs
 PATIENCE = 30.0  # seconds that a stage waits for the server of the run that it belongs to
 RETRIES = 4  # of a call to a server that has answered before, after 2 s, 4 s, 8 s, 16 s
 PARENT_TASK_RUN = "BEAMLINE_PARENT_TASK_RUN"  # environment variable: the stage's task in a retrain
 
-# ---------------------------------------------------------------- for runs
-
 
 @contextmanager
 def prefect_server(meanwhile: Callable[[], object] = lambda: None) -> Iterator[str]:
-    """Address of the API that this process and its children report to while the block lasts.
+    """Have this process and its children report to a server; yield the address of its API.
 
     ``meanwhile`` is called while a server of one's own starts, which takes 3 s. Raises RuntimeError
     for a server that does not answer.
     """
     found = _configured() or ui_server()
     with nullcontext(found) if found else own_server(meanwhile) as address:
-        tell_untold(address)
+        send_unsent_ends(address)
         with _reporting_to(address):
             yield address
 
 
 def _configured() -> str | None:
-    """PREFECT_API_URL of the environment or of the active profile, if it answers.
+    """Return PREFECT_API_URL of the environment or of the active profile; None where it is unset.
 
-    None also where it is that of the run this stage belongs to, and has gone away since: the stage
-    then has a server, and a flow run, of its own.
+    None also where it is the server of the run that this stage belongs to, and that server has
+    become unreachable: the stage then has a server, and a flow run, of its own.
     """
     from prefect.settings import PREFECT_API_URL
 
     address = PREFECT_API_URL.value()
     if address is None:
         return None
-    inner = PARENT_TASK_RUN in os.environ
-    error = _silence(PATIENCE if inner else 0.0)
-    if error and not inner:
+    belongs_to_run = PARENT_TASK_RUN in os.environ
+    error = _health_error(PATIENCE if belongs_to_run else 0.0)
+    if error and not belongs_to_run:
         raise RuntimeError(
             f"PREFECT_API_URL is {address}, which does not answer ({error}): start that "
             "server, or unset PREFECT_API_URL, and the run starts a server of its own"
         )
     if error:
         del os.environ[PARENT_TASK_RUN]
-        print(f"Prefect's server {address} is away: this stage starts one of its own", flush=True)
+        print(
+            f"Prefect's server {address} is unreachable: this stage starts one of its own",
+            flush=True,
+        )
         return None
     return address
 
 
-def answering() -> str | None:
-    """The server that runs of this checkout would find now; None where each has its own."""
+def current_server() -> str | None:
+    """Return the server that a run of this checkout would use now; None where it has its own."""
     from prefect.settings import PREFECT_API_URL
 
     configured = PREFECT_API_URL.value()
-    return ui_server() if configured is None or _silence(0.0) else configured
+    return ui_server() if configured is None or _health_error(0.0) else configured
 
 
-def _silence(patience: float) -> Exception | None:
-    """Why the configured server does not answer within ``patience`` seconds; None if it does."""
+def _health_error(patience: float) -> Exception | None:
+    """Check the configured server for ``patience`` seconds; return the error, or None."""
     from prefect.client.orchestration import get_client
 
     deadline = time.monotonic() + patience
@@ -93,14 +91,14 @@ def _silence(patience: float) -> Exception | None:
 
 
 def ui_server() -> str | None:
-    """Address of the server of a `make ui` that is running here."""
+    """Return the address of the server of a `make ui` that is running here, if one is."""
     if not UI_ADDRESS.exists():
         return None
     with UI_ADDRESS.open() as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return file.read() or None  # nothing yet: it is starting
+            return file.read() or None  # empty while it starts
     return None
 
 
@@ -114,49 +112,83 @@ def _reporting_to(address: str) -> Iterator[None]:
     before = os.environ.get("PREFECT_API_URL")
     os.environ["PREFECT_API_URL"] = address
     refresh_global_settings_context()
-    log_to_ui_only()
+    _keep_logs_off_terminal()
     flows = get_current_settings().flows
-    # the thread that sends heartbeats holds up the end of every flow run by a second
+    # the thread that sends heartbeats delays the end of every flow run by a second
     beat = flows.heartbeat_frequency if "heartbeat_frequency" in flows.model_fields_set else None
     changes = {"flows.heartbeat_frequency": beat, "client.max_retries": RETRIES}
+    on_error = partial(_queue_end, address)
     try:
-        with queue_events(), temporary_settings(changes), survive_outages(address):
+        with queue_events(STOP_TIMEOUT), temporary_settings(changes), survive_outages(on_error):
             yield
     finally:
-        APILogWorker.drain_all(timeout=STOP)
+        APILogWorker.drain_all(timeout=STOP_TIMEOUT)
         os.environ.pop("PREFECT_API_URL")
         if before is not None:
             os.environ["PREFECT_API_URL"] = before
         refresh_global_settings_context()
 
 
-def tell_untold(address: str) -> int:
-    """Tell a server how those flow runs ended that it did not hear of; how many it took."""
-    if not UNTOLD.exists():
+def _keep_logs_off_terminal() -> None:
+    """Leave the terminal to progress bars: logs of flow and task runs go to the UI alone."""
+    if "PREFECT_LOGGING_LEVEL" in os.environ:
+        return
+    logging.getLogger("prefect").setLevel(logging.WARNING)
+    logging.getLogger("EventsWorker").setLevel(logging.ERROR)  # counts the events left to send
+    for name in ("prefect.events.clients", "prefect._internal.concurrency"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # one line for each queued event
+    logging.raiseExceptions = False  # or each log that cannot be sent is a line in the terminal
+    for name in ("prefect.flow_runs", "prefect.task_runs"):
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+
+
+# ---------------------------------------------------------------- ends of flow runs
+
+
+def _queue_end(address: str, flow_run: str, state: State[Any], error: Exception) -> None:
+    """Queue the end of a flow run for a later call to send; other states are not worth it."""
+    print(
+        f"Prefect's server {address} did not accept the state {state.name} of a flow run "
+        f"({error}): the run goes on, and a later call sends how it ended",
+        file=sys.stderr,
+    )
+    if state.is_final():
+        end = {"flow_run": flow_run, "address": address}
+        end |= {"type": state.type.value, "name": state.name or state.type.value}
+        with suppress(OSError):  # a full disk
+            outbox.flow_runs().add(Message("flow_run_end", end))
+
+
+def send_unsent_ends(address: str) -> int:
+    """Send queued ends of flow runs to a server; return how many it accepted."""
+    unsent = outbox.flow_runs().files()
+    if not unsent:
         return 0
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.exceptions import ObjectNotFound
     from prefect.states import State
 
-    told = 0
+    sent = 0
     with SyncPrefectClient(address) as client:
-        for file in sorted(UNTOLD.glob("*.json")):
-            said = json.loads(file.read_text())
-            state: State[Any] = State(type=said["type"], name=said["name"])
+        for file in unsent:
+            end = outbox.read(file).fields
+            state: State[Any] = State(type=end["type"], name=end["name"])
             try:
-                client.set_flow_run_state(file.stem, state, force=True)
+                client.set_flow_run_state(end["flow_run"], state, force=True)
             except ObjectNotFound:
-                if said["address"] != address:  # another server's; this one has forgotten it
+                if end["address"] != address:  # it belongs to another server
                     continue
             except Exception:
-                return told
+                return sent
             file.unlink(missing_ok=True)
-            told += 1
-    return told
+            sent += 1
+    return sent
 
 
 def name_process(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """Tell Prefect which process a flow run is in: a hook for ``on_running`` (see flows/doctor)."""
+    """Log to Prefect which process runs a flow: a hook for ``on_running`` (flows/doctor.py)."""
     from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client:

@@ -1,9 +1,8 @@
-"""Where a stage runs: on a worker of the pool that its ``meta:`` names, or here.
+"""Send a stage to a worker of the pool that its ``meta:`` names, where that is possible.
 
-A stage is sent where Prefect has a deployment ``stage/<pool>`` (flows/deploy.py) and DVC a default
-remote: by that its inputs and outs travel, while Prefect carries the recipe, ``dvc.lock`` and the
-few files that git keeps. Without the one or the other it runs here, as it does where its inputs
-are no part of a commit.
+A stage is sent where Prefect has a deployment ``stage/<pool>`` (flows/deploy.py) and DVC has a
+default remote, which carries inputs and outs; Prefect carries the recipe, ``dvc.lock`` and the few
+files that git keeps. Otherwise, and where its inputs are not part of a commit, it runs here.
 """
 
 from __future__ import annotations
@@ -35,42 +34,41 @@ from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelling
 
 from flows.runs import dvc_command, git, pipeline, transfer
-from flows.tracking import run as track
 from flows.tracking import store
+from flows.tracking.run import PIPELINE_RUN
 
 FLOW = "stage"  # the flow of flows/deploy.py, with a deployment for each pool
-MADE = "stage"  # the type of the artifact by which its flow run says what it has made
+RESULT = "stage"  # the type of the artifact that has a stage's result
 UNFINISHED = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.PAUSED]
-LOOK = 1.0  # seconds between two looks at a stage that runs elsewhere
+POLL = 1.0  # seconds between two checks of a stage that runs on a worker
 
 
 def send(stage: pipeline.Stage) -> bool:
-    """Have a stage run on a worker of its pool, and fetch what it makes; False: it must run here.
+    """Run a stage on a worker of its pool and fetch its outs; return False if it must run here.
 
-    Raises RuntimeError where it fails there. Interrupted, it is cancelled there; where this process
-    is killed, it goes on there, and the next call waits for that one.
+    Raises StageError where it fails there. An interrupt cancels it there. Where this process is
+    killed, the worker continues, and the next call waits for it.
     """
     if stage.pool is None or pipeline.is_done(stage.name):
         return False
-    if why := _obstacle(stage):
-        _say(f"stages for the pool '{stage.pool}' run here: {why}")
+    if reason := _obstacle(stage):
+        _print_once(f"stages for the pool '{stage.pool}' run here: {reason}")
         return False
-    things = pipeline.belongings(stage.name)
-    transfer.push_paths(things.tracked)
-    made = _made_elsewhere(stage, _request(stage.name))
-    transfer.take_over(stage.name, made["lock"], made["files"])
+    transfer.push_paths(pipeline.belongings(stage.name).tracked)
+    result = _run_on_worker(stage, _request(stage.name))
+    transfer.take_over(stage.name, result["lock"], result["files"])
     return True
 
 
 def _obstacle(stage: pipeline.Stage) -> str | None:
-    """Why a stage cannot be sent; None where it can."""
+    """Return the reason why a stage cannot be sent, or None."""
     with get_client(sync_client=True) as client:
         try:
             client.read_deployment_by_name(f"{FLOW}/{stage.pool}")
         except ObjectNotFound:
             return f"Prefect has no deployment {FLOW}/{stage.pool} (docs/deployments.md)"
     if transfer.default_remote() is None:
-        return "DVC has no default remote by which inputs could travel (dvc remote add --default)"
+        return "DVC has no default remote to carry inputs (dvc remote add --default)"
     recipe = stage.name.split("@")[-1]
     if differ := git.uncommitted(f"params/{recipe}.yaml"):
         return f"this checkout differs from its last commit: {differ[0].strip()}"
@@ -80,16 +78,16 @@ def _obstacle(stage: pipeline.Stage) -> str | None:
 
 
 @functools.cache
-def _say(text: str) -> None:
+def _print_once(text: str) -> None:
     print(text, flush=True)
 
 
 def _request(name: str) -> dict[str, Any]:
-    """What the worker is told: the parameters of the flow in flows/deploy.py."""
+    """Return the parameters of the flow ``stage`` in flows/deploy.py."""
     files = (Path("params", f"{name.split('@')[-1]}.yaml"), Path("dvc.lock"))
     environment = {}
-    if store.store_uri().startswith("http"):  # other stores are out of the worker's reach
-        known = ("MLFLOW_TRACKING_URI", track.PIPELINE_RUN)
+    if store.store_uri().startswith("http"):  # a worker cannot reach other stores
+        known = ("MLFLOW_TRACKING_URI", PIPELINE_RUN)
         environment = {key: os.environ[key] for key in known if key in os.environ}
     return {
         "name": name,
@@ -99,28 +97,28 @@ def _request(name: str) -> dict[str, Any]:
     }
 
 
-def _made_elsewhere(stage: pipeline.Stage, request: Mapping[str, Any]) -> dict[str, Any]:
-    """What a stage has made on a worker: its entry in dvc.lock, and its outs that git keeps."""
-    made_from = {name: request[name] for name in ("name", "commit", "files")}
-    tag = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:16]
+def _run_on_worker(stage: pipeline.Stage, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Run a stage on a worker; return its entry in dvc.lock, and its outs that git keeps."""
+    inputs = {name: request[name] for name in ("name", "commit", "files")}
+    tag = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
     with get_client(sync_client=True) as client:
-        run = _under_way(client, tag) or _start(stage, request, tag)
+        run = _unfinished_run(client, tag) or _start(stage, request, tag)
         print(f"{stage.name} runs on a worker of the pool '{stage.pool}' ({run.name})", flush=True)
         try:
-            ended = _end(client, run.id)
+            ended = _await_end(client, run.id)
         except (KeyboardInterrupt, SystemExit):
             client.set_flow_run_state(run.id, Cancelling(), force=True)
             raise
         if ended.state is None or not ended.state.is_completed():
             raise dvc_command.StageError(
-                f"{stage.name} has failed on a worker of the pool '{stage.pool}': "
+                f"{stage.name} failed on a worker of the pool '{stage.pool}': "
                 f"{ended.state and ended.state.message}; its log is in flow run {run.name}"
             )
-        return told(client, run.id)
+        return result_of(client, run.id)
 
 
-def _under_way(client: SyncPrefectClient, tag: str) -> FlowRun | None:
-    """A flow run of the same request that has not ended, from a sender that is gone."""
+def _unfinished_run(client: SyncPrefectClient, tag: str) -> FlowRun | None:
+    """Return a flow run of the same request that a killed sender has started, if one runs."""
     wanted = FlowRunFilter(
         tags=FlowRunFilterTags(all_=[tag]),
         state=FlowRunFilterState(type=FlowRunFilterStateType(any_=UNFINISHED)),
@@ -129,36 +127,36 @@ def _under_way(client: SyncPrefectClient, tag: str) -> FlowRun | None:
 
 
 def _start(stage: pipeline.Stage, request: Mapping[str, Any], tag: str) -> FlowRun:
-    """A new flow run of the request, as a child of the task run that this is called in."""
+    """Start a flow run of the request, as a child of the task run that this is called in."""
     where = f"{FLOW}/{stage.pool}"
     return cast(FlowRun, run_deployment(where, parameters=dict(request), tags=[tag], timeout=0))
 
 
-def _end(client: SyncPrefectClient, run: UUID) -> FlowRun:
-    """The flow run, once it has ended; a server that is away meanwhile is waited for."""
+def _await_end(client: SyncPrefectClient, run: UUID) -> FlowRun:
+    """Wait until a flow run has ended, through outages of the server; return it."""
     while True:
         try:
             found = client.read_flow_run(run)
         except httpx.HTTPError as error:
-            _say(f"Prefect's server is away ({error}): what runs elsewhere goes on")
+            _print_once(f"Prefect's server is unreachable ({error}); the worker continues")
         else:
             if found.state is not None and found.state.is_final():
                 return found
-        time.sleep(LOOK)
+        time.sleep(POLL)
 
 
-def tell(made: Mapping[str, Any], name: str) -> None:
-    """Have the flow run that this is called in say what its stage has made.
+def publish_result(result: Mapping[str, Any], name: str) -> None:
+    """Store the result of a stage with the flow run that this is called in.
 
-    An artifact: Prefect's server keeps it, so sender and worker need no storage in common.
+    It is an artifact of Prefect's server, so sender and worker need no common storage.
     """
-    Artifact(type=MADE, description=f"what {name} has made", data=dict(made)).create()
+    Artifact(type=RESULT, description=f"result of {name}", data=dict(result)).create()
 
 
-def told(client: SyncPrefectClient, run: UUID) -> dict[str, Any]:
-    """What a flow run has said by ``tell``."""
+def result_of(client: SyncPrefectClient, run: UUID) -> dict[str, Any]:
+    """Return what a flow run has stored by ``publish_result``. Raises RuntimeError for nothing."""
     of_run = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run]))
     for artifact in client.read_artifacts(artifact_filter=of_run):
-        if artifact.type == MADE:
+        if artifact.type == RESULT:
             return dict(json.loads(str(artifact.data)))
-    raise RuntimeError(f"flow run {run} has ended, but does not say what its stage has made")
+    raise RuntimeError(f"flow run {run} has ended without a result of its stage")

@@ -1,138 +1,136 @@
-"""All patches of Prefect's internals, each with its reason.
+"""Patches of Prefect's internals, each with its reason and the upstream issue.
 
-Prefect 3.7 has no setting for any of them. Each one holds for the time of a block.
+No setting of Prefect 3.7 replaces any of them. Three other places reach into a library's internals,
+where the rules on imports (pyproject.toml) put them:
+
+- flows/runs/dvc_command.py silences ``dvc.ui.ui.enable``: DVC's hints after a stage would hide the
+  stage's own last line. DVC has no setting for it (treeverse/dvc#9239, open).
+- flows/tracking/store.py closes ``MlflowClient._tracking_client.store.engine``, since a client has
+  no ``close``. No upstream issue found.
+- tasks/engines/vllm/worker.py replaces the class of vLLM's sampler by a subclass that measures
+  entropies. No upstream issue found.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
-import os
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from prefect.states import State
 
-HOME = Path(".beamline/prefect")
-STOP = 10.0  # seconds that a server has to end
-RECONNECTIONS = 20  # attempts, a second apart, that an event waits for; Prefect itself: 10
-UNTOLD = HOME / "untold"  # the ends of flow runs that no server has taken yet
+RECONNECTIONS = 20  # attempts, a second apart, that the first event waits for; Prefect itself: 10
 
 
 @contextmanager
-def queue_events() -> Iterator[None]:
-    """Events wait for a server that is away, but not each of them.
+def queue_events(timeout: float) -> Iterator[None]:
+    """Queue events while the server is unreachable, with one long wait instead of one each.
 
-    The first that meets none has RECONNECTIONS attempts, each later one has a single attempt until
-    one is taken. Prefect sends what was not taken along with the next that is. It takes no client
-    of another class.
+    The first event that finds no server has RECONNECTIONS attempts, each later one a single attempt
+    until one succeeds. Prefect sends what was not accepted along with the next event that is. At
+    the end of the block, queued events have ``timeout`` seconds.
+
+    Reason: each event waits ten seconds for the server, one after the other, which holds up the end
+    of a run by minutes, and then it is lost (PrefectHQ/prefect#20423). The class is patched because
+    ``EventsWorker`` accepts no client of another class.
     """
     from prefect.events.clients import PrefectEventsClient
     from prefect.events.worker import EventsWorker
 
     emit, attach = PrefectEventsClient._emit, EventsWorker.attach_related_resources_from_context
 
-    async def attach_what_is_told(self: Any, event: Any) -> None:
+    async def attach_if_reachable(self: Any, event: Any) -> None:
         with suppress(Exception):
             if self._client._reconnection_attempts:  # else the server would be asked in vain
                 await attach(self, event)
 
-    async def emit_patiently(self: Any, event: Any) -> None:
+    async def emit_or_queue(self: Any, event: Any) -> None:
         try:
             await emit(self, event)
             self._reconnection_attempts = RECONNECTIONS
-        except Exception:  # the event is kept with those to be sent again
+        except Exception:  # the client keeps the event and sends it again
             self._reconnection_attempts = 0
 
     EventsWorker.set_client_override(PrefectEventsClient, reconnection_attempts=RECONNECTIONS)
-    PrefectEventsClient._emit = emit_patiently  # type: ignore[method-assign]
-    EventsWorker.attach_related_resources_from_context = attach_what_is_told  # type: ignore[method-assign]
+    PrefectEventsClient._emit = emit_or_queue  # type: ignore[method-assign]
+    EventsWorker.attach_related_resources_from_context = attach_if_reachable  # type: ignore[method-assign]
     try:
         yield
     finally:
         EventsWorker.set_client_override(None)
-        EventsWorker.drain_all(timeout=STOP)
+        EventsWorker.drain_all(timeout=timeout)
         PrefectEventsClient._emit = emit  # type: ignore[method-assign]
         EventsWorker.attach_related_resources_from_context = attach  # type: ignore[method-assign]
 
 
-def log_to_ui_only() -> None:
-    """Leave the terminal to progress bars: what flow and task runs log goes to the UI alone."""
-    if "PREFECT_LOGGING_LEVEL" in os.environ:
-        return
-    logging.getLogger("prefect").setLevel(logging.WARNING)
-    logging.getLogger("EventsWorker").setLevel(logging.ERROR)  # counts what is left to send
-    for name in ("prefect.events.clients", "prefect._internal.concurrency"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # say of each event that it must wait
-    logging.raiseExceptions = False  # or each log that cannot be sent is a line in the terminal
-    for name in ("prefect.flow_runs", "prefect.task_runs"):
-        logger = logging.getLogger(name)
-        logger.setLevel(logging.INFO)
-        logger.propagate = False
-
-
 @contextmanager
-def survive_outages(address: str) -> Iterator[None]:
-    """Flow runs begin and end though the server has gone away; what it missed is kept for it."""
+def survive_outages(on_error: Callable[[str, State[Any], Exception], None]) -> Iterator[None]:
+    """Let flow runs begin and end while the server is unreachable.
+
+    ``on_error`` receives the id of the flow run, the state that the server did not accept, and the
+    error.
+
+    Reason: a state that cannot be set ends the flow run with an error; client retries only delay
+    that (PrefectHQ/prefect#20462, open).
+    """
     import httpx
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.schemas import responses
     from prefect.exceptions import ObjectNotFound
 
-    report = SyncPrefectClient.set_flow_run_state
+    set_state = SyncPrefectClient.set_flow_run_state
 
-    def endure(self: Any, flow_run_id: Any, state: State[Any], force: bool = False) -> Any:
+    def set_or_report(self: Any, flow_run_id: Any, state: State[Any], force: bool = False) -> Any:
         try:
-            return report(self, flow_run_id, state, force)
+            return set_state(self, flow_run_id, state, force)
         except (httpx.HTTPError, ObjectNotFound) as error:
-            print(
-                f"Prefect's server {address} does not take the state {state.name} of a flow run "
-                f"({error}): the run goes on; a later call tells it how it ended",
-                file=sys.stderr,
-            )
-            _keep_untold(address, str(flow_run_id), state)
+            on_error(str(flow_run_id), state, error)
             return responses.OrchestrationResult[Any](
                 state=state,
                 status=responses.SetStateStatus.ACCEPT,
                 details=responses.StateAcceptDetails(),
             )
 
-    SyncPrefectClient.set_flow_run_state = endure  # type: ignore[method-assign]
+    SyncPrefectClient.set_flow_run_state = set_or_report  # type: ignore[method-assign]
     try:
         yield
     finally:
-        SyncPrefectClient.set_flow_run_state = report  # type: ignore[method-assign]
+        SyncPrefectClient.set_flow_run_state = set_state  # type: ignore[method-assign]
 
 
-def _keep_untold(address: str, flow_run: str, state: State[Any]) -> None:
-    """Keep how a flow run has ended; no other state is worth telling later."""
-    if not state.is_final():
-        return
-    said = {"address": address, "type": state.type.value, "name": state.name}
-    UNTOLD.mkdir(parents=True, exist_ok=True)
-    partial = UNTOLD / f".{flow_run}.partial"
-    partial.write_text(json.dumps(said))
-    partial.rename(UNTOLD / f"{flow_run}.json")
+async def settle_events(timeout: float) -> None:
+    """Wait until the server has stored the events that clients sent; task runs are made of them.
 
-
-async def settle_events() -> None:
-    """Wait until the events that clients have sent are in the database: task runs are made of them.
-
-    On its own, the server drops at its end what it has not worked off.
+    Reason: a server drops at its end the events that it has not processed yet, and their task runs
+    stay RUNNING. PrefectHQ/prefect#18790 (open) reports the symptom; no issue on the cause found.
+    The counters are no public interface.
     """
     from prefect.server.utilities.messaging.memory import METRICS
 
-    calm = 0
+    quiet_checks = 0
     before: dict[str, int] = {}
-    deadline = time.monotonic() + STOP / 2
-    while calm < 3 and time.monotonic() < deadline:
+    deadline = time.monotonic() + timeout
+    while quiet_checks < 3 and time.monotonic() < deadline:
         await asyncio.sleep(0.1)
         now = dict(METRICS["events"])
-        calm = calm + 1 if now == before and now["published"] == now["consumed"] else 0
+        settled = now == before and now["published"] == now["consumed"]
+        quiet_checks = quiet_checks + 1 if settled else 0
         before = now
+
+
+def begin_transactions_as_writes() -> None:
+    """Have a server on SQLite begin each transaction with a write lock, for its whole life.
+
+    Reason: a transaction that reads first and finds another one writing fails at once with
+    "database is locked", upon which the client waits for two seconds or more; one that begins as a
+    write waits some milliseconds for its turn (PrefectHQ/prefect#18934, open).
+    """
+    from prefect.server.database.configurations import AioSqliteConfiguration as Sqlite
+
+    begin = Sqlite.begin_transaction
+    Sqlite.begin_transaction = (  # type: ignore[method-assign]
+        lambda self, session, **_: begin(self, session, with_for_update=True)
+    )

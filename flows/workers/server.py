@@ -1,4 +1,4 @@
-"""A Prefect server of this project, as a process of its own on loopback.
+"""Start a Prefect server of this project, as a process of its own on loopback.
 
 ``python -m flows.workers.server serve DESCRIPTOR KIND`` is the server process.
 """
@@ -24,54 +24,56 @@ from pathlib import Path
 from typing import IO
 
 from flows.runs.dvc_command import PARENT, die_with_parent
-from flows.workers.prefect_patches import HOME, STOP, settle_events
+from flows.workers.prefect_patches import begin_transactions_as_writes, settle_events
 
+HOME = Path(".beamline/prefect")
 HOST = "127.0.0.1"
 PREFECT_PORT, MLFLOW_PORT = 4200, 5000  # of `make ui`, where they are free
-START = 60.0  # seconds that a server has to answer
+START_TIMEOUT = 60.0  # seconds that a server has to answer
+STOP_TIMEOUT = 10.0  # seconds that a server has to end
 RESTARTS = 5  # of a run's own server
 
 
 @contextmanager
 def own_server(meanwhile: Callable[[], object]) -> Iterator[str]:
-    """A server of one's own, which dies with this process even where that is killed."""
+    """Start a server that ends with this process, even a killed one; yield its API's address."""
     HOME.mkdir(parents=True, exist_ok=True)
     with (HOME / "server.log").open("ab") as log:
         process, port = start_prefect("run", 0, log)
-        over = threading.Event()
-        keeper = threading.Thread(target=_keep, args=(process, port, log, over), daemon=True)
-        keeper.start()
+        run_ended = threading.Event()
+        watcher = threading.Thread(target=_watch, args=(process, port, log, run_ended), daemon=True)
+        watcher.start()
         try:
             meanwhile()
             await_answer(process, port, "/api/health", log.name)
             yield f"http://{HOST}:{port}/api"
         finally:
-            over.set()
-            keeper.join()
+            run_ended.set()
+            watcher.join()
 
 
-def _keep(
-    process: subprocess.Popen[bytes], port: int, log: IO[bytes], over: threading.Event
+def _watch(
+    process: subprocess.Popen[bytes], port: int, log: IO[bytes], run_ended: threading.Event
 ) -> None:
-    """Start a server again where it ends by itself; end it when the run is ``over``.
+    """Restart a server that ends by itself; stop it when the run has ended.
 
-    What it had taken is in its database, and clients ask again until it answers. A thread that
+    What it had accepted is in its database, and clients retry until it answers. A thread that
     starts a process must outlive it, for the kernel counts the thread as the process's parent.
     """
-    answered = False  # one that never did is not started again: it would not either
+    answered = False  # one that never answered is not restarted: it would fail again
     for _ in range(RESTARTS):
-        while not over.wait(0.2) and process.poll() is None:
+        while not run_ended.wait(0.2) and process.poll() is None:
             answered = answered or _answers(port)
-        if over.is_set() or not answered:
+        if run_ended.is_set() or not answered:
             break
-        print("Prefect's server has ended by itself: it is started again", flush=True)
+        print("Prefect's server has ended by itself: restarting it", flush=True)
         process, _ = start_prefect("run", port, log)
-    over.wait()
+    run_ended.wait()
     stop(process)
 
 
 def _answers(port: int) -> bool:
-    with closing(http.client.HTTPConnection(HOST, port, timeout=START)) as connection:
+    with closing(http.client.HTTPConnection(HOST, port, timeout=START_TIMEOUT)) as connection:
         try:
             connection.request("GET", "/api/health")
             return connection.getresponse().status == http.HTTPStatus.OK
@@ -85,9 +87,10 @@ def _answers(port: int) -> bool:
 def start_prefect(
     kind: str, port: int, log: IO[bytes] | int
 ) -> tuple[subprocess.Popen[bytes], int]:
-    """Start a server on ``port`` (0: a free one) for a "run" or for the "ui"; process and port.
+    """Start a server on ``port`` (0: a free one) for a "run" or for the "ui"; return both.
 
-    The port is bound here, so nobody can take it, and who connects early waits instead of failing.
+    The port is bound here, so that nobody else can take it, and a client that connects early waits
+    instead of failing.
     """
     with socket.create_server((HOST, port)) as listening:
         port, descriptor = listening.getsockname()[1], listening.fileno()
@@ -104,7 +107,7 @@ def start_prefect(
 
 
 def _environment(kind: str, port: int) -> dict[str, str]:
-    """The environment of a server: its store is the project's, whatever the user has configured."""
+    """Return the environment of a server, whose store is the project's whatever the user's is."""
     home = HOME.absolute()
     services = "PREFECT_SERVER_SERVICES"
     settings = {
@@ -124,47 +127,44 @@ def _environment(kind: str, port: int) -> dict[str, str]:
 
 
 def await_answer(process: subprocess.Popen[bytes], port: int, path: str, log: str) -> None:
-    deadline = time.monotonic() + START
+    """Wait until a server answers; RuntimeError where it ends or takes START_TIMEOUT seconds."""
+    deadline = time.monotonic() + START_TIMEOUT
     while process.poll() is None and time.monotonic() < deadline:
-        with closing(http.client.HTTPConnection(HOST, port, timeout=START)) as connection:
+        with closing(http.client.HTTPConnection(HOST, port, timeout=START_TIMEOUT)) as connection:
             try:
                 connection.request("GET", path)
                 if connection.getresponse().status == http.HTTPStatus.OK:
                     return
             except OSError:  # it does not listen yet, or it has just ended
                 time.sleep(0.1)
-    raise RuntimeError(f"the server on port {port} did not start: {log} says why")
+    raise RuntimeError(f"the server on port {port} did not start: see {log}")
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a server and what it has started."""
+    """Stop a server and what it has started."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(STOP)
+            process.wait(STOP_TIMEOUT)
 
 
 def _serve(descriptor: int, kind: str) -> None:
     """Be a Prefect server on a bound socket until SIGTERM.
 
-    Prefect's own command imports and checks more first. Its server answers a write that meets
-    another one with an error, upon which the client waits for two seconds or more; a transaction
-    that begins as a write waits for its turn instead, some milliseconds.
+    Prefect's own command imports and checks more first.
     """
     die_with_parent()
     gc.disable()  # the imports make a million objects, and all of them stay
     import uvicorn
     from prefect.server.api.server import create_app
-    from prefect.server.database.configurations import AioSqliteConfiguration as Sqlite
 
     class Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            await settle_events()
+            await settle_events(STOP_TIMEOUT / 2)
             await super().shutdown(sockets)
 
-    begin = Sqlite.begin_transaction
-    Sqlite.begin_transaction = lambda self, session, **_: begin(self, session, with_for_update=True)  # type: ignore[method-assign]
+    begin_transactions_as_writes()
     _migrate()
     config = uvicorn.Config(create_app(ephemeral=kind == "run"), log_level="error")
     gc.enable()
@@ -175,23 +175,25 @@ def _serve(descriptor: int, kind: str) -> None:
 def _migrate() -> None:
     """Bring the database up to date; a new one starts as a copy of an empty one.
 
-    The migrations of a new database take 4 s. The empty one is kept in the virtual environment.
+    The migrations of a new database take 4 s. The empty one is kept in the user's cache folder.
     """
     from prefect.server.database import provide_database_interface
 
     database = HOME / "prefect.db"
-    empty = Path(sys.prefix) / f"prefect-{version_of('prefect')}-empty.db"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "beamline"
+    empty = cache / f"prefect-{version_of('prefect')}-empty.db"
     new = not database.exists()
     if new and empty.exists():
-        _copy_database(empty, database)
+        copy_database(empty, database)
     asyncio.run(provide_database_interface().create_db())
     if new and not empty.exists():
         with suppress(OSError):
-            _copy_database(database, empty)
+            cache.mkdir(parents=True, exist_ok=True)
+            copy_database(database, empty)
 
 
-def _copy_database(source: Path, target: Path) -> None:
-    """Copy a SQLite database; one that lies there already stays."""
+def copy_database(source: Path, target: Path) -> None:
+    """Copy a SQLite database; one that is already at ``target`` stays."""
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         copy = Path(folder) / "copy.db"
         with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(copy)) as new:

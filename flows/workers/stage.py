@@ -1,6 +1,6 @@
-"""What the stages of dvc.yaml have in common: each is a module whose last line is ``main(flow)``.
+"""Run a stage of dvc.yaml as a program: a module of flows/ whose last line is ``main(flow)``.
 
-``python -m flows.<stage> RECIPE`` is what DVC runs, for a retrain run or on its own.
+DVC runs ``python -m flows.<stage> RECIPE``, as part of a retrain run or on its own.
 """
 
 from __future__ import annotations
@@ -24,52 +24,53 @@ from prefect.states import Pending
 
 from flows import end_import_phase, exit_fast
 from flows.host import disk
-from flows.runs import dvc_command, git, ledger_mirror
+from flows.runs import dvc_command, git
 from flows.workers.connection import PARENT_TASK_RUN, name_process, prefect_server
 from params.schema import recipe as schema
+from tasks import settings
 from tasks.engines import ENGINES
 
-RECORDED = 30.0  # seconds that the server has to record that task run, which reaches it as an event
-RUN = "BEAMLINE_RUN"  # environment variable: the run that this process does the stages of
+RECORD_TIMEOUT = 30.0  # seconds until the server has recorded a task run, which is sent as an event
+RUN = "BEAMLINE_RUN"  # environment variable: the run whose stages this process runs
 SAMPLING = ("reinforce", "evaluate")  # stages that need the engine
-INTERRUPTED = 130  # what a shell makes of SIGINT
+INTERRUPTED = 130  # the exit status of a shell after SIGINT
 
 
 def main(flow: Flow[..., Any]) -> NoReturn:
-    """Run a stage's flow, which takes the recipe's name, as the command line says, and exit.
+    """Run a stage's flow with the recipe that the command line names, and exit.
 
-    Exit status 2 for a recipe that does not hold, 1 for a stage that fails; both with one message
-    and no traceback, unless the fault is none that the stage knows of.
+    The exit status is 2 for an invalid recipe and 1 for a stage that fails, both with one message
+    and no traceback; an unexpected error keeps its traceback.
     """
     end_import_phase()
     dvc_command.die_with_parent()
     parser = argparse.ArgumentParser(prog=f"python -m flows.{flow.fn.__name__}")
     parser.add_argument("recipe", help="params/<recipe>.yaml")
-    exit_fast(_run(flow, parser.parse_args().recipe))
+    exit_fast(run(flow, parser.parse_args().recipe))
 
 
 def check(recipe: str, stages: Collection[str] = disk.STAGES) -> None:
-    """Raise ValueError for a recipe that does not hold, or that ``stages`` have no room for."""
-    chosen = schema.load(recipe, Path("params"))
+    """Raise ValueError for an invalid recipe, or one whose ``stages`` the disk has no room for."""
+    chosen = settings.load(recipe, Path("params"))
     disk.check(recipe, chosen, schema.algorithm_of(chosen, Path("params")), stages)
 
 
 def check_engine(recipe: str) -> None:
-    """Raise ValueError for a recipe whose engine is not installed where it is to sample."""
-    engine = schema.load(recipe, Path("params")).engine
+    """Raise ValueError for a recipe whose engine is not installed here."""
+    engine = settings.load(recipe, Path("params")).engine
     if missing := ENGINES[engine.kind].installed(engine):
         raise ValueError(f"params/{recipe}.yaml: 'engine.kind' = {engine.kind!r}, {missing}")
 
 
 def explained(error: Exception) -> str | None:
-    """What to say of an error that ends a run; None where it is a fault of the program."""
+    """Return the message for an error that ends a run; None for an error of the program."""
     if disk.is_full():
-        return f"{error}. The disk is full: make room, and the same call goes on from here"
+        return f"{error}. The disk is full: free some space, and the same call resumes here"
     return str(error) if isinstance(error, ValueError | RuntimeError) else None
 
 
 def run_tags() -> dict[str, str]:
-    """What MLflow shows beside a run: the commit it is of, and the Prefect flow run around it."""
+    """Return tags for an MLflow run: the commit, and the Prefect flow run around it."""
     checkout = git.revision()
     return {
         "prefect.flow_run": str(flow_run.id),
@@ -78,7 +79,8 @@ def run_tags() -> dict[str, str]:
     }
 
 
-def _run(flow: Flow[..., Any], recipe: str) -> int:
+def run(flow: Flow[..., Any], recipe: str) -> int:
+    """Check the recipe and run a stage's flow on it; return the exit status (see ``main``)."""
     name = f"{flow.name} {recipe}"
     try:
         check(recipe, [stage for stage in disk.STAGES if stage == flow.name])
@@ -88,21 +90,21 @@ def _run(flow: Flow[..., Any], recipe: str) -> int:
         print(f"{name}: {error}", file=sys.stderr)
         return 2
     try:
-        with prefect_server(), ledger_mirror.attached():
+        with prefect_server():
             call(flow.with_options(flow_run_name=name, on_running=[name_process]), recipe)
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
-        if (said := explained(error)) is None:
+        if (message := explained(error)) is None:
             raise
-        print(f"{name}: {said}", file=sys.stderr)
+        print(f"{name}: {message}", file=sys.stderr)
         return 1
     return 0
 
 
 def call(flow: Flow[..., Any], recipe: str) -> None:
-    """Call the flow; where a task run of another one has started it, as a child of that one."""
+    """Call the flow; as a child of the task run that started this process, if one did."""
     task_run = os.environ.get(PARENT_TASK_RUN)
     parameters = {next(iter(inspect.signature(flow.fn).parameters)): recipe}
     if task_run is None:
@@ -113,15 +115,15 @@ def call(flow: Flow[..., Any], recipe: str) -> None:
             flow,
             name=str(flow.flow_run_name),
             parameters=parameters,
-            parent_task_run_id=_recorded(client, UUID(task_run)),
+            parent_task_run_id=_await_recorded(client, UUID(task_run)),
             state=Pending(),
         )
     run_flow(flow, flow_run=child, parameters=parameters)
 
 
-def _recorded(client: SyncPrefectClient, task_run: UUID) -> UUID:
-    """The task run's id, once the server knows it."""
-    deadline = time.monotonic() + RECORDED
+def _await_recorded(client: SyncPrefectClient, task_run: UUID) -> UUID:
+    """Wait until the server has recorded a task run; return its id."""
+    deadline = time.monotonic() + RECORD_TIMEOUT
     while True:
         try:
             return client.read_task_run(task_run).id
@@ -129,6 +131,6 @@ def _recorded(client: SyncPrefectClient, task_run: UUID) -> UUID:
             if time.monotonic() > deadline:
                 raise RuntimeError(
                     f"Prefect's server has not recorded the task run {task_run} of this stage "
-                    f"within {RECORDED:.0f} s: is its task-run recorder switched off?"
+                    f"within {RECORD_TIMEOUT:.0f} s: is its task-run recorder switched off?"
                 ) from None
             time.sleep(0.05)

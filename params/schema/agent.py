@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import (
     Field,
+    SerializeAsAny,
     model_validator,
 )
 
 from params.schema.base import (
     Frozen,
+    Machine,
     NonNegative,
     Positive,
     PositiveFloat,
-    Probability,
-    check_below_questions,
 )
 
 
@@ -24,46 +23,10 @@ class Dialogue(Frozen):
     """How an agent's trajectory is laid out, and where it is cut."""
 
     system: str
-    tools: tuple[Literal["python", "search"], ...]
     turn_tokens: Positive  # sampled tokens a turn, at most
     result_tokens: Positive  # tokens of one tool result, at most
     response_tokens: Positive  # tokens after the prompt, sampled and observed, at most
     tool_calls: NonNegative  # a trajectory, at most
-
-    @model_validator(mode="after")
-    def _has_a_tool(self) -> Dialogue:
-        if not self.tools:
-            raise ValueError("tools is empty: name at least one, such as python")
-        return self
-
-
-class PythonTool(Frozen):
-    """Limits of one call of the Python tool (design decision 9)."""
-
-    sandbox: Literal["auto", "bubblewrap", "unshare", "none"]
-    cpu_seconds: Positive
-    wall_seconds: PositiveFloat  # backstop only: outcomes must not depend on load
-    memory_mib: Positive
-    processes: Positive
-    file_mib: Positive
-    output_characters: Positive
-
-
-class Search(Frozen):
-    """The search tool: BM25 (Robertson and Zaragoza 2009) over the recipe's corpus."""
-
-    corpus: Path | None  # documents below questions/; null: those that the questions come with
-    results: Positive  # documents a query, at most
-    snippet_words: Positive  # of one document, at most
-    query_characters: Positive  # a longer query is refused
-    k1: PositiveFloat  # how soon a word that is repeated stops counting
-    b: Probability  # how much a long document is held back
-
-    @model_validator(mode="after")
-    def _lies_where_dvc_looks(self) -> Search:
-        if self.corpus:
-            check_below_questions(self.corpus)
-        return self
 
 
 class Engine(Frozen):
@@ -87,3 +50,12 @@ class Engine(Frozen):
                 "null, or kind to vllm"
             )
         return self
+
+
+class Agent(Frozen):
+    """All that decides how an agent acts: how its dialogue is laid out, its tools, what samples."""
+
+    dialogue: Dialogue
+    tools: dict[str, SerializeAsAny[Frozen]]  # name -> its settings
+    engine: Engine
+    machine: Machine

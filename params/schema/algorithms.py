@@ -188,6 +188,10 @@ class Algorithm(Frozen):
             raise ValueError("; ".join(faults))
         return self
 
+    def kl_in(self, place: str) -> bool:
+        """Return whether there is a KL term in "loss" or "reward"."""
+        return self.kl is not None and self.kl.place == place
+
     def _impossible(self) -> list[tuple[bool, str]]:
         """What cannot be, and what to do instead."""
         estimator, marks = self.estimator.kind, self.marks.kind

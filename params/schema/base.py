@@ -14,6 +14,7 @@ from pydantic import (
 )
 
 PARAMS = Path(__file__).parents[1]
+SOURCES = Path("data/sources")  # the user's own files; DVC watches it
 TABLES = ("algorithms", "architectures", "benchmarks")  # files of params/ that are no recipes
 
 Positive = Annotated[int, Field(gt=0)]
@@ -46,12 +47,12 @@ class Machine(Frozen):
 Reference = Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")]  # set/split of benchmarks.yaml
 
 
-def check_below_questions(file: Path) -> None:
-    """Raise ValueError for a user's file that lies where DVC would not watch it."""
-    if file.is_absolute() or file.parts[:1] != ("questions",) or ".." in file.parts:
+def check_below_sources(file: Path) -> None:
+    """Raise ValueError for a user's file that is not below data/sources/, which DVC watches."""
+    if file.is_absolute() or ".." in file.parts or not file.is_relative_to(SOURCES):
         raise ValueError(
-            f"{file} lies outside the folder questions/, where DVC would not see that it "
-            "changed: move it there"
+            f"{file} lies outside the folder {SOURCES}/, so DVC would not notice a change of it: "
+            "move it there"
         )
 
 

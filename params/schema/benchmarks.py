@@ -27,7 +27,7 @@ class Benchmark(Frozen):
     A field is a dotted path into the record ("prompt.0.content"); numbers are places in a list.
     """
 
-    hub: Hub | None  # null: only files below questions/<set>/
+    hub: Hub | None  # null: only files below data/sources/<set>/
     question: str  # field: a text, or a chat (a list of role and content)
     answer: str  # field: a text, a number, or a list of accepted forms
     answer_after: str | None  # the answer is what follows the last of these marks, such as "####"

@@ -16,7 +16,7 @@ from params.schema.base import (
     Positive,
     Probability,
     Reference,
-    check_below_questions,
+    check_below_sources,
 )
 
 
@@ -167,7 +167,7 @@ class CalculatorExpert(Frozen):
 
 
 class WrittenTraces(Frozen):
-    """Whole responses to training questions from a file of records below questions/."""
+    """Whole responses to training questions from a file of records below data/sources/."""
 
     kind: Literal["written"]
     file: Path
@@ -180,7 +180,7 @@ class WrittenTraces(Frozen):
 
     @model_validator(mode="after")
     def _lies_where_dvc_looks(self) -> WrittenTraces:
-        check_below_questions(self.file)
+        check_below_sources(self.file)
         return self
 
 
@@ -202,14 +202,14 @@ CALLED_BY = {  # the tools that an expert calls
 
 
 class Intake(Frozen):
-    """A folder below questions/ into which new training questions are delivered, file by file."""
+    """A folder below data/sources/ into which new files of training questions are put."""
 
     folder: Path  # it need not be there
     set: str  # the row of benchmarks.yaml that says how a record is read
 
     @model_validator(mode="after")
     def _lies_where_dvc_looks(self) -> Intake:
-        check_below_questions(self.folder)
+        check_below_sources(self.folder)
         return self
 
 

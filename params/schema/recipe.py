@@ -9,13 +9,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import (
-    model_validator,
-)
+from pydantic import SerializeAsAny, model_validator
 
-from params.schema.agent import Dialogue, Engine, PythonTool, Search
+from params.schema.agent import Agent, Dialogue, Engine
 from params.schema.algorithms import Algorithm, load_algorithms
-from params.schema.base import PARAMS, TABLES, Frozen, Machine, NonNegative, read_yaml, validate
+from params.schema.base import (
+    PARAMS,
+    SOURCES,
+    TABLES,
+    Frozen,
+    Machine,
+    NonNegative,
+    read_yaml,
+    validate,
+)
 from params.schema.benchmarks import Benchmark, benchmark_of, load_benchmarks
 from params.schema.champion import Champion
 from params.schema.cold_start import ColdStart
@@ -34,8 +41,7 @@ class Recipe(Frozen):
     machine: Machine
     prepare: Prepare
     dialogue: Dialogue
-    python: PythonTool
-    search: Search | None  # null where dialogue.tools has no search
+    tools: SerializeAsAny[Frozen]  # what the agent can call; tasks/settings.py knows each one
     engine: Engine
     lora: Lora | None  # null: all weights learn
     cold_start: ColdStart
@@ -54,32 +60,29 @@ class Recipe(Frozen):
         return self
 
     @model_validator(mode="after")
-    def _search_has_a_corpus(self) -> Recipe:
-        if ("search" in self.dialogue.tools) != (self.search is not None):
+    def _expert_has_its_tools(self) -> Recipe:
+        kind, given = self.prepare.expert.kind, list(self.tool_settings)
+        if missing := [tool for tool in CALLED_BY[kind] if tool not in given]:
             raise ValueError(
-                f"dialogue.tools is {list(self.dialogue.tools)} and search is "
-                f"{'null' if self.search is None else 'given'}: a recipe with the tool search "
-                "needs the section search, another one sets it to null"
-            )
-        own = self.prepare.questions.source == "encyclopedia"
-        if self.search and own == (self.search.corpus is not None):
-            raise ValueError(
-                f"search.corpus is {self.search.corpus} and questions.source is "
-                f"{self.prepare.questions.source}: an encyclopedia brings its corpus (null), other "
-                "sources need a file of documents below questions/"
+                f"tools is {given} and prepare.expert.kind {kind}, which calls "
+                f"{' and '.join(missing)} too: add it to tools"
             )
         return self
 
-    @model_validator(mode="after")
-    def _expert_has_its_tools(self) -> Recipe:
-        kind = self.prepare.expert.kind
-        missing = [tool for tool in CALLED_BY[kind] if tool not in self.dialogue.tools]
-        if missing:
-            raise ValueError(
-                f"dialogue.tools is {list(self.dialogue.tools)} and expert.kind {kind}, who calls "
-                f"{' and '.join(missing)} too: add it to dialogue.tools"
-            )
-        return self
+    @property
+    def tool_settings(self) -> dict[str, Frozen]:
+        """Return the settings of the tools that the agent has, by name."""
+        return {name: settings for name, settings in self.tools if settings is not None}
+
+    @property
+    def agent(self) -> Agent:
+        """Return what decides how the agent acts."""
+        return Agent(
+            dialogue=self.dialogue,
+            tools=self.tool_settings,
+            engine=self.engine,
+            machine=self.machine,
+        )
 
     def single_answers(self) -> Rollout:
         """The budget of an evaluation: one path a question, at the evaluation's temperature."""
@@ -118,21 +121,48 @@ def names(folder: Path = PARAMS) -> list[str]:
     return sorted(p.stem for p in folder.glob("*.yaml") if p.stem not in TABLES)
 
 
-def load(name: str, folder: Path = PARAMS) -> Recipe:
-    """Read and check ``<folder>/<name>.yaml``.
+def load(name: str, model: type[Recipe], folder: Path = PARAMS) -> Recipe:
+    """Read and check ``<folder>/<name>.yaml``. ``model`` is the form with all tools.
 
     Raises ValueError with file, key and remedy for an unknown recipe, YAML that does not parse, a
-    missing, unknown or impossible key.
+    missing, unknown or impossible key, and for a recipe of an older form.
     """
+    if name == SOURCES.name:
+        raise ValueError(
+            f"no recipe can be called '{name}': its outputs would go to {SOURCES}/, where your own "
+            "files are; rename the recipe"
+        )
     file = folder / f"{name}.yaml"
     if not file.is_file():
         raise ValueError(
             f"no recipe '{name}': {file} does not exist; recipes here: {names(folder)}"
         )
-    recipe = check(read_yaml(file), file)
-    named_sets(recipe, folder)  # a set or an algorithm without a row is said before any work
+    values = read_yaml(file)
+    if changes := older_form(values):
+        lines = "\n".join(f"{file}: {change}" for change in changes)
+        raise ValueError(f"{file} has an older form; change it as follows:\n{lines}")
+    recipe = validate(model, values, str(file))
+    named_sets(recipe, folder)  # a set or an algorithm without a row is an error before any work
     algorithm_of(recipe, folder)
     return recipe
+
+
+def older_form(values: Any) -> list[str]:
+    """Return the changes that a recipe of an older form needs, a line each."""
+    if not isinstance(values, dict):
+        return []
+    dialogue = values.get("dialogue")
+    tools: list[str] = []
+    changes = []
+    if isinstance(dialogue, dict) and "tools" in dialogue:
+        tools = dialogue["tools"] or []
+        changes.append("remove 'dialogue.tools': the keys of the section 'tools' name the tools")
+    for name in ("python", "search"):
+        if name in values:
+            used = name in tools and values[name] is not None
+            move = f"move '{name}' below 'tools', as 'tools.{name}'"
+            changes.append(move if used else f"remove '{name}': the agent does not have this tool")
+    return changes
 
 
 def named_sets(recipe: Recipe, folder: Path = PARAMS) -> dict[str, Benchmark]:
@@ -145,8 +175,3 @@ def named_sets(recipe: Recipe, folder: Path = PARAMS) -> dict[str, Benchmark]:
         return {}
     every = load_benchmarks(folder)
     return {reference.partition("/")[0]: benchmark_of(reference, every) for reference in references}
-
-
-def check(values: Any, file: Path) -> Recipe:
-    """Turn parsed YAML into a Recipe."""
-    return validate(Recipe, values, str(file))

@@ -41,7 +41,7 @@ class Sample:
     tokens: NDArray[np.int32]  # [T]
     logprobs: NDArray[np.float32]  # [T] nats, at the sampling temperature, before top-p
     entropies: NDArray[np.float32]  # [T] of the same distribution, divided by ln|V|: 0 to 1
-    stopped: str  # STOP, END or LENGTH of tasks.trees.tree
+    stopped: str  # a StopReason of tasks/trees/outcomes.py
 
 
 class Session(Protocol):

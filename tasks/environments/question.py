@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from tasks.trees.tree import NO_SUCH_TOOL, Call, Observation
-
-Tool = Callable[[Sequence[str]], list[Observation]]
+from tasks.tools import Tool
+from tasks.trees.outcomes import Outcome
+from tasks.trees.tree import Call, Observation
 
 
 def respond(tools: Mapping[str, Tool], calls: Sequence[Call]) -> list[Observation]:
@@ -27,4 +27,4 @@ def respond(tools: Mapping[str, Tool], calls: Sequence[Call]) -> list[Observatio
 
 
 def _missing(name: str) -> Tool:
-    return lambda arguments: [Observation(NO_SUCH_TOOL, f"no tool {name}")] * len(arguments)
+    return lambda arguments: [Observation(Outcome.NO_SUCH_TOOL, f"no tool {name}")] * len(arguments)

@@ -34,7 +34,7 @@ CENTRED = ("group_relative", "leave_one_out")  # a group's advantages have mean 
 
 
 def assemble(row: Algorithm, response_tokens: int) -> Assembled:
-    """Return the functions that a row's choices name; ``response_tokens`` is the response budget."""
+    """Return the functions that a row names; ``response_tokens`` is the response budget."""
     return Assembled(
         estimator=ESTIMATORS[row.estimator.kind](row.estimator),
         loss=losses.Loss(

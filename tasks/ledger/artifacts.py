@@ -34,21 +34,6 @@ class Artifact:
         return cls(str(path), digest(path))
 
 
-@dataclass(frozen=True)
-class Step:
-    """Where a sub-step stands: its recipe, stage and iteration, and the seed of its draws."""
-
-    recipe: str
-    stage: str
-    iteration: int
-    seed: int
-
-    @property
-    def folder(self) -> Path:
-        """Where the sub-steps of this stage are kept."""
-        return ROOT / self.recipe / self.stage
-
-
 def output(record: Record, name: str) -> Artifact:
     """Return the artifact ``name`` that a sub-step has made."""
     return Artifact(**record["artifacts"][name])
@@ -78,10 +63,11 @@ def _file_digest(file: Path) -> blake3:
 
 
 class PrunedError(RuntimeError):
-    """Something is needed that ``retire`` has dropped: ``revive`` lets it be made again."""
+    """An artifact is needed that ``Ledger.retire`` has dropped; see ``Ledger.revive``."""
 
 
 def need(made: Artifact) -> None:
+    """Raise PrunedError for an artifact of the ledger that is gone."""
     path = Path(made.path)
     if path.is_relative_to(ROOT) and not path.exists():
         raise PrunedError(f"{made.path} has been pruned, and is needed again")
@@ -94,7 +80,7 @@ def _copied(source: Path, target: Path) -> None:
 def publish(made: Artifact, target: Path, write: Callable[[Path, Path], object] = _copied) -> None:
     """Copy an artifact to where the stage's out lies, whole or not at all. Raises PrunedError.
 
-    ``write`` makes the copy, where it shall differ from the artifact.
+    ``write(source, target)`` makes the copy, where it differs from the artifact.
     """
     need(made)
     source, partial = Path(made.path), target.with_name(f".{target.name}.partial")
@@ -106,7 +92,7 @@ def publish(made: Artifact, target: Path, write: Callable[[Path, Path], object] 
 
 
 def publish_records(records: Sequence[Record], target: Path) -> None:
-    """Write what is the same in equal runs of ``records`` to ``target``: a line of JSON each.
+    """Write the part of ``records`` that equal runs share to ``target``, a line of JSON each.
 
     A line has stage, iteration, verb, key, inputs (name -> identity), artifacts (name -> digest)
     and seed; attempt, questions (ids) and cursor where they apply. No times, hosts or paths.
@@ -137,4 +123,5 @@ def _repeatable(record: Record) -> Record:
 
 
 def remove(path: Path) -> None:
+    """Remove a file or a folder, if it is there."""
     shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)

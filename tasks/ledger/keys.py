@@ -7,12 +7,13 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
-from tasks.ledger.artifacts import Artifact, Step
+from tasks.ledger.artifacts import Artifact
 
 PROJECT = Path(__file__).resolve().parents[2]
 ROOMS = ("flows", "tasks", "params")
@@ -22,32 +23,43 @@ DESCRIBED = ("tasks/tools", "tasks/environments")  # rooms whose docstrings an a
 
 
 def stage_key(recipe: BaseModel, *inputs: Artifact) -> str:
-    """A key of a whole stage: its recipe and the digests of what it reads."""
-    text = "/".join([recipe.model_dump_json(), *(entry.digest for entry in inputs)])
+    """Return a key of a whole stage: its recipe and the digests of what it reads."""
+    return _short("/".join([recipe.model_dump_json(), *(entry.digest for entry in inputs)]))
+
+
+def key_of(identities: Mapping[str, str]) -> str:
+    """Return the key of a sub-step with these inputs. Hexadecimal, 16 letters."""
+    return _short(json.dumps(identities, sort_keys=True))
+
+
+def _short(text: str) -> str:
     return hashlib.blake2b(text.encode()).hexdigest()[:KEY_LETTERS]
 
 
-def key_of(made_from: Mapping[str, str]) -> str:
-    text = json.dumps(made_from, sort_keys=True)
-    return hashlib.blake2b(text.encode()).hexdigest()[:KEY_LETTERS]
+def identities(inputs: Any, module: Path) -> dict[str, str]:
+    """Return what decides the outcome of a verb in ``module``: name -> identity.
+
+    ``inputs`` is the verb's frozen dataclass; each field counts, and so does the verb's source.
+    """
+    named = {entry.name: identity(getattr(inputs, entry.name)) for entry in fields(inputs)}
+    return {**dict(sorted(named.items())), "source": source_digest(module)}
 
 
-def identity(value: Any) -> str | None:
-    """What an argument contributes to a key; None for one that can't change the outcome."""
+def identity(value: Any) -> str:
+    """Return what one input contributes to a key, as text.
+
+    Raises TypeError for a value that has no content to hash, such as a function or a path.
+    """
     if isinstance(value, Artifact):
         return value.digest
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return json.dumps([identity(entry) for entry in value])
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return json.dumps({name: identity(entry) for name, entry in value.items()}, sort_keys=True)
-    if isinstance(value, Step):
-        return json.dumps({"iteration": value.iteration, "seed": value.seed})
     if isinstance(value, BaseModel):
         return json.dumps(value.model_dump(mode="json"), sort_keys=True)
     if value is None or isinstance(value, str | int | float | bool):
         return json.dumps(value)
-    if callable(value):  # a tool or a progress bar
-        return None
     raise TypeError(f"{value!r} can't be part of a key: pass an artifact, a section or a number")
 
 

@@ -1,8 +1,8 @@
 """Questions from the sets in params/benchmarks.yaml, and the SFT traces that belong to them.
 
-A reference such as ``gsm8k/train`` names a set and a split. Its file lies in questions/gsm8k/, or
-is fetched from the Hugging Face hub; a row of params/benchmarks.yaml says how a record of it is
-read.
+A reference such as ``gsm8k/train`` names a set and a split. Its file lies in
+data/sources/gsm8k/, or is fetched from the Hugging Face hub; a row of params/benchmarks.yaml says
+how a record of it is read.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Any
 
 from huggingface_hub import errors, hf_hub_download
 
+from params.schema.base import SOURCES
 from params.schema.benchmarks import Benchmark, Hub, benchmark_of
 from params.schema.prepare import AnyExpert, BenchmarkQuestions, CalculatorExpert, WrittenTraces
-from tasks.environments.toolbox import Respond
+from tasks.environments import Respond
 from tasks.questions import calculator
 from tasks.questions.experts import Dropped, Material, Parts, Trace
 from tasks.questions.files import FORMATS, Place, Record, as_text, records, text, value
@@ -28,7 +29,6 @@ Sets = Mapping[str, Benchmark]
 Right = Callable[[Question, str], bool]  # whether an answer to a question is right
 Write = Callable[[Respond], tuple[list[Trace], list[Dropped]]]
 
-FOLDER = Path("questions")
 ROLES = ("system", "user", "assistant")
 TRUTH = {True: "yes", False: "no"}
 UNREACHABLE = (OSError, errors.EntryNotFoundError, errors.HTTPError, errors.HFValidationError)
@@ -47,7 +47,7 @@ class Entry:
 # ---------------------------------------------------------------- files
 
 
-def locate(reference: str, sets: Sets, folder: Path = FOLDER) -> Path:
+def locate(reference: str, sets: Sets, folder: Path = SOURCES) -> Path:
     """The file of a set's split: the one in ``folder``/<set>/, else the hub's, fetched.
 
     Raises ValueError where there are two such files, or none and the hub cannot give one.
@@ -92,7 +92,7 @@ def _fetch(reference: str, hub: Hub | None, places: Sequence[Path]) -> Path:
 
 
 def load(
-    reference: str, sets: Sets, folder: Path = FOLDER, *, solutions: bool = True
+    reference: str, sets: Sets, folder: Path = SOURCES, *, solutions: bool = True
 ) -> list[Entry]:
     """The records of a set's split as questions, in their order.
 
@@ -201,7 +201,7 @@ def material(
     expert: AnyExpert,
     overlap_words: int,
     right: Right,
-    folder: Path = FOLDER,
+    folder: Path = SOURCES,
 ) -> Material:
     """The questions of the recipe's sets by split, and who writes the traces.
 

@@ -25,8 +25,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from types import MappingProxyType
 
-from tasks.environments.toolbox import Respond
+from tasks.environments import Respond
 from tasks.questions.experts import Dropped, Move, Played, Results, Script, Trace, play
+from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Question
 
 END_OF_SOLUTION = "####"
@@ -131,7 +132,7 @@ def _plan(question: Question, solution: str) -> Script | Dropped:
 
 def _judge(played: Played, right: Callable[[Question, str], bool]) -> Trace | Dropped:
     question, seen = played.script.question, played.observations[-1]
-    if seen.outcome != "ok":
+    if seen.outcome != Outcome.OK:
         return Dropped(question.id, "tool_error", f"{seen.outcome}: {seen.text.strip()}")
     if not right(question, played.answer):
         gold = " or ".join(question.answers)

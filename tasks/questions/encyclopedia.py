@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from params.schema.prepare import EncyclopediaExpert, EncyclopediaQuestions
-from tasks.environments.toolbox import Respond
+from tasks.environments import Respond
 from tasks.questions.experts import Dropped, Material, Move, Played, Script, Trace, draw_flaw, play
 from tasks.trees.tree import Document, Question
 

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tasks.environments.toolbox import Respond
+from tasks.environments import Respond
 from tasks.trees.tree import Call, Document, Observation, Question
 
 Parts = list[tuple[str, bool]]  # (text, whether the agent wrote it)

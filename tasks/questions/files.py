@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 Record = dict[str, Any]
-Place = str  # of a record, for messages: "questions/mine/train.jsonl, line 3"
+Place = str  # of a record, for messages: "data/sources/mine/train.jsonl, line 3"
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 PARQUET_ROWS = 1024  # read at a time

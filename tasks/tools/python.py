@@ -24,9 +24,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from params.schema.agent import PythonTool
+from params.schema.base import (
+    Frozen,
+    Positive,
+    PositiveFloat,
+)
 from tasks.tools import python_worker
+from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Observation
 
 BACKENDS = ("bubblewrap", "unshare")  # in the order that "auto" tries them
@@ -44,6 +50,20 @@ REMEDY = (
     "profile of a container; Linux 5.14 or newer); or set `python.sandbox: none` in the recipe, at "
     "your own risk: model output then runs with the rights of this user"
 )
+
+
+class PythonTool(Frozen):
+    """Limits of one call of the Python tool (design decision 9)."""
+
+    sandbox: Literal["auto", "bubblewrap", "unshare", "none"]
+    cpu_seconds: Positive
+    wall_seconds: PositiveFloat  # backstop only: outcomes must not depend on load
+    memory_mib: Positive
+    processes: Positive
+    file_mib: Positive
+    output_characters: Positive
+
+
 TRIAL = PythonTool(
     sandbox="auto",
     cpu_seconds=5,
@@ -141,7 +161,7 @@ def _call_or_replace(
         team[place] = None
         _stop(worker)
         team[place] = _start(settings, backend)
-        return Observation("killed", "")
+        return Observation(Outcome.KILLED, "")
 
 
 def _ask(worker: _Worker, code: str, seconds: float) -> Observation:
@@ -183,7 +203,7 @@ def _start(settings: PythonTool, backend: str) -> _Worker:
     except OSError as error:
         said = _stop(worker) or str(error)
     else:
-        if observation.outcome == "ok":
+        if observation.outcome == Outcome.OK:
             return worker
         said = f"{observation.outcome} {observation.text} {_stop(worker)}"
     reason = (said.strip().splitlines() or ["it said nothing"])[-1]

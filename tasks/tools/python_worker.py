@@ -62,7 +62,8 @@ WARM = [
 
 # How a runner ends. Unusual numbers, so that the code's own os._exit(0) is none of these.
 OK, ERROR, MEMORY = 200, 201, 202
-OUTCOMES = {OK: "ok", ERROR: "error", MEMORY: "memory"}
+OUTCOMES = {OK: "ok", ERROR: "error", MEMORY: "memory"}  # names of tasks/trees/outcomes.py
+TIMEOUT, WALL_TIMEOUT, OUTPUT_LIMIT, KILLED = "timeout", "wall_timeout", "output_limit", "killed"
 
 MEBIBYTE = 2**20
 RESERVE = 4 * MEBIBYTE  # beyond the memory limit, to tell that it was reached
@@ -437,7 +438,7 @@ def watch(reader: int, runner: int, config: dict) -> tuple[str, str | None]:
     while len(text) <= config["output_characters"]:
         ready = {d for d, _ in poll.poll(max(0.0, deadline - time.monotonic()) * 1000)}
         if not ready:
-            return text, "wall_timeout"
+            return text, WALL_TIMEOUT
         if 0 in ready:
             raise EOFError("the tool's process has gone")
         if reader in ready:
@@ -447,7 +448,7 @@ def watch(reader: int, runner: int, config: dict) -> tuple[str, str | None]:
                 poll.unregister(reader)
         elif end in ready:
             return text, None
-    return text[: config["output_characters"]], "output_limit"
+    return text[: config["output_characters"]], OUTPUT_LIMIT
 
 
 def end_family(keeper: int | None) -> None:
@@ -499,8 +500,8 @@ def answer(keeper: int | None, config: dict) -> int:
 def name_outcome(status: int, used: float, config: dict) -> str:
     """The outcome of a runner that ended by itself; ``used`` in CPU seconds."""
     if status == -signal.SIGXCPU or (status == -signal.SIGKILL and used >= config["cpu_seconds"]):
-        return "timeout"
-    return OUTCOMES.get(status, "killed")
+        return TIMEOUT
+    return OUTCOMES.get(status, KILLED)
 
 
 # ---- the warm parent

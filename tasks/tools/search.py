@@ -27,8 +27,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import regex
+from pydantic import (
+    model_validator,
+)
 
-from params.schema import agent
+from params.schema.base import (
+    Frozen,
+    Positive,
+    PositiveFloat,
+    Probability,
+    check_below_sources,
+)
+from tasks.tools import search
+from tasks.trees.outcomes import Outcome
 from tasks.trees.tables import read_rows, write_table
 from tasks.trees.tree import Document, Observation
 from tasks.trees.words import UNSPACED
@@ -44,6 +55,23 @@ _CHARACTER = regex.compile(rf"[{UNSPACED}]")
 _RUN = regex.compile(rf"[{UNSPACED}]+|[^{UNSPACED}]+")
 _PIECE = regex.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")
 _INSIDE_WORD = regex.compile(rf"[[\p{{L}}\p{{N}}\p{{M}}]--[{UNSPACED}]]", regex.V1)
+
+
+class Search(Frozen):
+    """The search tool: BM25 (Robertson and Zaragoza 2009) over the recipe's corpus."""
+
+    corpus: Path | None  # documents below data/sources/; null: those that the questions come with
+    results: Positive  # documents a query, at most
+    snippet_words: Positive  # of one document, at most
+    query_characters: Positive  # a longer query is refused
+    k1: PositiveFloat  # how soon a word that is repeated stops counting
+    b: Probability  # how much a long document is held back
+
+    @model_validator(mode="after")
+    def _lies_where_dvc_looks(self) -> Search:
+        if self.corpus:
+            check_below_sources(self.corpus)
+        return self
 
 
 def save_corpus(documents: Sequence[Document], folder: Path) -> None:
@@ -65,8 +93,20 @@ def save_corpus(documents: Sequence[Document], folder: Path) -> None:
     write_table(pa.table(columns, schema=DOCUMENT_TABLE), folder / DOCUMENTS)
 
 
+def corpus_faults(settings: Search, source: str) -> list[str]:
+    """Return why a corpus does not fit questions from ``source``; empty where it does."""
+    brings_its_own = source == "encyclopedia"
+    if brings_its_own != (settings.corpus is not None):
+        return []
+    return [
+        f"tools.search.corpus is {settings.corpus} and prepare.questions.source is "
+        f"{source}: an encyclopedia brings its corpus (null), other sources need a file "
+        "of documents below data/sources/"
+    ]
+
+
 @contextmanager
-def search_tool(settings: agent.Search, folder: Path) -> Iterator[Run]:
+def search_tool(settings: search.Search, folder: Path) -> Iterator[Run]:
     """Index what ``save_corpus`` wrote; yields ``run(queries) -> observations``, in their order.
 
     The index is not stored: it would weigh five times the documents, and hold ``k1`` and ``b``.
@@ -111,7 +151,7 @@ def line(document: Document) -> str:
     return text if begins else f"{title}: {text}"
 
 
-def build_index(documents: Sequence[Document], settings: agent.Search) -> Any:
+def build_index(documents: Sequence[Document], settings: search.Search) -> Any:
     """A bm25s index over titles and texts. 2,000 documents of 40 words take 0.1 s, 200,000 ten."""
     import bm25s  # here, since it takes a while and few recipes search
 
@@ -159,19 +199,19 @@ def snippet(text: str, count: int) -> str:
 
 
 def _answer(
-    query: str, index: Any, documents: Sequence[Document], settings: agent.Search
+    query: str, index: Any, documents: Sequence[Document], settings: search.Search
 ) -> Observation:
     if len(query) > settings.query_characters:
         limit = settings.query_characters
-        return Observation("query_too_long", f"query too long: at most {limit} characters")
+        return Observation(Outcome.QUERY_TOO_LONG, f"query too long: at most {limit} characters")
     wanted = words(query)
     if not wanted:
-        return Observation("empty_query", "empty query")
+        return Observation(Outcome.EMPTY_QUERY, "empty query")
     places = best(index, wanted, settings.results)
     if not places:
-        return Observation("no_results", "no results")
+        return Observation(Outcome.NO_RESULTS, "no results")
     shown = [snippet(line(documents[place]), settings.snippet_words) for place in places]
-    return Observation("ok", "\n".join(shown))
+    return Observation(Outcome.OK, "\n".join(shown))
 
 
 def _fault(document: Document) -> str | None:

@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from params.schema.agent import Dialogue
-from tasks.trees.tree import END, LENGTH, Call, Message, Observation, Question
+from tasks.trees.outcomes import Outcome, StopReason
+from tasks.trees.tree import Call, Message, Observation, Question
 
 TOOL_TAGS = ("python", "search")
 RESULT_TAGS = ("<result>", "</result>")
@@ -28,28 +29,6 @@ TAGS = tuple(
     f"<{slash}{tag}>" for tag in ("think", *TOOL_TAGS, "result", "answer") for slash in ("", "/")
 )
 BREAK = "\ufdd0"  # a code point that no text may use: where a quoted tag is taken apart
-
-# How a turn can end. Every one but CALL ends the trajectory.
-CALL, ANSWER, NO_ANSWER, CUT, BAD_CALL, FORGED_RESULT, TOO_MANY_CALLS, OUT_OF_SPACE = (
-    "call",  # a tool call, closed and well formed
-    "answer",  # an answer block was closed
-    "no_answer",  # the end token without an answer
-    "cut",  # the turn's token budget ran out
-    "bad_call",  # a closing tool tag that no opening tag belongs to
-    "forged_result",  # the agent wrote a result tag, which only a tool's result may have
-    "too_many_calls",  # one call more than the recipe allows
-    "out_of_space",  # the tool result and one more token would not fit
-)
-OUTCOMES = (
-    CALL,
-    ANSWER,
-    NO_ANSWER,
-    CUT,
-    BAD_CALL,
-    FORGED_RESULT,
-    TOO_MANY_CALLS,
-    OUT_OF_SPACE,
-)
 
 _CALL = re.compile(rf"<({'|'.join(TOOL_TAGS)})>((?:(?!<\1>).)*)</\1>", re.DOTALL)
 
@@ -101,19 +80,18 @@ def quote(text: str, tags: Iterable[str]) -> str:
 def read_turn(text: str, stopped: str) -> tuple[str, Call | None]:
     """How a turn ended, and the tool call it ended with, if any.
 
-    ``stopped`` is the engine's word: STOP, END or LENGTH of ``tasks.trees.tree``. A token may go on
-    after the tag that it closes.
+    ``stopped`` is the engine's StopReason. A token may go on after the tag that it closes.
     """
     if any(tag in text for tag in RESULT_TAGS):
-        return FORGED_RESULT, None
-    if stopped == LENGTH:
-        return CUT, None
-    if stopped == END:
-        return NO_ANSWER, None
+        return Outcome.FORGED_RESULT, None
+    if stopped == StopReason.LENGTH:
+        return Outcome.CUT, None
+    if stopped == StopReason.END:
+        return Outcome.NO_ANSWER, None
     if "</answer>" in text:
-        return ANSWER, None
+        return Outcome.ANSWER, None
     found = _CALL.search(text)
-    return (CALL, Call(found[1], found[2])) if found else (BAD_CALL, None)
+    return (Outcome.CALL, Call(found[1], found[2])) if found else (Outcome.BAD_CALL, None)
 
 
 def result_tokens(
@@ -170,7 +148,7 @@ def trace_tokens(
     pieces = [prompt]
     for text, sampled in parts:
         body = text.removeprefix("<result>").removesuffix("</result>")
-        observed = Observation("ok", body)
+        observed = Observation(Outcome.OK, body)
         pieces.append(
             encode(tokenizer, text) if sampled else result_tokens(tokenizer, observed, limit)[1]
         )

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.trees.tree import PART, RESULT, TURN, Tree
+from tasks.trees.outcomes import Outcome
+from tasks.trees.tree import RESULT, TURN, Tree
 
 Entropies = NDArray[np.float32]  # of consecutive sampled tokens, over ln|V|
 
@@ -29,11 +30,11 @@ def tree_metrics(trees: Sequence[Tree], window: int) -> dict[str, float]:
         "leaves": len(leaves),
         "branches": sum(decision.added for tree in trees for decision in tree.decisions),
         "tool_calls": len(results),
-        "tool_errors": sum(node.outcome != "ok" for node in results),
+        "tool_errors": sum(node.outcome != Outcome.OK for node in results),
         "tool_calls_a_leaf": _mean([sum(n.kind == RESULT for n in leaf) for leaf in leaves]),
         "sampled_tokens": sum(len(node.tokens) for node in turns),
         "response_tokens": _mean([sum(len(n.tokens) for n in leaf[1:]) for leaf in leaves]),
-        "answer_rate": _mean([leaf[-1].outcome == "answer" for leaf in leaves]),
+        "answer_rate": _mean([leaf[-1].outcome == Outcome.ANSWER for leaf in leaves]),
         "entropy": _mean(np.concatenate([turn.entropies for turn in turns])),
         "entropy_before_result": _mean([float(turn[-window:].mean()) for turn in before]),
         "entropy_after_result": _mean([window_entropy(turn, window) for turn in after]),
@@ -53,7 +54,7 @@ def around_results(trees: Sequence[Tree], window: int) -> tuple[list[Entropies],
         starts = _turns_after_results(tree)
         results = dict.fromkeys(tree.nodes[parts[0]].parent for parts in starts)
         before += [_entropies(tree, tree.parts(tree.nodes[result].parent)) for result in results]
-        whole = [parts for parts in starts if tree.nodes[parts[-1]].outcome != PART]
+        whole = [parts for parts in starts if tree.nodes[parts[-1]].outcome != Outcome.PART]
         seen = dict.fromkeys(_within(tree, parts, window) for parts in whole)
         after += [_entropies(tree, parts)[:window] for parts in seen]
     return before, after

@@ -16,11 +16,10 @@ from itertools import takewhile
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.trees.outcomes import Outcome
+
 PROMPT, TURN, RESULT = "prompt", "turn", "result"  # kinds of nodes
-NO_SUCH_TOOL = "no_such_tool"  # the outcome of a call of a tool that is not at hand
-PART = "part"  # the outcome of a part of a turn that the next node goes on with
 AFTER_RESULT, AT_MARK = "entropy", "mark"  # kinds of branching decisions
-STOP, END, LENGTH = "stop", "end", "length"  # sampling ended: a stop string, end token, budget
 
 
 @dataclass(frozen=True)
@@ -66,9 +65,9 @@ class Call:
 
 @dataclass(frozen=True)
 class Observation:
-    """What one tool call gave back: a named outcome ("ok", "error", ...) and its text."""
+    """What one tool call gave back."""
 
-    outcome: str
+    outcome: str  # an Outcome of a tool call
     text: str
 
 
@@ -83,7 +82,7 @@ class Node:
 
     parent: int  # index in the tree; -1 for the prompt
     kind: str  # PROMPT, TURN or RESULT
-    outcome: str  # how a turn ended, or what became of the tool call
+    outcome: str  # an Outcome; "" for the prompt
     text: str
     tokens: NDArray[np.int32]
     logprobs: NDArray[np.float32]
@@ -203,7 +202,7 @@ def _parts(
         reach = len(turn.text) if whole else max(written, shared)
         yield replace(
             turn,
-            outcome=turn.outcome if whole else PART,
+            outcome=turn.outcome if whole else Outcome.PART,
             text=turn.text[written:reach],
             tokens=turn.tokens[start:end],
             logprobs=turn.logprobs[start:end],

@@ -42,7 +42,7 @@ def copy(template, folder):
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     subprocess.run(["cp", "--archive", template, folder], check=True)
-    for left in ("mlflow.db", "mlflow.db-wal", "mlflow.db-shm", "untracked"):
+    for left in ("mlflow.db", "mlflow.db-wal", "mlflow.db-shm", "unsent"):
         path = folder / ".beamline" / left
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     return folder

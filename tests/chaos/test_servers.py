@@ -91,12 +91,12 @@ def test_an_mlflow_server_that_goes_and_comes_back_has_everything_once(
     runs.wait_for(run, lambda: runs.begun(folder, "0000-rollout"))
     stop(server)
     runs.wait_for(run, lambda: runs.ended(folder, "0001-update"))
-    assert list((folder / ".beamline/untracked").glob("*/*")), "what it has to say waits"
+    assert list((folder / ".beamline/unsent").glob("*/*")), "what it has to say waits"
     begin()
     assert run.wait(runs.PATIENCE) == 0, runs.said(folder).read_text()
     runs.finish(folder, MLFLOW_TRACKING_URI=address)
     assert runs.outcome(folder) == expected
-    assert not list((folder / ".beamline/untracked").glob("*/*"))
+    assert not list((folder / ".beamline/unsent").glob("*/*"))
     found = [point for point in runs.measured(store) if point[0].startswith("reinforce@")]
     theirs = runs.measured(unbroken / ".beamline/mlflow.db")
     assert found == [point for point in theirs if point[0].startswith("reinforce@")]

@@ -4,7 +4,7 @@ import os
 import pytest
 from prefect.context import refresh_global_settings_context
 
-from flows.workers import prefect_patches, server
+from flows.workers import server
 from tests import toy_project as toy
 
 
@@ -18,7 +18,7 @@ def api(tmp_path_factory):
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setenv("PYTHONPATH", str(toy.ROOT))
-        prefect_patches.HOME.mkdir(parents=True)
+        server.HOME.mkdir(parents=True)
         process, port = server.start_prefect("run", 0, log)
         server.await_answer(process, port, "/api/health", log.name)
     yield f"http://{server.HOST}:{port}/api"

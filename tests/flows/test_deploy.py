@@ -13,7 +13,7 @@ import pytest
 import yaml
 from prefect.workers.process import ProcessWorker
 
-from flows.workers import prefect_patches, server
+from flows.workers import server
 from tests import toy_project as toy
 
 FAST = {"PREFECT_WORKER_QUERY_SECONDS": "0.5", "PREFECT_WORKER_HEARTBEAT_SECONDS": "5"}
@@ -50,7 +50,7 @@ def service(tmp_path):
         patch.setenv("PYTHONPATH", str(toy.ROOT))
         for loop in ("LOOP_SECONDS", "RECENT_DEPLOYMENTS_LOOP_SECONDS"):
             patch.setenv(f"PREFECT_SERVER_SERVICES_SCHEDULER_{loop}", "2")
-        prefect_patches.HOME.mkdir(parents=True)
+        server.HOME.mkdir(parents=True)
         process, port = server.start_prefect("ui", 0, log)
         server.await_answer(process, port, "/api/health", log.name)
     yield f"http://{server.HOST}:{port}/api"

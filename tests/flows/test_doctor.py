@@ -18,11 +18,11 @@ import pytest
 from flows import doctor
 from flows.host import leftovers, processes
 from flows.tracking import outbox
-from flows.tracking import run as track
-from flows.workers import prefect_patches, server
-from params.schema.agent import PythonTool
+from flows.tracking.run import stage_run
+from flows.workers import server
 from tasks.engines.transformers import worker
 from tasks.tools import python
+from tasks.tools.python import PythonTool
 from tests import toy_project as toy
 
 ALONE = ("sh", "-c", '"$@" & echo $!', "sh")  # starts a command and ends before it
@@ -147,7 +147,7 @@ def test_an_orphaned_server_and_an_orphaned_dvc_end_with_what_they_have_started(
     project, look, start
 ):
     toy.write_stage(project, "first", flows=False, before=f"Path('begun').touch(); {SLEEP}")
-    prefect_patches.HOME.mkdir(parents=True)
+    server.HOME.mkdir(parents=True)
     with socket.create_server((server.HOST, 0)) as listening:
         descriptor = listening.fileno()
         served = start(
@@ -359,12 +359,12 @@ def test_what_a_store_was_not_told_is_delivered_and_stays_while_the_store_is_awa
     store = project / "store.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{store}")
     store.write_text("no database" * 100)
-    with track.stage("toy", "first", "k") as run:
-        run.metrics({"reward": 0.5}, 0, 1.0)
-    expected = f"untold: 2 records of run 'first@toy' for the store sqlite:///{store}"
+    with stage_run("toy", "first", "k") as run:
+        run.log_metrics({"reward": 0.5}, 0, 1.0)
+    expected = f"unsent: 2 messages of run 'first@toy' for the store sqlite:///{store}"
     assert look("--yes") == (1, [expected])
     store.unlink()
-    found_and_cleared(look, "untold: 2 records of run 'first@toy'")
+    found_and_cleared(look, "unsent: 2 messages of run 'first@toy'")
     with closing(sqlite3.connect(store)) as database:
         assert database.execute("select name, status from runs").fetchall() == [
             ("first@toy", "FINISHED")
@@ -373,8 +373,8 @@ def test_what_a_store_was_not_told_is_delivered_and_stays_while_the_store_is_awa
 
 def test_a_run_killed_by_sigkill_leaves_what_doctor_clears_and_nothing_before(project, look, start):
     before = f"""
-    from tasks import track
-    with track.stage("toy", "first", "k"):
+    from flows.tracking.run import stage_run
+    with stage_run("toy", "first", "k"):
         Path("begun").touch()
         {SLEEP}"""
     toy.write_stage(project, "first", flows=True, before=before.strip())
@@ -390,7 +390,7 @@ def test_a_run_killed_by_sigkill_leaves_what_doctor_clears_and_nothing_before(pr
         *("run 'toy 20", "run 'first@toy' is RUNNING in MLflow", "half-written"),
         *("RUNNING in Prefect, and their processes are gone: ", "DVC's list of paths in use"),
     )
-    with closing(sqlite3.connect(prefect_patches.HOME / "prefect.db")) as store:
+    with closing(sqlite3.connect(server.HOME / "prefect.db")) as store:
         for table in ("flow_run", "task_run"):
             states = store.execute(f"select distinct state_type from {table}").fetchall()
             assert states == [("CRASHED",)], table
@@ -424,7 +424,9 @@ def test_a_pin_that_has_drifted_is_installed_again(project):
     )
     assert pip.returncode == 0, pip.stdout
     Path("constraints.txt").write_text("# pins\ntoy-pin==2.0\nnot-installed==1.0\n")
-    examine = "import pathlib; from tasks import leftovers; [print(f.what) or f.clear() for f in "
+    examine = (
+        "import pathlib; from flows.host import leftovers; [print(f.what) or f.clear() for f in "
+    )
     examine += "list(leftovers.pins(pathlib.Path('.')))]"
     said = toy.run(project, interpreter, "-c", examine, **settings).stdout
     assert said == "drifted pin: toy-pin is 1.0, constraints.txt says 2.0\n"

@@ -19,7 +19,8 @@ from params.schema.algorithms import Kl, Overlong, load_algorithms
 from params.schema.reinforce import Lora
 from tasks.collect import collect
 from tasks.ledger import artifacts
-from tasks.ledger.artifacts import Artifact, Step
+from tasks.ledger.artifacts import Artifact
+from tasks.ledger.substeps import Step
 from tasks.policy import checkpoint, resident
 from tasks.policy.machine import use_machine
 from tasks.trees.tables import load_trees, read_rows, save_questions

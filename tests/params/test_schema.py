@@ -41,7 +41,7 @@ SETS = {"source": "benchmarks", "train": ["gsm8k/train"], "validation": 9, "test
 CALCULATOR = {"kind": "calculator"}
 WRITTEN = {
     "kind": "written",
-    "file": "questions/own/traces.jsonl",
+    "file": "data/sources/own/traces.jsonl",
     "question": "question",
     "response": "response",
 }
@@ -53,7 +53,7 @@ SEARCH = {
     "k1": 1.2,
     "b": 0.75,
 }
-DOCUMENTS = {**SEARCH, "corpus": "questions/own/documents.jsonl"}
+DOCUMENTS = {**SEARCH, "corpus": "data/sources/own/documents.jsonl"}
 ROW = {
     "hub": {
         "name": "someone/something",
@@ -148,6 +148,11 @@ def test_a_recipe_is_frozen():
         recipe.seed = 1
     with pytest.raises(ValidationError, match="frozen"):
         recipe.reinforce.rollout.leaves = 1
+
+
+def test_no_recipe_is_called_sources(tmp_path):
+    with pytest.raises(ValueError, match=r"'sources'.*data/sources/.*rename"):
+        schema.load(write(tmp_path, TINY, name="sources"), tmp_path)
 
 
 def test_an_unknown_recipe_is_named_with_those_that_lie_beside_it(tmp_path):
@@ -273,7 +278,11 @@ FAULTS = [
     ({"search": SEARCH}, ["tools is ['python'] and search is given", "sets it to null"]),
     (
         {"dialogue__tools": ["search"], "search": SEARCH},
-        ["search.corpus is None", "source is computation", "a file of documents below questions/"],
+        [
+            "search.corpus is None",
+            "source is computation",
+            "a file of documents below data/sources/",
+        ],
     ),
     (
         {"dialogue__tools": ["search"], "search": DOCUMENTS},
@@ -333,7 +342,7 @@ def reading(**changes):
 def test_an_encyclopedia_brings_its_corpus(tmp_path):
     assert schema.load(write(tmp_path, reading()), tmp_path).search.corpus is None
     said = fault_of(tmp_path, reading(search=DOCUMENTS))
-    assert "search.corpus is questions/own/documents.jsonl" in said
+    assert "search.corpus is data/sources/own/documents.jsonl" in said
     assert "an encyclopedia brings its corpus (null)" in said
 
 
@@ -342,7 +351,7 @@ def test_other_questions_are_searched_for_in_a_file_of_documents(tmp_path):
     recipe = schema.load(
         write(tmp_path, changed(dialogue__tools=tools, search=DOCUMENTS)), tmp_path
     )
-    assert recipe.search.corpus == Path("questions/own/documents.jsonl")
+    assert recipe.search.corpus == Path("data/sources/own/documents.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -377,14 +386,14 @@ def test_a_reference_is_a_set_and_a_split(tmp_path, reference):
 
 
 @pytest.mark.parametrize(
-    "path", ["train.jsonl", "/questions/a.jsonl", "questions/../a.jsonl", ".", "other/questions/a"]
+    "path", ["train.jsonl", "/data/sources/a.jsonl", "data/sources/../a.jsonl", ".", "data/mine/a"]
 )
 def test_a_file_outside_the_folder_that_dvc_knows_is_refused(tmp_path, path):
     written = changed(prepare__questions=SETS, prepare__expert={**WRITTEN, "file": path})
     searched = changed(dialogue__tools=["search"], search={**SEARCH, "corpus": path})
     for values in (written, searched):
         said = fault_of(tmp_path, values)
-        assert f"{path} lies outside the folder questions/" in said
+        assert f"{path} lies outside the folder data/sources/" in said
         assert "move it there" in said
 
 
@@ -770,8 +779,12 @@ def test_a_recipe_names_its_champion_by_version_commit_and_digest():
         ("start", "best", "'start' = 'best'"),
         ("verdict__confidence", 1.0, "verdict.confidence"),
         ("verdict__margin", 2.0, "verdict.margin"),
-        ("prepare__intake", {"folder": "intake", "set": "intake"}, "outside the folder questions/"),
-        ("prepare__intake", {"folder": "questions/intake"}, "missing key 'prepare.intake.set'"),
+        (
+            "prepare__intake",
+            {"folder": "intake", "set": "intake"},
+            "outside the folder data/sources/",
+        ),
+        ("prepare__intake", {"folder": "data/sources/intake"}, "missing key 'prepare.intake.set'"),
     ],
 )
 def test_what_cannot_be_promoted_by_is_refused_by_name(path, value, said):
@@ -781,7 +794,7 @@ def test_what_cannot_be_promoted_by_is_refused_by_name(path, value, said):
 
 
 def test_an_intake_whose_set_has_no_row_is_refused_before_any_work(tmp_path):
-    intake = {"folder": "questions/intake/mine", "set": "nowhere"}
+    intake = {"folder": "data/sources/intake/mine", "set": "nowhere"}
     write(tmp_path, changed(prepare__intake=intake))
     with pytest.raises(ValueError, match=r"benchmarks\.yaml has no row 'nowhere'"):
         schema.load("mine", tmp_path)

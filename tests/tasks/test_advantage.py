@@ -15,11 +15,13 @@ from params.schema.base import Machine
 from tasks import reward
 from tasks.advantage import TABLE, advantage
 from tasks.ledger import artifacts
-from tasks.ledger.artifacts import Artifact, Step
+from tasks.ledger.artifacts import Artifact
+from tasks.ledger.substeps import Step
 from tasks.policy import checkpoint, resident
 from tasks.policy.machine import use_machine
+from tasks.trees.outcomes import Outcome
 from tasks.trees.tables import read_rows, save_trees, write_table
-from tasks.trees.tree import PART, PROMPT, RESULT, TURN, Node, Question, Tree
+from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree
 from tests.trees import lengths, random_tree
 
 MACHINE = Machine(threads=1, device="cpu", precision="float32")
@@ -359,7 +361,7 @@ def episodes(*observed, in_parts=False):
             for part in range(count) if in_parts else [0]:
                 tokens = [10 + part] if in_parts else list(range(10, 10 + count))
                 whole = not in_parts or part == count - 1
-                tree.nodes.append(node(at, TURN, "t", tokens, "call" if whole else PART))
+                tree.nodes.append(node(at, TURN, "t", tokens, "call" if whole else Outcome.PART))
                 at = len(tree.nodes) - 1
             if place < len(states) - 1:
                 tree.nodes.append(node(at, RESULT, states[place + 1], [9], "ok"))
@@ -429,7 +431,7 @@ def together():
     """The golden paths as one tree: 1 - 2 - 3 - 4, with branches 5, 67 and 894."""
     parts = [(0, [1]), (1, [2]), (2, [3]), (3, [4]), (3, [5]), (2, [6, 7]), (1, [8, 9, 4])]
     nodes = [node(-1, PROMPT, "", [9])]
-    nodes += [node(parent, TURN, "", tokens, PART) for parent, tokens in parts]
+    nodes += [node(parent, TURN, "", tokens, Outcome.PART) for parent, tokens in parts]
     return Tree(Question("q", "toy", "", ("1",)), nodes, [4, 5, 6, 7])
 
 

@@ -16,7 +16,8 @@ from params.schema.cold_start import ColdStart
 from tasks import cold_start as verb
 from tasks.cold_start import IGNORED, Traces, cold_start, newest_checkpoint
 from tasks.ledger import artifacts, substeps
-from tasks.ledger.artifacts import Artifact, Step
+from tasks.ledger.artifacts import Artifact
+from tasks.ledger.substeps import Step
 from tasks.trees.tables import write_table
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,8 @@ import pytest
 from params.schema.evaluate import Evaluate
 from tasks.evaluate import AGENTS, compare, evaluate, markdown, success_rows, table_rows
 from tasks.ledger import artifacts
-from tasks.ledger.artifacts import Artifact, Step
+from tasks.ledger.artifacts import Artifact
+from tasks.ledger.substeps import Step
 from tasks.reward import TABLE
 from tasks.trees.intervals import bootstrap_interval
 from tasks.trees.tables import write_table

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from params.schema import benchmarks as schema
 from params.schema import prepare as prepare_module
 from params.schema import recipe as recipe_module
-from params.schema.agent import Dialogue, PythonTool, Search
+from params.schema.agent import Dialogue
 from params.schema.base import Machine
 from params.schema.prepare import (
     BenchmarkQuestions,
@@ -26,7 +26,8 @@ from tasks import prepare as verb
 from tasks.environments import toolbox
 from tasks.gates.gate import GateError
 from tasks.ledger import artifacts
-from tasks.ledger.artifacts import Artifact, Step
+from tasks.ledger.artifacts import Artifact
+from tasks.ledger.substeps import Step
 from tasks.policy.tiny import build_tokenizer
 from tasks.prepare import (
     SOURCES,
@@ -39,6 +40,8 @@ from tasks.prepare import (
 )
 from tasks.questions import benchmarks
 from tasks.questions.experts import Dropped, Material
+from tasks.tools.python import PythonTool
+from tasks.tools.search import Search
 from tasks.trees import dialogue as talk
 from tasks.trees.tables import load_questions, read_rows
 from tasks.trees.tree import Document, Message, Observation, Question
@@ -93,7 +96,7 @@ LIMITS = PythonTool(
 
 
 SEARCH = Search(
-    corpus=Path("questions/own/documents.jsonl"),
+    corpus=Path("data/sources/own/documents.jsonl"),
     results=1,
     snippet_words=20,
     query_characters=200,
@@ -113,7 +116,7 @@ SETS = BenchmarkQuestions(
     source="benchmarks", train=("mine/train",), validation=1, test=("mine/test",)
 )
 WRITTEN = WrittenTraces(
-    kind="written", file=Path("questions/own/traces.jsonl"), question="q", response="r"
+    kind="written", file=Path("data/sources/own/traces.jsonl"), question="q", response="r"
 )
 
 
@@ -153,12 +156,12 @@ def folder(tmp_path, monkeypatch):
     """A project folder with a set of the user's own, as the working folder."""
     monkeypatch.chdir(tmp_path)
     colours = ("red", "green", "blue", "grey")
-    write("questions/mine/train.jsonl", *({"q": f"What is {c}?", "a": c} for c in colours))
-    write("questions/mine/test.jsonl", {"q": "And black?", "a": "black"})
+    write("data/sources/mine/train.jsonl", *({"q": f"What is {c}?", "a": c} for c in colours))
+    write("data/sources/mine/test.jsonl", {"q": "And black?", "a": "black"})
     box = "<answer>\\boxed{red}</answer>"
     response = f"<search>red</search><result>Red: a colour</result>{box}"
-    write("questions/own/traces.jsonl", {"q": "What is red?", "r": response})
-    write("questions/own/documents.jsonl", {"title": "Red", "text": "a colour", "year": 1})
+    write("data/sources/own/traces.jsonl", {"q": "What is red?", "r": response})
+    write("data/sources/own/documents.jsonl", {"title": "Red", "text": "a colour", "year": 1})
     return tmp_path
 
 
@@ -183,10 +186,10 @@ def test_what_is_in_the_named_files_decides_the_outcome(folder):
 
     before = found()
     assert [path for path, _ in before] == [
-        "questions/mine/train.jsonl",
-        "questions/mine/test.jsonl",
-        "questions/own/traces.jsonl",
-        "questions/own/documents.jsonl",
+        "data/sources/mine/train.jsonl",
+        "data/sources/mine/test.jsonl",
+        "data/sources/own/traces.jsonl",
+        "data/sources/own/documents.jsonl",
     ]
     for number, (path, _) in enumerate(before):
         text = Path(path).read_text()
@@ -201,8 +204,10 @@ def test_what_is_in_the_named_files_decides_the_outcome(folder):
     ("name", "key"), [("traces", "prepare.expert.file"), ("documents", "search.corpus")]
 )
 def test_a_file_that_is_missing_is_named_before_anything_starts(folder, name, key):
-    Path(f"questions/own/{name}.jsonl").unlink()
-    said = rf"{key}: questions/own/{name}\.jsonl does not exist: correct .*, or put the file there"
+    Path(f"data/sources/own/{name}.jsonl").unlink()
+    said = (
+        rf"{key}: data/sources/own/{name}\.jsonl does not exist: correct .*, or put the file there"
+    )
     with pytest.raises(ValueError, match=said):
         source_files(settings(questions=SETS, expert=WRITTEN), SEARCH, {"mine": ROW})
 
@@ -217,10 +222,10 @@ def test_deep_search_asks_for_each_file_that_the_user_provides_before_it_fetches
     missing = ("traces", "corpus", "train")
     for done, absent in enumerate(missing):
         for file in missing[:done]:
-            write(f"questions/deep-search/{file}.jsonl", {})
+            write(f"data/sources/deep-search/{file}.jsonl", {})
         with pytest.raises(ValueError) as caught:
             source_files(chosen.prepare, chosen.search, recipe_module.named_sets(chosen))
-        assert f"questions/deep-search/{absent}.jsonl" in str(caught.value)
+        assert f"data/sources/deep-search/{absent}.jsonl" in str(caught.value)
 
 
 def test_a_corpus_of_the_users_own_is_titles_and_texts(folder):
@@ -491,12 +496,12 @@ def test_prepare_of_an_encyclopedia_with_its_real_tools(tmp_path, monkeypatch):
 
 
 def test_prepare_of_a_set_and_a_corpus_of_the_users_own(folder):
-    write("questions/mine/train.jsonl", *({"q": f"What is {n}?", "a": n} for n in "abcdec"))
+    write("data/sources/mine/train.jsonl", *({"q": f"What is {n}?", "a": n} for n in "abcdec"))
     chosen = settings(questions=SETS, expert=WRITTEN)
     box = "<think>So.</think><answer>\\boxed{a}</answer>"
     response = f"<think>I look.</think><search>a</search><result>A: b</result>{box}"
     write(
-        "questions/own/traces.jsonl",
+        "data/sources/own/traces.jsonl",
         {"q": "What is a?", "r": response},
         {"q": "What is e?", "r": response},
     )
@@ -560,7 +565,7 @@ def test_questions_that_break_an_expectation_stop_the_run_before_any_tool_is_ope
 
 # ---------------------------------------------------------------- what is delivered
 
-DELIVERED = prepare_module.Intake(folder=Path("questions/intake/toy"), set="mine")
+DELIVERED = prepare_module.Intake(folder=Path("data/sources/intake/toy"), set="mine")
 
 
 def test_delivered_questions_are_trained_on_and_a_bad_file_is_said_and_set_aside(
@@ -571,9 +576,11 @@ def test_delivered_questions_are_trained_on_and_a_bad_file_is_said_and_set_aside
     write(DELIVERED.folder / "bad.jsonl", {"q": "A dozen?", "a": 12}, {"a": 1})
     chosen, sets = settings(intake=DELIVERED), {"mine": ROW}
     sources = source_files(chosen, None, sets)
-    assert [made.path for made in sources] == ["questions/intake/toy"]
+    assert [made.path for made in sources] == ["data/sources/intake/toy"]
     made = run(Calculator().open, settings=chosen, sets=sets, sources=sources)
-    said = "prepare: the file questions/intake/toy/bad.jsonl is set aside: questions/intake/toy/"
+    said = (
+        "prepare: the file data/sources/intake/toy/bad.jsonl is set aside: data/sources/intake/toy/"
+    )
     assert f"{said}bad.jsonl, line 2 lacks the field 'q'" in capsys.readouterr().out
     places = places_of(made)
     check_gates(places)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from params.schema.algorithms import Overlong
 from params.schema.reinforce import Reward
 from tasks.ledger import artifacts
-from tasks.ledger.artifacts import Artifact, Step
+from tasks.ledger.artifacts import Artifact
+from tasks.ledger.substeps import Step
 from tasks.reward import TABLE, length_penalty, reward, score, score_tree
 from tasks.trees.tables import read_rows, save_trees
 from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree

@@ -13,15 +13,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from params.schema.agent import Dialogue, Engine, PythonTool, Search
+from params.schema.agent import Dialogue, Engine
 from params.schema.algorithms import Marks
 from params.schema.base import Machine
 from params.schema.reinforce import Rollout
 from tasks.ledger import artifacts
-from tasks.ledger.artifacts import Artifact, Step
+from tasks.ledger.artifacts import Artifact
+from tasks.ledger.substeps import Step
 from tasks.policy import resident
 from tasks.rollout import batch, rollout
-from tasks.tools.search import save_corpus
+from tasks.tools.python import PythonTool
+from tasks.tools.search import Search, save_corpus
 from tasks.trees.tables import STORED_TREES, load_trees, save_questions
 from tasks.trees.tree import Document, Observation, Question
 

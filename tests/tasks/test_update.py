@@ -15,7 +15,7 @@ from tasks.learning import learner
 from tasks.learning.packing import uncredited
 from tasks.ledger import artifacts as ledger
 from tasks.ledger import substeps
-from tasks.ledger.artifacts import Step
+from tasks.ledger.substeps import Step
 from tasks.policy import checkpoint, resident
 from tasks.policy.machine import use_machine
 from tasks.trees.metrics import tree_metrics

@@ -7,7 +7,8 @@ import pytest
 
 from params.schema.verdict import Verdict
 from tasks.ledger import artifacts
-from tasks.ledger.artifacts import Artifact, Step
+from tasks.ledger.artifacts import Artifact
+from tasks.ledger.substeps import Step
 from tasks.trees.intervals import paired_bootstrap
 from tasks.trees.tables import write_table
 from tasks.verdict import judge, successes, verdict

@@ -28,7 +28,8 @@ from tasks.policy import adapter, checkpoint, resident
 from tasks.policy.tiny import TAGS, build_tokenizer
 from tasks.rollouts.rounds import Setting, grow
 from tasks.trees import dialogue as talk
-from tasks.trees.tree import END, LENGTH, STOP, TURN, Observation, Question
+from tasks.trees.outcomes import StopReason
+from tasks.trees.tree import TURN, Observation, Question
 from tests.conftest import TEXTS
 from tests.vllm.conftest import SETTINGS, save
 
@@ -153,13 +154,13 @@ def test_a_turn_depends_on_its_seed_alone(engine, make, tokenizer):
 def test_a_turn_ends_where_its_text_says_so(engine, make, tokenizer):
     model, made = make()
     _, samples = sampled(engine(model, made, tokenizer), model.config.vocab_size, count=24)
-    assert {STOP, LENGTH} <= {sample.stopped for sample in samples}
+    assert {StopReason.STOP, StopReason.LENGTH} <= {sample.stopped for sample in samples}
     for sample in samples:
         text = tokenizer.decode(sample.tokens)
         stops = [text.find(stop) for stop in talk.STOP_STRINGS if stop in text]
-        assert (sample.stopped == STOP) == bool(stops)
-        assert (sample.stopped == END) == (sample.tokens[-1] == tokenizer.eos_token_id)
-        assert (sample.stopped != LENGTH) or len(sample.tokens) == NEW
+        assert (sample.stopped == StopReason.STOP) == bool(stops)
+        assert (sample.stopped == StopReason.END) == (sample.tokens[-1] == tokenizer.eos_token_id)
+        assert (sample.stopped != StopReason.LENGTH) or len(sample.tokens) == NEW
         if stops:
             before = tokenizer.decode(sample.tokens[:-1])
             assert not any(stop in before for stop in talk.STOP_STRINGS)
@@ -186,7 +187,7 @@ def test_tags_of_several_tokens_are_found_in_the_text(engine, make, tiny):
     with held.session(40, CONTEXT, 1.0, 1.0, pairs) as session:
         handles = [session.open() for _ in range(40)]
         samples = session.sample(requests(handles, model.config.vocab_size))
-    assert {STOP, LENGTH} <= {sample.stopped for sample in samples}
+    assert {StopReason.STOP, StopReason.LENGTH} <= {sample.stopped for sample in samples}
     for sample in samples:
         texts = [held.pieces()[token] for token in sample.tokens]
         found = [
@@ -194,7 +195,7 @@ def test_tags_of_several_tokens_are_found_in_the_text(engine, make, tiny):
             for place in range(len(texts))
             if any(p in "".join(texts[: place + 1]) for p in pairs)
         ]
-        assert (sample.stopped == STOP) == bool(found)
+        assert (sample.stopped == StopReason.STOP) == bool(found)
         assert not found or len(texts) == found[0] + 1
 
 

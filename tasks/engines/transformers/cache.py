@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tasks.engines.contract import Request, Sample
-from tasks.trees.tree import END, LENGTH, STOP
+from tasks.trees.outcomes import StopReason
 
 FEED_TOKENS = 8192  # padded positions of one prefill pass: bounds its memory
 NO_TOKENS = np.zeros(0, np.int32)
@@ -311,11 +311,11 @@ class RaggedSession:
                 self.pieces[t] for t in tokens[request, max(0, step - window) : step + 1]
             )
             if drawn[row] == self.end:
-                stopped[request] = END
+                stopped[request] = StopReason.END
             elif any(stop in text for stop in self.stop):
-                stopped[request] = STOP
+                stopped[request] = StopReason.STOP
             elif step + 1 >= limits[row]:
-                stopped[request] = LENGTH
+                stopped[request] = StopReason.LENGTH
         return [int(row) for row in suspects if stopped[live[row]]]
 
     def _compact(self, live: NDArray[np.int64], done: list[int]) -> NDArray[np.int64]:

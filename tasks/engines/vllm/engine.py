@@ -30,7 +30,7 @@ from tasks.engines.vllm.connection import (
 from tasks.engines.vllm.messages import Drawn, Turn
 from tasks.trees import marks
 from tasks.trees.dialogue import STOP_STRINGS
-from tasks.trees.tree import END, LENGTH, STOP
+from tasks.trees.outcomes import StopReason
 
 RESTARTS = 3  # of a vLLM that dies while it samples, before the rollout fails
 SERVER_WAIT, RETRY_PAUSE = 600.0, 5.0  # seconds for a server to answer, and between two attempts
@@ -274,13 +274,13 @@ class VllmSession:
 
     def _sample(self, tokens: Any, logprobs: Any, entropies: Any) -> Sample:
         """Cut the turn at its end, which vLLM may notice some tokens later; add why it stopped."""
-        stopped = LENGTH
+        stopped = StopReason.LENGTH
         if tokens[-1] == self.end:
-            stopped = END
+            stopped = StopReason.END
         if self.stop and len(
             ends := marks.completed(self.stop, [self.pieces[token] for token in tokens])
         ):
-            tokens, stopped = tokens[: ends[0] + 1], STOP
+            tokens, stopped = tokens[: ends[0] + 1], StopReason.STOP
         return Sample(tokens, logprobs[: len(tokens)], entropies[: len(tokens)], stopped)
 
 

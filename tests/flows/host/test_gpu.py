@@ -12,7 +12,7 @@ from tests import toy_project as toy
 
 HOLD = """
 import sys
-from flows import gpu
+from flows.host import gpu
 with gpu.held("cuda") as found:
     print(found["CUDA_VISIBLE_DEVICES"], flush=True)
     sys.stdin.read()

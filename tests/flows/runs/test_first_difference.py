@@ -140,8 +140,8 @@ def test_the_first_line_or_row_is_found_by_the_history_of_a_file(places, file, c
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"new/b.jsonl": "1\n5\n"}, "questions/new/b.jsonl, row 2: was 2, is 5"),
-        ({"c.jsonl": "3\n"}, "questions/c.jsonl: was nothing, is a file"),
+        ({"new/b.jsonl": "1\n5\n"}, "data/sources/new/b.jsonl, row 2: was 2, is 5"),
+        ({"c.jsonl": "3\n"}, "data/sources/c.jsonl: was nothing, is a file"),
     ],
 )
 def test_the_first_row_of_a_folder_is_found_by_its_history(places, changes, expected):
@@ -149,14 +149,14 @@ def test_the_first_row_of_a_folder_is_found_by_its_history(places, changes, expe
     first = {"a.jsonl": "0\n", "new/b.jsonl": "1\n2\n"}
     for root, files in ((Path(), first), (places[1], first | changes)):
         for name, text in files.items():
-            (root / "questions" / name).parent.mkdir(parents=True, exist_ok=True)
-            (root / "questions" / name).write_text(text)
+            (root / "data/sources" / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / "data/sources" / name).write_text(text)
     toy.commit(Path.cwd())
-    digest = cache.digest_of(Path("questions"))
-    Path("questions/a.jsonl").write_text("later\n")
+    digest = cache.digest_of(Path("data/sources"))
+    Path("data/sources/a.jsonl").write_text("later\n")
     commit = toy.commit(Path.cwd())
     for root, md5 in zip(places, (digest, "other.dir"), strict=True):
-        write(root, lock(deps=[{"path": "questions", "md5": md5}]))
+        write(root, lock(deps=[{"path": "data/sources", "md5": md5}]))
     assert said(places, commit)[1] == f"  input {expected}"
 
 

@@ -14,7 +14,8 @@ import pytest
 from flows.runs import ledger_mirror
 from flows.runs.cache import filesystem
 from tasks.ledger import artifacts, substeps
-from tasks.ledger.artifacts import Artifact, Step
+from tasks.ledger.artifacts import Artifact
+from tasks.ledger.substeps import Step
 
 ROOT = Path(__file__).parents[3]
 computed: list[int] = []
@@ -357,33 +358,34 @@ WORKER = """
 import os, signal, sys
 from pathlib import Path
 from flows import reinforce
-from params import schema
-from tasks import ledger, store
-from tasks.policy import use_machine
+from flows.runs import ledger_mirror
+from tasks.ledger import artifacts
+from tasks.ledger.artifacts import Artifact
+from tasks.policy.machine import use_machine
 from tests.flows import test_reinforce as toy
 
 for name in ("rollout", "reward", "advantage", "update"):
     setattr(reinforce, name, getattr(reinforce, name).fn)
 use_machine(toy.SMOKE.machine)
 deadly = sys.argv[1] if len(sys.argv) > 1 else None
-finish = ledger._finish
+rename = Path.rename
 
-def die(partial, place, record):
-    if deadly and place.name.startswith(deadly):
+def die(source, target):
+    if deadly and target.name.startswith(deadly):  # the sub-step is about to get its name
         os.kill(os.getpid(), signal.SIGKILL)
-    return finish(partial, place, record)
+    return rename(source, target)
 
-ledger._finish = die
+Path.rename = die
 row = toy.ROWS["ppo"]
-given = {name: ledger.artifact(Path(path)) for name, path in
+given = {name: Artifact.at(Path(path)) for name, path in
          (("questions", "questions.parquet"), ("corpus", "corpus"))}
 tools = lambda calls: [toy.Observation("ok", "1") for _ in calls]
 training = reinforce.Training(
-    toy.STEP, toy.recipe(), row, ledger.artifact(Path("policy")), **given, tools=tools)
-with store.attached():
+    toy.STEP, toy.recipe(), row, Artifact.at(Path("policy")), **given, tools=tools)
+with ledger_mirror.attached():
     done = list(reinforce.train(training, 3))
 records = [record for iteration in done for record in reinforce.in_order(iteration)]
-ledger.publish_records(records, Path("records.jsonl"))
+artifacts.publish_records(records, Path("records.jsonl"))
 """
 
 

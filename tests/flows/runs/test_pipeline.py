@@ -248,11 +248,11 @@ def test_a_damaged_file_of_the_cache_is_not_taken(kept, tmp_path):
 def test_what_is_delivered_and_tracked_by_dvc_is_new_once(project):
     dvc_yaml = Path("dvc.yaml").read_text()
     Path("dvc.yaml").write_text(
-        dvc_yaml.replace("        - first.py\n", "        - first.py\n        - questions\n")
+        dvc_yaml.replace("        - first.py\n", "        - first.py\n        - data/sources\n")
     )
-    intake = Path("questions/intake/toy")
+    intake = Path("data/sources/intake/toy")
     intake.mkdir(parents=True)
-    Path("questions/README.md").touch()
+    Path("data/sources/README.md").touch()
     keep_run()
     assert pipeline.already_run("toy") == "runs/toy-20261121-a"
     (intake / "new.jsonl").write_text("{}")
@@ -324,7 +324,7 @@ def test_what_dvc_itself_has_to_say_is_not_lost(project, capfd):
 # Where tests run in the background, SIGINT is ignored, which children inherit.
 CALLER = (
     "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    "from tasks import version; version.reproduce('first@toy')"
+    "from flows.runs import dvc_command; dvc_command.reproduce('first@toy')"
 )
 
 
@@ -367,7 +367,7 @@ def test_an_interrupted_caller_lets_the_stage_end_and_leaves_nothing(project):
 
 
 def test_a_process_whose_parent_has_gone_before_it_asked_exits(project):
-    ask = "from tasks import version; version.die_with_parent(); print('alive')"
+    ask = "from flows.runs.dvc_command import die_with_parent; die_with_parent(); print('alive')"
     environment = os.environ | {dvc_command.PARENT: str(os.getpid())}
     child = subprocess.run([sys.executable, "-c", ask], env=environment, capture_output=True)
     assert child.stdout == b"alive\n"

@@ -331,8 +331,8 @@ def test_the_mlflow_run_is_the_oldest_that_has_the_run_s_digests(project):
         "whole": {**digests, "mlflow.source.git.commit": commit},
         "later": digests,
     }.items():
-        run = track.Run(name, tags)
-        track.Run(f"stage of {name}", {}, run.handle).end("FINISHED")
+        run = track.start_run(name, tags)
+        track.start_run(f"stage of {name}", {}, run.handle).end("FINISHED")
         run.end("FINISHED")
     found = link(chain("data/toy/questions", THIRD), "MLflow run")
     assert found.name == "whole"
@@ -378,7 +378,7 @@ def locked(start):
     models = [f"models/toy/{agent}" for agent in ("champion", "cold_start", "trained")]
     champion = {"version": 3, "commit": "c" * 40, "digest": "3" * 32 + ".dir"}
     stages = {
-        "prepare": entry(["questions"], ["data/toy/questions", "data/toy/traces.parquet"]),
+        "prepare": entry(["data/sources"], ["data/toy/questions", "data/toy/traces.parquet"]),
         "champion": entry([], models[:1], champion=champion),
         "cold_start": entry(["data/toy/traces.parquet", models[0]], models[1:2], start=start),
         "reinforce": entry([models[1], "data/toy/questions"], models[2:]),

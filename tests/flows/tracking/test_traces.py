@@ -8,11 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flows.tracking import traces
-from tasks.ledger.artifacts import Artifact, Step
+from tasks.ledger.artifacts import Artifact
+from tasks.ledger.substeps import Step
 from tasks.reward import TABLE
 from tasks.trees.dialogue import OUTCOMES
+from tasks.trees.outcomes import Outcome
 from tasks.trees.tables import save_trees, write_table
-from tasks.trees.tree import PART, PROMPT, RESULT, TURN, Message, Node, Question, Tree
+from tasks.trees.tree import PROMPT, RESULT, TURN, Message, Node, Question, Tree
 
 NONE = np.zeros(0, np.float32)
 QUESTION = Question("train-00007", "chain", "What is 6 times 7, plus 1?", ("43", "43.0"))
@@ -176,7 +178,7 @@ def test_a_turn_inside_which_trajectories_part_is_one_span():
         QUESTION,
         [
             prompt(QUESTION),
-            turn(0, PART, CALL[:9], 3),
+            turn(0, Outcome.PART, CALL[:9], 3),
             turn(1, "call", CALL[9:], 5),
             result(2, "ok", "<result>42</result>", 4),
             turn(3, "answer", RIGHT, 6),

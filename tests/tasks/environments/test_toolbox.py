@@ -7,12 +7,12 @@ import pytest
 from params.schema.agent import Dialogue
 from params.schema.base import PARAMS, read_yaml
 from params.schema.recipe import Recipe, check
-from tasks.environments.toolbox import TOOLS, open_tools
+from tasks.environments import open_tools
 from tasks.tools.search import save_corpus
 from tasks.trees.tree import Call, Document, Observation
 
 SEARCH = {
-    "corpus": "questions/corpus.jsonl",
+    "corpus": "data/sources/corpus.jsonl",
     "results": 1,
     "snippet_words": 9,
     "query_characters": 99,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from params.schema import recipe as schema
 from params.schema.prepare import EncyclopediaExpert, EncyclopediaQuestions
-from tasks.environments.toolbox import open_tools
+from tasks.environments import open_tools
 from tasks.questions import encyclopedia
 from tasks.questions.encyclopedia import KINDS, build, generate, material, script
 from tasks.questions.experts import play

@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from params.schema.agent import Search
-from tasks.tools.search import build_index, line, save_corpus, search_tool, snippet, words
+from tasks.tools.search import Search, build_index, line, save_corpus, search_tool, snippet, words
 from tasks.trees.tree import Document, Observation
 
 PROJECT = Path(__file__).parents[3]

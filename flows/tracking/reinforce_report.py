@@ -1,0 +1,128 @@
+"""Report on reinforcement learning: metrics, traces and figures in MLflow, lines in the terminal.
+
+Everything here is made from the ledger's records of finished sub-steps; nothing here decides what
+a run produces.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from flows.tracking import figures, traces
+from flows.tracking.progress import Progress
+from flows.tracking.run import Run
+from flows.tracking.traces import Trace
+from params.schema.reinforce import Reinforce
+from tasks.ledger import artifacts
+from tasks.ledger.artifacts import Record
+from tasks.ledger.substeps import Step
+from tasks.rollouts.branching import least_rise
+from tasks.trees.metrics import together
+from tasks.trees.tables import read_rows
+
+Iteration = Mapping[str, Sequence[Record]]  # verb -> the ledger's records of its calls
+Seconds = dict[str, float]  # part of an iteration -> seconds
+
+
+def log_iteration(
+    run: Run, progress: Progress, iteration: Iteration, settings: Reinforce, began: float
+) -> list[Seconds]:
+    """Log one iteration to MLflow and advance the progress bar; return its seconds by part.
+
+    ``began`` is when the iteration was started, in unix seconds. The list has one entry, or none
+    where a sub-step came from the ledger, so that the iteration was not timed as a whole.
+    """
+    records = _records(iteration)
+    metrics: dict[str, float] = {}
+    for of_verb in iteration.values():
+        metrics |= together([record["metrics"] for record in of_verb])
+    progress.note(reward=metrics["reward"], success=metrics["success"])
+    progress.advance(1)
+    number = records[0]["step"]["iteration"]
+    finished = records[-1]["finished"]
+    parts = sum_seconds(iteration)
+    speeds = {
+        "sampled_tokens_a_second": metrics["sampled_tokens"] / parts["sampling"],
+        "trained_tokens_a_second": metrics["trained_tokens"] / parts["update"],
+    }
+    log_start = time.time()
+    run.log_metrics({**metrics, **speeds}, step=number, at=finished)
+    if number % settings.trace_every == 0 and settings.trace_questions:
+        run.log_traces(partial(sample_traces, iteration, settings.trace_questions))
+    # with `ahead`, rollout and reward may have run during the previous iteration
+    timed = [*iteration["advantage"], *iteration["update"]] if settings.ahead else records
+    if any(record["finished"] < began for record in timed):
+        return []
+    now = time.time()
+    tracking = now - log_start
+    # what was sampled ahead took no time of this iteration, so the rest may be below zero
+    rest = now - began - tracking - sum(parts.values())
+    seconds = {**parts, "tracking": tracking, "orchestration": max(0.0, rest)}
+    run.log_metrics(
+        {f"seconds_{name}": value for name, value in seconds.items()}, step=number, at=finished
+    )
+    return [seconds]
+
+
+def sum_seconds(iteration: Iteration) -> Seconds:
+    """Return the seconds of each part of an iteration, as its sub-steps measured them."""
+    total: Seconds = {}
+    for record in _records(iteration):
+        for name, value in record["seconds"].items():
+            total[name] = total.get(name, 0.0) + value
+    return total
+
+
+def sample_traces(iteration: Iteration, size: int) -> list[Trace]:
+    """Return the trajectories of an iteration's first ``size`` questions as MLflow traces."""
+    rollout, reward = iteration["rollout"][0], iteration["reward"][0]
+    return traces.sample(
+        Step(**rollout["step"]),
+        artifacts.output(rollout, "trees"),
+        artifacts.output(reward, "rewards"),
+        rollout["finished"],
+        size,
+    )
+
+
+def draw_figures(run: Run, iterations: Sequence[Iteration], settings: Reinforce) -> None:
+    """Log the figures of a whole run: learning curve, entropy around tool results, branching."""
+    curve: list[dict[str, Any]] = [
+        {"iteration": number, **together([record["metrics"] for record in iteration["reward"]])}
+        for number, iteration in enumerate(iterations)
+    ]
+    run.log_figure(figures.learning_curve(curve), "learning_curve.png")
+    profile = [
+        {"iteration": number, **point}
+        for number, iteration in enumerate(iterations)
+        for point in iteration["rollout"][0]["profile"]
+    ]
+    if profile:
+        run.log_figure(figures.entropy_around_tools(profile), "entropy_around_tools.png")
+    last_trees = artifacts.output(iterations[-1]["rollout"][0], "trees")
+    if decisions := read_rows(Path(last_trees.path) / "decisions.parquet"):
+        rise = least_rise(settings.rollout)
+        run.log_figure(figures.decisions(decisions, rise), "branching_decisions.png")
+
+
+def report_time(run: Run, seconds: Sequence[Seconds]) -> None:
+    """Print the mean seconds of an iteration by part, and log them as a figure.
+
+    ``seconds`` has an entry for each timed iteration; without any, nothing is printed or logged.
+    """
+    if not seconds:
+        return
+    mean = {name: sum(entry[name] for entry in seconds) / len(seconds) for name in seconds[0]}
+    total = sum(mean.values())
+    print(f"seconds of one iteration, mean of {len(seconds)}: {total:.2f}")
+    for name, value in sorted(mean.items(), key=lambda part: -part[1]):
+        print(f"  {name:<14}{value:7.3f} {value / total:6.1%}")
+    run.log_figure(figures.seconds_by_part(mean), "seconds_by_part.png")
+
+
+def _records(iteration: Iteration) -> list[Record]:
+    return [record for of_verb in iteration.values() for record in of_verb]
