@@ -52,7 +52,7 @@ def rollout(
     inputs: RolloutInputs,
     *,
     tools: Respond,
-    acting: Callable[[Path, Machine], Learner] = resident.load_learner,
+    acting: Callable[[Path, Machine], Learner] = resident.POLICIES.load_learner,
     advance: Callable[[int], object] = lambda finished: None,
 ) -> Record:
     """Roll out a batch of questions; artifact ``trees``.

@@ -18,7 +18,6 @@ from params.schema.reinforce import Update
 from tasks.learning.attention import PAIRS, attending, form_for
 from tasks.learning.losses import Loss, Views, policy_loss, value_loss
 from tasks.learning.packing import (
-    LOGITS_AT_ONCE,
     ByNode,
     Cost,
     Credited,
@@ -30,10 +29,14 @@ from tasks.learning.packing import (
 )
 from tasks.policy.machine import in_precision
 from tasks.policy.parallel import balanced_parts, lanes, side_by_side
-from tasks.policy.resident import Critic, Learner, forget
+from tasks.policy.resident import Critic, Learner
 from tasks.trees.tree import Tree
 
 Batch = Sequence[tuple[Credited, Sequence[int]]]  # trees, and which of their leaves
+
+# Most logits (tokens x vocabulary) that exist at one time, by device. On a GPU each part must be
+# large enough to be worth its pass over the gradient of the head.
+LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**28}
 
 
 def states(backbone: Any, forest: Forest) -> Tensor:
@@ -166,7 +169,7 @@ def optimize(
     policy that learns is the one that sampled, and no pass is needed for the old log-probabilities;
     with more, they are computed first.
     """
-    forget(learner)
+    learner.changed = True
     if settings.epochs * settings.mini_batches > 1:
         trees = _with_old_logprobs(learner, trees, temperature, settings, machine)
     learner.model.train()

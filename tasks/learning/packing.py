@@ -27,9 +27,6 @@ ByNode = Sequence[Floats]  # a value for each token of each node of a tree; empt
 BLOCK = 128  # slots: the grain in which block-sparse attention works
 PADDING = 1.25  # attention of a bucket may grow by so much through padding
 BUCKET_PAIRS = 50_000  # (query, key) pairs that are cheaper than one more bucket
-# Positions x vocabulary; what goes beyond is computed in parts. On a GPU each part has to be large
-# enough to be worth its pass over the head's gradient.
-LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**28}
 
 
 @dataclass(frozen=True)

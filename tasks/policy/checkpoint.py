@@ -19,7 +19,7 @@ from params.schema.reinforce import Lora, Update
 from tasks.ledger.artifacts import Artifact
 from tasks.policy import adapter
 from tasks.policy.model import load_backbone, load_policy, load_tokenizer
-from tasks.policy.resident import Critic, Learner, forget
+from tasks.policy.resident import Critic, Learner
 
 POLICY, OPTIMIZER, CRITIC = "policy", "optimizer", "critic"  # folders of one checkpoint
 
@@ -92,7 +92,7 @@ def prepare_adapter(learner: Learner, settings: Lora | None, base: Artifact, see
     ``base`` is what the policy was loaded from.
     """
     if settings and not adapter.attached(learner.model):
-        forget(learner)
+        learner.changed = True
         adapter.attach(learner.model, settings, base, seed)
 
 

@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM
 
 from flows import reinforce
 from flows.reinforce import MOST_BATCHES, Agents, Training, gather, train
-from params.schema import recipe as schema
 from params.schema.algorithms import Kl, Overlong, load_algorithms
 from params.schema.reinforce import Lora
 from tasks.collect import collect
@@ -23,11 +22,12 @@ from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
 from tasks.policy import checkpoint, resident
 from tasks.policy.machine import use_machine
+from tasks.settings import load as settings_of
 from tasks.trees.tables import load_trees, read_rows, save_questions
 from tasks.trees.tree import Observation, Question
 
 ROWS = load_algorithms()
-SMOKE = schema.load("smoke")
+SMOKE = settings_of("smoke")
 STEP = Step("toy", "reinforce", 0, 7)
 
 
@@ -58,8 +58,7 @@ def sub_steps(monkeypatch):
 def start(policy, tokenizer, tmp_path, monkeypatch, sub_steps):
     """A folder with a policy; a function that makes what an iteration is handed."""
     monkeypatch.chdir(tmp_path)
-    resident._resident.clear()
-    resident._references.clear()
+    resident.POLICIES.clear()
     use_machine(SMOKE.machine)
     policy.save_pretrained("policy")
     tokenizer.save_pretrained("policy")
@@ -190,9 +189,9 @@ def test_an_iteration_ends_where_questions_run_out(start, count, place):
 
 def test_what_has_been_gathered_is_read_back(start):
     first = gathered(start, WITHOUT_SPREAD, count=6)
-    resident._resident.clear()
+    resident.POLICIES.clear()
     assert gathered(start, WITHOUT_SPREAD, count=6) == first
-    assert resident._resident == [], "no policy was loaded"
+    assert resident.POLICIES.learner is None, "no policy was loaded"
 
 
 # ---------------------------------------------------------------- whole iterations
@@ -282,9 +281,9 @@ def test_an_adapter_is_found_again_instead_of_made_again(start):
     chosen = recipe().model_copy(update={"lora": LORA})
     given = start(40)
     first = run_two(chosen, BY_LENGTH, given)
-    resident._resident.clear()
+    resident.POLICIES.clear()
     assert run_two(chosen, BY_LENGTH, given) == first
-    assert resident._resident == [], "no policy was loaded"
+    assert resident.POLICIES.learner is None, "no policy was loaded"
     other = chosen.model_copy(update={"lora": LORA.model_copy(update={"rank": 3})})
     again = run_two(other, BY_LENGTH, given)
     assert again[0]["rollout"] == first[0]["rollout"], "the first one's policy is the same"
@@ -364,7 +363,6 @@ def test_a_run_that_samples_ahead_is_found_again(start):
     cold_start = Artifact.at(Path("policy"))
     training = Training(STEP, ahead(recipe()), ROWS["grpo"], cold_start, **start(40))
     done = list(train(training, 3))
-    resident._resident.clear()
-    resident._apart.clear()
+    resident.POLICIES.clear()
     assert list(train(training, 3)) == done
-    assert resident._resident == resident._apart == [], "no policy was loaded"
+    assert resident.POLICIES.learner is resident.POLICIES.copy is None, "no policy was loaded"

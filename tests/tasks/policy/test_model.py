@@ -153,10 +153,10 @@ def test_a_policy_that_is_nowhere_raises(tmp_path):
 
 FAULTS = """
 import resource, threading, torch
-from params import schema
-from tasks.policy import use_machine
+from params.schema.recipe import load
+from tasks.policy.machine import use_machine
 
-use_machine(schema.load("tiny").machine)
+use_machine(settings_of("tiny").machine)
 
 def work():  # as an update does: large tensors that come and go
     for _ in range(50):
