@@ -22,6 +22,7 @@ from prefect import flow
 
 from flows import end_import_phase, exit_fast
 from flows.evaluate import Exam, answer, rewards_of
+from flows.host import files
 from flows.reinforce import Iteration, Training, policy_of, replaying, train
 from flows.runs import dvc_command, ledger_mirror
 from flows.tracking import figures
@@ -120,9 +121,8 @@ def report(recipe: str, found: Sequence[dict[str, Any]], iterations: int) -> Non
     folder.mkdir(parents=True, exist_ok=True)
     texts = {".json": json.dumps(found, indent=1) + "\n", ".md": markdown(found, iterations)}
     for suffix, text in texts.items():
-        partial = folder / f".algorithms{suffix}.partial"
-        partial.write_text(text)
-        partial.replace(folder / f"algorithms{suffix}")
+        with files.replaced(folder / f"algorithms{suffix}") as partial:
+            partial.write_text(text)
     figures.save(figures.algorithms(found), folder / "algorithms.png")
 
 

@@ -32,7 +32,7 @@ from tasks.rollout import RolloutInputs, rollout
 @flow(name="evaluate")
 def evaluate(recipe: str) -> None:
     """Write ``reports/<recipe>`` (metrics and table) and ``data/<recipe>/evaluation.parquet``."""
-    chosen = settings.load(recipe)
+    chosen = settings.load(recipe, Path("params"))
     policies = _policies(Path("models", recipe))
     questions = Artifact.at(Path("data", recipe, "questions", "test.parquet"))
     corpus = Artifact.at(Path("data", recipe, "corpus"))

@@ -23,7 +23,7 @@ from tasks.prepare import prepare as prepare_data
 @flow(name="prepare")
 def prepare(recipe: str) -> None:
     """Fill ``data/<recipe>`` (questions, corpus, traces) and ``models/<recipe>/initial``."""
-    chosen = settings.load(recipe)
+    chosen = settings.load(recipe, Path("params"))
     sets = schema.named_sets(chosen, Path("params"))
     sources = source_files(chosen.prepare, chosen.tool_settings, sets)
     inputs = PrepareInputs(

@@ -235,7 +235,7 @@ def update_inputs(
 @flow(name="reinforce")
 def reinforce(recipe: str) -> None:
     """Train ``models/<recipe>/cold_start`` into ``models/<recipe>/trained``; keep all trees."""
-    chosen = settings.load(recipe)
+    chosen = settings.load(recipe, Path("params"))
     algorithm = schema.algorithm_of(chosen, Path("params"))
     questions = Artifact.at(Path("data", recipe, "questions", "train.parquet"))
     corpus = Artifact.at(Path("data", recipe, "corpus"))

@@ -11,12 +11,12 @@ from typing import Any, cast
 from pydantic import create_model, model_validator
 
 from params.schema import recipe as schema
-from params.schema.base import Frozen
+from params.schema.base import PARAMS, Frozen
 from params.schema.recipe import Recipe
 from tasks.tools import TOOLS
 
 
-def load(name: str, folder: Path = Path("params")) -> Recipe:
+def load(name: str, folder: Path = PARAMS) -> Recipe:
     """Read and check ``<folder>/<name>.yaml``, tools included.
 
     Raises ValueError with file, key and remedy, all faults at once.

@@ -13,8 +13,8 @@ import yaml
 
 from flows import compare, evaluate, reinforce
 from params.schema import base
-from params.schema import recipe as schema
 from tasks.policy import resident
+from tasks.settings import load as settings_of
 from tasks.trees.tables import save_questions
 from tasks.trees.tree import Question
 
@@ -121,7 +121,7 @@ def test_what_cannot_be_compared_is_refused_before_any_work(project, capsys, arg
 
 
 def test_with_another_algorithm_a_recipe_is_the_same_but_for_its_name():
-    recipe = schema.load("smoke")
+    recipe = settings_of("smoke")
     other = compare.with_algorithm(recipe, "dapo")
     assert other.reinforce.algorithm == "dapo"
     assert compare.with_algorithm(other, recipe.reinforce.algorithm) == recipe

@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM
 
 from flows import reinforce
 from flows.reinforce import MOST_BATCHES, Agents, Training, gather, train
-from params.schema import recipe as schema
 from params.schema.algorithms import Kl, Overlong, load_algorithms
 from params.schema.reinforce import Lora
 from tasks.collect import collect
@@ -23,11 +22,12 @@ from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
 from tasks.policy import checkpoint, resident
 from tasks.policy.machine import use_machine
+from tasks.settings import load as settings_of
 from tasks.trees.tables import load_trees, read_rows, save_questions
 from tasks.trees.tree import Observation, Question
 
 ROWS = load_algorithms()
-SMOKE = schema.load("smoke")
+SMOKE = settings_of("smoke")
 STEP = Step("toy", "reinforce", 0, 7)
 
 

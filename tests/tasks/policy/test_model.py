@@ -157,7 +157,7 @@ import resource, threading, torch
 from params.schema.recipe import load
 from tasks.policy.machine import use_machine
 
-use_machine(load("tiny").machine)
+use_machine(settings_of("tiny").machine)
 
 def work():  # as an update does: large tensors that come and go
     for _ in range(50):
