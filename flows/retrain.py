@@ -30,7 +30,7 @@ from prefect.runtime import task_run
 
 from flows import end_import_phase, exit_fast
 from flows.host import disk, gpu
-from flows.runs import champions, dvc_command, git, pipeline, transfer, worktree
+from flows.runs import champions, dvc_command, git, pipeline, recipes, transfer, worktree
 from flows.tracking import store
 from flows.tracking.run import pipeline_run, send_unsent
 from flows.workers import dispatch
@@ -295,6 +295,8 @@ def _as_commit(recipe: str, changes: Sequence[str]) -> int:
 def _here(recipe: str) -> int:
     try:
         settings.load(recipe, Path("params"))
+        if recipes.add_to_pipeline(recipe):
+            print(f"retrain: added {recipe} to the recipes in dvc.yaml")
         changed = pipeline.status(recipe)
         if changed:
             check(recipe, from_the_first_of(changed))
