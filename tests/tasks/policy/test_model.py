@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from params.schema.base import Machine
 from params.schema.prepare import PretrainedPolicy
 from tasks.policy.machine import PRECISION, in_precision
-from tasks.policy.model import ASSISTANT, END, USER, fetch_policy, load_policy
-from tasks.policy.tiny import TAGS, build_policy, build_tokenizer
+from tasks.policy.model import fetch_policy, load_policy
+from tasks.policy.tiny import ASSISTANT, END, USER, build_policy, build_tokenizer
+from tasks.trees.dialogue import TAGS
 from tests.conftest import TEXTS
 
 # ---- tokenizer
