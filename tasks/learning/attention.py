@@ -118,7 +118,7 @@ def forest_flex_attention(
     _refuse(forest, dropout, sliding_window)
     # Under autocast rotated queries and keys are float32 and values are not; flex needs one type.
     query, key = query.to(value.dtype), key.to(value.dtype)
-    compute = _compiled_flex() if query.is_cuda else _flex
+    compute: Any = _compiled_flex() if query.is_cuda else flex_attention
     mixed = compute(
         query,
         key,
@@ -131,12 +131,9 @@ def forest_flex_attention(
     return mixed.transpose(1, 2), None
 
 
-_flex: Callable[..., Any] = flex_attention
-
-
 @cache
 def _compiled_flex() -> Callable[..., Any]:
-    return torch.compile(_flex, dynamic=True)
+    return torch.compile(flex_attention, dynamic=True)
 
 
 _masks: WeakKeyDictionary[Forest, BlockMask] = WeakKeyDictionary()  # one for all layers

@@ -75,8 +75,8 @@ def test_passes_in_bf16_attend_in_either_form(form, monkeypatch):
         kinds.update(tensor.dtype for tensor in tensors)
         return compute(*tensors, **rest)
 
-    compute = attention._flex
-    monkeypatch.setattr(attention, "_flex", flex)
+    compute = attention.flex_attention
+    monkeypatch.setattr(attention, "flex_attention", flex)
     model, made = small_policy().eval(), forest_of([4, 5])
     machine = Machine(threads=1, device="cpu", precision="bfloat16")
     with torch.no_grad():

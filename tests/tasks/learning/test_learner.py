@@ -67,7 +67,7 @@ def objective_gradients(model, layouts, loss, denominator, critic=None):
     model.zero_grad()
     learning = resident.Learner(None, model, None, critic=critic)
     with attending(model, GATHERED):
-        value, metrics = learner._objective(
+        value, metrics = learner.objective(
             learning, forest(layouts, "cpu"), loss, TEMPERATURE, denominator, 100, MACHINE
         )
     value.backward()
@@ -91,7 +91,7 @@ def in_rows(trees):
 def test_trees_and_rows_give_the_same_gradient(name, seed, leaves):
     model = small_policy(seed % 5)
     trees = off_policy(made_trees(2, seed, leaves=leaves), seed)
-    denominator = learner._denominator(trees, LOSSES[name])
+    denominator = learner.loss_denominator(trees, LOSSES[name])
     whole = objective_gradients(model, in_trees(trees), LOSSES[name], denominator)
     rows = objective_gradients(model, in_rows(trees), LOSSES[name], denominator)
     close(whole[0], rows[0])
@@ -103,7 +103,7 @@ def test_gradient_equals_plain_torch_leaf_by_leaf(name):
     """From the model's own logits and causal attention, without forests."""
     model, loss = small_policy(), LOSSES[name]
     trees = off_policy(made_trees(2))
-    denominator = learner._denominator(trees, loss)
+    denominator = learner.loss_denominator(trees, loss)
     found = objective_gradients(model, in_trees(trees), loss, denominator)[0]
     model.zero_grad()
     for tree in trees:
@@ -143,7 +143,7 @@ def plain_views(model, tree, leaf):
 def test_entropy_bonus_reaches_the_weights(entropy_bonus):
     model, loss = small_policy(), replace(GRPO, entropy_bonus=entropy_bonus)
     trees = off_policy(made_trees(2))
-    denominator = learner._denominator(trees, loss)
+    denominator = learner.loss_denominator(trees, loss)
     whole = objective_gradients(model, in_trees(trees), loss, denominator)[0]
     close(whole, objective_gradients(model, in_rows(trees), loss, denominator)[0])
     without = objective_gradients(model, in_trees(trees), GRPO, denominator)[0]
@@ -367,7 +367,7 @@ def test_bf16_leaves_weights_and_gradients_in_float32(initial, critic):
         found.append((gradients(learning.model), metrics))
         held = [learning.optimizer, learning.critic and learning.critic.optimizer]
         for optimizer in filter(None, held):
-            for weight in learner._weights(optimizer):
+            for weight in (w for group in optimizer.param_groups for w in group["params"]):
                 kinds = {weight.dtype, weight.grad.dtype, optimizer.state[weight]["exp_avg"].dtype}
                 assert kinds == {torch.float32}
     (exact, measured), (coarse, close_by) = found
@@ -662,7 +662,7 @@ def test_soft_and_hard_credit_agree_under_token_mean_only(seed):
     for averaging in ("dapo", "grpo"):  # token mean, sequence mean
         for name in ("arpo", "arpo_hard"):
             trees = [with_estimator(tree, rewards, name)]
-            denominator = learner._denominator(trees, LOSSES[averaging])
+            denominator = learner.loss_denominator(trees, LOSSES[averaging])
             found[averaging, name] = objective_gradients(
                 model, in_trees(trees), LOSSES[averaging], denominator
             )[0]

@@ -1,8 +1,14 @@
 import numpy as np
 import pytest
 
-from tasks.trees import metrics as statistics
-from tasks.trees.metrics import entropy_profile, together, tree_metrics
+from tasks.trees.metrics import (
+    COUNTS,
+    PROFILE_AFTER,
+    PROFILE_BEFORE,
+    entropy_profile,
+    together,
+    tree_metrics,
+)
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import PROMPT, RESULT, TURN, Decision, Node, Question, Tree
 
@@ -95,7 +101,7 @@ def test_the_profile_is_cut_on_both_sides():
         node(2, TURN, long, "answer"),
     ]
     profile = entropy_profile([Tree(QUESTION, nodes, [3])])
-    before, after = statistics.PROFILE_BEFORE, statistics.PROFILE_AFTER
+    before, after = PROFILE_BEFORE, PROFILE_AFTER
     positions = [*range(-before, 0), *range(1, after + 1)]
     assert [point["position"] for point in profile] == positions
     means = [point["mean"] for point in profile]
@@ -167,7 +173,7 @@ def test_profile_of_turns_in_parts():
 
 
 def test_the_profile_is_cut_inside_a_part():
-    reach = statistics.PROFILE_AFTER
+    reach = PROFILE_AFTER
     nodes = [
         node(-1, PROMPT, tokens=1),
         node(0, TURN, [0.1], "call"),
@@ -197,7 +203,7 @@ def test_metrics_of_several_batches():
     assert found["answer_rate"] == pytest.approx((0.5 + 1) / 2)
     assert found["response_tokens"] == pytest.approx((8.5 + 2) / 2)
     counts = {name for name in found if found[name] == sum(b[name] for b in batches) != 0}
-    assert set(statistics.COUNTS) <= counts
+    assert set(COUNTS) <= counts
 
 
 # ---------------------------------------------------------------- intervals
