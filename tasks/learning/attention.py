@@ -123,7 +123,7 @@ def forest_flex_attention(
         query,
         key,
         value,
-        block_mask=_block_mask(forest),
+        block_mask=block_mask(forest),
         scale=scaling,
         enable_gqa=query.shape[1] != key.shape[1],
     )
@@ -139,7 +139,7 @@ def _compiled_flex() -> Callable[..., Any]:
 _masks: WeakKeyDictionary[Forest, BlockMask] = WeakKeyDictionary()  # one for all layers
 
 
-def _block_mask(forest: Forest) -> BlockMask:
+def block_mask(forest: Forest) -> BlockMask:
     """Return the mask: slot i sees slot j iff j <= i and i is in the subtree of j's node.
 
     The ends of subtrees decide which blocks have such a pair, so no [U, U] mask is made.

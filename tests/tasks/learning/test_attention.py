@@ -9,7 +9,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from params.schema.base import Machine
 from tasks.learning import attention
-from tasks.learning.attention import FLEX, GATHERED, _block_mask, attending, form_for
+from tasks.learning.attention import FLEX, GATHERED, block_mask, attending, form_for
 from tasks.learning.learner import states
 from tasks.learning.packing import BLOCK, forest, lay_out
 from tasks.policy.machine import in_precision
@@ -175,7 +175,7 @@ def test_blocks_equal_those_of_a_full_mask(seeds, leaves):
         return (j <= i) & (i < ends[j])
 
     whole = create_block_mask(visible, None, None, slots, slots, device="cpu", BLOCK_SIZE=BLOCK)
-    own = _block_mask(made)
+    own = block_mask(made)
     assert torch.equal(own.to_dense(), whole.to_dense())
     for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
         assert torch.equal(getattr(own, name), getattr(whole, name)), name

@@ -80,6 +80,7 @@ def test_subtree_is_what_may_attend_to_a_slot(source):
     assert (by_subtree == by_path).all()
 
 
+@settings(max_examples=40)
 @given(st.lists(trees, min_size=1, max_size=4))
 def test_attention_sees_only_the_own_path(sources):
     layouts = [lay_out(source, range(len(source.tree.leaves))) for source in sources]
@@ -100,6 +101,7 @@ def test_attention_sees_only_the_own_path(sources):
     assert all(bucket.visible.any(-1).all() for bucket in made.buckets), "no row without a key"
 
 
+@settings(max_examples=40)
 @given(st.lists(trees, min_size=1, max_size=4))
 def test_views_gather_each_leafs_sampled_tokens(sources):
     made = forest([lay_out(s, range(len(s.tree.leaves))) for s in sources], "cpu")
@@ -126,6 +128,7 @@ def test_token_is_predicted_from_the_one_before(source):
     assert (made.subtree_ends.numpy()[before] > sampled).all()
 
 
+@settings(max_examples=40)
 @given(st.lists(trees, min_size=1, max_size=3))
 def test_token_values_go_in_and_out_by_node(sources):
     sources = [replace(s, old_logprobs=[n.logprobs * 2 for n in s.tree.nodes]) for s in sources]
@@ -141,6 +144,7 @@ def test_token_values_go_in_and_out_by_node(sources):
         assert values.tolist() == (source.tree.nodes[node].logprobs * 2).tolist()
 
 
+@settings(max_examples=40)
 @given(st.lists(trees, min_size=1, max_size=5), st.integers(1, 200), st.data())
 def test_each_leaf_is_in_one_forest_of_limited_size(sources, limit, data):
     batch = [
@@ -156,6 +160,7 @@ def test_each_leaf_is_in_one_forest_of_limited_size(sources, limit, data):
     assert sorted(seen) == sorted(wanted)
 
 
+@settings(max_examples=40)
 @given(st.lists(trees, min_size=1, max_size=4))
 def test_trained_tokens_are_unique_where_all_fits(sources):
     batch = [(source, range(len(source.credits))) for source in sources]
