@@ -11,15 +11,8 @@ from pydantic import (
     model_validator,
 )
 
-from params.schema.base import (
-    PARAMS,
-    Frozen,
-    Positive,
-    PositiveFloat,
-    Probability,
-    read_yaml,
-    validate,
-)
+from params.schema.base import PARAMS, Frozen, Positive, PositiveFloat, Probability
+from params.schema.reading import read_table
 
 MOST_BATCHES = 10  # that one iteration rolls out in search of groups with spread (DAPO)
 
@@ -239,8 +232,4 @@ def load_algorithms(folder: Path = PARAMS) -> dict[str, Algorithm]:
 
     Raises ValueError with file, row and reason for a row that does not parse.
     """
-    file = folder / "algorithms.yaml"
-    values = read_yaml(file) if file.is_file() else None
-    if not isinstance(values, dict):
-        raise ValueError(f"{file} is missing or has no rows: it needs a name and choices for each")
-    return {name: validate(Algorithm, row, f"{file}, row {name}") for name, row in values.items()}
+    return read_table(folder / "algorithms.yaml", Algorithm)
