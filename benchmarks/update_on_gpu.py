@@ -276,7 +276,7 @@ def forward_backward(
     learning.model.zero_grad(set_to_none=True)
     views = sum(int(made.mask.sum()) for made in batch)
     for made in batch:
-        value, _ = learner._objective(learning, made, loss, 1.0, views, views, machine)
+        value, _ = learner.objective(learning, made, loss, 1.0, views, views, machine)
         value.backward()
 
 
