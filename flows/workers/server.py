@@ -29,7 +29,7 @@ from flows.workers.prefect_patches import begin_transactions_as_writes, settle_e
 HOME = Path(".beamline/prefect")
 HOST = "127.0.0.1"
 PREFECT_PORT, MLFLOW_PORT = 4200, 5000  # of `make ui`, where they are free
-START_TIMEOUT = 60.0  # seconds that a server has to answer
+START_TIMEOUT = 300.0  # seconds that a living server has to answer; a loaded machine takes 60
 STOP_TIMEOUT = 10.0  # seconds that a server has to end
 RESTARTS = 5  # of a run's own server
 

@@ -29,7 +29,9 @@ from flows.runs import dvc_command, git, ledger_mirror
 from flows.workers.connection import PARENT_TASK_RUN, name_process, prefect_server
 from params.schema import recipe as schema
 
-RECORD_TIMEOUT = 30.0  # seconds until the server has recorded a task run, which is sent as an event
+RECORD_TIMEOUT = (
+    120.0  # seconds until the server has recorded a task run, which is sent as an event
+)
 RUN = "BEAMLINE_RUN"  # environment variable: the run whose stages this process runs
 SAMPLING = ("reinforce", "evaluate")  # stages that need the engine
 INTERRUPTED = 130  # the exit status of a shell after SIGINT
