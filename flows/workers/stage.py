@@ -30,7 +30,7 @@ from flows.workers.connection import PARENT_TASK_RUN, name_process, prefect_serv
 from params.schema import recipe as schema
 
 RECORD_TIMEOUT = (
-    120.0  # seconds until the server has recorded a task run, which is sent as an event
+    120.0  # seconds until the server has recorded a task run
 )
 RUN = "BEAMLINE_RUN"  # environment variable: the run whose stages this process runs
 SAMPLING = ("reinforce", "evaluate")  # stages that need the engine

@@ -85,11 +85,9 @@ def team(tmp_path, service):
     toy.commit(origin)
     for name in ("cpu", "gpu"):
         toy.git(tmp_path, "clone", "--quiet", str(origin), name)
-    environment = (
-        FAST
-        | AUTHOR
-        | {"PREFECT_API_URL": str(service.base_url), "PREFECT_HOME": f"{tmp_path}/home"}
-    )
+    address = str(service.base_url).rstrip("/")
+    home = {"PREFECT_API_URL": address, "PREFECT_HOME": f"{tmp_path}/home"}
+    environment = FAST | AUTHOR | home
     template = ProcessWorker.get_default_base_job_template()
     for name in ("cpu", "gpu"):
         pool = {"name": name, "type": "process", "base_job_template": template}
@@ -117,6 +115,30 @@ def start_worker(checkout, environment):
         )
 
 
+def check_deployed(found, declared):
+    """Check that Prefect has read every key of prefect.yaml."""
+    for each in declared["deployments"]:
+        made = found[each["name"]]
+        for key in ("description", "entrypoint", "tags", "enforce_parameter_schema"):
+            assert made[key] == each[key]
+        assert made["parameters"] == each.get("parameters", {})
+        assert made["pull_steps"] == declared["pull"]
+        assert made["work_pool_name"] == each["work_pool"]["name"]
+        assert made["job_variables"] == each["work_pool"]["job_variables"]
+        limit = each.get("concurrency_limit")
+        if limit:
+            assert made["global_concurrency_limit"]["limit"] == limit["limit"]
+            strategy = made["concurrency_options"]["collision_strategy"]
+            assert strategy == limit["collision_strategy"]
+        schedules = {schedule["slug"]: schedule for schedule in made["schedules"]}
+        for schedule in each.get("schedules", []):
+            kept = schedules.pop(schedule["slug"])
+            assert kept["parameters"] == schedule.get("parameters", {})
+            for key in ("cron", "timezone"):
+                assert kept["schedule"][key] == schedule[key]
+        assert not schedules
+
+
 def test_scheduled_run_sends_a_stage_to_another_pool(team, service):
     team, workers = team
 
@@ -131,9 +153,7 @@ def test_scheduled_run_sends_a_stage_to_another_pool(team, service):
     wait_until((team / "notes/first").exists, workers)
     assert (team / "notes/first").read_text().startswith(f"{team}/cpu/.beamline/runs/toy-")
 
-    assert by_name["tiny"]["pull_steps"][0] == {
-        "prefect.deployments.steps.set_working_directory": {"directory": "{{ $BEAMLINE_CHECKOUT }}"}
-    }
+    check_deployed(by_name, yaml.safe_load((team / "origin/prefect.yaml").read_text()))
     # the next run is due beside the first
     wait_until(lambda: read("flow_runs/filter", flow_runs={"state": CANCELLED}), workers)
     service.delete(f"{address}/schedules/{added.json()[0]['id']}").raise_for_status()
