@@ -30,19 +30,19 @@ import torch
 from torch import Tensor
 
 from params.schema import algorithms
-from params.schema import recipe as schema
 from params.schema.algorithms import Algorithm
+from params.schema.base import PARAMS
 from params.schema.prepare import TinyPolicy
 from params.schema.recipe import Recipe
 from tasks.engines.transformers.engine import TransformersEngine
+from tasks.environments import Respond, open_tools
 from tasks.environments.question import Tool, respond
-from tasks.environments.toolbox import Respond, open_tools
 from tasks.learning import learner
 from tasks.learning.algorithm import assemble
 from tasks.learning.estimators.group import relative
 from tasks.learning.packing import Credit, Credited
 from tasks.ledger import artifacts
-from tasks.ledger.artifacts import Step
+from tasks.ledger.substeps import Step
 from tasks.policy import checkpoint
 from tasks.policy.machine import use_machine
 from tasks.policy.model import load_policy, load_tokenizer
@@ -51,9 +51,11 @@ from tasks.policy.resident import Learner
 from tasks.policy.tiny import build_policy
 from tasks.reward import score_tree
 from tasks.rollouts.rounds import Setting, grow
-from tasks.tools.python import python_tool
+from tasks.settings import load as load_settings
+from tasks.tools.python import PythonTool, python_tool
+from tasks.trees.outcomes import Outcome
 from tasks.trees.tables import load_questions
-from tasks.trees.tree import NO_SUCH_TOOL, TURN, Call, Observation, Question, Tree, sampled
+from tasks.trees.tree import TURN, Call, Observation, Question, Tree, sampled
 
 RECIPE = "tiny"
 FILE = Path(__file__).with_name("against_trl.json")
@@ -117,7 +119,7 @@ class Tools:
 
     def _each(self, calls: Sequence[Call]) -> list[Observation]:
         answers = iter(self.run([call.argument for call in calls if call.tool == "python"]))
-        unknown = Observation(NO_SUCH_TOOL, "")
+        unknown = Observation(Outcome.NO_SUCH_TOOL, "")
         return [next(answers) if call.tool == "python" else unknown for call in calls]
 
     def _timed(self, work: Callable[[], list[Observation]]) -> list[Observation]:
@@ -152,27 +154,23 @@ def cold_started(recipe: Recipe) -> tuple[Path, Path]:
 
     They are made by the pipeline's own sub-steps, once (some three minutes): the ledger keeps them.
     """
-    from tasks.cold_start import cold_start
-    from tasks.prepare import prepare, source_files
+    from tasks.cold_start import ColdStartInputs, cold_start
+    from tasks.prepare import PrepareInputs, prepare, source_files
 
-    made = prepare.fn(
-        step=Step("bench", "prepare", 0, recipe.seed),
+    tools = recipe.tool_settings
+    inputs = PrepareInputs(
         settings=recipe.prepare,
         sets={},
-        sources=source_files(recipe.prepare, recipe.search, {}),
+        sources=source_files(recipe.prepare, tools, {}),
         dialogue=recipe.dialogue,
-        machine=recipe.machine,
-        limits=recipe.python,
-        search=recipe.search,
-        open_tools=partial(open_tools, recipe),
-    )
-    trained = cold_start.fn(
-        step=Step("bench", "cold_start", 0, recipe.seed),
-        policy=artifacts.output(made, "initial"),
-        traces=artifacts.output(made, "traces"),
-        settings=recipe.cold_start,
+        tools=tools,
         machine=recipe.machine,
     )
+    opening = partial(open_tools, tools, recipe.machine.threads)
+    made = prepare.fn(Step("bench", "prepare", 0, recipe.seed), inputs, open_tools=opening)
+    initial, traces = (artifacts.output(made, name) for name in ("initial", "traces"))
+    tuning = ColdStartInputs(initial, traces, recipe.cold_start, recipe.machine)
+    trained = cold_start.fn(Step("bench", "cold_start", 0, recipe.seed), tuning)
     questions = Path(artifacts.output(made, "questions").path, "train.parquet")
     return Path(artifacts.output(trained, "policy").path), questions
 
@@ -207,7 +205,7 @@ POLICIES: dict[str, Callable[[Recipe, Path, list[Question]], Start]] = {
 
 def load_recipe(group: int) -> Recipe:
     """The recipe with groups of the asked size, of which half start at the prompt (ARPO)."""
-    recipe = schema.load(RECIPE)
+    recipe = load_settings(RECIPE, PARAMS)
     threads = int(os.environ.get("OMP_NUM_THREADS") or recipe.machine.threads)
     # drawn as in the ARPO authors' code: a policy this young is sure of what it reads in a tool
     # result, and would hardly branch where entropy has to rise
@@ -690,7 +688,9 @@ def main() -> None:
     use_machine(recipe.machine)
     given = (options.policy, options.questions)
     files = given if options.policy else cold_started(recipe)
-    with python_tool(recipe.python, recipe.machine.threads) as run:
+    limits = recipe.tool_settings["python"]
+    assert isinstance(limits, PythonTool)
+    with python_tool(limits, recipe.machine.threads) as run:
         tools = Tools(run)
         if options.memory_of:
             case, contestant = CASES[options.memory_of[0]], options.memory_of[1]

@@ -18,9 +18,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from params.schema import recipe as schema
 from params.schema.agent import Engine as Settings
 from params.schema.recipe import Recipe
+from tasks import settings
 from tasks.engines import Engine
 from tasks.engines.transformers.engine import TransformersEngine
 from tasks.engines.vllm.engine import VllmEngine, close_engines, vllm_engine
@@ -83,8 +83,8 @@ def measure(folder: Path, questions: Sequence[Question], recipe: Recipe) -> dict
         for number in range(REPETITIONS):
             if isinstance(engine, VllmEngine):
                 began = time.perf_counter()
-                engine.hold(model, tokenizer, lambda: folder, str(number))
-                engine._living()
+                engine.set_policy(model, tokenizer, lambda: folder, str(number))
+                engine.connect()
                 updates.append(time.perf_counter() - began)
             speeds.append(rolled_out(engine, questions, setting(recipe, tokenizer, number)))
         found[name] = {
@@ -109,7 +109,7 @@ def main() -> None:
     chosen = parser.parse_args()
     questions = load_questions(Path("data", chosen.recipe, "questions", "train.parquet"))
     policy = Path("models", chosen.recipe, "cold_start")
-    found = measure(policy, questions[: chosen.questions], schema.load(chosen.recipe))
+    found = measure(policy, questions[: chosen.questions], settings.load(chosen.recipe))
     for name, figures in found.items():
         print(name, {key: round(value, 3) for key, value in figures.items()})
     FILE.write_text(json.dumps(found, indent=1) + "\n")

@@ -23,6 +23,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,13 @@ from flows import reinforce
 from flows.reinforce import Training, train
 from flows.runs import ledger_mirror
 from params.schema import recipe as schema
+from params.schema.base import PARAMS
 from params.schema.prepare import TinyPolicy
 from params.schema.recipe import Recipe
-from tasks import reward
+from tasks import reward, settings
 from tasks.ledger import artifacts, substeps
 from tasks.ledger.artifacts import Artifact
+from tasks.ledger.substeps import Step
 from tasks.policy import checkpoint, resident
 from tasks.policy.machine import use_machine
 from tasks.policy.tiny import build_policy, build_tokenizer
@@ -53,14 +56,15 @@ POLICIES = {  # name -> shape; 1.0 and 100 million parameters
 }
 ITERATIONS = {"1 M": 20, "100 M": 4}  # that count
 TIMED = (  # what is there for the sake of surviving
-    *((substeps, name) for name in ("find", "_finish", "_need_all", "retire", "tell", "_empty")),
+    *((substeps.Ledger, name) for name in ("find", "finish", "retire", "explain")),
+    (substeps, "need"),
     (checkpoint, "save"),
 )
 
 
 def recipe_of(shape: dict[str, int]) -> Recipe:
     """The recipe ``tiny`` with another policy and short responses."""
-    tiny = schema.load("tiny")
+    tiny = settings.load("tiny", PARAMS)
     dialogue = {"turn_tokens": TOKENS, "response_tokens": TOKENS, "tool_calls": 0}
     policy = tiny.prepare.policy.model_copy(update=shape)
     return tiny.model_copy(
@@ -83,9 +87,9 @@ def prepare(recipe: Recipe) -> Training:
     save_questions(questions, Path("questions.parquet"))
     save_corpus([], Path("corpus"))
     return Training(
-        start=artifacts.Step("bench", "reinforce", 0, 0),
+        start=Step("bench", "reinforce", 0, 0),
         recipe=recipe,
-        row=schema.algorithm_of(recipe),
+        algorithm=schema.algorithm_of(recipe),
         policy=Artifact.at(Path("policy")),
         questions=Artifact.at(Path("questions.parquet")),
         corpus=Artifact.at(Path("corpus")),
@@ -145,7 +149,8 @@ def measure(shape: dict[str, int], iterations: int, shared: bool) -> dict[str, A
         use_machine(recipe.machine)
         training = prepare(recipe)
         whole, ours = [], []
-        with ledger_mirror.attached() if shared else contextlib.nullcontext(), clock() as spent:
+        with ledger_mirror.opened() as ledger, clock() as spent:
+            training = replace(training, start=replace(training.start, ledger=ledger))
             steps = train(training, iterations + 1)
             next(steps)
             for _ in range(iterations):
@@ -182,7 +187,7 @@ def main() -> None:
     for name in chosen.policies:
         case = f"{name}, with a store" if chosen.store else name
         found[case] = measure(POLICIES[name], ITERATIONS[name], chosen.store)
-        resident._resident.clear()
+        resident.POLICIES.clear()
         found[case]["threads"] = torch.get_num_threads()
         print(f"{case}: {found[case]}")
         FILE.write_text(json.dumps(found, indent=1) + "\n")

@@ -24,12 +24,12 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
 from params.schema.recipe import Recipe
-from tasks.environments.toolbox import Respond
-from tasks.policy.model import ASSISTANT, END, USER
+from tasks.environments import Respond
+from tasks.policy.tiny import ASSISTANT, END, USER
 from tasks.scorers import SCORERS
 from tasks.trees import dialogue as talk
-from tasks.trees.tree import END as ENDED
-from tasks.trees.tree import LENGTH, STOP, TURN, Call, Question, Tree
+from tasks.trees.outcomes import StopReason
+from tasks.trees.tree import TURN, Call, Question, Tree
 
 ROLLOUT_FUNC, TOOLS = "rollout_func", "tools"
 
@@ -293,7 +293,9 @@ def _call(tokenizer: Any, turn: list[int], allowed: bool) -> Call | None:
     text = tokenizer.decode(turn)
     closed = any(stop in text for stop in talk.STOP_STRINGS)
     ended = turn[-1] == tokenizer.eos_token_id
-    _, call = talk.read_turn(text, ENDED if ended else STOP if closed else LENGTH)
+    _, call = talk.read_turn(
+        text, StopReason.END if ended else StopReason.STOP if closed else StopReason.LENGTH
+    )
     return call if allowed else None
 
 

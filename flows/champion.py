@@ -1,4 +1,4 @@
-"""The champion that the recipe names, from DVC's cache or remote."""
+"""Restore the champion that the recipe names, from DVC's cache or remote."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from prefect import flow
 
 from flows.runs import cache
 from flows.workers import stage
-from params.schema import recipe as schema
+from tasks import settings
 from tasks.policy.champion import write
 
 
 @flow(name="champion")
 def champion(recipe: str) -> None:
-    """Make ``models/<recipe>/champion``; without a champion, a file that says so."""
-    chosen = schema.load(recipe, Path("params"))
+    """Write ``models/<recipe>/champion``; without a champion, a file that says so."""
+    chosen = settings.load(recipe, Path("params"))
     write(Path("models", recipe, "champion"), chosen.champion, cache.restore)
 
 

@@ -1,4 +1,4 @@
-"""The cold start: supervised fine-tuning of the first policy on the traces, or the champion."""
+"""Fine-tune the first policy on the traces, or start from the champion."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from pathlib import Path
 
 from prefect import flow
 
+from flows.runs import ledger_mirror
 from flows.tracking.progress import Progress
 from flows.tracking.run import Run, stage_run
 from flows.workers import stage
-from params.schema import recipe as schema
-from params.schema.recipe import Recipe
+from tasks import settings
+from tasks.cold_start import ColdStartInputs
 from tasks.cold_start import cold_start as fine_tune
 from tasks.ledger import artifacts, keys
-from tasks.ledger.artifacts import Artifact, Record, Step
+from tasks.ledger.artifacts import Artifact, Record
+from tasks.ledger.substeps import Step
 from tasks.policy import champion
 
 
@@ -24,14 +26,19 @@ def cold_start(recipe: str) -> None:
     It is ``models/<recipe>/initial`` after the traces; the champion as it is, where the recipe
     starts there and has one.
     """
-    chosen = schema.load(recipe, Path("params"))
+    chosen = settings.load(recipe, Path("params"))
     initial = Artifact.at(Path("models", recipe, "initial"))
     traces = Artifact.at(Path("data", recipe, "traces.parquet"))
     reigning = champion.policy(Path("models", recipe, "champion"))
     begins = reigning if chosen.start == "champion" else None
     key = keys.stage_key(chosen, initial, traces)
-    with stage_run(recipe, "cold_start", key, stage.run_tags()) as run:
-        made = [] if begins else [_fine_tuned(recipe, chosen, initial, traces, run)]
+    with (
+        ledger_mirror.opened() as ledger,
+        stage_run(recipe, "cold_start", key, stage.run_tags()) as run,
+    ):
+        step = Step(recipe, "cold_start", 0, chosen.seed, ledger)
+        inputs = ColdStartInputs(initial, traces, chosen.cold_start, chosen.machine)
+        made = [] if begins else [_fine_tuned(step, inputs, run)]
         if chosen.start == "champion":
             print("cold_start: " + ("the champion as it is" if begins else "no champion yet"))
         policy = begins or artifacts.output(made[0], "policy")
@@ -39,18 +46,10 @@ def cold_start(recipe: str) -> None:
         artifacts.publish_records(made, Path("data", recipe, "records", "cold_start.jsonl"))
 
 
-def _fine_tuned(
-    recipe: str, chosen: Recipe, initial: Artifact, traces: Artifact, run: Run
-) -> Record:
-    progress = Progress("cold start", chosen.cold_start.steps)
-    made = fine_tune(
-        step=Step(recipe, "cold_start", 0, chosen.seed),
-        policy=initial,
-        traces=traces,
-        settings=chosen.cold_start,
-        machine=chosen.machine,
-        advance=progress.reach,
-    )
+def _fine_tuned(step: Step, inputs: ColdStartInputs, run: Run) -> Record:
+    """Fine-tune with a progress bar, and log the curve."""
+    progress = Progress("cold start", inputs.settings.steps)
+    made = fine_tune(step, inputs, advance=progress.reach)
     progress.close()
     for point in made["curve"]:
         values = {name: value for name, value in point.items() if name != "step"}

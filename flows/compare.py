@@ -1,8 +1,8 @@
-"""Algorithms side by side: the same recipe and cold start, a row of the table after the other.
+"""Compare algorithms: train each from the same cold start of the same recipe, one by one.
 
 ``python -m flows.compare RECIPE --iterations 30`` trains every row of params/algorithms.yaml, asks
-each the held-out questions, and writes a table and a picture. A comparison that was cut goes on
-where it was; a row that is done is found in the ledger.
+each policy the held-out questions, and writes a table and a picture. After a kill, the same call
+resumes; finished rows are found in the ledger.
 """
 
 from __future__ import annotations
@@ -21,19 +21,23 @@ import numpy as np
 from prefect import flow
 
 from flows import end_import_phase, exit_fast
-from flows.evaluate import answer, rewards_of
-from flows.reinforce import Iteration, Training, policy_of, remembering, seconds, train
+from flows.evaluate import Exam, answer, rewards_of
+from flows.host import files
+from flows.reinforce import Iteration, Training, policy_of, replaying, train
 from flows.runs import dvc_command, ledger_mirror
 from flows.tracking import figures
 from flows.tracking.progress import Progress
+from flows.tracking.reinforce_report import sum_seconds
 from flows.workers.connection import name_process, prefect_server
 from flows.workers.stage import INTERRUPTED
 from params.schema import algorithms
 from params.schema import recipe as schema
 from params.schema.evaluate import Evaluate
 from params.schema.recipe import Recipe
-from tasks.environments.toolbox import open_tools
-from tasks.ledger.artifacts import Artifact, Step
+from tasks import settings
+from tasks.environments import open_tools
+from tasks.ledger.artifacts import Artifact
+from tasks.ledger.substeps import Step
 from tasks.policy.machine import use_machine
 from tasks.trees.intervals import bootstrap_interval
 from tasks.trees.tables import read_rows
@@ -47,50 +51,53 @@ def compare(recipe: str, rows: Sequence[str], iterations: int) -> None:
     """Write ``reports/<recipe>/algorithms.md``, ``.json`` and ``.png``."""
     for stage in BEFORE:
         dvc_command.reproduce(f"{stage}@{recipe}")
-    chosen = schema.load(recipe, Path("params"))
+    chosen = settings.load(recipe, Path("params"))
     use_machine(chosen.machine)
     data = Path("data", recipe)
     cold_start = Artifact.at(Path("models", recipe, "cold_start"))
     corpus = Artifact.at(data / "corpus")
     questions, test = (Artifact.at(data / "questions" / f"{s}.parquet") for s in ("train", "test"))
-    with open_tools(chosen, Path(corpus.path)) as tools:
-        asked = Step(recipe, "compare/cold_start", 0, chosen.seed)
-        answers = rewards_of(answer(chosen, asked, cold_start, test, corpus, tools))
+    with (
+        ledger_mirror.opened() as ledger,
+        open_tools(chosen.tool_settings, chosen.machine.threads, Path(corpus.path)) as tools,
+    ):
+        asked = Step(recipe, "compare/cold_start", 0, chosen.seed, ledger)
+        exam = Exam(chosen, test, corpus, tools)
+        answers = rewards_of(answer(exam, asked, cold_start))
         found = [{"algorithm": COLD_START, **success(answers, chosen.evaluate, chosen.seed)}]
         for name in rows:
             other = with_algorithm(chosen, name)
-            step = Step(recipe, f"compare/{name}", 0, chosen.seed)
-            row = schema.algorithm_of(other, Path("params"))
-            training = Training(step, other, row, cold_start, questions, corpus, tools)
-            work = partial(measure, training, iterations, test)
-            found.append(remembering(step.folder, work))
+            step = Step(recipe, f"compare/{name}", 0, chosen.seed, ledger)
+            algorithm = schema.algorithm_of(other, Path("params"))
+            training = Training(step, other, algorithm, cold_start, questions, corpus, tools)
+            found.append(replaying(step, partial(measure, training, iterations, test)))
             report(recipe, found, iterations)
 
 
 def measure(training: Training, count: int, test: Artifact) -> dict[str, Any]:
-    """Train one algorithm and ask it the held-out questions: its row of the table."""
+    """Train one algorithm, ask it the held-out questions, and return its row of the table."""
     recipe = training.recipe
     done = train_row(training, count)
     asked = replace(training.start, stage=f"{training.start.stage}/evaluate")
-    tools = training.tools
-    answers = rewards_of(answer(recipe, asked, policy_of(done[-1]), test, training.corpus, tools))
+    exam = Exam(recipe, test, training.corpus, training.tools)
+    answers = rewards_of(answer(exam, asked, policy_of(done[-1])))
     tokens = [entry["update"][0]["metrics"]["trained_tokens"] for entry in done]
     return {
         "algorithm": recipe.reinforce.algorithm,
         **success(answers, recipe.evaluate, recipe.seed),
-        "seconds": median(sum(seconds(entry).values()) for entry in done),
+        "seconds": median(sum(sum_seconds(entry).values()) for entry in done),
         "trained_tokens": median(tokens),
     }
 
 
 def with_algorithm(recipe: Recipe, name: str) -> Recipe:
-    """The recipe as it would be with another algorithm."""
+    """Return the recipe with another algorithm."""
     reinforce = recipe.reinforce.model_copy(update={"algorithm": name})
     return recipe.model_copy(update={"reinforce": reinforce})
 
 
 def train_row(training: Training, count: int) -> list[Iteration]:
-    """All iterations of one algorithm, from the cold start on."""
+    """Train one algorithm from the cold start; return the records of its iterations."""
     done: list[Iteration] = []
     progress = Progress(training.recipe.reinforce.algorithm, count)
     for iteration in train(training, count):
@@ -102,26 +109,25 @@ def train_row(training: Training, count: int) -> list[Iteration]:
 
 
 def success(answers: Artifact, settings: Evaluate, seed: int) -> dict[str, float]:
-    """The share of right answers with its 95 % interval."""
+    """Return the share of right answers with its 95 % interval."""
     right = np.array([row["success"] for row in read_rows(Path(answers.path))], np.float64)
     low, high = bootstrap_interval(right, settings.bootstrap, seed)
     return {"success": float(right.mean()), "low": low, "high": high}
 
 
 def report(recipe: str, found: Sequence[dict[str, Any]], iterations: int) -> None:
-    """The table so far, as Markdown, as JSON and as a picture."""
+    """Write the table so far as Markdown, as JSON and as a picture."""
     folder = Path("reports", recipe)
     folder.mkdir(parents=True, exist_ok=True)
     texts = {".json": json.dumps(found, indent=1) + "\n", ".md": markdown(found, iterations)}
     for suffix, text in texts.items():
-        partial = folder / f".algorithms{suffix}.partial"
-        partial.write_text(text)
-        partial.replace(folder / f"algorithms{suffix}")
+        with files.replaced(folder / f"algorithms{suffix}") as partial:
+            partial.write_text(text)
     figures.save(figures.algorithms(found), folder / "algorithms.png")
 
 
 def markdown(found: Sequence[dict[str, Any]], iterations: int) -> str:
-    """A row an algorithm."""
+    """Return the table in Markdown, a row an algorithm."""
     lines = [
         f"| algorithm | success after {iterations} iterations (%) | seconds an iteration "
         "| tokens trained an iteration |",
@@ -137,7 +143,7 @@ def markdown(found: Sequence[dict[str, Any]], iterations: int) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """The command line; returns the exit status. 2: there is nothing that can be started."""
+    """Run the command line and return the exit status; 2 where nothing could be started."""
     parser = argparse.ArgumentParser(prog="python -m flows.compare", description=__doc__)
     parser.add_argument("recipe", help="params/<recipe>.yaml")
     parser.add_argument("--iterations", type=int, help="of each algorithm; else the recipe's")
@@ -146,17 +152,17 @@ def main(arguments: list[str]) -> int:
     try:
         if chosen.iterations is not None and chosen.iterations < 1:
             raise ValueError(f"--iterations {chosen.iterations}: give at least 1, or leave it out")
-        recipe = schema.load(chosen.recipe, Path("params"))
+        recipe = settings.load(chosen.recipe, Path("params"))
         rows = chosen.algorithms or list(algorithms.load_algorithms(Path("params")))
         for name in rows:
             schema.algorithm_of(with_algorithm(recipe, name), Path("params"))
-        with prefect_server(), ledger_mirror.attached():
+        with prefect_server():
             compare(chosen.recipe, rows, chosen.iterations or recipe.reinforce.iterations)
     except (ValueError, RuntimeError) as error:
         print(f"compare: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("compare: interrupted; the next call goes on from here", file=sys.stderr)
+        print("compare: interrupted; the same call resumes", file=sys.stderr)
         return INTERRUPTED
     print(f"\n{Path('reports', chosen.recipe, 'algorithms.md').read_text()}")
     return 0

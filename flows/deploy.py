@@ -24,7 +24,7 @@ from flows.tracking import store
 from flows.workers import dispatch
 from flows.workers.connection import name_process
 from flows.workers.stage import PARENT_TASK_RUN
-from params.schema import recipe as schema
+from tasks import settings
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
 Change = Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)*=.*$")]
@@ -110,7 +110,7 @@ def receive(name: str, commit: str, files: dict[str, str], place: Path) -> None:
 @task(cache_policy=NO_CACHE)
 def reproduce(name: str, place: Path, environment: dict[str, str]) -> None:
     """Run the stage in its worktree, with a GPU of its own where the recipe wants one."""
-    recipe = schema.load(name.split("@")[-1], place / "params")
+    recipe = settings.load(name.split("@")[-1], place / "params")
     where = {"MLFLOW_TRACKING_URI": store.store_uri(), **environment}
     with gpu.held(recipe.machine.device) as visible:
         variables = {PARENT_TASK_RUN: str(task_run.id), **where, **visible}

@@ -1,85 +1,94 @@
-"""Cold start, trained agent and champion on the same held-out questions, side by side."""
+"""Ask cold start, trained policy and champion the same held-out questions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from prefect import flow
 
+from flows.runs import ledger_mirror
 from flows.tracking import figures
 from flows.tracking.progress import Progress
 from flows.tracking.run import stage_run
 from flows.workers import stage
-from params.schema import recipe as schema
 from params.schema.algorithms import Marks
 from params.schema.recipe import Recipe
-from tasks.environments.toolbox import Respond, open_tools
+from tasks import settings
+from tasks.environments import Respond, open_tools
+from tasks.evaluate import EvaluateInputs, success_rows, table_rows
 from tasks.evaluate import evaluate as compare
-from tasks.evaluate import success_rows, table_rows
 from tasks.ledger import artifacts, keys
-from tasks.ledger.artifacts import Artifact, Record, Step
+from tasks.ledger.artifacts import Artifact, Record
+from tasks.ledger.substeps import Step
 from tasks.policy import champion
 from tasks.policy.machine import use_machine
-from tasks.reward import reward
-from tasks.rollout import rollout
+from tasks.reward import RewardInputs, reward
+from tasks.rollout import RolloutInputs, rollout
 
 
 @flow(name="evaluate")
 def evaluate(recipe: str) -> None:
     """Write ``reports/<recipe>`` (metrics and table) and ``data/<recipe>/evaluation.parquet``."""
-    chosen = schema.load(recipe, Path("params"))
-    models = Path("models", recipe)
-    agents = {
-        "cold_start": Artifact.at(models / "cold_start"),
-        "trained": Artifact.at(models / "trained"),
-    }
-    reigning = champion.policy(models / "champion")
-    if reigning:
-        agents["champion"] = reigning
+    chosen = settings.load(recipe, Path("params"))
+    policies = _policies(Path("models", recipe))
     questions = Artifact.at(Path("data", recipe, "questions", "test.parquet"))
     corpus = Artifact.at(Path("data", recipe, "corpus"))
-    step = Step(recipe, "evaluate", 0, chosen.seed)
     use_machine(chosen.machine)
-    key = keys.stage_key(chosen, questions, corpus, *agents.values())
+    key = keys.stage_key(chosen, questions, corpus, *policies.values())
     with (
+        ledger_mirror.opened() as ledger,
         stage_run(recipe, "evaluate", key, stage.run_tags()) as run,
-        open_tools(chosen, Path(corpus.path)) as tools,
+        open_tools(chosen.tool_settings, chosen.machine.threads, Path(corpus.path)) as tools,
     ):
-        answered = {}
-        for name, policy in agents.items():
-            asked = Step(recipe, f"evaluate/{name}", 0, chosen.seed)
-            answered[name] = answer(chosen, asked, policy, questions, corpus, tools)
+        step = Step(recipe, "evaluate", 0, chosen.seed, ledger)
+        exam = Exam(chosen, questions, corpus, tools)
+        answered = {
+            name: answer(exam, replace(step, stage=f"evaluate/{name}"), policy)
+            for name, policy in policies.items()
+        }
         rewards = {name: rewards_of(records) for name, records in answered.items()}
-        made = compare(step=step, settings=chosen.evaluate, **rewards)
-        records = [record for some in answered.values() for record in some]
-        artifacts.publish_records(
-            [*records, made], Path("data", recipe, "records", "evaluate.jsonl")
-        )
-        reports = Path("reports", recipe)
-        artifacts.publish(
-            artifacts.output(made, "answers"), Path("data", recipe, "evaluation.parquet")
-        )
-        artifacts.publish(artifacts.output(made, "metrics"), reports / "metrics.json")
-        artifacts.publish(artifacts.output(made, "table"), reports / "table.md")
+        made = compare(step, EvaluateInputs(settings=chosen.evaluate, **rewards))
+        _publish(recipe, [*chain.from_iterable(answered.values()), made])
         run.log_table(table_rows(made["rows"]), "evaluation.json")
         run.log_figure(figures.success_by_kind(success_rows(made["rows"])), "success_by_kind.png")
 
 
-def answer(
-    recipe: Recipe,
-    step: Step,
-    policy: Artifact,
-    questions: Artifact,
-    corpus: Artifact,
-    tools: Respond,
-) -> list[Record]:
-    """One agent answers the held-out questions once each; its rollout's and its reward's record."""
+def _policies(models: Path) -> dict[str, Artifact]:
+    """Return the policies that answer: cold start, trained, and the champion where there is one."""
+    policies = {name: Artifact.at(models / name) for name in ("cold_start", "trained")}
+    reigning = champion.policy(models / "champion")
+    return policies | ({"champion": reigning} if reigning else {})
+
+
+def _publish(recipe: str, records: Sequence[Record]) -> None:
+    """Write the outs of the stage; the last record is the comparison's."""
+    data, reports, made = Path("data", recipe), Path("reports", recipe), records[-1]
+    artifacts.publish_records(records, data / "records" / "evaluate.jsonl")
+    artifacts.publish(artifacts.output(made, "answers"), data / "evaluation.parquet")
+    artifacts.publish(artifacts.output(made, "metrics"), reports / "metrics.json")
+    artifacts.publish(artifacts.output(made, "table"), reports / "table.md")
+
+
+@dataclass(frozen=True)
+class Exam:
+    """What every policy is asked, and with which tools it answers."""
+
+    recipe: Recipe
+    questions: Artifact
+    corpus: Artifact
+    tools: Respond
+
+
+def answer(exam: Exam, step: Step, policy: Artifact) -> list[Record]:
+    """Let one policy answer each held-out question once; its rollout's and its reward's record."""
+    recipe = exam.recipe
     progress = Progress(step.stage, recipe.evaluate.questions)
-    rolled_out = rollout(
-        step=step,
+    inputs = RolloutInputs(
         policy=policy,
-        questions=questions,
+        questions=exam.questions,
         size=recipe.evaluate.questions,
         first=0,
         attempt=0,
@@ -87,29 +96,22 @@ def answer(
         marks=Marks(kind="none"),
         budget=recipe.single_answers(),
         top_p=recipe.evaluate.top_p,
-        dialogue=recipe.dialogue,
-        engine=recipe.engine,
-        machine=recipe.machine,
-        limits=recipe.python,
-        search=recipe.search,
-        corpus=corpus,
-        tools=tools,
-        advance=progress.advance,
+        agent=recipe.agent,
+        corpus=exam.corpus,
     )
+    rolled_out = rollout(step, inputs, tools=exam.tools, advance=progress.advance)
     progress.close()
-    trees = artifacts.output(rolled_out, "trees")
-    rewarded = reward(
-        step=step,
-        trees=trees,
+    scoring = RewardInputs(
+        trees=artifacts.output(rolled_out, "trees"),
         settings=recipe.reinforce.reward,
         overlong=None,
         response_tokens=recipe.dialogue.response_tokens,
     )
-    return [rolled_out, rewarded]
+    return [rolled_out, reward(step, scoring)]
 
 
 def rewards_of(answered: Sequence[Record]) -> Artifact:
-    """The scored answers among what ``answer`` returns."""
+    """Return the table of scored answers among the records of ``answer``."""
     return artifacts.output(answered[-1], "rewards")
 
 

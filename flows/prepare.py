@@ -1,4 +1,4 @@
-"""Questions, a corpus, SFT traces and the first policy: generated or read, and checked."""
+"""Generate or read questions, corpus, SFT traces and the first policy, and check them."""
 
 from __future__ import annotations
 
@@ -7,37 +7,42 @@ from pathlib import Path
 
 from prefect import flow
 
+from flows.runs import ledger_mirror
 from flows.tracking import gate_report
 from flows.tracking.run import stage_run
 from flows.workers import stage
 from params.schema import recipe as schema
-from tasks.environments.toolbox import open_tools
+from tasks import settings
+from tasks.environments import open_tools
 from tasks.ledger import artifacts, keys
-from tasks.ledger.artifacts import Step
+from tasks.ledger.substeps import Step
+from tasks.prepare import PrepareInputs, source_files
 from tasks.prepare import prepare as prepare_data
-from tasks.prepare import source_files
 
 
 @flow(name="prepare")
 def prepare(recipe: str) -> None:
     """Fill ``data/<recipe>`` (questions, corpus, traces) and ``models/<recipe>/initial``."""
-    chosen = schema.load(recipe, Path("params"))
+    chosen = settings.load(recipe, Path("params"))
     sets = schema.named_sets(chosen, Path("params"))
-    sources = source_files(chosen.prepare, chosen.search, sets)
-    step = Step(recipe, "prepare", 0, chosen.seed)
+    sources = source_files(chosen.prepare, chosen.tool_settings, sets)
+    inputs = PrepareInputs(
+        settings=chosen.prepare,
+        sets=sets,
+        sources=sources,
+        dialogue=chosen.dialogue,
+        tools=chosen.tool_settings,
+        machine=chosen.machine,
+    )
     key = keys.stage_key(chosen, *sources)
-    with stage_run(recipe, "prepare", key, stage.run_tags()) as run, gate_report.pages(recipe):
-        made = prepare_data(
-            step=step,
-            settings=chosen.prepare,
-            sets=sets,
-            sources=sources,
-            dialogue=chosen.dialogue,
-            machine=chosen.machine,
-            limits=chosen.python,
-            search=chosen.search,
-            open_tools=partial(open_tools, chosen),
-        )
+    with (
+        ledger_mirror.opened() as ledger,
+        stage_run(recipe, "prepare", key, stage.run_tags()) as run,
+        gate_report.pages(recipe),
+    ):
+        step = Step(recipe, "prepare", 0, chosen.seed, ledger)
+        tools = partial(open_tools, chosen.tool_settings, chosen.machine.threads)
+        made = prepare_data(step, inputs, open_tools=tools)
         run.log_metrics(made["metrics"], step=0, at=made["finished"])
         data, models = Path("data", recipe), Path("models", recipe)
         artifacts.publish(artifacts.output(made, "questions"), data / "questions")

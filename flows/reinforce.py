@@ -2,7 +2,7 @@
 
 For each iteration: take a batch of questions, keep the policy that samples, roll out with beaming,
 score the leaves (and take further batches while too few groups have a spread, where the algorithm
-asks for it), estimate advantages, update the policy.
+asks for it), estimate advantages, update the policy. Reports are in tracking/reinforce_report.py.
 """
 
 from __future__ import annotations
@@ -14,37 +14,48 @@ from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from prefect import flow
 
-from flows.tracking import figures, gate_report, traces
+from flows.runs import ledger_mirror
+from flows.tracking import gate_report, reinforce_report
 from flows.tracking.progress import Progress
 from flows.tracking.run import Run, stage_run
-from flows.tracking.traces import Trace
 from flows.workers import stage
 from params.schema import recipe as schema
 from params.schema.algorithms import MOST_BATCHES, Algorithm
 from params.schema.recipe import Recipe
-from params.schema.reinforce import Keep, Reinforce
-from tasks.advantage import advantage
+from params.schema.reinforce import Keep
+from tasks import settings
+from tasks.advantage import AdvantageInputs, advantage
 from tasks.collect import collect
-from tasks.environments.toolbox import Respond, open_tools
-from tasks.ledger import artifacts, keys, substeps
-from tasks.ledger.artifacts import Artifact, Record, Step
+from tasks.environments import Respond, open_tools
+from tasks.ledger import artifacts, keys
+from tasks.ledger.artifacts import Artifact, PrunedError, Record
+from tasks.ledger.substeps import Step
 from tasks.policy import checkpoint, resident
 from tasks.policy.machine import use_machine
-from tasks.reward import reward
-from tasks.rollout import rollout
-from tasks.rollouts.branching import least_rise
-from tasks.trees.metrics import together
-from tasks.trees.tables import read_rows
-from tasks.update import update
+from tasks.reward import RewardInputs, reward
+from tasks.rollout import RolloutInputs, rollout
+from tasks.update import UpdateInputs, update
 
-Iteration = Mapping[str, Sequence[Record]]  # verb -> what it left in the ledger
-Gathered = tuple[list[Record], list[Record]]  # of an iteration: its rollouts and rewards
-Seconds = dict[str, float]  # part of an iteration -> seconds
+Iteration = Mapping[str, Sequence[Record]]  # verb -> records of its calls
+Scored = tuple[list[Record], list[Record]]  # rollouts and rewards of an iteration's batches
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a training run is made of; ``start`` is its first iteration's step."""
+
+    start: Step
+    recipe: Recipe
+    algorithm: Algorithm
+    policy: Artifact
+    questions: Artifact
+    corpus: Artifact
+    tools: Respond
 
 
 @dataclass(frozen=True)
@@ -56,330 +67,240 @@ class Agents:
     critic: Artifact | None
     reference: Artifact
 
-    def at(self, iteration: int, row: Algorithm) -> Agents:
-        """With the reference that holds from this iteration on."""
-        refreshed = row.kl and row.kl.refresh and iteration % row.kl.refresh == 0
+    def at(self, iteration: int, algorithm: Algorithm) -> Agents:
+        """Return the agents with the reference that holds from this iteration on."""
+        kl = algorithm.kl
+        refreshed = kl and kl.refresh and iteration % kl.refresh == 0
         return replace(self, reference=self.policy) if refreshed else self
 
-    def after(self, done: Iteration, row: Algorithm) -> Agents:
-        """What the next iteration begins with."""
+    def after(self, done: Iteration, algorithm: Algorithm) -> Agents:
+        """Return what the next iteration begins with."""
         updated = done["update"][0]
-        critic = artifacts.output(updated, "critic") if row.critic else None
+        critic = artifacts.output(updated, "critic") if algorithm.critic else None
         optimizer = artifacts.output(updated, "optimizer")
         return replace(self, policy=policy_of(done), optimizer=optimizer, critic=critic)
 
 
-@dataclass(frozen=True)
-class Training:
-    """What a training run is made of."""
+# ---------------------------------------------------------------- Algorithm 1
 
-    start: Step  # its first iteration's
-    recipe: Recipe
-    row: Algorithm
-    policy: Artifact  # that it begins with
-    questions: Artifact
-    corpus: Artifact
-    tools: Respond
+
+def train(training: Training, iterations: int) -> Iterator[Iteration]:
+    """Yield the records of one iteration after the other.
+
+    With ``ahead``, the next iteration's questions are rolled out by the policy that this one began
+    with, while it learns.
+
+    Raises PrunedError where an iteration that the ledger does not hold needs weights that are gone.
+    """
+    algorithm, chosen = training.algorithm, training.recipe.reinforce
+    agents, place = Agents(training.policy, None, None, training.policy), 0
+    ahead: Future[Scored] | None = None
+    with ThreadPoolExecutor(1, thread_name_prefix="ahead") as pool:
+        for number in range(iterations):
+            step = replace(training.start, iteration=number)
+            agents = agents.at(number, algorithm)
+            scored = ahead.result() if ahead else sample(training, step, agents.policy, place)
+            place += len(scored[0]) * chosen.questions
+            if chosen.ahead and number + 1 < iterations:
+                later = replace(step, iteration=number + 1)
+                context = copy_context()  # Prefect's: the flow run that the sub-steps belong to
+                ahead = pool.submit(context.run, sample, training, later, agents.policy, place)
+            done = learn(training, step, agents, scored)
+            agents = agents.after(done, algorithm)
+            forget(step, chosen.keep, agents.reference, least=1 + chosen.ahead)
+            yield done
+
+
+def sample(training: Training, step: Step, policy: Artifact, place: int) -> Scored:
+    """Roll out and score a batch; with a group filter, more until enough groups have a spread.
+
+    ``place``: questions consumed by earlier iterations.
+    """
+    chosen, algorithm = training.recipe.reinforce, training.algorithm
+    acting = resident.POLICIES.load_copy if chosen.ahead else resident.POLICIES.load_learner
+    rollouts: list[Record] = []
+    rewards: list[Record] = []
+    spread = 0
+    for attempt in range(MOST_BATCHES):
+        inputs = rollout_inputs(training, policy, place, attempt)
+        rollouts.append(rollout(step, inputs, tools=training.tools, acting=acting))
+        rewards.append(reward(step, reward_inputs(training, rollouts[-1])))
+        spread += rewards[-1]["groups_with_spread"]
+        enough = algorithm.group_filter == "none" or spread >= chosen.questions
+        if enough or not rollouts[-1]["another_batch"]:
+            break
+    return rollouts, rewards
+
+
+def learn(training: Training, step: Step, agents: Agents, scored: Scored) -> Iteration:
+    """Estimate advantages of the scored trees and update the policy."""
+    rollouts, rewards = scored
+    credited = advantage(step, advantage_inputs(training, agents, scored))
+    inputs = update_inputs(training, agents, rollouts, credited)
+    keep = training.recipe.reinforce.keep
+    make_room = partial(forget, step, keep, agents.reference, least=2)
+    updated = update(step, inputs, make_room=make_room)
+    return {"rollout": rollouts, "reward": rewards, "advantage": [credited], "update": [updated]}
+
+
+def forget(step: Step, keep: Keep, reference: Artifact, least: int = 1) -> None:
+    """Drop checkpoints that the recipe does not keep; trees, rewards and advantages stay.
+
+    The newest ``least`` stay in any case: before this iteration has one, that is the last one's.
+    """
+    last = max(least, keep.optimizer_last)
+    weights = ("policy", "critic")
+    step.ledger.retire(step, "update", last, keep.weights_every, weights, spare=reference)
+
+
+def policy_of(iteration: Iteration) -> Artifact:
+    """Return the policy that an iteration has made."""
+    return artifacts.output(iteration["update"][0], "policy")
+
+
+# ---------------------------------------------------------------- inputs of the verbs
+
+
+def rollout_inputs(training: Training, policy: Artifact, place: int, attempt: int) -> RolloutInputs:
+    """Return what a batch of rollouts is made from."""
+    recipe, algorithm = training.recipe, training.algorithm
+    return RolloutInputs(
+        policy=policy,
+        questions=training.questions,
+        size=recipe.reinforce.questions,
+        first=place,
+        attempt=attempt,
+        branching=algorithm.branching,
+        marks=algorithm.marks,
+        budget=recipe.reinforce.rollout,
+        top_p=1.0,
+        agent=recipe.agent,
+        corpus=training.corpus,
+    )
+
+
+def reward_inputs(training: Training, rolled_out: Record) -> RewardInputs:
+    """Return what the rewards of a batch are made from."""
+    return RewardInputs(
+        trees=artifacts.output(rolled_out, "trees"),
+        settings=training.recipe.reinforce.reward,
+        overlong=training.algorithm.overlong,
+        response_tokens=training.recipe.dialogue.response_tokens,
+    )
+
+
+def advantage_inputs(training: Training, agents: Agents, scored: Scored) -> AdvantageInputs:
+    """Return what an iteration's advantages are made from."""
+    recipe, algorithm = training.recipe, training.algorithm
+    rollouts, rewards = scored
+    return AdvantageInputs(
+        policy=agents.policy,
+        critic=agents.critic,
+        reference=agents.reference if algorithm.kl_in("reward") else None,
+        trees=[artifacts.output(record, "trees") for record in rollouts],
+        rewards=[artifacts.output(record, "rewards") for record in rewards],
+        algorithm=algorithm,
+        questions=recipe.reinforce.questions,
+        settings=recipe.reinforce.update,
+        temperature=recipe.reinforce.rollout.temperature,
+        response_tokens=recipe.dialogue.response_tokens,
+        machine=recipe.machine,
+    )
+
+
+def update_inputs(
+    training: Training, agents: Agents, rollouts: Sequence[Record], credited: Record
+) -> UpdateInputs:
+    """Return what an iteration's update is made from."""
+    recipe, algorithm = training.recipe, training.algorithm
+    return UpdateInputs(
+        policy=agents.policy,
+        optimizer=agents.optimizer,
+        critic=agents.critic,
+        reference=agents.reference if algorithm.kl_in("loss") else None,
+        trees=[artifacts.output(record, "trees") for record in rollouts],
+        advantages=artifacts.output(credited, "advantages"),
+        algorithm=algorithm,
+        settings=recipe.reinforce.update,
+        temperature=recipe.reinforce.rollout.temperature,
+        response_tokens=recipe.dialogue.response_tokens,
+        machine=recipe.machine,
+        lora=recipe.lora,
+    )
+
+
+# ---------------------------------------------------------------- the stage
 
 
 @flow(name="reinforce")
 def reinforce(recipe: str) -> None:
-    """Make ``models/<recipe>/trained`` of ``models/<recipe>/cold_start``; keep all trees."""
-    chosen = schema.load(recipe, Path("params"))
-    row = schema.algorithm_of(chosen, Path("params"))
+    """Train ``models/<recipe>/cold_start`` into ``models/<recipe>/trained``; keep all trees."""
+    chosen = settings.load(recipe, Path("params"))
+    algorithm = schema.algorithm_of(chosen, Path("params"))
     questions = Artifact.at(Path("data", recipe, "questions", "train.parquet"))
     corpus = Artifact.at(Path("data", recipe, "corpus"))
     policy = Artifact.at(Path("models", recipe, "cold_start"))
     use_machine(chosen.machine)
     key = keys.stage_key(chosen, questions, corpus, policy)
     with (
+        ledger_mirror.opened() as ledger,
         stage_run(recipe, "reinforce", key, stage.run_tags()) as run,
-        open_tools(chosen, Path(corpus.path)) as tools,
+        open_tools(chosen.tool_settings, chosen.machine.threads, Path(corpus.path)) as tools,
         gate_report.pages(recipe),
     ):
-        start = Step(recipe, "reinforce", 0, chosen.seed)
-        training = Training(start, chosen, row, policy, questions, corpus, tools)
-        done, costs = remembering(start.folder, lambda: learn(training, run))
-        picture(run, done, chosen.reinforce)
-        account(run, costs)
+        start = Step(recipe, "reinforce", 0, chosen.seed, ledger)
+        training = Training(start, chosen, algorithm, policy, questions, corpus, tools)
+        done, seconds = replaying(start, partial(run_all, training, run))
+        reinforce_report.draw_figures(run, done, chosen.reinforce)
+        reinforce_report.report_time(run, seconds)
 
 
-def remembering(folder: Path, work: Callable[[], Result]) -> Result:
-    """What ``work`` returns; where it needs updates that the ledger has pruned, they are replayed.
-
-    ``folder`` is where the ledger keeps them.
-    """
+def replaying(start: Step, work: Callable[[], Result]) -> Result:
+    """Return ``work()``; where it needs updates that the ledger has pruned, replay them."""
     try:
         return work()
-    except artifacts.PrunedError as gone:
-        print(f"{gone}: the updates that the ledger has pruned are replayed from its trees")
-        substeps.revive(folder)
+    except PrunedError as error:
+        print(f"{error}: the updates that the ledger has pruned are replayed from its trees")
+        start.ledger.revive(start.folder)
         return work()
 
 
-def learn(training: Training, run: Run) -> tuple[list[Iteration], list[Seconds]]:
-    """All iterations, their tables through the gate, and ``models/<recipe>/trained``.
+def run_all(training: Training, run: Run) -> tuple[list[Iteration], list[reinforce_report.Seconds]]:
+    """Train, check the tables of all iterations, and publish ``models/<recipe>/trained``.
 
-    Returns what each iteration left, and the seconds by part of those that were done now.
+    Returns the records of each iteration, and the seconds by part of those that were computed now.
     """
-    recipe, settings = training.recipe, training.recipe.reinforce
+    recipe, name = training.recipe, training.start.recipe
     done: list[Iteration] = []
-    costs: list[Seconds] = []
-    progress = Progress("reinforce", settings.iterations)
+    seconds: list[reinforce_report.Seconds] = []
+    progress = Progress("reinforce", recipe.reinforce.iterations)
     began = time.time()
-    for iteration in train(training, settings.iterations):
+    for iteration in train(training, recipe.reinforce.iterations):
         done.append(iteration)
-        costs += report(run, progress, iteration, settings, began)
+        seconds += reinforce_report.log_iteration(run, progress, iteration, recipe.reinforce, began)
         began = time.time()
     progress.close()
-    # the gate stands in `collect`: a policy whose trajectories fail it is not published
+    # collect holds the gates: a policy whose trajectories fail one is not published
     collect(
-        recipe=training.start.recipe,
-        settings=settings,
-        row=training.row,
+        recipe=name,
+        settings=recipe.reinforce,
+        algorithm=training.algorithm,
         dialogue=recipe.dialogue,
         done=done,
     )
-    name = training.start.recipe
     artifacts.publish(policy_of(done[-1]), Path("models", name, "trained"), checkpoint.merged)
     records = [record for iteration in done for record in in_order(iteration)]
     artifacts.publish_records(records, Path("data", name, "records", "reinforce.jsonl"))
-    return done, costs
-
-
-def train(training: Training, count: int) -> Iterator[Iteration]:
-    """One iteration after the other; what each left in the ledger.
-
-    Where the recipe samples ahead, the next iteration's questions are rolled out by the policy that
-    this one began with, while it learns: what that policy lacks is one iteration's updates, and the
-    loss weighs each token by how much likelier it has become (algorithms section 3).
-
-    Raises ledger.PrunedError where an iteration that is not remembered needs weights that are gone.
-    """
-    row, settings = training.row, training.recipe.reinforce
-    agents, place = Agents(training.policy, None, None, training.policy), 0
-    coming: Future[Gathered] | None = None
-    with ThreadPoolExecutor(1, thread_name_prefix="ahead") as pool:
-        for number in range(count):
-            step = replace(training.start, iteration=number)
-            agents = agents.at(number, row)
-            gathered = coming.result() if coming else gather(training, step, agents.policy, place)
-            place += len(gathered[0]) * settings.questions
-            if settings.ahead and number + 1 < count:
-                later = replace(step, iteration=number + 1)
-                call = copy_context()  # Prefect's: whose sub-steps these are
-                coming = pool.submit(call.run, gather, training, later, agents.policy, place)
-            done = iterate(training, step, agents, gathered)
-            agents = agents.after(done, row)
-            forget(step, settings.keep, agents.reference, least=1 + settings.ahead)
-            yield done
-
-
-def forget(step: Step, keep: Keep, reference: Artifact, least: int = 1) -> None:
-    """Drop checkpoints that the recipe does not keep; trees, rewards and advantages stay.
-
-    The newest stay, at ``least`` so many: before this iteration has one, that is the last one's.
-    """
-    last, every = max(least, keep.optimizer_last), keep.weights_every
-    substeps.retire(step, "update", last, every, weights=("policy", "critic"), spare=reference)
+    return done, seconds
 
 
 def in_order(iteration: Iteration) -> list[Record]:
-    """The records of an iteration as they came to be; those of its batches know which one."""
+    """Return an iteration's records in execution order; records of batches carry ``attempt``."""
     batches = zip(iteration["rollout"], iteration["reward"], strict=True)
-    gathered = [
+    sampled = [
         {**record, "attempt": attempt} for attempt, both in enumerate(batches) for record in both
     ]
-    return [*gathered, *iteration["advantage"], *iteration["update"]]
-
-
-def policy_of(iteration: Iteration) -> Artifact:
-    """The policy that an iteration has made."""
-    return artifacts.output(iteration["update"][0], "policy")
-
-
-def iterate(training: Training, step: Step, agents: Agents, gathered: Gathered) -> Iteration:
-    """The rest of an iteration whose questions are rolled out and rewarded: credit, update."""
-    recipe, row = training.recipe, training.row
-    settings, response_tokens = recipe.reinforce, recipe.dialogue.response_tokens
-    rolled_out, rewarded = gathered
-    trees = [artifacts.output(record, "trees") for record in rolled_out]
-    in_reward, in_loss = (row.kl is not None and row.kl.place == p for p in ("reward", "loss"))
-    credited = advantage(
-        step=step,
-        policy=agents.policy,
-        critic=agents.critic,
-        reference=agents.reference if in_reward else None,
-        trees=trees,
-        rewards=[artifacts.output(record, "rewards") for record in rewarded],
-        row=row,
-        size=settings.questions,
-        settings=settings.update,
-        temperature=settings.rollout.temperature,
-        response_tokens=response_tokens,
-        machine=recipe.machine,
-    )
-    updated = update(
-        step=step,
-        policy=agents.policy,
-        optimizer=agents.optimizer,
-        critic=agents.critic,
-        reference=agents.reference if in_loss else None,
-        trees=trees,
-        advantages=artifacts.output(credited, "advantages"),
-        row=row,
-        settings=settings.update,
-        temperature=settings.rollout.temperature,
-        response_tokens=response_tokens,
-        machine=recipe.machine,
-        lora=recipe.lora,
-        make_room=partial(forget, step, settings.keep, agents.reference, least=2),
-    )
-    return {
-        "rollout": rolled_out,
-        "reward": rewarded,
-        "advantage": [credited],
-        "update": [updated],
-    }
-
-
-def gather(training: Training, step: Step, policy: Artifact, place: int) -> Gathered:
-    """Roll out and reward a batch; with a group filter, more until enough groups have a spread.
-
-    ``place``: the questions consumed so far.
-    """
-    recipe, row = training.recipe, training.row
-    settings, spread = recipe.reinforce, 0
-    rolled_out: list[Record] = []
-    rewarded: list[Record] = []
-    for attempt in range(MOST_BATCHES):
-        rolled_out.append(
-            rollout(
-                step=step,
-                policy=policy,
-                questions=training.questions,
-                size=settings.questions,
-                first=place,
-                attempt=attempt,
-                branching=row.branching,
-                marks=row.marks,
-                budget=settings.rollout,
-                top_p=1.0,
-                dialogue=recipe.dialogue,
-                engine=recipe.engine,
-                machine=recipe.machine,
-                limits=recipe.python,
-                search=recipe.search,
-                corpus=training.corpus,
-                tools=training.tools,
-                acting=resident.load_copy if settings.ahead else resident.load_learner,
-            )
-        )
-        rewarded.append(
-            reward(
-                step=step,
-                trees=artifacts.output(rolled_out[-1], "trees"),
-                settings=settings.reward,
-                overlong=row.overlong,
-                response_tokens=recipe.dialogue.response_tokens,
-            )
-        )
-        spread += rewarded[-1]["groups_with_spread"]
-        enough = row.group_filter == "none" or spread >= settings.questions
-        if enough or not rolled_out[-1]["another_batch"]:
-            break
-    return rolled_out, rewarded
-
-
-def report(
-    run: Run, progress: Progress, iteration: Iteration, settings: Reinforce, began: float
-) -> list[Seconds]:
-    """Show one iteration in the terminal and in MLflow; the seconds of its parts.
-
-    An iteration of which the ledger remembers a part was not timed as a whole, and has none.
-    """
-    records = [record for some in iteration.values() for record in some]
-    metrics: dict[str, float] = {}
-    for some in iteration.values():
-        metrics |= together([record["metrics"] for record in some])
-    progress.note(reward=metrics["reward"], success=metrics["success"])
-    progress.advance(1)
-    number = records[0]["step"]["iteration"]
-    finished = records[-1]["finished"]
-    parts = seconds(iteration)
-    speeds = {
-        "sampled_tokens_a_second": metrics["sampled_tokens"] / parts["sampling"],
-        "trained_tokens_a_second": metrics["trained_tokens"] / parts["update"],
-    }
-    tracked = time.time()
-    run.log_metrics({**metrics, **speeds}, step=number, at=finished)
-    if number % settings.trace_every == 0 and settings.trace_questions:
-        run.log_traces(partial(sample, iteration, settings.trace_questions))
-    own = [*iteration["advantage"], *iteration["update"]]  # the rest may have been sampled ahead
-    if any(record["finished"] < began for record in (own if settings.ahead else records)):
-        return []
-    now = time.time()
-    tracking = now - tracked
-    cost = {**parts, "tracking": tracking, "orchestration": now - began - tracking}
-    # what was sampled ahead has cost no time of this iteration's own
-    cost["orchestration"] = max(0.0, cost["orchestration"] - sum(parts.values()))
-    run.log_metrics(
-        {f"seconds_{name}": value for name, value in cost.items()}, step=number, at=finished
-    )
-    return [cost]
-
-
-def sample(iteration: Iteration, size: int) -> list[Trace]:
-    """The trajectories of an iteration's first ``size`` questions, for MLflow's page of traces."""
-    rolled_out = iteration["rollout"][0]
-    return traces.sample(
-        Step(**rolled_out["step"]),
-        artifacts.output(rolled_out, "trees"),
-        artifacts.output(iteration["reward"][0], "rewards"),
-        rolled_out["finished"],
-        size,
-    )
-
-
-def seconds(iteration: Iteration) -> Seconds:
-    """Seconds of the parts of one iteration, as its sub-steps measured them."""
-    spent: Seconds = {}
-    for record in [record for some in iteration.values() for record in some]:
-        for name, value in record["seconds"].items():
-            spent[name] = spent.get(name, 0.0) + value
-    return spent
-
-
-def picture(run: Run, done: Sequence[Iteration], settings: Reinforce) -> None:
-    """Figures of the whole run: the learning curve, entropy around tool results, branching."""
-    curve: list[dict[str, Any]] = [
-        {"iteration": number, **together([r["metrics"] for r in iteration["reward"]])}
-        for number, iteration in enumerate(done)
-    ]
-    run.log_figure(figures.learning_curve(curve), "learning_curve.png")
-    profile = [
-        {"iteration": number, **point}
-        for number, iteration in enumerate(done)
-        for point in iteration["rollout"][0]["profile"]
-    ]
-    if profile:
-        run.log_figure(figures.entropy_around_tools(profile), "entropy_around_tools.png")
-    last = artifacts.output(done[-1]["rollout"][0], "trees")
-    if decided := read_rows(Path(last.path) / "decisions.parquet"):
-        rise = least_rise(settings.rollout)
-        run.log_figure(figures.decisions(decided, rise), "branching_decisions.png")
-
-
-def account(run: Run, costs: Sequence[Seconds]) -> None:
-    """Where the time of an iteration went: printed, and drawn in MLflow."""
-    if not costs:
-        return
-    mean = {name: sum(cost[name] for cost in costs) / len(costs) for name in costs[0]}
-    whole = sum(mean.values())
-    print(f"seconds of one iteration, mean of {len(costs)}: {whole:.2f}")
-    for name, value in sorted(mean.items(), key=lambda part: -part[1]):
-        print(f"  {name:<14}{value:7.3f} {value / whole:6.1%}")
-    run.log_figure(figures.seconds_by_part(mean), "seconds_by_part.png")
+    return [*sampled, *iteration["advantage"], *iteration["update"]]
 
 
 if __name__ == "__main__":

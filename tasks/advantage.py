@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from prefect import task
 
-from params.schema.algorithms import Algorithm, Gae, Kl
+from params.schema.algorithms import Algorithm, Gae
 from params.schema.base import Machine
 from params.schema.reinforce import Update
 from tasks.learning import learner
@@ -25,7 +25,8 @@ from tasks.learning.estimators import step as steps
 from tasks.learning.estimators.tree import token_identities
 from tasks.learning.packing import ByNode, uncredited
 from tasks.ledger import prefect_cache, substeps
-from tasks.ledger.artifacts import Artifact, Step
+from tasks.ledger.artifacts import Artifact, Record
+from tasks.ledger.substeps import Step
 from tasks.policy import checkpoint, resident
 from tasks.trees import marks
 from tasks.trees.tables import load_trees, read_rows, write_table
@@ -39,8 +40,8 @@ TABLE = pa.schema(
         "advantage": pa.float64(),  # mean over the leaf's sampled tokens
         "advantages": pa.list_(pa.float32()),  # of each sampled token
         "segments": pa.list_(pa.int32()),  # macro action of each sampled token
-        "returns": pa.list_(pa.float32()),  # for a critic: what it shall foretell, and
-        "values": pa.list_(pa.float32()),  # what it foretold; null without one
+        "returns": pa.list_(pa.float32()),  # value targets of a critic; null without one
+        "values": pa.list_(pa.float32()),  # its values before the update; null without one
     }
 )
 KL_LIMIT = 10.0  # of log pi - log pi_ref at one token
@@ -58,54 +59,51 @@ class Scored:
         return len(set(self.rewards)) > 1
 
 
+@dataclass(frozen=True)
+class AdvantageInputs:
+    """What decides advantages: an iteration's trees and rewards, and how they are credited."""
+
+    policy: Artifact
+    critic: Artifact | None  # beside the policy; None where the algorithm has none
+    reference: Artifact | None  # the policy that a KL penalty in the reward compares with, or None
+    trees: list[Artifact]
+    rewards: list[Artifact]
+    algorithm: Algorithm
+    questions: int  # of an iteration, at most, once the group filter has dropped some
+    settings: Update
+    temperature: float  # of the rollout
+    response_tokens: int  # the budget of a response
+    machine: Machine
+
+
 @task(**prefect_cache.TASK_OPTIONS)
 @substeps.recorded
-def advantage(
-    step: Step,
-    folder: Path,
-    *,
-    policy: Artifact,
-    critic: Artifact | None,
-    reference: Artifact | None,
-    trees: list[Artifact],
-    rewards: list[Artifact],
-    row: Algorithm,
-    size: int,
-    settings: Update,
-    temperature: float,
-    response_tokens: int,
-    machine: Machine,
-) -> Mapping[str, Any]:
-    """Estimate the advantages of every leaf; artifact ``advantages``, a row a leaf.
-
-    ``critic`` lies beside ``policy``; ``reference`` is the policy that a KL penalty in the reward
-    looks at. Both are None where the algorithm has none.
-    """
+def advantage(step: Step, inputs: AdvantageInputs) -> Record:
+    """Estimate the advantages of every leaf; artifact ``advantages``, a row a leaf."""
     began = time.perf_counter()
-    scored = _scored(trees, rewards)
-    kept = _filtered(scored, row, size)
-    acting = resident.load_learner(Path(policy.path), machine)
-    valued = _values(kept, acting, row, settings, machine) if row.critic else None
-    penalty = (
-        _penalties(kept, acting, reference, row.kl, settings, temperature, machine)
-        if reference
-        else None
-    )
+    scored = _scored(inputs.trees, inputs.rewards)
+    kept = _filtered(scored, inputs.algorithm, inputs.questions)
+    acting = resident.POLICIES.load_learner(Path(inputs.policy.path), inputs.machine)
+    values = _values(kept, acting, inputs) if inputs.algorithm.critic else [None] * len(kept)
+    penalties = _penalties(kept, acting, inputs) if inputs.reference else [None] * len(kept)
     groups = [
-        _group(entry, row, penalty[i] if penalty else None, valued[i] if valued else None)
-        for i, entry in enumerate(kept)
+        _group(entry, inputs.algorithm, penalty, value)
+        for entry, penalty, value in zip(kept, penalties, values, strict=True)
     ]
     texts = marks.token_texts(acting.tokenizer, acting.model.config.vocab_size)
-    rows = _rows(kept, groups, row, texts, response_tokens) + _dropped(scored, kept)
-    write_table(pa.Table.from_pylist(rows, schema=TABLE), folder / "advantages.parquet")
+    rows = [
+        *_rows(kept, groups, inputs.algorithm, texts, inputs.response_tokens),
+        *_dropped(scored, kept),
+    ]
+    write_table(pa.Table.from_pylist(rows, schema=TABLE), step.out / "advantages.parquet")
     return {
-        "metrics": _metrics(scored, kept, groups, rows, row),
+        "metrics": _metrics(scored, kept, groups, rows, inputs.algorithm),
         "seconds": {"advantage": time.perf_counter() - began},
     }
 
 
 def _scored(trees: Sequence[Artifact], rewards: Sequence[Artifact]) -> list[Scored]:
-    """All trees of an iteration with the rewards of their leaves."""
+    """Return all trees of an iteration with the rewards of their leaves."""
     found: list[Scored] = []
     for grown, given in zip(trees, rewards, strict=True):
         values: dict[str, list[float]] = {}
@@ -116,39 +114,36 @@ def _scored(trees: Sequence[Artifact], rewards: Sequence[Artifact]) -> list[Scor
     return found
 
 
-def _filtered(scored: Sequence[Scored], row: Algorithm, size: int) -> list[Scored]:
-    """What the group filter leaves: all, or the first ``size`` groups with spread (DAPO)."""
-    if row.group_filter == "none":
+def _filtered(scored: Sequence[Scored], algorithm: Algorithm, size: int) -> list[Scored]:
+    """Return all groups, or with a filter the first ``size`` that have a spread (DAPO)."""
+    if algorithm.group_filter == "none":
         return list(scored)
     return [entry for entry in scored if entry.has_spread][:size]
 
 
 def _values(
-    kept: Sequence[Scored],
-    acting: resident.Learner,
-    row: Algorithm,
-    settings: Update,
-    machine: Machine,
+    kept: Sequence[Scored], acting: resident.Learner, inputs: AdvantageInputs
 ) -> list[ByNode]:
-    checkpoint.prepare_critic(acting, row.critic, machine)
+    """Return the critic's value of each token, by tree and node."""
+    checkpoint.prepare_critic(acting, inputs.algorithm.critic, inputs.machine)
     trees = [uncredited(entry.tree) for entry in kept]
-    return learner.node_values(acting, trees, settings, machine)
+    return learner.node_values(acting, trees, inputs.settings, inputs.machine)
 
 
 def _penalties(
-    kept: Sequence[Scored],
-    acting: resident.Learner,
-    reference: Artifact,
-    kl: Kl | None,
-    settings: Update,
-    temperature: float,
-    machine: Machine,
+    kept: Sequence[Scored], acting: resident.Learner, inputs: AdvantageInputs
 ) -> list[list[Floats]]:
-    """-coefficient * k1 of each sampled token, by tree and node: k1 = log pi - log pi_ref."""
-    assert kl
+    """Return -coefficient * k1 of each sampled token, by tree and node; k1 = log pi - log pi_ref.
+
+    The difference is clamped to +-KL_LIMIT (algorithms section 4).
+    """
+    kl, reference = inputs.algorithm.kl, inputs.reference
+    assert kl and reference
     trees = [uncredited(entry.tree) for entry in kept]
-    with resident.reference_of(Path(reference.path), acting, machine) as model:
-        found = learner.node_logprobs(model, trees, temperature, settings, machine)
+    with resident.POLICIES.reference_of(Path(reference.path), acting, inputs.machine) as model:
+        found = learner.node_logprobs(
+            model, trees, inputs.temperature, inputs.settings, inputs.machine
+        )
     return [
         [
             -kl.coefficient * np.clip(node.logprobs - logprobs, -KL_LIMIT, KL_LIMIT)
@@ -159,11 +154,11 @@ def _penalties(
 
 
 def _group(
-    scored: Scored, row: Algorithm, penalty: Sequence[Floats] | None, values: ByNode | None
+    scored: Scored, algorithm: Algorithm, penalty: Sequence[Floats] | None, values: ByNode | None
 ) -> list[Episode]:
-    """The leaves of a tree as estimators see them."""
+    """Return the leaves of a tree as estimators read them."""
     tree = scored.tree
-    identities = _identities(tree, getattr(row.estimator, "key", "lineage"))
+    identities = _identities(tree, getattr(algorithm.estimator, "key", "lineage"))
     episodes = []
     for leaf, trajectory in enumerate(tree.trajectories()):
         turns = sampled(trajectory)
@@ -183,16 +178,20 @@ def _group(
 
 
 def _along(by_node: Sequence[NDArray[Any]], nodes: Sequence[int]) -> Floats:
+    """Join the entries of these nodes end to end. [S]"""
     return np.concatenate([by_node[node] for node in nodes]).astype(np.float64)
 
 
 def _states(trajectory: Sequence[Node]) -> tuple[str, ...]:
-    """What each turn acted on: the question, or the observation before it, without history."""
+    """Return what each turn acted on: the question, or the observation before it. [E]"""
     return tuple(before.text for before, turn in pairwise(trajectory) if turn.kind == TURN)
 
 
 def _identities(tree: Tree, key: str) -> list[NDArray[np.int64]]:
-    """Which token each sampled token of a leaf is: by the tree's lineage, or by equal prefixes."""
+    """Return ids of each leaf's sampled tokens, equal where leaves share the token. L x [S]
+
+    ``key``: "lineage" (the tree's own sharing) or "token_ids" (equal prefixes of ids share too).
+    """
     paths = [tree.path(leaf)[1:] for leaf in tree.leaves]  # without the prompt
     starts = np.concatenate([[0], np.cumsum([len(node.tokens) for node in tree.nodes])])
     own = [
@@ -215,15 +214,15 @@ def _identities(tree: Tree, key: str) -> list[NDArray[np.int64]]:
 def _rows(
     kept: Sequence[Scored],
     groups: Sequence[Sequence[Episode]],
-    row: Algorithm,
+    algorithm: Algorithm,
     texts: Sequence[str],
     response_tokens: int,
 ) -> list[dict[str, Any]]:
-    """A row of ``TABLE`` for each leaf that is learned from."""
+    """Return a row of ``TABLE`` for each leaf that is learned from."""
     if not kept:
         return []
-    batch = assemble(row, response_tokens).estimator(groups)
-    targets = _targets(groups, row)
+    batch = assemble(algorithm, response_tokens).estimator(groups)
+    targets = _targets(groups, algorithm)
     return [
         {
             "question": entry.tree.question.id,
@@ -231,7 +230,7 @@ def _rows(
             "kept": True,
             "advantage": float(np.mean(batch[i][leaf])),
             "advantages": batch[i][leaf],
-            "segments": marks.segments(row.marks, trajectory, texts),
+            "segments": marks.segments(algorithm.marks, trajectory, texts),
             "returns": targets[i][leaf] if targets else None,
             "values": groups[i][leaf].values,
         }
@@ -240,15 +239,17 @@ def _rows(
     ]
 
 
-def _targets(groups: Sequence[Sequence[Episode]], row: Algorithm) -> list[list[Floats]] | None:
-    """What a critic shall foretell of each token; None without one."""
-    if not isinstance(row.estimator, Gae):
+def _targets(
+    groups: Sequence[Sequence[Episode]], algorithm: Algorithm
+) -> list[list[Floats]] | None:
+    """Return the value targets of each sampled token, by group and leaf; None without a critic."""
+    if not isinstance(algorithm.estimator, Gae):
         return None
-    return critics.value_targets(groups, row.estimator.gamma, row.estimator.lambda_)
+    return critics.value_targets(groups, algorithm.estimator.gamma, algorithm.estimator.lambda_)
 
 
 def _dropped(scored: Sequence[Scored], kept: Sequence[Scored]) -> list[dict[str, Any]]:
-    """Rows of the leaves that the group filter has dropped."""
+    """Return a row for each leaf that the group filter has dropped."""
     learned = {id(entry) for entry in kept}
     return [
         {"question": entry.tree.question.id, "leaf": leaf, "kept": False, "advantage": 0.0}
@@ -263,23 +264,23 @@ def _metrics(
     kept: Sequence[Scored],
     groups: Sequence[Sequence[Episode]],
     rows: Sequence[Mapping[str, Any]],
-    row: Algorithm,
+    algorithm: Algorithm,
 ) -> dict[str, float]:
     learned = [entry for entry in rows if entry["kept"]]
     found = {
         "advantage_spread": _spread([entry["advantage"] for entry in learned]),
         "groups_kept": len(kept) / len(scored),
     }
-    if row.marks.kind == "step" and groups:
+    if algorithm.marks.kind == "step" and groups:
         found |= steps.state_sharing(groups)
-    if row.critic and learned:
+    if algorithm.critic and learned:
         values, targets = (
             np.concatenate([entry[name] for entry in learned]) for name in ("values", "returns")
         )
         found["explained_variance"] = critics.explained_variance(values, targets)
-    if row.kl and row.kl.place == "reward" and groups:
+    if algorithm.kl and algorithm.kl.place == "reward" and groups:
         penalties = np.concatenate([leaf.token_rewards for group in groups for leaf in group])
-        found["kl_reference"] = float(-penalties.mean() / row.kl.coefficient)
+        found["kl_reference"] = float(-penalties.mean() / algorithm.kl.coefficient)
     return found
 
 

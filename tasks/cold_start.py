@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from torch.utils.data import Dataset
 from params.schema.base import Machine
 from params.schema.cold_start import ColdStart
 from tasks.ledger import prefect_cache, substeps
-from tasks.ledger.artifacts import Artifact, Step
+from tasks.ledger.artifacts import Artifact, Record
+from tasks.ledger.substeps import Ledger, Step
 from tasks.policy.machine import PRECISION, use_machine
 from tasks.policy.model import load_policy, load_tokenizer
 from tasks.trees.tables import read_rows
@@ -38,43 +40,49 @@ class Traces(Dataset[dict[str, Any]]):
         return {"input_ids": tokens.tolist(), "labels": labels.tolist()}
 
 
+@dataclass(frozen=True)
+class ColdStartInputs:
+    """What decides the fine-tuned policy."""
+
+    policy: Artifact
+    traces: Artifact
+    settings: ColdStart
+    machine: Machine
+
+
 @task(**prefect_cache.TASK_OPTIONS)
 @substeps.recorded
 def cold_start(
     step: Step,
-    folder: Path,
+    inputs: ColdStartInputs,
     *,
-    policy: Artifact,
-    traces: Artifact,
-    settings: ColdStart,
-    machine: Machine,
     advance: Callable[[int, Mapping[str, float]], object] = lambda finished, shown: None,
-) -> Mapping[str, Any]:
-    """Fine-tune ``policy`` on ``traces``; artifact ``policy``.
+) -> Record:
+    """Fine-tune the policy on the traces; artifact ``policy``.
 
-    ``advance`` is called after every step with the steps done so far and the newest loss.
-
-    A killed training goes on at its newest whole checkpoint.
+    A killed training goes on at its newest whole checkpoint. ``advance`` is called after every step
+    with the steps done so far and the newest loss.
     """
     from transformers import PrinterCallback, Trainer
 
+    settings, machine = inputs.settings, inputs.machine
     use_machine(machine)
-    tokenizer = load_tokenizer(policy.path)
-    checkpoints = substeps.scratch(folder)
+    tokenizer = load_tokenizer(inputs.policy.path)
+    checkpoints = step.ledger.scratch(step)
     began = time.perf_counter()
-    model = load_policy(policy.path, machine)
-    rows = read_rows(Path(traces.path))
+    model = load_policy(inputs.policy.path, machine)
+    rows = read_rows(Path(inputs.traces.path))
     trainer = Trainer(
         model=model,
         args=_arguments(settings, machine, checkpoints, step.seed),
         train_dataset=Traces(rows),
         data_collator=_collator(tokenizer),
-        callbacks=_callbacks(advance),
+        callbacks=_callbacks(step.ledger, advance),
     )
     trainer.remove_callback(PrinterCallback)  # our own progress says it
     trainer.train(resume_from_checkpoint=newest_checkpoint(checkpoints))
-    model.save_pretrained(folder / "policy")
-    tokenizer.save_pretrained(folder / "policy")
+    model.save_pretrained(step.out / "policy")
+    tokenizer.save_pretrained(step.out / "policy")
     losses = [entry for entry in trainer.state.log_history if "loss" in entry]
     return {
         "metrics": {"loss": losses[-1]["loss"]},
@@ -89,7 +97,7 @@ def cold_start(
 
 
 def newest_checkpoint(folder: Path) -> str | None:
-    """The newest checkpoint in ``folder`` that is whole."""
+    """Return the newest whole checkpoint in ``folder``, or None."""
     found = sorted(folder.glob("checkpoint-*"), key=lambda path: -int(path.name.split("-")[1]))
     return next((str(path) for path in found if substeps.read(path)), None)
 
@@ -126,7 +134,7 @@ def _collator(tokenizer: Any) -> Any:
     return DataCollatorForSeq2Seq(tokenizer, label_pad_token_id=IGNORED)
 
 
-def _callbacks(advance: Callable[[int, Mapping[str, float]], object]) -> list[Any]:
+def _callbacks(ledger: Ledger, advance: Callable[[int, Mapping[str, float]], object]) -> list[Any]:
     from transformers import TrainerCallback
 
     class Watch(TrainerCallback):
@@ -143,6 +151,6 @@ def _callbacks(advance: Callable[[int, Mapping[str, float]], object]) -> list[An
                 self.shown["loss"] = float(logs["loss"])
 
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            substeps.seal(Path(args.output_dir, f"checkpoint-{state.global_step}"))
+            ledger.seal(Path(args.output_dir, f"checkpoint-{state.global_step}"))
 
     return [Watch()]

@@ -24,8 +24,8 @@ from tasks.learning.algorithm import CENTRED
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Record
 from tasks.scorers import SCORERS
-from tasks.trees import dialogue as talk
 from tasks.trees.metrics import together
+from tasks.trees.outcomes import TURN_OUTCOMES, Outcome
 from tasks.trees.tables import load_trees, write_table
 from tasks.trees.tree import RESULT, Node, response, sampled
 
@@ -39,7 +39,7 @@ def collect(
     *,
     recipe: str,
     settings: Reinforce,
-    row: Algorithm,
+    algorithm: Algorithm,
     dialogue: Dialogue,
     done: Sequence[Iteration],
 ) -> None:
@@ -51,7 +51,7 @@ def collect(
     data = Path("data", recipe)
     rewards = _join(done, "reward", "rewards.parquet")
     advantages = _join(done, "advantage", "advantages.parquet")
-    _check(recipe, settings, row, dialogue, _trajectories(done), rewards, advantages)
+    _check(recipe, settings, algorithm, dialogue, _trajectories(done), rewards, advantages)
     for name in TABLES:
         file = f"trees/{name}.parquet"
         write_table(_join(done, "rollout", file), data / file)
@@ -66,21 +66,23 @@ def collect(
 def _check(
     recipe: str,
     settings: Reinforce,
-    row: Algorithm,
+    algorithm: Algorithm,
     dialogue: Dialogue,
     trajectories: pd.DataFrame,
     rewards: pa.Table,
     advantages: pa.Table,
 ) -> None:
-    """The gates of what an iteration makes, in the order in which it is made."""
+    """Run the gates of an iteration's tables, in the order in which they are made."""
     leaves = settings.rollout.leaves
-    outcomes, scores = set(talk.OUTCOMES), settings.reward
+    outcomes, scores = set(TURN_OUTCOMES), settings.reward
     whole = pd.MultiIndex.from_frame(trajectories[["iteration", "question_id", "leaf"]])
     rewarded = rewards.to_pandas()
-    in_reward = row.kl is not None and row.kl.place == "reward"  # equal rewards then differ by it
+    in_reward = (
+        algorithm.kl is not None and algorithm.kl.place == "reward"
+    )  # equal rewards then differ by it
     tables = {
         "trajectories": (
-            trajectory_gate.prepare(trajectories, outcomes - {talk.ANSWER}),
+            trajectory_gate.prepare(trajectories, outcomes - {Outcome.ANSWER}),
             trajectory_gate.expectations(
                 leaves=leaves,
                 outcomes=outcomes,
@@ -106,7 +108,7 @@ def _check(
             advantage_gate.expectations(
                 rows=len(rewarded),
                 leaves=leaves,
-                centred=row.estimator.kind in CENTRED and not in_reward,
+                centred=algorithm.estimator.kind in CENTRED and not in_reward,
             ),
         ),
     }
@@ -116,13 +118,13 @@ def _check(
 
 
 def _point(number: int, iteration: Iteration) -> dict[str, float]:
-    """One row of the learning curve: metrics only, since seconds differ between equal runs."""
+    """Return a row of the learning curve; metrics only, since seconds differ in equal runs."""
     metrics = [together([record["metrics"] for record in iteration[verb]]) for verb in CURVE]
     return {"iteration": number, **{k: v for entry in metrics for k, v in entry.items()}}
 
 
 def _join(done: Sequence[Iteration], verb: str, file: str) -> pa.Table:
-    """The tables that ``verb`` wrote, one below the other, with the iteration as first column."""
+    """Join the tables that ``verb`` wrote, with the iteration as first column."""
     tables = []
     for number, record in [(i, record) for i, entry in enumerate(done) for record in entry[verb]]:
         made = Path(next(iter(record["artifacts"].values()))["path"])
@@ -132,14 +134,14 @@ def _join(done: Sequence[Iteration], verb: str, file: str) -> pa.Table:
 
 
 def _trajectories(done: Sequence[Iteration]) -> pd.DataFrame:
-    """A row a leaf of all iterations."""
+    """Return a row a leaf of all iterations."""
     return pd.DataFrame(
         [row for number, entry in enumerate(done) for row in _leaves(number, entry)]
     )
 
 
 def _leaves(number: int, iteration: Iteration) -> list[dict[str, Any]]:
-    """A row a leaf of one iteration, as the gate of the trajectories wants it."""
+    """Return a row a leaf of one iteration, as the gate of trajectories reads it."""
     return [
         {
             "iteration": number,
@@ -154,7 +156,7 @@ def _leaves(number: int, iteration: Iteration) -> list[dict[str, Any]]:
 
 
 def _measures(trajectory: Sequence[Node]) -> dict[str, Any]:
-    """What is judged of a trajectory; the extremes of one without sampled tokens are infinite."""
+    """Return what the gate checks of a trajectory; extremes of no tokens are infinite."""
     own = sampled(trajectory)
     logprobs = np.concatenate([np.empty(0), *(node.logprobs for node in own)])
     entropies = np.concatenate([np.empty(0), *(node.entropies for node in own)])

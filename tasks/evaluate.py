@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,8 @@ from prefect import task
 
 from params.schema.evaluate import Evaluate
 from tasks.ledger import prefect_cache, substeps
-from tasks.ledger.artifacts import Artifact, Step
+from tasks.ledger.artifacts import Artifact, Record
+from tasks.ledger.substeps import Step
 from tasks.scorers import GRADED
 from tasks.trees.intervals import bootstrap_interval
 from tasks.trees.tables import write_table
@@ -31,38 +32,40 @@ MEASURES: tuple[tuple[str, Callable[[dict[str, Any]], float], str], ...] = (
 )
 
 
+@dataclass(frozen=True)
+class EvaluateInputs:
+    """The scored answers of each agent, and how they are compared."""
+
+    cold_start: Artifact
+    trained: Artifact
+    settings: Evaluate
+    champion: Artifact | None = None
+
+
 @task(**prefect_cache.TASK_OPTIONS)
 @substeps.recorded
-def evaluate(
-    step: Step,
-    folder: Path,
-    *,
-    cold_start: Artifact,
-    trained: Artifact,
-    settings: Evaluate,
-    champion: Artifact | None = None,
-) -> Mapping[str, Any]:
+def evaluate(step: Step, inputs: EvaluateInputs) -> Record:
     """Aggregate the rewards of the agents on the same questions.
 
     Artifacts ``answers`` (a row an answer), ``metrics`` (JSON) and ``table`` (Markdown). Intervals
     are 95 % percentile bootstrap over questions.
     """
-    rewards = zip(AGENTS, (cold_start, trained, champion), strict=True)
+    rewards = zip(AGENTS, (inputs.cold_start, inputs.trained, inputs.champion), strict=True)
     tables = {agent: pq.read_table(made.path) for agent, made in rewards if made}
     answers = {agent: table.to_pylist() for agent, table in tables.items()}
-    rows = compare(answers, settings.bootstrap, step.seed)
+    rows = compare(answers, inputs.settings.bootstrap, step.seed)
     labelled = [
         table.add_column(0, "agent", pa.array([agent] * len(table)))
         for agent, table in tables.items()
     ]
-    write_table(pa.concat_tables(labelled), folder / "answers.parquet")
-    (folder / "metrics.json").write_text(json.dumps(_nested(rows), indent=1) + "\n")
-    (folder / "table.md").write_text(markdown(rows))
+    write_table(pa.concat_tables(labelled), step.out / "answers.parquet")
+    (step.out / "metrics.json").write_text(json.dumps(_nested(rows), indent=1) + "\n")
+    (step.out / "table.md").write_text(markdown(rows))
     return {"rows": rows}
 
 
 def compare(answers: Mapping[str, Rows], resamples: int, seed: int) -> list[dict[str, Any]]:
-    """A row a measure: its name, questions and unit, and per agent the mean with its interval."""
+    """Return a row a measure: name, questions, unit, and each agent's mean with its interval."""
     kinds = sorted({row["kind"] for rows in answers.values() for row in rows})
     selections = [("success", tuple(kinds)), *((f"success, {kind}", (kind,)) for kind in kinds)]
     rows = []
@@ -82,7 +85,7 @@ def compare(answers: Mapping[str, Rows], resamples: int, seed: int) -> list[dict
 
 
 def _graded(answers: Mapping[str, Rows], resamples: int, seed: int) -> list[dict[str, Any]]:
-    """Mean score where the scorer knows more than right and wrong; a broken format scores 0."""
+    """Return rows of the mean score of graded scorers; a broken format scores 0."""
     values = {
         agent: [row["score"] * (not row["faults"]) for row in rows if row["scorer"] in GRADED]
         for agent, rows in answers.items()
@@ -105,7 +108,7 @@ def _mean(values: Sequence[float], resamples: int, seed: int) -> dict[str, float
 
 
 def _nested(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Metrics for DVC: measure -> agent -> mean, low, high."""
+    """Return the metrics as DVC reads them: measure -> agent -> mean, low, high."""
     return {row["measure"]: {agent: row[agent] for agent in _agents(row)} for row in rows}
 
 
@@ -114,7 +117,7 @@ def _agents(row: Mapping[str, Any]) -> list[str]:
 
 
 def table_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The comparison as flat rows, one a measure and agent."""
+    """Return the comparison as flat rows, one a measure and agent."""
     return [
         {"measure": row["measure"], "questions": row["questions"], "agent": agent, **row[agent]}
         for row in rows
@@ -123,7 +126,7 @@ def table_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def success_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Success by kind, one row a kind and agent; the first kind is "all"."""
+    """Return success by kind, a row a kind and agent; the first kind is "all"."""
     return [
         {
             "kind": "all"
@@ -141,7 +144,7 @@ def success_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The table that a person reads."""
+    """Return the comparison as a Markdown table."""
     agents = _agents(rows[0])
     lines = [f"| | questions | {' | '.join(agents)} |", f"|---|{'---:|' * (1 + len(agents))}"]
     for row in rows:

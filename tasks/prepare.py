@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,19 @@ import pandas as pd
 import pyarrow as pa
 from prefect import task
 
-from params.schema import agent
 from params.schema import benchmarks as benchmarks_module
 from params.schema import prepare as schema
 from params.schema.agent import Dialogue
-from params.schema.base import Machine
+from params.schema.base import Frozen, Machine
 from params.schema.benchmarks import Benchmark
 from params.schema.prepare import Prepare, PretrainedPolicy, TinyPolicy
-from tasks.environments.toolbox import Respond
+from tasks.environments import Respond
 from tasks.gates import gate
 from tasks.gates import questions as question_gate
 from tasks.gates import traces as trace_gate
 from tasks.ledger import prefect_cache, substeps
-from tasks.ledger.artifacts import Artifact, Step
+from tasks.ledger.artifacts import Artifact, Record
+from tasks.ledger.substeps import Step
 from tasks.policy import machine as policies
 from tasks.policy import model as model_module
 from tasks.policy import tiny
@@ -33,7 +34,7 @@ from tasks.questions import benchmarks, computation, encyclopedia, intake
 from tasks.questions.experts import Dropped, Material, Trace
 from tasks.questions.files import records, text
 from tasks.scorers import SCORERS
-from tasks.tools.search import save_corpus
+from tasks.tools.search import Search, save_corpus
 from tasks.trees import dialogue as talk
 from tasks.trees.tables import save_questions, write_table
 from tasks.trees.tree import Document, Question
@@ -57,77 +58,73 @@ DROPPED_TABLE = pa.schema(
 )
 
 
+@dataclass(frozen=True)
+class PrepareInputs:
+    """What decides questions, traces and the first policy."""
+
+    settings: Prepare
+    sets: Sets  # rows of params/benchmarks.yaml that the settings name
+    sources: list[Artifact]  # the files that they name
+    dialogue: Dialogue
+    tools: Mapping[str, Frozen]  # their settings, by name
+    machine: Machine
+
+
 @task(**prefect_cache.TASK_OPTIONS)
 @substeps.recorded
-def prepare(
-    step: Step,
-    folder: Path,
-    *,
-    settings: Prepare,
-    sets: Sets,
-    sources: list[Artifact],
-    dialogue: Dialogue,
-    machine: Machine,
-    limits: agent.PythonTool,
-    search: agent.Search | None,
-    open_tools: OpenTools,
-) -> Mapping[str, Any]:
-    """Artifacts ``questions`` (a table a split), ``corpus``, ``traces``, ``dropped`` (questions
-    that were left out or got no trace, each with its reason), ``initial`` (the policy), ``gates``.
+def prepare(step: Step, inputs: PrepareInputs, *, open_tools: OpenTools) -> Record:
+    """Make the questions, the corpus, the SFT traces and the first policy, and check them.
 
-    ``sources`` are the files that ``settings`` names: what is in them decides the outcome, as do
-    the ``limits`` and ``search`` settings of the tools.
+    Artifacts: ``questions`` (a table a split), ``corpus``, ``traces``, ``dropped`` (questions that
+    were left out or got no trace, each with its reason), ``initial`` (the policy), ``gates``.
+
+    ``open_tools`` opens the tools, given the folder of the corpus.
     Raises ValueError for a fault in the user's files or a context too small for a prompt and the
     response budget, GateError for a table that breaks a critical expectation.
     """
-    policies.use_machine(machine)
-    material = SOURCES[settings.questions.source](settings, sets, step.seed)
-    taken, left_out = take_in(settings, sets, material)
+    settings, dialogue = inputs.settings, inputs.dialogue
+    policies.use_machine(inputs.machine)
+    material = SOURCES[settings.questions.source](settings, inputs.sets, step.seed)
+    taken, left_out = take_in(settings, inputs.sets, material)
     questions = {**material.questions, "train": [*material.questions["train"], *taken]}
     docs = gate.DOCS / step.recipe
-    verdict = folder / "gates" / "questions.json"
+    verdict = step.out / "gates" / "questions.json"
     check_questions(questions, settings, len(taken), verdict, docs / "questions")
     for split, entries in questions.items():
-        save_questions(entries, folder / "questions" / f"{split}.parquet")
-    save_corpus([*material.documents, *corpus(search)], folder / "corpus")
+        save_questions(entries, step.out / "questions" / f"{split}.parquet")
+    documents = [*material.documents, *corpus(inputs.tools)]
+    save_corpus(documents, step.out / "corpus")
 
-    traces, dropped = _write_traces(material, left_out, open_tools, folder)
+    traces, dropped = _write_traces(material, left_out, open_tools, step.out)
     model, tokenizer = POLICIES[settings.policy.kind](settings.policy, material, traces, step.seed)
     check_context(tokenizer, dialogue, questions, settings.policy.context)
-    model.save_pretrained(folder / "initial")
-    tokenizer.save_pretrained(folder / "initial")
+    model.save_pretrained(step.out / "initial")
+    tokenizer.save_pretrained(step.out / "initial")
 
     table = trace_table(traces, tokenizer, dialogue)
-    write_table(table, folder / "traces.parquet")
-    check_traces(
-        table,
-        traces,
-        questions["train"],
-        settings,
-        dialogue,
-        folder / "gates" / "traces.json",
-        docs / "traces",
-    )
+    write_table(table, step.out / "traces.parquet")
+    verdict = step.out / "gates" / "traces.json"
+    check_traces(table, traces, questions["train"], inputs, verdict, docs / "traces")
     return {"metrics": _metrics(questions, traces, dropped, model)}
 
 
 def _write_traces(
     material: Material, left_out: Sequence[Dropped], open_tools: OpenTools, folder: Path
 ) -> tuple[list[Trace], list[Dropped]]:
-    """The traces, with tools on the corpus in ``folder``; the table of dropped questions."""
+    """Write traces with tools on the corpus in ``folder``, and the table of dropped questions."""
     with open_tools(folder / "corpus") as tools:
         traces, without = material.write_traces(tools)
     dropped = [*material.dropped, *left_out, *without]
-    _say(len(traces), dropped)
+    _print_summary(len(traces), dropped)
     rows = [vars(each) for each in dropped]
     write_table(pa.Table.from_pylist(rows, schema=DROPPED_TABLE), folder / "dropped.parquet")
     return traces, dropped
 
 
-def _say(traces: int, dropped: Sequence[Dropped]) -> None:
+def _print_summary(traces: int, dropped: Sequence[Dropped]) -> None:
     reasons = Counter(each.reason for each in dropped)
-    said = [f"{count} {reason}" for reason, count in reasons.most_common()]
-    left_out = f"; left out: {', '.join(said)}" if said else ""
+    counts = [f"{count} {reason}" for reason, count in reasons.most_common()]
+    left_out = f"; left out: {', '.join(counts)}" if counts else ""
     print(f"prepare: {traces} traces for the cold start{left_out}")
 
 
@@ -152,22 +149,22 @@ def _metrics(
 # ---------------------------------------------------------------- where questions come from
 
 
-def source_files(settings: Prepare, search: agent.Search | None, sets: Sets) -> list[Artifact]:
-    """The files that the questions, traces and corpus are read from.
+def source_files(settings: Prepare, tools: Mapping[str, Frozen], sets: Sets) -> list[Artifact]:
+    """Return the files that questions, traces and corpus are read from.
 
-    The user's own are looked for first; files of the hub are fetched after that. Raises ValueError
-    for one that is missing.
+    The user's own files are looked up before files of the hub are fetched. Raises ValueError for a
+    missing one.
     """
     own = []
     if isinstance(settings.expert, schema.WrittenTraces):
         own.append(("prepare.expert.file", settings.expert.file))
-    if search and search.corpus:
-        own.append(("search.corpus", search.corpus))
+    if file := own_corpus(tools):
+        own.append(("tools.search.corpus", file))
     for key, file in own:
         if not file.is_file():
             raise ValueError(
                 f"{key}: {file} does not exist: correct its path in the recipe, or put the file "
-                "there (questions/README.md has its form)"
+                "there (data/sources/README.md has its form)"
             )
     files = [file for _, file in own]
     if isinstance(settings.questions, schema.BenchmarkQuestions):
@@ -181,9 +178,9 @@ def source_files(settings: Prepare, search: agent.Search | None, sets: Sets) -> 
 def take_in(
     settings: Prepare, sets: Sets, material: Material
 ) -> tuple[list[Question], list[Dropped]]:
-    """The new training questions of the intake folder, and what of it is left out.
+    """Return the new training questions of the intake folder, and those that are left out.
 
-    A refused file is said with its fault, and the run goes on without it.
+    A faulty file is printed with its fault and skipped.
     """
     if settings.intake is None:
         return [], []
@@ -200,7 +197,7 @@ def take_in(
 
 
 def intake_fault(question: Question) -> str:
-    """What the gate of the questions would find wrong with one; "" if nothing."""
+    """Return the fault that the gate of questions would find in one question, or ""."""
     faults = {
         "its text": question_gate.text_fault(question.text),
         "the messages before it": question_gate.before_fault(question.before),
@@ -212,13 +209,20 @@ def intake_fault(question: Question) -> str:
     return next((f"{name}: {fault}" for name, fault in faults.items() if fault), "")
 
 
-def corpus(search: agent.Search | None) -> list[Document]:
-    """The documents of the user's own corpus: records with a title and a text."""
-    if search is None or search.corpus is None:
+def own_corpus(tools: Mapping[str, Frozen]) -> Path | None:
+    """Return the user's file of documents that the search tool reads, or None."""
+    search = tools.get("search")
+    return search.corpus if isinstance(search, Search) else None
+
+
+def corpus(tools: Mapping[str, Frozen]) -> list[Document]:
+    """Return the documents of the user's own corpus: records with a title and a text."""
+    file = own_corpus(tools)
+    if file is None:
         return []
     return [
         Document(*(text(record, field, place) for field in ("title", "text")))
-        for place, record in records(search.corpus)
+        for place, record in records(file)
     ]
 
 
@@ -242,7 +246,7 @@ def _benchmarks(settings: Prepare, sets: Sets, seed: int) -> Material:
 
 
 def right(question: Question, answer: str) -> bool:
-    """Whether ``answer`` scores 1 with the question's own scorer."""
+    """Return whether ``answer`` scores 1 with the question's own scorer."""
     return SCORERS[question.scorer](answer, question.answers)["score"] == 1
 
 
@@ -275,7 +279,7 @@ POLICIES: dict[str, Callable[..., tuple[Any, Any]]] = {"tiny": _tiny, "pretraine
 
 
 def trace_table(traces: Sequence[Trace], tokenizer: Any, dialogue: Dialogue) -> pa.Table:
-    """A row a trace, with its tokens and which of them the agent wrote."""
+    """Return a row a trace, with its tokens and a mask of those that the agent wrote. [T]"""
     rows = []
     for trace in traces:
         prompt = talk.prompt_tokens(tokenizer, dialogue, trace.question)
@@ -316,7 +320,7 @@ def check_questions(
     verdict: Path,
     docs: Path,
 ) -> None:
-    """The gate of the questions, of which ``taken_in`` training questions were delivered."""
+    """Run the gate of the questions; ``taken_in`` of the training questions were delivered."""
     entries = [
         {**vars(question), "answers": list(question.answers), "split": split}
         for split, members in questions.items()
@@ -336,21 +340,21 @@ def check_traces(
     table: pa.Table,
     traces: Sequence[Trace],
     training: Sequence[Question],
-    settings: Prepare,
-    dialogue: Dialogue,
+    inputs: PrepareInputs,
     verdict: Path,
     docs: Path,
 ) -> None:
-    """The gate of the traces; the share of flawed ones is expected near the expert's rates."""
+    """Run the gate of the traces; the share of flawed ones must be near the expert's rates."""
+    settings = inputs.settings
     frame = table.to_pandas().assign(parts=[trace.parts for trace in traces])
-    prepared = trace_gate.prepare(frame, [question.id for question in training], dialogue.tools)
+    prepared = trace_gate.prepare(frame, [question.id for question in training], list(inputs.tools))
     flawed = _expected_share(settings.expert.rates(), len(frame))
     expectations = trace_gate.expectations(settings.policy.context, flawed)
     gate.check("traces", prepared, expectations, verdict, docs)
 
 
 def _expected_share(rates: Mapping[str, float], traces: int) -> tuple[float, float] | None:
-    """Four standard errors around the rate of flawed traces; None where it is not known."""
+    """Return four standard errors around the rate of flawed traces; None where it is unknown."""
     if not rates or not traces:
         return None
     share = sum(rates.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ from prefect import task
 from params.schema.algorithms import Overlong
 from params.schema.reinforce import Reward
 from tasks.ledger import prefect_cache, substeps
-from tasks.ledger.artifacts import Artifact, Step
+from tasks.ledger.artifacts import Artifact, Record
+from tasks.ledger.substeps import Step
 from tasks.scorers import SCORERS, Scorer
 from tasks.scorers.format import format_faults
 from tasks.trees import dialogue as talk
+from tasks.trees.outcomes import Outcome
 from tasks.trees.tables import load_trees, write_table
-from tasks.trees.tree import NO_SUCH_TOOL, RESULT, Node, Question, Tree, sampled
+from tasks.trees.tree import RESULT, Node, Question, Tree, sampled
 
 TABLE = pa.schema(
     {
@@ -43,26 +46,28 @@ TABLE = pa.schema(
 )
 
 
+@dataclass(frozen=True)
+class RewardInputs:
+    """What decides rewards."""
+
+    trees: Artifact
+    settings: Reward
+    overlong: Overlong | None  # the penalty on responses near the budget; None: length is free
+    response_tokens: int  # the budget of a response
+
+
 @task(**prefect_cache.TASK_OPTIONS)
 @substeps.recorded
-def reward(
-    step: Step,
-    folder: Path,
-    *,
-    trees: Artifact,
-    settings: Reward,
-    overlong: Overlong | None,
-    response_tokens: int,
-) -> Mapping[str, Any]:
-    """Score every leaf; artifact ``rewards``, a row a leaf with the reward's breakdown.
-
-    ``overlong`` penalises responses near the budget of ``response_tokens``; None: no length counts.
-    """
+def reward(step: Step, inputs: RewardInputs) -> Record:
+    """Score every leaf; artifact ``rewards``, a row a leaf with the reward's breakdown."""
     began = time.perf_counter()
-    rows = [row for tree in load_trees(Path(trees.path)) for row in score_tree(tree, settings)]
+    trees = load_trees(Path(inputs.trees.path))
+    rows = [row for tree in trees for row in score_tree(tree, inputs.settings)]
     for row in rows:
-        row["length_penalty"] = length_penalty(row["response_tokens"], response_tokens, overlong)
-    write_table(pa.Table.from_pylist(rows, schema=TABLE), folder / "rewards.parquet")
+        row["length_penalty"] = length_penalty(
+            row["response_tokens"], inputs.response_tokens, inputs.overlong
+        )
+    write_table(pa.Table.from_pylist(rows, schema=TABLE), step.out / "rewards.parquet")
     return {
         "metrics": {
             "reward": sum(row["reward"] for row in rows) / len(rows),
@@ -77,7 +82,7 @@ def reward(
 
 
 def score_tree(tree: Tree, settings: Reward) -> list[dict[str, Any]]:
-    """A row of ``TABLE`` for each leaf of a tree."""
+    """Return a row of ``TABLE`` for each leaf of a tree."""
     return [
         {
             "question": tree.question.id,
@@ -91,7 +96,7 @@ def score_tree(tree: Tree, settings: Reward) -> list[dict[str, Any]]:
 
 
 def score(trajectory: Sequence[Node], question: Question, settings: Reward) -> dict[str, Any]:
-    """The reward of one trajectory, with everything that it was made from.
+    """Return the reward of one trajectory with its breakdown.
 
     Only the agent's own turns are read: what a tool result quotes can neither earn nor break
     anything. ``broken_format`` where the format is broken or no answer can be extracted, ``wrong``
@@ -109,7 +114,7 @@ def score(trajectory: Sequence[Node], question: Question, settings: Reward) -> d
     tools = {
         talk.called_tool(turn.text)
         for turn, result in pairwise(trajectory)
-        if result.kind == RESULT and result.outcome != NO_SUCH_TOOL
+        if result.kind == RESULT and result.outcome != Outcome.NO_SUCH_TOOL
     }
     if faults or answer is None:
         value = settings.broken_format
@@ -126,7 +131,7 @@ def score(trajectory: Sequence[Node], question: Question, settings: Reward) -> d
         "faults": faults,
         "outcome": trajectory[-1].outcome,
         "tool_calls": len(results),
-        "tool_errors": sum(node.outcome != "ok" for node in results),
+        "tool_errors": sum(node.outcome != Outcome.OK for node in results),
         "response_tokens": sum(len(node.tokens) for node in trajectory[1:]),
         "sampled_tokens": sum(len(node.tokens) for node in sampled(trajectory)),
     }
@@ -142,12 +147,12 @@ def _scorer(question: Question) -> Scorer:
 
 
 def _storable(text: str) -> str:
-    """Without lone surrogates, which no table can hold."""
+    """Return the text without lone surrogates, which Parquet cannot store."""
     return text.encode(errors="replace").decode()
 
 
 def length_penalty(tokens: int, budget: int, overlong: Overlong | None) -> float:
-    """DAPO's soft overlong penalty (arXiv 2503.14476, equation 13): 0, then a line to -factor.
+    """Return DAPO's soft overlong penalty (arXiv 2503.14476, equation 13), from 0 to -factor.
 
     It falls over the last share ``overlong.buffer`` of the budget. **Chosen**: a response's length
     counts sampled and observed tokens, as its budget does.

@@ -5,24 +5,22 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from prefect import task
 
-from params.schema.agent import Dialogue, Engine, PythonTool, Search
+from params.schema.agent import Agent
 from params.schema.algorithms import Marks
 from params.schema.base import Machine
 from params.schema.reinforce import Rollout
-from tasks import engines
-from tasks.engines.transformers.engine import TransformersEngine
-from tasks.engines.vllm.engine import vllm_engine
-from tasks.environments.toolbox import Respond
+from tasks.engines import ENGINES
+from tasks.environments import Respond
 from tasks.ledger import prefect_cache, substeps
-from tasks.ledger.artifacts import Artifact, Step
-from tasks.policy import checkpoint, resident
+from tasks.ledger.artifacts import Artifact, Record
+from tasks.ledger.substeps import Step
+from tasks.policy import resident
 from tasks.policy.resident import Learner
 from tasks.rollouts.rounds import Setting, grow
 from tasks.trees import metrics
@@ -30,84 +28,78 @@ from tasks.trees.tables import STORED_TREES, load_questions, load_trees, save_tr
 from tasks.trees.tree import Call, Observation, Question, Tree
 
 
+@dataclass(frozen=True)
+class RolloutInputs:
+    """What decides the trees of a batch."""
+
+    policy: Artifact
+    questions: Artifact
+    size: int  # questions of a batch
+    first: int  # the place of the iteration's first question, see ``batch``
+    attempt: int  # batches of this iteration before this one
+    branching: str  # of the algorithm, as are the marks
+    marks: Marks
+    budget: Rollout  # paths of a question, and when they branch
+    top_p: float  # 1 in training
+    agent: Agent
+    corpus: Artifact  # that the agent's tools look in
+
+
 @task(**prefect_cache.TASK_OPTIONS)
 @substeps.recorded
 def rollout(
     step: Step,
-    folder: Path,
+    inputs: RolloutInputs,
     *,
-    policy: Artifact,
-    questions: Artifact,
-    size: int,
-    first: int,
-    attempt: int,
-    branching: str,
-    marks: Marks,
-    budget: Rollout,
-    top_p: float,
-    dialogue: Dialogue,
-    engine: Engine,
-    machine: Machine,
-    limits: PythonTool,
-    search: Search | None,
-    corpus: Artifact,
     tools: Respond,
-    acting: Callable[[Path, Machine], Learner] = resident.load_learner,
+    acting: Callable[[Path, Machine], Learner] = resident.POLICIES.load_learner,
     advance: Callable[[int], object] = lambda finished: None,
-) -> Mapping[str, Any]:
-    """Roll out ``size`` questions; artifact ``trees``.
+) -> Record:
+    """Roll out a batch of questions; artifact ``trees``.
 
-    ``first`` and ``attempt`` say which (see ``batch``). ``branching`` and ``marks`` are a row's,
-    ``budget`` says how many paths a question gets; ``top_p`` is 1 in training.
-    ``limits``, ``search`` and ``corpus`` are what ``tools`` were made of, which cannot speak for
-    themselves in the ledger's key. ``acting`` opens the policy: the one that learns, or a copy.
-    ``advance`` is told how many more questions have been finished.
+    ``tools`` answer the agent's calls; ``inputs.agent`` and ``inputs.corpus`` are what they were
+    opened with. ``acting`` loads the policy: the one that learns, or a copy. ``advance`` is called
+    with the number of questions finished since its last call.
     """
-    every = load_questions(Path(questions.path))
-    chosen = batch(every, step.seed, first, attempt, size)
-    actor = acting(Path(policy.path), machine)
+    agent, budget = inputs.agent, inputs.budget
+    every = load_questions(Path(inputs.questions.path))
+    chosen = batch(every, step.seed, inputs.first, inputs.attempt, inputs.size)
+    actor = acting(Path(inputs.policy.path), agent.machine)
     timed, tool_seconds = _stopwatch(tools)
-    seed = f"{step.seed}/{step.iteration}" + (f"/{attempt}" if attempt else "")
-    setting = Setting(actor.tokenizer, dialogue, budget, timed, seed, branching, marks)
+    setting = Setting(
+        tokenizer=actor.tokenizer,
+        dialogue=agent.dialogue,
+        rollout=budget,
+        respond=timed,
+        seed=f"{step.seed}/{step.iteration}" + (f"/{inputs.attempt}" if inputs.attempt else ""),
+        branching=inputs.branching,
+        marks=inputs.marks,
+    )
     began = time.perf_counter()
-    sampling = ENGINES[engine.kind](actor, policy, engine, machine, budget.rows)
-    trees = _stored(step, chosen) or grow(chosen, sampling, setting, top_p, advance)
+    sampling = ENGINES[agent.engine.kind].open(
+        actor, inputs.policy, agent.engine, agent.machine, budget.rows
+    )
+    trees = _stored(step, chosen) or grow(chosen, sampling, setting, inputs.top_p, advance)
     sampling.release()
     seconds = time.perf_counter() - began
-    waited = sum(tool_seconds) / len(sampling.replicas(len(chosen)))  # of a lane, on average
-    save_trees(trees, folder / "trees")
+    waited = sum(tool_seconds) / len(sampling.replicas(len(chosen)))  # of a replica, on average
+    save_trees(trees, step.out / "trees")
     return {
         "metrics": metrics.tree_metrics(trees, budget.entropy_window),
         "profile": metrics.entropy_profile(trees),
         "seconds": {"sampling": seconds - waited, "tools": waited},
-        "another_batch": bool(batch(every, step.seed, first, attempt + 1, size)),  # of new ones
+        "another_batch": bool(  # are there questions that this iteration has not asked yet?
+            batch(every, step.seed, inputs.first, inputs.attempt + 1, inputs.size)
+        ),
         "questions": [question.id for question in chosen],
-        "cursor": first + (attempt + 1) * size,  # the next place in the sequence of passes
+        "cursor": inputs.first + (inputs.attempt + 1) * inputs.size,  # the next place
     }
 
 
-def _transformers(
-    acting: Learner, policy: Artifact, settings: Engine, machine: Machine, rows: int
-) -> engines.Engine:
-    return TransformersEngine(resident.to_sample(acting.model, machine), acting.tokenizer)
-
-
-def _vllm(
-    acting: Learner, policy: Artifact, settings: Engine, machine: Machine, rows: int
-) -> engines.Engine:
-    folder = partial(checkpoint.whole, policy)  # which an adapter is merged into where need be
-    return vllm_engine(
-        settings, machine, rows, acting.model, acting.tokenizer, folder, policy.digest
-    )
-
-
-ENGINES: dict[str, Callable[..., engines.Engine]] = {"transformers": _transformers, "vllm": _vllm}
-
-
 def _stored(step: Step, chosen: Sequence[Question]) -> list[Tree]:
-    """The trees that an earlier run has grown under these questions, where they are to be replayed.
+    """Return the stored trees of these questions where a run is replayed from its trees, else [].
 
-    Raises ValueError where that run had none for one of them.
+    Raises ValueError where a question has no stored tree.
     """
     folder = os.environ.get(STORED_TREES)
     if not folder or step.stage != "reinforce":
@@ -124,7 +116,7 @@ def _stored(step: Step, chosen: Sequence[Question]) -> list[Tree]:
 def batch(
     questions: Sequence[Question], seed: int, first: int, attempt: int, size: int
 ) -> list[Question]:
-    """The questions of an iteration's batch: each pass over all goes in an order of its own.
+    """Return the questions of a batch; each pass over all questions has its own order.
 
     Counters decide: an iteration that begins at place ``first`` of the endless sequence of passes
     takes ``size`` places, and as many more for each further ``attempt`` (DAPO's dynamic sampling);
@@ -142,7 +134,7 @@ def batch(
 
 
 def _stopwatch(tools: Respond) -> tuple[Respond, list[float]]:
-    """The same tools, and the seconds that each round of calls took."""
+    """Return the same tools, and a list that collects the seconds of each round of calls."""
     seconds: list[float] = []
 
     def timed(calls: Sequence[Call]) -> list[Observation]:

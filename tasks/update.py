@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,69 +18,88 @@ from tasks.learning import learner
 from tasks.learning.algorithm import assemble
 from tasks.learning.packing import Credit, Credited
 from tasks.ledger import prefect_cache, substeps
-from tasks.ledger.artifacts import Artifact, Step
+from tasks.ledger.artifacts import Artifact, Record
+from tasks.ledger.substeps import Step
 from tasks.policy import checkpoint, resident
 from tasks.trees.tables import load_trees, read_rows
+
+
+@dataclass(frozen=True)
+class UpdateInputs:
+    """What decides an update: the policy, an iteration's credited trees, and how it learns.
+
+    ``critic`` and the state of the ``optimizer`` lie beside ``policy``, from where they are read.
+    """
+
+    policy: Artifact
+    optimizer: Artifact | None  # None before the first update
+    critic: Artifact | None  # None where the algorithm has none, and before the first update
+    reference: Artifact | None  # the policy that a KL penalty in the loss compares with, or None
+    trees: list[Artifact]
+    advantages: Artifact
+    algorithm: Algorithm
+    settings: Update
+    temperature: float  # of the rollout
+    response_tokens: int  # the budget of a response
+    machine: Machine
+    lora: Lora | None  # the first update freezes the policy, and makes an adapter of it
 
 
 @task(**prefect_cache.TASK_OPTIONS)
 @substeps.recorded
 def update(
-    step: Step,
-    folder: Path,
-    *,
-    policy: Artifact,
-    optimizer: Artifact | None,
-    critic: Artifact | None,
-    reference: Artifact | None,
-    trees: list[Artifact],
-    advantages: Artifact,
-    row: Algorithm,
-    settings: Update,
-    temperature: float,
-    response_tokens: int,
-    machine: Machine,
-    lora: Lora | None,
-    make_room: Callable[[], object] = lambda: None,
-) -> Mapping[str, Any]:
-    """One batch's updates; artifacts ``policy``, ``optimizer``, and ``critic`` where there is one.
+    step: Step, inputs: UpdateInputs, *, make_room: Callable[[], object] = lambda: None
+) -> Record:
+    """Update the policy on one batch; artifacts ``policy``, ``optimizer``, and maybe ``critic``.
 
-    ``critic`` and the state of the ``optimizer`` lie beside ``policy``, from where they are read:
-    None where the policy has none yet, or the algorithm no critic. ``reference`` is the policy that
-    a KL penalty in the loss looks at; None where the algorithm has no such penalty. With ``lora``
-    the first update freezes ``policy``, and what it makes is an adapter of it. ``make_room``
-    drops old checkpoints right before the new one is written: the disk never holds one too many,
-    and the new one takes the memory that the old one's files had.
+    ``make_room`` drops old checkpoints right before the new one is written: the disk never holds
+    one too many, and the new one takes the memory that the old one's files had.
     """
     began = time.perf_counter()
-    learning = resident.load_learner(Path(policy.path), machine)
-    checkpoint.prepare_critic(learning, row.critic, machine)
-    checkpoint.prepare_adapter(learning, lora, policy, step.seed)
-    checkpoint.prepare_optimizer(learning, settings)
-    batch = _credited(trees, advantages)
-    if reference:
-        with resident.reference_of(Path(reference.path), learning, machine) as model:
-            known = learner.node_logprobs(model, batch, temperature, settings, machine)
-        batch = [
-            replace(tree, reference_logprobs=logprobs)
-            for tree, logprobs in zip(batch, known, strict=True)
-        ]
-    loss = assemble(row, response_tokens).loss
+    learning = _learner(step, inputs)
+    batch = _batch(learning, inputs)
+    loss = assemble(inputs.algorithm, inputs.response_tokens).loss
+    draws = (step.seed, step.iteration)
     metrics = learner.optimize(
-        learning, batch, loss, settings, temperature, machine, (step.seed, step.iteration)
+        learning, batch, loss, inputs.settings, inputs.temperature, inputs.machine, draws
     )
     resident.drop_gradients(learning)
     trained = time.perf_counter()
     make_room()
-    checkpoint.save(learning, folder)
-    resident.keep_resident(learning, substeps.final_place(folder) / checkpoint.POLICY)
+    checkpoint.save(learning, step.out)
+    resident.POLICIES.keep(learning, step.final() / checkpoint.POLICY)
     seconds = {"update": trained - began, "checkpoint": time.perf_counter() - trained}
     questions = [tree.tree.question.id for tree in batch]
     return {"metrics": metrics, "seconds": seconds, "questions": questions}
 
 
+def _learner(step: Step, inputs: UpdateInputs) -> resident.Learner:
+    """Return the policy with its critic, adapter and optimizer, as the last update left them."""
+    learning = resident.POLICIES.load_learner(Path(inputs.policy.path), inputs.machine)
+    checkpoint.prepare_critic(learning, inputs.algorithm.critic, inputs.machine)
+    checkpoint.prepare_adapter(learning, inputs.lora, inputs.policy, step.seed)
+    checkpoint.prepare_optimizer(learning, inputs.settings)
+    return learning
+
+
+def _batch(learning: resident.Learner, inputs: UpdateInputs) -> list[Credited]:
+    """Return the credited trees, with the reference's log-probabilities where a loss needs them."""
+    batch = _credited(inputs.trees, inputs.advantages)
+    if not inputs.reference:
+        return batch
+    place = Path(inputs.reference.path)
+    with resident.POLICIES.reference_of(place, learning, inputs.machine) as model:
+        known = learner.node_logprobs(
+            model, batch, inputs.temperature, inputs.settings, inputs.machine
+        )
+    return [
+        replace(tree, reference_logprobs=logprobs)
+        for tree, logprobs in zip(batch, known, strict=True)
+    ]
+
+
 def _credited(trees: Sequence[Artifact], advantages: Artifact) -> list[Credited]:
-    """The trees that the group filter has kept, each with the credit of its leaves."""
+    """Return the trees that the group filter has kept, each with the credit of its leaves."""
     credits: dict[str, list[Credit]] = {}
     for entry in sorted(read_rows(Path(advantages.path)), key=lambda entry: entry["leaf"]):
         if entry["kept"]:

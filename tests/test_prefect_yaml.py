@@ -24,7 +24,7 @@ from pydantic import BaseModel, ValidationError
 from flows import deploy
 from flows.workers import dispatch
 from params import overrides
-from params.schema import recipe
+from tasks.settings import load as settings_of
 from tests import toy_project as toy
 
 ROOT = toy.ROOT
@@ -174,7 +174,7 @@ def test_deployment_is_accepted_by_prefect(deployment):
 def test_schedule_starts_a_valid_recipe(tmp_path, deployment, given):
     shutil.copytree(ROOT / "params", tmp_path / "params")
     overrides.apply(given["overrides"], tmp_path / "params" / f"{given['recipe']}.yaml")
-    assert recipe.load(given["recipe"], tmp_path / "params")
+    assert settings_of(given["recipe"], tmp_path / "params")
 
 
 def test_recipe_has_one_deployment():

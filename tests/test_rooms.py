@@ -9,13 +9,26 @@ from typing import get_args
 import pytest
 
 from params.schema import agent, algorithms, benchmarks
+from tasks.engines import ENGINES
 from tasks.learning import algorithm, losses
-from tasks.rollout import ENGINES
 from tasks.scorers import SCORERS
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = {"git": "flows/runs/git.py", "dvc": "flows/runs/dvc_command.py"}  # who runs which
 MACHINERY = ["dvc", "great_expectations", "mlflow", "prefect"]
+
+
+def starts(call):
+    """Return whether a call starts a program, by the name of what is called."""
+    name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+    return bool(call.args) and name in (
+        "run",
+        "Popen",
+        "call",
+        "check_call",
+        "check_output",
+        "system",
+    )
 
 
 def commands(source):
@@ -24,7 +37,7 @@ def commands(source):
         words = []
         if isinstance(node, ast.List | ast.Tuple):
             words = [part.value if isinstance(part, ast.Constant) else "" for part in node.elts]
-        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+        elif isinstance(node, ast.Call) and starts(node) and isinstance(node.args[0], ast.Constant):
             words = str(node.args[0].value).split()[:1]
         yield from words[:1]
         yield from (words[i + 1] for i, word in enumerate(words[:-1]) if word == "-m")

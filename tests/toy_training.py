@@ -134,7 +134,6 @@ def create(folder: Path, remote: str | None = None) -> str:
         (folder / f"{name}.py").write_text(COMMON + text)
     (folder / "loss.py").write_text(LOSS)
     (folder / "dvc.yaml").write_text(PIPELINE)
-    (folder / ".gitignore").write_text("/.beamline/\n/data/\n/models/\n__pycache__/\n")
     toy.write_recipe(folder, reinforce__iterations=4)
     rows = [json.dumps({"id": f"q{number}", "value": number}) for number in range(1, 6)]
     (folder / "questions.jsonl").write_text("".join(row + "\n" for row in rows))

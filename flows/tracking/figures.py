@@ -7,13 +7,14 @@ stay apart for the colour-blind. ``save`` writes the same bytes for the same fig
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from flows.host import files
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -223,9 +224,8 @@ def save(figure: Figure, path: Path) -> None:
     if path.suffix != ".png":
         raise ValueError(f"{path}: figures are saved as .png; give it that ending")
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    figure.savefig(temporary, format="png", metadata={"Software": None})
-    temporary.replace(path)
+    with files.replaced(path) as partial:
+        figure.savefig(partial, format="png", metadata={"Software": None})
 
 
 def running_mean(values: NDArray[np.floating], reach: int) -> list[float]:

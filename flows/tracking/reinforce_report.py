@@ -18,7 +18,8 @@ from flows.tracking.run import Run
 from flows.tracking.traces import Trace
 from params.schema.reinforce import Reinforce
 from tasks.ledger import artifacts
-from tasks.ledger.artifacts import Record, Step
+from tasks.ledger.artifacts import Record
+from tasks.ledger.substeps import Step
 from tasks.rollouts.branching import least_rise
 from tasks.trees.metrics import together
 from tasks.trees.tables import read_rows

@@ -20,17 +20,19 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from tasks.ledger.artifacts import Artifact, Step
+from tasks.ledger.artifacts import Artifact
+from tasks.ledger.substeps import Step
 from tasks.trees import dialogue as talk
+from tasks.trees.outcomes import Outcome, StopReason
 from tasks.trees.tables import load_trees, read_rows
-from tasks.trees.tree import STOP, TURN, Node, Question, Tree, join
+from tasks.trees.tree import TURN, Node, Question, Tree, join
 
 AGENT, CHAT_MODEL, TOOL = "AGENT", "CHAT_MODEL", "TOOL"  # kinds of spans, as MLflow names them
 TEXT_CHARACTERS = 20_000  # of one text in a span, at most
 PREVIEW_CHARACTERS = 1_000  # of a question, an answer or a tag in a list of traces, at most
 NAME_CHARACTERS = 250
 TIMES = "token positions, one token a millisecond"
-SOUND = {"ok", talk.CALL, talk.ANSWER}  # outcomes after which nothing is wrong
+SOUND = {Outcome.OK, Outcome.CALL, Outcome.ANSWER}  # outcomes after which nothing is wrong
 
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 
@@ -193,7 +195,7 @@ def _turn(
 
 def _tool_call(node: Node, turn: Node, where: tuple[int, int], attributes: Any) -> Span:
     """The call is what the turn before ended with."""
-    call = talk.read_turn(turn.text, STOP)[1]
+    call = talk.read_turn(turn.text, StopReason.STOP)[1]
     tool = call.tool if call else "tool"
     inputs = {"call": printable(call.argument if call else turn.text)}
     outputs = {"result": printable(node.text)}

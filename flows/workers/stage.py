@@ -11,7 +11,6 @@ import os
 import sys
 import time
 from collections.abc import Collection
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 from uuid import UUID
@@ -25,13 +24,13 @@ from prefect.states import Pending
 
 from flows import end_import_phase, exit_fast
 from flows.host import disk
-from flows.runs import dvc_command, git, ledger_mirror
+from flows.runs import dvc_command, git
 from flows.workers.connection import PARENT_TASK_RUN, name_process, prefect_server
 from params.schema import recipe as schema
+from tasks import settings
+from tasks.engines import ENGINES
 
-RECORD_TIMEOUT = (
-    120.0  # seconds until the server has recorded a task run
-)
+RECORD_TIMEOUT = 120.0  # seconds until the server has recorded a task run
 RUN = "BEAMLINE_RUN"  # environment variable: the run whose stages this process runs
 SAMPLING = ("reinforce", "evaluate")  # stages that need the engine
 INTERRUPTED = 130  # the exit status of a shell after SIGINT
@@ -52,19 +51,15 @@ def main(flow: Flow[..., Any]) -> NoReturn:
 
 def check(recipe: str, stages: Collection[str] = disk.STAGES) -> None:
     """Raise ValueError for an invalid recipe, or one whose ``stages`` the disk has no room for."""
-    chosen = schema.load(recipe, Path("params"))
+    chosen = settings.load(recipe, Path("params"))
     disk.check(recipe, chosen, schema.algorithm_of(chosen, Path("params")), stages)
 
 
 def check_engine(recipe: str) -> None:
     """Raise ValueError for a recipe whose engine is not installed here."""
-    engine = schema.load(recipe, Path("params")).engine
-    if engine.kind == "vllm" and not engine.server and not find_spec("vllm"):
-        raise ValueError(
-            f"params/{recipe}.yaml: 'engine.kind' = 'vllm', which is not installed here: make run "
-            "takes an environment that has it, pip install 'beamline[vllm]' adds it to this one, "
-            "and engine.server names one elsewhere"
-        )
+    engine = settings.load(recipe, Path("params")).engine
+    if missing := ENGINES[engine.kind].installed(engine):
+        raise ValueError(f"params/{recipe}.yaml: 'engine.kind' = {engine.kind!r}, {missing}")
 
 
 def explained(error: Exception) -> str | None:
@@ -95,7 +90,7 @@ def run(flow: Flow[..., Any], recipe: str) -> int:
         print(f"{name}: {error}", file=sys.stderr)
         return 2
     try:
-        with prefect_server(), ledger_mirror.attached():
+        with prefect_server():
             call(flow.with_options(flow_run_name=name, on_running=[name_process]), recipe)
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)

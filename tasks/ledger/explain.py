@@ -1,23 +1,55 @@
-"""Explain why a sub-step runs again: what differs from the nearest earlier one."""
+"""Explain why a sub-step runs: what differs from the most similar earlier one, what is reused."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+from tasks.ledger.artifacts import RECORD
+
 SHOWN = 40  # characters of a value
-Identities = Mapping[str, str]  # name of an argument -> what it contributes to a key
+Identities = Mapping[str, str]  # name of an input -> what it contributes to a key
+
+
+def report(
+    folder: Path, iteration: int, verb: str, reused: Collection[str], made_of: Mapping[str, Any]
+) -> str:
+    """Return why the first new sub-step of a stage runs; "" in a fresh run.
+
+    ``folder`` holds the stage's sub-steps; ``reused`` has the names of those found so far;
+    ``made_of`` has the ``inputs`` and ``sources`` of the sub-step that runs.
+    """
+    at = f"{folder.name}: {verb} of iteration {iteration}"
+    whole = {int(name.partition("-")[0]) for name in reused} - {iteration}
+    kept = f"{len(reused)} sub-steps ({len(whole)} whole iterations) are reused"
+    if older := _nearest(folder, iteration, verb, reused, made_of["inputs"]):
+        lines = "".join(f"  {line}\n" for line in changes(older, made_of))
+        return f"{at} runs again; {kept}. Changes since:\n{lines}"
+    return f"{at} is next; {kept}\n" if reused else ""
+
+
+def _nearest(
+    folder: Path, iteration: int, verb: str, reused: Collection[str], inputs: Identities
+) -> dict[str, Any] | None:
+    """Return the earlier record of this sub-step that differs in the fewest inputs, or None."""
+    found = []
+    for place in sorted(folder.glob(f"{iteration:04d}-{verb}-*")):
+        with suppress(OSError, ValueError):
+            if place.name not in reused:
+                found.append(json.loads((place / RECORD).read_text()))
+    return min(found, key=lambda r: len(differing(r["inputs"], inputs)), default=None)
 
 
 def differing(before: Identities, now: Identities) -> list[str]:
-    """Names of the inputs that are not what they were, or that there were none of."""
+    """Return the names of the inputs that are new or have another identity."""
     return [name for name in now if before.get(name) != now[name]]
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """A line for each difference of two records, of which ``inputs`` and ``sources`` are read."""
+    """Return one line for each difference of ``inputs`` and ``sources`` between two records."""
     lines: list[str] = []
     for name in differing(before["inputs"], now["inputs"]):
         if name == "source":
@@ -39,7 +71,7 @@ def _changed(name: str, before: str | None, now: str) -> list[str]:
 
 
 def _flat(path: str, identity: Any) -> dict[str, str]:
-    """The single values in an identity, by dotted path; a digest or a list is one value."""
+    """Return the values in an identity by dotted path; a digest or a list is a single value."""
     value = identity
     if isinstance(identity, str):
         with suppress(ValueError):

@@ -7,48 +7,62 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
-from tasks.ledger.artifacts import Artifact, Step
+from tasks.ledger.artifacts import Artifact
 
 PROJECT = Path(__file__).resolve().parents[2]
 ROOMS = ("flows", "tasks", "params")
 KEY_LETTERS = 16
 OWN = "tasks/ledger"
-DESCRIBED = ("tasks/tools", "tasks/environments")  # rooms whose docstrings an agent may read
+DESCRIBED = ("tasks/tools", "tasks/environments")  # folders whose docstrings an agent may read
 
 
 def stage_key(recipe: BaseModel, *inputs: Artifact) -> str:
-    """A key of a whole stage: its recipe and the digests of what it reads."""
-    text = "/".join([recipe.model_dump_json(), *(entry.digest for entry in inputs)])
+    """Return the key of a whole stage: its recipe, and the digests of its inputs."""
+    return _short("/".join([recipe.model_dump_json(), *(entry.digest for entry in inputs)]))
+
+
+def key_of(identities: Mapping[str, str]) -> str:
+    """Return the key of a sub-step with these inputs. Hexadecimal, 16 letters."""
+    return _short(json.dumps(identities, sort_keys=True))
+
+
+def _short(text: str) -> str:
     return hashlib.blake2b(text.encode()).hexdigest()[:KEY_LETTERS]
 
 
-def key_of(made_from: Mapping[str, str]) -> str:
-    text = json.dumps(made_from, sort_keys=True)
-    return hashlib.blake2b(text.encode()).hexdigest()[:KEY_LETTERS]
+def identities(inputs: Any, module: Path) -> dict[str, str]:
+    """Return what decides the result of a verb in ``module``: name -> identity.
+
+    ``inputs`` is the verb's frozen dataclass. Each field counts, and so does the verb's source.
+    """
+    named = {entry.name: identity(getattr(inputs, entry.name)) for entry in fields(inputs)}
+    return {**dict(sorted(named.items())), "source": source_digest(module)}
 
 
-def identity(value: Any) -> str | None:
-    """What an argument contributes to a key; None for one that can't change the outcome."""
+def identity(value: Any) -> str:
+    """Return what an input contributes to a key, as text.
+
+    Raises TypeError for a value without content to digest, such as a function or a path.
+    """
     if isinstance(value, Artifact):
         return value.digest
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return json.dumps([identity(entry) for entry in value])
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return json.dumps({name: identity(entry) for name, entry in value.items()}, sort_keys=True)
-    if isinstance(value, Step):
-        return json.dumps({"iteration": value.iteration, "seed": value.seed})
     if isinstance(value, BaseModel):
         return json.dumps(value.model_dump(mode="json"), sort_keys=True)
     if value is None or isinstance(value, str | int | float | bool):
         return json.dumps(value)
-    if callable(value):  # a tool or a progress bar
-        return None
-    raise TypeError(f"{value!r} can't be part of a key: pass an artifact, a section or a number")
+    raise TypeError(
+        f"{value!r} can't be part of a key: pass an artifact, a section, a text or a number"
+    )
 
 
 # ---------------------------------------------------------------- source
@@ -59,8 +73,8 @@ def source_digests(module: Path) -> dict[str, str]:
     """Digest the source of a module and of all project files that it imports, directly or not.
 
     Returns path in the project -> digest of the parsed source. Comments, line breaks and docstrings
-    do not count, but for the docstrings of rooms in DESCRIBED. The ledger's own files are left out:
-    they keep what verbs write, and what would change a digest or a key changes keys by itself.
+    do not count, except for docstrings in the folders DESCRIBED. The ledger's own files are left
+    out: they store what verbs write and do not decide it.
     """
     return {
         str(file.relative_to(PROJECT)): code_digest(file)
@@ -70,13 +84,13 @@ def source_digests(module: Path) -> dict[str, str]:
 
 
 def source_digest(module: Path) -> str:
-    """Return one digest of all of them."""
+    """Return a single digest of all of ``source_digests``."""
     text = json.dumps(source_digests(module), sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def code_digest(file: Path) -> str:
-    """Digest what a file's source says to the interpreter. Hexadecimal, 16 letters."""
+    """Digest the parsed source of a file, without what does not run. Hexadecimal, 16 letters."""
     tree = ast.parse(file.read_text())
     if not any(file.is_relative_to(PROJECT / room) for room in DESCRIBED):
         _drop_docstrings(tree)
@@ -93,7 +107,7 @@ def _drop_docstrings(tree: ast.Module) -> None:
 
 
 def import_closure(module: Path) -> list[Path]:
-    """Return the project files that ``module`` is made of: itself and what it imports, sorted."""
+    """Return the module's file and all project files that it imports, directly or not, sorted."""
     found: set[Path] = set()
     waiting = [module.resolve()]
     while waiting:
@@ -105,12 +119,12 @@ def import_closure(module: Path) -> list[Path]:
 
 
 def imported_files(file: Path) -> list[Path]:
-    """Return the project files that the imports of ``file`` run, those of packages included."""
+    """Return the project files that the imports in ``file`` run, ``__init__.py`` included."""
     return [path for name in imports(file) for path in _project_files(name)]
 
 
 def imports(file: Path) -> Iterable[str]:
-    """Yield dotted names of the modules that a file may import; names from packages included."""
+    """Yield the dotted names that a file may import; each name after ``from`` may be a module."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -120,9 +134,9 @@ def imports(file: Path) -> Iterable[str]:
 
 
 def _project_files(name: str) -> list[Path]:
-    """Return the files that an import of a dotted name runs: of its packages, and its own.
+    """Return the files that importing a dotted name runs: its packages' and its own.
 
-    Empty ones decide nothing and are left out.
+    Empty files decide nothing and are left out.
     """
     parts = name.split(".")
     if parts[0] not in ROOMS:

@@ -1,27 +1,27 @@
-"""Prefect's cache asks the ledger: a cached task run is a sub-step that the ledger holds."""
+"""Connect Prefect's cache to the ledger: a cached task run is a sub-step that the ledger has."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from tasks.ledger.artifacts import ROOT
-from tasks.ledger.substeps import find
+
+RESULTS = ROOT / "prefect"
 
 
 def cache_key(context: Any, arguments: dict[str, Any]) -> str:
-    """Prefect's cache key of a sub-step: its place in the ledger.
+    """Return Prefect's cache key of a sub-step: its path in the ledger.
 
-    A result that Prefect kept counts only while the ledger's own record is whole.
+    Without a whole record in the ledger, the result that Prefect stored is removed.
     """
-    place: Path = context.task.fn.place(**arguments)
+    step = arguments["step"]
+    place = step.place(context.task.fn, arguments["inputs"])
     key = str(place.relative_to(ROOT))
-    if not find(place):
+    if not step.ledger.find(place):
         (RESULTS / key).unlink(missing_ok=True)
     return key
 
 
-RESULTS = ROOT / "prefect"
 TASK_OPTIONS: dict[str, Any] = {
     "cache_key_fn": cache_key,
     "persist_result": True,

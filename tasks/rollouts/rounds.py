@@ -25,16 +25,16 @@ from params.schema.agent import Dialogue
 from params.schema.algorithms import Marks
 from params.schema.reinforce import Rollout
 from tasks.engines import Engine, Request, Sample, Session
-from tasks.environments.toolbox import Respond
+from tasks.environments import Respond
 from tasks.policy.parallel import side_by_side
 from tasks.rollouts.branching import Point, branching_points, decide
 from tasks.trees import dialogue as talk
 from tasks.trees import marks as segment
 from tasks.trees.metrics import window_entropy
+from tasks.trees.outcomes import Outcome, StopReason
 from tasks.trees.tree import (
     PROMPT,
     RESULT,
-    STOP,
     TURN,
     Call,
     Node,
@@ -225,7 +225,7 @@ def _take_turn(path: Path, sample: Sample, setting: Setting) -> Call | None:
     text, sample = _new_text(path, sample, setting)
     outcome, call = talk.read_turn(path.head_text + text, sample.stopped)
     if call and path.calls >= setting.dialogue.tool_calls:
-        outcome, call = talk.TOO_MANY_CALLS, None
+        outcome, call = Outcome.TOO_MANY_CALLS, None
     _append(path, TURN, outcome, text, sample.tokens, sample.logprobs, sample.entropies)
     path.turns += 1
     path.head, path.head_text = NO_TOKENS, ""
@@ -248,7 +248,9 @@ def _new_text(path: Path, sample: Sample, setting: Setting) -> tuple[str, Sample
     if len(stops):
         tokens = tokens[: stops[0] + 1]
         end = len(tokens) - len(path.head)
-        sample = Sample(tokens[-end:], sample.logprobs[:end], sample.entropies[:end], STOP)
+        sample = Sample(
+            tokens[-end:], sample.logprobs[:end], sample.entropies[:end], StopReason.STOP
+        )
     whole = setting.tokenizer.decode(tokens)
     return whole[common_prefix(path.head_text, whole) :], sample
 
@@ -275,7 +277,7 @@ def _observe(path: Path, observation: Observation, setting: Setting) -> None:
     if len(tokens) > limit:
         path.live = False
         turn = path.tree.nodes[path.node]
-        path.tree.nodes[path.node] = replace(turn, outcome=talk.OUT_OF_SPACE)
+        path.tree.nodes[path.node] = replace(turn, outcome=Outcome.OUT_OF_SPACE)
         return
     _append(path, RESULT, observation.outcome, text, tokens)
     path.calls += 1

@@ -7,11 +7,11 @@ The score of a document is the sum over the different words of the query of
 
 tf: how often the document has the word; n of the N documents have it; lengths in words (Robertson
 and Zaragoza 2009, section 3.4; the idf is that of Lucene, which is never negative: Kamphuis et al.
-2020, table 1). A document's words are those of its title and of its text, so that an entry comes
-before shorter ones that mention it. Long documents are best split into passages, since an agent
-reads only the beginning of each.
+2020, table 1). A document's words are those of its title and of its text, so an entry comes before
+shorter ones that mention it. Split long documents into passages: an agent reads only the beginning
+of each.
 
-What agents search for is hostile input, and is only ever compared with the words of the corpus.
+Queries are hostile input; they are only compared with the words of the corpus.
 """
 
 from __future__ import annotations
@@ -27,8 +27,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import regex
+from pydantic import (
+    model_validator,
+)
 
-from params.schema import agent
+from params.schema.base import (
+    Frozen,
+    Positive,
+    PositiveFloat,
+    Probability,
+    check_below_sources,
+)
+from tasks.tools import search
+from tasks.trees.outcomes import Outcome
 from tasks.trees.tables import read_rows, write_table
 from tasks.trees.tree import Document, Observation
 from tasks.trees.words import UNSPACED
@@ -46,11 +57,28 @@ _PIECE = regex.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")
 _INSIDE_WORD = regex.compile(rf"[[\p{{L}}\p{{N}}\p{{M}}]--[{UNSPACED}]]", regex.V1)
 
 
+class Search(Frozen):
+    """The search tool: BM25 (Robertson and Zaragoza 2009) over the recipe's corpus."""
+
+    corpus: Path | None  # documents below data/sources/; null: those that the questions come with
+    results: Positive  # documents a query, at most
+    snippet_words: Positive  # of one document, at most
+    query_characters: Positive  # a longer query is refused
+    k1: PositiveFloat  # how soon a word that is repeated stops counting
+    b: Probability  # how much a long document is held back
+
+    @model_validator(mode="after")
+    def _lies_where_dvc_looks(self) -> Search:
+        if self.corpus:
+            check_below_sources(self.corpus)
+        return self
+
+
 def save_corpus(documents: Sequence[Document], folder: Path) -> None:
     """Write the documents to ``folder``, in their order; equal documents give equal bytes.
 
-    Raises ValueError, naming the document, for one without a title, without a word in its text, or
-    with characters that are no text, and for two that are the same.
+    Raises ValueError for a document without a title, without a word in its text, or with half a
+    character, and for two equal documents.
     """
     seen: set[Document] = set()
     for place, document in enumerate(documents, 1):
@@ -65,15 +93,27 @@ def save_corpus(documents: Sequence[Document], folder: Path) -> None:
     write_table(pa.table(columns, schema=DOCUMENT_TABLE), folder / DOCUMENTS)
 
 
+def corpus_faults(settings: Search, source: str) -> list[str]:
+    """Return why a corpus does not fit questions from ``source``; empty where it does."""
+    brings_its_own = source == "encyclopedia"
+    if brings_its_own != (settings.corpus is not None):
+        return []
+    return [
+        f"tools.search.corpus is {settings.corpus} and prepare.questions.source is "
+        f"{source}: an encyclopedia brings its corpus (null), other sources need a file "
+        "of documents below data/sources/"
+    ]
+
+
 @contextmanager
-def search_tool(settings: agent.Search, folder: Path) -> Iterator[Run]:
-    """Index what ``save_corpus`` wrote; yields ``run(queries) -> observations``, in their order.
+def search_tool(settings: search.Search, folder: Path) -> Iterator[Run]:
+    """Index a corpus of ``save_corpus``; yield ``run(queries) -> observations``, in their order.
 
-    The index is not stored: it would weigh five times the documents, and hold ``k1`` and ``b``.
+    The index is not stored: it has five times the documents' size, and depends on ``k1`` and ``b``.
 
-    Outcomes: "ok" (the text has a line a document, best first, equally good ones in the corpus's
-    order); "no_results" (no document has a word of the query); "empty_query" (it has no word);
-    "query_too_long" (refused unread). Raises ValueError for a corpus that is missing or empty.
+    Outcomes: "ok" (the text has one line per document, best first, equally good ones in the order
+    of the corpus); "no_results" (no document has a word of the query); "empty_query" (it has no
+    word); "query_too_long" (not searched). Raises ValueError for a corpus that is missing or empty.
     """
     file = folder / DOCUMENTS
     if not file.is_file():
@@ -86,9 +126,9 @@ def search_tool(settings: agent.Search, folder: Path) -> Iterator[Run]:
 
 
 def words(text: str) -> list[str]:
-    """The words of a text as they are compared: without case and compatibility forms.
+    """Return the words of a text as they are compared: without case and compatibility forms.
 
-    Text without spaces between words counts as its characters and pairs of neighbours.
+    Text without spaces between words gives its characters and pairs of neighbours.
     """
     found = []
     for word in _WORD.findall(unicodedata.normalize("NFKC", text).casefold()):
@@ -100,22 +140,22 @@ def words(text: str) -> list[str]:
 
 
 def _parts(run: str) -> list[str]:
-    """A run of one kind of script: itself, or its characters and pairs of neighbours."""
+    """Return a run of one kind of script whole, or its characters and pairs of neighbours."""
     return [*run, *map("".join, pairwise(run))] if _CHARACTER.match(run) else [run]
 
 
 def line(document: Document) -> str:
-    """A document on one line: its text, after its title unless it begins with that."""
+    """Return a document on one line: title and text, or the text if it begins with the title."""
     title, text = (" ".join(part.split()) for part in (document.title, document.text))
     begins = text.startswith(title) and not _INSIDE_WORD.match(text, len(title))
     return text if begins else f"{title}: {text}"
 
 
-def build_index(documents: Sequence[Document], settings: agent.Search) -> Any:
-    """A bm25s index over titles and texts. 2,000 documents of 40 words take 0.1 s, 200,000 ten."""
-    import bm25s  # here, since it takes a while and few recipes search
+def build_index(documents: Sequence[Document], settings: search.Search) -> Any:
+    """Index titles and texts. 2,000 documents of 40 words take 0.1 s, 200,000 take 10 s."""
+    import bm25s  # imported here: it is slow, and few recipes search
 
-    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it says much at the level DEBUG
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it logs much at the level DEBUG
     vocabulary: dict[str, int] = {}
     corpus = [
         [
@@ -132,10 +172,10 @@ def build_index(documents: Sequence[Document], settings: agent.Search) -> Any:
 
 
 def best(index: Any, query: Sequence[str], count: int) -> list[int]:
-    """Places of the ``count`` best documents that have a word of the query, the best one first.
+    """Return places of the ``count`` best documents that have a word of the query, best first.
 
-    Scores are summed in double and compared in single precision: which of the documents that tie on
-    paper was rounded up must not decide. Those are ordered by place.
+    Scores are summed in double and compared in single precision, so that rounding does not order
+    documents whose exact scores are equal; those are ordered by place.
     """
     ids = index.get_tokens_ids(sorted(set(query)))
     if not ids:
@@ -150,32 +190,33 @@ def best(index: Any, query: Sequence[str], count: int) -> list[int]:
 
 
 def snippet(text: str, count: int) -> str:
-    """The first ``count`` words of a text, characters where words have no spaces between them.
+    """Return the first ``count`` words of a text, or characters of a script without spaces.
 
-    An ellipsis marks that there are more.
+    An ellipsis marks that the text is longer.
     """
     pieces = list(islice(_PIECE.finditer(text), count + 1))
     return text if len(pieces) <= count else text[: pieces[count - 1].end()] + "..."
 
 
 def _answer(
-    query: str, index: Any, documents: Sequence[Document], settings: agent.Search
+    query: str, index: Any, documents: Sequence[Document], settings: search.Search
 ) -> Observation:
+    """Return the observation for one query."""
     if len(query) > settings.query_characters:
         limit = settings.query_characters
-        return Observation("query_too_long", f"query too long: at most {limit} characters")
+        return Observation(Outcome.QUERY_TOO_LONG, f"query too long: at most {limit} characters")
     wanted = words(query)
     if not wanted:
-        return Observation("empty_query", "empty query")
+        return Observation(Outcome.EMPTY_QUERY, "empty query")
     places = best(index, wanted, settings.results)
     if not places:
-        return Observation("no_results", "no results")
+        return Observation(Outcome.NO_RESULTS, "no results")
     shown = [snippet(line(documents[place]), settings.snippet_words) for place in places]
-    return Observation("ok", "\n".join(shown))
+    return Observation(Outcome.OK, "\n".join(shown))
 
 
 def _fault(document: Document) -> str | None:
-    """What is wrong with a document, with the remedy; None for a good one."""
+    """Return the fault of a document with the remedy, or None."""
     if not document.title.strip():
         return "has no title: give it one"
     if not _WORD.search(document.text):

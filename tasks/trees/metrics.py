@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.trees.tree import PART, RESULT, TURN, Tree
+from tasks.trees.outcomes import Outcome
+from tasks.trees.tree import RESULT, TURN, Tree
 
 Entropies = NDArray[np.float32]  # of consecutive sampled tokens, over ln|V|
 
@@ -15,10 +16,11 @@ PROFILE_BEFORE, PROFILE_AFTER = 10, 20  # tokens around a tool result
 
 
 def tree_metrics(trees: Sequence[Tree], window: int) -> dict[str, float]:
-    """What a batch of rollouts looked like.
+    """Return the metrics of a batch of rollouts by name.
 
     A node that several trajectories share counts once for calls, tokens and entropies. Entropies
-    are normalised, in [0, 1]; ``window`` is the number of tokens after a result that are averaged.
+    are divided by ln|V|, so in [0, 1]; ``window`` is the number of tokens to average after
+    a result.
     """
     nodes = [node for tree in trees for node in tree.nodes]
     turns = [node for node in nodes if node.kind == TURN]
@@ -29,11 +31,11 @@ def tree_metrics(trees: Sequence[Tree], window: int) -> dict[str, float]:
         "leaves": len(leaves),
         "branches": sum(decision.added for tree in trees for decision in tree.decisions),
         "tool_calls": len(results),
-        "tool_errors": sum(node.outcome != "ok" for node in results),
+        "tool_errors": sum(node.outcome != Outcome.OK for node in results),
         "tool_calls_a_leaf": _mean([sum(n.kind == RESULT for n in leaf) for leaf in leaves]),
         "sampled_tokens": sum(len(node.tokens) for node in turns),
         "response_tokens": _mean([sum(len(n.tokens) for n in leaf[1:]) for leaf in leaves]),
-        "answer_rate": _mean([leaf[-1].outcome == "answer" for leaf in leaves]),
+        "answer_rate": _mean([leaf[-1].outcome == Outcome.ANSWER for leaf in leaves]),
         "entropy": _mean(np.concatenate([turn.entropies for turn in turns])),
         "entropy_before_result": _mean([float(turn[-window:].mean()) for turn in before]),
         "entropy_after_result": _mean([window_entropy(turn, window) for turn in after]),
@@ -41,11 +43,11 @@ def tree_metrics(trees: Sequence[Tree], window: int) -> dict[str, float]:
 
 
 def around_results(trees: Sequence[Tree], window: int) -> tuple[list[Entropies], list[Entropies]]:
-    """Entropies of the turns before tool results that a turn follows, and of those after them.
+    """Return the entropies of the turns before and of the turns after tool results.
 
-    Where branches share a result, one turn stands before it and several after. Of a turn after a
-    result the first ``window`` tokens count, or as many as there are; turns that part only later
-    count once.
+    Only results that a turn follows count. Where branches share a result, one turn is before it and
+    several are after it. Turns after a result are cut to their first ``window`` tokens; turns that
+    are equal up to there, because they branch later, count once.
     """
     before: list[Entropies] = []
     after: list[Entropies] = []
@@ -53,20 +55,20 @@ def around_results(trees: Sequence[Tree], window: int) -> tuple[list[Entropies],
         starts = _turns_after_results(tree)
         results = dict.fromkeys(tree.nodes[parts[0]].parent for parts in starts)
         before += [_entropies(tree, tree.parts(tree.nodes[result].parent)) for result in results]
-        whole = [parts for parts in starts if tree.nodes[parts[-1]].outcome != PART]
+        whole = [parts for parts in starts if tree.nodes[parts[-1]].outcome != Outcome.PART]
         seen = dict.fromkeys(_within(tree, parts, window) for parts in whole)
         after += [_entropies(tree, parts)[:window] for parts in seen]
     return before, after
 
 
 def _turns_after_results(tree: Tree) -> list[list[int]]:
-    """The turns that follow a tool result, each up to each of its parts."""
+    """Return the turns after a tool result: one list of parts for each part that it ends with."""
     turns = [tree.parts(index) for index, node in enumerate(tree.nodes) if node.kind == TURN]
     return [parts for parts in turns if tree.nodes[tree.nodes[parts[0]].parent].kind == RESULT]
 
 
 def _within(tree: Tree, parts: Sequence[int], window: int) -> tuple[int, ...]:
-    """Those of the parts of a turn that its first ``window`` tokens lie in."""
+    """Return the parts of a turn that contain its first ``window`` tokens."""
     starts = np.cumsum([0, *(len(tree.nodes[part].tokens) for part in parts[:-1])])
     return tuple(part for part, start in zip(parts, starts, strict=True) if start < window)
 
@@ -76,7 +78,7 @@ def _entropies(tree: Tree, parts: Sequence[int]) -> Entropies:
 
 
 def entropy_profile(trees: Sequence[Tree]) -> list[dict[str, float]]:
-    """Mean entropy by token position from a tool result; -1 is the last token before it.
+    """Return the mean entropy by token position from a tool result; -1 is the last token before.
 
     A token that several turns after a result share counts once.
     """
@@ -109,7 +111,7 @@ COUNTS = ("leaves", "branches", "tool_calls", "tool_errors", "sampled_tokens")
 
 
 def together(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Metrics of several batches of one iteration as one: counts add up, the rest are means."""
+    """Combine the metrics of several batches of one iteration: add counts, average the rest."""
     return {
         name: sum(entry[name] for entry in metrics) / (1 if name in COUNTS else len(metrics))
         for name in metrics[0]
@@ -117,5 +119,5 @@ def together(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def window_entropy(entropies: NDArray[np.float32], window: int) -> float:
-    """Mean normalised entropy of the first ``window`` sampled tokens, or as many as there are."""
+    """Return the mean of the first ``window`` entropies [S], or of all if there are fewer."""
     return float(np.mean(entropies[:window], dtype=np.float64)) if len(entropies) else 0.0

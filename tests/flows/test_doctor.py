@@ -20,9 +20,9 @@ from flows.host import leftovers, processes
 from flows.tracking import outbox
 from flows.tracking.run import stage_run
 from flows.workers import server
-from params.schema.agent import PythonTool
 from tasks.engines.transformers import worker
 from tasks.tools import python
+from tasks.tools.python import PythonTool
 from tests import toy_project as toy
 
 ALONE = ("sh", "-c", '"$@" & echo $!', "sh")  # starts a command and ends before it

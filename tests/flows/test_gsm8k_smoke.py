@@ -1,4 +1,4 @@
-"""The recipe gsm8k-smoke as a user runs it, on GSM8K's files below questions/."""
+"""The recipe gsm8k-smoke as a user runs it, on GSM8K's files below data/sources/."""
 
 import shutil
 
@@ -15,9 +15,9 @@ SET_ASIDE = 5  # for validation; the recipe sets aside 200, more than the fixtur
 def run(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("gsm8k")
     checkout(folder)
-    (folder / "questions/gsm8k").mkdir(parents=True, exist_ok=True)
+    (folder / "data/sources/gsm8k").mkdir(parents=True, exist_ok=True)
     for split in ("train", "test"):
-        shutil.copy(data / f"gsm8k/{split}.jsonl", folder / "questions/gsm8k")
+        shutil.copy(data / f"gsm8k/{split}.jsonl", folder / "data/sources/gsm8k")
     recipe = folder / "params/gsm8k-smoke.yaml"
     settings = yaml.safe_load(recipe.read_text())
     settings["prepare"]["questions"]["validation"] = SET_ASIDE

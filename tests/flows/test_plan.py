@@ -10,6 +10,7 @@ from flows import plan as command
 from flows.host import disk, gpu_memory
 from flows.host.gpu_memory import CARDS, GIB, Card
 from params.schema import recipe as schema
+from tasks.settings import load as settings_of
 from tests import toy_project as toy
 
 PAPERS = ("qwen2.5-3b", "qwen2.5-7b", "llama3.1-8b", "qwen3-8b", "qwen3-14b")
@@ -53,7 +54,7 @@ def test_every_recipe_fits_a_card_or_is_refused_with_a_reason(capsys, name, card
         assert "an iteration takes some" in text
     else:
         assert f"{CARDS[card].name}: does not fit: " in text
-        assert "the largest parts are" in text or "vLLM needs" in text
+        assert "the largest parts are" in text or "vllm needs" in text
         assert REFUSED in text or "    set " in text
 
 
@@ -86,7 +87,7 @@ def test_the_parts_add_up_to_the_need_of_each_phase(capsys):
 
 def test_the_disk_is_what_a_run_is_checked_against(capsys):
     _, text = said(capsys, "tiny")
-    recipe = schema.load("tiny")
+    recipe = settings_of("tiny")
     weights = disk.WEIGHT * disk.parameters(recipe.prepare.policy)
     needs = disk.needs(recipe, schema.algorithm_of(recipe), weights).values()
     total = sum(need.lasting for need in needs) + max(need.passing for need in needs)
@@ -109,7 +110,7 @@ def test_a_share_too_small_for_vllm_is_told_and_raised(capsys, checkout):
     rewritten(checkout, "qwen2.5-3b", engine__memory=0.05)
     status, text = said(capsys, "qwen2.5-3b", "--card", "141")
     assert status == 1
-    assert "vLLM needs 8.0 GiB, and engine.memory 0.05 of the card is 7.0" in text
+    assert "vllm needs 8.0 GiB, and engine.memory 0.05 of the card is 7.0" in text
     assert "    set engine.memory: 0.6 (it needs" in text
 
 

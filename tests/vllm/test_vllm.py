@@ -25,10 +25,12 @@ from tasks.engines.vllm import engine as vllm
 from tasks.environments.question import respond
 from tasks.ledger.artifacts import Artifact
 from tasks.policy import adapter, checkpoint, resident
-from tasks.policy.tiny import TAGS, build_tokenizer
+from tasks.policy.tiny import build_tokenizer
 from tasks.rollouts.rounds import Setting, grow
 from tasks.trees import dialogue as talk
-from tasks.trees.tree import END, LENGTH, STOP, TURN, Observation, Question
+from tasks.trees.dialogue import TAGS
+from tasks.trees.outcomes import StopReason
+from tasks.trees.tree import TURN, Observation, Question
 from tests.conftest import TEXTS
 from tests.vllm.conftest import SETTINGS, save
 
@@ -85,12 +87,12 @@ def test_logprobs_and_entropies_are_the_policys_before_and_after_an_update(
     model, made = make(tied=tied)
     vocabulary = model.config.vocab_size
     check(model, *sampled(engine(model, made, tokenizer), vocabulary))
-    process = engine(model, made, tokenizer).way.process
+    process = engine(model, made, tokenizer).connection.process
     changed(model)
     other = save(model, tokenizer, tmp_path / "updated")
     asked, samples = sampled(engine(model, other, tokenizer), vocabulary)
     check(model, asked, samples)
-    assert engine(model, other, tokenizer).way.process is process, "nothing was started anew"
+    assert engine(model, other, tokenizer).connection.process is process, "nothing was started anew"
     in_evaluation = sampled(engine(model, other, tokenizer), vocabulary, 6, 0.7, 0.9)
     check(model, *in_evaluation, temperature=0.7)
 
@@ -101,9 +103,9 @@ def test_weights_from_a_folder_are_those_from_memory(engine, make, tokenizer, tm
     sampled(held, model.config.vocab_size)
     changed(model)
     other = save(model, tokenizer, tmp_path / "updated")
-    held.way._call("worker", "take_folder", other.path)
-    held.way._call("reset_prefix_cache")
-    held.taken = other.digest
+    held.connection.call("worker", "load_folder", other.path)
+    held.connection.call("reset_prefix_cache")
+    held.loaded = other.digest
     check(model, *sampled(engine(model, other, tokenizer), model.config.vocab_size))
 
 
@@ -119,7 +121,7 @@ def test_an_adapter_is_sampled_merged_before_and_after_an_update(engine, make, t
         held = engine(model, policy, tokenizer)
         held.folder = partial(checkpoint.whole, policy)
         check(model, *sampled(held, model.config.vocab_size))
-        processes.add(held.way.process.pid)
+        processes.add(held.connection.process.pid)
     assert len(processes) == 1, "the second one was put in place"
 
 
@@ -153,13 +155,13 @@ def test_a_turn_depends_on_its_seed_alone(engine, make, tokenizer):
 def test_a_turn_ends_where_its_text_says_so(engine, make, tokenizer):
     model, made = make()
     _, samples = sampled(engine(model, made, tokenizer), model.config.vocab_size, count=24)
-    assert {STOP, LENGTH} <= {sample.stopped for sample in samples}
+    assert {StopReason.STOP, StopReason.LENGTH} <= {sample.stopped for sample in samples}
     for sample in samples:
         text = tokenizer.decode(sample.tokens)
         stops = [text.find(stop) for stop in talk.STOP_STRINGS if stop in text]
-        assert (sample.stopped == STOP) == bool(stops)
-        assert (sample.stopped == END) == (sample.tokens[-1] == tokenizer.eos_token_id)
-        assert (sample.stopped != LENGTH) or len(sample.tokens) == NEW
+        assert (sample.stopped == StopReason.STOP) == bool(stops)
+        assert (sample.stopped == StopReason.END) == (sample.tokens[-1] == tokenizer.eos_token_id)
+        assert (sample.stopped != StopReason.LENGTH) or len(sample.tokens) == NEW
         if stops:
             before = tokenizer.decode(sample.tokens[:-1])
             assert not any(stop in before for stop in talk.STOP_STRINGS)
@@ -186,7 +188,7 @@ def test_tags_of_several_tokens_are_found_in_the_text(engine, make, tiny):
     with held.session(40, CONTEXT, 1.0, 1.0, pairs) as session:
         handles = [session.open() for _ in range(40)]
         samples = session.sample(requests(handles, model.config.vocab_size))
-    assert {STOP, LENGTH} <= {sample.stopped for sample in samples}
+    assert {StopReason.STOP, StopReason.LENGTH} <= {sample.stopped for sample in samples}
     for sample in samples:
         texts = [held.pieces()[token] for token in sample.tokens]
         found = [
@@ -194,7 +196,7 @@ def test_tags_of_several_tokens_are_found_in_the_text(engine, make, tiny):
             for place in range(len(texts))
             if any(p in "".join(texts[: place + 1]) for p in pairs)
         ]
-        assert (sample.stopped == STOP) == bool(found)
+        assert (sample.stopped == StopReason.STOP) == bool(found)
         assert not found or len(texts) == found[0] + 1
 
 
@@ -276,7 +278,7 @@ def test_an_engine_that_is_killed_in_a_rollout_is_built_anew_and_nothing_differs
     model, made = make(seed=3)
     held = engine(model, made, tokenizer)
     whole = as_rows(trees(held, tokenizer))
-    victim = held.way.process
+    victim = held.connection.process
     killed = []
 
     def tools(calls):
@@ -285,16 +287,16 @@ def test_an_engine_that_is_killed_in_a_rollout_is_built_anew_and_nothing_differs
         return [Observation("ok", "7") for _ in calls]
 
     again = grow(QUESTIONS, held, Setting(tokenizer, DIALOGUE, BUDGET, tools, "0/0", "entropy"))
-    assert killed and held.way.process is not victim
+    assert killed and held.connection.process is not victim
     assert as_rows(again) == whole
-    assert "built anew" in capfd.readouterr().out
+    assert "restarting" in capfd.readouterr().out
 
 
 def test_an_engine_that_dies_over_a_turn_is_asked_again(engine, make, tokenizer):
     model, made = make(seed=3)
     held = engine(model, made, tokenizer)
     _, whole = sampled(held, model.config.vocab_size)
-    victim = held.way.process
+    victim = held.connection.process
     os.kill(victim.pid, signal.SIGSTOP)  # it is in the middle of it, for as long as we like
     threading.Timer(0.5, lambda: os.kill(victim.pid, signal.SIGKILL)).start()
     _, again = sampled(held, model.config.vocab_size)
@@ -305,11 +307,11 @@ def test_an_engine_that_dies_over_a_turn_is_asked_again(engine, make, tokenizer)
 def test_a_policy_of_another_shape_builds_the_engine_anew(engine, make, tokenizer, other):
     model, made = make()
     sampled(engine(model, made, tokenizer), model.config.vocab_size)
-    process = engine(model, made, tokenizer).way.process
+    process = engine(model, made, tokenizer).connection.process
     changed_shape, its = make(**other)
     held = engine(changed_shape, its, tokenizer)
     check(changed_shape, *sampled(held, changed_shape.config.vocab_size))
-    assert held.way.process is not process
+    assert held.connection.process is not process
 
 
 def test_weights_that_cannot_be_put_in_place_build_the_engine_anew(
@@ -321,11 +323,11 @@ def test_weights_that_cannot_be_put_in_place_build_the_engine_anew(
     changed(model)
     other = save(model, tokenizer, tmp_path / "updated")
     wider, _ = make(hidden=128, heads=4)
-    held.hold(model, tokenizer, lambda: tmp_path / "updated", other.digest)
-    in_place = held.way.take
-    held.way.take = lambda _, folder: in_place(wider, folder)  # weights of another shape
+    held.set_policy(model, tokenizer, lambda: tmp_path / "updated", other.digest)
+    in_place = held.connection.load
+    held.connection.load = lambda _, folder: in_place(wider, folder)  # weights of another shape
     check(model, *sampled(held, model.config.vocab_size))
-    assert "built anew" in capfd.readouterr().out
+    assert "restarting" in capfd.readouterr().out
 
 
 def test_vllm_that_cannot_start_says_why(engine, make, tokenizer):
@@ -339,9 +341,9 @@ def test_vllm_that_cannot_start_says_why(engine, make, tokenizer):
 TRAINER = """
 import sys, time
 from pathlib import Path
-from tasks.engines.vllm_ways import Here
-here = Here(Path(sys.argv[1]), {"max_model_len": 64, "skip_tokenizer_init": True,
-            "kv_cache_memory_bytes": 2**28, "enforce_eager": True, "dtype": "float32"})
+from tasks.engines.vllm.connection import LocalVllm
+here = LocalVllm(Path(sys.argv[1]), {"max_model_len": 64, "skip_tokenizer_init": True,
+                 "kv_cache_memory_bytes": 2**28, "enforce_eager": True, "dtype": "float32"})
 print(here.process.pid, flush=True)
 time.sleep(600)
 """

@@ -378,7 +378,7 @@ def locked(start):
     models = [f"models/toy/{agent}" for agent in ("champion", "cold_start", "trained")]
     champion = {"version": 3, "commit": "c" * 40, "digest": "3" * 32 + ".dir"}
     stages = {
-        "prepare": entry(["questions"], ["data/toy/questions", "data/toy/traces.parquet"]),
+        "prepare": entry(["data/sources"], ["data/toy/questions", "data/toy/traces.parquet"]),
         "champion": entry([], models[:1], champion=champion),
         "cold_start": entry(["data/toy/traces.parquet", models[0]], models[1:2], start=start),
         "reinforce": entry([models[1], "data/toy/questions"], models[2:]),

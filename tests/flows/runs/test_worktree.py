@@ -122,16 +122,16 @@ def test_a_record_that_was_half_written_is_nobodys(project):
 
 def test_a_worktree_shares_the_cache_the_remote_and_what_dvc_files_track(project, tmp_path):
     """Paths of the remote are relative in the checkout's settings, and hold in the worktree's."""
-    Path("questions").mkdir()
-    Path("questions/new.jsonl").write_text('{"id": 1}\n')
-    toy.run(project, "dvc", "add", "questions/new.jsonl")
+    Path("data/sources").mkdir(parents=True)
+    Path("data/sources/new.jsonl").write_text('{"id": 1}\n')
+    toy.run(project, "dvc", "add", "data/sources/new.jsonl")
     toy.run(project, "dvc", "remote", "add", "--default", "store", "remote")
     toy.commit(project)
     place = project / ".beamline/runs/one"
     git.add_worktree(place, git.resolve("HEAD"))
     transfer.share(place)
     transfer.provide_sources(place)
-    assert (place / "questions/new.jsonl").read_text() == '{"id": 1}\n'
+    assert (place / "data/sources/new.jsonl").read_text() == '{"id": 1}\n'
     assert transfer.default_remote(place) == "store"
     for stage in pipeline.stages("toy", place):
         toy.run(place, "dvc", "repro", "-s", stage.name)
@@ -146,7 +146,7 @@ def test_a_worktree_shares_the_cache_the_remote_and_what_dvc_files_track(project
     by_dvc = toy.run(project, "dvc", "repro", "later@toy")
     assert "has run" not in by_dvc.stdout, "the checkout's DVC remembers it too"
 
-    (place / "questions/new.jsonl").unlink()
+    (place / "data/sources/new.jsonl").unlink()
     for file in (project / ".dvc/cache/files").rglob("*"):
         if file.is_file():
             file.unlink()

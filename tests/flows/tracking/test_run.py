@@ -27,7 +27,7 @@ from tests.mlflow_store import found_traces, history, runs, sample
 @pytest.fixture
 def recipe():
     """A few sections of a recipe: what they hold is the schema's business."""
-    dialogue = Dialogue.model_construct(system="Use the tool: it's exact.", tools=("python",))
+    dialogue = Dialogue.model_construct(system="Use the tool: it's exact.")
     rollout = Rollout.model_construct(leaves=4, draw=False, temperature=1.0)
     reinforce = Reinforce.model_construct(algorithm="arpo", rollout=rollout)
     return Recipe.model_construct(seed=3, dialogue=dialogue, reinforce=reinforce)

@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flows.tracking import traces
-from tasks.ledger.artifacts import Artifact, Step
+from tasks.ledger.artifacts import Artifact
+from tasks.ledger.substeps import Step
 from tasks.reward import TABLE
-from tasks.trees.dialogue import OUTCOMES
+from tasks.trees.outcomes import TURN_OUTCOMES, Outcome
 from tasks.trees.tables import save_trees, write_table
-from tasks.trees.tree import PART, PROMPT, RESULT, TURN, Message, Node, Question, Tree
+from tasks.trees.tree import PROMPT, RESULT, TURN, Message, Node, Question, Tree
 
 NONE = np.zeros(0, np.float32)
 QUESTION = Question("train-00007", "chain", "What is 6 times 7, plus 1?", ("43", "43.0"))
@@ -176,7 +177,7 @@ def test_a_turn_inside_which_trajectories_part_is_one_span():
         QUESTION,
         [
             prompt(QUESTION),
-            turn(0, PART, CALL[:9], 3),
+            turn(0, Outcome.PART, CALL[:9], 3),
             turn(1, "call", CALL[9:], 5),
             result(2, "ok", "<result>42</result>", 4),
             turn(3, "answer", RIGHT, 6),
@@ -207,7 +208,7 @@ def test_only_what_ended_as_it_should_is_sound(tree):
     assert [span.sound for span in traced(tree, 2).spans] == [False, False]
     tree.nodes[2] = result(1, "out_of_memory", "<result></result>", 4)
     assert [span.sound for span in traced(tree).spans] == [True, True, False, True]
-    failed = [outcome for outcome in OUTCOMES if outcome not in ("answer", "call")]
+    failed = [outcome for outcome in TURN_OUTCOMES if outcome not in ("answer", "call")]
     whole = traced(tree).spans[0]
     assert not any(replace(whole, outcome=outcome).sound for outcome in failed)
 

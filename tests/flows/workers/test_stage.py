@@ -9,6 +9,7 @@ from prefect.context import refresh_global_settings_context
 from prefect.states import Pending
 
 from flows.workers import stage
+from tasks.engines.vllm import kind as vllm
 from tests import toy_project as toy
 
 
@@ -76,7 +77,7 @@ def test_invalid_recipe_is_one_message(project, capsys, changes, said):
 
 @pytest.mark.parametrize("there", [False, True], ids=["not installed", "installed"])
 def test_missing_engine_is_found_before_any_work(project, monkeypatch, there):
-    monkeypatch.setattr(stage, "find_spec", lambda name: (there and name == "vllm") or None)
+    monkeypatch.setattr(vllm, "find_spec", lambda name: (there and name == "vllm") or None)
     stage.check_engine("toy")
     toy.write_recipe(project, engine__kind="vllm", engine__server="http://gpu:8000")
     stage.check_engine("toy")

@@ -15,7 +15,8 @@ from pydantic import BaseModel
 
 from tasks.ledger import artifacts, prefect_cache, substeps
 from tasks.ledger import keys as ledger
-from tasks.ledger.artifacts import Artifact, Step
+from tasks.ledger.artifacts import Artifact
+from tasks.ledger.substeps import Step
 
 ROOT = Path(__file__).parents[3]
 STEP = Step("smoke", "reinforce", 3, 7)

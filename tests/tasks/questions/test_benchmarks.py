@@ -9,13 +9,13 @@ import pytest
 from huggingface_hub import constants
 
 from params.schema import benchmarks as schema
-from params.schema import recipe
 from params.schema.benchmarks import Benchmark
 from params.schema.prepare import BenchmarkQuestions, CalculatorExpert, WrittenTraces
 from tasks.environments.question import respond
 from tasks.questions import benchmarks
 from tasks.questions.experts import Dropped
 from tasks.scorers import SCORERS
+from tasks.settings import load as settings_of
 from tasks.tools.python import python_tool
 from tasks.trees.tree import Message, Question
 from tasks.trees.words import overlaps
@@ -55,7 +55,7 @@ def right(question, answer):
 
 @contextmanager
 def python():
-    limits = recipe.load("smoke", ROOT / "params").python
+    limits = settings_of("smoke", ROOT / "params").tool_settings["python"]
     with python_tool(limits, 1) as tool:
         yield partial(respond, {"python": tool})
 
@@ -389,7 +389,7 @@ def test_sets_are_put_together_in_the_order_of_the_recipe(tmp_path):
         source="benchmarks", train=("b/train", "a/train"), validation=1, test=("c/x", "b/x")
     )
     written = WrittenTraces(
-        kind="written", file=Path("questions/t.jsonl"), question="q", response="r"
+        kind="written", file=Path("data/sources/t.jsonl"), question="q", response="r"
     )
     file = write(tmp_path, "t", [{"q": "b/train 1", "r": "r"}])
     written = written.model_copy(update={"file": file})
@@ -489,11 +489,11 @@ def written(tmp_path, monkeypatch):
     """Settings for a file of traces, and how it is filled with (question, response)."""
     monkeypatch.chdir(tmp_path)
     settings = WrittenTraces(
-        kind="written", file=Path("questions/traces.jsonl"), question="ask", response="say"
+        kind="written", file=Path("data/sources/traces.jsonl"), question="ask", response="say"
     )
 
     def fill(*traces):
-        write(Path(), "questions/traces", [{"ask": ask, "say": say} for ask, say in traces])
+        write(Path(), "data/sources/traces", [{"ask": ask, "say": say} for ask, say in traces])
         return settings
 
     return fill
@@ -551,10 +551,10 @@ def test_a_trace_of_a_chat_finds_its_question(tmp_path, written):
         ([("six", END)], "line 1: the question 'six' is in no set of prepare.questions.train"),
         ([("one", END), ("two", " ")], "line 2: the field 'say' is empty"),
         ([("three", END)], "none of its 1 traces is to a training question that is left"),
-        ([], "questions/traces.jsonl is empty"),
+        ([], "data/sources/traces.jsonl is empty"),
     ],
 )
 def test_a_fault_in_the_written_traces_is_named_at_once(tmp_path, written, traces, said):
     with pytest.raises(ValueError) as caught:
         build(tmp_path, ["one", "two", "three"], ["five"], expert=written(*traces))
-    assert str(caught.value).startswith("questions/traces.jsonl") and said in str(caught.value)
+    assert str(caught.value).startswith("data/sources/traces.jsonl") and said in str(caught.value)

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from params.schema.agent import PythonTool
 from tasks.environments.question import respond
 from tasks.questions.calculator import (
     UnreadableError,
@@ -21,7 +20,7 @@ from tasks.questions.calculator import (
     thought,
     write_traces,
 )
-from tasks.tools.python import python_tool
+from tasks.tools.python import PythonTool, python_tool
 from tasks.trees.tree import Question
 
 LIMITS = PythonTool(

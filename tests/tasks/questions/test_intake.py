@@ -31,7 +31,7 @@ def asked(text, answer="4"):
 
 @pytest.fixture
 def folder(tmp_path):
-    return tmp_path / "questions/intake/toy"
+    return tmp_path / "data/sources/intake/toy"
 
 
 def read(folder):

@@ -6,6 +6,7 @@ import pytest
 
 from tasks.questions.experts import Move, Script, play, texts
 from tasks.trees import dialogue as talk
+from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Call, Observation, Question
 
 
@@ -84,8 +85,8 @@ def test_a_trace_alternates_turns_and_results_and_ends_with_the_answer():
 def test_the_agents_turns_are_calls_as_a_rollout_reads_them(tool):
     (played,) = play([script("q", fixed("1 < 2", tool))], Tools())
     turns = [text for text, own in played.trace.parts if own]
-    assert talk.read_turn(turns[0], "stop") == (talk.CALL, Call(tool, "1 < 2"))
-    assert talk.read_turn(turns[1], "stop") == (talk.ANSWER, None)
+    assert talk.read_turn(turns[0], "stop") == (Outcome.CALL, Call(tool, "1 < 2"))
+    assert talk.read_turn(turns[1], "stop") == (Outcome.ANSWER, None)
 
 
 def test_a_script_without_moves_calls_nothing_and_answers():

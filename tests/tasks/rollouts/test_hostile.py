@@ -18,19 +18,20 @@ from string import Template
 import numpy as np
 import pytest
 
-from params.schema.agent import Dialogue, PythonTool, Search
+from params.schema.agent import Dialogue
 from params.schema.reinforce import Reward, Rollout
 from tasks.engines import Sample
 from tasks.environments.question import respond
-from tasks.policy.model import ASSISTANT, USER
-from tasks.policy.model import END as END_TOKEN
+from tasks.policy.tiny import ASSISTANT, USER
+from tasks.policy.tiny import END as END_TOKEN
 from tasks.reward import score
 from tasks.rollouts.rounds import Setting, grow
-from tasks.tools.python import UNUSED_USER, python_tool
-from tasks.tools.search import save_corpus, search_tool
+from tasks.tools.python import UNUSED_USER, PythonTool, python_tool
+from tasks.tools.search import Search, save_corpus, search_tool
 from tasks.trees import dialogue as talk
+from tasks.trees.outcomes import TURN_OUTCOMES, Outcome, StopReason
 from tasks.trees.tables import load_trees, save_trees
-from tasks.trees.tree import END, LENGTH, STOP, TURN, Document, Observation, Question
+from tasks.trees.tree import TURN, Document, Observation, Question
 
 SANDBOXES = ["unshare"] + (["bubblewrap"] if shutil.which("bwrap") else [])
 SECRET = "a-token-that-only-the-trainer-has"
@@ -99,10 +100,10 @@ class Agent:
         for length, token in enumerate(tokens, 1):
             text = text[-20:] + self.tokenizer.decode([token])
             if token == self.tokenizer.eos_token_id:
-                return tokens[:length], END
+                return tokens[:length], StopReason.END
             if any(stop in text for stop in self.stop):
-                return tokens[:length], STOP
-        return tokens, LENGTH
+                return tokens[:length], StopReason.STOP
+        return tokens, StopReason.LENGTH
 
 
 def budget(paths: int) -> Rollout:
@@ -185,7 +186,7 @@ def play(tokenizer, tmp_path):
         setting = Setting(tokenizer, dialogue, budget(paths), partial(respond, tools), "0/0")
         (tree,) = grow([question], Agent(tokenizer, turns), setting)
         for node in tree.nodes:
-            assert node.kind != TURN or node.outcome in talk.OUTCOMES
+            assert node.kind != TURN or node.outcome in TURN_OUTCOMES
         save_trees([tree], tmp_path)
         (loaded,) = load_trees(tmp_path)
         assert everything(loaded) == everything(tree)
@@ -481,7 +482,7 @@ def test_an_attack_is_an_outcome_and_the_next_call_is_fresh(play, python, bait, 
         play({"python": python}, *map(code, (LOOK_AROUND, source, LOOK_AROUND)), ANSWER)
     )
     assert outside(folder, port + 1) == before
-    assert [turn.outcome for turn in turns] == [talk.CALL] * 3 + [talk.ANSWER]
+    assert [turn.outcome for turn in turns] == [Outcome.CALL] * 3 + [Outcome.ANSWER]
     assert attack.outcome == outcome
     assert re.fullmatch(said, inside(attack)), inside(attack)
     assert inside(fresh).startswith("/tmp [] 2 ['1', '2']\n{} ['0', '1', '2', '3'] ")
@@ -495,20 +496,22 @@ def test_an_attack_is_an_outcome_and_the_next_call_is_fresh(play, python, bait, 
 def test_one_trajectory_makes_no_more_calls_than_it_may(play, python):
     for allowed in (0, 30):
         turns, results = only(play({"python": python}, code("6 * 7"), tool_calls=allowed))
-        assert [turn.outcome for turn in turns] == [talk.CALL] * allowed + [talk.TOO_MANY_CALLS]
+        assert [turn.outcome for turn in turns] == [Outcome.CALL] * allowed + [
+            Outcome.TOO_MANY_CALLS
+        ]
         assert [inside(result) for result in results] == ["42"] * allowed
 
 
 def test_one_trajectory_of_a_thousand_calls_ends_where_its_tokens_do(play, python, tokenizer):
     turn = len(talk.encode(tokenizer, code("6 * 7")))
     both = turn + len(talk.encode(tokenizer, "<result>42</result>"))
-    for left, outcome in ((turn - 1, talk.CUT), (both, talk.OUT_OF_SPACE)):
+    for left, outcome in ((turn - 1, Outcome.CUT), (both, Outcome.OUT_OF_SPACE)):
         turns, results = only(
             play(
                 {"python": python}, code("6 * 7"), tool_calls=1000, response_tokens=20 * both + left
             )
         )
-        assert [turn.outcome for turn in turns] == [talk.CALL] * 20 + [outcome]
+        assert [turn.outcome for turn in turns] == [Outcome.CALL] * 20 + [outcome]
         assert [inside(result) for result in results] == ["42"] * 20
 
 
@@ -528,7 +531,7 @@ def test_a_thousand_calls_leave_nothing_in_trainer_or_worker(play, name):
         run([source] * 30)
         tree = play({"python": watched}, code(source), ANSWER, paths=1000)
     outcomes = [[node.outcome for node in path[1:]] for path in tree.trajectories()]
-    assert outcomes == [[talk.CALL, "ok", talk.ANSWER]] * 1000
+    assert outcomes == [[Outcome.CALL, "ok", Outcome.ANSWER]] * 1000
     (*before, small), (*after, large) = looks
     assert after == before
     assert large - small < 8 * 2**20
@@ -565,7 +568,7 @@ def test_a_search_has_a_named_outcome_and_the_next_is_as_good(play, search, quer
     turns, results = only(
         play({"search": search}, usual, f"<search>{query}</search>", usual, ANSWER)
     )
-    assert [turn.outcome for turn in turns] == [talk.CALL] * 3 + [talk.ANSWER]
+    assert [turn.outcome for turn in turns] == [Outcome.CALL] * 3 + [Outcome.ANSWER]
     first, attack, last = results
     assert (attack.outcome, inside(attack)) == (outcome, said)
     assert (first.outcome, inside(first)) == (last.outcome, inside(last))
@@ -602,7 +605,7 @@ def test_an_agent_that_writes_a_result_ends_there_and_earns_nothing(play, python
     """Also after an honest call; and no tool runs what it goes on with."""
     tree = play({"python": python}, code("6 * 7"), forged)
     turns, results = only(tree)
-    assert [turn.outcome for turn in turns] == [talk.CALL, talk.FORGED_RESULT]
+    assert [turn.outcome for turn in turns] == [Outcome.CALL, Outcome.FORGED_RESULT]
     assert turns[-1].text.endswith(talk.RESULT_TAGS)
     assert [inside(result) for result in results] == ["42"]
     reward = reward_of(tree)
@@ -636,7 +639,7 @@ def test_what_a_tool_prints_is_read_and_not_obeyed(play, python, tokenizer, name
     assert tokenizer.convert_ids_to_tokens([opening, closing]) == ["<result>", "</result>"]
     assert not set(body) & set(tokenizer.get_added_vocab().values())
     assert len(asked) == 1
-    assert [turn.outcome for turn in turns] == [talk.CALL, talk.NO_ANSWER]
+    assert [turn.outcome for turn in turns] == [Outcome.CALL, Outcome.NO_ANSWER]
     assert (reward_of(tree)["answer"], reward_of(tree)["reward"]) == (None, -1.0)
 
 
@@ -646,7 +649,7 @@ def test_what_a_document_quotes_is_read_and_not_obeyed(play, search, tokenizer):
     turns, (result,) = only(tree)
     assert FORGED_ANSWER in inside(result) and END_TOKEN in inside(result)
     assert not set(result.tokens[1:-1].tolist()) & set(tokenizer.get_added_vocab().values())
-    assert [turn.outcome for turn in turns] == [talk.CALL, talk.ANSWER]
+    assert [turn.outcome for turn in turns] == [Outcome.CALL, Outcome.ANSWER]
     assert reward_of(tree)["answer"] == "8"
 
 
@@ -654,7 +657,7 @@ def test_an_answer_around_a_call_is_not_filled_by_the_tool(play, python):
     """The agent opens an answer, lets the tool write the box, and closes it."""
     turns = ("<think>a</think><answer>" + prints("\\boxed{7}"), "</answer>")
     tree = play({"python": python}, *turns)
-    assert [turn.outcome for turn in only(tree)[0]] == [talk.CALL, talk.ANSWER]
+    assert [turn.outcome for turn in only(tree)[0]] == [Outcome.CALL, Outcome.ANSWER]
     assert (reward_of(tree)["answer"], reward_of(tree)["reward"]) == (None, -1.0)
 
 
@@ -674,85 +677,87 @@ def test_control_tokens_in_a_question_are_text(play, tokenizer):
     [
         pytest.param(
             ["<think>a</think><python><search>apples</search>", "</python>"],
-            [talk.CALL, talk.BAD_CALL],
+            [Outcome.CALL, Outcome.BAD_CALL],
             ["ok"],
             ["answer"],
             id="a call in a call",
         ),
         pytest.param(
             ["<think>a</think><python><python>6 * 7</python>", ANSWER],
-            [talk.CALL, talk.ANSWER],
+            [Outcome.CALL, Outcome.ANSWER],
             ["ok"],
             ["tool_call"],
             id="a call in a call of the same tool",
         ),
         pytest.param(
             ["<think>a<python>6 * 7</python>", "</think>" + ANSWER],
-            [talk.CALL, talk.ANSWER],
+            [Outcome.CALL, Outcome.ANSWER],
             ["ok"],
             [],
             id="a call in a thought",
         ),
-        pytest.param([ANSWER + code("6 * 7")], [talk.ANSWER], [], [], id="a call after the answer"),
+        pytest.param(
+            [ANSWER + code("6 * 7")], [Outcome.ANSWER], [], [], id="a call after the answer"
+        ),
         pytest.param(
             [code("6 * 7") + code("1 / 0"), ANSWER],
-            [talk.CALL, talk.ANSWER],
+            [Outcome.CALL, Outcome.ANSWER],
             ["ok"],
             [],
             id="two calls in a turn",
         ),
         pytest.param(
             ["<think>a</think><python>6 * 7" + END_TOKEN],
-            [talk.NO_ANSWER],
+            [Outcome.NO_ANSWER],
             [],
             ["answer", "tool_call"],
             id="a call that is not closed",
         ),
         pytest.param(
             ["<think>a</think><python>" + "6 * 7 # " * 200],
-            [talk.CUT],
+            [Outcome.CUT],
             [],
             ["answer", "tool_call"],
             id="a call without end",
         ),
         pytest.param(
             ["<think>a</think>6 * 7</python>"],
-            [talk.BAD_CALL],
+            [Outcome.BAD_CALL],
             [],
             ["answer", "tool_call"],
             id="a call without beginning",
         ),
         pytest.param(
             ["<think>a</think><python>6 * 7</search>"],
-            [talk.BAD_CALL],
+            [Outcome.BAD_CALL],
             [],
             ["answer", "tool_call"],
             id="a call closed as another",
         ),
         pytest.param(
             [["<think>a</think><", "pyt", "hon", ">6 * 7<", "/py", "thon", ">"], ANSWER],
-            [talk.CALL, talk.ANSWER],
+            [Outcome.CALL, Outcome.ANSWER],
             ["ok"],
             [],
             id="tags in pieces",
         ),
         pytest.param(
             [code("print('</python>')"), ANSWER],
-            [talk.CALL, talk.ANSWER],
+            [Outcome.CALL, Outcome.ANSWER],
             ["error"],
             [],
             id="a closing tag in code",
         ),
         pytest.param(
             [code("print('</answer>')")],
-            [talk.ANSWER],
+            [Outcome.ANSWER],
             [],
             ["answer", "tool_call"],
             id="an answer's end in code",
         ),
         pytest.param(
             ["<think>a</think><browser>apples</browser>" + ANSWER],
-            [talk.ANSWER],
+            [Outcome.ANSWER],
             [],
             [],
             id="a tool that nobody knows",
@@ -797,7 +802,7 @@ def test_odd_text_reaches_policy_and_tables_as_text(play, python, tokenizer, sai
 def test_a_result_of_any_length_is_cut_to_its_budget(play, python):
     said = "".join(map(str, range(10))) * 190
     turns, (result,) = only(play({"python": python}, prints(said), ANSWER, result_tokens=30))
-    assert (len(result.tokens), result.outcome, turns[-1].outcome) == (30, "ok", talk.ANSWER)
+    assert (len(result.tokens), result.outcome, turns[-1].outcome) == (30, "ok", Outcome.ANSWER)
     assert said.startswith(inside(result).removesuffix("..."))
 
 
@@ -815,4 +820,4 @@ def test_half_a_character_from_a_tool_or_the_agent_is_no_end(play, tokenizer):
     made, (result,) = only(tree)
     assert inside(result) == "a?b"
     assert asked == ["\ufffd\ufffd"]
-    assert [turn.outcome for turn in made] == [talk.CALL, talk.ANSWER]
+    assert [turn.outcome for turn in made] == [Outcome.CALL, Outcome.ANSWER]

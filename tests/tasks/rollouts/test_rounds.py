@@ -20,26 +20,15 @@ from params.schema.reinforce import Rollout
 from tasks.engines import Sample
 from tasks.engines.transformers.engine import TransformersEngine
 from tasks.environments.question import respond
-from tasks.policy.model import END as END_TOKEN
+from tasks.policy.tiny import END as END_TOKEN
 from tasks.rollouts.branching import branching_points
 from tasks.rollouts.rounds import Setting, grow
 from tasks.trees import dialogue as talk
 from tasks.trees import marks as segment
 from tasks.trees.metrics import window_entropy
+from tasks.trees.outcomes import TURN_OUTCOMES, Outcome, StopReason
 from tasks.trees.tables import load_trees, save_trees
-from tasks.trees.tree import (
-    AFTER_RESULT,
-    AT_MARK,
-    END,
-    LENGTH,
-    PART,
-    PROMPT,
-    RESULT,
-    STOP,
-    TURN,
-    Observation,
-    Question,
-)
+from tasks.trees.tree import AFTER_RESULT, AT_MARK, PROMPT, RESULT, TURN, Observation, Question
 
 QUESTIONS = [Question(name, "toy", f"{name}?", ("1",)) for name in ("apples", "baskets", "cows")]
 CALL, MISSING = "<think>a</think><python>7</python>", "<search>7</search>"
@@ -93,9 +82,9 @@ class Scripted:
         text, entropies = self.write(self.tokenizer.decode(request.tokens), request.seed)
         tokens = talk.encode(self.tokenizer, text)  # what a BREAK parts is tokens of its own
         text = text.replace(talk.BREAK, "")
-        stopped = END if text.endswith(END_TOKEN) else STOP
+        stopped = StopReason.END if text.endswith(END_TOKEN) else StopReason.STOP
         if len(tokens) > request.max_tokens or not text.endswith((*self.stop, END_TOKEN)):
-            tokens, stopped = tokens[: request.max_tokens], LENGTH
+            tokens, stopped = tokens[: request.max_tokens], StopReason.LENGTH
         entropies = np.resize(np.array(entropies, np.float32), len(tokens))
         return Sample(tokens, -entropies, entropies, stopped)
 
@@ -216,7 +205,7 @@ def check_tree(tree, rollout: Rollout, dialogue: Dialogue, check=None):
     for node in tree.nodes:
         length = len(node.tokens) if node.kind == TURN else 0
         assert len(node.logprobs) == len(node.entropies) == length
-        assert node.outcome in (*talk.OUTCOMES, PART) or node.kind != TURN
+        assert node.outcome in (*TURN_OUTCOMES, Outcome.PART) or node.kind != TURN
     assert all(node.parent < index for index, node in enumerate(tree.nodes))
     for trajectory in tree.trajectories():
         check_trajectory(trajectory, dialogue)
@@ -228,7 +217,7 @@ def check_trajectory(trajectory, dialogue: Dialogue):
     kinds = [node.kind for node in trajectory]
     assert kinds == [PROMPT, TURN, *[RESULT, TURN] * (len(kinds) // 2 - 1)]
     turns, results = trajectory[1::2], trajectory[2::2]
-    assert [turn.outcome == talk.CALL for turn in turns] == [True] * len(results) + [False]
+    assert [turn.outcome == Outcome.CALL for turn in turns] == [True] * len(results) + [False]
     assert len(results) <= dialogue.tool_calls
     assert all(1 <= len(turn.tokens) <= dialogue.turn_tokens for turn in turns)
     assert all(len(result.tokens) <= dialogue.result_tokens for result in results)
@@ -501,7 +490,7 @@ def test_a_mark_at_a_call_branches_after_its_result(rollout, engines):
         assert tree.nodes[decision.node].kind == RESULT
     assert [decision.path for decision in tree.decisions] == [0, 1]
     assert [node.parent for node in tree.nodes].count(0) == 3
-    assert not any(node.outcome == PART for node in tree.nodes)
+    assert not any(node.outcome == Outcome.PART for node in tree.nodes)
 
 
 def test_a_mark_inside_a_turn_splits_its_node(rollout, engines, tokenizer):
@@ -512,10 +501,10 @@ def test_a_mark_inside_a_turn_splits_its_node(rollout, engines, tokenizer):
 
     (tree,) = rollout(write, branching="marks", marks="paragraph", initial=1, leaves=3)
     assert [(n.parent, n.outcome, n.text) for n in tree.nodes[1:]] == [
-        (0, PART, "<think>é\n\n"),
-        (1, talk.ANSWER, "long</think>" + ANSWER),
-        (1, talk.ANSWER, "short" + ANSWER),
-        (1, talk.ANSWER, "short" + ANSWER),
+        (0, Outcome.PART, "<think>é\n\n"),
+        (1, Outcome.ANSWER, "long</think>" + ANSWER),
+        (1, Outcome.ANSWER, "short" + ANSWER),
+        (1, Outcome.ANSWER, "short" + ANSWER),
     ]
     assert tree.leaves == [2, 3, 4]
     head = np.concatenate([node.tokens for node in tree.nodes[:2]])
@@ -542,11 +531,11 @@ def test_several_marks_of_a_turn_split_it_into_as_many_parts(rollout):
         leaves=4,
     )
     assert [(n.parent, n.outcome) for n in tree.nodes[1:]] == [
-        (0, PART),
-        (1, PART),
-        (2, talk.ANSWER),
-        *[(1, talk.ANSWER)] * 2,
-        (2, talk.ANSWER),
+        (0, Outcome.PART),
+        (1, Outcome.PART),
+        (2, Outcome.ANSWER),
+        *[(1, Outcome.ANSWER)] * 2,
+        (2, Outcome.ANSWER),
     ]
     assert [n.text for n in tree.nodes[1:4]] == ["x\n\n", "y\n\n", "z\n\nw" + ANSWER]
     assert [(d.node, d.added) for d in tree.decisions] == [(1, 2), (2, 1), (3, 0)]
@@ -595,7 +584,7 @@ def test_a_call_that_began_before_the_mark_ends_the_turn_where_it_is_closed(roll
         branch=1,
     )
     *_, last = tree.trajectories()
-    assert [node.outcome for node in last[1:]] == [talk.CALL, "ok", talk.ANSWER]
+    assert [node.outcome for node in last[1:]] == [Outcome.CALL, "ok", Outcome.ANSWER]
     assert last[1].text == "<python>7</python>"
     assert len(last[1].tokens) == len(last[1].logprobs) == len(last[1].entropies)
 
@@ -622,7 +611,11 @@ def test_branches_at_marks_keep_their_trajectorys_number_of_calls(rollout):
         leaves=3,
     )
     for trajectory in tree.trajectories():
-        assert [node.outcome for node in trajectory[1:]] == [talk.CALL, "ok", talk.TOO_MANY_CALLS]
+        assert [node.outcome for node in trajectory[1:]] == [
+            Outcome.CALL,
+            "ok",
+            Outcome.TOO_MANY_CALLS,
+        ]
 
 
 @pytest.mark.parametrize("seed", ["1", "2", "3"])
@@ -675,10 +668,10 @@ def only_leaf(rollout, write, **changes):
 @pytest.mark.parametrize(
     ("text", "outcome"),
     [
-        (ANSWER, talk.ANSWER),
-        ("that is all" + END_TOKEN, talk.NO_ANSWER),
-        ("and so on " * 20, talk.CUT),
-        ("7</python>", talk.BAD_CALL),
+        (ANSWER, Outcome.ANSWER),
+        ("that is all" + END_TOKEN, Outcome.NO_ANSWER),
+        ("and so on " * 20, Outcome.CUT),
+        ("7</python>", Outcome.BAD_CALL),
     ],
 )
 def test_one_turn_and_how_it_ends(rollout, tokenizer, text, outcome):
@@ -693,7 +686,7 @@ def test_one_call_more_than_allowed_ends_the_trajectory(rollout, allowed):
     dialogue = layout(tool_calls=allowed)
     trajectory = only_leaf(rollout, calls_then_answer(99), dialogue=dialogue)
     assert [node.kind for node in trajectory].count(RESULT) == allowed
-    assert trajectory[-1].outcome == talk.TOO_MANY_CALLS
+    assert trajectory[-1].outcome == Outcome.TOO_MANY_CALLS
 
 
 def test_a_result_that_does_not_fit_ends_the_trajectory(rollout, tokenizer):
@@ -701,11 +694,11 @@ def test_a_result_that_does_not_fit_ends_the_trajectory(rollout, tokenizer):
     call, result = (len(talk.encode(tokenizer, text)) for text in (CALL, "<result>7</result>"))
     fits = layout(response_tokens=call + result + 1)
     trajectory = only_leaf(rollout, calls_then_answer(1), dialogue=fits)
-    assert [node.outcome for node in trajectory[1:]] == [talk.CALL, "ok", talk.CUT]
+    assert [node.outcome for node in trajectory[1:]] == [Outcome.CALL, "ok", Outcome.CUT]
     assert len(trajectory[-1].tokens) == 1
     tight = layout(response_tokens=call + result)
     trajectory = only_leaf(rollout, calls_then_answer(1), dialogue=tight)
-    assert [node.outcome for node in trajectory[1:]] == [talk.OUT_OF_SPACE]
+    assert [node.outcome for node in trajectory[1:]] == [Outcome.OUT_OF_SPACE]
     assert trajectory[-1].text == CALL
 
 
@@ -723,7 +716,11 @@ def test_an_unknown_tool_is_answered_and_the_trajectory_goes_on(rollout):
         return (ANSWER if results_in(context) else MISSING), 0.5
 
     trajectory = only_leaf(rollout, write, dialogue=layout(result_tokens=30))
-    assert [node.outcome for node in trajectory[1:]] == [talk.CALL, "no_such_tool", talk.ANSWER]
+    assert [node.outcome for node in trajectory[1:]] == [
+        Outcome.CALL,
+        "no_such_tool",
+        Outcome.ANSWER,
+    ]
     assert trajectory[2].text == "<result>no tool search</result>"
 
 
@@ -732,7 +729,7 @@ def test_a_tool_that_fails_is_an_outcome(rollout):
         return (ANSWER if results_in(context) else "<python>x</python>"), 0.5
 
     trajectory = only_leaf(rollout, write)
-    assert [node.outcome for node in trajectory[1:]] == [talk.CALL, "error", talk.ANSWER]
+    assert [node.outcome for node in trajectory[1:]] == [Outcome.CALL, "error", Outcome.ANSWER]
 
 
 def test_the_calls_of_a_round_run_side_by_side(rollout):
@@ -891,7 +888,7 @@ def test_trees_that_branch_come_back_as_they_were_saved(grown, tmp_path):
 
 def test_in_turn_branches_of_the_real_engine_share_a_part(talkative):
     trees = real_trees(talkative, "marks", "quantile")
-    assert sum(node.outcome == PART for tree in trees for node in tree.nodes) >= 3
+    assert sum(node.outcome == Outcome.PART for tree in trees for node in tree.nodes) >= 3
 
 
 def test_a_response_that_reaches_over_the_policys_context_raises(talkative):

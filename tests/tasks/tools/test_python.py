@@ -14,9 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from params.schema.agent import PythonTool
 from tasks.tools import python
-from tasks.tools.python import choose_backend, python_tool
+from tasks.tools.python import PythonTool, choose_backend, python_tool
 from tasks.trees.tree import Observation
 
 SANDBOXES = ["unshare"] + (["bubblewrap"] if shutil.which("bwrap") else [])

@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from params.schema.agent import Search
-from tasks.tools.search import build_index, line, save_corpus, search_tool, snippet, words
+from tasks.tools.search import Search, build_index, line, save_corpus, search_tool, snippet, words
 from tasks.trees.tree import Document, Observation
 
 PROJECT = Path(__file__).parents[3]
@@ -402,9 +401,9 @@ def test_every_corpus_that_can_be_saved_can_be_searched(tmp_path_factory, docume
 PROCESS = """
 import hashlib, sys
 from pathlib import Path
-from params.schema import Search
+from params.schema.agent import Search
 from tasks.tools.search import save_corpus, search_tool
-from tasks.trajectory import Document
+from tasks.trees.tree import Document
 folder = Path(sys.argv[1])
 save_corpus([Document(f"t{i}", f"a{i % 7} b{i % 5} c{i % 3} d") for i in range(200)], folder)
 print(hashlib.sha256((folder / "documents.parquet").read_bytes()).hexdigest())

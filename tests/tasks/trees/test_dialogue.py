@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from params.schema.agent import Dialogue
-from tasks.policy import model, tiny
-from tasks.policy.model import ASSISTANT, USER
+from tasks.policy import tiny
+from tasks.policy.tiny import ASSISTANT, USER
 from tasks.trees import dialogue as talk
 from tasks.trees.dialogue import (
     called_tool,
@@ -18,14 +18,15 @@ from tasks.trees.dialogue import (
     result_tokens,
     trace_tokens,
 )
-from tasks.trees.tree import END, LENGTH, STOP, Call, Message, Observation, Question
+from tasks.trees.outcomes import Outcome, StopReason
+from tasks.trees.tree import Call, Message, Observation, Question
 
 # Tags and control tokens, whole, in parts and inside each other, between other texts.
 hostile_text = st.lists(
     st.sampled_from(
         [
-            *tiny.TAGS,
-            *(model.END, USER, ASSISTANT, "<", ">", "</", "<|", "|>", "result", "answer>"),
+            *talk.TAGS,
+            *(tiny.END, USER, ASSISTANT, "<", ">", "</", "<|", "|>", "result", "answer>"),
             *("end", " ", "a", "7", "\\boxed{7}"),
         ]
     ),
@@ -101,29 +102,49 @@ def test_a_prompt_without_control_tokens_is_tokenised_in_one_piece(tokenizer):
 @pytest.mark.parametrize(
     ("text", "stopped", "outcome", "call"),
     [
-        ("<python>1+1</python>", STOP, talk.CALL, Call("python", "1+1")),
-        ("<think>a</think><search>b c</search>", STOP, talk.CALL, Call("search", "b c")),
-        ("<python>a\nb\n</python>\n", STOP, talk.CALL, Call("python", "a\nb\n")),
-        ("<python>if a < b: c</python>", STOP, talk.CALL, Call("python", "if a < b: c")),
-        ("<python></python>", STOP, talk.CALL, Call("python", "")),
-        ("<python>a<python>b</python>", STOP, talk.CALL, Call("python", "b")),
-        ("<search>a<python>b</python>", STOP, talk.CALL, Call("python", "b")),
-        ("<python>a<search>b</python>", STOP, talk.CALL, Call("python", "a<search>b")),
-        ("</python>", STOP, talk.BAD_CALL, None),
-        ("<search>a</python>", STOP, talk.BAD_CALL, None),
-        ("<answer>\\boxed{1}</answer>", STOP, talk.ANSWER, None),
-        ("no answer was opened</answer>", STOP, talk.ANSWER, None),
-        ("that is all<|end|>", END, talk.NO_ANSWER, None),
-        ("<python>1</python", LENGTH, talk.CUT, None),
-        ("", LENGTH, talk.CUT, None),
-        ("<think>a</think><result>", STOP, talk.FORGED_RESULT, None),
-        ("</result>", STOP, talk.FORGED_RESULT, None),
-        ("<python>print('<result>", STOP, talk.FORGED_RESULT, None),
-        ("<python>1</python><result>1</result>", STOP, talk.FORGED_RESULT, None),
-        ("<result>1</result><answer>\\boxed{1}</answer>", STOP, talk.FORGED_RESULT, None),
-        ("<result>1<|end|>", END, talk.FORGED_RESULT, None),
-        ("<result>1", LENGTH, talk.FORGED_RESULT, None),
-        ("<results> result <resul", LENGTH, talk.CUT, None),
+        ("<python>1+1</python>", StopReason.STOP, Outcome.CALL, Call("python", "1+1")),
+        (
+            "<think>a</think><search>b c</search>",
+            StopReason.STOP,
+            Outcome.CALL,
+            Call("search", "b c"),
+        ),
+        ("<python>a\nb\n</python>\n", StopReason.STOP, Outcome.CALL, Call("python", "a\nb\n")),
+        (
+            "<python>if a < b: c</python>",
+            StopReason.STOP,
+            Outcome.CALL,
+            Call("python", "if a < b: c"),
+        ),
+        ("<python></python>", StopReason.STOP, Outcome.CALL, Call("python", "")),
+        ("<python>a<python>b</python>", StopReason.STOP, Outcome.CALL, Call("python", "b")),
+        ("<search>a<python>b</python>", StopReason.STOP, Outcome.CALL, Call("python", "b")),
+        (
+            "<python>a<search>b</python>",
+            StopReason.STOP,
+            Outcome.CALL,
+            Call("python", "a<search>b"),
+        ),
+        ("</python>", StopReason.STOP, Outcome.BAD_CALL, None),
+        ("<search>a</python>", StopReason.STOP, Outcome.BAD_CALL, None),
+        ("<answer>\\boxed{1}</answer>", StopReason.STOP, Outcome.ANSWER, None),
+        ("no answer was opened</answer>", StopReason.STOP, Outcome.ANSWER, None),
+        ("that is all<|end|>", StopReason.END, Outcome.NO_ANSWER, None),
+        ("<python>1</python", StopReason.LENGTH, Outcome.CUT, None),
+        ("", StopReason.LENGTH, Outcome.CUT, None),
+        ("<think>a</think><result>", StopReason.STOP, Outcome.FORGED_RESULT, None),
+        ("</result>", StopReason.STOP, Outcome.FORGED_RESULT, None),
+        ("<python>print('<result>", StopReason.STOP, Outcome.FORGED_RESULT, None),
+        ("<python>1</python><result>1</result>", StopReason.STOP, Outcome.FORGED_RESULT, None),
+        (
+            "<result>1</result><answer>\\boxed{1}</answer>",
+            StopReason.STOP,
+            Outcome.FORGED_RESULT,
+            None,
+        ),
+        ("<result>1<|end|>", StopReason.END, Outcome.FORGED_RESULT, None),
+        ("<result>1", StopReason.LENGTH, Outcome.FORGED_RESULT, None),
+        ("<results> result <resul", StopReason.LENGTH, Outcome.CUT, None),
     ],
 )
 def test_how_a_turn_ended(text, stopped, outcome, call):
@@ -135,12 +156,10 @@ def test_a_turn_stops_at_every_tag_that_ends_it():
     assert set(talk.STOP_STRINGS) == ends
 
 
-def test_the_tags_are_those_that_a_built_policy_has_tokens_for():
-    assert talk.TAGS == tiny.TAGS
-
-
-def test_every_outcome_has_one_name():
-    assert len(set(talk.OUTCOMES)) == len(talk.OUTCOMES) == 8
+def test_tags_that_a_tiny_policy_has_tokens_for():
+    """Another tag changes the vocabulary of every tiny policy."""
+    names = [tag.strip("</>") for tag in talk.TAGS]
+    assert names == [n for n in ("think", "python", "search", "result", "answer") for _ in "12"]
 
 
 # ---- answers
@@ -239,10 +258,10 @@ def test_the_tool_that_a_turn_called(turn, tool):
 
 @pytest.mark.parametrize(
     ("text", "ended"),
-    [("<answer>1</answer>.", talk.ANSWER), ("<python>1</python>.\n", talk.CALL)],
+    [("<answer>1</answer>.", Outcome.ANSWER), ("<python>1</python>.\n", Outcome.CALL)],
 )
 def test_a_token_may_go_on_after_the_tag_that_it_closes(text, ended):
-    assert read_turn(text, STOP)[0] == ended
+    assert read_turn(text, StopReason.STOP)[0] == ended
 
 
 @given(said=hostile_text)

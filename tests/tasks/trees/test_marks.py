@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from params.schema.algorithms import Marks
 from tasks.trees import marks as segment
 from tasks.trees.marks import KINDS, completed, ends, segments, token_texts
-from tasks.trees.tree import PART, PROMPT, RESULT, TURN, Node
+from tasks.trees.outcomes import Outcome
+from tasks.trees.tree import PROMPT, RESULT, TURN, Node
 
 PIECES = ["\n", "\n\n", "\n\n\n", "a", "b\n", "\nc", "<", "/", "</", "py", "python", "python>"]
 PIECES += ["thon", ">", ">d", "</python>", "</search>", "</think>", "<python>", "", "e\n\nf\n\ng"]
@@ -93,7 +94,10 @@ def test_no_mark_reaches_over_a_tool_result():
 
 def test_a_mark_in_the_parts_of_one_turn_is_found():
     """Where trajectories part inside a turn, its parts are nodes of their own."""
-    parts = [node(TURN, ["a", "</"], outcome=PART), node(TURN, ["python"], outcome=PART)]
+    parts = [
+        node(TURN, ["a", "</"], outcome=Outcome.PART),
+        node(TURN, ["python"], outcome=Outcome.PART),
+    ]
     nodes = [node(PROMPT, ["a"]), *parts, node(TURN, [">", "a"])]
     assert np.flatnonzero(ends(MARKS["tool_call"], nodes, PIECES)).tolist() == [3]
     assert np.flatnonzero(ends(MARKS["step"], nodes, PIECES)).tolist() == [4]
@@ -199,7 +203,10 @@ def test_segments_do_not_depend_on_how_a_turn_is_stored(written, kind, data):
         pieces = [PIECES[token] for token in whole.tokens]
         values = whole.entropies.tolist()
         parted += (
-            [node(TURN, pieces[:cut], values[:cut], PART), node(TURN, pieces[cut:], values[cut:])]
+            [
+                node(TURN, pieces[:cut], values[:cut], Outcome.PART),
+                node(TURN, pieces[cut:], values[cut:]),
+            ]
             if whole.kind == TURN
             else [whole]
         )

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from tasks.trees import metrics as statistics
 from tasks.trees.intervals import bootstrap_interval, paired_bootstrap
 from tasks.trees.metrics import entropy_profile, together, tree_metrics
-from tasks.trees.tree import PART, PROMPT, RESULT, TURN, Decision, Node, Question, Tree
+from tasks.trees.outcomes import Outcome
+from tasks.trees.tree import PROMPT, RESULT, TURN, Decision, Node, Question, Tree
 
 NONE = np.zeros(0, np.float32)
 QUESTION = Question("q", "story", "How many?", ("3",))
@@ -126,12 +127,12 @@ def split_tree():
     """
     nodes = [
         node(-1, PROMPT, tokens=4),
-        node(0, TURN, [0.1], PART),
+        node(0, TURN, [0.1], Outcome.PART),
         node(1, TURN, [0.3], "call"),
         node(1, TURN, [0.9], "call"),
         node(2, RESULT, tokens=3, outcome="ok"),
         node(3, RESULT, tokens=2, outcome="ok"),
-        node(4, TURN, [0.5, 0.6], PART),
+        node(4, TURN, [0.5, 0.6], Outcome.PART),
         node(6, TURN, [0.7], "answer"),
         node(6, TURN, [0.8], "answer"),
         node(5, TURN, [0.4], "answer"),
@@ -174,7 +175,7 @@ def test_the_profile_is_cut_inside_a_part():
         node(-1, PROMPT, tokens=1),
         node(0, TURN, [0.1], "call"),
         node(1, RESULT, tokens=1, outcome="ok"),
-        node(2, TURN, np.full(reach - 2, 0.2), PART),
+        node(2, TURN, np.full(reach - 2, 0.2), Outcome.PART),
         node(3, TURN, np.full(9, 0.3), "answer"),
     ]
     profile = entropy_profile([Tree(QUESTION, nodes, [4])])

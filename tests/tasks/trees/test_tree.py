@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from tasks.trees import tree as trajectory
+from tasks.trees import tables
+from tasks.trees.outcomes import Outcome
 from tasks.trees.tables import (
     load_questions,
     load_trees,
@@ -20,7 +21,6 @@ from tasks.trees.tables import (
 from tasks.trees.tree import (
     AFTER_RESULT,
     AT_MARK,
-    PART,
     PROMPT,
     RESULT,
     TURN,
@@ -97,7 +97,7 @@ def test_the_parts_of_a_turn_add_up_to_it_also_where_characters_are_cut(data, te
     assert (len(parts), last) == (len(cuts) + 1, [0, len(cuts) + 1])
     assert [len(part.tokens) for part in parts] == np.diff([0, *cuts, len(whole.tokens)]).tolist()
     assert [part.parent for part in parts] == list(range(len(parts)))
-    assert [part.outcome for part in parts] == [PART] * len(cuts) + ["answer"]
+    assert [part.outcome for part in parts] == [Outcome.PART] * len(cuts) + ["answer"]
     assert same(join(parts), whole)
 
 
@@ -137,8 +137,8 @@ def test_trajectories_have_whole_turns_whatever_the_parts():
         TREE.question,
         [
             node(-1, PROMPT, "prompt"),
-            turn_of("a", PART, 0),
-            turn_of("b", PART, 1),
+            turn_of("a", Outcome.PART, 0),
+            turn_of("b", Outcome.PART, 1),
             turn_of("c", "call", 2),
             node(3, RESULT, "result"),
             turn_of("d", "answer", 4),
@@ -285,7 +285,7 @@ def test_a_write_that_fails_leaves_the_old_table(tmp_path, monkeypatch):
         partial.write_bytes(b"half a table")
         raise OSError("disk full")
 
-    monkeypatch.setattr(trajectory.pq, "write_table", half)
+    monkeypatch.setattr(tables.pq, "write_table", half)
     with pytest.raises(OSError, match="disk full"):
         save_questions([], file)
     assert load_questions(file) == [TREE.question]
@@ -294,7 +294,7 @@ def test_a_write_that_fails_leaves_the_old_table(tmp_path, monkeypatch):
 def test_a_write_makes_its_folder_and_leaves_nothing_else(tmp_path):
     file = tmp_path / "new" / "questions.parquet"
     save_questions([TREE.question], file)
-    write_table(trajectory.pq.read_table(file), file)
+    write_table(tables.pq.read_table(file), file)
     row = {"id": "q", "kind": "toy", "text": "prompt", "answers": ["1"]}
     assert read_rows(file) == [{**row, "scorer": "exact", "before": []}]
     assert list(file.parent.iterdir()) == [file]

@@ -25,10 +25,10 @@ from tasks.engines.transformers import cache
 from tasks.engines.transformers import decoder as decoders
 from tasks.engines.transformers.cache import RaggedSession
 from tasks.engines.transformers.engine import TransformersEngine, grouped_attention
-from tasks.engines.transformers.worker import SessionApart
-from tasks.policy.model import END as END_TOKEN
+from tasks.engines.transformers.worker import WorkerSession
+from tasks.policy.tiny import END as END_TOKEN
 from tasks.policy.tiny import build_policy
-from tasks.trees.tree import END, LENGTH, STOP
+from tasks.trees.outcomes import StopReason
 
 CONTEXT = 120  # tokens of a session in these tests
 STOPS = ("e", "</python>")  # "e" ends many tokens, so turns end at different times
@@ -130,10 +130,10 @@ def slow_nucleus(probabilities, top_p):
 def slow_stop(tokenizer, tokens, max_tokens, stop):
     """Why a turn of these tokens is over; None where it goes on."""
     if tokens[-1] == tokenizer.eos_token_id:
-        return END
+        return StopReason.END
     if any(string in tokenizer.decode(tokens) for string in stop):
-        return STOP
-    return LENGTH if len(tokens) >= max_tokens else None
+        return StopReason.STOP
+    return StopReason.LENGTH if len(tokens) >= max_tokens else None
 
 
 # ---- the numbers are those of a plain forward pass
@@ -239,7 +239,7 @@ def test_a_small_policy_is_sampled_beside_itself_in_workers(engine, attentive, t
     first, *others = engine.replicas(3)
     assert first is engine and len(others) == 2
     with open_session(engine) as here, open_session(others[0]) as there:
-        assert isinstance(here, RaggedSession) and isinstance(there, SessionApart)
+        assert isinstance(here, RaggedSession) and isinstance(there, WorkerSession)
 
 
 def test_a_policy_that_has_no_pass_of_our_own_is_sampled_here(engine, monkeypatch, threads):
@@ -431,8 +431,8 @@ def test_a_turn_stops_where_its_text_first_holds_a_stop_string(letters, stop):
     samples = sample_once(letters, requests, paths=40, temperature=1.0, stop=stop)
     for (tokens, seed, most), sample in zip(requests, samples, strict=True):
         check(letters, Request(0, tokens, seed, most), sample, 1.0, 1.0, stop)
-    assert END in {sample.stopped for sample in samples}
-    last = [letters.pieces()[s.tokens[-1]] for s in samples if s.stopped == STOP]
+    assert StopReason.END in {sample.stopped for sample in samples}
+    last = [letters.pieces()[s.tokens[-1]] for s in samples if s.stopped == StopReason.STOP]
     assert any(string not in piece for piece in last for string in stop), "one token each"
 
 
@@ -441,7 +441,7 @@ def test_a_stop_string_before_the_turn_does_not_end_it(engine, tokenizer):
     quoted = tokenizer.encode("<python>1</python>")
     (sample,) = sample_once(engine, [(np.array(quoted, np.int32), 1, 6)], stop=("</python>",))
     assert len(sample.tokens) == 6
-    assert sample.stopped == LENGTH
+    assert sample.stopped == StopReason.LENGTH
 
 
 def test_a_stop_string_does_not_reach_over_two_turns(letters):
@@ -451,4 +451,4 @@ def test_a_stop_string_does_not_reach_over_two_turns(letters):
     samples = sample_once(
         letters, [(tokens, seed, 1) for seed in range(8)], temperature=1.0, stop=("</a>",)
     )
-    assert {sample.stopped for sample in samples} <= {LENGTH, END}
+    assert {sample.stopped for sample in samples} <= {StopReason.LENGTH, StopReason.END}

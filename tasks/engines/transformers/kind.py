@@ -1,0 +1,42 @@
+"""The transformers engine's row in the registry: how it opens and what it needs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from params.schema.agent import Engine as Settings
+from params.schema.base import Machine
+from tasks.engines.contract import Engine, EngineKind, SamplingLoad
+
+if TYPE_CHECKING:
+    from tasks.ledger.artifacts import Artifact
+    from tasks.policy.resident import Learner
+
+LOGIT = 2 * 4  # bytes of a logit and its log-probability in a decoding step, in float32
+
+
+def open_engine(
+    actor: Learner, policy: Artifact, settings: Settings, machine: Machine, rows: int
+) -> Engine:
+    """Return an engine over the model in memory."""
+    from tasks.engines.transformers.engine import TransformersEngine
+    from tasks.policy.resident import to_sample
+
+    return TransformersEngine(to_sample(actor.model, machine), actor.tokenizer)
+
+
+def memory(load: SamplingLoad) -> dict[str, float]:
+    """Return bytes by part: a cast of the learner's weights, and keys and values of every path."""
+    cast = {"sampling's cast": load.cast} if load.cast else {}
+    return {
+        **cast,
+        "keys and values": load.rows * load.context * load.key_value,
+        "logits of a step": load.rows * load.vocabulary * LOGIT,
+    }
+
+
+def installed(settings: Settings) -> None:
+    """Return None: the engine is a part of every installation."""
+
+
+TRANSFORMERS = EngineKind(open=open_engine, memory=memory, installed=installed)
