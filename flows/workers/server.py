@@ -180,7 +180,8 @@ def _migrate() -> None:
     from prefect.server.database import provide_database_interface
 
     database = HOME / "prefect.db"
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "beamline"
+    home = Path(os.environ.get("HOME", "/nonexistent"))  # an unwritable folder only costs the time
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "beamline"
     empty = cache / f"prefect-{version_of('prefect')}-empty.db"
     new = not database.exists()
     if new and empty.exists():
