@@ -196,7 +196,7 @@ def run(folder: Path, *command: str, **changes: str) -> subprocess.CompletedProc
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=120,
+        timeout=1200,
     )
 
 
