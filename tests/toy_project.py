@@ -222,9 +222,11 @@ def dvc_add(folder: Path, path: str, remote: str | None = None) -> None:
 
 def set_remote(folder: Path, url: str) -> None:
     """Set DVC's default remote; a relative address is relative to the project."""
-    address = url if "://" in url else str(folder / url)
-    lines = f"[core]\n    remote = store\n['remote \"store\"']\n    url = {address}\n"
-    (folder / ".dvc/config").write_text((ROOT / ".dvc/config").read_text() + lines)
+    from dvc.config import Config
+
+    with Config(str(folder / ".dvc")).edit() as settings:
+        settings["remote"] = {"store": {"url": url if "://" in url else str(folder / url)}}
+        settings["core"]["remote"] = "store"
 
 
 def processes(folder: Path) -> list[str]:

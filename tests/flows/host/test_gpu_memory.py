@@ -16,6 +16,7 @@ from params.schema import recipe as schema
 from params.schema import reinforce
 from params.schema.algorithms import load_algorithms
 from params.schema.architectures import load_architectures
+from tasks import settings
 from tasks.learning import learner
 from tasks.learning.algorithm import assemble
 from tasks.policy import checkpoint, resident
@@ -24,8 +25,8 @@ from tasks.trees.tree import PROMPT, TURN, Node, Question, Tree
 from tests.trees import credited
 
 ROWS = load_algorithms()
-TINY = schema.load("tiny")
-LARGE = schema.load("qwen2.5-3b")
+TINY = settings.load("tiny")
+LARGE = settings.load("qwen2.5-3b")
 SMALL = {  # no two widths alike, so that a tensor's shape says what it is
     "vocab_size": 97,
     "hidden_size": 64,
@@ -104,7 +105,7 @@ def test_a_shape_is_that_of_the_real_model(kind, tied):
 
 def test_every_recipe_has_a_shape_without_a_download():
     for name in schema.names():
-        recipe = schema.load(name)
+        recipe = settings.load(name)
         assert shape_of(gpu_memory.config_of(recipe), recipe.lora).weights > 10_000
 
 
@@ -532,7 +533,7 @@ def test_the_share_and_the_rows_are_lowered_no_more_than_needed():
 
 
 def test_adapters_are_what_makes_a_large_model_fit():
-    recipe = schema.load("qwen2.5-7b")
+    recipe = settings.load("qwen2.5-7b")
     config = gpu_memory.config_of(recipe)
     found = remedies.remedy(recipe, ROWS["arpo"], config, CARDS["80"])
     (change,) = found.changes
@@ -541,7 +542,7 @@ def test_adapters_are_what_makes_a_large_model_fit():
 
 
 def test_nothing_is_advised_where_nothing_helps():
-    recipe = schema.load("qwen3-14b")
+    recipe = settings.load("qwen3-14b")
     assert remedies.remedy(recipe, ROWS["arpo"], gpu_memory.config_of(recipe), CARDS["24"]) is None
 
 
