@@ -83,8 +83,8 @@ def measure(folder: Path, questions: Sequence[Question], recipe: Recipe) -> dict
         for number in range(REPETITIONS):
             if isinstance(engine, VllmEngine):
                 began = time.perf_counter()
-                engine.hold(model, tokenizer, lambda: folder, str(number))
-                engine._living()
+                engine.set_policy(model, tokenizer, lambda: folder, str(number))
+                engine.connect()
                 updates.append(time.perf_counter() - began)
             speeds.append(rolled_out(engine, questions, setting(recipe, tokenizer, number)))
         found[name] = {

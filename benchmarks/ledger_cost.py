@@ -187,7 +187,7 @@ def main() -> None:
     for name in chosen.policies:
         case = f"{name}, with a store" if chosen.store else name
         found[case] = measure(POLICIES[name], ITERATIONS[name], chosen.store)
-        resident._resident.clear()
+        resident.POLICIES.clear()
         found[case]["threads"] = torch.get_num_threads()
         print(f"{case}: {found[case]}")
         FILE.write_text(json.dumps(found, indent=1) + "\n")

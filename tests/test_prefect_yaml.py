@@ -30,7 +30,7 @@ from pydantic import BaseModel
 from flows import deploy
 from flows.workers import dispatch
 from params import overrides
-from params.schema import recipe
+from tasks.settings import load as settings_of
 from tests import toy_project as toy
 
 ROOT = toy.ROOT
@@ -160,7 +160,7 @@ def test_a_deployment_is_what_prefect_accepts(deployment):
 def test_a_schedule_starts_a_recipe_that_holds(tmp_path, deployment, given):
     shutil.copytree(ROOT / "params", tmp_path / "params")
     overrides.apply(given["overrides"], tmp_path / "params" / f"{given['recipe']}.yaml")
-    assert recipe.load(given["recipe"], tmp_path / "params")
+    assert settings_of(given["recipe"], tmp_path / "params")
 
 
 def test_no_two_deployments_start_runs_of_the_same_recipe():

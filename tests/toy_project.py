@@ -25,11 +25,11 @@ prepare:
   expert: {kind: computation, traces: 1, wrong_operator: 0, wrong_digit: 0, wrong_answer: 0,
            missing_call: 0}
   overlap_words: 9
-dialogue: {system: "", tools: [python], turn_tokens: 8, result_tokens: 8, response_tokens: 16,
+dialogue: {system: "", turn_tokens: 8, result_tokens: 8, response_tokens: 16,
            tool_calls: 1}
-python: {sandbox: none, cpu_seconds: 1, wall_seconds: 1, memory_mib: 64, processes: 1, file_mib: 1,
-         output_characters: 64}
-search: null
+tools:
+  python: {sandbox: none, cpu_seconds: 1, wall_seconds: 1, memory_mib: 64, processes: 1,
+           file_mib: 1, output_characters: 64}
 engine: {kind: transformers, memory: 1, server: null, lanes: 1}
 lora: null
 cold_start: {steps: 1, batch: 1, micro_batch: 1, learning_rate: 0.1, warmup_steps: 0,

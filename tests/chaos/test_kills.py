@@ -10,7 +10,9 @@ import pytest
 from tests.chaos import runs
 
 SEED = int(os.environ.get("CHAOS_SEED", "0"))  # of the moments and the victims
-MOMENTS = 20
+MOMENTS = [
+    pytest.param(number, marks=[pytest.mark.kills] if number < 6 else []) for number in range(20)
+]  # the first six have each victim in each kind of run
 SUB_STEPS = [f"{iteration:04d}-{verb}" for iteration in range(2) for verb in runs.VERBS]
 
 
@@ -34,7 +36,7 @@ def test_a_kill_when_a_sub_step_has_ended(prepared, expected, folder, sub_step):
     call_again(folder, expected)
 
 
-@pytest.mark.parametrize("number", range(MOMENTS))
+@pytest.mark.parametrize("number", MOMENTS)
 def test_a_kill_at_a_random_moment(bare, prepared, whole, expected, folder, number):
     """Of the first process, of all at once, or of any one; in the checkout, or of a run's commit.
 

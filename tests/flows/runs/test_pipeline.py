@@ -135,7 +135,7 @@ def test_new_source_data_tracked_by_dvc_are_new_once(project):
 
 
 STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
-# check every section of a recipe; a stage depends on its own
+# They check every section; a stage depends on those that it reads.
 LOADING = (Path("params/schema/recipe.py"), Path("tasks/settings.py"))
 SHARED = Path("flows/__init__.py")  # runs before every flow
 

@@ -278,7 +278,7 @@ def test_a_failed_save_keeps_the_old_file(tmp_path):
 def test_matplotlib_loads_with_the_first_figure_and_without_pyplot():
     program = (
         "import sys\n"
-        "from tasks import figures\n"
+        "from flows.tracking import figures\n"
         "assert 'matplotlib' not in sys.modules\n"
         "figures.seconds_by_part({'update': 1.0})\n"
         "print('matplotlib.pyplot' in sys.modules)"

@@ -11,8 +11,7 @@ from flows.tracking import traces
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
 from tasks.reward import TABLE
-from tasks.trees.dialogue import OUTCOMES
-from tasks.trees.outcomes import Outcome
+from tasks.trees.outcomes import TURN_OUTCOMES, Outcome
 from tasks.trees.tables import save_trees, write_table
 from tasks.trees.tree import PROMPT, RESULT, TURN, Message, Node, Question, Tree
 
@@ -209,7 +208,7 @@ def test_only_what_ended_as_it_should_is_sound(tree):
     assert [span.sound for span in traced(tree, 2).spans] == [False, False]
     tree.nodes[2] = result(1, "out_of_memory", "<result></result>", 4)
     assert [span.sound for span in traced(tree).spans] == [True, True, False, True]
-    failed = [outcome for outcome in OUTCOMES if outcome not in ("answer", "call")]
+    failed = [outcome for outcome in TURN_OUTCOMES if outcome not in ("answer", "call")]
     whole = traced(tree).spans[0]
     assert not any(replace(whole, outcome=outcome).sound for outcome in failed)
 

@@ -1,5 +1,8 @@
 """Rows of the table, literally those of algorithms section 1, and the functions that they name."""
 
+from functools import partial
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -7,8 +10,7 @@ import torch
 from params.schema.algorithms import Algorithm, load_algorithms
 from tasks.learning import losses
 from tasks.learning.algorithm import CENTRED, ESTIMATORS, assemble
-from tasks.learning.estimators import Episode, group, step, tree
-from tasks.learning.estimators import critic as critics
+from tasks.learning.estimators import Episode, critic, group, step, tree
 
 BUDGET = 40  # response tokens
 TWENTY = {"low": 0.2, "high": 0.2, "dual": None}
@@ -85,21 +87,28 @@ UNLESS_GIVEN = {
     "entropy_bonus": 0.0,
     "importance_cap": 2.0,
 }
-EXPECTED = {  # estimators as their drawer has them
-    "reinforce": group.returns(),
-    "grpo": group.group_relative(std=True),
-    "dr_grpo": group.group_relative(std=False),
-    "dapo": group.group_relative(std=True),
-    "reinforce_pp": group.batch_whitened(baseline=False),
-    "reinforce_pp_baseline": group.batch_whitened(baseline=True),
-    "rloo": group.leave_one_out(),
-    "ppo": critics.gae(gamma=1.0, lambda_=1.0),
-    "gspo": group.group_relative(std=True),
-    "gigpo": step.two_level(omega=1.0, gamma=0.95, std=True),
-    "gagpo": step.grouped_gae(gamma=0.95, lambda_=0.8),
-    "gpg": tree.prefix_calibrated(),
-    "arpo": group.group_relative(std=True),
-    "arpo_hard": tree.prefix_calibrated(),
+
+
+def chosen(function, **choice):
+    """An estimator with its choices, without the table's and the schema's help."""
+    return partial(function, choice=SimpleNamespace(**choice))
+
+
+EXPECTED = {
+    "reinforce": chosen(group.returns),
+    "grpo": chosen(group.group_relative, std=True),
+    "dr_grpo": chosen(group.group_relative, std=False),
+    "dapo": chosen(group.group_relative, std=True),
+    "reinforce_pp": chosen(group.batch_whitened, baseline=False),
+    "reinforce_pp_baseline": chosen(group.batch_whitened, baseline=True),
+    "rloo": chosen(group.leave_one_out),
+    "ppo": chosen(critic.gae, gamma=1.0, lambda_=1.0),
+    "gspo": chosen(group.group_relative, std=True),
+    "gigpo": chosen(step.two_level, omega=1.0, gamma=0.95, std=True),
+    "gagpo": chosen(step.grouped_gae, gamma=0.95, lambda_=0.8),
+    "gpg": chosen(tree.prefix_calibrated),
+    "arpo": chosen(group.group_relative, std=True),
+    "arpo_hard": chosen(tree.prefix_calibrated),
 }
 ROWS = load_algorithms()
 

@@ -57,8 +57,8 @@ def initial(policy, tokenizer, tmp_path_factory):
 
 def fresh(folder, settings=SETTINGS, critic=None):
     """A learner as a new process would have it."""
-    resident._resident.clear()
-    learning = resident.load_learner(folder, MACHINE)
+    resident.POLICIES.clear()
+    learning = resident.POLICIES.load_learner(folder, MACHINE)
     checkpoint.prepare_critic(learning, critic, MACHINE)
     checkpoint.prepare_optimizer(learning, settings)
     return learning
@@ -625,9 +625,9 @@ def test_an_update_raises_what_was_good_and_lowers_what_was_bad(initial):
 
 
 def test_an_update_needs_its_optimizer_first(initial):
-    resident._resident.clear()
+    resident.POLICIES.clear()
     with pytest.raises(AssertionError, match="prepare_optimizer comes first"):
-        run(resident.load_learner(initial, MACHINE), made_trees())
+        run(resident.POLICIES.load_learner(initial, MACHINE), made_trees())
 
 
 # ---------------------------------------------------------------- critics

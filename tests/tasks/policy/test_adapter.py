@@ -17,7 +17,7 @@ from tasks.learning.packing import Credited, uncredited
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 from tasks.policy import adapter, checkpoint, resident
-from tasks.policy.machine import use_machine
+from tasks.policy.machine import PRECISION, use_machine
 from tasks.policy.model import load_policy
 from tests.tasks.learning.test_learner import (
     GRPO,
@@ -49,8 +49,8 @@ def initial(policy, tokenizer, tmp_path_factory):
 
 def adapted(folder, settings=SETTINGS, critic=None, lora=LORA, seed=3):
     """A learner that learns by an adapter, as a new process would have it."""
-    resident._resident.clear()
-    learning = resident.load_learner(folder, MACHINE)
+    resident.POLICIES.clear()
+    learning = resident.POLICIES.load_learner(folder, MACHINE)
     checkpoint.prepare_critic(learning, critic, MACHINE)
     checkpoint.prepare_adapter(learning, lora, Artifact.at(folder), seed)
     checkpoint.prepare_optimizer(learning, settings)
@@ -236,15 +236,15 @@ def test_an_adapter_without_its_base_is_an_error_with_its_remedy(
     tokenizer.save_pretrained(base)
     checkpoint.save(learned(base), tmp_path)
     folder = tmp_path / checkpoint.POLICY
-    resident._resident.clear()
-    resident.load_learner(folder, MACHINE)
+    resident.POLICIES.clear()
+    resident.POLICIES.load_learner(folder, MACHINE)
     (base / "model.safetensors").write_bytes((base / "model.safetensors").read_bytes()[::-1])
-    resident._resident.clear()
+    resident.POLICIES.clear()
     with pytest.raises(RuntimeError, match=rf"{folder}/adapter_config.json .* policy {base} with"):
-        resident.load_learner(folder, MACHINE)
+        resident.POLICIES.load_learner(folder, MACHINE)
     base.rename(tmp_path / "elsewhere")
     with pytest.raises(RuntimeError, match=r"another one or nothing: .* `dvc checkout`"):
-        resident.reference(folder, MACHINE)
+        resident.POLICIES.load_reference(folder, MACHINE)
 
 
 # ---------------------------------------------------------------- merged
@@ -331,9 +331,7 @@ def test_what_samples_has_no_adapter_and_says_what_the_adapter_says(initial, mac
     learning = learned(initial)
     sampling = resident.to_sample(learning.model, machine)
     assert not adapter.attached(sampling)
-    assert {weight.dtype for weight in sampling.parameters()} == {
-        checkpoint.PRECISION[machine.precision]
-    }
+    assert {weight.dtype for weight in sampling.parameters()} == {PRECISION[machine.precision]}
     exact = logprobs(adapter.merged(learning.model))
     np.testing.assert_allclose(logprobs(learning.model, machine), exact, atol=tolerance)
     engine = TransformersEngine(sampling, learning.tokenizer)
@@ -353,11 +351,11 @@ def test_what_samples_has_no_adapter_and_says_what_the_adapter_says(initial, mac
 def test_the_base_is_looked_at_without_a_second_copy(initial):
     learning = learned(initial)
     expected = logits(load_policy(initial, MACHINE))
-    resident._references.clear()
-    with resident.reference_of(initial, learning, MACHINE) as model:
+    resident.POLICIES.clear()
+    with resident.POLICIES.reference_of(initial, learning, MACHINE) as model:
         assert model is learning.model
         assert torch.equal(logits(model), expected)
-    assert resident._references == []
+    assert resident.POLICIES.reference is None
     assert not torch.equal(logits(learning.model), expected)
     before = of_adapter(learning.model)
     run(learning, made_trees(seed=5))
@@ -374,15 +372,14 @@ def test_an_earlier_adapter_is_looked_at_in_a_copy_of_its_own(initial, tmp_path)
     checkpoint.save(learning, tmp_path)
     expected = logits(learning.model)
     run(learning, made_trees(seed=5))
-    with resident.reference_of(tmp_path / checkpoint.POLICY, learning, MACHINE) as model:
+    with resident.POLICIES.reference_of(tmp_path / checkpoint.POLICY, learning, MACHINE) as model:
         assert model is not learning.model
         assert torch.equal(logits(model), expected)
 
 
 def test_what_a_learner_still_is_needs_no_copy(initial):
-    resident._resident.clear()
-    resident._references.clear()
-    learning = resident.load_learner(initial, MACHINE)
-    with resident.reference_of(initial, learning, MACHINE) as model:
+    resident.POLICIES.clear()
+    learning = resident.POLICIES.load_learner(initial, MACHINE)
+    with resident.POLICIES.reference_of(initial, learning, MACHINE) as model:
         assert model is learning.model
-    assert resident._references == []
+    assert resident.POLICIES.reference is None

@@ -77,8 +77,8 @@ def test_without_its_optimizer_the_next_update_would_differ(initial, tmp_path):
 
 
 def test_a_policy_that_has_not_learned_is_saved_without_an_optimizer(initial, tmp_path):
-    resident._resident.clear()
-    checkpoint.save(resident.load_learner(initial, MACHINE), tmp_path)
+    resident.POLICIES.clear()
+    checkpoint.save(resident.POLICIES.load_learner(initial, MACHINE), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [checkpoint.POLICY]
 
 
@@ -104,19 +104,19 @@ def test_the_loaded_tokenizer_writes_as_the_one_that_was_built(initial, tokenize
 
 def test_the_resident_learner_is_used_again_and_another_folder_is_loaded(initial, tmp_path):
     first = fresh(initial)
-    assert resident.load_learner(initial, MACHINE) is first
+    assert resident.POLICIES.load_learner(initial, MACHINE) is first
     checkpoint.save(first, tmp_path)
-    other = resident.load_learner(tmp_path / checkpoint.POLICY, MACHINE)
+    other = resident.POLICIES.load_learner(tmp_path / checkpoint.POLICY, MACHINE)
     assert other is not first
     assert same(weights(other.model), weights(first.model))
-    assert resident.load_learner(initial, MACHINE) is not first, "only one stays in memory"
+    assert resident.POLICIES.load_learner(initial, MACHINE) is not first, "only one stays in memory"
 
 
 def test_a_learner_is_known_by_the_folder_that_it_will_have(initial, tmp_path):
     learning = fresh(initial)
-    resident.keep_resident(learning, tmp_path / "later" / "policy")
-    assert resident.load_learner(tmp_path / "later" / "policy", MACHINE) is learning
-    assert resident.load_learner(initial, MACHINE) is not learning
+    resident.POLICIES.keep(learning, tmp_path / "later" / "policy")
+    assert resident.POLICIES.load_learner(tmp_path / "later" / "policy", MACHINE) is learning
+    assert resident.POLICIES.load_learner(initial, MACHINE) is not learning
 
 
 def test_after_an_update_that_failed_the_folder_gives_what_lies_in_it(initial):
@@ -132,16 +132,16 @@ def test_after_an_update_that_failed_the_folder_gives_what_lies_in_it(initial):
             [trees[i] for i in np.argsort(order)],
             SETTINGS.model_copy(update={"mini_batches": 2}),
         )
-    assert same(weights(resident.load_learner(initial, MACHINE).model), before)
+    assert same(weights(resident.POLICIES.load_learner(initial, MACHINE).model), before)
 
 
 @pytest.mark.parametrize("left", [[], ["tokenizer.json"]])
 def test_a_folder_that_was_pruned_is_an_error_with_its_remedy(tmp_path, left):
     for name in left:
         (tmp_path / name).write_text("{}")
-    resident._resident.clear()
+    resident.POLICIES.clear()
     with pytest.raises(RuntimeError, match=rf"{tmp_path} holds no policy .* run `make clean`"):
-        resident.load_learner(tmp_path, MACHINE)
+        resident.POLICIES.load_learner(tmp_path, MACHINE)
 
 
 # ---------------------------------------------------------------- what samples
@@ -291,9 +291,9 @@ def test_a_critics_settings_are_those_of_the_row_and_not_of_the_checkpoint(initi
 def test_the_reference_is_kept_until_another_one_is_asked_for(initial, tmp_path):
     learning = fresh(initial)
     checkpoint.save(learning, tmp_path)
-    first = resident.reference(initial, MACHINE)
-    assert resident.reference(initial, MACHINE) is first
+    first = resident.POLICIES.load_reference(initial, MACHINE)
+    assert resident.POLICIES.load_reference(initial, MACHINE) is first
     assert first is not learning.model, "what learns is not looked at"
     run(learning, made_trees())
     assert same(weights(first), weights(checkpoint.load_policy(initial, MACHINE)))
-    assert resident.reference(tmp_path / checkpoint.POLICY, MACHINE) is not first
+    assert resident.POLICIES.load_reference(tmp_path / checkpoint.POLICY, MACHINE) is not first

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from params.schema.base import Machine
 from params.schema.prepare import PretrainedPolicy
 from tasks.policy.machine import PRECISION, in_precision
-from tasks.policy.model import ASSISTANT, END, USER, fetch_policy, load_policy
-from tasks.policy.tiny import TAGS, build_policy, build_tokenizer
+from tasks.policy.model import fetch_policy, load_policy
+from tasks.policy.tiny import ASSISTANT, END, USER, build_policy, build_tokenizer
+from tasks.trees.dialogue import TAGS
 from tests.conftest import TEXTS
 
 # ---- tokenizer
@@ -153,10 +154,10 @@ def test_a_policy_that_is_nowhere_raises(tmp_path):
 
 FAULTS = """
 import resource, threading, torch
-from params import schema
-from tasks.policy import use_machine
+from params.schema.recipe import load
+from tasks.policy.machine import use_machine
 
-use_machine(schema.load("tiny").machine)
+use_machine(settings_of("tiny").machine)
 
 def work():  # as an update does: large tensors that come and go
     for _ in range(50):

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from params.schema.agent import Dialogue
-from tasks.policy import model, tiny
-from tasks.policy.model import ASSISTANT, USER
+from tasks.policy import tiny
+from tasks.policy.tiny import ASSISTANT, USER
 from tasks.trees import dialogue as talk
 from tasks.trees.dialogue import (
     called_tool,
@@ -18,15 +18,15 @@ from tasks.trees.dialogue import (
     result_tokens,
     trace_tokens,
 )
-from tasks.trees.outcomes import TURN_OUTCOMES, Outcome, StopReason
+from tasks.trees.outcomes import Outcome, StopReason
 from tasks.trees.tree import Call, Message, Observation, Question
 
 # Tags and control tokens, whole, in parts and inside each other, between other texts.
 hostile_text = st.lists(
     st.sampled_from(
         [
-            *tiny.TAGS,
-            *(model.END, USER, ASSISTANT, "<", ">", "</", "<|", "|>", "result", "answer>"),
+            *talk.TAGS,
+            *(tiny.END, USER, ASSISTANT, "<", ">", "</", "<|", "|>", "result", "answer>"),
             *("end", " ", "a", "7", "\\boxed{7}"),
         ]
     ),
@@ -156,12 +156,10 @@ def test_a_turn_stops_at_every_tag_that_ends_it():
     assert set(talk.STOP_STRINGS) == ends
 
 
-def test_the_tags_are_those_that_a_built_policy_has_tokens_for():
-    assert talk.TAGS == tiny.TAGS
-
-
-def test_every_outcome_has_one_name():
-    assert len(set(TURN_OUTCOMES)) == len(TURN_OUTCOMES) == 8
+def test_tags_that_a_tiny_policy_has_tokens_for():
+    """Another tag changes the vocabulary of every tiny policy."""
+    names = [tag.strip("</>") for tag in talk.TAGS]
+    assert names == [n for n in ("think", "python", "search", "result", "answer") for _ in "12"]
 
 
 # ---- answers

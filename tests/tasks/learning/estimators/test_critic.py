@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from tasks.learning.estimators.critic import (
     discounted_sums,
     explained_variance,
-    gae,
     token_advantages,
     value_targets,
 )
@@ -17,6 +16,7 @@ from tests.tasks.learning.estimators.conftest import (
     batches,
     episode,
     factors,
+    gae,
     slow_whitened,
 )
 
