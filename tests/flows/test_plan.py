@@ -118,7 +118,7 @@ def test_several_recipes_give_the_documented_table(capsys):
     status, text = said(capsys, *PAPERS)
     assert status == 0
     assert len(text.splitlines()) == 2 + len(PAPERS)
-    assert text in (toy.ROOT / "README.md").read_text(), "make plan prints another table now"
+    assert text in (toy.ROOT / "docs/gpu.md").read_text(), "make plan prints another table now"
 
 
 def test_one_card_that_is_too_small_gives_status_1(capsys):
