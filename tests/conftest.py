@@ -24,19 +24,27 @@ TEXTS = [
 SETS = ("gsm8k", "math500", "aime24", "hotpotqa", "bamboogle")
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(items):
+    """With BEAMLINE_DATA, mark the tests that then read the whole benchmark files."""
+    for item in items if os.environ.get("BEAMLINE_DATA") else ():
+        if "data" in getattr(item, "fixturenames", ()):
+            item.add_marker("whole_files")
+
+
 @pytest.fixture(scope="session")
 def data():
     """A folder with a folder of JSON lines for each of SETS.
 
     They are a few records of the project's own, shaped as the real ones are; the real ones where
-    BEAMLINE_DATA names their folder (make test DATA=<folder>).
+    BEAMLINE_DATA names their folder (make test-data DATA=<folder>).
     """
     folder = Path(os.environ.get("BEAMLINE_DATA") or Path(__file__).parent / "data")
     missing = [name for name in SETS if not (folder / name / "test.jsonl").is_file()]
     if missing:
         raise ValueError(
-            f"{folder} has no {missing[0]}/test.jsonl: a folder for BEAMLINE_DATA, or make test "
-            f"DATA=<folder>, has one for each of {', '.join(SETS)}"
+            f"{folder} has no {missing[0]}/test.jsonl: a folder for BEAMLINE_DATA, or make "
+            f"test-data DATA=<folder>, has one for each of {', '.join(SETS)}"
         )
     return folder
 
