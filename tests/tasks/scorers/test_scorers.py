@@ -1,4 +1,4 @@
-"""The scorers on benchmark answers: the small fixtures, or the real files (make test-data DATA=...)."""
+"""The scorers on benchmark answers: the small files, or the whole ones (make test-data)."""
 
 import json
 from collections import Counter

@@ -459,7 +459,7 @@ def test_fewer_than_one_worker_is_an_error():
 
 
 def marker_of(test: int) -> int:
-    """Return a number of characters that no other test, here or in another run, has as its limit."""
+    """Return a limit of characters that no other test has, in this run or another."""
     return test * 10**8 + os.getpid()
 
 
