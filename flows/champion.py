@@ -1,4 +1,4 @@
-"""The champion that the recipe names, from DVC's cache or remote."""
+"""Restore the champion that the recipe names, from DVC's cache or remote."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tasks.policy.champion import write
 
 @flow(name="champion")
 def champion(recipe: str) -> None:
-    """Make ``models/<recipe>/champion``; without a champion, a file that says so."""
+    """Write ``models/<recipe>/champion``; without a champion, a file that says so."""
     chosen = settings.load(recipe, Path("params"))
     write(Path("models", recipe, "champion"), chosen.champion, cache.restore)
 

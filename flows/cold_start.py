@@ -1,4 +1,4 @@
-"""The cold start: supervised fine-tuning of the first policy on the traces, or the champion."""
+"""Fine-tune the first policy on the traces, or start from the champion."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def cold_start(recipe: str) -> None:
     It is ``models/<recipe>/initial`` after the traces; the champion as it is, where the recipe
     starts there and has one.
     """
-    chosen = settings.load(recipe)
+    chosen = settings.load(recipe, Path("params"))
     initial = Artifact.at(Path("models", recipe, "initial"))
     traces = Artifact.at(Path("data", recipe, "traces.parquet"))
     reigning = champion.policy(Path("models", recipe, "champion"))

@@ -1,8 +1,8 @@
-"""What crashes have left in this checkout, and the offer to clear it.
+"""Find what crashes have left in this checkout, and offer to clear it.
 
-``python -m flows.doctor`` lists it, and asks in a terminal; ``--yes`` clears all of it. The exit
-status is 0 where nothing is left, 1 where something is. What a living process holds, and whatever
-belongs to another checkout or user, is not looked at.
+``python -m flows.doctor`` lists it, and asks in a terminal; ``--yes`` clears everything. The exit
+status is 0 where nothing is left, else 1. What living processes use, and other checkouts and users,
+are left alone.
 """
 
 from __future__ import annotations
@@ -33,34 +33,34 @@ Check = Callable[[Path], Iterator[Finding]]
 
 
 def orphans(root: Path) -> Iterator[Finding]:
-    """Processes that a run has started and that have outlived it."""
+    """Find processes that a run has started and that outlived it."""
     for process, kind in processes.orphans(root):
         yield Finding(
-            f"orphan: process {process.pid}, {kind} whose run is gone",
-            "ends it and what it has started",
+            f"orphan: process {process.pid}, {kind} whose run has ended",
+            "ends it and its children",
             partial(processes.end, process),
         )
 
 
 def dvc_locks(root: Path) -> Iterator[Finding]:
-    """Paths that DVC takes for being in use."""
+    """Find paths that DVC considers in use by processes that have ended."""
     if dead := dvc_command.dead_locks():
         yield Finding(
-            f"stale lock: DVC's list of paths in use, of processes that are gone: {_few(dead)}",
+            f"stale lock: DVC's list of paths in use, of processes that have ended: {_few(dead)}",
             "drops these entries",
             dvc_command.free_locks,
         )
 
 
 def cache_links(root: Path) -> Iterator[Finding]:
-    """Files and settings by which an edit of an out would change DVC's cache."""
+    """Find files and settings with which an edit of an out would change DVC's cache."""
     for file, intact in cache.open_objects().items():
         name = file.relative_to(root)
         yield Finding(
             f"unsafe cache: {name} can be written through the outs that are links to it"
             if intact
             else f"unsafe cache: {name} has been changed in place",
-            "takes the permission to write" if intact else "drops it; DVC makes it anew",
+            "removes the write permission" if intact else "deletes it; DVC makes it again",
             partial(cache.close_object, file),
         )
     if edited := cache.edited_outs():
@@ -72,15 +72,15 @@ def cache_links(root: Path) -> Iterator[Finding]:
 
 
 def worktrees(root: Path) -> Iterator[Finding]:
-    """Runs that have not ended."""
+    """Find worktrees of unfinished runs."""
     return leftovers.worktrees(root, git.remove_worktree)
 
 
-# ---------------------------------------------------------------- what MLflow and Prefect believe
+# ---------------------------------------------------------------- MLflow and Prefect
 
 
 def unsent(root: Path) -> Iterator[Finding]:
-    """Messages of runs that MLflow's store, or Prefect's server, has not accepted yet."""
+    """Find messages of runs that MLflow's store or Prefect's server has not accepted yet."""
     for folder in outbox.unsent_runs():
         run, count = outbox.read_run(folder), len(outbox.Outbox(folder).files())
         yield Finding(
@@ -98,34 +98,34 @@ def unsent(root: Path) -> Iterator[Finding]:
 
 
 def tracked_runs(root: Path) -> Iterator[Finding]:
-    """Runs that are RUNNING in MLflow though their process is gone."""
+    """Find runs that are RUNNING in MLflow although their process has ended."""
     try:
-        gone = store.abandoned()
+        ended = store.abandoned()
     except (OSError, sqlite3.Error) as error:
         print(f"the tracking store {store.store_uri()} is unreachable: {error}", file=sys.stderr)
         return
-    for run_id, name in gone:
+    for run_id, name in ended:
         yield Finding(
-            f"no end: run '{name}' is RUNNING in MLflow, and its process is gone",
-            "marks it as KILLED; a call that goes on with its work has a run of its own then",
+            f"no end: run '{name}' is RUNNING in MLflow, and its process has ended",
+            "marks it as KILLED; a call that continues its work gets its own run",
             partial(store.end_abandoned, run_id),
         )
 
 
 def flow_runs(root: Path) -> Iterator[Finding]:
-    """Flow runs that are RUNNING in Prefect though their process is gone."""
-    gone = [run for run in _running() if _is_gone(*run[2:])]
-    if gone:
-        names = _few([run[1] for run in gone])
+    """Find flow runs that are RUNNING in Prefect although their process has ended."""
+    ended = [run for run in _running() if _has_ended(*run[2:])]
+    if ended:
+        names = _few([run[1] for run in ended])
         yield Finding(
-            f"no end: RUNNING in Prefect, and their processes are gone: {names}",
+            f"no end: RUNNING in Prefect, and their processes have ended: {names}",
             "marks them, and their task runs, as CRASHED",
-            lambda: _with_prefect(partial(_crash, [UUID(run[0]) for run in gone])),
+            lambda: _with_prefect(partial(_crash, [UUID(run[0]) for run in ended])),
         )
 
 
-def _is_gone(process: str | None, started: datetime | None) -> bool:
-    """Whether a flow run's process, "host:id" as ``connection.name_process`` logs it, has ended."""
+def _has_ended(process: str | None, started: datetime | None) -> bool:
+    """Return whether the process of a flow run, "host:id" by ``name_process``, has ended."""
     host, _, pid = (process or "").rpartition(":")
     if host != processes.host() or started is None or not pid.isdecimal():
         return False
@@ -133,7 +133,7 @@ def _is_gone(process: str | None, started: datetime | None) -> bool:
 
 
 def _running() -> list[FlowRun]:
-    """The flow runs that are RUNNING, from the server that runs use, or its database."""
+    """List RUNNING flow runs, from the server that runs use or from its database."""
     address = connection.current_server()
     return _running_at(address) if address else _running_in(HOME / "prefect.db")
 
@@ -162,13 +162,13 @@ def _running_at(address: str) -> list[FlowRun]:
 
 
 def _crash(runs: list[UUID], address: str) -> None:
-    """Mark flow runs, and those of their task runs that are RUNNING, as CRASHED."""
+    """Mark flow runs, and their RUNNING task runs, as CRASHED."""
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.schemas import filters, objects
     from prefect.states import Crashed, State
 
     running = filters.TaskRunFilterStateType(any_=[objects.StateType.RUNNING])
-    state: State[None] = Crashed(message="its process is gone")
+    state: State[None] = Crashed(message="its process has ended")
     with SyncPrefectClient(address) as client:
         for run in runs:
             inner = client.read_task_runs(
@@ -210,7 +210,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def examine(root: Path, wanted: Callable[[Finding], bool]) -> int:
-    """Print what is left, and clear what is ``wanted`` to be; how many findings are left."""
+    """Print the findings, clear those that are ``wanted``; return how many are left."""
     left = 0
     for check in CHECKS:
         for finding in list(check(root)):
@@ -233,7 +233,7 @@ def _ask(finding: Finding) -> bool:
 
 
 def main(arguments: list[str]) -> int:
-    """The command line; returns the exit status. 2: this is no checkout."""
+    """Run the command line; return the exit status. 2: this is no checkout."""
     parser = argparse.ArgumentParser(prog="python -m flows.doctor", description=__doc__)
     parser.add_argument("--yes", action="store_true", help="clear all that is found")
     chosen = parser.parse_args(arguments)
@@ -241,9 +241,9 @@ def main(arguments: list[str]) -> int:
     if not (root / "dvc.yaml").exists():
         print(f"doctor: {root} has no dvc.yaml: call it in a checkout", file=sys.stderr)
         return 2
-    refuse = _ask if sys.stdin.isatty() else lambda finding: False
+    ask = _ask if sys.stdin.isatty() else lambda finding: False
     try:
-        left = examine(root, (lambda finding: True) if chosen.yes else refuse)
+        left = examine(root, (lambda finding: True) if chosen.yes else ask)
     except (ValueError, RuntimeError) as error:
         print(f"doctor: {error}", file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""Cold start, trained agent and champion on the same held-out questions, side by side."""
+"""Ask cold start, trained policy and champion the same held-out questions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tasks.rollout import RolloutInputs, rollout
 @flow(name="evaluate")
 def evaluate(recipe: str) -> None:
     """Write ``reports/<recipe>`` (metrics and table) and ``data/<recipe>/evaluation.parquet``."""
-    chosen = settings.load(recipe)
+    chosen = settings.load(recipe, Path("params"))
     policies = _policies(Path("models", recipe))
     questions = Artifact.at(Path("data", recipe, "questions", "test.parquet"))
     corpus = Artifact.at(Path("data", recipe, "corpus"))
@@ -111,7 +111,7 @@ def answer(exam: Exam, step: Step, policy: Artifact) -> list[Record]:
 
 
 def rewards_of(answered: Sequence[Record]) -> Artifact:
-    """The scored answers among what ``answer`` returns."""
+    """Return the table of scored answers among the records of ``answer``."""
     return artifacts.output(answered[-1], "rewards")
 
 

@@ -1,11 +1,10 @@
-"""Where a metric, a model or a file came from, back to the commit that gives it again.
+"""Trace a metric, a model or a file back to the commit that restores it.
 
 ``python -m flows.lineage WHAT`` prints the chain: benchmark result, checkpoint, iteration, trees,
 questions, dataset, commit, parameters, MLflow run. Each link has its digest and, after "$", the
-command that brings it back.
+command that restores it.
 
-``--restore`` copies what WHAT is into ``.beamline/lineage/<commit>``, from git, DVC's cache or its
-remote.
+``--restore`` copies WHAT to ``.beamline/lineage/<commit>``, from git, DVC's cache or its remote.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from flows.runs import provenance
 
 
 def main(arguments: list[str]) -> int:
-    """The command line; returns the exit status. 2: WHAT is nothing that a run has made."""
+    """Run the command line; return the exit status. 2: WHAT is not found."""
     parser = argparse.ArgumentParser(
         prog="python -m flows.lineage",
         description=__doc__,
@@ -28,10 +27,10 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("what", metavar="WHAT", help="a metric, a model or a file")
     parser.add_argument("--at", metavar="REV", help="in the run of this branch or commit")
-    parser.add_argument("--recipe", help="whose metric, where several have it")
+    parser.add_argument("--recipe", help="of the metric, where several recipes have it")
     parser.add_argument("--iteration", type=int, metavar="N", help="of this iteration")
     parser.add_argument("--all", action="store_true", help="the ids of all questions")
-    parser.add_argument("--restore", action="store_true", help="bring it back; prints where")
+    parser.add_argument("--restore", action="store_true", help="restore a copy; prints its path")
     parser.add_argument("--json", action="store_true", help="for programs, with all ids")
     chosen = parser.parse_args(arguments)
     try:

@@ -1,9 +1,9 @@
-"""Whether a recipe fits a card, before anything is downloaded or run.
+"""Check whether a recipe fits a GPU, before anything is downloaded or run.
 
-``python -m flows.plan RECIPE`` tells GPU memory by part, tokens, seconds and disk, for cards of 24,
-80 and 141 GB and for the GPU of this machine, where it has one; ``--card 80`` for that card alone.
-What does not fit is told with its largest parts and the keys to change. Several recipes give a
-table. The exit status is 1 where a card that was asked for, or the GPU here, does not suffice.
+``python -m flows.plan RECIPE`` prints GPU memory by part, tokens, seconds and disk space, for cards
+of 24, 80 and 141 GB and for this machine's GPU, if it has one; ``--card 80`` for that card alone.
+For a card that is too small it prints the largest parts and the keys to change. Several recipes
+give a table. The exit status is 1 where a card that was asked for, or the GPU here, is too small.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ class Planned:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a card means to a recipe."""
+    """Whether a recipe fits a card, and with which needs."""
 
     card: Card
     memory: Memory
     seconds: Seconds
     fits: bool
-    lacking: str  # why not; "" where it fits
-    remedy: Remedy | None  # what to change, where something helps
+    lacking: str  # "" where it fits
+    remedy: Remedy | None  # None where it fits or nothing helps
 
 
 def read(name: str) -> Planned:
-    """A recipe of params/, checked; ValueError for a fault in it or a policy of unknown shape."""
+    """Load and check a recipe; ValueError for a fault in it or a policy of unknown shape."""
     recipe = settings.load(name, PARAMS)
     config = gpu_memory.config_of(recipe, PARAMS)
     return Planned(
@@ -64,7 +64,7 @@ def read(name: str) -> Planned:
 
 
 def answer(planned: Planned, card: Card) -> Answer:
-    """Whether the recipe fits the card, and if not what would make it."""
+    """Return whether the recipe fits the card, and if not which changes make it fit."""
     recipe, row, shape = planned.recipe, planned.row, planned.shape
     fits = gpu_memory.fits(recipe, row, shape, card)
     needed = gpu_memory.memory(recipe, row, shape, card)
@@ -79,7 +79,7 @@ def answer(planned: Planned, card: Card) -> Answer:
 
 
 def _lacking(planned: Planned, needed: Memory, card: Card) -> str:
-    """The largest parts of what is needed; or that the engine's share is too small."""
+    """Return the largest parts of what is needed; or that vLLM's share is too small."""
     if needed.peak > card.usable:
         parts = ", ".join(f"{part} {_gib(size)}" for part, size in needed.largest())
         return f"of {_gib(needed.peak)} GiB the largest parts are {parts}"
@@ -90,11 +90,11 @@ def _lacking(planned: Planned, needed: Memory, card: Card) -> str:
     )
 
 
-# ---------------------------------------------------------------- what is printed
+# ---------------------------------------------------------------- output
 
 
 def report(planned: Planned, answers: Sequence[Answer]) -> str:
-    """Everything about one recipe."""
+    """Format everything about one recipe."""
     return "\n".join(
         [
             *_model(planned),
@@ -119,7 +119,7 @@ def _model(planned: Planned) -> list[str]:
 
 
 def _parts(memory: Memory) -> list[str]:
-    """GPU memory by part, for each phase those that it adds to what stays."""
+    """Format GPU memory by part: what stays, and what each phase adds."""
     lines = ["", "GPU memory, at most (GiB)"]
     for title, parts in (
         ("stays", memory.stays),
@@ -132,7 +132,7 @@ def _parts(memory: Memory) -> list[str]:
 
 
 def _cards(answers: Sequence[Answer]) -> list[str]:
-    """For each card the need of each phase, the seconds, and what to change."""
+    """Format for each card the need of each phase, the seconds, and what to change."""
     lines = [""]
     for each in answers:
         phases = ", ".join(f"{phase} {_gib(size)}" for phase, size in each.memory.phases().items())
@@ -171,24 +171,24 @@ def _tokens(planned: Planned) -> list[str]:
 
 
 def _disk(planned: Planned) -> list[str]:
-    """What the run's files take, as flows/host/disk counts it before a run."""
+    """Format what the run's files take, as flows/host/disk counts it before a run."""
     shape = planned.shape
     learned = disk.WEIGHT * shape.adapters if shape.adapters else None
     needs = disk.needs(planned.recipe, planned.row, disk.WEIGHT * shape.weights, learned)
     sums = {part: sum(getattr(need, part) for need in needs.values()) for part in disk.PARTS}
     passing = max(need.passing for need in needs.values())
     keep = planned.recipe.reinforce.keep
-    said = ", ".join(f"{part} {_gib(size)}" for part, size in sums.items())
+    parts = ", ".join(f"{part} {_gib(size)}" for part, size in sums.items())
     return [
         "",
-        f"disk, at most: {_gib(sum(sums.values()) + passing)} GiB ({said}, on the way "
+        f"disk, at most: {_gib(sum(sums.values()) + passing)} GiB ({parts}, temporary "
         f"{_gib(passing)}); keep.weights_every {keep.weights_every}, optimizer_last "
         f"{keep.optimizer_last}",
     ]
 
 
 def _assumptions(recipe: Recipe) -> list[str]:
-    said = [
+    lines = [
         "an estimate: all responses as long as they may be; "
         f"{gpu_memory.PEAK_SHARE:.0%} of a card's dense {recipe.machine.precision} operations and "
         f"{gpu_memory.BANDWIDTH_SHARE:.0%} of its bandwidth are reached, and a step of decoding "
@@ -197,12 +197,12 @@ def _assumptions(recipe: Recipe) -> list[str]:
         "and the cold start are not counted"
     ]
     if recipe.machine.device == "cpu":
-        said.append("machine.device is cpu: the cards are those that it would need with cuda")
-    return ["", *said]
+        lines.append("machine.device is cpu: the cards are those that it would need with cuda")
+    return ["", *lines]
 
 
 def table(answers: Mapping[str, Sequence[Answer]]) -> str:
-    """Recipes by cards, as Markdown."""
+    """Format recipes by cards, as Markdown."""
     cards = [each.card.name for each in next(iter(answers.values()))]
     lines = [f"| recipe | {' | '.join(cards)} |", "|---|" + "---|" * len(cards)]
     for name, row in answers.items():
@@ -237,11 +237,11 @@ def _time(seconds: float) -> str:
     return f"{seconds:.2g} s"
 
 
-# ---------------------------------------------------------------- the program
+# ---------------------------------------------------------------- command line
 
 
 def main(arguments: list[str]) -> int:
-    """The command line; returns the exit status. 2: a recipe that cannot be planned."""
+    """Run the command line; return the exit status. 2: a recipe that cannot be planned."""
     parser = argparse.ArgumentParser(prog="python -m flows.plan", description=__doc__)
     parser.add_argument("recipes", metavar="RECIPE", nargs="+", help="recipes of params/")
     parser.add_argument("--card", nargs="+", choices=list(CARDS), help="GB of GPU memory")

@@ -1,4 +1,4 @@
-"""Questions, a corpus, SFT traces and the first policy: generated or read, and checked."""
+"""Generate or read questions, corpus, SFT traces and the first policy, and check them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tasks.prepare import prepare as prepare_data
 @flow(name="prepare")
 def prepare(recipe: str) -> None:
     """Fill ``data/<recipe>`` (questions, corpus, traces) and ``models/<recipe>/initial``."""
-    chosen = settings.load(recipe)
+    chosen = settings.load(recipe, Path("params"))
     sets = schema.named_sets(chosen, Path("params"))
     sources = source_files(chosen.prepare, chosen.tool_settings, sets)
     inputs = PrepareInputs(

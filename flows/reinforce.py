@@ -117,7 +117,7 @@ def sample(training: Training, step: Step, policy: Artifact, place: int) -> Scor
     ``place``: questions consumed by earlier iterations.
     """
     chosen, algorithm = training.recipe.reinforce, training.algorithm
-    acting = resident.load_copy if chosen.ahead else resident.load_learner
+    acting = resident.POLICIES.load_copy if chosen.ahead else resident.POLICIES.load_learner
     rollouts: list[Record] = []
     rewards: list[Record] = []
     spread = 0
@@ -235,7 +235,7 @@ def update_inputs(
 @flow(name="reinforce")
 def reinforce(recipe: str) -> None:
     """Train ``models/<recipe>/cold_start`` into ``models/<recipe>/trained``; keep all trees."""
-    chosen = settings.load(recipe)
+    chosen = settings.load(recipe, Path("params"))
     algorithm = schema.algorithm_of(chosen, Path("params"))
     questions = Artifact.at(Path("data", recipe, "questions", "train.parquet"))
     corpus = Artifact.at(Path("data", recipe, "corpus"))

@@ -1,14 +1,14 @@
-"""A run that is a commit, given back: its data, models and metrics, or all of it once more.
+"""Restore a run from its commit: its data, models and metrics; or run it again and compare.
 
-``python -m flows.reproduce REV`` restores what the run at REV has made, from DVC's cache or remote,
-into a worktree below ``.beamline/restored``, and says where.
+``python -m flows.reproduce REV`` restores the outs of the run at REV, from DVC's cache or remote,
+into a worktree below ``.beamline/restored``, and prints its path.
 
-``--verify`` runs it again from nothing, with the commit's own code, and compares digest by digest:
+``--verify`` runs everything again with the commit's own code, and compares digest by digest:
 "identical", or the first stage, iteration and sub-step that differs. Nothing of it reaches MLflow,
-the registry or DVC's memory of runs. One that was killed goes on when it is called again.
+the registry or DVC's run-cache. A killed verification continues when it is called again.
 
-``--replay`` verifies where sampling cannot be bit-exact, on another machine for one: the trees
-that the run has stored stand for those that would be sampled, and everything after is compared.
+``--replay`` verifies where sampling cannot be bit-exact, for instance on another machine: training
+uses the trees that the run has stored, and everything after sampling is compared.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from flows.workers.stage import INTERRUPTED, RUN
 from tasks.trees.tables import STORED_TREES
 
 HOME = Path(".beamline/restored")
-SHORT = 12  # letters of a commit in the name of a folder
-SAMPLED = "evaluate"  # the stage that samples what the trees of training cannot stand for
+SHORT = 12  # characters of a commit in a folder's name
+SAMPLED = "evaluate"  # samples anew, so --replay leaves it out
 
 
 def restore(commit: str, recipe: str) -> Path:
-    """What a run has made, in a worktree of its commit; where that is."""
+    """Restore the outs of a run in a worktree of its commit; return the worktree's path."""
     place = (HOME / f"{recipe}-{commit[:SHORT]}").absolute()
     with worktree.one_at_a_time(place):
         if not worktree.is_ready(place):
@@ -41,9 +41,9 @@ def restore(commit: str, recipe: str) -> Path:
 
 
 def verify(commit: str, recipe: str, replay: bool = False) -> Difference | None:
-    """Run a commit again and compare; the first difference, or None.
+    """Run a commit again and compare; return the first difference, or None.
 
-    The worktree stays where they differ. Raises RuntimeError where the run fails now.
+    The worktree stays where they differ. Raises RuntimeError where the run fails.
     """
     before = restore(commit, recipe)
     stages = [stage.name for stage in pipeline.stages(recipe, before)]
@@ -58,14 +58,14 @@ def verify(commit: str, recipe: str, replay: bool = False) -> Difference | None:
         found = first_difference.first_difference(stages, before, place, commit)
         if found:
             worktree.release(place)  # the next call runs again
-            print(f"the run of now is in {place}; git worktree remove --force {place} drops it")
+            print(f"the new run is in {place}; git worktree remove --force {place} removes it")
         else:
             worktree.finish(place)
     return found
 
 
 def set_up(place: Path, commit: str) -> None:
-    """A worktree of the commit that knows of nothing that the run has made."""
+    """Make a worktree of the commit without the outs of its run."""
     git.add_worktree(place, commit)
     (place / "dvc.lock").unlink()
     transfer.share(place)
@@ -75,27 +75,29 @@ def set_up(place: Path, commit: str) -> None:
 
 
 def run_again(place: Path, recipe: str, environment: dict[str, str]) -> None:
-    """Do all stages at ``place``, with the code, the ledger and the tracking that lie there."""
-    apart = {
+    """Run all stages at ``place``, with the code, the ledger and the tracking store there."""
+    separate = {
         RUN: place.name,
         "BEAMLINE_STORE": "",
         "MLFLOW_TRACKING_URI": f"sqlite:///{place}/.beamline/mlflow.db",
     }
     command = ["flows.retrain", recipe, "--here"]
-    status = dvc_command.supervise(command, apart | environment, place, grace=2 * dvc_command.GRACE)
+    status = dvc_command.supervise(
+        command, separate | environment, place, grace=2 * dvc_command.GRACE
+    )
     if status == INTERRUPTED:
         raise KeyboardInterrupt
     if status:
-        raise RuntimeError(f"{recipe} fails when it is run again in {place}")
+        raise RuntimeError(f"{recipe} failed when it was run again in {place}")
 
 
 def recipe_of(commit: str) -> str:
-    """The recipe that a commit is a run of; ValueError where that cannot be told."""
+    """Return the recipe that a commit is a run of; ValueError where there is not exactly one."""
     named = git.trailer(commit, "Recipe")
     found = [named] if named else git.recipes_at(commit)
     if len(found) != 1:
         raise ValueError(
-            f"commit {commit[:SHORT]} has runs of {found} in its dvc.lock: say which, --recipe"
+            f"commit {commit[:SHORT]} has runs of {found} in its dvc.lock: choose one, --recipe"
             if found
             else f"commit {commit[:SHORT]} is no run: it has no dvc.lock"
         )
@@ -103,7 +105,7 @@ def recipe_of(commit: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """The command line; returns the exit status. 1: it differs, or fails; 2: it is no run."""
+    """Run the command line; return the exit status. 1: it differs or fails; 2: it is no run."""
     parser = argparse.ArgumentParser(
         prog="python -m flows.reproduce",
         description=__doc__,
@@ -124,7 +126,7 @@ def main(arguments: list[str]) -> int:
         print(f"reproduce: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
     except KeyboardInterrupt:
-        print("reproduce: interrupted; the same call goes on from here", file=sys.stderr)
+        print("reproduce: interrupted; the same call continues", file=sys.stderr)
         return INTERRUPTED
     table = place / "reports" / recipe / "table.md"
     print(f"{table.read_text()}\n" if table.exists() else "", end="")
@@ -138,7 +140,7 @@ def main(arguments: list[str]) -> int:
 
 def _verified(commit: str, recipe: str, replay: bool) -> int:
     found = verify(commit, recipe, replay)
-    after = f" (but {SAMPLED}, which samples anew)" if replay else ""
+    after = f" (without {SAMPLED}, which samples anew)" if replay else ""
     print(found or f"identical: {recipe} at {commit[:SHORT]}{after}")
     return 1 if found else 0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import socket
@@ -13,6 +12,7 @@ from contextlib import suppress
 from typing import IO
 
 from flows import end_import_phase
+from flows.host import files
 from flows.runs.dvc_command import PARENT
 from flows.tracking import store
 from flows.workers.connection import UI_ADDRESS, ui_server
@@ -33,9 +33,7 @@ def ui() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     HOME.mkdir(parents=True, exist_ok=True)
     with UI_ADDRESS.open("a+") as address, (HOME / "ui.log").open("ab") as log:
-        try:
-            fcntl.flock(address, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not files.lock(address):
             print(f"make ui is already running: {ui_server()}", file=sys.stderr)
             return 1
         address.truncate(0)

@@ -1,4 +1,4 @@
-"""Candidate against champion on the held-out questions: promoted or not, and why."""
+"""Judge the candidate against the champion on the held-out questions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tasks.verdict import verdict as judge
 @flow(name="verdict")
 def verdict(recipe: str) -> None:
     """Write ``reports/<recipe>/verdict.json``. A rejected candidate is no failure."""
-    chosen = settings.load(recipe)
+    chosen = settings.load(recipe, Path("params"))
     data = Path("data", recipe)
     inputs = VerdictInputs(
         answers=Artifact.at(data / "evaluation.parquet"),

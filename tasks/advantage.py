@@ -83,7 +83,7 @@ def advantage(step: Step, inputs: AdvantageInputs) -> Record:
     began = time.perf_counter()
     scored = _scored(inputs.trees, inputs.rewards)
     kept = _filtered(scored, inputs.algorithm, inputs.questions)
-    acting = resident.load_learner(Path(inputs.policy.path), inputs.machine)
+    acting = resident.POLICIES.load_learner(Path(inputs.policy.path), inputs.machine)
     values = _values(kept, acting, inputs) if inputs.algorithm.critic else [None] * len(kept)
     penalties = _penalties(kept, acting, inputs) if inputs.reference else [None] * len(kept)
     groups = [
@@ -140,7 +140,7 @@ def _penalties(
     kl, reference = inputs.algorithm.kl, inputs.reference
     assert kl and reference
     trees = [uncredited(entry.tree) for entry in kept]
-    with resident.reference_of(Path(reference.path), acting, inputs.machine) as model:
+    with resident.POLICIES.reference_of(Path(reference.path), acting, inputs.machine) as model:
         found = learner.node_logprobs(
             model, trees, inputs.temperature, inputs.settings, inputs.machine
         )

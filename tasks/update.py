@@ -67,7 +67,7 @@ def update(
     trained = time.perf_counter()
     make_room()
     checkpoint.save(learning, step.out)
-    resident.keep_resident(learning, step.final() / checkpoint.POLICY)
+    resident.POLICIES.keep(learning, step.final() / checkpoint.POLICY)
     seconds = {"update": trained - began, "checkpoint": time.perf_counter() - trained}
     questions = [tree.tree.question.id for tree in batch]
     return {"metrics": metrics, "seconds": seconds, "questions": questions}
@@ -75,7 +75,7 @@ def update(
 
 def _learner(step: Step, inputs: UpdateInputs) -> resident.Learner:
     """Return the policy with its critic, adapter and optimizer, as the last update left them."""
-    learning = resident.load_learner(Path(inputs.policy.path), inputs.machine)
+    learning = resident.POLICIES.load_learner(Path(inputs.policy.path), inputs.machine)
     checkpoint.prepare_critic(learning, inputs.algorithm.critic, inputs.machine)
     checkpoint.prepare_adapter(learning, inputs.lora, inputs.policy, step.seed)
     checkpoint.prepare_optimizer(learning, inputs.settings)
@@ -88,7 +88,7 @@ def _batch(learning: resident.Learner, inputs: UpdateInputs) -> list[Credited]:
     if not inputs.reference:
         return batch
     place = Path(inputs.reference.path)
-    with resident.reference_of(place, learning, inputs.machine) as model:
+    with resident.POLICIES.reference_of(place, learning, inputs.machine) as model:
         known = learner.node_logprobs(
             model, batch, inputs.temperature, inputs.settings, inputs.machine
         )

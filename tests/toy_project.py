@@ -3,8 +3,9 @@
 import os
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import chdir, suppress
 from pathlib import Path
+from unittest.mock import patch
 
 import yaml
 
@@ -195,8 +196,35 @@ def run(folder: Path, *command: str, **changes: str) -> subprocess.CompletedProc
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=120,
+        timeout=1200,
     )
+
+
+def repro(folder: Path, *stages: str) -> None:
+    """Run these stages, or all, as ``dvc repro`` does, without a process for DVC itself."""
+    from dvc.repo import Repo
+
+    with patch.dict(os.environ, environment(), clear=True), chdir(folder), Repo() as repository:
+        repository.reproduce(list(stages) or None)
+
+
+def dvc_add(folder: Path, path: str, remote: str | None = None) -> None:
+    """Track a file or folder with DVC; push it where a default remote is given."""
+    from dvc.repo import Repo
+
+    if remote:
+        set_remote(folder, remote)
+    with chdir(folder), Repo() as repository:
+        repository.add(path)
+        if remote:
+            repository.push()
+
+
+def set_remote(folder: Path, url: str) -> None:
+    """Set DVC's default remote; a relative address is relative to the project."""
+    address = url if "://" in url else str(folder / url)
+    lines = f"[core]\n    remote = store\n['remote \"store\"']\n    url = {address}\n"
+    (folder / ".dvc/config").write_text((ROOT / ".dvc/config").read_text() + lines)
 
 
 def processes(folder: Path) -> list[str]:

@@ -1,8 +1,8 @@
-"""What a run will take of the disk at most, by an estimate, and whether that is there.
+"""Estimate the disk space that a run needs at most, and check that it is free and granted.
 
 Counted are the ledger and the stages' outs (DVC's cache links to them): weights of four bytes a
-parameter, optimizer states of twice that, trees and what is said of their tokens. It is a bound:
-all responses are as long as they may be, and nothing is compressed.
+parameter, optimizer states of twice that, trees and the values of their tokens. It is an upper
+bound: all responses have their maximal length, and nothing is compressed.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from params.schema.reinforce import Keep, Lora
 from tasks.ledger import artifacts
 
 GIB = 2**30
-WEIGHT = 4  # bytes of a parameter; AdamW keeps two more such numbers of each
+WEIGHT = 4  # bytes of a parameter; AdamW keeps two more values of each
 CHECKPOINT = 3  # weights and optimizer state, in multiples of the weights
 TOKEN = 32  # bytes: id, logprob, entropy, text; advantage, segment, return and value
-PARTS = ("weights", "optimizers", "trees")  # of what stays
+PARTS = ("weights", "optimizers", "trees")  # what stays
 REMEDY = (
     "raise reinforce.keep.weights_every, lower reinforce.keep.optimizer_last or "
     "reinforce.iterations"
 )
-FULL = 2**20  # bytes that are left of a disk on which a write has just failed, at most
+FULL = 2**20  # bytes: with less free space the disk counts as full
 STAGES = ("prepare", "champion", "cold_start", "reinforce", "evaluate", "verdict")
 
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes of a stage, at most: what stays when it has ended, and what it needs on the way."""
+    """Bytes that a stage needs at most: what stays when it has ended, and temporary space."""
 
     weights: int = 0
     optimizers: int = 0
@@ -52,8 +52,11 @@ class Need:
 def needs(
     recipe: Recipe, row: Algorithm, weights: int, learned: int | None = None
 ) -> dict[str, Need]:
-    """What each stage takes; ``weights``: bytes of the policy's, of which ``learned`` (None: all)
-    are what reinforcement learning changes and keeps."""
+    """Return what each stage needs.
+
+    weights: bytes of the policy's weights. learned: bytes of those that reinforcement learning
+    changes and keeps; None for all of them.
+    """
     critic = row.critic is not None and row.critic.backbone == "own"
     one = (weights if learned is None else learned) + critic * weights
     settings, tokens = recipe.reinforce, recipe.dialogue.response_tokens
@@ -64,7 +67,7 @@ def needs(
     return {
         "prepare": Need(weights=2 * weights),
         "champion": Need(weights=weights),
-        # the trainer keeps two checkpoints, and writes a third one before it drops the oldest
+        # the trainer keeps two checkpoints, and writes a third before it removes the oldest
         "cold_start": Need(weights=2 * weights, passing=3 * CHECKPOINT * weights),
         "reinforce": Need(
             weights=_kept(settings.keep, settings.iterations) * one + 2 * weights,
@@ -78,12 +81,12 @@ def needs(
 
 
 def _kept(keep: Keep, iterations: int) -> int:
-    """How many iterations' weights there are at most: kept ones and the newest."""
+    """Return how many iterations' weights exist at most: the kept ones and the newest."""
     return min(iterations, iterations // keep.weights_every + keep.optimizer_last)
 
 
 def weights_of(name: str, policy: Policy) -> int | None:
-    """Bytes of a recipe's policy: of the first one that is there, else computed; None: unknown."""
+    """Return the bytes of a recipe's policy, of the initial one or computed; None if unknown."""
     initial = Path("models", name, "initial")
     if initial.is_dir():
         size = sum(file.stat().st_size for file in initial.glob("*.safetensors"))
@@ -93,7 +96,7 @@ def weights_of(name: str, policy: Policy) -> int | None:
 
 
 def adapter_of(name: str, lora: Lora) -> int | None:
-    """Bytes of an adapter of a recipe's policy; None: the policy is not there yet."""
+    """Return the bytes of an adapter of a recipe's policy; None if there is no policy yet."""
     files = [*Path("models", name, "initial").glob("*.safetensors")]
     adapted = tuple(f".{module}.weight" for module in lora.modules)
     sides = 0
@@ -105,7 +108,7 @@ def adapter_of(name: str, lora: Lora) -> int | None:
 
 
 def parameters(policy: TinyPolicy) -> int:
-    """Parameters of a Qwen2 policy whose embeddings are tied, at most."""
+    """Count the parameters of a Qwen2 policy with tied embeddings, at most."""
     hidden, shared = policy.hidden, policy.hidden // policy.heads * policy.key_value_heads
     attention = 2 * hidden * (hidden + shared) + hidden + 2 * shared
     layer = attention + 3 * hidden * policy.feed_forward + 2 * hidden
@@ -113,10 +116,10 @@ def parameters(policy: TinyPolicy) -> int:
 
 
 def check(name: str, recipe: Recipe, row: Algorithm, stages: Collection[str] = STAGES) -> None:
-    """Raise ValueError where what these stages may still need is not there, or not granted.
+    """Raise ValueError if the disk has, or the recipe grants, too little space for these stages.
 
-    Where the policy is still to be fetched its size is unknown, and the check is left to the stages
-    after `prepare`.
+    A policy that is still to be downloaded has an unknown size: the check is then made by the
+    stages after `prepare`.
     """
     weights = weights_of(name, recipe.prepare.policy)
     if weights is None:
@@ -145,17 +148,17 @@ def check(name: str, recipe: Recipe, row: Algorithm, stages: Collection[str] = S
 
 
 def is_full() -> bool:
-    """Whether nothing of use can be written any more, which each library says in its own way."""
+    """Return whether the disk is full; each library reports that with another error."""
     return shutil.disk_usage(".").free < FULL
 
 
 def held(name: str, stage: str) -> int:
-    """Bytes that a stage has in the ledger."""
+    """Return the bytes that a stage has in the ledger."""
     folder = artifacts.ROOT / name / stage
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _gib(size: float) -> str:
-    """In GiB with two digits that count: 0.0012, 3.4, 120."""
+    """Format bytes as GiB with two significant digits: 0.0012, 3.4, 120."""
     digits = max(0, 1 - math.floor(math.log10(max(size, 1) / GIB)))
     return f"{size / GIB:.{min(digits, 6)}f}"

@@ -1,12 +1,11 @@
-"""One stage per GPU at a time, among all runs of a machine.
+"""Reserve a GPU for one stage at a time, among all runs of a machine.
 
-A GPU is held by an flock on a file of its own in the machine's folder for temporary files. The
-kernel drops the lock with the process that took it, however that ends, so no lock is ever stale.
+A GPU is reserved by a lock on a file of its own in the machine's folder for temporary files. The
+kernel releases it when the process that holds it ends, so no lock is ever stale.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import subprocess
 import tempfile
@@ -16,17 +15,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from flows.host import files
+
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 LIST = ("nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader")
-AGAIN = 1.0  # seconds between two looks for a free GPU
+AGAIN = 1.0  # seconds between two attempts
 
 
 @contextmanager
 def held(device: str) -> Iterator[Mapping[str, str]]:
-    """Hold a GPU while the block lasts; what the environment of a stage needs in order to use it.
+    """Reserve a GPU during the block; yield the environment variables that a stage needs to use it.
 
-    ``device`` is the recipe's ``machine.device``. On "cpu", and on a machine without a GPU, there
-    is nothing to hold. Waits until a GPU is free.
+    ``device`` is the recipe's ``machine.device``. On "cpu", and on a machine without a GPU, nothing
+    is reserved. Waits until a GPU is free.
     """
     names = visible() if device == "cuda" else []
     if not names:
@@ -38,7 +39,7 @@ def held(device: str) -> Iterator[Mapping[str, str]]:
 
 
 def visible() -> list[str]:
-    """The ids of the GPUs that this process may use, the same for every process of the machine."""
+    """List the ids of the GPUs that this process may use; ids are the same in every process."""
     with suppress(OSError, subprocess.CalledProcessError):
         listed = subprocess.run(LIST, capture_output=True, text=True, check=True).stdout
         ids = dict(line.split(", ") for line in listed.split("\n") if ", " in line)
@@ -50,28 +51,28 @@ def visible() -> list[str]:
 
 
 def _first_free(names: list[str]) -> tuple[str, IO[str]]:
-    """The first GPU that nobody holds, and its lock."""
-    said = False
+    """Wait for a free GPU; return its name and its lock."""
+    logged = False
     while True:
         for name in names:
             if lock := _lock(name):
                 return name, lock
-        if not said:
+        if not logged:
             count = len(names)
-            print(f"waiting: every GPU here has a stage of its own ({count} in all)", flush=True)
-            said = True
+            print(f"waiting: all {count} GPUs of this machine are in use", flush=True)
+            logged = True
         time.sleep(AGAIN)
 
 
 def _lock(name: str) -> IO[str] | None:
-    """The locked file of a GPU; None where another process has it."""
+    """Return the locked file of a GPU; None where another process holds it."""
     path = Path(tempfile.gettempdir(), f"beamline-gpu-{name}.lock")
-    with suppress(FileExistsError):  # a shared folder refuses "w" on files of other users
+    with suppress(
+        FileExistsError
+    ):  # in a shared folder, files of other users cannot be opened for writing
         path.touch(mode=0o644, exist_ok=False)
     file = path.open()
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        return None
-    return file
+    if files.lock(file):
+        return file
+    file.close()
+    return None

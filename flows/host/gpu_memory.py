@@ -1,7 +1,7 @@
 """Estimate GPU memory and seconds of a recipe from the shape of its policy, without a download.
 
-Memory is counted part by part; tests hold the sum against the peak of real updates. Seconds assume
-a share of a card's peak operations and bandwidth (PEAK_SHARE, BANDWIDTH_SHARE).
+Memory is the sum of its parts; tests compare it with the peak of real updates. Seconds assume a
+share of a card's peak operations and bandwidth (PEAK_SHARE, BANDWIDTH_SHARE).
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from params.schema.prepare import TinyPolicy
 from params.schema.recipe import Recipe
 from params.schema.reinforce import Lora
 from tasks.engines import ENGINES, SamplingLoad
-from tasks.learning.packing import LOGITS_AT_ONCE
+from tasks.learning.learner import LOGITS_AT_ONCE
 from tasks.policy.tiny import tiny_config
 
 GIB, MIB = 2**30, 2**20
-FULL, HALF = 4, 2  # bytes of a number in float32 and in bfloat16
-NUMBER = {"float32": FULL, "bfloat16": HALF}  # of what a pass multiplies
-NARROW = {"float32": 0, "bfloat16": HALF}  # of its copy of a float32 number
-MOMENTS = 2  # numbers that AdamW keeps of each weight that learns
-MEMORY_SHARE = 0.95  # of a card; the rest: CUDA's context, kernels, gaps between tensors
-PEAK_SHARE = 0.4  # of the card's operations that passes reach: an assumption
-BANDWIDTH_SHARE = 0.6  # of the card's bandwidth that decoding reaches: an assumption
+FULL, HALF = 4, 2  # bytes of a value in float32 and in bfloat16
+NUMBER = {"float32": FULL, "bfloat16": HALF}  # bytes of a value in matrix products
+NARROW = {"float32": 0, "bfloat16": HALF}  # bytes of the cast of a float32 value
+MOMENTS = 2  # values that AdamW keeps of each weight that learns
+MEMORY_SHARE = 0.95  # of a card; the rest is for CUDA's context, kernels and fragmentation
+PEAK_SHARE = 0.4  # of the card's operations per second; an assumption
+BANDWIDTH_SHARE = 0.6  # of the card's bandwidth in decoding; an assumption
 STEP_SECONDS = 0.005  # of a decoding step at least: launches, scheduling; an assumption
-HALFWAY = 0.5  # of a branch's path is its parent's: an assumption
-COUNTED = ("llama", "qwen2", "qwen3")  # architectures whose layers keep what _layer says
+HALFWAY = 0.5  # of a branch's path is shared with its parent; an assumption
+COUNTED = ("llama", "qwen2", "qwen3")  # architectures whose layers _layer describes
 
 
 @dataclass(frozen=True)
 class Card:
-    """A GPU: bytes, operations a second (dense) and bytes a second, as its maker states them."""
+    """A GPU: bytes, dense operations per second and bytes per second, as in its data sheet."""
 
     name: str
     memory: float
-    operations: dict[str, float]  # of each machine.precision
+    operations: dict[str, float]  # by machine.precision
     bandwidth: float
 
     @property
@@ -55,7 +55,7 @@ class Card:
 # H100 SXM; H200 SXM), without sparsity.
 ADA = {"bfloat16": 165.2e12, "float32": 82.6e12}
 HOPPER = {"bfloat16": 989e12, "float32": 67e12}
-CARDS = {  # by the GB that they are sold with
+CARDS = {  # by nominal GB
     "24": Card("24 GB (RTX 4090)", 24564 * MIB, ADA, 1.008e12),
     "80": Card("80 GB (H100)", 81559 * MIB, HOPPER, 3.35e12),
     "141": Card("141 GB (H200)", 143771 * MIB, HOPPER, 4.8e12),
@@ -63,7 +63,7 @@ CARDS = {  # by the GB that they are sold with
 
 
 def card_here() -> Card | None:
-    """The first GPU of this machine with its real memory, at the speed of the next smaller card."""
+    """Return this machine's first GPU, with the speed of the next smaller card, or None."""
     if not torch.cuda.is_available():
         return None
     here = torch.cuda.get_device_properties(0)
@@ -72,16 +72,16 @@ def card_here() -> Card | None:
     return Card(f"here ({here.name})", here.total_memory, speed.operations, speed.bandwidth)
 
 
-# ---------------------------------------------------------------- the model, without its weights
+# ---------------------------------------------------------------- shape of the model
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What counts of a model: its weights, and the widths of its layers."""
+    """The sizes of a model that memory and seconds depend on, in numbers of values."""
 
     weights: int
-    backbone: int  # those without a head of its own
-    linear: int  # weights that a token is multiplied by; a head that is the embedding is one
+    backbone: int  # without an untied LM head
+    linear: int  # weights used in matrix products, including a tied LM head
     largest: int  # weights of the largest matrix
     adapters: int  # weights of the recipe's adapters; 0 without
     layers: int
@@ -98,10 +98,10 @@ class Shape:
 
 
 def shape_of(config: Any, lora: Lora | None = None) -> Shape:
-    """The shape of a causal language model of a transformers config.
+    """Return the shape of a causal language model from its transformers config.
 
-    Raises ValueError for an architecture that is counted otherwise, and for adapters on modules
-    that the model has not.
+    Raises ValueError for an architecture whose layers are not known here, and for adapters on
+    modules that the model does not have.
     """
     if config.model_type not in COUNTED:
         raise ValueError(
@@ -131,7 +131,7 @@ def shape_of(config: Any, lora: Lora | None = None) -> Shape:
 
 
 def _adapters(linear: dict[str, torch.nn.Linear], lora: Lora) -> int:
-    """Each adapted layer gets two matrices: inputs to rank, and rank to outputs."""
+    """Count the weights of adapters: two matrices a layer, inputs x rank and rank x outputs."""
     chosen = {
         wanted: [m for name, m in linear.items() if name.rpartition(".")[2] == wanted]
         for wanted in lora.modules
@@ -147,10 +147,10 @@ def _adapters(linear: dict[str, torch.nn.Linear], lora: Lora) -> int:
 
 
 def config_of(recipe: Recipe, folder: Path = schema.PARAMS) -> Any:
-    """The transformers config of a recipe's policy, without a download.
+    """Return the transformers config of a recipe's policy, without a download.
 
-    A tiny policy has it in the recipe, a known one in architectures.yaml, another one in its folder
-    or in the hub's cache. Raises ValueError where none of these has it.
+    A tiny policy's is in the recipe, a known one's in architectures.yaml, any other one's in its
+    folder or in the hub's cache. Raises ValueError where none of these has it.
     """
     policy = recipe.prepare.policy
     if isinstance(policy, TinyPolicy):
@@ -177,7 +177,7 @@ def config_of(recipe: Recipe, folder: Path = schema.PARAMS) -> Any:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes by part: what stays on the GPU, and what each phase needs beside it."""
+    """Bytes by part: what stays on the GPU, and what each phase adds."""
 
     stays: dict[str, float]
     update: dict[str, float]
@@ -185,7 +185,7 @@ class Memory:
     together: bool  # the phases overlap (reinforce.ahead)
 
     def phases(self) -> dict[str, float]:
-        """Bytes that are needed at once, by phase."""
+        """Return the bytes that each phase needs at once."""
         base, update, sampling = (
             sum(parts.values()) for parts in (self.stays, self.update, self.sampling)
         )
@@ -198,7 +198,7 @@ class Memory:
         return max(self.phases().values())
 
     def largest(self, count: int = 3) -> list[tuple[str, float]]:
-        """The largest parts of the phase that needs most."""
+        """Return the largest parts of the phase that needs most."""
         phase = max(self.phases().items(), key=lambda item: item[1])[0]
         parts = dict(self.stays)
         for name in ("update", "sampling"):
@@ -208,7 +208,7 @@ class Memory:
 
 
 def memory(recipe: Recipe, row: Algorithm, shape: Shape, card: Card) -> Memory:
-    """What a recipe needs on a card. The phases take turns; vLLM sleeps during the update."""
+    """Return what a recipe needs on a card. Phases take turns; vLLM sleeps during the update."""
     return Memory(
         stays=_staying(row, shape),
         update=_of_update(recipe, shape),
@@ -218,11 +218,11 @@ def memory(recipe: Recipe, row: Algorithm, shape: Shape, card: Card) -> Memory:
 
 
 def _staying(row: Algorithm, shape: Shape) -> dict[str, float]:
-    """What lies on the GPU from the first update on, in float32.
+    """Return what stays on the GPU from the first update on, in float32.
 
-    Weights, for each one that learns its gradient (dropped when the next step begins) and AdamW's
-    two moments; a reference where the row has a KL term and the learner does not hold it; and a
-    critic with a backbone of its own, which has all of these too, and no head over the vocabulary.
+    Weights; for those that learn, gradients (freed when the next step begins) and AdamW's two
+    moments; a reference where the row has a KL term and the learner does not hold it; and a critic
+    with its own backbone, which has all of these too, but no LM head.
     """
     adapters = {"adapters": FULL * shape.adapters} if shape.adapters else {}
     parts: dict[str, float] = {
@@ -231,7 +231,9 @@ def _staying(row: Algorithm, shape: Shape) -> dict[str, float]:
         "gradients": FULL * shape.learning,
         "Adam's moments": MOMENTS * FULL * shape.learning,
     }
-    if row.kl and (row.kl.refresh or not shape.adapters):  # an adapter's base is its reference
+    if row.kl and (
+        row.kl.refresh or not shape.adapters
+    ):  # without its adapter, the policy is the reference
         parts["reference"] = FULL * shape.weights
     if row.critic and row.critic.backbone == "own":
         parts["critic"] = (2 + MOMENTS) * FULL * shape.backbone
@@ -239,12 +241,12 @@ def _staying(row: Algorithm, shape: Shape) -> dict[str, float]:
 
 
 def _of_update(recipe: Recipe, shape: Shape) -> dict[str, float]:
-    """What the forward and backward pass of one micro-batch takes.
+    """Return what the forward and backward pass of one micro-batch adds.
 
-    The cast: autocast makes a bfloat16 copy of each matrix once a pass. Logits: at most
-    LOGITS_AT_ONCE exist, and the backward pass holds their log-softmax, its gradient and theirs at
-    once, in float32. The gradient of the largest matrix, the head, is made part by part in the
-    precision of the pass: what has been added up so far, and what is being added.
+    Cast: autocast makes a bfloat16 copy of each matrix once a pass. Logits: at most LOGITS_AT_ONCE
+    exist, and the backward pass holds their log-softmax, its gradient and their gradient at once,
+    in float32. The gradient of the largest matrix, the LM head, is computed in parts in the
+    precision of the pass: the sum so far, and the part to add.
     """
     precision = recipe.machine.precision
     tokens = slots(recipe)
@@ -260,15 +262,16 @@ def _of_update(recipe: Recipe, shape: Shape) -> dict[str, float]:
 
 
 def slots(recipe: Recipe) -> int:
-    """Tokens of a micro-batch, at most: a path that is longer than it stands alone."""
+    """Return the most tokens of a micro-batch: a longer path is a micro-batch by itself."""
     return max(recipe.reinforce.update.micro_batch_tokens, recipe.prepare.policy.context)
 
 
 def activations(shape: Shape, tokens: int, precision: str, recompute: bool) -> float:
-    """Bytes that a forward pass over so many tokens keeps for the backward pass.
+    """Return the bytes that a forward pass over ``tokens`` keeps for the backward pass.
 
-    Recomputed, only each layer's input stays (the stream of residuals, float32), and what one layer
-    keeps while its turn lasts. The last norm keeps its input, its normed input and its output.
+    With recomputation, only each layer's input stays (the residual stream, float32), and the
+    activations of the one layer being recomputed. The last norm keeps its input, its normed input
+    and its output.
     """
     layer = _layer(shape, precision)
     layers = shape.layers * FULL * shape.hidden + layer if recompute else shape.layers * layer
@@ -277,12 +280,12 @@ def activations(shape: Shape, tokens: int, precision: str, recompute: bool) -> f
 
 
 def _layer(shape: Shape, precision: str) -> float:
-    """Bytes a token of what autograd keeps of one layer.
+    """Return the bytes a token that autograd keeps of one layer.
 
     Each of the two norms keeps its input and its normed input in float32. In float32 its output is
-    kept once for the products that read it; under autocast each of these (query, key, value; gate,
-    up) keeps a bfloat16 copy of its own. Attention keeps query, key, value and output, the last
-    once more in the order in which the next product reads it; the feed-forward layer the gate
+    kept once for all matrix products that read it; under autocast each of these (query, key, value;
+    gate, up) keeps its own bfloat16 copy. Attention keeps query, key, value and output, the last
+    once more in the order in which the next product reads it; the feed-forward layer keeps the gate
     before and after its nonlinearity, up, and their product. Qwen3's norms of query and key work in
     float32, and keep input and normed input.
     """
@@ -296,16 +299,16 @@ def _layer(shape: Shape, precision: str) -> float:
 
 
 def _backward(shape: Shape, precision: str) -> float:
-    """Bytes a token in the backward pass of a feed-forward layer, its widest place.
+    """Return the bytes a token in the backward pass of a feed-forward layer, where it peaks.
 
-    The gradients of gate, up and their product, and of the stream of residuals before and after.
+    The gradients of gate, up and their product, and of the residual stream before and after.
     """
     return 3 * NUMBER[precision] * shape.feed_forward + 2 * FULL * shape.hidden
 
 
 def _of_sampling(recipe: Recipe, shape: Shape, card: Card) -> dict[str, float]:
-    """What sampling takes beside the learner; an engine elsewhere takes nothing itself."""
-    ahead = recipe.reinforce.ahead > 0  # with weights that the learner is leaving behind
+    """Return what sampling adds to the learner; an engine on another machine adds nothing."""
+    ahead = recipe.reinforce.ahead > 0  # with the weights before the update
     own: dict[str, float] = {"weights that sample": FULL * shape.weights} if ahead else {}
     if recipe.engine.server:
         return own
@@ -328,12 +331,12 @@ def sampling_load(recipe: Recipe, shape: Shape, card: Card) -> SamplingLoad:
 
 
 def key_value(recipe: Recipe, shape: Shape) -> int:
-    """Bytes of the keys and values of one token."""
+    """Return the bytes of the keys and values of one token."""
     return 2 * NUMBER[recipe.machine.precision] * shape.keys * shape.layers
 
 
 def least_share(recipe: Recipe, shape: Shape) -> float:
-    """Return the bytes with which the engine can start: weights, one path and its reserve."""
+    """Return the bytes that vLLM needs to start: weights, one path and its own reserve."""
     weights = NUMBER[recipe.machine.precision] * shape.weights
     return weights + recipe.prepare.policy.context * key_value(recipe, shape) + _reserve(recipe)
 
@@ -350,10 +353,10 @@ def _reserve(recipe: Recipe) -> float:
 
 
 def fits(recipe: Recipe, row: Algorithm, shape: Shape, card: Card) -> bool:
-    """Whether the recipe runs on the card."""
-    begins = recipe.engine.memory * card.memory >= least_share(recipe, shape)
+    """Return whether the recipe runs on the card."""
+    starts = recipe.engine.memory * card.memory >= least_share(recipe, shape)
     return memory(recipe, row, shape, card).peak <= card.usable and (
-        begins or not has_share(recipe)
+        starts or not has_share(recipe)
     )
 
 
@@ -362,15 +365,15 @@ def fits(recipe: Recipe, row: Algorithm, shape: Shape, card: Card) -> bool:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Of one iteration, if every path is as long as it may be."""
+    """Tokens of one iteration, if every path has its maximal length."""
 
-    paths: int  # all paths with their prompts, each on its own
-    most: int  # different tokens, where nothing but the prompt is shared
-    expected: int  # different tokens, where branches leave their parents halfway
+    paths: int  # all paths with their prompts, nothing shared
+    most: int  # distinct tokens if paths share the prompt alone
+    expected: int  # distinct tokens if branches share half of their parents
 
 
 def tokens_of(recipe: Recipe, row: Algorithm) -> Tokens:
-    """An iteration's tokens; a tree is sampled and trained once a token (packing)."""
+    """Count an iteration's tokens; each token of a tree is sampled and trained once (packing)."""
     rollout, response = recipe.reinforce.rollout, recipe.dialogue.response_tokens
     prompt = recipe.prepare.policy.context - response
     questions, leaves = recipe.reinforce.questions, rollout.leaves
@@ -384,15 +387,15 @@ def tokens_of(recipe: Recipe, row: Algorithm) -> Tokens:
 
 @dataclass(frozen=True)
 class Seconds:
-    """Of one iteration, without tools, loading and saving."""
+    """Seconds of one iteration, without tools, loading and saving."""
 
     update: float
     sampling: float
-    abreast: int  # paths of full length for whose keys and values there is room at once
+    abreast: int  # paths of full length whose keys and values fit at once
 
 
 def seconds_of(recipe: Recipe, row: Algorithm, shape: Shape, card: Card) -> Seconds:
-    """An estimate at PEAK_SHARE of the operations and BANDWIDTH_SHARE of the bandwidth."""
+    """Estimate seconds at PEAK_SHARE of the operations and BANDWIDTH_SHARE of the bandwidth."""
     tokens = tokens_of(recipe, row).expected
     once = _operations(shape, tokens, recipe.prepare.policy.context)
     rate = PEAK_SHARE * card.operations[recipe.machine.precision]
@@ -404,20 +407,20 @@ def seconds_of(recipe: Recipe, row: Algorithm, shape: Shape, card: Card) -> Seco
 
 
 def _operations(shape: Shape, tokens: int, context: int) -> float:
-    """Of one forward pass: two a multiplication.
+    """Return the operations of one forward pass, two a multiplication.
 
-    A token is multiplied by every weight of the linear layers; and it sees half of its path on
+    A token is multiplied by every weight of the linear layers. It attends to half of its path on
     average, for which each layer multiplies twice the queries' width (packing, Cost).
     """
     return 2 * tokens * (shape.linear + 2 * shape.queries * shape.layers * context / 2)
 
 
 def forward_equivalents(recipe: Recipe, row: Algorithm) -> float:
-    """How many forward passes' worth of operations an update is.
+    """Return the operations of an update, in forward passes.
 
-    The backward pass is two (by inputs, by weights), with adapters one; recomputing adds one. Where
-    there are several steps a batch, the old log-probabilities take another pass, a reference one,
-    and a critic of its own one for its values and those of its update.
+    The backward pass counts two (by inputs, by weights), with adapters one; recomputation adds one.
+    With several steps a batch, the old log-probabilities take another pass, a reference one, and a
+    critic with its own backbone one for its values and those of its update.
     """
     update = recipe.reinforce.update
     trained = (2 if recipe.lora else 3) + update.recompute
@@ -428,7 +431,7 @@ def forward_equivalents(recipe: Recipe, row: Algorithm) -> float:
 
 
 def rows_abreast(recipe: Recipe, shape: Shape, card: Card) -> int:
-    """Paths of full length that are decoded at once; vLLM lets others wait."""
+    """Return how many paths of full length are decoded at once; vLLM queues the others."""
     rows = recipe.reinforce.rollout.rows
     if not has_share(recipe):
         return rows
@@ -439,10 +442,10 @@ def rows_abreast(recipe: Recipe, shape: Shape, card: Card) -> int:
 
 
 def _decoding(recipe: Recipe, shape: Shape, abreast: int, bandwidth: float) -> float:
-    """Seconds in which an iteration's paths are decoded, at so many bytes a second.
+    """Return the seconds of decoding an iteration's paths, at ``bandwidth`` bytes per second.
 
-    Each step reads all weights once, and keys and values of every path, which is half long on
-    average. Questions go in batches that fill rollout.rows, a batch in waves.
+    Each step reads all weights once, and keys and values of every path, half of full length on
+    average. Questions are sampled in batches that fill rollout.rows, and a batch in waves.
     """
     rollout, context = recipe.reinforce.rollout, recipe.prepare.policy.context
     batches = math.ceil(recipe.reinforce.questions / (rollout.rows // rollout.leaves))

@@ -1,17 +1,14 @@
-"""What crashes leave in a checkout's folders: half-written names, locks, worktrees, drifted pins.
+"""Find what crashes leave in a checkout: partial files, locks, worktrees, other package versions.
 
-Each function takes the root of a checkout and yields findings. What a living process may hold is
-none, and is looked for once more before anything is removed.
+Each function takes the root of a checkout and yields findings. What a living process may use is
+none, and this is checked once more before anything is removed.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -23,7 +20,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from flows.host import processes
+from flows.host import files, processes
 from params.schema.base import SOURCES
 from tasks import settings
 
@@ -38,34 +35,34 @@ UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is left: what it is, what clearing does, and doing so, where that can be."""
+    """One leftover: what it is, what clearing it does, and the function that clears it, if any."""
 
     what: str
     clearing: str
     clear: Callable[[], object] | None
 
 
-# ---------------------------------------------------------------- half-written names
+# ---------------------------------------------------------------- temporary names
 
 
 def half_written(root: Path) -> Iterator[Finding]:
-    """Names that a writer has not got to rename, and what cut sub-steps would go on from."""
+    """Find temporary names that no writer has renamed, and checkpoints of interrupted sub-steps."""
     for path in _unfinished(root):
         if not _is_held(root, path):
             name = path.relative_to(root)
-            drop = "removes it; whoever was writing it begins anew in any case"
+            drop = "removes it; its writer starts again in any case"
             if path.name.endswith(".scratch"):
                 whole = path.with_name(path.name.removeprefix(".").removesuffix(".scratch"))
-                drop = "removes it: the next call goes on from there, and would begin anew"
-                drop = "removes it; its sub-step has ended since" if whole.exists() else drop
+                drop = "removes it: the next call would continue from it, and starts again instead"
+                drop = "removes it; its sub-step has finished" if whole.exists() else drop
             size = _readable(sum(_sizes(path)))
             yield Finding(f"half-written: {name} ({size})", drop, partial(_remove, root, path))
 
 
 def _unfinished(root: Path) -> Iterator[Path]:
     for room in ROOMS:
-        for place, folders, files in os.walk(root / room):
-            for name in sorted(folders + files):
+        for place, folders, plain in os.walk(root / room):
+            for name in sorted(folders + plain):
                 if UNFINISHED.fullmatch(name):
                     yield Path(place, name)
             folders[:] = [
@@ -78,7 +75,7 @@ def _unfinished(root: Path) -> Iterator[Path]:
 
 
 def _is_held(root: Path, path: Path) -> bool:
-    """Whether a living run of the checkout may be writing at ``path``."""
+    """Return whether a living run of the checkout may be writing at ``path``."""
     recipes = [file.stem for file in (root / "params").glob("*.yaml")]
     parts = path.relative_to(root).parts
     recipe = parts[2] if path.is_relative_to(root / LEDGER) else parts[1]
@@ -88,7 +85,7 @@ def _is_held(root: Path, path: Path) -> bool:
 
 def _remove(root: Path, path: Path) -> None:
     if not _is_held(root, path):
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        files.remove(path)
 
 
 def _sizes(path: Path) -> list[int]:
@@ -108,7 +105,7 @@ def _readable(size: float) -> str:
 
 
 def git_locks(root: Path) -> Iterator[Finding]:
-    """Lock files of git that no living process can have made."""
+    """Find lock files of git that no living process can have made."""
     for lock in _locks(_git_folder(root), root):
         if not processes.may_have_made(lock, root):
             name = lock.relative_to(root) if lock.is_relative_to(root) else lock
@@ -125,13 +122,13 @@ def _unlock(lock: Path, root: Path) -> None:
 
 
 def _git_folder(root: Path) -> Path:
-    """``.git``, or the folder that the file of that name in a linked worktree names."""
+    """Return ``.git``, or the folder that the file ``.git`` of a linked worktree names."""
     git = root / ".git"
     return Path(git.read_text().removeprefix("gitdir:").strip()) if git.is_file() else git
 
 
 def _locks(git: Path, root: Path) -> list[Path]:
-    """Lock files of a repository and of those worktrees that lie in the checkout."""
+    """List lock files of a repository and of its worktrees in the checkout."""
     named = git.glob("worktrees/*/gitdir")
     ours = [file.parent for file in named if Path(file.read_text().strip()).is_relative_to(root)]
     found = [lock for place in (git, *ours) for lock in place.glob("*.lock")]
@@ -139,9 +136,10 @@ def _locks(git: Path, root: Path) -> list[Path]:
 
 
 def worktrees(root: Path, remove: Callable[[Path], object]) -> Iterator[Finding]:
-    """Worktrees of runs that have not ended and that nobody works in; ``remove`` removes one.
+    """Find worktrees of unfinished runs that no process works in; ``remove`` removes one.
 
-    The record beside a worktree is locked by the process that works there (flows/runs/worktree.py).
+    The process that works in a worktree holds the lock of the record beside it
+    (flows/runs/worktree.py).
     """
     home = root / WORKTREES
     names = {path.stem for path in home.glob("*.json")} | {p.name for p in home.glob("*/")}
@@ -150,7 +148,7 @@ def worktrees(root: Path, remove: Callable[[Path], object]) -> Iterator[Finding]
             if free:
                 yield Finding(
                     f"unfinished run: {place.relative_to(root)} ({_readable(sum(_sizes(place)))})",
-                    "removes its worktree and its ledger; the same call would go on with it",
+                    "removes its worktree and its ledger; the same call would continue it",
                     partial(_drop, place, remove),
                 )
 
@@ -164,28 +162,24 @@ def _drop(place: Path, remove: Callable[[Path], object]) -> None:
 
 @contextmanager
 def _locked(place: Path) -> Iterator[bool]:
-    """Whether nobody works in a worktree; while the block lasts, nobody takes it up either."""
+    """Lock the record of a worktree during the block; yield whether no process works there."""
     free = not processes.work_below(place)
     if not _record(place).exists():
         yield free
         return
     with _record(place).open() as record:
-        try:
-            fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            free = False
-        yield free
+        yield files.lock(record) and free
 
 
 def _record(place: Path) -> Path:
     return place.with_name(f"{place.name}.json")
 
 
-# ---------------------------------------------------------------- pins and the disk
+# ---------------------------------------------------------------- packages and the disk
 
 
 def pins(root: Path) -> Iterator[Finding]:
-    """Packages whose installed version is not the one that constraints.txt names."""
+    """Find packages whose installed version differs from constraints.txt."""
     file = root / "constraints.txt"
     for line in file.read_text().splitlines() if file.exists() else []:
         if not (pin := PIN.match(line)):
@@ -196,18 +190,13 @@ def pins(root: Path) -> Iterator[Finding]:
             if wanted not in (str(found), found.public):
                 yield Finding(
                     f"drifted pin: {name} is {found}, constraints.txt says {wanted}",
-                    f"installs {name} {wanted}",
-                    partial(_install, f"{name}=={wanted}"),
+                    "is left to you: `make` installs what constraints.txt names",
+                    None,
                 )
 
 
-def _install(what: str) -> None:
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", what]
-    subprocess.run([*command, "--disable-pip-version-check"], check=False)
-
-
 def disk(root: Path) -> Iterator[Finding]:
-    """Recipes whose iterations to go need more room than there is, by what they took so far."""
+    """Find recipes whose remaining iterations need more space than is free, by their mean."""
     for folder in sorted((root / LEDGER).glob("*/reinforce")):
         sizes: dict[str, int] = defaultdict(int)
         for place in folder.glob("[0-9]*-*"):
@@ -220,6 +209,6 @@ def disk(root: Path) -> Iterator[Finding]:
                 yield Finding(
                     f"full disk ahead: {whole - len(sizes)} iterations of {folder.parent.name} "
                     f"need {_readable(need)}, {_readable(free)} are free",
-                    "is yours to do: make room, or raise reinforce.keep.weights_every",
+                    "is left to you: make room, or raise reinforce.keep.weights_every",
                     None,
                 )

@@ -1,7 +1,7 @@
-"""Processes of this machine: who this one is, whether another is gone, which of ours are orphans.
+"""Identify processes of this machine, and find orphans: processes whose run has ended.
 
-What a run starts is recognised by its command line and its checkout, and is an orphan when its
-parent is not a process of that checkout any more: the kernel gives it to ``init`` then.
+Processes of a run are recognised by their command line and their checkout. One is an orphan if its
+parent is no process of that checkout any more: the kernel has given it to ``init``.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from pathlib import Path
 
 import psutil
 
-CLOCK = 2.0  # seconds by which the kernel's start time of a process may be off
-END = 5.0  # seconds that a process has to end by itself
+CLOCK = 2.0  # seconds: error of the kernel's start time of a process
+END = 5.0  # seconds between SIGTERM and SIGKILL
 HOST, PID, STARTED, NAMESPACE = (
     f"beamline.{name}" for name in ("host", "pid", "process_started", "pid_namespace")
 )
 PARENT = "BEAMLINE_PARENT"  # see flows/runs/dvc_command.py
 RUNS = (".beamline", "runs")  # worktrees of runs lie below this folder of a checkout
-# programs of flows/ that leave nothing half-written
+# programs of flows/ that write no outs
 NO_RUNS = ("flows.doctor", "flows.ui", "flows.workers.server")
 
 # ---------------------------------------------------------------- identities
 
 
 def host() -> str:
-    """This machine's name."""
+    """Return this machine's name."""
     return socket.gethostname()
 
 
 def identity() -> dict[str, str]:
-    """Tags that tell this process from every other one, also after a restart of the machine.
+    """Return tags that identify this process, also after a restart of the machine.
 
-    Ids of processes mean nothing beyond their namespace, so that of a container is kept too.
+    A process id is unique only within its namespace, so the namespace (of a container) is included.
     """
     return {
         HOST: host(),
@@ -49,12 +49,12 @@ def identity() -> dict[str, str]:
 
 
 def is_gone(tags: Mapping[str, str]) -> bool:
-    """Whether the process that ``identity`` described has ended; False where it cannot be told."""
+    """Return whether the process of these ``identity`` tags has ended; False if unknown."""
     return _is_here(tags) and not is_alive(tags)
 
 
 def is_alive(tags: Mapping[str, str]) -> bool:
-    """Whether the process that ``identity`` described runs; False where it cannot be told."""
+    """Return whether the process of these ``identity`` tags is running; False if unknown."""
     return _is_here(tags) and lives(int(tags[PID]), float(tags[STARTED]), exactly=True)
 
 
@@ -63,9 +63,9 @@ def _is_here(tags: Mapping[str, str]) -> bool:
 
 
 def lives(pid: int, at: float, exactly: bool = False) -> bool:
-    """Whether the process ``pid`` that ran ``at`` (unix seconds) still does.
+    """Return whether the process ``pid`` that ran at the time ``at`` (unix seconds) still runs.
 
-    One of that id that was started later is another one; ``exactly``: ``at`` is when it started.
+    A process that was started later only has the same id. ``exactly``: ``at`` is its start time.
     """
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
@@ -80,7 +80,7 @@ def _namespace() -> str:
 
 
 def mark(root: Path) -> str:
-    """What names a checkout in the command line of a sandbox, which must not know its path."""
+    """Return a digest of a checkout's path, which a sandbox's command line shows instead of it."""
     return hashlib.blake2b(str(root.resolve()).encode(), digest_size=8).hexdigest()
 
 
@@ -88,7 +88,7 @@ def mark(root: Path) -> str:
 
 
 def orphans(root: Path) -> Iterator[tuple[psutil.Process, str]]:
-    """What runs of the checkout ``root`` have started and left, and what each is."""
+    """Yield the orphans of runs of the checkout ``root``, and the kind of each."""
     for process, command in _mine():
         with suppress(psutil.Error):
             kind = _kind(process, command, root)
@@ -97,7 +97,7 @@ def orphans(root: Path) -> Iterator[tuple[psutil.Process, str]]:
 
 
 def end(process: psutil.Process) -> None:
-    """End a process and what it has started, with SIGTERM, then with SIGKILL."""
+    """End a process and its children with SIGTERM, and after END seconds with SIGKILL."""
     with suppress(psutil.NoSuchProcess):
         victims = [process, *process.children(recursive=True)]
         for victim in victims:
@@ -110,7 +110,7 @@ def end(process: psutil.Process) -> None:
 
 
 def _mine() -> Iterator[tuple[psutil.Process, list[str]]]:
-    """The living processes of this user but this one, with their command lines."""
+    """Yield this user's living processes but this one, with their command lines."""
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             living = process.status() != psutil.STATUS_ZOMBIE
@@ -119,12 +119,12 @@ def _mine() -> Iterator[tuple[psutil.Process, list[str]]]:
 
 
 def _kind(process: psutil.Process, command: Sequence[str], root: Path) -> str | None:
-    """What of ours a process is; None for one that is not, or not of the checkout ``root``."""
+    """Return the kind of a process of the checkout ``root``; None for any other process."""
     return next((kind for kind, holds in KINDS.items() if holds(process, command, root)), None)
 
 
 def _program(command: Sequence[str]) -> list[str]:
-    """The module that ``python -m`` runs, and its arguments."""
+    """Return the module that ``python -m`` runs, and its arguments."""
     return list(command[command.index("-m") + 1 :]) if "-m" in command else []
 
 
@@ -133,7 +133,7 @@ def _is_server(process: psutil.Process, command: Sequence[str], root: Path) -> b
 
 
 def _is_mlflow(process: psutil.Process, command: Sequence[str], root: Path) -> bool:
-    """The page of ``make ui``, not one that the user has started."""
+    """Recognise the page of ``make ui``, not one that the user has started."""
     ours = _program(command)[:2] == ["mlflow", "ui"] and _is_in(process, root)
     return ours and PARENT in process.environ()
 
@@ -143,7 +143,7 @@ def _is_dvc(process: psutil.Process, command: Sequence[str], root: Path) -> bool
 
 
 def _is_stage(process: psutil.Process, command: Sequence[str], root: Path) -> bool:
-    """A stage that DVC has started, not one that the user has."""
+    """Recognise a stage that DVC has started, not one that the user has started."""
     module = (_program(command) or [""])[0]
     stage = module.startswith("flows.") and module not in NO_RUNS and _is_in(process, root)
     return stage and "DVC_STAGE" in process.environ()
@@ -183,23 +183,23 @@ def _is_in(process: psutil.Process, root: Path) -> bool:
 
 
 def _is_held(process: psutil.Process, root: Path) -> bool:
-    """Whether the parent is a process of the checkout, or one of a chain that ends in one."""
+    """Return whether a process has a parent that belongs to the checkout."""
     parent = process.parent()
     if parent is None:
         return False
     with suppress(psutil.AccessDenied, psutil.NoSuchProcess):
         if _kind(parent, parent.cmdline(), root):
-            return True  # an orphan itself, perhaps: it ends with that one
+            return True  # which may be an orphan itself, and is ended with its children
         python = re.match(r"python|dvc|pytest", parent.name()) is not None
         return python and parent.uids().real == os.getuid() and _is_in(parent, root)
     return False
 
 
-# ---------------------------------------------------------------- who holds what
+# ---------------------------------------------------------------- who may write where
 
 
 def runs(root: Path) -> list[list[str]]:
-    """Command lines of the living processes that write in a checkout, its worktrees not counted."""
+    """List command lines of living processes that write in a checkout, without its worktrees."""
     found = []
     for process, command in _mine():
         with suppress(psutil.Error):
@@ -209,7 +209,7 @@ def runs(root: Path) -> list[list[str]]:
 
 
 def _writes(command: Sequence[str]) -> bool:
-    """Whether a command line is that of a run: a program of flows/, DVC, or a Prefect worker's."""
+    """Return whether a command line is a run's: a program of flows/, DVC or a Prefect worker."""
     module = (_program(command) or [""])[0]
     if module in NO_RUNS:
         return False
@@ -218,13 +218,13 @@ def _writes(command: Sequence[str]) -> bool:
 
 
 def holds(command: Sequence[str], recipe: str, recipes: Sequence[str]) -> bool:
-    """Whether a run may be writing for a recipe: it names it, or none of them."""
+    """Return whether a command may write for a recipe: it names this recipe, or none."""
     named = {word.rpartition("@")[2] for word in command} & set(recipes)
     return not named or recipe in named
 
 
 def checkout_of(folder: Path) -> Path:
-    """The checkout that a folder lies in: of a run's worktree, or the outermost with ``.git``."""
+    """Return the checkout of a folder: a run's worktree, or the nearest folder with ``.git``."""
     for place in (folder, *folder.parents):
         if place.parts[-3:-1] == RUNS or (place / ".git").exists():
             return place
@@ -232,7 +232,7 @@ def checkout_of(folder: Path) -> Path:
 
 
 def work_below(folder: Path) -> bool:
-    """Whether a living process works in a folder."""
+    """Return whether a living process works in a folder."""
     for process, _ in _mine():
         with suppress(psutil.Error):
             if _is_in(process, folder):
@@ -241,9 +241,9 @@ def work_below(folder: Path) -> bool:
 
 
 def may_have_made(file: Path, root: Path) -> bool:
-    """Whether a git, or a run, that works in the checkout may have made ``file``.
+    """Return whether a living git or run of the checkout may have written ``file``.
 
-    Whoever was started after the file was written has not.
+    A process that was started after the file was written has not.
     """
     with suppress(FileNotFoundError):
         written = file.stat().st_mtime

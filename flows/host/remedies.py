@@ -1,4 +1,4 @@
-"""Which changes of a recipe make it fit a GPU: the fewest, found by trying them."""
+"""Search the fewest changes of a recipe that make it fit a GPU."""
 
 from __future__ import annotations
 
@@ -13,19 +13,16 @@ from params.schema.recipe import Recipe
 from params.schema.reinforce import Lora
 from tasks.engines import ENGINES
 
-LORA = Lora(  # what is advised: on every linear layer
+LORA = Lora(  # the advice: on every linear layer
     rank=32,
     alpha=64,
     modules=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
 )
 
 
-# ---------------------------------------------------------------- what to change
-
-
 @dataclass(frozen=True)
 class Change:
-    """Another value of a recipe's key."""
+    """A new value for a key of a recipe."""
 
     key: str
     value: str
@@ -35,26 +32,26 @@ class Change:
 
     @property
     def short(self) -> str:
-        """The same, without what stands in braces."""
+        """The key alone where the value is a mapping."""
         return self.key if self.value.startswith("{") else str(self)
 
 
 Candidate = tuple[Recipe, Change]
-Kind = Callable[[Recipe, Card], Iterator[Candidate]]  # of change: the recipe with each value
+Kind = Callable[[Recipe, Card], Iterator[Candidate]]  # yields the recipe with each value of a key
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """Changes with which a recipe fits, and what it needs then, in bytes."""
+    """Changes that make a recipe fit, and the bytes that it needs then."""
 
     changes: Sequence[Change]
     peak: float
 
 
 def remedy(recipe: Recipe, row: Algorithm, config: Any, card: Card) -> Remedy | None:
-    """The fewest changes with which the recipe fits the card; None where none do.
+    """Return the fewest changes that make the recipe fit the card, or None.
 
-    Of as many the first in the order of CHANGES, which puts what changes no result first.
+    Of equally many, the first in the order of CHANGES: changes that affect no result come first.
     """
     shapes = {lora: shape_of(config, lora) for lora in {recipe.lora, LORA}}
     for count in range(1, len(CHANGES) + 1):
@@ -69,7 +66,7 @@ def remedy(recipe: Recipe, row: Algorithm, config: Any, card: Card) -> Remedy | 
 def _settings(
     recipe: Recipe, kinds: Sequence[Kind], card: Card
 ) -> Iterator[tuple[Recipe, list[Change]]]:
-    """The recipe with a change of each of these kinds, in all ways."""
+    """Yield the recipe with one change of each of these kinds, for all their values."""
     if not kinds:
         yield recipe, []
         return
@@ -79,7 +76,7 @@ def _settings(
 
 
 def _share(recipe: Recipe, card: Card) -> Iterator[Candidate]:
-    """Other shares of the card for an engine that takes one, the largest first."""
+    """Yield other shares of the card for vLLM, the largest first."""
     for hundredths in range(90, 0, -5) if has_share(recipe) else ():
         if hundredths / 100 != recipe.engine.memory:
             engine = recipe.engine.model_copy(update={"memory": hundredths / 100})
@@ -88,7 +85,7 @@ def _share(recipe: Recipe, card: Card) -> Iterator[Candidate]:
 
 
 def _rows(recipe: Recipe, card: Card) -> Iterator[Candidate]:
-    """Fewer paths side by side: whole questions."""
+    """Yield fewer paths sampled at once: whole questions."""
     rollout = recipe.reinforce.rollout
     if ENGINES[recipe.engine.kind].reserve is None:
         for questions in range(rollout.rows // rollout.leaves - 1, 0, -1):
@@ -100,7 +97,7 @@ def _rows(recipe: Recipe, card: Card) -> Iterator[Candidate]:
 
 
 def _micro_batch(recipe: Recipe, card: Card) -> Iterator[Candidate]:
-    """Halved as long as the longest path fits."""
+    """Yield halved micro-batches as long as the longest path fits."""
     update, context = recipe.reinforce.update, recipe.prepare.policy.context
     tokens = update.micro_batch_tokens // 2
     while tokens >= context:

@@ -1,4 +1,4 @@
-"""Files and folders by their DVC digest: keep, restore and check them, in the cache or a remote."""
+"""Keep, restore and check files and folders by their DVC digest, in DVC's cache or its remote."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from typing import Any
 from flows.runs import git
 from flows.runs.dvc_command import open_repository
 
-CONNECT = 30  # seconds that an SSH server has to answer, where the remote does not say
+CONNECT = 30  # seconds until a connection by SSH fails, where the remote sets no timeout
 
 
-# ---------------------------------------------------------------- where DVC keeps things
+# ---------------------------------------------------------------- remotes
 
 
 def default_store() -> str | None:
-    """The address of the ledger's second place in DVC's default remote; None without a remote."""
+    """Return the ledger mirror's address in DVC's default remote; None without a remote."""
     remote = _config()["core"].get("remote")
     return f"remote://{remote}/ledger" if remote else None
 
 
 def filesystem(address: str) -> Callable[[], tuple[Any, str]]:
-    """What connects to ``address`` anew, giving a filesystem of fsspec and the folder in it.
+    """Return a function that connects to ``address``: a fsspec filesystem, and the folder in it.
 
     ``address``: a folder, or what ``dvc remote add`` takes, ``remote://<name>/<path>`` included;
-    the credentials are those of DVC's remote. Raises ValueError where DVC cannot make sense of it.
+    credentials are those of DVC's remote. Raises ValueError for an address that DVC does not know.
     """
     from dvc.exceptions import DvcException
     from dvc.fs import get_cloud_fs, known_implementations
@@ -61,13 +61,13 @@ def _config() -> Any:
     return Config(".dvc" if Path(".dvc").is_dir() else None)
 
 
-# ---------------------------------------------------------------- what other runs have left
+# ---------------------------------------------------------------- files by digest
 
 
 def restore(digest: str, target: Path) -> None:
     """Copy a file or folder to ``target`` by its digest, from DVC's cache or else from the remote.
 
-    digest: DVC's, such as "eb26…89.dir". Raises ValueError where neither has it whole.
+    digest: DVC's, such as "eb26…89.dir". Raises ValueError where neither has all of it.
     """
     with open_repository() as repository:
         cache = repository.cache.local
@@ -85,7 +85,7 @@ def _hash_info(digest: str) -> Any:
 
 
 def _listed(repository: Any, digest: str) -> list[tuple[tuple[str, ...], Any]]:
-    """The files of a folder by its digest: parts of the path, and what DVC calls a hash info."""
+    """List the files of a folder by its digest: parts of the path, and DVC's hash info."""
     from dvc_data.hashfile import load
 
     wanted = _hash_info(digest)
@@ -95,7 +95,7 @@ def _listed(repository: Any, digest: str) -> list[tuple[tuple[str, ...], Any]]:
 
 
 def kept_folder(digest: str) -> dict[str, str]:
-    """The files in a folder that DVC keeps, by its digest: path in it -> digest.
+    """List the files of a cached folder by its digest: path in the folder -> digest.
 
     Raises ValueError as ``restore``.
     """
@@ -104,14 +104,14 @@ def kept_folder(digest: str) -> dict[str, str]:
 
 
 def kept_file(digest: str) -> bytes:
-    """A file that DVC keeps, by its digest. Raises ValueError as ``restore``."""
+    """Return the content of a cached file by its digest. Raises ValueError as ``restore``."""
     with open_repository() as repository:
         _need(repository, [_hash_info(digest)])
         return Path(repository.cache.local.oid_to_path(digest)).read_bytes()
 
 
 def keep(folder: Path) -> str:
-    """Copy a folder into DVC's cache; its digest, which ``restore`` takes."""
+    """Copy a folder into DVC's cache; return its digest, which ``restore`` takes."""
     from dvc_data.hashfile.build import build
     from dvc_data.hashfile.transfer import transfer
     from dvc_objects.fs.local import LocalFileSystem
@@ -124,7 +124,7 @@ def keep(folder: Path) -> str:
 
 
 def digest_of(path: Path) -> str:
-    """The digest that DVC gives a file or a folder as it is now."""
+    """Return DVC's digest of a file or a folder as it is now."""
     from dvc_data.hashfile.build import build
     from dvc_objects.fs.local import LocalFileSystem
 
@@ -135,14 +135,14 @@ def digest_of(path: Path) -> str:
 
 
 def _need(repository: Any, wanted: list[Any]) -> None:
-    """Have these in DVC's cache, from its remote where need be; ValueError where it lacks one."""
+    """Fetch what DVC's cache lacks from the remote; ValueError where that lacks it too."""
     from dvc.config import NoRemoteError
 
     def missing() -> list[Any]:
         return [info for info in wanted if not repository.cache.local.exists(info.value)]
 
-    logging.getLogger("dvc.data_cloud").setLevel(logging.ERROR)  # the error below says it
-    remote = "its remote does, too"
+    logging.getLogger("dvc.data_cloud").setLevel(logging.ERROR)  # the error below is enough
+    remote = "so does its remote"
     if lacking := missing():
         try:
             repository.cloud.pull(lacking)
@@ -156,7 +156,7 @@ def _need(repository: Any, wanted: list[Any]) -> None:
 
 
 def _copy(source: Path, target: Path, digest: str) -> None:
-    """Copy a file of the cache; ValueError where it is not what its name says."""
+    """Copy a file of the cache; ValueError where its content does not have this digest."""
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source, target)
     with target.open("rb") as stream:
@@ -166,9 +166,9 @@ def _copy(source: Path, target: Path, digest: str) -> None:
 
 
 def with_digest(file: str, digest: str, commit: str) -> bytes | None:
-    """What a file was when DVC gave it this digest, or None where neither place has it.
+    """Return a file's content at the time when it had this digest, or None.
 
-    It is looked for in the history up to ``commit`` and in DVC's cache.
+    Searches the history up to ``commit``, then DVC's cache.
     """
     if found := git.with_digest(file, digest, commit):
         return found
@@ -178,10 +178,11 @@ def with_digest(file: str, digest: str, commit: str) -> bytes | None:
 
 
 def open_objects() -> dict[Path, bool]:
-    """Files of this checkout's own cache that an edit of an out in place would change.
+    """Return the writable files of this checkout's own cache, and whether each is intact.
 
-    DVC links outs to its cache and takes the permission to write from both; these have it. The
-    value is whether the content is still the one that the file is named after.
+    DVC links outs to its cache and removes the write permission of both; an edit in place of such a
+    file would change the cache. Intact: the content still has the digest that the file is named
+    after.
     """
     with open_repository() as repository:
         cache = Path(repository.cache.local_cache_dir)
@@ -192,7 +193,7 @@ def open_objects() -> dict[Path, bool]:
 
 
 def close_object(file: Path) -> None:
-    """Take the permission to write from a file of the cache, or drop one that was changed."""
+    """Remove the write permission of a cached file; delete the file if it was changed."""
     if _is_intact(file):
         file.chmod(0o444)
     else:
@@ -214,7 +215,7 @@ def _is_intact(file: Path) -> bool:
 
 
 def edited_outs() -> list[str]:
-    """Outs that stages edit in place (``persist: true``) though DVC links outs to its cache."""
+    """List outs that stages edit in place (``persist: true``) although DVC links them."""
     with open_repository() as repository:
         if not set(repository.config["cache"].get("type", [])) & {"hardlink", "symlink"}:
             return []
@@ -222,7 +223,7 @@ def edited_outs() -> list[str]:
 
 
 def copy_outs() -> None:
-    """Have DVC copy outs in this checkout, where it cannot clone them, and never link them."""
+    """Set this checkout's DVC to clone or copy outs instead of linking them."""
     edited = edited_outs()
     with open_repository() as repository, repository.config.edit("local") as local:
         local.setdefault("cache", {})["type"] = ["reflink", "copy"]

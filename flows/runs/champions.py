@@ -1,26 +1,26 @@
-"""The champion of each recipe: a version of the registered MLflow model of the recipe's name.
+"""Register and find champions: versions of the MLflow model that has the recipe's name.
 
-The alias ``champion`` says which version it is. A version holds no weights: its source is
+The alias ``champion`` names the current version. A version holds no weights: its source is
 ``dvc://models/<recipe>/trained@<commit>``, its tags are the commit, DVC's digests and the verdict's
 figures, and the files come from DVC's cache or remote. Only flows/retrain.py imports this module,
-for only a retraining moves the alias; a person loads the champion with ``champion``.
+because only a retraining moves the alias; people load the champion with ``champion``.
 
-The registry lies where ``track`` writes. One that is away raises RegistryError, which no run needs
-to end with: a run without its champion's name is judged by the one in its recipe, and ``promote``
-refuses to replace a champion that the candidate was not compared with.
+The registry is in the tracking store. An unreachable one raises RegistryError, which ends no run:
+the champion in the recipe is then the one to beat, and ``promote`` refuses to replace a champion
+that the candidate was not compared with.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flows.host import files
 from flows.runs import cache, git, worktree
 from flows.tracking import run, store
 from flows.tracking.run import COMMIT, DIGEST
@@ -33,26 +33,26 @@ if TYPE_CHECKING:
 ALIAS = "champion"
 PROMOTED = "beamline.promoted"  # tag of a version that the alias has moved to
 FILES = Path(".beamline/champions")
-LOCK = Path(".beamline/registry")  # two runs of this checkout do not promote at once
+LOCK = Path(".beamline/registry")  # one run of this checkout promotes at a time
 PINNED = re.compile(r"^champion:.*\n(?:[ \t]+.*\n)*", re.MULTILINE)  # in a recipe's file
 
 
 class RegistryError(RuntimeError):
-    """The registry is away, or does not take what it is asked to."""
+    """The registry is unreachable or refuses a request."""
 
 
 class OvertakenError(RegistryError):
-    """Another run has become the champion since a candidate was compared with the one before."""
+    """Another run became the champion after the candidate was compared with the previous one."""
 
 
-# ---------------------------------------------------------------- who the champion is
+# ---------------------------------------------------------------- the champion
 
 
 def current(recipe: str) -> Champion | None:
-    """The champion of a recipe; None where it has none. Raises RegistryError.
+    """Return the champion of a recipe, or None. Raises RegistryError.
 
-    Raises ValueError for a version of another source than the two that can be brought back: DVC,
-    or a folder of this machine, which is then kept in DVC's cache.
+    Raises ValueError for a version whose source cannot be restored: neither in DVC nor a folder of
+    this machine. Such a folder is added to DVC's cache.
     """
     with _registry() as client:
         number = _aliased(client, recipe)
@@ -73,10 +73,10 @@ def current(recipe: str) -> Champion | None:
 
 
 def fetch(recipe: str, into: Path) -> Champion | None:
-    """Write the recipe's champion into the recipe's file ``into``, as its key ``champion``.
+    """Write the recipe's champion into the recipe's file ``into``, under its key ``champion``.
 
-    The stage ``champion`` brings its files from there, so the run's commit says what it was
-    compared with. Nothing else of the file changes. Raises as ``current``, and ValueError for a
+    The stage ``champion`` restores its files from there, so the run's commit records what it was
+    compared with. The rest of the file stays as it is. Raises as ``current``, and ValueError for a
     file without that key.
     """
     found = current(recipe)
@@ -88,9 +88,8 @@ def fetch(recipe: str, into: Path) -> Champion | None:
             "'champion: null'"
         )
     if written != text:
-        partial = into.with_name(f".{into.name}.partial")
-        partial.write_text(written)
-        partial.replace(into)
+        with files.replaced(into) as partial:
+            partial.write_text(written)
     return found
 
 
@@ -99,33 +98,31 @@ def _inline(champion: Champion | None) -> str:
 
 
 def champion(recipe: str, folder: Path = FILES) -> Path:
-    """The folder with the champion's files, which transformers can load.
+    """Return a folder with the champion's files, which transformers can load.
 
-    They come from DVC's cache or remote into ``folder``, once a version. Raises as ``current``,
-    and ValueError where there is no champion or DVC does not have the files.
+    They are restored from DVC's cache or remote into ``folder``, once a version. Raises as
+    ``current``, and ValueError where there is no champion or DVC lacks the files.
     """
     found = current(recipe)
     if found is None:
         raise ValueError(f"the recipe {recipe} has no champion yet: a retraining promotes one")
     target = folder / f"{recipe}-{found.version}-{found.digest[:8]}"
     if not target.exists():
-        partial = target.with_name(f".{target.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        cache.restore(found.digest, partial)
-        partial.rename(target)
+        with files.replaced(target) as partial:
+            cache.restore(found.digest, partial)
     return target
 
 
-# ---------------------------------------------------------------- who becomes the champion
+# ---------------------------------------------------------------- promotion
 
 
 def promote(recipe: str, commit: str, *, back: bool = False) -> str:
-    """Make the policy of the run at ``commit`` the champion, if its verdict says so; in words.
+    """Make the policy of a run's ``commit`` the champion if its verdict allows; return a message.
 
-    ``commit``: or a branch. Registers a version for the commit, once, and moves the alias to it,
-    once: only from the champion that the verdict compares with, so that neither a replay nor a run
-    that another one has overtaken moves it back; ``back`` moves it nevertheless.
-    Raises OvertakenError, RegistryError, and ValueError for a commit without a verdict or a policy.
+    ``commit``: or a branch. Registers a version for the commit once, and moves the alias to it
+    once, and only from the champion that the verdict compares with: a replay, or a run that another
+    one has overtaken, moves nothing. With ``back`` it moves in any case. Raises OvertakenError,
+    RegistryError, and ValueError for a commit without a verdict or a policy.
     """
     commit = git.resolve(commit)
     verdict = json.loads(git.content(commit, f"reports/{recipe}/verdict.json"))
@@ -203,12 +200,12 @@ def _registry() -> Iterator[MlflowClient]:
             raise
         raise RegistryError(
             f"the model registry {uri} cannot be used ({str(error).strip().splitlines()[0]}): the "
-            "champion stays who it was; the same call may be repeated"
+            "champion stays; the same call may be repeated"
         ) from error
 
 
 def _aliased(client: MlflowClient, recipe: str) -> int | None:
-    """The version that the alias names."""
+    """Return the version that the alias names, or None."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -221,7 +218,7 @@ def _aliased(client: MlflowClient, recipe: str) -> int | None:
 
 
 def _of_commit(client: MlflowClient, recipe: str, commit: str) -> int | None:
-    """The version that was registered for a commit."""
+    """Return the version that was registered for a commit, or None."""
     held: list[ModelVersion] = list(client.search_model_versions(f"name = '{recipe}'"))
     numbers = [int(each.version) for each in held if each.tags.get(COMMIT) == commit]
     return min(numbers, default=None)

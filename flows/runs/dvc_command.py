@@ -1,7 +1,7 @@
-"""Run DVC so that it ends with its caller, and open its repository.
+"""Open DVC's repository; run DVC as a child process that always ends with its caller.
 
-Run as a program, this module is the ``dvc`` command as ``reproduce`` needs it. DVC is imported
-where it is needed: most calls do without, and the import takes a second.
+Run as a program, this module is the ``dvc`` command in the form that ``reproduce`` needs. DVC is
+imported where it is used: most calls do without, and the import takes a second.
 """
 
 from __future__ import annotations
@@ -23,17 +23,20 @@ from flows import end_import_phase
 from flows.host import processes
 
 HERE = Path()
-PARENT = "BEAMLINE_PARENT"  # environment variable: the process that the child must not outlive
+PARENT = (
+    "BEAMLINE_PARENT"  # environment variable: id of the process that the child must not outlive
+)
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
-GRACE = 10.0  # seconds that an interrupted stage has to take its leave of Prefect and MLflow
+GRACE = 10.0  # shutdown grace period in seconds
 
 
 class StageError(RuntimeError):
-    """A stage ended with an error that it, or DVC, has put on the terminal already."""
+    """A stage failed; the error has already been printed."""
 
 
 @contextmanager
 def open_repository(root: Path = HERE) -> Iterator[Any]:
+    """Open DVC's repository at ``root``; ValueError where there is none or dvc.yaml is invalid."""
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
@@ -51,12 +54,12 @@ def open_repository(root: Path = HERE) -> Iterator[Any]:
 def reproduce(stage: str, root: Path = HERE, /, **environment: str) -> None:
     """Run one stage, as ``dvc --wait-for-lock repro -s <stage>`` does, with ``environment`` added.
 
-    Its output goes straight to the terminal. DVC and the stage end with the caller, however that
-    ends. Raises StageError.
+    Its output goes straight to the terminal. DVC and the stage end with the caller, even if it is
+    killed. Raises StageError.
     """
     ours = {
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
-        "SHELL": "/bin/sh",  # DVC would use the user's own, whatever that makes of `exec`
+        "SHELL": "/bin/sh",  # DVC would use the user's, which may treat `exec` otherwise
     }
     command = ["flows.runs.dvc_command", "--wait-for-lock", "repro", "-s", stage]
     if supervise(command, ours | environment, root):
@@ -66,10 +69,10 @@ def reproduce(stage: str, root: Path = HERE, /, **environment: str) -> None:
 def supervise(
     module: Sequence[str], environment: dict[str, str], root: Path = HERE, grace: float = GRACE
 ) -> int:
-    """Run ``python -m <module> …`` in ``root`` to its end; its exit status.
+    """Run ``python -m <module> …`` in ``root`` and return its exit status.
 
-    It ends with the caller: interrupted together with it, with ``grace`` seconds to take its leave,
-    and killed with it where it calls ``die_with_parent``.
+    It is interrupted together with the caller and has ``grace`` seconds to shut down. It is killed
+    with the caller if it calls ``die_with_parent``.
     """
     process = subprocess.Popen(
         [sys.executable, "-m", *module],
@@ -85,7 +88,7 @@ def supervise(
 
 
 def _interrupt(process: subprocess.Popen[bytes], grace: float) -> None:
-    """Let DVC's stage end by itself (DVC waits for it), then end what is left of the group."""
+    """Interrupt DVC, which waits for its stage; after ``grace`` seconds kill the process group."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
@@ -97,20 +100,20 @@ def _interrupt(process: subprocess.Popen[bytes], grace: float) -> None:
 def die_with_parent() -> None:
     """Have the kernel kill this process when its parent ends, even by SIGKILL.
 
-    Where BEAMLINE_PARENT names the parent and another process has taken its place, it ended before
-    this call, and the process exits. From here on this process is the parent of what it starts.
+    Exits where the parent named by BEAMLINE_PARENT ended before this call. From here on, this
+    process is the parent in the environment of its children.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.environ.get(PARENT, str(os.getppid())) != str(os.getppid()):
-        sys.exit("the process that started this one is gone")
+        sys.exit("the process that started this one has ended")
     os.environ[PARENT] = str(os.getpid())
 
 
 def _dvc(arguments: list[str]) -> int:
-    """The ``dvc`` command, less what it would say after the stage: that has the last word."""
+    """Run the ``dvc`` command without DVC's closing messages: the stage's output comes last."""
     end_import_phase()
     die_with_parent()
-    if arguments[:1] == ["--cd"]:  # DVC's own comes too late for the lock
+    if arguments[:1] == ["--cd"]:  # DVC's own --cd comes after the lock
         os.chdir(arguments[1])
         del arguments[:2]
     from dvc.cli import main
@@ -118,13 +121,13 @@ def _dvc(arguments: list[str]) -> int:
 
     ui.enable = lambda: None
     for handler in logging.getLogger("dvc").handlers:
-        handler.addFilter(_is_news)
+        handler.addFilter(_is_needed)
     _mend_rwlock(Path(".dvc/tmp"))
     return main(arguments)
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a line of DVC's tells more than the stage and the caller do."""
+def _is_needed(record: logging.LogRecord) -> bool:
+    """Return whether a log line of DVC adds anything to the output of the stage and the caller."""
     from dvc.stage.exceptions import StageCmdFailedError
 
     cause = record.exc_info and record.exc_info[1] and record.exc_info[1].__cause__
@@ -134,12 +137,12 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 def _mend_rwlock(folder: Path) -> None:
-    """Drop from DVC's list of paths in use the entries that a killed DVC has left.
+    """Drop the entries of killed processes from DVC's list of paths in use.
 
-    DVC does so itself where no process has the entry's id. Ids come again, though, after a restart
-    of a container for one: an entry whose process is younger than the list is nobody's. A container
-    without an init process also keeps the dead for ever, as zombies. And a list that was half
-    written when DVC was killed says nothing at all.
+    DVC does so itself where no process has the entry's id. But ids are reused, after a restart of a
+    container for one: an entry whose process is younger than the list is stale. In a container
+    without an init process, the dead also stay for ever as zombies. A half-written list holds no
+    entry.
     """
     from dvc.lock import make_lock
 
@@ -161,6 +164,7 @@ def _mend_rwlock(folder: Path) -> None:
 
 
 def dvc_quietly(place: Path, *arguments: str) -> int:
+    """Run a DVC command at ``place`` without output; return its exit status."""
     command = [
         sys.executable,
         "-m",
@@ -174,15 +178,15 @@ def dvc_quietly(place: Path, *arguments: str) -> int:
 
 
 def _holds(entry: Mapping[str, Any], written: float) -> bool:
-    """Whether the process of an entry, in a list that was ``written`` then, still runs."""
+    """Return whether the process of an entry, in a list ``written`` at that time, still runs."""
     return processes.lives(entry["pid"], written)
 
 
-# ---------------------------------------------------------------- what crashes leave
+# ---------------------------------------------------------------- stale locks
 
 
 def dead_locks() -> list[str]:
-    """The paths that DVC takes for being in use by processes that are gone; see ``free_locks``."""
+    """List the paths that DVC's list has in use by processes that have ended."""
     file = Path(".dvc/tmp/rwlock")
     if not file.exists():
         return []
@@ -197,7 +201,7 @@ def dead_locks() -> list[str]:
 
 
 def free_locks() -> None:
-    """Drop the entries of ``dead_locks``."""
+    """Drop the entries that ``dead_locks`` lists."""
     _mend_rwlock(Path(".dvc/tmp"))
 
 

@@ -1,42 +1,26 @@
-"""Where two runs of the same stages part: the first stage, iteration and sub-step, and its inputs.
+"""Find the first stage, iteration and sub-step in which two runs differ, and its inputs.
 
-Two checkouts are compared by what dvc.lock and ``data/<recipe>/records`` say, digest by digest.
+Two checkouts are compared by the digests in dvc.lock and in ``data/<recipe>/records``.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+from flows.runs import cache, file_difference, git, pipeline
+from flows.runs.file_difference import NOTHING, Change, shown
 
-from flows.runs import cache, git, pipeline
-
-Lock = Mapping[str, Any]  # what dvc.lock says of a stage
-NOTHING = "nothing"
-SHOWN = 120  # characters of a value
-CONTEXT = 20  # characters of a long value before those that differ
-
-
-@dataclass(frozen=True)
-class Change:
-    """A value that is not what it was."""
-
-    name: str  # "params/toy.yaml seed", "artifact policy"
-    before: str
-    now: str
-
-    def __str__(self) -> str:
-        return f"{self.name}: was {self.before}, is {self.now}"
+Lock = Mapping[str, Any]  # the entry of a stage in dvc.lock
+BYTECODE = "__pycache__"  # which DVC ignores, too
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The first stage that differs, and how."""
+    """The first stage that differs, and what differs in it."""
 
     stage: str
     inputs: list[Change]  # of the stage: parameters, data, source files
@@ -56,9 +40,10 @@ class Difference:
 def first_difference(
     stages: Sequence[str], before: Path, now: Path, commit: str
 ) -> Difference | None:
-    """Compare the stages, in their order, of two checkouts; None where all digests are the same.
+    """Compare the stages of two checkouts in their order; return the first difference, or None.
 
-    ``commit`` is the one that ``before`` is of: its history has earlier states of the inputs.
+    ``commit``: that of ``before``; earlier states of the inputs are looked up in its history.
+    Comments and docstrings of sources are no difference, as they are in no key of the ledger.
     """
     locks = pipeline.locked(before), pipeline.locked(now)
     for stage in stages:
@@ -74,18 +59,18 @@ def first_difference(
 
 
 def _inputs(old: Lock, new: Lock, now: Path, commit: str) -> list[Change]:
-    """Parameters and files that a stage was given and that are not what they were."""
+    """Return the parameters and files that a stage reads and that have changed."""
     changes = [] if old.get("cmd") == new.get("cmd") else [_change("cmd", old, new)]
     changes += _changed(_parameters(old), _parameters(new))
     before, after = _digests(old, "deps"), _digests(new, "deps")
     for change in _changed(before, after):
-        found = _within(change.name, before.get(change.name, ""), now, commit)
-        changes.append(found or change)
+        if found := _within(change, before.get(change.name, ""), now, commit):
+            changes.append(found)
     return changes
 
 
 def _parameters(lock: Lock) -> dict[str, Any]:
-    """Each single parameter: "params/toy.yaml reinforce.update.epochs" -> 1."""
+    """Return each single parameter: "params/toy.yaml reinforce.update.epochs" -> 1."""
     return {
         f"{file} {key}": value
         for file, sections in lock.get("params", {}).items()
@@ -113,23 +98,14 @@ def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
 
 
 def _change(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Change:
-    return Change(name, *(_shown(values.get(name, NOTHING)) for values in (before, now)))
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)
-
-
-def _shown(value: Any) -> str:
-    text = _text(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+    return Change(name, *(shown(values.get(name, NOTHING)) for values in (before, now)))
 
 
 # ---------------------------------------------------------------- sub-steps
 
 
 def parsed_records(lines: str) -> list[dict[str, Any]]:
-    """The records of the sub-steps of a stage, as ledger.publish_records writes them."""
+    """Parse the records of a stage's sub-steps, as artifacts.publish_records writes them."""
     return [json.loads(line) for line in lines.splitlines()]
 
 
@@ -140,7 +116,7 @@ def _records(file: Path) -> list[dict[str, Any]]:
 def _first_record(
     before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]
 ) -> tuple[str, list[Change]]:
-    """The first sub-step that differs, and what of it: its inputs, then what it made of them."""
+    """Return the first sub-step that differs, its changed inputs, then its artifacts."""
     for number in range(max(len(before), len(now))):
         old, new = (dict(some[number]) if number < len(some) else {} for some in (before, now))
         if old == new:
@@ -175,7 +151,7 @@ def _of_record(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
 
 
 def _parsed(identity: Any) -> Any:
-    """A section of the recipe stands in a record as JSON; a digest does not."""
+    """Parse a section of the recipe, which a record holds as JSON; leave digests as they are."""
     if isinstance(identity, str) and identity.startswith("{"):
         return json.loads(identity)
     return identity
@@ -184,62 +160,34 @@ def _parsed(identity: Any) -> Any:
 # ---------------------------------------------------------------- within a file
 
 
-def _within(path: str, digest: str, now: Path, commit: str) -> Change | None:
-    """The first line or row that differs of a file, or of a file in a folder.
+def _within(change: Change, digest: str, now: Path, commit: str) -> Change | None:
+    """Return the first line or row that differs in a file, or in the files of a folder.
 
-    None where the earlier state is not known.
+    ``digest``: DVC's, of the earlier state. Returns the change as it is where that state is not
+    known, and None for sources that differ in comments and docstrings alone.
     """
+    path = change.name
+    before, after = _earlier(path, digest, commit), _present(path, now)
+    if before is None or not after:
+        return change
+    if found := file_difference.in_files(before, after):
+        return found
+    differing = [name for name in before if before[name] != after[name]]
+    return None if all(name.endswith(".py") for name in differing) else change
+
+
+def _earlier(path: str, digest: str, commit: str) -> dict[str, bytes] | None:
+    """Return the earlier content of a file, or of each file of a folder, by path."""
     if digest.endswith(".dir"):
         folder = git.folder_with_digest(path, digest, commit)
-        return None if folder is None else _within_folder(path, folder, now / path)
-    before = cache.with_digest(path, digest, commit) if digest else None
-    if before is None or not (now / path).is_file():
-        return None
-    return _within_file(path, before, (now / path).read_bytes())
+        return folder and {f"{path}/{name}": content for name, content in folder.items()}
+    content = cache.with_digest(path, digest, commit) if digest else None
+    return None if content is None else {path: content}
 
 
-def _within_folder(folder: str, before: Mapping[str, bytes], now: Path) -> Change | None:
-    files = {str(file.relative_to(now)) for file in now.rglob("*") if file.is_file()}
-    for name in sorted({*before, *files}):
-        path = f"{folder}/{name}"
-        if (name in before) != (name in files):
-            was, there = ("a file" if name in some else NOTHING for some in (before, files))
-            return Change(path, was, there)
-        if found := _within_file(path, before[name], (now / name).read_bytes()):
-            return found
-    return None
-
-
-def _within_file(file: str, before: bytes, now: bytes) -> Change | None:
-    suffix = Path(file).suffix
-    rows = ROWS.get(suffix, _lines)
-    old, new = rows(before), rows(now)
-    for number in range(max(len(old), len(new))):
-        pair = [_text(some[number]) if number < len(some) else NOTHING for some in (old, new)]
-        if pair[0] != pair[1]:
-            where = f"{file}, {WORDS.get(suffix, 'line')} {number + 1}"
-            return Change(where, *_parting(*pair))
-    return None
-
-
-def _parting(before: str, now: str) -> tuple[str, str]:
-    """Two texts that differ, as far as they are shown: long ones from where they begin to."""
-    begin = 0
-    if max(len(before), len(now)) > SHOWN:
-        shorter = min(len(before), len(now))
-        same = next((i for i in range(shorter) if before[i] != now[i]), shorter)
-        begin = max(0, same - CONTEXT)
-    mark = "…" if begin else ""
-    return mark + _shown(before[begin:]), mark + _shown(now[begin:])
-
-
-def _lines(content: bytes) -> list[Any]:
-    return content.decode(errors="replace").splitlines()
-
-
-def _parquet(content: bytes) -> list[Any]:
-    return pq.read_table(pa.BufferReader(content)).to_pylist()
-
-
-ROWS: dict[str, Callable[[bytes], list[Any]]] = {".parquet": _parquet}
-WORDS = {".parquet": "row", ".jsonl": "row", ".csv": "row"}
+def _present(path: str, root: Path) -> dict[str, bytes]:
+    """Return the present content of a file, or of each file of a folder, by path."""
+    place = root / path
+    every = [place] if place.is_file() else sorted(place.rglob("*"))
+    files = [file for file in every if file.is_file() and BYTECODE not in file.parts]
+    return {file.relative_to(root).as_posix(): file.read_bytes() for file in files}

@@ -1,7 +1,7 @@
-"""Git: where the checkout stands, what a commit has, the branches of runs, and their worktrees.
+"""Read and write git: the checkout's commit, the content of commits, branches of runs, worktrees.
 
-Everything is relative to the current folder, which is the project's root, or to ``root``, which is
-that of another checkout. What DVC knows of a commit is in flows/runs/dvc_command.py.
+Paths are relative to the current folder, the project's root, or to ``root``, that of another
+checkout. What dvc.lock names is read by flows/runs/pipeline.py.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from typing import Any
 import yaml
 
 HERE = Path()
-GITS_OWN = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
-WRITTEN_BY_RUNS = (":!dvc.lock", ":!reports")  # differences that no run is made from
+OF_A_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
+WRITTEN_BY_RUNS = (":!dvc.lock", ":!reports")  # never an input of a run
 
 
 @dataclass(frozen=True)
 class Revision:
-    """Where the checkout stands. ``commit`` is empty before the first one."""
+    """The commit of a checkout; empty before the first one."""
 
     commit: str
     dirty: bool
 
 
 def revision() -> Revision:
-    """Commit of the checkout, and whether anything but what runs write differs from it."""
+    """Return the checkout's commit, and whether anything but outputs of runs differs from it."""
     commit = _git("rev-parse", "--verify", "--quiet", "HEAD")
     changes = _git("status", "--porcelain", "--", ".", *WRITTEN_BY_RUNS)
     return Revision(commit, dirty=not commit or bool(changes))
 
 
 def uncommitted(*besides: str) -> list[str]:
-    """Tracked files that differ from the last commit, as git lists them; not what runs write.
+    """List tracked files that differ from the last commit, as ``git status`` prints them.
 
-    Nor those ``besides``.
+    Outputs of runs and the paths ``besides`` are left out.
     """
     listed = ("status", "--porcelain", "--untracked-files=no")
     beside = [f":!{path}" for path in besides]
@@ -49,17 +49,17 @@ def uncommitted(*besides: str) -> list[str]:
 
 
 def committed(path: str, root: Path = HERE, at: str = "HEAD") -> bool:
-    """Whether a commit, the last one by default, has a file, or a folder with files."""
+    """Return whether a commit, by default the last one, has this file or a file in this folder."""
     return bool(_git("ls-tree", "--name-only", at, "--", path, root=root))
 
 
 def head(root: Path) -> str:
-    """The commit that a worktree stands at."""
+    """Return the commit that a worktree has checked out."""
     return _do_git("rev-parse", "HEAD", root=root)
 
 
 def resolve(revision: str) -> str:
-    """The commit that a branch, a tag or a part of a hash names; ValueError where none does."""
+    """Return the commit of a branch, tag or abbreviated hash; ValueError where there is none."""
     commit = _git("rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
     if not commit:  # a branch that only a remote of this clone has
         found = _git("for-each-ref", "--format=%(objectname)", f"refs/remotes/*/{revision}")
@@ -73,23 +73,23 @@ def resolve(revision: str) -> str:
 
 
 def trailer(commit: str, key: str) -> str:
-    """The value of a ``Key: value`` line at the end of a commit's message, or nothing."""
+    """Return the value of a ``Key: value`` line at the end of a commit's message, or ""."""
     return _git("log", "-1", f"--format=%(trailers:key={key},valueonly)", commit)
 
 
 def check_identity() -> None:
-    """Raise ValueError where git does not know whose commit a commit would be."""
+    """Raise ValueError where git has no name and e-mail address to commit with."""
     if not _git("var", "GIT_COMMITTER_IDENT"):
         raise ValueError(
             "git does not know who commits: git config --global user.name <name>, and user.email"
         )
 
 
-# ---------------------------------------------------------------- what a commit has
+# ---------------------------------------------------------------- content of commits
 
 
 def content(commit: str, file: str) -> str:
-    """A file as a commit has it. Raises ValueError where the commit or the file is not there."""
+    """Return a file's text at a commit. Raises ValueError where commit or file is missing."""
     shown = subprocess.run(["git", "show", f"{commit}:{file}"], capture_output=True, text=True)
     if shown.returncode:
         raise ValueError(f"commit {commit} has no {file}: {shown.stderr.strip()}")
@@ -97,12 +97,12 @@ def content(commit: str, file: str) -> str:
 
 
 def locked_at(commit: str) -> dict[str, Any]:
-    """What dvc.lock says of each stage at a commit. Raises ValueError as ``content``."""
+    """Return the stages of dvc.lock at a commit. Raises ValueError as ``content``."""
     return (yaml.safe_load(content(commit, "dvc.lock")) or {}).get("stages", {})
 
 
 def digests_at(commit: str, recipe: str) -> dict[str, str]:
-    """Digest of each out of a recipe's stages at a commit. Raises ValueError as ``content``."""
+    """Return the digest of each out of a recipe's stages at a commit. Raises as ``content``."""
     return {
         out["path"]: out["md5"]
         for name, stage in locked_at(commit).items()
@@ -112,13 +112,16 @@ def digests_at(commit: str, recipe: str) -> dict[str, str]:
 
 
 def recipes_at(commit: str) -> list[str]:
-    """The recipes whose stages a commit's dvc.lock names."""
+    """Return the recipes that have a stage in a commit's dvc.lock."""
     lock = yaml.safe_load(_git("show", f"{commit}:dvc.lock")) or {}
     return sorted({name.rpartition("@")[2] for name in lock.get("stages", {})})
 
 
 def with_digest(file: str, digest: str, commit: str) -> bytes | None:
-    """What a file was when its MD5 was this one, in the history up to ``commit``; None: never."""
+    """Return a file's content at the time when its MD5 was ``digest``; None where it never was.
+
+    Searches the history up to ``commit``.
+    """
     for older in _git("log", "--format=%H", commit, "--", file).splitlines():
         content = _bytes_at(older, file)
         if hashlib.md5(content).hexdigest() == digest:
@@ -127,10 +130,10 @@ def with_digest(file: str, digest: str, commit: str) -> bytes | None:
 
 
 def folder_with_digest(folder: str, digest: str, commit: str) -> dict[str, bytes] | None:
-    """The files of a folder when DVC gave it this digest, by their paths in it.
+    """Return the files of a folder when DVC gave it this digest: path in the folder -> content.
 
-    They are looked for in the history up to ``commit``; None where it has no such state, as where
-    a part of the folder is not git's.
+    Searches the history up to ``commit``. None where it has no such state, for instance because git
+    does not track all of the folder.
     """
     for older in [commit, *_git("log", "--format=%H", commit, "--", folder).splitlines()]:
         names = _git("ls-tree", "-r", "--name-only", "-z", older, "--", folder).split("\0")
@@ -147,7 +150,7 @@ def _bytes_at(commit: str, file: str) -> bytes:
 
 
 def _folder_digest(files: Mapping[str, bytes]) -> str:
-    """DVC's digest of a folder: that of the list of its files, as DVC writes it."""
+    """Compute DVC's digest of a folder: the MD5 of the list of its files, as DVC writes it."""
     listed = [
         {"md5": hashlib.md5(content).hexdigest(), "relpath": path}
         for path, content in sorted(files.items())
@@ -159,15 +162,12 @@ def _folder_digest(files: Mapping[str, bytes]) -> str:
 
 
 def runs(recipe: str) -> list[str]:
-    """The branches of the recipe's runs that this repository knows, the newest first.
-
-    Of every recipe's for "*".
-    """
+    """List the branches of a recipe's runs, the newest first; of every recipe for "*"."""
     return [branch for _, branch in reversed(_runs(recipe))]
 
 
 def runs_with(digest: str) -> list[str]:
-    """The branches of runs whose dvc.lock has a digest, the oldest first; each commit once."""
+    """List the branches of runs whose dvc.lock has a digest, the oldest first; each commit once."""
     known = dict(_runs("*"))
     if not known:
         return []
@@ -177,14 +177,14 @@ def runs_with(digest: str) -> list[str]:
 
 
 def branches_at(commit: str) -> list[str]:
-    """The branches whose tip a commit is, those of remotes too."""
+    """List the branches, also remote ones, that point at a commit."""
     places = ("refs/heads", "refs/remotes")
     form = "--format=%(refname:short)"
     return _git("for-each-ref", form, f"--points-at={commit}", *places).splitlines()
 
 
 def _runs(recipe: str) -> list[tuple[str, str]]:
-    """Commit and branch of each run of a recipe, the oldest first."""
+    """List commit and branch of each run of a recipe, the oldest first."""
     names = [f"refs/{place}/runs/{recipe}-[0-9]*" for place in ("heads", "remotes/*")]
     form = "--format=%(objectname) %(refname:short)"
     listed = _git("for-each-ref", "--sort=committerdate", form, *names).splitlines()
@@ -192,7 +192,7 @@ def _runs(recipe: str) -> list[tuple[str, str]]:
 
 
 def equal_run(tree: str, parent: str, recipe: str) -> str | None:
-    """A run's branch with the same parent and the same files, where there is one."""
+    """Return the branch of a run with the same parent and the same files, or None."""
     form = "--format=%(tree) %(parent) %(refname:short)"
     for line in _git("for-each-ref", form, f"refs/heads/runs/{recipe}-*").splitlines():
         if line.startswith(f"{tree} {parent} "):
@@ -200,24 +200,24 @@ def equal_run(tree: str, parent: str, recipe: str) -> str | None:
     return None
 
 
-# ---------------------------------------------------------------- what a run does
+# ---------------------------------------------------------------- worktrees and commits of runs
 
 
 def add_worktree(place: Path, commit: str) -> None:
-    """Check ``commit`` out at ``place``, on no branch; what is left of an older one goes."""
+    """Check ``commit`` out at ``place``, on no branch, in place of any earlier worktree there."""
     remove_worktree(place)
     _do_git("worktree", "add", "--force", "--detach", str(place), commit)
 
 
 def remove_worktree(place: Path) -> None:
-    """Remove a worktree, whatever state it is in."""
+    """Remove a worktree, also an incomplete one."""
     _call_git("worktree", "remove", "--force", "--force", str(place))
     shutil.rmtree(place, ignore_errors=True)
     _do_git("worktree", "prune")
 
 
 def fetch_commit(commit: str) -> None:
-    """Have a commit here, from whichever git remote has it; RuntimeError where none does."""
+    """Fetch a commit from the git remotes where it is missing; RuntimeError where none has it."""
     if not _git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"):
         _call_git("fetch", "--all", "--quiet")
     if not _git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"):
@@ -228,19 +228,19 @@ def fetch_commit(commit: str) -> None:
 
 
 def stage_files(paths: Sequence[str], root: Path) -> str:
-    """Put files, ignored ones too, into a worktree's next commit; the tree that it would have."""
+    """Add files, also ignored ones, to a worktree's index; return the tree of it."""
     _do_git("add", "--force", "--", *paths, root=root)
     return _do_git("write-tree", root=root)
 
 
 def commit(message: str, root: Path) -> str:
-    """Commit what ``stage_files`` has put there; unsigned, for nobody may be there to sign."""
+    """Commit what ``stage_files`` has added; unsigned, because nobody may be there to sign."""
     _do_git("-c", "commit.gpgsign=false", "commit", "--quiet", "--message", message, root=root)
     return head(root)
 
 
 def branch(name: str, commit: str) -> None:
-    """Have a branch ``name`` at ``commit``."""
+    """Create or move the branch ``name`` to ``commit``."""
     _do_git("branch", "--force", name, commit)
 
 
@@ -248,12 +248,12 @@ def branch(name: str, commit: str) -> None:
 
 
 def _git(*arguments: str, root: Path = HERE) -> str:
-    """What a git command prints; nothing where it fails."""
+    """Return what a git command prints; an empty text where it fails."""
     return _call_git(*arguments, root=root).stdout.rstrip()
 
 
 def _do_git(*arguments: str, root: Path = HERE) -> str:
-    """What a git command prints; raises RuntimeError with git's words where it fails."""
+    """Return what a git command prints; RuntimeError with git's message where it fails."""
     done = _call_git(*arguments, root=root)
     if done.returncode:
         raise RuntimeError(f"git {arguments[0]} failed in {root.absolute()}: {done.stderr.strip()}")
@@ -261,8 +261,8 @@ def _do_git(*arguments: str, root: Path = HERE) -> str:
 
 
 def _call_git(*arguments: str, root: Path = HERE) -> subprocess.CompletedProcess[str]:
-    """Run git without hooks: they are meant for people's commits, and DVC's would check out."""
+    """Run git without hooks: they are meant for people's commits; DVC's would check out."""
     command = ["git", "-C", str(root), "-c", "core.hooksPath=/dev/null", *arguments]
-    # a hook of git's that starts a run would point git to its own checkout
-    kept = {key: value for key, value in os.environ.items() if key not in GITS_OWN}
+    # in a git hook that starts a run, these would point git to the hook's checkout
+    kept = {key: value for key, value in os.environ.items() if key not in OF_A_HOOK}
     return subprocess.run(command, capture_output=True, text=True, env=kept)

@@ -1,13 +1,13 @@
-"""A second place for the ledger, which other workers see: a shared folder, SSH, S3, what DVC knows.
+"""Mirror the ledger in a place that other workers share: a folder, SSH, S3, any remote of DVC.
 
-The environment variable BEAMLINE_STORE says where: a folder or an address as ``dvc remote add``
-takes it (``remote://<name>/<path>`` for the credentials of a remote); else it is the folder
-``ledger`` of DVC's default remote; without either there is none. Everything lies there under the
-name that it has in the ledger. A sub-step counts once its record is there, which is written last,
-and while its files have the digests that the record names.
+The environment variable BEAMLINE_STORE is its address: a folder, or what ``dvc remote add`` takes
+(``remote://<name>/<path>`` for a remote's credentials). Without it, the folder ``ledger`` of DVC's
+default remote is used; without a remote there is no mirror. Everything has the same name there as
+in the ledger. A sub-step counts once its record is there, which is written last, and while its
+files have the digests in the record.
 
-A store that is away never stops a run: it is said once, the run goes on, and what is missing there
-is delivered as soon as the store is back, by this run or by the next call of it.
+An unreachable mirror never stops a run: it is logged once, and what the mirror lacks is queued and
+sent as soon as it is reachable, by this run or by the next call.
 """
 
 from __future__ import annotations
@@ -27,41 +27,41 @@ from tasks.ledger.artifacts import RECORD, Record
 from tasks.ledger.substeps import DELIVERED, RETIRED, Ledger
 
 VARIABLE = "BEAMLINE_STORE"  # environment variable: a folder or an address
-PAUSE = 30.0  # seconds before a store that was away is asked again
+PAUSE = 30.0  # seconds before an unreachable mirror is tried again
 Result = TypeVar("Result")
 Filesystem = Any  # of fsspec
 
 
-class Store:
-    """The second place at ``address``; ``connect`` gives its filesystem and the folder in it."""
+class Mirror:
+    """The mirror at ``address``; ``connect`` returns its filesystem and the folder in it."""
 
     def __init__(self, address: str, connect: Callable[[], tuple[Filesystem, str]]) -> None:
         self.address = address
         self.connect = connect
         self.connection: tuple[Filesystem, str] | None = None
-        self.away_until = 0.0  # on the clock of time.monotonic
-        self.told = False  # that it is away
-        self.waiting: set[Path] = set()  # what could not be delivered yet
+        self.unreachable_until = 0.0  # on the clock of time.monotonic
+        self.logged = False  # that it is unreachable
+        self.queued: set[Path] = set()  # not sent yet
 
     def push(self, place: Path) -> None:
-        """Send a folder with a record, unless it is marked as delivered; its record comes last."""
+        """Send a folder with a record, unless it is marked as delivered; the record comes last."""
         mark = place / DELIVERED
         if mark.exists() and mark.read_text() == self.address:
             return
-        self.waiting.add(place)
-        for each in [place, *sorted(self.waiting - {place})]:
+        self.queued.add(place)
+        for each in [place, *sorted(self.queued - {place})]:
             self._deliver(each)
 
     def _deliver(self, place: Path) -> None:
-        if not (place / RECORD).exists():  # gone since: retired, revived or done anew
-            self.waiting.discard(place)
+        if not (place / RECORD).exists():  # removed since: retired, revived or computed again
+            self.queued.discard(place)
             return
         if self._attempt(lambda fs, root: _send(fs, place, f"{root}/{_name(place)}"), False):
             (place / DELIVERED).write_text(self.address)
-            self.waiting.discard(place)
+            self.queued.discard(place)
 
     def fetch(self, place: Path) -> Record | None:
-        """Bring a whole folder from there to ``place``; None where there is none."""
+        """Download a whole folder to ``place`` and return its record; None where there is none."""
         partial = place.with_name(f".{place.name}.fetched")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
@@ -77,25 +77,25 @@ class Store:
         return record
 
     def _whole(self, partial: Path, there: str) -> Record | None:
-        """The record of what was fetched; None, said aloud, where it is not whole."""
+        """Return a download's record; None, with a log line, where it is incomplete or damaged."""
         if not (partial / RECORD).exists():
             return None
         with suppress(ValueError):
             record: Record = json.loads((partial / RECORD).read_text())
             if not substeps.damaged(partial, record):
                 return record
-        print(f"{there} is damaged: {partial.name.strip('.')} is done again")
+        print(f"{there} is damaged: {partial.name.strip('.')} is computed again")
         return None
 
     def drop(self, place: Path) -> None:
-        """Remove what lies there."""
-        self.waiting = {each for each in self.waiting if not each.is_relative_to(place)}
+        """Remove a folder from the mirror."""
+        self.queued = {each for each in self.queued if not each.is_relative_to(place)}
         self._attempt(lambda fs, root: _remove(fs, f"{root}/{_name(place)}"), None)
 
     def thin(self, place: Path, names: Iterable[str]) -> None:
-        """Remove these files and folders there, and send the mark RETIRED first.
+        """Remove these files and folders from the mirror, after sending the mark RETIRED.
 
-        Where the store is away, all that is left is sent anew later.
+        Where the mirror is unreachable, the whole folder is sent again later.
         """
 
         def work(fs: Filesystem, root: str) -> bool:
@@ -109,7 +109,7 @@ class Store:
             (place / DELIVERED).unlink()
 
     def names(self, folder: Path) -> list[str]:
-        """Names of what lies in a folder there, sorted."""
+        """List the names in a folder of the mirror, sorted."""
 
         def work(fs: Filesystem, root: str) -> list[str]:
             fs.invalidate_cache()
@@ -120,32 +120,31 @@ class Store:
         return self._attempt(work, [])
 
     def flush(self) -> None:
-        """Deliver what is waiting, in one last attempt."""
-        self.away_until = 0.0
-        for place in sorted(self.waiting):
+        """Send what is queued, in one last attempt."""
+        self.unreachable_until = 0.0
+        for place in sorted(self.queued):
             self._deliver(place)
-        if self.waiting:
+        if self.queued:
             print(
-                f"the store {self.address} lacks {len(self.waiting)} sub-steps of this run: the "
-                "next call delivers them"
+                f"the mirror {self.address} lacks {len(self.queued)} sub-steps of this run: the "
+                "next call sends them"
             )
 
     def _attempt(self, work: Callable[[Filesystem, str], Result], otherwise: Result) -> Result:
-        """What ``work`` returns, given the filesystem and the folder; ``otherwise`` where the store
-        is away."""
-        if time.monotonic() < self.away_until:
+        """Call ``work`` with filesystem and folder; return ``otherwise`` where unreachable."""
+        if time.monotonic() < self.unreachable_until:
             return otherwise
         try:
             self.connection = self.connection or self.connect()
             return work(*self.connection)
-        except Exception as error:  # of whatever kind its filesystem raises
-            if self.connection:  # fsspec would give the dead connection again
+        except Exception as error:  # filesystems raise all kinds
+            if self.connection:  # fsspec would return the dead connection again
                 type(self.connection[0]).clear_instance_cache()
-            self.connection, self.away_until = None, time.monotonic() + PAUSE
-            if not self.told:
+            self.connection, self.unreachable_until = None, time.monotonic() + PAUSE
+            if not self.logged:
                 reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-                print(f"the store {self.address} is away ({reason}): the run goes on without it")
-                self.told = True
+                print(f"the mirror {self.address} is unreachable ({reason}): the run continues")
+                self.logged = True
             return otherwise
 
 
@@ -159,7 +158,7 @@ def opened() -> Iterator[Ledger]:
     if not address:
         yield Ledger()
         return
-    mirror = Store(address, cache.filesystem(address))
+    mirror = Mirror(address, cache.filesystem(address))
     try:
         yield Ledger(mirror)
     finally:
@@ -171,7 +170,7 @@ def _name(place: Path) -> str:
 
 
 def _send(fs: Filesystem, place: Path, there: str) -> bool:
-    """Replace what lies ``there`` by the folder ``place``; its record comes last."""
+    """Replace the folder ``there`` by the folder ``place``; the record is sent last."""
     files = [path for path in sorted(place.rglob("*")) if path.is_file()]
     names = [path.relative_to(place).as_posix() for path in files]
     ordered = [name for name in names if name not in (RECORD, DELIVERED)] + [RECORD]
@@ -184,7 +183,7 @@ def _send(fs: Filesystem, place: Path, there: str) -> bool:
 
 
 def _receive(fs: Filesystem, there: str, folder: Path) -> None:
-    """Copy what lies ``there`` into ``folder``, if it has a record."""
+    """Copy the folder ``there`` into ``folder``, if it has a record."""
     fs.invalidate_cache()
     if not fs.exists(f"{there}/{RECORD}"):
         return
@@ -195,7 +194,7 @@ def _receive(fs: Filesystem, there: str, folder: Path) -> None:
 
 
 def _remove(fs: Filesystem, there: str) -> None:
-    """Remove a file or a folder, of which the record goes first."""
+    """Remove a file or a folder, its record first."""
     fs.invalidate_cache()
     if fs.exists(f"{there}/{RECORD}"):
         fs.rm_file(f"{there}/{RECORD}")

@@ -1,4 +1,4 @@
-"""What dvc.yaml and dvc.lock say: the stages of a recipe, whether they must run, what they made.
+"""Read dvc.yaml and dvc.lock: the stages of a recipe, their state, their inputs and outs.
 
 Paths are relative to the current folder, the project's root, or to ``root``, that of another
 checkout.
@@ -19,12 +19,10 @@ from flows.runs.dvc_command import HERE, open_repository
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of dvc.yaml, and what its ``meta:`` asks of Prefect."""
+    """A stage of dvc.yaml, with the settings for Prefect from its ``meta:``."""
 
     name: str  # "reinforce@tiny"
-    pool: str | None = (
-        None  # of the workers that it is sent to, where it can be (flows/workers/dispatch)
-    )
+    pool: str | None = None  # of workers that run it, if any is up (flows/workers/dispatch)
     retries: int = 0
     retry_delay_seconds: float = 0
     timeout_seconds: float | None = None
@@ -32,27 +30,30 @@ class Stage:
 
 @dataclass(frozen=True)
 class Belongings:
-    """What a stage reads and writes, by what carries it to another checkout. Paths in its root."""
+    """The files that a stage reads and writes, by how they get to another checkout.
 
-    tracked: list[str]  # dependencies that DVC keeps
-    loose: list[str]  # dependencies that neither DVC nor the last commit has
-    cached: list[str]  # outs that DVC keeps
-    small: list[str]  # outs that are left to git
+    Paths are relative to the checkout's root.
+    """
+
+    tracked: list[str]  # dependencies in DVC's cache
+    loose: list[str]  # dependencies in neither DVC's cache nor the last commit
+    cached: list[str]  # outs in DVC's cache
+    small: list[str]  # outs that git keeps
 
 
-# ---------------------------------------------------------------- what DVC knows
+# ---------------------------------------------------------------- stages and their state
 
 
 def stages(recipe: str, root: Path = HERE) -> list[Stage]:
-    """The stages of a recipe, each after those that it depends on.
+    """List the stages of a recipe in an order that respects their dependencies.
 
-    Raises ValueError where dvc.yaml is no pipeline, has no stage for the recipe, or has a ``meta:``
-    that nothing reads.
+    Raises ValueError where dvc.yaml is no pipeline, has no stage for the recipe, or has an unknown
+    key in ``meta:``.
     """
     import networkx
 
     with open_repository(root) as repository:
-        # DVC's edges run from a stage to what it needs; the name settles what the graph leaves open
+        # DVC's edges run from a stage to its inputs; names decide between possible orders
         graph = repository.index.graph.reverse()
         ordered = networkx.lexicographical_topological_sort(graph, key=lambda s: s.addressing)
         found = [_stage(each) for each in ordered if _name(each).endswith(f"@{recipe}")]
@@ -65,9 +66,9 @@ def stages(recipe: str, root: Path = HERE) -> list[Stage]:
 
 
 def _name(stage: Any) -> str:
-    """The name in dvc.yaml, which DVC itself precedes by a path where that is not the current one.
+    """Return a stage's name in dvc.yaml; empty for a .dvc file, which has none.
 
-    What a .dvc file tracks is to DVC a stage without one.
+    DVC's own address puts a path before it where the stage is not in the current folder.
     """
     return getattr(stage, "name", None) or ""
 
@@ -84,9 +85,9 @@ def _stage(stage: Any) -> Stage:
 
 
 def status(recipe: str) -> dict[str, list[str]]:
-    """The stages of a recipe that DVC would run now, and why; empty where nothing is to be done.
+    """Return the stages of a recipe that DVC would run now, with reasons; empty if all are done.
 
-    A stage that would run only because of what the stages before it will write is not listed.
+    A stage that would run only because an earlier one writes something new is not listed.
     """
     names = [stage.name for stage in stages(recipe)]
     with open_repository() as repository:
@@ -95,9 +96,10 @@ def status(recipe: str) -> dict[str, list[str]]:
 
 
 def _reasons(changes: list[Any]) -> list[str]:
-    """DVC's report as lines: [{"changed deps": {"a.yaml": {"seed": "new"}}}] → ["a.yaml seed: new"]
+    """Turn DVC's report into lines.
 
-    Other entries than these are words already, such as "changed command".
+    [{"changed deps": {"a.yaml": {"seed": "new"}}}] → ["a.yaml seed: new"]. Entries of other kinds
+    are texts already, such as "changed command".
     """
     lines = [change for change in changes if isinstance(change, str)]
     for change in changes:
@@ -109,24 +111,24 @@ def _reasons(changes: list[Any]) -> list[str]:
 
 
 def locked(root: Path = HERE) -> dict[str, Any]:
-    """What dvc.lock says of each stage that has ended once."""
+    """Return the entry of each stage in dvc.lock; stages that never ended have none."""
     file = root / "dvc.lock"
     return (yaml.safe_load(file.read_text()) or {}).get("stages", {}) if file.exists() else {}
 
 
 def digests(stage: str, root: Path = HERE) -> dict[str, str]:
-    """Digest of each out of a stage, from dvc.lock; empty before the stage has ended once."""
+    """Return the digest of each out of a stage in dvc.lock; empty before it has ended once."""
     return {out["path"]: out["md5"] for out in locked(root).get(stage, {}).get("outs", [])}
 
 
-CHOICE_OF_CHAMPION = "champion"  # the stage that a new champion alone would run again
+CHAMPION_STAGE = "champion"  # the one stage that a new champion changes
 
 
 def already_run(recipe: str, root: Path = Path()) -> str | None:
-    """The newest branch of a run that was made of what is in ``root``; None where something is new.
+    """Return the newest branch of a run with the same inputs as ``root``, or None.
 
-    Compared are the commands, parameters and source files of every stage, questions included. That
-    the champion is another one since is nothing new to learn from.
+    Commands, parameters and source files of every stage are compared, questions included. A new
+    champion alone is no reason to run again.
     """
     with chdir(root):
         here = _made_of(recipe)
@@ -134,14 +136,14 @@ def already_run(recipe: str, root: Path = Path()) -> str | None:
         try:
             locked = yaml.safe_load(git.content(branch, "dvc.lock"))["stages"]
         except (ValueError, KeyError, TypeError):
-            continue  # a branch of another kind
+            continue  # no branch of a run
         if all(_same(made_of, locked.get(name)) for name, made_of in here.items()):
             return branch
     return None
 
 
 def _made_of(recipe: str) -> dict[str, dict[str, Any]]:
-    """What each stage is made of, less what other stages make, in the words of dvc.lock."""
+    """Return command, parameters and digests of each stage, without what other stages make."""
     from dvc.dependency import ParamsDependency
 
     with open_repository() as repository:
@@ -149,7 +151,7 @@ def _made_of(recipe: str) -> dict[str, dict[str, Any]]:
             stage
             for stage in repository.index.stages
             if stage.addressing.endswith(f"@{recipe}")
-            and not stage.addressing.startswith(f"{CHOICE_OF_CHAMPION}@")
+            and not stage.addressing.startswith(f"{CHAMPION_STAGE}@")
         ]
         made = {
             out.def_path for stage in repository.index.stages if stage.deps for out in stage.outs
@@ -183,11 +185,11 @@ def _same(made_of: dict[str, Any], locked: dict[str, Any] | None) -> bool:
     )
 
 
-# ---------------------------------------------------------------- a stage that runs elsewhere
+# ---------------------------------------------------------------- stages that run elsewhere
 
 
 def belongings(stage: str, root: Path = HERE) -> Belongings:
-    """What a stage reads and writes, and what can carry it."""
+    """Return the files that a stage reads and writes, by how they can be transferred."""
     base = root.absolute()
     with open_repository(root) as repository:
         found = next(each for each in repository.index.stages if _name(each) == stage)
@@ -208,22 +210,22 @@ def _below(base: Path, path: str) -> str:
 
 
 def _overlap(path: str, kept: list[str]) -> list[str]:
-    """The path itself where it lies in one of ``kept``, and those of ``kept`` that lie in it."""
+    """Return the path itself if it is in one of ``kept``, and those of ``kept`` that are in it."""
     inside = [path] if any(Path(path).is_relative_to(each) for each in kept) else []
     return inside + [each for each in kept if Path(each).is_relative_to(path) and each != path]
 
 
 def is_done(stage: str) -> bool:
-    """Whether DVC would not run a stage now."""
+    """Return whether DVC would skip a stage now."""
     with open_repository() as repository:
         return not repository.status(targets=[stage])
 
 
-# ---------------------------------------------------------------- a run's commit
+# ---------------------------------------------------------------- the commit of a run
 
 
 def kept_in_git(recipe: str, root: Path) -> list[str]:
-    """What a run leaves for git: dvc.lock, the recipe, and the outs that DVC does not cache."""
+    """List what a run commits: dvc.lock, the recipe, and the outs that DVC does not cache."""
     with open_repository(root) as repository:
         outs = [
             Path(out.fs_path).relative_to(root.absolute()).as_posix()

@@ -1,10 +1,9 @@
-"""Where something came from: benchmark result, checkpoint, iteration, trees, questions, dataset,
-commit, parameters, MLflow run.
+"""Trace a benchmark result, checkpoint, dataset or file back to the run and commit that made it.
 
-``find`` says which run made what is asked for, ``chain`` tells of each thing on the way back its
-digest, where it lies, and the command that brings it back. What a run was made of is read from its
-dvc.lock and from the records of its sub-steps, so the chain holds without the run's own checkout.
-Digests beside a path are DVC's, those of sub-steps the ledger's.
+``find`` returns the run that made what is asked for. ``chain`` returns each thing on the way back,
+with its digest, its path, and the command that restores it. The inputs of a run are read from its
+dvc.lock and from the records of its sub-steps, so a chain needs no checkout of that run. Digests
+beside a path are DVC's, those of sub-steps the ledger's.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import hashlib
 import json
 import re
 import shlex
-import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -23,19 +21,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from flows.host import files
 from flows.runs import cache, git, pipeline
 from flows.runs.first_difference import parsed_records
 from flows.tracking import run as track
 from flows.tracking import store
-from tasks.ledger import artifacts
+from tasks.ledger import artifacts, keys
 from tasks.ledger.artifacts import Record
 
-SHORT = 12  # letters of a commit in a command
-WIDTH = 110  # letters of a line
+SHORT = 12  # characters of a commit in a command
+WIDTH = 110  # characters of a line
 FEW = 4  # ids of questions that are shown
-HOME = Path(".beamline/lineage")  # where things are brought back to
+HOME = Path(".beamline/lineage")  # restored copies
 AGENTS = {"cold start": "cold_start", "trained": "trained", "champion": "champion"}
-OUTS = {  # stage -> what its outs are called; reinforce and champion have functions of their own
+OUTS = {  # stage -> names of its outs; reinforce and champion have functions of their own
     "verdict": {"verdict": "reports/{}/verdict.json"},
     "evaluate": {"evaluation": "data/{}/evaluation.parquet"},
     "cold_start": {"cold start": "models/{}/cold_start"},
@@ -46,7 +45,12 @@ OUTS = {  # stage -> what its outs are called; reinforce and champion have funct
         "initial policy": "models/{}/initial",
     },
 }
-KEPT = ("params", "data/sources", "dvc.yaml", "dvc.lock")  # of a checkout that becomes a commit
+KEPT = (
+    "params",
+    "data/sources",
+    "dvc.yaml",
+    "dvc.lock",
+)  # committed with the reports
 FORMS = """WHAT is
   a metric  reports/<recipe>/metrics.json:success.trained.mean, or success.trained.mean alone
   a model   <recipe>@champion or another alias, <recipe>/<version>
@@ -55,14 +59,14 @@ FORMS = """WHAT is
 
 @dataclass(frozen=True)
 class Link:
-    """One thing on the way from a result to the commit that gives it back."""
+    """One thing on the way from a result to the commit that restores it."""
 
     what: str  # "checkpoint"
     name: str = ""  # "success.trained.mean = 0.844"
     digest: str = ""
     where: str = ""
     facts: Sequence[str] = ()
-    command: str = ""  # that restores or shows it
+    command: str = ""  # shell command that restores or shows it
 
     def __str__(self) -> str:
         lines = ["  ".join(filter(None, [self.where, self.digest])), *self.facts]
@@ -74,14 +78,14 @@ class Link:
 
 @dataclass(frozen=True)
 class State:
-    """What dvc.lock says at a commit, or in this checkout where ``commit`` is empty."""
+    """The content of dvc.lock at a commit, or in this checkout if ``commit`` is empty."""
 
     lock: Mapping[str, Any]
     commit: str = ""
     branch: str = ""
 
     def outs(self) -> dict[str, tuple[str, str]]:
-        """Path of each out -> its digest, and the stage that made it."""
+        """Return path of each out -> its digest, and the stage that made it."""
         return {
             out["path"]: (out["md5"], stage)
             for stage, entry in self.lock.items()
@@ -89,22 +93,22 @@ class State:
         }
 
     def recipes(self) -> list[str]:
-        """The recipes that have run."""
+        """List the recipes that have run."""
         return sorted({stage.rpartition("@")[2] for stage in self.lock})
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked for: something in an out of a run."""
+    """What is asked for: an out of a run, or something in it."""
 
     state: State
     path: str
     digest: str
     out: str  # the path itself, or the folder that it lies in
     metric: str = ""  # "success.trained.mean = 0.844"
-    agent: str = "trained"  # that a metric is of
+    agent: str = "trained"  # whose metric it is
     facts: Sequence[str] = ()
-    iteration: int | None = None  # None: the one that made the policy
+    iteration: int | None = None  # None: the one that made the evaluated policy
     every: bool = False  # the ids of all questions
 
     @property
@@ -118,14 +122,14 @@ class Asked:
         return self.stage.rpartition("@")[2]
 
 
-# ---------------------------------------------------------------- which run made it
+# ---------------------------------------------------------------- find the run
 
 
 def find(what: str, revision: str | None = None, recipe: str | None = None) -> Asked:
-    """What ``what`` means at ``revision``; without one in this checkout, else in the newest run.
+    """Find what ``what`` names at ``revision``, by default in this checkout and the newest runs.
 
-    Where older runs have made the same of the same, it is the oldest one's. Raises ValueError for
-    what cannot be found, ConnectionError for a model whose registry is away.
+    Where several runs made the same from the same inputs, the oldest one is returned. Raises
+    ValueError for what is not found, ConnectionError for a model whose registry is unreachable.
     """
     if model := re.fullmatch(r"([\w.-]+)(?:@([\w.-]+)|/(\d+))", what):
         return _model(what, model[1], model[2] or model[3])
@@ -149,7 +153,7 @@ def find(what: str, revision: str | None = None, recipe: str | None = None) -> A
 
 
 def _states(revision: str | None) -> Iterator[State]:
-    """Where it may be found, in the order in which it is looked for."""
+    """Yield the states to search, in this order."""
     if revision:
         yield _at_commit(revision)
         return
@@ -158,7 +162,7 @@ def _states(revision: str | None) -> Iterator[State]:
         same = commit and git.locked_at(commit) == here
         yield _at_commit(commit) if same else State(here)
     for branch in git.runs("*"):
-        with suppress(ValueError):  # a branch of another kind
+        with suppress(ValueError):  # no branch of a run
             yield _at_commit(branch)
 
 
@@ -170,13 +174,13 @@ def _at_commit(revision: str) -> State:
 
 
 def _lookup(path: str, metric: str | None, states: Sequence[State]) -> Asked | None:
-    """A path, or a metric in that file, in the first state that has it."""
+    """Find a path, or a metric in that file, in the first state that has it."""
     asked = next(filter(None, (_at(path, state) for state in states)), None)
     return _measured(asked, metric) if asked and metric else asked
 
 
 def _at(path: str, state: State) -> Asked | None:
-    """A path in a state; None where no out is or holds it."""
+    """Find a path in a state; None where it is no out and in none."""
     outs = state.outs()
     out = max((o for o in outs if Path(path).is_relative_to(o)), key=len, default="")
     digest = outs[out][0] if out else None
@@ -193,7 +197,7 @@ def _at(path: str, state: State) -> Asked | None:
 
 
 def _first_made(asked: Asked) -> Asked:
-    """The same of the oldest run that made it of the same."""
+    """Return the same out of the oldest run that made it from the same inputs."""
     runs = [_at_commit(branch) for branch in git.runs_with(asked.state.outs()[asked.out][0])]
     same = [run for run in runs if run.lock.get(asked.stage) == asked.state.lock[asked.stage]]
     others = ", ".join(run.branch for run in same[1:])
@@ -218,7 +222,7 @@ def _model(what: str, model: str, which: str) -> Asked:
 
 
 def _measured(asked: Asked, key: str) -> Asked:
-    """With the value of a metric of the file; ValueError where it has none of this name."""
+    """Add the value of a metric of the file; ValueError where the file has no such metric."""
     path, text = asked.path, _text(asked.state, asked.path)
     values = track.flatten(json.loads(text))
     if key not in values:
@@ -229,7 +233,7 @@ def _measured(asked: Asked, key: str) -> Asked:
 
 
 def _short_metric(key: str, states: Sequence[State], recipe: str | None) -> Asked | None:
-    """A metric without its file, of the one recipe that has measured it."""
+    """Find a metric without its file, in the one recipe that has it."""
     found, faults = [], []
     for name in [recipe] if recipe else sorted({r for state in states for r in state.recipes()}):
         try:
@@ -246,7 +250,7 @@ def _short_metric(key: str, states: Sequence[State], recipe: str | None) -> Aske
 
 
 def _stray(path: Path, states: Sequence[State]) -> Asked:
-    """A file or a folder that is no out, by its digest: that of the oldest run that has it."""
+    """Find a file or folder that is no out by its digest, in the oldest run that has it."""
     digest = cache.digest_of(path)
     committed = [state for state in states[::-1] if state.commit]  # the oldest first
     for state in [*committed, *(state for state in states if not state.commit)]:
@@ -262,41 +266,42 @@ def _stray(path: Path, states: Sequence[State]) -> Asked:
 def _folder(digest: str) -> dict[str, str]:
     try:
         return cache.kept_folder(digest)
-    except ValueError:  # it is not within reach
+    except ValueError:  # neither cache nor remote has it
         return {}
 
 
 def restore(asked: Asked) -> Path:
-    """Bring what is asked for back, as a copy below HOME; where it lies.
+    """Restore what is asked for as a copy below HOME; return its path.
 
-    It comes from git, from DVC's cache, or else from its remote. Raises ValueError where none of
-    them has it as it was.
+    It comes from git, from DVC's cache, or from its remote. Raises ValueError where none of them
+    has it with its digest.
     """
     commit = asked.state.commit
     if not commit:
-        raise ValueError(f"{asked.path} lies in this checkout, as far as its run is kept at all")
+        raise ValueError(f"{asked.path} is in this checkout, as far as its run is kept at all")
     target = HOME / commit[:SHORT] / asked.path
-    partial = HOME / f".{commit[:SHORT]}-{asked.digest}.partial"
-    if not (target.exists() and cache.digest_of(target) == asked.digest):
-        for old in (partial, target):
-            shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
-        target.parent.mkdir(parents=True, exist_ok=True)
+    if target.exists() and cache.digest_of(target) == asked.digest:
+        return target
+    files.remove(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with files.replaced(target) as partial:
         if git.committed(asked.path, at=commit):
             partial.write_text(git.content(commit, asked.path))
         else:
             cache.restore(asked.digest, partial)
         if cache.digest_of(partial) != asked.digest:
-            partial.unlink()
             raise ValueError(f"commit {commit} has another {asked.path} than its run has made")
-        partial.rename(target)
     return target
 
 
-# ---------------------------------------------------------------- the way back
+# ---------------------------------------------------------------- the chain
 
 
 def chain(asked: Asked) -> list[Link]:
-    """From what is asked for back to the commit. ValueError for an iteration that was not run."""
+    """Return the links from what is asked for back to the commit.
+
+    Raises ValueError for an iteration that the run does not have.
+    """
     links = [
         link
         for stage in _way(asked)
@@ -311,14 +316,14 @@ def chain(asked: Asked) -> list[Link]:
 
 
 def _way(asked: Asked) -> list[str]:
-    """The stages that made it, each before those that it was made of."""
+    """List the stages that made it, each before its inputs' stages."""
     makers = {out: stage for out, (_, stage) in asked.state.outs().items()}
     beside = {f"models/{asked.recipe}/{agent}" for agent in AGENTS.values()}
     beside -= {f"models/{asked.recipe}/{asked.agent}"}
     seen: list[str] = []
 
     def visit(stage: str) -> None:
-        # a metric of one agent does not come from the others that were evaluated beside it
+        # a metric of one agent does not depend on the others that were evaluated with it
         aside = beside if asked.metric and stage == asked.stage else ()
         for dep in asked.state.lock[stage].get("deps", []):
             maker = makers.get(dep["path"])
@@ -331,48 +336,52 @@ def _way(asked: Asked) -> list[str]:
 
 
 def _of_stage(stage: str, asked: Asked) -> list[Link]:
-    """What a stage made, how, and what it read that no stage made, but for code."""
+    """Return a stage's outs with its sub-steps, and its inputs that are neither outs nor code."""
     name, outs = stage.partition("@")[0], asked.state.outs()
     own = {f"{name}: {out}": out for out, (_, maker) in outs.items() if maker == stage}
     known = {what: path.format(asked.recipe) for what, path in OUTS.get(name, {}).items()}
     links = [_out(asked, what, path) for what, path in (known or own).items() if path in outs]
-    of = (name, f"{name}/{asked.agent}")  # a stage that has several agents tells of the one
-    facts = [_told(record) for record in _records(asked, name) if record["stage"] in of]
+    of = (name, f"{name}/{asked.agent}")  # of several agents, the one that is asked for
+    facts = [_described(record) for record in _records(asked, name) if record["stage"] in of]
     links[:1] = [replace((links or [Link(name)])[0], facts=facts)]
     deps = {dep["path"]: dep.get("md5", "") for dep in asked.state.lock[stage].get("deps", [])}
     return links + [
         Link("source", "", digest, path, command=_reproducing(asked) if asked.state.commit else "")
         for path, digest in deps.items()
-        if path not in outs and not path.endswith(".py")
+        if path not in outs and not _is_code(path)
     ]
 
 
+def _is_code(path: str) -> bool:
+    return path.endswith(".py") or Path(path).parts[0] in keys.ROOMS
+
+
 def _reinforce(stage: str, asked: Asked) -> list[Link]:
-    """The checkpoint, the iteration that made it or that is asked for, its trees and questions."""
+    """Return the checkpoint, the iteration that made it (or is asked for), trees and questions."""
     path, trees = f"models/{asked.recipe}/trained", f"data/{asked.recipe}/trees"
     records = _records(asked, "reinforce")
     updates = [record for record in records if record["verb"] == "update"]
     if not updates:
-        return [_out(asked, "checkpoint", path, facts=["the records of its making are gone"])]
+        return [_out(asked, "checkpoint", path, facts=["the records of its sub-steps are gone"])]
     made = _update(asked, updates)
     number, policy = made["iteration"], made["artifacts"]["policy"]
     steps = [record for record in records if record["iteration"] == number]
     checkpoint = _out(asked, "checkpoint", path, facts=[f"policy {policy} in the ledger"])
     if made is not updates[-1]:
-        facts = ["of an iteration that is not the last: in no out, but maybe in the ledger"]
+        facts = ["of an earlier iteration: in no out, but perhaps in the ledger"]
         checkpoint = Link("checkpoint", "", policy, _in_ledger(asked, made), facts)
     name = f"{number} of 0 to {updates[-1]['iteration']}, seed {made['seed']}"
     rows = f"with rewards and advantages: the rows with iteration = {number} in each table"
     return [
         checkpoint,
-        Link("iteration", name, facts=[_told(record) for record in steps]),
+        Link("iteration", name, facts=[_described(record) for record in steps]),
         _out(asked, "trees", trees, facts=[rows]),
         *_questions(asked, steps),
     ]
 
 
 def _update(asked: Asked, updates: Sequence[Record]) -> Record:
-    """That of the iteration, else the last that made the policy which was evaluated."""
+    """Return the update of the given iteration, or the last one whose policy was evaluated."""
     if asked.iteration is not None:
         found = [update for update in updates if update["iteration"] == asked.iteration]
         if not found:
@@ -404,7 +413,7 @@ def _questions(asked: Asked, steps: Sequence[Record]) -> list[Link]:
 
 
 def _champion(stage: str, asked: Asked) -> list[Link]:
-    """The champion that the recipe names, where training began with it or it is compared with."""
+    """Return the recipe's champion if training started from it or it was compared with."""
     pinned = _parameter(asked, stage, "champion")
     begins = _parameter(asked, f"cold_start@{asked.recipe}", "start") == "champion"
     compares = asked.stage.partition("@")[0] in ("verdict", "evaluate")
@@ -425,7 +434,7 @@ STAGES: dict[str, Callable[[str, Asked], list[Link]]] = {
 }
 
 
-# ---------------------------------------------------------------- what a chain ends with
+# ---------------------------------------------------------------- the end of a chain
 
 
 def _commit(asked: Asked) -> Link:
@@ -433,9 +442,9 @@ def _commit(asked: Asked) -> Link:
     if not state.commit:
         kept = [path for path in (*KEPT, f"reports/{recipe}") if Path(path).exists()]
         keep = f"git add {' '.join(kept)} && git commit --message 'Run of {recipe}'"
-        stands = git.revision()
-        changed = ", with changes that are in no commit" if stands.dirty else ""
-        facts = [f"code: {stands.commit}{changed}", "all outs lie in this checkout; to keep them:"]
+        here = git.revision()
+        changed = ", with changes that are in no commit" if here.dirty else ""
+        facts = [f"code: {here.commit}{changed}", "all outs are in this checkout; to keep them:"]
         return Link("commit", "not committed", facts=facts, command=keep)
     code = git.trailer(state.commit, "Code")
     facts = [f"code: {code}"] if code else []
@@ -443,7 +452,7 @@ def _commit(asked: Asked) -> Link:
 
 
 def _reproducing(asked: Asked) -> str:
-    """The command that brings back all of a run, what it read included."""
+    """Return the command that restores the whole run, its inputs included."""
     state, recipe = asked.state, asked.recipe
     named = git.trailer(state.commit, "Recipe") == recipe or len(state.recipes()) == 1
     revision = shlex.quote(state.branch or state.commit[:SHORT])
@@ -460,7 +469,7 @@ def _parameters(asked: Asked) -> Link:
 
 
 def _tracked(asked: Asked) -> Link:
-    """The oldest MLflow run of this out, of those that have most of the run's other outs, too."""
+    """Return the oldest MLflow run with this out, of those that share most other outs."""
     digests = {f"dvc.{path}": digest for path, (digest, _) in asked.state.outs().items()}
     tag = f"dvc.{asked.out}"
     try:
@@ -478,11 +487,11 @@ def _tracked(asked: Asked) -> Link:
     return Link("MLflow run", run["name"], run["id"], _store(), facts, command)
 
 
-# ---------------------------------------------------------------- how a thing is told
+# ---------------------------------------------------------------- links and what they show
 
 
 def _out(asked: Asked, what: str, path: str, name: str = "", facts: Sequence[str] = ()) -> Link:
-    """An out of the run, or what lies in one."""
+    """Return the link of an out of the run, or of something in one."""
     found = asked if path == asked.path else _at(path, asked.state)
     if found is None:
         return Link(what, name or "no out of this run", "", path, facts)
@@ -490,9 +499,9 @@ def _out(asked: Asked, what: str, path: str, name: str = "", facts: Sequence[str
 
 
 def _restoring(state: State, path: str) -> str:
-    """The command that brings back an out, or a file in one; nothing for what lies here alone.
+    """Return the command that restores an out, or a file in one; empty for what is only here.
 
-    Not ``dvc get``: it links to the cache, and with --force it then empties what is linked.
+    Not ``dvc get``: it links to the cache, and with --force it then empties the linked file.
     """
     name = shlex.quote(path)
     if state.commit:
@@ -501,7 +510,7 @@ def _restoring(state: State, path: str) -> str:
 
 
 def _text(state: State, path: str) -> str:
-    """A file that git keeps of a run, or that lies in this checkout."""
+    """Return a file that git keeps of a run, or that is in this checkout."""
     if state.commit:
         return git.content(state.commit, path)
     if not Path(path).is_file():
@@ -510,7 +519,7 @@ def _text(state: State, path: str) -> str:
 
 
 def _records(asked: Asked, stage: str) -> list[Record]:
-    """The records of a stage's sub-steps, as far as they are within reach."""
+    """Return the records of a stage's sub-steps; empty where neither cache nor remote has them."""
     outs, path = asked.state.outs(), f"data/{asked.recipe}/records/{stage}.jsonl"
     return _kept(outs[path][0]) if path in outs else []
 
@@ -523,8 +532,8 @@ def _kept(digest: str) -> list[Record]:
         return []
 
 
-def _told(record: Record) -> str:
-    """A sub-step in words."""
+def _described(record: Record) -> str:
+    """Describe a sub-step in one line."""
     path = record["stage"].partition("/")[2]
     attempt = f", attempt {record['attempt']}" if record.get("attempt") else ""
     made = ", ".join(f"{name} {digest}" for name, digest in record["artifacts"].items())
@@ -533,18 +542,18 @@ def _told(record: Record) -> str:
 
 
 def _in_ledger(asked: Asked, record: Record) -> str:
-    """Where the ledger of this checkout keeps a sub-step; empty where it does not."""
+    """Return the path of a sub-step in this checkout's ledger; empty where it is not there."""
     name = f"{record['iteration']:04d}-{record['verb']}-{record['key']}"
     place = artifacts.ROOT / asked.recipe / str(record["stage"]) / name
     return place.as_posix() if place.exists() else ""
 
 
 def _parameter(asked: Asked, stage: str, key: str) -> Any:
-    """A value of the recipe as dvc.lock has it for a stage."""
+    """Return a value of the recipe from a stage's entry in dvc.lock."""
     sections = asked.state.lock.get(stage, {}).get("params", {})
     return sections.get(f"params/{asked.recipe}.yaml", {}).get(key)
 
 
 def _store() -> str:
-    """The address of MLflow's store, from the current folder on."""
+    """Return the address of MLflow's store, relative to the current folder if it is below it."""
     return store.store_uri().replace(f"sqlite:///{Path.cwd()}/", "sqlite:///")

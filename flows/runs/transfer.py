@@ -1,4 +1,4 @@
-"""Carry sources and outs between checkouts: worktrees, other workers and DVC's remote."""
+"""Transfer sources and outs between checkouts: worktrees, other workers and DVC's remote."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flows.runs.pipeline import belongings, is_done, stages
 def share(place: Path) -> None:
     """Give the worktree at ``place`` this project's DVC settings, remotes and cache.
 
-    They go to its config.local, with paths that hold there.
+    They are written to its config.local, with paths that are valid there.
     """
     with open_repository() as here, open_repository(place) as there:
         settings = here.config.load_config_to_level()
@@ -26,31 +26,31 @@ def share(place: Path) -> None:
 
 
 def forget_runs(place: Path) -> None:
-    """Take DVC's memory of runs, and the remote, from a worktree that shares this project's cache.
+    """Hide DVC's run-cache and the remote from a worktree that shares this project's cache.
 
-    What it then runs, it runs from nothing. Files of the cache stay within reach.
+    All stages then run anew. Cached files remain readable.
     """
     own = place.absolute() / ".beamline" / "cache"
     own.mkdir(parents=True)
     with open_repository() as here, open_repository(place) as there:
         shared = Path(here.cache.local_cache_dir, "files")
         shared.mkdir(parents=True, exist_ok=True)
-        (own / "files").symlink_to(shared)  # beside it lie the runs, of which there are none
+        (own / "files").symlink_to(shared)  # without the run-cache, which lies beside it
         with there.config.edit("local") as local:
             local["cache"]["dir"] = str(own)
             local.setdefault("core", {})["remote"] = ""
 
 
 def default_remote(root: Path = HERE) -> str | None:
-    """The name of DVC's default remote, where one is set."""
+    """Return the name of DVC's default remote, or None."""
     with open_repository(root) as repository:
         return repository.config["core"].get("remote") or None
 
 
 def provide_sources(place: Path) -> None:
-    """Put what .dvc files track, and earlier outs as far as the cache has them, into a worktree.
+    """Check out what .dvc files track, and the outs that the cache has, in a worktree.
 
-    Raises RuntimeError where something that a .dvc file tracks is in neither cache nor remote.
+    Raises RuntimeError where a tracked file is in neither cache nor remote.
     """
     dvc_quietly(place, "checkout", "--force", "--allow-missing")
     with open_repository(place) as repository:
@@ -62,10 +62,9 @@ def provide_sources(place: Path) -> None:
 
 
 def restore_run(recipe: str, place: Path) -> None:
-    """Put the outs of a recipe's stages that dvc.lock names into a worktree, from cache or remote.
+    """Restore the outs of a recipe's stages in dvc.lock in a worktree, from cache or remote.
 
-    With a remote, DVC's memory of runs (its run-cache) comes along. Raises RuntimeError where
-    something is in neither.
+    With a remote, DVC's run-cache is pulled too. Raises RuntimeError where something is in neither.
     """
     targets = ["--with-deps", *(stage.name for stage in stages(recipe, place))]
     if dvc_quietly(place, "checkout", "--force", *targets):
@@ -83,9 +82,9 @@ def _pull_run(place: Path, *targets: str) -> None:
 
 
 def push(recipe: str, place: Path) -> None:
-    """Push what a worktree's run has made, with the run-cache, where a default remote is set.
+    """Push the outs of a worktree's run and the run-cache, where a default remote is set.
 
-    Raises RuntimeError where that fails; DVC has said why.
+    Raises RuntimeError where that fails; DVC has printed the reason.
     """
     if default_remote(place) is None:
         return
@@ -95,17 +94,17 @@ def push(recipe: str, place: Path) -> None:
 
 
 def push_paths(paths: Sequence[str], root: Path = HERE) -> None:
-    """Push what DVC keeps at ``paths``; RuntimeError where that fails, after DVC has said why."""
+    """Push cached ``paths``; RuntimeError where that fails, after DVC has printed the reason."""
     _transfer("push", paths, root)
 
 
 def pull_paths(paths: Sequence[str], root: Path = HERE) -> None:
-    """Pull what DVC keeps at ``paths``; RuntimeError where that fails, after DVC has said why."""
+    """Pull cached ``paths``; RuntimeError where that fails, after DVC has printed the reason."""
     _transfer("pull", paths and ["--force", *paths], root)
 
 
 def push_stage(stage: str, root: Path) -> None:
-    """Push what a stage has made, and DVC's memory of its run."""
+    """Push the outs of a stage and the run-cache."""
     _transfer("push", ["--run-cache", stage], root)
 
 
@@ -116,10 +115,11 @@ def _transfer(verb: str, arguments: Sequence[str], root: Path) -> None:
 
 
 def take_over(stage: str, entry: Mapping[str, Any], files: Mapping[str, str]) -> None:
-    """Have what a stage made elsewhere as if it had run here.
+    """Record a stage that ran elsewhere as if it had run here.
 
-    ``entry`` is what dvc.lock says of it there, ``files`` the text of its outs that git keeps; the
-    others are pulled. Raises RuntimeError where it was made from something else than lies here.
+    ``entry``: its entry in the dvc.lock of that checkout; ``files``: path -> text of the outs that
+    git keeps. The other outs are pulled. Raises RuntimeError where its inputs differ from those
+    here.
     """
     from dvc.utils.serialize import modify_yaml
 
@@ -132,6 +132,6 @@ def take_over(stage: str, entry: Mapping[str, Any], files: Mapping[str, str]) ->
     pull_paths(belongings(stage).cached)
     if not is_done(stage):
         raise RuntimeError(
-            f"{stage} was run elsewhere from something else than lies here: `dvc status {stage}` "
-            "tells what"
+            f"{stage} ran elsewhere with other inputs than those here: `dvc status {stage}` lists "
+            "them"
         )

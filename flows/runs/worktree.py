@@ -1,13 +1,12 @@
-"""Worktrees in which runs happen, below ``.beamline/runs`` of the checkout they are started from.
+"""Manage the worktrees of runs, below ``.beamline/runs`` of the checkout that starts them.
 
-Each has a record beside it, ``<name>.json``, which says what the run is for and which the process
-that works there has locked. The lock ends with the process, however that ends: an unfinished
-worktree that nobody holds is taken up by the next call for the same purpose.
+Each has a record beside it, ``<name>.json``, with the purpose of the run. The process that works
+there holds a lock on the record, which the kernel releases when the process ends, however it ends.
+The next call with the same purpose continues in an unfinished worktree that nobody holds.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import secrets
@@ -18,18 +17,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from flows.host import files
 from flows.runs import git
 from tasks.ledger import artifacts
 
 HOME = Path(".beamline/runs")
-READY = Path(".beamline/ready")  # of a worktree: it has been set up as a whole
+READY = Path(".beamline/ready")  # in a worktree: marks it as set up completely
 
 
 @contextmanager
 def held(stem: str, purpose: Mapping[str, Any]) -> Iterator[Path]:
-    """Where a run of this purpose works: a place that nobody else takes while the block lasts.
+    """Reserve a worktree's path for a run with this purpose while the block lasts.
 
-    It is an unfinished one, or one of a new name, ``<stem>-<date>-<id>``, where nothing lies yet.
+    It is that of an unfinished worktree, or a new name ``<stem>-<date>-<id>`` where nothing is yet.
     """
     HOME.mkdir(parents=True, exist_ok=True)
     record = _unfinished(dict(purpose)) or _new(stem, dict(purpose))
@@ -39,35 +39,33 @@ def held(stem: str, purpose: Mapping[str, Any]) -> Iterator[Path]:
 
 @contextmanager
 def one_at_a_time(place: Path) -> Iterator[None]:
-    """Wait until nobody else makes a worktree at ``place``, which is kept."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with place.with_name(f"{place.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    """Hold the lock of ``place`` during the block: one process makes the worktree there."""
+    with files.locked(place.with_name(f"{place.name}.lock")):
         yield
 
 
 def is_ready(place: Path) -> bool:
-    """Whether a worktree is there as a whole."""
+    """Return whether a worktree has been set up completely."""
     return (place / READY).exists()
 
 
 def set_ready(place: Path) -> None:
-    """Say that a worktree is there as a whole."""
+    """Mark a worktree as set up completely."""
     (place / READY).parent.mkdir(exist_ok=True)
     (place / READY).touch()
 
 
 def link_ledger(recipe: str, place: Path) -> None:
-    """Have the finished sub-steps of this checkout's ledger in a worktree too, as links.
+    """Hard-link the finished sub-steps of this checkout's ledger into a worktree.
 
-    No file of the ledger is changed in place, so neither side sees what the other one does.
+    No file of the ledger is edited in place, so neither side changes the other.
     """
     for source in _finished(artifacts.ROOT / recipe):
         shutil.copytree(source, place / source, copy_function=os.link)
 
 
 def collect_ledger(recipe: str, place: Path) -> None:
-    """Keep the sub-steps that a worktree has finished in this checkout's ledger."""
+    """Move the sub-steps that a worktree has finished to this checkout's ledger."""
     for source in _finished(place / artifacts.ROOT / recipe):
         target = source.relative_to(place)
         if not target.exists():
@@ -87,16 +85,16 @@ def finish(place: Path) -> None:
 
 
 def release(place: Path) -> None:
-    """Have the next call for this purpose begin anew; what lies at ``place`` stays."""
+    """Remove the record of a worktree: the next call starts a new one; the worktree stays."""
     place.with_name(f"{place.name}.json").unlink()
 
 
 def _unfinished(purpose: Mapping[str, Any]) -> IO[str] | None:
-    """The locked record of an unfinished run of this purpose, where nobody holds one."""
+    """Lock and open the record of an unfinished run with this purpose; None where all are held."""
     for file in sorted(HOME.glob("*.json")):
         try:
             record = file.open("r+")
-        except FileNotFoundError:  # it has just been finished
+        except FileNotFoundError:  # finished just now
             continue
         if _lock(record) and _read(record) == purpose:
             return record
@@ -105,11 +103,12 @@ def _unfinished(purpose: Mapping[str, Any]) -> IO[str] | None:
 
 
 def _lock(record: IO[str]) -> bool:
-    """Lock a record; False where somebody else has it, or has removed it meanwhile."""
+    """Lock a record; False where another process holds it or has removed it meanwhile."""
     try:
-        fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.path.samestat(os.fstat(record.fileno()), Path(record.name).stat())
-    except (BlockingIOError, FileNotFoundError):
+        return files.lock(record) and os.path.samestat(
+            os.fstat(record.fileno()), Path(record.name).stat()
+        )
+    except FileNotFoundError:
         return False
 
 
@@ -121,10 +120,10 @@ def _read(record: IO[str]) -> Any:
 
 
 def _new(stem: str, purpose: Mapping[str, Any]) -> IO[str]:
-    """The locked record of a new run."""
+    """Create, lock and open the record of a new run."""
     day = time.strftime("%Y%m%d", time.gmtime())
     record = (HOME / f"{stem}-{day}-{secrets.token_hex(3)}.json").open("x")
-    fcntl.flock(record, fcntl.LOCK_EX)
+    files.lock(record)
     record.write(json.dumps(purpose))
     record.flush()
     return record

@@ -8,7 +8,6 @@ of Prefect's flow runs share one outbox.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import shutil
 import time
@@ -18,6 +17,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
+
+from flows.host import files
 
 WORKTREES = (".beamline", "runs")  # a run's worktree lies there, and is removed when the run ends
 RUN_FILE, LOCK = "run.json", "lock"
@@ -46,9 +47,8 @@ class Outbox:
         number = int(unsent[-1].stem.partition("-")[0]) + 1 if unsent else 0
         name = f"{number:06d}-{uuid.uuid4().hex}.message"
         head = json.dumps({"kind": message.kind, "fields": message.fields}).encode()
-        partial = self.folder / f".{name}.partial"
-        partial.write_bytes(head + b"\n" + message.content)
-        partial.rename(self.folder / name)
+        with files.replaced(self.folder / name) as partial:
+            partial.write_bytes(head + b"\n" + message.content)
 
     def files(self) -> list[Path]:
         """Return the files of the unsent messages, oldest first."""
@@ -90,12 +90,12 @@ def flow_runs() -> Outbox:
 def create(run: Mapping[str, Any], key: str) -> RunOutbox:
     """Make the outbox of a run; ``run`` is what opens it in the store."""
     name = f"{time.time_ns()}-{key}"  # sorts by time: a pipeline before its stages
-    partial = root() / f".{name}.partial"
-    partial.mkdir(parents=True)
-    (partial / RUN_FILE).write_text(json.dumps(run))
-    lock = (partial / LOCK).open("w")
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    return RunOutbox(partial.rename(root() / name), lock)
+    with files.replaced(root() / name) as partial:
+        partial.mkdir(parents=True)
+        (partial / RUN_FILE).write_text(json.dumps(run))
+        lock = (partial / LOCK).open("w")
+        files.lock(lock)
+    return RunOutbox(root() / name, lock)
 
 
 def read(file: Path) -> Message:
@@ -119,12 +119,8 @@ def unsent_runs() -> list[Path]:
 def hold(folder: Path) -> Iterator[RunOutbox | None]:
     """Lock an outbox for the block; None where another process holds it or has just removed it."""
     with suppress(FileNotFoundError), (folder / LOCK).open("r") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield None
-            return
-        yield RunOutbox(folder, lock) if (folder / RUN_FILE).exists() else None
+        whole = files.lock(lock) and (folder / RUN_FILE).exists()
+        yield RunOutbox(folder, lock) if whole else None
         return
     yield None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import sys
@@ -12,7 +11,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from flows.host import processes
+from flows.host import files, processes
 from flows.tracking import outbox
 from flows.tracking.outbox import Message
 from flows.workers.prefect_patches import queue_events, survive_outages
@@ -95,11 +94,7 @@ def ui_server() -> str | None:
     if not UI_ADDRESS.exists():
         return None
     with UI_ADDRESS.open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return file.read() or None  # empty while it starts
-    return None
+        return (file.read() or None) if files.is_locked(file) else None  # empty while it starts
 
 
 @contextmanager

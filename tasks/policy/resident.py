@@ -1,4 +1,4 @@
-"""Policies in memory: the one that learns, a copy that samples, and references.
+"""Policies in memory: the one that learns, a copy that samples, and a reference.
 
 Loading a policy takes longer than an update of a small one, so each stays in memory until the next
 iteration needs it.
@@ -28,114 +28,132 @@ class Critic:
     A critic with its own backbone has its own optimizer, the other learns with the policy.
     """
 
-    head: torch.nn.Linear  # hidden -> 1
+    head: torch.nn.Linear  # H -> 1
     backbone: Any | None
     value_clip: float | None
     coefficient: float
     optimizer: torch.optim.Optimizer | None = None
 
     def weights(self) -> list[torch.nn.Parameter]:
-        """Its own weights, those of the backbone first."""
+        """Return its own weights, those of the backbone first."""
         return [*(self.backbone.parameters() if self.backbone else ()), *self.head.parameters()]
 
 
 @dataclass
 class Learner:
-    """A policy, its tokenizer, its optimizer (once it learns), and how many updates it has had."""
+    """A policy with its tokenizer, and once it learns its optimizer and critic."""
 
-    folder: Path  # where it was loaded from, or will lie once the ledger has named it
+    folder: Path  # that it was loaded from, or that its checkpoint will be renamed to
     model: Any
     tokenizer: Any
     optimizer: torch.optim.Optimizer | None = None
-    updates: int = 0
+    updates: int = 0  # optimizer steps so far
     critic: Critic | None = None
+    changed: bool = False  # whether its weights differ from those in ``folder``
 
 
-_resident: list[Learner] = []  # at most one: the state that the next sub-step most likely wants
+class Resident:
+    """The policies that a run keeps in memory: at most one learner, one copy and one reference."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Drop all policies, as in a new process."""
+        self.learner: Learner | None = None
+        self.copy: Learner | None = None
+        self.reference: Learner | None = None
+
+    def load_learner(self, folder: Path, machine: Machine) -> Learner:
+        """Return the learner whose state lies in ``folder``, from memory if it is there.
+
+        Raises RuntimeError where the folder holds no policy.
+        """
+        if not _holds(self.learner, folder):
+            if not any((folder / name).is_file() for name in ("config.json", adapter.CONFIG)):
+                raise RuntimeError(
+                    f"{folder} holds no policy (an old one that was pruned?): run `make clean` to "
+                    "start anew"
+                )
+            self.learner = None  # frees its memory before the next one is loaded
+            self.learner = _load(folder, machine)
+        assert self.learner
+        return self.learner
+
+    def load_copy(self, folder: Path, machine: Machine) -> Learner:
+        """Return a second copy of the policy in ``folder`` that samples while the learner learns.
+
+        Raises OSError where the folder holds no policy.
+        """
+        if not _holds(self.copy, folder):
+            self.copy = None  # frees its memory before the next one is loaded
+            self.copy = _load(folder, machine)
+        assert self.copy
+        return self.copy
+
+    def load_reference(self, folder: Path, machine: Machine) -> Any:
+        """Return the model in ``folder`` for inference; it never changes.
+
+        Raises OSError where the folder holds no policy.
+        """
+        if not _holds(self.reference, folder):
+            self.reference = Learner(folder, load_policy(folder, machine).eval(), None)
+        assert self.reference
+        return self.reference.model
+
+    @contextmanager
+    def reference_of(self, folder: Path, learner: Learner, machine: Machine) -> Iterator[Any]:
+        """Yield the model in ``folder`` as a reference; ``learner`` must not learn meanwhile.
+
+        No second copy is loaded where the learner contains it: as the base of its adapter, or
+        because it has not learned since it was loaded from there.
+        """
+        if adapter.base_path(learner.model) == folder:
+            with adapter.without(learner.model) as model:
+                yield model
+        else:
+            same = learner.folder == folder
+            yield learner.model if same else self.load_reference(folder, machine)
+
+    def keep(self, learner: Learner, folder: Path) -> None:
+        """Keep ``learner`` as the policy that ``folder`` will hold."""
+        learner.folder, learner.changed = folder, False
+        self.learner = learner
 
 
-def load_learner(folder: Path, machine: Machine) -> Learner:
-    """The learner whose state lies in ``folder``: the one in memory, or loaded from there.
-
-    Raises RuntimeError where the folder has been pruned or is no policy.
-    """
-    if not (_resident and _resident[0].folder == folder):
-        if not any((folder / name).is_file() for name in ("config.json", adapter.CONFIG)):
-            raise RuntimeError(
-                f"{folder} holds no policy (an old one that was pruned?): run `make clean` to "
-                "start anew"
-            )
-        tokenizer = load_tokenizer(folder)
-        _resident[:] = [Learner(folder, load_policy(folder, machine), tokenizer)]
-    return _resident[0]
+POLICIES = Resident()  # of the run of this process; the verbs of all its iterations share it
 
 
-_apart: list[Learner] = []  # at most one
+def _holds(kept: Learner | None, folder: Path) -> bool:
+    return kept is not None and kept.folder == folder and not kept.changed
 
 
-def load_copy(folder: Path, machine: Machine) -> Learner:
-    """The policy in ``folder`` for sampling alone, beside the one in memory that learns."""
-    if not (_apart and _apart[0].folder == folder):
-        _apart.clear()  # before the next one takes as much memory
-        _apart[:] = [Learner(folder, load_policy(folder, machine), load_tokenizer(folder))]
-    return _apart[0]
-
-
-_references: list[tuple[Path, Any]] = []  # at most one
-
-
-def reference(folder: Path, machine: Machine) -> Any:
-    """The policy in ``folder``, to be looked at and never changed; kept for the next iteration."""
-    if not (_references and _references[0][0] == folder):
-        _references[:] = [(folder, load_policy(folder, machine).eval())]
-    return _references[0][1]
-
-
-@contextmanager
-def reference_of(folder: Path, learner: Learner, machine: Machine) -> Iterator[Any]:
-    """The policy in ``folder`` as a reference for ``learner``, which until then does not learn.
-
-    Where the learner holds it, as what its adapter belongs to or as what it is still, no second
-    copy is loaded.
-    """
-    if adapter.base_path(learner.model) == folder:
-        with adapter.without(learner.model) as model:
-            yield model
-    else:
-        yield learner.model if learner.folder == folder else reference(folder, machine)
+def _load(folder: Path, machine: Machine) -> Learner:
+    tokenizer = load_tokenizer(folder)
+    return Learner(folder, load_policy(folder, machine), tokenizer)
 
 
 def to_sample(model: Any, machine: Machine) -> Any:
-    """The policy as it samples: whole, with its weights in the precision of passes.
+    """Return the policy as it samples: whole, with weights in the precision of forward passes.
 
-    Where that is not how it learns it is a copy, made once, to be given up after sampling.
+    This is ``model`` itself where it learns in the same form, else a copy that the caller should
+    drop after sampling.
     """
     whole, kind = adapter.merged(model), PRECISION[machine.precision]
     return whole if whole.dtype is kind else _cast(whole, kind)
 
 
 def _cast(model: Any, kind: torch.dtype) -> Any:
-    """A copy with weights of another kind; frequencies of positions and the like stay exact."""
+    """Return a copy with weights of another type; buffers such as rotary frequencies stay exact."""
     weights = {
         id(weight): torch.nn.Parameter(weight.detach().to(kind), requires_grad=False)
         for weight in model.parameters()
     }
-    return copy.deepcopy(model, weights)  # which takes what is already there for a weight
-
-
-def keep_resident(learner: Learner, folder: Path) -> None:
-    """Note that the learner in memory is what ``folder`` will hold."""
-    learner.folder = folder
-    _resident[:] = [learner]
-
-
-def forget(learner: Learner) -> None:
-    """The weights in memory are about to part from those in the folder."""
-    _resident[:] = [other for other in _resident if other is not learner]
+    return copy.deepcopy(model, weights)  # deepcopy takes a weight's entry here instead of copying
 
 
 def drop_gradients(learner: Learner) -> None:
-    """Give up gradients, as large as what learns: what samples next has more use for the memory."""
+    """Free the gradients, which take as much memory as the weights that learn."""
     for optimizer in (learner.optimizer, learner.critic and learner.critic.optimizer):
         if optimizer:
             optimizer.zero_grad(set_to_none=True)

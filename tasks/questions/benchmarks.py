@@ -1,8 +1,8 @@
 """Questions from the sets in params/benchmarks.yaml, and the SFT traces that belong to them.
 
 A reference such as ``gsm8k/train`` names a set and a split. Its file lies in
-data/sources/gsm8k/, or is fetched from the Hugging Face hub; a row of params/benchmarks.yaml says
-how a record of it is read.
+data/sources/gsm8k/, or is fetched from the Hugging Face hub; a row of params/benchmarks.yaml
+defines how its records are read.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _RESULT = re.compile(r"(<result>.*?</result>)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Entry:
-    """A record of a set: the question, the worked solution where it has one, and its place."""
+    """A record of a set: its question, its worked solution (or None), and its place in the file."""
 
     question: Question
     solution: str | None
@@ -48,9 +48,9 @@ class Entry:
 
 
 def locate(reference: str, sets: Sets, folder: Path = SOURCES) -> Path:
-    """The file of a set's split: the one in ``folder``/<set>/, else the hub's, fetched.
+    """Return the file of a set's split: the one in ``folder``/<set>/, else fetch it from the hub.
 
-    Raises ValueError where there are two such files, or none and the hub cannot give one.
+    Raises ValueError where two files match, or none and the hub cannot be used.
     """
     name, split = reference.split("/")
     places = [folder / name / f"{split}{suffix}" for suffix in FORMATS]
@@ -94,12 +94,11 @@ def _fetch(reference: str, hub: Hub | None, places: Sequence[Path]) -> Path:
 def load(
     reference: str, sets: Sets, folder: Path = SOURCES, *, solutions: bool = True
 ) -> list[Entry]:
-    """The records of a set's split as questions, in their order.
+    """Read the records of a set's split as questions, in their order.
 
     A question's id is set, split and number of the record, from 1; its kind is the set.
-    solutions: whether the worked solutions are read too.
-    Raises ValueError with file, place, field, value and remedy for a record that cannot be read,
-    and as ``locate``.
+    ``solutions``: whether to read the worked solutions too. Raises ValueError with file, place,
+    field, value and remedy for a record that cannot be read, and where ``locate`` does.
     """
     settings = benchmark_of(reference, sets)
     name, split = reference.split("/")
@@ -110,7 +109,7 @@ def load(
 def read_entries(
     file: Path, settings: Benchmark, kind: str, prefix: str, *, solutions: bool = False
 ) -> list[Entry]:
-    """The records of a file as questions of a kind, with ids of a prefix and their number from 1.
+    """Read the records of a file as questions of a kind, with ids of a prefix and a number from 1.
 
     Raises ValueError with file, place, field, value and remedy for a record that cannot be read.
     """
@@ -133,7 +132,7 @@ def read_entries(
 
 
 def read_prompt(record: Record, field: str, place: str) -> tuple[tuple[Message, ...], str]:
-    """The messages before the question, and its text: a field with a text or a chat."""
+    """Return the messages before the question, and its text; the field is a text or a chat."""
     found = value(record, field, place)
     name = f"{place}: the field '{field}'"
     if not isinstance(found, list):
@@ -167,9 +166,9 @@ def _part(found: Any, name: str) -> str:
 
 
 def read_answers(record: Record, field: str, after: str | None, place: str) -> tuple[str, ...]:
-    """The accepted forms of the answer: a field with a text, number or truth value, or a list.
+    """Return the accepted forms of the answer; the field is a text, number, bool, or list of these.
 
-    True is written "yes", False "no". after: the answer is what follows the last such mark.
+    True becomes "yes", False "no". ``after``: a mark; the answer is the text after its last place.
     """
     found = value(record, field, place)
     name = f"{place}: the field '{field}'"
@@ -203,14 +202,14 @@ def material(
     right: Right,
     folder: Path = SOURCES,
 ) -> Material:
-    """The questions of the recipe's sets by split, and who writes the traces.
+    """Load the questions of the recipe's sets by split, and what writes their traces.
 
     The last ``settings.validation`` training questions are set aside as validation questions.
     Dropped, each with its reason: "duplicate", a question whose text came before, case and space
     aside (``detail``: whose); "overlaps_held_out", one for training or validation that shares
     ``overlap_words`` words in a row with a test question, or one for training with one for
-    validation (``detail``: which). ``right`` says whether an answer to a question is right.
-    Raises ValueError as ``load``, and where no training question is left.
+    validation (``detail``: which). ``right`` returns whether an answer to a question is right.
+    Raises ValueError where ``load`` does, and where no training question is left.
     """
     _check_named_once((*settings.train, *settings.test))
     solutions = expert.kind == "calculator"
@@ -251,7 +250,7 @@ def _load_each(references: Sequence[str], sets: Sets, folder: Path, solutions: b
 
 
 def distinct(entries: Sequence[Entry]) -> tuple[list[Entry], list[Dropped]]:
-    """The first of each text, compared as the gate of the questions does."""
+    """Split entries into the first of each text and its duplicates; case and space do not count."""
     first: dict[str, str] = {}
     kept, dropped = [], []
     for entry in entries:
@@ -267,7 +266,7 @@ def distinct(entries: Sequence[Entry]) -> tuple[list[Entry], list[Dropped]]:
 def apart(
     entries: Sequence[Entry], held_out: Sequence[Entry], words: int
 ) -> tuple[list[Entry], list[Dropped]]:
-    """Those that overlap no held-out question, and the others."""
+    """Split entries into those that overlap no held-out question, and the others."""
     texts, others = ([entry.question.text for entry in each] for each in (entries, held_out))
     found = overlaps(texts, others, words)
     kept, dropped = [], []
@@ -290,7 +289,7 @@ def _calculator(
     dropped: Sequence[Dropped],
     right: Right,
 ) -> Write:
-    """Traces from the calculator notes of the worked solutions."""
+    """Return a writer of traces from the calculator notes of the worked solutions."""
     solved = []
     for question, solution in ((entry.question, entry.solution) for entry in train):
         if solution is None:
@@ -310,7 +309,7 @@ def _written(
     dropped: Sequence[Dropped],
     right: Right,
 ) -> Write:
-    """Traces from the user's file; one to a question that is not trained on is dropped."""
+    """Return a writer of the traces in the user's file; those of other questions are dropped."""
     questions = {_prompt(entry.question): entry.question for entry in reversed(every)}
     kept = {entry.question.id for entry in train}
     reasons = {each.question_id: each.reason for each in dropped}
@@ -342,7 +341,7 @@ def _prompt(question: Question) -> tuple[tuple[Message, ...], str]:
 
 
 def read_parts(response: str) -> Parts:
-    """A written response cut into (turn, True) and (tool result, False)."""
+    """Cut a written response into (turn, True) and (tool result, False)."""
     parts = [part for part in _RESULT.split(response) if part]
     return [(part, not part.startswith("<result>")) for part in parts]
 

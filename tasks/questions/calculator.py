@@ -1,16 +1,16 @@
 """SFT traces from worked solutions with calculator notes, as GSM8K has them (arXiv 2110.14168).
 
-A note such as ``<<16-3-4=9>>`` is a step of a program, and so is an equation that the author wrote
-out without a note, where it holds. The agent thinks the author's words with each result replaced by
-its step's name, runs the program once, and copies what it printed:
+A note such as ``<<16-3-4=9>>`` is a step of a program, and so is an equation without a note, where
+it holds. The agent's thought is the author's text with each result replaced by its step's name; it
+runs the program once, and copies the output:
 
     <think>Janet sells 16 - 3 - 4 = step1 duck eggs a day.
     She makes step1 * 2 = step2 every day.</think><python>step1 = 16 - 3 - 4
     step2 = step1 * 2
     print(step2)</python><result>18</result><think>...</think><answer>\\boxed{18}</answer>
 
-So no result stands before the call, and no program only prints a number that the author worked out:
-a note without an operator (``<<18=18>>``) is no step; ``<<18*1=18>>``, with one, is the author's.
+So no result comes before the call, and no program only prints a number that the author computed: a
+note without an operator (``<<18=18>>``) is no step, but ``<<18*1=18>>`` is one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tasks.trees.tree import Question
 
 END_OF_SOLUTION = "####"
 LONGEST_EXPRESSION = 100  # characters; deep brackets and chains of signs exhaust the parser
-DECIMALS = 6  # that a program with decimals in it prints: 0.1 + 0.2 is 0.3
+DECIMALS = 6  # printed by a program with decimals in it, so that 0.1 + 0.2 is 0.3
 
 _NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
 _CURRENCY = "(?:[$€£¢] ?)?"
@@ -63,7 +63,7 @@ _OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] 
     ast.FloorDiv: lambda left, right: Fraction(left // right),
 }
 
-# Numbers that a solution may bring in by itself, and those that words of the question bring in.
+# Numbers that a solution may use without a source, and numbers that words of the question give.
 _ALWAYS = (1, 2, 100)
 _WORDS = {
     **{5: "five", 6: "six", 8: "eight", 9: "nine", 10: "ten", 11: "eleven"},
@@ -84,17 +84,17 @@ _NONE: Mapping[Fraction, str] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Step:
-    """A calculation of the author's."""
+    """A calculation in the author's solution."""
 
     name: str
-    start: int  # of what the step's name takes the place of, in the solution
+    start: int  # in the solution, of the text that the step's name replaces
     end: int
     code: str  # numbers, + - * / // and brackets, with at least one operator
     result: Fraction | None  # as the author states it
 
 
 class UnreadableError(ValueError):
-    """A note that is no arithmetic."""
+    """A note is no arithmetic."""
 
 
 def write_traces(
@@ -102,13 +102,13 @@ def write_traces(
     tools: Respond,
     right: Callable[[Question, str], bool],
 ) -> tuple[list[Trace], list[Dropped]]:
-    """Traces for (question, worked solution) pairs whose programs print the right answer.
+    """Write traces for (question, worked solution) pairs whose programs print the right answer.
 
-    ``right`` says whether an answer to a question is right. Each entry ends in one of the two
+    ``right`` returns whether an answer to a question is right. Each entry is in one of the two
     lists, in the order of the entries. Reasons of drops: "no_notes" (nor an equation that holds);
     "unreadable_note" and "no_operation" (no note can be used; the first is no arithmetic, or a
-    single number); "tool_error" (the program did not end well; outcome and text);
-    "wrong_result" (what it printed, and the accepted answers).
+    single number); "tool_error" (the program failed; with outcome and text); "wrong_result" (with
+    the output and the accepted answers).
     """
     plans = [_plan(question, solution) for question, solution in entries]
     played = iter(play([plan for plan in plans if isinstance(plan, Script)], tools))
@@ -141,7 +141,7 @@ def _judge(played: Played, right: Callable[[Question, str], bool]) -> Trace | Dr
 
 
 def _copy(results: Results) -> str:
-    """What the program printed, without decimals that say nothing (18.0 is 18)."""
+    """Return the program's output, without decimals that are 0 (18.0 as 18)."""
     return results[-1].removesuffix(".0")
 
 
@@ -149,9 +149,9 @@ def _copy(results: Results) -> str:
 
 
 def _clean(solution: str) -> tuple[str, dict[str, str]]:
-    """The solution without its final answer and unusable notes; the first of each kind.
+    """Return the solution without its final answer and unusable notes, and the first of each kind.
 
-    What a note without an operator states stays, as a number of the text. No tag is left in it.
+    The number of a note without an operator stays in the text. No tag is left.
     """
     faults: dict[str, str] = {}
 
@@ -174,7 +174,7 @@ def _clean(solution: str) -> tuple[str, dict[str, str]]:
 
 
 def read_steps(text: str) -> list[Step]:
-    """The calculations of a cleaned solution in their order: notes, and equations that hold."""
+    """Return the calculations of a cleaned solution in order: notes, and equations that hold."""
     steps = list(_equations(text))
     for found in _NOTE.finditer(text):
         written, _, result = found[1].rpartition("=")
@@ -187,7 +187,7 @@ def read_steps(text: str) -> list[Step]:
 
 
 def _equations(text: str) -> Iterator[Step]:
-    """Equations that the author wrote out without a note, where they hold exactly."""
+    """Return the equations without a note that hold exactly."""
     masked = re.sub("<<[^<>]*>>", lambda note: "\0" * len(note[0]), text)
     for found in _EQUATION.finditer(masked):
         before, left, right, percent = found.groups()
@@ -200,10 +200,10 @@ def _equations(text: str) -> Iterator[Step]:
 
 
 def read_expression(written: str) -> str:
-    """Arithmetic as people write it, as Python code of numbers, + - * / // and brackets.
+    """Translate arithmetic as people write it to Python: numbers, + - * / // and brackets.
 
-    Currencies, words of two letters and more, and thousands separators go; 5% is 5/100, x is a
-    multiplication, 2(3+4) is 2*(3+4). Raises UnreadableError for everything else.
+    Currencies, words of two letters or more, and thousands separators are removed; 5% is 5/100, x
+    is a multiplication, 2(3+4) is 2*(3+4). Raises UnreadableError for everything else.
     """
     for sign, code in _SIGNS.items():
         written = written.replace(sign, code)
@@ -217,7 +217,7 @@ def read_expression(written: str) -> str:
 
 
 class _Plain(ast.NodeTransformer):
-    """Keeps arithmetic, writes 100.00 as 100; raises UnreadableError for other nodes."""
+    """Keep arithmetic, write 100.00 as 100; raise UnreadableError for other nodes."""
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         allowed = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.UAdd, ast.USub, *_OPERATIONS)
@@ -231,7 +231,7 @@ class _Plain(ast.NodeTransformer):
 
 
 def evaluate(tree: ast.AST) -> Fraction:
-    """The exact value of an expression; ZeroDivisionError as in Python."""
+    """Return the exact value of an expression; raise ZeroDivisionError as Python does."""
     match tree:
         case ast.Constant(value):
             return Fraction(str(value))
@@ -243,7 +243,7 @@ def evaluate(tree: ast.AST) -> Fraction:
 
 
 def _number(text: str) -> Fraction | None:
-    """The number that a text is, with or without currency and thousands separators."""
+    """Return the number that a text is, with or without currency and thousands separators."""
     found = re.fullmatch(rf"\s*(-?){_CURRENCY}({_NUMBER})\s*", text)
     return Fraction(found[1] + found[2].replace(",", "")) if found else None
 
@@ -252,7 +252,7 @@ def _number(text: str) -> Fraction | None:
 
 
 def numbers_of(question: str) -> set[Fraction]:
-    """The numbers that a question gives, as digits or by words such as "twice" and "week"."""
+    """Return the numbers in a question, as digits or as words such as "twice" and "week"."""
     said = {Fraction(found.replace(",", "")) for found in re.findall(_NUMBER, question)}
     words = {word.removesuffix("s") for word in re.findall("[a-z]+", question.casefold())}
     implied = [number for number in _WORDS if words & set(_WORDS[number].split())]
@@ -260,10 +260,10 @@ def numbers_of(question: str) -> set[Fraction]:
 
 
 def program(steps: Sequence[Step], given: Collection[Fraction]) -> str:
-    """One line a step, then the last one printed; with decimals in it, rounded.
+    """Write one line a step, then print the last one; round it if there are decimals.
 
-    given: the numbers that the question gives, which are not taken for a step's result where that
-    is used elsewhere.
+    ``given``: the numbers in the question, which stand for a step's result only where that result
+    is used nowhere else.
     """
     lines = []
     for step, names in zip(steps, _links(steps, given), strict=True):
@@ -275,7 +275,7 @@ def program(steps: Sequence[Step], given: Collection[Fraction]) -> str:
 
 
 class _Link(ast.NodeTransformer):
-    """Writes the result of an earlier step as its name."""
+    """Replaces the result of an earlier step by its name."""
 
     def __init__(self, names: Mapping[Fraction, str]) -> None:
         self.names = names
@@ -286,9 +286,9 @@ class _Link(ast.NodeTransformer):
 
 
 def thought(text: str, steps: Sequence[Step], given: Collection[Fraction]) -> str:
-    """The author's words with each result, and each mention of it, as its step's name.
+    """Return the author's text with each result, and each mention of it, as its step's name.
 
-    A number that the question gives stays, unless the step's line of the program has a name there.
+    A number in the question stays, unless the step's line of the program has a name there.
     A result that comes before its calculation is replaced too: "He needs 6 because 2 * 3 = 6".
     """
     ever = _names(steps[::-1], given)  # the first step of each result
@@ -318,10 +318,10 @@ def _hide(text: str, names: Mapping[Fraction, str], last: Mapping[Fraction, str]
 
 
 def _links(steps: Sequence[Step], given: Collection[Fraction]) -> list[dict[Fraction, str]]:
-    """For each step, the numbers in it that are earlier results -> the names of those steps.
+    """Return for each step: the numbers in it that are earlier results -> the names of those steps.
 
-    Of two steps with one result the later is meant. A number that the question gives is taken for
-    a result only where that is used nowhere else.
+    Of two steps with the same result the later counts. A number in the question stands for a result
+    only where that result is used nowhere else.
     """
     operands = [_operands(step) for step in steps]
     links = []
@@ -343,6 +343,6 @@ def _operands(step: Step) -> set[Fraction]:
 
 
 def _names(steps: Sequence[Step], given: Collection[Fraction]) -> dict[Fraction, str]:
-    """Result -> the last of the steps that has it, of results that the question does not give."""
+    """Return result -> the last step that has it, for results that the question does not give."""
     found = ((step.result, step.name) for step in steps)
     return {result: name for result, name in found if result is not None and result not in given}

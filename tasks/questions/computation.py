@@ -3,8 +3,8 @@
 Three kinds of graded difficulty:
 
 - arithmetic: an expression to evaluate; its test numbers are larger than any training number;
-- story: a short word problem, where the agent has to find the operators;
-- chain: two steps, the second on what the tool answered to the first, so it takes two calls.
+- story: a short word problem, where the agent must find the operators;
+- chain: two steps, the second on the result of the first, so it takes two calls.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ KINDS = ("arithmetic", "story", "chain")
 
 @dataclass(frozen=True)
 class Problem:
-    """A question and the code of each step; ``{}`` stands for the result of the step before."""
+    """A question and the code of each step; ``{}`` is the result of the step before."""
 
     question: Question
     steps: tuple[str, ...]
 
 
 def generate(settings: ComputationQuestions, seed: int) -> dict[str, list[Problem]]:
-    """Problems by split ("train", "validation", "test"); kinds alternate, no text occurs twice.
+    """Draw problems by split ("train", "validation", "test"); kinds alternate; no text twice.
 
     Raises ValueError when the number range holds too few distinct questions.
     """
@@ -61,7 +61,7 @@ def _distinct(
 
 
 def _operands(kind: str, split: str, settings: ComputationQuestions) -> tuple[int, int]:
-    """Smallest and largest operand; arithmetic test numbers lie outside the training range."""
+    """Return the smallest and largest operand; test arithmetic has larger ones than training."""
     if kind != "arithmetic":
         return 2, settings.largest_operand
     if split == "test":
@@ -143,7 +143,7 @@ OPERATORS = ("+", "-", "*", "%", "//")
 
 
 def material(settings: ComputationQuestions, expert: ComputationExpert, seed: int) -> Material:
-    """Questions by split, and the expert's traces of the first of the training questions."""
+    """Draw questions by split; the expert writes traces of the first training questions."""
     problems = generate(settings, seed)
     scripts = [script(problem, expert, seed) for problem in problems["train"][: expert.traces]]
     return Material(
@@ -153,7 +153,7 @@ def material(settings: ComputationQuestions, expert: ComputationExpert, seed: in
 
 
 def script(problem: Problem, expert: ComputationExpert, seed: int) -> Script:
-    """Decide how the expert handles one problem; wrong at the documented rates.
+    """Plan how the expert answers one problem, with a flaw at the documented rates.
 
     wrong_operator: one operator of its code is another one; wrong_digit: one digit of its code is
     another one; wrong_answer: it copies the last result with one digit changed; missing_call: it
@@ -176,17 +176,17 @@ def script(problem: Problem, expert: ComputationExpert, seed: int) -> Script:
         flaw,
         tuple(moves),
         _thought(kind, len(steps)),
-        lambda results: answer(results, copy.copy(draw)),  # the same however often it is asked
+        lambda results: answer(results, copy.copy(draw)),  # the same answer at every call
     )
 
 
 def _compute(step: str, thought: str) -> Move:
-    """A call of the Python tool; ``{}`` in its code stands for the result before."""
+    """Return a call of the Python tool; ``{}`` in its code is the result before."""
     return Move(thought, "python", lambda results: step.format(*results[-1:]))
 
 
 def _thought(kind: str, step: int) -> str:
-    """What the expert thinks before step ``step`` (0, 1, ...), or before its answer."""
+    """Return the expert's thought before step ``step`` (0, 1, ...), or before its answer."""
     thoughts = THOUGHTS[kind]
     return thoughts[step] if step < len(thoughts) else "Done."
 
@@ -195,7 +195,7 @@ def _copy(results: Results, draw: random.Random) -> str:
     return results[-1]
 
 
-# How the expert's answer comes from what its calls printed; where not named here, it copies it.
+# Flaw -> the expert's answer, from its results; for other flaws it copies the last result.
 CONCLUSIONS: dict[str, Callable[[Results, random.Random], str]] = {
     "missing_call": lambda results, draw: "0",
     "wrong_answer": lambda results, draw: _other_digit(results[-1], draw),

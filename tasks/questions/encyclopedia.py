@@ -1,13 +1,13 @@
 """An invented encyclopedia, questions about it, and the scripted expert that looks things up.
 
 People, places and works have names made of a closed set of words, so that a small policy can copy
-any name that it has never met. Entities of one split know only entities of the same split: what a
-test question is about, and all that it leads to, occurs in no training question. Kinds of questions
+any new name. Entities of one split refer only to entities of the same split, so the entities of a
+test question, and all that they lead to, occur in no training question. Kinds of questions
 (``QUESTIONS`` below lists them all):
 
-- fact: one search, and what the article says;
-- hop: a second search for what the first one found;
-- age: a search, then the Python tool on the year that it found;
+- fact: one search, and a fact of the article;
+- hop: a second search for the fact that the first one found;
+- age: a search, then the Python tool on the year in the article;
 - gap: two searches, then the Python tool on both years.
 """
 
@@ -83,8 +83,8 @@ ARTICLES = {
 class Form:
     """A question about entities of one kind.
 
-    ``path`` are the facts to follow from each entity, ``code`` what the Python tool computes from
-    the last facts found, {0}, {1}, and {year}.
+    ``path`` are the facts to follow from each entity; ``code`` is computed by the Python tool from
+    the last facts, {0} and {1}, and {year}.
     """
 
     kind: str
@@ -120,7 +120,7 @@ KINDS = tuple(dict.fromkeys(form.kind for form in QUESTIONS))
 
 @dataclass(frozen=True)
 class Entity:
-    """What an article is about: its facts by name, and those of them that have articles too."""
+    """The subject of an article: its facts by name, and the facts that have articles too."""
 
     kind: str
     name: str
@@ -134,7 +134,7 @@ World = Mapping[str, Sequence[Entity]]  # kind -> the entities of one split
 
 @dataclass(frozen=True)
 class Problem:
-    """A question, what it is about, and how it is answered."""
+    """A question, its entities, and its form."""
 
     question: Question
     form: Form
@@ -143,7 +143,7 @@ class Problem:
 
 
 def material(settings: EncyclopediaQuestions, expert: EncyclopediaExpert, seed: int) -> Material:
-    """Questions by split, the articles of all splits in one corpus, and the expert's traces."""
+    """Draw questions by split; add all articles as one corpus, and the expert's traces."""
     worlds = build(settings.articles, seed)
     problems = generate(settings, worlds, seed)
     documents = [
@@ -165,7 +165,7 @@ def material(settings: EncyclopediaQuestions, expert: EncyclopediaExpert, seed: 
 def _write_traces(
     problems: Sequence[Problem], scripts: Sequence[Script], tools: Respond
 ) -> tuple[list[Trace], list[Dropped]]:
-    """The traces of the scripts, but for those to whom search did not show what they go on with."""
+    """Write the scripts' traces; drop those whose searches did not show the facts that they use."""
     traces, dropped = [], []
     for problem, played in zip(problems, play(scripts, tools), strict=True):
         if played.script.flaw == "none" and not _shown(problem, played):
@@ -185,9 +185,9 @@ def _shown(problem: Problem, played: Played) -> bool:
 
 
 def build(articles: int, seed: int) -> dict[str, World]:
-    """The entities of each split, about ``articles`` in all.
+    """Draw the entities of each split, about ``articles`` in all.
 
-    Raises ValueError where the words make too few names.
+    Raises ValueError where the lists of words make too few names.
     """
     draw = random.Random(f"{seed}/world")
     names = {kind: _names(kind, articles, draw) for kind in NAMES}
@@ -221,7 +221,7 @@ def _entity(kind: str, name: str, world: World, draw: random.Random) -> Entity:
     return Entity(kind, name, facts, article, links)
 
 
-Drawn = tuple[dict[str, Entity], dict[str, str]]  # facts with an article of their own, others
+Drawn = tuple[dict[str, Entity], dict[str, str]]  # facts with articles of their own, other facts
 
 
 def _place(world: World, draw: random.Random) -> Drawn:
@@ -251,7 +251,7 @@ FACTS: dict[str, Callable[[World, random.Random], Drawn]] = {
 def generate(
     settings: EncyclopediaQuestions, worlds: Mapping[str, World], seed: int
 ) -> dict[str, list[Problem]]:
-    """Problems by split; kinds take turns, no text occurs twice.
+    """Draw problems by split; kinds alternate, no text occurs twice.
 
     Raises ValueError where the articles allow too few questions.
     """
@@ -271,7 +271,7 @@ def _distinct(
         kind = kinds[number % len(kinds)]
         for _ in range(1000):
             problem = _problem(f"{split}-{number:05d}", kind, world, draw)
-            # of two that are equally old, neither is the older one
+            # of two entities of the same age, neither is older
             if problem.question.text not in taken and problem.question.answers != ("0",):
                 break
         else:
@@ -298,7 +298,7 @@ def _problem(identity: str, kind: str, world: World, draw: random.Random) -> Pro
 
 
 def follow(entity: Entity, path: Sequence[str]) -> list[str]:
-    """The facts on a path, the last one being what was looked for."""
+    """Return the facts on a path; the last one answers."""
     facts = []
     for name in path:
         facts.append(entity.facts[name])
@@ -315,9 +315,9 @@ def _difference(code: str) -> str:
 
 
 def script(problem: Problem, expert: EncyclopediaExpert, world: World, seed: int) -> Script:
-    """Decide how the expert handles one problem; wrong at the documented rates.
+    """Plan how the expert answers one problem, with a flaw at the documented rates.
 
-    wrong_query: it looks up another entity of the same kind, and goes on with what it finds there;
+    wrong_query: it looks up another entity of the same kind, and continues with the facts there;
     wrong_fact: it takes another fact of the last article, or misreads a digit of the year;
     missing_call: it calls no tool and answers "unknown". A trace has at most one flaw.
     """
@@ -342,7 +342,7 @@ def script(problem: Problem, expert: EncyclopediaExpert, world: World, seed: int
 
 
 def _queries(entity: Entity, path: Sequence[str]) -> list[str]:
-    """What has to be looked up to follow a path: the entity, then each fact but the last."""
+    """Return the searches that follow a path: the entity, then each fact but the last."""
     return [entity.name, *follow(entity, path)[:-1]]
 
 

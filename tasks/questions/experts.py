@@ -1,8 +1,8 @@
-"""What every source of questions hands over, and how a scripted expert's traces are written.
+"""The result of every source of questions, and the traces of scripted experts.
 
-A script is an expert's plan for one question: which tool it calls with what, given what the calls
-before have answered, and how it concludes. ``play`` runs many scripts against the real tools, a
-round of calls at a time, as a rollout does.
+A script is an expert's plan for one question: the tool calls, whose arguments may depend on the
+results before, and the answer. ``play`` runs many scripts against the real tools, a round of calls
+at a time, as a rollout does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Results = Sequence[str]  # the texts of a script's tool results so far
 
 @dataclass(frozen=True)
 class Move:
-    """One turn that ends in a tool call."""
+    """A turn that ends with a tool call."""
 
     thought: str
     tool: str
@@ -29,7 +29,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Script:
-    """An expert's plan for one question; ``flaw`` names how it is wrong, "none" elsewhere."""
+    """An expert's plan for one question; ``flaw`` names its mistake, or is "none"."""
 
     question: Question
     flaw: str
@@ -40,7 +40,7 @@ class Script:
 
 @dataclass(frozen=True)
 class Trace:
-    """One written answer to a training question, for the cold start."""
+    """A written response to a training question, for the cold start."""
 
     question: Question
     flaw: str
@@ -49,26 +49,26 @@ class Trace:
 
 @dataclass(frozen=True)
 class Dropped:
-    """A question that was left out or got no trace, and why."""
+    """A question that was left out or got no trace, with the reason."""
 
     question_id: str
-    reason: str  # a name
+    reason: str  # a fixed name, such as "duplicate"
     detail: str
 
 
 @dataclass(frozen=True)
 class Material:
-    """Questions by split, the corpus that belongs to them, and who writes their traces."""
+    """Questions by split, their corpus, and the function that writes their traces."""
 
     questions: dict[str, list[Question]]
     write_traces: Callable[[Respond], tuple[list[Trace], list[Dropped]]]
     documents: list[Document] = field(default_factory=list)
-    dropped: list[Dropped] = field(default_factory=list)  # before any trace was written
+    dropped: list[Dropped] = field(default_factory=list)  # questions without a place in any split
 
 
 @dataclass(frozen=True)
 class Played:
-    """A script after its calls: what the tools said, the answer, and the trace."""
+    """A script after its calls: the observations, the answer, and the trace."""
 
     script: Script
     observations: tuple[Observation, ...]
@@ -77,33 +77,35 @@ class Played:
 
 
 def draw_flaw(rates: Mapping[str, float], draw: random.Random) -> str:
-    """One of the flaws, each at its rate, or "none"."""
+    """Draw one of the flaws, each at its rate, or "none"."""
     flaws = {"none": 1 - sum(rates.values()), **rates}
     return draw.choices(list(flaws), list(flaws.values()))[0]
 
 
 def play(scripts: Sequence[Script], tools: Respond) -> list[Played]:
-    """Run the scripts, the first calls of all together, then the second ones, and so on."""
-    heard: list[list[Observation]] = [[] for _ in scripts]
+    """Run the scripts: the first calls of all together, then the second calls, and so on."""
+    results: list[list[Observation]] = [[] for _ in scripts]
     parts: list[Parts] = [[] for _ in scripts]
     for number in range(max((len(script.moves) for script in scripts), default=0)):
         calling = [i for i, script in enumerate(scripts) if number < len(script.moves)]
         moves = [scripts[i].moves[number] for i in calling]
-        arguments = [move.argument(texts(heard[i])) for i, move in zip(calling, moves, strict=True)]
+        arguments = [
+            move.argument(texts(results[i])) for i, move in zip(calling, moves, strict=True)
+        ]
         observations = tools(
             [Call(move.tool, text) for move, text in zip(moves, arguments, strict=True)]
         )
         for i, move, argument, seen in zip(calling, moves, arguments, observations, strict=True):
-            heard[i].append(seen)
+            results[i].append(seen)
             parts[i] += [
                 (f"<think>{move.thought}</think><{move.tool}>{argument}</{move.tool}>", True),
                 (f"<result>{seen.text.strip()}</result>", False),
             ]
-    return [_conclude(*each) for each in zip(scripts, heard, parts, strict=True)]
+    return [_conclude(*each) for each in zip(scripts, results, parts, strict=True)]
 
 
 def texts(observations: Sequence[Observation]) -> list[str]:
-    """What the tools said, without surrounding space."""
+    """Return the observations' texts without surrounding space."""
     return [seen.text.strip() for seen in observations]
 
 

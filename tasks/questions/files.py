@@ -1,4 +1,4 @@
-"""Records from files of several formats, and the fields in them.
+"""Read records, and the fields in them, from files of several formats.
 
 The suffix names the format: JSON lines (.jsonl, .ndjson), JSON (.json), Parquet (.parquet), CSV
 with a header (.csv). Text is UTF-8, with or without a byte order mark. A field is a dotted path
@@ -26,12 +26,12 @@ SHOWN = 60  # characters of a value in a message
 
 
 def records(file: Path, under: str | None = None) -> Iterator[tuple[Place, Record]]:
-    """The records of a file in their order, each with its place; blank lines are skipped.
+    """Yield the records of a file in their order, each with its place; blank lines are skipped.
 
-    under: in a JSON file that is no list, the field that holds the list.
-    Raises ValueError that names file, place, what is there and the remedy: for a file that is
-    missing, empty, of an unknown suffix, not in its format or not UTF-8, for a record that is no
-    object, for a CSV row of another length than the header. Faults are found as they are reached.
+    ``under``: in a JSON file that is no list, the field that holds the list.
+    Raises ValueError with file, place, value and remedy when it reaches a fault: a file that is
+    missing, empty, of an unknown suffix, not in its format or not UTF-8, a record that is no
+    object, a CSV row whose length differs from the header's.
     """
     if file.suffix not in FORMATS:
         raise ValueError(
@@ -51,10 +51,10 @@ def records(file: Path, under: str | None = None) -> Iterator[tuple[Place, Recor
 
 
 def value(record: Record, path: str, place: Place) -> Any:
-    """What a record holds at a dotted path; numbers are places in a list, -1 the last.
+    """Return a record's value at a dotted path; a number is a place in a list, -1 the last.
 
-    A key that is the whole (rest of the) path goes before the path through its parts.
-    Raises ValueError, with the fields that there are, where the path leads nowhere.
+    A key that equals the whole (rest of the) path is preferred to the path through its parts.
+    Raises ValueError with the existing fields where the path does not exist.
     """
     found: Any = record
     rest = path
@@ -72,17 +72,17 @@ def value(record: Record, path: str, place: Place) -> Any:
 
 
 def text(record: Record, path: str, place: Place) -> str:
-    """The text at a dotted path, without surrounding space; a number as it is written.
+    """Return the text at a dotted path, without surrounding space; a number as ``as_text`` does.
 
-    Raises ValueError as ``value``, and for what is no text or number, or empty.
+    Raises ValueError where ``value`` does, and for a value that is empty, or no text or number.
     """
     return as_text(value(record, path, place), f"{place}: the field '{path}'")
 
 
 def as_text(found: Any, name: str) -> str:
-    """A text without surrounding space, or a number in plain digits: 18.0 is 18, 1e-7 0.0000001.
+    """Return a text without surrounding space, or a number in digits: 18.0 as 18, 1e-3 as 0.001.
 
-    name: what ``found`` is, for the message of the ValueError where it is empty or something else.
+    Raises ValueError, which calls the value ``name``, where it is empty or something else.
     """
     if isinstance(found, int | float | Decimal) and not isinstance(found, bool):
         return _digits(Decimal(str(found)), name)
@@ -104,7 +104,7 @@ def _digits(number: Decimal, name: str) -> str:
 
 
 def _offer(found: Any) -> str:
-    """What there is instead of a field that was looked for."""
+    """Describe the value that lacks the field."""
     if isinstance(found, dict):
         return f"it has {sorted(found)}"
     if isinstance(found, list):
@@ -197,7 +197,7 @@ def _check_distinct(file: Path, names: list[str]) -> None:
 
 
 def _lines(file: Path) -> Iterator[tuple[int, str]]:
-    """Numbers, from 1, and lines; only a line feed ends one, and it stays."""
+    """Yield line numbers, from 1, and lines with their line feed, which alone ends a line."""
     with file.open("rb") as binary:
         for number, line in enumerate(binary, start=1):
             try:

@@ -1,8 +1,8 @@
-"""New training questions that are delivered as files into a folder, at any time.
+"""Read new training questions from files that anyone may put into a folder at any time.
 
-Every file of the folder is read at every run, so that a run depends on what is there and not on
-when it came. A file with a fault is set aside as a whole and named, and the run goes on without it:
-one bad delivery must not hold up the others, and half a file would be taken for all of it.
+Every run reads every file of the folder, so a run depends on which files are there and not on when
+they came. A file with a fault is refused as a whole and named, and the run continues without it:
+one bad file must not stop the others, and half of a file would look like all of it.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from tasks.questions.experts import Dropped
 from tasks.trees.tree import Question
 from tasks.trees.words import printable
 
-REFUSED = "intake_file_refused"  # the reason for which a whole file is set aside
+REFUSED = "intake_file_refused"  # the reason of a refused file
 
-Fault = Callable[[Question], str]  # what is wrong with a question, as "field: what"; "" if nothing
+Fault = Callable[[Question], str]  # returns a question's fault as "field: what", or ""
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """What came: questions, and the files that were refused, each with what is wrong in it."""
+    """The questions of the folder, and the refused files, each with its fault."""
 
     entries: list[Entry]
     refused: list[Dropped]
 
 
 def files(folder: Path) -> list[Path]:
-    """The delivered files; not hidden ones, nor those by which DVC tracks others."""
+    """Return the delivered files, without hidden files and DVC's own (.dvc)."""
     found = sorted(path for path in folder.rglob("*") if path.is_file())
     inner = {path: path.relative_to(folder) for path in found}
     return [
@@ -42,7 +42,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def read(folder: Path, kind: str, settings: Benchmark, fault: Fault) -> Delivery:
-    """All files of ``folder``, whose records are read as ``settings`` say.
+    """Read all files of ``folder``; ``settings`` define the fields of a record.
 
     A question's id is "intake", its file's path in the folder, and the number of the record.
     """
@@ -69,10 +69,10 @@ def _read(file: Path, name: str, kind: str, settings: Benchmark, fault: Fault) -
 def new_questions(
     delivery: Delivery, train: Sequence[Question], held_out: Sequence[Question], words: int
 ) -> tuple[list[Question], list[Dropped]]:
-    """Those of the delivered questions that are new, and the others with their reasons.
+    """Split the delivered questions into new ones, and the others with their reasons.
 
-    Left out are duplicates of any question, and what shares ``words`` words in a row with a
-    held-out one.
+    Duplicates of any question are not new, nor are questions that share ``words`` words in a row
+    with a held-out one.
     """
     known = [Entry(question, None) for question in (*train, *held_out)]
     kept, duplicates = distinct([*known, *delivery.entries])

@@ -1,7 +1,7 @@
-"""Kinds of scorers: how an answer is compared with the accepted forms of the gold answer.
+"""The registry of scorers, which compare an answer with the accepted forms of the gold answer.
 
-A scorer is given an answer and the accepted forms, and returns its breakdown: "score", in [0, 1],
-and what the score was made from. Whatever a model wrote is an answer; none raises an error.
+A scorer returns a breakdown: "score", in [0, 1], and the measures behind it. Any text is an answer;
+no text of a model raises an error.
 """
 
 from __future__ import annotations
@@ -15,4 +15,4 @@ from tasks.scorers.maths import mathematics
 Scorer = Callable[[str, Sequence[str]], Mapping[str, float]]
 
 SCORERS: dict[str, Scorer] = {"exact": exact_match, "f1": token_f1, "maths": mathematics}
-GRADED = ("f1",)  # those that know more than right and wrong
+GRADED = ("f1",)  # scorers with scores between 0 and 1

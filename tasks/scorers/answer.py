@@ -1,4 +1,4 @@
-"""Whether an answer is one of the accepted forms of the gold answer."""
+"""Compare an answer with the accepted forms of the gold answer as text."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ def exact_match(answer: str, accepted: Sequence[str]) -> dict[str, float]:
 
 
 def _plain(text: str) -> str:
+    """Return the text in the form that is compared."""
     text = text.strip().rstrip(".").casefold()
     if not _INTEGER.fullmatch(text):
         return text

@@ -1,9 +1,9 @@
-"""Token F1, for questions of knowledge whose answer may be worded in several ways.
+"""Token F1, for questions whose answer can be worded in several ways.
 
 Normalisation and F1 are those of SQuAD (1606.05250, section 6.1), the rule for yes and no that of
-HotpotQA (1809.09600). Chosen here: text that is written without spaces between words is compared
-by character; punctuation is that of any script; an answer of which normalisation leaves nothing,
-such as "The", is compared as it stands.
+HotpotQA (1809.09600). Our additions: text that is written without spaces between words is compared
+by character; punctuation is that of any script; an answer that normalisation would empty, such as
+"The", is compared without it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _TOKEN = regex.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")
 
 
 def token_f1(answer: str, accepted: Sequence[str]) -> dict[str, float]:
-    """The best F1 over the accepted forms, with its precision and recall.
+    """Return the best F1 over the accepted forms, with its precision and recall.
 
-    "exact" is 1 where the tokens of that form are the answer's in the same order. Of forms with
-    equal F1 an exact one counts, else the first.
+    "exact" is 1 where the tokens of that form equal the answer's, in order. Of forms with equal F1
+    an exact one is preferred, then the first.
     """
     answer_tokens = tokens(answer)
     compared = [_compare(answer_tokens, tokens(form)) for form in accepted]
@@ -36,9 +36,9 @@ def token_f1(answer: str, accepted: Sequence[str]) -> dict[str, float]:
 
 
 def tokens(text: str) -> list[str]:
-    """What of a text is compared: words without case, punctuation and articles.
+    """Return the words of a text without case, punctuation and articles.
 
-    Compatibility forms (full-width letters, composed accents) are made equal first (NFKC).
+    Compatibility forms (full-width letters, composed accents) are unified first (NFKC).
     """
     text = unicodedata.normalize("NFKC", text).casefold()
     words = [word for word in _TOKEN.findall(_PUNCTUATION.sub("", text)) if word not in ARTICLES]

@@ -1,4 +1,4 @@
-"""Whether a response keeps the format (algorithms section 6, after ARPO's reward)."""
+"""Check the format of a response (algorithms section 6, after ARPO's reward)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 
 def format_faults(own_words: str, tool_tags: Sequence[str]) -> list[str]:
-    """The names of what is wrong with a response whose tool results have been cut out.
+    """Return the names of the faults in a response without its tool results.
 
-    Asked for: at least one pair of think tags, and all balanced; exactly one answer block, with
-    ``\\boxed{}`` inside; every tool call closed; no tool result that the agent wrote itself.
+    A good response has at least one pair of think tags, and all balanced; exactly one answer block,
+    with ``\\boxed{}`` inside; every tool call closed; no tool result written by the agent.
     """
     faults = []
     if not _balanced(own_words, "think") or "<think>" not in own_words:
@@ -27,6 +27,6 @@ def format_faults(own_words: str, tool_tags: Sequence[str]) -> list[str]:
 
 
 def _balanced(text: str, tag: str) -> bool:
-    """Every opening tag is closed before the next one opens."""
+    """Return whether every opening tag is closed before the next one opens."""
     marks = re.findall(f"</?{tag}>", text)
     return marks == [f"<{tag}>", f"</{tag}>"] * (len(marks) // 2)

@@ -1,13 +1,13 @@
-"""The inside of the mathematics verifier: a warm process that forks a confined one for each call.
+"""The process of the mathematics verifier, which forks a confined process for each comparison.
 
 Started by maths.py as ``python <this file> <limits>``. An answer is hostile: ``9^{9^{9^9}}`` would
-compute for ever and fill the memory. The libraries guard themselves by an alarm signal, which
-needs the main thread and measures the load of the machine; here the kernel guards each call, by its
-processor time and memory. A fork begins from the same memory every time, so that no answer is
-judged by what was cached for another.
+compute for ever and fill the memory. The libraries limit themselves by an alarm signal, which needs
+the main thread and depends on the load of the machine; here the kernel limits the CPU time and the
+memory of each comparison. Every fork starts from the same memory, so no answer is judged with what
+was cached for another.
 
-A request is a line of JSON, [answer, gold]; the reply is a line with the outcome's name. How the
-forked process ends says what became of the call. The end of standard input ends the process.
+A request is a line of JSON, [answer, gold]; the reply is a line with the outcome, which the exit
+status of the forked process decides. The end of standard input ends the process.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ import sys
 EQUAL, DIFFERENT = "equal", "different"
 TIMEOUT, KILLED = "timeout", "killed"
 READY = "ready"
-STATUS = {EQUAL: 201, DIFFERENT: 202}  # unusual, so that no crash looks like one
+STATUS = {EQUAL: 201, DIFFERENT: 202}  # unusual numbers, which no crash ends with
 PR_SET_PDEATHSIG = 1
 
-# Compared once before the first fork: fills the caches of parsers and patterns for every call.
+# Compared once before the first fork, to fill the caches of parsers and patterns.
 SAMPLES = (
     (r"\frac{1}{2}", "0.5"),
     (r"\sqrt{12}", r"2\sqrt{3}"),
@@ -44,9 +44,9 @@ SAMPLES = (
 
 
 def same(answer: str, gold: str) -> bool:
-    """Whether math-verify takes two LaTeX expressions for the same.
+    """Return whether math-verify takes two LaTeX expressions for equal.
 
-    Only its LaTeX parser reads them; its other one hands what it reads to Python's ``eval``.
+    Only its LaTeX parser is used; the other one passes text to Python's ``eval``.
     """
     from math_verify import LatexExtractionConfig, parse, verify
 
@@ -56,9 +56,10 @@ def same(answer: str, gold: str) -> bool:
 
 
 def main() -> None:
+    """Answer requests until standard input ends."""
     limits = json.loads(sys.argv[1])
     replies = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(os.open(os.devnull, os.O_RDWR), 1)  # whatever a library prints is no reply
+    os.dup2(os.open(os.devnull, os.O_RDWR), 1)  # output of a library is no reply
     logging.disable()
     for answer, gold in SAMPLES:
         same(answer, gold)
@@ -71,7 +72,7 @@ def main() -> None:
 
 
 def call(answer: str, gold: str, limits: dict[str, int]) -> str:
-    """The outcome of one comparison, in a process of its own."""
+    """Compare in a forked process; return the outcome."""
     warm = os.getpid()
     child = os.fork()
     if child == 0:
@@ -85,10 +86,9 @@ def call(answer: str, gold: str, limits: dict[str, int]) -> str:
 
 
 def live(answer: str, gold: str, limits: dict[str, int], warm: int) -> None:
-    """The forked process's life; it ends here, whatever happens.
+    """Compare and exit; the forked process always ends here.
 
-    The library takes an error of its own for a difference, want of memory and too deep a nesting
-    included.
+    math-verify turns its own errors into "different", also a lack of memory and deep nesting.
     """
     status = 1
     try:
@@ -99,7 +99,7 @@ def live(answer: str, gold: str, limits: dict[str, int], warm: int) -> None:
 
 
 def confine(limits: dict[str, int], warm: int) -> None:
-    """Take what the limits do not allow; end with the warm process."""
+    """Set the limits of this process, and end it when the warm process ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != warm:
         raise RuntimeError("the warm process ended before its death could be noticed")
@@ -112,7 +112,7 @@ def confine(limits: dict[str, int], warm: int) -> None:
         (resource.RLIMIT_FSIZE, 0, 0),
         (resource.RLIMIT_CORE, 0, 0),
     ):
-        with contextlib.suppress(ValueError):  # this process has a lower one already
+        with contextlib.suppress(ValueError):  # the limit is lower already
             resource.setrlimit(kind, (soft, hard))
 
 

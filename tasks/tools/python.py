@@ -1,10 +1,9 @@
 """The Python tool: model output run in warm sandboxes (design decision 9).
 
 Model output is hostile input. A worker is one sandboxed interpreter without network, environment,
-project or home, in which every call gets a fork, a user, a process tree and a /tmp of its own;
-python_worker.py is its inside and tells how. Two backends build the sandbox, bubblewrap and
-util-linux's unshare; ``none`` keeps only the limits. What can be imported is what the base
-interpreter has, not the project's environment.
+project or home, in which every call gets a fork, a user, a process tree and a /tmp of its own; it
+runs python_worker.py. Two backends build the sandbox, bubblewrap and util-linux's unshare; ``none``
+keeps only the limits. Code can import what the base interpreter has, not the project's environment.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ from tasks.trees.tree import Observation
 
 BACKENDS = ("bubblewrap", "unshare")  # in the order that "auto" tries them
 PROGRAMS = {"bubblewrap": "bwrap", "unshare": "unshare"}
-SOURCE = Path(python_worker.__file__)  # imported so that its edits count as this tool's
+SOURCE = Path(python_worker.__file__)  # imported, so that the ledger's keys see its edits
 PROJECT = Path(__file__).resolve().parents[2]
-# whose sandbox it is, in its command line, without the path (flows/host/processes.py, mark)
+# In the command line of a sandbox: names its checkout without the path (flows/host/processes.py).
 OWNER = hashlib.blake2b(str(PROJECT).encode(), digest_size=8).hexdigest()
-GRACE_SECONDS = 10.0  # beyond wall_seconds, for a worker to reply
-UNUSED_USER = 4_000_000_000  # no account's id; where the tool runs as root, its code runs as this
+GRACE_SECONDS = 10.0  # for a worker to reply, beyond wall_seconds
+UNUSED_USER = 4_000_000_000  # no account has this id; the code's user where the tool runs as root
 DEVICES = ("null", "zero", "full", "random", "urandom")
 REMEDY = (
     "install bubblewrap; or enable unprivileged user namespaces (sysctl user.max_user_namespaces, "
@@ -78,12 +77,11 @@ Run = Callable[[Sequence[str]], list[Observation]]
 
 
 def choose_backend(wanted: str) -> str:
-    """The sandbox to use for ``sandbox: <wanted>``: "bubblewrap", "unshare" or "none".
+    """Return the sandbox for ``sandbox: <wanted>``: "bubblewrap", "unshare" or "none".
 
     "auto" takes the first of the two that works; a named one must work; "none" must be named. A
-    backend works when a call in a worker of it does, which is tried once a process (0.2 s).
-    Raises RuntimeError with what was tried, what happened, and the remedy; ValueError for an
-    unknown name.
+    backend works if a call in its worker does, which is tried once per process (0.2 s). Raises
+    RuntimeError with what was tried, the errors, and the remedy; ValueError for an unknown name.
     """
     if wanted == "none":
         return wanted
@@ -103,14 +101,14 @@ def choose_backend(wanted: str) -> str:
 
 @contextmanager
 def python_tool(settings: PythonTool, workers: int) -> Iterator[Run]:
-    """Start ``workers`` warm sandboxes; yields ``run(codes) -> observations``, in the codes' order.
+    """Start ``workers`` warm sandboxes; yield ``run(codes) -> observations``, in order.
 
     ``run`` may be called from several threads. Outcomes: "ok"; "error" (an exception; the text ends
     with the traceback's last line); "timeout" (CPU seconds); "wall_timeout"; "memory";
-    "output_limit" (the text is the first ``output_characters``); "killed" (died of a signal or
-    os._exit, or its worker did). The text is standard output and error together, less line breaks
-    at the end. Leaving the context ends every process. Raises RuntimeError where the sandbox does
-    not work or a worker cannot be replaced, ValueError for fewer than one worker.
+    "output_limit" (the text is the first ``output_characters``); "killed" (a signal or os._exit
+    ended the code, or its worker). The text is standard output and error together, without line
+    breaks at the end. Leaving the context ends every process. Raises RuntimeError where the sandbox
+    does not work or a worker cannot be replaced, ValueError for fewer than one worker.
     """
     if workers < 1:
         raise ValueError(f"the Python tool needs at least one worker, got {workers}: raise it")
@@ -118,7 +116,7 @@ def python_tool(settings: PythonTool, workers: int) -> Iterator[Run]:
     team: list[_Worker | None] = [None] * workers
     idle: queue.SimpleQueue[int] = queue.SimpleQueue()
 
-    def hire(place: int) -> None:
+    def start(place: int) -> None:
         team[place] = _start(settings, backend)
 
     def call(code: str) -> Observation:
@@ -132,7 +130,7 @@ def python_tool(settings: PythonTool, workers: int) -> Iterator[Run]:
     # started by the pool's threads, which live as long as the tool.
     with ThreadPoolExecutor(workers, thread_name_prefix="python-tool") as pool:
         try:
-            list(pool.map(hire, range(workers)))
+            list(pool.map(start, range(workers)))
             for place in range(workers):
                 idle.put(place)
             yield lambda codes: list(pool.map(call, codes))
@@ -145,6 +143,8 @@ def python_tool(settings: PythonTool, workers: int) -> Iterator[Run]:
 
 @dataclass(frozen=True)
 class _Worker:
+    """A sandbox, and the channel to it."""
+
     process: subprocess.Popen[bytes]
     channel: socket.socket
 
@@ -152,11 +152,11 @@ class _Worker:
 def _call_or_replace(
     team: list[_Worker | None], place: int, code: str, settings: PythonTool, backend: str
 ) -> Observation:
-    """Ask the worker at ``place``; one that does not answer is replaced, its call "killed"."""
+    """Run the code in the worker at ``place``; replace one that does not answer ("killed")."""
     worker = team[place] or _start(settings, backend)
     team[place] = worker
     try:
-        return _ask(worker, code, settings.wall_seconds + GRACE_SECONDS)
+        return _run_code(worker, code, settings.wall_seconds + GRACE_SECONDS)
     except OSError:
         team[place] = None
         _stop(worker)
@@ -164,8 +164,8 @@ def _call_or_replace(
         return Observation(Outcome.KILLED, "")
 
 
-def _ask(worker: _Worker, code: str, seconds: float) -> Observation:
-    """Send one call and wait for the reply; raises OSError when none comes within ``seconds``."""
+def _run_code(worker: _Worker, code: str, seconds: float) -> Observation:
+    """Send one call and return the reply. Raises OSError where none comes within ``seconds``."""
     worker.channel.settimeout(seconds)
     payload = code.encode("utf-8", errors="replace")
     worker.channel.sendall(struct.pack(">I", len(payload)) + payload)
@@ -175,6 +175,7 @@ def _ask(worker: _Worker, code: str, seconds: float) -> Observation:
 
 
 def _receive(channel: socket.socket, count: int) -> bytes:
+    """Read exactly ``count`` bytes. Raises ConnectionResetError where the channel ends before."""
     data = bytearray()
     while len(data) < count:
         chunk = channel.recv(count - len(data))
@@ -185,7 +186,7 @@ def _receive(channel: socket.socket, count: int) -> bytes:
 
 
 def _start(settings: PythonTool, backend: str) -> _Worker:
-    """Start a worker and try it; raises RuntimeError with what it said when it does not work."""
+    """Start a worker and try it. Raises RuntimeError with its last message where it fails."""
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
@@ -195,23 +196,23 @@ def _start(settings: PythonTool, backend: str) -> _Worker:
             stderr=subprocess.PIPE,
             env={"PYTHONHASHSEED": "0"},
             cwd="/",
-            start_new_session=True,  # an interrupt at the terminal is for the trainer, not for it
+            start_new_session=True,  # Ctrl-C at the terminal is for the trainer only
         )
     worker = _Worker(process, ours)
     try:
-        observation = _ask(worker, "", settings.wall_seconds + GRACE_SECONDS)
+        observation = _run_code(worker, "", settings.wall_seconds + GRACE_SECONDS)
     except OSError as error:
-        said = _stop(worker) or str(error)
+        message = _stop(worker) or str(error)
     else:
         if observation.outcome == Outcome.OK:
             return worker
-        said = f"{observation.outcome} {observation.text} {_stop(worker)}"
-    reason = (said.strip().splitlines() or ["it said nothing"])[-1]
+        message = f"{observation.outcome} {observation.text} {_stop(worker)}"
+    reason = (message.strip().splitlines() or ["no message"])[-1]
     raise RuntimeError(f"a Python sandbox ({backend}) did not start: {reason}")
 
 
 def _stop(worker: _Worker) -> str:
-    """End a worker and all its processes; returns the end of what it wrote to standard error."""
+    """End a worker and all its processes; return the end of its standard error."""
     worker.channel.close()
     with suppress(subprocess.TimeoutExpired):
         worker.process.wait(0.5)  # an idle worker ends by itself
@@ -221,7 +222,7 @@ def _stop(worker: _Worker) -> str:
 
 @functools.cache
 def _fault(backend: str, program: str | None) -> str | None:
-    """Why ``backend`` does not work here, or None; ``program`` is its command's path."""
+    """Return the error of a try of ``backend``, or None; ``program`` is its path or None."""
     if program is None:
         return f"{PROGRAMS[backend]} is not installed"
     try:
@@ -232,7 +233,7 @@ def _fault(backend: str, program: str | None) -> str | None:
 
 
 def _command(settings: PythonTool, backend: str) -> list[str]:
-    """The command line of a worker."""
+    """Return the command line of a worker."""
     root = _root_entries()
     config = settings.model_dump() | {
         "namespaces": backend != "none",
@@ -240,8 +241,8 @@ def _command(settings: PythonTool, backend: str) -> list[str]:
         "user": UNUSED_USER if _is_real_root() else None,
         "owner": OWNER,
     }
-    # A shim may not start inside; the base interpreter's real path does. UTF-8 whatever the locale,
-    # no site, no working directory on the import path, no byte code written.
+    # The base interpreter's real path: a shim may not start inside. UTF-8 in any locale, no site,
+    # no working directory on the import path, no byte code written.
     python = [os.path.realpath(getattr(sys, "_base_executable", sys.executable))]
     python += ["-X", "utf8", "-S", "-P", "-B", "-c", SOURCE.read_text(), json.dumps(config)]
     outside = {"bubblewrap": _bubblewrap, "unshare": _unshare}
@@ -249,10 +250,11 @@ def _command(settings: PythonTool, backend: str) -> list[str]:
 
 
 def _bubblewrap(root: list[tuple[str, str, str]]) -> list[str]:
+    """Return the command that starts a program in bubblewrap, without the program."""
     options = {"bind": "--ro-bind", "device": "--dev-bind", "symlink": "--symlink"}
     command = [shutil.which("bwrap") or "bwrap", "--die-with-parent", "--hostname", "sandbox"]
     command += ["--unshare-net", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
-    for parent in _parents(root):  # those it makes by itself are closed to others
+    for parent in _parents(root):  # bubblewrap's own would be closed to other users
         command += ["--dir", parent]
     for kind, source, target in root:
         command += ["--dir", target] if kind == "directory" else [options[kind], source, target]
@@ -265,25 +267,26 @@ def _bubblewrap(root: list[tuple[str, str, str]]) -> list[str]:
 
 
 def _parents(root: list[tuple[str, str, str]]) -> list[str]:
-    """Every folder above an entry, outermost first."""
+    """Return every folder above an entry, outermost first."""
     folders = {str(folder) for _, _, target in root for folder in Path(target).parents}
     return sorted(folders - {"/"})
 
 
 def _unshare(root: list[tuple[str, str, str]]) -> list[str]:
+    """Return the command that starts a program in unshare; the worker builds the root itself."""
     command = [shutil.which("unshare") or "unshare", "--net", "--pid", "--fork", "--kill-child"]
     command += ["--mount", "--ipc", "--uts"]
     return command if _is_real_root() else [*command, "--user", "--map-root-user"]
 
 
 def _is_real_root() -> bool:
-    """Root of the machine, not of a user namespace (a rootless container)."""
+    """Return whether this is root of the machine, not of a user namespace (rootless container)."""
     everyone = ["0", "0", str(2**32 - 1)]
     return os.geteuid() == 0 and Path("/proc/self/uid_map").read_text().split() == everyone
 
 
 def _root_entries() -> list[tuple[str, str, str]]:
-    """What the root of a sandbox holds: (kind, source, target) each, in the order of mounting."""
+    """Return the entries of a sandbox's root, in the order of mounting: (kind, source, target)."""
     entries = [("bind", "/usr", "/usr")]
     for path in (Path("/bin"), *sorted(Path("/").glob("lib*"))):
         kind = "symlink" if path.is_symlink() else "bind"

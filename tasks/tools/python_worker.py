@@ -1,4 +1,4 @@
-"""The inside of the Python tool's sandbox: a warm interpreter that forks a process for each call.
+"""The program in the Python tool's sandbox: a warm interpreter that forks a process for each call.
 
 Started by python.py as ``python -c <this file> <configuration>``; standard library only, because
 the project is not visible inside. Needs Linux 5.14 or newer for everything but ``sandbox: none``.
@@ -6,12 +6,12 @@ the project is not visible inside. Needs Linux 5.14 or newer for everything but 
     warm parent ──fork──► supervisor ──fork──► keeper   pid 1 of the call's namespaces, only waits
     (sees no call)        (one call)   └─fork──► runner   pid 2, runs the model's code, confined
 
-The supervisor enters fresh namespaces, reads one call from descriptor 0, watches the runner, and
-writes one reply to descriptor 1; then it ends, and the warm parent forks the next from an unchanged
-memory. The runner holds no descriptor but its output, so its exit status and what it prints are all
-that it can say. When the keeper is killed, the kernel kills whatever the code left behind.
+The supervisor enters new namespaces, reads one call from descriptor 0, watches the runner, and
+writes one reply to descriptor 1; then it ends, and the warm parent forks the next one from
+unchanged memory. The runner has no descriptor but its output, so it can return only its exit status
+and its output. When the keeper is killed, the kernel kills all processes that the code has left.
 
-A frame is a 4-byte big-endian length and that many bytes: UTF-8 source there, JSON back.
+A frame is a 4-byte big-endian length and that many bytes: UTF-8 source in, JSON out.
 """
 
 import ast
@@ -36,8 +36,8 @@ import types
 from collections.abc import Sequence
 from pathlib import Path
 
-# What models import most, imported once, before the first fork. Not threading: a fork would cost
-# twice as much.
+# Modules that models import most, imported once before the first fork. Not threading: it doubles
+# the cost of a fork.
 WARM = [
     "bisect",
     "cmath",
@@ -60,18 +60,18 @@ WARM = [
     "typing",
 ]
 
-# How a runner ends. Unusual numbers, so that the code's own os._exit(0) is none of these.
+# Exit statuses of a runner: unusual numbers, so that the code's own os._exit(0) is none of these.
 OK, ERROR, MEMORY = 200, 201, 202
 OUTCOMES = {OK: "ok", ERROR: "error", MEMORY: "memory"}  # names of tasks/trees/outcomes.py
 TIMEOUT, WALL_TIMEOUT, OUTPUT_LIMIT, KILLED = "timeout", "wall_timeout", "output_limit", "killed"
 
 MEBIBYTE = 2**20
-RESERVE = 4 * MEBIBYTE  # beyond the memory limit, to tell that it was reached
+RESERVE = 4 * MEBIBYTE  # beyond the memory limit, to report that it was reached
 OPEN_FILES = 64
 SCRATCH_FILES = 4096  # in /tmp
-INNER_USER = 1000  # what the code sees itself as; anything but root
+INNER_USER = 1000  # user id that the code sees; any but root
 
-# From the kernel's headers; Python 3.11 has no names for them.
+# From the headers of Linux; Python 3.11 has no names for them.
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWIPC = 0x20000, 0x2000000, 0x8000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEW_ANY = 0x10000000, 0x20000000, 0x7E020080
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC = 1, 2, 4, 8, 0x1000, 0x4000
@@ -85,7 +85,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def kernel(function: str, *arguments: int | bytes) -> int:
-    """Call a C function that returns -1 on failure; raises OSError with its name."""
+    """Call a C function that returns -1 on failure. Raises OSError with its name."""
     wide = (ctypes.c_ulong(a) if isinstance(a, int) else a for a in arguments)
     result = int(getattr(libc, function)(*wide))
     if result == -1:
@@ -95,7 +95,7 @@ def kernel(function: str, *arguments: int | bytes) -> int:
 
 
 def write(file: str, text: str) -> None:
-    """To a file of the kernel's, in one system call."""
+    """Write to a file of the kernel in one system call."""
     descriptor = os.open(file, os.O_WRONLY)
     os.write(descriptor, text.encode())
     os.close(descriptor)
@@ -105,7 +105,7 @@ def write(file: str, text: str) -> None:
 
 
 def read_exactly(count: int) -> bytes | None:
-    """``count`` bytes of descriptor 0, or None when the other side has closed it."""
+    """Read ``count`` bytes of descriptor 0, or return None where the other side has closed it."""
     data = bytearray()
     while len(data) < count:
         chunk = os.read(0, count - len(data))
@@ -116,11 +116,13 @@ def read_exactly(count: int) -> bytes | None:
 
 
 def read_frame() -> bytes | None:
+    """Read a frame, or return None at the end."""
     head = read_exactly(4)
     return None if head is None else read_exactly(struct.unpack(">I", head)[0])
 
 
 def write_frame(payload: bytes) -> None:
+    """Write a frame to descriptor 1."""
     data = memoryview(struct.pack(">I", len(payload)) + payload)
     while data:
         data = data[os.write(1, data) :]
@@ -130,9 +132,9 @@ def write_frame(payload: bytes) -> None:
 
 
 def fix_addresses() -> None:
-    """Start again without address randomisation: ``print(object())`` is then the same in every run.
+    """Restart without address randomisation, so that ``print(object())`` is the same in every run.
 
-    The code that could profit from known addresses is the only thing in these processes. Where the
+    Nothing else runs in these processes that code could attack with known addresses. Where the
     machine forbids it, addresses stay random.
     """
     current = libc.personality(ctypes.c_ulong(PERSONALITY_QUERY))
@@ -144,7 +146,7 @@ def fix_addresses() -> None:
 
 
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
-    """mount(2); raises OSError with the target."""
+    """Call mount(2). Raises OSError with the target."""
     try:
         kernel("mount", source.encode(), target.encode(), kind.encode(), flags, options.encode())
     except OSError as error:
@@ -152,15 +154,15 @@ def mount(source: str, target: str, kind: str, flags: int, options: str = "") ->
 
 
 def restrict(path: str, flags: int, whole_tree: bool) -> None:
-    """Add mount flags to a mount, and to those below it."""
+    """Add mount flags to a mount, and to the mounts below it if ``whole_tree``."""
     attributes = struct.pack("=4Q", flags, 0, 0, 0)
     recursive = AT_RECURSIVE if whole_tree else 0
     kernel("syscall", MOUNT_SETATTR, AT_FDCWD, path.encode(), recursive, attributes, 32)
 
 
 def build_root(entries: list[tuple[str, str, str]]) -> None:
-    """Move into a fresh read-only root that holds ``entries``, (kind, source, target) each."""
-    # Opened first: the new root is assembled over /tmp, which may hide a source.
+    """Move into a new read-only root with ``entries``: (kind, source, target) each."""
+    # Opened first: the new root is built over /tmp, which may hide a source.
     sources = [os.open(s, os.O_PATH) if k in ("bind", "device") else -1 for k, s, _ in entries]
     mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755")
     for (kind, source, target), descriptor in zip(entries, sources, strict=True):
@@ -189,7 +191,7 @@ def build_root(entries: list[tuple[str, str, str]]) -> None:
 
 # ---- system calls that the code may not make
 
-MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column below; audit number
+MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column below, audit number
 NUMBERS = {
     "add_key": (248, 217),
     "bpf": (321, 280),
@@ -212,11 +214,11 @@ NUMBERS = {
     "userfaultfd": (323, 282),
 }
 CLONE, CLONE3, PIVOT_ROOT, SOCKET = (56, 220), (435, 435), (155, 41), (41, 198)
-LARGEST_FAMILY = socket.AF_INET6  # above it: VSOCK, which no network namespace holds back
+LARGEST_FAMILY = socket.AF_INET6  # above it: VSOCK, which a network namespace does not isolate
 
 
 def machine() -> tuple[int, int]:
-    """Column of the tables of system calls, and the kernel's number of this architecture."""
+    """Return the column in the tables of system calls, and the audit number of the architecture."""
     name = os.uname().machine
     if name not in MACHINES:
         raise RuntimeError(f"no table of system calls for {name}, only for {sorted(MACHINES)}")
@@ -224,11 +226,11 @@ def machine() -> tuple[int, int]:
 
 
 def system_call_filter() -> bytes:
-    """A seccomp program: a list of struct sock_filter (code, jump if true, jump if false, value).
+    """Return a seccomp program of struct sock_filter (code, jump if true, jump if false, value).
 
-    Refused are kernel objects that outlive a process or its memory limit (System V and POSIX
+    It refuses kernel objects that outlive a process or escape its memory limit (System V and POSIX
     queues, memory files, key rings), further namespaces, other socket families, and interfaces
-    that serve only to attack the kernel or a neighbour.
+    whose only use here is an attack on the kernel or on another process.
     """
     load, equal, greater, at_least, any_bit, answer = 0x20, 0x15, 0x25, 0x35, 0x45, 0x06
     allow, refuse, unknown = 0x7FFF0000, 0x00050000 | 1, 0x00050000 | 38  # EPERM, ENOSYS
@@ -241,7 +243,7 @@ def system_call_filter() -> bytes:
         (load, 0, 0, number_at),
         (at_least, 0, 1, 0x40000000),  # x86's second set of numbers for the same calls
         (answer, 0, 0, refuse),
-        (equal, 0, 1, CLONE3[column]),  # its flags cannot be read here; libc falls back to clone
+        (equal, 0, 1, CLONE3[column]),  # its flags are not readable here; libc falls back to clone
         (answer, 0, 0, unknown),
     ]
     for numbers in NUMBERS.values():
@@ -264,7 +266,7 @@ def system_call_filter() -> bytes:
 
 
 def enter_namespaces(config: dict) -> int:
-    """Enter namespaces that no other call shares; returns the keeper's pid."""
+    """Enter namespaces of this call alone; return the keeper's pid."""
     if config["user"] is not None:  # real root: its processes are exempt from RLIMIT_NPROC
         os.setgroups([])
         os.setresgid(config["user"], config["user"], config["user"])
@@ -286,7 +288,7 @@ def enter_namespaces(config: dict) -> int:
 
 
 def keep(config: dict) -> int:
-    """Be pid 1 until killed, reaping orphans; confined, for the runner may reach for it."""
+    """Be pid 1 and reap orphans until killed; confined, since the runner may attack it."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     confine(os.open("/dev/null", os.O_WRONLY), os.getppid(), config)
     while True:
@@ -294,13 +296,13 @@ def keep(config: dict) -> int:
 
 
 def confine(output: int, parent: int, config: dict) -> None:
-    """Give up everything but the descriptor ``output``, and what the limits allow."""
+    """Drop every right and descriptor but ``output``, and set the limits."""
     os.setsid()  # kill(0, ...) reaches the process group, across process namespaces
     null = os.open("/dev/null", os.O_RDONLY)
     for descriptor, source in ((0, null), (1, output), (2, output)):
         os.dup2(source, descriptor)
     os.closerange(3, 65536)
-    write("/proc/self/oom_score_adj", "1000")  # out of memory: this one, not the trainer
+    write("/proc/self/oom_score_adj", "1000")  # first to be killed when memory ends
     neighbours = 2 if config["namespaces"] else tasks_of_user()  # 2: supervisor and keeper
     memory = config["memory_mib"] * MEBIBYTE
     limit(resource.RLIMIT_AS, memory, memory + RESERVE)
@@ -309,7 +311,7 @@ def confine(output: int, parent: int, config: dict) -> None:
     limit(resource.RLIMIT_NPROC, config["processes"] + neighbours)
     limit(resource.RLIMIT_NOFILE, OPEN_FILES)
     limit(resource.RLIMIT_CORE, 0)
-    kernel("capset", struct.pack("=Ii", 0x20080522, 0), bytes(24))  # none effective, none permitted
+    kernel("capset", struct.pack("=Ii", 0x20080522, 0), bytes(24))  # no capabilities
     kernel("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     kernel("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() not in (parent, 0):  # 0: outside of the namespace
@@ -322,7 +324,7 @@ def confine(output: int, parent: int, config: dict) -> None:
 
 
 def tasks_of_user() -> int:
-    """The user's processes and threads: what RLIMIT_NPROC counts outside a user namespace."""
+    """Count the user's processes and threads, as RLIMIT_NPROC does outside a user namespace."""
     tasks = 0
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended
@@ -332,7 +334,7 @@ def tasks_of_user() -> int:
 
 
 def limit(kind: int, soft: int, hard: int | None = None) -> None:
-    """setrlimit, never above what this process may have already."""
+    """Call setrlimit, never above the present limit of this process."""
     ceiling = resource.getrlimit(kind)[1]
     hard = soft if hard is None else hard
     hard = hard if ceiling == resource.RLIM_INFINITY else min(hard, ceiling)
@@ -340,7 +342,7 @@ def limit(kind: int, soft: int, hard: int | None = None) -> None:
 
 
 class Output(io.FileIO):
-    """A raw output that remembers its last byte: the error line starts a line of its own."""
+    """A raw output that keeps its last byte, so that the error can start on a new line."""
 
     last = b"\n"
 
@@ -350,9 +352,9 @@ class Output(io.FileIO):
 
 
 def renew_output() -> tuple[io.TextIOWrapper, Output]:
-    """One stream for output and errors, which keeps their order; and the descriptor below it.
+    """Make one stream for output and errors, which keeps their order; return it and its raw output.
 
-    It is sent at every line's end: what was printed before a kill is not lost.
+    It is flushed at every line's end, so that a kill loses no line.
     """
     raw = Output(1, "w", closefd=False)
     buffer = io.BufferedWriter(raw)
@@ -362,7 +364,7 @@ def renew_output() -> tuple[io.TextIOWrapper, Output]:
 
 
 def execute(source: str) -> None:
-    """Run ``source`` as the main module; the value of a last bare expression is printed."""
+    """Run ``source`` as the main module; print the value of a last bare expression."""
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
     tree = ast.parse(source, "<code>")
@@ -375,11 +377,11 @@ def execute(source: str) -> None:
         if value is not None:
             print(value)
     if "threading" in sys.modules:
-        sys.modules["threading"]._shutdown()  # as at any program's end: wait for its threads
+        sys.modules["threading"]._shutdown()  # wait for its threads, as at the end of any program
 
 
 def attempt(source: str) -> tuple[int, str]:
-    """Run ``source``; how it ended (OK, ERROR, MEMORY) and its traceback's last line, if any."""
+    """Run ``source``; return OK, ERROR or MEMORY, and the last line of the traceback or ""."""
     try:
         execute(source)
     except MemoryError:
@@ -394,7 +396,7 @@ def attempt(source: str) -> tuple[int, str]:
 
 
 def run_code(output: int, parent: int, source: str, config: dict) -> int:
-    """The runner's life: confine, run, tell the error; returns the exit status."""
+    """Be the runner: confine, run, print the error; return the exit status."""
     if config["namespaces"]:
         mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, "subset=pid")
         os.chdir("/tmp")
@@ -416,7 +418,7 @@ def run_code(output: int, parent: int, source: str, config: dict) -> int:
 
 
 def guarded(life, *arguments) -> None:
-    """Live a forked process's life and end it here, whatever happens."""
+    """Call ``life`` in a forked process, and exit with its status in any case."""
     status = 1
     try:
         status = life(*arguments)
@@ -427,7 +429,7 @@ def guarded(life, *arguments) -> None:
 
 
 def watch(reader: int, runner: int, config: dict) -> tuple[str, str | None]:
-    """Collect what the runner prints until it ends; the text, and why it was cut if it was."""
+    """Read the runner's output until it ends; return it, and the outcome that cut it or None."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     deadline = time.monotonic() + config["wall_seconds"]
     end = os.pidfd_open(runner)
@@ -440,7 +442,7 @@ def watch(reader: int, runner: int, config: dict) -> tuple[str, str | None]:
         if not ready:
             return text, WALL_TIMEOUT
         if 0 in ready:
-            raise EOFError("the tool's process has gone")
+            raise EOFError("the tool's process has ended")
         if reader in ready:
             chunk = os.read(reader, 65536)
             text += decoder.decode(chunk, final=not chunk)
@@ -452,20 +454,20 @@ def watch(reader: int, runner: int, config: dict) -> tuple[str, str | None]:
 
 
 def end_family(keeper: int | None) -> None:
-    """Kill whatever the code left behind, and wait until it is gone."""
+    """Kill all processes that the code has left, and wait for their end."""
     if keeper is not None:
         os.kill(keeper, signal.SIGKILL)
-        os.waitpid(keeper, 0)  # returns when the kernel has emptied the process namespace
+        os.waitpid(keeper, 0)  # returns when no process of the namespace is left
         return
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     while family := children.read_text().split():
-        for child in family:  # orphans come to us: we are their subreaper
+        for child in family:  # orphans become our children: we are their subreaper
             os.kill(int(child), signal.SIGKILL)
             os.waitpid(int(child), 0)
 
 
 def serve(config: dict) -> int:
-    """The supervisor's life: one call; returns 0, or 1 when there are no more."""
+    """Be the supervisor of one call; return 0, or 1 when no call comes any more."""
     if config["namespaces"]:
         return answer(enter_namespaces(config), config)
     import tempfile
@@ -477,7 +479,7 @@ def serve(config: dict) -> int:
 
 
 def answer(keeper: int | None, config: dict) -> int:
-    """Wait for a call, run it, reply."""
+    """Wait for a call, run it, reply; return 0, or 1 at the end of input."""
     payload = read_frame()
     if payload is None:
         return 1
@@ -498,7 +500,7 @@ def answer(keeper: int | None, config: dict) -> int:
 
 
 def name_outcome(status: int, used: float, config: dict) -> str:
-    """The outcome of a runner that ended by itself; ``used`` in CPU seconds."""
+    """Return the outcome of a runner that was not cut; ``used`` is in CPU seconds."""
     if status == -signal.SIGXCPU or (status == -signal.SIGKILL and used >= config["cpu_seconds"]):
         return TIMEOUT
     return OUTCOMES.get(status, KILLED)
@@ -508,7 +510,7 @@ def name_outcome(status: int, used: float, config: dict) -> str:
 
 
 def warm_up(modules: Sequence[str]) -> None:
-    """Whatever every call would otherwise do for itself."""
+    """Do once what every call would do otherwise."""
     register = os.register_at_fork
     os.register_at_fork = lambda **_: None  # random would reseed itself in every fork
     for name in modules:
@@ -517,7 +519,7 @@ def warm_up(modules: Sequence[str]) -> None:
     sys.modules["random"].seed(0)
     os.environ.clear()
     sys.argv[:] = [""]
-    # site did not run at start: what packages hang into it would burden every fork.
+    # site did not run at start: hooks of packages would slow every fork.
     sys.path += site.getsitepackages()
     site.setquit()
     gc.collect()
@@ -525,6 +527,7 @@ def warm_up(modules: Sequence[str]) -> None:
 
 
 def main() -> None:
+    """Set up the worker, then fork a supervisor for each call."""
     fix_addresses()
     config = json.loads(sys.argv[1])
     kernel("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -7,11 +7,11 @@ The score of a document is the sum over the different words of the query of
 
 tf: how often the document has the word; n of the N documents have it; lengths in words (Robertson
 and Zaragoza 2009, section 3.4; the idf is that of Lucene, which is never negative: Kamphuis et al.
-2020, table 1). A document's words are those of its title and of its text, so that an entry comes
-before shorter ones that mention it. Long documents are best split into passages, since an agent
-reads only the beginning of each.
+2020, table 1). A document's words are those of its title and of its text, so an entry comes before
+shorter ones that mention it. Split long documents into passages: an agent reads only the beginning
+of each.
 
-What agents search for is hostile input, and is only ever compared with the words of the corpus.
+Queries are hostile input; they are only compared with the words of the corpus.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class Search(Frozen):
 def save_corpus(documents: Sequence[Document], folder: Path) -> None:
     """Write the documents to ``folder``, in their order; equal documents give equal bytes.
 
-    Raises ValueError, naming the document, for one without a title, without a word in its text, or
-    with characters that are no text, and for two that are the same.
+    Raises ValueError for a document without a title, without a word in its text, or with half a
+    character, and for two equal documents.
     """
     seen: set[Document] = set()
     for place, document in enumerate(documents, 1):
@@ -107,13 +107,13 @@ def corpus_faults(settings: Search, source: str) -> list[str]:
 
 @contextmanager
 def search_tool(settings: search.Search, folder: Path) -> Iterator[Run]:
-    """Index what ``save_corpus`` wrote; yields ``run(queries) -> observations``, in their order.
+    """Index a corpus of ``save_corpus``; yield ``run(queries) -> observations``, in their order.
 
-    The index is not stored: it would weigh five times the documents, and hold ``k1`` and ``b``.
+    The index is not stored: it has five times the documents' size, and depends on ``k1`` and ``b``.
 
-    Outcomes: "ok" (the text has a line a document, best first, equally good ones in the corpus's
-    order); "no_results" (no document has a word of the query); "empty_query" (it has no word);
-    "query_too_long" (refused unread). Raises ValueError for a corpus that is missing or empty.
+    Outcomes: "ok" (the text has one line per document, best first, equally good ones in the order
+    of the corpus); "no_results" (no document has a word of the query); "empty_query" (it has no
+    word); "query_too_long" (not searched). Raises ValueError for a corpus that is missing or empty.
     """
     file = folder / DOCUMENTS
     if not file.is_file():
@@ -126,9 +126,9 @@ def search_tool(settings: search.Search, folder: Path) -> Iterator[Run]:
 
 
 def words(text: str) -> list[str]:
-    """The words of a text as they are compared: without case and compatibility forms.
+    """Return the words of a text as they are compared: without case and compatibility forms.
 
-    Text without spaces between words counts as its characters and pairs of neighbours.
+    Text without spaces between words gives its characters and pairs of neighbours.
     """
     found = []
     for word in _WORD.findall(unicodedata.normalize("NFKC", text).casefold()):
@@ -140,22 +140,22 @@ def words(text: str) -> list[str]:
 
 
 def _parts(run: str) -> list[str]:
-    """A run of one kind of script: itself, or its characters and pairs of neighbours."""
+    """Return a run of one kind of script whole, or its characters and pairs of neighbours."""
     return [*run, *map("".join, pairwise(run))] if _CHARACTER.match(run) else [run]
 
 
 def line(document: Document) -> str:
-    """A document on one line: its text, after its title unless it begins with that."""
+    """Return a document on one line: title and text, or the text if it begins with the title."""
     title, text = (" ".join(part.split()) for part in (document.title, document.text))
     begins = text.startswith(title) and not _INSIDE_WORD.match(text, len(title))
     return text if begins else f"{title}: {text}"
 
 
 def build_index(documents: Sequence[Document], settings: search.Search) -> Any:
-    """A bm25s index over titles and texts. 2,000 documents of 40 words take 0.1 s, 200,000 ten."""
-    import bm25s  # here, since it takes a while and few recipes search
+    """Index titles and texts. 2,000 documents of 40 words take 0.1 s, 200,000 take 10 s."""
+    import bm25s  # imported here: it is slow, and few recipes search
 
-    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it says much at the level DEBUG
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it logs much at the level DEBUG
     vocabulary: dict[str, int] = {}
     corpus = [
         [
@@ -172,10 +172,10 @@ def build_index(documents: Sequence[Document], settings: search.Search) -> Any:
 
 
 def best(index: Any, query: Sequence[str], count: int) -> list[int]:
-    """Places of the ``count`` best documents that have a word of the query, the best one first.
+    """Return places of the ``count`` best documents that have a word of the query, best first.
 
-    Scores are summed in double and compared in single precision: which of the documents that tie on
-    paper was rounded up must not decide. Those are ordered by place.
+    Scores are summed in double and compared in single precision, so that rounding does not order
+    documents whose exact scores are equal; those are ordered by place.
     """
     ids = index.get_tokens_ids(sorted(set(query)))
     if not ids:
@@ -190,9 +190,9 @@ def best(index: Any, query: Sequence[str], count: int) -> list[int]:
 
 
 def snippet(text: str, count: int) -> str:
-    """The first ``count`` words of a text, characters where words have no spaces between them.
+    """Return the first ``count`` words of a text, or characters of a script without spaces.
 
-    An ellipsis marks that there are more.
+    An ellipsis marks that the text is longer.
     """
     pieces = list(islice(_PIECE.finditer(text), count + 1))
     return text if len(pieces) <= count else text[: pieces[count - 1].end()] + "..."
@@ -201,6 +201,7 @@ def snippet(text: str, count: int) -> str:
 def _answer(
     query: str, index: Any, documents: Sequence[Document], settings: search.Search
 ) -> Observation:
+    """Return the observation for one query."""
     if len(query) > settings.query_characters:
         limit = settings.query_characters
         return Observation(Outcome.QUERY_TOO_LONG, f"query too long: at most {limit} characters")
@@ -215,7 +216,7 @@ def _answer(
 
 
 def _fault(document: Document) -> str | None:
-    """What is wrong with a document, with the remedy; None for a good one."""
+    """Return the fault of a document with the remedy, or None."""
     if not document.title.strip():
         return "has no title: give it one"
     if not _WORD.search(document.text):

@@ -13,8 +13,8 @@ import yaml
 
 from flows import compare, evaluate, reinforce
 from params.schema import base
-from params.schema import recipe as schema
 from tasks.policy import resident
+from tasks.settings import load as settings_of
 from tasks.trees.tables import save_questions
 from tasks.trees.tree import Question
 
@@ -29,8 +29,7 @@ SIZES = {
 def project(policy, tokenizer, tmp_path, monkeypatch):
     """A folder with a recipe, its questions and a cold start, as the stages before leave them."""
     monkeypatch.chdir(tmp_path)
-    resident._resident.clear()
-    resident._references.clear()
+    resident.POLICIES.clear()
     shutil.copytree(base.PARAMS, "params", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
     recipe = yaml.safe_load(Path("params/smoke.yaml").read_text())
     for section, changes in SIZES.items():
@@ -84,10 +83,10 @@ def test_algorithms_are_trained_from_one_cold_start_and_asked_the_same_once(proj
 
     before = records()
     assert len(before) == 2 + 2 * (2 * 4 + 2)
-    resident._resident.clear()
+    resident.POLICIES.clear()
     compare.compare.fn("toy", ALGORITHMS, 2)
     assert records() == before, "a second call does nothing anew"
-    assert resident._resident == []
+    assert resident.POLICIES.learner is None
     assert json.loads((reports / "algorithms.json").read_text()) == found
 
 
@@ -97,7 +96,7 @@ def test_a_comparison_goes_on_with_more_iterations_and_with_fewer(project):
     compare.compare.fn("toy", ["reinforce"], 3)
     assert before.items() < records().items()
     assert len(records()) == len(before) + 4 + 2
-    resident._resident.clear()
+    resident.POLICIES.clear()
     compare.compare.fn("toy", ["reinforce"], 1)  # whose policy has been pruned by then
     found = json.loads(Path("reports/toy/algorithms.json").read_text())
     assert [entry["algorithm"] for entry in found] == [compare.COLD_START, "reinforce"]
@@ -122,7 +121,7 @@ def test_what_cannot_be_compared_is_refused_before_any_work(project, capsys, arg
 
 
 def test_with_another_algorithm_a_recipe_is_the_same_but_for_its_name():
-    recipe = schema.load("smoke")
+    recipe = settings_of("smoke")
     other = compare.with_algorithm(recipe, "dapo")
     assert other.reinforce.algorithm == "dapo"
     assert compare.with_algorithm(other, recipe.reinforce.algorithm) == recipe

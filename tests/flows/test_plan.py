@@ -10,6 +10,7 @@ from flows import plan as command
 from flows.host import disk, gpu_memory
 from flows.host.gpu_memory import CARDS, GIB, Card
 from params.schema import recipe as schema
+from tasks.settings import load as settings_of
 from tests import toy_project as toy
 
 PAPERS = ("qwen2.5-3b", "qwen2.5-7b", "llama3.1-8b", "qwen3-8b", "qwen3-14b")
@@ -86,7 +87,7 @@ def test_the_parts_add_up_to_the_need_of_each_phase(capsys):
 
 def test_the_disk_is_what_a_run_is_checked_against(capsys):
     _, text = said(capsys, "tiny")
-    recipe = schema.load("tiny")
+    recipe = settings_of("tiny")
     weights = disk.WEIGHT * disk.parameters(recipe.prepare.policy)
     needs = disk.needs(recipe, schema.algorithm_of(recipe), weights).values()
     total = sum(need.lasting for need in needs) + max(need.passing for need in needs)

@@ -13,8 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from flows import reinforce
-from flows.reinforce import MOST_BATCHES, Agents, Training, gather, train
-from params.schema import recipe as schema
+from flows.reinforce import MOST_BATCHES, Agents, Training, sample, train
 from params.schema.algorithms import Kl, Overlong, load_algorithms
 from params.schema.reinforce import Lora
 from tasks.collect import collect
@@ -23,11 +22,12 @@ from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
 from tasks.policy import checkpoint, resident
 from tasks.policy.machine import use_machine
+from tasks.settings import load as settings_of
 from tasks.trees.tables import load_trees, read_rows, save_questions
 from tasks.trees.tree import Observation, Question
 
 ROWS = load_algorithms()
-SMOKE = schema.load("smoke")
+SMOKE = settings_of("smoke")
 STEP = Step("toy", "reinforce", 0, 7)
 
 
@@ -58,8 +58,7 @@ def sub_steps(monkeypatch):
 def start(policy, tokenizer, tmp_path, monkeypatch, sub_steps):
     """A folder with a policy; a function that makes what an iteration is handed."""
     monkeypatch.chdir(tmp_path)
-    resident._resident.clear()
-    resident._references.clear()
+    resident.POLICIES.clear()
     use_machine(SMOKE.machine)
     policy.save_pretrained("policy")
     tokenizer.save_pretrained("policy")
@@ -145,7 +144,7 @@ def asked(records):
 def gathered(start, row, count=40, chosen=None, place=0):
     policy = Artifact.at(Path("policy"))
     training = Training(STEP, chosen or recipe(), row, policy, **start(count))
-    return gather(training, STEP, policy, place)
+    return sample(training, STEP, policy, place)
 
 
 def test_without_a_filter_an_iteration_takes_one_batch(start):
@@ -190,9 +189,9 @@ def test_an_iteration_ends_where_questions_run_out(start, count, place):
 
 def test_what_has_been_gathered_is_read_back(start):
     first = gathered(start, WITHOUT_SPREAD, count=6)
-    resident._resident.clear()
+    resident.POLICIES.clear()
     assert gathered(start, WITHOUT_SPREAD, count=6) == first
-    assert resident._resident == [], "no policy was loaded"
+    assert resident.POLICIES.learner is None, "no policy was loaded"
 
 
 # ---------------------------------------------------------------- whole iterations
@@ -233,7 +232,7 @@ def test_every_row_of_the_table_goes_through_its_iterations_and_its_gates(start,
         collect.fn(
             recipe="toy",
             settings=chosen.reinforce,
-            row=row,
+            algorithm=row,
             dialogue=chosen.dialogue,
             done=done,
         )
@@ -282,9 +281,9 @@ def test_an_adapter_is_found_again_instead_of_made_again(start):
     chosen = recipe().model_copy(update={"lora": LORA})
     given = start(40)
     first = run_two(chosen, BY_LENGTH, given)
-    resident._resident.clear()
+    resident.POLICIES.clear()
     assert run_two(chosen, BY_LENGTH, given) == first
-    assert resident._resident == [], "no policy was loaded"
+    assert resident.POLICIES.learner is None, "no policy was loaded"
     other = chosen.model_copy(update={"lora": LORA.model_copy(update={"rank": 3})})
     again = run_two(other, BY_LENGTH, given)
     assert again[0]["rollout"] == first[0]["rollout"], "the first one's policy is the same"
@@ -353,7 +352,7 @@ def test_what_was_sampled_ahead_is_what_was_sampled_by_itself(start):
         )
         alone = replace(training, start=replace(STEP, recipe="alone"), recipe=chosen)
         step = replace(alone.start, iteration=number)
-        rolled_out, _ = gather(alone, step, policy, 2 * number)
+        rolled_out, _ = sample(alone, step, policy, 2 * number)
         digests = [
             artifacts.output(record, "trees").digest for record in (*entry["rollout"], *rolled_out)
         ]
@@ -364,7 +363,6 @@ def test_a_run_that_samples_ahead_is_found_again(start):
     cold_start = Artifact.at(Path("policy"))
     training = Training(STEP, ahead(recipe()), ROWS["grpo"], cold_start, **start(40))
     done = list(train(training, 3))
-    resident._resident.clear()
-    resident._apart.clear()
+    resident.POLICIES.clear()
     assert list(train(training, 3)) == done
-    assert resident._resident == resident._apart == [], "no policy was loaded"
+    assert resident.POLICIES.learner is resident.POLICIES.copy is None, "no policy was loaded"

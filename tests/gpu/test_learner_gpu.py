@@ -338,7 +338,7 @@ def test_the_base_of_an_adapter_on_the_device_is_its_reference(policy_on_device,
     checkpoint.prepare_adapter(learning, LORA, BASE, seed=1)
     stir(learning.model)
     machine = Machine(threads=1, device=device, precision="float32")
-    with resident.reference_of(Path(BASE.path), learning, machine) as model:
+    with resident.POLICIES.reference_of(Path(BASE.path), learning, machine) as model:
         torch.testing.assert_close(of_whole(model, trees, device), expected, rtol=0, atol=1e-5)
     assert distance(of_whole(learning.model, trees, device), expected) > 1e-3
 

@@ -9,28 +9,30 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from params.schema import algorithms, recipe
+from params.schema import algorithms
 from params.schema.algorithms import load_algorithms
 from params.schema.base import Machine
 from tasks import reward
-from tasks.advantage import TABLE, advantage
+from tasks.advantage import TABLE, AdvantageInputs, advantage
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
 from tasks.policy import checkpoint, resident
 from tasks.policy.machine import use_machine
+from tasks.settings import load as settings_of
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tables import read_rows, save_trees, write_table
 from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree
 from tests.trees import lengths, random_tree
+from tests.verbs import call
 
 MACHINE = Machine(threads=1, device="cpu", precision="float32")
 ROWS = load_algorithms()
 QUESTIONS = 3  # an iteration
-SETTINGS = recipe.load("smoke").reinforce.model_copy(
+SETTINGS = settings_of("smoke").reinforce.model_copy(
     update={
         "questions": QUESTIONS,
-        "rollout": recipe.load("smoke").reinforce.rollout.model_copy(update={"temperature": 0.7}),
+        "rollout": settings_of("smoke").reinforce.rollout.model_copy(update={"temperature": 0.7}),
     }
 )
 NOTHING = np.zeros(0, np.float32)
@@ -60,8 +62,7 @@ def cold_start(initial, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    resident._resident.clear()
-    resident._references.clear()
+    resident.POLICIES.clear()
 
 
 def grown(rewards, seed=0):
@@ -87,7 +88,7 @@ def run(initial, trees, rewards, row, penalties=None, name="batch", **changes):
         write_table(pa.Table.from_pylist(rows, schema=reward.TABLE), place / "rewards.parquet")
         batches["trees"].append(Artifact.at(place / "trees"))
         batches["rewards"].append(Artifact.at(place / "rewards.parquet"))
-    made = advantage.fn(**arguments(initial, batches, row, **changes))
+    made = call(advantage, AdvantageInputs, **arguments(initial, batches, row, **changes))
     return made, read_rows(Path(artifacts.output(made, "advantages").path))
 
 
@@ -98,8 +99,8 @@ def arguments(initial, batches, row, **changes) -> dict[str, Any]:
         "critic": None,
         "reference": None,
         **batches,
-        "row": row,
-        "size": SETTINGS.questions,
+        "algorithm": row,
+        "questions": SETTINGS.questions,
         "settings": SETTINGS.update,
         "temperature": SETTINGS.rollout.temperature,
         "response_tokens": 200,
@@ -148,9 +149,9 @@ def test_a_row_is_done_once_and_another_choice_anew(initial):
     rewards = [[1.0, 0.0]]
     trees = grown(rewards)
     first, _ = run(initial, trees, rewards, ROWS["grpo"])
-    resident._resident.clear()
+    resident.POLICIES.clear()
     assert run(initial, trees, rewards, ROWS["grpo"])[0] == first
-    assert resident._resident == [], "no policy was loaded"
+    assert resident.POLICIES.learner is None, "no policy was loaded"
     paths = {
         artifacts.output(run(initial, trees, rewards, ROWS[name])[0], "advantages").path
         for name in ("grpo", "dr_grpo", "gspo")
@@ -278,7 +279,7 @@ def test_a_kl_term_of_the_loss_does_not_touch_the_credit(initial):
 
 def planted_critic(initial, row):
     """The critic of the learner in memory, with a head that says something."""
-    learning = resident.load_learner(initial, MACHINE)
+    learning = resident.POLICIES.load_learner(initial, MACHINE)
     checkpoint.prepare_critic(learning, row.critic, MACHINE)
     with torch.no_grad():
         learning.critic.head.weight.copy_(torch.linspace(-0.2, 0.2, 32)[None])

@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,10 @@ from flows.runs import ledger_mirror
 from params.schema.base import Machine
 from params.schema.cold_start import ColdStart
 from tasks import cold_start as verb
-from tasks.cold_start import IGNORED, Traces, cold_start, newest_checkpoint
-from tasks.ledger import artifacts, substeps
+from tasks.cold_start import IGNORED, ColdStartInputs, Traces, cold_start, newest_checkpoint
+from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import Ledger, Step
 from tasks.trees.tables import write_table
 
 ROOT = Path(__file__).parents[2]
@@ -69,14 +70,11 @@ def made_traces(count=10):
 def train(initial, rows, settings=SETTINGS, machine=MACHINE, **watch):
     """Run the verb in the folder that is the working one; its record."""
     write_table(pa.Table.from_pylist(rows), Path("traces.parquet"))
-    return cold_start.fn(
-        step=STEP,
-        policy=Artifact.at(initial),
-        traces=Artifact.at(Path("traces.parquet")),
-        settings=settings,
-        machine=machine,
-        **watch,
-    )
+    traces = Artifact.at(Path("traces.parquet"))
+    with ledger_mirror.opened() as ledger:
+        step = replace(STEP, ledger=ledger)
+        inputs = ColdStartInputs(Artifact.at(initial), traces, settings, machine)
+        return cold_start.fn(step, inputs, **watch)
 
 
 def test_labels_are_the_agents_own_tokens_and_nothing_else():
@@ -170,15 +168,13 @@ def test_the_tokenizer_is_handed_on_as_it_was(initial, tokenizer, folder):
 KILLED = """
 import os, signal
 from pathlib import Path
-from flows.runs import ledger_mirror
 from tests.tasks import test_cold_start as test
 
 def deadly(done, shown):
     if done == 5:
         os.kill(os.getpid(), signal.SIGKILL)
 
-with ledger_mirror.attached():
-    test.train(Path({policy!r}), test.made_traces(), advance=deadly)
+test.train(Path({policy!r}), test.made_traces(), advance=deadly)
 """
 
 
@@ -220,9 +216,8 @@ def test_a_training_that_was_killed_here_goes_on_elsewhere(initial, folder, unbr
     monkeypatch.chdir(folder / "first")
     kill_while_training(initial)
     monkeypatch.chdir(folder / "second")
-    with ledger_mirror.attached():
-        steps = []
-        made = train(initial, made_traces(), advance=lambda done, shown: steps.append(done))
+    steps = []
+    made = train(initial, made_traces(), advance=lambda done, shown: steps.append(done))
     assert steps[0] == 5
     assert made["artifacts"]["policy"]["digest"] == unbroken["artifacts"]["policy"]["digest"]
     assert made["cursor"] == unbroken["cursor"] == SETTINGS.steps * SETTINGS.batch
@@ -238,7 +233,7 @@ def test_a_training_that_was_killed_at_its_very_end_need_not_train(
 ):
     # all steps are done and the last checkpoint is whole, but no record has been written
     with monkeypatch.context() as patch:
-        patch.setattr(substeps, "_finish", lambda *_: pytest.fail("the end"))
+        patch.setattr(Ledger, "finish", lambda *_: pytest.fail("the end"))
         with pytest.raises(pytest.fail.Exception, match="the end"):
             train(initial, made_traces())
     assert checkpoints()[-1] == "checkpoint-6"
@@ -254,7 +249,7 @@ def test_the_newest_whole_checkpoint_is_taken(tmp_path):
         checkpoint.mkdir()
         (checkpoint / "model.safetensors").write_bytes(b"the weights")
         if number != 110:  # cut while it was written
-            substeps.seal(checkpoint)
+            Ledger().seal(checkpoint)
     (tmp_path / "checkpoint-120" / "model.safetensors").write_bytes(b"the weig")  # truncated
     assert newest_checkpoint(tmp_path) == str(tmp_path / "checkpoint-100")
 

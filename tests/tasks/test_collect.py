@@ -8,18 +8,18 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from params.schema import recipe
 from params.schema.algorithms import Kl, load_algorithms
 from tasks import advantage, reward
 from tasks.collect import collect
 from tasks.gates.gate import GateError
 from tasks.reward import score_tree
+from tasks.settings import load as settings_of
 from tasks.trees.tables import read_rows, save_trees, write_table
 from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree
 
 LEAVES = 2
 ROWS = load_algorithms()
-RECIPE = recipe.load("tiny")
+RECIPE = settings_of("tiny")
 SETTINGS = RECIPE.reinforce.model_copy(
     update={"rollout": RECIPE.reinforce.rollout.model_copy(update={"leaves": LEAVES, "initial": 1})}
 )
@@ -103,7 +103,9 @@ def done(tmp_path, monkeypatch):
 
 def run(done, row="arpo"):
     chosen = ROWS[row] if isinstance(row, str) else row
-    collect.fn(recipe="toy", settings=SETTINGS, row=chosen, dialogue=RECIPE.dialogue, done=done)
+    collect.fn(
+        recipe="toy", settings=SETTINGS, algorithm=chosen, dialogue=RECIPE.dialogue, done=done
+    )
 
 
 def plant(entry, verb, rows):
@@ -128,7 +130,7 @@ def test_tables_of_all_iterations_are_joined_and_pass_their_gates(done):
     for name, rows in (("trajectories", 8), ("rewards", 8), ("advantages", 8)):
         verdict = json.loads((data / "gates" / "reinforce" / f"{name}.json").read_text())
         assert verdict["passed"] and verdict["rows"] == rows and verdict["table"] == name
-        assert Path(".beamline/data_docs/toy", name, "index.html").is_file()
+        assert Path(".beamline/data_docs/toy", name, "verdict.json").is_file()
 
 
 @pytest.mark.parametrize(

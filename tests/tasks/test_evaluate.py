@@ -7,7 +7,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from params.schema.evaluate import Evaluate
-from tasks.evaluate import AGENTS, compare, evaluate, markdown, success_rows, table_rows
+from tasks.evaluate import (
+    AGENTS,
+    EvaluateInputs,
+    compare,
+    evaluate,
+    markdown,
+    success_rows,
+    table_rows,
+)
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
@@ -179,13 +187,13 @@ def evaluated(before, after, champion=None):
     for name, rows in answers.items():
         if rows:
             write_table(pa.Table.from_pylist(rows, schema=TABLE), Path(f"{name}.parquet"))
-    return evaluate.fn(
-        step=Step("smoke", "evaluate", 0, 7),
+    inputs = EvaluateInputs(
         cold_start=Artifact.at(Path("before.parquet")),
         trained=Artifact.at(Path("after.parquet")),
         champion=Artifact.at(Path("champion.parquet")) if champion else None,
         settings=SETTINGS,
     )
+    return evaluate.fn(Step("smoke", "evaluate", 0, 7), inputs)
 
 
 def test_the_whole_evaluation_leaves_answers_metrics_and_table(folder, rows):

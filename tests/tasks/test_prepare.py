@@ -22,8 +22,8 @@ from params.schema.prepare import (
     TinyPolicy,
     WrittenTraces,
 )
+from tasks import environments
 from tasks import prepare as verb
-from tasks.environments import toolbox
 from tasks.gates.gate import GateError
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
@@ -31,6 +31,7 @@ from tasks.ledger.substeps import Step
 from tasks.policy.tiny import build_tokenizer
 from tasks.prepare import (
     SOURCES,
+    PrepareInputs,
     check_context,
     corpus,
     prepare,
@@ -40,11 +41,13 @@ from tasks.prepare import (
 )
 from tasks.questions import benchmarks
 from tasks.questions.experts import Dropped, Material
+from tasks.settings import load as settings_of
 from tasks.tools.python import PythonTool
 from tasks.tools.search import Search
 from tasks.trees import dialogue as talk
 from tasks.trees.tables import load_questions, read_rows
 from tasks.trees.tree import Document, Message, Observation, Question
+from tests.verbs import call
 
 STEP = Step("toy", "prepare", 0, 7)
 MACHINE = Machine(threads=1, device="cpu", precision="float32")
@@ -78,7 +81,6 @@ EXPERT = ComputationExpert(
 SETTINGS = Prepare(policy=POLICY, questions=QUESTIONS, intake=None, expert=EXPERT, overlap_words=20)
 DIALOGUE = Dialogue(
     system="Be brief.",
-    tools=("python",),
     turn_tokens=48,
     result_tokens=24,
     response_tokens=144,
@@ -182,7 +184,7 @@ def test_what_is_in_the_named_files_decides_the_outcome(folder):
     chosen = settings(questions=SETS, expert=WRITTEN)
 
     def found():
-        return [(f.path, f.digest) for f in source_files(chosen, SEARCH, {"mine": ROW})]
+        return [(f.path, f.digest) for f in source_files(chosen, {"search": SEARCH}, {"mine": ROW})]
 
     before = found()
     assert [path for path, _ in before] == [
@@ -197,11 +199,11 @@ def test_what_is_in_the_named_files_decides_the_outcome(folder):
         changed = [a != b for a, b in zip(found(), before, strict=True)]
         assert changed == [place == number for place in range(4)]
         Path(path).write_text(text)
-    assert source_files(SETTINGS, None, {}) == []
+    assert source_files(SETTINGS, {}, {}) == []
 
 
 @pytest.mark.parametrize(
-    ("name", "key"), [("traces", "prepare.expert.file"), ("documents", "search.corpus")]
+    ("name", "key"), [("traces", "prepare.expert.file"), ("documents", "tools.search.corpus")]
 )
 def test_a_file_that_is_missing_is_named_before_anything_starts(folder, name, key):
     Path(f"data/sources/own/{name}.jsonl").unlink()
@@ -209,7 +211,7 @@ def test_a_file_that_is_missing_is_named_before_anything_starts(folder, name, ke
         rf"{key}: data/sources/own/{name}\.jsonl does not exist: correct .*, or put the file there"
     )
     with pytest.raises(ValueError, match=said):
-        source_files(settings(questions=SETS, expert=WRITTEN), SEARCH, {"mine": ROW})
+        source_files(settings(questions=SETS, expert=WRITTEN), {"search": SEARCH}, {"mine": ROW})
 
 
 @pytest.mark.parametrize("name", ["qwen3-8b", "qwen3-14b"])
@@ -218,26 +220,26 @@ def test_deep_search_asks_for_each_file_that_the_user_provides_before_it_fetches
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(benchmarks, "hf_hub_download", lambda *_, **__: pytest.fail("fetched"))
-    chosen = recipe_module.load(name)
+    chosen = settings_of(name)
     missing = ("traces", "corpus", "train")
     for done, absent in enumerate(missing):
         for file in missing[:done]:
             write(f"data/sources/deep-search/{file}.jsonl", {})
         with pytest.raises(ValueError) as caught:
-            source_files(chosen.prepare, chosen.search, recipe_module.named_sets(chosen))
+            source_files(chosen.prepare, chosen.tool_settings, recipe_module.named_sets(chosen))
         assert f"data/sources/deep-search/{absent}.jsonl" in str(caught.value)
 
 
 def test_a_corpus_of_the_users_own_is_titles_and_texts(folder):
     write(SEARCH.corpus, {"title": "Red", "text": "A colour."}, {"text": "1", "title": 7, "x": 0})
-    assert corpus(SEARCH) == [Document("Red", "A colour."), Document("7", "1")]
-    assert corpus(SEARCH.model_copy(update={"corpus": None})) == corpus(None) == []
+    assert corpus({"search": SEARCH}) == [Document("Red", "A colour."), Document("7", "1")]
+    assert corpus({"search": SEARCH.model_copy(update={"corpus": None})}) == corpus({}) == []
 
 
 def test_a_document_without_a_text_is_named_with_its_place(folder):
     write(SEARCH.corpus, {"title": "Red", "text": "A colour."}, {"title": "Blue"})
     with pytest.raises(ValueError, match=r"documents\.jsonl, line 2.*'text'"):
-        corpus(SEARCH)
+        corpus({"search": SEARCH})
 
 
 @pytest.mark.parametrize(
@@ -377,11 +379,10 @@ def run(open_tools, **changes):
         "sources": [],
         "dialogue": DIALOGUE,
         "machine": MACHINE,
-        "limits": LIMITS,
-        "search": None,
+        "tools": {"python": LIMITS},
         "open_tools": open_tools,
     }
-    return prepare.fn(**usual | changes)
+    return call(prepare, PrepareInputs, **usual | changes)
 
 
 def places_of(made):
@@ -391,7 +392,7 @@ def places_of(made):
 def check_gates(places):
     for gate in ("questions", "traces"):
         assert json.loads((places["gates"] / f"{gate}.json").read_text())["passed"]
-        assert Path(".beamline/data_docs/toy", gate, "index.html").is_file()
+        assert Path(".beamline/data_docs/toy", gate, "verdict.json").is_file()
 
 
 def test_the_whole_of_prepare(tmp_path, monkeypatch):
@@ -448,8 +449,8 @@ def test_the_whole_of_prepare(tmp_path, monkeypatch):
     file = Path("questions.jsonl")
     file.touch()
     for change in (
-        {"limits": LIMITS.model_copy(update={"output_characters": 7})},
-        {"search": SEARCH},
+        {"tools": {"python": LIMITS.model_copy(update={"output_characters": 7})}},
+        {"tools": {"python": LIMITS, "search": SEARCH}},
         {"sets": {"mine": ROW}},
         {"sources": [Artifact.at(file)]},
         {"settings": settings(overlap_words=19)},
@@ -461,7 +462,7 @@ def test_the_whole_of_prepare(tmp_path, monkeypatch):
 
 def test_prepare_of_an_encyclopedia_with_its_real_tools(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    recipe = recipe_module.load("tiny-search")
+    recipe = settings_of("tiny-search")
     few = {"train": 32, "validation": 4, "test": 8, "articles": 60}
     chosen = recipe.prepare.model_copy(
         update={
@@ -471,12 +472,11 @@ def test_prepare_of_an_encyclopedia_with_its_real_tools(tmp_path, monkeypatch):
         }
     )
     made = run(
-        partial(toolbox.open_tools, recipe),
+        partial(environments.open_tools, recipe.tool_settings, recipe.machine.threads),
         settings=chosen,
         sets=recipe_module.named_sets(recipe),
         dialogue=recipe.dialogue,
-        limits=recipe.python,
-        search=recipe.search,
+        tools=recipe.tool_settings,
     )
     places = places_of(made)
     check_gates(places)
@@ -510,9 +510,8 @@ def test_prepare_of_a_set_and_a_corpus_of_the_users_own(folder):
         tools.open,
         settings=chosen,
         sets={"mine": ROW},
-        sources=source_files(chosen, SEARCH, {"mine": ROW}),
-        dialogue=DIALOGUE.model_copy(update={"tools": ("search",)}),
-        search=SEARCH,
+        sources=source_files(chosen, {"search": SEARCH}, {"mine": ROW}),
+        tools={"search": SEARCH},
     )
     places = places_of(made)
     check_gates(places)
@@ -575,7 +574,7 @@ def test_delivered_questions_are_trained_on_and_a_bad_file_is_said_and_set_aside
     write(DELIVERED.folder / "new.jsonl", {"q": "A dozen eggs?", "a": 12}, {"q": "Two?", "a": 2})
     write(DELIVERED.folder / "bad.jsonl", {"q": "A dozen?", "a": 12}, {"a": 1})
     chosen, sets = settings(intake=DELIVERED), {"mine": ROW}
-    sources = source_files(chosen, None, sets)
+    sources = source_files(chosen, {}, sets)
     assert [made.path for made in sources] == ["data/sources/intake/toy"]
     made = run(Calculator().open, settings=chosen, sets=sets, sources=sources)
     said = (
@@ -608,10 +607,10 @@ def test_delivered_questions_are_trained_on_and_a_bad_file_is_said_and_set_aside
 def test_what_is_delivered_decides_the_outcome_also_by_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     chosen = settings(intake=DELIVERED)
-    assert source_files(chosen, None, {"mine": ROW}) == []
+    assert source_files(chosen, {}, {"mine": ROW}) == []
     file = DELIVERED.folder / "new.jsonl"
     write(file, {"q": "Two?", "a": 2})
-    (first,) = source_files(chosen, None, {"mine": ROW})
+    (first,) = source_files(chosen, {}, {"mine": ROW})
     file.rename(file.with_name("other.jsonl"))
-    (renamed,) = source_files(chosen, None, {"mine": ROW})
+    (renamed,) = source_files(chosen, {}, {"mine": ROW})
     assert first.digest != renamed.digest

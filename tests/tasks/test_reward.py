@@ -13,7 +13,7 @@ from params.schema.reinforce import Reward
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
-from tasks.reward import TABLE, length_penalty, reward, score, score_tree
+from tasks.reward import TABLE, RewardInputs, length_penalty, reward, score, score_tree
 from tasks.trees.tables import read_rows, save_trees
 from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree
 
@@ -270,13 +270,8 @@ def grown(question, *written):
 
 def run(trees, overlong=None, response_tokens=100):
     save_trees(trees, Path("trees"))
-    made = reward.fn(
-        step=Step("toy", "reinforce", 0, 7),
-        trees=Artifact.at(Path("trees")),
-        settings=SETTINGS,
-        overlong=overlong,
-        response_tokens=response_tokens,
-    )
+    inputs = RewardInputs(Artifact.at(Path("trees")), SETTINGS, overlong, response_tokens)
+    made = reward.fn(Step("toy", "reinforce", 0, 7), inputs)
     return made, read_rows(Path(artifacts.output(made, "rewards").path))
 
 

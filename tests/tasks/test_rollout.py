@@ -3,6 +3,7 @@
 import gc
 import shutil
 import weakref
+from dataclasses import fields
 from pathlib import Path
 from unittest.mock import ANY
 
@@ -13,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from params.schema.agent import Dialogue, Engine
+from params.schema.agent import Agent, Dialogue, Engine
 from params.schema.algorithms import Marks
 from params.schema.base import Machine
 from params.schema.reinforce import Rollout
@@ -21,11 +22,12 @@ from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
 from tasks.policy import resident
-from tasks.rollout import batch, rollout
+from tasks.rollout import RolloutInputs, batch, rollout
 from tasks.tools.python import PythonTool
 from tasks.tools.search import Search, save_corpus
 from tasks.trees.tables import STORED_TREES, load_trees, save_questions
 from tasks.trees.tree import Document, Observation, Question
+from tests.verbs import call
 
 
 def questions(count):
@@ -118,7 +120,6 @@ BUDGET = Rollout(
 )
 DIALOGUE = Dialogue(
     system="",
-    tools=("search",),
     turn_tokens=4,
     result_tokens=8,
     response_tokens=16,
@@ -134,13 +135,21 @@ LIMITS = PythonTool(
     output_characters=2000,
 )
 SEARCH = Search(corpus=None, results=1, snippet_words=20, query_characters=200, k1=1.2, b=0.75)
+AGENT = Agent(
+    dialogue=DIALOGUE, tools={"python": LIMITS, "search": SEARCH}, engine=ENGINE, machine=MACHINE
+)
+
+
+def equipped(**tools):
+    """The agent with other tools."""
+    return AGENT.model_copy(update={"tools": tools})
 
 
 @pytest.fixture
 def arguments(policy, tokenizer, tmp_path, monkeypatch):
     """What a rollout of two questions is handed, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
-    resident._resident.clear()
+    resident.POLICIES.clear()
     policy.save_pretrained("policy")
     tokenizer.save_pretrained("policy")
     save_questions(questions(3), Path("questions.parquet"))
@@ -156,19 +165,19 @@ def arguments(policy, tokenizer, tmp_path, monkeypatch):
         "marks": Marks(kind="none"),
         "budget": BUDGET,
         "top_p": 1.0,
-        "dialogue": DIALOGUE,
-        "engine": ENGINE,
-        "machine": MACHINE,
-        "limits": LIMITS,
-        "search": SEARCH,
+        "agent": AGENT,
         "corpus": Artifact.at(Path("corpus")),
         "tools": lambda calls: [Observation("ok", "a poet") for _ in calls],
     }
 
 
+def run(arguments, **changes):
+    return call(rollout, RolloutInputs, **{**arguments, **changes})
+
+
 def test_a_rollout_is_a_tree_a_question_and_is_done_once(arguments):
     finished = []
-    made = rollout.fn(**arguments, advance=finished.append)
+    made = run(arguments, advance=finished.append)
     trees = load_trees(Path(artifacts.output(made, "trees").path))
     assert [tree.question.id for tree in trees] == [
         question.id for question in batch(questions(3), arguments["step"].seed, 0, 0, 2)
@@ -176,7 +185,7 @@ def test_a_rollout_is_a_tree_a_question_and_is_done_once(arguments):
     assert {len(tree.leaves) for tree in trees} == {2}
     assert sum(finished) == 2
     assert set(made["seconds"]) == {"sampling", "tools"}
-    assert rollout.fn(**arguments, advance=finished.append) == made
+    assert run(arguments, advance=finished.append) == made
     assert sum(finished) == 2, "what is finished is not done again"
 
 
@@ -184,17 +193,17 @@ def test_what_the_tools_are_made_of_decides_the_outcome(arguments):
     save_corpus([Document("Ada", "a baker")], Path("other"))
     changes = [
         {},
-        {"search": SEARCH.model_copy(update={"results": 2})},
-        {"search": None},
+        {"agent": equipped(python=LIMITS, search=SEARCH.model_copy(update={"results": 2}))},
+        {"agent": equipped(python=LIMITS)},
         {"corpus": Artifact.at(Path("other"))},
-        {"limits": LIMITS.model_copy(update={"cpu_seconds": 2})},
+        {"agent": equipped(python=LIMITS.model_copy(update={"cpu_seconds": 2}), search=SEARCH)},
     ]
-    made = [rollout.fn(**{**arguments, **change}) for change in changes]
+    made = [run({**arguments, **change}) for change in changes]
     assert len({artifacts.output(record, "trees").path for record in made}) == len(changes)
 
 
 def grown(arguments, **changes):
-    made = rollout.fn(**{**arguments, **changes})
+    made = run({**arguments, **changes})
     return made, load_trees(Path(artifacts.output(made, "trees").path))
 
 
@@ -258,9 +267,10 @@ def test_a_row_that_branches_at_marks_branches_at_its_own_marks(arguments):
 
 
 def test_the_choices_of_a_row_are_part_of_the_key(arguments):
-    verb = rollout.fn
+    names = {entry.name for entry in fields(RolloutInputs)}
+    given = {name: value for name, value in arguments.items() if name in names}
     places = {
-        verb.place(**{**arguments, **change})
+        arguments["step"].place(rollout.fn, RolloutInputs(**{**given, **change}))
         for change in (
             {},
             {"first": 1},
@@ -278,10 +288,7 @@ def test_stored_trees_of_the_iteration_stand_for_what_would_be_sampled(
     arguments, tmp_path, monkeypatch
 ):
     """They come from tables of all iterations, as the stage's out has them, byte for byte."""
-    made = [
-        rollout.fn(**{**arguments, "step": Step("toy", "reinforce", number, 7)})
-        for number in range(2)
-    ]
+    made = [run({**arguments, "step": Step("toy", "reinforce", number, 7)}) for number in range(2)]
     (tmp_path / "stored").mkdir()
     for name in ("questions", "nodes", "leaves", "decisions"):
         tables = [
@@ -296,7 +303,7 @@ def test_stored_trees_of_the_iteration_stand_for_what_would_be_sampled(
 
     def again(**changes):
         shutil.rmtree(artifacts.ROOT, ignore_errors=True)
-        return rollout.fn(**{**arguments, **changes})
+        return run({**arguments, **changes})
 
     monkeypatch.setenv(STORED_TREES, str(tmp_path / "stored"))
     other = {"budget": BUDGET.model_copy(update={"temperature": 0.5})}  # sampled, they would differ
@@ -329,12 +336,12 @@ def test_in_bf16_a_copy_samples_and_is_given_up_at_once(arguments, monkeypatch, 
     torch.set_num_threads(threads)
     gc.disable()
     try:
-        made = rollout.fn(**{**arguments, "machine": half})
+        made = run({**arguments, "agent": AGENT.model_copy(update={"machine": half})})
         assert [copy() for copy in copies] == [None]
     finally:
         gc.enable()
         torch.set_num_threads(MACHINE.threads)
-    (learning,) = resident._resident
+    learning = resident.POLICIES.learner
     assert learning.model.dtype is torch.float32
     trees = load_trees(Path(artifacts.output(made, "trees").path))
     assert all(len(tree.leaves) == BUDGET.leaves for tree in trees)

@@ -1,5 +1,5 @@
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,14 +14,15 @@ from tasks.advantage import TABLE
 from tasks.learning import learner
 from tasks.learning.packing import uncredited
 from tasks.ledger import artifacts as ledger
-from tasks.ledger import substeps
+from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
 from tasks.policy import checkpoint, resident
 from tasks.policy.machine import use_machine
 from tasks.trees.metrics import tree_metrics
 from tasks.trees.tables import load_trees, save_trees, write_table
 from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree
-from tasks.update import update
+from tasks.update import UpdateInputs, update
+from tests.verbs import call
 
 MACHINE = Machine(threads=1, device="cpu", precision="float32")
 SETTINGS = Update(
@@ -58,8 +59,7 @@ def initial(policy, tokenizer, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    resident._resident.clear()
-    resident._references.clear()
+    resident.POLICIES.clear()
     return tmp_path
 
 
@@ -123,8 +123,8 @@ def artifacts(trees, rows, name):
         save_trees([tree], Path(f"trees-{name}-{i}"))
     write_table(pa.Table.from_pylist(rows, schema=TABLE), Path(f"advantages-{name}.parquet"))
     return {
-        "trees": [ledger.artifact(Path(f"trees-{name}-{i}")) for i in range(len(trees))],
-        "advantages": ledger.artifact(Path(f"advantages-{name}.parquet")),
+        "trees": [Artifact.at(Path(f"trees-{name}-{i}")) for i in range(len(trees))],
+        "advantages": Artifact.at(Path(f"advantages-{name}.parquet")),
     }
 
 
@@ -139,7 +139,7 @@ def arguments(policy, iteration=0, run_seed=7, data=None, **changes):
         "optimizer": None,
         "critic": None,
         "reference": None,
-        "row": ARPO,
+        "algorithm": ARPO,
         "settings": SETTINGS,
         "temperature": 1.0,
         "response_tokens": 20,
@@ -151,11 +151,11 @@ def arguments(policy, iteration=0, run_seed=7, data=None, **changes):
 
 
 def run(policy, **changes):
-    return update.fn(**arguments(policy, **changes))
+    return call(update, UpdateInputs, **arguments(policy, **changes))
 
 
 def test_an_update_makes_a_policy_that_others_can_load(initial):
-    made = run(ledger.artifact(initial))
+    made = run(Artifact.at(initial))
     assert set(made["artifacts"]) == {"policy", "optimizer"}
     before, after = (
         AutoModelForCausalLM.from_pretrained(path)
@@ -171,23 +171,23 @@ def test_an_update_makes_a_policy_that_others_can_load(initial):
 def test_an_update_measures_under_names_of_its_own(initial):
     # the metrics of an iteration's verbs become one row of the learning curve
     rollout = tree_metrics(load_trees(Path(batch()["trees"][0].path)), window=20)
-    assert set(run(ledger.artifact(initial))["metrics"]) & set(rollout) == set()
+    assert set(run(Artifact.at(initial))["metrics"]) & set(rollout) == set()
 
 
 def test_each_leaf_gets_its_own_advantage(initial):
-    policy = ledger.artifact(initial)
+    policy = Artifact.at(initial)
     digests = set()
     for advantages in ((1.0, -0.5, 0.25), (-0.5, 1.0, 0.25), (1.0, 0.25, -0.5)):
-        resident._resident.clear()
+        resident.POLICIES.clear()
         digests.add(ledger.output(run(policy, data=batch(advantages=advantages)), "policy").digest)
     assert len(digests) == 3
 
 
 def chain(initial, keep_in_memory):
     """Two updates, the second on what the first has made; digests of the second's artifacts."""
-    first = run(ledger.artifact(initial), iteration=0)
+    first = run(Artifact.at(initial), iteration=0)
     if not keep_in_memory:
-        resident._resident.clear()
+        resident.POLICIES.clear()
     optimizer = ledger.output(first, "optimizer")
     second = run(
         ledger.output(first, "policy"), iteration=1, data=batch(seed=1), optimizer=optimizer
@@ -203,32 +203,35 @@ def test_the_next_update_goes_on_in_memory_as_it_would_from_disk(initial, tmp_pa
 
 
 def test_the_next_sub_step_finds_the_policy_in_memory(initial):
-    made = run(ledger.artifact(initial))
-    (learning,) = resident._resident
-    assert resident.load_learner(Path(ledger.output(made, "policy").path), MACHINE) is learning
+    made = run(Artifact.at(initial))
+    learning = resident.POLICIES.learner
+    assert (
+        resident.POLICIES.load_learner(Path(ledger.output(made, "policy").path), MACHINE)
+        is learning
+    )
 
 
 @pytest.mark.parametrize("row", [ARPO, WITHOUT_KL], ids=["policy", "with a critic"])
 def test_no_gradients_are_held_while_the_next_iteration_samples(initial, row):
-    run(ledger.artifact(initial), row=row, data=batch(values=True))
-    (learning,) = resident._resident
+    run(Artifact.at(initial), algorithm=row, data=batch(values=True))
+    learning = resident.POLICIES.learner
     backbone = learning.critic.backbone if learning.critic else None
     held = [*learning.model.parameters(), *(backbone.parameters() if backbone else ())]
     assert all(weight.grad is None for weight in held)
 
 
 def test_what_is_finished_is_read_back(initial):
-    made = run(ledger.artifact(initial))
-    resident._resident.clear()
-    assert run(ledger.artifact(initial)) == made
-    assert resident._resident == [], "no policy was loaded"
+    made = run(Artifact.at(initial))
+    resident.POLICIES.clear()
+    assert run(Artifact.at(initial)) == made
+    assert resident.POLICIES.learner is None, "no policy was loaded"
 
 
 @pytest.mark.parametrize(
     "change",
     [
         {"settings": SETTINGS.model_copy(update={"learning_rate": 2e-2})},
-        {"row": ARPO.model_copy(update={"averaging": "token_mean"})},
+        {"algorithm": ARPO.model_copy(update={"averaging": "token_mean"})},
         {"temperature": 0.5},
         {"response_tokens": 21},
         {"critic": ledger.Artifact("critic", "1")},
@@ -239,21 +242,25 @@ def test_what_is_finished_is_read_back(initial):
     ids=lambda change: next(iter(change)),
 )
 def test_another_input_is_another_update(initial, change):
-    policy = ledger.artifact(initial)
-    sub_step: Any = update.fn
-    places = {sub_step.place(**arguments(policy, **changes)) for changes in [{}, change]}
+    policy = Artifact.at(initial)
+    names = {entry.name for entry in fields(UpdateInputs)}
+    places = set()
+    for changes in [{}, change]:
+        given = arguments(policy, **changes)
+        inputs = UpdateInputs(**{name: given[name] for name in names})
+        places.add(given["step"].place(update.fn, inputs))
     assert len(places) == 2
 
 
 def test_mini_batches_are_drawn_anew_each_iteration_and_for_each_run(initial):
     # decision 4: what is drawn derives from the run's seed and the iteration
     settings = SETTINGS.model_copy(update={"mini_batches": 3})
-    policy = ledger.artifact(initial)
+    policy = Artifact.at(initial)
 
     def orders(steps):
         digests = set()
         for iteration, run_seed in steps:
-            resident._resident.clear()
+            resident.POLICIES.clear()
             made = run(policy, iteration=iteration, run_seed=run_seed, settings=settings)
             digests.add(ledger.output(made, "policy").digest)
         return digests
@@ -263,27 +270,28 @@ def test_mini_batches_are_drawn_anew_each_iteration_and_for_each_run(initial):
 
 
 def test_a_pruned_policy_that_is_needed_again_can_be_made_again(initial):
-    made = run(ledger.artifact(initial))
+    first = Step("toy", "reinforce", 0, 7)
+    last = replace(first, iteration=5)  # of the same run, and so with the same ledger
+    made = run(Artifact.at(initial), step=first)
     policy = ledger.output(made, "policy")
-    last = Step("toy", "reinforce", 5, 7)
-    substeps.retire(last, "update", last=1, every=9, weights=())
-    resident._resident.clear()
+    last.ledger.retire(last, "update", last=1, every=9, weights=())
+    resident.POLICIES.clear()
     with pytest.raises(ledger.PrunedError, match="has been pruned"):
         run(policy, iteration=1, data=batch(seed=1))
     with pytest.raises(ledger.PrunedError):
         ledger.publish(policy, Path("models/trained"))
-    assert run(ledger.artifact(initial)) == made, "its record still counts"
-    substeps.revive(last.folder)
-    assert ledger.output(run(ledger.artifact(initial)), "policy") == policy
+    assert run(Artifact.at(initial), step=first) == made, "its record still counts"
+    last.ledger.revive(last.folder)
+    assert ledger.output(run(Artifact.at(initial), step=first), "policy") == policy
     run(policy, iteration=1, data=batch(seed=1))
 
 
 def test_weights_without_their_optimizer_are_not_silently_trained_on(initial):
-    made = run(ledger.artifact(initial))
+    made = run(Artifact.at(initial))
     policy, optimizer = (ledger.output(made, name) for name in ("policy", "optimizer"))
     last = Step("toy", "reinforce", 5, 7)
-    substeps.retire(last, "update", last=1, every=1, weights=("policy", "critic"))
-    resident._resident.clear()
+    last.ledger.retire(last, "update", last=1, every=1, weights=("policy", "critic"))
+    resident.POLICIES.clear()
     assert Path(policy.path).is_dir()
     with pytest.raises(ledger.PrunedError, match="optimizer has been pruned"):
         run(policy, iteration=1, data=batch(seed=1), optimizer=optimizer)
@@ -293,19 +301,19 @@ def test_weights_without_their_optimizer_are_not_silently_trained_on(initial):
 
 
 def test_rows_belong_to_their_leaves_whatever_their_order(initial):
-    policy = ledger.artifact(initial)
+    policy = Artifact.at(initial)
     digests = set()
     for name, rows in (("forth", credit()), ("back", credit()[::-1])):
-        resident._resident.clear()
+        resident.POLICIES.clear()
         made = run(policy, data=artifacts(two_trees(), rows, name))
         digests.add(ledger.output(made, "policy").digest)
     assert len(digests) == 1
 
 
 def test_what_the_group_filter_has_dropped_is_not_there_for_the_update(initial):
-    policy = ledger.artifact(initial)
+    policy = Artifact.at(initial)
     made = run(policy, data=batch(dropped=("q1",)))
-    resident._resident.clear()
+    resident.POLICIES.clear()
     alone = run(policy, data=artifacts(two_trees()[:1], credit()[:2], "alone"))
     assert ledger.output(made, "policy").digest == ledger.output(alone, "policy").digest
     assert made["metrics"] == alone["metrics"]
@@ -315,7 +323,7 @@ def test_what_the_group_filter_has_dropped_is_not_there_for_the_update(initial):
 @pytest.mark.parametrize("updates", [{}, {"epochs": 2, "mini_batches": 2}], ids=["one", "four"])
 def test_an_update_without_any_kept_group_leaves_the_policy_as_it_is(initial, updates):
     made = run(
-        ledger.artifact(initial),
+        Artifact.at(initial),
         settings=SETTINGS.model_copy(update=updates),
         data=batch(dropped=("q0", "q1")),
     )
@@ -338,9 +346,9 @@ def test_segments_of_the_table_are_the_units_of_the_ratio(initial):
         for entry in rows if halves else []:
             length = len(entry["advantages"])
             entry["segments"] = [int(i >= length // 2) for i in range(length)]
-        resident._resident.clear()
+        resident.POLICIES.clear()
         data = artifacts(two_trees(), rows, name)
-        made = run(ledger.artifact(initial), row=row, settings=settings, data=data)
+        made = run(Artifact.at(initial), algorithm=row, settings=settings, data=data)
         digests.add(ledger.output(made, "policy").digest)
     assert len(digests) == 2
 
@@ -356,10 +364,10 @@ def with_kl(place, coefficient=10.0):
 
 def test_a_kl_term_is_measured_against_the_reference(initial):
     """Two policies that differ by an update: the k3 mean over leaf views, by the model's own."""
-    cold_start = ledger.artifact(initial)
+    cold_start = Artifact.at(initial)
     policy = ledger.output(run(cold_start), "policy")
     data = batch(seed=1, advantages=(0.0, 0.0, 0.0))
-    made = run(policy, iteration=1, data=data, row=with_kl("loss"), reference=cold_start)
+    made = run(policy, iteration=1, data=data, algorithm=with_kl("loss"), reference=cold_start)
     differences = []
     for tree in two_trees(1):
         both = [
@@ -381,22 +389,22 @@ def test_a_kl_term_is_measured_against_the_reference(initial):
 
 
 def test_a_kl_term_has_no_gradient_where_the_policy_is_its_reference(initial):
-    cold_start = ledger.artifact(initial)
+    cold_start = Artifact.at(initial)
     data = batch(advantages=(0.0, 0.0, 0.0))
-    made = run(cold_start, data=data, row=with_kl("loss"), reference=cold_start)
+    made = run(cold_start, data=data, algorithm=with_kl("loss"), reference=cold_start)
     assert made["metrics"]["gradient_norm"] == pytest.approx(0, abs=1e-5)
     assert made["metrics"]["kl_reference"] == pytest.approx(0, abs=1e-8)
     assert made["metrics"]["trained_tokens"] == 18, "zero advantages skip nothing here"
 
 
 def test_without_a_term_that_needs_them_leaves_of_no_advantage_skip_the_model(initial):
-    made = run(ledger.artifact(initial), data=batch(advantages=(0.0, 0.0, 0.25)))
+    made = run(Artifact.at(initial), data=batch(advantages=(0.0, 0.0, 0.25)))
     assert made["metrics"]["trained_tokens"] == 6
 
 
 def test_a_kl_term_without_a_reference_is_refused(initial):
     with pytest.raises(ValueError, match="no reference_logprobs"):
-        run(ledger.artifact(initial), row=with_kl("loss"))
+        run(Artifact.at(initial), algorithm=with_kl("loss"))
 
 
 # ---------------------------------------------------------------- critic
@@ -404,8 +412,8 @@ def test_a_kl_term_without_a_reference_is_refused(initial):
 
 def values_of(folder):
     """The values of a saved checkpoint for the batch, by the verb's own way in."""
-    resident._resident.clear()
-    learning = resident.load_learner(Path(folder), MACHINE)
+    resident.POLICIES.clear()
+    learning = resident.POLICIES.load_learner(Path(folder), MACHINE)
     checkpoint.prepare_critic(learning, PPO.critic, MACHINE)
     trees = [uncredited(tree) for tree in two_trees()]
     found = learner.node_values(learning, trees, SETTINGS, MACHINE)
@@ -413,7 +421,7 @@ def values_of(folder):
 
 
 def test_a_critic_of_its_own_is_an_artifact_and_learns_its_returns(initial):
-    made = run(ledger.artifact(initial), row=WITHOUT_KL, data=batch(values=True))
+    made = run(Artifact.at(initial), algorithm=WITHOUT_KL, data=batch(values=True))
     assert set(made["artifacts"]) == {"policy", "optimizer", "critic"}
     critic = Path(ledger.output(made, "critic").path)
     AutoModel.from_pretrained(critic)
@@ -425,7 +433,7 @@ def test_a_critic_of_its_own_is_an_artifact_and_learns_its_returns(initial):
 
 
 def test_a_critic_on_the_policys_backbone_has_a_head_alone(initial):
-    made = run(ledger.artifact(initial), row=SHARED, data=batch(values=True))
+    made = run(Artifact.at(initial), algorithm=SHARED, data=batch(values=True))
     critic = Path(ledger.output(made, "critic").path)
     assert [path.name for path in critic.iterdir()] == ["head.safetensors"]
     assert made["metrics"]["value_loss"] == pytest.approx(0.5 * made["metrics"]["value_error"])
@@ -435,19 +443,21 @@ def test_a_critic_on_the_policys_backbone_has_a_head_alone(initial):
 def test_with_a_critic_too_memory_and_disk_give_the_same_bytes(initial, row):
     digests = []
     for name, forget in (("memory", False), ("disk", True)):
-        first = run(ledger.artifact(initial), row=row, data=batch(values=True), run_seed=5)
+        first = run(Artifact.at(initial), algorithm=row, data=batch(values=True), run_seed=5)
         if forget:
-            resident._resident.clear()
-        second = update.fn(
+            resident.POLICIES.clear()
+        second = call(
+            update,
+            UpdateInputs,
             **arguments(
                 ledger.output(first, "policy"),
                 iteration=1,
-                row=row,
+                algorithm=row,
                 critic=ledger.output(first, "critic"),
                 data=batch(seed=1, values=True),
                 run_seed=5,
             )
-            | {"step": Step(name, "reinforce", 1, 5)}
+            | {"step": Step(name, "reinforce", 1, 5)},
         )
         digests.append({made: entry["digest"] for made, entry in second["artifacts"].items()})
     assert digests[0] == digests[1]
@@ -455,7 +465,7 @@ def test_with_a_critic_too_memory_and_disk_give_the_same_bytes(initial, row):
 
 def test_a_row_without_a_critic_keeps_none_of_another_rows_critic(initial):
     """A comparison starts every row from the same cold start, which may still be in memory."""
-    learning = resident.load_learner(initial, MACHINE)
+    learning = resident.POLICIES.load_learner(initial, MACHINE)
     checkpoint.prepare_critic(learning, PPO.critic, MACHINE)
-    made = run(ledger.artifact(initial))
+    made = run(Artifact.at(initial))
     assert set(made["artifacts"]) == {"policy", "optimizer"}

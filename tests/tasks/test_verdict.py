@@ -11,7 +11,7 @@ from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
 from tasks.trees.intervals import paired_bootstrap
 from tasks.trees.tables import write_table
-from tasks.verdict import judge, successes, verdict
+from tasks.verdict import VerdictInputs, judge, successes, verdict
 
 SETTINGS = Verdict(confidence=0.95, margin=0.0, bootstrap=500)
 GATES = [("questions", True), ("rewards", True)]
@@ -151,13 +151,13 @@ def write_gate(stage, table, passed):
 
 
 def decided():
-    made = verdict.fn(
-        step=Step("toy", "verdict", 0, 7),
+    inputs = VerdictInputs(
         answers=Artifact.at(Path("evaluation.parquet")),
         champion=Artifact.at(Path("champion")),
         gates=[Artifact.at(Path("gates", name)) for name in ("prepare", "reinforce")],
         settings=SETTINGS,
     )
+    made = verdict.fn(Step("toy", "verdict", 0, 7), inputs)
     return Path(artifacts.output(made, "verdict").path)
 
 

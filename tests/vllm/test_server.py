@@ -75,7 +75,7 @@ def test_a_server_is_sampled_from_updated_and_missed_while_it_is_away(
     restart()  # it knows the first policy only, until it is told
     _, again = sampled(held, vocabulary)
     assert same(again, samples)
-    assert "built anew" in capfd.readouterr().out
+    assert "restarting" in capfd.readouterr().out
 
 
 @contextmanager
@@ -97,8 +97,8 @@ def test_a_server_of_another_kind_is_refused_at_once(make, engine, tokenizer):
 
 
 def test_a_server_that_never_comes_is_given_up(make, engine, tokenizer, port, monkeypatch):
-    monkeypatch.setattr(vllm, "RETURN", 0.2)
-    monkeypatch.setattr(vllm, "PAUSE", 0.1)
+    monkeypatch.setattr(vllm, "SERVER_WAIT", 0.2)
+    monkeypatch.setattr(vllm, "RETRY_PAUSE", 0.1)
     model, made = make()
     settings = SETTINGS.model_copy(update={"server": "http://127.0.0.1:9"})
     with pytest.raises(RuntimeError, match=r"engine.server http://127.0.0.1:9"):

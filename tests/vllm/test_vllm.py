@@ -25,9 +25,10 @@ from tasks.engines.vllm import engine as vllm
 from tasks.environments.question import respond
 from tasks.ledger.artifacts import Artifact
 from tasks.policy import adapter, checkpoint, resident
-from tasks.policy.tiny import TAGS, build_tokenizer
+from tasks.policy.tiny import build_tokenizer
 from tasks.rollouts.rounds import Setting, grow
 from tasks.trees import dialogue as talk
+from tasks.trees.dialogue import TAGS
 from tasks.trees.outcomes import StopReason
 from tasks.trees.tree import TURN, Observation, Question
 from tests.conftest import TEXTS
@@ -86,12 +87,12 @@ def test_logprobs_and_entropies_are_the_policys_before_and_after_an_update(
     model, made = make(tied=tied)
     vocabulary = model.config.vocab_size
     check(model, *sampled(engine(model, made, tokenizer), vocabulary))
-    process = engine(model, made, tokenizer).way.process
+    process = engine(model, made, tokenizer).connection.process
     changed(model)
     other = save(model, tokenizer, tmp_path / "updated")
     asked, samples = sampled(engine(model, other, tokenizer), vocabulary)
     check(model, asked, samples)
-    assert engine(model, other, tokenizer).way.process is process, "nothing was started anew"
+    assert engine(model, other, tokenizer).connection.process is process, "nothing was started anew"
     in_evaluation = sampled(engine(model, other, tokenizer), vocabulary, 6, 0.7, 0.9)
     check(model, *in_evaluation, temperature=0.7)
 
@@ -102,9 +103,9 @@ def test_weights_from_a_folder_are_those_from_memory(engine, make, tokenizer, tm
     sampled(held, model.config.vocab_size)
     changed(model)
     other = save(model, tokenizer, tmp_path / "updated")
-    held.way._call("worker", "take_folder", other.path)
-    held.way._call("reset_prefix_cache")
-    held.taken = other.digest
+    held.connection.call("worker", "load_folder", other.path)
+    held.connection.call("reset_prefix_cache")
+    held.loaded = other.digest
     check(model, *sampled(engine(model, other, tokenizer), model.config.vocab_size))
 
 
@@ -120,7 +121,7 @@ def test_an_adapter_is_sampled_merged_before_and_after_an_update(engine, make, t
         held = engine(model, policy, tokenizer)
         held.folder = partial(checkpoint.whole, policy)
         check(model, *sampled(held, model.config.vocab_size))
-        processes.add(held.way.process.pid)
+        processes.add(held.connection.process.pid)
     assert len(processes) == 1, "the second one was put in place"
 
 
@@ -201,9 +202,7 @@ def test_tags_of_several_tokens_are_found_in_the_text(engine, make, tiny):
 
 # ---------------------------------------------------------------- trees
 
-DIALOGUE = Dialogue(
-    system="", tools=("python",), turn_tokens=24, result_tokens=8, response_tokens=60, tool_calls=3
-)
+DIALOGUE = Dialogue(system="", turn_tokens=24, result_tokens=8, response_tokens=60, tool_calls=3)
 BUDGET = Rollout(
     leaves=6,
     initial=3,
@@ -277,7 +276,7 @@ def test_an_engine_that_is_killed_in_a_rollout_is_built_anew_and_nothing_differs
     model, made = make(seed=3)
     held = engine(model, made, tokenizer)
     whole = as_rows(trees(held, tokenizer))
-    victim = held.way.process
+    victim = held.connection.process
     killed = []
 
     def tools(calls):
@@ -286,16 +285,16 @@ def test_an_engine_that_is_killed_in_a_rollout_is_built_anew_and_nothing_differs
         return [Observation("ok", "7") for _ in calls]
 
     again = grow(QUESTIONS, held, Setting(tokenizer, DIALOGUE, BUDGET, tools, "0/0", "entropy"))
-    assert killed and held.way.process is not victim
+    assert killed and held.connection.process is not victim
     assert as_rows(again) == whole
-    assert "built anew" in capfd.readouterr().out
+    assert "restarting" in capfd.readouterr().out
 
 
 def test_an_engine_that_dies_over_a_turn_is_asked_again(engine, make, tokenizer):
     model, made = make(seed=3)
     held = engine(model, made, tokenizer)
     _, whole = sampled(held, model.config.vocab_size)
-    victim = held.way.process
+    victim = held.connection.process
     os.kill(victim.pid, signal.SIGSTOP)  # it is in the middle of it, for as long as we like
     threading.Timer(0.5, lambda: os.kill(victim.pid, signal.SIGKILL)).start()
     _, again = sampled(held, model.config.vocab_size)
@@ -306,11 +305,11 @@ def test_an_engine_that_dies_over_a_turn_is_asked_again(engine, make, tokenizer)
 def test_a_policy_of_another_shape_builds_the_engine_anew(engine, make, tokenizer, other):
     model, made = make()
     sampled(engine(model, made, tokenizer), model.config.vocab_size)
-    process = engine(model, made, tokenizer).way.process
+    process = engine(model, made, tokenizer).connection.process
     changed_shape, its = make(**other)
     held = engine(changed_shape, its, tokenizer)
     check(changed_shape, *sampled(held, changed_shape.config.vocab_size))
-    assert held.way.process is not process
+    assert held.connection.process is not process
 
 
 def test_weights_that_cannot_be_put_in_place_build_the_engine_anew(
@@ -322,11 +321,11 @@ def test_weights_that_cannot_be_put_in_place_build_the_engine_anew(
     changed(model)
     other = save(model, tokenizer, tmp_path / "updated")
     wider, _ = make(hidden=128, heads=4)
-    held.hold(model, tokenizer, lambda: tmp_path / "updated", other.digest)
-    in_place = held.way.take
-    held.way.take = lambda _, folder: in_place(wider, folder)  # weights of another shape
+    held.set_policy(model, tokenizer, lambda: tmp_path / "updated", other.digest)
+    in_place = held.connection.load
+    held.connection.load = lambda _, folder: in_place(wider, folder)  # weights of another shape
     check(model, *sampled(held, model.config.vocab_size))
-    assert "built anew" in capfd.readouterr().out
+    assert "restarting" in capfd.readouterr().out
 
 
 def test_vllm_that_cannot_start_says_why(engine, make, tokenizer):

@@ -1,16 +1,17 @@
-"""A decode loop of our own over a ragged cache: what a session of the transformers engine is.
+"""The decoding loop of the transformers engine, over a cache whose rows differ in length.
 
-One row of the cache belongs to one path, from its prompt to its last turn. Rows differ in length
-and are not padded; the rows that still sample are kept in front, so that a step works on live
-rows only. A branch copies its parent's row, equal prompts are computed once, and a later turn
-feeds only the tokens that its row has not seen: the last sampled one and the tool result.
+One row of the cache belongs to one path, from its prompt to its last turn. Rows are not padded;
+the rows that still sample are kept in front, so that a step computes live rows only. A branch
+copies its parent's row, equal prompts are computed once, and a later turn feeds only the tokens
+that its row has not seen: the last sampled one and the tool result.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -21,44 +22,75 @@ from tasks.engines.contract import Request, Sample
 from tasks.trees.outcomes import StopReason
 
 FEED_TOKENS = 8192  # padded positions of one prefill pass: bounds its memory
-KEPT_BYTES, KEPT_STORES = 2**28, 4  # of memory that is kept for the next session, on a CPU
+NO_TOKENS = np.zeros(0, np.int32)
+SPARE_BYTES, SPARE_TENSORS = 2**28, 4  # limits of SpareMemory: bytes of one tensor, and tensors
 
 
 @dataclass(frozen=True)
 class Network:
-    """A policy as a session uses it: its pass over a cache, and what the cache has to hold."""
+    """A policy as a session uses it: its forward pass over a cache, and the shape of that cache."""
 
     layers: int
     key_value_heads: int
     head_size: int
-    like: Tensor  # of the kind, and on the device, that keys and values are
+    like: Tensor  # a tensor of the type, and on the device, of keys and values
     # tokens [rows, fed] to hidden states [rows, fed, hidden]
     hidden_states: Callable[[Tensor, RaggedCache], Tensor]
     head: Callable[[Tensor], Tensor]  # [..., hidden] to logits [..., vocabulary]
 
 
-class RaggedCache:
-    """Keys and values, [layers, rows, key-value heads twice, positions, head size].
+@dataclass
+class SpareMemory:
+    """Memory of ended sessions, for the next ones of an engine; on a CPU only.
 
-    It is handed to the library's pass as ``past_key_values``, which calls ``update``.
+    Touching fresh memory costs more than a decoding step of a small policy.
     """
 
-    def __init__(self, network: Network, rows: int, positions: int) -> None:
-        heads = 2 * network.key_value_heads  # those of the keys first
+    tensors: list[Tensor] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def take(self, size: int, like: Tensor) -> Tensor:
+        """Return at least ``size`` numbers of the type of ``like``: an earlier session's, or zeros.
+
+        Numbers that an earlier session has left are finite and masked, so they change no result.
+        """
+        with self.lock:
+            for place, spare in enumerate(self.tensors):
+                if (spare.dtype, spare.device) == (like.dtype, like.device) and len(spare) >= size:
+                    return self.tensors.pop(place)
+        with torch.inference_mode(False):  # memory that may be used in any mode
+            return like.new_zeros(size)
+
+    def put(self, memory: Tensor) -> None:
+        """Keep the memory of a session that has ended, if it is not too large."""
+        if memory.device.type == "cpu" and memory.nbytes <= SPARE_BYTES:
+            with self.lock:
+                self.tensors.append(memory)
+                del self.tensors[:-SPARE_TENSORS]
+
+
+class RaggedCache:
+    """Keys and values, [layers, rows, 2 x key-value heads, positions, head size].
+
+    transformers takes it as ``past_key_values`` and calls ``update``.
+    """
+
+    def __init__(self, network: Network, rows: int, positions: int, spare: SpareMemory) -> None:
+        heads = 2 * network.key_value_heads  # heads of the keys first
         shape = (network.layers, rows, heads, positions, network.head_size)
         size = math.prod(shape)
-        self.memory = _memory(size, network.like)
+        self.memory = spare.take(size, network.like)
         self.store = self.memory[:size].view(shape)
-        self.rows: Tensor | slice = slice(0, 0)  # which rows are being fed
-        self.positions = torch.zeros(0, 0, dtype=torch.long)  # [rows, fed] where they are written
-        self.visible = 0  # positions that any of them may look at
+        self.rows: Tensor | slice = slice(0, 0)  # the rows that are being fed
+        self.positions = torch.zeros(0, 0, dtype=torch.long)  # [rows, fed] to write at
+        self.visible = 0  # positions that any row may attend to
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: object) -> tuple[Tensor, Tensor]:
         """Write key and value [rows, heads, fed, head size]; return all visible ones."""
         return self.write(torch.cat((key, value), 1), layer)
 
     def write(self, new: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """The same with key and value in one tensor [rows, heads twice, fed, head size]."""
+        """Do the same with key and value in one tensor [rows, 2 x heads, fed, head size]."""
         where = self.positions[:, None, :, None].expand_as(new)
         seen = self.store[layer, self.rows]  # rows in front are a view, others a copy
         seen.scatter_(2, where, new)
@@ -71,13 +103,8 @@ class RaggedCache:
         """Copy the first ``positions`` of the rows ``source`` to the rows ``target``."""
         self.store[:, target, :, :positions] = self.store[:, source, :, :positions]
 
-    def give_back(self) -> None:
-        """The memory may serve the next session."""
-        if self.memory.device.type == "cpu" and self.memory.nbytes <= KEPT_BYTES:
-            _kept.append(self.memory)
-            del _kept[:-KEPT_STORES]
-
     def get_seq_length(self, *_: object) -> int:
+        """Return the visible positions; transformers calls it."""
         return self.visible
 
 
@@ -87,6 +114,7 @@ class RaggedSession:
     def __init__(
         self,
         network: Network,
+        spare: SpareMemory,
         pieces: Sequence[str],
         end: int,
         paths: int,
@@ -95,13 +123,14 @@ class RaggedSession:
         top_p: float,
         stop: Sequence[str],
     ) -> None:
-        self.network, self.pieces, self.end = network, pieces, end
+        """``pieces`` are the texts of the vocabulary's tokens, ``end`` is the end token."""
+        self.network, self.spare, self.pieces, self.end = network, spare, pieces, end
         self.temperature, self.top_p, self.stop = temperature, top_p, stop
         self.device = network.like.device
         with torch.inference_mode():  # a mode of the thread: each call of a session enters it
-            self.cache = RaggedCache(network, paths, context)
+            self.cache = RaggedCache(network, paths, context, spare)
         self.context = context
-        self.seen: list[NDArray[np.int32]] = [_none(np.int32)] * paths  # by row: tokens cached
+        self.seen: list[NDArray[np.int32]] = [NO_TOKENS] * paths  # by row: tokens cached
         self.row: dict[int, int] = {}  # handle -> row
         self.free = list(range(paths))[::-1]
         self.handles = 0
@@ -113,7 +142,7 @@ class RaggedSession:
             raise RuntimeError(f"all {len(self.seen)} paths of this session are in use")
         self.handles += 1
         self.row[self.handles] = self.free.pop()
-        self.seen[self.row[self.handles]] = _none(np.int32)
+        self.seen[self.row[self.handles]] = NO_TOKENS
         return self.handles
 
     @torch.inference_mode()
@@ -126,6 +155,10 @@ class RaggedSession:
 
     def close(self, handle: int) -> None:
         self.free.append(self.row.pop(handle))
+
+    def end_session(self) -> None:
+        """Hand the cache's memory to later sessions; the session cannot be used any more."""
+        self.spare.put(self.cache.memory)
 
     @torch.inference_mode()
     def sample(self, requests: Sequence[Request]) -> list[Sample]:
@@ -141,7 +174,7 @@ class RaggedSession:
         return [samples[place] for place in np.argsort(order)]
 
     def _to_front(self, handles: Sequence[int]) -> None:
-        """Bring the rows of ``handles`` to the front, in any order: those behind change places."""
+        """Move the rows of ``handles`` to the front, in any order; swap as few as possible."""
         count = len(handles)
         rows = {self.row[handle] for handle in handles}
         behind = sorted(row for row in rows if row >= count)
@@ -151,7 +184,7 @@ class RaggedSession:
             self._rearrange(behind + holes, holes + behind, longest)
 
     def _rearrange(self, source: list[int], target: list[int], positions: int) -> None:
-        """Row ``target[i]`` becomes what row ``source[i]`` was; the two hold the same rows."""
+        """Make row ``target[i]`` what row ``source[i]`` was; both lists hold the same rows."""
         free = set(self.free)
         used = [place for place, row in enumerate(source) if row not in free]
         self.cache.copy([source[i] for i in used], [target[i] for i in used], positions)
@@ -163,9 +196,9 @@ class RaggedSession:
         self.free = [moved.get(row, row) for row in self.free]
 
     def _feed_all(self, requests: Sequence[Request]) -> Tensor:
-        """Feed what each row has not seen yet; logits [requests, vocabulary] of the last tokens.
+        """Feed what each row has not seen; return the last tokens' logits [requests, vocabulary].
 
-        Rows that have seen nothing and share a prompt are computed once and copied.
+        A prompt that several new rows share is computed once and copied.
         """
         leaders: dict[bytes, int] = {}
         leader_of = list(range(len(requests)))
@@ -193,7 +226,10 @@ class RaggedSession:
         return logits
 
     def _feed(self, rows: list[int] | slice, pending: list[NDArray[np.int32]]) -> Tensor:
-        """One prefill pass: the tokens ``pending[i]`` at the end of the i-th of ``rows``."""
+        """Run one prefill pass: feed ``pending[i]`` as the last tokens of the i-th of ``rows``.
+
+        Returns the logits [rows, vocabulary] of the last tokens.
+        """
         fed = max(len(tokens) for tokens in pending)
         lengths = torch.tensor([len(tokens) for tokens in pending], device=self.device)
         places = range(len(pending)) if isinstance(rows, slice) else rows
@@ -202,22 +238,25 @@ class RaggedSession:
         for i, new in enumerate(pending):
             tokens[i, : len(new)] = torch.from_numpy(new.astype(np.int64))
         positions = (ends - lengths)[:, None] + torch.arange(fed, device=self.device)
-        # a padded position lies behind its row's end, is never looked at, and is overwritten later
+        # a padded position lies behind its row's end: never attended to, and overwritten later
         self.cache.rows = (
             rows if isinstance(rows, slice) else torch.tensor(rows, device=self.device)
         )
         self.cache.positions = positions.clamp(max=self.context - 1)
-        hidden = self._forward(tokens.to(self.device), int(ends.max()))
+        hidden = self.forward(tokens.to(self.device), int(ends.max()))
         last = hidden[torch.arange(len(pending), device=self.device), lengths - 1]
         return self.network.head(last).float()
 
-    def _forward(self, tokens: Tensor, visible: int) -> Tensor:
-        """Hidden states [rows, fed, hidden] of ``tokens`` at ``self.cache.positions``."""
+    def forward(self, tokens: Tensor, visible: int) -> Tensor:
+        """Return hidden states [rows, fed, hidden] of ``tokens`` at ``self.cache.positions``."""
         self.cache.visible = visible
         return self.network.hidden_states(tokens, self.cache)
 
     def _decode(self, requests: Sequence[Request], logits: Tensor) -> list[Sample]:
-        """Sample until every row has stopped; a row that stops makes room for the last live one."""
+        """Sample until every row has stopped, from ``logits`` [requests, vocabulary] on.
+
+        A row that stops is swapped with the last live one.
+        """
         count, steps = len(requests), max(request.max_tokens for request in requests)
         noise = torch.from_numpy(_noise(requests, steps)).to(self.device)  # [requests, steps]
         tokens = np.zeros((count, steps), np.int32)
@@ -225,7 +264,7 @@ class RaggedSession:
         length, stopped = np.zeros(count, np.int64), [""] * count
         live = np.arange(count)  # live[i]: the request that row i serves
         ends = torch.tensor([len(request.tokens) for request in requests], device=self.device)
-        self.cache.visible = int(ends.max())  # a row that ends at once is moved with all it has
+        self.cache.visible = int(ends.max())  # a row that ends at once is moved whole
         for step in range(steps):
             at = torch.from_numpy(live).to(self.device)
             drawn, logprob, entropy = draw(logits, noise[at, step], self.temperature, self.top_p)
@@ -241,7 +280,7 @@ class RaggedSession:
             new = torch.from_numpy(tokens[live, step].astype(np.int64)).to(self.device)
             self.cache.rows = slice(0, len(live))
             self.cache.positions = (ends[at] + step)[:, None]
-            hidden = self._forward(new[:, None], int(ends[at].max()) + step + 1)
+            hidden = self.forward(new[:, None], int(ends[at].max()) + step + 1)
             logits = self.network.head(hidden[:, -1]).float()
         self._remember(requests, tokens, length)
         logprobs, entropies = scores.cpu().numpy()
@@ -260,13 +299,13 @@ class RaggedSession:
         step: int,
         stopped: list[str],
     ) -> list[int]:
-        """Rows that end at this step; why goes into ``stopped`` of their requests."""
+        """Return the rows that end at this step; write why into ``stopped`` of their requests."""
         drawn = tokens[live, step]
         limits = np.array([requests[i].max_tokens for i in live])
         suspects = np.flatnonzero(self.may_stop[drawn] | (drawn == self.end) | (step + 1 >= limits))
         for row in suspects:
             request = live[row]
-            # every token but a stray byte adds a character: so many tokens cover a stop string
+            # a character is at most 4 tokens, its bytes: so many tokens hold any stop string
             window = 4 * max(map(len, self.stop), default=0)
             text = "".join(
                 self.pieces[t] for t in tokens[request, max(0, step - window) : step + 1]
@@ -280,7 +319,7 @@ class RaggedSession:
         return [int(row) for row in suspects if stopped[live[row]]]
 
     def _compact(self, live: NDArray[np.int64], done: list[int]) -> NDArray[np.int64]:
-        """Swap the rows in ``done`` behind the live ones; the new ``live``."""
+        """Swap the rows in ``done`` behind the live ones; return the new ``live``."""
         order = list(range(len(live)))
         left = len(live)
         for row in sorted(done, reverse=True):
@@ -294,7 +333,7 @@ class RaggedSession:
     def _remember(
         self, requests: Sequence[Request], tokens: NDArray[np.int32], length: NDArray[np.int64]
     ) -> None:
-        """A row has seen all of its turn but the last token, which was drawn and never fed."""
+        """Note what each row has seen: all of its turn but the last token, which was never fed."""
         for i, request in enumerate(requests):
             turn = tokens[i, : max(0, length[i] - 1)]
             self.seen[self.row[request.handle]] = np.concatenate([request.tokens, turn])
@@ -305,8 +344,9 @@ def draw(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Draw one token a row by inverting the cumulative distribution.
 
-    logits [rows, vocabulary], noise [rows] uniform in [0, 1). Returns tokens, log-probabilities at
-    the temperature before top-p, and entropies of the full distribution over ln|V|; all [rows].
+    logits [rows, vocabulary], noise [rows] uniform in [0, 1). Returns tokens, log-probabilities
+    (nats, at the temperature, before top-p) and entropies of that distribution, divided by ln|V|;
+    all [rows].
     """
     logprobs = torch.log_softmax(logits / temperature, dim=-1)
     probabilities = logprobs.exp()
@@ -316,21 +356,21 @@ def draw(
     target = noise.to(kept.dtype)[:, None] * cumulative[:, -1:]
     tokens = torch.searchsorted(cumulative, target, right=True)[:, 0]
     if bool((tokens == kept.shape[-1]).any()):
-        # rounding carried a target to the very end: the last token that has any probability
+        # rounding has put a target at the very end: take the last token that has any probability
         last = kept.shape[-1] - 1 - (kept > 0).flip(-1).to(torch.uint8).argmax(-1)
         tokens = torch.minimum(tokens, last)
     return tokens, logprobs.gather(-1, tokens[:, None])[:, 0], entropies.clamp(0, 1)
 
 
 def nucleus(probabilities: Tensor, top_p: float) -> Tensor:
-    """Zero all but the smallest set of tokens whose mass reaches ``top_p`` (arXiv 1904.09751)."""
+    """Set to 0 all but the smallest set of tokens of mass ``top_p`` (arXiv 1904.09751)."""
     ordered, index = probabilities.sort(dim=-1, descending=True, stable=True)
     outside = ordered.cumsum(-1) - ordered >= top_p
     return probabilities.masked_fill(outside.gather(-1, index.argsort(-1)), 0.0)
 
 
 def _noise(requests: Sequence[Request], steps: int) -> NDArray[np.float32]:
-    """Uniform numbers [requests, steps], each row from its request's own counter-based stream."""
+    """Return uniform numbers [requests, steps], each row from a stream of its request's seed."""
     rows = [
         np.random.Generator(np.random.Philox(key=request.seed)).random(steps, np.float32)
         for request in requests
@@ -339,13 +379,14 @@ def _noise(requests: Sequence[Request], steps: int) -> NDArray[np.float32]:
 
 
 def _common_prefix(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
+    """Return how many tokens from the start on are the same."""
     length = min(len(a), len(b))
     differs = np.flatnonzero(a[:length] != b[:length])
     return int(differs[0]) if len(differs) else length
 
 
 def _chunks(rows: list[int], lengths: list[int]) -> Iterator[list[int]]:
-    """Cut rows (sorted by length) so that rows x longest stays within FEED_TOKENS."""
+    """Yield batches of rows (sorted by length) in which rows x longest is within FEED_TOKENS."""
     batch: list[int] = []
     for row, length in zip(rows, lengths, strict=True):
         if batch and (len(batch) + 1) * length > FEED_TOKENS:
@@ -354,23 +395,3 @@ def _chunks(rows: list[int], lengths: list[int]) -> Iterator[list[int]]:
         batch.append(row)
     if batch:
         yield batch
-
-
-_kept: list[Tensor] = []  # memory of sessions that have ended
-
-
-def _memory(size: int, like: Tensor) -> Tensor:
-    """At least ``size`` numbers for a cache: an earlier session's where they suffice, else zeros.
-
-    To touch fresh memory costs more than a decoding step of a small policy. What an earlier session
-    has left is finite and masked, so it counts for nothing.
-    """
-    for place, store in enumerate(_kept):
-        if store.numel() >= size and store.dtype == like.dtype and like.device.type == "cpu":
-            return _kept.pop(place)
-    with torch.inference_mode(False):  # memory that may be used in any mode
-        return like.new_zeros(size)
-
-
-def _none(kind: type[np.int32]) -> NDArray[np.int32]:
-    return np.zeros(0, kind)

@@ -1,10 +1,9 @@
-"""The layers of a small Qwen2 or Llama over a ragged cache, in as few operations as there can be.
+"""The forward pass of a small Qwen2 or Llama over a cache, in as few operations as possible.
 
-For a policy of a few million weights on a CPU, half of a decoding step goes into calling modules.
-This pass gives the same numbers as the library's, with one product for query, key and value and
-one for both halves of the feed-forward layer, weights laid out for few rows, and positions turned
-in place. Larger policies do not notice, and other
-architectures differ: they take the library's own pass.
+For a policy of a few million weights on a CPU, half of a decoding step is calls of modules. This
+pass gives the numbers of transformers' own, with one product for query, key and value and one for
+both halves of the feed-forward layer, weights laid out for few rows, and rotary positions applied
+in place. Larger policies gain nothing and other architectures differ: they take transformers' own.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from torch.nn.functional import embedding, rms_norm, scaled_dot_product_attentio
 from tasks.engines.transformers.cache import Network, RaggedCache
 
 ARCHITECTURES = ("Qwen2ForCausalLM", "LlamaForCausalLM")
-LARGEST = 50_000_000  # weights, which are copied once a session
+LARGEST = 50_000_000  # weights of a policy; they are copied once a session
 
 
 @dataclass(frozen=True)
 class Layer:
-    """The weights of one layer, [input, output] each; what reads the same input stands in one."""
+    """The weights of one layer, [input, output] each; products of the same input share a matrix."""
 
     attention_norm: Tensor
-    query_key_value: Tensor  # the numbers that are turned together lie side by side in each head
+    query_key_value: Tensor  # the two numbers of a rotation lie side by side in each head
     query_key_value_bias: Tensor | None
     output: Tensor
     feed_forward_norm: Tensor
@@ -39,7 +38,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Decoder:
-    """A policy's layers as they are now; made anew for each session."""
+    """A policy's weights at one moment; made for each session."""
 
     embedding: Tensor
     layers: list[Layer]
@@ -49,11 +48,11 @@ class Decoder:
     heads: int
     key_value_heads: int
     head_size: int
-    turns: Tensor  # [positions, 1, half a head's size], complex
+    rotations: Tensor  # [positions, 1, half a head's size], complex
 
 
 def network(decoder: Decoder) -> Network:
-    """The pass as a session uses it."""
+    """Return the forward pass as a session uses it."""
     return Network(
         layers=len(decoder.layers),
         key_value_heads=decoder.key_value_heads,
@@ -65,14 +64,14 @@ def network(decoder: Decoder) -> Network:
 
 
 def decodes(model: Any) -> bool:
-    """Whether the pass serves this model, or it is better left to the library's own."""
+    """Return whether this pass can compute the model, and is faster than transformers' own."""
     on_cpu = model.device.type == "cpu" and model.dtype == torch.float32
     return on_cpu and _fits(model) and model.num_parameters() <= LARGEST
 
 
 @torch.inference_mode()
 def decoder(model: Any, context: int) -> Decoder:
-    """The weights as they are now, for ``context`` positions."""
+    """Return the model's weights as they are now, with rotations for ``context`` positions."""
     config, weight = model.config, model.get_input_embeddings().weight
     base = model.base_model
     cosines, sines = base.rotary_emb(weight, torch.arange(context)[None])
@@ -82,17 +81,17 @@ def decoder(model: Any, context: int) -> Decoder:
         embedding=weight,
         layers=[_layer(layer, size) for layer in base.layers],
         norm=base.norm.weight,
-        head=_turned_over(model.get_output_embeddings().weight),
+        head=_transposed(model.get_output_embeddings().weight),
         epsilon=config.rms_norm_eps,
         heads=config.num_attention_heads,
         key_value_heads=config.num_key_value_heads,
         head_size=size,
-        turns=torch.complex(*halves),
+        rotations=torch.complex(*halves),
     )
 
 
 def _fits(model: Any) -> bool:
-    """Whether the layers are what ``hidden_states`` computes."""
+    """Return whether the layers are those that ``hidden_states`` computes."""
     if type(model).__name__ not in ARCHITECTURES:
         return False
     config, first = model.config, model.base_model.layers[0]
@@ -113,27 +112,27 @@ def _layer(layer: Any, size: int) -> Layer:
     weights, biases = ([getattr(p, name) for p in parts] for name in ("weight", "bias"))
     return Layer(
         attention_norm=layer.input_layernorm.weight,
-        query_key_value=_turned_over(_in_pairs(weights, size)),
+        query_key_value=_transposed(_in_pairs(weights, size)),
         query_key_value_bias=None if biases[0] is None else _in_pairs(biases, size),
-        output=_turned_over(attention.o_proj.weight),
+        output=_transposed(attention.o_proj.weight),
         feed_forward_norm=layer.post_attention_layernorm.weight,
-        gate_up=_turned_over(
+        gate_up=_transposed(
             torch.cat([feed_forward.gate_proj.weight, feed_forward.up_proj.weight])
         ),
-        down=_turned_over(feed_forward.down_proj.weight),
+        down=_transposed(feed_forward.down_proj.weight),
     )
 
 
-def _turned_over(weight: Tensor) -> Tensor:
-    """[output, input] as [input, output]: for few rows, the product is up to twice as fast."""
+def _transposed(weight: Tensor) -> Tensor:
+    """Return [output, input] as [input, output]: the product of few rows is up to twice as fast."""
     return weight.t().contiguous()
 
 
 def _in_pairs(parts: Sequence[Tensor], size: int) -> Tensor:
-    """Weights or biases of query, key and value, one below the other, [heads * size, ...].
+    """Return weights or biases of query, key and value, one below the other, [heads * size, ...].
 
-    Within the heads of query and key the first half lies between the second, as complex numbers do;
-    products of the two stay what they are.
+    Within the heads of query and key the two halves alternate, as the parts of complex numbers do;
+    products of query and key stay the same.
     """
     query, key, value = parts
     paired = [part.unflatten(0, (-1, size))[:, pairs(size)].flatten(0, 1) for part in (query, key)]
@@ -141,21 +140,21 @@ def _in_pairs(parts: Sequence[Tensor], size: int) -> Tensor:
 
 
 def pairs(size: int) -> Tensor:
-    """The places of a head's numbers, those that are turned together side by side. [size]"""
+    """Return the order [size] of a head's numbers in which the two of a rotation are neighbours."""
     return torch.arange(size).view(2, -1).t().flatten()
 
 
 def hidden_states(decoder: Decoder, tokens: Tensor, cache: RaggedCache) -> Tensor:
-    """Hidden states [rows, fed, hidden] of tokens [rows, fed] at ``cache.positions``."""
+    """Return hidden states [rows, fed, hidden] of tokens [rows, fed] at ``cache.positions``."""
     shared = decoder.heads // decoder.key_value_heads
     mask = torch.arange(cache.visible) <= cache.positions[:, None, :, None]
     mask = mask if tokens.shape[1] == 1 else mask.repeat(1, 1, shared, 1)
-    turns = decoder.turns[cache.positions]
+    rotations = decoder.rotations[cache.positions]
     states = embedding(tokens.flatten(), decoder.embedding)  # [rows * fed, hidden]
     width = states.shape[-1:]
     for number, layer in enumerate(decoder.layers):
         normed = rms_norm(states, width, layer.attention_norm, decoder.epsilon)
-        seen = _attend(decoder, layer, number, normed, turns, mask, cache)
+        seen = _attend(decoder, layer, number, normed, rotations, mask, cache)
         states = torch.addmm(states, seen, layer.output)
         normed = rms_norm(states, width, layer.feed_forward_norm, decoder.epsilon)
         gate, up = torch.mm(normed, layer.gate_up).chunk(2, -1)
@@ -168,20 +167,20 @@ def _attend(
     layer: Layer,
     number: int,
     states: Tensor,
-    turns: Tensor,
+    rotations: Tensor,
     mask: Tensor,
     cache: RaggedCache,
 ) -> Tensor:
-    """What each position has seen, [rows * fed, heads * size]."""
+    """Return the attention's output, [rows * fed, heads * size]."""
     (rows, fed), size = cache.positions.shape, decoder.head_size
     heads, key_value_heads = decoder.heads, decoder.key_value_heads
     bias, weight = layer.query_key_value_bias, layer.query_key_value
     mixed = torch.mm(states, weight) if bias is None else torch.addmm(bias, states, weight)
     mixed = mixed.view(rows, fed, heads + 2 * key_value_heads, size)
     # rotary position embedding (arXiv 2104.09864, equation 13)
-    turned = torch.view_as_complex(mixed.unflatten(-1, (-1, 2)))[:, :, : heads + key_value_heads]
-    turned *= turns
-    # query heads that share a key-value head stand in line as further positions
+    rotated = torch.view_as_complex(mixed.unflatten(-1, (-1, 2)))[:, :, : heads + key_value_heads]
+    rotated *= rotations  # in place, in ``mixed``
+    # query heads that share a key-value head are treated as further positions
     query = mixed[:, :, :heads].transpose(1, 2).reshape(rows, key_value_heads, -1, size)
     key, value = cache.write(mixed[:, :, heads:].transpose(1, 2), number)
     seen = scaled_dot_product_attention(query, key, value, attn_mask=mask)

@@ -1,4 +1,4 @@
-"""The transformers engine: sessions over a causal language model that this process holds."""
+"""The transformers engine: sessions over a causal language model in this process's memory."""
 
 from __future__ import annotations
 
@@ -12,43 +12,45 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 from tasks.engines.contract import Engine, check_room
-from tasks.engines.transformers.cache import Network, RaggedCache, RaggedSession
+from tasks.engines.transformers.cache import Network, RaggedCache, RaggedSession, SpareMemory
 from tasks.engines.transformers.decoder import decoder, decodes, network
-from tasks.engines.transformers.worker import SessionApart, session_apart
+from tasks.engines.transformers.worker import POOL, WorkerPool, WorkerSession, worker_session
 from tasks.policy.parallel import lanes
 from tasks.trees import marks
 
-GROUPED = "grouped_sdpa"  # our attention function, as transformers knows it
+GROUPED = "grouped_sdpa"  # name of our attention function in transformers
 
 
 class TransformersEngine:
-    """Samples from a causal language model that is at hand in this process."""
+    """Samples from a causal language model in this process's memory."""
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self.model = model
         self.tokenizer = tokenizer
+        self.spare = SpareMemory()
 
     def pieces(self) -> list[str]:
-        """The text of each token on its own."""
+        """Return the text of each token of the vocabulary."""
         return marks.token_texts(self.tokenizer, self.model.config.vocab_size)
 
     def replicas(self, most: int) -> Sequence[Engine]:
-        """See ``tasks.engines.Engine.replicas``: this one, and workers for a small policy."""
-        other: Engine = EngineApart(self) if decodes(self.model) else self
+        """Return this engine, and for a small policy ones that sample in worker processes."""
+        other: Engine = WorkerEngine(self) if decodes(self.model) else self
         return [self, *[other] * (lanes(self.model.device.type, most) - 1)]
 
     @contextmanager
     def session(
         self, paths: int, context: int, temperature: float, top_p: float, stop: Sequence[str]
     ) -> Iterator[RaggedSession]:
-        """See ``tasks.engines.Engine.session``."""
+        """Open a session; see ``tasks.engines.Engine``."""
         check_room(self.model.config, context)
         training, attention = self.model.training, self.model.config._attn_implementation
         self.model.eval()
         self.model.set_attn_implementation(GROUPED)
-        lean = decodes(self.model)
+        small = decodes(self.model)
         opened = RaggedSession(
-            network(decoder(self.model, context)) if lean else library(self.model),
+            network(decoder(self.model, context)) if small else library(self.model),
+            self.spare,
             self.pieces(),
             self.tokenizer.eos_token_id,
             paths,
@@ -60,31 +62,34 @@ class TransformersEngine:
         try:
             yield opened
         finally:
-            opened.cache.give_back()
+            opened.end_session()
             self.model.set_attn_implementation(attention)
             self.model.train(training)
 
     def release(self) -> None:
-        """It holds nothing between sessions."""
+        """Do nothing: no GPU memory is held between sessions."""
 
 
 @dataclass(frozen=True)
-class EngineApart:
-    """The same policy, whose sessions run in processes of their own."""
+class WorkerEngine:
+    """Samples from the policy of an engine, each session in a worker process."""
 
     engine: TransformersEngine
+    pool: WorkerPool = POOL
 
     def replicas(self, most: int) -> Sequence[Engine]:
+        """Return this engine once per lane; each session takes a worker of its own."""
         return [self] * lanes("cpu", most)
 
     @contextmanager
     def session(
         self, paths: int, context: int, temperature: float, top_p: float, stop: Sequence[str]
-    ) -> Iterator[SessionApart]:
-        """See ``tasks.engines.Engine.session``."""
+    ) -> Iterator[WorkerSession]:
+        """Open a session; see ``tasks.engines.Engine``."""
         own = self.engine
         check_room(own.model.config, context)
-        with session_apart(
+        with worker_session(
+            self.pool,
             decoder(own.model, context),
             own.pieces(),
             own.tokenizer.eos_token_id,
@@ -97,11 +102,11 @@ class EngineApart:
             yield opened
 
     def release(self) -> None:
-        """See ``TransformersEngine.rest``."""
+        """Do nothing: workers compute on the CPU."""
 
 
 def library(model: Any) -> Network:
-    """The library's own pass, for any architecture."""
+    """Return transformers' own forward pass, for any architecture."""
     config = model.config
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
@@ -140,15 +145,15 @@ def grouped_attention(
     """Attention with fewer key-value heads than query heads, without copying keys and values.
 
     query [rows, heads, fed, size], key and value [rows, key-value heads, visible, size], mask
-    [rows, 1, fed, visible]. The query heads that share a key-value head stand in line as further
+    [rows, 1, fed, visible]. The query heads that share a key-value head are treated as further
     positions. Returns [rows, fed, heads, size], as transformers expects it.
     """
     rows, heads, fed, size = query.shape
     shared = heads // key.shape[1]
-    lined_up = query.reshape(rows, key.shape[1], shared * fed, size)
+    stacked = query.reshape(rows, key.shape[1], shared * fed, size)
     mask = attention_mask if fed == 1 else attention_mask.repeat(1, 1, shared, 1)
     mixed = torch.nn.functional.scaled_dot_product_attention(
-        lined_up, key, value, attn_mask=mask, scale=scaling
+        stacked, key, value, attn_mask=mask, scale=scaling
     )
     return mixed.reshape(rows, heads, fed, size).transpose(1, 2), None
 

@@ -1,9 +1,9 @@
-"""A session in a process of its own: what a lane of sampling runs in beside the trainer's own.
+"""Sessions in worker processes, so that small policies sample in parallel.
 
-A decoding step of a small policy is hundreds of operations of some microseconds, and Python's lock
-changes hands at each: two threads that sample side by side take as long as one after the other,
-two processes half of it. A worker is started once, serves one session after another, and ends
-when this process does, however that ends: its channel closes.
+A decoding step of a small policy is hundreds of operations of some microseconds each, and Python's
+lock is taken at each: two threads that sample in parallel take as long as one after the other, two
+processes half of it. A worker is started once, serves one session after another, and ends when
+this process ends in any way, because its channel closes.
 """
 
 from __future__ import annotations
@@ -27,93 +27,100 @@ import torch
 from torch import Tensor
 
 from tasks.engines.contract import Request, Sample
-from tasks.engines.transformers.cache import RaggedSession
+from tasks.engines.transformers.cache import RaggedSession, SpareMemory
 from tasks.engines.transformers.decoder import Decoder, network
 
-ROOT = Path(__file__).parents[3]  # where a worker finds the project
+ROOT = Path(__file__).parents[3]  # of the project, where a worker starts
 INSIDE = (
     "import sys; from tasks.engines.transformers import worker; "
     "worker.main(*map(int, sys.argv[1:]))"
 )
-MEMORY = 2**29  # bytes, only taken as far as they are used; a decoder holds 2 x LARGEST at most
+MEMORY = 2**29  # bytes of address space; at most 2 numbers per weight, LARGEST weights
 ALIGNMENT = 64  # bytes, as torch's own allocator's, on which the choice of kernels may depend
 
 
 @dataclass(frozen=True)
 class Worker:
-    """A process, idle or with one session."""
+    """A process that serves one session at a time, or waits for one."""
 
     process: subprocess.Popen[bytes]
     channel: Connection
-    memory: Tensor  # bytes that both processes see, for the weights of its session
+    memory: Tensor  # [MEMORY] bytes that both processes map, for the weights of its session
+
+    def send(self, message: Any) -> None:
+        """Send a message; its tensors go through the shared memory, which copies them once.
+
+        Raises RuntimeError where the worker has ended.
+        """
+        packed = io.BytesIO()
+        _Packer(packed, self.memory).dump(message)
+        try:
+            self.channel.send_bytes(packed.getbuffer())
+        except OSError as error:
+            raise self._ended() from error
+
+    def receive(self) -> Any:
+        """Wait for a message. Raises RuntimeError where the worker has ended."""
+        try:
+            return pickle.loads(self.channel.recv_bytes())
+        except (OSError, EOFError) as error:
+            raise self._ended() from error
+
+    def stop(self) -> None:
+        """Kill the process and wait for its end."""
+        self.channel.close()
+        self.process.kill()
+        self.process.wait()
+
+    def _ended(self) -> RuntimeError:
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(1.0)
+        status = self.process.returncode
+        return RuntimeError(
+            f"a process that samples has ended (status {status}; -9 is often a lack of memory): "
+            "call again, or lower machine.threads, so that fewer of them run"
+        )
 
 
-class SessionApart:
-    """A session that lives in a worker. See ``tasks.engines.Session``.
+class WorkerPool:
+    """The idle workers of this process."""
 
-    Its handles are counted here as they are there, so that only samples are waited for; a path
-    too many is therefore refused when the next turn is sampled.
-    """
+    def __init__(self) -> None:
+        self.idle: list[Worker] = []
+        atexit.register(self.close)
 
-    def __init__(self, worker: Worker) -> None:
-        self.worker = worker
-        self.handles = 0
-        self.untold: list[tuple[Any, ...]] = []  # calls that go along with the next turn
+    @contextmanager
+    def worker(self) -> Iterator[Worker]:
+        """Lend a worker for one session, an idle one or a new one; an error ends it."""
+        worker = self._take()
+        try:
+            yield worker
+        except BaseException:
+            worker.stop()  # it may be in the middle of a session
+            raise
+        self.idle.append(worker)
 
-    def open(self) -> int:
-        return self._new("open")
+    def close(self) -> None:
+        """End all idle workers."""
+        while self.idle:
+            self.idle.pop().stop()
 
-    def fork(self, handle: int) -> int:
-        return self._new("fork", handle)
-
-    def close(self, handle: int) -> None:
-        self.untold.append(("close", handle))
-
-    def sample(self, requests: Sequence[Request]) -> list[Sample]:
-        told, self.untold = self.untold, []
-        _tell(self.worker, (torch.get_num_threads(), told, requests))
-        answer = _hear(self.worker)
-        if isinstance(answer, Exception):
-            raise answer
-        return list(answer)
-
-    def _new(self, *call: Any) -> int:
-        self.untold.append(call)
-        self.handles += 1
-        return self.handles
+    def _take(self) -> Worker:
+        while self.idle:
+            worker = self.idle.pop()
+            if worker.process.poll() is None:
+                return worker
+            worker.stop()
+        return start()
 
 
-@contextmanager
-def session_apart(decoder: Decoder, *arguments: Any) -> Iterator[SessionApart]:
-    """A session in a worker; ``arguments`` are those of ``RaggedSession`` after its network.
-
-    Raises RuntimeError where the worker has ended by itself.
-    """
-    worker = _hired()
-    try:
-        _tell(worker, (decoder, arguments))
-        yield SessionApart(worker)
-        _tell(worker, None)
-    except BaseException:
-        _stop(worker)  # who knows what it is in the middle of
-        raise
-    _idle.append(worker)
+# A worker takes seconds to start, and each rollout opens an engine of its own: idle workers belong
+# to the process, which uses them for the rollouts of all iterations.
+POOL = WorkerPool()
 
 
-_idle: list[Worker] = []
-
-
-def _hired() -> Worker:
-    """An idle worker that still lives, or a new one."""
-    while _idle:
-        worker = _idle.pop()
-        if worker.process.poll() is None:
-            return worker
-        _stop(worker)
-    return _start()
-
-
-def _start() -> Worker:
+def start() -> Worker:
+    """Start a worker."""
     memory = os.memfd_create("weights")
     os.truncate(memory, MEMORY)
     ours, theirs = socket.socketpair()
@@ -124,13 +131,61 @@ def _start() -> Worker:
             pass_fds=inherited,
             stdin=subprocess.DEVNULL,
             cwd=ROOT,
-            start_new_session=True,  # an interrupt at the terminal is for the trainer, not for it
+            start_new_session=True,  # Ctrl-C at the terminal is for the trainer only
         )
     return Worker(process, Connection(ours.detach()), _mapped(memory))
 
 
+class WorkerSession:
+    """A session that runs in a worker. See ``tasks.engines.Session``.
+
+    Handles are counted here as the worker counts them, so only ``sample`` waits for an answer; a
+    path too many is therefore refused when the next turn is sampled.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.handles = 0
+        self.unsent: list[tuple[Any, ...]] = []  # calls that are sent with the next turn
+
+    def open(self) -> int:
+        return self._new("open")
+
+    def fork(self, handle: int) -> int:
+        return self._new("fork", handle)
+
+    def close(self, handle: int) -> None:
+        self.unsent.append(("close", handle))
+
+    def sample(self, requests: Sequence[Request]) -> list[Sample]:
+        calls, self.unsent = self.unsent, []
+        self.worker.send((torch.get_num_threads(), calls, requests))
+        answer = self.worker.receive()
+        if isinstance(answer, Exception):
+            raise answer
+        return list(answer)
+
+    def _new(self, *call: Any) -> int:
+        self.unsent.append(call)
+        self.handles += 1
+        return self.handles
+
+
+@contextmanager
+def worker_session(pool: WorkerPool, decoder: Decoder, *arguments: Any) -> Iterator[WorkerSession]:
+    """Open a session in a worker of the pool.
+
+    ``arguments`` are those of ``RaggedSession`` after its memory. Raises RuntimeError where the
+    worker has ended by itself.
+    """
+    with pool.worker() as worker:
+        worker.send((decoder, arguments))
+        yield WorkerSession(worker)
+        worker.send(None)
+
+
 def _mapped(descriptor: int) -> Tensor:
-    """The memory behind a descriptor, which is closed."""
+    """Map the memory of a descriptor as [MEMORY] bytes, and close the descriptor."""
     memory = torch.from_file(
         f"/proc/self/fd/{descriptor}", shared=True, size=MEMORY, dtype=torch.uint8
     )
@@ -138,35 +193,15 @@ def _mapped(descriptor: int) -> Tensor:
     return memory
 
 
-def _stop(worker: Worker) -> None:
-    worker.channel.close()
-    worker.process.kill()
-    worker.process.wait()
-
-
-@atexit.register
-def _stop_all() -> None:
-    while _idle:
-        _stop(_idle.pop())
-
-
-def _tell(worker: Worker, message: Any) -> None:
-    """Send a message; its tensors go through the memory, which copies them once."""
-    packed = io.BytesIO()
-    _Packer(packed, worker.memory).dump(message)
-    try:
-        worker.channel.send_bytes(packed.getbuffer())
-    except OSError as error:
-        raise _ended(worker) from error
-
-
 class _Packer(pickle.Pickler):
+    """Pickles a message, with its tensors copied to the shared memory."""
+
     def __init__(self, file: io.BytesIO, memory: Tensor) -> None:
         super().__init__(file)
         self.memory, self.used = memory, 0
 
     def persistent_id(self, item: Any) -> Any:
-        """Where a tensor has been put: first byte, kind and shape."""
+        """Return a tensor's place: first byte, type and shape."""
         if not isinstance(item, Tensor):
             return None
         place = (self.used, item.dtype, item.shape)
@@ -176,6 +211,8 @@ class _Packer(pickle.Pickler):
 
 
 class _Unpacker(pickle.Unpickler):
+    """Unpickles a message, with its tensors left in the shared memory."""
+
     def __init__(self, file: io.BytesIO, memory: Tensor) -> None:
         super().__init__(file)
         self.memory = memory
@@ -185,48 +222,33 @@ class _Unpacker(pickle.Unpickler):
 
 
 def _at(memory: Tensor, first: int, kind: torch.dtype, shape: torch.Size) -> Tensor:
+    """Return the tensor that begins at byte ``first`` of the memory."""
     return memory[first : first + shape.numel() * kind.itemsize].view(kind).view(shape)
 
 
-def _hear(worker: Worker) -> Any:
-    try:
-        return pickle.loads(worker.channel.recv_bytes())
-    except (OSError, EOFError) as error:
-        raise _ended(worker) from error
-
-
-def _ended(worker: Worker) -> RuntimeError:
-    with suppress(subprocess.TimeoutExpired):
-        worker.process.wait(1.0)
-    status = worker.process.returncode
-    return RuntimeError(
-        f"a process that samples has ended (status {status}; -9 is often a lack of memory): "
-        "call again, or lower machine.threads, so that fewer of them run"
-    )
-
-
-# ---- the inside of a worker
+# ---------------------------------------------------------------- in the worker
 
 
 def serve(channel: Connection, memory: Tensor) -> None:
-    """One session after another, until the other side of the channel is gone."""
+    """Serve one session after another, until the other side of the channel is closed."""
+    spare = SpareMemory()
 
-    def hear() -> Any:
+    def receive() -> Any:
         return _Unpacker(io.BytesIO(channel.recv_bytes()), memory).load()
 
     with suppress(EOFError, ConnectionError):
         while True:
-            decoder, arguments = hear()
-            session = RaggedSession(network(decoder), *arguments)
-            while (message := hear()) is not None:
+            decoder, arguments = receive()
+            session = RaggedSession(network(decoder), spare, *arguments)
+            while (message := receive()) is not None:
                 channel.send_bytes(pickle.dumps(_answer(session, *message)))
-            session.cache.give_back()
+            session.end_session()
 
 
 def _answer(
     session: RaggedSession, threads: int, calls: Sequence[Sequence[Any]], requests: list[Request]
 ) -> list[Sample] | Exception:
-    """What ``sample`` returns or raises there, after the calls before it."""
+    """Make the calls, then sample; return the samples, or the exception with its traceback."""
     torch.set_num_threads(threads)
     try:
         for name, *arguments in calls:
@@ -238,5 +260,5 @@ def _answer(
 
 
 def main(channel: int, memory: int) -> None:
-    """What a worker runs; ``channel`` and ``memory`` are descriptors."""
+    """Run a worker; ``channel`` and ``memory`` are file descriptors."""
     serve(Connection(channel), _mapped(memory))

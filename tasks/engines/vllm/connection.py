@@ -1,4 +1,4 @@
-"""How vLLM is reached: in a process of its own here, or on a server elsewhere."""
+"""Connections to vLLM: in a process of its own here, or on a server."""
 
 from __future__ import annotations
 
@@ -24,54 +24,50 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
-from tasks.engines.vllm.messages import ALIGNMENT, Drawn, Fault, Opener, Turn, mapped
+from tasks.engines.vllm.messages import ALIGNMENT, Drawn, Fault, Opener, Turn, map_tensor
 from tasks.policy import adapter
 
-if TYPE_CHECKING:  # what vLLM's processes run decides outcomes too: keys and dvc.yaml know it so
-    from tasks.engines.vllm import (
-        process,  # noqa: F401
-        worker,  # noqa: F401  # noqa: F401
-    )
+if TYPE_CHECKING:  # vLLM's processes run these files: imported for the ledger's keys alone
+    from tasks.engines.vllm import process, worker  # noqa: F401
 
-ROOT = Path(__file__).parents[3]  # where the process finds the project
-LOG = Path(".beamline/vllm.log")  # what the process of the last start has said
-LEAVE = 10.0  # seconds that a process has to end by itself
-
-
-KEPT = "vLLM keeps what it has computed with other weights, and does not let go of it"
+ROOT = Path(__file__).parents[3]  # of the project, where the process starts
+LOG = Path(".beamline/vllm.log")  # output of the process that was started last
+END_WAIT = 10.0  # seconds for a process to end by itself
+STALE_CACHE = "vLLM did not clear its prefix cache after the weight update"
 
 
 class EngineDiedError(RuntimeError):
-    """vLLM has gone while it was needed."""
+    """vLLM has ended, or does not answer."""
 
 
 class Connection(Protocol):
-    """How vLLM is reached. Its methods may be called by several threads at one time.
+    """A connection to vLLM. Several threads may call its methods at the same time.
 
-    Each raises EngineDiedError where vLLM is gone, RuntimeError with its words where it refuses.
+    Each method raises EngineDiedError where vLLM has ended, and RuntimeError with vLLM's message
+    where it refuses.
     """
 
     def sample(self, turns: Sequence[Turn]) -> list[Drawn]:
-        """Sample some turns."""
+        """Sample turns; results are in their order."""
 
-    def take(self, model: Any, folder: Callable[[], Path]) -> None:
-        """Put a policy in place: ``model`` as it is now, which lies in what ``folder`` returns."""
+    def load(self, model: Any, folder: Callable[[], Path]) -> None:
+        """Load the weights of ``model``, which are also in the folder that ``folder`` returns."""
 
     def release(self) -> None:
-        """Give the GPU's memory to the learner until the next policy is taken."""
+        """Release GPU memory until the next policy is loaded."""
 
     def close(self) -> None:
-        """End it, where it is ours."""
+        """Close the connection; a process of ours ends."""
 
 
 # ---------------------------------------------------------------- in a process here
 
 
 class LocalVllm:
-    """vLLM in a process of its own on this machine (vllm_process.py)."""
+    """vLLM in a process of its own on this machine (process.py)."""
 
     def __init__(self, folder: Path, options: dict[str, Any]) -> None:
-        """Start it with the policy in ``folder``. Raises RuntimeError where vLLM cannot start."""
+        """Start vLLM with the policy in ``folder``. Raises RuntimeError where it cannot start."""
         ours, theirs = socket.socketpair()
         LOG.parent.mkdir(parents=True, exist_ok=True)
         with theirs, LOG.open("wb") as log:
@@ -83,11 +79,11 @@ class LocalVllm:
                 stderr=log,
                 cwd=ROOT,
                 env=ENVIRONMENT | os.environ | {"PYTHONPATH": str(ROOT)},
-                start_new_session=True,  # an interrupt at the terminal is for the trainer
+                start_new_session=True,  # Ctrl-C at the terminal is for the trainer only
             )
         self.channel = Pipe(ours.detach())
-        self.lock = threading.Lock()  # of the two below, and of sending
-        self.waiting: dict[int, Future[Any]] = {}  # calls that have not been answered
+        self.lock = threading.Lock()  # for the two below, and for sending
+        self.waiting: dict[int, Future[Any]] = {}  # number of a call -> its answer to come
         self.calls = 0
         ready = self._expect(0)
         self.channel.send_bytes(pickle.dumps({"model": str(folder.absolute()), **options}))
@@ -99,33 +95,34 @@ class LocalVllm:
             raise
 
     def sample(self, turns: Sequence[Turn]) -> list[Drawn]:
-        return list(self._call("sample", *turns))
+        return list(self.call("sample", *turns))
 
-    def take(self, model: Any, folder: Callable[[], Path]) -> None:
-        """From memory: a copy of the weights that both processes see, or the GPU's own.
+    def load(self, model: Any, folder: Callable[[], Path]) -> None:
+        """Load weights from memory: those on the GPU in place, others through a shared copy.
 
-        An adapter is taken from the folder that it was merged into: merged here, it would take the
-        memory of a second policy.
+        A policy with an adapter is loaded from the folder of merged weights: merging it in memory
+        would take the space of a second policy.
         """
-        give_back()
-        self._call("wake_up")
+        free_gpu_memory()
+        self.call("wake_up")
         if adapter.attached(model):
-            self._call("worker", "take_folder", str(folder().absolute()))
+            self.call("worker", "load_folder", str(folder().absolute()))
         else:
-            with shared(_named(model)) as handed:
-                self._call("worker", "take_memory", pickle.dumps(handed))
-        if not self._call("reset_prefix_cache"):
-            raise RuntimeError(KEPT)
+            with shared(_weights(model)) as openers:
+                self.call("worker", "load_shared", pickle.dumps(openers))
+        if not self.call("reset_prefix_cache"):
+            raise RuntimeError(STALE_CACHE)
 
     def release(self) -> None:
-        self._call("sleep", 2)
+        self.call("sleep", 2)
 
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
         self.channel.close()
 
-    def _call(self, name: str, *arguments: Any) -> Any:
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Call a function of ``process.CALLS`` there, and wait for its result."""
         with self.lock:
             self.calls += 1
             number = self.calls
@@ -138,13 +135,14 @@ class LocalVllm:
         return answer.result()
 
     def _expect(self, number: int) -> Future[Any]:
+        """Return the answer to come of a call."""
         answer: Future[Any] = Future()
         with self.lock:
             self.waiting[number] = answer
         return answer
 
     def _listen(self) -> None:
-        """Hand out answers as they come in; when no more can come, say so to all that wait."""
+        """Give answers to their callers; when the channel closes, raise in all that wait."""
         with suppress(OSError, EOFError):
             while True:
                 number, answer = pickle.loads(self.channel.recv_bytes())
@@ -162,63 +160,64 @@ class LocalVllm:
             waiting.set_exception(self._died())
 
     def _died(self) -> EngineDiedError:
+        """Return the error for a process that has ended, with its exit status."""
         with suppress(subprocess.TimeoutExpired):
-            self.process.wait(LEAVE)
+            self.process.wait(END_WAIT)
         status = self.process.returncode
         return EngineDiedError(
             f"vLLM's process has ended (status {status}; -9: killed, often for a lack of memory; "
-            f"{LOG} has its words)"
+            f"its output is in {LOG})"
         )
 
 
 ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the process is one of its own already
-    "VLLM_USE_V2_MODEL_RUNNER": "0",  # whose sampler measures no entropies
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # it already has a process of its own
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # its sampler cannot measure entropies
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
-    "HF_HUB_OFFLINE": "1",  # policies are folders
+    "HF_HUB_OFFLINE": "1",  # a policy is a folder here
 }
 
 
-def give_back() -> None:
-    """Give memory of the GPU that this process has done with to whoever asks for it."""
+def free_gpu_memory() -> None:
+    """Return GPU memory that this process has allocated and no longer uses to the driver."""
     if torch.cuda.is_available():
         gc.collect()
         torch.cuda.empty_cache()
 
 
-def _named(model: Any) -> dict[str, Tensor]:
-    """Weights by name, a tied one once."""
+def _weights(model: Any) -> dict[str, Tensor]:
+    """Return weights by name; a tied one comes once."""
     return {name: weight.detach() for name, weight in model.named_parameters()}
 
 
 @contextmanager
 def shared(weights: dict[str, Tensor]) -> Iterator[dict[str, Opener]]:
-    """How another process opens these weights while the block lasts: none go through a pipe.
+    """Share weights with another process while the block lasts: yield how to open each.
 
-    Those on a GPU are opened where they are; others are copied once, into memory that this process
-    holds and the other one finds by this one's number.
+    Weights on a GPU are opened in place; others are copied once, into memory that the other process
+    opens through this one's entry in /proc.
     """
     here = {name: weight for name, weight in weights.items() if not weight.is_cuda}
-    size = sum(_room(weight) for weight in here.values())
+    size = sum(_aligned_bytes(weight) for weight in here.values())
     memory = os.memfd_create("weights")
     try:
         os.truncate(memory, max(1, size))
         file, first = f"/proc/{os.getpid()}/fd/{memory}", 0
-        found: dict[str, Opener] = {
+        openers: dict[str, Opener] = {
             name: reduce_tensor(weight) for name, weight in weights.items() if weight.is_cuda
         }
         for name, weight in here.items():
             place = (file, size, first, weight.dtype, weight.shape)
-            mapped(*place).copy_(weight)
-            found[name] = (mapped, place)
-            first += _room(weight)
-        yield found
+            map_tensor(*place).copy_(weight)
+            openers[name] = (map_tensor, place)
+            first += _aligned_bytes(weight)
+        yield openers
     finally:
         os.close(memory)
 
 
-def _room(weight: Tensor) -> int:
+def _aligned_bytes(weight: Tensor) -> int:
     return -(-weight.nbytes // ALIGNMENT) * ALIGNMENT
 
 
@@ -229,11 +228,11 @@ class RemoteVllm:
     """vLLM's own server, with Beamline's worker in it, at an address; see docs/vllm.md."""
 
     def __init__(self, address: str) -> None:
-        """Raises EngineDiedError where nobody answers, ValueError for a server of another kind."""
+        """Connect. Raises EngineDiedError where nothing answers, ValueError for another server."""
         self.name, self.address = address, urlsplit(address)
         self.folder, self.closed = "", False
         self.connections = threading.local()
-        self.pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="vllm")
+        self.pool = ThreadPoolExecutor(PARALLEL_TURNS, thread_name_prefix="vllm")
         try:
             self._worker("measure_entropies")
         except EngineDiedError:
@@ -245,23 +244,23 @@ class RemoteVllm:
             ) from None
 
     def sample(self, turns: Sequence[Turn]) -> list[Drawn]:
-        """A server that was started anew since the policy was taken counts as gone."""
+        """Sample turns. A server that has restarted since the policy was loaded counts as dead."""
         if self.closed or self._worker("policy")["results"] != [self.folder]:
-            raise EngineDiedError(f"engine.server {self.name} does not hold the policy any more")
+            raise EngineDiedError(f"engine.server {self.name} no longer has the policy")
         return list(self.pool.map(self._turn, turns))
 
-    def take(self, model: Any, folder: Callable[[], Path]) -> None:
-        """From the folder, which has to be the same one there."""
+    def load(self, model: Any, folder: Callable[[], Path]) -> None:
+        """Load weights from the folder, which must have the same path on the server."""
         self.folder = str(folder().absolute())
-        self._worker("take_folder", self.folder)
+        self._worker("load_folder", self.folder)
         if not self._post("/reset_prefix_cache?reset_running_requests=true")["success"]:
-            raise RuntimeError(f"engine.server {self.name}: {KEPT}")
+            raise RuntimeError(f"engine.server {self.name}: {STALE_CACHE}")
 
     def release(self) -> None:
-        """Nothing: its GPU is its own."""
+        """Do nothing: the server has its own GPU."""
 
     def close(self) -> None:
-        self.closed = True  # turns under way go on, and are not waited for
+        self.closed = True  # turns that are being sampled are not waited for
 
     def _turn(self, turn: Turn) -> Drawn:
         options = turn.options() | {"flat_logprobs": False}
@@ -269,21 +268,22 @@ class RemoteVllm:
             "/inference/v1/generate",
             {"token_ids": turn.tokens.tolist(), "sampling_params": options},
         )
-        return read(answer["choices"][0])
+        return parse_choice(answer["choices"][0])
 
     def _worker(self, method: str, *arguments: str) -> Any:
+        """Call a method of ``PolicyWorker`` on the server."""
         return self._post("/collective_rpc", {"method": method, "args": arguments})
 
     def _post(self, path: str, body: Any = None) -> Any:
-        """Raises EngineDiedError where nobody answers, RuntimeError for a refusal."""
-        status, text = self._asked(path, json.dumps(body or {}))
+        """Return the answer. Raises EngineDiedError where none comes, RuntimeError if refused."""
+        status, text = self._request(path, json.dumps(body or {}))
         if status != http.client.OK:
             raise RuntimeError(f"{path}: {status} {text.decode(errors='replace')[:500]}")
         return json.loads(text) if text else None
 
-    def _asked(self, path: str, body: str) -> tuple[int, bytes]:
-        """Status and text of an answer. A connection that was closed while idle is made anew."""
-        kept = hasattr(self.connections, "own")  # and may have been closed while nobody asked
+    def _request(self, path: str, body: str) -> tuple[int, bytes]:
+        """Return status and text of the answer; retry once on a connection closed while idle."""
+        reused = hasattr(self.connections, "own")
         try:
             connection = self._connection()
             connection.request("POST", path, body, JSON)
@@ -291,26 +291,26 @@ class RemoteVllm:
             return answer.status, answer.read()
         except (OSError, http.client.HTTPException) as error:
             vars(self.connections).pop("own", None)
-            if kept:
-                return self._asked(path, body)
+            if reused:
+                return self._request(path, body)
             raise EngineDiedError(f"engine.server {self.name}: {error}") from None
 
     def _connection(self) -> http.client.HTTPConnection:
-        """This thread's own, which is kept."""
+        """Return this thread's connection, opened at its first call."""
         if not hasattr(self.connections, "own"):
             kind = CONNECTIONS[self.address.scheme]
-            opened = kind(self.address.netloc, timeout=ANSWER)
+            opened = kind(self.address.netloc, timeout=TURN_TIMEOUT)
             opened.connect()
-            for option, value in ALIVE.items():  # a machine without power says no good-bye
+            for option, value in KEEPALIVE.items():  # notices a machine that lost power
                 opened.sock.setsockopt(*option, value)
             self.connections.own = opened
         own: http.client.HTTPConnection = self.connections.own
         return own
 
 
-AT_ONCE = 256  # turns that are sent to a server side by side
-ANSWER = 3600.0  # seconds that a turn may take there
-ALIVE = {  # asked after so many idle seconds, so often, at such intervals
+PARALLEL_TURNS = 256  # turns that a server gets at the same time
+TURN_TIMEOUT = 3600.0  # seconds for a turn on the server
+KEEPALIVE = {  # probe after 30 idle seconds, 3 times, every 10 seconds
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): 30,
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): 3,
@@ -320,8 +320,8 @@ JSON = {"Content-Type": "application/json"}
 CONNECTIONS = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
 
 
-def read(choice: dict[str, Any]) -> Drawn:
-    """A turn as the server tells it."""
+def parse_choice(choice: dict[str, Any]) -> Drawn:
+    """Return tokens, logprobs and entropies [T] of a turn in the server's answer."""
     content = choice["logprobs"]["content"]
     entropies = [entry["top_logprobs"][1]["logprob"] for entry in content]
     return (

@@ -1,8 +1,9 @@
-"""The vLLM engine: sessions over a policy that vLLM holds, here in a process or on a server.
+"""The vLLM engine: sessions over a policy in vLLM, in a process here or on a server.
 
-A session keeps nothing of its paths: whole contexts go in, and vLLM's prefix caching finds what it
-has computed of them, so a branch costs what it adds. Each turn has a seed of its own, so what has
-been asked for can be asked for again: an engine that has died is built anew, and goes on.
+A session keeps no state of its paths: whole contexts go in, and vLLM's prefix cache finds the part
+that it has computed, so a branch costs only its new tokens. Each turn has a seed of its own, so a
+turn can be sampled again: after vLLM has died, it is started again and unfinished turns are
+repeated.
 """
 
 from __future__ import annotations
@@ -24,35 +25,39 @@ from tasks.engines.vllm.connection import (
     EngineDiedError,
     LocalVllm,
     RemoteVllm,
-    give_back,
+    free_gpu_memory,
 )
 from tasks.engines.vllm.messages import Drawn, Turn
 from tasks.trees import marks
 from tasks.trees.dialogue import STOP_STRINGS
 from tasks.trees.outcomes import StopReason
 
-REBUILDS = 3  # of an engine that dies, before a turn is given up
+RESTARTS = 3  # of a vLLM that dies while it samples, before the rollout fails
+SERVER_WAIT, RETRY_PAUSE = 600.0, 5.0  # seconds for a server to answer, and between two attempts
 GIB = 2**30
 
 
 class VllmEngine:
-    """Samples a policy through vLLM. One lives as long as its process; see ``vllm_engine``."""
+    """Samples from a policy through vLLM. It outlives rollouts; see ``vllm_engine``."""
 
     def __init__(self, settings: Settings, machine: Machine, rows: int) -> None:
         self.settings, self.machine, self.rows = settings, machine, rows
-        self.way: Connection | None = None
-        self.positions = 0  # that the process has room for in a path
+        self.connection: Connection | None = None
+        self.positions = 0  # tokens of a path for which vLLM was started
         self.lock = threading.RLock()
-        self.model: Any = None  # while it is sampled
-        self.config: Any = None  # the model's
+        self.model: Any = None  # the policy, None between rollouts
+        self.config: Any = None  # of the policy
         self.tokenizer: Any = None
         self.folder: Callable[[], Path] = Path
-        self.taken = ""  # what vLLM holds now
+        self.digest = ""  # of the policy
+        self.loaded = ""  # digest of the policy that vLLM has; "" for none
 
-    def hold(self, model: Any, tokenizer: Any, folder: Callable[[], Path], digest: str) -> None:
-        """From now on sample from ``model``, which lies whole in what ``folder`` returns.
+    def set_policy(
+        self, model: Any, tokenizer: Any, folder: Callable[[], Path], digest: str
+    ) -> None:
+        """Sample from ``model`` from now on; ``folder`` returns the folder with all its weights.
 
-        One of another shape has no place in a process that was started for this one.
+        A policy of another shape ends vLLM, which was started for the last one's.
         """
         before, self.config = self.config, model.config
         if before is not None and before.to_diff_dict() != model.config.to_diff_dict():
@@ -61,103 +66,101 @@ class VllmEngine:
         self.digest = digest
 
     def replicas(self, most: int) -> Sequence[Engine]:
-        """See ``tasks.engines.Engine.replicas``: as many as the recipe has lanes."""
+        """Return this engine once for each of the recipe's lanes."""
         return [self] * max(1, min(most, self.settings.lanes))
 
     def pieces(self) -> list[str]:
-        """The text of each token on its own."""
+        """Return the text of each token of the vocabulary."""
         return marks.token_texts(self.tokenizer, self.config.vocab_size)
 
     @contextmanager
     def session(
         self, paths: int, context: int, temperature: float, top_p: float, stop: Sequence[str]
     ) -> Iterator[VllmSession]:
-        """See ``tasks.engines.Engine.session``."""
+        """Open a session; see ``tasks.engines.Engine``. More positions than before restart vLLM."""
         check_room(self.config, context)
         with self.lock:
             if context > self.positions:
                 if not self.settings.server:
                     self.close()
-                self.positions = room(context, self.config.max_position_embeddings)
-            self._living()
+                self.positions = positions_for(context, self.config.max_position_embeddings)
+            self.connect()
         yield VllmSession(self, paths, context, temperature, top_p, stop)
 
     def sample(self, turns: Sequence[Turn]) -> list[Drawn]:
-        """Sample turns; an engine that dies over them is built anew and asked again."""
-        for _ in range(REBUILDS):
-            way = self._living()
+        """Sample turns; where vLLM dies, start it again and repeat them, up to RESTARTS times."""
+        for _ in range(RESTARTS):
+            connection = self.connect()
             try:
-                return way.sample(turns)
+                return connection.sample(turns)
             except EngineDiedError as error:
-                self._bury(way, error)
-        return self._living().sample(turns)
+                self._discard(connection, error)
+        return self.connect().sample(turns)
 
     def release(self) -> None:
-        """Leave the GPU to the learner."""
+        """Release the GPU memory to the learner."""
         self.model = None
-        if self.way and self.machine.device == "cuda":
-            self.taken = ""
+        if self.connection and self.machine.device == "cuda":
+            self.loaded = ""
             try:
-                self.way.release()
+                self.connection.release()
             except EngineDiedError as error:
-                self._bury(self.way, error)
+                self._discard(self.connection, error)
 
     def close(self) -> None:
-        """End the process, if there is one."""
-        if self.way:
-            self.way.close()
-        self.way, self.taken = None, ""
+        """Close the connection, if there is one; a vLLM in a process here ends."""
+        if self.connection:
+            self.connection.close()
+        self.connection, self.loaded = None, ""
 
-    def _living(self) -> Connection:
-        """vLLM with the policy at hand. A process that cannot take it in place is built anew."""
+    def connect(self) -> Connection:
+        """Return a connection to a vLLM with the policy; start vLLM again if it cannot load it."""
         with self.lock:
-            if self.way and self.taken != self.digest:
+            if self.connection and self.loaded != self.digest:
                 try:
-                    self.way.take(self.model, self.folder)
-                    self.taken = self.digest
+                    self.connection.load(self.model, self.folder)
+                    self.loaded = self.digest
                 except (EngineDiedError, RuntimeError) as error:
-                    self._bury(self.way, error)
-            if not self.way:
-                self.way = self._start()
-                self.taken = self.digest
-            return self.way
+                    self._discard(self.connection, error)
+            if not self.connection:
+                self.connection = self._start()
+                self.loaded = self.digest
+            return self.connection
 
-    def _bury(self, way: Connection, error: Exception) -> None:
-        """Give up a way that does not work any more, unless another thread has done so."""
+    def _discard(self, connection: Connection, error: Exception) -> None:
+        """Close a connection that has failed, unless another thread has closed it."""
         with self.lock:
-            if self.way is way:
-                print(
-                    f"{error}: it is built anew, and what it was sampling is sampled again",
-                    flush=True,
-                )
+            if self.connection is connection:
+                print(f"{error}: restarting it; unfinished turns are sampled again", flush=True)
                 self.close()
 
     def _start(self) -> Connection:
+        """Connect to the server, or start vLLM in a process here."""
         if self.settings.server:
-            return self._connect(self.settings.server)
-        give_back()
+            return self._connect_server(self.settings.server)
+        free_gpu_memory()
         return LocalVllm(self.folder(), self._options())
 
-    def _connect(self, address: str) -> RemoteVllm:
-        """The server, once it answers."""
-        patience = time.monotonic() + RETURN
+    def _connect_server(self, address: str) -> RemoteVllm:
+        """Connect to the server; raise EngineDiedError if it does not answer in SERVER_WAIT."""
+        deadline = time.monotonic() + SERVER_WAIT
         while True:
             try:
                 server = RemoteVllm(address)
-                server.take(self.model, self.folder)
+                server.load(self.model, self.folder)
                 return server
             except EngineDiedError as error:
-                if time.monotonic() > patience:
+                if time.monotonic() > deadline:
                     raise
                 print(f"{error}; trying again", flush=True)
-                time.sleep(PAUSE)
+                time.sleep(RETRY_PAUSE)
 
     def _options(self) -> dict[str, Any]:
-        """Arguments of vLLM's EngineArgs."""
+        """Return arguments of vLLM's EngineArgs."""
         memory = self.settings.memory
         return {
             "dtype": self.machine.precision,
-            "seed": 0,  # of nothing: each turn has its own
+            "seed": 0,  # not used: each turn has its own
             "max_model_len": self.positions,
             "max_num_seqs": self.rows,
             "skip_tokenizer_init": not stop_texts(self.pieces(), STOP_STRINGS),
@@ -168,21 +171,22 @@ class VllmEngine:
         }
 
 
-RETURN, PAUSE = 600.0, 5.0  # seconds that a server has to come back, and between two looks
 DEVICES: dict[str, Callable[[float], dict[str, Any]]] = {
     "cpu": lambda memory: {
         "kv_cache_memory_bytes": int(memory * GIB),
         "enforce_eager": True,
-        # a prompt in parts turns a seeded generator back, which one on a CPU cannot do
+        # a prompt in chunks rewinds the turn's seeded generator, which vLLM cannot do on a CPU
         "enable_chunked_prefill": False,
     },
     "cuda": lambda memory: {"gpu_memory_utilization": memory, "enable_sleep_mode": True},
 }
+# vLLM takes a minute to start and serves the rollouts of all iterations. A rollout opens its engine
+# itself, and only if its result is not in the ledger; so the engine belongs to the process.
 _engines: dict[tuple[Any, ...], VllmEngine] = {}  # at most one
 
 
-def room(context: int, most: int) -> int:
-    """Positions to start with, for paths of ``context``: in steps, since more means a new start."""
+def positions_for(context: int, most: int) -> int:
+    """Return positions to start vLLM with: a power of 2, so that longer paths restart it rarely."""
     return min(most, 2 ** (context - 1).bit_length())
 
 
@@ -195,18 +199,21 @@ def vllm_engine(
     folder: Callable[[], Path],
     digest: str,
 ) -> VllmEngine:
-    """The engine of this process, which samples from ``model`` from now on (``hold``)."""
+    """Return this process's engine, set to sample from ``model`` (see ``set_policy``).
+
+    Other settings than before end the last engine.
+    """
     key = (settings, machine, rows)
     if key not in _engines:
         close_engines()
         _engines[key] = VllmEngine(settings, machine, rows)
-    _engines[key].hold(model, tokenizer, folder, digest)
+    _engines[key].set_policy(model, tokenizer, folder, digest)
     return _engines[key]
 
 
 @atexit.register
 def close_engines() -> None:
-    """End vLLM's process, where this one has one."""
+    """End this process's vLLM, if there is one."""
     while _engines:
         _engines.popitem()[1].close()
 
@@ -266,7 +273,7 @@ class VllmSession:
         )
 
     def _sample(self, tokens: Any, logprobs: Any, entropies: Any) -> Sample:
-        """Cut where the turn is over, which vLLM may notice some tokens later, and say why."""
+        """Cut the turn at its end, which vLLM may notice some tokens later; add why it stopped."""
         stopped = StopReason.LENGTH
         if tokens[-1] == self.end:
             stopped = StopReason.END
@@ -278,14 +285,14 @@ class VllmSession:
 
 
 def stop_tokens(pieces: Sequence[str], stop: Sequence[str]) -> tuple[int, ...]:
-    """The tokens that contain a stop string whole."""
+    """Return the tokens whose text contains a whole stop string."""
     return tuple(token for token, piece in enumerate(pieces) if any(text in piece for text in stop))
 
 
 def stop_texts(pieces: Sequence[str], stop: Sequence[str]) -> tuple[str, ...]:
-    """Stop strings that vLLM has to look for in its text: none where each is a token of its own.
+    """Return the stop strings that vLLM has to find in text: none if each is one token.
 
-    Text costs vLLM more than half of its speed for a small policy. A policy that spells such a tag
-    letter by letter is still cut there, but only when its turn has ended otherwise.
+    Making text costs vLLM more than half of its speed for a small policy. A policy that spells such
+    a tag letter by letter is still cut there, but only after its turn has ended in another way.
     """
     return () if all(text in pieces for text in stop) else tuple(stop)

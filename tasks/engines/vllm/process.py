@@ -1,8 +1,7 @@
-"""vLLM in a process of its own, beside the trainer: what tasks/engines/vllm/engine.py starts.
+"""vLLM in a process of its own, beside the trainer; tasks/engines/vllm/connection.py starts it.
 
-Turns come in through a channel as they are asked for, join those under way, and go out when they
-have ended. The process ends when its channel closes, so no trainer leaves one behind, however it
-ends.
+Turns come in through a channel, join those that are being sampled, and go out when they have ended.
+The process ends when its channel closes, so it ends with its trainer in any case.
 """
 
 from __future__ import annotations
@@ -18,54 +17,56 @@ from typing import Any
 from vllm import EngineArgs, LLMEngine, SamplingParams
 from vllm.inputs import TokensPrompt
 
-from tasks.engines.vllm.messages import WORKER, Fault, Turn, drawn
+from tasks.engines.vllm.messages import WORKER_CLASS, Drawn, Fault, Turn, parse_output
 
 
 def main(descriptor: int) -> None:
-    """Serve the channel behind a descriptor until its other side is gone."""
+    """Serve the channel behind a descriptor until its other side is closed."""
     with suppress(EOFError, ConnectionError), Connection(descriptor) as channel:
         options = pickle.loads(channel.recv_bytes())
         try:
-            engine = LLMEngine.from_engine_args(EngineArgs(worker_extension_cls=WORKER, **options))
+            arguments = EngineArgs(worker_extension_cls=WORKER_CLASS, **options)
+            engine = LLMEngine.from_engine_args(arguments)
             engine.collective_rpc("measure_entropies")
         except Exception as error:
-            _send(channel, 0, _told(error))
+            _send(channel, 0, _picklable(error))
             raise
         _send(channel, 0, None)
         serve(channel, engine)
 
 
 def serve(channel: Connection, engine: LLMEngine) -> None:
-    """Answer calls, each a number, a name and its arguments; one step of the engine in between."""
-    waiting: dict[str, tuple[int, int]] = {}  # request -> number of its call, place in it
-    answers: dict[int, list[Any]] = {}  # call -> what has ended of its turns
+    """Answer calls (number, name, arguments), with steps of the engine in between."""
+    pending: dict[int, list[Drawn | None]] = {}  # number of a call -> its turns, once sampled
     while True:
-        while not waiting or channel.poll():
+        while not pending or channel.poll():
             number, name, arguments = pickle.loads(channel.recv_bytes())
             if name == "sample":
-                try:
-                    names = [
-                        _add(engine, f"{number}/{place}", turn)
-                        for place, turn in enumerate(arguments)
-                    ]
-                except Exception as error:  # those before it have come in, and mean nothing
-                    _send(channel, number, _told(error))
-                    raise
-                answers[number] = [None] * len(arguments)
-                waiting |= {name: (number, place) for place, name in enumerate(names)}
+                _add_turns(channel, engine, number, arguments)
+                pending[number] = [None] * len(arguments)
             else:
                 _send(channel, number, _call(engine, name, arguments))
-        for output in _step(engine, channel, answers):
-            if not output.finished:
-                continue
-            number, place = waiting.pop(output.request_id)
-            answers[number][place] = drawn(output.outputs[0])
-            if all(answer is not None for answer in answers[number]):
-                _send(channel, number, answers.pop(number))
+        for output in _step(channel, engine, pending):
+            if output.finished:
+                number, place = map(int, output.request_id.split("/"))
+                pending[number][place] = parse_output(output.outputs[0])
+                if all(turn is not None for turn in pending[number]):
+                    _send(channel, number, pending.pop(number))
 
 
-def _step(engine: LLMEngine, channel: Connection, pending: Iterable[int]) -> list[Any]:
-    """What the engine has to say; its fault is told to all who wait, and ends the process."""
+def _add_turns(channel: Connection, engine: LLMEngine, number: int, turns: Sequence[Turn]) -> None:
+    """Add the turns of a call; an error is sent as its answer, and ends the process."""
+    try:
+        for place, turn in enumerate(turns):
+            prompt = TokensPrompt(prompt_token_ids=turn.tokens.tolist())
+            engine.add_request(f"{number}/{place}", prompt, SamplingParams(**turn.options()))
+    except Exception as error:  # the engine keeps the turns before it, which nobody waits for
+        _send(channel, number, _picklable(error))
+        raise
+
+
+def _step(channel: Connection, engine: LLMEngine, pending: Iterable[int]) -> list[Any]:
+    """Return the outputs of one step; an error goes to all pending calls and ends the process."""
     try:
         return list(engine.step())
     except Exception as error:
@@ -74,18 +75,12 @@ def _step(engine: LLMEngine, channel: Connection, pending: Iterable[int]) -> lis
         raise
 
 
-def _add(engine: LLMEngine, name: str, turn: Turn) -> str:
-    prompt = TokensPrompt(prompt_token_ids=turn.tokens.tolist())
-    engine.add_request(name, prompt, SamplingParams(**turn.options()))
-    return name
-
-
 def _call(engine: LLMEngine, name: str, arguments: Sequence[Any]) -> Any:
-    """What a call returns, or the exception that it raises."""
+    """Return what a call returns, or the exception that it raises."""
     try:
         return CALLS[name](engine, *arguments)
     except Exception as error:
-        return _told(error)
+        return _picklable(error)
 
 
 def _worker(engine: LLMEngine, method: str, *arguments: Any) -> Any:
@@ -100,11 +95,11 @@ CALLS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _told(error: Exception) -> RuntimeError:
-    """An exception that every process can read."""
-    found = RuntimeError(f"{type(error).__name__}: {error}")
-    found.add_note(traceback.format_exc())
-    return found
+def _picklable(error: Exception) -> RuntimeError:
+    """Return an exception that unpickles without vLLM, with the traceback as a note."""
+    plain = RuntimeError(f"{type(error).__name__}: {error}")
+    plain.add_note(traceback.format_exc())
+    return plain
 
 
 def _send(channel: Connection, number: int, answer: Any) -> None:

@@ -1,7 +1,7 @@
-"""What Beamline adds to a worker of vLLM: exact entropies, and new weights in place.
+"""Beamline's additions to a worker of vLLM: exact entropies, and weight updates in place.
 
 vLLM mixes ``PolicyWorker`` into its own worker (``worker_extension_cls``), in the process that
-computes, here or on a server; its methods are called by name. Only these processes import it.
+computes, here or on a server; methods are called by name. Only that process imports this file.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ Named = Iterable[tuple[str, Tensor]]
 class MeasuringSampler(Sampler):
     """vLLM's sampler, with logprobs and entropies as algorithms section 2 defines them.
 
-    Logprobs are those at the sampling temperature, before top-p. Who asks for those of ``MEASURED``
-    likeliest tokens gets the sampled token's, and, filed under another id, the entropy over the
-    full vocabulary, divided by ln|V|: so both travel by every way that vLLM has.
+    Logprobs are those at the sampling temperature, before top-p. A request for the logprobs of the
+    ``MEASURED`` likeliest tokens gets the sampled token's, and under another token's id the entropy
+    over the full vocabulary, divided by ln|V|: so both fit the answers that vLLM has.
     """
 
     def sample(
         self, logits: Tensor, sampling_metadata: SamplingMetadata, *rest: Any, **options: Any
     ) -> tuple[Tensor, Tensor]:
-        """Sampled tokens [rows], and log-probabilities [rows, vocabulary] at the temperature."""
+        """Return sampled tokens [rows], and logprobs [rows, vocabulary] at the temperature."""
         temperature = sampling_metadata.temperature
         tempered = logits if temperature is None else logits / temperature[:, None]
         logprobs = tempered.log_softmax(-1, dtype=torch.float32)  # vLLM changes logits in place
@@ -45,63 +45,63 @@ class MeasuringSampler(Sampler):
 
     @staticmethod
     def gather_logprobs(logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> LogprobsTensors:
-        """The sampled token's logprob and the entropy, [rows, 2] both."""
+        """Return the ids and values [rows, 2] of the sampled token's logprob and of the entropy."""
         if num_logprobs != MEASURED:
             return Sampler.gather_logprobs(logprobs, num_logprobs, token_ids)
         vocabulary = logprobs.shape[-1]
         chosen = logprobs.gather(-1, token_ids[:, None])
         entropies = -(logprobs.exp() * logprobs).nan_to_num(0.0).sum(-1) / math.log(vocabulary)
-        other = (token_ids + 1) % vocabulary  # an id that the entropy is filed under
+        other = (token_ids + 1) % vocabulary  # the id of the entropy's place
         return LogprobsTensors(
             torch.stack([token_ids, other], -1).to(torch.int32),
             torch.cat([chosen, entropies.clamp(0, 1)[:, None]], -1),
-            torch.zeros_like(token_ids),  # ranks, which nobody asks for
+            torch.zeros_like(token_ids),  # ranks, not used
         )
 
 
 class PolicyWorker:
-    """Methods of a worker, beside vLLM's own."""
+    """Methods that vLLM's worker gets."""
 
     model_runner: Any
     reload_weights: Any
     policy_folder: str = ""
 
     def measure_entropies(self) -> None:
-        """From now on sample with ``MeasuringSampler``. Raises RuntimeError for another vLLM."""
+        """Sample with ``MeasuringSampler`` from now on. Raises RuntimeError for another sampler."""
         sampler = getattr(self.model_runner, "sampler", None)
         if type(sampler) is not Sampler and not isinstance(sampler, MeasuringSampler):
             raise RuntimeError(
-                f"vLLM samples with {type(sampler).__name__}, whose entropies Beamline cannot read:"
+                f"vLLM samples with {type(sampler).__name__}, whose entropies cannot be measured:"
                 " set VLLM_USE_V2_MODEL_RUNNER=0"
             )
         sampler.__class__ = MeasuringSampler
 
     def policy(self) -> str:
-        """The folder that the weights were last loaded from, "" for those of the start."""
+        """Return the folder that weights were last loaded from; "" for those of the start."""
         return self.policy_folder
 
-    def take_folder(self, folder: str) -> None:
-        """Put the weights of a policy folder in place."""
+    def load_folder(self, folder: str) -> None:
+        """Load the weights of a policy folder. Raises FileNotFoundError if it has none."""
         files = sorted(Path(folder).glob("*.safetensors"))
         if not files:
-            raise FileNotFoundError(f"{folder} holds no safetensors: is it a policy's folder?")
-        self._take((name, weight) for file in files for name, weight in load_file(file).items())
+            raise FileNotFoundError(f"{folder} has no *.safetensors: is it the folder of a policy?")
+        self._load((name, weight) for file in files for name, weight in load_file(file).items())
         self.policy_folder = folder
 
-    def take_memory(self, packed: bytes) -> None:
-        """Put weights in place that another process shares: name -> how to open each, pickled."""
+    def load_shared(self, packed: bytes) -> None:
+        """Load weights that another process shares: pickled, name -> how to open each."""
         shared = pickle.loads(packed)
-        self._take((name, rebuild(*how)) for name, (rebuild, how) in shared.items())
+        self._load((name, rebuild(*how)) for name, (rebuild, how) in shared.items())
 
-    def _take(self, weights: Named) -> None:
-        """Load without a restart. A head that is tied is left out, and packed anew.
+    def _load(self, weights: Named) -> None:
+        """Load weights without a restart. A tied head is left out, and packed again.
 
-        vLLM keeps a packed copy of the head's weights on a CPU, which loading does not touch.
+        On a CPU vLLM keeps a packed copy of the head's weights, which loading does not change.
         """
         model = self.model_runner.get_model()
         tied = bool(getattr(self.model_runner.model_config.hf_text_config, TIED, False))
         kept = ((n, w) for n, w in weights if not (tied and n.startswith("lm_head.")))
-        self.measure_entropies()  # a server that was started anew since knows nothing of it
+        self.measure_entropies()  # a server that has restarted does not
         self.reload_weights(weights_iterator=kept)  # a method of vLLM's worker
         if tied:
             head = model.lm_head

@@ -1,14 +1,17 @@
-"""Estimators turn rewards into advantages. What they read, and the contract that each keeps.
+"""Estimators turn rewards into advantages. This file has what they read and return.
 
-An estimator takes the groups of a whole batch (the leaves of each question) and gives every leaf an
-advantage for each of its S sampled tokens. Observed tokens are not in an episode, so they can enter
-no statistic.
+An estimator is a function ``(groups, choice) -> advantages``. ``groups`` are those of a whole batch
+(the leaves of each question), ``choice`` is the row's section ``estimator``
+(params/schema/algorithms.py). Every leaf gets an advantage for each of its S sampled tokens.
+Observed tokens are not in an episode, so they enter no statistic. Dimension letters are those of
+tasks/trees/tree.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +22,7 @@ EPSILON = 1e-6
 
 @dataclass(frozen=True)
 class Episode:
-    """One leaf's trajectory: S sampled tokens in E environment steps.
+    """The trajectory of one leaf: S sampled tokens in E environment steps.
 
     The trajectory's whole reward is ``reward`` plus the sum of ``token_rewards``; estimators
     without a time axis use this sum, the others get ``reward`` at the last token (or step).
@@ -27,11 +30,12 @@ class Episode:
 
     reward: float  # at the end, length shaping included
     token_rewards: Floats  # [S] a KL penalty in the reward, token by token; else 0
-    tokens: NDArray[np.int64]  # [S] which node of the tree: equal where leaves share the token
+    tokens: NDArray[np.int64]  # [S] identity in the tree: equal where leaves share the token
     steps: NDArray[np.int64]  # [S] environment step of each token: 0, ..., E - 1, none left out
     states: tuple[str, ...]  # [E] the observation that each step acted on
     values: Floats | None = None  # [S] a critic's V(s) before each token
 
 
-Group = Sequence[Episode]  # the leaves of one question
-Estimator = Callable[[Sequence[Group]], list[list[Floats]]]  # group, leaf -> [S]
+Group = Sequence[Episode]  # the L leaves of one question
+Advantages = list[list[Floats]]  # group, leaf -> [S]
+Estimator = Callable[[Sequence[Group], Any], Advantages]

@@ -1,80 +1,95 @@
 """Advantages without a critic and without environment steps: rewards against their group or batch.
 
 A leaf's whole reward is ``reward`` plus the sum of ``token_rewards``. A group is the leaves of one
-question. Standard deviations are sample ones (ddof 1) with 1e-6 added. Where there is no spread,
+question. Standard deviations are sample ones (ddof 1) with 1e-6 added. Where all values are equal,
 and for a member without others, advantages are exactly 0. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.learning.estimators import EPSILON, Estimator, Floats, Group
+from params.schema import algorithms
+from tasks.learning.estimators import EPSILON, Advantages, Floats, Group
 
 Keys = NDArray[np.int64]
 
 
-def returns() -> Estimator:
-    """The trajectory's whole reward on every sampled token (Williams 1992)."""
-    return _each_group(lambda group: _on_every_token(whole_rewards(group), group))
+def returns(groups: Sequence[Group], choice: algorithms.Return) -> Advantages:
+    """Return the trajectory's whole reward on every sampled token (REINFORCE, Williams 1992)."""
+    return [on_every_token(whole_rewards(group), group) for group in groups]
 
 
-def group_relative(std: bool) -> Estimator:
-    """A_i = (r_i - mean) / (std + 1e-6) of the group; without ``std`` A_i = r_i - mean.
+def group_relative(groups: Sequence[Group], choice: algorithms.GroupRelative) -> Advantages:
+    """Return A_i = (r_i - mean) / (std + 1e-6) of the group; without ``std`` A_i = r_i - mean.
 
-    With std GRPO (arXiv 2402.03300, section 4.1.2) and, over all M leaves of a tree, ARPO's soft
+    With std GRPO (arXiv 2402.03300, section 4.1.2) and, over all L leaves of a tree, ARPO's soft
     estimate (arXiv 2507.19849, section 3.2); without it Dr.GRPO (arXiv 2503.20783).
     """
-    return _each_group(lambda group: _on_every_token(group_advantages(group, std), group))
+    return [on_every_token(group_advantages(group, choice.std), group) for group in groups]
 
 
-def leave_one_out() -> Estimator:
-    """A_i = r_i - mean of the others' rewards = n / (n - 1) * (r_i - mean); RLOO, 2402.14740.
+def leave_one_out(groups: Sequence[Group], choice: algorithms.LeaveOneOut) -> Advantages:
+    """Return A_i = r_i - mean of the others' rewards = L / (L - 1) (r_i - mean); RLOO, 2402.14740.
 
     **Chosen**: a single member has no others to be compared with, and gets exactly 0.
     """
-
-    def credit(group: Group) -> list[Floats]:
+    advantages = []
+    for group in groups:
         scale = len(group) / max(len(group) - 1, 1)
-        return _on_every_token(scale * group_advantages(group, std=False), group)
+        advantages.append(on_every_token(scale * group_advantages(group, std=False), group))
+    return advantages
 
-    return _each_group(credit)
 
-
-def batch_whitened(baseline: bool) -> Estimator:
-    """Returns R_t = sum of token_rewards from t on, plus reward, whitened; REINFORCE++, 2501.03262.
+def batch_whitened(groups: Sequence[Group], choice: algorithms.BatchWhitened) -> Advantages:
+    """Return R_t = sum of token_rewards from t on, plus reward, whitened; REINFORCE++, 2501.03262.
 
     Whitening is over all sampled tokens of the batch; a token that several leaves share counts
     once for each of them. With ``baseline`` the mean whole reward of the group is subtracted
     first. **Chosen**: gamma is 1.
     """
+    return whitened([returns_to_go(group, choice.baseline) for group in groups])
 
-    def estimate(groups: Sequence[Group]) -> list[list[Floats]]:
-        return whitened([_returns_to_go(group, baseline) for group in groups])
 
-    return estimate
+def on_every_token(values_L: Floats, group: Group) -> list[Floats]:
+    """Repeat each leaf's value on its sampled tokens; leaf -> [S]."""
+    return [np.full(len(leaf.tokens), value) for value, leaf in zip(values_L, group, strict=True)]
+
+
+def returns_to_go(group: Group, baseline: bool) -> list[Floats]:
+    """Return the undiscounted reward from each token on; leaf -> [S].
+
+    With ``baseline`` less the mean whole reward of the group.
+    """
+    rewards_L = np.array([leaf.reward for leaf in group], np.float64)
+    if baseline:
+        rewards_L -= mean_by_key(whole_rewards(group), np.zeros(len(group), np.int64))
+    return [
+        reward + np.cumsum(leaf.token_rewards[::-1])[::-1]
+        for reward, leaf in zip(rewards_L, group, strict=True)
+    ]
 
 
 def whole_rewards(group: Group) -> Floats:
-    """reward + sum(token_rewards) of each leaf. [M]"""
+    """Return reward + sum(token_rewards) of each leaf. [L]"""
     return np.array([leaf.reward + leaf.token_rewards.sum() for leaf in group], np.float64)
 
 
 def group_advantages(group: Group, std: bool) -> Floats:
-    """The group-relative advantage of each leaf. [M]"""
-    rewards_M = whole_rewards(group)
-    return relative(rewards_M, np.zeros(len(rewards_M), np.int64), std)
+    """Return the group-relative advantage of each leaf. [L]"""
+    rewards_L = whole_rewards(group)
+    return relative(rewards_L, np.zeros(len(rewards_L), np.int64), std)
 
 
 def mean_by_key(values_N: Floats, keys_N: Keys) -> Floats:
-    """At each entry the mean over all entries of the same key. [N] -> [N]
+    """Return at each entry the mean over all entries of the same key. [N] -> [N]
 
-    Equal values have exactly that value as their mean, whatever their number: the mean is taken of
-    the differences from the first one.
+    The mean is taken of the differences from the first value, so the mean of any number of equal
+    values is exactly that value.
     """
     _, first, inverse, counts = np.unique(
         keys_N, return_index=True, return_inverse=True, return_counts=True
@@ -84,7 +99,7 @@ def mean_by_key(values_N: Floats, keys_N: Keys) -> Floats:
 
 
 def relative(values_N: Floats, keys_N: Keys, std: bool) -> Floats:
-    """x - mean over the entries of the same key; with ``std`` divided by std + 1e-6. [N] -> [N]"""
+    """Return x - mean by key; with ``std`` divided by the key's std + 1e-6. [N] -> [N]"""
     deviations_N = values_N - mean_by_key(values_N, keys_N)
     if not std:
         return deviations_N
@@ -93,8 +108,8 @@ def relative(values_N: Floats, keys_N: Keys, std: bool) -> Floats:
     return deviations_N / (np.sqrt(variances)[inverse] + EPSILON)
 
 
-def whitened(batch: Sequence[Sequence[Floats]]) -> list[list[Floats]]:
-    """(x - mean) / (std + 1e-6) over every entry of every array; the nesting stays."""
+def whitened(batch: Sequence[Sequence[Floats]]) -> Advantages:
+    """Return (x - mean) / (std + 1e-6) over the entries of all arrays; the nesting stays."""
     arrays = [array for leaves in batch for array in leaves]
     values_N = joined(arrays)
     advantages_N = relative(values_N, np.zeros(len(values_N), np.int64), std=True)
@@ -103,32 +118,11 @@ def whitened(batch: Sequence[Sequence[Floats]]) -> list[list[Floats]]:
 
 
 def joined(arrays: Sequence[Floats]) -> Floats:
-    """All entries in one array, which is empty where there are none."""
+    """Lay all arrays end to end. [N], with N = 0 where there are none."""
     return np.concatenate([np.zeros(0), *arrays])
 
 
 def split_like(values_N: Floats, arrays: Sequence[NDArray[Any]]) -> list[Floats]:
-    """Undo ``joined``: pieces as long as the arrays."""
+    """Undo ``joined``: cut [N] into pieces as long as the arrays."""
     ends = np.cumsum([len(array) for array in arrays], dtype=np.int64)
     return np.split(values_N, ends)[:-1]
-
-
-def _each_group(credit: Callable[[Group], list[Floats]]) -> Estimator:
-    return lambda groups: [credit(group) for group in groups]
-
-
-def _on_every_token(advantages_M: Floats, group: Group) -> list[Floats]:
-    return [
-        np.full(len(leaf.tokens), advantage)
-        for advantage, leaf in zip(advantages_M, group, strict=True)
-    ]
-
-
-def _returns_to_go(group: Group, baseline: bool) -> list[Floats]:
-    rewards_M = np.array([leaf.reward for leaf in group], np.float64)
-    if baseline:
-        rewards_M -= mean_by_key(whole_rewards(group), np.zeros(len(group), np.int64))
-    return [
-        reward + np.cumsum(leaf.token_rewards[::-1])[::-1]
-        for reward, leaf in zip(rewards_M, group, strict=True)
-    ]

@@ -1,4 +1,4 @@
-"""Advantages in environment steps, compared where the leaves of a group met equal states. Pure.
+"""Advantages in environment steps, compared where leaves of a group share a state. Pure.
 
 The reward of a step is the sum of its tokens' ``token_rewards``, plus ``reward`` at the last step;
 each token of a step gets the step's advantage. **Chosen**: the key of a state is the observation
@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tasks.learning.estimators import Episode, Estimator, Floats, Group
+from params.schema import algorithms
+from tasks.learning.estimators import Advantages, Episode, Floats, Group
 from tasks.learning.estimators.critic import discounted_sums, temporal_differences
 from tasks.learning.estimators.group import (
     Keys,
@@ -26,36 +27,41 @@ from tasks.learning.estimators.group import (
 )
 
 
-def two_level(omega: float, gamma: float, std: bool) -> Estimator:
-    """A = A_episode + omega A_step; GiGPO, arXiv 2505.10978.
+def two_level(groups: Sequence[Group], choice: algorithms.TwoLevel) -> Advantages:
+    """Return A = A_episode + omega A_step; GiGPO, arXiv 2505.10978.
 
     A_episode: group-relative whole reward. A_step: the discounted return from the step on, relative
     to the returns from all steps of the group with an equal state; exactly 0 where the state
     occurs once. ``std``: both divided by their sample standard deviation.
-    The estimator raises ValueError where an episode's states do not fit its steps.
+    Raises ValueError where an episode's states do not fit its steps.
     """
+    advantages = []
+    for group in groups:
+        episode_L = group_advantages(group, choice.std)
+        returns = discounted_sums([step_rewards(leaf) for leaf in group], choice.gamma)
+        relative_N = relative(joined(returns), _state_keys(group), choice.std)
+        leaves = zip(episode_L, split_like(relative_N, returns), group, strict=True)
+        advantages.append(
+            [(episode + choice.omega * step_E)[leaf.steps] for episode, step_E, leaf in leaves]
+        )
+    return advantages
 
-    def estimate(groups: Sequence[Group]) -> list[list[Floats]]:
-        return [_two_level(group, omega, gamma, std) for group in groups]
 
-    return estimate
-
-
-def grouped_gae(gamma: float, lambda_: float) -> Estimator:
-    """GAE over steps with the group as the critic; GAGPO, arXiv 2605.13217.
+def grouped_gae(groups: Sequence[Group], choice: algorithms.GroupedGae) -> Advantages:
+    """Return GAE over steps with the group as the critic; GAGPO, arXiv 2605.13217.
 
     ``step_advantages``, then (x - mean) / (std + 1e-6) over all steps of the group. There is no
-    episode term. Raises as ``two_level``'s.
+    episode term. Raises ValueError as ``two_level``.
     """
-
-    def estimate(groups: Sequence[Group]) -> list[list[Floats]]:
-        return [_grouped_gae(group, gamma, lambda_) for group in groups]
-
-    return estimate
+    advantages = []
+    for group in groups:
+        (steps,) = whitened([step_advantages(group, choice.gamma, choice.lambda_)])
+        advantages.append([A_E[leaf.steps] for A_E, leaf in zip(steps, group, strict=True)])
+    return advantages
 
 
 def step_advantages(group: Group, gamma: float, lambda_: float) -> list[Floats]:
-    """GAGPO's advantages before they are standardised; leaf -> [E].
+    """Return GAGPO's advantages before they are standardised; leaf -> [E].
 
     V(s) = mean discounted return over every occurrence of state s in the group, and 0 after the
     last step; delta_t = r_t + gamma V(s_{t+1}) - V(s_t); A_t = delta_t + gamma lambda A_{t+1}.
@@ -70,7 +76,10 @@ def step_advantages(group: Group, gamma: float, lambda_: float) -> list[Floats]:
 
 
 def step_rewards(leaf: Episode) -> Floats:
-    """r_t of each environment step. [E] ValueError where ``states`` and ``steps`` do not fit."""
+    """Return r_t of each environment step. [E]
+
+    Raises ValueError where ``states`` and ``steps`` differ in number.
+    """
     steps = int(leaf.steps.max()) + 1 if len(leaf.steps) else 0
     if steps != len(leaf.states):
         raise ValueError(
@@ -83,7 +92,7 @@ def step_rewards(leaf: Episode) -> Floats:
 
 
 def state_sharing(groups: Sequence[Group]) -> dict[str, float]:
-    """How often states meet: without shared states these estimators have no signal of their own.
+    """Measure how often states are shared; without that these estimators have no step signal.
 
     ``singleton_share``: the share of steps whose state no other step of the group has.
     ``mean_state_group``: steps per distinct state of a group. **Chosen**: both over all steps of
@@ -99,23 +108,8 @@ def state_sharing(groups: Sequence[Group]) -> dict[str, float]:
     }
 
 
-def _two_level(group: Group, omega: float, gamma: float, std: bool) -> list[Floats]:
-    episode_M = group_advantages(group, std)
-    returns = discounted_sums([step_rewards(leaf) for leaf in group], gamma)
-    steps = split_like(relative(joined(returns), _state_keys(group), std), returns)
-    return [
-        (episode + omega * step_E)[leaf.steps]
-        for episode, step_E, leaf in zip(episode_M, steps, group, strict=True)
-    ]
-
-
-def _grouped_gae(group: Group, gamma: float, lambda_: float) -> list[Floats]:
-    (advantages,) = whitened([step_advantages(group, gamma, lambda_)])
-    return [A_E[leaf.steps] for A_E, leaf in zip(advantages, group, strict=True)]
-
-
 def _state_keys(group: Group) -> Keys:
-    """0, 1, ... for each distinct observation, over the steps of all leaves in turn."""
+    """Number the distinct observations 0, 1, ... over the steps of all leaves in turn. [N]"""
     numbers: dict[str, int] = {}
     keys = [numbers.setdefault(state, len(numbers)) for leaf in group for state in leaf.states]
     return np.array(keys, np.int64)

@@ -8,12 +8,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.learning.estimators import Estimator, Floats, Group
-from tasks.learning.estimators.group import group_advantages, joined, mean_by_key, split_like
+from params.schema import algorithms
+from tasks.learning.estimators import Advantages, Group
+from tasks.learning.estimators.group import (
+    group_advantages,
+    joined,
+    mean_by_key,
+    on_every_token,
+    split_like,
+)
 
 
-def prefix_calibrated() -> Estimator:
-    """A_{i,t} = mean of the leaves' group-relative advantages over those that contain token t.
+def prefix_calibrated(groups: Sequence[Group], choice: algorithms.PrefixCalibrated) -> Advantages:
+    """Return A_{i,t} = mean group-relative advantage of the leaves that contain token t.
 
     GPG (arXiv 2512.10365, equation 29) and ARPO's hard estimate (arXiv 2507.19849, section 3.2).
     **Chosen**: inclusive, so the prefix goes through a_t. The equation as printed ends before a_t,
@@ -21,20 +28,22 @@ def prefix_calibrated() -> Estimator:
     **Chosen**: two leaves share a token where ``Episode.tokens`` is equal, by default the tree's
     own lineage; ``token_identities`` makes keys that also merge prefixes equal by accident.
     """
-
-    def estimate(groups: Sequence[Group]) -> list[list[Floats]]:
-        return [_prefix_calibrated(group) for group in groups]
-
-    return estimate
+    advantages = []
+    for group in groups:
+        tokens = [leaf.tokens for leaf in group]
+        keys_N = np.concatenate([np.zeros(0, np.int64), *tokens])
+        values_N = joined(on_every_token(group_advantages(group, std=True), group))
+        advantages.append(split_like(mean_by_key(values_N, keys_N), tokens))
+    return advantages
 
 
 def token_identities(paths: Sequence[NDArray[np.integer[Any]]]) -> list[NDArray[np.int64]]:
-    """Identities of tokens by the prefix that they end; path -> [its length], of int64.
+    """Number tokens by the prefix that they end; leaf -> [T] int64.
 
-    ``paths``: the token ids of each leaf after the prompt, observed ones included, in full. Two
+    ``paths``: leaf -> [T] the token ids after the prompt, observed ones included, in full. Two
     positions of different leaves get the same identity where, and only where, the token ids up to
     and including them are equal. In sorted order a path shares its longest common prefix with the
-    one before it, so each path takes over that much and numbers the rest anew.
+    one before it, so each path copies the identities of that prefix and numbers the rest anew.
     """
     ids = [np.asarray(path, np.int64) for path in paths]
     identities = [np.zeros(0, np.int64)] * len(ids)
@@ -48,18 +57,8 @@ def token_identities(paths: Sequence[NDArray[np.integer[Any]]]) -> list[NDArray[
     return identities
 
 
-def _prefix_calibrated(group: Group) -> list[Floats]:
-    tokens = [leaf.tokens for leaf in group]
-    keys_N = np.concatenate([np.zeros(0, np.int64), *tokens])
-    advantages_M = group_advantages(group, std=True)
-    views = [
-        np.full(len(tokens_S), advantage)
-        for tokens_S, advantage in zip(tokens, advantages_M, strict=True)
-    ]
-    return split_like(mean_by_key(joined(views), keys_N), tokens)
-
-
 def _common_prefix(a: NDArray[np.int64], b: NDArray[np.int64]) -> int:
+    """Return how many entries two paths [T] share from the start."""
     shorter = min(len(a), len(b))
     differing = np.flatnonzero(a[:shorter] != b[:shorter])
     return int(differing[0]) if len(differing) else shorter

@@ -7,15 +7,15 @@ import pytest
 from flows.host import disk
 from flows.host.disk import GIB, needs
 from params.schema import prepare
-from params.schema import recipe as schema
 from params.schema import reinforce as reinforce_module
 from params.schema.algorithms import load_algorithms
 from tasks.ledger import artifacts, keys
 from tasks.ledger.artifacts import Artifact
 from tasks.policy import checkpoint, resident
 from tasks.policy.tiny import build_policy
+from tasks.settings import load as settings_of
 
-SMOKE = schema.load("smoke")
+SMOKE = settings_of("smoke")
 ROWS = load_algorithms()
 
 

@@ -20,12 +20,13 @@ from tasks.learning import learner
 from tasks.learning.algorithm import assemble
 from tasks.policy import checkpoint, resident
 from tasks.policy.checkpoint import make_optimizer
+from tasks.settings import load as settings_of
 from tasks.trees.tree import PROMPT, TURN, Node, Question, Tree
 from tests.trees import credited
 
 ROWS = load_algorithms()
-TINY = schema.load("tiny")
-LARGE = schema.load("qwen2.5-3b")
+TINY = settings_of("tiny")
+LARGE = settings_of("qwen2.5-3b")
 SMALL = {  # no two widths alike, so that a tensor's shape says what it is
     "vocab_size": 97,
     "hidden_size": 64,
@@ -104,7 +105,7 @@ def test_a_shape_is_that_of_the_real_model(kind, tied):
 
 def test_every_recipe_has_a_shape_without_a_download():
     for name in schema.names():
-        recipe = schema.load(name)
+        recipe = settings_of(name)
         assert shape_of(gpu_memory.config_of(recipe), recipe.lora).weights > 10_000
 
 
@@ -532,7 +533,7 @@ def test_the_share_and_the_rows_are_lowered_no_more_than_needed():
 
 
 def test_adapters_are_what_makes_a_large_model_fit():
-    recipe = schema.load("qwen2.5-7b")
+    recipe = settings_of("qwen2.5-7b")
     config = gpu_memory.config_of(recipe)
     found = remedies.remedy(recipe, ROWS["arpo"], config, CARDS["80"])
     (change,) = found.changes
@@ -541,7 +542,7 @@ def test_adapters_are_what_makes_a_large_model_fit():
 
 
 def test_nothing_is_advised_where_nothing_helps():
-    recipe = schema.load("qwen3-14b")
+    recipe = settings_of("qwen3-14b")
     assert remedies.remedy(recipe, ROWS["arpo"], gpu_memory.config_of(recipe), CARDS["24"]) is None
 
 

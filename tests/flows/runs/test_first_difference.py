@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from flows.runs import cache, first_difference
+from flows.runs import cache, file_difference, first_difference
 from tests import toy_project as toy
 
 STAGES = ["prepare@toy", "reinforce@toy"]
@@ -158,6 +158,61 @@ def test_the_first_row_of_a_folder_is_found_by_its_history(places, changes, expe
     for root, md5 in zip(places, (digest, "other.dir"), strict=True):
         write(root, lock(deps=[{"path": "data/sources", "md5": md5}]))
     assert said(places, commit)[1] == f"  input {expected}"
+
+
+SOURCE = (
+    """# what is learned
+def loss(value):
+    """
+    + '"""A docstring."""'
+    + """
+    return (2 *
+            value)
+"""
+)
+MOVED = SOURCE.replace("# what", "# more\n# of what").replace("A doc", "Another doc")
+
+
+@pytest.mark.parametrize(
+    ("path", "now", "expected"),
+    [
+        (
+            "loss.py",
+            MOVED.replace("2 *", "3 *"),
+            "loss.py, line 5: was     return (2 *, is     return (3 *",
+        ),
+        ("loss.py", MOVED + "more = 1\n", "loss.py, line 7: was nothing, is more = 1"),
+        ("loss.py", MOVED, None),
+        ("loss.py", SOURCE.replace("\n            value", " value"), None),
+        ("tasks/tools/a.py", MOVED, "tasks/tools/a.py, line 4: was "),
+        ("loss.py", "no Python:\n", "loss.py, line 1: was # what"),
+    ],
+    ids=["after comments", "at the end", "no code", "line breaks", "read at run time", "no Python"],
+)
+def test_sources_differ_by_their_code(path, now, expected):
+    found = file_difference.in_file(path, SOURCE.encode(), now.encode())
+    assert (found and str(found).startswith(expected)) if expected else found is None
+
+
+def test_multi_line_string_differs_at_its_line():
+    before, now = (f'TEXT = """\na\n{each}\n"""\n'.encode() for each in "bc")
+    assert str(file_difference.in_file("a.py", before, now)) == "a.py, line 3: was b, is c"
+
+
+def test_room_with_changed_comments_is_no_difference(places):
+    (Path.cwd() / ".gitignore").write_text("/before\n/now\n")
+    (places[1] / "tasks/__pycache__").mkdir(parents=True)
+    (places[1] / "tasks/__pycache__/a.pyc").write_text("bytecode")
+    Path("tasks").mkdir()
+    for root, text in ((Path(), SOURCE), (places[1], MOVED)):
+        (root / "tasks/a.py").write_text(text)
+        (root / "tasks/b.py").write_text("b = 1\n")
+    commit = toy.commit(Path.cwd())
+    for root, md5 in zip(places, (cache.digest_of(Path("tasks")), "other.dir"), strict=True):
+        write(root, lock(deps=[{"path": "tasks", "md5": md5}]))
+    assert first_difference.first_difference(STAGES, *places, commit) is None
+    (places[1] / "tasks/b.py").write_text("# two\nb = 2\n")
+    assert said(places, commit)[1] == "  input tasks/b.py, line 2: was b = 1, is b = 2"
 
 
 def test_a_file_whose_earlier_state_is_nowhere_is_named_by_its_digests(places):

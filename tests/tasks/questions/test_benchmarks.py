@@ -9,13 +9,13 @@ import pytest
 from huggingface_hub import constants
 
 from params.schema import benchmarks as schema
-from params.schema import recipe
 from params.schema.benchmarks import Benchmark
 from params.schema.prepare import BenchmarkQuestions, CalculatorExpert, WrittenTraces
 from tasks.environments.question import respond
 from tasks.questions import benchmarks
 from tasks.questions.experts import Dropped
 from tasks.scorers import SCORERS
+from tasks.settings import load as settings_of
 from tasks.tools.python import python_tool
 from tasks.trees.tree import Message, Question
 from tasks.trees.words import overlaps
@@ -55,7 +55,7 @@ def right(question, answer):
 
 @contextmanager
 def python():
-    limits = recipe.load("smoke", ROOT / "params").python
+    limits = settings_of("smoke", ROOT / "params").tool_settings["python"]
     with python_tool(limits, 1) as tool:
         yield partial(respond, {"python": tool})
 

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from params.schema import recipe as schema
 from params.schema.prepare import EncyclopediaExpert, EncyclopediaQuestions
 from tasks.environments import open_tools
 from tasks.questions import encyclopedia
 from tasks.questions.encyclopedia import KINDS, build, generate, material, script
 from tasks.questions.experts import play
+from tasks.settings import load as settings_of
 from tasks.tools.search import save_corpus, search_tool
 from tasks.trees import dialogue as talk
 
-RECIPE = schema.load("tiny-search")
+RECIPE = settings_of("tiny-search")
 SETTINGS = RECIPE.prepare.questions
 RATES = {"wrong_query": 0.2, "wrong_fact": 0.15, "missing_call": 0.1}
 SEED = 5
@@ -60,7 +60,7 @@ def corpus(made, tmp_path_factory):
 @pytest.fixture(scope="module")
 def tools(corpus):
     """The recipe's own tools, the sandbox too."""
-    with open_tools(RECIPE, corpus) as respond:
+    with open_tools(RECIPE.tool_settings, 2, corpus) as respond:
         yield respond
 
 
@@ -329,7 +329,7 @@ def test_each_search_shows_the_whole_article_that_its_step_needs(
     problems, worlds, made, corpus, results
 ):
     articles = {document.title: document.text for document in made.documents}
-    recipe = RECIPE.search.model_copy(update={"results": results})
+    recipe = RECIPE.tool_settings["search"].model_copy(update={"results": results})
     found = Counter()
     with search_tool(recipe, corpus) as run:
         for problem in every(problems):

@@ -22,8 +22,8 @@ from params.schema.agent import Dialogue
 from params.schema.reinforce import Reward, Rollout
 from tasks.engines import Sample
 from tasks.environments.question import respond
-from tasks.policy.model import ASSISTANT, USER
-from tasks.policy.model import END as END_TOKEN
+from tasks.policy.tiny import ASSISTANT, USER
+from tasks.policy.tiny import END as END_TOKEN
 from tasks.reward import score
 from tasks.rollouts.rounds import Setting, grow
 from tasks.tools.python import UNUSED_USER, PythonTool, python_tool
@@ -125,7 +125,6 @@ def budget(paths: int) -> Rollout:
 def room(**changes) -> Dialogue:
     usual = {
         "system": "",
-        "tools": ("python", "search"),
         "turn_tokens": 150_000,
         "result_tokens": 5_000,
         "response_tokens": 400_000,

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from params.schema import recipe
 from tasks.questions import computation
+from tasks.settings import load as settings_of
 from tasks.trees.words import normalised_words, overlaps
 
 QUESTION = "Tom has 12 boxes with 7 red pens each. How many pens does he have in all?"
@@ -85,8 +85,8 @@ def test_no_words_are_refused():
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_generated_questions_of_the_default_recipe_do_not_overlap(seed):
-    settings = recipe.load("tiny").prepare
+def test_generated_questions_do_not_overlap(seed):
+    settings = settings_of("tiny").prepare
     problems = computation.generate(settings.questions, seed)
     texts = {split: [each.question.text for each in problems[split]] for split in problems}
     held_out = texts["validation"] + texts["test"]

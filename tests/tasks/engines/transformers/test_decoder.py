@@ -3,7 +3,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from tasks.engines.transformers import decoder as decoders
-from tasks.engines.transformers.cache import RaggedCache
+from tasks.engines.transformers.cache import RaggedCache, SpareMemory
 from tasks.engines.transformers.decoder import decoder, decodes, hidden_states, pairs
 from tasks.engines.transformers.engine import GROUPED, library
 from tests.trees import small_policy
@@ -28,7 +28,7 @@ def llama(**more):
 def fed(model, start, count):
     """A cache with something in it, and tokens that go behind."""
     random = torch.Generator().manual_seed(start)
-    cache = RaggedCache(library(model), ROWS, CONTEXT)
+    cache = RaggedCache(library(model), ROWS, CONTEXT, SpareMemory())
     cache.store.copy_(torch.randn(cache.store.shape, generator=random))
     cache.rows = slice(0, ROWS)
     first = torch.randint(1, start, (ROWS, 1), generator=random)

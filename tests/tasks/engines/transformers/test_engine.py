@@ -25,8 +25,8 @@ from tasks.engines.transformers import cache
 from tasks.engines.transformers import decoder as decoders
 from tasks.engines.transformers.cache import RaggedSession
 from tasks.engines.transformers.engine import TransformersEngine, grouped_attention
-from tasks.engines.transformers.worker import SessionApart
-from tasks.policy.model import END as END_TOKEN
+from tasks.engines.transformers.worker import WorkerSession
+from tasks.policy.tiny import END as END_TOKEN
 from tasks.policy.tiny import build_policy
 from tasks.trees.outcomes import StopReason
 
@@ -53,13 +53,13 @@ def engine(attentive, tokenizer):
 def fed(monkeypatch):
     """The shape [rows, tokens] of each pass through the model, as they happen."""
     shapes: list[tuple[int, int]] = []
-    forward = RaggedSession._forward
+    forward = RaggedSession.forward
 
     def watched(session, tokens, visible):
         shapes.append(tuple(tokens.shape))
         return forward(session, tokens, visible)
 
-    monkeypatch.setattr(RaggedSession, "_forward", watched)
+    monkeypatch.setattr(RaggedSession, "forward", watched)
     return shapes
 
 
@@ -239,7 +239,7 @@ def test_a_small_policy_is_sampled_beside_itself_in_workers(engine, attentive, t
     first, *others = engine.replicas(3)
     assert first is engine and len(others) == 2
     with open_session(engine) as here, open_session(others[0]) as there:
-        assert isinstance(here, RaggedSession) and isinstance(there, SessionApart)
+        assert isinstance(here, RaggedSession) and isinstance(there, WorkerSession)
 
 
 def test_a_policy_that_has_no_pass_of_our_own_is_sampled_here(engine, monkeypatch, threads):

@@ -12,7 +12,7 @@ import torch
 
 from tasks.engines import Request
 from tasks.engines.transformers import worker
-from tasks.engines.transformers.engine import EngineApart, TransformersEngine
+from tasks.engines.transformers.engine import TransformersEngine, WorkerEngine
 from tests.trees import small_policy
 
 CONTEXT = 60
@@ -23,10 +23,18 @@ def engine(tokenizer):
     return TransformersEngine(small_policy(vocabulary=len(tokenizer)).eval(), tokenizer)
 
 
+@pytest.fixture(scope="module")
+def pool():
+    """Workers that the tests of this file share."""
+    opened = worker.WorkerPool()
+    yield opened
+    opened.close()
+
+
 @pytest.fixture
-def apart(engine):
+def apart(engine, pool):
     """The engine whose sessions run in a worker."""
-    return EngineApart(engine)
+    return WorkerEngine(engine, pool)
 
 
 def open_session(engine, paths=6):
@@ -55,7 +63,7 @@ def bits(samples):
     ]
 
 
-def test_samples_are_those_of_a_session_here_bit_by_bit(engine, apart):
+def test_samples_equal_a_local_sessions_bit_by_bit(engine, apart):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -65,7 +73,7 @@ def test_samples_are_those_of_a_session_here_bit_by_bit(engine, apart):
         torch.set_num_threads(threads)
 
 
-def test_a_worker_serves_one_session_after_another_with_the_weights_of_now(engine, apart):
+def test_worker_is_reused_with_present_weights(engine, apart):
     with open_session(apart) as session:
         process = session.worker.process
         before = bits(play(session))
@@ -77,32 +85,31 @@ def test_a_worker_serves_one_session_after_another_with_the_weights_of_now(engin
         assert after == bits(play(here)) != before
 
 
-def test_sessions_that_are_open_together_have_a_worker_each(apart):
+def test_open_sessions_have_a_worker_each(apart):
     with open_session(apart) as one, open_session(apart) as other:
         assert one.worker.process.pid != other.worker.process.pid
         assert bits(play(one)) == bits(play(other))
 
 
-def test_what_a_session_refuses_is_raised_here(apart):
+def test_refusals_of_the_session_are_raised_here(apart):
     with open_session(apart, paths=1) as session:
         path = session.open()
         with pytest.raises(ValueError, match="the session has 60") as refused:
             session.sample([Request(path, prompt(55), 0, 9)])
-        assert "ragged.py" in refused.value.__notes__[0]  # where it happened
+        assert "cache.py" in refused.value.__notes__[0]  # where it happened
         assert len(session.sample([Request(path, prompt(5), 0, 2)])) == 1
         session.open()
         with pytest.raises(RuntimeError, match="all 1 paths"):
             session.sample([Request(path, prompt(5), 0, 2)])
 
 
-def test_a_context_beyond_the_policys_is_refused_before_a_process_starts(apart, monkeypatch):
-    monkeypatch.setattr(worker, "_idle", [])
-    monkeypatch.setattr(worker, "_start", None)
+def test_long_context_is_refused_before_a_start(engine):
+    apart = WorkerEngine(engine, pool=None)
     with pytest.raises(ValueError, match="longer context"), apart.session(1, 10**6, 1.0, 1.0, ()):
         pass
 
 
-def test_a_worker_that_dies_raises_and_the_next_session_gets_another(apart):
+def test_dead_worker_raises_and_is_replaced(apart):
     with (
         pytest.raises(RuntimeError, match=r"has ended \(status -9; .*call again"),
         open_session(apart) as session,
@@ -115,7 +122,7 @@ def test_a_worker_that_dies_raises_and_the_next_session_gets_another(apart):
         assert len(play(session)) == 8
 
 
-def test_a_worker_that_has_died_while_it_was_idle_is_not_asked(apart):
+def test_worker_that_died_idle_is_replaced(apart):
     with open_session(apart) as session:
         dead = session.worker.process
     dead.kill()
@@ -125,7 +132,7 @@ def test_a_worker_that_has_died_while_it_was_idle_is_not_asked(apart):
         assert len(play(session)) == 8
 
 
-def test_an_error_in_the_middle_ends_the_worker(apart):
+def test_an_error_in_a_session_ends_its_worker(apart):
     with pytest.raises(KeyError), open_session(apart) as session:
         raise KeyError("in the middle")
     assert session.worker.process.returncode == -signal.SIGKILL
@@ -133,12 +140,12 @@ def test_an_error_in_the_middle_ends_the_worker(apart):
 
 TRAINER = """
 from tasks.engines.transformers import worker
-print(worker._start().process.pid, flush=True)
+print(worker.start().process.pid, flush=True)
 input()
 """
 
 
-def test_a_worker_ends_with_the_process_that_started_it_however_that_ends():
+def test_worker_ends_with_a_killed_trainer():
     trainer = subprocess.Popen(
         [sys.executable, "-c", TRAINER],
         stdin=subprocess.PIPE,

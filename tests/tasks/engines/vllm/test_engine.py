@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tasks.engines.vllm import engine, serve
-from tasks.engines.vllm.connection import ROOT, read, shared
+from tasks.engines.vllm.connection import ROOT, parse_choice, shared
 from tasks.engines.vllm.messages import SEEDS, Turn
 
 PIECES = ["a", "</python>", "b</python>c", "</", "python>", "<|end|>"]
@@ -76,7 +76,9 @@ def test_what_a_server_says_of_a_turn_is_tokens_logprobs_and_entropies():
         return {"logprob": logprob, "top_logprobs": [{"logprob": logprob}, {"logprob": entropy}]}
 
     content = [entry(-0.5, 0.25), entry(-1.5, 0.75)]
-    tokens, logprobs, entropies = read({"token_ids": [3, 4], "logprobs": {"content": content}})
+    tokens, logprobs, entropies = parse_choice(
+        {"token_ids": [3, 4], "logprobs": {"content": content}}
+    )
     assert tokens.tolist() == [3, 4]
     assert logprobs.tolist() == [-0.5, -1.5] and entropies.tolist() == [0.25, 0.75]
 
@@ -97,4 +99,4 @@ def test_a_server_starts_with_our_worker_and_flags(tmp_path, monkeypatch):
 def test_a_server_without_a_policy_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
         serve.main([str(tmp_path)])
-    assert "holds no policy" in capsys.readouterr().err
+    assert "is no policy" in capsys.readouterr().err

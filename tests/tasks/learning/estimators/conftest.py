@@ -1,14 +1,28 @@
 """What the estimators' tests share: random groups on trees, and the formulas as slow loops."""
 
 import random
+from functools import partial
 
 import numpy as np
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
+from params.schema.algorithms import Estimator
+from tasks.learning.algorithm import ESTIMATORS
 from tasks.learning.estimators import Episode
 
 REWARDS = (-1.0, 0.0, 0.25, 0.5, 1.0, 1.1)
 HALF = 0.75**0.5  # .8660: what two of four members with reward 1 get, the others 0
+
+
+def estimator(kind, **settings):
+    """The function ``groups -> advantages`` of a choice, as a row of the table would write it."""
+    choice = TypeAdapter(Estimator).validate_python({"kind": kind, **settings})
+    return partial(ESTIMATORS[kind], choice=choice)
+
+
+def gae(gamma, lambda_, kind="gae"):
+    return estimator(kind, gamma=gamma, **{"lambda": lambda_})
 
 
 def episode(reward=0.0, length=1, **given):

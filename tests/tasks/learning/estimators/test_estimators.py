@@ -1,4 +1,4 @@
-"""What every estimator keeps, whatever its formula."""
+"""Properties that every estimator has, whatever its formula."""
 
 from dataclasses import replace
 
@@ -7,27 +7,33 @@ import pytest
 from hypothesis import given, note
 from hypothesis import strategies as st
 
-from tasks.learning.estimators import critic as critics
-from tasks.learning.estimators import group, step, tree
-from tests.tasks.learning.estimators.conftest import assert_same, batches, episode, groups
+from tasks.learning.estimators import group
+from tests.tasks.learning.estimators.conftest import (
+    assert_same,
+    batches,
+    episode,
+    estimator,
+    gae,
+    groups,
+)
 
 BY_REWARD = {  # without a time axis and within the group
-    "return": group.returns(),
-    "group relative": group.group_relative(std=True),
-    "group relative without std": group.group_relative(std=False),
-    "leave one out": group.leave_one_out(),
-    "prefix calibrated": tree.prefix_calibrated(),
+    "return": estimator("return"),
+    "group relative": estimator("group_relative", std=True),
+    "group relative without std": estimator("group_relative", std=False),
+    "leave one out": estimator("leave_one_out"),
+    "prefix calibrated": estimator("prefix_calibrated"),
 }
 BY_DIFFERENCE = {name: chosen for name, chosen in BY_REWARD.items() if name != "return"}
 BY_STEP = {
-    "two level": step.two_level(omega=1.0, gamma=0.95, std=True),
-    "two level without std": step.two_level(omega=1.0, gamma=0.95, std=False),
-    "grouped GAE": step.grouped_gae(gamma=0.95, lambda_=0.8),
+    "two level": estimator("two_level", omega=1.0, gamma=0.95, std=True),
+    "two level without std": estimator("two_level", omega=1.0, gamma=0.95, std=False),
+    "grouped GAE": gae(0.95, 0.8, "grouped_gae"),
 }
 BY_BATCH = {
-    "batch whitened": group.batch_whitened(baseline=False),
-    "batch whitened after the mean": group.batch_whitened(baseline=True),
-    "GAE": critics.gae(gamma=0.99, lambda_=0.95),
+    "batch whitened": estimator("batch_whitened", baseline=False),
+    "batch whitened after the mean": estimator("batch_whitened", baseline=True),
+    "GAE": gae(gamma=0.99, lambda_=0.95),
 }
 WITHIN_GROUP = BY_REWARD | BY_STEP
 EVERY = WITHIN_GROUP | BY_BATCH
@@ -36,9 +42,9 @@ COMPARING = {name: chosen for name, chosen in EVERY.items() if name not in ("ret
 
 def each(estimators):
     """One after the other on the same example; a failure notes the name."""
-    for name, estimator in estimators.items():
+    for name, credit in estimators.items():
         note(name)
-        yield estimator
+        yield credit
 
 
 def frozen(batch):
@@ -49,9 +55,9 @@ def frozen(batch):
 
 
 @given(batches)
-def test_each_sampled_token_gets_a_finite_number_and_nothing_is_changed(batch):
-    for estimator in each(EVERY):
-        advantages = estimator(frozen(batch))
+def test_advantages_are_finite_and_inputs_unchanged(batch):
+    for credit in each(EVERY):
+        advantages = credit(frozen(batch))
         assert [[len(leaf.tokens) for leaf in leaves] for leaves in batch] == [
             [len(tokens) for tokens in leaves] for leaves in advantages
         ]
@@ -60,73 +66,73 @@ def test_each_sampled_token_gets_a_finite_number_and_nothing_is_changed(batch):
 
 
 @given(batches, st.randoms(use_true_random=False))
-def test_the_order_of_leaves_and_of_groups_does_not_matter(batch, random):
+def test_order_does_not_matter(batch, random):
     order = [random.sample(range(len(leaves)), len(leaves)) for leaves in batch]
     turns = random.sample(range(len(batch)), len(batch))
-    for estimator in each(EVERY):
-        expected = estimator(batch)
+    for credit in each(EVERY):
+        expected = credit(batch)
         assert_same(
-            estimator([[batch[g][leaf] for leaf in order[g]] for g in turns]),
+            credit([[batch[g][leaf] for leaf in order[g]] for g in turns]),
             [[expected[g][leaf] for leaf in order[g]] for g in turns],
         )
 
 
 @given(batches)
 def test_other_groups_do_not_matter(batch):
-    for estimator in each(WITHIN_GROUP):
-        alone = [estimator([leaves])[0] for leaves in batch]
-        assert_same(estimator(batch), alone, tolerance=0)
+    for credit in each(WITHIN_GROUP):
+        alone = [credit([leaves])[0] for leaves in batch]
+        assert_same(credit(batch), alone, tolerance=0)
 
 
 @given(groups(), st.sampled_from([-1.0, 0.1, 1 / 3, 1e9]), st.integers(1, 16))
 def test_equal_leaves_give_exactly_zero(leaves, value, size):
     # One-token outputs for all; in longer ones returns may differ by their distance from the end.
     alike = [episode(value)] * size
-    for estimator in each(COMPARING):
-        assert [a.tolist() for a in estimator([alike])[0]] == [[0.0]] * size
-    for estimator in each(BY_DIFFERENCE):
-        assert all((a == 0).all() for a in estimator([leaves[:1] * size])[0])
+    for credit in each(COMPARING):
+        assert [a.tolist() for a in credit([alike])[0]] == [[0.0]] * size
+    for credit in each(BY_DIFFERENCE):
+        assert all((a == 0).all() for a in credit([leaves[:1] * size])[0])
 
 
 @given(groups())
-def test_how_tokens_are_split_into_steps_does_not_matter_to_whole_rewards(leaves):
+def test_steps_do_not_matter_to_whole_rewards(leaves):
     finer = [
         replace(leaf, steps=np.arange(len(leaf.tokens)), states=("s",) * len(leaf.tokens))
         for leaf in leaves
     ]
-    for estimator in each(BY_REWARD):
-        assert_same(estimator([finer]), estimator([leaves]), tolerance=0)
+    for credit in each(BY_REWARD):
+        assert_same(credit([finer]), credit([leaves]), tolerance=0)
 
 
 @given(groups(), st.sampled_from([-3.0, -0.5, 0.25, 8.0]))
-def test_a_shift_of_all_rewards_of_a_group_does_not_matter(leaves, shift):
+def test_shift_of_a_groups_rewards_does_not_matter(leaves, shift):
     shifted = [replace(leaf, reward=leaf.reward + shift) for leaf in leaves]
-    for estimator in each(BY_DIFFERENCE):
-        assert_same(estimator([shifted]), estimator([leaves]), tolerance=1e-8)
+    for credit in each(BY_DIFFERENCE):
+        assert_same(credit([shifted]), credit([leaves]), tolerance=1e-8)
 
 
 @given(groups())
-def test_a_charge_on_a_token_is_part_of_the_whole_reward(leaves):
+def test_token_rewards_are_part_of_the_whole_reward(leaves):
     whole = [
         replace(leaf, reward=group.whole_rewards([leaf])[0], token_rewards=0 * leaf.token_rewards)
         for leaf in leaves
     ]
-    for estimator in each(BY_REWARD):
-        assert_same(estimator([whole]), estimator([leaves]), tolerance=0)
+    for credit in each(BY_REWARD):
+        assert_same(credit([whole]), credit([leaves]), tolerance=0)
 
 
-@pytest.mark.parametrize("estimator", EVERY.values(), ids=list(EVERY))
-def test_a_batch_without_groups_and_leaves_without_tokens_have_no_advantages(estimator):
-    assert estimator([]) == []
-    assert estimator([[]]) == [[]]
+@pytest.mark.parametrize("credit", EVERY.values(), ids=list(EVERY))
+def test_empty_batch_and_empty_leaves(credit):
+    assert credit([]) == []
+    assert credit([[]]) == [[]]
     empty = episode(1.0, 0, values=np.zeros(0))
-    assert [len(a) for a in estimator([[empty, empty]])[0]] == [0, 0]
+    assert [len(a) for a in credit([[empty, empty]])[0]] == [0, 0]
 
 
 @given(batches)
-def test_whitened_advantages_have_mean_0_and_standard_deviation_1(batch):
-    for estimator in each(BY_BATCH):
-        flat = np.concatenate([a for leaves in estimator(batch) for a in leaves])
+def test_whitened_advantages_have_mean_0_and_spread_1(batch):
+    for credit in each(BY_BATCH):
+        flat = np.concatenate([a for leaves in credit(batch) for a in leaves])
         assert abs(flat.mean()) < 1e-9
         if np.abs(flat).max() > 1e-6:  # else there was no spread
             assert abs(flat.std(ddof=1) - 1) < 1e-3

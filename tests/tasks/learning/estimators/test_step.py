@@ -6,18 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.learning.estimators.step import (
-    grouped_gae,
     state_sharing,
     step_advantages,
     step_rewards,
-    two_level,
 )
 from tests.tasks.learning.estimators.conftest import (
     HALF,
     assert_same,
     batches,
     episode,
+    estimator,
     factors,
+    gae,
     groups,
     slow_relative,
     slow_whitened,
@@ -29,6 +29,14 @@ FOUR = [
     walk(states, [0.0, 0.0, 0.0], final)
     for states, final in (("ABC", 10.0), ("ABD", 0.0), ("AEC", 10.0), ("AEE", 0.0))
 ]
+
+
+def two_level(omega, gamma, std=True):
+    return estimator("two_level", omega=omega, gamma=gamma, std=std)
+
+
+def grouped_gae(gamma, lambda_):
+    return gae(gamma, lambda_, "grouped_gae")
 
 
 def slow_rewards(leaf):
@@ -115,17 +123,17 @@ def test_golden_values_of_two_level():
     expected = [
         [0.5 * some + whole for some in leaf] for leaf, whole in zip(steps, episodes, strict=True)
     ]
-    assert_same(two_level(0.5, 0.95, std=True)([FOUR]), [expected], tolerance=1e-5)
+    assert_same(two_level(0.5, 0.95, True)([FOUR]), [expected], tolerance=1e-5)
 
 
-def test_golden_values_of_two_level_without_standard_deviations():
+def test_golden_values_of_two_level_without_std():
     e = 9.5 / 3
     steps = [[4.5125, 4.75, 0], [-4.5125, -4.75, 0], [4.5125, 9.5 - e, 0], [-4.5125, -e, -e]]
     expected = [
         [some + whole for some in leaf]
         for leaf, whole in zip(steps, [5.0, -5.0, 5.0, -5.0], strict=True)
     ]
-    assert_same(two_level(1.0, 0.95, std=False)([FOUR]), [expected], tolerance=1e-5)
+    assert_same(two_level(1.0, 0.95, False)([FOUR]), [expected], tolerance=1e-5)
 
 
 @pytest.mark.parametrize("std", [True, False])
@@ -158,7 +166,7 @@ def test_grouped_gae_is_a_slow_loop_over_its_formula(batch, gamma, lambda_):
 
 
 @given(groups(), factors)
-def test_with_lambda_1_grouped_gae_is_return_less_mean_return_of_the_state(group, gamma):
+def test_grouped_gae_with_lambda_1(group, gamma):
     means = {state: sum(some) / len(some) for state, some in by_state(group, gamma).items()}
     expected = [
         [
@@ -171,12 +179,12 @@ def test_with_lambda_1_grouped_gae_is_return_less_mean_return_of_the_state(group
 
 
 @given(groups(), factors)
-def test_with_lambda_0_grouped_gae_is_the_temporal_difference(group, gamma):
+def test_grouped_gae_with_lambda_0(group, gamma):
     assert_same([step_advantages(group, gamma, 0.0)], [slow_deltas(group, gamma)])
 
 
 @given(groups(), factors, factors)
-def test_standardised_steps_have_mean_0_and_standard_deviation_1(group, gamma, lambda_):
+def test_standardised_steps_have_mean_0_and_spread_1(group, gamma, lambda_):
     (advantages,) = grouped_gae(gamma, lambda_)([group])
     first_tokens = [np.unique(leaf.steps, return_index=True)[1] for leaf in group]
     steps = np.concatenate([a[t] for a, t in zip(advantages, first_tokens, strict=True)])
@@ -186,13 +194,13 @@ def test_standardised_steps_have_mean_0_and_standard_deviation_1(group, gamma, l
 
 
 @given(groups(), factors, factors)
-def test_without_shared_states_steps_get_no_credit_of_their_own(group, gamma, lambda_):
+def test_unshared_states_get_no_step_credit(group, gamma, lambda_):
     apart = [
         replace(leaf, states=tuple(f"{i}, {t}" for t in range(len(leaf.states))))
         for i, leaf in enumerate(group)
     ]
-    wholes = two_level(0.0, gamma, std=True)([apart])
-    assert_same(two_level(1.0, gamma, std=True)([apart]), wholes, tolerance=0)
+    wholes = two_level(0.0, gamma, True)([apart])
+    assert_same(two_level(1.0, gamma, True)([apart]), wholes, tolerance=0)
     zeros = [np.zeros(len(leaf.tokens)) for leaf in apart]
     assert_same(grouped_gae(gamma, lambda_)([apart]), [zeros], tolerance=0)
 
@@ -201,30 +209,39 @@ def test_without_shared_states_steps_get_no_credit_of_their_own(group, gamma, la
 @pytest.mark.parametrize("size", [1, 3, 7])
 def test_equal_walks_give_exactly_zero(value, size):
     alike = [walk("ABC", [0.0, -0.1, 0.0], value)] * size
-    for estimator in (grouped_gae(0.95, 0.8), two_level(1.0, 0.95, std=True)):
-        assert (np.concatenate(estimator([alike])[0]) == 0).all()
+    for credit in (
+        grouped_gae(0.95, 0.8),
+        two_level(1.0, 0.95, True),
+    ):
+        assert (np.concatenate(credit([alike])[0]) == 0).all()
 
 
 @given(groups(), factors, factors)
-def test_how_many_tokens_a_step_has_does_not_matter_to_the_steps(group, gamma, lambda_):
+def test_tokens_of_a_step_do_not_matter(group, gamma, lambda_):
     one_token_each = [walk(leaf.states, slow_rewards(leaf)) for leaf in group]
-    for estimator in (two_level(1.0, gamma, std=True), grouped_gae(gamma, lambda_)):
-        some = estimator([one_token_each])
+    for credit in (
+        two_level(1.0, gamma, True),
+        grouped_gae(gamma, lambda_),
+    ):
+        some = credit([one_token_each])
         expected = [[a[leaf.steps] for a, leaf in zip(some[0], group, strict=True)]]
-        assert_same(estimator([group]), expected)
+        assert_same(credit([group]), expected)
 
 
-def test_the_reward_of_a_step_is_that_of_its_tokens_and_the_last_has_the_end():
+def test_step_reward_sums_its_tokens():
     charges, steps = np.array([0.0, -0.1, 0.0, -0.2, 0.5]), np.array([0, 0, 1, 1, 2])
     leaf = episode(10.0, 5, token_rewards=charges, steps=steps, states=("a", "b", "c"))
     np.testing.assert_allclose(step_rewards(leaf), [-0.1, -0.2, 10.5], atol=1e-12)
 
 
-@pytest.mark.parametrize("estimator", [two_level(1.0, 0.95, std=True), grouped_gae(0.95, 0.8)])
-def test_states_that_do_not_fit_the_steps_are_refused(estimator):
+@pytest.mark.parametrize(
+    "credit",
+    [two_level(1.0, 0.95, True), grouped_gae(0.95, 0.8)],
+)
+def test_states_that_do_not_fit_the_steps_are_refused(credit):
     leaf = replace(walk("AB", [0.0, 0.0]), states=("A", "B", "C"))
     with pytest.raises(ValueError, match="2 environment steps and 3 states"):
-        estimator([[leaf]])
+        credit([[leaf]])
 
 
 def test_state_sharing_counts_within_groups():

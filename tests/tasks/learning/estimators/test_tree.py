@@ -5,13 +5,13 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tasks.learning.estimators.group import group_relative
-from tasks.learning.estimators.tree import prefix_calibrated, token_identities
+from tasks.learning.estimators.tree import token_identities
 from tests.tasks.learning.estimators.conftest import (
     HALF,
     assert_same,
     batches,
     episode,
+    estimator,
     groups,
     slow_relative,
     slow_whole,
@@ -35,7 +35,7 @@ def keyed_on(identities):
 
 
 def test_golden_values_keyed_on_token_ids():
-    some = prefix_calibrated()([keyed_on(token_identities(PATHS))])[0]
+    some = estimator("prefix_calibrated")([keyed_on(token_identities(PATHS))])[0]
     assert [[round(float(a), 4) + 0.0 for a in leaf] for leaf in some] == ROWS
     third = HALF / 3  # .2887
     exact = [
@@ -50,7 +50,7 @@ def test_golden_values_keyed_on_token_ids():
 def test_golden_values_keyed_on_lineage():
     # The same rewards; the third leaf has token ids of its own for what it says like the others.
     lineage = [np.array(row) for row in ([0, 1, 2, 3], [0, 1, 2, 4], [0, 5, 6, 7], [0, 8, 9, 10])]
-    some = prefix_calibrated()([keyed_on(lineage)])
+    some = estimator("prefix_calibrated")([keyed_on(lineage)])
     exact = [
         [0, 0, 0, HALF],
         [0, 0, 0, -HALF],
@@ -61,7 +61,7 @@ def test_golden_values_keyed_on_lineage():
 
 
 @given(batches)
-def test_prefix_calibrated_is_a_slow_loop_over_its_formula(batch):
+def test_prefix_calibrated_equals_a_slow_loop(batch):
     expected = []
     for group in batch:
         initial = slow_relative([slow_whole(leaf) for leaf in group])
@@ -73,11 +73,11 @@ def test_prefix_calibrated_is_a_slow_loop_over_its_formula(batch):
             ]
             credits.append([sum(some) / len(some) for some in having])
         expected.append(credits)
-    assert_same(prefix_calibrated()(batch), expected)
+    assert_same(estimator("prefix_calibrated")(batch), expected)
 
 
 @given(batches)
-def test_distinct_outputs_have_the_group_relative_advantage(batch):
+def test_distinct_outputs_are_group_relative(batch):
     distinct = [
         [
             replace(leaf, tokens=1000 * index + np.arange(len(leaf.tokens)))
@@ -85,21 +85,25 @@ def test_distinct_outputs_have_the_group_relative_advantage(batch):
         ]
         for group in batch
     ]
-    assert_same(prefix_calibrated()(distinct), group_relative(std=True)(distinct), tolerance=0)
+    assert_same(
+        estimator("prefix_calibrated")(distinct),
+        estimator("group_relative", std=True)(distinct),
+        tolerance=0,
+    )
 
 
 @given(groups())
-def test_hard_and_soft_credit_have_the_same_sum_over_the_leaves_that_share_a_token(group):
+def test_hard_and_soft_credit_sum_alike_over_sharers(group):
     tokens = np.concatenate([leaf.tokens for leaf in group])
-    hard = np.concatenate(prefix_calibrated()([group])[0])
-    soft = np.concatenate(group_relative(std=True)([group])[0])
+    hard = np.concatenate(estimator("prefix_calibrated")([group])[0])
+    soft = np.concatenate(estimator("group_relative", std=True)([group])[0])
     np.testing.assert_allclose(np.bincount(tokens, hard), np.bincount(tokens, soft), atol=1e-9)
 
 
 @given(groups())
-def test_leaves_that_share_a_token_give_it_equal_credit(group):
+def test_shared_tokens_get_equal_credit(group):
     seen: dict[int, float] = {}
-    for leaf, advantages in zip(group, prefix_calibrated()([group])[0], strict=True):
+    for leaf, advantages in zip(group, estimator("prefix_calibrated")([group])[0], strict=True):
         for token, advantage in zip(leaf.tokens.tolist(), advantages, strict=True):
             assert seen.setdefault(token, advantage) == advantage
 
@@ -108,7 +112,7 @@ def test_leaves_that_share_a_token_give_it_equal_credit(group):
 def test_a_token_that_all_leaves_share_gets_no_credit(group):
     common = set.intersection(*(set(leaf.tokens.tolist()) for leaf in group))
     assume(common)
-    leaf, advantages = group[0], prefix_calibrated()([group])[0][0]
+    leaf, advantages = group[0], estimator("prefix_calibrated")([group])[0][0]
     for token, advantage in zip(leaf.tokens, advantages, strict=True):
         assert token not in common or abs(advantage) < 1e-9
 
@@ -117,7 +121,7 @@ IDS = st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=7)
 
 
 @given(IDS, st.sampled_from([np.int32, np.int64]))
-def test_identities_are_equal_exactly_where_whole_prefixes_are(paths, dtype):
+def test_identities_are_equal_iff_prefixes_are(paths, dtype):
     identities = token_identities([np.array(path, dtype) for path in paths])
     assert [len(some) for some in identities] == [len(path) for path in paths]
     assert all(some.dtype == np.int64 for some in identities)

@@ -1,0 +1,59 @@
+import signal
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+
+from flows.tracking import store
+from flows.tracking.run import stage_run
+
+
+def test_processes_that_start_at_once_share_a_store(tmp_path, monkeypatch, child):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    # of one key, the second would resume the first
+    code = "from flows.tracking.run import stage_run\nwith stage_run('tiny', {0!r}, key={0!r}): 0"
+    started = [child(code.format(name)) for name in ("prepare", "evaluate")]
+    assert [process.wait() for process in started] == [(0, ""), (0, "")]
+    with closing(sqlite3.connect(tmp_path / ".beamline" / "mlflow.db")) as connection:
+        found = connection.execute("SELECT name, status FROM runs").fetchall()
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert sorted(found) == [("evaluate@tiny", "FINISHED"), ("prepare@tiny", "FINISHED")]
+    assert [path.name for path in (tmp_path / ".beamline").iterdir()] == ["mlflow.db"]
+
+
+def test_new_store_is_made_where_the_environment_says(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/elsewhere/runs.db")
+    with stage_run("tiny", "prepare", "k") as run:
+        run.log_table([{"a": 1}], "a.json")
+    assert (tmp_path / "elsewhere/mlartifacts" / run.id / "artifacts/a.json").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["elsewhere"]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_only_abandoned_runs_are_found_and_ended(client, child):
+    killed = child(
+        "import os, signal\n"
+        "from flows.tracking.run import stage_run\n"
+        "with stage_run('tiny', 'reinforce', 'a'), stage_run('tiny', 'evaluate', 'b'):\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert killed.wait()[0] == -signal.SIGKILL
+    ours = client.create_run(client.get_experiment_by_name("beamline").experiment_id)  # no tags
+    with stage_run("tiny", "prepare", "k") as run:
+        gone = store.abandoned()
+        assert sorted(name for _, name in gone) == ["evaluate@tiny", "reinforce@tiny"]
+        for run_id, _ in gone:
+            store.end_abandoned(run_id)
+        store.end_abandoned(run.id)
+        assert store.abandoned() == []
+        assert client.get_run(run.id).info.status == "RUNNING"
+    assert {client.get_run(run_id).info.status for run_id, _ in gone} == {"KILLED"}
+    assert client.get_run(ours.info.run_id).info.status == "RUNNING"
+
+
+def test_tracking_is_imported_without_mlflow():
+    program = "import sys\nimport flows.tracking.run\nprint('mlflow' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ran.stdout == "False\n"
