@@ -8,7 +8,7 @@ import pytest
 from benchmarks import ledger_cost as bench
 from flows import reinforce
 from flows.host import disk
-from tasks.ledger import substeps
+from flows.runs import ledger_mirror
 
 
 @pytest.fixture(autouse=True)
@@ -37,10 +37,10 @@ def test_the_clock_counts_what_is_nested_once_and_puts_all_back(monkeypatch):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_an_iteration_is_measured_with_what_the_ledger_takes_of_it(monkeypatch, shared):
+def test_measure_gives_the_ledgers_share(monkeypatch, shared):
     for verb in ("rollout", "reward", "advantage", "update"):
         monkeypatch.setattr(reinforce, verb, getattr(reinforce, verb).fn)
-    monkeypatch.setenv(bench.store.VARIABLE, "")
+    monkeypatch.setenv(ledger_mirror.VARIABLE, "")
     shape = {"hidden": 16, "layers": 1, "heads": 1, "key_value_heads": 1, "feed_forward": 16}
     found = bench.measure(shape, 2, shared)
     processor = found["processor"]
@@ -48,4 +48,3 @@ def test_an_iteration_is_measured_with_what_the_ledger_takes_of_it(monkeypatch, 
         assert 0 < found["share"][of] == found[of]["ledger"] / found[of]["iteration"] < 1
     assert processor["ledger"] <= found["wall"]["ledger"] * 4
     assert found["parameters"] < 20_000
-    assert substeps._stores == []

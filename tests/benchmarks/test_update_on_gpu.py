@@ -147,13 +147,13 @@ def test_a_decoding_step_reads_all_weights_and_what_the_rows_have():
 
 def test_sampling_takes_as_many_steps_as_it_is_measured_by(monkeypatch):
     passes = []
-    forward = cache.RaggedSession._forward
+    forward = cache.RaggedSession.forward
 
     def spy(session, tokens, visible):
         passes.append((tuple(tokens.shape), session.network.like.dtype))
         return forward(session, tokens, visible)
 
-    monkeypatch.setattr(cache.RaggedSession, "_forward", spy)
+    monkeypatch.setattr(cache.RaggedSession, "forward", spy)
     found = bench.measure_sampling("tiny", ARCHITECTURE, 2, bench.TINY.turn, "cpu", 1e9)
     prefill, *steps = passes
     assert prefill == ((2, bench.TINY.turn.prompt), torch.bfloat16)

@@ -202,9 +202,7 @@ def test_tags_of_several_tokens_are_found_in_the_text(engine, make, tiny):
 
 # ---------------------------------------------------------------- trees
 
-DIALOGUE = Dialogue(
-    system="", tools=("python",), turn_tokens=24, result_tokens=8, response_tokens=60, tool_calls=3
-)
+DIALOGUE = Dialogue(system="", turn_tokens=24, result_tokens=8, response_tokens=60, tool_calls=3)
 BUDGET = Rollout(
     leaves=6,
     initial=3,

@@ -60,7 +60,7 @@ def corpus(made, tmp_path_factory):
 @pytest.fixture(scope="module")
 def tools(corpus):
     """The recipe's own tools, the sandbox too."""
-    with open_tools(RECIPE, corpus) as respond:
+    with open_tools(RECIPE.tool_settings, 2, corpus) as respond:
         yield respond
 
 

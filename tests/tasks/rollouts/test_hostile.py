@@ -125,7 +125,6 @@ def budget(paths: int) -> Rollout:
 def room(**changes) -> Dialogue:
     usual = {
         "system": "",
-        "tools": ("python", "search"),
         "turn_tokens": 150_000,
         "result_tokens": 5_000,
         "response_tokens": 400_000,

@@ -109,7 +109,6 @@ def budget(**changes) -> Rollout:
 def layout(**changes) -> Dialogue:
     usual: dict[str, Any] = {
         "system": "",
-        "tools": ("python",),
         "turn_tokens": 40,
         "result_tokens": 10,
         "response_tokens": 150,
