@@ -165,7 +165,9 @@ def test_orphans_end_with_their_children(project, look, start):
 
 def test_orphaned_sandbox_is_recognised(start):
     ours, theirs = socket.socketpair()
-    limits = PythonTool.model_validate(toy.RECIPE["python"] | {"memory_mib": 512, "processes": 8})
+    limits = PythonTool.model_validate(
+        toy.RECIPE["tools"]["python"] | {"memory_mib": 512, "processes": 8}
+    )
     with theirs:
         shell = subprocess.Popen(
             # a command in the background would read from /dev/null
@@ -344,9 +346,7 @@ def test_links_to_edited_outs_become_copies(project, look, cached):
 # what MLflow and Prefect believe
 
 
-def test_what_a_store_was_not_told_is_delivered_and_stays_while_the_store_is_away(
-    project, look, monkeypatch
-):
+def test_unsent_messages_stay_until_the_store_answers(project, look, monkeypatch):
     store = project / "store.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{store}")
     store.write_text("no database" * 100)

@@ -1,6 +1,6 @@
 import re
+import runpy
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -155,14 +155,12 @@ def test_recipe_that_cannot_be_planned_is_an_error(capsys, checkout, changes, wo
     assert words in captured.err
 
 
-def test_program_returns_its_status(checkout):
-    ran = subprocess.run(
-        [sys.executable, "-m", "flows.plan", "qwen3-14b", "--card", "24"],
-        cwd=toy.ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert ran.returncode == 1, ran.stderr
-    assert REFUSED in ran.stdout
-    assert ran.stderr == ""
+def test_program_returns_its_status(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["plan", "qwen3-14b", "--card", "24"])
+    monkeypatch.delitem(sys.modules, "flows.plan")  # which runs once more
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("flows.plan", run_name="__main__")
+    assert ended.value.code == 1
+    printed = capsys.readouterr()
+    assert REFUSED in printed.out
+    assert printed.err == ""

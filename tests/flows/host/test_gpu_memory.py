@@ -61,7 +61,7 @@ def edited(recipe, **changes):
         for section in sections:
             place = place[section]
         place[key] = value
-    return schema.Recipe.model_validate(values)
+    return type(recipe).model_validate(values)  # with the settings of tools
 
 
 def of_gib(gib):

@@ -233,7 +233,7 @@ def test_champion_is_written_into_the_recipe_alone(project):
         champions.promote("toy", commit)
         found = champions.fetch("toy", recipe)
         assert (found.commit, found.digest) == (commit, digest)
-        assert settings.load("toy").champion == found
+        assert settings.load("toy", Path("params")).champion == found
         written = recipe.read_text().splitlines()
         assert written[:place] + written[place + 1 :] == lines[:place] + lines[place + 1 :]
 
