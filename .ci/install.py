@@ -132,7 +132,10 @@ def provide_uv() -> None:
 
 def make_environment(place: Path) -> None:
     """Make an empty environment at ``place``, with pip; what is there is removed."""
-    remedy = f"is there no Python {PYTHON_VERSION}, and no way to fetch one? Install it first"
+    remedy = (
+        f"Beamline needs Python {PYTHON_VERSION}, which uv fetches from GitHub if there is none. "
+        "Install it, or set UV_PYTHON_INSTALL_MIRROR to a place that can be reached"
+    )
     options = ["--clear", "--force", "--seed", "--python", PYTHON_VERSION]
     run(UV, "venv", "--quiet", *options, place, remedy=remedy)
 
@@ -160,8 +163,8 @@ def run(*command: str | Path, remedy: str = "") -> None:
     """Run a command in the checkout; end with its error and the remedy if it fails."""
     status = subprocess.run([str(part) for part in command], cwd=ROOT, check=False).returncode
     if status:
-        said = f"install: {Path(command[0]).name} failed (exit status {status})"
-        sys.exit(f"{said}: {remedy}" if remedy else said)
+        failed = f"install: {Path(command[0]).name} failed (exit status {status})"
+        sys.exit(f"{failed}: {remedy}" if remedy else failed)
 
 
 if __name__ == "__main__":

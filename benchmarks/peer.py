@@ -25,7 +25,7 @@ from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
 from params.schema.recipe import Recipe
 from tasks.environments import Respond
-from tasks.policy.model import ASSISTANT, END, USER
+from tasks.policy.tiny import ASSISTANT, END, USER
 from tasks.scorers import SCORERS
 from tasks.trees import dialogue as talk
 from tasks.trees.outcomes import StopReason

@@ -276,7 +276,7 @@ def forward_backward(
     learning.model.zero_grad(set_to_none=True)
     views = sum(int(made.mask.sum()) for made in batch)
     for made in batch:
-        value, _ = learner._objective(learning, made, loss, 1.0, views, views, machine)
+        value, _ = learner.objective(learning, made, loss, 1.0, views, views, machine)
         value.backward()
 
 
@@ -295,13 +295,13 @@ def measure(
     checkpoint.prepare_optimizer(learning, SETTINGS)
     loss = assemble(load_algorithms()["grpo"], 1).loss
     machine, form = machine_of(device), form_for(device)
-    cost = learner._cost(learning.model, form)
+    cost = learner.training_cost(learning.model, form)
     batch = micro_batches(trees, packing, tokens, cost, device)
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     with attending(learning.model, form), learner.recomputing(learning.model, recompute):
         forward_backward(learning, batch, loss, machine)
-        learner._apply(learning, SETTINGS)  # the optimizer has its state from now on
+        learner.apply_gradients(learning, SETTINGS)  # the optimizer has its state from now on
         seconds = [
             timed(lambda: forward_backward(learning, batch, loss, machine), device)
             for _ in range(WARM_UP + REPETITIONS)

@@ -1,4 +1,4 @@
-"""The cold start: supervised fine-tuning of the first policy on the traces, or the champion."""
+"""Fine-tune the first policy on the traces, or start from the champion."""
 
 from __future__ import annotations
 

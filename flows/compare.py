@@ -1,8 +1,8 @@
-"""Algorithms side by side: the same recipe and cold start, a row of the table after the other.
+"""Compare algorithms: train each from the same cold start of the same recipe, one by one.
 
 ``python -m flows.compare RECIPE --iterations 30`` trains every row of params/algorithms.yaml, asks
-each the held-out questions, and writes a table and a picture. A comparison that was cut goes on
-where it was; a row that is done is found in the ledger.
+each policy the held-out questions, and writes a table and a picture. After a kill, the same call
+resumes; finished rows are found in the ledger.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def compare(recipe: str, rows: Sequence[str], iterations: int) -> None:
 
 
 def measure(training: Training, count: int, test: Artifact) -> dict[str, Any]:
-    """Train one algorithm and ask it the held-out questions: its row of the table."""
+    """Train one algorithm, ask it the held-out questions, and return its row of the table."""
     recipe = training.recipe
     done = train_row(training, count)
     asked = replace(training.start, stage=f"{training.start.stage}/evaluate")
@@ -91,13 +91,13 @@ def measure(training: Training, count: int, test: Artifact) -> dict[str, Any]:
 
 
 def with_algorithm(recipe: Recipe, name: str) -> Recipe:
-    """The recipe as it would be with another algorithm."""
+    """Return the recipe with another algorithm."""
     reinforce = recipe.reinforce.model_copy(update={"algorithm": name})
     return recipe.model_copy(update={"reinforce": reinforce})
 
 
 def train_row(training: Training, count: int) -> list[Iteration]:
-    """All iterations of one algorithm, from the cold start on."""
+    """Train one algorithm from the cold start; return the records of its iterations."""
     done: list[Iteration] = []
     progress = Progress(training.recipe.reinforce.algorithm, count)
     for iteration in train(training, count):
@@ -109,14 +109,14 @@ def train_row(training: Training, count: int) -> list[Iteration]:
 
 
 def success(answers: Artifact, settings: Evaluate, seed: int) -> dict[str, float]:
-    """The share of right answers with its 95 % interval."""
+    """Return the share of right answers with its 95 % interval."""
     right = np.array([row["success"] for row in read_rows(Path(answers.path))], np.float64)
     low, high = bootstrap_interval(right, settings.bootstrap, seed)
     return {"success": float(right.mean()), "low": low, "high": high}
 
 
 def report(recipe: str, found: Sequence[dict[str, Any]], iterations: int) -> None:
-    """The table so far, as Markdown, as JSON and as a picture."""
+    """Write the table so far as Markdown, as JSON and as a picture."""
     folder = Path("reports", recipe)
     folder.mkdir(parents=True, exist_ok=True)
     texts = {".json": json.dumps(found, indent=1) + "\n", ".md": markdown(found, iterations)}
@@ -127,7 +127,7 @@ def report(recipe: str, found: Sequence[dict[str, Any]], iterations: int) -> Non
 
 
 def markdown(found: Sequence[dict[str, Any]], iterations: int) -> str:
-    """A row an algorithm."""
+    """Return the table in Markdown, a row an algorithm."""
     lines = [
         f"| algorithm | success after {iterations} iterations (%) | seconds an iteration "
         "| tokens trained an iteration |",
@@ -143,7 +143,7 @@ def markdown(found: Sequence[dict[str, Any]], iterations: int) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """The command line; returns the exit status. 2: there is nothing that can be started."""
+    """Run the command line and return the exit status; 2 where nothing could be started."""
     parser = argparse.ArgumentParser(prog="python -m flows.compare", description=__doc__)
     parser.add_argument("recipe", help="params/<recipe>.yaml")
     parser.add_argument("--iterations", type=int, help="of each algorithm; else the recipe's")
@@ -162,7 +162,7 @@ def main(arguments: list[str]) -> int:
         print(f"compare: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("compare: interrupted; the next call goes on from here", file=sys.stderr)
+        print("compare: interrupted; the same call resumes", file=sys.stderr)
         return INTERRUPTED
     print(f"\n{Path('reports', chosen.recipe, 'algorithms.md').read_text()}")
     return 0

@@ -1,4 +1,4 @@
-"""Cold start, trained agent and champion on the same held-out questions, side by side."""
+"""Ask cold start, trained policy and champion the same held-out questions."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def answer(exam: Exam, step: Step, policy: Artifact) -> list[Record]:
 
 
 def rewards_of(answered: Sequence[Record]) -> Artifact:
-    """The scored answers among what ``answer`` returns."""
+    """Return the table of scored answers among the records of ``answer``."""
     return artifacts.output(answered[-1], "rewards")
 
 

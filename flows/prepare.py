@@ -1,4 +1,4 @@
-"""Questions, a corpus, SFT traces and the first policy: generated or read, and checked."""
+"""Generate or read questions, corpus, SFT traces and the first policy, and check them."""
 
 from __future__ import annotations
 

@@ -1,16 +1,15 @@
-"""The whole pipeline of a recipe: every stage of dvc.yaml as a task, in the order of DVC's graph.
+"""Run the whole pipeline of a recipe: every stage of dvc.yaml as a task, in DVC's order.
 
 ``python -m flows.retrain RECIPE [--set key=value …]`` runs the last commit in a worktree of its own
-and ends as a commit on the branch ``runs/<recipe>-<date>-<id>``, whose name is the last line that
-it prints. Runs side by side and edits in the checkout do not disturb it. A call that was killed
-goes on when it is made again.
+and ends as a commit on the branch ``runs/<recipe>-<date>-<id>``; the branch's name is the last line
+that it prints. Other runs and edits in the checkout do not disturb it. After a kill, the same call
+resumes the run.
 
-Tracked files that differ from the last commit are refused: a run without them would answer another
-question than the one that was asked, and a run with them would be of no commit. ``--set`` changes
-values of the recipe for this run alone.
+Tracked files that differ from the last commit are refused, since the run could not be reproduced
+from its commit. ``--set`` changes values of the recipe for this run alone.
 
-``--here`` runs in this checkout and commits nothing. DVC remembers what was done: a stage that
-nothing has changed for is skipped, by this flow as by ``dvc repro``.
+``--here`` runs in this checkout and commits nothing. A stage that nothing has changed for is
+skipped, as by ``dvc repro``.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from prefect.runtime import task_run
 
 from flows import end_import_phase, exit_fast
 from flows.host import disk, gpu
-from flows.runs import champions, dvc_command, git, pipeline, transfer, worktree
+from flows.runs import champions, dvc_command, git, pipeline, recipes, transfer, worktree
 from flows.tracking import store
 from flows.tracking.run import pipeline_run, send_unsent
 from flows.workers import dispatch
@@ -54,7 +53,7 @@ REMEDY = "commit them, stash them (git stash), or run with --here"
 
 @flow(name="retrain", on_running=[name_process])
 def retrain(recipe: str = "tiny") -> None:
-    """Bring every stage of a recipe up to date, and keep the run in MLflow."""
+    """Run the stages of a recipe that are out of date, and log the run to MLflow."""
     checked = settings.load(recipe, Path("params"))
     stages = pipeline.stages(recipe)
     with pipeline_run(recipe, checked, run_tags()) as run:
@@ -66,10 +65,10 @@ def retrain(recipe: str = "tiny") -> None:
 
 
 def as_task(stage: pipeline.Stage, device: str) -> Task[[], None]:
-    """A stage as a task of that name. The stage's own flow run becomes the task run's child.
+    """Return a stage as a Prefect task; the stage's own flow run becomes the task run's child.
 
-    It runs where its ``meta:`` says, if there is a worker for it; here, it gets a GPU of its own
-    where the recipe's ``device`` is one.
+    The stage is sent to the pool that its ``meta:`` names, if a worker of it is running, else it
+    runs here, with a GPU of its own where the recipe's ``device`` is one.
     """
 
     @task(
@@ -92,11 +91,11 @@ def as_task(stage: pipeline.Stage, device: str) -> Task[[], None]:
 
 
 def run(recipe: str, changes: Sequence[str] = ()) -> str:
-    """Run a recipe of the last commit in a worktree, and keep it; the name of the run's branch.
+    """Run a recipe of the last commit in a worktree and commit it; return the run's branch.
 
-    ``changes`` are values of the recipe as ``section.key=value``. The worktree of a run that fails
-    stays, and so does that of a killed one; the same call goes on there. Raises ValueError before
-    any work for what cannot be run, RuntimeError for a run that fails.
+    ``changes`` are values of the recipe as ``section.key=value``. The worktree of a failed or
+    killed run stays, and the same call resumes it. Raises ValueError before any work for what
+    cannot be run, RuntimeError for a run that fails.
     """
     check_run(recipe, changes)
     base = git.revision().commit
@@ -149,7 +148,7 @@ def set_up(place: Path, recipe: str, changes: Sequence[str], commit: str) -> Non
 
 
 def complete(place: Path, recipe: str, changes: Sequence[str], base: str) -> str:
-    """Do what is left of a run: its stages, its commit, its branch, what follows the commit."""
+    """Finish a run: stages, commit, branch, promotion and push; return its branch."""
     commit = git.head(place)
     if commit == base:
         if (known := pipeline.already_run(recipe, place)) and not is_overtaken(recipe, known):
@@ -172,7 +171,7 @@ def complete(place: Path, recipe: str, changes: Sequence[str], base: str) -> str
 
 
 def name_champion(recipe: str, place: Path) -> None:
-    """Write the champion into the run's recipe, once, so that a run that goes on keeps it."""
+    """Write the champion into the run's recipe, once, so that a resumed run keeps it."""
     try:
         champions.fetch(recipe, place / "params" / f"{recipe}.yaml")
     except champions.RegistryError as error:
@@ -180,9 +179,9 @@ def name_champion(recipe: str, place: Path) -> None:
 
 
 def is_overtaken(recipe: str, branch: str) -> bool:
-    """Whether an earlier run passed, but another one became the champion before it could.
+    """Return whether another run became champion before this earlier run could be promoted.
 
-    One that only the registry was away for is promoted now.
+    A run that was not promoted only because the registry was unreachable is promoted now.
     """
     commit = git.resolve(branch)
     if not git.committed(VERDICT.format(recipe), at=commit):
@@ -198,7 +197,7 @@ def is_overtaken(recipe: str, branch: str) -> bool:
 
 
 def after_commit(recipe: str, commit: str) -> None:
-    """Promote the run's policy, if its verdict says so. It is called again where it was cut."""
+    """Promote the run's policy if its verdict says so. Safe to call again after a kill."""
     if not git.committed(VERDICT.format(recipe), at=commit):
         print(f"retrain: not promoted: dvc.yaml has no stage that writes a verdict on {recipe}")
         return
@@ -209,9 +208,9 @@ def after_commit(recipe: str, commit: str) -> None:
 
 
 def run_stages(recipe: str, place: Path) -> None:
-    """Do the stages with the code that lies at ``place``; Prefect and MLflow are this checkout's.
+    """Run the stages with the code at ``place``; Prefect and MLflow are this checkout's.
 
-    Raises RuntimeError where they fail, after they have said why, KeyboardInterrupt with them.
+    Raises RuntimeError where a stage fails, which has printed why; KeyboardInterrupt on Ctrl-C.
     """
     with prefect_server(meanwhile=_open_store):
         where = {"MLFLOW_TRACKING_URI": store.store_uri(), RUN: place.name}
@@ -226,12 +225,12 @@ def run_stages(recipe: str, place: Path) -> None:
 
 
 def existing(paths: Sequence[str], place: Path) -> list[str]:
-    """The paths at which something lies."""
+    """Return the paths that exist below ``place``."""
     return [path for path in paths if (place / path).exists()]
 
 
 def message(recipe: str, changes: Sequence[str], base: str, place: Path) -> str:
-    """The message of a run's commit; its last lines are for git's ``%(trailers)``."""
+    """Return the message of a run's commit; its last lines are git trailers."""
     found = headline(place / "reports" / recipe / "metrics.json")
     lines = [f"Run of {recipe}" + (f": {found}" if found else ""), ""]
     if changes:
@@ -241,7 +240,7 @@ def message(recipe: str, changes: Sequence[str], base: str, place: Path) -> str:
 
 
 def headline(metrics: Path) -> str:
-    """The success of the trained agent with its 95 % interval; empty where it was not measured."""
+    """Return the trained agent's success with its 95 % interval, or "" where none was measured."""
     try:
         measured = json.loads(metrics.read_text())["success"]["trained"]
         mean, low, high = (100 * measured[name] for name in ("mean", "low", "high"))
@@ -254,7 +253,7 @@ def headline(metrics: Path) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """The command line; returns the exit status. 2: there is nothing that can be started."""
+    """Run the command line and return the exit status; 2 where nothing could be started."""
     parser = argparse.ArgumentParser(
         prog="python -m flows.retrain",
         description=__doc__,
@@ -296,6 +295,8 @@ def _as_commit(recipe: str, changes: Sequence[str]) -> int:
 def _here(recipe: str) -> int:
     try:
         settings.load(recipe, Path("params"))
+        if recipes.add_to_pipeline(recipe):
+            print(f"retrain: added {recipe} to the recipes in dvc.yaml")
         changed = pipeline.status(recipe)
         if changed:
             check(recipe, from_the_first_of(changed))
@@ -314,7 +315,7 @@ def _here(recipe: str) -> int:
 
 
 def from_the_first_of(changed: Collection[str]) -> Sequence[str]:
-    """The stages that may run where these do ("reinforce@tiny"): they, and what comes after."""
+    """Return the stages that may run if these do ("reinforce@tiny"): they and those after them."""
     names = {name.partition("@")[0] for name in changed}
     first = min((disk.STAGES.index(name) for name in names & {*disk.STAGES}), default=0)
     return disk.STAGES[first:]
@@ -324,15 +325,18 @@ def _run(recipe: str) -> int:
     try:
         with prefect_server(meanwhile=_open_store):
             call(retrain.with_options(flow_run_name=f"retrain {recipe}"), recipe)
-    except dvc_command.StageError:  # the stage has said why
+    except dvc_command.StageError:  # the stage has printed why
         return 1
     except TimeoutError as error:
-        print(f"retrain: {error} That is what meta grants it in dvc.yaml.", file=sys.stderr)
+        print(
+            f"retrain: {error} The limit is the stage's timeout_seconds in dvc.yaml.",
+            file=sys.stderr,
+        )
         return 1
     except Exception as error:
-        if (said := explained(error)) is None:
+        if (reason := explained(error)) is None:
             raise
-        print(f"retrain: {said}", file=sys.stderr)
+        print(f"retrain: {reason}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("retrain: interrupted; the next call goes on from here", file=sys.stderr)
@@ -348,13 +352,13 @@ def _run(recipe: str) -> int:
 
 
 def _open_store() -> None:
-    """MLflow's import and a new store take seconds; a store that is away is for `track` to say."""
+    """Import MLflow and open its store, which takes seconds; errors are reported later."""
     with suppress(Exception):
         store.connect(store.store_uri())
 
 
 def _table(recipe: str) -> str:
-    """What the last run of evaluate found."""
+    """Return the table of the last evaluation."""
     table = Path("reports") / recipe / "table.md"
     return table.read_text() if table.exists() else f"{table} was not written"
 

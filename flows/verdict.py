@@ -1,4 +1,4 @@
-"""Candidate against champion on the held-out questions: promoted or not, and why."""
+"""Judge the candidate against the champion on the held-out questions."""
 
 from __future__ import annotations
 

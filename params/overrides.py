@@ -1,6 +1,6 @@
-"""Changed values of a recipe, as ``--set key=value`` gives them, written into its file.
+"""Write the values of ``--set key=value`` into a recipe's file.
 
-Only the characters of the value change: comments, order and layout of the file stay as they are.
+Only the characters of a value change; comments, order and layout of the file stay.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import yaml
 
 
 def apply(overrides: Sequence[str], file: Path) -> None:
-    """Write overrides, each ``section.key=value`` with the value as YAML, into a recipe's file.
+    """Write overrides of the form ``section.key=value``, with the value as YAML, into ``file``.
 
-    Raises ValueError that names the override and the remedy for one without a "=", for a key that
-    the recipe does not have, and for a value that is not one YAML value. The types are for the
-    schema to check. A fault leaves the file as it was.
+    Raises ValueError with the override and the remedy for a missing "=", for a key that the recipe
+    does not have, and for a value that is not one YAML value; the file then stays as it was. Types
+    are not checked here: the schema does that.
     """
     text = file.read_text()
     for override in overrides:
@@ -32,15 +32,15 @@ def apply(overrides: Sequence[str], file: Path) -> None:
 
 
 def _replace(text: str, key: str, value: str, where: str) -> str:
-    """The text with another value at ``key``; nothing else in it may come out otherwise."""
+    """Return the text with another value at ``key``, and with the same values elsewhere."""
     node = _find(text, key, where)
     begin, end = node.start_mark.index, node.end_mark.index
     old = text[begin:end]
-    tail = old[len(old.rstrip()) :]  # a block's end mark stands at what comes after it
-    space = " " if begin == end else ""  # nothing stood behind the colon
+    tail = old[len(old.rstrip()) :]  # the end mark of a block is after the blank lines behind it
+    space = " " if begin == end else ""  # there was nothing after the colon
     changed = text[:begin] + space + value + tail + text[end:]
     try:
-        wanted = _with(yaml.safe_load(text), key.split("."), yaml.safe_load(value))
+        wanted = _edited(yaml.safe_load(text), key.split("."), yaml.safe_load(value))
         same = yaml.safe_load(changed) == wanted
     except yaml.YAMLError:
         same = False
@@ -50,21 +50,22 @@ def _replace(text: str, key: str, value: str, where: str) -> str:
 
 
 def _find(text: str, key: str, where: str) -> yaml.Node:
-    """The node of the value at a dotted key."""
+    """Return the YAML node of the value at a dotted key. Raises ValueError where there is none."""
     node = yaml.compose(text, Loader=yaml.SafeLoader)
-    for part in key.split("."):
+    for place, part in enumerate(parts := key.split(".")):
         entries = node.value if isinstance(node, yaml.MappingNode) else []
         found = {name.value: entry for name, entry in entries}
         if part not in found:
-            known = f"choose one of {sorted(found)}" if found else "its section has no keys"
-            raise ValueError(f"{where} has no key '{key}' ('{part}' is not there): {known}")
+            above = ".".join(parts[:place])
+            known = f"choose one of {sorted(found)}" if found else f"'{above}' is a single value"
+            raise ValueError(f"{where} has no key '{key}' ('{part}' is missing): {known}")
         node = found[part]
     assert node
     return node
 
 
-def _with(values: Any, path: Sequence[str], value: Any) -> Any:
-    """Parsed YAML with another value at ``path``."""
+def _edited(values: Any, path: Sequence[str], value: Any) -> Any:
+    """Return a copy of parsed YAML with another value at ``path``."""
     changed = copy.deepcopy(values)
     place = changed
     for part in path[:-1]:

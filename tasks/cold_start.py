@@ -97,7 +97,7 @@ def cold_start(
 
 
 def newest_checkpoint(folder: Path) -> str | None:
-    """The newest checkpoint in ``folder`` that is whole."""
+    """Return the newest whole checkpoint in ``folder``, or None."""
     found = sorted(folder.glob("checkpoint-*"), key=lambda path: -int(path.name.split("-")[1]))
     return next((str(path) for path in found if substeps.read(path)), None)
 

@@ -118,13 +118,13 @@ def _check(
 
 
 def _point(number: int, iteration: Iteration) -> dict[str, float]:
-    """One row of the learning curve: metrics only, since seconds differ between equal runs."""
+    """Return a row of the learning curve; metrics only, since seconds differ in equal runs."""
     metrics = [together([record["metrics"] for record in iteration[verb]]) for verb in CURVE]
     return {"iteration": number, **{k: v for entry in metrics for k, v in entry.items()}}
 
 
 def _join(done: Sequence[Iteration], verb: str, file: str) -> pa.Table:
-    """The tables that ``verb`` wrote, one below the other, with the iteration as first column."""
+    """Join the tables that ``verb`` wrote, with the iteration as first column."""
     tables = []
     for number, record in [(i, record) for i, entry in enumerate(done) for record in entry[verb]]:
         made = Path(next(iter(record["artifacts"].values()))["path"])
@@ -134,14 +134,14 @@ def _join(done: Sequence[Iteration], verb: str, file: str) -> pa.Table:
 
 
 def _trajectories(done: Sequence[Iteration]) -> pd.DataFrame:
-    """A row a leaf of all iterations."""
+    """Return a row a leaf of all iterations."""
     return pd.DataFrame(
         [row for number, entry in enumerate(done) for row in _leaves(number, entry)]
     )
 
 
 def _leaves(number: int, iteration: Iteration) -> list[dict[str, Any]]:
-    """A row a leaf of one iteration, as the gate of the trajectories wants it."""
+    """Return a row a leaf of one iteration, as the gate of trajectories reads it."""
     return [
         {
             "iteration": number,
@@ -156,7 +156,7 @@ def _leaves(number: int, iteration: Iteration) -> list[dict[str, Any]]:
 
 
 def _measures(trajectory: Sequence[Node]) -> dict[str, Any]:
-    """What is judged of a trajectory; the extremes of one without sampled tokens are infinite."""
+    """Return what the gate checks of a trajectory; extremes of no tokens are infinite."""
     own = sampled(trajectory)
     logprobs = np.concatenate([np.empty(0), *(node.logprobs for node in own)])
     entropies = np.concatenate([np.empty(0), *(node.entropies for node in own)])

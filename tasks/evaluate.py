@@ -65,7 +65,7 @@ def evaluate(step: Step, inputs: EvaluateInputs) -> Record:
 
 
 def compare(answers: Mapping[str, Rows], resamples: int, seed: int) -> list[dict[str, Any]]:
-    """A row a measure: its name, questions and unit, and per agent the mean with its interval."""
+    """Return a row a measure: name, questions, unit, and each agent's mean with its interval."""
     kinds = sorted({row["kind"] for rows in answers.values() for row in rows})
     selections = [("success", tuple(kinds)), *((f"success, {kind}", (kind,)) for kind in kinds)]
     rows = []
@@ -85,7 +85,7 @@ def compare(answers: Mapping[str, Rows], resamples: int, seed: int) -> list[dict
 
 
 def _graded(answers: Mapping[str, Rows], resamples: int, seed: int) -> list[dict[str, Any]]:
-    """Mean score where the scorer knows more than right and wrong; a broken format scores 0."""
+    """Return rows of the mean score of graded scorers; a broken format scores 0."""
     values = {
         agent: [row["score"] * (not row["faults"]) for row in rows if row["scorer"] in GRADED]
         for agent, rows in answers.items()
@@ -108,7 +108,7 @@ def _mean(values: Sequence[float], resamples: int, seed: int) -> dict[str, float
 
 
 def _nested(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Metrics for DVC: measure -> agent -> mean, low, high."""
+    """Return the metrics as DVC reads them: measure -> agent -> mean, low, high."""
     return {row["measure"]: {agent: row[agent] for agent in _agents(row)} for row in rows}
 
 
@@ -117,7 +117,7 @@ def _agents(row: Mapping[str, Any]) -> list[str]:
 
 
 def table_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The comparison as flat rows, one a measure and agent."""
+    """Return the comparison as flat rows, one a measure and agent."""
     return [
         {"measure": row["measure"], "questions": row["questions"], "agent": agent, **row[agent]}
         for row in rows
@@ -126,7 +126,7 @@ def table_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def success_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Success by kind, one row a kind and agent; the first kind is "all"."""
+    """Return success by kind, a row a kind and agent; the first kind is "all"."""
     return [
         {
             "kind": "all"
@@ -144,7 +144,7 @@ def success_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The table that a person reads."""
+    """Return the comparison as a Markdown table."""
     agents = _agents(rows[0])
     lines = [f"| | questions | {' | '.join(agents)} |", f"|---|{'---:|' * (1 + len(agents))}"]
     for row in rows:

@@ -73,8 +73,10 @@ class PrepareInputs:
 @task(**prefect_cache.TASK_OPTIONS)
 @substeps.recorded
 def prepare(step: Step, inputs: PrepareInputs, *, open_tools: OpenTools) -> Record:
-    """Artifacts ``questions`` (a table a split), ``corpus``, ``traces``, ``dropped`` (questions
-    that were left out or got no trace, each with its reason), ``initial`` (the policy), ``gates``.
+    """Make the questions, the corpus, the SFT traces and the first policy, and check them.
+
+    Artifacts: ``questions`` (a table a split), ``corpus``, ``traces``, ``dropped`` (questions that
+    were left out or got no trace, each with its reason), ``initial`` (the policy), ``gates``.
 
     ``open_tools`` opens the tools, given the folder of the corpus.
     Raises ValueError for a fault in the user's files or a context too small for a prompt and the
@@ -109,20 +111,20 @@ def prepare(step: Step, inputs: PrepareInputs, *, open_tools: OpenTools) -> Reco
 def _write_traces(
     material: Material, left_out: Sequence[Dropped], open_tools: OpenTools, folder: Path
 ) -> tuple[list[Trace], list[Dropped]]:
-    """The traces, with tools on the corpus in ``folder``; the table of dropped questions."""
+    """Write traces with tools on the corpus in ``folder``, and the table of dropped questions."""
     with open_tools(folder / "corpus") as tools:
         traces, without = material.write_traces(tools)
     dropped = [*material.dropped, *left_out, *without]
-    _say(len(traces), dropped)
+    _print_summary(len(traces), dropped)
     rows = [vars(each) for each in dropped]
     write_table(pa.Table.from_pylist(rows, schema=DROPPED_TABLE), folder / "dropped.parquet")
     return traces, dropped
 
 
-def _say(traces: int, dropped: Sequence[Dropped]) -> None:
+def _print_summary(traces: int, dropped: Sequence[Dropped]) -> None:
     reasons = Counter(each.reason for each in dropped)
-    said = [f"{count} {reason}" for reason, count in reasons.most_common()]
-    left_out = f"; left out: {', '.join(said)}" if said else ""
+    counts = [f"{count} {reason}" for reason, count in reasons.most_common()]
+    left_out = f"; left out: {', '.join(counts)}" if counts else ""
     print(f"prepare: {traces} traces for the cold start{left_out}")
 
 
@@ -148,10 +150,10 @@ def _metrics(
 
 
 def source_files(settings: Prepare, tools: Mapping[str, Frozen], sets: Sets) -> list[Artifact]:
-    """The files that the questions, traces and corpus are read from.
+    """Return the files that questions, traces and corpus are read from.
 
-    The user's own are looked for first; files of the hub are fetched after that. Raises ValueError
-    for one that is missing.
+    The user's own files are looked up before files of the hub are fetched. Raises ValueError for a
+    missing one.
     """
     own = []
     if isinstance(settings.expert, schema.WrittenTraces):
@@ -176,9 +178,9 @@ def source_files(settings: Prepare, tools: Mapping[str, Frozen], sets: Sets) -> 
 def take_in(
     settings: Prepare, sets: Sets, material: Material
 ) -> tuple[list[Question], list[Dropped]]:
-    """The new training questions of the intake folder, and what of it is left out.
+    """Return the new training questions of the intake folder, and those that are left out.
 
-    A refused file is said with its fault, and the run goes on without it.
+    A faulty file is printed with its fault and skipped.
     """
     if settings.intake is None:
         return [], []
@@ -195,7 +197,7 @@ def take_in(
 
 
 def intake_fault(question: Question) -> str:
-    """What the gate of the questions would find wrong with one; "" if nothing."""
+    """Return the fault that the gate of questions would find in one question, or ""."""
     faults = {
         "its text": question_gate.text_fault(question.text),
         "the messages before it": question_gate.before_fault(question.before),
@@ -244,7 +246,7 @@ def _benchmarks(settings: Prepare, sets: Sets, seed: int) -> Material:
 
 
 def right(question: Question, answer: str) -> bool:
-    """Whether ``answer`` scores 1 with the question's own scorer."""
+    """Return whether ``answer`` scores 1 with the question's own scorer."""
     return SCORERS[question.scorer](answer, question.answers)["score"] == 1
 
 
@@ -277,7 +279,7 @@ POLICIES: dict[str, Callable[..., tuple[Any, Any]]] = {"tiny": _tiny, "pretraine
 
 
 def trace_table(traces: Sequence[Trace], tokenizer: Any, dialogue: Dialogue) -> pa.Table:
-    """A row a trace, with its tokens and which of them the agent wrote."""
+    """Return a row a trace, with its tokens and a mask of those that the agent wrote. [T]"""
     rows = []
     for trace in traces:
         prompt = talk.prompt_tokens(tokenizer, dialogue, trace.question)
@@ -352,7 +354,7 @@ def check_traces(
 
 
 def _expected_share(rates: Mapping[str, float], traces: int) -> tuple[float, float] | None:
-    """Four standard errors around the rate of flawed traces; None where it is not known."""
+    """Return four standard errors around the rate of flawed traces; None where it is unknown."""
     if not rates or not traces:
         return None
     share = sum(rates.values())

@@ -82,7 +82,7 @@ def reward(step: Step, inputs: RewardInputs) -> Record:
 
 
 def score_tree(tree: Tree, settings: Reward) -> list[dict[str, Any]]:
-    """A row of ``TABLE`` for each leaf of a tree."""
+    """Return a row of ``TABLE`` for each leaf of a tree."""
     return [
         {
             "question": tree.question.id,
@@ -96,7 +96,7 @@ def score_tree(tree: Tree, settings: Reward) -> list[dict[str, Any]]:
 
 
 def score(trajectory: Sequence[Node], question: Question, settings: Reward) -> dict[str, Any]:
-    """The reward of one trajectory, with everything that it was made from.
+    """Return the reward of one trajectory with its breakdown.
 
     Only the agent's own turns are read: what a tool result quotes can neither earn nor break
     anything. ``broken_format`` where the format is broken or no answer can be extracted, ``wrong``
@@ -147,12 +147,12 @@ def _scorer(question: Question) -> Scorer:
 
 
 def _storable(text: str) -> str:
-    """Without lone surrogates, which no table can hold."""
+    """Return the text without lone surrogates, which Parquet cannot store."""
     return text.encode(errors="replace").decode()
 
 
 def length_penalty(tokens: int, budget: int, overlong: Overlong | None) -> float:
-    """DAPO's soft overlong penalty (arXiv 2503.14476, equation 13): 0, then a line to -factor.
+    """Return DAPO's soft overlong penalty (arXiv 2503.14476, equation 13), from 0 to -factor.
 
     It falls over the last share ``overlong.buffer`` of the budget. **Chosen**: a response's length
     counts sampled and observed tokens, as its budget does.

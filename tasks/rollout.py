@@ -97,9 +97,9 @@ def rollout(
 
 
 def _stored(step: Step, chosen: Sequence[Question]) -> list[Tree]:
-    """The trees that an earlier run has grown under these questions, where they are to be replayed.
+    """Return the stored trees of these questions where a run is replayed from its trees, else [].
 
-    Raises ValueError where that run had none for one of them.
+    Raises ValueError where a question has no stored tree.
     """
     folder = os.environ.get(STORED_TREES)
     if not folder or step.stage != "reinforce":
@@ -116,7 +116,7 @@ def _stored(step: Step, chosen: Sequence[Question]) -> list[Tree]:
 def batch(
     questions: Sequence[Question], seed: int, first: int, attempt: int, size: int
 ) -> list[Question]:
-    """The questions of an iteration's batch: each pass over all goes in an order of its own.
+    """Return the questions of a batch; each pass over all questions has its own order.
 
     Counters decide: an iteration that begins at place ``first`` of the endless sequence of passes
     takes ``size`` places, and as many more for each further ``attempt`` (DAPO's dynamic sampling);
@@ -134,7 +134,7 @@ def batch(
 
 
 def _stopwatch(tools: Respond) -> tuple[Respond, list[float]]:
-    """The same tools, and the seconds that each round of calls took."""
+    """Return the same tools, and a list that collects the seconds of each round of calls."""
     seconds: list[float] = []
 
     def timed(calls: Sequence[Call]) -> list[Observation]:

@@ -1,57 +1,55 @@
-"""Recipes with the settings of their tools: each tool's file declares its own.
+"""Recipes with the settings of their tools, which the file of each tool declares.
 
-Adding a tool to tasks/tools adds its section here; nothing else lists tools.
+A tool that is added to TOOLS (tasks/tools) gets its key in the section ``tools`` by itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from pydantic import create_model, model_validator
+from pydantic import Field, create_model, model_validator
 
 from params.schema import recipe as schema
 from params.schema.base import PARAMS, Frozen
 from params.schema.recipe import Recipe
-from tasks.tools import TOOLS
+from tasks.tools import TOOLS, ToolKind
 
 
 def load(name: str, folder: Path = PARAMS) -> Recipe:
-    """Read and check ``<folder>/<name>.yaml``, tools included.
+    """Read and check ``<folder>/<name>.yaml``, the settings of its tools included.
 
-    Raises ValueError with file, key and remedy, all faults at once.
+    Raises ValueError with file, key, value and remedy, one line for each fault.
     """
     return schema.load(name, WholeRecipe, folder)
 
 
-@model_validator(mode="after")
-def _check_tools(recipe: Any) -> Any:
-    """Raise ValueError for tools that do not fit the recipe's questions."""
-    faults = [
-        fault
-        for name, settings in recipe.tool_settings.items()
-        for fault in TOOLS[name].faults(settings, recipe.prepare.questions.source)
-    ]
-    if not recipe.tool_settings:
-        faults.append("tools is empty: give at least one, such as python")
-    if faults:
-        raise ValueError("; ".join(faults))
-    return recipe
+def with_tools(kinds: Mapping[str, ToolKind]) -> type[Recipe]:
+    """Return the model of a recipe in which the section ``tools`` has these kinds of tools."""
 
+    @model_validator(mode="after")
+    def check_tools(recipe: Any) -> Any:
+        source = recipe.prepare.questions.source
+        given = recipe.tool_settings
+        faults = [line for name in given for line in kinds[name].faults(given[name], source)]
+        if not given:
+            faults.append(f"tools is empty: give at least one of {list(kinds)}")
+        if faults:
+            raise ValueError("; ".join(faults))
+        return recipe
 
-def _optional(kind: type[Frozen]) -> Any:
-    return (kind | None, None)
-
-
-Tools = create_model(
-    "Tools", __base__=Frozen, **{name: _optional(kind.settings) for name, kind in TOOLS.items()}
-)
-WholeRecipe = cast(
-    type[Recipe],
-    create_model(
+    # A tool that is not given is not dumped either, so a further kind of tool changes no stage key.
+    absent = Field(None, exclude_if=lambda settings: settings is None)
+    settings: dict[str, Any] = {n: (kind.settings | None, absent) for n, kind in kinds.items()}
+    tools = create_model("Tools", __base__=Frozen, **settings)
+    whole = create_model(
         "Recipe",
         __base__=Recipe,
-        __validators__={"_tools_fit": cast(Any, _check_tools)},
-        tools=(Tools, ...),
-    ),
-)
+        __validators__={"_tools_fit": cast(Any, check_tools)},
+        tools=(tools, ...),
+    )
+    return cast(type[Recipe], whole)
+
+
+WholeRecipe = with_tools(TOOLS)

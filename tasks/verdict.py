@@ -55,7 +55,7 @@ def verdict(step: Step, inputs: VerdictInputs) -> Record:
 
 
 def successes(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Success by agent and question.
+    """Return success by agent and question.
 
     Raises ValueError for an agent that answers a question twice.
     """
@@ -72,7 +72,7 @@ def successes(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def gate_verdicts(folder: Path) -> list[tuple[str, bool]]:
-    """The table of each gate's verdict in ``folder``, and whether it passed."""
+    """Return each gate's table in ``folder`` and whether it passed."""
     records = [json.loads(file.read_text()) for file in sorted(folder.rglob("*.json"))]
     return [(record["table"], record["passed"]) for record in records]
 
@@ -92,7 +92,7 @@ def judge(
     candidate, other = successes[CANDIDATE], successes.get(against, {})
     difference = _difference(candidate, other, settings, seed)
     faults = _faults(candidate, other, against, difference, gates, settings.margin)
-    words = f"{_words(difference)} {against}" if difference else ""
+    words = f"{_describe(difference)} {against}" if difference else ""
     return {
         "promote": not faults,
         "reason": "; ".join(faults) or f"every gate passed, and the candidate is {words}",
@@ -112,7 +112,7 @@ def judge(
 def _difference(
     candidate: Mapping[str, float], other: Mapping[str, float], settings: Verdict, seed: int
 ) -> Difference | None:
-    """None where the two have not answered the same questions."""
+    """Return the paired difference; None where the two did not answer the same questions."""
     if not candidate or set(candidate) != set(other):
         return None
     questions = sorted(candidate)
@@ -137,7 +137,7 @@ def _faults(
     gates: Sequence[tuple[str, bool]],
     margin: float,
 ) -> list[str]:
-    """Why the candidate is not promoted; empty where it is."""
+    """Return the reasons against a promotion; empty where there are none."""
     faults = [f"the gate of the table {table} failed" for table, passed in gates if not passed]
     if not gates:
         faults.append("the run has no gate's verdict")
@@ -149,13 +149,13 @@ def _faults(
         )
     elif difference.low <= margin:
         faults.append(
-            f"the candidate is {_words(difference)} {against}, and the interval does not lie above "
-            f"the margin of {100 * margin:.1f}"
+            f"the candidate is {_describe(difference)} {against}, and the interval does not lie "
+            f"above the margin of {100 * margin:.1f}"
         )
     return faults
 
 
-def _words(difference: Difference) -> str:
+def _describe(difference: Difference) -> str:
     low, high, mean = (100 * value for value in (difference.low, difference.high, difference.mean))
     side = "above" if mean >= 0 else "below"
     return f"{abs(mean):.1f} points of success [{low:.1f}, {high:.1f}] {side} the"

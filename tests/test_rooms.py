@@ -18,13 +18,26 @@ COMMANDS = {"git": "flows/runs/git.py", "dvc": "flows/runs/dvc_command.py"}  # w
 MACHINERY = ["dvc", "great_expectations", "mlflow", "prefect"]
 
 
+def starts(call):
+    """Return whether a call starts a program, by the name of what is called."""
+    name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+    return bool(call.args) and name in (
+        "run",
+        "Popen",
+        "call",
+        "check_call",
+        "check_output",
+        "system",
+    )
+
+
 def commands(source):
     """Yield programs that a source starts by name: a command's first word, or what follows -m."""
     for node in ast.walk(ast.parse(source)):
         words = []
         if isinstance(node, ast.List | ast.Tuple):
             words = [part.value if isinstance(part, ast.Constant) else "" for part in node.elts]
-        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+        elif isinstance(node, ast.Call) and starts(node) and isinstance(node.args[0], ast.Constant):
             words = str(node.args[0].value).split()[:1]
         yield from words[:1]
         yield from (words[i + 1] for i, word in enumerate(words[:-1]) if word == "-m")

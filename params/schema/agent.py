@@ -1,61 +1,51 @@
-"""What an agent is: its dialogue, its tools, and the engine that samples it."""
+"""What an agent is: the sections ``dialogue``, ``tools`` and ``engine``."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import (
-    Field,
-    SerializeAsAny,
-    model_validator,
-)
+from pydantic import Field, SerializeAsAny, model_validator
 
-from params.schema.base import (
-    Frozen,
-    Machine,
-    NonNegative,
-    Positive,
-    PositiveFloat,
-)
+from params.schema.base import Frozen, Machine, NonNegative, Positive, PositiveFloat
 
 
 class Dialogue(Frozen):
-    """How an agent's trajectory is laid out, and where it is cut."""
+    """The section ``dialogue``: the agent's system message and the limits of a trajectory."""
 
-    system: str
-    turn_tokens: Positive  # sampled tokens a turn, at most
-    result_tokens: Positive  # tokens of one tool result, at most
-    response_tokens: Positive  # tokens after the prompt, sampled and observed, at most
-    tool_calls: NonNegative  # a trajectory, at most
+    system: str  # system message; "": none
+    turn_tokens: Positive  # most sampled tokens per turn
+    result_tokens: Positive  # most tokens of one tool result; a longer one is cut
+    response_tokens: Positive  # most tokens after the prompt, sampled and observed
+    tool_calls: NonNegative  # most tool calls per trajectory
 
 
 class Engine(Frozen):
-    """What samples. Only its kind decides what comes out, and is in keys of the ledger."""
+    """The section ``engine``: what samples. Only ``kind`` decides the result and enters keys."""
 
     kind: Literal["transformers", "vllm"]
-    # Of vllm: what it may take for weights and for keys and values. On a GPU a share of its memory,
-    # on a CPU the GiB of keys and values.
+    # vLLM's memory for weights, keys and values: a share of the GPU's; on a CPU, the GiB of keys
+    # and values.
     memory: Annotated[PositiveFloat, Field(exclude=True)]
-    # of vllm, elsewhere; null: here
+    # Address of a vLLM server; null: run vLLM on this machine.
     server: Annotated[str | None, Field(exclude=True, pattern="^https?://")]
-    # Of vllm: groups of questions that go on by themselves, so that none waits for another's tools.
-    # With 1 all go in rounds.
+    # Groups of questions that vLLM samples independently, so that none waits for the tools of
+    # another one. With 1, all questions go on in common rounds.
     lanes: Annotated[Positive, Field(exclude=True)]
 
     @model_validator(mode="after")
     def _only_vllm_has_a_server(self) -> Engine:
         if self.server and self.kind != "vllm":
             raise ValueError(
-                f"server is {self.server} and kind {self.kind}, which samples here: set server to "
-                "null, or kind to vllm"
+                f"server is {self.server} and kind is {self.kind}, which has no server: set server "
+                "to null, or kind to vllm"
             )
         return self
 
 
 class Agent(Frozen):
-    """All that decides how an agent acts: how its dialogue is laid out, its tools, what samples."""
+    """Everything that decides how an agent acts; verbs that sample take it as one input."""
 
     dialogue: Dialogue
-    tools: dict[str, SerializeAsAny[Frozen]]  # name -> its settings
+    tools: dict[str, SerializeAsAny[Frozen]]  # name -> settings
     engine: Engine
     machine: Machine

@@ -11,15 +11,8 @@ from pydantic import (
     model_validator,
 )
 
-from params.schema.base import (
-    PARAMS,
-    Frozen,
-    Positive,
-    PositiveFloat,
-    Probability,
-    read_yaml,
-    validate,
-)
+from params.schema.base import PARAMS, Frozen, Positive, PositiveFloat, Probability
+from params.schema.reading import read_table
 
 MOST_BATCHES = 10  # that one iteration rolls out in search of groups with spread (DAPO)
 
@@ -28,7 +21,7 @@ MOST_BATCHES = 10  # that one iteration rolls out in search of groups with sprea
 
 
 def _spelt_out(choice: Any) -> Any:
-    """A choice without settings may be written as its kind alone."""
+    """Expand a choice that is written as its kind alone."""
     return {"kind": choice} if isinstance(choice, str) else choice
 
 
@@ -57,7 +50,7 @@ class Return(Frozen):
 
 
 class GroupRelative(Frozen):
-    """(r - mean) / std over the leaves of a question; without ``std``: r - mean."""
+    """(r - mean) / std over the leaves of a question; without ``std`` r - mean."""
 
     kind: Literal["group_relative"]
     std: bool = True
@@ -70,7 +63,7 @@ class LeaveOneOut(Frozen):
 
 
 class BatchWhitened(Frozen):
-    """Returns whitened over all sampled tokens of the batch; ``baseline``: group mean first."""
+    """Returns whitened over all sampled tokens of the batch; ``baseline``: less the group mean."""
 
     kind: Literal["batch_whitened"]
     baseline: bool
@@ -123,7 +116,7 @@ Estimator = Annotated[
 
 
 class ClipRange(Frozen):
-    """The ratio is clipped to [1 - low, 1 + high]; a loss with A < 0 ends at -dual * A."""
+    """Clip the ratio to [1 - low, 1 + high], and losses where A < 0 to -dual * A."""
 
     low: PositiveFloat
     high: PositiveFloat
@@ -131,12 +124,12 @@ class ClipRange(Frozen):
 
 
 class Kl(Frozen):
-    """A penalty on leaving the reference: the cold start, or the policy of every n iterations."""
+    """A penalty on the distance from a reference: the cold start, or a policy of the run."""
 
     place: Literal["loss", "reward"]
     estimator: Literal["k1", "k2", "k3"]
     coefficient: PositiveFloat
-    refresh: Positive | None = None  # iterations; null: the reference stays the cold start
+    refresh: Positive | None = None  # iterations between references; null: the cold start
 
     @model_validator(mode="after")
     def _has_a_gradient(self) -> Kl:
@@ -153,15 +146,15 @@ class Kl(Frozen):
 class Overlong(Frozen):
     """DAPO's soft penalty (arXiv 2503.14476, equation 13) on responses near the token budget."""
 
-    buffer: Annotated[float, Field(gt=0, le=1)]  # share of the budget in which it rises
+    buffer: Annotated[float, Field(gt=0, le=1)]  # share of the budget in which the penalty rises
     factor: PositiveFloat  # the penalty at the end of the budget
 
 
 class Critic(Frozen):
-    """A value head for GAE: on the policy's own backbone, or on one that starts as its copy."""
+    """A value head for GAE, on the policy's backbone or on its own, which starts as a copy."""
 
     backbone: Literal["own", "shared"]
-    value_clip: PositiveFloat | None  # how far a value may move from the old one in the loss
+    value_clip: PositiveFloat | None  # how far a value may move from the old one; null: any
     coefficient: PositiveFloat  # of the value loss
 
 
@@ -193,7 +186,7 @@ class Algorithm(Frozen):
         return self.kl is not None and self.kl.place == place
 
     def _impossible(self) -> list[tuple[bool, str]]:
-        """What cannot be, and what to do instead."""
+        """Return (whether it applies, message with remedy) of every impossible combination."""
         estimator, marks = self.estimator.kind, self.marks.kind
         has_critic, needs_critic = self.critic is not None, estimator == "gae"
         return [
@@ -235,11 +228,8 @@ class Algorithm(Frozen):
 
 
 def load_algorithms(folder: Path = PARAMS) -> dict[str, Algorithm]:
-    """The rows of ``<folder>/algorithms.yaml`` by name; ValueError with file, row and reason."""
-    file = folder / "algorithms.yaml"
-    values = read_yaml(file) if file.is_file() else None
-    if not isinstance(values, dict):
-        raise ValueError(
-            f"{file} is missing or holds no rows: it needs a name and choices for each"
-        )
-    return {name: validate(Algorithm, row, f"{file}, row {name}") for name, row in values.items()}
+    """Read the rows of ``<folder>/algorithms.yaml`` by name.
+
+    Raises ValueError with file, row and reason for a row that does not parse.
+    """
+    return read_table(folder / "algorithms.yaml", Algorithm)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import (
-    Field,
-)
+from pydantic import Field
 
 from params.schema.base import Frozen, Positive, PositiveFloat
 
 
 class Evaluate(Frozen):
-    questions: Positive  # of the test set, at most
+    """The evaluation on the test split: one answer per question."""
+
+    questions: Positive  # most questions of the test split
     temperature: PositiveFloat
-    top_p: Annotated[float, Field(gt=0, le=1)]
+    top_p: Annotated[float, Field(gt=0, le=1)]  # nucleus sampling
     bootstrap: Positive  # resamples

@@ -1,30 +1,23 @@
-"""The section ``prepare``: the first policy, questions, and who writes the SFT traces."""
+"""The section ``prepare``: the first policy, the questions, and the expert that writes traces."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import (
-    Field,
-    model_validator,
-)
+from pydantic import Field, model_validator
 
-from params.schema.base import (
-    Frozen,
-    Operand,
-    Positive,
-    Probability,
-    Reference,
-    check_below_sources,
-)
+from params.schema.base import Frozen, Positive, Probability, check_below_sources
+
+Operand = Annotated[int, Field(ge=2)]  # operands are drawn from 2 on
+Reference = Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")]  # set/split of benchmarks.yaml
 
 
 class TinyPolicy(Frozen):
-    """A Qwen2-architecture policy built from random weights, with a tokenizer of its own."""
+    """A policy of the Qwen2 architecture with random weights and its own tokenizer."""
 
     kind: Literal["tiny"]
-    vocabulary: Positive  # tokens, at most; the tokenizer's training may end with fewer
+    vocabulary: Positive  # most tokens; training the tokenizer may end with fewer
     hidden: Positive
     layers: Positive
     heads: Positive
@@ -36,18 +29,18 @@ class TinyPolicy(Frozen):
     def _heads_divide(self) -> TinyPolicy:
         if self.hidden % self.heads or self.heads % self.key_value_heads:
             raise ValueError(
-                f"hidden {self.hidden} must be a multiple of heads {self.heads}, and heads of "
-                f"key_value_heads {self.key_value_heads}: change one of the three"
+                f"hidden {self.hidden} must be a multiple of heads {self.heads}, and heads a "
+                f"multiple of key_value_heads {self.key_value_heads}: change one of them"
             )
         return self
 
 
 class PretrainedPolicy(Frozen):
-    """A policy from the Hugging Face hub (revision pinned) or from a local folder."""
+    """A policy from the Hugging Face hub or from a local folder."""
 
     kind: Literal["pretrained"]
-    name: str
-    revision: str | None
+    name: str  # name on the hub, or path of a folder
+    revision: str | None  # commit on the hub; null: a folder
     context: Positive  # tokens
 
 
@@ -55,18 +48,18 @@ Policy = Annotated[TinyPolicy | PretrainedPolicy, Field(discriminator="kind")]
 
 
 class ComputationQuestions(Frozen):
-    """Computation questions generated from the seed; tasks/questions/computation.py makes them."""
+    """Questions about computations, generated from the seed (tasks/questions/computation.py)."""
 
     source: Literal["computation"]
     train: Positive  # questions
     validation: Positive
     test: Positive
-    largest_operand: Operand  # of stories and chains
+    largest_operand: Operand  # in stories and chains
     largest_arithmetic_operand: Operand  # in training and validation; test numbers are larger
-    largest_test_operand: Positive  # of arithmetic in the test split
+    largest_test_operand: Positive  # in arithmetic of the test split
 
     def rows(self) -> dict[str, int]:
-        """How many questions each split must hold."""
+        """Return the number of questions that each split must have."""
         return {"train": self.train, "validation": self.validation, "test": self.test}
 
     @model_validator(mode="after")
@@ -74,38 +67,38 @@ class ComputationQuestions(Frozen):
         if self.largest_test_operand <= self.largest_arithmetic_operand:
             raise ValueError(
                 f"largest_test_operand {self.largest_test_operand} must exceed "
-                f"largest_arithmetic_operand {self.largest_arithmetic_operand}: test numbers lie "
-                "outside the training range"
+                f"largest_arithmetic_operand {self.largest_arithmetic_operand}, so that the test "
+                "asks for numbers outside the training range: raise the former or lower the latter"
             )
         return self
 
 
 class EncyclopediaQuestions(Frozen):
-    """An invented encyclopedia and questions about it; tasks/questions/encyclopedia.py."""
+    """Questions about an invented encyclopedia (tasks/questions/encyclopedia.py)."""
 
     source: Literal["encyclopedia"]
     train: Positive  # questions
     validation: Positive
     test: Positive
     articles: Positive  # people, places and works together
+    # Kinds of questions, which take turns.
     kinds: Annotated[tuple[Literal["fact", "hop", "age", "gap"], ...], Field(min_length=1)]
-    # of questions, which take turns
 
     def rows(self) -> dict[str, int]:
-        """How many questions each split must hold."""
+        """Return the number of questions that each split must have."""
         return {"train": self.train, "validation": self.validation, "test": self.test}
 
 
 class BenchmarkQuestions(Frozen):
-    """Questions of the sets in params/benchmarks.yaml, or of the user's own rows there."""
+    """Questions of sets that are rows of params/benchmarks.yaml, the user's own included."""
 
     source: Literal["benchmarks"]
     train: tuple[Reference, ...]
-    validation: Positive  # questions set aside from the end of the training questions
+    validation: Positive  # questions taken from the end of the training questions
     test: tuple[Reference, ...]
 
     def rows(self) -> dict[str, int] | None:
-        """How many questions each split must hold: as many as the sets have."""
+        """Return None: the splits have as many questions as their sets."""
         return None
 
     @model_validator(mode="after")
@@ -123,51 +116,55 @@ Questions = Annotated[
 
 
 class Expert(Frozen):
-    """A scripted expert that writes the SFT traces, and the rates at which it is wrong."""
+    """A scripted expert that writes the SFT traces, and its error rates."""
 
     traces: Positive
 
     def rates(self) -> dict[str, float]:
-        """The share of traces with each flaw; a trace has at most one."""
+        """Return the share of traces with each flaw; a trace has at most one flaw."""
         return {name: rate for name, rate in self if name not in ("kind", "traces")}
 
     @model_validator(mode="after")
     def _rates_leave_room(self) -> Expert:
         if sum(self.rates().values()) > 1:
             raise ValueError(
-                f"the rates of wrong traces add up to {sum(self.rates().values())}: a trace has at "
-                "most one flaw, so lower them to at most 1 together"
+                f"the error rates add up to {sum(self.rates().values())}, and a trace has at most "
+                "one flaw: lower them to a sum of at most 1"
             )
         return self
 
 
 class ComputationExpert(Expert):
+    """An expert that answers computation questions with Python."""
+
     kind: Literal["computation"]
-    wrong_operator: Probability  # one operator of its code is another one
-    wrong_digit: Probability  # one digit of its code is another one
-    wrong_answer: Probability  # one digit of the copied result is another one
-    missing_call: Probability  # it gives up: answers 0 without a tool call
+    wrong_operator: Probability  # the code has one wrong operator
+    wrong_digit: Probability  # the code has one wrong digit
+    wrong_answer: Probability  # the answer has one wrong digit
+    missing_call: Probability  # no tool call; the answer is 0
 
 
 class EncyclopediaExpert(Expert):
+    """An expert that answers questions about the encyclopedia with search and Python."""
+
     kind: Literal["encyclopedia"]
-    wrong_query: Probability  # it looks up another entry than the question's
-    wrong_fact: Probability  # it copies another word of what it found
-    missing_call: Probability  # it gives up: answers "unknown" without a tool call
+    wrong_query: Probability  # the query names another entry than the question's
+    wrong_fact: Probability  # the answer is another word of the search result
+    missing_call: Probability  # no tool call; the answer is "unknown"
 
 
 class CalculatorExpert(Frozen):
-    """Traces from the calculator notes of worked solutions, as GSM8K has them (2110.14168)."""
+    """Traces from the calculator notes in worked solutions, as in GSM8K (arXiv 2110.14168)."""
 
     kind: Literal["calculator"]
 
     def rates(self) -> dict[str, float]:
-        """Its traces are verified: none is flawed."""
+        """Return {}: its traces are verified, so none has a flaw."""
         return {}
 
 
 class WrittenTraces(Frozen):
-    """Whole responses to training questions from a file of records below data/sources/."""
+    """Whole responses to training questions, from a file of records below data/sources/."""
 
     kind: Literal["written"]
     file: Path
@@ -175,11 +172,11 @@ class WrittenTraces(Frozen):
     response: str  # field
 
     def rates(self) -> dict[str, float]:
-        """Nothing is known of flaws in them."""
+        """Return {}: their flaws are not known."""
         return {}
 
     @model_validator(mode="after")
-    def _lies_where_dvc_looks(self) -> WrittenTraces:
+    def _file_is_watched(self) -> WrittenTraces:
         check_below_sources(self.file)
         return self
 
@@ -188,12 +185,12 @@ AnyExpert = Annotated[
     ComputationExpert | EncyclopediaExpert | CalculatorExpert | WrittenTraces,
     Field(discriminator="kind"),
 ]
-EXPERTS_OF = {  # who can write traces for the questions of a source
+EXPERTS_OF = {  # source of questions -> experts that can answer them
     "computation": ("computation",),
     "encyclopedia": ("encyclopedia",),
     "benchmarks": ("calculator", "written"),
 }
-CALLED_BY = {  # the tools that an expert calls
+CALLED_BY = {  # expert -> the tools that it calls
     "computation": ("python",),
     "encyclopedia": ("search", "python"),
     "calculator": ("python",),
@@ -202,24 +199,26 @@ CALLED_BY = {  # the tools that an expert calls
 
 
 class Intake(Frozen):
-    """A folder below data/sources/ into which new files of training questions are put."""
+    """A folder below data/sources/ for new files of training questions."""
 
-    folder: Path  # it need not be there
-    set: str  # the row of benchmarks.yaml that says how a record is read
+    folder: Path  # it may be missing
+    set: str  # the row of params/benchmarks.yaml that describes its records
 
     @model_validator(mode="after")
-    def _lies_where_dvc_looks(self) -> Intake:
+    def _folder_is_watched(self) -> Intake:
         check_below_sources(self.folder)
         return self
 
 
 class Prepare(Frozen):
+    """What the stage ``prepare`` makes: the first policy, the questions and the SFT traces."""
+
     policy: Policy
     questions: Questions
-    intake: Intake | None
-    expert: AnyExpert  # who writes the SFT traces
-    # A training question that shares so many words in a row with one of validation or test is left
-    # out where it is read from a file, and stops the run where it was generated.
+    intake: Intake | None  # null: none
+    expert: AnyExpert  # writes the SFT traces
+    # A training question that shares this many words in a row with a question of validation or test
+    # is left out if it was read from a file, and stops the run if it was generated.
     overlap_words: Positive
 
     @model_validator(mode="after")
@@ -227,13 +226,14 @@ class Prepare(Frozen):
         able = EXPERTS_OF[self.questions.source]
         if self.expert.kind not in able:
             raise ValueError(
-                f"questions.source is {self.questions.source} and expert.kind {self.expert.kind}, "
-                f"who cannot answer them: set expert.kind to {' or '.join(able)}"
+                f"questions.source is {self.questions.source} and expert.kind is "
+                f"{self.expert.kind}, which cannot answer them: set expert.kind to "
+                f"{' or '.join(able)}"
             )
         rows = self.questions.rows()
         if isinstance(self.expert, Expert) and rows and self.expert.traces > rows["train"]:
             raise ValueError(
-                f"expert.traces {self.expert.traces} exceeds questions.train {rows['train']}: the "
-                "expert answers each question once; lower it"
+                f"expert.traces {self.expert.traces} exceeds questions.train {rows['train']}, and "
+                "the expert answers each question once: lower expert.traces"
             )
         return self

@@ -1,8 +1,4 @@
-"""A whole recipe: one complete YAML file, ``params/<recipe>.yaml``, checked before any work starts.
-
-Sections are named after the stages that read them. Everything is frozen; an unknown or missing key
-is an error that names the file, the key and the remedy.
-"""
+"""A whole recipe: one complete file, ``params/<recipe>.yaml``, checked before any work starts."""
 
 from __future__ import annotations
 
@@ -13,37 +9,32 @@ from pydantic import SerializeAsAny, model_validator
 
 from params.schema.agent import Agent, Dialogue, Engine
 from params.schema.algorithms import Algorithm, load_algorithms
-from params.schema.base import (
-    PARAMS,
-    SOURCES,
-    TABLES,
-    Frozen,
-    Machine,
-    NonNegative,
-    read_yaml,
-    validate,
-)
+from params.schema.base import PARAMS, SOURCES, Frozen, Machine, NonNegative
 from params.schema.benchmarks import Benchmark, benchmark_of, load_benchmarks
 from params.schema.champion import Champion
 from params.schema.cold_start import ColdStart
 from params.schema.evaluate import Evaluate
 from params.schema.prepare import CALLED_BY, BenchmarkQuestions, Prepare
+from params.schema.reading import read_yaml, validate
 from params.schema.reinforce import Lora, Reinforce, Rollout
 from params.schema.verdict import Verdict
 
+TABLES = ("algorithms", "architectures", "benchmarks")  # files of params/ that are not recipes
+TOOLS_BEFORE = ("python", "search")  # sections of older recipes that are in ``tools`` now
+
 
 class Recipe(Frozen):
-    """One complete recipe."""
+    """One complete recipe. Sections are named after the stages that read them."""
 
-    seed: NonNegative
-    start: Literal["scratch", "champion"]  # what training begins with
-    champion: Champion | None  # a retraining writes it here; null: there is none yet
+    seed: NonNegative  # of every random draw
+    start: Literal["scratch", "champion"]  # the policy that training starts from
+    champion: Champion | None  # null: there is none yet
     machine: Machine
     prepare: Prepare
     dialogue: Dialogue
-    tools: SerializeAsAny[Frozen]  # what the agent can call; tasks/settings.py knows each one
+    tools: SerializeAsAny[Frozen]  # settings by tool; tasks/settings.py has their types
     engine: Engine
-    lora: Lora | None  # null: all weights learn
+    lora: Lora | None  # null: train all weights
     cold_start: ColdStart
     reinforce: Reinforce
     evaluate: Evaluate
@@ -54,8 +45,8 @@ class Recipe(Frozen):
         if self.dialogue.response_tokens >= self.prepare.policy.context:
             raise ValueError(
                 f"dialogue.response_tokens {self.dialogue.response_tokens} leaves no room for a "
-                f"prompt in prepare.policy.context {self.prepare.policy.context}: lower the former "
-                "or raise the latter"
+                f"prompt in prepare.policy.context {self.prepare.policy.context}: lower the "
+                "former, or raise the latter"
             )
         return self
 
@@ -64,19 +55,19 @@ class Recipe(Frozen):
         kind, given = self.prepare.expert.kind, list(self.tool_settings)
         if missing := [tool for tool in CALLED_BY[kind] if tool not in given]:
             raise ValueError(
-                f"tools is {given} and prepare.expert.kind {kind}, which calls "
-                f"{' and '.join(missing)} too: add it to tools"
+                f"tools has {given} and prepare.expert.kind is {kind}, which calls "
+                f"{' and '.join(missing)}: add {' and '.join(f'tools.{name}' for name in missing)}"
             )
         return self
 
     @property
     def tool_settings(self) -> dict[str, Frozen]:
-        """Return the settings of the tools that the agent has, by name."""
+        """Return the settings of the agent's tools, by name, in the order of tasks/tools."""
         return {name: settings for name, settings in self.tools if settings is not None}
 
     @property
     def agent(self) -> Agent:
-        """Return what decides how the agent acts."""
+        """Return the sections that decide how the agent acts."""
         return Agent(
             dialogue=self.dialogue,
             tools=self.tool_settings,
@@ -85,7 +76,7 @@ class Recipe(Frozen):
         )
 
     def single_answers(self) -> Rollout:
-        """The budget of an evaluation: one path a question, at the evaluation's temperature."""
+        """Return an evaluation's budget: one path per question, at its own temperature."""
         single = {"leaves": 1, "initial": 1, "branch": 0}
         return self.reinforce.rollout.model_copy(
             update={**single, "temperature": self.evaluate.temperature}
@@ -93,7 +84,10 @@ class Recipe(Frozen):
 
 
 def algorithm_of(recipe: Recipe, folder: Path = PARAMS) -> Algorithm:
-    """The row that a recipe names; ValueError where there is none, or the budget is too small."""
+    """Return the row of ``<folder>/algorithms.yaml`` that a recipe names.
+
+    Raises ValueError for a name without a row, and for budgets that the algorithm cannot use.
+    """
     name, budget = recipe.reinforce.algorithm, recipe.reinforce.rollout
     rows = load_algorithms(folder)
     if name not in rows:
@@ -109,28 +103,28 @@ def algorithm_of(recipe: Recipe, folder: Path = PARAMS) -> Algorithm:
         )
     if recipe.reinforce.ahead and rows[name].importance_cap is None:
         raise ValueError(
-            f"reinforce.ahead is {recipe.reinforce.ahead}, and algorithm '{name}' has no "
-            "importance_cap, which weighs what an older policy has sampled: set ahead to 0, or a "
-            "cap such as 2.0"
+            f"reinforce.ahead is {recipe.reinforce.ahead}, and reinforce.algorithm '{name}' has no "
+            "importance_cap, which bounds the weights of what an older policy sampled: set ahead "
+            "to 0, or the cap to a number such as 2.0"
         )
     return rows[name]
 
 
 def names(folder: Path = PARAMS) -> list[str]:
-    """The recipes that lie in ``folder``."""
+    """Return the names of the recipes in ``folder``, sorted."""
     return sorted(p.stem for p in folder.glob("*.yaml") if p.stem not in TABLES)
 
 
 def load(name: str, model: type[Recipe], folder: Path = PARAMS) -> Recipe:
-    """Read and check ``<folder>/<name>.yaml``. ``model`` is the form with all tools.
+    """Read and check ``<folder>/<name>.yaml``; ``model`` has the types of all tools.
 
-    Raises ValueError with file, key and remedy for an unknown recipe, YAML that does not parse, a
-    missing, unknown or impossible key, and for a recipe of an older form.
+    Raises ValueError with file, key, value and remedy: for an unknown recipe, invalid YAML,
+    missing, unknown and impossible keys, sets and algorithms without a row, and older forms.
     """
     if name == SOURCES.name:
         raise ValueError(
-            f"no recipe can be called '{name}': its outputs would go to {SOURCES}/, where your own "
-            "files are; rename the recipe"
+            f"a recipe can't be called '{name}': its outputs would be written to {SOURCES}/, where "
+            "your own files are; rename the recipe"
         )
     file = folder / f"{name}.yaml"
     if not file.is_file():
@@ -142,31 +136,34 @@ def load(name: str, model: type[Recipe], folder: Path = PARAMS) -> Recipe:
         lines = "\n".join(f"{file}: {change}" for change in changes)
         raise ValueError(f"{file} has an older form; change it as follows:\n{lines}")
     recipe = validate(model, values, str(file))
-    named_sets(recipe, folder)  # a set or an algorithm without a row is an error before any work
+    named_sets(recipe, folder)
     algorithm_of(recipe, folder)
     return recipe
 
 
 def older_form(values: Any) -> list[str]:
-    """Return the changes that a recipe of an older form needs, a line each."""
+    """Return the changes that a recipe of an older form needs, one line each; [] for none."""
     if not isinstance(values, dict):
         return []
-    dialogue = values.get("dialogue")
-    tools: list[str] = []
     changes = []
+    dialogue = values.get("dialogue")
+    listed = dialogue.get("tools") if isinstance(dialogue, dict) else None
+    used = listed if isinstance(listed, list) else []
     if isinstance(dialogue, dict) and "tools" in dialogue:
-        tools = dialogue["tools"] or []
-        changes.append("remove 'dialogue.tools': the keys of the section 'tools' name the tools")
-    for name in ("python", "search"):
-        if name in values:
-            used = name in tools and values[name] is not None
-            move = f"move '{name}' below 'tools', as 'tools.{name}'"
-            changes.append(move if used else f"remove '{name}': the agent does not have this tool")
+        changes.append(f"remove 'dialogue.tools' = {listed!r}: the keys of 'tools' name the tools")
+    for name in TOOLS_BEFORE:
+        if name in values and name in used and values[name] is not None:
+            changes.append(f"move the section '{name}' into 'tools', as 'tools.{name}'")
+        elif name in values:
+            changes.append(f"remove the section '{name}': the agent does not have this tool")
     return changes
 
 
 def named_sets(recipe: Recipe, folder: Path = PARAMS) -> dict[str, Benchmark]:
-    """The rows of ``<folder>/benchmarks.yaml`` that the recipe names; ValueError for none."""
+    """Return the rows of ``<folder>/benchmarks.yaml`` that the recipe names, by name.
+
+    Raises ValueError for a set without a row.
+    """
     questions, intake = recipe.prepare.questions, recipe.prepare.intake
     references = [intake.set] if intake else []
     if isinstance(questions, BenchmarkQuestions):

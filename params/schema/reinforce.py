@@ -4,43 +4,42 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import (
-    Field,
-    model_validator,
-)
+from pydantic import Field, model_validator
 
-from params.schema.base import Decay, Frozen, NonNegative, Positive, PositiveFloat
+from params.schema.base import Frozen, NonNegative, Positive, PositiveFloat
+
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Lora(Frozen):
-    """Low-rank adapters instead of all weights (arXiv 2106.09685), through peft."""
+    """The section ``lora``: train low-rank adapters (arXiv 2106.09685) instead of all weights."""
 
     rank: Positive
-    alpha: PositiveFloat  # the adapters' product is scaled by alpha / rank
+    alpha: PositiveFloat  # the product of the two adapter matrices is scaled by alpha / rank
     modules: Annotated[tuple[str, ...], Field(min_length=1)]  # names of linear layers
 
 
 class Rollout(Frozen):
-    """Budgets of one question's tree (ARPO section 3.1)."""
+    """The budget of one question's tree (letters: ARPO, section 3.1)."""
 
-    leaves: Positive  # M, total budget a question
-    initial: Positive  # N, rollouts from the prompt
-    branch: NonNegative  # Z, extra paths a branching (GPG: N continuations of a mark)
-    marks_per_rollout: Positive  # GPG: marks of each of the initial rollouts that branch
-    entropy_window: Positive  # k, tokens
+    leaves: Positive  # M, total number of paths per question
+    initial: Positive  # N, how many of them start from the prompt
+    branch: NonNegative  # Z, extra paths per branching (GPG: continuations of a mark)
+    marks_per_rollout: Positive  # GPG: how many marks of each initial rollout branch
+    entropy_window: Positive  # k, tokens after a tool result
     base_probability: float  # alpha
     entropy_weight: float  # beta
     threshold: float  # tau
-    draw: bool  # branch with probability P instead of iff P > tau
+    draw: bool  # true: branch with probability P; false: branch if P > tau
     temperature: PositiveFloat
-    rows: Positive  # paths that are sampled side by side, at most
+    rows: Positive  # most paths that are sampled in parallel
 
     @model_validator(mode="after")
     def _budget_covers_start(self) -> Rollout:
         if self.initial > self.leaves:
             raise ValueError(
-                f"initial {self.initial} exceeds leaves {self.leaves}: the total budget must cover "
-                "the rollouts that it starts with; lower initial or raise leaves"
+                f"initial {self.initial} exceeds leaves {self.leaves}, and initial rollouts are "
+                "leaves too: lower initial, or raise leaves"
             )
         if self.rows < self.leaves:
             raise ValueError(
@@ -51,44 +50,50 @@ class Rollout(Frozen):
 
 
 class Reward(Frozen):
-    broken_format: float
+    """The rewards of a trajectory's outcomes; a right answer gives 1."""
+
+    broken_format: float  # also without an answer
     wrong: float
-    many_tools_bonus: float
+    many_tools_bonus: float  # added to a right answer with more than one kind of tool
 
     def range(self) -> tuple[float, float]:
-        """The lowest and the highest reward that can be given; a graded score may be near 0."""
+        """Return the lowest and the highest possible reward; a graded score may be close to 0."""
         values = (self.broken_format, self.wrong, 0.0, 1.0, 1.0 + self.many_tools_bonus)
         return min(values), max(values)
 
 
 class Update(Frozen):
+    """How an update learns from a batch of trees (AdamW)."""
+
     learning_rate: PositiveFloat
-    warmup_updates: NonNegative
+    warmup_updates: NonNegative  # updates in which the learning rate rises
     weight_decay: Annotated[float, Field(ge=0)]
     adam_betas: tuple[Decay, Decay]
     gradient_clip: PositiveFloat  # global norm
     epochs: Positive  # passes over one batch of trees
-    mini_batches: Positive  # optimizer steps a pass
-    micro_batch_tokens: Positive  # tokens of a forward pass, at most; each of a tree once
-    critic_learning_rate: PositiveFloat  # of a critic's own weights, where the algorithm has one
-    recompute: bool  # activations in the backward pass instead of keeping them: memory for time
+    mini_batches: Positive  # optimizer steps per pass
+    micro_batch_tokens: Positive  # most tokens per forward pass; a shared token counts once
+    critic_learning_rate: PositiveFloat  # for a critic's own weights, if the algorithm has one
+    recompute: bool  # recompute activations in the backward pass: less memory, more time
 
 
 class Keep(Frozen):
-    """What the ledger keeps of an iteration's update; trees, rewards and advantages always stay."""
+    """Which updates keep their weights in the ledger; trees, rewards and advantages always stay."""
 
-    weights_every: Positive  # the weights of every so many iterations stay for ever
-    optimizer_last: Positive  # newest iterations whose weights and optimizer state stay
+    weights_every: Positive  # iterations between those whose weights stay for good
+    optimizer_last: Positive  # newest iterations that keep weights and optimizer state
 
 
 class Reinforce(Frozen):
+    """Reinforcement learning: the algorithm, its budgets, and what is kept and traced."""
+
     algorithm: str  # a row of params/algorithms.yaml
     iterations: Positive
-    questions: Positive  # an iteration
+    questions: Positive  # per iteration
     rollout: Rollout
     reward: Reward
     update: Update
-    ahead: Annotated[int, Field(ge=0, le=1)]  # updates that the policy that samples may lack
+    ahead: Annotated[int, Field(ge=0, le=1)]  # updates by which the sampling policy may lag behind
     keep: Keep
-    trace_every: Positive  # iterations between those of which trajectories go to MLflow
-    trace_questions: NonNegative  # of such an iteration, whose trajectories go there
+    trace_every: Positive  # iterations between those whose trajectories are logged to MLflow
+    trace_questions: NonNegative  # how many questions of such an iteration are logged

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import (
-    Field,
-)
+from pydantic import Field
 
 from params.schema.base import Frozen, Positive
 
 
 class Verdict(Frozen):
-    """When a candidate takes the champion's place."""
+    """When a candidate replaces the champion.
 
-    # A paired bootstrap of success over the held-out questions: the two-sided interval of
-    # candidate - champion must lie above the margin.
-    confidence: Annotated[float, Field(gt=0, lt=1)]
-    margin: Annotated[float, Field(ge=-1, le=1)]  # of success, a share
+    The test is a paired bootstrap of success on the held-out questions. The whole two-sided
+    interval of candidate - champion must lie above the margin.
+    """
+
+    confidence: Annotated[float, Field(gt=0, lt=1)]  # of the interval
+    margin: Annotated[float, Field(ge=-1, le=1)]  # difference of success rates
     bootstrap: Positive  # resamples

@@ -1,4 +1,4 @@
-"""What answers an agent's calls."""
+"""Environments: they answer an agent's calls."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -10,16 +10,17 @@ from tasks.environments.question import respond
 from tasks.tools import TOOLS
 from tasks.trees.tree import Call, Observation
 
-Respond = Callable[[Sequence[Call]], list[Observation]]  # the calls of a round -> answers, in order
+Respond = Callable[[Sequence[Call]], list[Observation]]  # a round's calls -> their observations
 
 
 @contextmanager
 def open_tools(tools: Mapping[str, Frozen], workers: int, corpus: Path) -> Iterator[Respond]:
-    """Open the tools of a recipe, by name, and yield what answers a round of calls.
+    """Open a recipe's tools (name -> settings); yield the function that answers a round of calls.
 
-    They stay warm until the end of the block. ``corpus`` is the folder that search looks in; a
-    recipe without search does not touch it. ``workers``: calls that run side by side.
-    Raises RuntimeError where the sandbox that the recipe asks for does not work, ValueError for a
+    The tools stay ready until the end of the block. ``corpus`` is the folder of documents, which is
+    only read by search; ``workers`` is the number of calls that may run in parallel.
+
+    Raises RuntimeError if the sandbox that the recipe names does not work, and ValueError for a
     corpus that is missing or empty.
     """
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""The environment of a single question: it has no state, and answers each call with its tool."""
+"""The environment of a single question: no state; each call is answered by its tool."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from tasks.trees.tree import Call, Observation
 
 
 def respond(tools: Mapping[str, Tool], calls: Sequence[Call]) -> list[Observation]:
-    """Run one round's calls, all calls of a tool side by side; observations in call order.
+    """Answer the calls of one round; return their observations in call order.
 
-    What a tool answers follows from the argument, since no call sees another (a sandbox starts each
-    from the same memory and random state): a group often asks the same, which is then run once.
-    A call of a tool that is not at hand is answered by an observation that says so.
+    Each tool gets all its calls at once. A tool's observation depends on the argument alone, since
+    no call sees another one (a sandbox starts each from the same memory and random state), so equal
+    arguments, which are frequent in a group, run once. A call of an unknown tool gives an
+    observation with the outcome NO_SUCH_TOOL.
     """
     observations: dict[int, Observation] = {}
     for name in dict.fromkeys(call.tool for call in calls):

@@ -1,4 +1,4 @@
-"""What must hold of the advantages of all iterations: one row a leaf of a question's tree.
+"""Expectations of the table of advantages of all iterations: one row a leaf of a question's tree.
 
 Columns: iteration, leaf (int, from 0), question (str), advantage (float).
 """
@@ -17,7 +17,7 @@ ROUNDING = 1e-6  # of a group's mean, which sums rewards divided by their spread
 
 
 def prepare(table: pd.DataFrame, rewards: pd.DataFrame) -> pd.DataFrame:
-    """Add the columns that ``expectations`` judges; ValueError for a column that the table lacks.
+    """Add the columns that ``expectations`` check. Raises ValueError for a missing column.
 
     rewards: the table of the rewards, with the columns iteration, question, leaf and reward.
     """
@@ -36,11 +36,11 @@ def prepare(table: pd.DataFrame, rewards: pd.DataFrame) -> pd.DataFrame:
 
 
 def expectations(*, rows: int, leaves: int, centred: bool) -> list[Expectation]:
-    """rows: how many rewards there are. leaves: M of each group.
+    """Return the expectations for ``rows`` rewards and ``leaves`` (L) leaves a group.
 
-    centred: the estimator measures a leaf against the mean of its group (group-relative,
+    centred: the estimator compares a leaf with the mean of its group (group-relative,
     leave-one-out), so the advantages of a group have mean 0 and are 0 where its rewards are equal.
-    Others promise neither (algorithms section 3).
+    Other estimators guarantee neither (algorithms section 3).
     """
     own = [
         between("a group's advantages have mean 0", "group_mean", -ROUNDING, ROUNDING),

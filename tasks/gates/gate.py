@@ -1,9 +1,10 @@
-"""The gate between two stages: a table passes its expectations, or the run stops and says why.
+"""The gate between two stages: check a table, and stop the run if it breaks an expectation.
 
-A drawer of ``tasks/gates/`` describes a table's expectations as plain data; ``check`` runs
-them with Great Expectations, which is imported there and nowhere else (the import takes seconds).
-Great Expectations skips missing values, so each drawer's ``prepare`` looks for them itself, with
-``unusable``; what is more than one comparison it computes into a column, with pandas, to be fast.
+The other modules of this folder describe the expectations of one table each as plain data;
+``check`` runs them with Great Expectations, which is imported only inside functions (the import
+takes seconds). Great Expectations skips missing values, so each module's ``prepare`` finds them
+with ``unusable``. A condition that is more than one comparison becomes a column, computed by pandas
+for speed.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ import pandas as pd
 
 from tasks.trees.words import printable
 
-DOCS = Path(".beamline/data_docs")  # where stages put their Data Docs; no outs: they hold times
-ROWS_KEPT = 10  # of those that break an expectation, in the verdict and in Data Docs
-ROWS_SHOWN = 3  # of them in the message
+DOCS = Path(".beamline/data_docs")  # Data Docs of all stages; no outs, because they have times
+ROWS_KEPT = 10  # offending rows in the verdict and in Data Docs
+ROWS_SHOWN = 3  # of these in the error message
 CHARACTERS_SHOWN = 120  # of a value in an offending row
 
 SITE: Any = {
@@ -36,50 +37,50 @@ SITE: Any = {
 
 
 class GateError(RuntimeError):
-    """A table failed a critical expectation; the message names each one and shows rows."""
+    """A table failed critical expectations; the message names each one and shows rows."""
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """What must hold of a table. A failed critical one stops the run, another one only warns."""
+    """One condition of a table. If it fails, a critical one stops the run, others only warn."""
 
     words: str
-    type: str  # Great Expectations' own name of the kind
+    type: str  # name of the kind in Great Expectations
     arguments: Mapping[str, Any]
     critical: bool = True
 
 
 def between(words: str, column: str, low: float | None, high: float | None) -> Expectation:
-    """Every value of ``column`` lies in [low, high]; None leaves that side open."""
+    """Expect every value of ``column`` in [low, high]; None leaves that side open."""
     arguments = {"column": column, "min_value": low, "max_value": high}
     return Expectation(words, "expect_column_values_to_be_between", arguments)
 
 
 def mean_between(words: str, column: str, low: float, high: float) -> Expectation:
-    """The mean of ``column`` lies in [low, high]; not critical."""
+    """Expect the mean of ``column`` in [low, high]; not critical."""
     arguments = {"column": column, "min_value": low, "max_value": high}
     return Expectation(words, "expect_column_mean_to_be_between", arguments, critical=False)
 
 
 def among(words: str, column: str, values: Collection[Any]) -> Expectation:
-    """Every value of ``column`` is one of ``values``."""
+    """Expect every value of ``column`` to be one of ``values``."""
     arguments = {"column": column, "value_set": sorted(values)}
     return Expectation(words, "expect_column_values_to_be_in_set", arguments)
 
 
 def unique(words: str, column: str) -> Expectation:
-    """No value of ``column`` occurs twice."""
+    """Expect no value of ``column`` twice."""
     return Expectation(words, "expect_column_values_to_be_unique", {"column": column})
 
 
 def sum_between(words: str, column: str, low: float, high: float | None) -> Expectation:
-    """The sum of ``column`` lies in [low, high]; None leaves it without an upper limit."""
+    """Expect the sum of ``column`` in [low, high]; None sets no upper limit."""
     arguments = {"column": column, "min_value": low, "max_value": high}
     return Expectation(words, "expect_column_sum_to_be_between", arguments)
 
 
 def rows_between(words: str, low: int, high: int | None) -> Expectation:
-    """The table has ``low`` to ``high`` rows; None leaves it without an upper limit."""
+    """Expect ``low`` to ``high`` rows; None sets no upper limit."""
     arguments = {"min_value": low, "max_value": high}
     return Expectation(words, "expect_table_row_count_to_be_between", arguments)
 
@@ -87,10 +88,10 @@ def rows_between(words: str, low: int, high: int | None) -> Expectation:
 def unusable(
     table_name: str, table: pd.DataFrame, columns: Sequence[str], names: Collection[str] = ()
 ) -> pd.Series:
-    """A row's missing, NaN and infinite values, such as "reward=nan, kind=None"; "" where none.
+    """List each row's missing, NaN and infinite values, such as "reward=nan, kind=None", or "".
 
-    ``names`` are those of the columns whose values have to be printable texts. Raises ValueError
-    for a column that the table lacks.
+    ``names`` are the columns whose values must be printable strings. Raises ValueError for a column
+    that the table lacks.
     """
     lacking = [column for column in columns if column not in table]
     if lacking:
@@ -115,7 +116,7 @@ def _is_name(value: Any) -> bool:
 
 
 def legible(table: pd.DataFrame, columns: Sequence[str]) -> dict[str, pd.Series]:
-    """These columns as printable texts, whatever they hold, so that any row can be named.
+    """Convert columns to printable strings, so that any row can be named.
 
     Missing values stay missing.
     """
@@ -132,13 +133,13 @@ def check(
     verdict: Path,
     docs: Path,
 ) -> dict[str, Any]:
-    """Judge a table that a drawer prepared; its named index tells one row from another.
+    """Check a table that ``prepare`` returned; its named index identifies the rows.
 
-    Writes the verdict (JSON, the same bytes for the same table) and, in place of what was there,
-    Great Expectations' site with a copy of the verdict into ``docs``, both also for a table that
-    fails. flows/tracking/gate_report.py makes a readable page of them.
-    Returns the verdict. Prints a line for a failed expectation that is not
-    critical; raises GateError for the critical ones.
+    Writes the verdict (JSON, the same bytes for the same table) and replaces ``docs`` by the site
+    of Great Expectations with a copy of the verdict, both also for a table that fails.
+    flows/tracking/gate_report.py renders a readable page from them.
+    Returns the verdict. Prints a line for each failed expectation that is not critical. Raises
+    GateError if a critical one fails, ValueError if ``docs`` has other content.
     """
     if docs.exists() and any(docs.iterdir()) and not (docs / "validations").is_dir():
         raise ValueError(f"docs folder {docs} holds something else: name one to be overwritten")
@@ -151,7 +152,7 @@ def check(
     (building / "gx" / "site").rename(docs)
     shutil.rmtree(building)
     text = json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    for file in (verdict, docs / "verdict.json"):  # the first is an out, which a failed stage loses
+    for file in (verdict, docs / "verdict.json"):  # DVC drops outs of a failed stage
         _write(file, text)
     failed = [each for each in judged if not each["passed"]]
     for each in failed:
@@ -169,7 +170,7 @@ def check(
 def _validate(
     table_name: str, table: pd.DataFrame, expectations: Sequence[Expectation], building: Path
 ) -> list[Any]:
-    """Run the expectations and build Data Docs; Great Expectations' results, in the order given."""
+    """Run the expectations and build Data Docs; return the results in the same order."""
     import great_expectations as gx
 
     context = _context(building)
@@ -179,8 +180,8 @@ def _validate(
     definition = gx.ValidationDefinition(
         name=table_name, data=whole, suite=context.suites.add(suite)
     )
-    # Only what is judged, because every value is hashed, and with positions for an index: the
-    # rows of a named index are collected one by one, three seconds for 100,000 of them.
+    # Pass only the columns that are checked, because every value is hashed, and a positional index,
+    # because rows of a named index are collected one by one: 3 s for 100,000 of them.
     columns = {each.arguments["column"] for each in expectations if "column" in each.arguments}
     cells = pd.DataFrame({column: _cells(table[column]) for column in sorted(columns)})
     outcome = context.validation_definitions.add(definition).run(
@@ -192,7 +193,7 @@ def _validate(
 
 
 def _context(building: Path) -> Any:
-    """A fresh project of Great Expectations that shows no progress bars and reports to nobody."""
+    """Make a new project of Great Expectations without progress bars and without telemetry."""
     import great_expectations as gx
     from great_expectations.data_context.types.base import ProgressBarsConfig
 
@@ -206,7 +207,7 @@ def _context(building: Path) -> Any:
 
 
 def _translate(expectations: Sequence[Expectation]) -> list[Any]:
-    """The same expectations as objects of Great Expectations, numbered: results come reordered."""
+    """Convert to objects of Great Expectations, numbered because results come in another order."""
     from great_expectations.expectations.metadata_types import FailureSeverity
     from great_expectations.expectations.registry import get_expectation_impl
 
@@ -222,14 +223,14 @@ def _translate(expectations: Sequence[Expectation]) -> list[Any]:
 
 
 def _printed(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments whose set of values is written as ``_cells`` writes the column."""
+    """Write a set of values in the same way as ``_cells`` writes the column."""
     if "value_set" not in arguments:
         return dict(arguments)
     return {**arguments, "value_set": [_cell(value) for value in arguments["value_set"]]}
 
 
 def _cells(values: pd.Series) -> pd.Series:
-    """A column as Great Expectations may print it; it escapes nothing and shortens nothing."""
+    """Escape and shorten a column, because Great Expectations prints values as they are."""
     if pd.api.types.is_numeric_dtype(values):  # also of bool
         return values.reset_index(drop=True)
     cells = {value: _cell(value) for value in values.dropna().unique()}
@@ -237,7 +238,7 @@ def _cells(values: pd.Series) -> pd.Series:
 
 
 def _cell(value: Any) -> Any:
-    """A number as it is, anything else as a short escaped text, different for different values."""
+    """Return a number as it is, anything else as short escaped text, unique to the value."""
     if isinstance(value, bool | np.bool_ | int | float | np.number):
         return value
     text = str(value)
@@ -248,7 +249,7 @@ def _cell(value: Any) -> Any:
 
 
 def _judge(table: pd.DataFrame, expectation: Expectation, result: Any) -> dict[str, Any]:
-    """One result without what differs between equal runs (ids, times, paths)."""
+    """Extract what is the same in equal runs from one result: no ids, times or paths."""
     details = result.result
     if "unexpected_count" not in details and "observed_value" not in details:
         raise RuntimeError(f"could not check '{expectation.words}': {result.exception_info}")
@@ -268,7 +269,7 @@ def _judge(table: pd.DataFrame, expectation: Expectation, result: Any) -> dict[s
 
 
 def _rows(table: pd.DataFrame, positions: Sequence[int], column: str) -> list[dict[str, Any]]:
-    """The rows at ``positions``, each as its index names it with its value of ``column``."""
+    """Return the rows at ``positions``: their index and their value of ``column``, by name."""
     rows = []
     for position in positions:
         label = table.index[position]
@@ -280,7 +281,7 @@ def _rows(table: pd.DataFrame, positions: Sequence[int], column: str) -> list[di
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON can hold it, and short."""
+    """Convert a value to a short one of a JSON type."""
     value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, bool | int) or (isinstance(value, float) and np.isfinite(value)):
         return value

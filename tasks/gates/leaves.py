@@ -1,4 +1,7 @@
-"""The groups of tables with a row a leaf: the leaves of one question's tree in one iteration."""
+"""Columns about groups in tables with one row a leaf.
+
+A group is the L leaves of one question's tree in one iteration.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,11 @@ import pandas as pd
 
 
 def group_columns(table: pd.DataFrame, group: Sequence[str]) -> dict[str, pd.Series]:
-    """``group_size``: the rows of a row's group; ``leaf_off_by``: 0 for each of them exactly when
-    the leaves of the group are numbered 0, 1, 2, ..., each once."""
+    """Return the columns ``group_size`` and ``leaf_off_by``.
+
+    ``group_size``: how many rows the row's group has. ``leaf_off_by``: 0 in all rows of a group iff
+    its leaves are numbered 0, 1, 2, ..., each once.
+    """
     by = list(group)
     place = table.sort_values([*by, "leaf"]).groupby(by).cumcount()
     return {
@@ -19,5 +25,5 @@ def group_columns(table: pd.DataFrame, group: Sequence[str]) -> dict[str, pd.Ser
 
 
 def keys(table: pd.DataFrame, columns: Sequence[str]) -> pd.MultiIndex:
-    """Which leaf each row is about."""
+    """Return the values of ``columns``, which identify each row's leaf, as an index."""
     return pd.MultiIndex.from_frame(table[list(columns)])

@@ -1,4 +1,4 @@
-"""What must hold of the questions before anything learns from them or is measured on them.
+"""Expectations of the table of questions, checked before training and evaluation use them.
 
 Columns: id (str), split ("train", "validation" or "test"), kind (str), text (str),
 answers (list[str], the accepted forms of the gold answer), scorer (str, the name of the scorer that
@@ -27,17 +27,17 @@ COLUMNS = (*NAMES, "text", "answers", "before")
 SPLITS = ("train", "validation", "test")
 ROLES = ("system", "user", "assistant")
 
-# A missing value that somebody turned into a text. No question is one in any spelling; an answer
-# may well be "none".
+# A missing value that was converted to text. No question is one in any spelling; an answer may be
+# "none".
 MISSING_QUESTION = re.compile(r"\s*(?:none|nan|null|<na>)\s*", re.IGNORECASE)
 MISSING_ANSWER = re.compile(r"\s*(?:None|nan|NaN|null|<NA>|NaT)\s*")
 
 
 def prepare(table: pd.DataFrame, scorers: Scorers, words: int) -> pd.DataFrame:
-    """Add the columns that ``expectations`` judges; ValueError for one that the table lacks.
+    """Add the columns that ``expectations`` check. Raises ValueError for a missing column.
 
-    words: so many in a row, shared with a question of validation or test, make a training question
-    overlap it (tasks/trees/words.py).
+    words: a training question that shares that many words in a row with a question of validation or
+    test overlaps it (tasks/trees/words.py).
     """
     table = table.reset_index(drop=True)
     table = table.assign(
@@ -61,7 +61,10 @@ def prepare(table: pd.DataFrame, scorers: Scorers, words: int) -> pd.DataFrame:
 def expectations(
     kinds: Collection[str] | None = None, rows: Mapping[str, int] | None = None
 ) -> list[Expectation]:
-    """``kinds``: the known kinds; ``rows``: how many questions each split must have, if known."""
+    """Return the expectations; ``rows``: how many questions each split must have, if known.
+
+    kinds: the known kinds of questions.
+    """
     known_kinds = [among("the kind is known", "kind", kinds)] if kinds else []
     return [
         among("every value is present, ids and kinds are printable", "unusable", [""]),
@@ -87,7 +90,7 @@ def _size(split: str, rows: Mapping[str, int] | None) -> Expectation:
 
 
 def text_fault(text: Any) -> str:
-    """What is wrong with a question's text; "" if nothing."""
+    """Describe what is wrong with a question's text, or return ""."""
     if not isinstance(text, str):
         return f"not a text but {type(text).__name__}"
     if not text.strip():
@@ -98,7 +101,7 @@ def text_fault(text: Any) -> str:
 
 
 def before_fault(messages: Any) -> str:
-    """What is wrong with the messages before a question's text; "" if nothing."""
+    """Describe what is wrong with the messages before a question's text, or return ""."""
     if not isinstance(messages, list | tuple | np.ndarray):
         return "not a list"
     for number, message in enumerate(messages):
@@ -112,7 +115,7 @@ def before_fault(messages: Any) -> str:
 
 
 def answers_fault(answers: Any) -> str:
-    """What is wrong with a question's accepted answers; "" if nothing."""
+    """Describe what is wrong with a question's accepted answers, or return ""."""
     if not isinstance(answers, list | tuple | np.ndarray):
         return "not a list"
     if not len(answers):
@@ -128,9 +131,9 @@ def answers_fault(answers: Any) -> str:
 
 
 def _score_faults(table: pd.DataFrame, known: pd.Series, scorers: Scorers) -> list[str]:
-    """For each question, which of its answers its scorer refuses; equal answers are scored once.
+    """Return the score fault of each question, or ""; equal answers are scored once.
 
-    known: what is wrong with the answers anyhow; those are not scored.
+    known: other faults of the answers; those with one are not scored.
     """
     seen: dict[tuple[str, tuple[str, ...]], str] = {}
     faults = []
@@ -146,7 +149,7 @@ def _score_faults(table: pd.DataFrame, known: pd.Series, scorers: Scorers) -> li
 
 
 def score_fault(scorer: str, answers: Sequence[str], scorers: Scorers) -> str:
-    """The first accepted answer that ``scorer`` does not give 1, and what it gives; "" if none."""
+    """Describe the first accepted answer that ``scorer`` does not score 1, or return ""."""
     if scorer not in scorers:
         return f"unknown scorer {scorer!r}; known are {', '.join(sorted(scorers))}"
     for answer in answers:
@@ -157,7 +160,7 @@ def score_fault(scorer: str, answers: Sequence[str], scorers: Scorers) -> str:
 
 
 def _overlaps(table: pd.DataFrame, texts: Sequence[str], words: int) -> np.ndarray:
-    """For each training question the id of the held-out question that it overlaps; "" elsewhere."""
+    """Return the id of the held-out question that each training question overlaps, or ""."""
     splits, ids = list(table["split"]), list(table["id"])
     training = [row for row, split in enumerate(splits) if split == "train"]
     held_out = [

@@ -1,4 +1,4 @@
-"""What must hold of the rewards of all iterations: one row a leaf of a question's tree.
+"""Expectations of the table of rewards of all iterations: one row a leaf of a question's tree.
 
 Columns: iteration, leaf (int, from 0), question, kind, outcome (how the leaf ended), scorer (str),
 reward, score (float), success (bool), answer (str, None where none could be extracted), faults
@@ -29,7 +29,7 @@ ROUNDING = 1e-9  # of sums of a score and a bonus
 def prepare(
     table: pd.DataFrame, leaves: pd.MultiIndex, broken_format: float, wrong: float
 ) -> pd.DataFrame:
-    """Add the columns that ``expectations`` judges; ValueError for a column that the table lacks.
+    """Add the columns that ``expectations`` check. Raises ValueError for a missing column.
 
     leaves: (iteration, question, leaf) of every leaf of the trees. broken_format, wrong: the
     rewards of a broken format and of a wrong answer.
@@ -55,8 +55,10 @@ def expectations(
     scorers: Collection[str],
     reward: tuple[float, float],
 ) -> list[Expectation]:
-    """rows: how many leaves the trees have. leaves: M of each group. outcomes, scorers: all that
-    are known. reward: lowest and highest."""
+    """Return the expectations for ``rows`` leaves in all and ``leaves`` (L) leaves a group.
+
+    outcomes, scorers: all known names. reward: (lowest, highest).
+    """
     lowest, highest = reward
     return [
         rows_between("there are rewards", 1, None),
@@ -81,7 +83,7 @@ def expectations(
 
 
 def broken_fault(row: Mapping[str, Any], broken_format: float, wrong: float) -> str:
-    """How the reward disagrees with the format; "" if it does not.
+    """Describe how the reward contradicts the format, or return "".
 
     Exactly the leaves with a faulty format or without an answer earn ``broken_format``; where that
     is not below ``wrong``, others may earn the same.
@@ -95,7 +97,7 @@ def broken_fault(row: Mapping[str, Any], broken_format: float, wrong: float) -> 
 
 
 def success_fault(row: Mapping[str, Any]) -> str:
-    """What a success lacks; "" if nothing, and for what is none."""
+    """Describe what a success lacks, or return ""; also "" for a leaf without success."""
     if not row["success"]:
         return ""
     if broken := _broken(row):
@@ -104,7 +106,7 @@ def success_fault(row: Mapping[str, Any]) -> str:
 
 
 def breakdown_fault(row: Mapping[str, Any]) -> str:
-    """What is wrong with an answer's breakdown; "" if nothing, and where there is no answer."""
+    """Describe what is wrong with an answer's breakdown, or return ""; "" without an answer."""
     if not isinstance(row["answer"], str):
         return ""
     if not isinstance(row["breakdown"], Mapping | list | tuple | np.ndarray):
@@ -121,7 +123,7 @@ def breakdown_fault(row: Mapping[str, Any]) -> str:
 
 
 def _broken(row: Mapping[str, Any]) -> str:
-    """Why the format counts as broken; "" if it does not."""
+    """Describe why the format counts as broken, or return ""."""
     faults = [] if row["faults"] is None else list(row["faults"])
     if faults:
         return f"faults {', '.join(map(str, faults))}"

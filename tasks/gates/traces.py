@@ -1,4 +1,4 @@
-"""What must hold of the traces that the cold start learns from.
+"""Expectations of the table of traces that the cold start learns from.
 
 Columns: question_id (str), split (str), kind (str), flaw (str: "none", or how the scripted expert
 was wrong), text (str: the whole response, tool results included), parts (list of (text, whether
@@ -33,12 +33,12 @@ NAMES = ("question_id", "split", "kind", "flaw")
 COLUMNS = (*NAMES, "text", "parts", "tokens", "trained")
 TAG = re.compile(rf"</?(?:{'|'.join(TOOL_TAGS)}|result)>")
 ANSWER_TAG = re.compile("</?answer>")
-# Code and what is boxed may hold braces of their own.
+# Code and the content of \boxed{} may have braces of their own.
 NO_PROSE = re.compile(rf"<({'|'.join(TOOL_TAGS)}|answer)>.*?</\1>", re.DOTALL)
 
 
 def prepare(table: pd.DataFrame, training: Collection[str], tools: Sequence[str]) -> pd.DataFrame:
-    """Add the columns that ``expectations`` judges; ValueError for a column that the table lacks.
+    """Add the columns that ``expectations`` check. Raises ValueError for a missing column.
 
     training: ids of the training questions. tools: those of the recipe's dialogue.
     """
@@ -66,7 +66,10 @@ def prepare(table: pd.DataFrame, training: Collection[str], tools: Sequence[str]
 
 
 def expectations(context: int, flawed: tuple[float, float] | None = None) -> list[Expectation]:
-    """``context``: tokens a trace may have; ``flawed``: the expected share of flawed traces."""
+    """Return the expectations for traces of at most ``context`` tokens.
+
+    flawed: the expected share of flawed traces, (lowest, highest).
+    """
     shares = (
         [mean_between(f"{flawed[0]:.0%} to {flawed[1]:.0%} are flawed", "flawed", *flawed)]
         if flawed
@@ -89,7 +92,7 @@ def expectations(context: int, flawed: tuple[float, float] | None = None) -> lis
 
 
 def parts_fault(parts: Parts, text: str) -> str:
-    """Where the parts are not turn, result, turn, ... turn, or are not the text; "" if nowhere."""
+    """Describe where parts do not alternate or differ from the text, or return ""."""
     for number, (part, own) in enumerate(parts):
         if own != (number % 2 == 0):
             return f"part {number} is a {'turn' if own else 'tool result'} out of turn"
@@ -101,10 +104,10 @@ def parts_fault(parts: Parts, text: str) -> str:
 
 
 def call_fault(turns: Sequence[str], tools: Sequence[str]) -> str:
-    """What is wrong with the calls of a trace; "" if nothing.
+    """Describe what is wrong with the calls of a trace, or return "".
 
-    Each turn but the last ends with its one call, of one of ``tools``; the last makes none.
-    Only what the agent wrote is asked: a tool result may quote any tag.
+    Each turn but the last must end with its only call, of one of ``tools``; the last makes none.
+    Only turns are searched: a tool result may quote any tag.
     """
     for number, turn in enumerate(turns):
         tags = TAG.findall(turn)
@@ -123,7 +126,7 @@ def call_fault(turns: Sequence[str], tools: Sequence[str]) -> str:
 
 
 def answer_fault(turns: Sequence[str]) -> str:
-    """What is wrong with the answer of a trace; "" if nothing."""
+    """Describe what is wrong with the answer of a trace, or return ""."""
     tags = [(number, tag) for number, turn in enumerate(turns) for tag in ANSWER_TAG.findall(turn)]
     last = len(turns) - 1
     if [tag for _, tag in tags] != ["<answer>", "</answer>"]:
@@ -137,7 +140,7 @@ def answer_fault(turns: Sequence[str]) -> str:
 
 
 def words_fault(turns: Sequence[str]) -> str:
-    """Damage or a template's remains in what the agent wrote; "" if there is none."""
+    """Describe damage or remains of a template in the turns, or return ""."""
     for number, turn in enumerate(turns):
         if fault := damage(turn) or prose_fault(NO_PROSE.sub("", turn)):
             return f"turn {number}: {fault}"
@@ -149,5 +152,5 @@ def _listed(values: Any) -> bool:
 
 
 def _array(values: Any) -> np.ndarray:
-    """A row's list; a missing one has no elements, which ``unusable`` reports."""
+    """Return a row's list; empty for a missing one, which ``unusable`` reports."""
     return np.asarray(values) if _listed(values) else np.empty(0)

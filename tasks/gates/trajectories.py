@@ -1,4 +1,4 @@
-"""What must hold of the trajectories of all iterations: one row a leaf of a question's tree.
+"""Expectations of the table of trajectories of all iterations: one row a leaf of a question's tree.
 
 Columns: iteration, leaf (int, from 0), question_id, outcome (how the leaf ended), text (str),
 sampled_tokens, observed_tokens, logprob_count, tool_calls (int), highest_logprob (nats),
@@ -33,7 +33,7 @@ MOST_FAILURES = 0.9
 
 
 def prepare(table: pd.DataFrame, failures: Collection[str]) -> pd.DataFrame:
-    """Add the columns that ``expectations`` judges; ValueError for a column that the table lacks.
+    """Add the columns that ``expectations`` check. Raises ValueError for a missing column.
 
     failures: the outcomes that count as a failed rollout.
     """
@@ -56,9 +56,9 @@ def expectations(
     response_tokens: int,
     tool_calls: int,
 ) -> list[Expectation]:
-    """leaves: M of each group. outcomes: all that are known.
+    """Return the expectations for ``leaves`` (L) leaves a group.
 
-    response_tokens, tool_calls: the most that a trajectory may have.
+    outcomes: all known names. response_tokens, tool_calls: the limits of a trajectory.
     """
     lowest, highest = -ROUNDING, 1 + ROUNDING
     return [

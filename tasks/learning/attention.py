@@ -1,9 +1,9 @@
-"""Attention over a forest: each token looks at the tokens before it on its own path, no others.
+"""Attention over a forest: a token attends to the tokens before it on its own path, to no others.
 
-transformers hands both forms the forest (tasks/learning/packing.py) that the learner passes to the
-model.
-Gathered attention is for any device: rows of queries and keys, picked out of the slots, through
-scaled-dot-product attention. Flex attention is for a GPU: the slots as they lie, with a block mask.
+The learner passes the forest (tasks/learning/packing.py) to the model, and transformers passes it
+on to both forms. Gathered attention works on any device: it selects rows of queries and keys from
+the slots for scaled-dot-product attention. Flex attention is for a GPU: it computes over all slots
+in their order, with a block mask.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from transformers import AttentionInterface
 
 from tasks.learning.packing import BLOCK, Forest, Layout
 
-GATHERED, FLEX = "forest_gathered", "forest_flex"  # as transformers knows them
-PAIRS: dict[str, Callable[[Layout], int]] = {  # what each of them computes of a layout
+GATHERED, FLEX = "forest_gathered", "forest_flex"  # their names in transformers
+PAIRS: dict[str, Callable[[Layout], int]] = {  # how many (query, key) pairs each form computes
     GATHERED: lambda layout: layout.pairs,
     FLEX: lambda layout: layout.block_pairs,
 }
 
 
 def form_for(device: str) -> str:
-    """The form of attention that suits a device."""
+    """Return the form of attention for a device."""
     return FLEX if device == "cuda" else GATHERED
 
 
 @contextmanager
 def attending(model: Any, form: str) -> Iterator[None]:
-    """Let ``model`` attend over forests; as it was before, afterwards."""
+    """Let ``model`` attend over forests inside this context; restore its attention after."""
     before = model.config._attn_implementation
     model.set_attn_implementation(form)
     try:
@@ -57,10 +57,11 @@ def gathered_attention(
     sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Each leaf's own tokens as queries over its whole path, leaves of similar size side by side.
+    """Attend with each leaf's own tokens as queries over its whole path, bucket by bucket.
 
     query [1, heads, U, size], key and value [1, key-value heads, U, size]; returns [1, U, heads,
-    size]. The area of attention is that of the unique tokens, whatever the tree looks like.
+    size]. The number of queries is that of unique tokens, whatever the shape of the tree.
+    Raises ValueError for dropout or a sliding window shorter than the longest path.
     """
     _refuse(forest, dropout, sliding_window)
     slots = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]  # [U, heads, size]
@@ -79,7 +80,7 @@ def gathered_attention(
 
 
 def _refuse(forest: Forest, dropout: float, sliding_window: int | None) -> None:
-    """Raise ValueError for what neither form computes, instead of computing something else."""
+    """Raise ValueError for settings that neither form supports."""
     if dropout:
         raise ValueError(
             f"attention_dropout is {dropout}, which trees cannot have: set it to 0 in the policy's "
@@ -93,7 +94,7 @@ def _refuse(forest: Forest, dropout: float, sliding_window: int | None) -> None:
 
 
 def _pick(slots: Tensor, rows: Tensor) -> Tensor:
-    """[U, heads, size] at [rows, A] -> [rows, heads, A, size]."""
+    """Select rows [R, A] from slots [U, heads, size]. [R, heads, A, size]"""
     return slots.index_select(0, rows.flatten()).unflatten(0, rows.shape).transpose(1, 2)
 
 
@@ -110,16 +111,19 @@ def forest_flex_attention(
     sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """The same with flex attention, blocks without a visible pair left out. Shapes as above."""
+    """Attend over all slots with flex attention, which skips blocks without a visible pair.
+
+    Shapes and errors are those of ``gathered_attention``.
+    """
     _refuse(forest, dropout, sliding_window)
-    # under autocast turned queries and keys are float32 and values are not; flex wants one kind
+    # Under autocast rotated queries and keys are float32 and values are not; flex needs one type.
     query, key = query.to(value.dtype), key.to(value.dtype)
-    compute = _compiled_flex() if query.is_cuda else _flex
+    compute: Any = _compiled_flex() if query.is_cuda else flex_attention
     mixed = compute(
         query,
         key,
         value,
-        block_mask=_block_mask(forest),
+        block_mask=block_mask(forest),
         scale=scaling,
         enable_gqa=query.shape[1] != key.shape[1],
     )
@@ -127,21 +131,18 @@ def forest_flex_attention(
     return mixed.transpose(1, 2), None
 
 
-_flex: Callable[..., Any] = flex_attention
-
-
 @cache
 def _compiled_flex() -> Callable[..., Any]:
-    return torch.compile(_flex, dynamic=True)
+    return torch.compile(flex_attention, dynamic=True)
 
 
 _masks: WeakKeyDictionary[Forest, BlockMask] = WeakKeyDictionary()  # one for all layers
 
 
-def _block_mask(forest: Forest) -> BlockMask:
-    """Slot j is visible to slot i iff it comes first and i lies in the subtree of j's node.
+def block_mask(forest: Forest) -> BlockMask:
+    """Return the mask: slot i sees slot j iff j <= i and i is in the subtree of j's node.
 
-    Which blocks have such a pair follows from where subtrees end; no mask over all pairs is made.
+    The ends of subtrees decide which blocks have such a pair, so no [U, U] mask is made.
     """
     if forest not in _masks:
         ends, slots = forest.subtree_ends, forest.tokens.shape[1]
@@ -161,7 +162,10 @@ def _block_mask(forest: Forest) -> BlockMask:
 
 
 def _blocks(ends: Tensor) -> tuple[Tensor, Tensor]:
-    """Which blocks of (queries, keys) have some visible pair, and which only such. [blocks] x 2"""
+    """Flag blocks of (queries, keys) with some visible pair, and with only such.
+
+    ``ends`` [U]; both results are [blocks, blocks].
+    """
     slots = len(ends)
     number = torch.arange(-(-slots // BLOCK), device=ends.device)
     starts, stops = number * BLOCK, (number * BLOCK + BLOCK).clamp(max=slots)
@@ -174,7 +178,10 @@ def _blocks(ends: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """For each row of blocks how many are set, and their numbers first."""
+    """Return for each row of ``blocks`` how many are set, and their indices, set ones first.
+
+    [1, 1, blocks] and [1, 1, blocks, blocks], int32, as ``BlockMask.from_kv_blocks`` takes them.
+    """
     order = blocks.byte().argsort(dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32)[None, None], order.int()[None, None]
 

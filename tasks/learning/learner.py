@@ -1,4 +1,4 @@
-"""The policy that learns: its log-probabilities, its critic's values, its updates. Torch only."""
+"""Train a policy: log-probabilities, values of the critic, optimizer steps. Torch only."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tasks.policy.parallel import balanced_parts, lanes, side_by_side
 from tasks.policy.resident import Critic, Learner
 from tasks.trees.tree import Tree
 
-Batch = Sequence[tuple[Credited, Sequence[int]]]  # trees, and which of their leaves
+Batch = Sequence[tuple[Credited, Sequence[int]]]  # trees, with indices of their leaves
 
 # Most logits (tokens x vocabulary) that exist at one time, by device. On a GPU each part must be
 # large enough to be worth its pass over the gradient of the head.
@@ -40,7 +40,7 @@ LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**28}
 
 
 def states(backbone: Any, forest: Forest) -> Tensor:
-    """Hidden states [P, hidden] from which the sampled tokens of a forest are predicted."""
+    """Return the hidden states that predict the sampled tokens of a forest. [P, H]"""
     output = backbone(
         input_ids=forest.tokens, position_ids=forest.positions, use_cache=False, forest=forest
     )
@@ -50,11 +50,12 @@ def states(backbone: Any, forest: Forest) -> Tensor:
 def token_logprobs(
     model: Any, states_PH: Tensor, targets_P: Tensor, temperature: float, entropy: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-probabilities [P] of tokens at a temperature, and with ``entropy`` the entropies / ln|V|.
+    """Return log-probabilities [P] of tokens, and with ``entropy`` entropies [P] over ln|V|.
 
-    At most ``LOGITS_AT_ONCE`` logits exist at one time; where that takes several parts, each is
-    computed again in the backward pass instead of being kept. So memory grows with the tokens and
-    with the vocabulary, not with their product.
+    ``states_PH`` are hidden states, ``targets_P`` the tokens. At most ``LOGITS_AT_ONCE`` logits
+    exist at one time; where that takes several parts, each is computed again in the backward pass
+    instead of being kept. So memory grows with the sum of tokens and vocabulary, not with their
+    product.
     """
     head = model.get_output_embeddings()
     part = max(1, LOGITS_AT_ONCE[states_PH.device.type] // head.weight.shape[0])
@@ -71,6 +72,7 @@ def token_logprobs(
 def _logprobs(
     head: Any, states_PH: Tensor, targets_P: Tensor, temperature: float, entropy: bool
 ) -> tuple[Tensor, Tensor | None]:
+    """Return log-probabilities [P] and, if wanted, entropies [P] of one part."""
     logits = head(states_PH).float() / temperature
     logprobs = -torch.nn.functional.cross_entropy(logits, targets_P, reduction="none")
     if not entropy:
@@ -85,7 +87,7 @@ def _logprobs(
 def node_logprobs(
     model: Any, trees: Sequence[Credited], temperature: float, settings: Update, machine: Machine
 ) -> list[ByNode]:
-    """Log-probabilities of the sampled tokens under ``model``, tree by tree and node by node."""
+    """Return log-probabilities of the sampled tokens under ``model``: tree -> node -> tokens."""
 
     def compute(forest: Forest) -> Tensor:
         with in_precision(machine):
@@ -98,7 +100,7 @@ def node_logprobs(
 def node_values(
     learner: Learner, trees: Sequence[Credited], settings: Update, machine: Machine
 ) -> list[ByNode]:
-    """The critic's value before each sampled token, tree by tree and node by node."""
+    """Return the critic's value before each sampled token: tree -> node -> tokens."""
     critic = learner.critic
     assert critic, "an algorithm with a critic comes first"
     backbone = critic.backbone or learner.model.base_model
@@ -112,7 +114,7 @@ def node_values(
 
 
 def values(critic: Critic, states_PH: Tensor) -> Tensor:
-    """V(s) [P] from hidden states; in float32, since returns differ by less than bf16 can say."""
+    """Return V(s) [P] from hidden states, in float32: bf16 is too coarse for returns."""
     return critic.head(states_PH.float())[:, 0]
 
 
@@ -123,21 +125,22 @@ def _by_node(
     settings: Update,
     machine: Machine,
 ) -> list[ByNode]:
+    """Compute [P] for each forest without gradients; return tree -> node -> its values."""
     batch = [(tree, range(len(tree.tree.leaves))) for tree in trees]
     form = form_for(machine.device)
     found: dict[int, list[Floats]] = {id(tree): _blank(tree.tree) for tree in trees}
     training = model.training
     model.eval()
 
-    @torch.no_grad()  # a mode of the thread: each lane enters it
+    @torch.no_grad()  # applies to the current thread, so each lane enters it
     def lane(pieces: Iterable[Forest]) -> None:
         for forest in pieces:
             for tree, node, numbers in to_nodes(forest, compute(forest)):
                 found[id(tree)][node] = numbers
 
     with attending(model, form):
-        cost = _cost(model, form)
-        side_by_side(lane, _dealt(batch, settings.micro_batch_tokens, cost, machine))
+        cost = training_cost(model, form)
+        side_by_side(lane, _forests_of_lanes(batch, settings.micro_batch_tokens, cost, machine))
     model.train(training)
     return [found[id(tree)] for tree in trees]
 
@@ -146,7 +149,8 @@ def _blank(tree: Tree) -> list[Floats]:
     return [np.zeros(0, np.float32)] * len(tree.nodes)
 
 
-def _cost(model: Any, form: str) -> Cost:
+def training_cost(model: Any, form: str) -> Cost:
+    """Return the costs of training ``model`` with a form of attention."""
     weights = sum(weight.numel() for weight in model.parameters())
     return cost_of(model.config, weights, PAIRS[form])
 
@@ -163,11 +167,11 @@ def optimize(
     machine: Machine,
     seed: int | Sequence[int],
 ) -> dict[str, float]:
-    """One batch's optimizer steps: epochs x mini-batches. Returns metrics, averaged over tokens.
+    """Train on one batch, epochs x mini-batches steps; return metrics averaged over tokens.
 
-    A mini-batch holds whole trees, in an order drawn from ``seed``. With one step a batch, the
-    policy that learns is the one that sampled, and no pass is needed for the old log-probabilities;
-    with more, they are computed first.
+    A mini-batch has whole trees, in an order drawn from ``seed``. With one step a batch, the policy
+    that learns is the one that sampled, so the old log-probabilities need no forward pass; with
+    more, they are computed first. Raises RuntimeError for a gradient that is not finite.
     """
     learner.changed = True
     if settings.epochs * settings.mini_batches > 1:
@@ -189,23 +193,23 @@ def optimize(
 
 @contextmanager
 def recomputing(model: Any, wanted: bool) -> Iterator[None]:
-    """Let layers keep only what they are fed, and compute the rest again for the backward pass.
+    """Let layers keep only their inputs, and compute the rest again in the backward pass.
 
-    That is activation checkpointing (arXiv 1604.06174, section 4.1), a layer a segment. As it was
-    before, afterwards. Raises ValueError for an architecture that cannot.
+    This is activation checkpointing (arXiv 1604.06174, section 4.1) with one segment a layer. The
+    model is restored after. Raises ValueError for an architecture that does not support it.
     """
     if not wanted:
         yield
         return
     if not model.supports_gradient_checkpointing:
         raise ValueError(
-            f"reinforce.update.recompute is true, and {type(model).__name__} keeps its activations "
-            "whatever is asked of it: set it to false, or take another policy"
+            f"reinforce.update.recompute is true, and {type(model).__name__} does not support "
+            "gradient checkpointing: set it to false, or use another policy"
         )
     training = model.training
     model.train()  # layers recompute in this mode only
     model.gradient_checkpointing_enable({"use_reentrant": False})
-    model.disable_input_require_grads()  # a need of the other, reentrant, form alone
+    model.disable_input_require_grads()  # only reentrant checkpointing needs them
     try:
         yield
     finally:
@@ -232,15 +236,15 @@ def _step(
     temperature: float,
     machine: Machine,
 ) -> dict[str, float]:
-    """One optimizer step; gradients of its micro-batches add up."""
+    """Take one optimizer step over all micro-batches; return sums for metrics."""
     assert learner.optimizer, "prepare_optimizer comes first"
-    denominator = _denominator(trees, loss)
+    denominator = loss_denominator(trees, loss)
     value_tokens = _sampled_views(trees)
     sums = dict(NOTHING)
     learner.optimizer.zero_grad(set_to_none=True)
 
     def share(forest: Forest) -> tuple[Tensor, dict[str, float]]:
-        value, metrics = _objective(
+        value, metrics = objective(
             learner, forest, loss, temperature, denominator, value_tokens, machine
         )
         metrics["trained_tokens"] = len(forest.targets)
@@ -251,7 +255,7 @@ def _step(
     for metrics in _gradients(_weights(learner.optimizer), share, pieces):
         _add_up(sums, metrics)
     if sums["trained_tokens"]:
-        sums["gradient_norm"] = _apply(learner, settings)
+        sums["gradient_norm"] = apply_gradients(learner, settings)
     if learner.critic and learner.critic.backbone:
         _add_up(sums, _critic_step(learner.critic, trees, settings, machine, value_tokens))
     return sums
@@ -266,10 +270,11 @@ def _gradients(
     share: Callable[[Forest], tuple[Tensor, dict[str, float]]],
     pieces: Sequence[Iterable[Forest]],
 ) -> list[dict[str, float]]:
-    """Add the gradients of each forest's share of the loss to the weights'; metrics of each.
+    """Add the gradients of each forest's share of the loss to the weights; return metrics of each.
 
-    With several pieces each lane adds its own up, and the lanes' are added in their order, so that
-    equal runs stay equal.
+    ``share``: forest -> scalar loss and metrics. ``pieces``: lane -> its forests. Several lanes
+    each sum their own gradients, which are then added in the order of the lanes, so that equal runs
+    stay equal.
     """
     if len(pieces) == 1:
         found = []
@@ -281,45 +286,48 @@ def _gradients(
 
     def lane(forests: Iterable[Forest]) -> tuple[list[Tensor | None], list[dict[str, float]]]:
         total: list[Tensor | None] = [None] * len(weights)
-        said = []
+        metrics_of_forests = []
         for forest in forests:
             value, metrics = share(forest)
             own = torch.autograd.grad(value, list(weights), allow_unused=True)
             total = [_plus(one, other) for one, other in zip(total, own, strict=True)]
-            said.append({"loss": float(value.detach()), **metrics})
-        return total, said
+            metrics_of_forests.append({"loss": float(value.detach()), **metrics})
+        return total, metrics_of_forests
 
     done = side_by_side(lane, pieces)
     for total, _ in done:
         for weight, gradient in zip(weights, total, strict=True):
             weight.grad = _plus(weight.grad, gradient)
-    return [metrics for _, said in done for metrics in said]
+    return [metrics for _, of_forests in done for metrics in of_forests]
 
 
 def _plus(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """Add two gradients, in place of the first; None is a gradient of zeros."""
     if one is None or other is None:
         return other if one is None else one
     return one.add_(other)
 
 
-def _dealt(batch: Batch, tokens: int, cost: Cost, machine: Machine) -> list[Iterator[Forest]]:
-    """The forests of a batch, for each lane those of its own trees; at least one lane.
+def _forests_of_lanes(
+    batch: Batch, tokens: int, cost: Cost, machine: Machine
+) -> list[Iterator[Forest]]:
+    """Divide the trees of a batch among lanes, at least one; return lane -> forests of its trees.
 
-    Each is laid out when its turn comes, so that a lane holds one at a time.
+    Forests are laid out lazily, so that a lane has only one in memory.
     """
     chosen = [(tree, leaves) for tree, leaves in batch if len(leaves)]
     sizes = [sum(len(credit.advantages) for credit in tree.credits) for tree, _ in chosen]
-    hands = balanced_parts(sizes, lanes(machine.device, len(chosen)))
-    return [forests([chosen[i] for i in hand], tokens, cost, machine.device) for hand in hands]
+    parts = balanced_parts(sizes, lanes(machine.device, len(chosen)))
+    return [forests([chosen[i] for i in part], tokens, cost, machine.device) for part in parts]
 
 
 def _micro_batches(
     learner: Learner, trees: Sequence[Credited], loss: Loss, settings: Update, machine: Machine
 ) -> list[Iterator[Forest]]:
-    """Forests of the leaves that have a gradient, for each lane its own.
+    """Return lane -> forests of the leaves that have a gradient.
 
-    Leaves without any advantage skip the model where no other term of the loss needs them; they
-    still count in the denominator.
+    Leaves whose advantages are all 0 skip the model unless another term of the loss needs them;
+    they still count in the denominator.
     """
     shares = learner.critic is not None and learner.critic.backbone is None
     every = shares or loss.kl is not None or loss.entropy_bonus > 0
@@ -330,11 +338,12 @@ def _micro_batches(
         )
         for tree in trees
     ]
-    cost = _cost(learner.model, form_for(machine.device))
-    return _dealt(batch, settings.micro_batch_tokens, cost, machine)
+    cost = training_cost(learner.model, form_for(machine.device))
+    return _forests_of_lanes(batch, settings.micro_batch_tokens, cost, machine)
 
 
-def _denominator(trees: Sequence[Credited], loss: Loss) -> float:
+def loss_denominator(trees: Sequence[Credited], loss: Loss) -> float:
+    """Return what the loss of an optimizer step over these trees is divided by."""
     credits = [credit for tree in trees for credit in tree.credits]
     lengths = torch.tensor([len(credit.advantages) for credit in credits])
     mask = torch.arange(int(lengths.max()))[None] < lengths[:, None]
@@ -347,7 +356,7 @@ def _sampled_views(trees: Sequence[Credited]) -> int:
     return sum(len(credit.advantages) for tree in trees for credit in tree.credits)
 
 
-def _objective(
+def objective(
     learner: Learner,
     forest: Forest,
     loss: Loss,
@@ -356,7 +365,11 @@ def _objective(
     value_tokens: int,
     machine: Machine,
 ) -> tuple[Tensor, dict[str, float]]:
-    """A micro-batch's share of the loss: of the policy, and of a critic on the same backbone."""
+    """Return a micro-batch's share of the loss, a scalar, and sums for metrics.
+
+    The loss is that of the policy, plus that of a critic on the same backbone. ``denominator``
+    belongs to the policy loss of the whole step, ``value_tokens`` to the value loss.
+    """
     with in_precision(machine):
         hidden = states(learner.model.base_model, forest)
         logprobs, entropies = token_logprobs(
@@ -371,7 +384,7 @@ def _objective(
 
 
 def _views(forest: Forest, logprobs: Tensor, entropies: Tensor | None) -> Views:
-    """Values of unique tokens [P], gathered into leaves [L, S]: autograd adds the shares up."""
+    """Gather values of unique tokens [P] into leaves [L, S]; autograd sums their gradients."""
     known = forest.known
     reference = known.get("reference_logprobs")
     old = known.get("old_logprobs", logprobs.detach())
@@ -391,6 +404,7 @@ def _views(forest: Forest, logprobs: Tensor, entropies: Tensor | None) -> Views:
 def _value_loss(
     critic: Critic, forest: Forest, hidden: Tensor, value_tokens: int
 ) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return a micro-batch's share of the value loss, a scalar, and sums for metrics."""
     assert forest.returns is not None and forest.values is not None, "a critic has its returns"
     total, metrics = value_loss(
         values(critic, hidden)[forest.views],
@@ -409,23 +423,22 @@ def _critic_step(
     machine: Machine,
     value_tokens: int,
 ) -> dict[str, float]:
-    """One optimizer step of a critic on its own backbone, over all leaves."""
+    """Take one optimizer step of a critic on its own backbone, over all leaves."""
     assert critic.optimizer, "prepare_optimizer comes first"
     form = form_for(machine.device)
     batch = [(tree, range(len(tree.credits))) for tree in trees]
     sums: dict[str, float] = {}
     critic.optimizer.zero_grad(set_to_none=True)
     with attending(critic.backbone, form), recomputing(critic.backbone, settings.recompute):
-        cost = _cost(critic.backbone, form)
+        cost = training_cost(critic.backbone, form)
 
         def share(forest: Forest) -> tuple[Tensor, dict[str, float]]:
             with in_precision(machine):
                 hidden = states(critic.backbone, forest)
             part, metrics = _value_loss(critic, forest, hidden, value_tokens)
-            said = {name: float(entry) for name, entry in metrics.items()}
-            return critic.coefficient * part, said
+            return critic.coefficient * part, {name: float(v) for name, v in metrics.items()}
 
-        pieces = _dealt(batch, settings.micro_batch_tokens, cost, machine)
+        pieces = _forests_of_lanes(batch, settings.micro_batch_tokens, cost, machine)
         for metrics in _gradients(critic.weights(), share, pieces):
             del metrics["loss"]
             _add_up(sums, metrics)
@@ -434,8 +447,11 @@ def _critic_step(
     return sums
 
 
-def _apply(learner: Learner, settings: Update) -> float:
-    """Clip, warm up, step; the gradient norm before clipping."""
+def apply_gradients(learner: Learner, settings: Update) -> float:
+    """Clip gradients, warm up, step; return the gradient norm before clipping.
+
+    Raises RuntimeError if the norm is not finite.
+    """
     assert learner.optimizer
     weights = _weights(learner.optimizer)
     norm = float(torch.nn.utils.clip_grad_norm_(weights, settings.gradient_clip))
@@ -452,7 +468,7 @@ def _apply(learner: Learner, settings: Update) -> float:
     return norm
 
 
-NOTHING = {"loss": 0.0, "trained_tokens": 0.0, "trained_views": 0.0}  # sums of no step at all
+NOTHING = {"loss": 0.0, "trained_tokens": 0.0, "trained_views": 0.0}  # sums before any step
 COMBINE: dict[str, Callable[[float, float], float]] = {
     "ratio_highest": max,
     "mismatch_highest": max,
@@ -463,13 +479,14 @@ WHERE_GIVEN = ("kl_reference", "value_loss", "value_clipped", "value_error")  # 
 
 
 def _add_up(sums: dict[str, float], new: dict[str, float]) -> None:
+    """Combine ``new`` into ``sums`` in place: sums are added, extremes by COMBINE."""
     for name, value in new.items():
         combine = COMBINE.get(name, lambda old, value: old + value)
         sums[name] = combine(sums[name], value) if name in sums else value
 
 
 def _averages(steps: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Metrics of all steps of one batch: token sums become means over tokens."""
+    """Combine the metrics of all steps of a batch; turn sums over tokens into means."""
     total: dict[str, float] = {}
     for step in steps:
         _add_up(total, step)

@@ -1,13 +1,13 @@
 """Policy and value losses over leaf views: padded rows of the sampled tokens of each leaf. Pure.
 
 A loss is a record of independent choices (algorithms sections 1 and 4): ratio, clip, averaging, KL,
-entropy bonus, importance cap. Nothing here knows the name of an algorithm. Sums, not means: a loss
-is divided by a denominator that counts the leaf views of the whole optimizer step, so
-micro-batches add up to the gradient of the whole batch. Where the definitions part from those of
-other trainers is told in docs/losses.md.
+entropy bonus, importance cap. Nothing here knows the name of an algorithm. Losses are sums, divided
+by a denominator that counts the leaf views of the whole optimizer step, so the gradients of
+micro-batches add up to that of the whole batch. docs/losses.md lists the differences from other
+trainers.
 
-Dimensions: leaves, and S, the most sampled tokens of a leaf. A *unit* is the run of tokens that
-share one importance ratio: a token, a segment or the whole leaf. Units are numbered within a leaf.
+Dimensions: L leaves, S sampled tokens of the longest leaf. A *unit* is the run of tokens that share
+one importance ratio: a token, a segment or the whole leaf. Units are numbered within a leaf.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from torch import Tensor
 
 LOG_RATIO_LIMIT = 20.0
 REFERENCE_LIMIT = 10.0
-LOGPROB_FLOOR = -1e4  # stands for the log of probability 0; beyond both limits
+LOGPROB_FLOOR = -1e4  # replaces the log of probability 0; beyond both limits
 
 Metrics = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Views:
-    """One micro-batch of leaves; every tensor is [leaves, S].
+    """One micro-batch of leaves; every tensor is [L, S].
 
-    What stands under a false mask (padding, observed tokens) is never read, be it nan or inf.
+    Values where ``mask`` is False (padding, observed tokens) are ignored, even NaN or inf.
     """
 
     logprobs: Tensor  # of the policy that learns; carries the gradient
@@ -38,13 +38,13 @@ class Views:
     mask: Tensor  # bool: sampled tokens
     segments: Tensor  # int64: segment of each token within its leaf, ascending from 0, below S
     sampler_logprobs: Tensor  # of the policy that sampled, as the engine computed them
-    entropies: Tensor  # normalised, in [0, 1]; carry a gradient where a bonus is asked for
+    entropies: Tensor  # over ln|V|, in [0, 1]; carry a gradient where the loss has a bonus
     reference_logprobs: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Clip:
-    """The ratio is clipped to [1 - low, 1 + high]; losses with A < 0 end at -dual A."""
+    """Clip the ratio to [1 - low, 1 + high]; with ``dual``, losses where A < 0 to -dual A."""
 
     low: float
     high: float
@@ -64,41 +64,42 @@ class Kl:
 
 @dataclass(frozen=True)
 class Ratio:
-    """Which tokens share one importance ratio, and which log-probabilities it is taken against."""
+    """Which tokens share one importance ratio, and against which log-probabilities."""
 
-    units: Callable[[Tensor], Tensor]  # segments [leaves, S] -> unit of each token [leaves, S]
+    units: Callable[[Tensor], Tensor]  # segments [L, S] -> unit of each token [L, S]
     old: Callable[[Views], Tensor]
 
     def of(self, views: Views) -> Tensor:
-        """exp of the mean token log-ratio of each unit, at each of its tokens. [leaves, S]
+        """Return exp of the mean token log-ratio of each unit, at each of its tokens. [L, S]
 
         Token log-ratios are clamped to +-20 before the mean; the gradient goes through every
-        token of the unit. ``views`` as ``sampled_only`` gives them. A token by itself: PPO,
-        arXiv 1707.06347; a whole leaf: GSPO, arXiv 2507.18071, equation 7.
+        token of the unit. ``views`` must come from ``sampled_only``. Units of one token: PPO,
+        arXiv 1707.06347; of a whole leaf: GSPO, arXiv 2507.18071, equation 7.
         """
         log_ratio = _clamped(views.logprobs - self.old(views), LOG_RATIO_LIMIT)
         units = self.units(views.segments)
         return (_unit_sums(log_ratio, units) / _unit_lengths(views.mask, units)).exp()
 
     def count(self, segments: Tensor, mask: Tensor) -> Tensor:
-        """Units of each leaf, [leaves]; a leaf without sampled tokens has none."""
+        """Count the units of each leaf; a leaf without sampled tokens has none. [L]"""
         units = self.units(torch.where(mask, segments, 0))
         return (_scattered(mask.long(), units) > 0).sum(-1)
 
 
 @dataclass(frozen=True)
 class Averaging:
-    """How token losses become one number: a sum over leaves, and what the whole step divides by.
+    """How token losses become one number: divisors of tokens, and a denominator of the whole step.
 
-    ``divisors``: mask, units [leaves, S] -> over how many tokens a token's loss is averaged first.
-    ``denominator``: sampled tokens and units of the ratio of each leaf of the step, both [leaves].
+    ``divisors``: (mask [L, S], units [L, S]) -> [L, S], what each token's loss is divided by.
+    ``denominator``: (lengths [L], units [L]) -> float, from the sampled tokens and the units of
+    every leaf of the optimizer step.
     """
 
     divisors: Callable[[Tensor, Tensor], Tensor]
     denominator: Callable[[Tensor, Tensor], float]
 
     def total(self, elements: Tensor, mask: Tensor, units: Tensor) -> Tensor:
-        """The micro-batch's sum, to be divided by the step's denominator."""
+        """Return the sum over a micro-batch, to be divided by the step's denominator."""
         return torch.where(mask, elements / self.divisors(mask, units), 0).sum()
 
 
@@ -111,7 +112,7 @@ class Loss:
     averaging: Averaging
     kl: Kl | None = None
     entropy_bonus: float = 0.0
-    importance_cap: float | None = None  # of old policy over sampler; None: no such weight
+    importance_cap: float | None = None  # of pi_old / pi_sampler; None: no importance weights
 
 
 # ---------------------------------------------------------------- ratios
@@ -147,17 +148,17 @@ RATIOS = {
 
 
 def _scattered(values: Tensor, units: Tensor) -> Tensor:
-    """Sum of each unit's values, at the unit's number. [leaves, S]"""
+    """Return the sum of each unit's values, at the index of the unit. [L, S]"""
     return torch.zeros_like(values).scatter_add(-1, units, values)
 
 
 def _unit_sums(values: Tensor, units: Tensor) -> Tensor:
-    """Sum over the unit of each token, at the token. [leaves, S]"""
+    """Return the sum over the unit of each token, at the token. [L, S]"""
     return _scattered(values, units).gather(-1, units)
 
 
 def _unit_lengths(mask: Tensor, units: Tensor) -> Tensor:
-    """Sampled tokens in the unit of each token, at least 1. [leaves, S]"""
+    """Count the sampled tokens in the unit of each token, at least 1. [L, S]"""
     return _unit_sums(mask.long(), units).clamp(min=1)
 
 
@@ -190,7 +191,10 @@ UNIT_MEAN = Averaging(_unit_lengths, _count_units)
 
 
 def constant_length(tokens: float) -> Averaging:
-    """Sum over tokens / (leaves * ``tokens``), whatever the lengths (arXiv 2503.20783)."""
+    """Divide the sum over tokens by L * ``tokens``, whatever the lengths (arXiv 2503.20783).
+
+    Raises ValueError for a length that is not positive.
+    """
     if tokens <= 0:
         raise ValueError(f"constant_length of {tokens} tokens: give the response budget, above 0")
     return Averaging(_by_itself, lambda lengths, units: float(len(lengths) * tokens))
@@ -208,9 +212,10 @@ AVERAGINGS: dict[str, Callable[[float], Averaging]] = {  # response budget -> av
 
 
 def clipped_objective(ratio: Tensor, advantages: Tensor, clip: Clip | None) -> Tensor:
-    """-min(rho A, clip(rho) A) (PPO, equation 7); with dual clip at most -c A where A < 0.
+    """Return -min(rho A, clip(rho) A) (PPO, arXiv 1707.06347, equation 7). [L, S]
 
-    Dual clip: arXiv 1912.09729, equation 8. Without a clip range: -rho A.
+    With dual clip at most -c A where A < 0 (arXiv 1912.09729, equation 8). Without a clip range:
+    -rho A.
     """
     plain = -ratio * advantages
     if clip is None:
@@ -223,10 +228,10 @@ def clipped_objective(ratio: Tensor, advantages: Tensor, clip: Clip | None) -> T
 
 
 def importance_weights(views: Views, cap: float | None) -> Tensor:
-    """min(pi_old / pi_sampler, cap), without gradient; 1 where ``cap`` is None. [leaves, S]
+    """Return min(pi_old / pi_sampler, cap), without gradient; 1 if ``cap`` is None. [L, S]
 
-    For a trainer whose log-probabilities are not exactly the engine's: truncated importance
-    sampling (Ionides, 2008).
+    This corrects for log-probabilities of the trainer that differ from the engine's: truncated
+    importance sampling (Ionides 2008).
     """
     if cap is None:
         return torch.ones_like(views.old_logprobs)
@@ -235,17 +240,17 @@ def importance_weights(views: Views, cap: float | None) -> Tensor:
 
 
 def k1(log_ratio: Tensor) -> Tensor:
-    """-d: unbiased, negative at times; its on-policy gradient in a loss has mean zero."""
+    """Return -d: unbiased, sometimes negative; its on-policy gradient in a loss has mean zero."""
     return -log_ratio
 
 
 def k2(log_ratio: Tensor) -> Tensor:
-    """d^2 / 2: biased, never negative; its on-policy gradient is the KL divergence's."""
+    """Return d^2 / 2: biased, never negative; its on-policy gradient is the KL divergence's."""
     return log_ratio.square() / 2
 
 
 def k3(log_ratio: Tensor) -> Tensor:
-    """e^d - d - 1: unbiased, never negative (Schulman, Approximating KL Divergence, 2020)."""
+    """Return e^d - d - 1: unbiased, not negative (Schulman, Approximating KL Divergence, 2020)."""
     return log_ratio.exp() - log_ratio - 1
 
 
@@ -253,7 +258,7 @@ KL_ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}
 
 
 def reference_log_ratio(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
-    """d = log pi_ref - log pi, clamped to +-10: what the estimators of the KL are given."""
+    """Return d = log pi_ref - log pi, clamped to +-10, the input of the KL estimators. [L, S]"""
     return _clamped(reference_logprobs - logprobs, REFERENCE_LIMIT)
 
 
@@ -265,7 +270,7 @@ def _clamped(values: Tensor, limit: float) -> Tensor:
 
 
 def sampled_only(views: Views) -> Views:
-    """The same views with 0 under a false mask, and probability 0 as a finite log-probability."""
+    """Return the views with 0 where ``mask`` is False, and log-probabilities made finite."""
 
     def kept(values: Tensor) -> Tensor:
         return torch.where(views.mask, values, 0)
@@ -287,11 +292,11 @@ def sampled_only(views: Views) -> Views:
 
 
 def policy_loss(views: Views, loss: Loss, denominator: float) -> tuple[Tensor, Metrics]:
-    """The micro-batch's share of the policy loss, and sums for its metrics.
+    """Return the micro-batch's share of the policy loss, a scalar, and sums for its metrics.
 
     The importance weight multiplies the policy term alone; KL and entropy are averaged as the
     policy term is (**chosen**). ``denominator`` is ``loss.averaging.denominator`` of the whole
-    optimizer step. ValueError where the loss has a KL term and the views have no reference.
+    optimizer step. Raises ValueError if the loss has a KL term and the views have no reference.
 
     Metrics are sums over sampled tokens (``tokens`` counts them): ``clip_low``, ``clip_high``,
     ``clip_dual`` (tokens clipped), ``kl`` (k3 estimate of KL(pi_old || pi)), ``entropy``,
@@ -312,6 +317,7 @@ def policy_loss(views: Views, loss: Loss, denominator: float) -> tuple[Tensor, M
 
 
 def _from_reference(views: Views) -> Tensor:
+    """Return the log-ratio to the reference [L, S]; raise ValueError if the views have none."""
     if views.reference_logprobs is None:
         raise ValueError(
             "the loss has a KL term, and the views have no reference_logprobs: give those of the "
@@ -321,7 +327,7 @@ def _from_reference(views: Views) -> Tensor:
 
 
 def _metrics(views: Views, ratio: Tensor, weights: Tensor, clip: Clip) -> Metrics:
-    """``views`` as ``sampled_only`` gives them: with zeros, unsampled tokens add to no sum."""
+    """Return sums over sampled tokens; ``views`` must come from ``sampled_only``, [L, S]."""
     mask, advantages = views.mask, views.advantages
     log_ratio = _clamped(views.logprobs - views.old_logprobs, LOG_RATIO_LIMIT)
     sums = {
@@ -339,7 +345,7 @@ def _metrics(views: Views, ratio: Tensor, weights: Tensor, clip: Clip) -> Metric
 
 
 def _extremes(views: Views, ratio: Tensor) -> Metrics:
-    """Over sampled tokens; as if on policy where there are none."""
+    """Return the extremes over sampled tokens; those of ratio 1 if there are none."""
     lowest, highest = torch.where(views.mask, ratio, torch.inf), torch.where(views.mask, ratio, 0)
     mismatch = (views.old_logprobs - views.sampler_logprobs).abs()
     some = views.mask.any()
@@ -353,12 +359,12 @@ def _extremes(views: Views, ratio: Tensor) -> Metrics:
 def value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, clip: float | None
 ) -> tuple[Tensor, Metrics]:
-    """0.5 max((V - R)^2, (V_clipped - R)^2), summed over the sampled tokens; all [leaves, S].
+    """Return the sum over sampled tokens of 0.5 max((V - R)^2, (V_clipped - R)^2), and metrics.
 
-    V_clipped = V_old + clamp(V - V_old, +-clip) (None: V): a value further than ``clip`` from the
-    old one gets no gradient where the clipped one's loss is the larger (PPO's reference code).
-    Metrics are sums: ``value_clipped`` (tokens whose loss is the clipped one), ``value_error``
-    (squared error before clipping).
+    All tensors are [L, S]. V_clipped = V_old + clamp(V - V_old, +-clip) (None: V): a value further
+    than ``clip`` from the old one gets no gradient where the clipped loss is larger (reference code
+    of PPO). Metrics are sums: ``value_clipped`` (tokens whose loss is the clipped one),
+    ``value_error`` (squared error before clipping).
     """
     values, old_values, returns = (torch.where(mask, v, 0) for v in (values, old_values, returns))
     error = (values - returns).square()

@@ -1,8 +1,8 @@
-"""From trees to micro-batches in which every token of a tree stands once. Pure.
+"""Pack trees into micro-batches in which every token of a tree occurs once. Pure.
 
 Trajectories of a question share their prompt, and branches share whole prefixes. A forest lays the
-nodes of its trees end to end, depth first: a token's slot is its place in that sequence. It keeps
-for each leaf the slots of its path, so that attention and losses see trajectories while everything
+nodes of its trees end to end, depth first: a token's slot is its index in that sequence. For each
+leaf it has the slots of its path, so that attention and losses see trajectories while everything
 between them is computed once a slot (algorithms section 5).
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,39 +22,39 @@ from tasks.trees.tree import TURN, Tree
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
-ByNode = Sequence[Floats]  # a value for each token of each node of a tree; empty for observed nodes
+ByNode = Sequence[Floats]  # node -> a value for each of its tokens; empty for observed nodes
 
-BLOCK = 128  # slots: the grain in which block-sparse attention works
-PADDING = 1.25  # attention of a bucket may grow by so much through padding
+BLOCK = 128  # slots in a block of block-sparse attention
+PADDING = 1.25  # how much padding may enlarge the attention of a bucket
 BUCKET_PAIRS = 50_000  # (query, key) pairs that are cheaper than one more bucket
 
 
 @dataclass(frozen=True)
 class Credit:
-    """What one leaf is trained on; arrays over its S sampled tokens."""
+    """The training signal of one leaf; every array is [S]."""
 
     advantages: Floats
     segments: Ints  # macro action of each token: 0, 1, ...
-    returns: Floats | None = None  # what a critic shall foretell
-    values: Floats | None = None  # what it foretold before its update
+    returns: Floats | None = None  # targets of the critic
+    values: Floats | None = None  # predictions of the critic before its update
 
 
 @dataclass(frozen=True)
 class Credited:
-    """A tree, the credit of its leaves, and what is known of its tokens.
+    """A tree with the credit of its leaves and log-probabilities of its tokens.
 
     ``old_logprobs`` are those of the policy that sampled, as the learner computes them;
-    ``reference_logprobs`` those of the reference.
+    ``reference_logprobs`` are those of the reference policy.
     """
 
     tree: Tree
-    credits: Sequence[Credit]  # one a leaf
+    credits: Sequence[Credit]  # [L]
     old_logprobs: ByNode | None = None
     reference_logprobs: ByNode | None = None
 
 
 def uncredited(tree: Tree) -> Credited:
-    """A tree whose tokens are only to be looked at."""
+    """Give a tree zero credit, for forward passes alone."""
     lengths = [
         sum(
             len(tree.nodes[node].tokens)
@@ -69,31 +69,31 @@ def uncredited(tree: Tree) -> Credited:
 
 @dataclass(frozen=True)
 class Layout:
-    """The nodes of some leaves of a tree, depth first, each once: U slots."""
+    """The nodes of L leaves of a tree, depth first, each once: U slots."""
 
     source: Credited
-    leaves: list[int]  # in the order in which depth-first order meets them
-    nodes: list[int]
+    leaves: list[int]  # [L] indices in the tree, in depth-first order
+    nodes: list[int]  # indices in the tree, in depth-first order
     tokens: Ints  # [U]
-    positions: Ints  # [U] along the path
-    parents: Ints  # [U] slot of the token before; -1 where a path begins
+    positions: Ints  # [U] index on the path from the root
+    parents: Ints  # [U] slot of the token before on the path; -1 for the first
     sampled: NDArray[np.bool_]  # [U]
-    subtree_ends: Ints  # [U] the slot behind the last one below this token's node
+    subtree_ends: Ints  # [U] one past the last slot of the subtree of this token's node
     paths: list[Ints]  # leaf -> its slots [T]
-    owned: list[int]  # leaf -> first place on its path that no leaf before it has
+    owned: list[int]  # leaf -> first index on its path that no earlier leaf contains
 
     @property
     def pairs(self) -> int:
-        """(query, key) pairs of attention when each token is a query once, in its first leaf."""
+        """Count the (query, key) pairs of attention; a token is a query in its first leaf only."""
         return sum(
             (len(path) - own) * len(path) for path, own in zip(self.paths, self.owned, strict=True)
         )
 
     @property
     def block_pairs(self) -> int:
-        """The same in whole blocks of slots, as block-sparse attention computes them.
+        """Count the pairs in the blocks of slots that block-sparse attention computes.
 
-        A block of keys is visible from its own place up to the last subtree that begins in it.
+        A block of keys is visible from its own index to the last subtree that begins in it.
         """
         starts = np.arange(0, len(self.tokens), BLOCK)
         last = (np.maximum.reduceat(self.subtree_ends, starts) - 1) // BLOCK
@@ -101,7 +101,7 @@ class Layout:
 
 
 def lay_out(source: Credited, leaves: Sequence[int]) -> Layout:
-    """Lay the trajectories of ``leaves`` end to end, shared nodes once."""
+    """Lay the trajectories of ``leaves`` (indices of leaves) end to end, shared nodes once."""
     tree = source.tree
     paths = {leaf: tree.path(tree.leaves[leaf]) for leaf in leaves}
     nodes = _depth_first(paths.values())
@@ -124,13 +124,13 @@ def lay_out(source: Credited, leaves: Sequence[int]) -> Layout:
         whole.append(path)
         owned.append(sum(len(slots[node]) for node in paths[leaf] if node in seen))
         seen.update(paths[leaf])
-        for node in paths[leaf]:  # the last leaf below a node is met last
+        for node in paths[leaf]:  # the last leaf below a node comes last and overwrites the others
             ends[slots[node]] = path[-1] + 1
     return Layout(source, order, nodes, tokens, positions, parents, sampled, ends, whole, owned)
 
 
 def _depth_first(paths: Any) -> list[int]:
-    """All nodes of the paths (each from the root on): parents first, a subtree in one piece."""
+    """Return all nodes of the paths, parents first and each subtree in one piece."""
     below: dict[int, dict[int, None]] = {}
     roots: dict[int, None] = {}
     for path in paths:
@@ -147,7 +147,7 @@ def _depth_first(paths: Any) -> list[int]:
 
 @dataclass(frozen=True)
 class Cost:
-    """What training costs, in multiplications: of a token in the layers, of a (query, key) pair."""
+    """Multiplications of training: of a token in the layers, and of a (query, key) pair."""
 
     token: float
     pair: float
@@ -155,12 +155,12 @@ class Cost:
 
 
 def cost_of(config: Any, weights: int, pairs: Callable[[Layout], int]) -> Cost:
-    """The cost model of a transformer with so many weights (in the layers and the head)."""
+    """Return the costs of a transformer with ``weights`` weights in its layers and its head."""
     return Cost(weights, 2 * config.hidden_size * config.num_hidden_layers, pairs)
 
 
 def cheapest(whole: Layout, cost: Cost) -> list[Layout]:
-    """The tree as it is, or a row for each leaf where sharing saves less than attention costs."""
+    """Return the layout as it is, or one layout a leaf where that takes fewer multiplications."""
     if len(whole.leaves) == 1:
         return [whole]
     rows = [lay_out(whole.source, [leaf]) for leaf in whole.leaves]
@@ -174,15 +174,15 @@ def _multiplications(layouts: Sequence[Layout], cost: Cost) -> float:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Leaves of similar size as padded rows of attention; all of it in slots.
+    """R leaves of similar size as padded rows of attention, with A queries and B keys each.
 
-    A leaf's queries are the tokens that it owns, its keys the whole path: shared tokens are keys of
-    several leaves, and a query of the first.
+    A leaf's queries are the tokens that no earlier leaf contains, its keys the whole path: a shared
+    token is a key of several leaves, and a query of the first.
     """
 
-    queries: Tensor  # [rows, A]
-    keys: Tensor  # [rows, B]
-    visible: Tensor  # bool [rows, 1, A, B]
+    queries: Tensor  # [R, A] slots
+    keys: Tensor  # [R, B] slots
+    visible: Tensor  # bool [R, 1, A, B]
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,13 +192,13 @@ class Forest:
     tokens: Tensor  # [1, U]
     positions: Tensor  # [1, U]
     buckets: list[Bucket]
-    places: Tensor  # [U] of each slot among the buckets' queries, laid end to end
+    places: Tensor  # [U] index of each slot among the queries of all buckets, laid end to end
     subtree_ends: Tensor  # [U]
     longest: int  # tokens of the longest path
     predicting: Tensor  # [P] the slot whose hidden state predicts the sampled token
     targets: Tensor  # [P] the sampled token
-    views: Tensor  # [L, S] which of the P each sampled token of a leaf is
-    mask: Tensor  # bool [L, S]; padding lies behind
+    views: Tensor  # [L, S] index among the P of each sampled token of a leaf
+    mask: Tensor  # bool [L, S]; padding is at the end of a row
     advantages: Tensor  # [L, S]
     segments: Tensor  # [L, S]
     returns: Tensor | None  # [L, S]
@@ -210,9 +210,9 @@ class Forest:
 def forests(
     batch: Sequence[tuple[Credited, Sequence[int]]], tokens: int, cost: Cost, device: str
 ) -> Iterator[Forest]:
-    """Micro-batches of at most ``tokens`` slots that hold the given leaves of each tree.
+    """Yield micro-batches of at most ``tokens`` slots with the given leaves of each tree.
 
-    A tree that is larger is cut between its leaves; a single leaf that is larger stands alone.
+    A larger tree is split between its leaves; a single leaf that is larger is a micro-batch.
     """
     waiting: list[Layout] = []
     for credited, leaves in batch:
@@ -228,6 +228,7 @@ def forests(
 
 
 def _fitting(layout: Layout, tokens: int, cost: Cost) -> list[Layout]:
+    """Split a layout in halves of its leaves until each has at most ``tokens`` slots."""
     parts = cheapest(layout, cost)
     if len(parts) > 1 or len(layout.tokens) <= tokens or len(layout.leaves) == 1:
         return parts
@@ -239,7 +240,7 @@ def _fitting(layout: Layout, tokens: int, cost: Cost) -> list[Layout]:
 
 
 def forest(layouts: Sequence[Layout], device: str) -> Forest:
-    """Several layouts as one sequence of slots, in tensors on ``device``."""
+    """Join layouts to one sequence of slots, in tensors on ``device``."""
     offsets = np.concatenate([[0], np.cumsum([len(part.tokens) for part in layouts])])
     pairs = list(zip(layouts, offsets, strict=False))
     sampled = np.concatenate([part.sampled for part in layouts])
@@ -249,7 +250,7 @@ def forest(layouts: Sequence[Layout], device: str) -> Forest:
     owned = [own for part in layouts for own in part.owned]
     buckets, places = _buckets(paths, owned, len(tokens))
     credits = [part.source.credits[leaf] for part in layouts for leaf in part.leaves]
-    number = np.cumsum(sampled) - 1  # slot -> which of the P
+    number = np.cumsum(sampled) - 1  # slot -> index among the P
     views, mask = _padded([number[path[sampled[path]]] for path in paths])
 
     def move(array: NDArray[Any]) -> Tensor:
@@ -281,7 +282,7 @@ def forest(layouts: Sequence[Layout], device: str) -> Forest:
 
 
 def _padded(rows: Sequence[Any]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """Rows side by side with zeros behind; and where the rows are."""
+    """Stack rows of up to S entries, padded with zeros: values [L, S] and mask [L, S]."""
     lengths = np.array([len(row) for row in rows])
     mask = np.arange(max(1, lengths.max()))[None] < lengths[:, None]
     padded = np.zeros(mask.shape, rows[0].dtype)
@@ -289,7 +290,7 @@ def _padded(rows: Sequence[Any]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
     return padded, mask
 
 
-KNOWN: dict[str, Callable[[Credited], ByNode | None]] = {  # what a forest carries of its tokens
+KNOWN: dict[str, Callable[[Credited], ByNode | None]] = {  # values of tokens in a forest
     "sampler_logprobs": lambda credited: [node.logprobs for node in credited.tree.nodes],
     "entropies": lambda credited: [node.entropies for node in credited.tree.nodes],
     "old_logprobs": lambda credited: credited.old_logprobs,
@@ -298,7 +299,7 @@ KNOWN: dict[str, Callable[[Credited], ByNode | None]] = {  # what a forest carri
 
 
 def _known(layouts: Sequence[Layout]) -> dict[str, Floats]:
-    """The values of ``KNOWN`` that there are, over the sampled tokens: [P] each."""
+    """Return the values of ``KNOWN`` that all layouts have: name -> [P]."""
     found: dict[str, Floats] = {}
     for name, of in KNOWN.items():
         parts = [(of(part.source), part.nodes) for part in layouts]
@@ -309,10 +310,19 @@ def _known(layouts: Sequence[Layout]) -> dict[str, Floats]:
     return found
 
 
-def _buckets(
-    paths: Sequence[Ints], owned: Sequence[int], slots: int
-) -> tuple[list[tuple[Ints, Ints, NDArray[np.bool_]]], Ints]:
-    """Rows of attention, those of similar size together, and where each slot is a query."""
+class _Rows(NamedTuple):
+    """The arrays of a ``Bucket``."""
+
+    queries: Ints  # [R, A]
+    keys: Ints  # [R, B]
+    visible: NDArray[np.bool_]  # [R, 1, A, B]
+
+
+def _buckets(paths: Sequence[Ints], owned: Sequence[int], slots: int) -> tuple[list[_Rows], Ints]:
+    """Group the leaves by size into rows of attention; also return ``Forest.places`` [U].
+
+    ``paths``: leaf -> its slots [T]; ``owned``: leaf -> first index that no earlier leaf contains.
+    """
     sizes = [(len(path) - own, len(path)) for path, own in zip(paths, owned, strict=True)]
     rows = sorted((row for row in range(len(paths)) if sizes[row][0]), key=lambda row: sizes[row])
     groups: list[list[int]] = []
@@ -336,12 +346,12 @@ def _buckets(
         places[own_slots[own]] = before + np.flatnonzero(own.ravel())
         before += own.size
         visible = np.arange(all_slots.shape[1]) <= reach[:, :, None]
-        buckets.append((own_slots, all_slots, visible[:, None]))
+        buckets.append(_Rows(own_slots, all_slots, visible[:, None]))
     return buckets, places
 
 
 def to_nodes(forest: Forest, values: Tensor) -> Iterator[tuple[Credited, int, Floats]]:
-    """Values of the sampled tokens [P], taken apart by tree and node."""
+    """Split values of the sampled tokens [P]: yield tree, node and the node's values."""
     rest = values.detach().float().cpu().numpy()
     for layout in forest.layouts:
         for node in layout.nodes:

@@ -13,7 +13,7 @@ from blake3 import blake3
 
 ROOT = Path(".beamline/ledger")
 DIGEST_BYTES = 16
-MAPPED = 2**20  # bytes of a file from which on several threads digest it
+MAPPED = 2**20  # bytes; files of this size and more are digested by several threads
 RECORD = "record.json"
 
 Record = dict[str, Any]
@@ -21,29 +21,29 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Artifact:
-    """A file or a folder, and the digest of what is in it. Equal digests mean equal content."""
+    """A file or a folder with the digest of its content. Equal digests mean equal content."""
 
     path: str
     digest: str
 
     @classmethod
     def at(cls, path: Path) -> Artifact:
-        """Return the artifact at ``path`` as it is now; ValueError where nothing is there."""
+        """Return the artifact at ``path`` as it is now. Raises ValueError for a missing path."""
         if not path.exists():
             raise ValueError(f"{path} does not exist: run the stage that makes it first")
         return cls(str(path), digest(path))
 
 
 def output(record: Record, name: str) -> Artifact:
-    """Return the artifact ``name`` that a sub-step has made."""
+    """Return the artifact ``name`` that the sub-step of ``record`` made."""
     return Artifact(**record["artifacts"][name])
 
 
 def digest(path: Path) -> str:
-    """Digest of a file's bytes, or of a folder's file names and bytes. Hexadecimal, 32 letters.
+    """Digest a file's bytes, or the file names and bytes of a folder. Hexadecimal, 32 letters.
 
-    BLAKE3 reads pieces of a large file side by side: a checkpoint's digest costs a fraction of its
-    writing.
+    BLAKE3 digests the parts of a large file in parallel, so the digest of a checkpoint takes a
+    fraction of the time to write it.
     """
     if path.is_file():
         return _file_digest(path).hexdigest(DIGEST_BYTES)
@@ -63,11 +63,11 @@ def _file_digest(file: Path) -> blake3:
 
 
 class PrunedError(RuntimeError):
-    """An artifact is needed that ``Ledger.retire`` has dropped; see ``Ledger.revive``."""
+    """A needed artifact was dropped by ``Ledger.retire``; ``Ledger.revive`` lets it be remade."""
 
 
 def need(made: Artifact) -> None:
-    """Raise PrunedError for an artifact of the ledger that is gone."""
+    """Raise PrunedError if ``made`` was an artifact of the ledger and is missing now."""
     path = Path(made.path)
     if path.is_relative_to(ROOT) and not path.exists():
         raise PrunedError(f"{made.path} has been pruned, and is needed again")
@@ -78,9 +78,9 @@ def _copied(source: Path, target: Path) -> None:
 
 
 def publish(made: Artifact, target: Path, write: Callable[[Path, Path], object] = _copied) -> None:
-    """Copy an artifact to where the stage's out lies, whole or not at all. Raises PrunedError.
+    """Copy an artifact to ``target``, whole or not at all. Raises PrunedError.
 
-    ``write(source, target)`` makes the copy, where it differs from the artifact.
+    ``write(source, target)`` makes the copy; pass one to write something else than a plain copy.
     """
     need(made)
     source, partial = Path(made.path), target.with_name(f".{target.name}.partial")
@@ -92,10 +92,11 @@ def publish(made: Artifact, target: Path, write: Callable[[Path, Path], object] 
 
 
 def publish_records(records: Sequence[Record], target: Path) -> None:
-    """Write the part of ``records`` that equal runs share to ``target``, a line of JSON each.
+    """Write what equal runs have in common of ``records`` to ``target``, as JSON lines.
 
     A line has stage, iteration, verb, key, inputs (name -> identity), artifacts (name -> digest)
-    and seed; attempt, questions (ids) and cursor where they apply. No times, hosts or paths.
+    and seed, and if the record has them attempt, questions (ids) and cursor. It has no times, hosts
+    or paths.
     """
     lines = [json.dumps(_repeatable(record)) + "\n" for record in records]
     partial = target.with_name(f".{target.name}.partial")
@@ -123,5 +124,5 @@ def _repeatable(record: Record) -> Record:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder, if it is there."""
+    """Remove a file or a folder if it exists."""
     shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Explain why a sub-step runs: what differs from the nearest earlier one, and what is reused."""
+"""Explain why a sub-step runs: what differs from the most similar earlier one, what is reused."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 from tasks.ledger.artifacts import RECORD
 
 SHOWN = 40  # characters of a value
-Identities = Mapping[str, str]  # name of an argument -> what it contributes to a key
+Identities = Mapping[str, str]  # name of an input -> what it contributes to a key
 
 
 def report(
     folder: Path, iteration: int, verb: str, reused: Collection[str], made_of: Mapping[str, Any]
 ) -> str:
-    """Return why the first sub-step of a stage that is not reused runs, or "" in a fresh run.
+    """Return why the first new sub-step of a stage runs; "" in a fresh run.
 
-    ``folder`` holds the stage's sub-steps and ``reused`` names those taken over so far. ``made_of``
-    has the ``inputs`` and ``sources`` of the sub-step that runs.
+    ``folder`` holds the stage's sub-steps; ``reused`` has the names of those found so far;
+    ``made_of`` has the ``inputs`` and ``sources`` of the sub-step that runs.
     """
     at = f"{folder.name}: {verb} of iteration {iteration}"
     whole = {int(name.partition("-")[0]) for name in reused} - {iteration}
@@ -34,7 +34,7 @@ def report(
 def _nearest(
     folder: Path, iteration: int, verb: str, reused: Collection[str], inputs: Identities
 ) -> dict[str, Any] | None:
-    """Return the record of the same sub-step that differs in the fewest inputs, or None."""
+    """Return the earlier record of this sub-step that differs in the fewest inputs, or None."""
     found = []
     for place in sorted(folder.glob(f"{iteration:04d}-{verb}-*")):
         with suppress(OSError, ValueError):
@@ -44,12 +44,12 @@ def _nearest(
 
 
 def differing(before: Identities, now: Identities) -> list[str]:
-    """Return the names of inputs that are new or have another identity."""
+    """Return the names of the inputs that are new or have another identity."""
     return [name for name in now if before.get(name) != now[name]]
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return a line for each difference in ``inputs`` and ``sources`` of two records."""
+    """Return one line for each difference of ``inputs`` and ``sources`` between two records."""
     lines: list[str] = []
     for name in differing(before["inputs"], now["inputs"]):
         if name == "source":
@@ -71,7 +71,7 @@ def _changed(name: str, before: str | None, now: str) -> list[str]:
 
 
 def _flat(path: str, identity: Any) -> dict[str, str]:
-    """Return the single values of an identity by dotted path; a digest or a list is one value."""
+    """Return the values in an identity by dotted path; a digest or a list is a single value."""
     value = identity
     if isinstance(identity, str):
         with suppress(ValueError):

@@ -19,11 +19,11 @@ PROJECT = Path(__file__).resolve().parents[2]
 ROOMS = ("flows", "tasks", "params")
 KEY_LETTERS = 16
 OWN = "tasks/ledger"
-DESCRIBED = ("tasks/tools", "tasks/environments")  # rooms whose docstrings an agent may read
+DESCRIBED = ("tasks/tools", "tasks/environments")  # folders whose docstrings an agent may read
 
 
 def stage_key(recipe: BaseModel, *inputs: Artifact) -> str:
-    """Return a key of a whole stage: its recipe and the digests of what it reads."""
+    """Return the key of a whole stage: its recipe, and the digests of its inputs."""
     return _short("/".join([recipe.model_dump_json(), *(entry.digest for entry in inputs)]))
 
 
@@ -37,18 +37,18 @@ def _short(text: str) -> str:
 
 
 def identities(inputs: Any, module: Path) -> dict[str, str]:
-    """Return what decides the outcome of a verb in ``module``: name -> identity.
+    """Return what decides the result of a verb in ``module``: name -> identity.
 
-    ``inputs`` is the verb's frozen dataclass; each field counts, and so does the verb's source.
+    ``inputs`` is the verb's frozen dataclass. Each field counts, and so does the verb's source.
     """
     named = {entry.name: identity(getattr(inputs, entry.name)) for entry in fields(inputs)}
     return {**dict(sorted(named.items())), "source": source_digest(module)}
 
 
 def identity(value: Any) -> str:
-    """Return what one input contributes to a key, as text.
+    """Return what an input contributes to a key, as text.
 
-    Raises TypeError for a value that has no content to hash, such as a function or a path.
+    Raises TypeError for a value without content to digest, such as a function or a path.
     """
     if isinstance(value, Artifact):
         return value.digest
@@ -60,7 +60,9 @@ def identity(value: Any) -> str:
         return json.dumps(value.model_dump(mode="json"), sort_keys=True)
     if value is None or isinstance(value, str | int | float | bool):
         return json.dumps(value)
-    raise TypeError(f"{value!r} can't be part of a key: pass an artifact, a section or a number")
+    raise TypeError(
+        f"{value!r} can't be part of a key: pass an artifact, a section, a text or a number"
+    )
 
 
 # ---------------------------------------------------------------- source
@@ -71,8 +73,8 @@ def source_digests(module: Path) -> dict[str, str]:
     """Digest the source of a module and of all project files that it imports, directly or not.
 
     Returns path in the project -> digest of the parsed source. Comments, line breaks and docstrings
-    do not count, but for the docstrings of rooms in DESCRIBED. The ledger's own files are left out:
-    they keep what verbs write, and what would change a digest or a key changes keys by itself.
+    do not count, except for docstrings in the folders DESCRIBED. The ledger's own files are left
+    out: they store what verbs write and do not decide it.
     """
     return {
         str(file.relative_to(PROJECT)): code_digest(file)
@@ -82,13 +84,13 @@ def source_digests(module: Path) -> dict[str, str]:
 
 
 def source_digest(module: Path) -> str:
-    """Return one digest of all of them."""
+    """Return a single digest of all of ``source_digests``."""
     text = json.dumps(source_digests(module), sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def code_digest(file: Path) -> str:
-    """Digest what a file's source says to the interpreter. Hexadecimal, 16 letters."""
+    """Digest the parsed source of a file, without what does not run. Hexadecimal, 16 letters."""
     tree = ast.parse(file.read_text())
     if not any(file.is_relative_to(PROJECT / room) for room in DESCRIBED):
         _drop_docstrings(tree)
@@ -105,7 +107,7 @@ def _drop_docstrings(tree: ast.Module) -> None:
 
 
 def import_closure(module: Path) -> list[Path]:
-    """Return the project files that ``module`` is made of: itself and what it imports, sorted."""
+    """Return the module's file and all project files that it imports, directly or not, sorted."""
     found: set[Path] = set()
     waiting = [module.resolve()]
     while waiting:
@@ -117,24 +119,32 @@ def import_closure(module: Path) -> list[Path]:
 
 
 def imported_files(file: Path) -> list[Path]:
-    """Return the project files that the imports of ``file`` run, those of packages included."""
+    """Return the project files that the imports in ``file`` run, ``__init__.py`` included."""
     return [path for name in imports(file) for path in _project_files(name)]
 
 
 def imports(file: Path) -> Iterable[str]:
-    """Yield dotted names of the modules that a file may import; names from packages included."""
+    """Yield the dotted names that a file may import; each name after ``from`` may be a module.
+
+    Raises ValueError for a relative import, which has no dotted name.
+    """
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif isinstance(node, ast.ImportFrom):
+            if node.level or not node.module:
+                raise ValueError(
+                    f"{file}, line {node.lineno}, has a relative import, which keys do not see: "
+                    "write the full name of the module"
+                )
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def _project_files(name: str) -> list[Path]:
-    """Return the files that an import of a dotted name runs: of its packages, and its own.
+    """Return the files that importing a dotted name runs: its packages' and its own.
 
-    Empty ones decide nothing and are left out.
+    Empty files decide nothing and are left out.
     """
     parts = name.split(".")
     if parts[0] not in ROOMS:

@@ -1,4 +1,4 @@
-"""Prefect's cache asks the ledger: a cached task run is a sub-step that the ledger holds."""
+"""Connect Prefect's cache to the ledger: a cached task run is a sub-step that the ledger has."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ RESULTS = ROOT / "prefect"
 
 
 def cache_key(context: Any, arguments: dict[str, Any]) -> str:
-    """Return Prefect's cache key of a sub-step: its place in the ledger.
+    """Return Prefect's cache key of a sub-step: its path in the ledger.
 
-    A result that Prefect kept counts only while the ledger's own record is whole.
+    Without a whole record in the ledger, the result that Prefect stored is removed.
     """
     step = arguments["step"]
     place = step.place(context.task.fn, arguments["inputs"])

@@ -1,17 +1,16 @@
-"""Finished sub-steps: what each was made from, and what it made.
+"""Sub-steps that are computed once: what each was made from, and what it made.
 
-A sub-step (the rollout of iteration 3, say) writes into a folder of its own. When it has ended, its
-record is added and the folder gets its name by one rename, so a name never holds half a result. The
-name ends with the sub-step's key: a digest of its inputs (values, sections of the recipe, digests
-of artifacts) and of the source of its module with all project files that it imports. A killed run
-finds what it had finished; anything that changed gets a new key.
+A sub-step, such as the rollout of iteration 3, writes into its own folder. At the end its record is
+added and the folder gets its final name by one rename, so a folder with a final name is complete.
+The name ends with the sub-step's key: a digest of its inputs (values, sections of the recipe,
+digests of artifacts) and of the source of its module and of all project files that it imports.
+After a kill, a run finds what it had finished; whatever changed has a new key.
 
-A mirror may be attached (flows/runs/ledger_mirror.py): finished sub-steps are sent there, and those
-that another worker has finished are fetched instead of computed.
+With a mirror (flows/runs/ledger_mirror.py), finished sub-steps are sent there, and sub-steps that
+another worker has finished are fetched instead of computed.
 
-Prefect's cache asks the ledger (prefect_cache.py) and keeps the same record as its stored result,
-so that the UI shows a sub-step that was found here as cached. The record in the folder is the
-truth.
+Prefect's cache uses the same keys (prefect_cache.py) and stores the same record, so its UI shows
+sub-steps found here as cached. Only the record in the folder counts.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import json
 import shutil
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -30,30 +29,30 @@ from typing import Any, Protocol, TypeVar
 from tasks.ledger import explain, keys
 from tasks.ledger.artifacts import RECORD, ROOT, Artifact, Record, digest, need, remove
 
-RETIRED = "retired"  # a file that names the artifacts that were dropped here on purpose
-DELIVERED = "delivered"  # a file that names the mirror that has this sub-step too
+RETIRED = "retired"  # a file with the names of the artifacts that were dropped on purpose
+DELIVERED = "delivered"  # a file with the address of the mirror that has this sub-step
 MARKS = (RECORD, RETIRED, DELIVERED)
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
 class Mirror(Protocol):
-    """A second place for what the ledger holds, under the same names.
+    """A second place for what the ledger has, under the same names.
 
-    None of these raises where it cannot be reached.
+    No method raises an error while the place is unreachable.
     """
 
     def push(self, place: Path) -> None:
         """Send a folder with a record, unless it is marked as delivered."""
 
     def fetch(self, place: Path) -> Record | None:
-        """Copy a whole folder to ``place``; return its record, or None where there is none."""
+        """Copy a whole folder to ``place``; return its record, or None if there is none."""
 
     def drop(self, place: Path) -> None:
         """Remove a folder."""
 
     def thin(self, place: Path, names: Iterable[str]) -> None:
-        """Remove these files and folders of ``place``, and send the mark RETIRED."""
+        """Remove these files and folders of ``place``, and send its file RETIRED."""
 
     def names(self, folder: Path) -> list[str]:
         """Return the names in a folder."""
@@ -61,9 +60,9 @@ class Mirror(Protocol):
 
 @dataclass(frozen=True)
 class Step:
-    """One sub-step: its recipe, stage and iteration, the seed of its draws, and the run's ledger.
+    """One sub-step: its recipe, stage, iteration and random seed, and the run's ledger.
 
-    ``out`` is the folder that a verb writes its artifacts into; it is set while the verb runs.
+    ``out`` is the folder that a verb writes its artifacts into, set while the verb runs.
     """
 
     recipe: str
@@ -75,15 +74,15 @@ class Step:
 
     @property
     def folder(self) -> Path:
-        """Where the sub-steps of this stage are kept."""
+        """Return the folder with the sub-steps of this stage."""
         return ROOT / self.recipe / self.stage
 
     def place(self, verb: Callable[..., Any], inputs: Any) -> Path:
-        """Return the folder of ``verb`` with these inputs, whether it is finished or not."""
+        """Return the folder that ``verb`` with these inputs has once it is finished."""
         return self._place(verb, self.identities(verb, inputs))
 
     def identities(self, verb: Callable[..., Any], inputs: Any) -> dict[str, str]:
-        """Return everything that decides the outcome of ``verb``: name -> identity."""
+        """Return everything that decides the result of ``verb``: name -> identity."""
         drawn = {"iteration": self.iteration, "seed": self.seed}
         return {**keys.identities(inputs, module_of(verb)), "step": json.dumps(drawn)}
 
@@ -91,24 +90,24 @@ class Step:
         return self.folder / f"{self.iteration:04d}-{verb.__name__}-{keys.key_of(identities)}"
 
     def final(self) -> Path:
-        """Return the name that ``out`` will have once the sub-step has ended."""
+        """Return the path that ``out`` gets at the end of the sub-step."""
         return self.out.with_name(self.out.name.removeprefix(".").removesuffix(".partial"))
 
     def facts(self) -> dict[str, Any]:
-        """Return what a record holds of the step."""
+        """Return the part of the step that a record has."""
         names = ("recipe", "stage", "iteration", "seed")
         return {name: getattr(self, name) for name in names}
 
 
 def recorded(verb: Verb) -> Verb:
-    """Turn a verb into a sub-step that is done once.
+    """Turn a verb into a sub-step that is computed once.
 
-    ``verb(step, inputs, ...)`` writes its artifacts into ``step.out`` and returns what the record
-    says beside them (metrics, seconds by part). ``inputs`` is a frozen dataclass that holds all
-    that decides the outcome; further arguments (tools, progress) decide nothing and are in no key.
-    The sub-step returns the whole record; a finished one is read back instead of computed.
+    ``verb(step, inputs, ...)`` writes its artifacts into ``step.out`` and returns further entries
+    of the record (metrics, seconds by part). ``inputs`` is a frozen dataclass with everything that
+    decides the result; further arguments (tools, progress) decide nothing and are in no key. The
+    sub-step returns the whole record; if it is finished already, the record is read.
 
-    Raises PrunedError where an artifact that it must read is gone.
+    Raises PrunedError if an artifact that it must read was dropped.
     """
 
     @functools.wraps(verb)
@@ -117,8 +116,9 @@ def recorded(verb: Verb) -> Verb:
         place = step._place(verb, identities)
         if found := step.ledger.find(place):
             return found
-        for made in _artifacts_in(inputs):
-            need(made)
+        for entry in fields(inputs):
+            for made in _artifacts_in(getattr(inputs, entry.name)):
+                need(made)
         made_of = {"inputs": identities, "sources": keys.source_digests(module_of(verb))}
         step.ledger.explain(step, verb.__name__, made_of)
         partial = _empty(place.with_name(f".{place.name}.partial"))
@@ -138,10 +138,13 @@ def module_of(verb: Callable[..., Any]) -> Path:
     return Path(source)
 
 
-def _artifacts_in(inputs: Any) -> list[Artifact]:
-    values = [getattr(inputs, entry.name) for entry in fields(inputs)]
-    flat = [part for value in values for part in (value if isinstance(value, list) else [value])]
-    return [part for part in flat if isinstance(part, Artifact)]
+def _artifacts_in(value: Any) -> Iterator[Artifact]:
+    """Yield the artifacts in an input, those in lists, tuples and mappings included."""
+    if isinstance(value, Artifact):
+        yield value
+    elif isinstance(value, list | tuple | Mapping):
+        for entry in value.values() if isinstance(value, Mapping) else value:
+            yield from _artifacts_in(entry)
 
 
 def _empty(folder: Path) -> Path:
@@ -151,10 +154,10 @@ def _empty(folder: Path) -> Path:
 
 
 class Ledger:
-    """The sub-steps that one run finds and finishes, with the mirror that it shares them through.
+    """The sub-steps that one run finds and finishes, and the mirror that shares them, if any.
 
-    ``used`` are the places found or finished so far, ``reused`` the names of the found ones by
-    folder of a stage.
+    ``used`` has the folders found or finished so far; ``reused`` has the names of the found ones
+    by the folder of their stage.
     """
 
     def __init__(self, mirror: Mirror | None = None) -> None:
@@ -164,9 +167,9 @@ class Ledger:
         self.explained: set[Path] = set()  # folders of stages whose first new sub-step was logged
 
     def find(self, place: Path) -> Record | None:
-        """Return the whole record at ``place``, or the mirror's; None where neither has it.
+        """Return the whole record at ``place``, or the mirror's; None if neither has one.
 
-        What the mirror lacks is sent there.
+        A record that is found here is sent to the mirror if it is missing there.
         """
         found = read(place)
         for mirror in self.mirrors:
@@ -180,7 +183,7 @@ class Ledger:
         return found
 
     def explain(self, step: Step, verb: str, made_of: Mapping[str, Any]) -> None:
-        """Print, once a stage, why its first sub-step that is not reused runs."""
+        """Print why the first new sub-step of a stage runs, once per stage."""
         if step.folder not in self.explained:
             self.explained.add(step.folder)
             reused = self.reused.get(step.folder, set())
@@ -188,7 +191,7 @@ class Ledger:
             print(text, end="", flush=True)
 
     def finish(self, partial: Path, place: Path, record: Record) -> Record:
-        """Write the record of what lies in ``partial``, rename it to ``place`` and send it on."""
+        """Write the record into ``partial``, rename it to ``place``, and send it to the mirror."""
         record = {
             **record,
             "artifacts": _artifacts(partial, place),
@@ -207,9 +210,9 @@ class Ledger:
     # ------------------------------------------------------------ within a sub-step
 
     def scratch(self, step: Step) -> Path:
-        """Return a folder that outlives a kill: what a sub-step needs to go on where it stopped.
+        """Return a folder that outlives a kill, for what a sub-step needs to resume.
 
-        It holds the folders that were sealed here or, through the mirror, by another worker.
+        It has the folders that were sealed here or, through the mirror, by another worker.
         """
         path = _scratch(step.final())
         path.mkdir(parents=True, exist_ok=True)
@@ -220,9 +223,9 @@ class Ledger:
         return path
 
     def seal(self, folder: Path) -> None:
-        """Mark a folder in a scratch as whole, so that ``read`` knows what it must hold.
+        """Mark a folder in a scratch folder as whole, with a record that ``read`` can check.
 
-        The mirror gets it in place of those that are gone here.
+        Send it to the mirror, and remove from the mirror those that were removed here.
         """
         partial = folder / f".{RECORD}.partial"
         record = {"verb": folder.name, "artifacts": _artifacts(folder, folder)}
@@ -251,10 +254,10 @@ class Ledger:
         weights: Collection[str],
         spare: Artifact | None = None,
     ) -> None:
-        """Drop what ``verb`` made more than ``last`` iterations ago; its records stay.
+        """Drop the artifacts that ``verb`` made ``last`` or more iterations ago; records stay.
 
-        The artifacts ``weights`` of every ``every``-th iteration stay for ever, as do those of the
-        sub-step that made ``spare``.
+        The artifacts ``weights`` of every ``every``-th iteration stay for good, and so do those of
+        the sub-step that made ``spare``.
         """
         for place in step.folder.glob(f"[0-9]*-{verb}-*"):
             number = int(place.name.partition("-")[0])
@@ -266,7 +269,7 @@ class Ledger:
             self._drop(place, paths)
 
     def _drop(self, place: Path, paths: Sequence[Path]) -> None:
-        """Remove artifacts, after a mark that names them; here, then in the mirror."""
+        """Remove artifacts, first here, then in the mirror; RETIRED names them before that."""
         if not paths:
             return
         names = retired(place) | {path.stem for path in paths}
@@ -279,9 +282,9 @@ class Ledger:
             mirror.thin(place, [path.name for path in paths])
 
     def revive(self, folder: Path) -> None:
-        """Remove this run's sub-steps in ``folder`` of which artifacts were retired.
+        """Remove this run's sub-steps in ``folder`` with retired artifacts, so that they run again.
 
-        They are then made again. What runs with other keys have left there stays.
+        Sub-steps of other runs stay.
         """
         for place in [place for place in self.used if place.parent == folder]:
             if (place / RETIRED).exists():
@@ -291,14 +294,14 @@ class Ledger:
 
 
 def read(place: Path) -> Record | None:
-    """Return the record at ``place`` if it is whole: all artifacts, with the same digests."""
+    """Return the record at ``place`` if all its artifacts are there and unchanged, else None."""
     file = place / RECORD
     if not file.exists():
         return None
     try:
         record: Record = json.loads(file.read_text())
     except ValueError:
-        print(f"{file} is damaged: the sub-step runs again")
+        print(f"{file} is damaged: {place.name} runs again")
         return None
     if fault := damaged(place, record):
         print(f"{fault} is missing or damaged: {record['verb']} runs again")
@@ -320,7 +323,7 @@ def damaged(place: Path, record: Record) -> Path | None:
 
 
 def retired(place: Path) -> set[str]:
-    """Return the names of the artifacts that have been dropped from ``place``."""
+    """Return the names of the artifacts that were dropped from ``place``."""
     mark = place / RETIRED
     return set(mark.read_text().split("\n")) if mark.exists() else set()
 
@@ -330,7 +333,7 @@ def _scratch(place: Path) -> Path:
 
 
 def _artifacts(folder: Path, later: Path) -> dict[str, dict[str, str]]:
-    """Return name -> path and digest of what lies in ``folder``, which will be called ``later``."""
+    """Return name -> path and digest of the artifacts in ``folder``, later renamed to ``later``."""
     found = [
         path for path in sorted(folder.iterdir()) if path.name not in MARKS and path.name[0] != "."
     ]

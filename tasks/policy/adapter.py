@@ -1,9 +1,9 @@
-"""Low-rank adapters of linear layers (LoRA, arXiv 2106.09685): all that learns of a large policy.
+"""Low-rank adapters of linear layers (LoRA, arXiv 2106.09685), which train instead of the policy.
 
-A layer's product W x becomes W x + alpha / rank * B A x (section 4.1): W of the policy that
-training begins with is frozen, A [rank, input] is random, B [output, rank] begins at 0. The folder
-of an adapter is what peft and vLLM load. It names its base by digest and by the path from the
-project's root, where every run stands. Torch only.
+A layer's product W x becomes W x + alpha / rank * B A x (section 4.1): W of the initial policy is
+frozen, A [rank, input] is random, B [output, rank] starts at 0. The folder of an adapter has the
+format that peft and vLLM load. It names its base by digest and by the path from the project's root,
+which is the working folder of every run. Torch only.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from params.schema.reinforce import Lora
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 
-NAME = "default"  # of the one adapter that a policy has, to peft
+NAME = "default"  # peft's name of the only adapter of a policy
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # of every name in peft's files
 
 
 def attached(model: Any) -> bool:
-    """Whether the policy has an adapter."""
+    """Return whether the policy has an adapter."""
     return hasattr(model, "peft_config")
 
 
 def attach(model: Any, settings: Lora, base: Artifact, seed: int) -> None:
-    """Freeze ``model``, which was loaded from ``base``, and give it an adapter drawn from ``seed``.
+    """Freeze ``model``, which was loaded from ``base``, and add an adapter drawn from ``seed``.
 
-    What it computes stays the same until the adapter has learned. Raises ValueError for a name that
-    no linear layer has.
+    The outputs of the model stay the same until the adapter has learned. Raises ValueError for a
+    module name that no linear layer has.
     """
     from peft import LoraConfig
 
     _check(model, settings)
-    alpha: Any = settings.alpha  # peft says a whole number, and divides by the rank
+    alpha: Any = settings.alpha  # a float, though peft's type is int; it only divides by the rank
     config = LoraConfig(
         r=settings.rank,
         lora_alpha=alpha,
@@ -55,7 +55,8 @@ def attach(model: Any, settings: Lora, base: Artifact, seed: int) -> None:
 
 
 def _check(model: Any, settings: Lora) -> None:
-    head = model.get_output_embeddings()  # it may be the embeddings, which look rows up as well
+    """Raise ValueError for a module name that no linear layer has."""
+    head = model.get_output_embeddings()  # it may be tied to the embeddings, which are no product
     linear = {
         name.rpartition(".")[2]
         for name, layer in model.named_modules()
@@ -63,8 +64,8 @@ def _check(model: Any, settings: Lora) -> None:
     }
     if unknown := [name for name in settings.modules if name not in linear]:
         raise ValueError(
-            f"lora.modules names {unknown[0]}, which no layer of the policy can be adapted by: "
-            f"name some of {', '.join(sorted(linear))}"
+            f"lora.modules names {unknown[0]}, which is no linear layer of the policy: name some "
+            f"of {', '.join(sorted(linear))}"
         )
 
 
@@ -75,25 +76,25 @@ def _inject(model: Any, config: Any) -> None:
 
 
 def base_of(folder: Path) -> Path | None:
-    """The folder of the policy that the adapter in ``folder`` belongs to; None: it is no adapter.
+    """Return the folder of the base of the adapter in ``folder``; None if that is no adapter.
 
-    Raises RuntimeError where that policy is gone or another one.
+    Raises RuntimeError where the base is missing or has another digest.
     """
     if not (folder / CONFIG).is_file():
         return None
-    said = json.loads((folder / CONFIG).read_text())
-    base, digest = Path(said["base_model_name_or_path"]), said["revision"]
+    config = json.loads((folder / CONFIG).read_text())
+    base, digest = Path(config["base_model_name_or_path"]), config["revision"]
     if not base.is_dir() or artifacts.digest(base) != digest:
         raise RuntimeError(
-            f"{folder / CONFIG} has an adapter of the policy {base} with digest {digest}, and what "
-            "lies there is another one or nothing: bring it back with `dvc checkout`, or run the "
+            f"{folder / CONFIG} is an adapter of the policy {base} with digest {digest}, but that "
+            "folder is missing or has other content: restore it with `dvc checkout`, or run the "
             "recipe again"
         )
     return base
 
 
 def load(model: Any, folder: Path) -> Any:
-    """``model``, which is the base, with the adapter in ``folder``."""
+    """Add the adapter in ``folder`` to ``model``, its base, and return the model."""
     from peft import LoraConfig, set_peft_model_state_dict
 
     config = LoraConfig.from_pretrained(str(folder))
@@ -106,26 +107,26 @@ def load(model: Any, folder: Path) -> Any:
 
 
 def save(model: Any, folder: Path) -> None:
-    """Write the adapter alone. Equal adapters give equal bytes."""
+    """Write the adapter without its base. Equal adapters give equal bytes."""
     from peft import get_peft_model_state_dict
 
     folder.mkdir(parents=True, exist_ok=True)
     own = get_peft_model_state_dict(model, adapter_name=NAME, save_embedding_layers=False)
     weights = {PREFIX + name: weight.contiguous() for name, weight in own.items()}
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
-    said = {**model.peft_config[NAME].to_dict(), "inference_mode": True}
-    listed = {name: sorted(v) if isinstance(v, set) else v for name, v in said.items()}
+    config = {**model.peft_config[NAME].to_dict(), "inference_mode": True}
+    listed = {name: sorted(v) if isinstance(v, set) else v for name, v in config.items()}
     (folder / CONFIG).write_text(json.dumps(listed, indent=2, sort_keys=True) + "\n")
 
 
 def base_path(model: Any) -> Path | None:
-    """The folder of the policy whose adapter ``model`` has."""
+    """Return the folder of the base of ``model``, or None without an adapter."""
     return Path(model.peft_config[NAME].base_model_name_or_path) if attached(model) else None
 
 
 @contextmanager
 def without(model: Any) -> Iterator[Any]:
-    """``model`` as its base, to be looked at."""
+    """Yield ``model`` with its adapter switched off, for inference."""
     layers = [layer for _, layer in _layers(model)]
     for layer in layers:
         layer.enable_adapters(False)
@@ -138,10 +139,10 @@ def without(model: Any) -> Iterator[Any]:
 
 @torch.no_grad()
 def merged(model: Any) -> Any:
-    """The same policy as whole weights W + alpha / rank * B A, in an ordinary model.
+    """Return the policy with whole weights W + alpha / rank * B A, as an ordinary model.
 
-    Layers without an adapter share their frozen weights with ``model``; a policy that has no
-    adapter is its own.
+    Layers without an adapter share their frozen weights with ``model``. A policy without an adapter
+    is returned as it is.
     """
     if not attached(model):
         return model
@@ -149,7 +150,7 @@ def merged(model: Any) -> Any:
         id(weight): torch.nn.Parameter(weight.detach(), requires_grad=False)
         for weight in model.parameters()
     }
-    whole = copy.deepcopy(model, shared)  # which takes what is already there for a weight
+    whole = copy.deepcopy(model, shared)  # deepcopy takes a weight's entry here, not a copy
     for name, layer in _layers(whole):
         plain = layer.get_base_layer()
         weight = plain.weight + layer.get_delta_weight(NAME)
@@ -160,7 +161,7 @@ def merged(model: Any) -> Any:
 
 
 def _layers(model: Any) -> list[tuple[str, Any]]:
-    """The layers that have an adapter, by name."""
+    """Return the layers with an adapter as (name, layer)."""
     from peft.tuners.lora import LoraLayer
 
     return [(name, layer) for name, layer in model.named_modules() if isinstance(layer, LoraLayer)]

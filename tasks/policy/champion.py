@@ -1,8 +1,9 @@
-"""The folder of the champion, ``models/<recipe>/champion``: what a candidate has to beat.
+"""Read and write the champion's folder, ``models/<recipe>/champion``.
 
-It holds ``champion.json`` (version, commit and digest; a null version where there is none) and, of
-a champion, its files in ``policy``, an ordinary transformers folder. The stage ``champion`` writes
-it from the recipe, so that a commit says which champion its run was compared with.
+A candidate has to beat the champion. The folder has ``champion.json`` (version, commit and digest;
+a null version if there is no champion) and the champion's files in ``policy``, an ordinary
+transformers folder. The stage ``champion`` writes it from the recipe, so a commit records which
+champion its run was compared with.
 """
 
 from __future__ import annotations
@@ -16,31 +17,34 @@ from typing import Any
 from params.schema.champion import Champion
 from tasks.ledger.artifacts import Artifact
 
-NOBODY = {"version": None}
+NO_CHAMPION = {"version": None}
 
 
 def write(folder: Path, pinned: Champion | None, restore: Callable[[str, Path], None]) -> None:
-    """Fill ``folder`` anew; ``restore(digest, target)`` brings the files of a policy back."""
+    """Replace ``folder``; ``restore(digest, target)`` brings back the files of a policy."""
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     if pinned:
         restore(pinned.digest, partial / "policy")
-    said = pinned.model_dump() if pinned else NOBODY
-    (partial / "champion.json").write_text(json.dumps(said, indent=1) + "\n")
+    record = pinned.model_dump() if pinned else NO_CHAMPION
+    (partial / "champion.json").write_text(json.dumps(record, indent=1) + "\n")
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
 
 
 def read(folder: Path) -> dict[str, Any] | None:
-    """Version, commit and digest of the champion in ``folder``; None where there is none."""
+    """Return version, commit and digest of the champion in ``folder``; None if there is none.
+
+    Raises ValueError where the stage champion has not run.
+    """
     file = folder / "champion.json"
     if not file.exists():
         raise ValueError(f"{file} does not exist: run the stage that makes it, champion, first")
-    said: dict[str, Any] = json.loads(file.read_text())
-    return said if said["version"] else None
+    record: dict[str, Any] = json.loads(file.read_text())
+    return record if record["version"] else None
 
 
 def policy(folder: Path) -> Artifact | None:
-    """The files of the champion in ``folder``; None where there is none."""
+    """Return the files of the champion in ``folder``; None if there is none."""
     return Artifact.at(folder / "policy") if read(folder) else None

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: policy, optimizer state, critic, and weights merged from an adapter."""
+"""Read and write checkpoints: policy, optimizer state, critic, and merged adapters."""
 
 from __future__ import annotations
 
@@ -22,16 +22,14 @@ from tasks.policy.model import load_backbone, load_policy, load_tokenizer
 from tasks.policy.resident import Critic, Learner
 
 POLICY, OPTIMIZER, CRITIC = "policy", "optimizer", "critic"  # folders of one checkpoint
-
-
-MERGED = Path(".beamline/merged")  # the adapter that samples, as whole weights
+MERGED = Path(".beamline/merged")  # the newest adapter as whole weights
 
 
 def merged(source: Path, target: Path) -> None:
     """Write the policy in ``source`` to ``target`` as whole float32 weights with its tokenizer.
 
-    That is a copy, unless ``source`` holds an adapter. It is computed on the CPU, so that equal
-    adapters give equal bytes wherever they have learned.
+    This is a copy unless ``source`` is an adapter. Adapters are merged on the CPU, so that equal
+    ones give equal bytes whatever device they learned on.
     """
     if not adapter.base_of(source):
         shutil.copytree(source, target)
@@ -42,9 +40,9 @@ def merged(source: Path, target: Path) -> None:
 
 
 def whole(policy: Artifact) -> Path:
-    """The folder of the same policy with whole weights, for those who load nothing else.
+    """Return a folder with the policy's whole weights, for engines that load no adapters.
 
-    An adapter is merged into ``MERGED``, where the newest one stays until the next one comes.
+    An adapter is merged into ``MERGED``, which keeps only the newest one.
     """
     source, place = Path(policy.path), MERGED / policy.digest
     if not adapter.base_of(source):
@@ -57,12 +55,12 @@ def whole(policy: Artifact) -> Path:
 
 
 def prepare_critic(learner: Learner, choice: algorithms.Critic | None, machine: Machine) -> None:
-    """Make the critic that an algorithm asks for, or load the one that lies beside the policy.
+    """Make the critic of an algorithm, or load the one of the policy's checkpoint.
 
-    A new one values everything at 0, and its own backbone begins as a copy of the policy's.
+    A new critic predicts 0 everywhere; its own backbone starts as a copy of the policy's.
     """
     if choice is None:
-        learner.critic = None  # one that another algorithm has left
+        learner.critic = None  # another algorithm may have left one
         return
     own = choice.backbone == "own"
     if learner.critic and own == (learner.critic.backbone is not None):
@@ -82,14 +80,14 @@ def prepare_critic(learner: Learner, choice: algorithms.Critic | None, machine: 
 
 
 def _backbone(model: Any) -> Any:
-    """A copy of the policy without its head, all of whose weights learn."""
+    """Copy the policy without its head; all weights of the copy learn."""
     return copy.deepcopy(adapter.merged(model).base_model).requires_grad_()
 
 
 def prepare_adapter(learner: Learner, settings: Lora | None, base: Artifact, seed: int) -> None:
-    """Give a policy that is to learn by an adapter one, where it has none yet.
+    """Attach an adapter if ``settings`` ask for one and the policy has none.
 
-    ``base`` is what the policy was loaded from.
+    ``base`` is the artifact that the policy was loaded from.
     """
     if settings and not adapter.attached(learner.model):
         learner.changed = True
@@ -97,7 +95,7 @@ def prepare_adapter(learner: Learner, settings: Lora | None, base: Artifact, see
 
 
 def prepare_optimizer(learner: Learner, settings: Update) -> None:
-    """Make the optimizers of a learner without, with the state that lies beside its policy."""
+    """Make the optimizers of a learner that has none; load their state from its checkpoint."""
     if learner.optimizer:
         return
     critic = learner.critic
@@ -115,7 +113,7 @@ def prepare_optimizer(learner: Learner, settings: Update) -> None:
 
 
 def _beside(learner: Learner, name: str) -> Path | None:
-    """The folder ``name`` of the checkpoint that the policy was loaded from, if it has one."""
+    """Return the folder ``name`` of the checkpoint that the policy was loaded from, or None."""
     folder = learner.folder.parent / name
     return folder if learner.folder.name == POLICY and folder.is_dir() else None
 
@@ -123,7 +121,7 @@ def _beside(learner: Learner, name: str) -> Path | None:
 def make_optimizer(
     weights: Iterable[torch.nn.Parameter], settings: Update, learning_rate: float
 ) -> torch.optim.Optimizer:
-    """AdamW; weight decay on matrices only."""
+    """Make AdamW (arXiv 1711.05101) with weight decay on matrices only."""
     weights = list(weights)
     decayed = [weight for weight in weights if weight.ndim > 1]
     others = [weight for weight in weights if weight.ndim <= 1]
@@ -139,10 +137,10 @@ def make_optimizer(
 
 
 def save(learner: Learner, folder: Path) -> None:
-    """Write ``folder``/policy (weights and tokenizer, as transformers loads them) and, beside it,
-    ``folder``/critic (weights) and ``folder``/optimizer (the state of both optimizers).
+    """Write ``folder``/policy, critic and optimizer, those that the learner has.
 
-    Of a policy with an adapter that alone is written. Equal learners give equal bytes.
+    ``policy`` has weights and tokenizer as transformers loads them, or the adapter alone if there
+    is one; ``optimizer`` has the state of both optimizers. Equal learners give equal bytes.
     """
     if adapter.attached(learner.model):
         adapter.save(learner.model, folder / POLICY)
@@ -177,7 +175,7 @@ def _save_state(optimizer: torch.optim.Optimizer, folder: Path) -> None:
 
 
 def _state(optimizer: torch.optim.Optimizer, folder: Path) -> dict[str, Any]:
-    """What ``_save_state`` wrote, as ``optimizer`` takes it."""
+    """Read the state that ``_save_state`` wrote, in the form of ``load_state_dict``."""
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in load_file(folder / "state.safetensors").items():
         index, name = key.split(".", 1)

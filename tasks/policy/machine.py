@@ -1,4 +1,4 @@
-"""Set up this process for equal runs: threads, deterministic kernels, precision, allocator."""
+"""Set up this process for reproducible runs: threads, kernels, precision, allocator."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ import torch
 import transformers
 
 from params.schema.base import Machine
-from tasks.policy.model import M_MMAP_THRESHOLD, M_TOP_PAD, M_TRIM_THRESHOLD
 
-PRECISION = {"float32": torch.float32, "bfloat16": torch.bfloat16}  # of passes
+PRECISION = {"float32": torch.float32, "bfloat16": torch.bfloat16}  # of forward passes
+# Options of glibc's mallopt(3), in bytes: free memory kept at the top of the heap, extra memory
+# taken with each request, and the size above which an allocation is a mapping of its own.
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 KEPT_MEMORY = {M_TRIM_THRESHOLD: 2**30, M_TOP_PAD: 2**26, M_MMAP_THRESHOLD: 2**25}
 
 
 def use_machine(machine: Machine) -> None:
-    """Set threads, and choose deterministic kernels, so that equal runs give equal weights.
+    """Set the number of threads and choose deterministic kernels: equal runs give equal weights.
 
-    Keeps transformers quiet: a run shows its own progress.
+    Silences transformers, because a run shows its own progress.
     """
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -31,10 +33,11 @@ def use_machine(machine: Machine) -> None:
 
 
 def _keep_memory() -> None:
-    """Tell the C library to keep freed memory for the next tensor of its size.
+    """Make the C library keep freed memory for the next tensor of that size.
 
-    To hand it back and take it anew costs a tenth of an update of a small policy. Settings of the
-    user's own (MALLOC_...) win; a library without ``mallopt`` is left as it is.
+    Returning memory to the system and requesting it again takes a tenth of an update of a small
+    policy. Environment variables MALLOC_... of the user have priority, and a C library without
+    ``mallopt`` is left as it is.
     """
     own = any(name.startswith("MALLOC_") for name in os.environ)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -44,12 +47,12 @@ def _keep_memory() -> None:
 
 
 def in_precision(machine: Machine) -> torch.autocast:
-    """In this block a model with float32 weights computes its passes in the recipe's precision.
+    """Return a context in which a model with float32 weights computes in the recipe's precision.
 
-    Matrix products and attention are in bf16 then; sums, norms and the weights' gradients are not
-    (mixed precision, arXiv 1710.03740, sections 3.1 and 3.3). It is a mode of the thread: each lane
-    enters it. Weights are cast anew at each use, since the cache of cast ones belongs to all
-    threads, outlives a pass without gradients, and would add gradients up in bf16.
+    With bfloat16, matrix products and attention are in bf16; sums, norms and the gradients of
+    weights are in float32 (mixed precision, arXiv 1710.03740, sections 3.1 and 3.3). The context
+    applies to the current thread. Autocast's cache of cast weights is off: all threads share it, it
+    survives a pass without gradients, and it would accumulate gradients in bf16.
     """
     kind = PRECISION[machine.precision]
     low = kind is not torch.float32

@@ -17,33 +17,27 @@ from params.schema.base import Machine
 from params.schema.prepare import PretrainedPolicy
 from tasks.policy import adapter
 
-USER, ASSISTANT, END = "<|user|>", "<|assistant|>", "<|end|>"
-
 
 def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
-    """The tokenizer of a policy folder, exactly as it was saved.
+    """Load the tokenizer of a policy folder exactly as it was saved.
 
-    AutoTokenizer would take the architecture's usual class, which splits text in its own way.
+    AutoTokenizer would use the usual class of the architecture, which splits text in its own way.
     """
     return PreTrainedTokenizerFast.from_pretrained(folder)
 
 
 def fetch_policy(settings: PretrainedPolicy) -> tuple[Any, Any]:
-    """Model and tokenizer of a hub name at its pinned revision, or of a local folder."""
+    """Load model and tokenizer from a hub name at its pinned revision, or from a local folder."""
     tokenizer = AutoTokenizer.from_pretrained(settings.name, revision=settings.revision)
     model = AutoModelForCausalLM.from_pretrained(settings.name, revision=settings.revision)
     return model, tokenizer
 
 
-# Of glibc's mallopt(3): what is kept at the top, taken beyond a need, mapped on its own. Bytes.
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
-
-
 def load_policy(folder: str | Path, machine: Machine, revision: str | None = None) -> Any:
-    """A causal language model from a folder or a hub name, on the recipe's device, in float32.
+    """Load a causal language model from a folder or a hub name, in float32, on the recipe's device.
 
-    The folder of an adapter gives its base with the adapter, which alone can learn. Raises OSError
-    (from transformers) where nothing is found.
+    From the folder of an adapter, load its base with the adapter; only the adapter can learn.
+    Raises OSError (from transformers) where nothing is found.
     """
     if base := adapter.base_of(Path(folder)):
         return adapter.load(_load(AutoModelForCausalLM, base, machine, None), Path(folder))
@@ -51,7 +45,7 @@ def load_policy(folder: str | Path, machine: Machine, revision: str | None = Non
 
 
 def load_backbone(folder: Path, machine: Machine) -> Any:
-    """The same without a head over the vocabulary."""
+    """Load a model without its head over the vocabulary. Raises OSError as ``load_policy``."""
     return _load(AutoModel, folder, machine, None)
 
 

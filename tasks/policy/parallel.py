@@ -1,10 +1,10 @@
-"""Work side by side on the cores of a CPU: lanes of Python, each with its share of torch's threads.
+"""Run pieces of work in parallel threads ("lanes") that split torch's thread pool.
 
-Small kernels lose more by waiting for a second thread than they gain from it, while whole pieces of
-work (some questions, some trees) do not wait for each other at all. The kernels of an update are
-long and run outside Python's lock; those of a decoding step are not, so there a lane beyond the
-first runs in a process of its own (engines/worker.py). What a lane computes depends on its piece
-alone, so equal runs stay equal.
+A second thread inside a small kernel costs more than it gains, while whole pieces of work (some
+questions, some trees) do not wait for each other. The kernels of an update are long and release
+Python's lock, so its lanes are threads; those of a decoding step are short, so its lanes beyond the
+first are processes (tasks/engines/transformers/worker.py). The result of a lane depends on its
+piece alone, so equal runs stay equal.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from typing import TypeVar
 
 import torch
 
-MOST = 4  # lanes: beyond, Python's lock is what they wait for
+MOST = 4  # lanes; more would wait for Python's lock
 
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")
 
 
 def lanes(device: str, pieces: int) -> int:
-    """How many lanes a piece of work is cut into: one on a GPU, else as many as threads allow."""
+    """Return the number of lanes: 1 on a GPU, else at most MOST, torch's threads and ``pieces``."""
     return 1 if device != "cpu" else max(1, min(MOST, torch.get_num_threads(), pieces))
 
 
 def side_by_side(work: Callable[[Piece], Result], pieces: Sequence[Piece]) -> list[Result]:
-    """``work`` of every piece, each in a lane of its own; results in the order of the pieces.
+    """Apply ``work`` to every piece, each in its own lane; return results in order.
 
-    A single piece is done here, with all threads.
+    A single piece runs in the calling thread with all of torch's threads.
     """
     if len(pieces) < 2:
         return [work(piece) for piece in pieces]
     threads = torch.get_num_threads()
-    torch.set_num_threads(max(1, threads // len(pieces)))  # new threads begin with this number
+    torch.set_num_threads(max(1, threads // len(pieces)))  # new threads inherit this number
     try:
         with ThreadPoolExecutor(len(pieces), thread_name_prefix="lane") as pool:
             return list(pool.map(work, pieces))
@@ -42,12 +42,15 @@ def side_by_side(work: Callable[[Piece], Result], pieces: Sequence[Piece]) -> li
         torch.set_num_threads(threads)
 
 
-def balanced_parts(sizes: Sequence[int], hands: int) -> list[list[int]]:
-    """Which items go to each hand, so that sizes add up alike: the largest first, to the least."""
-    given: list[list[int]] = [[] for _ in range(hands)]
-    load = [0] * hands
+def balanced_parts(sizes: Sequence[int], count: int) -> list[list[int]]:
+    """Partition items into ``count`` parts of similar total size; return part -> items.
+
+    Greedy: the largest item first, to the smallest part.
+    """
+    parts: list[list[int]] = [[] for _ in range(count)]
+    load = [0] * count
     for item in sorted(range(len(sizes)), key=lambda item: (-sizes[item], item)):
         least = load.index(min(load))
-        given[least].append(item)
+        parts[least].append(item)
         load[least] += sizes[item]
-    return [sorted(items) for items in given]
+    return [sorted(items) for items in parts]

@@ -28,7 +28,7 @@ class Critic:
     A critic with its own backbone has its own optimizer, the other learns with the policy.
     """
 
-    head: torch.nn.Linear  # hidden -> 1
+    head: torch.nn.Linear  # H -> 1
     backbone: Any | None
     value_clip: float | None
     coefficient: float

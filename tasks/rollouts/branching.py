@@ -1,4 +1,4 @@
-"""Decide where a rollout branches: after tool results (ARPO) and at marks (GPG). Pure.
+"""Decide where a rollout branches: after tool results (ARPO) or at marks (GPG). Pure.
 
 ARPO, arXiv 2507.19849, section 3.1: a path branches where the entropy of what it samples after a
 tool result has risen over that of its start. GPG, arXiv 2512.10365: the first trajectories of a
@@ -25,7 +25,7 @@ def branch_probability(rise: float, settings: Rollout) -> float:
 
 
 def wants_branch(probability: float, settings: Rollout, uniform: float) -> bool:
-    """Return the decision: P > tau, or with ``draw`` a coin of probability clip(P, 0, 1).
+    """Decide by P > tau, or with ``draw`` by a coin of probability clip(P, 0, 1).
 
     ``uniform`` in [0, 1) is drawn from the path's own seed.
     """
@@ -51,11 +51,12 @@ def decide(
     uniform: float | None = None,
     **place: Any,
 ) -> Decision:
-    """Return the rule's decision at a branching point, before the budget counts (``added`` is 0).
+    """Apply the rule at a branching point, before the budget limits it (``added`` is 0).
 
-    ``initial`` is H_initial of the trajectory, ``following`` the entropies of what it sampled after
-    the point. With ``uniform`` (see ``wants_branch``) the rule is ARPO's; without, the point is a
-    mark, where every trajectory branches. ``place``: node, path and position of the decision.
+    ``initial`` is H_initial of the trajectory, ``following`` the entropies of the tokens that it
+    sampled after the point. With ``uniform`` (see ``wants_branch``) the rule is ARPO's; without,
+    the point is a mark, where every trajectory branches. ``place``: node, path and position of the
+    decision.
     """
     entropy = window_entropy(following, settings.entropy_window)
     rise = entropy - initial
@@ -74,20 +75,21 @@ def decide(
 
 @dataclass(frozen=True)
 class Point:
-    """A point where a trajectory may branch: after ``tokens`` tokens of its node ``place``."""
+    """A place where a trajectory may branch: after ``tokens`` tokens of its node ``place``."""
 
     place: int  # of a turn, or of the result that follows one
     tokens: int  # of that node, before the point
     position: int  # tokens of the trajectory before the point, prompt included
-    inside: bool  # of a turn; otherwise the node ends here
-    entropies: NDArray[np.float32]  # of what the trajectory sampled next, to the end of the turn
+    inside: bool  # whether the point is inside a turn; otherwise the node ends here
+    entropies: NDArray[np.float32]  # of the next tokens that were sampled, to the end of the turn
 
 
 def branching_points(trajectory: Sequence[Node], ends: NDArray[np.bool_], most: int) -> list[Point]:
-    """Return the first ``most`` marks of a trajectory that have a sampled token after them.
+    """Return the points at the first ``most`` marks that have a sampled token after them.
 
-    ``ends`` [S] says after which sampled tokens a mark ends (``tasks.trees.marks.ends``). A mark at
-    the end of a turn, which a tool call is, has its point after the result: the turn is over.
+    ``trajectory`` has whole turns; ``ends`` [S] flags the sampled tokens that complete a mark
+    (``tasks.trees.marks.ends``). A mark at the end of a turn, such as a tool call, has its point
+    after the result.
     """
     turns = [place for place, node in enumerate(trajectory) if node.kind == TURN]
     starts = np.cumsum([0, *(len(node.tokens) for node in trajectory)])

@@ -1,4 +1,4 @@
-"""What an agent can call: one file a tool, and a row here."""
+"""The tools that an agent can call: one file per tool, and one row of TOOLS."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -11,16 +11,17 @@ from tasks.tools.python import PythonTool, python_tool
 from tasks.tools.search import Search, corpus_faults, search_tool
 from tasks.trees.tree import Observation
 
-Tool = Callable[[Sequence[str]], list[Observation]]  # arguments of a round -> what they gave back
+Tool = Callable[[Sequence[str]], list[Observation]]  # arguments of a round -> observations
 
 
 @dataclass(frozen=True)
 class ToolKind:
-    """One kind of tool: the section of a recipe that sets it up, and how it is opened.
+    """A kind of tool: its settings in a recipe, how to open it, and how to check the settings.
 
-    ``open(settings, corpus, workers)`` keeps the tool warm for the time of a block. ``corpus`` is
-    the recipe's folder of documents, ``workers`` how many calls may run side by side.
-    ``faults(settings, source)`` returns what does not fit questions from that source, a line each.
+    ``open(settings, corpus, workers)`` keeps the tool ready during a block. ``corpus`` is the
+    recipe's folder of documents, ``workers`` the number of calls that may run in parallel.
+    ``faults(settings, source)`` returns one line for each setting that does not fit questions from
+    that source.
     """
 
     settings: type[Frozen]

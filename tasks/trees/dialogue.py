@@ -1,12 +1,12 @@
-"""How a trajectory is written: chat template, tags, tool calls, which tokens are sampled.
+"""Write and read the text of a trajectory: chat template, tags, tool calls, sampled tokens.
 
 The agent answers one user message. Inside its answer it thinks in ``<think>``, calls a tool by its
 tag (``<python>code</python>``), reads ``<result>...</result>``, and ends with ``<answer>`` that
-holds ``\\boxed{}`` (ARPO, section 3.1 and appendix; the tags of Tool-Star). A turn is what the
+contains ``\\boxed{}`` (ARPO, section 3.1 and appendix; the tags of Tool-Star). A turn is what the
 agent writes until it calls a tool or answers; a tool result is appended as tokens of its own.
 
-Only this module writes result tags. An agent that writes one ends its trajectory; tags and control
-tokens that a tool result quotes, and control tokens that a question quotes, are spelt out.
+Only this module writes result tags. An agent that writes one ends its trajectory. Tags and control
+tokens that a tool result quotes, and control tokens that a question quotes, are encoded as text.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ STOP_STRINGS = (*(f"</{tag}>" for tag in TOOL_TAGS), "</answer>", *RESULT_TAGS)
 TAGS = tuple(
     f"<{slash}{tag}>" for tag in ("think", *TOOL_TAGS, "result", "answer") for slash in ("", "/")
 )
-BREAK = "\ufdd0"  # a code point that no text may use: where a quoted tag is taken apart
+BREAK = "\ufdd0"  # a noncharacter that no text may use; it marks where a quoted tag is split
 
 _CALL = re.compile(rf"<({'|'.join(TOOL_TAGS)})>((?:(?!<\1>).)*)</\1>", re.DOTALL)
 
 
 def prompt_tokens(tokenizer: Any, dialogue: Dialogue, question: Question) -> NDArray[np.int32]:
-    """The chat template over all messages of a prompt, up to where the agent begins. [T]
+    """Apply the chat template to all messages of a prompt; the tokens before the agent's first.
 
-    The recipe's system message comes first; system messages of the question's own are joined to it,
-    since most templates take one. A control token that a message quotes stays text.
+    The recipe's system message comes first, joined with those of the question, since most templates
+    accept one. A control token that a message quotes stays text.
     """
     own = [message.content for message in question.before if message.role == "system"]
     system = "\n\n".join(filter(None, [dialogue.system, *own]))
@@ -55,21 +55,21 @@ def prompt_tokens(tokenizer: Any, dialogue: Dialogue, question: Question) -> NDA
 
 
 def encode(tokenizer: Any, text: str) -> NDArray[np.int32]:
-    """Token ids of a piece of text as it stands, nothing added; of a quoted one in parts. [T]"""
+    """Return the token ids of a text without special tokens; parts at ``BREAK`` separately."""
     parts = (tokenizer.encode(part, add_special_tokens=False) for part in text.split(BREAK))
     return np.array([token for part in parts for token in part], np.int32)
 
 
 def control_tokens(tokenizer: Any) -> list[str]:
-    """The texts that a chat template is made of: the end of a turn, whose turn it is."""
+    """Return the texts of the control tokens that chat templates use, such as the end of a turn."""
     return [added.content for added in tokenizer.added_tokens_decoder.values() if added.special]
 
 
 def quote(text: str, tags: Iterable[str]) -> str:
-    """``text`` with a ``BREAK`` inside each of ``tags``: encoded, the same text in other tokens.
+    """Insert ``BREAK`` into each of ``tags``, so that ``encode`` gives the same text other tokens.
 
-    A tag without a token of its own (those of a pretrained policy) may come out like a real one;
-    no code takes it for one, since only the agent's turns are searched for tags.
+    A tag without a token of its own (as in a pretrained policy) may get the tokens of a real one.
+    That is harmless: only the agent's turns are searched for tags.
     """
     text = text.replace(BREAK, "\ufffd")
     for tag in tags:
@@ -78,9 +78,10 @@ def quote(text: str, tags: Iterable[str]) -> str:
 
 
 def read_turn(text: str, stopped: str) -> tuple[str, Call | None]:
-    """How a turn ended, and the tool call it ended with, if any.
+    """Return the outcome of a turn, and its tool call if it ended with one.
 
-    ``stopped`` is the engine's StopReason. A token may go on after the tag that it closes.
+    ``stopped`` is the engine's StopReason. The text may extend past the closing tag, because a
+    token may.
     """
     if any(tag in text for tag in RESULT_TAGS):
         return Outcome.FORGED_RESULT, None
@@ -97,9 +98,9 @@ def read_turn(text: str, stopped: str) -> tuple[str, Call | None]:
 def result_tokens(
     tokenizer: Any, observation: Observation, limit: int
 ) -> tuple[str, NDArray[np.int32]]:
-    """A tool result as the agent reads it: its text and tokens, at most ``limit`` of them.
+    """Return a tool result as the agent reads it: text and tokens, at most ``limit`` tokens.
 
-    A longer result loses its end, which an ellipsis marks; the tags stay whole. Tags and control
+    The end of a longer result is replaced by an ellipsis; the tags stay whole. Tags and control
     tokens that a tool quotes stay text: they end neither the result nor the agent's turn.
     """
     opening, closing = (encode(tokenizer, tag) for tag in RESULT_TAGS)
@@ -114,7 +115,7 @@ def result_tokens(
 
 
 def final_answer(response: str) -> str | None:
-    """What the last ``\\boxed{}`` of the last answer block holds; None where there is none.
+    """Return the content of the last ``\\boxed{}`` in the last answer block, or None.
 
     Braces inside the box are balanced, so ``\\boxed{\\frac{1}{2}}`` gives ``\\frac{1}{2}``.
     """
@@ -132,7 +133,7 @@ def final_answer(response: str) -> str | None:
 
 
 def called_tool(turn: str) -> str | None:
-    """The tool that a turn ended by calling."""
+    """Return the name of the tool that a turn calls, or None."""
     found = _CALL.search(turn)
     return found[1] if found else None
 
@@ -140,10 +141,10 @@ def called_tool(turn: str) -> str | None:
 def trace_tokens(
     tokenizer: Any, prompt: NDArray[np.int32], parts: Sequence[tuple[str, bool]], limit: int
 ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-    """A written trajectory as training data: tokens [T], and which of them are the agent's own [T].
+    """Tokenise a written trajectory for training: tokens [T], and which are the agent's own [T].
 
-    ``parts`` alternate between (turn, True) and (tool result, False). Each is tokenised on its own,
-    exactly as in a rollout, a result to at most ``limit`` tokens; the end token comes last.
+    ``parts`` alternate between (turn, True) and (tool result, False). Each is tokenised separately,
+    exactly as in a rollout, a result to at most ``limit`` tokens; the end token is appended.
     """
     pieces = [prompt]
     for text, sampled in parts:

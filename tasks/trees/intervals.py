@@ -1,4 +1,4 @@
-"""Bootstrap intervals over questions (Efron 1979)."""
+"""Bootstrap intervals over questions (Efron 1979). Pure."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from numpy.typing import NDArray
 def bootstrap_interval(
     values: NDArray[np.float64], resamples: int, seed: int
 ) -> tuple[float, float]:
-    """A 95 % interval of the mean: percentiles over resamples of the questions (Efron 1979)."""
+    """Return the 95 % bootstrap interval of the mean of ``values``, one a question."""
     low, high = np.percentile(_resampled_means(values, resamples, seed), [2.5, 97.5])
     return float(low), float(high)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How much better one agent is than another, over the same questions."""
+    """The mean difference between two agents over the same questions, with its interval."""
 
     mean: float
     low: float  # of the interval
     high: float
-    probability: float  # of being better: share of the resamples; one without a difference is half
+    probability: float  # that it is above 0: share of resamples; equal means count half
 
 
 def paired_bootstrap(
@@ -33,11 +33,12 @@ def paired_bootstrap(
     resamples: int,
     seed: int,
 ) -> Difference:
-    """Of the mean of ``candidate - other``, which hold the same questions in the same order.
+    """Bootstrap the mean of ``candidate - other`` over questions.
 
-    Questions are drawn, each with both of its values (Efron and Tibshirani 1993, chapter 8; Koehn
-    2004 for the comparison of systems), so that hard questions, which both fail, add no noise.
-    The interval is two-sided, percentiles at ``confidence``.
+    Both arrays have one value a question, in the same order. Questions are drawn with both values
+    (Efron and Tibshirani 1993, chapter 8; Koehn 2004 for the comparison of systems), so hard
+    questions, which both fail, add no noise. The interval is two-sided: percentiles at
+    ``confidence``, in [0, 1].
     Raises ValueError for arrays that are empty or of different lengths.
     """
     if candidate.shape != other.shape or not candidate.size:
@@ -54,5 +55,6 @@ def paired_bootstrap(
 
 
 def _resampled_means(values: NDArray[np.float64], resamples: int, seed: int) -> NDArray[np.float64]:
+    """Return the mean of each resample, drawn with replacement. [resamples]"""
     draws = np.random.default_rng(seed).integers(len(values), size=(resamples, len(values)))
     return np.asarray(values[draws].mean(axis=1))

@@ -1,9 +1,9 @@
-"""Where the macro actions of a trajectory end (GPG, arXiv 2512.10365, section 4.2). Pure.
+"""Find where the macro actions of a trajectory end (GPG, arXiv 2512.10365, section 4.2). Pure.
 
-An output can be cut anywhere: the log-probability of the whole is the sum over its segments
-whatever the cut. A segment ends after the token in which a mark is completed, and at the end of the
-trajectory. Marks are looked for on token ids, in the text that each id stands for on its own, so a
-mark may span several tokens, and a token may go on past it; what the end cuts off is no mark.
+An output can be cut anywhere: its log-probability is the sum over its segments, however it is cut.
+A segment ends after the token that completes a mark, and at the end of the trajectory. Marks are
+searched in the joined texts of single token ids, so a mark may span several tokens, and a token may
+extend past it. A mark that the end of the trajectory cuts off does not count.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _texts: WeakKeyDictionary[Any, list[str]] = WeakKeyDictionary()
 
 
 def token_texts(tokenizer: Any, size: int) -> list[str]:
-    """The text of each vocabulary id on its own: at least ``size`` of them, listed by id.
+    """Return the text of each vocabulary id on its own, at least of the first ``size`` ids.
 
-    A tokenizer's texts are decoded once a process. Bytes that are no whole character come out as
-    replacement characters, which no mark contains.
+    A tokenizer's texts are decoded once a process. Incomplete characters are decoded to replacement
+    characters, which no mark contains.
     """
     texts = _texts.setdefault(tokenizer, [])
     if len(texts) < size:
@@ -43,28 +43,28 @@ def token_texts(tokenizer: Any, size: int) -> list[str]:
 
 
 def segments(marks: Marks, trajectory: Sequence[Node], pieces: Sequence[str]) -> NDArray[np.int64]:
-    """The segment (0, 1, ...) of each sampled token of a trajectory. [S]
+    """Return the segment (0, 1, ...) of each sampled token of a trajectory. [S]
 
-    ``trajectory``: nodes from the root to a leaf, of which consecutive turns are parts of one;
-    ``pieces``: the text of each vocabulary id on its own, listed by id (``token_texts``).
+    ``trajectory``: nodes from the root to a leaf; consecutive turns are parts of one turn.
+    ``pieces``: the text of each vocabulary id, listed by id (``token_texts``).
     """
     after = np.cumsum(ends(marks, trajectory, pieces))
     return np.concatenate([np.zeros(1, np.int64), after])[: len(after)]
 
 
 def ends(marks: Marks, trajectory: Sequence[Node], pieces: Sequence[str]) -> Ends:
-    """Which sampled tokens a mark is completed in, so that a segment ends after them. [S]
+    """Flag the sampled tokens that complete a mark, so that a segment ends after them. [S]
 
-    Arguments as of ``segments``. The end of the trajectory is no mark.
+    Arguments are those of ``segments``. The end of the trajectory is no mark.
     """
     turns = [list(parts) for kind, parts in groupby(trajectory, _kind) if kind == TURN]
     return KINDS[marks.kind](marks, turns, pieces)
 
 
 def completed(mark: re.Pattern[str], texts: Sequence[str]) -> NDArray[np.int64]:
-    """The tokens in which a match of ``mark`` is completed, each once, ascending.
+    """Return the indices of tokens that complete a match of ``mark``, each once, ascending.
 
-    ``texts`` are those of the tokens, in which matches are looked for as they stand in line.
+    ``texts``: the text of each token; matches are searched in all of them joined.
     """
     reach = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))  # characters, inclusive
     found = [match.end() for match in mark.finditer("".join(texts))]
@@ -88,7 +88,7 @@ def _everywhere(_: Marks, turns: Sequence[Turn], __: Sequence[str]) -> Ends:
 
 
 def _where_written(mark: re.Pattern[str]) -> Callable[..., Ends]:
-    """Marks that are texts; none reaches from one turn into another."""
+    """Return a function that finds marks that are texts, turn by turn."""
 
     def found(_: Marks, turns: Sequence[Turn], pieces: Sequence[str]) -> Ends:
         marked = [np.zeros(_length(turn), np.bool_) for turn in turns]
@@ -101,8 +101,10 @@ def _where_written(mark: re.Pattern[str]) -> Callable[..., Ends]:
 
 
 def _where_uncertain(marks: Marks, turns: Sequence[Turn], _: Sequence[str]) -> Ends:
-    """**Chosen**: after each token whose entropy is above an absolute threshold, or above a
-    quantile of those that the trajectory itself sampled."""
+    """Flag tokens whose entropy is above a threshold, or above a quantile of the trajectory's own.
+
+    **Chosen**: the segment ends after such a token.
+    """
     parts = [part.entropies for turn in turns for part in turn]
     entropies = np.concatenate([np.zeros(0, np.float32), *parts])
     if marks.threshold is not None:
@@ -112,7 +114,7 @@ def _where_uncertain(marks: Marks, turns: Sequence[Turn], _: Sequence[str]) -> E
 
 
 def _where_steps_end(_: Marks, turns: Sequence[Turn], __: Sequence[str]) -> Ends:
-    """Each turn, which the environment answers, ends a step."""
+    """Flag the last token of each turn, because the environment answers a turn as a whole."""
     marked = _nowhere(_, turns, __)
     lengths = [length for turn in turns if (length := _length(turn))]
     marked[np.cumsum(np.array(lengths, np.int64)) - 1] = True

@@ -16,10 +16,11 @@ PROFILE_BEFORE, PROFILE_AFTER = 10, 20  # tokens around a tool result
 
 
 def tree_metrics(trees: Sequence[Tree], window: int) -> dict[str, float]:
-    """What a batch of rollouts looked like.
+    """Return the metrics of a batch of rollouts by name.
 
     A node that several trajectories share counts once for calls, tokens and entropies. Entropies
-    are normalised, in [0, 1]; ``window`` is the number of tokens after a result that are averaged.
+    are divided by ln|V|, so in [0, 1]; ``window`` is the number of tokens to average after
+    a result.
     """
     nodes = [node for tree in trees for node in tree.nodes]
     turns = [node for node in nodes if node.kind == TURN]
@@ -42,11 +43,11 @@ def tree_metrics(trees: Sequence[Tree], window: int) -> dict[str, float]:
 
 
 def around_results(trees: Sequence[Tree], window: int) -> tuple[list[Entropies], list[Entropies]]:
-    """Entropies of the turns before tool results that a turn follows, and of those after them.
+    """Return the entropies of the turns before and of the turns after tool results.
 
-    Where branches share a result, one turn stands before it and several after. Of a turn after a
-    result the first ``window`` tokens count, or as many as there are; turns that part only later
-    count once.
+    Only results that a turn follows count. Where branches share a result, one turn is before it and
+    several are after it. Turns after a result are cut to their first ``window`` tokens; turns that
+    are equal up to there, because they branch later, count once.
     """
     before: list[Entropies] = []
     after: list[Entropies] = []
@@ -61,13 +62,13 @@ def around_results(trees: Sequence[Tree], window: int) -> tuple[list[Entropies],
 
 
 def _turns_after_results(tree: Tree) -> list[list[int]]:
-    """The turns that follow a tool result, each up to each of its parts."""
+    """Return the turns after a tool result: one list of parts for each part that it ends with."""
     turns = [tree.parts(index) for index, node in enumerate(tree.nodes) if node.kind == TURN]
     return [parts for parts in turns if tree.nodes[tree.nodes[parts[0]].parent].kind == RESULT]
 
 
 def _within(tree: Tree, parts: Sequence[int], window: int) -> tuple[int, ...]:
-    """Those of the parts of a turn that its first ``window`` tokens lie in."""
+    """Return the parts of a turn that contain its first ``window`` tokens."""
     starts = np.cumsum([0, *(len(tree.nodes[part].tokens) for part in parts[:-1])])
     return tuple(part for part, start in zip(parts, starts, strict=True) if start < window)
 
@@ -77,7 +78,7 @@ def _entropies(tree: Tree, parts: Sequence[int]) -> Entropies:
 
 
 def entropy_profile(trees: Sequence[Tree]) -> list[dict[str, float]]:
-    """Mean entropy by token position from a tool result; -1 is the last token before it.
+    """Return the mean entropy by token position from a tool result; -1 is the last token before.
 
     A token that several turns after a result share counts once.
     """
@@ -110,7 +111,7 @@ COUNTS = ("leaves", "branches", "tool_calls", "tool_errors", "sampled_tokens")
 
 
 def together(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Metrics of several batches of one iteration as one: counts add up, the rest are means."""
+    """Combine the metrics of several batches of one iteration: add counts, average the rest."""
     return {
         name: sum(entry[name] for entry in metrics) / (1 if name in COUNTS else len(metrics))
         for name in metrics[0]
@@ -118,5 +119,5 @@ def together(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def window_entropy(entropies: NDArray[np.float32], window: int) -> float:
-    """Mean normalised entropy of the first ``window`` sampled tokens, or as many as there are."""
+    """Return the mean of the first ``window`` entropies [S], or of all if there are fewer."""
     return float(np.mean(entropies[:window], dtype=np.float64)) if len(entropies) else 0.0

@@ -1,4 +1,4 @@
-"""Trees, questions and other tables as Parquet files."""
+"""Write and read trees, questions and other tables as Parquet files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from tasks.trees.tree import Decision, Message, Node, Question, Tree
 
-STORED_TREES = "BEAMLINE_TREES"  # environment variable: a run's trees, instead of sampling
+STORED_TREES = "BEAMLINE_TREES"  # environment variable: folder of trees to use, not sample
 MESSAGE = pa.struct({"role": pa.string(), "content": pa.string()})
 QUESTION_TABLE = pa.schema(
     {
@@ -74,7 +74,10 @@ def save_trees(trees: Sequence[Tree], folder: Path) -> None:
 
 
 def load_trees(folder: Path, iteration: int | None = None) -> list[Tree]:
-    """Read what ``save_trees`` wrote, in the same order; ``iteration``: of a whole run's, those."""
+    """Read the trees in ``folder`` in their order; with ``iteration`` those of that iteration.
+
+    Tables of a whole run have a column ``iteration``; those of ``save_trees`` have none.
+    """
     questions = load_questions(folder / "questions.parquet", iteration)
     trees = {question.id: Tree(question) for question in questions}
     for row in read_rows(folder / "nodes.parquet", iteration):
@@ -94,7 +97,7 @@ def load_trees(folder: Path, iteration: int | None = None) -> list[Tree]:
 
 
 def save_questions(questions: Sequence[Question], file: Path) -> None:
-    """Write a table of questions, a row each."""
+    """Write a table with one row a question."""
     rows: dict[str, list[Any]] = {name: [] for name in QUESTION_TABLE.names}
     for question in questions:
         before = [vars(message) for message in question.before]
@@ -103,7 +106,7 @@ def save_questions(questions: Sequence[Question], file: Path) -> None:
 
 
 def load_questions(file: Path, iteration: int | None = None) -> list[Question]:
-    """Read what ``save_questions`` wrote."""
+    """Read the questions in ``file``; with ``iteration`` those of that iteration."""
     return [
         Question(
             **{
@@ -117,7 +120,7 @@ def load_questions(file: Path, iteration: int | None = None) -> list[Question]:
 
 
 def write_table(table: pa.Table, file: Path) -> None:
-    """Write Parquet under a temporary name, then rename, so the name never holds half a table."""
+    """Write Parquet under a temporary name and rename it, so ``file`` is never half written."""
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f".{file.name}.partial")
     pq.write_table(table, partial, compression="zstd")
@@ -125,7 +128,7 @@ def write_table(table: pa.Table, file: Path) -> None:
 
 
 def read_rows(file: Path, iteration: int | None = None) -> list[dict[str, Any]]:
-    """All rows of a Parquet table, or those of an iteration, without the column that says so."""
+    """Read all rows of a Parquet table, or those of one iteration without that column."""
     if iteration is None:
         return pq.read_table(file).to_pylist()
     table = pq.read_table(file, filters=[("iteration", "=", iteration)])

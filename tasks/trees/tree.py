@@ -1,10 +1,21 @@
-"""The nouns of the pipeline: question, observation of a tool, node, tree; and their tables.
+"""The data types of the pipeline: question, tool call, observation, node, tree.
 
 A tree holds all rollouts of one question. Its root is the prompt; every other node is one turn of
 the agent (sampled tokens) or one tool result (observed tokens). Branches share the nodes before
-them, so a token that several trajectories share is stored once. A turn inside which trajectories
-part is stored as several nodes, one after the other: its parts. A leaf is the last node of a
-trajectory.
+them, so a token that several trajectories share is stored once. Where trajectories branch inside a
+turn, that turn is stored as several nodes, one after the other: its parts. A leaf is the last node
+of a trajectory.
+
+Dimension letters, in shapes and in the names of arrays, everywhere in the project:
+
+    L   leaves of a tree, or of a micro-batch
+    S   sampled tokens of a leaf; where leaves are padded to one size, of the longest
+    T   tokens of a path from the root to a leaf, prompt and tool results included
+    U   unique tokens of a tree or a micro-batch, each in its own slot
+    P   unique sampled tokens of a tree or a micro-batch
+    E   environment steps of a leaf: its turns
+    N   entries of several arrays laid end to end
+    H   hidden size of a model
 """
 
 from __future__ import annotations
@@ -24,9 +35,9 @@ AFTER_RESULT, AT_MARK = "entropy", "mark"  # kinds of branching decisions
 
 @dataclass(frozen=True)
 class Message:
-    """One message of a chat: who speaks ("system", "user", "assistant"), and what."""
+    """One message of a chat."""
 
-    role: str
+    role: str  # "system", "user" or "assistant"
     content: str
 
 
@@ -34,9 +45,9 @@ class Message:
 class Question:
     """One task for the agent.
 
-    ``answers`` are the accepted forms of the gold answer, ``scorer`` the kind that compares an
-    answer with them (tasks/scorers/). ``text`` is the user's message; a chat-formatted prompt has
-    more messages ``before`` it.
+    ``answers`` are the accepted forms of the gold answer, ``scorer`` names the function that
+    compares an answer with them (tasks/scorers/). ``text`` is the user's message; a prompt that is
+    a chat has more messages ``before`` it.
     """
 
     id: str
@@ -57,7 +68,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Call:
-    """A tool call: the tool's name and what the agent handed it."""
+    """A tool call: the tool's name and its argument."""
 
     tool: str
     argument: str
@@ -65,7 +76,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Observation:
-    """What one tool call gave back."""
+    """The result of one tool call."""
 
     outcome: str  # an Outcome of a tool call
     text: str
@@ -75,9 +86,9 @@ class Observation:
 class Node:
     """A run of tokens in a tree.
 
-    tokens [T] int32; logprobs [T] and entropies [T] float32, of sampled nodes only (empty
-    elsewhere): log-probabilities at the sampling temperature in nats, entropies divided by
-    ln|V|, in [0, 1].
+    ``tokens`` has one entry a token of the node. ``logprobs`` (nats, at the sampling temperature)
+    and ``entropies`` (divided by ln|V|, in [0, 1]) have the same length in turns and are empty
+    elsewhere.
     """
 
     parent: int  # index in the tree; -1 for the prompt
@@ -91,27 +102,28 @@ class Node:
 
 @dataclass(frozen=True)
 class Decision:
-    """One branching decision (algorithms sections 1 and 2), kept for audit and plots.
+    """One branching decision (algorithms sections 1 and 2), stored for audit and plots.
 
-    Entropies are means over the first tokens (``rollout.entropy_window``) that a trajectory
-    samples: in its first turn, and after the branching point. They are normalised, in [0, 1].
+    Both entropies are means over the first ``rollout.entropy_window`` tokens that a trajectory
+    samples: in its first turn, and after the branching point. They are divided by ln|V|, so they
+    are in [0, 1].
     """
 
     kind: str  # AFTER_RESULT or AT_MARK
-    node: int  # the branches start after it; where none was started, it may go on past the point
-    path: int  # the trajectory that was judged
+    node: int  # branches start after it; if none was started, it may extend past the point
+    path: int  # index of the trajectory
     position: int  # tokens of that trajectory before the branching point, prompt included
     initial_entropy: float
     entropy: float
     rise: float  # entropy - initial_entropy
-    probability: float | None  # None at a mark, which needs none
-    wanted: bool  # what the rule says
-    added: int  # branches that were started: what the budget allowed
+    probability: float | None  # None at a mark, where every trajectory branches
+    wanted: bool  # the decision of the rule
+    added: int  # branches that were started, as the budget allowed
 
 
 @dataclass
 class Tree:
-    """All rollouts of one question; ``leaves[i]`` is the last node of trajectory i."""
+    """All rollouts of one question. ``leaves`` [L]: the index of each trajectory's last node."""
 
     question: Question
     nodes: list[Node] = field(default_factory=list)
@@ -119,34 +131,34 @@ class Tree:
     decisions: list[Decision] = field(default_factory=list)
 
     def path(self, leaf: int) -> list[int]:
-        """Node indices from the root to ``leaf``, both included."""
+        """Return the node indices from the root to ``leaf``, both included."""
         nodes = [leaf]
         while self.nodes[nodes[-1]].parent >= 0:
             nodes.append(self.nodes[nodes[-1]].parent)
         return nodes[::-1]
 
     def parts(self, node: int) -> list[int]:
-        """The parts of a turn up to its part ``node``; of any other node itself alone."""
+        """Return the parts of a turn up to its part ``node``; for any other node, just itself."""
         parts = [node]
         while self.nodes[parts[0]].kind == self.nodes[self.nodes[parts[0]].parent].kind == TURN:
             parts.insert(0, self.nodes[parts[0]].parent)
         return parts
 
     def steps(self, leaf: int) -> list[list[int]]:
-        """As ``path``, with the parts of a turn together: prompt, turn, result, turn, ..."""
+        """Return ``path`` with the parts of each turn in one list: prompt, turn, result, ..."""
         steps = [self.parts(leaf)]
         while (before := self.nodes[steps[-1][0]].parent) >= 0:
             steps.append(self.parts(before))
         return steps[::-1]
 
     def trajectories(self) -> Iterator[list[Node]]:
-        """The nodes of each leaf's trajectory, prompt first, in leaf order; turns are whole."""
+        """Yield each leaf's nodes, prompt first, in leaf order, with turns joined from parts."""
         for leaf in self.leaves:
             yield [join([self.nodes[part] for part in step]) for step in self.steps(leaf)]
 
 
 def join(parts: Sequence[Node]) -> Node:
-    """One node of the parts of a turn, which ends as the last of them does."""
+    """Join the parts of a turn to one node, with the outcome of the last part."""
     if len(parts) == 1:
         return parts[0]
     return replace(
@@ -160,7 +172,7 @@ def join(parts: Sequence[Node]) -> Node:
 
 
 def common_prefix(first: str, second: str) -> int:
-    """How many characters two texts begin alike with."""
+    """Return how many characters two texts share from the start."""
     pairs = zip(first, second, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
@@ -170,11 +182,11 @@ def split(
     cuts: Mapping[int, Sequence[int]],
     decode: Callable[[NDArray[np.int32]], str],
 ) -> tuple[list[Node], list[int]]:
-    """Take whole turns apart: the nodes with parts in their places, parents before children.
+    """Split whole turns into parts; parents stay before children.
 
-    ``cuts`` has, by node, the numbers of tokens before each cut, ascending, all inside the node;
-    ``decode`` gives the text of tokens. Second comes, for each old node, the index of its last part
-    (of itself where it is not cut); its other parts stand right before.
+    ``cuts``: node -> numbers of tokens before each cut, ascending, all inside the node; ``decode``
+    turns tokens into text. Returns the new nodes and, for each old node, the index of its last part
+    (of the node itself where it was not cut). Its other parts are right before that index.
     """
     new: list[Node] = []
     last: list[int] = []
@@ -190,11 +202,11 @@ def split(
 def _parts(
     turn: Node, cuts: Sequence[int], decode: Callable[[NDArray[np.int32]], str]
 ) -> Iterator[Node]:
-    """A turn in parts whose texts add up to its own.
+    """Yield the parts of a turn; their texts joined are the turn's text.
 
-    A character whose bytes lie on both sides of a cut belongs to the later part.
+    A character whose bytes are on both sides of a cut belongs to the later part.
     """
-    written = 0  # characters of the parts so far
+    written = 0  # characters in the parts so far
     for start, end in zip([0, *cuts], [*cuts, len(turn.tokens)], strict=True):
         whole = end == len(turn.tokens)
         so_far = decode(turn.tokens[:end]).rstrip("\N{REPLACEMENT CHARACTER}")
@@ -212,10 +224,10 @@ def _parts(
 
 
 def response(trajectory: Sequence[Node]) -> str:
-    """What follows the prompt, as text: turns and tool results."""
+    """Return the text after the prompt: turns and tool results."""
     return "".join(node.text for node in trajectory[1:])
 
 
 def sampled(trajectory: Sequence[Node]) -> list[Node]:
-    """The agent's own nodes of a trajectory."""
+    """Return the turns of a trajectory, which the agent sampled."""
     return [node for node in trajectory if node.kind == TURN]

@@ -1,4 +1,4 @@
-"""Compare texts word by word, and print what strangers wrote."""
+"""Compare texts word by word, and escape text that is not printable."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIGNS = str.maketrans(  # one way to write each
     | dict.fromkeys("\u00f7\u2044", "/")
     | dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-")
 )
-LATEX = (  # commands that only lay out what is asked, and the usual synonyms
+LATEX = (  # commands that change only the layout, and the usual synonyms
     (re.compile(r"\\[()\[\]]"), " "),
     (re.compile(r"\\(?:left|right|bigg?[lr]?|text|textbf|mathrm|mbox|displaystyle)(?![a-z])"), " "),
     (re.compile(r"\\[dt]frac(?![a-z])"), " frac "),
@@ -34,10 +34,11 @@ WORD = re.compile(
 
 
 def overlaps(texts: Sequence[str], held_out: Sequence[str], words: int) -> list[int | None]:
-    """For each text, the index of the first held-out text that it overlaps; None where none.
+    """Return for each text the index of the first held-out text that it overlaps, or None.
 
-    Two texts overlap that are equal after normalisation or share ``words`` words in a row; one of
-    fewer words is compared as a whole. Time and memory grow with the number of words.
+    Two texts overlap if they are equal after normalisation or share ``words`` words in a row; a
+    text of fewer words is compared as a whole. Time and memory grow with the number of words.
+    Raises ValueError for fewer than one word.
     """
     if words < 1:
         raise ValueError(f"words is {words}: at least 1 word must be shared to overlap")
@@ -52,10 +53,10 @@ def overlaps(texts: Sequence[str], held_out: Sequence[str], words: int) -> list[
 
 
 def normalised_words(text: str) -> list[str]:
-    """The words of a text without case, punctuation, and the layout commands of LaTeX.
+    """Return the words of a text without case, punctuation and LaTeX layout commands.
 
-    A number is one word, also with its decimals; so is a mathematical sign, and each character of
-    Chinese and Japanese. A text of nothing but other symbols is one word.
+    A number with its decimals is one word; so is a mathematical sign, and each character of
+    Chinese and Japanese. A text that has only other symbols is one word.
     """
     text = text.casefold()
     if not text.isascii():
@@ -69,13 +70,13 @@ def normalised_words(text: str) -> list[str]:
 
 
 def _runs(text: str, words: int) -> Iterator[tuple[str, ...]]:
-    """Every run of so many words in a row; all of them where there are fewer."""
+    """Yield every run of ``words`` words in a row; the whole text if it has fewer."""
     found = tuple(normalised_words(text))
     return (found[start : start + words] for start in range(max(1, len(found) - words + 1)))
 
 
 def printable(text: str) -> str:
-    """The text with an escape, such as "\\x07", for what a page or terminal might act on.
+    """Replace characters that a page or terminal might act on by escapes such as "\\x07".
 
     Line feeds and tabs stay.
     """

@@ -29,7 +29,7 @@ def learning(tmp_path):
 
 
 def packed(learning, packing, tokens=10_000):
-    cost = learner._cost(learning.model, form_for("cpu"))
+    cost = learner.training_cost(learning.model, form_for("cpu"))
     return bench.micro_batches(TREES, packing, tokens, cost, "cpu")
 
 

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from flows import reinforce
-from flows.reinforce import MOST_BATCHES, Agents, Training, gather, train
+from flows.reinforce import MOST_BATCHES, Agents, Training, sample, train
 from params.schema.algorithms import Kl, Overlong, load_algorithms
 from params.schema.reinforce import Lora
 from tasks.collect import collect
@@ -144,7 +144,7 @@ def asked(records):
 def gathered(start, row, count=40, chosen=None, place=0):
     policy = Artifact.at(Path("policy"))
     training = Training(STEP, chosen or recipe(), row, policy, **start(count))
-    return gather(training, STEP, policy, place)
+    return sample(training, STEP, policy, place)
 
 
 def test_without_a_filter_an_iteration_takes_one_batch(start):
@@ -232,7 +232,7 @@ def test_every_row_of_the_table_goes_through_its_iterations_and_its_gates(start,
         collect.fn(
             recipe="toy",
             settings=chosen.reinforce,
-            row=row,
+            algorithm=row,
             dialogue=chosen.dialogue,
             done=done,
         )
@@ -352,7 +352,7 @@ def test_what_was_sampled_ahead_is_what_was_sampled_by_itself(start):
         )
         alone = replace(training, start=replace(STEP, recipe="alone"), recipe=chosen)
         step = replace(alone.start, iteration=number)
-        rolled_out, _ = gather(alone, step, policy, 2 * number)
+        rolled_out, _ = sample(alone, step, policy, 2 * number)
         digests = [
             artifacts.output(record, "trees").digest for record in (*entry["rollout"], *rolled_out)
         ]

@@ -25,9 +25,10 @@ from tasks.engines.vllm import engine as vllm
 from tasks.environments.question import respond
 from tasks.ledger.artifacts import Artifact
 from tasks.policy import adapter, checkpoint, resident
-from tasks.policy.tiny import TAGS, build_tokenizer
+from tasks.policy.tiny import build_tokenizer
 from tasks.rollouts.rounds import Setting, grow
 from tasks.trees import dialogue as talk
+from tasks.trees.dialogue import TAGS
 from tasks.trees.outcomes import StopReason
 from tasks.trees.tree import TURN, Observation, Question
 from tests.conftest import TEXTS

@@ -1,4 +1,4 @@
-"""The store as a folder, through DVC's filesystem: what is shared, and what a fault costs."""
+"""The mirror as a folder, through DVC's filesystem: what is shared, and what a fault costs."""
 
 import json
 import os
@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -18,41 +20,73 @@ from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
 
 ROOT = Path(__file__).parents[3]
+WORKER = Path(__file__).with_name("mirror_worker.py")
 computed: list[int] = []
 
 
+@dataclass(frozen=True)
+class Inputs:
+    size: int = 1
+
+
 @substeps.recorded
-def verb(step, folder, *, size=1):
+def verb(step, inputs):
     computed.append(step.iteration)
-    (folder / "table.txt").write_text(f"{size} {step.iteration}")
-    (folder / "weights").mkdir()
-    (folder / "weights" / "a.bin").write_bytes(b"weights" * 99)
-    return {"metrics": {"size": size}}
+    (step.out / "table.txt").write_text(f"{inputs.size} {step.iteration}")
+    (step.out / "weights").mkdir()
+    (step.out / "weights" / "a.bin").write_bytes(b"weights" * 99)
+    return {"metrics": {"size": inputs.size}}
 
 
-def step(iteration):
-    return Step("toy", "reinforce", iteration, 7)
+class Worker:
+    """A worker in a folder of its own, with an opened ledger."""
+
+    def __init__(self, folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        os.chdir(folder)
+        computed.clear()
+        self.stack = ExitStack()
+        self.open()
+
+    def open(self):
+        """Begin the next call: of the same worker, or of another one."""
+        self.ledger = self.stack.enter_context(ledger_mirror.opened())
+
+    def close(self):
+        self.stack.close()
+
+    @property
+    def mirror(self):
+        (mirror,) = self.ledger.mirrors
+        return mirror
+
+    def step(self, iteration):
+        return Step("toy", "reinforce", iteration, 7, self.ledger)
+
+    def do(self, iteration):
+        return verb(self.step(iteration), Inputs())
+
+    def retire(self, iteration, last=1, every=9, weights=()):
+        self.ledger.retire(self.step(iteration), "verb", last, every, weights)
+
+    def elsewhere(self):
+        """Go on as another worker, which has nothing yet."""
+        folder = Path.cwd().parent
+        return Worker(folder / f"worker {len(list(folder.iterdir()))}")
 
 
 @pytest.fixture
 def shared(tmp_path, monkeypatch):
-    """The folder of a store that is attached; the working folder is the first worker's."""
-    monkeypatch.chdir(worker(tmp_path / "first"))
-    computed.clear()
+    """The folder that is the mirror."""
     monkeypatch.setenv(ledger_mirror.VARIABLE, str(tmp_path / "shared"))
-    with ledger_mirror.attached():
-        yield tmp_path / "shared"
+    return tmp_path / "shared"
 
 
-def worker(folder):
-    folder.mkdir()
-    return folder
-
-
-def elsewhere(shared, monkeypatch):
-    """Go on as another worker, which has nothing yet."""
-    monkeypatch.chdir(worker(shared.parent / f"worker {len(list(shared.parent.iterdir()))}"))
-    computed.clear()
+@pytest.fixture
+def worker(shared, monkeypatch):
+    """The first worker; the working folder is its own."""
+    monkeypatch.chdir(shared.parent)  # and back at the end
+    return Worker(shared.parent / "first")
 
 
 def entry(shared, iteration=0):
@@ -63,52 +97,45 @@ def entry(shared, iteration=0):
 # ---------------------------------------------------------------- sharing
 
 
-def test_what_one_worker_has_finished_another_one_fetches(shared, monkeypatch):
-    first = [verb(step=step(i)) for i in range(3)]
-    elsewhere(shared, monkeypatch)
-    assert [verb(step=step(i)) for i in range(3)] == first
+def test_finished_sub_steps_are_fetched_elsewhere(shared, worker):
+    first = [worker.do(i) for i in range(3)]
+    other = worker.elsewhere()
+    assert [other.do(i) for i in range(3)] == first
     assert computed == []
     made = artifacts.output(first[2], "weights")
     assert Artifact.at(Path(made.path)) == made
-    verb(step=step(3))
+    other.do(3)
     assert computed == [3]
     assert entry(shared, 3).is_dir()
 
 
-def test_without_a_store_nothing_is_shared(tmp_path, monkeypatch):
+def test_without_a_mirror_nothing_is_shared(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(ledger_mirror.VARIABLE, raising=False)
-    with ledger_mirror.attached():
-        verb(step=step(0))
-    assert [path.name for path in tmp_path.iterdir()] == [".beamline"]
+    Worker(tmp_path / "alone").do(0)
+    assert [path.name for path in tmp_path.iterdir()] == ["alone"]
+    assert [path.name for path in (tmp_path / "alone").iterdir()] == [".beamline"]
 
 
-def test_dvcs_default_remote_is_the_store_where_the_environment_names_none(tmp_path, monkeypatch):
+def test_default_remote_of_dvc_is_the_default_mirror(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(ledger_mirror.VARIABLE, raising=False)
     Path(".dvc").mkdir()
     remote = f"[core]\n    remote = far\n['remote \"far\"']\n    url = {tmp_path}/remote\n"
     Path(".dvc/config").write_text(remote)
-    with ledger_mirror.attached():
-        verb(step=step(0))
+    Worker(tmp_path).do(0)
     assert entry(tmp_path / "remote/ledger").is_dir()
 
 
-@pytest.mark.parametrize(
-    ("address", "said"),
-    [
-        ("carrier-pigeon://coop/ledger", "no kind of store is called 'carrier-pigeon'"),
-        ("remote://nowhere/ledger", "config file error: remote 'nowhere' doesn't exist"),
-    ],
-)
-def test_an_address_that_leads_nowhere_is_refused(monkeypatch, tmp_path, address, said):
+@pytest.mark.parametrize("address", ["carrier-pigeon://coop/ledger", "remote://nowhere/ledger"])
+def test_invalid_address_is_refused_and_named(monkeypatch, tmp_path, address):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(ledger_mirror.VARIABLE, address)
-    with pytest.raises(ValueError, match=f"the store {address} cannot be used: {said}"):
-        ledger_mirror.attached().__enter__()
+    with pytest.raises(ValueError, match=f"{address} cannot be used: .*(pigeon|nowhere)"):
+        ledger_mirror.opened().__enter__()
 
 
-def test_the_record_is_written_last_and_removed_first(shared):
+def test_record_is_written_last_and_removed_first(shared, worker):
     order = []
 
     class Watched:
@@ -123,20 +150,19 @@ def test_the_record_is_written_last_and_removed_first(shared):
 
             return call
 
-    (attached,) = substeps._stores
     fs, root = filesystem(str(shared))()
-    attached.connection = (Watched(fs), root)
-    record = verb(step=step(0))
+    worker.mirror.connection = (Watched(fs), root)
+    record = worker.do(0)
     assert order.pop() == ("put_file", "record.json")
     assert {name for _, name in order} == {"table.txt", "a.bin"}
     order.clear()
     place = Path(artifacts.output(record, "table").path).parent
-    attached.drop(place)
+    worker.mirror.drop(place)
     assert order == [("rm_file", "record.json"), ("rm", place.name)]
     assert not (shared / "toy" / "reinforce" / place.name).exists()
 
 
-# ---------------------------------------------------------------- faults in the store
+# ---------------------------------------------------------------- faults in the mirror
 
 
 def lose_file(place):
@@ -160,113 +186,103 @@ def cut_record(place):
     (place / "record.json").write_text(text[: len(text) // 2])
 
 
-FAULTS = [lose_file, truncate, corrupt, add_file, cut_record]
-
-
-@pytest.mark.parametrize("harm", FAULTS)
-def test_a_fault_in_the_store_is_noticed_done_again_and_mended(shared, monkeypatch, capsys, harm):
-    first = verb(step=step(0))
+@pytest.mark.parametrize("harm", [lose_file, truncate, corrupt, add_file, cut_record])
+def test_damaged_entry_is_computed_again_and_mended(shared, worker, capsys, harm):
+    first = worker.do(0)
     harm(entry(shared))
-    elsewhere(shared, monkeypatch)
-    assert verb(step=step(0))["artifacts"] == first["artifacts"]
+    other = worker.elsewhere()
+    assert other.do(0)["artifacts"] == first["artifacts"]
     assert computed == [0]
-    assert "is damaged: " in capsys.readouterr().out
-    elsewhere(shared, monkeypatch)
-    assert verb(step=step(0))["artifacts"] == first["artifacts"]
-    assert computed == [], "what was done again has been sent"
+    assert "damaged" in capsys.readouterr().out
+    third = other.elsewhere()
+    assert third.do(0)["artifacts"] == first["artifacts"]
+    assert computed == [], "it was sent again"
 
 
-def test_what_has_no_record_yet_does_not_count(shared, monkeypatch, capsys):
-    verb(step=step(0))
+def test_entry_without_a_record_does_not_count(shared, worker, capsys):
+    worker.do(0)
     (entry(shared) / "record.json").unlink()
-    elsewhere(shared, monkeypatch)
-    verb(step=step(0))
+    worker.elsewhere().do(0)
     assert computed == [0]
     assert capsys.readouterr().out == ""
-    assert [p.name for p in Path(".beamline/ledger/toy/reinforce").iterdir()] == [
-        entry(shared).name
-    ]
+    places = Path(".beamline/ledger/toy/reinforce").iterdir()
+    assert [place.name for place in places] == [entry(shared).name]
 
 
-def test_a_fetched_entry_that_is_damaged_here_later_is_fetched_again(shared):
-    verb(step=step(0))
+def test_entry_damaged_here_is_fetched_again(shared, worker):
+    worker.do(0)
     place = artifacts.ROOT / "toy" / "reinforce" / entry(shared).name
     corrupt(place)
-    verb(step=step(0))
-    assert computed == [0], "the store had it whole"
+    worker.do(0)
+    assert computed == [0], "the mirror had it whole"
     assert substeps.read(place)
 
 
-# ---------------------------------------------------------------- a store that is away
+# ---------------------------------------------------------------- an unreachable mirror
 
 
 @pytest.fixture
-def away(shared):
-    """Functions that take the store away, and bring it back."""
+def reach(shared):
+    """A function that makes the mirror unreachable, or reachable again."""
     hidden = shared.with_name("hidden")
 
-    def leave():
-        if shared.exists():
-            shared.rename(hidden)
-        shared.write_text("no folder")
+    def set_reachable(reachable):
+        if reachable:
+            shared.unlink()
+            if hidden.exists():
+                hidden.rename(shared)
+        else:
+            if shared.exists():
+                shared.rename(hidden)
+            shared.write_text("no folder")
 
-    def back():
-        shared.unlink()
-        if hidden.exists():
-            hidden.rename(shared)
-
-    return leave, back
+    return set_reachable
 
 
-def test_a_store_that_is_away_is_said_once_and_gets_what_it_lacks(
-    shared, away, monkeypatch, capsys
+def test_unreachable_mirror_is_logged_once_and_gets_the_rest(
+    shared, worker, reach, monkeypatch, capsys
 ):
-    leave, back = away
     monkeypatch.setattr(ledger_mirror, "PAUSE", 0)
-    verb(step=step(0))
-    leave()
-    made = [verb(step=step(i)) for i in range(1, 4)]
-    said = capsys.readouterr().out
-    assert said.count("is away (") == 1
-    assert said.count("\n") == 1
-    back()
-    verb(step=step(4))
-    elsewhere(shared, monkeypatch)
-    assert [verb(step=step(i)) for i in range(1, 5)][:3] == made
+    worker.do(0)
+    reach(False)
+    made = [worker.do(i) for i in range(1, 4)]
+    assert capsys.readouterr().out.count("is unreachable (") == 1
+    reach(True)
+    worker.do(4)
+    other = worker.elsewhere()
+    assert [other.do(i) for i in range(1, 5)][:3] == made
     assert computed == []
 
 
-def test_a_store_that_was_away_is_not_asked_again_at_once(shared, away):
-    leave, back = away
-    leave()
-    verb(step=step(0))
-    back()
-    verb(step=step(1))
-    assert not shared.exists(), "within the pause nothing is sent"
-    substeps._stores[0].flush()
+def test_unreachable_mirror_is_left_alone_for_a_pause(shared, worker, reach):
+    reach(False)
+    worker.do(0)
+    reach(True)
+    worker.do(1)
+    assert not shared.exists(), "nothing is sent within the pause"
+    worker.close()
     assert entry(shared, 0).is_dir()
     assert entry(shared, 1).is_dir()
 
 
-def test_what_a_run_could_not_deliver_the_next_call_of_it_does(shared, away, monkeypatch, capsys):
-    leave, back = away
-    leave()
-    verb(step=step(0))
-    substeps._stores[0].flush()
-    assert "lacks 1 sub-steps of this run: the next call" in capsys.readouterr().out
-    back()
-    with ledger_mirror.attached():
-        verb(step=step(0))
+def test_next_call_sends_what_the_last_could_not(shared, worker, reach, capsys):
+    reach(False)
+    worker.do(0)
+    worker.close()
+    assert "lacks 1 sub-steps" in capsys.readouterr().out
+    reach(True)
+    worker.open()
+    worker.do(0)
     assert computed == [0]
     assert entry(shared, 0).is_dir()
 
 
-def test_another_store_gets_what_an_older_one_has(shared, monkeypatch):
-    verb(step=step(0))
+def test_another_mirror_gets_older_sub_steps(shared, worker, monkeypatch):
+    worker.do(0)
     other = shared.with_name("other")
     monkeypatch.setenv(ledger_mirror.VARIABLE, str(other))
-    with ledger_mirror.attached():
-        verb(step=step(0))
+    worker.open()
+    worker.do(0)
     assert entry(other).is_dir()
     assert computed == [0]
 
@@ -274,42 +290,39 @@ def test_another_store_gets_what_an_older_one_has(shared, monkeypatch):
 # ---------------------------------------------------------------- what is dropped
 
 
-def test_what_is_retired_here_leaves_the_store_and_its_record_counts_there(shared, monkeypatch):
-    made = [verb(step=step(i)) for i in range(3)]
-    substeps.retire(step(2), "verb", last=1, every=2, weights=("weights",))
+def test_retired_artifacts_leave_the_mirror_but_records_count(shared, worker):
+    made = [worker.do(i) for i in range(3)]
+    worker.retire(2, every=2, weights=("weights",))
     there = [sorted(path.name for path in entry(shared, i).iterdir()) for i in range(3)]
     assert there == [
         ["record.json", "retired"],
         ["record.json", "retired", "weights"],
         ["record.json", "table.txt", "weights"],
     ]
-    elsewhere(shared, monkeypatch)
-    assert [verb(step=step(i)) for i in range(3)] == made
+    other = worker.elsewhere()
+    assert [other.do(i) for i in range(3)] == made
     assert computed == []
     assert Path(artifacts.output(made[1], "weights").path).is_dir()
     assert not Path(artifacts.output(made[0], "weights").path).exists()
 
 
-def test_what_is_revived_is_made_again_and_not_fetched_as_it_was(shared):
-    verb(step=step(0))
-    substeps.retire(step(3), "verb", last=1, every=9, weights=())
-    substeps.revive(step(0).folder)
-    made = verb(step=step(0))
+def test_revived_sub_step_is_computed_again(shared, worker):
+    worker.do(0)
+    worker.retire(3)
+    worker.ledger.revive(worker.step(0).folder)
+    made = worker.do(0)
     assert computed == [0, 0]
     assert Path(artifacts.output(made, "weights").path).is_dir()
     assert (entry(shared) / "weights" / "a.bin").exists()
 
 
-def test_what_was_retired_while_the_store_was_away_is_sent_as_it_is_later(
-    shared, away, monkeypatch
-):
-    leave, back = away
-    verb(step=step(0))
-    leave()
-    substeps.retire(step(3), "verb", last=1, every=9, weights=())
-    back()
-    with ledger_mirror.attached():
-        verb(step=step(0))
+def test_retired_while_unreachable_is_sent_as_it_is_later(shared, worker, reach):
+    worker.do(0)
+    reach(False)
+    worker.retire(3)
+    reach(True)
+    worker.open()
+    worker.do(0)
     assert sorted(path.name for path in entry(shared).iterdir()) == ["record.json", "retired"]
 
 
@@ -317,9 +330,9 @@ def test_what_was_retired_while_the_store_was_away_is_sent_as_it_is_later(
 
 
 @substeps.recorded
-def slow(step, folder, *, fail_at=None, tool=len):
-    """Counts to 4 with a checkpoint each; ``tool`` is no part of its key."""
-    scratch = substeps.scratch(folder)
+def slow(step, inputs, *, tool=len):
+    """Count to 4 with a checkpoint each; ``tool`` is no part of its key."""
+    scratch = step.ledger.scratch(step)
     found = [int(p.name.split("-")[1]) for p in scratch.glob("checkpoint-*") if substeps.read(p)]
     for number in range(max(found, default=0) + 1, 5):
         if number == tool(()):
@@ -330,8 +343,8 @@ def slow(step, folder, *, fail_at=None, tool=len):
         (checkpoint / "state.bin").write_text(str(number))
         for older in sorted(scratch.glob("checkpoint-*"))[:-2]:
             shutil.rmtree(older)
-        substeps.seal(checkpoint)
-    (folder / "made").write_text("4")
+        step.ledger.seal(checkpoint)
+    (step.out / "made").write_text("4")
     return {}
 
 
@@ -339,103 +352,48 @@ def scratch_names(shared):
     return sorted(p.name for p in shared.glob("toy/reinforce/.*.scratch/*"))
 
 
-def test_a_half_done_sub_step_goes_on_elsewhere_at_its_newest_whole_checkpoint(shared, monkeypatch):
+def test_half_done_sub_step_continues_at_a_whole_checkpoint(shared, worker):
     with pytest.raises(RuntimeError, match="cut"):
-        slow(step=step(0), tool=lambda _: 4)
+        slow(worker.step(0), Inputs(), tool=lambda _: 4)
     assert scratch_names(shared) == ["checkpoint-2", "checkpoint-3"]
-    elsewhere(shared, monkeypatch)
+    other = worker.elsewhere()
     (newest,) = shared.glob("toy/reinforce/.*.scratch/checkpoint-3")
     (newest / "state.bin").write_text("")
-    slow(step=step(0))
-    assert computed == [3, 4], "the damaged one is done again"
+    slow(other.step(0), Inputs())
+    assert computed == [3, 4], "the damaged one is computed again"
     assert scratch_names(shared) == []
     assert [p.name[:9] for p in (shared / "toy/reinforce").iterdir()] == ["0000-slow"]
 
 
 # ---------------------------------------------------------------- two workers, one killed
 
-WORKER = """
-import os, signal, sys
-from pathlib import Path
-from flows import reinforce
-from flows.runs import ledger_mirror
-from tasks.ledger import artifacts
-from tasks.ledger.artifacts import Artifact
-from tasks.policy.machine import use_machine
-from tests.flows import test_reinforce as toy
 
-for name in ("rollout", "reward", "advantage", "update"):
-    setattr(reinforce, name, getattr(reinforce, name).fn)
-use_machine(toy.SMOKE.machine)
-deadly = sys.argv[1] if len(sys.argv) > 1 else None
-rename = Path.rename
-
-def die(source, target):
-    if deadly and target.name.startswith(deadly):  # the sub-step is about to get its name
-        os.kill(os.getpid(), signal.SIGKILL)
-    return rename(source, target)
-
-Path.rename = die
-row = toy.ROWS["ppo"]
-given = {name: Artifact.at(Path(path)) for name, path in
-         (("questions", "questions.parquet"), ("corpus", "corpus"))}
-tools = lambda calls: [toy.Observation("ok", "1") for _ in calls]
-training = reinforce.Training(
-    toy.STEP, toy.recipe(), row, Artifact.at(Path("policy")), **given, tools=tools)
-with ledger_mirror.attached():
-    done = list(reinforce.train(training, 3))
-records = [record for iteration in done for record in reinforce.in_order(iteration)]
-artifacts.publish_records(records, Path("records.jsonl"))
-"""
-
-
-def start(folder, shared, *arguments):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    if shared:
-        environment[ledger_mirror.VARIABLE] = str(shared)
-    return subprocess.run(
-        [sys.executable, "-c", WORKER, *arguments],
+def run_worker(folder, shared, *arguments):
+    """Run a worker in a new folder; return the ended process, and its records or error."""
+    folder.mkdir()
+    (folder / "policy").write_text("initial")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), ledger_mirror.VARIABLE: str(shared or "")}
+    ran = subprocess.run(
+        [sys.executable, str(WORKER), *arguments],
         cwd=folder,
         env=environment,
         capture_output=True,
         text=True,
         timeout=240,
     )
+    records = folder / "records.jsonl"
+    return ran, records.read_text() if records.exists() else ran.stderr
 
 
-@pytest.fixture(scope="module")
-def origin(policy, tokenizer, tmp_path_factory):
-    """What a worker begins with, and the records of an unbroken run."""
-    from tasks.trees.tables import save_questions
-    from tasks.trees.tree import Question
-
-    folder = tmp_path_factory.mktemp("origin")
-    policy.save_pretrained(folder / "policy")
-    tokenizer.save_pretrained(folder / "policy")
-    (folder / "corpus").mkdir()
-    questions = [Question(str(i), "toy", f"question {i}", ("1",)) for i in range(40)]
-    save_questions(questions, folder / "questions.parquet")
-    shutil.copytree(folder, folder / "unbroken")
-    ran = start(folder / "unbroken", None)
-    assert ran.returncode == 0, ran.stderr
-    records = (folder / "unbroken" / "records.jsonl").read_text()
-    shutil.rmtree(folder / "unbroken")
-    return folder, records
-
-
-def test_a_second_worker_finishes_what_a_killed_one_began_with_the_same_digests(origin, tmp_path):
-    folder, unbroken = origin
-    cut = "0001-update"
-    for name in ("first", "second"):
-        shutil.copytree(folder, tmp_path / name)
-    killed = start(tmp_path / "first", tmp_path / "shared", cut)
+def test_second_worker_finishes_what_a_killed_one_began(tmp_path):
+    _, unbroken = run_worker(tmp_path / "unbroken", None)
+    killed, _ = run_worker(tmp_path / "first", tmp_path / "shared", "1")
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    finished = start(tmp_path / "second", tmp_path / "shared")
-    assert finished.returncode == 0, finished.stderr
-    assert (tmp_path / "second" / "records.jsonl").read_text() == unbroken
+    finished, records = run_worker(tmp_path / "second", tmp_path / "shared")
+    assert records == unbroken
     lines = [json.loads(line) for line in unbroken.splitlines()]
-    at = [f"{line['iteration']:04d}-{line['verb']}" for line in lines].index(cut)
-    assert f"is next; {at} sub-steps" in finished.stdout, "only the sub-step that was cut is lost"
+    assert [line["verb"] for line in lines] == ["rollout", "update"] * 3
+    assert "3 sub-steps" in finished.stdout, "only the sub-step that was cut is lost"
     assert len(list((tmp_path / "shared/toy/reinforce").iterdir())) == len(lines)
 
 
@@ -508,51 +466,45 @@ def use_remote(folder, port):
 
 
 @pytest.fixture
-def over_ssh(tmp_path, monkeypatch):
-    """A store over SSH, with the credentials of DVC's remote."""
+def far(tmp_path, monkeypatch):
+    """The folder of a server; the mirror is in it by the credentials of DVC's remote."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(ledger_mirror.VARIABLE, raising=False)
     (tmp_path / "far").mkdir()
-    with Server(tmp_path / "far") as server:
+    return tmp_path / "far"
+
+
+def test_mirror_over_ssh_is_shared(far, tmp_path):
+    with Server(far) as server:
         for name in ("first", "second"):
             use_remote(tmp_path / name, server.port)
-        monkeypatch.delenv(ledger_mirror.VARIABLE, raising=False)
-        yield tmp_path
-
-
-def test_a_store_over_ssh_is_shared_by_the_credentials_of_dvcs_remote(over_ssh, monkeypatch):
-    computed.clear()
-    monkeypatch.chdir(over_ssh / "first")
-    with ledger_mirror.attached():
-        first = [verb(step=step(i)) for i in range(2)]
-        substeps.retire(step(1), "verb", last=1, every=9, weights=())
-    assert computed == [0, 1]
-    assert entry(over_ssh / "far/cache/ledger", 0).is_dir()
-    monkeypatch.chdir(over_ssh / "second")
-    corrupt(entry(over_ssh / "far/cache/ledger", 1))
-    with ledger_mirror.attached():
-        assert verb(step=step(0)) == first[0]
+        worker = Worker(tmp_path / "first")
+        first = [worker.do(i) for i in range(2)]
+        worker.retire(1)
         assert computed == [0, 1]
-        assert verb(step=step(1))["artifacts"] == first[1]["artifacts"]
-    assert computed == [0, 1, 1], "the corrupted one is done again"
-    assert (entry(over_ssh / "far/cache/ledger", 1) / "weights/a.bin").read_bytes() == (
-        b"weights" * 99
-    )
+        assert entry(far / "cache/ledger", 0).is_dir()
+        corrupt(entry(far / "cache/ledger", 1))
+        other = Worker(tmp_path / "second")
+        assert other.do(0) == first[0]
+        assert computed == []
+        assert other.do(1)["artifacts"] == first[1]["artifacts"]
+        assert computed == [1], "the corrupted one is computed again"
+        other.close()
+        worker.close()
+    weights = entry(far / "cache/ledger", 1) / "weights/a.bin"
+    assert weights.read_bytes() == b"weights" * 99
 
 
-def test_an_ssh_server_that_goes_and_comes_back_costs_a_run_nothing(tmp_path, monkeypatch, capsys):
-    (tmp_path / "far").mkdir()
-    computed.clear()
+def test_ssh_server_may_go_and_come_back(far, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(ledger_mirror, "PAUSE", 0)
-    monkeypatch.delenv(ledger_mirror.VARIABLE, raising=False)
-    with Server(tmp_path / "far") as server:
+    with Server(far) as server:
         use_remote(tmp_path / "worker", server.port)
-        monkeypatch.chdir(tmp_path / "worker")
-        attached = ledger_mirror.attached()
-        attached.__enter__()
-        verb(step=step(0))
-    verb(step=step(1))
-    assert capsys.readouterr().out.count("is away (") == 1
-    with Server(tmp_path / "far", server.port):
-        verb(step=step(2))
-        attached.__exit__(None, None, None)
-        assert [entry(tmp_path / "far/cache/ledger", i).is_dir() for i in range(3)] == [True] * 3
+        worker = Worker(tmp_path / "worker")
+        worker.do(0)
+    worker.do(1)
+    assert capsys.readouterr().out.count("is unreachable (") == 1
+    with Server(far, server.port):
+        worker.do(2)
+        worker.close()
+        assert [entry(far / "cache/ledger", i).is_dir() for i in range(3)] == [True] * 3
     assert computed == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""Calls reach their tools together, and observations come back in call order."""
+"""Calls reach their tools together; observations come back in call order."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tasks.trees.tree import Call, Observation
 
 @pytest.fixture
 def asked():
-    """What the tool of each name was handed, a list a time it ran."""
+    """Tool -> the arguments of each time that it ran."""
     return {"python": [], "search": []}
 
 
@@ -24,19 +24,19 @@ def tools(asked):
     return {name: tool(name) for name in asked}
 
 
-def test_observations_come_in_call_order_and_each_tool_runs_what_differs_once(tools, asked):
+def test_equal_calls_run_once_and_keep_their_order(tools, asked):
     calls = [Call("search", "a"), Call("python", "b"), Call("search", "c"), Call("search", "a")]
     texts = [observation.text for observation in respond(tools, calls)]
     assert texts == ["search(a)", "python(b)", "search(c)", "search(a)"]
     assert asked == {"python": [["b"]], "search": [["a", "c"]]}
 
 
-def test_no_calls_ask_no_tool(tools, asked):
+def test_no_calls_run_no_tool(tools, asked):
     assert respond(tools, []) == []
     assert asked == {"python": [], "search": []}
 
 
-def test_a_tool_that_is_not_at_hand_is_an_observation(tools):
+def test_unknown_tool_is_an_observation(tools):
     del tools["search"]
     calls = [Call("search", "a"), Call("python", "b"), Call("search", "c")]
     missing = Observation("no_such_tool", "no tool search")
@@ -44,7 +44,7 @@ def test_a_tool_that_is_not_at_hand_is_an_observation(tools):
 
 
 @pytest.mark.parametrize("answers", [0, 1, 3])
-def test_a_tool_that_answers_too_little_or_too_much_raises(answers):
+def test_wrong_number_of_answers_raises(answers):
     tools = {"python": lambda arguments: [Observation("ok", "")] * answers}
     with pytest.raises(ValueError, match="zip"):
         respond(tools, [Call("python", "a"), Call("python", "b")])

@@ -23,8 +23,8 @@ from params.schema.agent import Dialogue
 from params.schema.reinforce import Reward, Rollout
 from tasks.engines import Sample
 from tasks.environments.question import respond
-from tasks.policy.model import ASSISTANT, USER
-from tasks.policy.model import END as END_TOKEN
+from tasks.policy.tiny import ASSISTANT, USER
+from tasks.policy.tiny import END as END_TOKEN
 from tasks.reward import score
 from tasks.rollouts.rounds import Setting, grow
 from tasks.tools.python import UNUSED_USER, PythonTool, python_tool

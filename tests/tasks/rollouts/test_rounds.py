@@ -20,7 +20,7 @@ from params.schema.reinforce import Rollout
 from tasks.engines import Sample
 from tasks.engines.transformers.engine import TransformersEngine
 from tasks.environments.question import respond
-from tasks.policy.model import END as END_TOKEN
+from tasks.policy.tiny import END as END_TOKEN
 from tasks.rollouts.branching import branching_points
 from tasks.rollouts.rounds import Setting, grow
 from tasks.trees import dialogue as talk
