@@ -351,8 +351,8 @@ def measure_what_fits(*where: Any, tokens: Sequence[int], device: str, rate: flo
 
 def machine_of(device: str) -> Machine:
     """Return the machine section of a recipe, with passes in bf16."""
-    said = {"threads": torch.get_num_threads(), "device": device, "precision": "bfloat16"}
-    return Machine.model_validate(said)
+    section = {"threads": torch.get_num_threads(), "device": device, "precision": "bfloat16"}
+    return Machine.model_validate(section)
 
 
 class Endless(TransformersEngine):
@@ -489,7 +489,7 @@ def main() -> None:
     parser.add_argument("--file", type=Path, default=FILE, help="where the figures are written")
     arguments = parser.parse_args()
     if arguments.device == "cuda" and not torch.cuda.is_available():
-        parser.error("no GPU is at hand; --device cpu --tiny shows whether this runs at all")
+        parser.error("no GPU here; --device cpu --tiny shows whether this runs at all")
     found = run(TINY if arguments.tiny else PLAN, arguments.device)
     temporary = arguments.file.with_name(f".{arguments.file.name}.{os.getpid()}")
     temporary.write_text(json.dumps(found, indent=2) + "\n")
