@@ -17,12 +17,12 @@ def own_folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "size"), [("1 M", 1e6), ("100 M", 1e8)])
-def test_the_policies_have_the_size_that_their_names_say(name, size):
+def test_policies_have_the_size_of_their_names(name, size):
     policy = bench.recipe_of(bench.POLICIES[name]).prepare.policy
     assert disk.parameters(policy) == pytest.approx(size, rel=0.06)
 
 
-def test_the_clock_counts_what_is_nested_once_and_puts_all_back(monkeypatch):
+def test_clock_counts_nested_calls_once(monkeypatch):
     inner = SimpleNamespace(work=lambda: time.sleep(0.02))
     outer = SimpleNamespace(work=lambda: inner.work())
     before = outer.work
