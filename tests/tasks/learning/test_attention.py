@@ -9,7 +9,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from params.schema.base import Machine
 from tasks.learning import attention
-from tasks.learning.attention import FLEX, GATHERED, block_mask, attending, form_for
+from tasks.learning.attention import FLEX, GATHERED, attending, block_mask, form_for
 from tasks.learning.learner import states
 from tasks.learning.packing import BLOCK, forest, lay_out
 from tasks.policy.machine import in_precision
