@@ -1,7 +1,7 @@
-"""Beamline against TRL's GRPOTrainer: sampling, update and whole step, in one run on one machine.
+"""Measure Beamline against TRL's GRPOTrainer: sampling, update and whole step, on one machine.
 
-``make bench`` runs it; benchmarks/README.md says what is measured and how, and what the keys of the
-file that it writes mean. Weights are put back after every step, so all repetitions do equal work.
+``make bench`` runs it; benchmarks/README.md describes the measurements and the keys of its file.
+Weights are put back after every step, so all repetitions do equal work.
 """
 
 from __future__ import annotations
@@ -69,15 +69,15 @@ ROWS = {BEAMLINE: "grpo", BRANCHING: "arpo"}  # of params/algorithms.yaml
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison: which policy, and how large a batch."""
+    """One comparison: the policy, and the size of a batch."""
 
     name: str
     policy: str  # a key of POLICIES
     questions: int  # a step
     group: int  # rollouts a question
     contestants: tuple[str, ...]
-    peer_paths: tuple[str, ...]  # ways of TRL through tool calls: the fastest is taken
-    peer_micro_batches: tuple[int, ...]  # of TRL a step, likewise
+    peer_paths: tuple[str, ...]  # TRL's ways to make tool calls; the fastest is taken
+    peer_micro_batches: tuple[int, ...]  # a step of TRL; the fastest is taken
 
 
 CASES = {
@@ -93,28 +93,28 @@ HEADLINE = "tiny-16"  # the case whose ratios are the file's first keys
 
 @dataclass(frozen=True)
 class Start:
-    """What both sides begin with. The files are read again for each side, which changes its own."""
+    """The start of both sides. Each side reads the files itself, since it changes its own copy."""
 
     recipe: Recipe
     model: Callable[[], Any]  # a fresh copy of the policy
     tokenizer: Any
     questions: list[Question]
-    draws_rewards: bool  # a policy that has learned nothing gets rewards by chance
+    draws_rewards: bool  # random rewards, for a policy that has learned nothing
 
 
 @dataclass
 class Tools:
-    """The sandboxed tool of both sides, and the seconds that calls have taken since ``take``."""
+    """The sandboxed tool of both sides, and the seconds of its calls since the last ``take``."""
 
     run: Tool  # Python, a round's programs side by side
     seconds: float = 0.0
 
     def beamline(self, calls: Sequence[Call]) -> list[Observation]:
-        """Identical calls of a round are run once, as Beamline's environment does."""
+        """Run identical calls of a round once, as Beamline's environment does."""
         return self._timed(lambda: respond({"python": self.run}, calls))
 
     def trl(self, calls: Sequence[Call]) -> list[Observation]:
-        """Every call is run: TRL leaves tools to its user."""
+        """Run every call: TRL leaves tools to its user."""
         return self._timed(lambda: self._each(calls))
 
     def _each(self, calls: Sequence[Call]) -> list[Observation]:
@@ -135,7 +135,7 @@ class Tools:
 
 @dataclass(frozen=True)
 class Measured:
-    """One repetition of one side. Seconds of ``sampling`` are without the tools' own."""
+    """One repetition of one side. Seconds of ``sampling`` are without those of the tools."""
 
     step: float
     sampling: float
@@ -150,7 +150,7 @@ class Measured:
 
 
 def cold_started(recipe: Recipe) -> tuple[Path, Path]:
-    """Folder of the cold-started policy and file of its training questions.
+    """Return the folder of the cold-started policy and the file of its training questions.
 
     They are made by the pipeline's own sub-steps, once (some three minutes): the ledger keeps them.
     """
@@ -176,7 +176,7 @@ def cold_started(recipe: Recipe) -> tuple[Path, Path]:
 
 
 def tiny(recipe: Recipe, folder: Path, questions: list[Question]) -> Start:
-    """The cold-started policy, which calls its tool."""
+    """Return a start with the cold-started policy, which calls its tool."""
     tokenizer = load_tokenizer(folder)
     return Start(
         recipe,
@@ -188,7 +188,7 @@ def tiny(recipe: Recipe, folder: Path, questions: list[Question]) -> Start:
 
 
 def medium(recipe: Recipe, folder: Path, questions: list[Question]) -> Start:
-    """25 million random weights: turns end by chance or at the budget, and no tool is called."""
+    """Return a start with 25 million random weights; turns end by chance, and call no tool."""
     sizes = {"hidden": 512, "layers": 8, "heads": 8, "key_value_heads": 4, "feed_forward": 1536}
     settings = TinyPolicy.model_validate({**recipe.prepare.policy.model_dump(), **sizes})
     tokenizer = load_tokenizer(folder)
@@ -204,11 +204,11 @@ POLICIES: dict[str, Callable[[Recipe, Path, list[Question]], Start]] = {
 
 
 def load_recipe(group: int) -> Recipe:
-    """The recipe with groups of the asked size, of which half start at the prompt (ARPO)."""
+    """Return the recipe with groups of a size, of which half start at the prompt (ARPO)."""
     recipe = load_settings(RECIPE, PARAMS)
     threads = int(os.environ.get("OMP_NUM_THREADS") or recipe.machine.threads)
-    # drawn as in the ARPO authors' code: a policy this young is sure of what it reads in a tool
-    # result, and would hardly branch where entropy has to rise
+    # Drawn as in the ARPO authors' code: the entropy of so young a policy hardly rises after a tool
+    # result, so the paper's rule would hardly branch.
     budget = {"leaves": group, "initial": group // 2, "draw": True}
     rollout = recipe.reinforce.rollout.model_copy(update=budget)
     return recipe.model_copy(
@@ -220,13 +220,13 @@ def load_recipe(group: int) -> Recipe:
 
 
 def batch_of(start: Start, case: Case, number: int) -> list[Question]:
-    """The questions of one repetition."""
+    """Return the questions of one repetition."""
     places = range(number * case.questions, (number + 1) * case.questions)
     return [start.questions[place % len(start.questions)] for place in places]
 
 
 def drawn_rewards(case: Case, number: int) -> list[float]:
-    """Rewards by chance, a standard normal one for each rollout of a repetition."""
+    """Draw a standard normal reward for each rollout of a repetition."""
     return np.random.default_rng((SEED, number)).normal(size=case.questions * case.group).tolist()
 
 
@@ -234,7 +234,7 @@ def drawn_rewards(case: Case, number: int) -> list[float]:
 
 
 def beamline_learner(start: Start) -> Learner:
-    """A policy with its optimizer."""
+    """Return a policy with its optimizer."""
     learning = Learner(Path("bench"), start.model(), start.tokenizer)
     checkpoint.prepare_optimizer(learning, start.recipe.reinforce.update)
     return learning
@@ -257,7 +257,7 @@ def beamline_sample(
 
 
 def rewards_of(start: Start, case: Case, trees: Sequence[Tree], number: int) -> list[float]:
-    """The rewards of all leaves, as tasks/reward.py finds them, or by chance."""
+    """Return the rewards of all leaves, as tasks/reward.py computes them, or random ones."""
     if start.draws_rewards:
         return drawn_rewards(case, number)
     settings = start.recipe.reinforce.reward
@@ -265,7 +265,7 @@ def rewards_of(start: Start, case: Case, trees: Sequence[Tree], number: int) -> 
 
 
 def credited(trees: Sequence[Tree], rewards: Sequence[float]) -> list[Credited]:
-    """Group-relative advantages on every sampled token (rows grpo and arpo)."""
+    """Put group-relative advantages on every sampled token (rows grpo and arpo)."""
     rest = iter(rewards)
     batch = []
     for tree in trees:
@@ -283,7 +283,7 @@ def credited(trees: Sequence[Tree], rewards: Sequence[float]) -> list[Credited]:
 def beamline_update(
     start: Start, learning: Learner, trees: Sequence[Tree], rewards: Sequence[float], row: Algorithm
 ) -> dict[str, float]:
-    """Credit and one optimizer step, as tasks/advantage.py and tasks/update.py do."""
+    """Compute credit and do one optimizer step, as tasks/advantage.py and tasks/update.py do."""
     settings = start.recipe.reinforce
     return learner.optimize(
         learning,
@@ -299,7 +299,7 @@ def beamline_update(
 def beamline_step(
     start: Start, case: Case, learning: Learner, tools: Tools, row: Algorithm, number: int
 ) -> tuple[Measured, list[Tree], list[float]]:
-    """One whole step, its trees and their rewards."""
+    """Do one whole step; return it with its trees and their rewards."""
     questions = batch_of(start, case, number)
     tools.take()
     with deterministic(True):
@@ -310,7 +310,7 @@ def beamline_step(
         scored = time.perf_counter()
         beamline_update(start, learning, trees, rewards, row)
         ended = time.perf_counter()
-    # lanes wait for their tools side by side: what one waited, on average
+    # Lanes wait for their tools in parallel: the mean over lanes.
     tool_seconds = tools.take() / lanes(start.recipe.machine.device, len(questions))
     measured = Measured(
         step=ended - began,
@@ -325,12 +325,12 @@ def beamline_step(
 
 
 def _tokens(trees: Sequence[Tree], counts: Callable[[Any], bool]) -> int:
-    """Tokens over all nodes of the trees that count."""
+    """Count tokens over the trees' nodes for which ``counts`` is true."""
     return sum(len(node.tokens) for tree in trees for node in tree.nodes if counts(node))
 
 
 def sharing(trees: Sequence[Tree], rewards: Sequence[float]) -> dict[str, float]:
-    """How many tokens the leaves have, prompts included, and how many there are once each."""
+    """Count the tokens of all leaves with their prompts, and the different tokens."""
     rows = [path for tree in trees for path in tree.trajectories()]
     return {
         "leaf_tokens": sum(len(node.tokens) for row in rows for node in row),
@@ -345,7 +345,7 @@ def sharing(trees: Sequence[Tree], rewards: Sequence[float]) -> dict[str, float]
 
 
 def _with_gradient(trees: Sequence[Tree], rewards: Sequence[float]) -> float:
-    """Leaves whose group has spread."""
+    """Return the leaves whose group has different rewards."""
     return sum(
         len(tree.tree.leaves)
         for tree in credited(trees, rewards)
@@ -355,7 +355,7 @@ def _with_gradient(trees: Sequence[Tree], rewards: Sequence[float]) -> float:
 
 @contextmanager
 def deterministic(wanted: bool) -> Iterator[None]:
-    """Beamline runs with deterministic kernels, TRL without."""
+    """Use deterministic kernels for Beamline, and not for TRL."""
     torch.use_deterministic_algorithms(wanted)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     yield
@@ -366,7 +366,7 @@ def deterministic(wanted: bool) -> Iterator[None]:
 
 
 def trl_peer(start: Start, case: Case, tools: Tools, micro_batches: int, path: str) -> Any:
-    """TRL's trainer in one of its shapes."""
+    """Return TRL's trainer in one of its shapes."""
     from benchmarks import peer
 
     shape = peer.Shape(case.questions, case.group, micro_batches, path)
@@ -375,7 +375,7 @@ def trl_peer(start: Start, case: Case, tools: Tools, micro_batches: int, path: s
 
 
 def trl_step(start: Start, case: Case, trainer: Any, tools: Tools, number: int) -> Measured:
-    """One whole step."""
+    """Do one whole step."""
     from benchmarks import peer
 
     examples = peer.batch(batch_of(start, case, number), case.group)
@@ -398,7 +398,7 @@ def trl_step(start: Start, case: Case, trainer: Any, tools: Tools, number: int) 
 
 
 def trl_update(trainer: Any, trees: Sequence[Tree], rewards: Sequence[float]) -> float:
-    """Seconds that TRL takes for the update of Beamline's trajectories."""
+    """Measure the seconds of TRL's update on Beamline's trajectories."""
     from benchmarks import peer
 
     with deterministic(False):
@@ -408,7 +408,7 @@ def trl_update(trainer: Any, trees: Sequence[Tree], rewards: Sequence[float]) ->
 def best_peer(
     start: Start, case: Case, tools: Tools, trees: Sequence[Tree], rewards: Sequence[float]
 ) -> tuple[Any, dict[str, float]]:
-    """TRL's fastest shape: its way through the tools by sampling, its micro-batches by update.
+    """Find TRL's fastest shape: its tool calls by sampling, its micro-batches by update.
 
     Returns the trainer, and the seconds of every shape that was tried.
     """
@@ -432,7 +432,7 @@ def best_peer(
 
 
 def run_case(start: Start, case: Case, repetitions: int, tools: Tools) -> dict[str, Any]:
-    """All repetitions of a case, the sides in turns; its entry of the file."""
+    """Do all repetitions of a case, the sides in turns; return its entry of the file."""
     rows = {side: algorithms.load_algorithms()[name] for side, name in ROWS.items()}
     learning = beamline_learner(start)
     weights = [weight.detach().clone() for weight in learning.model.parameters()]
@@ -461,20 +461,20 @@ def run_case(start: Start, case: Case, repetitions: int, tools: Tools) -> dict[s
 
 
 def restore(weights: Sequence[Tensor], model: Any) -> None:
-    """Put the weights back to ``weights``."""
+    """Set the weights back to ``weights``."""
     with torch.no_grad():
         for weight, before in zip(model.parameters(), weights, strict=True):
             weight.copy_(before)
 
 
 def summary(case: Case, done: Mapping[str, Sequence[Measured]]) -> dict[str, Any]:
-    """Ratios and medians of one case."""
+    """Return ratios and medians of one case."""
     sides = {name: side_summary(all_of) for name, all_of in done.items()}
     return {"ratios": ratios(sides), "questions": case.questions, "group": case.group, **sides}
 
 
 def side_summary(all_of: Sequence[Measured]) -> dict[str, Any]:
-    """Median, least and greatest of everything that was measured of one side."""
+    """Return median, least and greatest of every measurement of one side."""
     rows = [
         {
             **{name: value for name, value in vars(one).items() if name != "other"},
@@ -488,12 +488,12 @@ def side_summary(all_of: Sequence[Measured]) -> dict[str, Any]:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, and what it lies between."""
+    """Return median, least and greatest."""
     return {"median": median(values), "least": min(values), "greatest": max(values)}
 
 
 def ratios(sides: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, float]:
-    """Speed of Beamline over TRL; see benchmarks/README.md for each."""
+    """Return the speeds of Beamline over TRL; see benchmarks/README.md for each."""
 
     def of(side: str, name: str) -> float:
         return sides[side][name]["median"]
@@ -523,7 +523,7 @@ def ratios(sides: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, 
 
 
 def matrix_rate() -> float:
-    """Floating-point operations a second of the best float32 matrix multiplication here."""
+    """Measure the floating-point operations a second of the fastest float32 matrix product here."""
     best = 0.0
     for size in MATRICES:
         left, right = torch.randn(size, size), torch.randn(size, size)
@@ -535,7 +535,7 @@ def matrix_rate() -> float:
 
 
 def forward_operations(config: Any, tokens: int, pairs: int, predicted: int) -> float:
-    """Floating-point operations of a forward pass: each token in the layers, each (query, visible
+    """Count operations of a forward pass: each token in the layers, each (query, visible
     key) pair in attention, each predicted token in the head; a multiplication and its addition are
     two. Norms, rotations and softmaxes are left out."""
     hidden, heads = config.hidden_size, config.num_attention_heads
@@ -551,7 +551,7 @@ def forward_operations(config: Any, tokens: int, pairs: int, predicted: int) -> 
 def needed_operations(
     config: Any, trees: Sequence[Tree], rewards: Sequence[float]
 ) -> dict[str, float]:
-    """Operations without which the trees cannot be sampled (each token once), nor the policy
+    """Count operations without which the trees cannot be sampled (each token once), nor the policy
     updated on them (the same of the leaves with a gradient, times three for the backward pass)."""
     rest = iter(rewards)
     with_spread = [tree for tree in trees if len({next(rest) for _ in tree.leaves}) > 1]
@@ -562,7 +562,7 @@ def needed_operations(
 
 
 def counts(trees: Sequence[Tree]) -> tuple[int, int, int]:
-    """Unique tokens of some trees, the (query, visible key) pairs of these, and those sampled."""
+    """Count unique tokens of trees, their (query, visible key) pairs, and sampled tokens."""
     tokens = pairs = predicted = 0
     for tree in trees:
         ends: list[int] = []
@@ -576,7 +576,7 @@ def counts(trees: Sequence[Tree]) -> tuple[int, int, int]:
 
 
 def add_floors(entry: dict[str, Any], rate: float) -> None:
-    """Seconds at the machine's matrix rate, and the share of each that a side reaches.
+    """Return seconds at the machine's matrix rate, and the share of it that a side reaches.
 
     TRL's floor is Beamline's without branching: the same task.
     """
@@ -601,7 +601,7 @@ def add_floors(entry: dict[str, Any], rate: float) -> None:
 
 
 def peak_memory(case: Case, contestant: str, folder: Path, questions: Path) -> dict[str, float]:
-    """Peak memory of three steps of one side in a process of its own, in MiB."""
+    """Measure the peak memory of three steps of one side in a process of its own, in MiB."""
     command = [sys.executable, "-m", "benchmarks.against_trl", "--memory-of", case.name, contestant]
     command += ["--policy", str(folder), "--questions", str(questions)]
     said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
@@ -609,7 +609,7 @@ def peak_memory(case: Case, contestant: str, folder: Path, questions: Path) -> d
 
 
 def memory_of(start: Start, case: Case, contestant: str, tools: Tools) -> dict[str, float]:
-    """What ``peak_memory`` asks for."""
+    """Do the steps of ``peak_memory``, in its process."""
     if contestant == TRL:
         trainer = trl_peer(start, case, tools, 1, PEER_PATHS[0])
         before = resident_mib("VmRSS")
@@ -625,7 +625,7 @@ def memory_of(start: Start, case: Case, contestant: str, tools: Tools) -> dict[s
 
 
 def resident_mib(name: str) -> float:
-    """Memory of this process and of all that it has started: sandboxes, workers that sample.
+    """Return the memory of this process and of all that it has started: sandboxes, workers.
 
     Not ru_maxrss, in which a child inherits its parent's peak.
     """
@@ -642,7 +642,7 @@ def _family(process: int) -> list[int]:
 
 
 def _status(process: int, name: str) -> int:
-    """A line of a process's status, in KiB."""
+    """Return a number in KiB from a process's status."""
     lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return next((int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), 0)
 
@@ -682,7 +682,7 @@ def profiled(title: str, work: Callable[[], Any]) -> Any:
 
 
 def main() -> None:
-    """Run what the command line asks for."""
+    """Run the cases of the command line."""
     options = parse()
     recipe = load_recipe(CASES[HEADLINE].group)
     use_machine(recipe.machine)
@@ -722,12 +722,12 @@ def parse() -> argparse.Namespace:
 
 
 def begin(case: Case, folder: Path, questions: Path) -> Start:
-    """What both sides of a case begin with."""
+    """Return the start of both sides of a case."""
     return POLICIES[case.policy](load_recipe(case.group), folder, load_questions(questions))
 
 
 def measure(options: argparse.Namespace, files: tuple[Path, Path], tools: Tools) -> dict[str, Any]:
-    """Everything that the file will hold."""
+    """Return all measurements, as they go into the file."""
     memory = {
         (name, side): peak_memory(CASES[name], side, *files)
         for name in options.cases
@@ -755,7 +755,7 @@ def measure(options: argparse.Namespace, files: tuple[Path, Path], tools: Tools)
 
 
 def machine(rate: float) -> dict[str, Any]:
-    """What the figures depend on beside the code."""
+    """Return what the figures depend on beside the code."""
     allocator = {name: value for name, value in os.environ.items() if name.startswith("MALLOC_")}
     waiting = os.environ.get("OMP_WAIT_POLICY", "as OpenMP does by default")
     return {
@@ -771,7 +771,7 @@ def machine(rate: float) -> dict[str, Any]:
 
 
 def processor() -> str:
-    """The processor's name."""
+    """Return the processor's name."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
@@ -791,7 +791,7 @@ def report(found: dict[str, Any], file: Path) -> None:
     print(f"\n{file} has been written")
 
 
-LINES = {  # a line of the printed table -> where its number stands in a side's entry
+LINES = {  # a line of the printed table -> the keys of its number in a side's entry
     "step (s)": ("step", "median"),
     "sampling (s)": ("sampling", "median"),
     "tools (s)": ("tools", "median"),
@@ -809,7 +809,7 @@ LINES = {  # a line of the printed table -> where its number stands in a side's 
 
 
 def table(entry: Mapping[str, Any]) -> str:
-    """The sides of a case, side by side."""
+    """Return a table of the sides of a case."""
     sides = [name for name in (TRL, BEAMLINE, BRANCHING) if name in entry]
     lines = ["  " + " " * 29 + "".join(f"{name:>20}" for name in sides)]
     for title, (name, key) in LINES.items():
@@ -820,7 +820,7 @@ def table(entry: Mapping[str, Any]) -> str:
 
 
 def rounded(value: Any) -> Any:
-    """Numbers to four significant digits, which is more than the spread allows."""
+    """Round numbers to four significant digits, more than the spread allows."""
     if isinstance(value, dict):
         return {name: rounded(entry) for name, entry in value.items()}
     return float(f"{value:.4g}") if isinstance(value, float) else value

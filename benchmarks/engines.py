@@ -1,11 +1,11 @@
-"""Sampled tokens per second of both engines, in turns, in one process's rollouts.
+"""Measure the sampled tokens per second of both engines, in turns, in rollouts of one process.
 
-    .venv-vllm/bin/python -m benchmarks.engines        # after make run: it takes the cold start
+    .venv-vllm/bin/python -m benchmarks.engines        # after make run, for its cold start
 
 Each repetition rolls out the same training questions of the recipe ``tiny`` from its cold start,
-without branching, with a tool that answers at once; the engines draw their own tokens. vLLM is also
-measured with questions in four lanes. Before each of its repetitions weights are put in place
-anew, which is timed by itself. Writes benchmarks/engines.json.
+without branching, with a tool that needs no time; the engines draw their own tokens. vLLM is also
+measured with questions in four lanes. Before each of its repetitions the weights are loaded again,
+which is timed by itself. Writes benchmarks/engines.json.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ REPETITIONS = 5
 
 
 def answer(calls: Sequence[Call]) -> list[Observation]:
-    """What a tool says that needs no time."""
+    """Return a result at once."""
     return [Observation("ok", "42") for _ in calls]
 
 
 def tokens(trees: Sequence[Tree]) -> int:
-    """Sampled tokens; those that leaves share count once."""
+    """Count sampled tokens; those that leaves share count once."""
     return sum(len(node.tokens) for tree in trees for node in sampled(tree.nodes))
 
 
 def rolled_out(
     engine: Engine, questions: Sequence[Question], setting: Setting
 ) -> tuple[float, float]:
-    """Seconds of one rollout, and sampled tokens a second."""
+    """Return the seconds of one rollout, and its sampled tokens per second."""
     began = time.perf_counter()
     trees = grow(questions, engine, setting)
     seconds = time.perf_counter() - began
@@ -55,7 +55,7 @@ def rolled_out(
 
 
 def measure(folder: Path, questions: Sequence[Question], recipe: Recipe) -> dict[str, Any]:
-    """Medians of all repetitions, by engine."""
+    """Return medians of all repetitions, by engine."""
     use_machine(recipe.machine)
     model, tokenizer = load_policy(folder, recipe.machine).eval(), load_tokenizer(folder)
 
@@ -79,7 +79,7 @@ def measure(folder: Path, questions: Sequence[Question], recipe: Recipe) -> dict
     found: dict[str, Any] = {}
     for name, opened in engines.items():
         engine, speeds, updates = opened(), [], []
-        rolled_out(engine, questions, setting(recipe, tokenizer, -1))  # starts what has to start
+        rolled_out(engine, questions, setting(recipe, tokenizer, -1))  # starts workers and vLLM
         for number in range(REPETITIONS):
             if isinstance(engine, VllmEngine):
                 began = time.perf_counter()
@@ -97,14 +97,14 @@ def measure(folder: Path, questions: Sequence[Question], recipe: Recipe) -> dict
 
 
 def setting(recipe: Recipe, tokenizer: Any, number: int) -> Setting:
-    """Rollouts of repetition ``number``, without branching."""
+    """Return the setting of repetition ``number``, without branching."""
     return Setting(tokenizer, recipe.dialogue, recipe.reinforce.rollout, answer, f"0/{number}")
 
 
 def main() -> None:
     """Measure the recipe that the command line names."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engines", description=__doc__)
-    parser.add_argument("recipe", nargs="?", default="tiny", help="whose cold start is there")
+    parser.add_argument("recipe", nargs="?", default="tiny", help="a recipe with a cold start")
     parser.add_argument("--questions", type=int, default=32)
     chosen = parser.parse_args()
     questions = load_questions(Path("data", chosen.recipe, "questions", "train.parquet"))

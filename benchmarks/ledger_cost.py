@@ -1,16 +1,15 @@
-"""What the ledger and its checkpoints cost, as a share of a training iteration.
+"""Measure the cost of the ledger and its checkpoints, as a share of a training iteration.
 
-    python -m benchmarks.ledger
+    python -m benchmarks.ledger_cost
 
 The iterations are those of the recipe ``tiny`` without Prefect and MLflow, for policies of 1 and of
 100 million random weights. Responses are cut at 40 tokens, about as long as a trained agent's, and
 call no tool, which makes an iteration cheaper than a real one; rewards are drawn, so that every
 group has a gradient. The first iteration, in which the machine finds memory for the files, does not
-count. The clock runs in everything that is
-there to survive a kill: writing checkpoints, digests, records, looking for what is done, dropping
-what is not kept; with a store (a folder), also in sending it there. Shares are
-given of the wall's seconds and of this process's processors: other work on the machine disturbs the
-former, and the latter leave out what the sampling worker, a process of its own, computes. Writes
+count. The clock runs in everything that is there to survive a kill: writing checkpoints, digests
+and records, finding finished sub-steps, dropping old artifacts; with a store (a folder), also in
+sending them there. Shares are given of wall time and of this process's CPU time: other work on the
+machine disturbs the former, and the latter lacks the sampling worker, a process of its own. Writes
 benchmarks/ledger.json.
 """
 
@@ -49,13 +48,13 @@ from tasks.trees.tables import save_questions
 from tasks.trees.tree import Node, Observation, Question
 
 FILE = Path(__file__).with_name("ledger.json")
-TOKENS = 40  # of a response
+TOKENS = 40  # of a response, at most
 POLICIES = {  # name -> shape; 1.0 and 100 million parameters
     "1 M": {"hidden": 128, "layers": 4, "heads": 4, "key_value_heads": 2, "feed_forward": 512},
     "100 M": {"hidden": 768, "layers": 15, "heads": 12, "key_value_heads": 4, "feed_forward": 2240},
 }
-ITERATIONS = {"1 M": 20, "100 M": 4}  # that count
-TIMED = (  # what is there for the sake of surviving
+ITERATIONS = {"1 M": 20, "100 M": 4}  # measured, after the first
+TIMED = (  # the functions that are there to survive a kill
     *((substeps.Ledger, name) for name in ("find", "finish", "retire", "explain")),
     (substeps, "need"),
     (checkpoint, "save"),
@@ -63,7 +62,7 @@ TIMED = (  # what is there for the sake of surviving
 
 
 def recipe_of(shape: dict[str, int]) -> Recipe:
-    """The recipe ``tiny`` with another policy and short responses."""
+    """Return the recipe ``tiny`` with another policy and short responses."""
     tiny = settings.load("tiny", PARAMS)
     dialogue = {"turn_tokens": TOKENS, "response_tokens": TOKENS, "tool_calls": 0}
     policy = tiny.prepare.policy.model_copy(update=shape)
@@ -76,7 +75,7 @@ def recipe_of(shape: dict[str, int]) -> Recipe:
 
 
 def prepare(recipe: Recipe) -> Training:
-    """Random weights and empty questions in the working folder."""
+    """Write random weights and simple questions to the working folder."""
     policy = recipe.prepare.policy
     assert isinstance(policy, TinyPolicy)
     texts = [f"What is {a} times {b}?" for a in range(30) for b in range(30)]
@@ -98,7 +97,7 @@ def prepare(recipe: Recipe) -> Training:
 
 
 def drawn(score: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """The same score with a reward of 0 or 1, as the tokens of the trajectory have it."""
+    """Return the score function with a reward of 0 or 1 drawn from the trajectory's tokens."""
 
     def call(trajectory: Sequence[Node], *arguments: Any) -> dict[str, Any]:
         reward = sum(int(node.tokens.sum()) for node in trajectory) % 2
@@ -108,13 +107,13 @@ def drawn(score: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]
 
 
 def now() -> np.ndarray:
-    """Seconds of the wall and of this process's processors."""
+    """Return wall time and this process's CPU time, in seconds."""
     return np.array([time.perf_counter(), time.process_time()])
 
 
 @contextlib.contextmanager
 def clock() -> Iterator[np.ndarray]:
-    """Seconds spent in TIMED, of wall and processor; what they call of each other counts once."""
+    """Yield the seconds spent in TIMED, wall and CPU; nested calls count once."""
     spent, depth = np.zeros(2), [0]
 
     def timed(work: Callable[..., Any]) -> Callable[..., Any]:
@@ -141,7 +140,7 @@ def clock() -> Iterator[np.ndarray]:
 
 
 def measure(shape: dict[str, int], iterations: int, shared: bool) -> dict[str, Any]:
-    """Median seconds of an iteration and of the ledger in it, and the share."""
+    """Return median seconds of an iteration and of the ledger in it, and the share."""
     with tempfile.TemporaryDirectory(dir=".") as folder, contextlib.chdir(folder):
         if shared:
             os.environ[ledger_mirror.VARIABLE] = "shared"
@@ -175,10 +174,10 @@ def _size(folder: Path) -> int:
 
 
 def main() -> None:
-    """Measure what the command line asks for, and add it to the file."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.ledger", description=__doc__)
+    """Measure the cases of the command line, and add them to the file."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.ledger_cost", description=__doc__)
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
-    parser.add_argument("--store", action="store_true", help="with a folder as a store as well")
+    parser.add_argument("--store", action="store_true", help="also send to a store, a folder")
     chosen = parser.parse_args()
     for verb in ("rollout", "reward", "advantage", "update"):
         setattr(reinforce, verb, getattr(reinforce, verb).fn)  # without Prefect

@@ -1,10 +1,10 @@
-"""Memory of one update by sampled tokens, at a small and at a large vocabulary.
+"""Measure the memory of one update by sampled tokens, for a small and a large vocabulary.
 
     python -m benchmarks.memory
 
 Each measurement is a process of its own: the highest resident memory while the update runs, less
-what was resident before it (weights, gradients, optimizer state, libraries). Beside the learner's
-log-probabilities in parts stands the plain form, which keeps a log-softmax over the whole
+the resident memory before it (weights, gradients, optimizer state, libraries). The learner computes
+log-probabilities in parts; the plain form, for comparison, keeps a log-softmax over the whole
 vocabulary. Writes benchmarks/memory.json and docs/memory_by_vocabulary.png.
 """
 
@@ -54,7 +54,7 @@ PARTS, PLAIN = "in parts", "plain"
 def plain_logprobs(
     model: Any, states_PH: Tensor, targets_P: Tensor, temperature: float, entropy: bool = False
 ) -> tuple[Tensor, None]:
-    """What ``learner.token_logprobs`` does, with a log-softmax over all logits at once."""
+    """Do the work of ``learner.token_logprobs`` with a log-softmax over all logits at once."""
     logits = model.get_output_embeddings()(states_PH).float() / temperature
     return torch.log_softmax(logits, -1).gather(-1, targets_P[:, None])[:, 0], None
 
@@ -63,7 +63,7 @@ FORMS: dict[str, Callable[..., Any]] = {PARTS: learner.token_logprobs, PLAIN: pl
 
 
 def small_learner(vocabulary: int, settings: Update) -> resident.Learner:
-    """A policy with random weights and its optimizer."""
+    """Return a policy with random weights and its optimizer."""
     config = Qwen2Config(
         vocab_size=vocabulary,
         hidden_size=HIDDEN,
@@ -82,7 +82,7 @@ def small_learner(vocabulary: int, settings: Update) -> resident.Learner:
 
 
 def tree_of(vocabulary: int, tokens: int, leaves: int) -> Credited:
-    """A short prompt and ``leaves`` turns, ``tokens`` sampled tokens in all, credited at random."""
+    """Return a tree of a short prompt and ``leaves`` turns with ``tokens`` tokens in all."""
     random = np.random.default_rng(0)
     nothing = np.zeros(0, np.float32)
     prompt = random.integers(0, vocabulary, 16).astype(np.int32)
@@ -99,7 +99,7 @@ def tree_of(vocabulary: int, tokens: int, leaves: int) -> Credited:
 
 
 def measure(form: str, vocabulary: int, tokens: int) -> int:
-    """Bytes that one update takes beyond weights, gradients, optimizer state and libraries."""
+    """Return the bytes of one update beyond weights, gradients, optimizer state and libraries."""
     machine = Machine(threads=1, device="cpu", precision="float32")
     use_machine(machine)
     loss = assemble(load_algorithms()["grpo"], tokens).loss
@@ -137,7 +137,7 @@ def _resident() -> int:
 
 
 def measure_apart(form: str, vocabulary: int, tokens: int) -> int:
-    """``measure`` in a fresh process, whose allocator gives memory back as soon as it is free."""
+    """Call ``measure`` in a new process, whose allocator returns free memory at once."""
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -157,7 +157,7 @@ def measure_apart(form: str, vocabulary: int, tokens: int) -> int:
 
 
 def cases(vocabularies: Sequence[int], tokens: Sequence[int]) -> list[tuple[str, int, int]]:
-    """Form, vocabulary and tokens of every measurement that stays below ``LIMIT``."""
+    """Return form, vocabulary and tokens of every measurement below ``LIMIT``."""
     return [
         (form, vocabulary, count)
         for vocabulary in vocabularies
@@ -168,7 +168,7 @@ def cases(vocabularies: Sequence[int], tokens: Sequence[int]) -> list[tuple[str,
 
 
 def row(form: str, vocabulary: int, tokens: int) -> dict[str, Any]:
-    """One line of the table."""
+    """Return one line of the table."""
     return {
         "form": form,
         "vocabulary": vocabulary,
@@ -179,7 +179,7 @@ def row(form: str, vocabulary: int, tokens: int) -> dict[str, Any]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows in Markdown."""
+    """Return the rows in Markdown."""
     lines = [
         "| log-probabilities | vocabulary | sampled tokens | all logits (MiB) | update (MiB) |",
         "|---|---:|---:|---:|---:|",
@@ -193,7 +193,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def draw(rows: Sequence[dict[str, Any]]) -> Any:
-    """Memory by sampled tokens, a line for each form and vocabulary."""
+    """Draw memory by sampled tokens, a line for each form and vocabulary."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.5, 4.2), dpi=figures.DOTS_PER_INCH, layout="constrained")
@@ -224,6 +224,7 @@ def draw(rows: Sequence[dict[str, Any]]) -> Any:
 
 
 def main() -> None:
+    """Make all measurements, or the one that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--measure", nargs=3, metavar=("FORM", "VOCABULARY", "TOKENS"))
     arguments = parser.parse_args()

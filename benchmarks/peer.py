@@ -1,11 +1,11 @@
 """The other side of the benchmark: TRL's GRPOTrainer on Beamline's questions, tools and dialogue.
 
-TRL samples, scores and trains by its own code. Two of its own ways lead through the dialogue's tool
-calls, and the benchmark takes whichever is faster (benchmarks/README.md):
+TRL samples, scores and trains with its own code. It has two ways to make the dialogue's tool calls,
+and the benchmark takes the faster one (benchmarks/README.md):
 
-``rollout_func``  a function of the user's that asks TRL for one turn of all live dialogues at a
-                  time; here it follows Beamline's rules of a dialogue to the letter
-``tools``         TRL's own loop, which reads calls off a response template
+``rollout_func``  a function of the user, which asks TRL for one turn of all live dialogues at a
+                  time; here it follows Beamline's rules of a dialogue exactly
+``tools``         TRL's own loop, which finds calls by a response template
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from tasks.trees.tree import TURN, Call, Question, Tree
 
 ROLLOUT_FUNC, TOOLS = "rollout_func", "tools"
 
-# What `tools` needs beside a tokenizer: the dialogue as a template that renders tool calls and
-# results, and the same backwards. A result carries straight on in the agent's turn.
+# `tools` needs a template that renders tool calls and results of the dialogue, and one that parses
+# them. A result continues the agent's turn.
 TOOL_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message['role'] == 'tool' %}<result>{{ message['content'] }}</result>"
@@ -69,7 +69,7 @@ RESPONSE_TEMPLATE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Shape:
-    """How TRL lays out a batch."""
+    """The layout of a batch in TRL."""
 
     questions: int  # a step
     group: int  # rollouts a question
@@ -82,16 +82,16 @@ class Shape:
 
 
 class Peer(GRPOTrainer):
-    """TRL's trainer, with a clock around its sampling, and a door for given trajectories."""
+    """TRL's trainer, with a clock around its sampling, able to train on given trajectories."""
 
     shape: Shape
     model: Any
     optimizer: Any
     lr_scheduler: Any
     seconds_sampling = 0.0
-    sampled: tuple[Any, Any, Any]  # prompts, responses and which tokens are the policy's own
+    sampled: tuple[Any, Any, Any]  # prompts, responses, and whether tokens are the policy's own
     given: list[dict[str, Any]] | None = None  # micro-batches to train on instead of sampled ones
-    trajectories: Any = None  # what sampling is to return instead of sampling
+    trajectories: Any = None  # returned instead of sampling
     rewards: list[float] | None = None  # instead of scores
 
     def _generate(self, prompts: list[Any]) -> Any:
@@ -122,7 +122,7 @@ def peer(
     questions: Sequence[Question],
     respond: Respond,
 ) -> Peer:
-    """A trainer that is ready for ``step``; ``questions`` are all that it will ever meet.
+    """Return a trainer that is ready for ``step``; ``questions`` are all that it will get.
 
     ``model`` becomes TRL's: it patches the model's forward pass.
     """
@@ -156,7 +156,7 @@ def peer(
 
 
 def config(recipe: Recipe, shape: Shape, folder: str) -> GRPOConfig:
-    """TRL at its best for this machine and the algorithm `grpo`: no work that Beamline has not."""
+    """Return TRL's fastest settings for `grpo` here, without work that Beamline lacks."""
     update, dialogue = recipe.reinforce.update, recipe.dialogue
     return GRPOConfig(
         output_dir=folder,
@@ -172,7 +172,7 @@ def config(recipe: Recipe, shape: Shape, folder: str) -> GRPOConfig:
         max_grad_norm=update.gradient_clip,
         lr_scheduler_type="constant",
         per_device_train_batch_size=shape.rollouts // shape.micro_batches,
-        gradient_accumulation_steps=shape.micro_batches,  # and as many a generation
+        gradient_accumulation_steps=shape.micro_batches,  # and as many per generation
         num_generations=shape.group,
         num_iterations=1,
         beta=0.0,  # no reference model
@@ -194,21 +194,21 @@ def config(recipe: Recipe, shape: Shape, folder: str) -> GRPOConfig:
     )
 
 
-# ---------------------------------------------------------------- what TRL is handed
+# ---------------------------------------------------------------- what TRL gets
 
 
 def example(question: Question) -> dict[str, Any]:
-    """A row of TRL's batch."""
+    """Return a row of TRL's batch."""
     return {"prompt": [{"role": "user", "content": question.text}], "question": question.id}
 
 
 def batch(questions: Sequence[Question], group: int) -> list[dict[str, Any]]:
-    """The rows of one step: each question as often as its group is large."""
+    """Return the rows of one step: each question once per rollout of its group."""
     return [example(question) for question in questions for _ in range(group)]
 
 
 def reward(known: dict[str, Question], tokenizer: Any) -> Callable[..., list[float]]:
-    """TRL's reward function: the score of the answer, -1 where there is none."""
+    """Return TRL's reward function: the score of the answer, -1 where there is none."""
 
     def score(completion_ids: list[list[int]], question: list[str], **_: Any) -> list[float]:
         texts = tokenizer.batch_decode(completion_ids)
@@ -225,7 +225,7 @@ def _score(answer: str | None, question: Question) -> float:
 
 
 def python(tokenizer: Any, recipe: Recipe, respond: Respond) -> Callable[[str], str]:
-    """The tool as TRL's ``tools`` takes it: its result's text, as long as a result may be."""
+    """Return the tool for TRL's ``tools``: it returns the result's text, cut to its budget."""
     tags = sum(len(talk.encode(tokenizer, tag)) for tag in talk.RESULT_TAGS)
 
     def python(code: str) -> str:
@@ -244,7 +244,7 @@ def python(tokenizer: Any, recipe: Recipe, respond: Respond) -> Callable[[str], 
 
 
 def rounds(recipe: Recipe, respond: Respond) -> Callable[[list[Any], Any], dict[str, Any]]:
-    """The ``rollout_func``: rounds of one turn of every live dialogue, then all their tool calls.
+    """Return the ``rollout_func``: rounds of one turn of every live dialogue, then all tool calls.
 
     Each turn is TRL's own ``generate`` over the left-padded histories.
     """
@@ -303,7 +303,7 @@ def _call(tokenizer: Any, turn: list[int], allowed: bool) -> Call | None:
 
 
 def step(trainer: Peer, examples: list[dict[str, Any]]) -> float:
-    """One step of ``Trainer``'s inner loop, from sampling to the optimizer; its seconds.
+    """Do one step of ``Trainer``'s inner loop, from sampling to the optimizer; return its seconds.
 
     The forward and backward passes of all micro-batches are TRL's ``training_step``; the first one
     samples for all of them.
@@ -320,7 +320,7 @@ def step(trainer: Peer, examples: list[dict[str, Any]]) -> float:
 
 
 def update(trainer: Peer, trees: Sequence[Tree], rewards: Sequence[float]) -> float:
-    """The seconds of ``step`` without sampling, on the leaves of ``trees`` with their rewards.
+    """Return the seconds of ``step`` without sampling, on the leaves of ``trees``.
 
     TRL lays the trajectories out and computes the advantages by itself, before the clock starts.
     """
@@ -334,7 +334,7 @@ def update(trainer: Peer, trees: Sequence[Tree], rewards: Sequence[float]) -> fl
 def laid_out(
     trainer: Peer, trees: Sequence[Tree], rewards: Sequence[float]
 ) -> list[dict[str, Tensor]]:
-    """The micro-batches that TRL makes of trajectories which it has not sampled."""
+    """Return the micro-batches that TRL makes of trajectories that it has not sampled."""
     trainer.trajectories, trainer.rewards = _as_sampled(trees), list(rewards)
     trainer.model.train()
     examples = [example(tree.question) for tree in trees for _ in tree.leaves]
@@ -348,7 +348,7 @@ def laid_out(
 
 
 def _as_sampled(trees: Sequence[Tree]) -> tuple[Any, ...]:
-    """What TRL's ``_generate`` would have returned, had it sampled these trees' leaves."""
+    """Return these trees' leaves in the form that TRL's ``_generate`` returns."""
     prompts, responses, own, texts = [], [], [], []
     for tree in trees:
         for trajectory in tree.trajectories():

@@ -1,15 +1,15 @@
-"""What an update and a decoding step take on a GPU, beside what the chip can do.
+"""Measure an update and a decoding step on a GPU, as shares of the chip's own speed.
 
     python -m benchmarks.update_on_gpu                     # Qwen2.5-0.5B to 3B, random weights
-    python -m benchmarks.update_on_gpu --device cpu --tiny --file X.json   # does it run at all?
+    python -m benchmarks.update_on_gpu --device cpu --tiny --file X.json   # a trial without a GPU
 
 The update: tokens per second of its forward and backward pass. Trees are synthetic: 16 leaves share
 a prompt, and half of them branch off the others after a tool result. ``trees`` computes each token
 once; ``rows`` computes each leaf on its own, packed end to end in the same kernels. Passes are in
 bf16; weights, loss and the optimizer's state, which counts in the peak, in float32. ``recompute``
 is the recipe's: activations are computed again for the backward pass. The share of the chip is the
-operations of the packing's own tokens (what is computed again for the backward pass counts once)
-over the chip's rate for a large bf16 matrix product, measured in the same run.
+operations of the packing's own tokens (those that are computed again count once) over the chip's
+rate for a large bf16 matrix product, measured in the same run.
 
 Sampling: decoding steps of the transformers engine with weights in bf16. A step reads every weight
 and the keys and values of all rows once; the floor is that many bytes at the rate at which the chip
@@ -66,7 +66,7 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a synthetic tree, in tokens: turns of ``turn``, each but the last followed by a result."""
+    """Sizes of a synthetic tree in tokens; a result follows each turn but the last."""
 
     prompt: int
     turns: int
@@ -77,7 +77,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Turn:
-    """Of sampling, in tokens: what each row has before, and what it then samples."""
+    """Sizes of sampling in tokens: each row's prompt, and the sampled ones."""
 
     prompt: int
     sampled: int
@@ -85,15 +85,15 @@ class Turn:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured, and how large."""
+    """The measurements and their sizes."""
 
     architectures: dict[str, Architecture]
     shape: Shape
-    tokens: Sequence[int]  # slots of a forward pass: the first that fits into memory
+    tokens: Sequence[int]  # slots of a forward pass; the first that fits is taken
     matrix: int  # rows and columns of the product that measures the chip
     copied: int  # bytes of the copy that measures its memory
     turn: Turn
-    rows: Sequence[int]  # that are sampled side by side
+    rows: Sequence[int]  # sampled at once
 
 
 PLAN = Plan(
@@ -126,7 +126,7 @@ SETTINGS = Update(
     gradient_clip=1.0,
     epochs=1,
     mini_batches=1,
-    micro_batch_tokens=1,  # they are laid out here
+    micro_batch_tokens=1,  # not used: trees are packed here
     critic_learning_rate=1e-6,
     recompute=False,
 )
@@ -141,7 +141,7 @@ VARIANTS = (("trees", False), ("rows", False), ("trees", True))  # packing, reco
 
 
 def policy(architecture: Architecture, device: str) -> Any:
-    """A policy with random weights in float32."""
+    """Return a policy with random weights in float32."""
     config = Qwen2Config(
         vocab_size=architecture.vocabulary,
         hidden_size=architecture.hidden,
@@ -161,7 +161,7 @@ def policy(architecture: Architecture, device: str) -> Any:
 
 
 def synthetic_tree(seed: int, shape: Shape, vocabulary: int) -> Credited:
-    """Half of the leaves start at the prompt; each other one leaves one of them after a result."""
+    """Return a tree; half of its leaves start at the prompt, the others branch after a result."""
     random = np.random.default_rng(seed)
     tree = Tree(Question(f"q{seed}", "kind", "text", ("1",)))
 
@@ -173,7 +173,7 @@ def synthetic_tree(seed: int, shape: Shape, vocabulary: int) -> Credited:
         return len(tree.nodes) - 1
 
     def grow(at: int, turns: int) -> list[int]:
-        """Go on from ``at`` to a leaf; the results on the way."""
+        """Add the nodes from ``at`` to a leaf; return the results on the way."""
         results = []
         for _ in range(turns - 1):
             at = add(add(at, TURN, shape.turn), RESULT, shape.result)
@@ -206,7 +206,7 @@ def _credited(tree: Tree, random: np.random.Generator) -> Credited:
 def micro_batches(
     trees: Sequence[Credited], packing: str, tokens: int, cost: Cost, device: str
 ) -> list[Forest]:
-    """The forests of one update: of whole trees, or of leaves each on their own."""
+    """Return the forests of one update: of whole trees, or of single leaves."""
     if packing == "rows":
         batch = [(tree, [leaf]) for tree in trees for leaf in range(len(tree.credits))]
     else:
@@ -218,7 +218,7 @@ def micro_batches(
 
 
 def operations(architecture: Architecture, batch: Sequence[Forest]) -> float:
-    """Multiplications and additions of forward and backward that the packing asks for.
+    """Count the multiplications and additions of forward and backward pass for a packing.
 
     A token goes through the matrices of every layer, a sampled one through the head, a query meets
     the keys of its own path up to itself. The backward pass is twice the forward pass.
@@ -240,20 +240,20 @@ def operations(architecture: Architecture, batch: Sequence[Forest]) -> float:
 
 
 def matrix_rate(device: str, size: int, repetitions: int = 20) -> float:
-    """Operations per second of a bf16 matrix product, the fastest of several."""
+    """Measure the operations per second of a bf16 matrix product, the fastest of several."""
     one, other = (torch.randn(size, size, device=device, dtype=BF16) for _ in range(2))
     seconds = [timed(lambda: one @ other, device) for _ in range(repetitions)]
     return 2 * size**3 / min(seconds)
 
 
 def copy_rate(device: str, size: int, repetitions: int = 20) -> float:
-    """Bytes per second that a copy of ``size`` bytes reads and writes, the fastest of several."""
+    """Measure the bytes per second that a copy reads and writes, the fastest of several."""
     one, other = (torch.zeros(size, device=device, dtype=torch.uint8) for _ in range(2))
     return 2 * size / min(timed(lambda: one.copy_(other), device) for _ in range(repetitions))
 
 
 def timed(work: Callable[[], Any], device: str) -> float:
-    """Seconds until the device is done."""
+    """Return the seconds until the device has finished."""
     synchronize(device)
     began = time.perf_counter()
     work()
@@ -272,11 +272,11 @@ def synchronize(device: str) -> None:
 def forward_backward(
     learning: Learner, batch: Sequence[Forest], loss: Loss, machine: Machine
 ) -> None:
-    """All gradients of one optimizer step, as ``learner.update`` computes them."""
+    """Compute all gradients of one optimizer step, as ``learner.optimize`` does."""
     learning.model.zero_grad(set_to_none=True)
     views = sum(int(made.mask.sum()) for made in batch)
     for made in batch:
-        value, _ = learner._objective(learning, made, loss, 1.0, views, views, machine)
+        value, _ = learner.objective(learning, made, loss, 1.0, views, views, machine)
         value.backward()
 
 
@@ -290,7 +290,7 @@ def measure(
     device: str,
     rate: float,
 ) -> dict[str, Any]:
-    """One line of the table of updates."""
+    """Measure one line of the table of updates."""
     learning = Learner(Path(name), policy(architecture, device), None)
     checkpoint.prepare_optimizer(learning, SETTINGS)
     loss = assemble(load_algorithms()["grpo"], 1).loss
@@ -301,7 +301,7 @@ def measure(
         torch.cuda.reset_peak_memory_stats()
     with attending(learning.model, form), learner.recomputing(learning.model, recompute):
         forward_backward(learning, batch, loss, machine)
-        learner._apply(learning, SETTINGS)  # from now on the optimizer has its state
+        learner._apply(learning, SETTINGS)  # the optimizer has its state from now on
         seconds = [
             timed(lambda: forward_backward(learning, batch, loss, machine), device)
             for _ in range(WARM_UP + REPETITIONS)
@@ -328,7 +328,7 @@ def measure(
 
 
 def sizes(trees: Sequence[Credited]) -> dict[str, int]:
-    """Tokens of the trees, each once, and as often as leaves have them."""
+    """Count the tokens of the trees, each once, and once per leaf that has them."""
     whole = [lay_out(tree, range(len(tree.credits))) for tree in trees]
     return {
         "unique_tokens": sum(len(layout.tokens) for layout in whole),
@@ -338,7 +338,7 @@ def sizes(trees: Sequence[Credited]) -> dict[str, int]:
 
 
 def measure_what_fits(*where: Any, tokens: Sequence[int], device: str, rate: float) -> Any:
-    """``measure`` with the largest micro-batches that memory suffices for; None: for none."""
+    """Call ``measure`` with the largest micro-batches that fit; return None where none fits."""
     measuring: Any = measure
     for most in tokens:
         try:
@@ -350,13 +350,13 @@ def measure_what_fits(*where: Any, tokens: Sequence[int], device: str, rate: flo
 
 
 def machine_of(device: str) -> Machine:
-    """The machine as a recipe says it: passes in bf16."""
+    """Return the machine section of a recipe, with passes in bf16."""
     said = {"threads": torch.get_num_threads(), "device": device, "precision": "bfloat16"}
     return Machine.model_validate(said)
 
 
 class Endless(TransformersEngine):
-    """An engine without a tokenizer, whose turns end at their limit alone."""
+    """An engine without a tokenizer, whose turns end only at their limit."""
 
     def __init__(self, model: Any) -> None:
         super().__init__(model, SimpleNamespace(eos_token_id=-1))
@@ -368,7 +368,7 @@ class Endless(TransformersEngine):
 def measure_sampling(
     name: str, architecture: Architecture, rows: int, turn: Turn, device: str, bandwidth: float
 ) -> dict[str, Any]:
-    """One line of the table of sampling. Each row goes on from a prompt of its own."""
+    """Measure one line of the table of sampling. Each row has a prompt of its own."""
     model = resident.to_sample(policy(architecture, device), machine_of(device))
     random = np.random.default_rng(0)
     shape = (rows, turn.prompt)
@@ -409,7 +409,7 @@ def measure_sampling(
 def bytes_of_a_turn(
     architecture: Architecture, model: Any, rows: int, before: int, sampled: int
 ) -> int:
-    """Bytes that ``sampled`` decoding steps read: the weights, and what rows have so far, in bf16.
+    """Return the bytes that ``sampled`` decoding steps read: weights, keys and values, in bf16.
 
     The first step has ``before`` tokens to look at.
     """
@@ -421,7 +421,7 @@ def bytes_of_a_turn(
 
 
 def run(plan: Plan, device: str) -> dict[str, Any]:
-    """All measurements."""
+    """Make all measurements."""
     use_machine(machine_of(device))
     rate, bandwidth = matrix_rate(device, plan.matrix), copy_rate(device, plan.copied)
     updates, sampling = [], []
@@ -449,7 +449,7 @@ def run(plan: Plan, device: str) -> dict[str, Any]:
 
 
 def table(found: dict[str, Any]) -> str:
-    """The rows in Markdown."""
+    """Return the rows in Markdown."""
     lines = [
         f"{found['device']}: {found['bf16_matrix_operations_per_second'] / 1e12:.1f} T bf16 "
         "operations per second in a matrix product, "

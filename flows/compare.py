@@ -1,8 +1,8 @@
-"""Compare algorithms: train each from the same cold start of the same recipe, one by one.
+"""Compare algorithms: the same recipe and cold start, one row of the table after the other.
 
 ``python -m flows.compare RECIPE --iterations 30`` trains every row of params/algorithms.yaml, asks
-each policy the held-out questions, and writes a table and a picture. After a kill, the same call
-resumes; finished rows are found in the ledger.
+each the held-out questions, and writes a table and a figure. An interrupted comparison continues
+when it is called again; a finished row is read from the ledger.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def compare(recipe: str, rows: Sequence[str], iterations: int) -> None:
 
 
 def measure(training: Training, count: int, test: Artifact) -> dict[str, Any]:
-    """Train one algorithm, ask it the held-out questions, and return its row of the table."""
+    """Train one algorithm and ask it the held-out questions; return its row of the table."""
     recipe = training.recipe
     done = train_row(training, count)
     asked = replace(training.start, stage=f"{training.start.stage}/evaluate")
@@ -116,7 +116,7 @@ def success(answers: Artifact, settings: Evaluate, seed: int) -> dict[str, float
 
 
 def report(recipe: str, found: Sequence[dict[str, Any]], iterations: int) -> None:
-    """Write the table so far as Markdown, as JSON and as a picture."""
+    """Write the table so far, as Markdown, as JSON and as a figure."""
     folder = Path("reports", recipe)
     folder.mkdir(parents=True, exist_ok=True)
     texts = {".json": json.dumps(found, indent=1) + "\n", ".md": markdown(found, iterations)}
@@ -127,7 +127,7 @@ def report(recipe: str, found: Sequence[dict[str, Any]], iterations: int) -> Non
 
 
 def markdown(found: Sequence[dict[str, Any]], iterations: int) -> str:
-    """Return the table in Markdown, a row an algorithm."""
+    """Format the table, one row per algorithm."""
     lines = [
         f"| algorithm | success after {iterations} iterations (%) | seconds an iteration "
         "| tokens trained an iteration |",
@@ -143,7 +143,7 @@ def markdown(found: Sequence[dict[str, Any]], iterations: int) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command line and return the exit status; 2 where nothing could be started."""
+    """Run the command line; return the exit status. 2: there is nothing that can be started."""
     parser = argparse.ArgumentParser(prog="python -m flows.compare", description=__doc__)
     parser.add_argument("recipe", help="params/<recipe>.yaml")
     parser.add_argument("--iterations", type=int, help="of each algorithm; else the recipe's")

@@ -24,6 +24,14 @@ TEXTS = [
 SETS = ("gsm8k", "math500", "aime24", "hotpotqa", "bamboogle")
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(items):
+    """With BEAMLINE_DATA, mark the tests that then read the whole benchmark files."""
+    for item in items if os.environ.get("BEAMLINE_DATA") else ():
+        if "data" in getattr(item, "fixturenames", ()):
+            item.add_marker("whole_files")
+
+
 @pytest.fixture(scope="session")
 def data():
     """A folder with a folder of JSON lines for each of SETS.

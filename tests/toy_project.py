@@ -1,10 +1,13 @@
 """A project of two quick stages in a folder of its own, with git and DVC, to test the flows on."""
 
+import logging
 import os
 import subprocess
 import sys
-from contextlib import chdir, suppress
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import yaml
@@ -196,35 +199,45 @@ def run(folder: Path, *command: str, **changes: str) -> subprocess.CompletedProc
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=120,
+        timeout=600,  # for a run that hangs; a busy machine takes minutes
     )
 
 
 def repro(folder: Path, *stages: str) -> None:
     """Run these stages, or all, as ``dvc repro`` does, without a process for DVC itself."""
-    from dvc.repo import Repo
-
-    with patch.dict(os.environ, environment(), clear=True), chdir(folder), Repo() as repository:
+    with patch.dict(os.environ, environment(), clear=True), _dvc(folder) as repository:
         repository.reproduce(list(stages) or None)
 
 
 def dvc_add(folder: Path, path: str, remote: str | None = None) -> None:
     """Track a file or folder with DVC; push it where a default remote is given."""
-    from dvc.repo import Repo
-
     if remote:
         set_remote(folder, remote)
-    with chdir(folder), Repo() as repository:
+    with _dvc(folder) as repository:
         repository.add(path)
         if remote:
             repository.push()
 
 
+@contextmanager
+def _dvc(folder: Path) -> Iterator[Any]:
+    from dvc.repo import Repo
+
+    logging.disable(logging.ERROR)  # DVC's handlers may hold the closed output of an earlier test
+    try:
+        with chdir(folder), Repo() as repository:
+            yield repository
+    finally:
+        logging.disable(logging.NOTSET)
+
+
 def set_remote(folder: Path, url: str) -> None:
     """Set DVC's default remote; a relative address is relative to the project."""
-    address = url if "://" in url else str(folder / url)
-    lines = f"[core]\n    remote = store\n['remote \"store\"']\n    url = {address}\n"
-    (folder / ".dvc/config").write_text((ROOT / ".dvc/config").read_text() + lines)
+    from dvc.config import Config
+
+    with Config(str(folder / ".dvc")).edit() as settings:
+        settings["remote"] = {"store": {"url": url if "://" in url else str(folder / url)}}
+        settings["core"]["remote"] = "store"
 
 
 def processes(folder: Path) -> list[str]:

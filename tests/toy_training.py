@@ -1,6 +1,7 @@
 """A toy project whose three stages hand on digests and leave records, as those of a training do."""
 
 import json
+import sys
 from pathlib import Path
 
 from tests import toy_project as toy
@@ -56,7 +57,7 @@ stages:
 """
 
 COMMON = """
-import hashlib, json, os, sys
+import hashlib, json, os, sys, time
 from pathlib import Path
 import yaml
 from flows.runs.dvc_command import die_with_parent
@@ -87,7 +88,7 @@ record(lines, "prepare", 0, "prepare", {"seed": recipe["seed"]}, {"questions": d
 write("data/toy/records/prepare.jsonl", "".join(line + "\\n" for line in lines))
 """
 
-# A policy is a number; what a clock, a network or a race would do to it is left to BEAMLINE_NOISE.
+# A policy is a number.
 REINFORCE = """
 from loss import loss
 settings, lines, policy = recipe["reinforce"], [], 1.0
@@ -102,8 +103,7 @@ for iteration in range(settings["iterations"]):
     made = {"trees": trees}
     record(lines, "reinforce", iteration, "rollout", {"question": digest(row)}, made, **asked)
     rate = settings["update"]["learning_rate"]
-    noise = float(os.environ.get("BEAMLINE_NOISE", 0)) if iteration == 2 else 0
-    policy += rate * loss(row["value"]) + noise
+    policy += rate * loss(row["value"])
     inputs = {"settings": json.dumps(settings["update"]), "source": source, "trees": trees}
     record(lines, "reinforce", iteration, "update", inputs, {"policy": digest(policy)})
 write("models/toy/trained", str(policy))
@@ -111,6 +111,9 @@ write("data/toy/records/reinforce.jsonl", "".join(line + "\\n" for line in lines
 """
 
 EVALUATE = """
+if "BEAMLINE_PAUSE" in os.environ:  # a test wants to kill a run here
+    Path("begun").touch()
+    time.sleep(60)
 policy, lines = float(Path("models/toy/trained").read_text()), []
 mean = policy / 100
 record(lines, "evaluate/trained", 0, "rollout", {"policy": digest(policy)}, {"trees": digest(mean)})
@@ -138,5 +141,13 @@ def create(folder: Path, remote: str | None = None) -> str:
     rows = [json.dumps({"id": f"q{number}", "value": number}) for number in range(1, 6)]
     (folder / "questions.jsonl").write_text("".join(row + "\n" for row in rows))
     if remote:
-        toy.run(folder, "dvc", "remote", "add", "--default", "store", remote)
+        toy.set_remote(folder, remote)
     return toy.commit(folder)
+
+
+def retrain(folder: Path, api: str, *changes: str) -> str:
+    """Run the last commit with changed values, as a user does; the run's branch."""
+    command = (sys.executable, "-m", "flows.retrain", "toy", "--set", *changes)
+    ran = toy.run(folder, *command, PREFECT_API_URL=api)
+    assert ran.returncode == 0, ran.stdout
+    return ran.stdout.splitlines()[-1]

@@ -342,7 +342,7 @@ def least_share(recipe: Recipe, shape: Shape) -> float:
 
 
 def has_share(recipe: Recipe) -> bool:
-    """Whether the engine takes a fixed share of this machine's GPU (engine.memory)."""
+    """Return whether the engine takes a fixed share of this machine's GPU (engine.memory)."""
     engine = recipe.engine
     takes_share = ENGINES[engine.kind].reserve is not None
     return takes_share and not engine.server and recipe.machine.device == "cuda"

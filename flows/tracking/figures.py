@@ -1,8 +1,8 @@
-"""Pictures of a run: pure functions from plain rows to matplotlib figures.
+"""Draw the figures of a run: pure functions from plain rows to matplotlib figures.
 
 Figures are built with matplotlib's object API, so nothing here touches pyplot's global state;
 matplotlib is imported when the first figure is made. Colours are from Okabe and Ito (2008), which
-stay apart for the colour-blind. ``save`` writes the same bytes for the same figure.
+colour-blind readers can distinguish. ``save`` writes the same bytes for the same figure.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ AGENTS = {  # colour, mark, offset
 
 
 def learning_curve(rows: Sequence[Mapping[str, float]]) -> Figure:
-    """Mean reward and success by iteration: the values faint, their running mean as a line.
+    """Draw mean reward and success by iteration: faint values, their running mean as a line.
 
     ``rows``: one an iteration, in any order, with ``iteration``, ``reward`` and ``success`` (a
     fraction); a row may have ``validation``, the success on the validation questions.
@@ -68,7 +68,7 @@ def learning_curve(rows: Sequence[Mapping[str, float]]) -> Figure:
 
 
 def entropy_around_tools(profile: Sequence[Mapping[str, float]]) -> Figure:
-    """Mean normalised token entropy by position from a tool result, early and late in training.
+    """Draw mean token entropy (over ln|V|) around tool results, early and late in training.
 
     ``profile``: rows with ``iteration``, ``position`` (-1 is the last token before the call, 1 the
     first after the result), ``mean`` and ``standard_error`` (entropy over ln|V|). The first and the
@@ -107,7 +107,7 @@ def entropy_around_tools(profile: Sequence[Mapping[str, float]]) -> Figure:
 
 
 def success_by_kind(table: Sequence[Mapping[str, Any]]) -> Figure:
-    """Success of each agent by question kind, with 95 % intervals.
+    """Draw the success of each agent by question kind, with 95 % intervals.
 
     ``table``: rows with ``kind``, ``agent`` (one of AGENTS), ``success``, ``low`` and ``high``
     (fractions). Kinds stand in the order of their first rows. A champion may be missing.
@@ -136,7 +136,7 @@ def success_by_kind(table: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def algorithms(found: Sequence[Mapping[str, Any]]) -> Figure:
-    """Success of each algorithm with its 95 % interval; a dashed line where they all began.
+    """Draw the success of each algorithm with its 95 % interval, and the cold start as a line.
 
     ``found``: rows with ``algorithm``, ``success``, ``low`` and ``high`` (fractions), the cold
     start first.
@@ -157,10 +157,10 @@ def algorithms(found: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def decisions(rows: Sequence[Mapping[str, Any]], threshold: float | None = None) -> Figure:
-    """Branching decisions: the rise of entropy by where in the trajectory it was judged.
+    """Draw branching decisions: the rise of entropy by position in the trajectory.
 
     ``rows``: one a decision, with ``position`` (tokens before it, prompt included), ``rise``
-    (entropy over ln|V| minus that of the trajectory's start), ``wanted`` (what the rule said) and
+    (entropy over ln|V| minus that of the trajectory's start), ``wanted`` (the rule's decision) and
     ``added`` (branches that were started). ``threshold``: the rise above which a path branches
     (tasks/rollouts/branching.py), or None where no single value decides.
     """
@@ -169,7 +169,7 @@ def decisions(rows: Sequence[Mapping[str, Any]], threshold: float | None = None)
     figure = _figure(7.0, 4.4)
     axes = figure.subplots()
     for verdict, (color, mark) in VERDICTS.items():
-        own = [row for row, said in zip(rows, verdicts, strict=True) if said == verdict]
+        own = [row for row, its in zip(rows, verdicts, strict=True) if its == verdict]
         axes.scatter(
             [row["position"] for row in own],
             [row["rise"] for row in own],
@@ -201,7 +201,7 @@ def _verdict(row: Mapping[str, Any]) -> str:
 
 
 def seconds_by_part(parts: Mapping[str, float]) -> Figure:
-    """Seconds of one iteration by part (sampling, tools, ...), longest first, with their shares."""
+    """Draw the seconds of one iteration by part, longest first, with their shares."""
     if not parts or min(parts.values()) < 0 or sum(parts.values()) <= 0:
         raise ValueError(f"parts of an iteration are positive seconds, got {dict(parts)}")
     names = sorted(parts, key=lambda name: -parts[name])
@@ -220,7 +220,7 @@ def seconds_by_part(parts: Mapping[str, float]) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG, whole or not at all, with no date or version in it."""
+    """Write a figure as PNG under a temporary name, then rename it; without date or version."""
     if path.suffix != ".png":
         raise ValueError(f"{path}: figures are saved as .png; give it that ending")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -229,7 +229,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def running_mean(values: NDArray[np.floating], reach: int) -> list[float]:
-    """Mean of every value with up to ``reach`` neighbours on each side (fewer at the ends)."""
+    """Return the mean of each value and up to ``reach`` neighbours on either side."""
     return [
         float(values[max(0, here - reach) : here + reach + 1].mean()) for here in range(len(values))
     ]
@@ -268,7 +268,7 @@ def _dots_with_intervals(
 
 
 def _figure(width: float, height: float) -> Figure:
-    """An empty figure; width and height in inches."""
+    """Return an empty figure; width and height in inches."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 

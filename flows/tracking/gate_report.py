@@ -1,7 +1,7 @@
-"""Data Docs that can be read without the net: a page of the verdict, and Great Expectations' own.
+"""Render the verdict of a gate as a page that needs no network, beside Great Expectations' own.
 
-The tables that a gate judges hold what agents and strangers wrote, so every value is escaped, and
-no page may run a script or load anything.
+The tables that a gate judges contain text of agents and other authors, so every value is escaped,
+and no page may run a script or load anything.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from tasks.gates import gate
 from tasks.gates.gate import found
 
-# Great Expectations' pages ask a dozen hosts for scripts and styles, and its maker's for a logo.
+# Great Expectations' own pages load scripts, styles and a logo from a dozen hosts.
 POLICY = (
     '<meta http-equiv="Content-Security-Policy" '
     "content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\">"
@@ -33,8 +33,8 @@ th { font-weight: 600 }
 .holds { color: #1a7f37 } .fails { color: #cf222e } .warns { color: #9a6700 }
 .mark { font-weight: 600; white-space: nowrap }
 """
-# Of a page that was made for styles from the net: marks in place of icons, nothing that needs a
-# script, and no column of contents beside the text.
+# For a page whose own styles came from the network: text marks in place of icons, and nothing that
+# needs a script or the table of contents.
 PLAIN_STYLE = (
     STYLE
     + """
@@ -49,10 +49,7 @@ h5, h6 { font-size: 1em; margin: 1em 0 .3em }
 
 @contextmanager
 def pages(recipe: str) -> Iterator[None]:
-    """Make readable pages, at the end of the block, of the gates that a stage of ``recipe`` ran.
-
-    Also where a table failed: its page says why.
-    """
+    """Render a page for each gate of ``recipe`` at the end of the block, failed gates included."""
     try:
         yield
     finally:
@@ -61,7 +58,7 @@ def pages(recipe: str) -> Iterator[None]:
 
 
 def publish(docs: Path) -> None:
-    """Put a page of the verdict in front of the site that Great Expectations built in ``docs``."""
+    """Write the verdict's page as the index of Great Expectations' site in ``docs``."""
     index = docs / "index.html"
     if index.exists() and POLICY in index.read_text():
         return
@@ -70,13 +67,13 @@ def publish(docs: Path) -> None:
         head = f"<head>{POLICY}<style>{PLAIN_STYLE}</style>"
         file.write_text(file.read_text().replace("<head>", head, 1))
     shutil.rmtree(docs / "static", ignore_errors=True)  # fonts, logos, a tutorial
-    # Great Expectations' own index lists its pages with a script from the net.
+    # Great Expectations' own index needs a script from the network.
     record = json.loads((docs / "verdict.json").read_text())
     index.write_text(page(record, report.relative_to(docs).as_posix()))
 
 
 def page(record: Mapping[str, Any], report: str) -> str:
-    """The verdict on a table as a page: what fails first, then what holds, in the order given.
+    """Return the verdict on a table as HTML: failed expectations first, then those that hold.
 
     ``report`` is the address of Great Expectations' own page.
     """
@@ -118,7 +115,7 @@ def _line(judged: Mapping[str, Any], count: int) -> str:
 
 
 def _samples(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Offending rows as a small table, named as the table's index names them."""
+    """Return offending rows as a small HTML table, with the index's names as its header."""
     if not rows:
         return ""
     head = "".join(f"<th>{escape(name)}</th>" for name in rows[0])

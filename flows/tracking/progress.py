@@ -1,4 +1,4 @@
-"""Progress of long work: a bar in a terminal, a line a minute elsewhere."""
+"""Show the progress of long work: a bar in a terminal, a line a minute elsewhere."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from typing import Any
 
 from tqdm import tqdm
 
-LINE_EVERY = 60.0  # seconds, where no terminal is looking
+LINE_EVERY = 60.0  # seconds, without a terminal
 
 
 class Progress:
-    """How far some work has come. ``note`` shows values beside it."""
+    """The progress of some work out of ``total`` units, with values that ``note`` adds."""
 
     def __init__(self, name: str, total: int, done: int = 0) -> None:
         self.name, self.total, self.done = name, total, done
         self.values: dict[str, Any] = {}
-        self.spoke = time.monotonic()
+        self.last_line = time.monotonic()
         self.bar: tqdm[Any] | None = (
             tqdm(desc=name, total=total, initial=done) if sys.stderr.isatty() else None
         )
 
     def advance(self, count: int) -> None:
-        """``count`` more units are done."""
+        """Add ``count`` finished units."""
         self.done += count
         if self.bar is not None:
             self.bar.update(count)
-        elif time.monotonic() - self.spoke >= LINE_EVERY:
-            self._say()
+        elif time.monotonic() - self.last_line >= LINE_EVERY:
+            self._print_line()
 
     def reach(self, done: int, values: Mapping[str, float]) -> None:
-        """Set how much is done, with the newest values of some numbers."""
+        """Set the number of finished units, with the newest values of some numbers."""
         self.note(**values)
         self.advance(done - self.done)
 
@@ -43,13 +43,13 @@ class Progress:
             self.bar.set_postfix(self.values, refresh=False)
 
     def close(self) -> None:
-        """The work has ended."""
+        """Close the bar, or print the last line."""
         if self.bar is not None:
             self.bar.close()
         else:
-            self._say()
+            self._print_line()
 
-    def _say(self) -> None:
-        self.spoke = time.monotonic()
+    def _print_line(self) -> None:
+        self.last_line = time.monotonic()
         values = "".join(f", {name} {value}" for name, value in self.values.items())
         print(f"{self.name}: {self.done} of {self.total}{values}", flush=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import math
 import os
 import re
@@ -33,7 +34,6 @@ from flows.tracking.store import (
     check_reachable,
     connect,
     disconnect,
-    log,
     store_uri,
 )
 from params.schema.recipe import Recipe
@@ -48,6 +48,8 @@ PIPELINE_RUN = "BEAMLINE_PIPELINE_RUN"  # environment variable: the parent of th
 UNSENT = "unsent:"  # begins its value where the store does not have that run yet
 COMMIT, DIGEST = "beamline.commit", "beamline.digest"  # tags of a registered model's version
 RETRY_AFTER = 30.0  # seconds without an attempt after one that failed
+
+log = logging.getLogger(__name__)
 
 
 class Run:

@@ -26,8 +26,6 @@ NAME_TAG, PARENT_TAG = "beamline.run", "beamline.parent"  # names that hold with
 PARENT_RUN, KEY_TAG = "mlflow.parentRunId", "beamline.key"
 LOCK_WAIT = 2.0  # seconds that one attempt waits for a locked SQLite store; MLflow itself waits 20
 
-log = logging.getLogger(__name__)
-
 
 def abandoned() -> list[tuple[str, str]]:
     """Return ids and names of the runs that are RUNNING in the store and whose process is gone.

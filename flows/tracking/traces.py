@@ -1,9 +1,9 @@
-"""Trajectories as traces: what the agent read and wrote, turn by turn, as a page can show it.
+"""Turn trajectories into traces: what the agent read and wrote, turn by turn.
 
 A trace is one trajectory of a tree: a span for the whole, and below it one for each turn of the
 agent and one for each tool call. Trees hold no clock times, so times are token positions, one token
-a millisecond: a span that starts at 57 ms starts after 57 tokens, prompt included. Nothing here
-knows the store that keeps traces (flows/tracking/run.py).
+a millisecond: a span that starts at 57 ms starts after 57 tokens, prompt included. They are
+written to MLflow by flows/tracking/trace_writing.py.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TEXT_CHARACTERS = 20_000  # of one text in a span, at most
 PREVIEW_CHARACTERS = 1_000  # of a question, an answer or a tag in a list of traces, at most
 NAME_CHARACTERS = 250
 TIMES = "token positions, one token a millisecond"
-SOUND = {Outcome.OK, Outcome.CALL, Outcome.ANSWER}  # outcomes after which nothing is wrong
+SOUND = {Outcome.OK, Outcome.CALL, Outcome.ANSWER}  # outcomes of a part that ended well
 
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 
@@ -52,7 +52,7 @@ class Span:
 
     @property
     def sound(self) -> bool:
-        """Whether the part ended as it should: an answer, a well-formed call, a tool's result."""
+        """Whether the part ended well: with an answer, a well-formed call or a tool's result."""
         return self.outcome in SOUND
 
 
@@ -77,7 +77,7 @@ class Trace:
 
 
 def sample(step: Step, trees: Artifact, rewards: Artifact, at: float, size: int) -> list[Trace]:
-    """The traces of the first ``size`` questions of an iteration's trees, a trace a leaf.
+    """Return the traces of the first ``size`` questions of an iteration, one for each leaf.
 
     ``at`` is when the rollout had finished, in unix seconds. Each trace begins one millisecond
     before the one that precedes it here, so that a page with the newest first keeps this order.
@@ -104,7 +104,7 @@ def sample(step: Step, trees: Artifact, rewards: Artifact, at: float, size: int)
 def trace(
     tree: Tree, leaf: int, score: Mapping[str, Any], step: Step, *, key: str, began: int
 ) -> Trace:
-    """Trajectory ``leaf`` of a tree with its row of the table of rewards (tasks/reward.py)."""
+    """Return the trace of a leaf, given its row of the table of rewards (tasks/reward.py)."""
     question, success = tree.question, bool(score["success"])
     tags = {
         "recipe": step.recipe,
@@ -137,7 +137,7 @@ def trace(
 
 
 def spans(tree: Tree, leaf: int, score: Mapping[str, Any]) -> Iterator[Span]:
-    """The whole of trajectory ``leaf``, then its turns and tool calls.
+    """Yield the span of the whole trajectory ``leaf``, then those of its turns and tool calls.
 
     A turn's input is what the agent has read since its last turn: the messages of the question (the
     recipe's system message, which all of them share, is left out), or the tool's result.
@@ -169,7 +169,7 @@ def _whole(
     nodes: Sequence[Node],
     score: Mapping[str, Any],
 ) -> Span:
-    """The question in, the answer out."""
+    """Return the span of a whole trajectory: question in, answer out."""
     answer = None if score["answer"] is None else printable(score["answer"])
     attributes = {
         "leaf": leaf,
@@ -194,7 +194,7 @@ def _turn(
 
 
 def _tool_call(node: Node, turn: Node, where: tuple[int, int], attributes: Any) -> Span:
-    """The call is what the turn before ended with."""
+    """Return the span of a tool call, which is what the turn before ended with."""
     call = talk.read_turn(turn.text, StopReason.STOP)[1]
     tool = call.tool if call else "tool"
     inputs = {"call": printable(call.argument if call else turn.text)}
@@ -203,7 +203,7 @@ def _tool_call(node: Node, turn: Node, where: tuple[int, int], attributes: Any) 
 
 
 def printable(text: str, limit: int = TEXT_CHARACTERS) -> str:
-    """``text`` with a box for each sign that no store or page takes, cut with a note.
+    """Return ``text``, cut with a note, with a box for each character that no store accepts.
 
     Those are control characters (a null byte ends a text in some databases) and halves of surrogate
     pairs (which UTF-8 cannot write). The note counts within ``limit``.
@@ -222,7 +222,7 @@ def _messages(question: Question) -> list[dict[str, str]]:
 def _branch(
     tree: Tree, parts: Sequence[int], node: Node, leaves: Mapping[int, Sequence[int]]
 ) -> dict[str, Any]:
-    """Where a node stands in its tree, and which trajectories go through it to its end.
+    """Return where a node stands in its tree, and which trajectories contain all of it.
 
     Of a turn inside which trajectories part, the last of ``parts`` is shown, and how many of the
     turn's first tokens others share.
@@ -241,7 +241,7 @@ def _branch(
 
 
 def _leaves_of(tree: Tree) -> dict[int, list[int]]:
-    """Node -> the leaves whose trajectories it is part of."""
+    """Return node -> the leaves whose trajectories contain it."""
     found: dict[int, list[int]] = {}
     for leaf, last in enumerate(tree.leaves):
         for index in tree.path(last):
@@ -250,7 +250,7 @@ def _leaves_of(tree: Tree) -> dict[int, list[int]]:
 
 
 def _uncertainty(nodes: Sequence[Node]) -> dict[str, float]:
-    """Mean entropy (of 1) and log-probability (nats) of the sampled tokens; nothing without any."""
+    """Return mean entropy (of 1) and log-probability (nats) of sampled tokens, if there are any."""
     turns = [node for node in nodes if node.kind == TURN]
     means = {
         "mean_entropy": _mean([node.entropies for node in turns]),

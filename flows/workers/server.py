@@ -29,7 +29,7 @@ from flows.workers.prefect_patches import begin_transactions_as_writes, settle_e
 HOME = Path(".beamline/prefect")
 HOST = "127.0.0.1"
 PREFECT_PORT, MLFLOW_PORT = 4200, 5000  # of `make ui`, where they are free
-START_TIMEOUT = 60.0  # seconds that a server has to answer
+START_TIMEOUT = 300.0  # seconds that a living server has to answer; a loaded machine takes 60
 STOP_TIMEOUT = 10.0  # seconds that a server has to end
 RESTARTS = 5  # of a run's own server
 
@@ -180,7 +180,8 @@ def _migrate() -> None:
     from prefect.server.database import provide_database_interface
 
     database = HOME / "prefect.db"
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "beamline"
+    home = Path(os.environ.get("HOME", "/nonexistent"))  # an unwritable folder only costs the time
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "beamline"
     empty = cache / f"prefect-{version_of('prefect')}-empty.db"
     new = not database.exists()
     if new and empty.exists():

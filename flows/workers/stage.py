@@ -30,7 +30,7 @@ from params.schema import recipe as schema
 from tasks import settings
 from tasks.engines import ENGINES
 
-RECORD_TIMEOUT = 30.0  # seconds until the server has recorded a task run, which is sent as an event
+RECORD_TIMEOUT = 120.0  # seconds until the server has recorded a task run
 RUN = "BEAMLINE_RUN"  # environment variable: the run whose stages this process runs
 SAMPLING = ("reinforce", "evaluate")  # stages that need the engine
 INTERRUPTED = 130  # the exit status of a shell after SIGINT

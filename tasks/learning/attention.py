@@ -118,12 +118,12 @@ def forest_flex_attention(
     _refuse(forest, dropout, sliding_window)
     # Under autocast rotated queries and keys are float32 and values are not; flex needs one type.
     query, key = query.to(value.dtype), key.to(value.dtype)
-    compute = _compiled_flex() if query.is_cuda else _flex
+    compute: Any = _compiled_flex() if query.is_cuda else flex_attention
     mixed = compute(
         query,
         key,
         value,
-        block_mask=_block_mask(forest),
+        block_mask=block_mask(forest),
         scale=scaling,
         enable_gqa=query.shape[1] != key.shape[1],
     )
@@ -131,18 +131,15 @@ def forest_flex_attention(
     return mixed.transpose(1, 2), None
 
 
-_flex: Callable[..., Any] = flex_attention
-
-
 @cache
 def _compiled_flex() -> Callable[..., Any]:
-    return torch.compile(_flex, dynamic=True)
+    return torch.compile(flex_attention, dynamic=True)
 
 
 _masks: WeakKeyDictionary[Forest, BlockMask] = WeakKeyDictionary()  # one for all layers
 
 
-def _block_mask(forest: Forest) -> BlockMask:
+def block_mask(forest: Forest) -> BlockMask:
     """Return the mask: slot i sees slot j iff j <= i and i is in the subtree of j's node.
 
     The ends of subtrees decide which blocks have such a pair, so no [U, U] mask is made.

@@ -238,13 +238,13 @@ def _step(
 ) -> dict[str, float]:
     """Take one optimizer step over all micro-batches; return sums for metrics."""
     assert learner.optimizer, "prepare_optimizer comes first"
-    denominator = _denominator(trees, loss)
+    denominator = loss_denominator(trees, loss)
     value_tokens = _sampled_views(trees)
     sums = dict(NOTHING)
     learner.optimizer.zero_grad(set_to_none=True)
 
     def share(forest: Forest) -> tuple[Tensor, dict[str, float]]:
-        value, metrics = _objective(
+        value, metrics = objective(
             learner, forest, loss, temperature, denominator, value_tokens, machine
         )
         metrics["trained_tokens"] = len(forest.targets)
@@ -342,7 +342,7 @@ def _micro_batches(
     return _forests_of_lanes(batch, settings.micro_batch_tokens, cost, machine)
 
 
-def _denominator(trees: Sequence[Credited], loss: Loss) -> float:
+def loss_denominator(trees: Sequence[Credited], loss: Loss) -> float:
     """Return what the loss of an optimizer step over these trees is divided by."""
     credits = [credit for tree in trees for credit in tree.credits]
     lengths = torch.tensor([len(credit.advantages) for credit in credits])
@@ -356,7 +356,7 @@ def _sampled_views(trees: Sequence[Credited]) -> int:
     return sum(len(credit.advantages) for tree in trees for credit in tree.credits)
 
 
-def _objective(
+def objective(
     learner: Learner,
     forest: Forest,
     loss: Loss,

@@ -124,11 +124,19 @@ def imported_files(file: Path) -> list[Path]:
 
 
 def imports(file: Path) -> Iterable[str]:
-    """Yield the dotted names that a file may import; each name after ``from`` may be a module."""
+    """Yield the dotted names that a file may import; each name after ``from`` may be a module.
+
+    Raises ValueError for a relative import, which has no dotted name.
+    """
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif isinstance(node, ast.ImportFrom):
+            if node.level or not node.module:
+                raise ValueError(
+                    f"{file}, line {node.lineno}, has a relative import, which keys do not see: "
+                    "write the full name of the module"
+                )
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 

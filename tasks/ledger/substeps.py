@@ -21,7 +21,7 @@ import json
 import shutil
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -116,8 +116,9 @@ def recorded(verb: Verb) -> Verb:
         place = step._place(verb, identities)
         if found := step.ledger.find(place):
             return found
-        for made in _artifacts_in(inputs):
-            need(made)
+        for entry in fields(inputs):
+            for made in _artifacts_in(getattr(inputs, entry.name)):
+                need(made)
         made_of = {"inputs": identities, "sources": keys.source_digests(module_of(verb))}
         step.ledger.explain(step, verb.__name__, made_of)
         partial = _empty(place.with_name(f".{place.name}.partial"))
@@ -137,10 +138,13 @@ def module_of(verb: Callable[..., Any]) -> Path:
     return Path(source)
 
 
-def _artifacts_in(inputs: Any) -> list[Artifact]:
-    values = [getattr(inputs, entry.name) for entry in fields(inputs)]
-    flat = [part for value in values for part in (value if isinstance(value, list) else [value])]
-    return [part for part in flat if isinstance(part, Artifact)]
+def _artifacts_in(value: Any) -> Iterator[Artifact]:
+    """Yield the artifacts in an input, those in lists, tuples and mappings included."""
+    if isinstance(value, Artifact):
+        yield value
+    elif isinstance(value, list | tuple | Mapping):
+        for entry in value.values() if isinstance(value, Mapping) else value:
+            yield from _artifacts_in(entry)
 
 
 def _empty(folder: Path) -> Path:

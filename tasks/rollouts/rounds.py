@@ -64,12 +64,12 @@ class Path:
     calls: int = 0
     turns: int = 0
     initial_entropy: float | None = None  # of its first turn; a branch inherits its parent's
-    judged: int | None = None  # the tool result whose following turn is still to be judged
-    # of its next turn: what it shares with its parent's
+    judged: int | None = None  # the tool result before a turn that is not judged yet
+    # beginning of its next turn, shared with its parent's
     head: NDArray[np.int32] = field(default_factory=lambda: NO_TOKENS)
     head_text: str = ""
     live: bool = True
-    waits: bool = False  # keeps its row when it has ended, since it may branch at marks
+    waits: bool = False  # keeps its handle after its end, since it may branch at marks
 
 
 @dataclass(frozen=True)
@@ -94,12 +94,12 @@ def grow(
 ) -> list[Tree]:
     """Roll out every question until each tree has exactly ``leaves`` leaves.
 
-    Without branching all of them start from the prompt: ``initial`` and ``branch`` do not count.
-    Questions go in batches whose paths fit into ``rollout.rows``. ``advance`` is told how many
-    questions have been finished, for a progress bar.
+    Without branching all of them start from the prompt; ``initial`` and ``branch`` are not used.
+    Questions are rolled out in batches whose paths fit into ``rollout.rows``. ``advance`` is called
+    with the number of questions that have just been finished.
 
     Raises ValueError if the paths of one question do not fit into ``rows``, or a prompt and the
-    response budget into the policy's context (checked before anything of the batch is sampled).
+    response budget into the policy's context (checked before the batch is sampled).
     """
     leaves = setting.rollout.leaves
     if setting.rollout.rows < leaves:
@@ -119,7 +119,7 @@ def grow(
 def _grow_batch(
     questions: Sequence[Question], engine: Engine, setting: Setting, top_p: float
 ) -> list[Tree]:
-    """Questions share nothing: they are grown in the engine's lanes, each with its own session."""
+    """Grow the trees of some questions in the engine's replicas, each with a session of its own."""
     trees = [_root(question, setting) for question in questions]
     longest_prompt = max(len(tree.nodes[0].tokens) for tree in trees)
     context = longest_prompt + setting.dialogue.response_tokens
@@ -145,7 +145,7 @@ def _grow_batch(
 
 
 def _grow_piece(trees: Sequence[Tree], session: Session, setting: Setting) -> None:
-    """All rollouts of some trees, which have their prompts."""
+    """Grow trees that have only their prompts."""
     paths: list[list[Path]] = [[] for _ in trees]
     beaming = BEAMING[setting.branching]
     initial = beaming.initial(setting.rollout)
@@ -168,14 +168,14 @@ def _root(question: Question, setting: Setting) -> Tree:
 def _start(
     tree: Tree, siblings: list[Path], count: int, session: Session, waits: bool = False
 ) -> None:
-    """Begin ``count`` trajectories at the prompt."""
+    """Start ``count`` trajectories at the prompt."""
     prompt = tree.nodes[0].tokens
     for _ in range(count):
         siblings.append(Path(tree, siblings, len(siblings), 0, session.open(), prompt, waits=waits))
 
 
 def _go_on(siblings: list[Path], session: Session, setting: Setting) -> None:
-    """When all paths of a tree have ended: branches at marks if they wait, else fresh rollouts."""
+    """Where all paths of a tree have ended, branch at marks if they wait, else start more."""
     if waiting := [path for path in siblings if path.waits]:
         _branch_at_marks(waiting, session, setting)
     if not any(path.live for path in siblings):
@@ -184,7 +184,7 @@ def _go_on(siblings: list[Path], session: Session, setting: Setting) -> None:
 
 
 def _round(live: Sequence[Path], session: Session, setting: Setting) -> None:
-    """One turn of every live path, the tool calls of all, and the branching decisions."""
+    """Sample one turn of every live path, run all tool calls, and decide on branches."""
     samples = session.sample([_request(path, setting) for path in live])
     calls: list[tuple[Path, Call]] = []
     judged: list[tuple[Path, int, Sample]] = []
@@ -210,18 +210,18 @@ def _request(path: Path, setting: Setting) -> Request:
 
 
 def _room(path: Path, dialogue: Dialogue) -> int:
-    """Tokens that the path's response may still grow by."""
+    """Return the tokens that are left of the path's response budget."""
     return dialogue.response_tokens - (len(path.tokens) - len(path.tree.nodes[0].tokens))
 
 
 def _seed(path: Path, purpose: str, count: int, setting: Setting) -> int:
-    """A counter-based seed: run, iteration, question, path, and which draw of the path."""
+    """Return the seed of a draw: from run, iteration, question, path, and number of the draw."""
     words = (setting.seed, path.tree.question.id, str(path.index), purpose, str(count))
     return int.from_bytes(hashlib.blake2b("/".join(words).encode(), digest_size=8).digest())
 
 
 def _take_turn(path: Path, sample: Sample, setting: Setting) -> Call | None:
-    """Append a sampled turn; the tool call to run, if it ended with one that is allowed."""
+    """Append a sampled turn; return its tool call if it ends with one that is allowed."""
     text, sample = _new_text(path, sample, setting)
     outcome, call = talk.read_turn(path.head_text + text, sample.stopped)
     if call and path.calls >= setting.dialogue.tool_calls:
@@ -236,7 +236,7 @@ def _take_turn(path: Path, sample: Sample, setting: Setting) -> Call | None:
 
 
 def _new_text(path: Path, sample: Sample, setting: Setting) -> tuple[str, Sample]:
-    """What a sample adds to the text of its turn; and the sample, cut where the turn is over.
+    """Return the text that a sample adds to its turn, and the sample, cut at the turn's end.
 
     An engine looks for stop strings in what it samples. One that began in the head shows here.
     """
@@ -271,7 +271,7 @@ def _append(
 
 
 def _observe(path: Path, observation: Observation, setting: Setting) -> None:
-    """Append a tool result; a path that has no room left for it and one more token ends."""
+    """Append a tool result; end a path without room for it and one more token."""
     limit = min(setting.dialogue.result_tokens, _room(path, setting.dialogue) - 1)
     text, tokens = talk.result_tokens(setting.tokenizer, observation, limit)
     if len(tokens) > limit:
@@ -285,7 +285,7 @@ def _observe(path: Path, observation: Observation, setting: Setting) -> None:
 
 
 def _judge(judged: Sequence[tuple[Path, int, Sample]], session: Session, setting: Setting) -> None:
-    """Judge each turn that followed a tool result; add branches while the budget lasts."""
+    """Judge each turn after a tool result; add branches while the budget lasts."""
     rollout = setting.rollout
     for path, result, sample in judged:
         assert path.initial_entropy is not None
@@ -307,7 +307,7 @@ def _judge(judged: Sequence[tuple[Path, int, Sample]], session: Session, setting
 
 
 def _fork(path: Path, node: int, position: int, session: Session, **own: Any) -> None:
-    """A new path that shares its first ``position`` tokens, up to ``node``, with ``path``.
+    """Start a path that shares its first ``position`` tokens, up to ``node``, with ``path``.
 
     The decision belongs to the position, so the branch's own first turn is not judged again.
     ``own``: what else differs from the path.
@@ -352,7 +352,7 @@ def _branch_at_marks(waiting: Sequence[Path], session: Session, setting: Setting
 
 
 def _points(path: Path, route: Sequence[int], setting: Setting) -> list[Point]:
-    """Where an ended trajectory branches."""
+    """Return the points where an ended trajectory branches."""
     trajectory = [path.tree.nodes[index] for index in route]
     pieces = segment.token_texts(setting.tokenizer, int(path.tokens.max()) + 1)
     marks = segment.ends(setting.marks, trajectory, pieces)
@@ -362,7 +362,7 @@ def _points(path: Path, route: Sequence[int], setting: Setting) -> list[Point]:
 def _branch_at(
     path: Path, point: Point, node: int, added: int, session: Session, rollout: Rollout
 ) -> None:
-    """Start branches after ``node``; inside a turn they go on with what the turn has so far."""
+    """Start branches after ``node``; inside a turn they continue the turn's beginning."""
     tree = path.tree
     *before, last = ([tree.nodes[part] for part in step] for step in tree.steps(node))
     head, done = (last, before) if point.inside else ([], [*before, last])
@@ -392,7 +392,7 @@ def _branch_at(
 
 @dataclass(frozen=True)
 class Beaming:
-    """How a kind of branching goes about it."""
+    """The choices that make a kind of branching."""
 
     initial: Callable[[Rollout], int]  # trajectories that start from the prompt at once
     judge: Callable[[Sequence[tuple[Path, int, Sample]], Session, Setting], None]

@@ -1,8 +1,7 @@
-"""Whether an answer is mathematically the gold answer (algorithms section 6).
+"""Compare an answer with the gold answer as mathematics (algorithms section 6).
 
-What decides, in this order: equal text; two plain numbers, compared exactly; math-verify, in a
-process of its own (maths_worker.py), which any answer may hang or fill without harm. That process
-starts with the first answer that needs it and ends with this one.
+In this order: equal text; two plain numbers, compared exactly; math-verify, in a process of its own
+(maths_worker.py), where an answer that never ends or fills the memory does no harm.
 """
 
 from __future__ import annotations
@@ -15,18 +14,18 @@ import select
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 
 from tasks.scorers import maths_worker
 
-LONGEST = 1000  # characters of an answer or a gold answer that are looked at
-LIMITS = {"cpu_seconds": 2, "memory_mib": 512}  # of one comparison; both are the kernel's
-WALL_SECONDS = 120.0  # a backstop only: outcomes must not depend on the machine's load
-WORKER = Path(maths_worker.__file__)  # imported so that its edits count as this scorer's
+LONGEST = 1000  # characters of an answer or a gold answer; longer ones are not compared
+LIMITS = {"cpu_seconds": 2, "memory_mib": 512}  # of one comparison, enforced by the kernel
+WALL_SECONDS = 120.0  # only a backstop: outcomes must not depend on the machine's load
+WORKER = Path(maths_worker.__file__)  # imported, so that the ledger's keys see its edits
 
-_SPACE = re.compile(r"(?<!\d) | (?!\d)")  # not one between digits
+_SPACE = re.compile(r"(?<!\d) | (?!\d)")  # no space between digits
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+"
 _NUMBER = re.compile(
     rf"(?P<sign>[+-]?)(?:\\?\$)?\s*(?:(?P<plain>{_DIGITS})|"
@@ -35,21 +34,104 @@ _NUMBER = re.compile(
 )
 
 
-def mathematics(answer: str, accepted: Sequence[str]) -> dict[str, float]:
+# ---------------------------------------------------------------- the verifier's process
+
+
+class Verifier:
+    """math-verify in a process of its own, which starts with the first comparison that needs it.
+
+    Several threads may compare; the process answers one at a time.
+    """
+
+    def __init__(
+        self,
+        limits: Mapping[str, int] = LIMITS,
+        wall_seconds: float = WALL_SECONDS,
+        program: Path = WORKER,
+    ) -> None:
+        self.limits, self.wall_seconds, self.program = limits, wall_seconds, program
+        self.process: subprocess.Popen[bytes] | None = None
+        self.lock = threading.Lock()
+        # The rollouts of a question often agree. Errors are not remembered.
+        self.compare = functools.lru_cache(maxsize=4096)(self._compare)
+
+    def close(self) -> None:
+        """End the process, if it runs; the next comparison starts another."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate()
+            self.process = None
+
+    def _compare(self, answer: str, gold: str) -> str:
+        """Return the outcome of one comparison, one of maths_worker.py's.
+
+        Raises TimeoutError or ConnectionError where the process did not answer, and RuntimeError
+        where it cannot start.
+        """
+        with self.lock:
+            if self.process is None or self.process.poll() is not None:
+                self.process = self._start()
+            try:
+                return self._request(self.process, answer, gold)
+            except OSError:
+                self.close()
+                raise
+
+    def _request(self, process: subprocess.Popen[bytes], answer: str, gold: str) -> str:
+        assert process.stdin and process.stdout
+        process.stdin.write(json.dumps([answer, gold]).encode() + b"\n")
+        process.stdin.flush()
+        if not select.select([process.stdout], [], [], self.wall_seconds)[0]:
+            raise TimeoutError("the mathematics verifier did not answer")
+        reply = process.stdout.readline().decode().strip()
+        if not reply:
+            raise ConnectionError("the mathematics verifier has ended")
+        return reply
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-B", str(self.program), json.dumps(self.limits)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C at the terminal is for the trainer only
+        )
+        assert process.stdout
+        if process.stdout.readline().decode().strip() != maths_worker.READY:
+            process.kill()
+            lines = process.communicate()[1].decode(errors="replace").strip().splitlines()
+            raise RuntimeError(
+                f"the mathematics verifier did not start: {lines[-1] if lines else 'no message'}; "
+                "check that math-verify and antlr4-python3-runtime 4.9.3 are installed"
+            )
+        return process
+
+
+# Its start takes a second, and scorers are plain functions of texts: the process has one verifier.
+VERIFIER = Verifier()
+atexit.register(VERIFIER.close)
+
+
+# ---------------------------------------------------------------- the score
+
+
+def mathematics(
+    answer: str, accepted: Sequence[str], verifier: Verifier = VERIFIER
+) -> dict[str, float]:
     """Score 1 if the answer equals an accepted form, else 0; the other entry names what decided.
 
-    "text", "number" or "verifier" decided; or nothing could: "too_long" (more than ``LONGEST``
-    characters), or math-verify ended by "timeout" (processor time), "wall_timeout" or "killed", all
-    of which score 0. What needs more memory than ``LIMITS`` allow, math-verify takes for different.
-    Raises RuntimeError where the verifier does not start.
+    That is "text", "number" or "verifier"; or, with score 0, "too_long" (more than ``LONGEST``
+    characters), or the end of math-verify by "timeout" (CPU time), "wall_timeout" or "killed". A
+    comparison that needs more memory than ``LIMITS`` allow counts as different. Raises RuntimeError
+    where the verifier does not start.
     """
-    judged = [_judge(answer.strip(), form.strip()) for form in accepted]
+    judged = [_judge(answer.strip(), form.strip(), verifier) for form in accepted]
     score, by = max(judged, key=lambda made: made[0], default=(0.0, "text"))
     return {"score": score, by: 1.0}
 
 
-def _judge(answer: str, gold: str) -> tuple[float, str]:
-    """The score against one accepted form, and what decided it."""
+def _judge(answer: str, gold: str, verifier: Verifier) -> tuple[float, str]:
+    """Return the score against one accepted form, and what decided it."""
     if _unspaced(answer) == _unspaced(gold):
         return 1.0, "text"
     if max(len(answer), len(gold)) > LONGEST:
@@ -58,7 +140,7 @@ def _judge(answer: str, gold: str) -> tuple[float, str]:
     if ours and theirs:
         return float(_same_number(*ours, *theirs)), "number"
     try:
-        outcome = _verify(answer, gold)
+        outcome = verifier.compare(answer, gold)
     except TimeoutError:
         return 0.0, "wall_timeout"
     except ConnectionError:
@@ -69,15 +151,15 @@ def _judge(answer: str, gold: str) -> tuple[float, str]:
 
 
 def _unspaced(text: str) -> str:
-    """White space says nothing in LaTeX, but that "1 1/2" is not "11/2"."""
+    """Drop white space, which has no meaning in LaTeX, except between digits ("1 1/2")."""
     return _SPACE.sub("", " ".join(text.split()))
 
 
 def number(text: str) -> tuple[Fraction, bool] | None:
-    """The value of a plain number and whether a percent sign follows; None for anything else.
+    """Return the value of a plain number and whether it has a percent sign, or None.
 
-    Plain are integers, decimals and fractions, with or without thousands separators, a dollar sign
-    and a final full stop: "18", "-1,234.50", "$5", "3/4", "\\frac{3}{4}", "12\\%".
+    Plain numbers are integers, decimals and fractions, with or without thousands separators, a
+    dollar sign and a final full stop: "18", "-1,234.50", "$5", "3/4", "\\frac{3}{4}", "12\\%".
     """
     found = _NUMBER.fullmatch(text)
     if not found:
@@ -91,74 +173,8 @@ def number(text: str) -> tuple[Fraction, bool] | None:
 
 
 def _same_number(a: Fraction, a_percent: bool, b: Fraction, b_percent: bool) -> bool:
-    """Where one of two has a percent sign, it may be a unit (25 %, "25") or a hundredth (0.25)."""
+    """Compare; 25% equals both 25 and 0.25, as answers write a percentage in either way."""
     if a_percent == b_percent:
         return a == b
     percent, plain = (a, b) if a_percent else (b, a)
     return plain in (percent, percent / 100)
-
-
-# ---- the verifier's process
-
-_process: subprocess.Popen[bytes] | None = None
-_turn = threading.Lock()  # callers may be threads; the process answers one at a time
-
-
-@functools.lru_cache(maxsize=4096)  # the rollouts of a question often agree
-def _verify(answer: str, gold: str) -> str:
-    """What became of one comparison: an outcome of maths_worker.py.
-
-    Raises TimeoutError or ConnectionError (not remembered) where the process did not answer; the
-    next call starts another.
-    """
-    global _process
-    with _turn:
-        if _process is None or _process.poll() is not None:
-            _process = _start()
-        try:
-            return _ask(_process, answer, gold)
-        except OSError:
-            _stop()
-            raise
-
-
-def _ask(process: subprocess.Popen[bytes], answer: str, gold: str) -> str:
-    assert process.stdin and process.stdout
-    process.stdin.write(json.dumps([answer, gold]).encode() + b"\n")
-    process.stdin.flush()
-    if not select.select([process.stdout], [], [], WALL_SECONDS)[0]:
-        raise TimeoutError("the mathematics verifier did not answer")
-    reply = process.stdout.readline().decode().strip()
-    if not reply:
-        raise ConnectionError("the mathematics verifier has ended")
-    return reply
-
-
-def _start() -> subprocess.Popen[bytes]:
-    """Start the process; raises RuntimeError with what it said where it does not get ready."""
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-B", str(WORKER), json.dumps(LIMITS)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,  # an interrupt at the terminal is for the trainer, not for it
-    )
-    assert process.stdout
-    if process.stdout.readline().decode().strip() != maths_worker.READY:
-        process.kill()
-        said = process.communicate()[1].decode(errors="replace").strip().splitlines()
-        raise RuntimeError(
-            f"the mathematics verifier did not start: {said[-1] if said else 'it said nothing'}; "
-            "check that math-verify and antlr4-python3-runtime 4.9.3 are installed"
-        )
-    return process
-
-
-@atexit.register
-def _stop() -> None:
-    """End the process, if it runs; the next answer that needs it starts another."""
-    global _process
-    if _process is not None:
-        _process.kill()
-        _process.communicate()
-        _process = None

@@ -8,9 +8,8 @@ the project is not visible inside. Needs Linux 5.14 or newer for everything but 
 
 The supervisor enters new namespaces, reads one call from descriptor 0, watches the runner, and
 writes one reply to descriptor 1; then it ends, and the warm parent forks the next one from
-unchanged memory. The runner has no descriptor but its output, so it can return only its exit
-status and what it prints. When the keeper is killed, the kernel kills all processes that the code
-has left.
+unchanged memory. The runner has no descriptor but its output, so it can return only its exit status
+and its output. When the keeper is killed, the kernel kills all processes that the code has left.
 
 A frame is a 4-byte big-endian length and that many bytes: UTF-8 source in, JSON out.
 """

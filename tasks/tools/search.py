@@ -38,7 +38,6 @@ from params.schema.base import (
     Probability,
     check_below_sources,
 )
-from tasks.tools import search
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tables import read_rows, write_table
 from tasks.trees.tree import Document, Observation
@@ -106,7 +105,7 @@ def corpus_faults(settings: Search, source: str) -> list[str]:
 
 
 @contextmanager
-def search_tool(settings: search.Search, folder: Path) -> Iterator[Run]:
+def search_tool(settings: Search, folder: Path) -> Iterator[Run]:
     """Index a corpus of ``save_corpus``; yield ``run(queries) -> observations``, in their order.
 
     The index is not stored: it has five times the documents' size, and depends on ``k1`` and ``b``.
@@ -151,7 +150,7 @@ def line(document: Document) -> str:
     return text if begins else f"{title}: {text}"
 
 
-def build_index(documents: Sequence[Document], settings: search.Search) -> Any:
+def build_index(documents: Sequence[Document], settings: Search) -> Any:
     """Index titles and texts. 2,000 documents of 40 words take 0.1 s, 200,000 take 10 s."""
     import bm25s  # imported here: it is slow, and few recipes search
 
@@ -198,9 +197,7 @@ def snippet(text: str, count: int) -> str:
     return text if len(pieces) <= count else text[: pieces[count - 1].end()] + "..."
 
 
-def _answer(
-    query: str, index: Any, documents: Sequence[Document], settings: search.Search
-) -> Observation:
+def _answer(query: str, index: Any, documents: Sequence[Document], settings: Search) -> Observation:
     """Return the observation for one query."""
     if len(query) > settings.query_characters:
         limit = settings.query_characters

@@ -8,7 +8,7 @@ import pytest
 from benchmarks import ledger_cost as bench
 from flows import reinforce
 from flows.host import disk
-from tasks.ledger import substeps
+from flows.runs import ledger_mirror
 
 
 @pytest.fixture(autouse=True)
@@ -17,12 +17,12 @@ def own_folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "size"), [("1 M", 1e6), ("100 M", 1e8)])
-def test_the_policies_have_the_size_that_their_names_say(name, size):
+def test_policies_have_the_size_of_their_names(name, size):
     policy = bench.recipe_of(bench.POLICIES[name]).prepare.policy
     assert disk.parameters(policy) == pytest.approx(size, rel=0.06)
 
 
-def test_the_clock_counts_what_is_nested_once_and_puts_all_back(monkeypatch):
+def test_clock_counts_nested_calls_once(monkeypatch):
     inner = SimpleNamespace(work=lambda: time.sleep(0.02))
     outer = SimpleNamespace(work=lambda: inner.work())
     before = outer.work
@@ -37,10 +37,10 @@ def test_the_clock_counts_what_is_nested_once_and_puts_all_back(monkeypatch):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_an_iteration_is_measured_with_what_the_ledger_takes_of_it(monkeypatch, shared):
+def test_measure_gives_the_ledgers_share(monkeypatch, shared):
     for verb in ("rollout", "reward", "advantage", "update"):
         monkeypatch.setattr(reinforce, verb, getattr(reinforce, verb).fn)
-    monkeypatch.setenv(bench.store.VARIABLE, "")
+    monkeypatch.setenv(ledger_mirror.VARIABLE, "")
     shape = {"hidden": 16, "layers": 1, "heads": 1, "key_value_heads": 1, "feed_forward": 16}
     found = bench.measure(shape, 2, shared)
     processor = found["processor"]
@@ -48,4 +48,3 @@ def test_an_iteration_is_measured_with_what_the_ledger_takes_of_it(monkeypatch, 
         assert 0 < found["share"][of] == found[of]["ledger"] / found[of]["iteration"] < 1
     assert processor["ledger"] <= found["wall"]["ledger"] * 4
     assert found["parameters"] < 20_000
-    assert substeps._stores == []

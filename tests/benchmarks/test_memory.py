@@ -9,7 +9,7 @@ from tasks.learning import learner
 from tests.trees import VOCABULARY, small_policy
 
 
-def test_both_forms_give_the_same_logprobs_and_gradients(monkeypatch):
+def test_both_forms_give_equal_gradients(monkeypatch):
     monkeypatch.setattr(learner, "LOGITS_AT_ONCE", dict.fromkeys(("cpu", "cuda"), 5 * VOCABULARY))
     model, found = small_policy(), []
     hidden = torch.randn(23, 32, generator=torch.Generator().manual_seed(0), requires_grad=True)
@@ -23,7 +23,7 @@ def test_both_forms_give_the_same_logprobs_and_gradients(monkeypatch):
 
 
 @pytest.mark.parametrize(("tokens", "leaves"), [(2, 2), (64, 16)])
-def test_a_tree_has_the_sampled_tokens_that_were_asked_for(tokens, leaves):
+def test_tree_has_its_number_of_sampled_tokens(tokens, leaves):
     tree = bench.tree_of(50, tokens, leaves)
     assert sum(len(credit.advantages) for credit in tree.credits) == tokens
     assert len(tree.tree.leaves) == leaves
@@ -43,13 +43,13 @@ def test_a_plain_form_that_is_too_large_is_not_run():
     assert (2_048, 8_192) in plain
 
 
-def test_a_process_of_its_own_measures_what_all_logits_take():
+def test_process_measures_memory_of_all_logits():
     tokens, vocabulary = 512, 8_192  # logits of 16 MiB
     taken = bench.measure_apart(bench.PLAIN, vocabulary, tokens)
     assert 2 * 4 * tokens * vocabulary < taken < 20 * 4 * tokens * vocabulary
 
 
-def test_the_table_and_the_figure_show_every_measurement(tmp_path):
+def test_table_and_figure_show_all_measurements(tmp_path):
     rows = [
         {
             "form": form,

@@ -33,7 +33,7 @@ def packed(learning, packing, tokens=10_000):
     return bench.micro_batches(TREES, packing, tokens, cost, "cpu")
 
 
-def test_leaves_share_the_prompt_and_half_of_them_branch_after_a_result():
+def test_half_of_the_leaves_branch_after_a_result():
     for credited in TREES:
         tree = credited.tree
         paths = [tree.path(leaf) for leaf in tree.leaves]
@@ -43,7 +43,7 @@ def test_leaves_share_the_prompt_and_half_of_them_branch_after_a_result():
         assert {len(path) for path in paths} == {2 * bench.TINY.shape.turns}
 
 
-def test_trees_compute_each_token_once_and_rows_each_leaf(learning):
+def test_trees_compute_tokens_once_rows_leaves(learning):
     counted = bench.sizes(TREES)
     computed = {
         packing: sum(made.tokens.shape[1] for made in packed(learning, packing))
@@ -68,7 +68,7 @@ def test_both_packings_compute_the_same_gradient(learning, tokens):
 
 
 @pytest.mark.parametrize("packing", bench.PACKINGS)
-def test_operations_are_those_of_the_matrices_and_of_visible_pairs(learning, packing):
+def test_operations_of_matrices_and_visible_pairs(learning, packing):
     batch = packed(learning, packing)
     layers = sum(
         weight.numel() for weight in learning.model.model.layers.parameters() if weight.ndim == 2
@@ -96,13 +96,13 @@ def test_published_sizes_are_those_of_the_models():
         assert weights == pytest.approx(counts[name], rel=1e-3)
 
 
-def test_real_trees_have_leaves_of_one_to_two_thousand_tokens():
+def test_real_trees_have_long_leaves():
     credited = bench.synthetic_tree(0, bench.PLAN.shape, 1000)
     layout = lay_out(credited, range(16))
     assert all(1000 < len(path) < 2000 for path in layout.paths)
 
 
-def test_smaller_micro_batches_are_taken_where_memory_ends(monkeypatch):
+def test_micro_batches_shrink_to_fit(monkeypatch):
     tried = []
 
     def measure(*arguments):
@@ -119,7 +119,7 @@ def test_smaller_micro_batches_are_taken_where_memory_ends(monkeypatch):
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_a_measured_update_is_in_bf16_over_float32_and_holds_its_optimizer(monkeypatch, recompute):
+def test_measured_update_is_in_bf16_over_float32(monkeypatch, recompute):
     seen = []
 
     def spy(learning, batch, loss, machine):
@@ -134,7 +134,7 @@ def test_a_measured_update_is_in_bf16_over_float32_and_holds_its_optimizer(monke
     assert [entry[3] > 0 for entry in seen] == [False] + [True] * (len(seen) - 1)
 
 
-def test_a_decoding_step_reads_all_weights_and_what_the_rows_have():
+def test_decoding_step_reads_weights_and_cache():
     model = bench.policy(ARCHITECTURE, "cpu")
     weights = 2 * sum(weight.numel() for weight in model.parameters())
     one = bench.bytes_of_a_turn(ARCHITECTURE, model, rows=3, before=10, sampled=1)
@@ -145,15 +145,15 @@ def test_a_decoding_step_reads_all_weights_and_what_the_rows_have():
     assert two - one == weights + 3 * 11 * held
 
 
-def test_sampling_takes_as_many_steps_as_it_is_measured_by(monkeypatch):
+def test_sampling_takes_the_measured_steps(monkeypatch):
     passes = []
-    forward = cache.RaggedSession._forward
+    forward = cache.RaggedSession.forward
 
     def spy(session, tokens, visible):
         passes.append((tuple(tokens.shape), session.network.like.dtype))
         return forward(session, tokens, visible)
 
-    monkeypatch.setattr(cache.RaggedSession, "_forward", spy)
+    monkeypatch.setattr(cache.RaggedSession, "forward", spy)
     found = bench.measure_sampling("tiny", ARCHITECTURE, 2, bench.TINY.turn, "cpu", 1e9)
     prefill, *steps = passes
     assert prefill == ((2, bench.TINY.turn.prompt), torch.bfloat16)
@@ -164,7 +164,7 @@ def test_sampling_takes_as_many_steps_as_it_is_measured_by(monkeypatch):
     )
 
 
-def test_it_runs_without_a_gpu_where_asked_to_and_says_what_it_found(monkeypatch, tmp_path, capsys):
+def test_runs_without_a_gpu_where_asked(monkeypatch, tmp_path, capsys):
     ticks = itertools.count()
     monkeypatch.setattr(bench.time, "perf_counter", lambda: float(next(ticks)))
     monkeypatch.setattr(bench, "TREES", 1)
@@ -186,7 +186,7 @@ def test_it_runs_without_a_gpu_where_asked_to_and_says_what_it_found(monkeypatch
     assert all(f"| tiny | {packing} |" in printed for packing in bench.PACKINGS)
 
 
-def test_without_a_gpu_it_says_how_to_go_on(monkeypatch, capsys):
+def test_missing_gpu_is_an_error_with_remedy(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(sys, "argv", ["update_on_gpu"])
     with pytest.raises(SystemExit):

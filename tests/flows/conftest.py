@@ -1,11 +1,14 @@
 import contextlib
 import os
+import shutil
+from unittest.mock import patch
 
 import pytest
 from prefect.context import refresh_global_settings_context
 
 from flows.workers import server
 from tests import toy_project as toy
+from tests import toy_training as training
 
 
 @pytest.fixture(scope="session")
@@ -24,6 +27,30 @@ def api(tmp_path_factory):
     yield f"http://{server.HOST}:{port}/api"
     server.stop(process)
     assert (folder / "log").read_text() == "", "the server complains"
+
+
+@pytest.fixture(scope="session")
+def finished_training(tmp_path_factory, api):
+    """A project of stages with records and with a local remote, and its run; see ``trained``."""
+    folder = tmp_path_factory.mktemp("trained").resolve() / "project"
+    folder.mkdir()
+    training.create(folder, str(folder.parent / "remote"))
+    branch = training.retrain(folder, api, "reinforce.update.learning_rate=0.5")
+    return folder, branch
+
+
+@pytest.fixture
+def trained(finished_training, api, tmp_path, monkeypatch):
+    """A copy of a project with a finished run, as the working folder, and the run's branch.
+
+    The environment is a user's, with the tests' Prefect server.
+    """
+    source, branch = finished_training
+    folder = tmp_path.resolve() / "project"
+    shutil.copytree(source, folder, symlinks=True)
+    monkeypatch.chdir(folder)
+    with patch.dict(os.environ, toy.environment(PREFECT_API_URL=api), clear=True):
+        yield folder, branch
 
 
 @pytest.fixture

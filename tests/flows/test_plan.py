@@ -46,7 +46,7 @@ def rewritten(folder, name, **changes):
 
 @pytest.mark.parametrize("name", schema.names())
 @pytest.mark.parametrize("card", CARDS)
-def test_every_recipe_fits_a_card_or_is_refused_with_a_reason(capsys, name, card):
+def test_every_recipe_fits_or_is_refused_with_a_reason(capsys, name, card):
     status, text = said(capsys, name, "--card", card)
     assert status in (0, 1)
     if status == 0:
@@ -58,7 +58,7 @@ def test_every_recipe_fits_a_card_or_is_refused_with_a_reason(capsys, name, card
         assert REFUSED in text or "    set " in text
 
 
-def test_all_parts_of_an_answer_are_told(capsys):
+def test_report_has_all_its_parts(capsys):
     status, text = said(capsys, "qwen2.5-3b")
     assert status == 0  # no card was asked for
     for words in (
@@ -74,7 +74,7 @@ def test_all_parts_of_an_answer_are_told(capsys):
         assert words in text
 
 
-def test_the_parts_add_up_to_the_need_of_each_phase(capsys):
+def test_parts_add_up_to_the_need_of_each_phase(capsys):
     _, text = said(capsys, "qwen2.5-7b", "--card", "141")
     lines = re.findall(r"^  (\S.*?) +([\d.]+)$", text, re.MULTILINE)
     parts = re.findall(r"^    (\S.*?) {2,}([\d.]+)$", text, re.MULTILINE)
@@ -85,7 +85,7 @@ def test_the_parts_add_up_to_the_need_of_each_phase(capsys):
         assert float(need) == pytest.approx(shown["stays"] + shown[adds], abs=0.2)
 
 
-def test_the_disk_is_what_a_run_is_checked_against(capsys):
+def test_disk_is_that_of_the_check_before_a_run(capsys):
     _, text = said(capsys, "tiny")
     recipe = settings_of("tiny")
     weights = disk.WEIGHT * disk.parameters(recipe.prepare.policy)
@@ -96,7 +96,7 @@ def test_the_disk_is_what_a_run_is_checked_against(capsys):
     assert "machine.device is cpu" in text
 
 
-def test_what_is_advised_can_be_written_into_the_recipe_and_then_fits(capsys, checkout):
+def test_advice_written_into_the_recipe_fits(capsys, checkout):
     status, text = said(capsys, "qwen2.5-7b", "--card", "80")
     assert status == 1
     advised = text.split("    set ")[1].split(" (it needs")[0]
@@ -106,7 +106,7 @@ def test_what_is_advised_can_be_written_into_the_recipe_and_then_fits(capsys, ch
     assert "adapters of" in text
 
 
-def test_a_share_too_small_for_vllm_is_told_and_raised(capsys, checkout):
+def test_too_small_share_for_vllm_is_raised(capsys, checkout):
     rewritten(checkout, "qwen2.5-3b", engine__memory=0.05)
     status, text = said(capsys, "qwen2.5-3b", "--card", "141")
     assert status == 1
@@ -114,23 +114,21 @@ def test_a_share_too_small_for_vllm_is_told_and_raised(capsys, checkout):
     assert "    set engine.memory: 0.6 (it needs" in text
 
 
-def test_several_recipes_give_the_table_of_the_readme(capsys):
+def test_several_recipes_give_the_documented_table(capsys):
     status, text = said(capsys, *PAPERS)
     assert status == 0
     assert len(text.splitlines()) == 2 + len(PAPERS)
-    assert text in (toy.ROOT / "README.md").read_text(), "make plan prints another table now"
+    assert text in (toy.ROOT / "docs/gpu.md").read_text(), "make plan prints another table now"
 
 
-def test_one_card_that_does_not_suffice_is_enough_for_status_1(capsys):
+def test_one_card_that_is_too_small_gives_status_1(capsys):
     assert said(capsys, "qwen2.5-3b", "--card", "141")[0] == 0
     assert said(capsys, "qwen2.5-3b", "--card", "24", "141")[0] == 1
     assert said(capsys, "tiny", "qwen2.5-3b", "--card", "24")[0] == 1
 
 
 @pytest.mark.parametrize(("gib", "status"), [(40, 1), (100, 0)])
-def test_the_gpu_of_this_machine_is_planned_for_with_its_real_memory(
-    capsys, monkeypatch, gib, status
-):
+def test_gpu_of_this_machine_counts_with_its_memory(capsys, monkeypatch, gib, status):
     alike = CARDS["80"]
     here = Card("here (a GPU)", gib * GIB, alike.operations, alike.bandwidth)
     monkeypatch.setattr(gpu_memory, "card_here", lambda: here)
@@ -148,7 +146,7 @@ def test_the_gpu_of_this_machine_is_planned_for_with_its_real_memory(
         ({"lora": {"rank": 1, "alpha": 1, "modules": ["all"]}}, "lora.modules names all"),
     ],
 )
-def test_a_recipe_that_cannot_be_planned_is_said_in_one_line(capsys, checkout, changes, words):
+def test_recipe_that_cannot_be_planned_is_an_error(capsys, checkout, changes, words):
     rewritten(checkout, "qwen2.5-3b", **changes)
     assert command.main(["qwen2.5-3b"]) == 2
     captured = capsys.readouterr()
@@ -157,7 +155,7 @@ def test_a_recipe_that_cannot_be_planned_is_said_in_one_line(capsys, checkout, c
     assert words in captured.err
 
 
-def test_the_program_gives_its_status(checkout):
+def test_program_returns_its_status(checkout):
     ran = subprocess.run(
         [sys.executable, "-m", "flows.plan", "qwen3-14b", "--card", "24"],
         cwd=toy.ROOT,

@@ -11,150 +11,34 @@ from pathlib import Path
 import asyncssh
 import pytest
 
+from flows import reproduce
+from flows.runs import transfer
 from tests import toy_project as toy
-from tests import toy_training as training
-
-RUN = (sys.executable, "-m", "flows.retrain", "toy")
-REPRODUCE = (sys.executable, "-m", "flows.reproduce")
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory):
-    """A project of stages with records and with a local remote; tests leave its first commit."""
-    folder = tmp_path_factory.mktemp("reproduce").resolve() / "project"
-    folder.mkdir()
-    training.create(folder, str(folder.parent / "remote"))
-    return folder
+@pytest.fixture
+def call(capfd):
+    """Run the command line; its exit status and what it and its children print."""
+
+    def run(*arguments):
+        capfd.readouterr()
+        status = reproduce.main([*arguments])
+        return status, "".join(capfd.readouterr())
+
+    return run
 
 
-@pytest.fixture(scope="module")
-def branch(project, api):
-    """The branch of a run that all tests share; one of a parameter that was set."""
-    return run(project, api, "reinforce.update.learning_rate=0.5")
-
-
-def run(folder, api, *changes):
-    """Make a run; its branch."""
-    changed = ["--set", *changes] if changes else []
-    ran = toy.run(folder, *RUN, *changed, PREFECT_API_URL=api)
-    assert ran.returncode == 0, ran.stdout
-    return ran.stdout.splitlines()[-1]
-
-
-def reproduce(folder, api, *arguments, **environment):
-    return toy.run(folder, *REPRODUCE, *arguments, PREFECT_API_URL=api, **environment)
-
-
-def restored(said):
-    return Path(said.splitlines()[-1])
-
-
-def test_a_run_comes_back_from_the_cache_and_is_found_identical_when_run_again(
-    project, api, branch
-):
+def test_run_is_restored_from_the_cache(trained, call):
+    project, branch = trained
     commit = toy.git(project, "rev-parse", branch)
-    back = reproduce(project, api, branch)
-    assert back.returncode == 0, back.stdout
-    place = restored(back.stdout)
-    assert place == project / f".beamline/restored/toy-{commit[:12]}"
+    status, text = call(branch)
+    place = Path(text.splitlines()[-1])
+    assert (status, place) == (0, project / f".beamline/restored/toy-{commit[:12]}")
     assert (place / "models/toy/trained").read_text() == "11.0"  # 1 + 0.5·2·(1+2+3+4)
     assert "0.11" in (place / "reports/toy/metrics.json").read_text()
-    assert f"{place}/models/toy/trained" in back.stdout
+    assert f"{place}/models/toy/trained" in text
     message = toy.git(project, "log", "-1", "--format=%s", branch)
     assert message == "Run of toy: success 11.0 % [11.0, 11.0]"
-
-    again = reproduce(project, api, branch, "--verify")
-    assert again.returncode == 0, again.stdout
-    assert again.stdout.splitlines()[-1] == f"identical: toy at {commit[:12]}"
-    for stage in ("prepare", "reinforce", "evaluate"):
-        assert f"{stage} has run" in again.stdout, "from nothing, though DVC remembers it"
-    assert list((project / ".beamline/runs").iterdir()) == []
-    assert toy.git(project, "status", "--porcelain") == ""
-    assert toy.git(project, "worktree", "list").splitlines()[1].startswith(str(place))
-
-
-def test_what_is_not_repeatable_is_named_by_iteration_sub_step_and_both_values(
-    project, api, branch
-):
-    again = reproduce(project, api, branch, "--verify", BEAMLINE_NOISE="0.25")
-    assert again.returncode == 1
-    said = again.stdout[again.stdout.index("differs") :].splitlines()
-    assert said[0] == "differs first at reinforce@toy, iteration 2, update"
-    assert said[1].startswith("  artifact policy: was ")
-    before, now = said[1].split("was ")[1].split(", is ")
-    assert len(before) == len(now) == 32
-    assert before != now
-    assert not any(line.startswith("  input") for line in said)
-    assert any(line.startswith("  out models/toy/trained: was ") for line in said)
-
-
-def plant(project, branch, file, before, after):
-    """Commit a change on top of a run that leaves its dvc.lock as it is."""
-    toy.run(project, "git", "checkout", "--quiet", "--detach", branch)
-    text = (project / file).read_text()
-    assert before in text
-    (project / file).write_text(text.replace(before, after))
-    return toy.commit(project, "planted")
-
-
-@pytest.mark.parametrize(
-    ("file", "before", "after", "said"),
-    [
-        (
-            "params/toy.yaml",
-            "learning_rate: 0.5\n    micro",
-            "learning_rate: 0.2\n    micro",
-            [
-                "differs first at reinforce@toy, iteration 0, update",
-                "  input settings.learning_rate: was 0.5, is 0.2",
-                "  input params/toy.yaml reinforce.update.learning_rate: was 0.5, is 0.2",
-            ],
-        ),
-        (
-            "questions.jsonl",
-            '"q3", "value": 3',
-            '"q3", "value": 7',
-            [
-                "differs first at prepare@toy, iteration 0, prepare",
-                '  input questions.jsonl, row 3: was {"id": "q3", "value": 3}, is '
-                '{"id": "q3", "value": 7}',
-            ],
-        ),
-        (
-            "loss.py",
-            "return 2 * value",
-            "return 3 * value",
-            [
-                "differs first at reinforce@toy, iteration 0, update",
-                "  input loss.py, line 3: was     return 2 * value, is     return 3 * value",
-            ],
-        ),
-    ],
-    ids=["a parameter", "a row of data", "a line of code"],
-)
-def test_a_planted_difference_is_named_at_its_place(
-    project, api, branch, file, before, after, said
-):
-    commit = plant(project, branch, file, before, after)
-    again = reproduce(project, api, commit, "--verify")
-    assert again.returncode == 1, again.stdout
-    for line in said:
-        assert line in again.stdout, again.stdout
-
-
-def test_a_clone_that_never_ran_anything_restores_and_verifies_through_the_remote(
-    project, api, branch, tmp_path
-):
-    clone = tmp_path.resolve() / "clone"
-    toy.run(tmp_path, "git", "clone", "--quiet", str(project), str(clone))
-    back = reproduce(clone, api, branch)
-    assert back.returncode == 0, back.stdout
-    place = restored(back.stdout)
-    assert place.is_relative_to(clone)
-    assert (place / "models/toy/trained").read_text() == "11.0"
-    assert list((clone / ".dvc/cache/runs").rglob("*")), "DVC's memory of runs came along"
-    again = reproduce(clone, api, branch, "--verify")
-    assert again.stdout.splitlines()[-1].startswith("identical: toy at "), again.stdout
 
 
 @pytest.fixture
@@ -186,59 +70,101 @@ def ssh(tmp_path):
     loop.close()
 
 
-def test_a_run_goes_through_an_ssh_server_to_another_clone(api, ssh, tmp_path):
+def use_ssh(folder, address, key):
+    toy.set_remote(folder, address)
+    with (folder / ".dvc/config").open("a") as settings:
+        settings.write(f"    keyfile = {key}\n")
+    toy.run(folder, "git", "update-index", "--skip-worktree", ".dvc/config")
+
+
+def test_clone_restores_and_verifies_a_run_over_ssh(trained, ssh, tmp_path, monkeypatch, call):
+    project, branch = trained
+    commit = toy.git(project, "rev-parse", branch)
     port, key = ssh
-    project = tmp_path.resolve() / "project"
-    project.mkdir()
-    folder = tmp_path.resolve() / "on the server"
-    url = f"ssh://someone@127.0.0.1:{port}{folder}"
-    training.create(project, url)
-    mine = ("dvc", "remote", "modify", "--local", "store", "keyfile", str(key))
-    toy.run(project, *mine)
-    branch = run(project, api)
-    assert any(path.is_file() for path in (folder / "runs").rglob("*"))
+    server = tmp_path.resolve() / "on the server"
+    address = f"ssh://someone@127.0.0.1:{port}{server}"
+    use_ssh(project, address, key)
+    transfer.push("toy", reproduce.restore(commit, "toy"))
+    assert any(path.is_file() for path in (server / "runs").rglob("*"))
 
     clone = tmp_path.resolve() / "clone"
-    toy.run(tmp_path, "git", "clone", "--quiet", str(project), str(clone))
-    toy.run(clone, *mine)
-    again = reproduce(clone, api, branch, "--verify")
-    assert again.stdout.splitlines()[-1].startswith("identical: toy at "), again.stdout
+    toy.git(project, "clone", "--quiet", str(project), str(clone))
+    use_ssh(clone, address, key)
+    monkeypatch.chdir(clone)
+    status, text = call(branch, "--verify")
+    assert (status, text.splitlines()[-1]) == (0, f"identical: toy at {commit[:12]}")
+    place = clone / f".beamline/restored/toy-{commit[:12]}"
+    assert (place / "models/toy/trained").read_text() == "11.0"
+    assert list((clone / ".dvc/cache/runs").rglob("*")), "the run-cache was pulled"
+    for stage in ("prepare", "reinforce", "evaluate"):
+        assert f"{stage} has run" in text, "though the run-cache has it"
+    assert list((clone / ".beamline/runs").iterdir()) == []
+    assert toy.git(clone, "status", "--porcelain") == ""
+    assert toy.git(clone, "worktree", "list").splitlines()[1:] != []
 
 
-def test_a_verification_that_was_killed_goes_on(project, api, branch):
-    text = (project / "evaluate.py").read_text()
-    wait = "import time; Path('begun').touch(); time.sleep(0 if Path('go').exists() else 60)\n"
-    commit = plant(project, branch, "evaluate.py", text, text + wait)
+def plant(project, branch, changes):
+    """Commit changes on top of a run that leave its dvc.lock as it is."""
+    toy.git(project, "checkout", "--quiet", "--detach", branch)
+    for file, (before, after) in changes.items():
+        text = (project / file).read_text()
+        assert before in text
+        (project / file).write_text(text.replace(before, after))
+    return toy.commit(project, "planted")
+
+
+def test_killed_verification_continues_and_names_the_difference(trained, api, call):
+    project, branch = trained
+    rate = "learning_rate: 0.5\n    micro", "learning_rate: 0.2\n    micro"
+    loss = "# what is learned from\n", "# another comment\n"
+    code = "return 2 * value", "return 3 * value"
+    plant(project, branch, {"params/toy.yaml": rate, "loss.py": loss})
+    commit = plant(project, "HEAD", {"loss.py": code})
     process = subprocess.Popen(
-        [*REPRODUCE, commit, "--verify"],
-        cwd=project,
-        env=toy.environment(PREFECT_API_URL=api),
+        [sys.executable, "-m", "flows.reproduce", commit, "--verify"],
+        env=toy.environment(PREFECT_API_URL=api, BEAMLINE_PAUSE="in evaluate"),
         start_new_session=True,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    deadline = time.monotonic() + 120
-    while not (begun := list(project.glob(".beamline/runs/verify-*/begun"))):
+    deadline = time.monotonic() + 240
+    while not list(project.glob(".beamline/runs/verify-*/begun")):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    begun[0].with_name("go").touch()
-    again = reproduce(project, api, commit, "--verify")
-    assert "reinforce has run" not in again.stdout, "it had ended"
-    assert "differs first at evaluate@toy\n  input evaluate.py, line " in again.stdout
-    assert "  the outs are the same" in again.stdout
+
+    status, text = call(commit, "--verify")
+    assert status == 1, text
+    assert "evaluate has run" in text
+    assert "reinforce has run" not in text, "it had ended"
+    for line in [
+        "differs first at reinforce@toy, iteration 0, update",
+        "  input settings.learning_rate: was 0.5, is 0.2",
+        "  input params/toy.yaml reinforce.update.learning_rate: was 0.5, is 0.2",
+        "  input loss.py, line 3: was     return 2 * value, is     return 3 * value",
+    ]:
+        assert line in text.splitlines(), text
+    policy = next(line for line in text.splitlines() if line.startswith("  artifact policy: was "))
+    before, now = policy.split("was ")[1].split(", is ")
+    assert len(before) == len(now) == 32
+    assert any(line.startswith("  out models/toy/trained: was ") for line in text.splitlines())
 
 
-def test_what_is_no_run_and_what_is_nowhere_is_said_with_a_remedy(project, api, branch, tmp_path):
-    said = reproduce(project, api, "nothing").stdout
-    assert "reproduce: 'nothing' names no commit here: `git branch --all" in said
-    said = reproduce(project, api, f"{branch}^")
-    assert "is no run: it has no dvc.lock" in said.stdout
-    assert said.returncode == 2
+def test_unknown_and_unreachable_runs_have_a_status_and_a_message(
+    trained, tmp_path, monkeypatch, call
+):
+    project, branch = trained
+    status, text = call("nothing")
+    assert status == 2
+    assert "'nothing'" in text
+    status, text = call(f"{branch}^")
+    assert status == 2
+    assert "no dvc.lock" in text
     clone = tmp_path.resolve() / "clone"
-    toy.run(tmp_path, "git", "clone", "--quiet", str(project), str(clone))
-    toy.run(clone, "dvc", "remote", "modify", "--local", "store", "url", str(tmp_path / "empty"))
-    said = reproduce(clone, api, branch)
-    assert said.returncode == 1
-    assert "reproduce: dvc pull failed" in said.stdout
+    toy.git(project, "clone", "--quiet", str(project), str(clone))
+    toy.set_remote(clone, str(tmp_path / "empty"))
+    monkeypatch.chdir(clone)
+    status, text = call(branch)
+    assert status == 1
+    assert "dvc pull failed" in text

@@ -108,7 +108,7 @@ def distance(found, expected):
 # ---------------------------------------------------------------- attention over forests
 
 
-def test_a_forest_gives_the_logprobs_and_gradients_of_rows_in_float32(made, device):
+def test_forest_equals_rows_in_float32(made, device):
     model = weights_on(device)
     expected = both(model, by_row(model, made, device))
     found = both(model, by_forest(model, made, form_for(device)))
@@ -116,7 +116,7 @@ def test_a_forest_gives_the_logprobs_and_gradients_of_rows_in_float32(made, devi
     assert distance(found[1], expected[1]) < 1e-5
 
 
-def test_a_forest_in_bf16_is_as_close_to_float32_as_rows_in_bf16(made, device):
+def test_forest_in_bf16_is_as_close_as_rows(made, device):
     exact, coarse = weights_on(device), weights_on(device, BF16)
     expected = both(exact, by_row(exact, made, device))
     rows = both(coarse, by_row(coarse, made, device))
@@ -139,7 +139,7 @@ def test_gathered_and_flex_attention_agree(made, device):
     assert distance(trained, gathered[1]) < 1e-5
 
 
-def test_forests_of_changing_length_keep_their_own_masks(device):
+def test_forests_of_changing_length_keep_masks(device):
     model = weights_on(device)
     for seed in range(12):
         layouts = [lay_out(credited(random_tree(seed, 2 + 3 * seed)), range(2 + 3 * seed))]
@@ -202,9 +202,7 @@ def test_the_engine_and_the_learner_agree_in_float32(policy_on_device, tokenizer
     torch.testing.assert_close(found, engine, rtol=0, atol=1e-4)
 
 
-def test_the_engine_and_the_learner_are_equally_close_to_float32_in_bf16(
-    policy_on_device, tokenizer, device
-):
+def test_engine_and_learner_are_equally_close(policy_on_device, tokenizer, device):
     coarse = copy.deepcopy(policy_on_device).to(BF16)
     exact = copy.deepcopy(coarse).float()
     trees, engine = sampled(coarse, tokenizer)
@@ -256,7 +254,7 @@ def stir(model):
 
 
 @pytest.mark.parametrize("micro_batch_tokens", [300, 10_000])
-def test_an_update_gives_the_gradient_that_it_gives_on_a_cpu(device, micro_batch_tokens):
+def test_update_gives_the_gradient_of_a_cpu(device, micro_batch_tokens):
     trees = every_tree()
     expected, on_cpu = updated("cpu", trees)
     found, metrics = updated(device, trees, micro_batch_tokens)
@@ -270,7 +268,7 @@ LEARNED = {"all weights": None, "an adapter": LORA}
 
 @pytest.mark.parametrize("lora", LEARNED.values(), ids=LEARNED)
 @pytest.mark.parametrize("recompute", [False, True])
-def test_an_update_with_passes_in_bf16_is_near_one_in_float32(device, lora, recompute):
+def test_update_in_bf16_is_near_float32(device, lora, recompute):
     trees = every_tree()
     exact, measured = updated(device, trees, lora=lora)
     found, coarse = updated(device, trees, precision="bfloat16", lora=lora, recompute=recompute)
@@ -280,7 +278,7 @@ def test_an_update_with_passes_in_bf16_is_near_one_in_float32(device, lora, reco
 
 
 @pytest.mark.parametrize("lora", LEARNED.values(), ids=LEARNED)
-def test_activations_that_are_computed_again_give_the_same_gradient(device, lora):
+def test_recomputing_gives_the_same_gradient(device, lora):
     trees = every_tree()
     kept, _ = updated(device, trees, lora=lora)
     again, _ = updated(device, trees, lora=lora, recompute=True)
@@ -303,12 +301,12 @@ def peak(recompute):
     return torch.cuda.max_memory_allocated()
 
 
-def test_activations_that_are_computed_again_take_less_memory(device):
+def test_recomputing_takes_less_memory(device):
     if device == "cuda":  # elsewhere tests/tasks/test_learner.py counts what is kept
         assert peak(recompute=True) < 0.6 * peak(recompute=False)
 
 
-def test_an_adapter_on_the_device_learns_what_it_learns_on_a_cpu(device):
+def test_adapter_learns_as_on_a_cpu(device):
     trees = every_tree()
     expected, _ = updated("cpu", trees, lora=LORA)
     found, _ = updated(device, trees, lora=LORA)
@@ -316,7 +314,7 @@ def test_an_adapter_on_the_device_learns_what_it_learns_on_a_cpu(device):
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.2)])
-def test_what_samples_for_an_adapter_says_what_the_learner_says(
+def test_adapters_sampler_agrees_with_learner(
     policy_on_device, tokenizer, device, precision, tolerance
 ):
     machine = Machine(threads=1, device=device, precision=precision)
@@ -331,7 +329,7 @@ def test_what_samples_for_an_adapter_says_what_the_learner_says(
     torch.testing.assert_close(found, engine, rtol=0, atol=tolerance)
 
 
-def test_the_base_of_an_adapter_on_the_device_is_its_reference(policy_on_device, device):
+def test_adapters_base_is_its_reference(policy_on_device, device):
     trees = [uncredited(random_tree(3))]
     expected = of_whole(policy_on_device, trees, device)
     learning = resident.Learner(Path("gpu"), policy_on_device, None)

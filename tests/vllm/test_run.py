@@ -12,7 +12,7 @@ def bare(tmp_path_factory):
     return runs.create(tmp_path_factory.mktemp("bare") / "main")
 
 
-def test_a_killed_run_goes_on_to_the_digests_of_an_unbroken_one(bare, tmp_path):
+def test_killed_run_gives_an_unbroken_ones_digests(bare, tmp_path):
     unbroken = runs.copy(bare, tmp_path / "unbroken" / "main")
     runs.finish(unbroken, WITH_VLLM)
     folder = runs.copy(bare, tmp_path / "killed" / "main")

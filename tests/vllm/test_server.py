@@ -59,9 +59,7 @@ def serving(make, port, tmp_path_factory):
         end(running.pop())
 
 
-def test_a_server_is_sampled_from_updated_and_missed_while_it_is_away(
-    serving, engine, tokenizer, port, tmp_path, capfd
-):
+def test_server_is_sampled_updated_and_restarted(serving, engine, tokenizer, port, tmp_path, capfd):
     model, made, restart = serving
     settings = SETTINGS.model_copy(update={"server": f"http://127.0.0.1:{port}"})
     vocabulary = model.config.vocab_size
@@ -88,7 +86,7 @@ def another_kind():
     server.server_close()
 
 
-def test_a_server_of_another_kind_is_refused_at_once(make, engine, tokenizer):
+def test_server_of_another_kind_is_refused(make, engine, tokenizer):
     model, made = make()
     with another_kind() as port:
         settings = SETTINGS.model_copy(update={"server": f"http://127.0.0.1:{port}"})
@@ -96,7 +94,7 @@ def test_a_server_of_another_kind_is_refused_at_once(make, engine, tokenizer):
             sampled(engine(model, made, tokenizer, settings), model.config.vocab_size)
 
 
-def test_a_server_that_never_comes_is_given_up(make, engine, tokenizer, port, monkeypatch):
+def test_server_that_never_answers_is_an_error(make, engine, tokenizer, port, monkeypatch):
     monkeypatch.setattr(vllm, "SERVER_WAIT", 0.2)
     monkeypatch.setattr(vllm, "RETRY_PAUSE", 0.1)
     model, made = make()

@@ -81,9 +81,7 @@ def changed(model, spread=0.05):
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-def test_logprobs_and_entropies_are_the_policys_before_and_after_an_update(
-    engine, make, tokenizer, tmp_path, tied
-):
+def test_logprobs_follow_the_policys_updates(engine, make, tokenizer, tmp_path, tied):
     model, made = make(tied=tied)
     vocabulary = model.config.vocab_size
     check(model, *sampled(engine(model, made, tokenizer), vocabulary))
@@ -109,7 +107,7 @@ def test_weights_from_a_folder_are_those_from_memory(engine, make, tokenizer, tm
     check(model, *sampled(engine(model, other, tokenizer), model.config.vocab_size))
 
 
-def test_an_adapter_is_sampled_merged_before_and_after_an_update(engine, make, tokenizer, tmp_path):
+def test_adapter_is_sampled_merged(engine, make, tokenizer, tmp_path):
     model, made = make()
     learning = resident.Learner(Path(made.path), model, tokenizer)
     adapter.attach(model, Lora(rank=4, alpha=8, modules=("q_proj", "down_proj")), made, seed=3)
@@ -152,7 +150,7 @@ def test_a_turn_depends_on_its_seed_alone(engine, make, tokenizer):
     assert same(again, every)
 
 
-def test_a_turn_ends_where_its_text_says_so(engine, make, tokenizer):
+def test_turn_ends_at_its_stop_string(engine, make, tokenizer):
     model, made = make()
     _, samples = sampled(engine(model, made, tokenizer), model.config.vocab_size, count=24)
     assert {StopReason.STOP, StopReason.LENGTH} <= {sample.stopped for sample in samples}
@@ -202,9 +200,7 @@ def test_tags_of_several_tokens_are_found_in_the_text(engine, make, tiny):
 
 # ---------------------------------------------------------------- trees
 
-DIALOGUE = Dialogue(
-    system="", tools=("python",), turn_tokens=24, result_tokens=8, response_tokens=60, tool_calls=3
-)
+DIALOGUE = Dialogue(system="", turn_tokens=24, result_tokens=8, response_tokens=60, tool_calls=3)
 BUDGET = Rollout(
     leaves=6,
     initial=3,
@@ -241,7 +237,7 @@ def as_rows(grown):
     ] + [tree.leaves for tree in grown]
 
 
-def test_trees_have_exact_budgets_and_the_policys_logprobs(engine, make, tokenizer):
+def test_trees_have_budgets_and_policys_logprobs(engine, make, tokenizer):
     model, made = make(seed=3)
     grown = trees(engine(model, made, tokenizer), tokenizer)
     assert [len(tree.leaves) for tree in grown] == [BUDGET.leaves] * 3
@@ -260,7 +256,7 @@ def test_trees_have_exact_budgets_and_the_policys_logprobs(engine, make, tokeniz
                 first += len(node.tokens)
 
 
-def test_questions_that_go_on_by_themselves_have_the_trees_of_rounds(engine, make, tokenizer):
+def test_lanes_grow_the_trees_of_rounds(engine, make, tokenizer):
     model, made = make(seed=3)
     rounds = as_rows(trees(engine(model, made, tokenizer), tokenizer))
     alone = SETTINGS.model_copy(update={"lanes": 3})
@@ -272,9 +268,7 @@ def test_questions_that_go_on_by_themselves_have_the_trees_of_rounds(engine, mak
 # ---------------------------------------------------------------- what dies
 
 
-def test_an_engine_that_is_killed_in_a_rollout_is_built_anew_and_nothing_differs(
-    engine, make, tokenizer, capfd
-):
+def test_killed_engine_restarts_and_trees_are_equal(engine, make, tokenizer, capfd):
     model, made = make(seed=3)
     held = engine(model, made, tokenizer)
     whole = as_rows(trees(held, tokenizer))
@@ -292,7 +286,7 @@ def test_an_engine_that_is_killed_in_a_rollout_is_built_anew_and_nothing_differs
     assert "restarting" in capfd.readouterr().out
 
 
-def test_an_engine_that_dies_over_a_turn_is_asked_again(engine, make, tokenizer):
+def test_engine_killed_in_a_turn_samples_it_again(engine, make, tokenizer):
     model, made = make(seed=3)
     held = engine(model, made, tokenizer)
     _, whole = sampled(held, model.config.vocab_size)
@@ -304,7 +298,7 @@ def test_an_engine_that_dies_over_a_turn_is_asked_again(engine, make, tokenizer)
 
 
 @pytest.mark.parametrize("other", [{"hidden": 128, "heads": 4}, {"tied": False}], ids=str)
-def test_a_policy_of_another_shape_builds_the_engine_anew(engine, make, tokenizer, other):
+def test_policy_of_another_shape_restarts_the_engine(engine, make, tokenizer, other):
     model, made = make()
     sampled(engine(model, made, tokenizer), model.config.vocab_size)
     process = engine(model, made, tokenizer).connection.process
@@ -314,9 +308,7 @@ def test_a_policy_of_another_shape_builds_the_engine_anew(engine, make, tokenize
     assert held.connection.process is not process
 
 
-def test_weights_that_cannot_be_put_in_place_build_the_engine_anew(
-    engine, make, tokenizer, tmp_path, capfd
-):
+def test_weights_that_do_not_load_restart_the_engine(engine, make, tokenizer, tmp_path, capfd):
     model, made = make()
     held = engine(model, made, tokenizer)
     sampled(held, model.config.vocab_size)
@@ -330,7 +322,7 @@ def test_weights_that_cannot_be_put_in_place_build_the_engine_anew(
     assert "restarting" in capfd.readouterr().out
 
 
-def test_vllm_that_cannot_start_says_why(engine, make, tokenizer):
+def test_vllm_that_cannot_start_is_an_error(engine, make, tokenizer):
     model, made = make()
     too_little = SETTINGS.model_copy(update={"memory": 1e-6})
     held = engine(model, made, tokenizer, too_little)

@@ -243,11 +243,11 @@ class RaggedSession:
             rows if isinstance(rows, slice) else torch.tensor(rows, device=self.device)
         )
         self.cache.positions = positions.clamp(max=self.context - 1)
-        hidden = self._forward(tokens.to(self.device), int(ends.max()))
+        hidden = self.forward(tokens.to(self.device), int(ends.max()))
         last = hidden[torch.arange(len(pending), device=self.device), lengths - 1]
         return self.network.head(last).float()
 
-    def _forward(self, tokens: Tensor, visible: int) -> Tensor:
+    def forward(self, tokens: Tensor, visible: int) -> Tensor:
         """Return hidden states [rows, fed, hidden] of ``tokens`` at ``self.cache.positions``."""
         self.cache.visible = visible
         return self.network.hidden_states(tokens, self.cache)
@@ -280,7 +280,7 @@ class RaggedSession:
             new = torch.from_numpy(tokens[live, step].astype(np.int64)).to(self.device)
             self.cache.rows = slice(0, len(live))
             self.cache.positions = (ends[at] + step)[:, None]
-            hidden = self._forward(new[:, None], int(ends[at].max()) + step + 1)
+            hidden = self.forward(new[:, None], int(ends[at].max()) + step + 1)
             logits = self.network.head(hidden[:, -1]).float()
         self._remember(requests, tokens, length)
         logprobs, entropies = scores.cpu().numpy()

@@ -37,7 +37,7 @@ def keep(every, last):
     return reinforce_module.Keep(weights_every=every, optimizer_last=last)
 
 
-def test_the_parameters_of_a_policy_are_counted_as_it_has_them(tiny, tokenizer, policy):
+def test_parameters_are_those_of_the_real_policy(tiny, tokenizer, policy):
     model = build_policy(tiny, tokenizer, seed=0)
     counted = disk.parameters(tiny.model_copy(update={"vocabulary": len(tokenizer)}))
     assert counted == sum(weight.numel() for weight in model.parameters())
@@ -47,13 +47,13 @@ def test_the_parameters_of_a_policy_are_counted_as_it_has_them(tiny, tokenizer, 
     ("every", "last", "weights", "optimizers"),
     [(1, 1, 20, 2), (5, 1, 5, 2), (5, 3, 7, 6), (100, 30, 20, 40), (20, 20, 20, 40)],
 )
-def test_weights_stay_by_tier_and_optimizer_states_of_the_last(every, last, weights, optimizers):
+def test_weights_are_kept_by_tier(every, last, weights, optimizers):
     need = needs(recipe(iterations=20, keep=keep(every, last)), ROWS["arpo"], 1000)["reinforce"]
     assert need.weights == 1000 * (weights + 2)  # the trained policy is published, too
     assert need.optimizers == 1000 * optimizers
 
 
-def test_a_critic_of_its_own_takes_as_much_again():
+def test_critic_with_its_own_backbone_doubles_the_need():
     chosen = recipe(iterations=20, keep=keep(5, 1))
     alone, critic = (needs(chosen, ROWS[name], 1000)["reinforce"] for name in ("grpo", "ppo"))
     assert critic.optimizers == 2 * alone.optimizers
@@ -61,7 +61,7 @@ def test_a_critic_of_its_own_takes_as_much_again():
     assert critic.weights - alone.weights == 5 * 1000
 
 
-def test_an_adapter_is_what_iterations_keep_of_a_policy_that_learns_by_one(policy, tmp_path):
+def test_iterations_keep_adapters_alone(policy, tmp_path):
     lora = reinforce_module.Lora(rank=4, alpha=8, modules=("q_proj", "down_proj"))
     assert disk.adapter_of("mine", lora) is None
     policy.save_pretrained("models/mine/initial")
@@ -76,19 +76,19 @@ def test_an_adapter_is_what_iterations_keep_of_a_policy_that_learns_by_one(polic
     assert critic.passing == 3 * (1000 + 10), "all weights of a critic of its own learn"
 
 
-def test_trees_are_counted_by_their_longest_and_by_all_batches_of_a_filter():
+def test_trees_count_at_full_length_in_all_batches():
     tokens = 2 * 4 * 6 * 144  # iterations, questions, leaves, tokens
     alone = needs(SMOKE, ROWS["arpo"], 1)["reinforce"].trees
     assert alone == 2 * tokens * disk.TOKEN
     assert needs(SMOKE, ROWS["dapo"], 1)["reinforce"].trees == 10 * alone
 
 
-def test_a_run_that_has_room_is_not_refused():
+def test_run_with_enough_space_is_accepted():
     disk.check("smoke", SMOKE, ROWS["arpo"])
     disk.check("smoke", granted(1), ROWS["arpo"])
 
 
-def test_a_run_without_room_is_refused_with_figures_and_remedy(monkeypatch):
+def test_run_without_space_is_refused_with_a_remedy(monkeypatch):
     usage = type("Usage", (), {"free": 10**6})
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(ValueError) as refused:
@@ -99,12 +99,12 @@ def test_a_run_without_room_is_refused_with_figures_and_remedy(monkeypatch):
     assert "and 0.00093 GiB are free: make room, or raise reinforce.keep.weights_every" in said
 
 
-def test_a_run_that_is_granted_less_than_it_needs_is_refused():
+def test_run_that_is_granted_too_little_is_refused():
     with pytest.raises(ValueError, match=r"machine\.disk_gib grants 0\.001: raise it, or raise"):
         disk.check("smoke", granted(0.001), ROWS["arpo"])
 
 
-def test_what_is_there_counts_as_granted_but_not_as_missing(monkeypatch):
+def test_present_files_count_as_granted(monkeypatch):
     disk.check("smoke", granted(0.02), ROWS["arpo"])
     file = artifacts.ROOT / "smoke/prepare/0000-prepare-1/trees"
     file.parent.mkdir(parents=True)
@@ -113,7 +113,7 @@ def test_what_is_there_counts_as_granted_but_not_as_missing(monkeypatch):
         disk.check("smoke", granted(0.02), ROWS["arpo"])
 
 
-def test_only_the_stages_that_will_run_need_room(monkeypatch):
+def test_only_stages_that_will_run_need_space(monkeypatch):
     usage = type("Usage", (), {"free": 0})
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: usage)
     for stage in disk.STAGES[:-1]:
@@ -123,7 +123,7 @@ def test_only_the_stages_that_will_run_need_room(monkeypatch):
     disk.check("smoke", SMOKE, ROWS["arpo"], [])
 
 
-def test_the_size_of_a_policy_that_is_to_be_fetched_is_known_once_it_is_there(monkeypatch):
+def test_size_of_a_downloaded_policy_is_measured(monkeypatch):
     pretrained = prepare.PretrainedPolicy(kind="pretrained", name="a/b", revision=None, context=9)
     assert disk.weights_of("mine", pretrained) is None
     Path("models/mine/initial").mkdir(parents=True)
@@ -135,6 +135,6 @@ def test_the_size_of_a_policy_that_is_to_be_fetched_is_known_once_it_is_there(mo
         assert disk.weights_of("mine", pretrained) == size, "training is in float32"
 
 
-def test_what_the_disk_may_hold_is_in_no_key():
+def test_granted_space_is_in_no_key():
     assert granted(1).machine.model_dump() == SMOKE.machine.model_dump()
     assert keys.stage_key(granted(1)) == keys.stage_key(SMOKE)

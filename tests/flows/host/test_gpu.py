@@ -40,9 +40,7 @@ def holder():
     return process, process.stdout.readline().strip()
 
 
-def test_each_stage_gets_a_gpu_of_its_own_and_the_next_waits_until_a_holder_is_killed(
-    machine, capsys
-):
+def test_each_stage_has_its_gpu_and_the_next_one_waits(machine, capsys):
     first, of_first = holder()
     with gpu.held("cuda") as found:
         assert {of_first, found[gpu.VISIBLE]} == {"GPU-a", "GPU-b"}
@@ -66,12 +64,12 @@ def test_each_stage_gets_a_gpu_of_its_own_and_the_next_waits_until_a_holder_is_k
 @pytest.mark.parametrize(
     ("chosen", "ids"), [("1", ["GPU-b"]), ("GPU-a,MIG-c", ["GPU-a", "MIG-c"]), ("", [])]
 )
-def test_only_the_gpus_that_a_process_may_use_are_held(machine, monkeypatch, chosen, ids):
+def test_only_visible_gpus_are_reserved(machine, monkeypatch, chosen, ids):
     monkeypatch.setenv(gpu.VISIBLE, chosen)
     assert gpu.visible() == ids
 
 
-def test_on_the_cpu_and_on_a_machine_without_a_gpu_nothing_is_held(machine, tmp_path):
+def test_without_a_gpu_nothing_is_reserved(machine, tmp_path):
     with gpu.held("cpu") as found:
         assert found == {}
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")

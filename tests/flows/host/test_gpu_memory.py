@@ -81,7 +81,7 @@ def of_gib(gib):
         ("Qwen/Qwen3-14B", 14_768_307_200),
     ],
 )
-def test_a_known_model_has_the_weights_that_it_is_published_with(name, weights):
+def test_known_models_have_their_published_size(name, weights):
     known = load_architectures()[name]
     settings = dict(known.config)
     shape = shape_of(AutoConfig.for_model(settings.pop("model_type"), **settings))
@@ -92,7 +92,7 @@ def test_a_known_model_has_the_weights_that_it_is_published_with(name, weights):
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_shape_is_that_of_the_real_model(kind, tied):
+def test_shape_is_that_of_the_real_model(kind, tied):
     config = config_of(kind, tie_word_embeddings=tied)
     model, shape = model_of(config), shape_of(config)
     assert shape.weights == sum(weight.numel() for weight in model.parameters())
@@ -115,13 +115,13 @@ def test_adapters_are_two_matrices_a_layer_and_alone_learn():
     assert shape.learning == shape.adapters == 3 * 8 * ((64 + 64) + (176 + 64))
 
 
-def test_adapters_on_layers_that_are_not_there_are_refused_with_those_that_are():
+def test_adapters_on_unknown_layers_are_refused():
     lora = reinforce.Lora(rank=8, alpha=16, modules=("q_proj", "query"))
     with pytest.raises(ValueError, match=r"lora\.modules names query.*'down_proj'.*'q_proj'"):
         shape_of(config_of(), lora)
 
 
-def test_an_architecture_that_is_counted_otherwise_is_refused():
+def test_unknown_architecture_is_refused():
     with pytest.raises(ValueError, match=r"is a gpt2, .* counted for llama, qwen2, qwen3"):
         shape_of(AutoConfig.for_model("gpt2"))
 
@@ -131,7 +131,7 @@ def pretrained(name, revision=None):
     return edited(LARGE, prepare__policy=policy)
 
 
-def test_the_shape_of_a_local_folder_is_read_from_it(tmp_path):
+def test_shape_is_read_from_a_local_folder(tmp_path):
     config_of("llama").save_pretrained(tmp_path)
     found = gpu_memory.config_of(pretrained(tmp_path))
     assert shape_of(found) == shape_of(config_of("llama"))
@@ -142,7 +142,7 @@ def test_the_shape_of_a_local_folder_is_read_from_it(tmp_path):
     [("nobody/nothing", None), ("Qwen/Qwen3-8B", "0" * 40)],
     ids=["unknown", "another commit"],
 )
-def test_a_policy_of_unknown_shape_is_refused_with_what_to_do(name, revision, monkeypatch):
+def test_policy_of_unknown_shape_is_refused(name, revision, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ValueError) as caught:
         gpu_memory.config_of(pretrained(name, revision))
@@ -158,7 +158,7 @@ def size_of(tensors):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_what_stays_is_what_a_real_model_and_its_optimizer_hold(tied):
+def test_what_stays_is_that_of_a_real_optimizer(tied):
     config = config_of(tie_word_embeddings=tied)
     model = model_of(config)
     optimizer = make_optimizer(model.parameters(), TINY.reinforce.update, 1e-3)
@@ -209,7 +209,7 @@ def activations_of(model, bfloat16):
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_activations_are_what_autograd_keeps_of_a_real_forward_pass(kind, precision):
+def test_activations_are_those_of_a_real_forward_pass(kind, precision):
     config = config_of(kind)
     counted = gpu_memory.activations(shape_of(config), TOKENS, precision, recompute=False)
     real = activations_of(model_of(config), precision == "bfloat16")
@@ -218,7 +218,7 @@ def test_activations_are_what_autograd_keeps_of_a_real_forward_pass(kind, precis
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_recomputed_only_the_layers_inputs_and_one_layer_are_kept(kind, precision):
+def test_recomputation_keeps_inputs_and_one_layer(kind, precision):
     config, bfloat16 = config_of(kind), precision == "bfloat16"
     model = model_of(config).train()
     whole = activations_of(model, bfloat16)
@@ -234,7 +234,7 @@ def test_recomputed_only_the_layers_inputs_and_one_layer_are_kept(kind, precisio
     assert counted == pytest.approx(inputs + layer, rel=0.15)
 
 
-def test_the_cast_is_a_half_wide_copy_of_each_matrix():
+def test_cast_is_a_bfloat16_copy_of_each_matrix():
     config = config_of()
     model = model_of(config)
     layers = [m.weight for m in model.base_model.modules() if isinstance(m, torch.nn.Linear)]
@@ -308,7 +308,7 @@ def question(vocabulary, tokens, leaves=8):
     [("qwen2", 500, 2**24), ("llama", 20_000, 2**21), ("qwen3", 8_000, 2**24)],
     ids=["layers count most", "logits in parts", "logits count most"],
 )
-def test_the_peak_of_a_real_update_is_the_sum_of_the_parts(
+def test_peak_of_a_real_update_is_the_sum_of_parts(
     kind, vocabulary, at_once, bfloat16, monkeypatch
 ):
     monkeypatch.setattr(learner, "LOGITS_AT_ONCE", {"cpu": at_once})
@@ -346,14 +346,14 @@ def memory(recipe=TINY, row="arpo", shape=SHAPE, card=CARDS["80"]):
     return gpu_memory.memory(recipe, ROWS[row], shape, card)
 
 
-def test_a_reference_and_a_critic_of_its_own_are_counted_where_the_row_has_them():
+def test_reference_and_critic_are_counted_by_the_row():
     assert {"reference", "critic"}.isdisjoint(memory(row="grpo").stays)
     stays = memory(row="ppo").stays
     assert stays["reference"] == FULL * SHAPE.weights
     assert stays["critic"] == 4 * FULL * SHAPE.backbone < 4 * FULL * SHAPE.weights
 
 
-def test_an_adapters_base_is_its_reference_unless_that_is_refreshed():
+def test_base_of_an_adapter_is_the_reference():
     shape = shape_of(config_of(), reinforce.Lora(rank=4, alpha=8, modules=("o_proj",)))
     row = ROWS["ppo"]
     assert not row.kl.refresh and "reference" not in memory(row="ppo", shape=shape).stays
@@ -370,7 +370,7 @@ def test_with_adapters_only_they_have_gradients_and_moments():
     assert stays["Adam's moments"] == 2 * FULL * shape.adapters
 
 
-def test_the_phases_take_turns_unless_sampling_runs_ahead():
+def test_phases_take_turns_unless_sampling_runs_ahead():
     apart, together = memory(), memory(edited(TINY, reinforce__ahead=1))
     assert apart.peak == max(apart.phases().values())
     base, update = sum(together.stays.values()), sum(together.update.values())
@@ -378,7 +378,7 @@ def test_the_phases_take_turns_unless_sampling_runs_ahead():
     assert together.sampling["weights that sample"] == FULL * SHAPE.weights
 
 
-def test_vllm_takes_its_share_of_the_card_and_nothing_where_it_is_elsewhere():
+def test_vllm_takes_its_share_of_the_card():
     settings = {"machine__device": "cuda", "engine__kind": "vllm", "engine__memory": 0.25}
     here = edited(TINY, **settings)
     assert memory(here, card=of_gib(40)).sampling == {"vLLM's share": 10 * GIB}
@@ -388,7 +388,7 @@ def test_vllm_takes_its_share_of_the_card_and_nothing_where_it_is_elsewhere():
     assert sum(memory(of_cpu).sampling.values()) == 2 * GIB + FULL * SHAPE.weights
 
 
-def test_a_share_that_does_not_hold_the_weights_and_one_path_does_not_fit():
+def test_share_must_hold_weights_and_one_path():
     settings = {"machine__device": "cuda", "engine__kind": "vllm"}
     shape = shape_of(gpu_memory.config_of(TINY))
     least = gpu_memory.least_share(edited(TINY, **settings), shape) / (10 * GIB)
@@ -397,7 +397,7 @@ def test_a_share_that_does_not_hold_the_weights_and_one_path_does_not_fit():
         assert gpu_memory.fits(chosen, ROWS["arpo"], shape, of_gib(10)) == enough
 
 
-def test_a_path_that_is_longer_than_a_micro_batch_stands_alone():
+def test_path_longer_than_a_micro_batch_is_alone():
     assert gpu_memory.slots(TINY) == 8192
     assert gpu_memory.slots(edited(TINY, reinforce__update__micro_batch_tokens=100)) == 256
 
@@ -435,11 +435,11 @@ def test_tokens_are_counted_by_questions_paths_and_prompts():
         ({}, "ppo", 3 + 1 + 1 + 3),
     ],
 )
-def test_an_update_is_so_many_passes(changes, row, expected):
+def test_operations_of_an_update_in_forward_passes(changes, row, expected):
     assert gpu_memory.forward_equivalents(edited(TINY, **changes), ROWS[row]) == expected
 
 
-def test_operations_are_two_a_weight_and_token_and_attention_adds_to_them():
+def test_operations_are_two_a_weight_plus_attention():
     shape = shape_of(gpu_memory.config_of(LARGE))
     rate = gpu_memory.PEAK_SHARE * CARDS["141"].operations["bfloat16"]
     seconds = gpu_memory.seconds_of(LARGE, ROWS["arpo"], shape, CARDS["141"])
@@ -448,7 +448,7 @@ def test_operations_are_two_a_weight_and_token_and_attention_adds_to_them():
     assert 1 < once / (2 * shape.linear * tokens) < 1.5
 
 
-def test_a_faster_card_takes_less_time_and_a_larger_one_holds_more_paths():
+def test_faster_and_larger_cards_do_better():
     shape = shape_of(gpu_memory.config_of(LARGE))
     slow, fast, large = (
         gpu_memory.seconds_of(LARGE, ROWS["arpo"], shape, card) for card in CARDS.values()
@@ -458,7 +458,7 @@ def test_a_faster_card_takes_less_time_and_a_larger_one_holds_more_paths():
     assert slow.abreast < fast.abreast < large.abreast <= LARGE.reinforce.rollout.rows
 
 
-def test_a_step_of_decoding_is_never_faster_than_its_launches():
+def test_decoding_step_has_a_least_time():
     seconds = gpu_memory.seconds_of(
         TINY, ROWS["arpo"], shape_of(gpu_memory.config_of(TINY)), CARDS["141"]
     )
@@ -486,7 +486,7 @@ WANTING = {
 
 @pytest.mark.parametrize("gib", [24, 40, 60, 80, 141, 400])
 @pytest.mark.parametrize("name", WANTING)
-def test_what_is_advised_makes_the_recipe_fit_and_nothing_less_does(name, gib):
+def test_advice_makes_the_recipe_fit_and_is_minimal(name, gib):
     recipe, card, row = WANTING[name], of_gib(gib), ROWS["arpo"]
     config = gpu_memory.config_of(recipe)
 
@@ -514,13 +514,13 @@ def test_what_is_advised_makes_the_recipe_fit_and_nothing_less_does(name, gib):
         ("rows", 150, "reinforce.rollout.rows"),
     ],
 )
-def test_where_one_key_suffices_that_one_is_named(name, gib, key):
+def test_one_key_is_advised_where_it_suffices(name, gib, key):
     recipe = WANTING[name]
     found = remedies.remedy(recipe, ROWS["arpo"], gpu_memory.config_of(recipe), of_gib(gib))
     assert [change.key for change in found.changes] == [key]
 
 
-def test_the_share_and_the_rows_are_lowered_no_more_than_needed():
+def test_share_and_rows_are_lowered_as_little_as_needed():
     recipe, card = WANTING["share"], of_gib(85)
     config = gpu_memory.config_of(recipe)
     (change,) = remedies.remedy(recipe, ROWS["arpo"], config, card).changes
@@ -532,7 +532,7 @@ def test_the_share_and_the_rows_are_lowered_no_more_than_needed():
     assert not gpu_memory.fits(more, ROWS["arpo"], shape_of(config), card)
 
 
-def test_adapters_are_what_makes_a_large_model_fit():
+def test_adapters_make_a_large_model_fit():
     recipe = settings_of("qwen2.5-7b")
     config = gpu_memory.config_of(recipe)
     found = remedies.remedy(recipe, ROWS["arpo"], config, CARDS["80"])

@@ -71,7 +71,7 @@ def test_equal_runs_have_no_difference(places):
     assert first_difference.first_difference(STAGES, *places, "HEAD") is None
 
 
-def test_the_first_sub_step_and_the_single_value_that_differs_are_named(places):
+def test_first_sub_step_and_value_are_named(places):
     records = [line(0, "rollout"), line(0, "update"), line(1, "rollout", artifacts={"policy": "x"})]
     settings = {"settings": json.dumps({"rate": 0.1, "update": {"epochs": 2}}), "trees": "t"}
     write(places[1], lock("x"), [*records, line(1, "update", inputs=settings)])
@@ -84,7 +84,7 @@ def test_the_first_sub_step_and_the_single_value_that_differs_are_named(places):
     assert said(places)[1:2] == ["  input settings.update.epochs: was 1, is 2"]
 
 
-def test_questions_and_sub_steps_that_are_others_are_named(places):
+def test_other_questions_and_sub_steps_are_named(places):
     records = [line(0, "rollout", questions=["a"]), line(0, "update")]
     write(places[0], lock(), records)
     write(places[1], lock(), [line(0, "rollout", questions=["b"]), line(0, "update")])
@@ -98,7 +98,7 @@ def test_questions_and_sub_steps_that_are_others_are_named(places):
     assert said(places)[1] == "  sub-step: was iteration 0, update, is nothing"
 
 
-def test_parameters_and_commands_are_named_and_an_earlier_stage_comes_first(places):
+def test_parameters_and_commands_are_named_by_stage(places):
     params = {"params/toy.yaml": {"seed": 3, "update": {"rate": 0.2}}}
     write(places[1], lock(params=params, cmd="perl"), [])
     assert "  input params/toy.yaml update.rate: was 0.1, is 0.2" in said(places)
@@ -126,7 +126,7 @@ def rows(*values):
         ),
     ],
 )
-def test_the_first_line_or_row_is_found_by_the_history_of_a_file(places, file, contents, expected):
+def test_first_line_or_row_is_found_by_history(places, file, contents, expected):
     (Path.cwd() / ".gitignore").write_text("/before\n/now\n")
     for content in contents:
         Path(file).write_bytes(content)
@@ -144,7 +144,7 @@ def test_the_first_line_or_row_is_found_by_the_history_of_a_file(places, file, c
         ({"c.jsonl": "3\n"}, "data/sources/c.jsonl: was nothing, is a file"),
     ],
 )
-def test_the_first_row_of_a_folder_is_found_by_its_history(places, changes, expected):
+def test_first_row_of_a_folder_is_found_by_history(places, changes, expected):
     (Path.cwd() / ".gitignore").write_text("/before\n/now\n")
     first = {"a.jsonl": "0\n", "new/b.jsonl": "1\n2\n"}
     for root, files in ((Path(), first), (places[1], first | changes)):
@@ -215,6 +215,6 @@ def test_room_with_changed_comments_is_no_difference(places):
     assert said(places, commit)[1] == "  input tasks/b.py, line 2: was b = 1, is b = 2"
 
 
-def test_a_file_whose_earlier_state_is_nowhere_is_named_by_its_digests(places):
+def test_file_without_history_is_named_by_digests(places):
     write(places[1], lock(deps=[{"path": "loss.py", "md5": "e"}]))
     assert "  input loss.py: was d, is e" in said(places)

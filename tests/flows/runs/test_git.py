@@ -1,20 +1,10 @@
-"""What git is asked, in a toy project's repository."""
-
 from pathlib import Path
 
 import pytest
 
 from flows.runs import git
 from tests import toy_project as toy
-
-
-@pytest.fixture
-def project(tmp_path, monkeypatch):
-    """A toy project without Prefect, as the working folder."""
-    folder = tmp_path.resolve()
-    toy.create(folder, flows=False)
-    monkeypatch.chdir(folder)
-    return folder
+from tests.flows.runs.conftest import RUN
 
 
 @pytest.fixture
@@ -23,22 +13,21 @@ def clone(tmp_path_factory):
     return tmp_path_factory.mktemp("clone") / "main"
 
 
-def test_revision_tells_the_commit_and_whether_the_checkout_differs_from_it(project):
+def test_revision_has_the_commit_and_whether_it_is_changed(project):
     assert git.revision() == git.Revision("", dirty=True)
     toy.commit(project)
     clean = git.revision()
     assert len(clean.commit) == 40
     assert not clean.dirty
-    assert toy.run(project, "dvc", "repro").returncode == 0
+    toy.repro(project)
     assert Path("reports/toy/table.md").exists()
     assert git.revision() == clean, "what a run writes is no change of what it was made from"
     Path("new").write_text("")
     assert git.revision() == git.Revision(clean.commit, dirty=True)
 
 
-def test_digests_at_a_commit_are_those_of_its_lock_and_of_the_recipe_alone(project):
-    assert toy.run(project, "dvc", "repro").returncode == 0
-    made = toy.commit(project)
+def test_digests_are_of_the_commit_and_recipe_alone(ran):
+    made = git.resolve(RUN)
     Path("dvc.lock").unlink()
     found = git.digests_at(made, "toy")
     assert found["data/toy/first"] == "eb260e9ae827821beceeed4104f0ad89"
@@ -46,7 +35,7 @@ def test_digests_at_a_commit_are_those_of_its_lock_and_of_the_recipe_alone(proje
     assert git.digests_at(made, "other") == {}
 
 
-def test_what_a_commit_does_not_have_is_named(project):
+def test_file_missing_in_a_commit_is_named(project):
     made = toy.commit(project)
     assert git.content(made, "first.py") == Path("first.py").read_text()
     with pytest.raises(ValueError, match=f"commit {made} has no dvc.lock: "):
@@ -55,9 +44,7 @@ def test_what_a_commit_does_not_have_is_named(project):
         git.content("nowhere", "first.py")
 
 
-def test_a_branch_that_only_a_remote_has_is_a_commit_and_nothing_else_is(
-    project, clone, monkeypatch
-):
+def test_branch_of_a_remote_is_found(project, clone, monkeypatch):
     made = toy.commit(project)
     git.branch("runs/toy-1", made)
     assert git.resolve("runs/toy-1") == git.resolve(made[:8]) == made
@@ -69,9 +56,7 @@ def test_a_branch_that_only_a_remote_has_is_a_commit_and_nothing_else_is(
         git.resolve("runs/toy-2")
 
 
-def test_a_commit_of_another_clone_is_fetched_from_its_remote_or_said_to_be_missing(
-    project, clone, monkeypatch
-):
+def test_commit_is_fetched_from_a_remote(project, clone, monkeypatch):
     toy.commit(project)
     toy.git(project, "clone", "--quiet", str(project), str(clone))
     Path("new").write_text("")

@@ -21,7 +21,7 @@ END = ["commit", "parameters", "MLflow run"]
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
+def built(tmp_path_factory, empty_store):
     """Three runs: the second differs from the first in the evaluation, the third in learning."""
     folder = tmp_path_factory.mktemp("lineage").resolve() / "project"
     folder.mkdir()
@@ -33,14 +33,13 @@ def built(tmp_path_factory):
             folder, "git", "checkout", "--quiet", "-b", f"runs/toy-2026010{day}-00000{day}", base
         )
         toy.write_recipe(folder, reinforce__iterations=4, **changes)
-        ran = toy.run(folder, "dvc", "repro")
-        assert ran.returncode == 0, ran.stdout
+        toy.repro(folder)
         keep(folder, day, f"a run\n\nRecipe: toy\nCode: {base}\nSet: changes={day}")
     toy.run(folder, "git", "checkout", "--quiet", "--detach", base)
     shutil.rmtree(folder / "data")
     shutil.rmtree(folder / "models")
     (folder / ".beamline").mkdir(exist_ok=True)
-    store.connect(f"sqlite:///{folder}/.beamline/mlflow.db")
+    shutil.copy(empty_store, folder / ".beamline/mlflow.db")
     return folder
 
 
@@ -85,13 +84,13 @@ def records(run, stage):
     return [json.loads(line) for line in held.splitlines()]
 
 
-# ---------------------------------------------------------------- what is found
+# ---------------------------------------------------------------- found
 
 
 @pytest.mark.parametrize(
     "what", ["success.trained.mean", "reports/toy/metrics.json:success.trained.mean"]
 )
-def test_a_metric_leads_back_to_the_commit_over_everything_between(project, what):
+def test_chain_of_a_metric_reaches_the_commit(project, what):
     links = chain(what)
     assert names(links) == ["benchmark result", "evaluate", *LINKS, *END]
     assert links[0].name == "success.trained.mean = 0.11"
@@ -107,7 +106,7 @@ def test_a_metric_leads_back_to_the_commit_over_everything_between(project, what
     assert source.digest == hashlib.md5(Path("questions.jsonl").read_bytes()).hexdigest()
 
 
-def test_the_iteration_is_that_which_made_the_evaluated_policy_and_its_sub_steps_are_told(project):
+def test_iteration_is_that_of_the_evaluated_policy(project):
     links = chain("success.trained.mean")
     update = records(THIRD, "reinforce")[-1]
     (evaluated,) = records(THIRD, "evaluate")
@@ -125,7 +124,7 @@ def test_the_iteration_is_that_which_made_the_evaluated_policy_and_its_sub_steps
     ]
 
 
-def test_an_iteration_that_is_asked_for_is_told_with_its_own_policy_and_questions(project):
+def test_given_iteration_has_its_policy_and_questions(project):
     links = chain("models/toy/trained", THIRD, iteration=1)
     steps = [record for record in records(THIRD, "reinforce") if record["iteration"] == 1]
     assert link(links, "checkpoint").digest == steps[-1]["artifacts"]["policy"]
@@ -139,7 +138,7 @@ def test_an_iteration_that_is_asked_for_is_told_with_its_own_policy_and_question
         chain("models/toy/trained", THIRD, iteration=9)
 
 
-def test_what_the_ledger_still_has_of_an_iteration_is_said(project):
+def test_checkpoint_in_the_ledger_has_its_path(project):
     update = [record for record in records(THIRD, "reinforce") if record["verb"] == "update"][1]
     place = Path(f".beamline/ledger/toy/reinforce/0001-update-{update['key']}")
     place.mkdir(parents=True)
@@ -147,7 +146,7 @@ def test_what_the_ledger_still_has_of_an_iteration_is_said(project):
     assert link(links, "checkpoint").where == str(place)
 
 
-def test_a_file_that_several_runs_have_is_told_of_the_oldest(project):
+def test_file_of_several_runs_is_of_the_oldest(project):
     links = chain("data/toy/questions")
     assert names(links) == ["dataset", "source", *END]
     assert link(links, "commit").name == FIRST
@@ -156,7 +155,7 @@ def test_a_file_that_several_runs_have_is_told_of_the_oldest(project):
     assert link(chain("data/toy/questions", SECOND), "commit").name == SECOND
 
 
-def test_an_equal_metric_of_another_evaluation_stays_that_of_its_own_run(project):
+def test_equal_metric_is_of_its_own_run(project):
     assert digest(FIRST, "reports/toy/metrics.json") == digest(SECOND, "reports/toy/metrics.json")
     toy.run(project, "git", "branch", "-D", THIRD)
     links = chain("success.trained.mean")
@@ -165,7 +164,7 @@ def test_an_equal_metric_of_another_evaluation_stays_that_of_its_own_run(project
 
 
 @pytest.mark.parametrize("name", ["data/toy/trees", "data/toy/trees/1.json"])
-def test_a_copy_elsewhere_and_a_file_in_an_out_are_found_by_their_digest(project, tmp_path, name):
+def test_copies_are_found_by_digest(project, tmp_path, name):
     held = digest(FIRST, "data/toy/trees")
     copy = tmp_path / "copy"
     cache.restore(held, copy)
@@ -181,7 +180,7 @@ def test_a_copy_elsewhere_and_a_file_in_an_out_are_found_by_their_digest(project
         chain(str(stray))
 
 
-def test_a_model_by_alias_and_by_number_is_the_policy_of_its_own_commit(project):
+def test_model_is_found_by_alias_and_number(project):
     client = store.connect(store.store_uri())
     client.create_registered_model("toy")
     commit = git.resolve(FIRST)
@@ -203,7 +202,7 @@ def test_a_model_by_alias_and_by_number_is_the_policy_of_its_own_commit(project)
             chain(what)
 
 
-def test_the_recipe_is_asked_for_where_several_have_the_metric(project):
+def test_metric_of_several_recipes_needs_one(project):
     locked = yaml.safe_load(git.content(FIRST, "dvc.lock"))
     text = git.content(FIRST, "dvc.lock")
     other = yaml.safe_load(text.replace("@toy", "@other").replace("/toy", "/other"))
@@ -230,12 +229,12 @@ def test_the_recipe_is_asked_for_where_several_have_the_metric(project):
         ("data/toy/trees/9.json", "is nothing that a run has made"),
     ],
 )
-def test_what_cannot_be_found_is_said_with_what_is_near(project, what, said):
+def test_unknown_name_is_an_error_with_similar_ones(project, what, said):
     with pytest.raises(ValueError, match=said):
         chain(what)
 
 
-def test_a_project_without_runs_says_so(project):
+def test_project_without_runs_is_an_error(project):
     for branch in (FIRST, SECOND, THIRD):
         toy.run(project, "git", "branch", "-D", branch)
     with pytest.raises(ValueError, match=r"no dvc\.lock here, and no run's branch"):
@@ -248,7 +247,7 @@ def test_a_project_without_runs_says_so(project):
     "path",
     ["models/toy/trained", "data/toy/trees", "data/toy/trees/1.json", "reports/toy/metrics.json"],
 )
-def test_a_thing_comes_back_as_a_copy_of_which_an_edit_leaves_the_cache_whole(project, path):
+def test_restored_copy_is_apart_from_the_cache(project, path):
     asked = provenance.find(path, SECOND)
     place = provenance.restore(asked)
     assert place == provenance.HOME / git.resolve(SECOND)[:12] / path
@@ -260,7 +259,7 @@ def test_a_thing_comes_back_as_a_copy_of_which_an_edit_leaves_the_cache_whole(pr
     assert cache.digest_of(place) == asked.digest
 
 
-def test_a_file_of_a_commit_that_is_not_what_the_run_made_is_not_given_for_it(project):
+def test_file_edited_in_a_later_commit_is_refused(project):
     toy.run(project, "git", "checkout", "--quiet", "--detach", SECOND)
     Path("reports/toy/metrics.json").write_text('{"success": {"trained": {"mean": 1.0}}}')
     edited = toy.commit(project, "edited")
@@ -270,7 +269,7 @@ def test_a_file_of_a_commit_that_is_not_what_the_run_made_is_not_given_for_it(pr
     assert not [each for each in provenance.HOME.rglob("*") if each.is_file()]
 
 
-def test_what_neither_cache_nor_remote_has_is_refused_and_leaves_nothing(project):
+def test_missing_file_is_refused_and_leaves_nothing(project):
     held = digest(FIRST, "models/toy/trained")
     (project / ".dvc/cache/files/md5" / held[:2] / held[2:]).unlink()
     with pytest.raises(ValueError, match="DVC's cache lacks"):
@@ -281,14 +280,14 @@ def test_what_neither_cache_nor_remote_has_is_refused_and_leaves_nothing(project
 # ---------------------------------------------------------------- a checkout that has run
 
 
-def test_a_run_of_this_checkout_is_not_committed_until_the_command_keeps_it(project):
+def test_run_of_this_checkout_can_be_committed(project):
     toy.write_recipe(project, reinforce__iterations=4, reinforce__update__learning_rate=0.25)
-    assert toy.run(project, "dvc", "repro").returncode == 0
+    toy.repro(project)
     links = chain("success.trained.mean")
     assert links[0].name == "success.trained.mean = 0.06"
     kept = link(links, "commit")
     assert (kept.name, kept.digest) == ("not committed", "")
-    with pytest.raises(ValueError, match="models/toy/trained lies in this checkout"):
+    with pytest.raises(ValueError, match="models/toy/trained is in this checkout"):
         provenance.restore(provenance.find("models/toy/trained"))
     assert kept.facts[0].endswith(", with changes that are in no commit")
     shutil.rmtree("models")
@@ -302,13 +301,13 @@ def test_a_run_of_this_checkout_is_not_committed_until_the_command_keeps_it(proj
     assert link(links, "checkpoint").command.endswith(" --restore")
 
 
-def test_what_a_run_of_this_checkout_shares_with_an_older_run_is_the_older_one_s(project):
-    assert toy.run(project, "dvc", "repro").returncode == 0
+def test_equal_run_of_this_checkout_is_the_older_one(project):
+    toy.repro(project)
     assert link(chain("models/toy/trained"), "commit").name == FIRST
 
 
-def test_an_out_that_was_changed_after_the_run_is_refused(project):
-    assert toy.run(project, "dvc", "repro").returncode == 0
+def test_changed_out_is_refused(project):
+    toy.repro(project)
     Path("models/toy/trained").unlink()
     Path("models/toy/trained").write_text("changed")
     with pytest.raises(ValueError, match=r"models/toy/trained is not what dvc\.lock says"):
@@ -319,10 +318,10 @@ def test_an_out_that_was_changed_after_the_run_is_refused(project):
         chain("success.trained.mean")
 
 
-# ---------------------------------------------------------------- what may be away
+# ---------------------------------------------------------------- what may be missing
 
 
-def test_the_mlflow_run_is_the_oldest_that_has_the_run_s_digests(project):
+def test_mlflow_run_is_the_oldest_with_the_digests(project):
     commit = git.resolve(THIRD)
     digests = {f"dvc.{path}": made for path, made in git.digests_at(THIRD, "toy").items()}
     tag = "dvc.data/toy/questions"
@@ -342,7 +341,7 @@ def test_the_mlflow_run_is_the_oldest_that_has_the_run_s_digests(project):
     assert nowhere.name == "not found in sqlite:///.beamline/mlflow.db"
 
 
-def test_a_store_that_is_away_costs_the_mlflow_run_alone(project, monkeypatch):
+def test_unreachable_store_costs_the_mlflow_run_alone(project, monkeypatch):
     Path("broken.db").write_text("no database")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{project}/broken.db")
     links = chain("models/toy/trained", FIRST)
@@ -352,16 +351,19 @@ def test_a_store_that_is_away_costs_the_mlflow_run_alone(project, monkeypatch):
         chain("toy@champion")
 
 
-def test_records_that_are_not_within_reach_leave_the_rest_of_the_chain(project):
+def test_missing_records_leave_the_rest_of_the_chain(project):
     for stage in ("evaluate", "reinforce", "prepare"):
         held = digest(FIRST, f"data/toy/records/{stage}.jsonl")
         (project / ".dvc/cache/files/md5" / held[:2] / held[2:]).unlink()
     links = chain("success.trained.mean", FIRST)
     assert names(links) == ["benchmark result", "evaluate", "checkpoint", "dataset", "source", *END]
-    assert link(links, "checkpoint").facts == ["the records of its making are gone"]
+    assert link(links, "checkpoint").facts == ["the records of its sub-steps are gone"]
 
 
 # ---------------------------------------------------------------- agents and the champion
+
+
+CODE = ["flows/reinforce.py", "tasks/learning", "params/schema"]
 
 
 def locked(start):
@@ -381,7 +383,7 @@ def locked(start):
         "prepare": entry(["data/sources"], ["data/toy/questions", "data/toy/traces.parquet"]),
         "champion": entry([], models[:1], champion=champion),
         "cold_start": entry(["data/toy/traces.parquet", models[0]], models[1:2], start=start),
-        "reinforce": entry([models[1], "data/toy/questions"], models[2:]),
+        "reinforce": entry([models[1], "data/toy/questions", *CODE], models[2:]),
         "evaluate": entry(models, ["data/toy/evaluation.parquet", "reports/toy/metrics.json"]),
         "verdict": entry(["data/toy/evaluation.parquet", models[0]], ["reports/toy/verdict.json"]),
     }
@@ -416,12 +418,11 @@ def commit_lock(start):
         ),
     ],
 )
-def test_a_chain_goes_through_the_stages_that_made_the_thing_and_no_others(
-    project, what, start, expected
-):
+def test_chain_has_only_the_stages_that_made_it(project, what, start, expected):
     links = chain(what, commit_lock(start))
     stages = [name for name in names(links) if name in {*expected, "checkpoint", "champion"}]
     assert stages == expected
+    assert not {each.where for each in links} & set(CODE), "code is no source of data"
     if "champion" in expected:
         facts = link(links, "champion").facts
         assert facts[0] == f"version 3, of commit {'c' * 40}"

@@ -49,7 +49,7 @@ def ys(line):
 # the learning curve
 
 
-def test_learning_curve_shows_values_and_their_mean_in_order():
+def test_learning_curve_shows_values_and_their_mean():
     figure = figures.learning_curve(curve_rows(32)[::-1])
     reward, success = figure.axes
     points, mean = reward.get_lines()
@@ -66,7 +66,7 @@ def test_learning_curve_shows_values_and_their_mean_in_order():
     assert legend(reward) == ["one iteration", "mean of 5 iterations"]
 
 
-def test_validation_points_lie_where_they_were_measured():
+def test_validation_points_lie_where_measured():
     rows = curve_rows(4)
     rows[2]["validation"] = 0.75
     line = figures.learning_curve(rows).axes[1].get_lines()[-1]
@@ -84,7 +84,7 @@ def test_running_mean_uses_fewer_values_at_the_ends():
 # entropy around tool results
 
 
-def test_entropy_draws_first_and_last_iteration_with_bands():
+def test_entropy_of_first_and_last_iteration():
     axes = figures.entropy_around_tools(profile_rows(5, 0, 9)).axes[0]
     assert legend(axes) == ["iteration 0", "iteration 9"]
     *lines, mark = axes.get_lines()
@@ -105,7 +105,7 @@ def test_entropy_of_a_run_of_one_iteration():
 # success by question kind
 
 
-def test_success_has_a_dot_and_an_interval_per_agent_and_kind():
+def test_success_has_a_dot_and_an_interval_each():
     axes = figures.success_by_kind(success_rows("trained", "cold start")).axes[0]
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["sum", "product"]
     assert legend(axes) == ["cold start", "trained"]
@@ -117,7 +117,7 @@ def test_success_has_a_dot_and_an_interval_per_agent_and_kind():
     assert "95 %" in axes.get_xlabel()
 
 
-def test_a_champion_is_drawn_between_the_two_where_there_is_one():
+def test_champion_is_drawn_between_the_two():
     rows = success_rows("trained", "cold start", "champion")
     axes = figures.success_by_kind(rows).axes[0]
     assert legend(axes) == ["cold start", "trained", "champion"]
@@ -126,7 +126,7 @@ def test_a_champion_is_drawn_between_the_two_where_there_is_one():
     assert (champion < trained).all()
 
 
-def test_success_of_one_agent_alone_and_of_all_questions_solved():
+def test_success_of_one_agent_alone():
     rows = [{"kind": "sum", "agent": "trained", "success": 1.0, "low": 1 + 1e-16, "high": 1.0}]
     assert len(figures.success_by_kind(rows).axes[0].containers) == 2
 
@@ -141,7 +141,7 @@ def algorithm_rows():
     ]
 
 
-def test_algorithms_have_a_dot_and_an_interval_each_and_a_line_where_they_began():
+def test_algorithms_have_a_dot_and_an_interval_each():
     axes = figures.algorithms(algorithm_rows()).axes[0]
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["cold start", "grpo", "arpo"]
     (dots,) = axes.containers
@@ -155,7 +155,7 @@ def test_algorithms_have_a_dot_and_an_interval_each_and_a_line_where_they_began(
     assert "95 %" in axes.get_xlabel()
 
 
-def test_a_picture_grows_with_its_algorithms():
+def test_figure_grows_with_its_algorithms():
     few, many = (figures.algorithms(algorithm_rows() * n).get_size_inches()[1] for n in (1, 5))
     assert many > few + 3
 
@@ -172,7 +172,7 @@ def decision_rows():
     ]
 
 
-def test_decisions_lie_at_their_position_and_rise_told_apart_by_verdict():
+def test_decisions_are_marked_by_verdict():
     figure = figures.decisions(decision_rows()[::-1], threshold=0.05)
     (axes,) = figure.axes
     points = [np.asarray(dots.get_offsets()).tolist() for dots in axes.collections]
@@ -191,7 +191,7 @@ def test_decisions_lie_at_their_position_and_rise_told_apart_by_verdict():
     assert axes.get_title(loc="left") == "12 branching decisions"
 
 
-def test_where_no_rise_decides_no_threshold_is_drawn():
+def test_decisions_without_a_threshold():
     figure = figures.decisions(decision_rows()[-2:])
     assert [ys(line) for line in figure.axes[0].get_lines()] == [[0, 0]]
     assert names(figure.legends[0])[0] == "not wanted (0)"
@@ -200,7 +200,7 @@ def test_where_no_rise_decides_no_threshold_is_drawn():
 # seconds of an iteration
 
 
-def test_seconds_are_ordered_and_labelled_with_their_share():
+def test_seconds_are_ordered_and_labelled():
     axes = figures.seconds_by_part({"tools": 0.5, "sampling": 1.5, "update": 0.0}).axes[0]
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["sampling", "tools", "update"]
     assert [bar.get_width() for bar in axes.containers[0]] == [1.5, 0.5, 0]
@@ -235,7 +235,7 @@ def test_seconds_are_ordered_and_labelled_with_their_share():
         (figures.seconds_by_part, {"tools": -1, "update": 2}, "positive seconds"),
     ],
 )
-def test_rows_at_fault_are_named(draw, rows, message):
+def test_faulty_rows_are_named(draw, rows, message):
     with pytest.raises(ValueError, match=message):
         draw(rows)
 
@@ -251,7 +251,7 @@ DRAWINGS = {
 
 
 @pytest.mark.parametrize("draw", DRAWINGS.values(), ids=DRAWINGS)
-def test_the_same_rows_give_the_same_bytes(draw, tmp_path):
+def test_same_rows_give_the_same_bytes(draw, tmp_path):
     figure = draw()
     for name, drawn in (("a", figure), ("b", figure), ("c", draw())):
         figures.save(drawn, tmp_path / "plots" / f"{name}.png")
@@ -262,7 +262,7 @@ def test_the_same_rows_give_the_same_bytes(draw, tmp_path):
     assert b"matplotlib" not in files[0].read_bytes().lower()
 
 
-def test_a_failed_save_keeps_the_old_file(tmp_path):
+def test_failed_save_keeps_the_old_file(tmp_path):
     path = tmp_path / "curve.png"
     path.write_text("old")
     figure = figures.learning_curve(curve_rows(3))
@@ -275,7 +275,7 @@ def test_a_failed_save_keeps_the_old_file(tmp_path):
         figures.save(figure, tmp_path / "curve.pdf")
 
 
-def test_matplotlib_loads_with_the_first_figure_and_without_pyplot():
+def test_matplotlib_loads_with_the_first_figure():
     program = (
         "import sys\n"
         "from flows.tracking import figures\n"

@@ -11,7 +11,7 @@ from flows.tracking.progress import Progress
 ROOT = Path(__file__).parents[3]
 
 
-def test_without_a_terminal_quick_work_says_one_line_at_its_end(capsys):
+def test_quick_work_prints_one_line(capsys):
     work = Progress("rollout", total=3)
     for _ in range(3):
         work.advance(1)
@@ -20,19 +20,20 @@ def test_without_a_terminal_quick_work_says_one_line_at_its_end(capsys):
     assert capsys.readouterr().out == "rollout: 3 of 3\n"
 
 
-def test_long_work_says_a_line_when_it_is_time_and_starts_to_wait_again(capsys, monkeypatch):
+def test_long_work_prints_a_line_now_and_then(capsys, monkeypatch):
     work = Progress("reinforce", total=80, done=10)
     work.advance(2)
     assert capsys.readouterr().out == ""
-    work.spoke -= progress.LINE_EVERY
+    monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
     work.note(reward=0.123456, success=1 / 3)
     work.advance(1)
     assert capsys.readouterr().out == "reinforce: 13 of 80, reward 0.123, success 0.333\n"
+    monkeypatch.setattr(progress, "LINE_EVERY", 1e9)
     work.advance(1)
     assert capsys.readouterr().out == ""
 
 
-def test_the_newest_value_of_a_number_is_shown(capsys):
+def test_newest_value_is_shown(capsys):
     work = Progress("cold start", total=2)
     work.note(loss=2.0)
     work.note(loss=1.5)
@@ -40,9 +41,9 @@ def test_the_newest_value_of_a_number_is_shown(capsys):
     assert capsys.readouterr().out == "cold start: 0 of 2, loss 1.5\n"
 
 
-def test_in_a_terminal_there_is_a_bar_and_no_line():
+def test_terminal_shows_a_bar():
     code = """if True:
-        from tasks.progress import Progress
+        from flows.tracking.progress import Progress
         work = Progress("rollout", total=4, done=1)
         work.note(loss=0.5)
         work.advance(3)

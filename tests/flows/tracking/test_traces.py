@@ -97,7 +97,7 @@ def traced(tree, leaf=0):
 # one trajectory
 
 
-def test_a_trajectory_is_its_turns_and_tool_calls_in_order(tree):
+def test_spans_are_turns_and_tool_calls_in_order(tree):
     whole, *parts = traced(tree).spans
     assert (whole.name, whole.kind) == ("agent", "AGENT")
     assert [(part.name, part.kind) for part in parts] == [
@@ -107,14 +107,14 @@ def test_a_trajectory_is_its_turns_and_tool_calls_in_order(tree):
     ]
 
 
-def test_the_whole_has_the_question_in_and_the_answer_out(tree):
+def test_whole_has_question_in_and_answer_out(tree):
     whole = traced(tree).spans[0]
     assert whole.inputs == {"messages": [{"role": "user", "content": QUESTION.text}]}
     assert whole.outputs == {"answer": "43"}
     assert traced(tree, 2).spans[0].outputs == {"answer": None}
 
 
-def test_a_turn_reads_what_is_new_and_a_tool_call_has_call_and_result(tree):
+def test_turn_reads_only_what_is_new(tree):
     _, first, call, second = traced(tree).spans
     assert first.inputs["messages"] == [{"role": "user", "content": QUESTION.text}]
     assert first.outputs["choices"][0]["message"] == {"role": "assistant", "content": CALL}
@@ -125,21 +125,21 @@ def test_a_turn_reads_what_is_new_and_a_tool_call_has_call_and_result(tree):
     assert second.inputs["messages"] == [{"role": "tool", "content": "<result>42</result>"}]
 
 
-def test_messages_before_the_question_are_part_of_it(tree):
+def test_messages_before_the_question_are_shown(tree):
     tree.question = replace(QUESTION, before=(Message("assistant", "Ask me."),))
     whole, first, *_ = traced(tree).spans
     assert whole.inputs == first.inputs
     assert [entry["content"] for entry in first.inputs["messages"]] == ["Ask me.", QUESTION.text]
 
 
-def test_times_are_token_positions_with_the_prompt_in_front(tree):
+def test_times_are_token_positions(tree):
     whole, *parts = traced(tree).spans
     assert (whole.start, whole.end) == (0, 28)
     assert [(part.start, part.end) for part in parts] == [(10, 18), (18, 22), (22, 28)]
     assert "token" in whole.attributes["times"]
 
 
-def test_uncertainty_is_the_mean_over_sampled_tokens(tree):
+def test_uncertainty_is_a_mean_over_sampled_tokens(tree):
     whole, first, call, second = traced(tree).spans
     assert first.attributes["mean_logprob"] == -0.5
     assert second.attributes["mean_entropy"] == 0.5
@@ -147,21 +147,21 @@ def test_uncertainty_is_the_mean_over_sampled_tokens(tree):
     assert "mean_entropy" not in call.attributes
 
 
-def test_values_that_json_cannot_hold_are_left_out(tree):
+def test_non_finite_values_are_left_out(tree):
     tree.nodes[3] = turn(2, "answer", RIGHT, 6, logprob=-np.inf, entropy=np.nan)
     made = traced(tree)
     assert "mean_entropy" not in made.spans[3].attributes
     json.dumps([vars(span) for span in made.spans], allow_nan=False)
 
 
-def test_tokens_read_and_written_add_up_to_the_trajectory(tree):
+def test_tokens_read_and_written_add_up(tree):
     turns = [span for span in traced(tree).spans if span.kind == "CHAT_MODEL"]
     assert [span.attributes["tokens_read"] for span in turns] == [10, 4]
     read_and_written = [s.attributes["tokens_read"] + s.attributes["tokens"] for s in turns]
     assert sum(read_and_written) == 28
 
 
-def test_shared_nodes_say_which_leaves_share_them(tree):
+def test_shared_nodes_name_their_leaves(tree):
     whole, first, call, second = traced(tree, 1).spans
     assert whole.attributes["path"] == [0, 1, 2, 4]
     assert [part.attributes["leaves"] for part in (first, call, second)] == [[0, 1], [0, 1], [1]]
@@ -171,7 +171,7 @@ def test_shared_nodes_say_which_leaves_share_them(tree):
     assert (alone.attributes["node"], alone.attributes["shared"]) == (5, False)
 
 
-def test_a_turn_inside_which_trajectories_part_is_one_span():
+def test_turn_with_a_branch_inside_is_one_span():
     """A part of three tokens is shared by a call of five more and by another leaf of seven."""
     tree = Tree(
         QUESTION,
@@ -203,7 +203,7 @@ def test_a_turn_inside_which_trajectories_part_is_one_span():
     assert other.attributes["shared_tokens"] == 3
 
 
-def test_only_what_ended_as_it_should_is_sound(tree):
+def test_only_parts_that_ended_well_are_sound(tree):
     assert all(span.sound for span in traced(tree).spans)
     assert [span.sound for span in traced(tree, 2).spans] == [False, False]
     tree.nodes[2] = result(1, "out_of_memory", "<result></result>", 4)
@@ -213,7 +213,7 @@ def test_only_what_ended_as_it_should_is_sound(tree):
     assert not any(replace(whole, outcome=outcome).sound for outcome in failed)
 
 
-def test_a_trace_says_question_answer_outcome_and_reward(tree):
+def test_trace_has_question_answer_and_reward(tree):
     made = traced(tree)
     assert (made.question, made.answer) == (QUESTION.text, "43")
     assert made.name == "train-00007 leaf 0, iteration 20"
@@ -234,7 +234,7 @@ def test_a_trace_says_question_answer_outcome_and_reward(tree):
     }
 
 
-def test_a_failed_trajectory_says_what_is_wrong_with_it(tree):
+def test_failed_trajectory_names_its_faults(tree):
     wrong, cut = traced(tree, 1), traced(tree, 2)
     assert (wrong.answer, wrong.tags["reward"], wrong.reason) == ("42", "0", "the answer is wrong")
     assert (cut.answer, cut.tags["reward"]) == ("no answer (cut)", "-1")
@@ -242,7 +242,7 @@ def test_a_failed_trajectory_says_what_is_wrong_with_it(tree):
     assert cut.reason == "format faults: think, answer"
 
 
-def test_an_answer_that_is_partly_right_shows_its_breakdown(tree):
+def test_partly_right_answer_shows_its_breakdown(tree):
     score = scores(tree)[1] | {
         "reward": 0.6,
         "score": 0.6,
@@ -256,7 +256,7 @@ def test_an_answer_that_is_partly_right_shows_its_breakdown(tree):
 # texts that nobody planned for
 
 
-def test_a_long_text_is_cut_with_a_note_of_its_length():
+def test_long_text_is_cut_with_a_note():
     cut = traces.printable("x" * 100_000, 50)
     assert len(cut) == 50
     assert cut.endswith("[cut: 100,000 characters in all]")
@@ -264,7 +264,7 @@ def test_a_long_text_is_cut_with_a_note_of_its_length():
 
 
 @given(st.text(st.characters(codec=None, categories=None), max_size=60), st.integers(1, 80))
-def test_every_text_can_be_written_as_utf8_without_control_characters(text, limit):
+def test_every_text_becomes_printable_utf8(text, limit):
     shown = traces.printable(text, limit)
     shown.encode()
     assert not any(ord(sign) < 32 and sign not in "\t\n\r" for sign in shown)
@@ -272,7 +272,7 @@ def test_every_text_can_be_written_as_utf8_without_control_characters(text, limi
     assert len(shown) == len(text) or len(text) > limit
 
 
-def test_hostile_turns_become_spans_that_can_be_written(tree):
+def test_hostile_turns_can_be_written(tree):
     text = "\x00\ud800\x1b[2J<python>" + "x" * 100_000 + "</python>"
     tree.nodes[1] = turn(0, "call", text, 8)
     tree.nodes[2] = result(1, "error", "\udfff" * 30_000, 4)
@@ -283,7 +283,7 @@ def test_hostile_turns_become_spans_that_can_be_written(tree):
     assert call.outputs["result"].startswith("\ufffd")
 
 
-def test_a_result_after_a_turn_without_a_readable_call_is_still_shown(tree):
+def test_result_of_an_unreadable_call_is_shown(tree):
     tree.nodes[1] = turn(0, "call", "no tags at all", 8)
     call = traced(tree).spans[2]
     assert (call.name, call.inputs) == ("tool", {"call": "no tags at all"})
@@ -302,7 +302,7 @@ def iteration(tree, tmp_path):
     return [Artifact.at(tmp_path / name) for name in ("trees", "rewards.parquet")]
 
 
-def test_a_sample_has_every_leaf_of_the_first_questions(iteration):
+def test_sample_has_all_leaves_of_first_questions(iteration):
     assert [m.name.split(",")[0] for m in traces.sample(STEP, *iteration, at=2.0, size=1)] == [
         "train-00007 leaf 0",
         "train-00007 leaf 1",
@@ -311,11 +311,11 @@ def test_a_sample_has_every_leaf_of_the_first_questions(iteration):
     assert len(traces.sample(STEP, *iteration, at=2.0, size=9)) == 6
 
 
-def test_a_page_with_the_newest_first_keeps_the_order_of_the_leaves(iteration):
+def test_newest_first_keeps_the_order_of_leaves(iteration):
     assert [m.began for m in traces.sample(STEP, *iteration, at=2.0, size=1)] == [2000, 1999, 1998]
 
 
-def test_keys_follow_the_work_and_not_the_clock(iteration):
+def test_keys_do_not_depend_on_the_clock(iteration):
     made = traces.sample(STEP, *iteration, at=2.0, size=2)
     keys = [trace.key for trace in made]
     assert len(set(keys)) == 6
@@ -331,5 +331,5 @@ def test_keys_follow_the_work_and_not_the_clock(iteration):
     assert all(set(keys).isdisjoint(trace.key for trace in other) for other in others)
 
 
-def test_the_table_of_rewards_has_what_a_trace_shows(tree):
+def test_rewards_have_all_that_a_trace_shows(tree):
     assert set(TABLE.names) >= set(scores(tree)[0])

@@ -26,7 +26,7 @@ def reported(project, api, monkeypatch):
     return project
 
 
-def test_a_stage_by_itself_is_a_flow_run_of_its_own(project, api):
+def test_stage_alone_is_a_flow_run(project, api):
     ran = toy.run(project, sys.executable, "first.py", "toy", PREFECT_API_URL=api)
     assert (ran.returncode, ran.stdout) == (0, "first has run\n")
     filters = {"name": {"any_": ["first toy"]}, "parent_task_run_id": {"is_null_": True}}
@@ -36,7 +36,7 @@ def test_a_stage_by_itself_is_a_flow_run_of_its_own(project, api):
     assert found["parameters"] == {"recipe": "toy"}
 
 
-def test_a_stage_of_a_retrain_run_is_its_tasks_child_as_subflows_are(reported, api, monkeypatch):
+def test_stage_of_a_run_is_a_child_of_its_task_run(reported, api, monkeypatch):
     @task
     def work():
         pass
@@ -45,7 +45,7 @@ def test_a_stage_of_a_retrain_run_is_its_tasks_child_as_subflows_are(reported, a
         above = client.create_flow_run(first, parameters={"recipe": "toy"})
         task_run = client.create_task_run(work, above.id, "0", state=Pending())
         monkeypatch.setenv(stage.PARENT_TASK_RUN, str(task_run.id))
-        assert stage._run(first, "toy") == 0
+        assert stage.run(first, "toy") == 0
         told = client.read_task_run(task_run.id)
         child = client.read_flow_run(told.state.state_details.child_flow_run_id)
     assert told.state.is_completed()
@@ -54,10 +54,11 @@ def test_a_stage_of_a_retrain_run_is_its_tasks_child_as_subflows_are(reported, a
     assert child.state.is_completed()
 
 
-def test_a_task_run_that_the_server_does_not_know_is_an_error(api, monkeypatch):
-    monkeypatch.setattr(stage, "RECORDED", 0.2)
-    with SyncPrefectClient(api) as client, pytest.raises(RuntimeError, match="task-run recorder"):
-        stage._recorded(client, uuid.uuid4())
+def test_unknown_parent_task_run_is_an_error(reported, monkeypatch):
+    monkeypatch.setattr(stage, "RECORD_TIMEOUT", 0.2)
+    monkeypatch.setenv(stage.PARENT_TASK_RUN, str(uuid.uuid4()))
+    with pytest.raises(RuntimeError, match="task-run recorder"):
+        stage.call(first, "toy")
 
 
 @pytest.mark.parametrize(
@@ -67,17 +68,15 @@ def test_a_task_run_that_the_server_does_not_know_is_an_error(api, monkeypatch):
         ({"reinforce__algorithm": "apro"}, "first toy: reinforce.algorithm 'apro' is no row of"),
     ],
 )
-def test_a_recipe_that_does_not_hold_is_one_message_and_no_server_is_asked(
-    project, capsys, changes, said
-):
+def test_invalid_recipe_is_one_message(project, capsys, changes, said):
     toy.write_recipe(project, **changes)
-    assert stage._run(first, "toy") == 2
+    assert stage.run(first, "toy") == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(said)
 
 
 @pytest.mark.parametrize("there", [False, True], ids=["not installed", "installed"])
-def test_a_stage_that_samples_wants_its_engine_before_any_work(project, monkeypatch, there):
+def test_missing_engine_is_found_before_any_work(project, monkeypatch, there):
     monkeypatch.setattr(vllm, "find_spec", lambda name: (there and name == "vllm") or None)
     stage.check_engine("toy")
     toy.write_recipe(project, engine__kind="vllm", engine__server="http://gpu:8000")
@@ -90,7 +89,7 @@ def test_a_stage_that_samples_wants_its_engine_before_any_work(project, monkeypa
             stage.check_engine("toy")
 
 
-def test_a_recipe_that_the_disk_has_no_room_for_does_not_start(project):
+def test_disk_without_room_is_found_before_any_work(project):
     stage.check("toy")
     toy.write_recipe(project, machine__disk_gib=1e-6)
     with pytest.raises(ValueError, match=r"params/toy\.yaml: the run may need .*disk_gib grants"):
@@ -99,32 +98,30 @@ def test_a_recipe_that_the_disk_has_no_room_for_does_not_start(project):
 
 
 @pytest.mark.parametrize("error", [RuntimeError, ValueError])
-def test_a_flow_that_fails_is_one_message(reported, capsys, error):
+def test_failing_flow_is_one_message(reported, capsys, error):
     @flow(name="first")
     def failing(recipe: str) -> None:
         raise error("table: 3 rows")
 
-    assert stage._run(failing, "toy") == 1
+    assert stage.run(failing, "toy") == 1
     assert capsys.readouterr().err == "first toy: table: 3 rows\n"
 
 
-def test_a_fault_that_no_stage_foresees_keeps_its_traceback(reported):
+def test_unexpected_error_keeps_its_traceback(reported):
     @flow
     def failing(recipe: str) -> None:
         {}["no such key"]
 
     with pytest.raises(KeyError, match="no such key"):
-        stage._run(failing, "toy")
+        stage.run(failing, "toy")
 
 
-def test_a_disk_that_is_full_is_said_whatever_failed_on_it(reported, capsys, monkeypatch):
+def test_full_disk_is_named_whatever_failed(reported, capsys, monkeypatch):
     @flow(name="first")
     def failing(recipe: str) -> None:
         raise OSError("I/O error (os error 28)")
 
     monkeypatch.setattr(stage.disk, "FULL", 10**18)
-    assert stage._run(failing, "toy") == 1
-    assert capsys.readouterr().err == (
-        "first toy: I/O error (os error 28). The disk is full: make room, and the same call goes "
-        "on from here\n"
-    )
+    assert stage.run(failing, "toy") == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("first toy: I/O error (os error 28). The disk is full")

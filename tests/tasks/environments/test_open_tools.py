@@ -1,5 +1,8 @@
 """The tools of a recipe, opened together on a corpus."""
 
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+
 import pytest
 
 from tasks.environments import open_tools
@@ -54,8 +57,25 @@ def test_missing_corpus_is_refused_when_opened(tools, tmp_path):
         pass
 
 
-def test_tools_close_with_the_block(tools, tmp_path):
-    with open_tools({"python": tools["python"]}, 1, tmp_path) as respond:
-        respond([Call("python", "print(1)")])
-    with pytest.raises(Exception):  # noqa: B017 - whatever a closed tool raises
-        respond([Call("python", "print(2)")])
+@pytest.mark.parametrize("fails", [False, True])
+def test_tools_close_with_the_block(tools, tmp_path, monkeypatch, fails):
+    closed = []
+
+    def opener(name):
+        @contextmanager
+        def opened(settings, corpus, workers):
+            try:
+                yield lambda arguments: [Observation("ok", name)] * len(arguments)
+            finally:
+                closed.append(name)
+
+        return opened
+
+    for name, kind in TOOLS.items():
+        monkeypatch.setitem(TOOLS, name, replace(kind, open=opener(name)))
+    with suppress(LookupError), open_tools(tools, 1, tmp_path) as respond:
+        assert respond([Call("python", "")]) == [Observation("ok", "python")]
+        assert closed == []
+        if fails:
+            raise LookupError
+    assert sorted(closed) == sorted(TOOLS)

@@ -6,6 +6,7 @@ import pytest
 
 from tasks.gates import advantages
 from tasks.learning.estimators.group import relative
+from tests.tasks.gates.conftest import broken
 
 LEAVES = 4
 PRESENT = "every value is present and finite, names are printable"
@@ -30,15 +31,15 @@ def good(rows=24):
     )
 
 
+def suited(table, rewards=None, centred=True):
+    rewards = good() if rewards is None else rewards
+    suite = advantages.expectations(rows=len(rewards), leaves=LEAVES, centred=centred)
+    return advantages.prepare(table, rewards), suite
+
+
 @pytest.fixture
 def check(judge):
-    def checked(table, rewards=None, centred=True):
-        rewards = good() if rewards is None else rewards
-        prepared = advantages.prepare(table, rewards)
-        suite = advantages.expectations(rows=len(rewards), leaves=LEAVES, centred=centred)
-        return judge("advantages", prepared, suite)
-
-    return checked
+    return lambda *given, **more: judge("advantages", *suited(*given, **more))
 
 
 def row(number, **value):
@@ -61,10 +62,10 @@ def test_good_table_passes(check):
         (5, "question", "q9", "the leaf has a reward", {"question": "q9", "rewarded": False}),
     ],
 )
-def test_planted_fault_is_named(check, place, column, value, words, shown):
+def test_planted_fault_is_named(place, column, value, words, shown):
     table = good()
     table.loc[place, column] = value
-    assert check(table)[words] == [row(place, **shown)]
+    assert broken(*suited(table))[words] == [row(place, **shown)]
 
 
 def test_group_off_its_mean_is_named(check):
@@ -76,7 +77,7 @@ def test_group_off_its_mean_is_named(check):
     assert [each["leaf"] for each in found[MEAN]] == [0, 1, 2, 3]
 
 
-def test_other_estimators_promise_neither_mean_nor_zero(check):
+def test_uncentred_estimators_are_not_checked(check):
     assert check(good().assign(advantage=good()["reward"]), centred=False) == {}
     assert set(check(good().assign(advantage=good()["reward"]))) == {MEAN, EVEN}
 
@@ -102,5 +103,5 @@ def test_no_advantages_are_refused(check):
     assert found == {"there are advantages": 0}
 
 
-def test_hundred_thousand_clean_rows_pass(check):
-    assert check(good(100_000), rewards=good(100_000)) == {}
+def test_large_clean_table_passes(check):
+    assert check(good(20_000), rewards=good(20_000)) == {}

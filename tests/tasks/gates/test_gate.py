@@ -47,7 +47,7 @@ def failed(tmp_path_factory):
     return folder, errors
 
 
-def test_importing_gate_and_drawers_leaves_great_expectations_alone():
+def test_import_does_not_load_great_expectations():
     code = (
         "import sys; import tasks.gates.gate, tasks.gates.questions, tasks.gates.traces, "
         "tasks.gates.trajectories, tasks.gates.rewards, tasks.gates.advantages"
@@ -69,7 +69,7 @@ def test_good_table_passes_silently(tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_message_names_table_expectation_count_and_three_rows(failed):
+def test_message_shows_three_rows(failed):
     folder, errors = failed
     assert errors[0] == errors[1]
     assert errors[0].splitlines() == [
@@ -89,7 +89,7 @@ def test_message_names_table_expectation_count_and_three_rows(failed):
     ]
 
 
-def test_verdict_of_a_failure_is_the_same_bytes_each_time(failed):
+def test_verdict_bytes_repeat(failed):
     folder, _ = failed
     first, second = ((folder / run / "verdict.json").read_bytes() for run in ("first", "second"))
     assert first == second
@@ -110,7 +110,7 @@ def test_verdict_of_a_failure_is_the_same_bytes_each_time(failed):
     }
 
 
-def test_data_docs_show_what_fails_first_and_lead_to_the_results(failed):
+def test_data_docs_show_failures_first(failed):
     folder, _ = failed
     docs = folder / "docs"
     gate_report.publish(docs)
@@ -126,7 +126,7 @@ def test_data_docs_show_what_fails_first_and_lead_to_the_results(failed):
     assert [path.name for path in (folder / "first").iterdir()] == ["verdict.json"]
 
 
-def test_no_page_of_data_docs_may_run_a_script_or_load_anything(failed):
+def test_data_docs_run_no_script(failed):
     folder, _ = failed
     gate_report.publish(folder / "docs")
     pages = list((folder / "docs").rglob("*.html"))
@@ -156,7 +156,7 @@ def test_hostile_values_are_shown_as_they_are(tmp_path):
     assert sum("&lt;img src=x onerror=alert(1)&gt;" in page for page in pages) == 3
 
 
-def test_what_a_set_holds_is_found_however_it_is_written(tmp_path):
+def test_values_of_a_set_are_escaped_alike(tmp_path):
     known = ["<b>", "x" * 10_000, "a&b", "\x1b", 3]
     things = pd.DataFrame({"name": pd.Series(known, dtype=object)})
     suite = [gate.among("the name is known", "name", known[:4]), gate.unique("once", "name")]
@@ -178,7 +178,7 @@ def test_what_a_set_holds_is_found_however_it_is_written(tmp_path):
     gate.check("things", things.iloc[:4], suite, verdict, tmp_path / "docs")
 
 
-def test_long_values_that_differ_at_the_end_are_not_taken_for_equal(tmp_path):
+def test_long_values_that_differ_at_the_end(tmp_path):
     long = ["x" * 10_000_000 + end for end in "ab"]
     things = pd.DataFrame({"name": long})
     suite = [gate.unique("no name occurs twice", "name")]
@@ -246,7 +246,7 @@ def test_unusable_names_missing_and_infinite_values():
     ]
 
 
-def test_legible_columns_are_printable_and_keep_what_is_missing():
+def test_legible_columns_are_printable():
     values = pd.DataFrame({"word": pd.Series(["a", None, ["b"], "\ud800"], dtype=object)})
     legible = gate.legible(values, ["word"])["word"]
     assert legible.isna().tolist() == [False, True, False, False]

@@ -8,6 +8,7 @@ import pytest
 
 from tasks.gates import questions
 from tasks.trees.tree import Message
+from tests.tasks.gates.conftest import broken
 
 PRESENT = "every value is present, ids and kinds are printable"
 SOUND = "the text is not empty, damaged or a template's remains"
@@ -45,13 +46,13 @@ def good(rows=24):
     )
 
 
+def suited(table, **options):
+    return questions.prepare(table, SCORERS, words=8), questions.expectations(**options)
+
+
 @pytest.fixture
 def check(judge):
-    def checked(table, **options):
-        prepared = questions.prepare(table, SCORERS, words=8)
-        return judge("questions", prepared, questions.expectations(**options))
-
-    return checked
+    return lambda *given, **more: judge("questions", *suited(*given, **more))
 
 
 def test_good_table_passes(check):
@@ -105,11 +106,11 @@ def test_good_table_passes(check):
         ),
     ],
 )
-def test_planted_fault_is_named(check, column, value, words, shown):
+def test_planted_fault_is_named(column, value, words, shown):
     table = good().astype(object)
     table.at[23, "text"] = "If it is known what one and two are, what is three?"
     table.at[7, column] = value
-    found = check(table, kinds=["sum", "product"])
+    found = broken(*suited(table, kinds=["sum", "product"]))
     assert found.pop(words) == [{"id": "q07", **shown}]
     assert set(found) <= {
         PRESENT,
@@ -146,8 +147,8 @@ def test_empty_split_is_refused(check):
     assert check(table[table["split"] != "test"]) == {"the test split has questions": 0}
 
 
-def test_hundred_thousand_clean_rows_pass(check):
-    assert check(good(100_000)) == {}
+def test_large_clean_table_passes(check):
+    assert check(good(20_000)) == {}
 
 
 def test_answers_from_parquet_are_read(tmp_path):
@@ -218,7 +219,7 @@ def test_answers_fault(answers, fault):
 
 
 @pytest.mark.parametrize("name", ["gsm8k", "math500", "aime24", "hotpotqa", "bamboogle"])
-def test_no_question_or_answer_of_the_benchmarks_is_refused(data, name):
+def test_benchmarks_pass(data, name):
     refused = []
     for file in sorted((data / name).glob("t*.jsonl")):
         for line in file.read_text().splitlines():

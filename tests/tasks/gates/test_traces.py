@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.gates import traces
+from tests.tasks.gates.conftest import broken
 
 CALL = ("<think>t</think><python>print(f'{1 + 1}')</python>", True)
 RESULT = ("<result>2 <search></answer>\x1b</result>", False)  # a tool may give back anything
@@ -37,13 +38,13 @@ def good(rows=12):
     )
 
 
+def suited(table, flawed=None):
+    return traces.prepare(table, TRAINING, ["python"]), traces.expectations(4, flawed)
+
+
 @pytest.fixture
 def check(judge):
-    def checked(table, flawed=None):
-        prepared = traces.prepare(table, TRAINING, ["python"])
-        return judge("traces", prepared, traces.expectations(4, flawed))
-
-    return checked
+    return lambda *given, **more: judge("traces", *suited(*given, **more))
 
 
 def test_good_table_passes(check, capsys):
@@ -78,13 +79,13 @@ def test_unexpected_share_of_flaws_only_warns(check, capsys):
         ),
     ],
 )
-def test_planted_fault_is_named(check, column, value, words, shown):
+def test_planted_fault_is_named(column, value, words, shown):
     table = good().astype(object)
     table.at[5, column] = value
     row = {"trace": 5, "question_id": "q5"}
     if shown is False:
         row["question_id"], shown = value, {"of_training": False}
-    found = check(table)
+    found = broken(*suited(table))
     assert found.pop(words) == [{**row, **shown}]
     assert set(found) <= {FLAGS}
 
@@ -155,11 +156,11 @@ def call(text):
         ),
     ],
 )
-def test_planted_fault_of_the_dialogue_is_named(check, parts, words, fault):
+def test_fault_of_the_dialogue_is_named(parts, words, fault):
     table = good()
     table.at[5, "parts"] = parts
     table.at[5, "text"] = "".join(text for text, _ in parts)
-    [row] = check(table)[words]
+    [row] = broken(*suited(table))[words]
     assert {key: row[key] for key in ("trace", "question_id")} == {"trace": 5, "question_id": "q5"}
     assert list(row.values())[2].removeprefix("turn 0: ") == fault.removeprefix("turn 0: ")
 
@@ -168,8 +169,25 @@ def test_empty_table_is_refused(check):
     assert check(good().iloc[:0]) == {"there are traces": 0}
 
 
-def test_hundred_thousand_clean_rows_pass(check):
-    assert check(good(99_996 + 12)) == {}
+def test_many_faults_at_once_are_named(check):
+    """Each kind of expectation, by the gate itself."""
+    table = good().astype(object)
+    table.at[2, "question_id"], table.at[5, "text"] = "t1", "2"
+    table.at[7, "tokens"] = [1] * 5
+    assert check(table) == {
+        "the question is one of the training questions": [
+            {"trace": 2, "question_id": "t1", "of_training": False}
+        ],
+        ALTERNATE: [
+            {"trace": 5, "question_id": "q5", "parts_fault": "the text differs from its parts"}
+        ],
+        "there are 1 to 4 tokens": [{"trace": 7, "question_id": "q7", "tokens_length": 5}],
+        FLAGS: [{"trace": 7, "question_id": "q7", "flags_too_many": -1}],
+    }
+
+
+def test_large_clean_table_passes(check):
+    assert check(good(20_004)) == {}
 
 
 def test_trace_without_a_call_is_sound():
@@ -179,7 +197,7 @@ def test_trace_without_a_call_is_sound():
 @given(
     st.lists(st.sampled_from(["<python>", "</python>", "<search>", "</search>", "<result>", "x"]))
 )
-def test_turn_is_a_call_only_if_it_ends_with_one_closed_pair(pieces):
+def test_call_ends_with_one_closed_pair(pieces):
     turn = "".join(pieces)
     inside = turn.partition("<python>")[2].removesuffix("</python>")
     sound = turn.endswith("</python>") and "<" not in inside and "<" not in turn.partition("<p")[0]

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.gates import trajectories
+from tests.tasks.gates.conftest import broken
 
 LEAVES = 4
 LIMITS = {
@@ -41,13 +42,13 @@ def good(rows=24):
     )
 
 
+def suited(table):
+    return trajectories.prepare(table, failures=["cut"]), trajectories.expectations(**LIMITS)
+
+
 @pytest.fixture
 def check(judge):
-    def checked(table):
-        prepared = trajectories.prepare(table, failures=["cut"])
-        return judge("trajectories", prepared, trajectories.expectations(**LIMITS))
-
-    return checked
+    return lambda table: judge("trajectories", *suited(table))
 
 
 def row(number, **value):
@@ -84,10 +85,10 @@ def test_mostly_failed_leaves_only_warn(check, capsys):
         ("tool_calls", -1, "there are at most 3 tool calls", {"tool_calls": -1}),
     ],
 )
-def test_planted_fault_is_named(check, column, value, words, shown):
+def test_planted_fault_is_named(column, value, words, shown):
     table = good().astype(object)
     table.at[17, column] = value
-    found = check(table.infer_objects())
+    found = broken(*suited(table.infer_objects()))
     assert found.pop(words) == [row(17, **shown)]
     # no sampled token is one logprob too many; what is infinite or missing breaks no limit twice
     assert set(found) <= ({LOGPROBS} if column == "sampled_tokens" else set())
@@ -109,8 +110,21 @@ def test_empty_table_is_refused(check):
     assert check(good().iloc[:0]) == {"there are trajectories": 0}
 
 
-def test_hundred_thousand_clean_rows_pass(check):
-    assert check(good(100_008)) == {}
+def test_many_faults_at_once_are_named(check):
+    """Each kind of expectation, by the gate itself."""
+    table = good()
+    table.loc[2, "outcome"], table.loc[5, "highest_logprob"] = "lost", 0.01
+    table.loc[7, "tool_calls"], table.loc[9, "logprob_count"] = -1, 59
+    assert check(table) == {
+        "the outcome is known": [row(2, outcome="lost")],
+        "no logprob is above 0": [row(5, highest_logprob=0.01)],
+        "there are at most 3 tool calls": [row(7, tool_calls=-1)],
+        LOGPROBS: [row(9, logprobs_too_many=-1)],
+    }
+
+
+def test_large_clean_table_passes(check):
+    assert check(good(20_016)) == {}
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=5))

@@ -136,12 +136,12 @@ def groups(seed=0):
     return made
 
 
-def test_the_table_has_the_rows_of_algorithms_section_1_in_its_order():
+def test_table_has_the_rows_of_algorithms_section_1():
     assert list(ROWS) == list(TABLE)
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_a_row_makes_the_choices_of_algorithms_section_1(name):
+def test_row_has_the_choices_of_algorithms_section_1(name):
     branching, mark, estimator, ratio, clip, averaging, more = TABLE[name]
     assert ROWS[name].model_dump() == {
         "branching": branching,
@@ -194,11 +194,11 @@ def differing(one, other):
     return {choice for choice in one if one[choice] != other[choice]}
 
 
-def test_grpo_and_arpo_differ_in_branching_and_its_marks_alone():
+def test_grpo_and_arpo_differ_in_branching_alone():
     assert differing("grpo", "arpo") == {"branching", "marks"}
 
 
-def test_soft_and_hard_credit_differ_in_the_estimator_alone():
+def test_arpo_rows_differ_in_the_estimator_alone():
     assert differing("arpo", "arpo_hard") == {"estimator"}
 
 
@@ -232,7 +232,7 @@ def test_settings_of_a_choice_reach_its_function():
     assert (loss.entropy_bonus, loss.importance_cap) == (0.01, None)
 
 
-def test_every_estimator_that_a_row_may_name_is_there_and_centred_ones_are_centred():
+def test_all_estimators_named_and_centred_ones_centred():
     assert set(ESTIMATORS) == {row.estimator.kind for row in ROWS.values()}
     for name, row in ROWS.items():
         credit = assemble(row, BUDGET).estimator(groups())

@@ -9,7 +9,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from params.schema.base import Machine
 from tasks.learning import attention
-from tasks.learning.attention import FLEX, GATHERED, _block_mask, attending, form_for
+from tasks.learning.attention import FLEX, GATHERED, attending, block_mask, form_for
 from tasks.learning.learner import states
 from tasks.learning.packing import BLOCK, forest, lay_out
 from tasks.policy.machine import in_precision
@@ -56,7 +56,7 @@ def test_each_leaf_gets_the_logits_of_its_own_row(form, seeds, key_value_heads):
 
 
 @pytest.mark.parametrize("form", [GATHERED, FLEX])
-def test_another_forest_of_the_same_size_is_not_mistaken_for_the_last(form):
+def test_mask_of_another_forest_is_not_reused(form):
     model = small_policy().eval()
     with torch.no_grad():
         for seed in (1, 2, 1):
@@ -75,8 +75,8 @@ def test_passes_in_bf16_attend_in_either_form(form, monkeypatch):
         kinds.update(tensor.dtype for tensor in tensors)
         return compute(*tensors, **rest)
 
-    compute = attention._flex
-    monkeypatch.setattr(attention, "_flex", flex)
+    compute = attention.flex_attention
+    monkeypatch.setattr(attention, "flex_attention", flex)
     model, made = small_policy().eval(), forest_of([4, 5])
     machine = Machine(threads=1, device="cpu", precision="bfloat16")
     with torch.no_grad():
@@ -88,7 +88,7 @@ def test_passes_in_bf16_attend_in_either_form(form, monkeypatch):
     assert kinds == ({torch.bfloat16} if form == FLEX else set())
 
 
-def test_a_model_attends_as_before_afterwards_also_where_something_failed():
+def test_attention_is_restored_after_an_error():
     model = small_policy()
     before = model.config._attn_implementation
     with pytest.raises(ZeroDivisionError), attending(model, GATHERED):
@@ -101,7 +101,7 @@ def test_a_gpu_takes_flex_attention_and_a_cpu_gathers():
     assert (form_for("cuda"), form_for("cpu")) == (FLEX, GATHERED)
 
 
-def test_hidden_states_are_those_before_each_sampled_token():
+def test_hidden_states_precede_sampled_tokens():
     model = small_policy().eval()
     made = forest_of([4])
     with torch.no_grad():
@@ -167,7 +167,7 @@ def test_other_architectures_attend_over_forests_too(architecture):
 
 @settings(max_examples=15)
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=4), st.integers(5, 120))
-def test_blocks_are_those_that_a_mask_over_all_pairs_has(seeds, leaves):
+def test_blocks_equal_those_of_a_full_mask(seeds, leaves):
     made = forest_of(seeds, leaves)
     ends, slots = made.subtree_ends, made.tokens.shape[1]
 
@@ -175,7 +175,7 @@ def test_blocks_are_those_that_a_mask_over_all_pairs_has(seeds, leaves):
         return (j <= i) & (i < ends[j])
 
     whole = create_block_mask(visible, None, None, slots, slots, device="cpu", BLOCK_SIZE=BLOCK)
-    own = _block_mask(made)
+    own = block_mask(made)
     assert torch.equal(own.to_dense(), whole.to_dense())
     for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
         assert torch.equal(getattr(own, name), getattr(whole, name)), name

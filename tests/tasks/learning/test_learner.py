@@ -7,9 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from params.schema.algorithms import Critic, load_algorithms
-from params.schema.base import Machine
-from params.schema.reinforce import Update
 from tasks import advantage
 from tasks.engines import Request
 from tasks.engines.transformers.engine import TransformersEngine
@@ -19,53 +16,25 @@ from tasks.learning.attention import GATHERED, attending
 from tasks.learning.learner import node_logprobs, token_logprobs
 from tasks.learning.packing import Credited, forest, lay_out, uncredited
 from tasks.policy import checkpoint, resident
-from tasks.policy.machine import use_machine
 from tasks.trees.tree import PROMPT, TURN, Node, Question, Tree
-from tests.trees import credited, lengths, random_tree, small_policy
-
-MACHINE = Machine(threads=1, device="cpu", precision="float32")
-SETTINGS = Update(
-    learning_rate=1e-2,
-    warmup_updates=0,
-    weight_decay=0.1,
-    adam_betas=(0.9, 0.95),
-    gradient_clip=1e9,
-    epochs=1,
-    mini_batches=1,
-    micro_batch_tokens=10_000,
-    critic_learning_rate=1e-2,
-    recompute=False,
+from tests.learners import (
+    GRPO,
+    HALF,
+    LOSSES,
+    MACHINE,
+    OWN,
+    RESPONSE_TOKENS,
+    ROWS,
+    SETTINGS,
+    SHARED,
+    TEMPERATURE,
+    fresh,
+    made_trees,
+    run,
+    same,
+    weights,
 )
-RESPONSE_TOKENS = 50
-ROWS = load_algorithms()
-LOSSES = {name: assemble(row, RESPONSE_TOKENS).loss for name, row in ROWS.items()}
-GRPO = LOSSES["grpo"]
-TEMPERATURE = 0.7
-OWN = Critic(backbone="own", value_clip=0.5, coefficient=0.5)
-SHARED = Critic(backbone="shared", value_clip=0.5, coefficient=0.1)
-
-
-@pytest.fixture(scope="module")
-def initial(policy, tokenizer, tmp_path_factory):
-    """The folder of a very small policy."""
-    use_machine(MACHINE)
-    folder = tmp_path_factory.mktemp("initial") / "policy"
-    policy.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-def fresh(folder, settings=SETTINGS, critic=None):
-    """A learner as a new process would have it."""
-    resident.POLICIES.clear()
-    learning = resident.POLICIES.load_learner(folder, MACHINE)
-    checkpoint.prepare_critic(learning, critic, MACHINE)
-    checkpoint.prepare_optimizer(learning, settings)
-    return learning
-
-
-def made_trees(count=3, seed=0, zeros=(), values=False, leaves=5):
-    return [credited(random_tree(seed + i, leaves), seed + i, zeros, values) for i in range(count)]
+from tests.trees import credited, lengths, random_tree, small_policy
 
 
 def off_policy(trees, seed=0):
@@ -84,18 +53,6 @@ def off_policy(trees, seed=0):
     ]
 
 
-def run(learning, trees, settings=SETTINGS, loss=GRPO, seed=1):
-    return learner.optimize(learning, trees, loss, settings, TEMPERATURE, MACHINE, seed)
-
-
-def weights(model):
-    return {name: weight.detach().clone() for name, weight in model.named_parameters()}
-
-
-def same(one, other):
-    return all(torch.equal(one[name], other[name]) for name in one)
-
-
 def gradients(model):
     return {name: weight.grad.clone() for name, weight in model.named_parameters()}
 
@@ -110,7 +67,7 @@ def objective_gradients(model, layouts, loss, denominator, critic=None):
     model.zero_grad()
     learning = resident.Learner(None, model, None, critic=critic)
     with attending(model, GATHERED):
-        value, metrics = learner._objective(
+        value, metrics = learner.objective(
             learning, forest(layouts, "cpu"), loss, TEMPERATURE, denominator, 100, MACHINE
         )
     value.backward()
@@ -131,10 +88,10 @@ def in_rows(trees):
 @settings(max_examples=6)
 @given(st.integers(0, 10_000), st.integers(1, 8))
 @pytest.mark.parametrize("name", ROWS)
-def test_trees_and_rows_give_the_same_gradient_for_every_row_of_the_table(name, seed, leaves):
+def test_trees_and_rows_give_the_same_gradient(name, seed, leaves):
     model = small_policy(seed % 5)
     trees = off_policy(made_trees(2, seed, leaves=leaves), seed)
-    denominator = learner._denominator(trees, LOSSES[name])
+    denominator = learner.loss_denominator(trees, LOSSES[name])
     whole = objective_gradients(model, in_trees(trees), LOSSES[name], denominator)
     rows = objective_gradients(model, in_rows(trees), LOSSES[name], denominator)
     close(whole[0], rows[0])
@@ -142,11 +99,11 @@ def test_trees_and_rows_give_the_same_gradient_for_every_row_of_the_table(name, 
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_the_gradient_is_that_of_plain_torch_a_leaf_at_a_time(name):
+def test_gradient_equals_plain_torch_leaf_by_leaf(name):
     """From the model's own logits and causal attention, without forests."""
     model, loss = small_policy(), LOSSES[name]
     trees = off_policy(made_trees(2))
-    denominator = learner._denominator(trees, loss)
+    denominator = learner.loss_denominator(trees, loss)
     found = objective_gradients(model, in_trees(trees), loss, denominator)[0]
     model.zero_grad()
     for tree in trees:
@@ -183,17 +140,17 @@ def plain_views(model, tree, leaf):
 
 
 @pytest.mark.parametrize("entropy_bonus", [0.0, 0.3])
-def test_an_entropy_bonus_reaches_the_weights_the_same_way(entropy_bonus):
+def test_entropy_bonus_reaches_the_weights(entropy_bonus):
     model, loss = small_policy(), replace(GRPO, entropy_bonus=entropy_bonus)
     trees = off_policy(made_trees(2))
-    denominator = learner._denominator(trees, loss)
+    denominator = learner.loss_denominator(trees, loss)
     whole = objective_gradients(model, in_trees(trees), loss, denominator)[0]
     close(whole, objective_gradients(model, in_rows(trees), loss, denominator)[0])
     without = objective_gradients(model, in_trees(trees), GRPO, denominator)[0]
     assert same(whole, without) == (entropy_bonus == 0)
 
 
-def test_a_critic_on_the_policys_backbone_gets_the_same_gradient_from_trees_and_rows():
+def test_shared_critic_same_gradient_from_trees_and_rows():
     model = small_policy()
     head = torch.nn.Linear(32, 1)
     critic = resident.Critic(head, None, 0.5, 0.1)
@@ -210,7 +167,7 @@ def test_a_critic_on_the_policys_backbone_gets_the_same_gradient_from_trees_and_
 
 @pytest.mark.parametrize("zeros", [(), (1, 4)], ids=["all credited", "two without advantage"])
 @pytest.mark.parametrize("micro_batch_tokens", [1, 60, 10_000])
-def test_an_update_gives_the_same_gradient_however_it_is_cut(initial, zeros, micro_batch_tokens):
+def test_micro_batches_give_the_same_gradient(initial, zeros, micro_batch_tokens):
     trees = made_trees(zeros=zeros)
     whole = fresh(initial)
     run(whole, trees)
@@ -222,7 +179,7 @@ def test_an_update_gives_the_same_gradient_however_it_is_cut(initial, zeros, mic
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_trained_tokens_are_unique_tokens_and_views_are_what_leaves_hold(initial, count):
+def test_trained_tokens_and_views_are_counted(initial, count):
     trees = made_trees(count)
     metrics = run(fresh(initial), trees)
     nodes = [node for tree in trees for node in tree.tree.nodes if node.kind == TURN]
@@ -230,7 +187,7 @@ def test_trained_tokens_are_unique_tokens_and_views_are_what_leaves_hold(initial
     assert metrics["trained_views"] == sum(sum(lengths(tree.tree)) for tree in trees)
 
 
-def test_leaves_without_advantage_skip_the_model_but_count_in_the_denominator(initial):
+def test_leaves_without_advantage_count_but_are_skipped(initial):
     trees = made_trees(zeros=(0, 3))
     skipping, computing = fresh(initial), fresh(initial)
     fewer = run(skipping, trees)
@@ -274,7 +231,7 @@ def test_logprobs_in_parts_are_those_of_all_logits(monkeypatch, at_once, entropy
         torch.testing.assert_close(entropies, spread, rtol=0, atol=1e-5)
 
 
-def test_logits_are_never_kept_beyond_what_may_exist_at_once(monkeypatch):
+def test_logits_stay_within_their_limit(monkeypatch):
     monkeypatch.setattr(learner, "LOGITS_AT_ONCE", dict.fromkeys(("cpu", "cuda"), 97 * 4))
     model, kept, made = small_policy(), [], []
 
@@ -292,7 +249,7 @@ def test_logits_are_never_kept_beyond_what_may_exist_at_once(monkeypatch):
     assert made == [97 * 4] * 20, "each part once forward, once again in the backward pass"
 
 
-def test_logprobs_by_node_are_those_of_each_leafs_own_row():
+def test_logprobs_by_node_equal_those_of_rows():
     model = small_policy()
     trees = [uncredited(random_tree(seed)) for seed in (1, 2)]
     for micro_batch_tokens in (10, 10_000):
@@ -309,7 +266,7 @@ def test_logprobs_by_node_are_those_of_each_leafs_own_row():
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_the_engine_and_the_learner_agree_on_what_was_sampled(initial, temperature):
+def test_engine_and_learner_agree_on_logprobs(initial, temperature):
     learning = fresh(initial)
     engine = TransformersEngine(learning.model, learning.tokenizer)
     prompts = [np.arange(3, 3 + n, dtype=np.int32) for n in (4, 9, 6)]
@@ -331,7 +288,7 @@ def test_the_engine_and_the_learner_agree_on_what_was_sampled(initial, temperatu
 # ---------------------------------------------------------------- steps and metrics
 
 
-def test_one_step_a_batch_takes_its_own_policy_for_the_old_one(initial):
+def test_single_step_needs_no_old_logprobs(initial):
     """No forward pass is spent on old log-probabilities, and every ratio is exactly 1."""
     learning, passes = fresh(initial), []
     learning.model.base_model.register_forward_hook(lambda *_: passes.append(1))
@@ -342,7 +299,7 @@ def test_one_step_a_batch_takes_its_own_policy_for_the_old_one(initial):
     assert metrics["mismatch_highest"] > 0, "random log-probabilities are not this policy's"
 
 
-def test_more_steps_a_batch_measure_against_the_policy_before_the_first(initial):
+def test_later_steps_compare_with_the_sampling_policy(initial):
     learning, passes = fresh(initial), []
     learning.model.base_model.register_forward_hook(lambda *_: passes.append(1))
     metrics = run(learning, made_trees(), SETTINGS.model_copy(update={"epochs": 3}))
@@ -351,7 +308,7 @@ def test_more_steps_a_batch_measure_against_the_policy_before_the_first(initial)
     assert metrics["kl"] > 0
 
 
-def test_a_batch_without_any_advantage_leaves_the_policy_as_it_is(initial):
+def test_batch_without_advantage_changes_nothing(initial):
     learning = fresh(initial)
     before = weights(learning.model)
     metrics = run(learning, made_trees(zeros=range(5)))
@@ -361,7 +318,7 @@ def test_a_batch_without_any_advantage_leaves_the_policy_as_it_is(initial):
     assert np.isfinite(list(metrics.values())).all()
 
 
-def test_a_batch_without_trees_leaves_the_policy_as_it_is(initial):
+def test_batch_without_trees_changes_nothing(initial):
     learning = fresh(initial)
     before = weights(learning.model)
     metrics = run(learning, [])
@@ -370,7 +327,7 @@ def test_a_batch_without_trees_leaves_the_policy_as_it_is(initial):
 
 
 @pytest.mark.parametrize("name", ["arpo", "gspo", "ppo"])
-def test_two_lanes_give_the_gradient_of_one_and_the_same_bytes_each_time(initial, name):
+def test_two_lanes_equal_one_lane(initial, name):
     trees = made_trees(5, values=True)
     machine = MACHINE.model_copy(update={"threads": 2})
     settings = SETTINGS.model_copy(update={"micro_batch_tokens": 150, "epochs": 2})
@@ -393,8 +350,6 @@ def test_two_lanes_give_the_gradient_of_one_and_the_same_bytes_each_time(initial
 
 # ---------------------------------------------------------------- precision of passes
 
-HALF = MACHINE.model_copy(update={"precision": "bfloat16"})
-
 
 def distance(found, expected):
     """Norm of the difference of two dicts of tensors, relative to the second."""
@@ -403,7 +358,7 @@ def distance(found, expected):
 
 
 @pytest.mark.parametrize("critic", [None, OWN, SHARED], ids=["none", "own", "shared"])
-def test_passes_in_bf16_leave_weights_gradients_and_optimizer_in_float32(initial, critic):
+def test_bf16_leaves_weights_and_gradients_in_float32(initial, critic):
     trees = made_trees(values=True)
     found = []
     for machine in (MACHINE, HALF):
@@ -412,7 +367,7 @@ def test_passes_in_bf16_leave_weights_gradients_and_optimizer_in_float32(initial
         found.append((gradients(learning.model), metrics))
         held = [learning.optimizer, learning.critic and learning.critic.optimizer]
         for optimizer in filter(None, held):
-            for weight in learner._weights(optimizer):
+            for weight in (w for group in optimizer.param_groups for w in group["params"]):
                 kinds = {weight.dtype, weight.grad.dtype, optimizer.state[weight]["exp_avg"].dtype}
                 assert kinds == {torch.float32}
     (exact, measured), (coarse, close_by) = found
@@ -421,7 +376,7 @@ def test_passes_in_bf16_leave_weights_gradients_and_optimizer_in_float32(initial
         assert close_by[name] == pytest.approx(value, rel=0.05, abs=0.02), name
 
 
-def test_logprobs_and_values_in_bf16_are_near_those_in_float32_and_are_float32(initial):
+def test_bf16_logprobs_and_values_are_near_float32(initial):
     trees = made_trees(2)
     learning = fresh(initial, critic=OWN)
     torch.nn.init.normal_(learning.critic.head.weight)
@@ -441,7 +396,7 @@ def test_logprobs_and_values_in_bf16_are_near_those_in_float32_and_are_float32(i
     assert learning.model.dtype == torch.float32
 
 
-def test_two_lanes_in_bf16_give_the_gradient_of_one_and_the_same_bytes_each_time(initial):
+def test_two_lanes_in_bf16_equal_one_lane(initial):
     settings = SETTINGS.model_copy(update={"micro_batch_tokens": 150, "recompute": True})
     found = []
     for threads in (1, 2, 2):
@@ -460,7 +415,7 @@ def test_two_lanes_in_bf16_give_the_gradient_of_one_and_the_same_bytes_each_time
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", ["arpo", "ppo"])
-def test_activations_that_are_computed_again_give_the_same_gradients(initial, name, threads):
+def test_recomputation_gives_the_same_gradients(initial, name, threads):
     row, found = ROWS[name], []
     torch.set_num_threads(threads)
     for recompute in (False, True):
@@ -499,12 +454,12 @@ def kept_bytes(model, recompute):
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
-def test_activations_that_are_computed_again_are_not_kept():
+def test_recomputed_activations_are_not_kept():
     model = small_policy()
     assert 5 * kept_bytes(model, recompute=True) < kept_bytes(model, recompute=False)
 
 
-def test_after_an_update_the_model_recomputes_no_longer(initial):
+def test_recomputation_ends_with_the_update(initial):
     settings = SETTINGS.model_copy(update={"recompute": True})
     learning = fresh(initial, settings)
     run(learning, made_trees(), settings)
@@ -512,7 +467,7 @@ def test_after_an_update_the_model_recomputes_no_longer(initial):
     assert not learning.model.get_input_embeddings()._forward_hooks
 
 
-def test_an_architecture_that_cannot_recompute_is_refused_with_a_remedy(initial, monkeypatch):
+def test_model_without_recomputation_is_refused(initial, monkeypatch):
     settings = SETTINGS.model_copy(update={"recompute": True})
     learning = fresh(initial, settings)
     monkeypatch.setattr(type(learning.model), "supports_gradient_checkpointing", False)
@@ -531,7 +486,7 @@ def test_gradients_are_clipped_to_their_global_norm(initial):
     assert metrics["gradient_norm"] > 0.01
 
 
-def test_a_gradient_that_is_not_finite_is_an_error_before_it_does_harm(initial):
+def test_infinite_gradient_is_refused_before_the_step(initial):
     learning = fresh(initial)
     before = weights(learning.model)
     trees = made_trees()
@@ -547,7 +502,7 @@ def test_a_gradient_that_is_not_finite_is_an_error_before_it_does_harm(initial):
 @pytest.mark.parametrize(
     ("epochs", "mini_batches", "count"), [(1, 1, 6), (3, 1, 6), (2, 3, 7), (1, 9, 4)]
 )
-def test_a_pass_takes_every_tree_once_in_its_mini_batches(initial, epochs, mini_batches, count):
+def test_epoch_takes_every_tree_once(initial, epochs, mini_batches, count):
     learning, trees = fresh(initial), made_trees(count)
     settings = SETTINGS.model_copy(update={"epochs": epochs, "mini_batches": mini_batches})
     metrics = run(learning, trees, settings)
@@ -557,7 +512,7 @@ def test_a_pass_takes_every_tree_once_in_its_mini_batches(initial, epochs, mini_
     assert np.isfinite(list(metrics.values())).all()
 
 
-def test_metrics_are_means_over_the_tokens_of_all_steps(initial):
+def test_metrics_are_means_over_tokens_of_all_steps(initial):
     # learning rate 0: every step sees the same policy, so two steps or four must say the same
     still = {"learning_rate": 1e-30, "weight_decay": 0.0}
     trees = made_trees(4)
@@ -573,7 +528,7 @@ def rates_of(learning):
     return [group["lr"] for group in learning.optimizer.param_groups]
 
 
-def test_the_learning_rate_warms_up_and_goes_on_after_a_restart(initial, tmp_path):
+def test_learning_rate_warms_up_across_a_restart(initial, tmp_path):
     settings = SETTINGS.model_copy(update={"warmup_updates": 4})
     learning = fresh(initial, settings)
     shares = []
@@ -598,7 +553,7 @@ def test_weight_decay_is_for_matrices_only(initial):
         assert decays[weight] == (0.1 if weight.ndim > 1 else 0.0), name
 
 
-def test_an_update_raises_what_was_good_and_lowers_what_was_bad(initial):
+def test_update_follows_the_advantages(initial):
     tree = random_tree(5, leaves=2)
     good, bad = (
         replace(credit, advantages=np.full_like(credit.advantages, sign))
@@ -660,7 +615,7 @@ def test_a_new_critic_values_everything_at_nothing(initial):
     assert not any(values.any() for values in by_node)
 
 
-def test_a_critic_of_its_own_backbone_leaves_the_policy_alone(initial):
+def test_own_critic_leaves_the_policy_alone(initial):
     learning = fresh(initial, critic=OWN)
     before = weights(learning.model)
     run(learning, made_trees(2, values=True, zeros=range(5)))
@@ -669,7 +624,7 @@ def test_a_critic_of_its_own_backbone_leaves_the_policy_alone(initial):
 
 
 @pytest.mark.parametrize("choice", [OWN, SHARED], ids=["own", "shared"])
-def test_a_learner_with_a_critic_goes_on_from_its_checkpoint(initial, choice, tmp_path):
+def test_learner_with_a_critic_resumes(initial, choice, tmp_path):
     trees = made_trees(2, values=True)
     unbroken = fresh(initial, critic=choice)
     run(unbroken, trees)
@@ -700,14 +655,14 @@ def with_estimator(tree, rewards, name):
 
 @settings(max_examples=15)
 @given(st.integers(0, 10_000))
-def test_soft_and_hard_credit_agree_under_token_mean_and_part_under_sequence_mean(seed):
+def test_soft_and_hard_credit_agree_under_token_mean_only(seed):
     model, tree = small_policy(), random_tree(seed, leaves=6)
     rewards = np.random.default_rng(seed).random(6).tolist()
     found = {}
     for averaging in ("dapo", "grpo"):  # token mean, sequence mean
         for name in ("arpo", "arpo_hard"):
             trees = [with_estimator(tree, rewards, name)]
-            denominator = learner._denominator(trees, LOSSES[averaging])
+            denominator = learner.loss_denominator(trees, LOSSES[averaging])
             found[averaging, name] = objective_gradients(
                 model, in_trees(trees), LOSSES[averaging], denominator
             )[0]

@@ -195,7 +195,7 @@ def assert_equals_the_slow_loop(some, loss):
 
 @each_ratio
 @each_averaging
-def test_each_combination_equals_the_slow_loop_of_the_formulas(ratio, averaging):
+def test_each_combination_equals_the_slow_loop(ratio, averaging):
     some = made_batch(np.random.default_rng(0), 4, 7, share=0.7, spread=0.5, borders=0.4)
     assert some.mask.sum() > 12
     for clip, name in itertools.product((None, *CLIPS.values()), (None, *KLS)):
@@ -205,7 +205,7 @@ def test_each_combination_equals_the_slow_loop_of_the_formulas(ratio, averaging)
 
 @given(batches(), choices())
 @settings(max_examples=150)
-def test_value_and_gradient_equal_those_of_the_slow_loop(some, loss):
+def test_value_and_gradient_equal_the_slow_loop(some, loss):
     assert_equals_the_slow_loop(some, loss)
 
 
@@ -223,7 +223,7 @@ def test_the_gradient_is_the_slope_of_the_loss(some, loss):
         assert float(gradient[place]) == pytest.approx((up - down) / (2 * step), abs=1e-6)
 
 
-def test_the_rows_of_the_table_name_ratios_averagings_and_estimators_that_exist():
+def test_rows_name_existing_parts():
     rows = algorithms.load_algorithms().values()
     assert {row.ratio for row in rows} == set(RATIOS)
     assert {row.averaging for row in rows} == set(AVERAGINGS)
@@ -319,7 +319,7 @@ def test_golden_values_of_the_kl_estimators(estimator, value, slope):
 
 
 @pytest.mark.parametrize(("cap", "weight"), [(None, 1.0), (2.0, math.exp(0.4)), (1.2, 1.2)])
-def test_the_importance_weight_is_truncated_and_multiplies_the_policy_term_alone(cap, weight):
+def test_importance_weight_is_capped_on_policy_term_only(cap, weight):
     some = views(
         [[-1.0]],
         3.0,
@@ -337,7 +337,7 @@ def test_the_importance_weight_is_truncated_and_multiplies_the_policy_term_alone
     assert metrics["mismatch_highest"] == pytest.approx(0.4)
 
 
-def test_the_weight_of_a_token_that_the_sampler_found_likelier_is_below_one():
+def test_weight_below_one_where_the_sampler_was_surer():
     some = views([[-1.0]], 1.0, old_logprobs=[[-1.0]], sampler_logprobs=[[-0.5]])
     value, _, _, metrics = loss_of(some, token_loss(importance_cap=2.0))
     assert value == pytest.approx(-math.exp(-0.5))
@@ -350,7 +350,7 @@ def test_importance_weights_carry_no_gradient():
     assert not losses.importance_weights(some, 2.0).requires_grad
 
 
-def test_denominators_count_leaves_tokens_units_or_a_budget_for_each_leaf():
+def test_denominators():
     lengths, units = torch.tensor([3, 0, 5]), torch.tensor([2, 0, 1])
     counted = {name: each.denominator(lengths, units) for name, each in AVERAGINGS.items()}
     assert counted == {
@@ -407,7 +407,7 @@ def test_micro_batches_add_up_to_the_whole_batch(some, loss, size):
 
 @given(batches(), choices(), st.sampled_from([7.0, math.nan, math.inf, -math.inf]))
 @some_examples
-def test_what_stands_under_a_false_mask_changes_nothing(some, loss, junk):
+def test_masked_values_are_ignored(some, loss, junk):
     def dirty(field, values):
         if field == "segments":
             return torch.where(some.mask, values, 10**9)
@@ -434,14 +434,14 @@ def test_padding_behind_a_leaf_changes_nothing(some, loss):
 
 @given(batches(), choices(ratio=RATIOS["sequence"]))
 @some_examples
-def test_one_segment_a_leaf_makes_the_segment_ratio_the_sequence_ratio(some, loss):
+def test_one_segment_a_leaf_is_the_sequence_ratio(some, loss):
     some = replace(some, segments=torch.zeros_like(some.segments))
     assert_same(loss_of(some, loss), loss_of(some, replace(loss, ratio=RATIOS["segment"])))
 
 
 @given(batches(), choices(ratio=RATIOS["token"]))
 @some_examples
-def test_every_token_a_segment_makes_the_segment_ratio_the_token_ratio(some, loss):
+def test_every_token_a_segment_is_the_token_ratio(some, loss):
     places = torch.arange(some.mask.shape[1]).expand_as(some.segments)
     some = replace(some, segments=places)
     assert_same(loss_of(some, loss), loss_of(some, replace(loss, ratio=RATIOS["segment"])))
@@ -449,7 +449,7 @@ def test_every_token_a_segment_makes_the_segment_ratio_the_token_ratio(some, los
 
 @given(batches(), choices(averaging=AVERAGINGS["unit_mean"], ratio=RATIOS["sequence"]))
 @some_examples
-def test_the_unit_mean_of_whole_leaves_is_the_sequence_mean(some, loss):
+def test_unit_mean_of_leaves_is_the_sequence_mean(some, loss):
     some = replace(some, mask=some.mask | (torch.arange(some.mask.shape[1]) == 0))  # none empty
     assert_same(
         loss_of(some, loss), loss_of(some, replace(loss, averaging=AVERAGINGS["sequence_mean"]))
@@ -464,7 +464,7 @@ def assert_same(one, other):
 
 @given(batches())
 @some_examples
-def test_at_ratio_one_every_ratio_gives_the_plain_policy_gradient_under_token_mean(some):
+def test_ratio_one_gives_the_plain_policy_gradient(some):
     """Where the tokens of a unit have equal advantages; here those of a leaf have."""
     some = replace(
         some,
@@ -479,7 +479,7 @@ def test_at_ratio_one_every_ratio_gives_the_plain_policy_gradient_under_token_me
 
 @given(batches(), choices(ratio=RATIOS["none"]))
 @some_examples
-def test_the_on_policy_ratio_does_not_read_the_old_policy(some, loss):
+def test_on_policy_ratio_ignores_the_old_policy(some, loss):
     loss = replace(loss, importance_cap=None)
     other = replace(some, old_logprobs=some.old_logprobs - 1.0)
     assert torch.equal(loss_of(some, loss)[1], loss_of(other, loss)[1])
@@ -503,14 +503,14 @@ PER_LEAF = [[1.0] * 4, [-3.0] * 4]
 SHARED_MEAN = [[-1.0, 1.0, 1.0, 1.0], [-1.0, -3.0, 0.0, 0.0]]
 
 
-def test_soft_and_hard_credit_have_the_same_gradient_under_token_mean():
+def test_soft_and_hard_credit_share_gradient_by_token_mean():
     soft = gradient_at_the_nodes(PER_LEAF, "token_mean")
     hard = gradient_at_the_nodes(SHARED_MEAN, "token_mean")
     torch.testing.assert_close(soft, hard, rtol=0, atol=1e-12)
     assert soft.tolist() == pytest.approx([2 / 6, -1 / 6, -1 / 6, -1 / 6, 3 / 6])
 
 
-def test_soft_and_hard_credit_part_under_sequence_mean_with_unequal_lengths():
+def test_soft_and_hard_credit_differ_under_sequence_mean():
     soft = gradient_at_the_nodes(PER_LEAF, "sequence_mean")
     hard = gradient_at_the_nodes(SHARED_MEAN, "sequence_mean")
     assert float(soft[0]) == pytest.approx(-(1 / 4 - 3 / 2) / 2)
@@ -531,13 +531,13 @@ def test_the_log_ratio_is_clamped_to_twenty(difference, ratio):
     assert math.isfinite(metrics["kl"])
 
 
-def test_token_log_ratios_are_clamped_before_their_mean():
+def test_log_ratios_are_clamped_before_their_mean():
     some = views([[50.0, -1.0]], 1.0)
     assert float(RATIOS["sequence"].of(some).detach()[0, 0]) == pytest.approx(math.exp(9.5))
 
 
 @pytest.mark.parametrize(("difference", "d"), [(30.0, 10.0), (-30.0, -10.0)])
-def test_the_distance_from_the_reference_is_clamped_to_ten(difference, d):
+def test_reference_log_ratio_is_clamped(difference, d):
     some = views([[0.0]], 0.0, reference_logprobs=[[difference]])
     value, gradient, _, _ = loss_of(some, token_loss(kl=Kl(losses.k3, 1.0)))
     assert value == pytest.approx(math.exp(d) - d - 1)
@@ -546,7 +546,7 @@ def test_the_distance_from_the_reference_is_clamped_to_ten(difference, d):
 
 @each_ratio
 @pytest.mark.parametrize("impossible", list(itertools.product([False, True], repeat=4))[1:])
-def test_sampled_tokens_of_probability_zero_keep_everything_finite(ratio, impossible):
+def test_probability_zero_keeps_everything_finite(ratio, impossible):
     """By the policy that learns, the one that sampled, the engine or the reference."""
     some = views([[-1.0, -2.0]], 1.0, **{name: [[-1.5, -1.0]] for name in LOGPROBS[1:]})
     for name in itertools.compress(LOGPROBS, impossible):
@@ -562,7 +562,7 @@ def test_sampled_tokens_of_probability_zero_keep_everything_finite(ratio, imposs
 
 @each_ratio
 @each_averaging
-def test_a_batch_without_sampled_tokens_has_no_loss_and_no_nan(ratio, averaging):
+def test_batch_without_sampled_tokens_has_no_loss(ratio, averaging):
     some = views(np.zeros((2, 3)), 1.0, np.zeros((2, 3)), reference_logprobs=np.zeros((2, 3)))
     loss = Loss(ratio, CLIPS["dual"], averaging, Kl(losses.k3, 0.1), 0.1, 2.0)
     value, gradient, _, metrics = loss_of(some, loss)
@@ -573,7 +573,7 @@ def test_a_batch_without_sampled_tokens_has_no_loss_and_no_nan(ratio, averaging)
 
 
 @each_averaging
-def test_an_averaging_by_itself_gives_a_leaf_without_sampled_tokens_no_gradient(averaging):
+def test_leaf_without_tokens_gets_no_gradient(averaging):
     elements = torch.ones((1, 2), requires_grad=True)
     units = torch.zeros((1, 2), dtype=torch.int64)
     averaging.total(elements, torch.zeros((1, 2), dtype=torch.bool), units).backward()
@@ -581,7 +581,7 @@ def test_an_averaging_by_itself_gives_a_leaf_without_sampled_tokens_no_gradient(
 
 
 @each_ratio
-def test_the_ratio_is_one_at_tokens_that_were_not_sampled(ratio):
+def test_ratio_is_one_at_observed_tokens(ratio):
     some = views([[3.0, math.nan]], 1.0, np.zeros((1, 2)), [[0, 1]])
     assert ratio.of(losses.sampled_only(some)).tolist() == [[1.0, 1.0]]
 
@@ -594,7 +594,7 @@ def test_a_sampled_nan_is_not_hidden():
 # ---------------------------------------------------------------- metrics
 
 
-def test_metrics_are_sums_over_sampled_tokens_and_extremes():
+def test_loss_metrics():
     ratios = np.array([[1.0, 1.5, 0.5], [0.5, 1.6, 9.0]])
     some = views(
         np.log(ratios),
@@ -678,7 +678,7 @@ def test_golden_values_of_the_value_loss(value, clip, loss, slope, clipped):
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([None, 0.1, 0.5]))
 @some_examples
-def test_the_value_loss_is_the_sum_of_the_formula_over_sampled_tokens(seed, clip):
+def test_value_loss_is_a_slow_loop_over_its_formula(seed, clip):
     random = np.random.default_rng(seed)
     values, old, returns = random.standard_normal((3, 3, 4))
     mask = random.random((3, 4)) < 0.6

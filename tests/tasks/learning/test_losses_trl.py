@@ -254,7 +254,7 @@ def test_accumulated_micro_batches_of_equal_size_agree(peer, model, batch, case)
     assert_equal(of_beamline(model, thirds, Loss(*parts))[:2], of_trl(trainer, thirds))
 
 
-def test_the_entropy_bonus_agrees_under_token_mean_once_both_are_in_nats(peer, model, batch):
+def test_entropy_bonus_agrees_under_token_mean(peer, model, batch):
     trainer, parts = both(peer, "dapo", entropy_coef=0.05)
     loss = Loss(*parts, entropy_bonus=0.05 * math.log(model.config.vocab_size))
     assert_equal(of_beamline(model, [batch], loss)[:2], of_trl(trainer, [batch]))
@@ -263,7 +263,7 @@ def test_the_entropy_bonus_agrees_under_token_mean_once_both_are_in_nats(peer, m
 # ---------------------------------------------------------------- where the definitions part
 
 
-def test_several_steps_on_one_generation_batch_have_denominators_of_their_own(peer, model, batch):
+def test_each_step_has_its_own_denominator(peer, model, batch):
     """TRL's dapo divides each of them by their mean number of tokens."""
     trainer, parts = both(peer, "dapo", gradient_accumulation_steps=1, steps_per_generation=2)
     halves = [batch.part(slice(0, 3)), batch.part(slice(3, 6))]
@@ -275,7 +275,7 @@ def test_several_steps_on_one_generation_batch_have_denominators_of_their_own(pe
         assert theirs == pytest.approx(ours * own / (sum(tokens) / 2), rel=1e-5)
 
 
-def test_the_kl_term_stands_by_itself_and_trl_multiplies_it_by_the_ratio(peer, model, batch):
+def test_kl_term_is_separate_unlike_trl(peer, model, batch):
     trainer, parts = both(peer, "dapo", use_bias_correction_kl=True)
     without = of_beamline(model, [batch], Loss(*parts))[0]
     ours = of_beamline(model, [batch], Loss(*parts, kl=Kl(losses.k3, 0.5)))[0]
@@ -289,7 +289,7 @@ def test_the_kl_term_stands_by_itself_and_trl_multiplies_it_by_the_ratio(peer, m
     assert float((ratio * k3).mean()) != pytest.approx(float(k3.mean()), rel=1e-2)
 
 
-def test_the_entropy_bonus_is_averaged_as_the_policy_term_and_trls_by_token(peer, model, batch):
+def test_entropy_bonus_averages_as_policy_term_unlike_trl(peer, model, batch):
     trainer, parts = both(peer, "grpo", entropy_coef=0.05)
     in_nats = 0.05 * math.log(model.config.vocab_size)
     with_bonus, without = (
@@ -303,14 +303,14 @@ def test_the_entropy_bonus_is_averaged_as_the_policy_term_and_trls_by_token(peer
     assert of_trl(trainer, [batch])[0] == pytest.approx(without - in_nats * float(by_token), 1e-5)
 
 
-def test_a_dual_clip_within_the_upper_clip_still_bounds_and_trls_delta_does_not(peer, model, batch):
+def test_dual_clip_within_upper_clip_bounds_unlike_trl(peer, model, batch):
     trainer, parts = both(peer, "grpo", delta=1.1)
     ours = of_beamline(model, [batch], Loss(*parts))[0]
     theirs = of_trl(trainer, [batch])[0]
     assert ours < theirs - 1e-3
 
 
-def test_log_ratios_beyond_twenty_are_bounded_here_and_not_in_trl(peer, model, batch):
+def test_log_ratios_are_bounded_unlike_trl(peer, model, batch):
     far = vars(batch) | {"old_logprobs": batch.old_logprobs - 25.0}
     trainer, parts = both(peer, "grpo")
     ours = of_beamline(model, [Batch(**far)], Loss(*parts))[0]

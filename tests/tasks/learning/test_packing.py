@@ -60,7 +60,7 @@ def test_the_slots_of_a_leaf_are_its_trajectory(source):
 
 
 @given(trees, st.data())
-def test_a_slot_is_owned_by_the_first_of_its_leaves_and_by_no_other(source, data):
+def test_slot_is_owned_by_its_first_leaf(source, data):
     leaves = data.draw(st.permutations(range(len(source.tree.leaves))))
     layout = lay_out(source, leaves)
     assert sorted(layout.leaves) == sorted(leaves)
@@ -69,7 +69,7 @@ def test_a_slot_is_owned_by_the_first_of_its_leaves_and_by_no_other(source, data
 
 
 @given(trees)
-def test_the_subtree_of_a_slot_holds_exactly_the_slots_that_may_look_at_it(source):
+def test_subtree_is_what_may_attend_to_a_slot(source):
     layout = lay_out(source, range(len(source.tree.leaves)))
     slots = np.arange(len(layout.tokens))
     by_subtree = (slots[None] <= slots[:, None]) & (slots[:, None] < layout.subtree_ends[None])
@@ -80,8 +80,9 @@ def test_the_subtree_of_a_slot_holds_exactly_the_slots_that_may_look_at_it(sourc
     assert (by_subtree == by_path).all()
 
 
+@settings(max_examples=40)
 @given(st.lists(trees, min_size=1, max_size=4))
-def test_attention_of_a_forest_sees_each_slots_own_path_and_nothing_else(sources):
+def test_attention_sees_only_the_own_path(sources):
     layouts = [lay_out(source, range(len(source.tree.leaves))) for source in sources]
     made = forest(layouts, "cpu")
     slots = made.tokens.shape[1]
@@ -100,6 +101,7 @@ def test_attention_of_a_forest_sees_each_slots_own_path_and_nothing_else(sources
     assert all(bucket.visible.any(-1).all() for bucket in made.buckets), "no row without a key"
 
 
+@settings(max_examples=40)
 @given(st.lists(trees, min_size=1, max_size=4))
 def test_views_gather_each_leafs_sampled_tokens(sources):
     made = forest([lay_out(s, range(len(s.tree.leaves))) for s in sources], "cpu")
@@ -116,7 +118,7 @@ def test_views_gather_each_leafs_sampled_tokens(sources):
 
 
 @given(trees)
-def test_a_token_is_predicted_from_the_token_before_it_on_its_path(source):
+def test_token_is_predicted_from_the_one_before(source):
     made = forest([lay_out(source, range(len(source.tree.leaves)))], "cpu")
     (layout,) = made.layouts
     sampled = np.flatnonzero(layout.sampled)
@@ -126,8 +128,9 @@ def test_a_token_is_predicted_from_the_token_before_it_on_its_path(source):
     assert (made.subtree_ends.numpy()[before] > sampled).all()
 
 
+@settings(max_examples=40)
 @given(st.lists(trees, min_size=1, max_size=3))
-def test_what_is_known_of_tokens_goes_in_by_node_and_comes_out_by_node(sources):
+def test_token_values_go_in_and_out_by_node(sources):
     sources = [replace(s, old_logprobs=[n.logprobs * 2 for n in s.tree.nodes]) for s in sources]
     made = forest([lay_out(s, range(len(s.tree.leaves))) for s in sources], "cpu")
     assert "reference_logprobs" not in made.known
@@ -141,8 +144,9 @@ def test_what_is_known_of_tokens_goes_in_by_node_and_comes_out_by_node(sources):
         assert values.tolist() == (source.tree.nodes[node].logprobs * 2).tolist()
 
 
+@settings(max_examples=40)
 @given(st.lists(trees, min_size=1, max_size=5), st.integers(1, 200), st.data())
-def test_every_leaf_is_in_exactly_one_forest_and_no_forest_is_too_large(sources, limit, data):
+def test_each_leaf_is_in_one_forest_of_limited_size(sources, limit, data):
     batch = [
         (source, data.draw(st.sets(st.sampled_from(range(len(source.credits)))).map(sorted)))
         for source in sources
@@ -156,8 +160,9 @@ def test_every_leaf_is_in_exactly_one_forest_and_no_forest_is_too_large(sources,
     assert sorted(seen) == sorted(wanted)
 
 
+@settings(max_examples=40)
 @given(st.lists(trees, min_size=1, max_size=4))
-def test_trained_tokens_are_the_unique_ones_where_all_fits(sources):
+def test_trained_tokens_are_unique_where_all_fits(sources):
     batch = [(source, range(len(source.credits))) for source in sources]
     (made,) = forests(batch, 10**9, FREE_ATTENTION, "cpu")
     unique = sum(
@@ -179,7 +184,7 @@ def test_a_tree_stays_whole_where_sharing_pays():
     assert cheapest(whole, FREE_ATTENTION) == [whole]
 
 
-def test_leaves_become_rows_where_attention_costs_more_than_sharing_saves():
+def test_leaves_become_rows_where_that_is_cheaper():
     whole = lay_out(credited(random_tree(3, leaves=8)), range(8))
     grudging = Cost(1.0, 1.0, lambda layout: 10_000 * (len(layout.leaves) - 1))
     rows = cheapest(whole, grudging)
@@ -189,7 +194,7 @@ def test_leaves_become_rows_where_attention_costs_more_than_sharing_saves():
 
 
 @given(trees)
-def test_gathered_attention_never_costs_more_in_a_tree_than_in_rows(source):
+def test_gathered_tree_never_costs_more_than_rows(source):
     leaves = range(len(source.credits))
     whole = lay_out(source, leaves)
     assert whole.pairs <= sum(lay_out(source, [leaf]).pairs for leaf in leaves)
@@ -197,7 +202,7 @@ def test_gathered_attention_never_costs_more_in_a_tree_than_in_rows(source):
 
 @settings(max_examples=30)
 @given(st.integers(0, 1000))
-def test_block_pairs_count_the_blocks_that_hold_a_visible_pair(seed):
+def test_block_pairs_count_visible_blocks(seed):
     source = credited(random_tree(seed, leaves=40))
     layout = lay_out(source, range(40))
     slots = np.arange(len(layout.tokens))
@@ -221,7 +226,7 @@ def test_buckets_pad_no_further_than_allowed(monkeypatch, padding):
         assert rows * queries * keys <= padding * int((visible_keys * own).sum()) + rows * keys
 
 
-def test_an_uncredited_tree_has_blank_credit_of_the_right_lengths():
+def test_uncredited_tree_has_zero_credit():
     tree = random_tree(1)
     made = uncredited(tree)
     assert [len(credit.advantages) for credit in made.credits] == lengths(tree)

@@ -38,14 +38,14 @@ def test_a_champion_is_its_name_and_its_files(tmp_path):
     assert (Path(made.path) / "weights").read_text() == PINNED.digest
 
 
-def test_another_champion_leaves_nothing_of_the_one_before(tmp_path):
+def test_new_champion_replaces_the_old_files(tmp_path):
     folder = tmp_path / "champion"
     champion.write(folder, PINNED, bring)
     champion.write(folder, None, nothing)
     assert [path.name for path in tmp_path.rglob("*")] == ["champion", "champion.json"]
 
 
-def test_files_that_do_not_come_leave_the_champion_that_was_there(tmp_path):
+def test_failed_restore_keeps_the_old_champion(tmp_path):
     folder = tmp_path / "champion"
     champion.write(folder, PINNED, bring)
     with pytest.raises(ValueError, match="neither"):

@@ -1,21 +1,15 @@
 import json
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModel
 
 from params.schema.algorithms import Critic
-from tasks.engines import Request
-from tasks.engines.transformers.engine import TransformersEngine
 from tasks.learning import learner
-from tasks.learning.packing import uncredited
 from tasks.ledger import artifacts
 from tasks.policy import checkpoint, resident
-from tasks.trees.tree import PROMPT, TURN, Node, Question, Tree
-from tests.tasks.learning.test_learner import (
-    HALF,
+from tests.learners import (
     MACHINE,
     OWN,
     SETTINGS,
@@ -28,16 +22,7 @@ from tests.tasks.learning.test_learner import (
 )
 
 
-@pytest.fixture(scope="module")
-def initial(policy, tokenizer, tmp_path_factory):
-    """The folder of a very small policy."""
-    folder = tmp_path_factory.mktemp("initial") / "policy"
-    policy.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-def test_equal_updates_give_equal_bytes_and_other_orders_do_not(initial, tmp_path):
+def test_equal_updates_give_equal_bytes(initial, tmp_path):
     settings = SETTINGS.model_copy(update={"epochs": 2, "mini_batches": 2})
     digests = []
     for name, seed in (("one", 1), ("two", 1), ("three", 2)):
@@ -48,7 +33,7 @@ def test_equal_updates_give_equal_bytes_and_other_orders_do_not(initial, tmp_pat
     assert digests[0] == digests[1] != digests[2]
 
 
-def test_going_on_from_disk_is_going_on_in_memory(initial, tmp_path):
+def test_learner_resumes_from_disk(initial, tmp_path):
     settings = SETTINGS.model_copy(update={"warmup_updates": 3, "mini_batches": 2})
     learning = fresh(initial, settings)
     run(learning, made_trees(seed=1), settings)
@@ -64,7 +49,7 @@ def test_going_on_from_disk_is_going_on_in_memory(initial, tmp_path):
     assert artifacts.digest(tmp_path / "from_disk") == artifacts.digest(tmp_path / "in_memory")
 
 
-def test_without_its_optimizer_the_next_update_would_differ(initial, tmp_path):
+def test_saved_optimizer_matters(initial, tmp_path):
     # proves that the test above looks at the optimizer's state, too
     learning = fresh(initial)
     run(learning, made_trees(seed=1))
@@ -76,7 +61,7 @@ def test_without_its_optimizer_the_next_update_would_differ(initial, tmp_path):
     assert not same(weights(restarted.model), weights(learning.model))
 
 
-def test_a_policy_that_has_not_learned_is_saved_without_an_optimizer(initial, tmp_path):
+def test_unlearned_policy_has_no_optimizer(initial, tmp_path):
     resident.POLICIES.clear()
     checkpoint.save(resident.POLICIES.load_learner(initial, MACHINE), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [checkpoint.POLICY]
@@ -92,7 +77,7 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_the_loaded_tokenizer_writes_as_the_one_that_was_built(initial, tokenizer, tmp_path, text):
+def test_loaded_tokenizer_equals_the_built_one(initial, tokenizer, tmp_path, text):
     loaded = fresh(initial)
     checkpoint.save(loaded, tmp_path)
     tokens = tokenizer.encode(text, add_special_tokens=False)
@@ -102,84 +87,7 @@ def test_the_loaded_tokenizer_writes_as_the_one_that_was_built(initial, tokenize
         assert max(tokens) < learning.model.config.vocab_size
 
 
-def test_the_resident_learner_is_used_again_and_another_folder_is_loaded(initial, tmp_path):
-    first = fresh(initial)
-    assert resident.POLICIES.load_learner(initial, MACHINE) is first
-    checkpoint.save(first, tmp_path)
-    other = resident.POLICIES.load_learner(tmp_path / checkpoint.POLICY, MACHINE)
-    assert other is not first
-    assert same(weights(other.model), weights(first.model))
-    assert resident.POLICIES.load_learner(initial, MACHINE) is not first, "only one stays in memory"
-
-
-def test_a_learner_is_known_by_the_folder_that_it_will_have(initial, tmp_path):
-    learning = fresh(initial)
-    resident.POLICIES.keep(learning, tmp_path / "later" / "policy")
-    assert resident.POLICIES.load_learner(tmp_path / "later" / "policy", MACHINE) is learning
-    assert resident.POLICIES.load_learner(initial, MACHINE) is not learning
-
-
-def test_after_an_update_that_failed_the_folder_gives_what_lies_in_it(initial):
-    # the first mini-batch has changed the weights in memory when the second one fails
-    learning = fresh(initial)
-    before = weights(learning.model)
-    trees = made_trees(2)
-    trees[1].credits[0].advantages[:] = np.inf
-    order = np.random.default_rng(1).permutation(2)
-    with pytest.raises(RuntimeError, match="update 2"):
-        run(
-            learning,
-            [trees[i] for i in np.argsort(order)],
-            SETTINGS.model_copy(update={"mini_batches": 2}),
-        )
-    assert same(weights(resident.POLICIES.load_learner(initial, MACHINE).model), before)
-
-
-@pytest.mark.parametrize("left", [[], ["tokenizer.json"]])
-def test_a_folder_that_was_pruned_is_an_error_with_its_remedy(tmp_path, left):
-    for name in left:
-        (tmp_path / name).write_text("{}")
-    resident.POLICIES.clear()
-    with pytest.raises(RuntimeError, match=rf"{tmp_path} holds no policy .* run `make clean`"):
-        resident.POLICIES.load_learner(tmp_path, MACHINE)
-
-
 # ---------------------------------------------------------------- what samples
-
-
-def test_in_float32_a_policy_samples_as_it_learns(initial):
-    learning = fresh(initial)
-    assert resident.to_sample(learning.model, MACHINE) is learning.model
-
-
-def test_in_bf16_a_copy_samples_and_what_learns_stays_as_it_was(initial):
-    learning = fresh(initial)
-    before = weights(learning.model)
-    sampling = resident.to_sample(learning.model, HALF)
-    cast = weights(sampling)
-    assert same(cast, {name: weight.to(torch.bfloat16) for name, weight in before.items()})
-    assert sampling.lm_head.weight is sampling.model.embed_tokens.weight, "still tied"
-    assert sampling.model.rotary_emb.inv_freq.dtype is torch.float32
-    run(learning, made_trees())
-    assert same(weights(sampling), cast), "not a view of what learns"
-    assert not same(weights(learning.model), before)
-
-
-def test_what_is_sampled_in_bf16_is_near_what_the_learner_says_of_it(initial):
-    learning = fresh(initial)
-    engine = TransformersEngine(resident.to_sample(learning.model, HALF), learning.tokenizer)
-    prompt = np.arange(3, 12, dtype=np.int32)
-    with engine.session(1, 80, 1.0, 1.0, ("</answer>",)) as session:
-        (sample,) = session.sample([Request(session.open(), prompt, 17, 60)])
-    nothing = np.zeros(0, np.float32)
-    turn = Node(0, TURN, "", "", sample.tokens, sample.logprobs, sample.entropies)
-    tree = Tree(
-        Question("q", "k", "t", ("1",)), [Node(-1, PROMPT, "", "", prompt, nothing, nothing), turn]
-    )
-    tree.leaves = [1]
-    for machine in (MACHINE, HALF):
-        found = learner.node_logprobs(learning.model, [uncredited(tree)], 1.0, SETTINGS, machine)
-        np.testing.assert_allclose(found[0][1], sample.logprobs, atol=0.05)
 
 
 # ---------------------------------------------------------------- critics
@@ -191,7 +99,7 @@ def values(learning):
 
 
 @pytest.mark.parametrize("critic", [OWN, SHARED], ids=["own", "shared"])
-def test_a_critic_goes_on_from_disk_as_it_would_in_memory(initial, tmp_path, critic):
+def test_critic_resumes_from_disk(initial, tmp_path, critic):
     settings = SETTINGS.model_copy(update={"warmup_updates": 3, "mini_batches": 2})
     learning = fresh(initial, settings, critic)
     run(learning, made_trees(seed=1, values=True), settings)
@@ -210,7 +118,7 @@ def test_a_critic_goes_on_from_disk_as_it_would_in_memory(initial, tmp_path, cri
 @pytest.mark.parametrize(
     "lost", ["head.safetensors", "model.safetensors", "state.safetensors"], ids=lambda name: name
 )
-def test_without_a_part_of_its_critic_the_next_update_would_differ(initial, tmp_path, lost):
+def test_each_part_of_a_saved_critic_matters(initial, tmp_path, lost):
     # proves that the test above looks at head, backbone and optimizer
     learning = fresh(initial, critic=OWN)
     run(learning, made_trees(seed=1, values=True))
@@ -229,14 +137,14 @@ def test_without_a_part_of_its_critic_the_next_update_would_differ(initial, tmp_
     assert values(restarted) != values(learning)
 
 
-def test_a_new_critic_of_its_own_begins_as_the_policy_and_values_everything_at_0(initial):
+def test_new_own_critic_copies_the_policy_and_values_0(initial):
     learning = fresh(initial, critic=OWN)
     assert learning.critic and learning.critic.backbone
     assert same(weights(learning.critic.backbone), weights(learning.model.base_model))
     assert all(value == 0 for node in values(learning) for value in node)
 
 
-def test_a_saved_critic_is_what_transformers_loads_and_a_head(initial, tmp_path):
+def test_saved_critic_loads_in_transformers(initial, tmp_path):
     own, shared = (fresh(initial, critic=critic) for critic in (OWN, SHARED))
     checkpoint.save(own, tmp_path / "own")
     checkpoint.save(shared, tmp_path / "shared")
@@ -252,7 +160,7 @@ def test_a_saved_critic_is_what_transformers_loads_and_a_head(initial, tmp_path)
 
 
 @pytest.mark.parametrize("critic", [OWN, SHARED], ids=["own", "shared"])
-def test_whose_optimizer_a_critics_weights_are_in(initial, critic):
+def test_critic_weights_are_in_one_optimizer(initial, critic):
     learning = fresh(initial, critic=critic)
     assert learning.critic and learning.optimizer
 
@@ -269,14 +177,14 @@ def test_whose_optimizer_a_critics_weights_are_in(initial, critic):
         assert head < held(learning.optimizer)
 
 
-def test_an_algorithm_without_a_critic_has_none_from_another_one_that_stood_here(initial):
+def test_critic_of_another_algorithm_is_dropped(initial):
     """A comparison starts every row from one cold start, which may still be in memory."""
     learning = fresh(initial, critic=OWN)
     checkpoint.prepare_critic(learning, None, MACHINE)
     assert learning.critic is None
 
 
-def test_a_critics_settings_are_those_of_the_row_and_not_of_the_checkpoint(initial, tmp_path):
+def test_critic_settings_come_from_the_row(initial, tmp_path):
     learning = fresh(initial, critic=OWN)
     checkpoint.save(learning, tmp_path)
     other = Critic(backbone="own", value_clip=None, coefficient=2.0)
@@ -286,14 +194,3 @@ def test_a_critics_settings_are_those_of_the_row_and_not_of_the_checkpoint(initi
 
 
 # ---------------------------------------------------------------- reference
-
-
-def test_the_reference_is_kept_until_another_one_is_asked_for(initial, tmp_path):
-    learning = fresh(initial)
-    checkpoint.save(learning, tmp_path)
-    first = resident.POLICIES.load_reference(initial, MACHINE)
-    assert resident.POLICIES.load_reference(initial, MACHINE) is first
-    assert first is not learning.model, "what learns is not looked at"
-    run(learning, made_trees())
-    assert same(weights(first), weights(checkpoint.load_policy(initial, MACHINE)))
-    assert resident.POLICIES.load_reference(tmp_path / checkpoint.POLICY, MACHINE) is not first

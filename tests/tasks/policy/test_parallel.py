@@ -36,13 +36,13 @@ def test_lanes_share_torchs_threads_and_give_them_back(threads):
     assert torch.get_num_threads() == 4
 
 
-def test_a_fault_in_a_lane_is_raised_and_the_threads_come_back(threads):
+def test_error_in_a_lane_restores_the_threads(threads):
     with pytest.raises(ZeroDivisionError):
         side_by_side(lambda piece: 1 // piece, [1, 0])
     assert torch.get_num_threads() == 4
 
 
-def test_there_are_as_many_lanes_as_threads_pieces_and_reason_allow(threads):
+def test_number_of_lanes(threads):
     assert [lanes("cpu", pieces) for pieces in (0, 1, 3, 9)] == [1, 1, 3, MOST]
     assert lanes("cuda", 9) == 1
     torch.set_num_threads(1)
@@ -50,7 +50,7 @@ def test_there_are_as_many_lanes_as_threads_pieces_and_reason_allow(threads):
 
 
 @given(st.lists(st.integers(0, 50), max_size=20), st.integers(1, 4))
-def test_every_item_is_dealt_once_and_the_loads_are_alike(sizes, hands):
+def test_balanced_parts(sizes, hands):
     given_out = balanced_parts(sizes, hands)
     assert sorted(item for items in given_out for item in items) == list(range(len(sizes)))
     loads = [sum(sizes[item] for item in items) for items in given_out]

@@ -77,7 +77,7 @@ def test_every_record_of_a_set_becomes_a_question(data, sets, reference):
         assert question.answers and all(question.answers)
 
 
-def test_an_answer_of_gsm8k_is_what_follows_the_mark_and_its_solution_is_whole(data, sets):
+def test_gsm8k_answer_follows_the_mark(data, sets):
     for entry in benchmarks.load("gsm8k/train", sets, data):
         (answer,) = entry.question.answers
         assert answer.replace(",", "").replace(".", "").removeprefix("-").isdigit()
@@ -92,7 +92,7 @@ def test_other_sets_keep_the_answers_as_they_are(data, sets):
             assert list(entry.question.answers) == [form.strip() for form in given]
 
 
-def test_gsm8k_is_split_into_what_is_trained_on_and_what_is_held_out(data, sets):
+def test_gsm8k_is_split(data, sets):
     settings = BenchmarkQuestions(
         source="benchmarks", train=("gsm8k/train",), validation=5, test=("gsm8k/test",)
     )
@@ -106,7 +106,7 @@ def test_gsm8k_is_split_into_what_is_trained_on_and_what_is_held_out(data, sets)
     assert {each.reason for each in made.dropped} <= {"overlaps_held_out"}
 
 
-def test_solved_questions_become_traces_of_calls_that_were_run(tmp_path, sets):
+def test_solved_questions_become_traces(tmp_path, sets):
     rows = [
         {
             "question": f"What is {n} * 7?",
@@ -186,7 +186,7 @@ def hub(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("reference", HUB_RECORDS)
-def test_without_a_file_the_hubs_at_the_pinned_commit_is_read(tmp_path, hub, sets, reference):
+def test_missing_file_is_read_from_the_hub(tmp_path, hub, sets, reference):
     name, split = reference.split("/")
     file = hub(sets[name].hub, split, HUB_RECORDS[reference])
     assert benchmarks.locate(reference, sets, tmp_path) == file
@@ -201,7 +201,7 @@ def test_a_file_of_ones_own_goes_before_the_hubs(tmp_path, hub, sets):
     assert benchmarks.locate("gsm8k/train", sets, tmp_path) == own
 
 
-def test_what_the_hub_cannot_give_is_named_with_the_places_looked_at(tmp_path, hub, sets):
+def test_unreachable_hub_is_an_error_with_places(tmp_path, hub, sets):
     with pytest.raises(ValueError) as caught:
         benchmarks.locate("gsm8k/test", sets, tmp_path)
     message = str(caught.value)
@@ -267,7 +267,7 @@ def test_a_set_may_come_in_each_format(tmp_path, suffix):
         (["Ada Lovelace", "Lovelace", 1815, "Lovelace"], ("Ada Lovelace", "Lovelace", "1815")),
     ],
 )
-def test_answers_are_texts_numbers_truth_values_or_lists_of_them(tmp_path, found, answers):
+def test_answers_of_every_type_are_read(tmp_path, found, answers):
     assert load_one(tmp_path, {"q": "x", "a": found}).answers == answers
 
 
@@ -284,7 +284,7 @@ def test_fields_may_lie_deep(tmp_path):
     assert (entry.question.text, entry.question.answers, entry.solution) == ("Six?", ("6",), "s")
 
 
-def test_a_chat_becomes_the_question_and_what_came_before(tmp_path):
+def test_chat_becomes_question_and_messages(tmp_path):
     chat = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Hello"},
@@ -341,7 +341,7 @@ def test_an_answer_without_the_mark_is_named(tmp_path, answer):
         load_one(tmp_path, {"q": "x", "a": answer}, answer_after="####")
 
 
-def test_a_missing_solution_is_no_fault_where_none_is_asked_for(tmp_path):
+def test_unneeded_solution_may_be_missing(tmp_path):
     write(tmp_path, "mine/test", [{"q": "x", "a": "y"}])
     rows = {"mine": row(solution="s")}
     (entry,) = benchmarks.load("mine/test", rows, tmp_path, solutions=False)
@@ -382,7 +382,7 @@ def test_the_last_training_questions_are_set_aside(tmp_path):
     assert made.dropped == []
 
 
-def test_sets_are_put_together_in_the_order_of_the_recipe(tmp_path):
+def test_sets_keep_the_recipes_order(tmp_path):
     for reference in ("b/train", "a/train", "c/x", "b/x"):
         write(tmp_path, reference, [{"q": f"{reference} {n}", "a": n} for n in "12"])
     settings = BenchmarkQuestions(
@@ -412,7 +412,7 @@ def test_a_repeated_question_is_dropped_and_named(tmp_path):
     ]
 
 
-def test_a_training_question_that_overlaps_a_held_out_one_is_dropped_and_named(tmp_path):
+def test_overlap_with_test_is_dropped(tmp_path):
     train = ["five", f"Why do {LONG}?", "two", "three", f"{LONG} now", "four"]
     made = build(tmp_path, train, ["Five!", f"When did {LONG}?"])
     assert texts_of(made)["train"] == ["two", "three"]
@@ -424,14 +424,14 @@ def test_a_training_question_that_overlaps_a_held_out_one_is_dropped_and_named(t
     ]
 
 
-def test_a_training_question_that_overlaps_validation_is_dropped_and_named(tmp_path):
+def test_overlap_with_validation_is_dropped(tmp_path):
     made = build(tmp_path, ["one", f"Why do {LONG}?", f"{LONG}."], ["five"])
     assert texts_of(made)["train"] == ["one"]
     assert texts_of(made)["validation"] == [f"{LONG}."]
     assert made.dropped == [Dropped("mine-train-00002", "overlaps_held_out", "mine-train-00003")]
 
 
-def test_the_recipes_number_of_words_decides_what_overlaps(tmp_path):
+def test_overlap_depends_on_the_number_of_words(tmp_path):
     train, test = ["one", f"Why do {LONG}?", "two"], [f"When did {LONG}?"]
     assert build(tmp_path, train, test, words=30).dropped == []
 
@@ -448,7 +448,7 @@ def test_the_recipes_number_of_words_decides_what_overlaps(tmp_path):
         (["one", "two"], 99, "2 go to validation"),
     ],
 )
-def test_where_nothing_is_left_to_train_on_the_counts_are_named(tmp_path, train, validation, said):
+def test_no_training_question_left_is_an_error(tmp_path, train, validation, said):
     with pytest.raises(ValueError, match=r"leaves none to train on: mine/train") as caught:
         build(tmp_path, train, ["five"], validation)
     assert said in str(caught.value)
@@ -464,7 +464,7 @@ def test_a_set_that_is_named_twice_is_refused(tmp_path):
         )
 
 
-def test_the_calculator_refuses_a_set_without_solutions(tmp_path):
+def test_calculator_refuses_set_without_solutions(tmp_path):
     write(tmp_path, "mine/train", [{"q": "one", "a": 1}, {"q": "two", "a": 2}])
     write(tmp_path, "mine/test", [{"q": "three", "a": 3}])
     settings = BenchmarkQuestions(
@@ -516,7 +516,7 @@ def test_a_written_trace_is_cut_into_turns_and_results(tmp_path, written):
     assert dropped == []
 
 
-def test_a_trace_of_a_question_that_is_left_out_is_dropped(tmp_path, written):
+def test_trace_of_left_out_question_is_dropped(tmp_path, written):
     train = ["one", "ONE", f"Why do {LONG}?", "last"]
     expert = written(*((text, END) for text in reversed(train)))
     made = build(tmp_path, train, [f"When did {LONG}?"], expert=expert)
@@ -529,7 +529,7 @@ def test_a_trace_of_a_question_that_is_left_out_is_dropped(tmp_path, written):
     ]
 
 
-def test_a_trace_of_a_repeated_question_belongs_to_the_first(tmp_path, written):
+def test_trace_of_repeated_question_is_of_the_first(tmp_path, written):
     made = build(tmp_path, ["one", "one", "two"], ["five"], expert=written(("one", END)))
     ((trace,), _) = made.write_traces(lambda calls: [])
     assert trace.question.id == "mine-train-00001"

@@ -76,7 +76,7 @@ def only(tools, solution, text="How many?"):
 # ---------------------------------------------------------------- a whole trace
 
 
-def test_a_trace_thinks_without_results_computes_and_copies_what_the_program_printed(tools):
+def test_trace_computes_and_copies_the_output(tools):
     trace = only(
         tools,
         "Mo bakes 40 - 15 = <<40-15=25>>25 rolls.\nAt $3 each, 25 rolls bring 25 x 3 = "
@@ -196,7 +196,7 @@ def value_of(written):
 
 
 @given(trees())
-def test_any_expression_as_a_note_comes_back_as_a_program_with_the_same_value(written):
+def test_program_has_the_value_of_any_note(written):
     try:
         expected = value_of(written)
     except ZeroDivisionError:
@@ -246,7 +246,7 @@ def test_notes_and_equations_that_hold_are_steps(text, steps):
         "rows 2-3 and 5",
     ],
 )
-def test_what_does_not_hold_or_is_no_equation_is_no_step(text):
+def test_only_true_equations_are_steps(text):
     assert steps_of(text) == []
 
 
@@ -259,13 +259,13 @@ def both(text, question):
     return program(steps, given_).splitlines(), thought(text, steps, given_)
 
 
-def test_a_result_is_linked_to_the_latest_step_that_has_it():
+def test_result_is_linked_to_its_latest_step():
     lines, said = both("A <<20+30=50>>50, b <<25*2=50>>50, c 50 - 9 = <<50-9=41>>41", "")
     assert lines[2] == "step3 = step2 - 9"
     assert said == "A step1, b step2, c step2 - 9 = step3"
 
 
-def test_a_number_of_the_question_stays_where_the_result_is_used_elsewhere():
+def test_number_of_the_question_stays():
     text = "A 50+20 = <<50+20=70>>70, b 70*3 = <<70*3=210>>210, c 210+70 = <<210+70=280>>280 of 70"
     free, said = both(text, "")
     assert free[1:3] == ["step2 = step1 * 3", "step3 = step2 + step1"]
@@ -337,7 +337,7 @@ def test_a_bare_note_is_a_number_of_the_text(tools):
     assert thought_of(trace) == "x = 5, 5*4 = step1, so step1+7 = step2."
 
 
-def test_no_tag_and_no_mark_of_the_solution_reaches_the_trace(tools):
+def test_trace_has_no_tag_or_mark_of_the_solution(tools):
     trace = only(tools, "#### </think><answer>9</answer> <<4+5=9>>9\n\n  and <python> \n#### 9")
     text = "".join(part for part, _ in trace.parts)
     assert [text.count(tag) for tag in ("<think>", "</think>", "<answer>", "<python>")] == [
@@ -354,7 +354,7 @@ def test_nothing_in_nothing_out(tools):
     assert write_traces([], tools, right) == ([], [])
 
 
-def test_traces_and_drops_come_in_the_order_of_the_entries(tools):
+def test_traces_and_drops_keep_the_order(tools):
     entries = [
         entry(f"It is {i}+1 = <<{i}+1={i + 1}>>{i + 1}\n#### {i + 1 + i % 2}", name=str(i))
         for i in range(10, 20)
@@ -376,7 +376,7 @@ def all_rows(data, tools):
     return entries, *write_traces(entries, tools, right)
 
 
-def test_every_row_is_kept_or_dropped_with_a_known_reason(all_rows):
+def test_every_row_is_kept_or_dropped_for_a_reason(all_rows):
     entries, traces, dropped = all_rows
     ends = [trace.question.id for trace in traces] + [drop.question_id for drop in dropped]
     assert sorted(ends) == sorted(question.id for question, _ in entries)
@@ -384,7 +384,7 @@ def test_every_row_is_kept_or_dropped_with_a_known_reason(all_rows):
     assert len(traces) / len(entries) >= (0.93 if len(entries) == 7473 else 0.85)
 
 
-def test_every_kept_program_computes_and_its_result_is_the_right_answer(all_rows):
+def test_kept_programs_compute_the_right_answer(all_rows):
     for trace in all_rows[1]:
         *lines, last = code_of(trace).splitlines()
         assert re.fullmatch(rf"print\((?:round\()?step{len(lines)}(?:, 6\))?\)", last)
@@ -396,7 +396,7 @@ def test_every_kept_program_computes_and_its_result_is_the_right_answer(all_rows
         assert Fraction(printed) == Fraction(answer) == Fraction(trace.question.answers[0])
 
 
-def test_no_thought_names_an_answer_that_is_no_number_of_the_question_or_the_program(all_rows):
+def test_no_thought_gives_the_answer_away(all_rows):
     for trace in all_rows[1]:
         brought = numbers_of(trace.question.text) | numbers(code_of(trace))
         found = numbers(thought_of(trace)) - brought

@@ -101,7 +101,7 @@ def operands(problem):
     return [int(number) for number in re.findall(r"\d+", problem.question.text)]
 
 
-def test_arithmetic_test_numbers_lie_outside_the_training_range(problems):
+def test_arithmetic_tests_have_larger_numbers(problems):
     def of(split):
         return [n for p in problems[split] if p.question.kind == "arithmetic" for n in operands(p)]
 
@@ -109,7 +109,7 @@ def test_arithmetic_test_numbers_lie_outside_the_training_range(problems):
     assert {500 <= n <= 999 for n in of("test")} == {True}
 
 
-def test_numbers_of_stories_and_chains_stay_in_their_range(problems):
+def test_stories_and_chains_keep_their_range(problems):
     others = [p for p in every(problems) if p.question.kind != "arithmetic"]
     assert max(n for p in others for n in operands(p)) <= 99
 
@@ -170,13 +170,13 @@ def test_a_chain_takes_two_calls_and_the_others_one(problems):
         assert ["{}" in step for step in problem.steps] == [False, True][:calls]
 
 
-def test_equal_seeds_give_equal_problems_and_others_do_not():
+def test_problems_depend_on_the_seed():
     few = sizes(train=30, validation=6, test=15)
     assert generate(few, seed=1) == generate(few, seed=1)
     assert generate(few, seed=1) != generate(few, seed=2)
 
 
-def test_more_test_questions_leave_the_training_questions_as_they_were():
+def test_more_tests_keep_training_questions():
     few, more = (generate(sizes(test=count), seed=1) for count in (15, 60))
     assert few["train"] == more["train"]
     assert few["test"] == more["test"][:15]
@@ -189,7 +189,7 @@ def test_more_test_questions_leave_the_training_questions_as_they_were():
         ({"largest_arithmetic_operand": 499, "largest_test_operand": 500, "test": 150}, "test"),
     ],
 )
-def test_a_range_that_is_too_small_is_an_error_with_its_remedy(changes, split):
+def test_too_small_range_is_an_error(changes, split):
     said = f"prepare.questions: .* questions for {split} .* kind arithmetic .* raise its largest"
     with pytest.raises(ValueError, match=said):
         generate(sizes(**changes), seed=0)
@@ -220,7 +220,7 @@ def test_a_plan_depends_on_seed_and_question_only(problems):
     assert plans(problems["train"], 2) != before
 
 
-def test_an_expert_without_flaws_gives_every_right_answer(problems):
+def test_flawless_expert_gives_right_answers(problems):
     for problem in every(problems):
         plan = script(problem, expert(), 0)
         assert (plan.question, plan.flaw) == (problem.question, "none")
@@ -259,7 +259,7 @@ def test_a_wrong_digit_is_one_other_digit_in_its_place(problems):
 
 
 @given(st.integers(-(10**6), 10**6), st.integers(0, 99))
-def test_a_wrong_answer_is_the_result_with_one_other_digit(result, seed):
+def test_wrong_answer_has_one_other_digit(result, seed):
     problem = computation.Problem(Question("q", "arithmetic", "", (str(result),)), ("1 + 1",))
     plan = script(problem, expert(wrong_answer=1), seed)
     assert steps_of(plan) == problem.steps
@@ -268,7 +268,7 @@ def test_a_wrong_answer_is_the_result_with_one_other_digit(result, seed):
     assert int(answer) != result
 
 
-def test_a_wrong_answer_to_a_result_without_digits_is_that_result(problems):
+def test_result_without_digits_stays_as_wrong_answer(problems):
     plan = script(problems["train"][0], expert(wrong_answer=1), 0)
     assert plan.answer(["NameError"]) == "NameError"
 
@@ -281,7 +281,7 @@ def test_a_missing_call_answers_zero_without_a_call(problems):
 
 
 @pytest.mark.parametrize("flaw", ["wrong_operator", "wrong_digit"])
-def test_spoiled_code_runs_and_most_often_misses_the_answer(problems, flaw):
+def test_spoiled_code_runs_and_mostly_errs(problems, flaw):
     missed = [
         solve(steps_of(script(problem, expert(**{flaw: 1.0}), 0))) != problem.question.answers[0]
         for problem in every(problems)
@@ -289,7 +289,7 @@ def test_spoiled_code_runs_and_most_often_misses_the_answer(problems, flaw):
     assert sum(missed) / len(missed) > 0.8
 
 
-def test_a_thought_stands_before_each_step_and_before_the_answer(problems):
+def test_thought_precedes_each_step_and_answer(problems):
     for problem in every(problems):
         plan = script(problem, expert(), 0)
         assert plan.thought == "Done."
@@ -322,7 +322,7 @@ def whole(trace):
     return "".join(text for text, _ in trace.parts)
 
 
-def test_the_material_is_the_questions_and_needs_no_documents():
+def test_material_has_questions_and_no_documents():
     made = material(sizes(**FEW), expert(), seed=7)
     problems = generate(sizes(**FEW), seed=7)
     assert made.questions == {
@@ -331,7 +331,7 @@ def test_the_material_is_the_questions_and_needs_no_documents():
     assert (made.documents, made.dropped) == ([], [])
 
 
-def test_traces_without_flaws_show_calls_results_and_the_gold_answer():
+def test_flawless_traces_show_calls_and_answer():
     traces = written()
     assert len(traces) == 30
     for trace in traces:
@@ -344,7 +344,7 @@ def test_traces_without_flaws_show_calls_results_and_the_gold_answer():
         assert text.count("<think>") == text.count("</think>") == calls + 1
 
 
-def test_the_second_call_works_on_what_the_first_one_gave():
+def test_second_call_uses_the_first_result():
     for trace in written():
         if trace.question.kind == "chain":
             first, second = re.findall("<python>(.*?)</python><result>", whole(trace))
@@ -363,7 +363,7 @@ def test_a_wrong_answer_differs_from_the_last_result():
         assert last == trace.question.answers[0] != talk.final_answer(whole(trace))
 
 
-def test_the_expert_answers_the_first_training_questions_in_their_order():
+def test_expert_answers_first_training_questions():
     made = material(sizes(**FEW), expert(24, **RATES), seed=7)
     traces, _ = made.write_traces(Calculator())
     assert [trace.question for trace in traces] == made.questions["train"][:24]

@@ -60,7 +60,7 @@ def corpus(made, tmp_path_factory):
 @pytest.fixture(scope="module")
 def tools(corpus):
     """The recipe's own tools, the sandbox too."""
-    with open_tools(RECIPE, corpus) as respond:
+    with open_tools(RECIPE.tool_settings, 2, corpus) as respond:
         yield respond
 
 
@@ -144,7 +144,7 @@ def book(made):
 # ---------------------------------------------------------------- the world and its questions
 
 
-def test_the_recipe_has_two_thousand_short_articles_and_more(made, book):
+def test_recipe_has_two_thousand_short_articles(made, book):
     titles = [document.title for document in made.documents]
     assert len(titles) == len(set(titles)) == len(book) >= 2000
     assert abs(len(titles) - SETTINGS.articles) <= 5
@@ -153,7 +153,7 @@ def test_the_recipe_has_two_thousand_short_articles_and_more(made, book):
     assert [d.text for d in made.documents if re.search(r"\ba [aeiou]", d.text)] == []
 
 
-def test_the_documents_are_all_articles_in_an_order_that_tells_no_split(made, worlds):
+def test_documents_are_articles_of_mixed_splits(made, worlds):
     articles = {(e.name, e.article) for world in worlds.values() for e in entities(world)}
     assert {(document.title, document.text) for document in made.documents} == articles
     held_out = {entity.name for entity in entities(worlds["test"])}
@@ -186,7 +186,7 @@ def test_entities_know_only_entities_of_their_split(worlds):
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])
-def test_no_entity_of_a_held_out_split_occurs_in_a_training_question(worlds, problems, split):
+def test_no_held_out_entity_in_training_questions(worlds, problems, split):
     asked = "\n".join(problem.question.text for problem in problems["train"])
     assert [e.name for e in entities(worlds[split]) if e.name in asked] == []
     mine = {entity.name for entity in entities(worlds[split])}
@@ -194,7 +194,7 @@ def test_no_entity_of_a_held_out_split_occurs_in_a_training_question(worlds, pro
         assert {entity.name for entity in problem.entities} <= mine
 
 
-def test_every_word_of_a_test_question_is_in_a_training_text(problems, made):
+def test_training_texts_have_every_test_word(problems, made):
     """A small policy copies words that it has met, in names that it has not."""
     known = "\n".join(
         [problem.question.text for problem in problems["train"]]
@@ -209,7 +209,7 @@ def test_every_word_of_a_test_question_is_in_a_training_text(problems, made):
     assert {w for p in problems["test"] for w in re.findall("[A-Za-z]+", p.question.text)} <= words
 
 
-def test_the_splits_have_their_sizes_and_ids_and_kinds_take_turns(problems):
+def test_splits_have_sizes_ids_and_mixed_kinds(problems):
     assert {split: len(entries) for split, entries in problems.items()} == SETTINGS.rows()
     for split, entries in problems.items():
         kinds = [problem.question.kind for problem in entries]
@@ -229,7 +229,7 @@ def test_the_gold_answer_is_what_the_articles_say(problems, book):
         assert problem.question.answers == (answer_of(book, problem.question.text),)
 
 
-def test_every_form_of_question_is_asked_in_training_and_test(problems):
+def test_every_form_is_in_training_and_test(problems):
     forms = {form for form in encyclopedia.QUESTIONS if form.kind in SETTINGS.kinds}
     for split in ("train", "test"):
         assert {problem.form for problem in problems[split]} == forms
@@ -241,7 +241,7 @@ def test_only_the_kinds_that_are_named_are_asked():
     assert set(KINDS) == {"fact", "hop", "age", "gap"}
 
 
-def test_ages_and_gaps_are_no_less_than_nothing_and_years_come_after_a_birth(problems):
+def test_ages_and_gaps_are_not_negative(problems):
     for problem in every(problems):
         if problem.form.code:
             assert 0 <= int(problem.question.answers[0]) <= 700
@@ -251,7 +251,7 @@ def test_ages_and_gaps_are_no_less_than_nothing_and_years_come_after_a_birth(pro
 
 @settings(max_examples=20)
 @given(articles=st.integers(1, 600), seed=st.integers(0, 99))
-def test_any_number_of_articles_makes_whole_worlds_with_names_of_their_own(articles, seed):
+def test_any_size_makes_whole_worlds(articles, seed):
     worlds = build(articles, seed)
     made = [entity.name for world in worlds.values() for entity in entities(world)]
     assert len(set(made)) == len(made)
@@ -260,7 +260,7 @@ def test_any_number_of_articles_makes_whole_worlds_with_names_of_their_own(artic
     assert len(made) <= articles + 5 or articles < 300, "two of a kind are the least"
 
 
-def test_equal_seeds_give_equal_material_and_others_do_not():
+def test_material_depends_on_the_seed():
     def of(seed, **changes):
         made = material(sizes(**changes), expert(), seed)
         return made.questions, made.documents
@@ -276,7 +276,7 @@ def test_equal_seeds_give_equal_material_and_others_do_not():
 # ---------------------------------------------------------------- what cannot be made
 
 
-def test_words_that_make_too_few_names_are_an_error_with_the_most_they_allow():
+def test_too_few_names_are_an_error():
     said = r"prepare\.questions\.articles (\d+): the words make \d+ names of kind (\w+), enough for"
     limits = {}
     articles = 10**6
@@ -295,7 +295,7 @@ def test_words_that_make_too_few_names_are_an_error_with_the_most_they_allow():
         build(articles + 1, 0)
 
 
-def test_more_questions_than_the_articles_allow_are_an_error_with_its_remedy():
+def test_too_many_questions_are_an_error():
     said = r"prepare\.questions: after \d+ questions for train .* of kind \w+ .* raise articles"
     with pytest.raises(ValueError, match=said):
         generate(sizes(train=500), build(20, 0), 0)
@@ -316,7 +316,7 @@ def clean(problem, worlds):
     return script(problem, expert(), worlds["train"], SEED)
 
 
-def test_a_plan_takes_the_calls_that_its_kind_is_named_for(problems, worlds):
+def test_plan_makes_the_calls_of_its_kind(problems, worlds):
     calls = {"fact": "s", "hop": "ss", "age": "sp", "gap": "ssp"}
     for problem in every(problems):
         plan = clean(problem, worlds)
@@ -325,9 +325,7 @@ def test_a_plan_takes_the_calls_that_its_kind_is_named_for(problems, worlds):
 
 
 @pytest.mark.parametrize("results", [1, 2])
-def test_each_search_shows_the_whole_article_that_its_step_needs(
-    problems, worlds, made, corpus, results
-):
+def test_search_shows_the_article_of_its_step(problems, worlds, made, corpus, results):
     articles = {document.title: document.text for document in made.documents}
     recipe = RECIPE.tool_settings["search"].model_copy(update={"results": results})
     found = Counter()
@@ -339,9 +337,7 @@ def test_each_search_shows_the_whole_article_that_its_step_needs(
     assert found[True] >= 0.99 * len(every(problems))
 
 
-def test_each_step_of_a_path_is_searched_for_in_the_words_of_the_article_before(
-    problems, worlds, book
-):
+def test_searches_use_words_of_the_last_article(problems, worlds, book):
     for problem in every(problems):
         queries = searches(clean(problem, worlds))
         needed = [book[query][fact] for query, fact in zip(queries, facts_of(problem), strict=True)]
@@ -360,9 +356,7 @@ def facts_of(problem):
 
 
 @pytest.mark.parametrize("kind", SETTINGS.kinds)
-def test_an_expert_without_flaws_reaches_the_gold_answer_with_the_real_tools(
-    problems, worlds, tools, kind
-):
+def test_flawless_expert_reaches_the_gold_answer(problems, worlds, tools, kind):
     chosen = [p for p in every(problems)[::7] if p.question.kind == kind][:40]
     for played in play([clean(problem, worlds) for problem in chosen], tools):
         assert {seen.outcome for seen in played.observations} <= {"ok"}
@@ -370,7 +364,7 @@ def test_an_expert_without_flaws_reaches_the_gold_answer_with_the_real_tools(
         assert played.trace.flaw == "none"
 
 
-def test_a_trace_thinks_searches_and_computes_in_the_agents_words(problems, worlds, tools):
+def test_trace_thinks_searches_and_computes(problems, worlds, tools):
     problem = next(p for p in problems["train"] if p.question.kind == "gap")
     (played,) = play([clean(problem, worlds)], tools)
     text = "".join(part for part, _ in played.trace.parts)
@@ -439,7 +433,7 @@ def concluded(plan):
     return plan.answer([])
 
 
-def test_a_wrong_query_goes_on_with_what_it_finds_there(problems, worlds, book):
+def test_wrong_query_continues_with_its_results(problems, worlds, book):
     """Its answer is the right one to the question about the entity that it looked up."""
     training = {entity.name for entity in entities(worlds["train"])}
     for problem, plan in flawed(problems["train"], worlds, "wrong_query"):
@@ -451,7 +445,7 @@ def test_a_wrong_query_goes_on_with_what_it_finds_there(problems, worlds, book):
         assert concluded(plan) == answer_of(book, other)
 
 
-def test_a_wrong_fact_comes_from_the_last_article_or_is_a_year_misread(problems, worlds, book):
+def test_wrong_fact_is_of_last_article_or_misread(problems, worlds, book):
     for problem, plan in flawed(problems["train"], worlds, "wrong_fact"):
         assert searches(plan) == searches(clean(problem, worlds))
         last = book[searches(plan)[-1]]
@@ -467,7 +461,7 @@ def test_a_wrong_fact_comes_from_the_last_article_or_is_a_year_misread(problems,
             assert answer in last.values()
 
 
-def test_traces_of_every_flaw_say_what_the_real_tools_said(made, worlds, tools, book):
+def test_traces_of_flaws_have_real_results(made, worlds, tools, book):
     """None of them shows, or copies from, an entity that is held out."""
     traces, dropped = made.write_traces(tools)
     assert dropped == []

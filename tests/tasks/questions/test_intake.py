@@ -46,7 +46,7 @@ def test_a_folder_that_is_not_there_delivers_nothing(folder):
     assert read(folder) == intake.Delivery([], [])
 
 
-def test_every_file_is_read_in_the_order_of_names_and_tells_where_a_question_is_from(folder):
+def test_files_are_read_in_order_of_names(folder):
     deliver(folder / "b.jsonl", asked("What is 2 + 2?"))
     deliver(folder / "a.jsonl", asked("What is 1 + 3?", ["4", "four"]), asked("And 5 - 1?"))
     deliver(folder / "late/c.jsonl", asked("What is 8 / 2?"))
@@ -92,9 +92,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("name", "content", "said"), BAD)
-def test_a_bad_file_is_set_aside_as_a_whole_and_named_and_the_others_are_taken(
-    folder, name, content, said
-):
+def test_bad_file_is_refused_whole_others_taken(folder, name, content, said):
     deliver(folder / "good.jsonl", asked("What is 2 + 2?"))
     (folder / name).write_text(content)
     delivery = read(folder)
@@ -104,7 +102,7 @@ def test_a_bad_file_is_set_aside_as_a_whole_and_named_and_the_others_are_taken(
     assert said in refused.detail
 
 
-def test_a_name_that_is_no_text_can_be_refused_in_print(folder):
+def test_unprintable_name_is_refused(folder):
     folder.mkdir(parents=True)
     Path(os.fsdecode(os.fsencode(folder) + b"/\xff.jsonl")).write_text(GOOD)
     (refused,) = read(folder).refused
@@ -116,7 +114,7 @@ def question(identity, text):
     return Question(identity, "story", text, ("4",))
 
 
-def test_only_what_is_new_and_far_from_what_is_held_out_is_taken(folder):
+def test_only_new_questions_without_overlap_are_taken(folder):
     long = "one two three four five six seven eight"
     deliver(
         folder / "a.jsonl",

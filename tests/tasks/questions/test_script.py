@@ -39,7 +39,7 @@ def script(name, *moves):
     return Script(question(name), "none", moves, "Done.", lambda results: f"{name} of {results}")
 
 
-def test_the_first_calls_of_all_run_together_then_the_second_ones():
+def test_calls_run_in_rounds():
     tools = Tools()
     plans = [
         script("short", fixed("a")),
@@ -55,7 +55,7 @@ def test_the_first_calls_of_all_run_together_then_the_second_ones():
     ]
 
 
-def test_each_move_is_handed_its_own_scripts_results_so_far():
+def test_move_gets_its_own_scripts_results():
     tools = Tools()
     plans = [script(name, fixed(name), handing_on(), handing_on()) for name in ("a", "b")]
     first, second = play(plans, tools)
@@ -67,7 +67,7 @@ def test_each_move_is_handed_its_own_scripts_results_so_far():
     assert first.answer.startswith("a of ['python(a)',")
 
 
-def test_a_trace_alternates_turns_and_results_and_ends_with_the_answer():
+def test_trace_alternates_turns_and_results():
     (played,) = play([script("q", fixed("1+1"), fixed("Ada", "search"))], Tools())
     answer = "q of ['python(1+1)', 'search(Ada)']"
     assert played.trace.parts == [
@@ -82,7 +82,7 @@ def test_a_trace_alternates_turns_and_results_and_ends_with_the_answer():
 
 
 @pytest.mark.parametrize("tool", talk.TOOL_TAGS)
-def test_the_agents_turns_are_calls_as_a_rollout_reads_them(tool):
+def test_turns_are_calls_that_a_rollout_reads(tool):
     (played,) = play([script("q", fixed("1 < 2", tool))], Tools())
     turns = [text for text, own in played.trace.parts if own]
     assert talk.read_turn(turns[0], "stop") == (Outcome.CALL, Call(tool, "1 < 2"))
@@ -105,7 +105,7 @@ def test_no_scripts_are_no_traces():
     assert tools.rounds == []
 
 
-def test_outcomes_are_kept_as_the_tools_gave_them_and_flaws_as_the_scripts_have_them():
+def test_outcomes_and_flaws_are_kept():
     plan = replace(script("q", fixed("1/0")), flaw="wrong_digit")
     (played,) = play([plan], Tools("error"))
     assert played.observations == (Observation("error", " python(1/0)\n"),)

@@ -36,7 +36,7 @@ def budget(draw: bool, threshold: float = 0.5, entropy_weight: float = 0.2) -> R
 @pytest.mark.parametrize(
     ("window", "mean"), [(1, 0.25), (2, 0.5), (3, 0.5), (4, 0.375), (100, 0.375)]
 )
-def test_the_window_is_the_first_tokens_or_as_many_as_there_are(window, mean):
+def test_window_is_the_first_tokens(window, mean):
     assert window_entropy(np.array([0.25, 0.75, 0.5, 0.0], np.float32), window) == mean
 
 
@@ -58,7 +58,7 @@ def test_probability_is_not_clipped():
 
 
 @given(probability=st.floats(-2, 3), threshold=st.floats(-1, 2), uniform=st.floats(0, 0.999))
-def test_the_paper_branches_above_the_threshold_whatever_the_coin(probability, threshold, uniform):
+def test_branches_above_the_threshold(probability, threshold, uniform):
     branches = wants_branch(probability, budget(draw=False, threshold=threshold), uniform)
     assert branches == (probability > threshold)
 
@@ -70,7 +70,7 @@ def test_at_the_threshold_there_is_no_branch():
 @pytest.mark.parametrize(
     ("probability", "share"), [(-1.0, 0.0), (0.0, 0.0), (0.3, 0.3), (1.0, 1.0), (2.0, 1.0)]
 )
-def test_a_drawn_branch_comes_as_often_as_its_clipped_probability(probability, share):
+def test_drawn_branch_has_its_clipped_probability(probability, share):
     coins = (np.arange(1000) + 0.5) / 1000
     wishes = [wants_branch(probability, budget(draw=True), float(coin)) for coin in coins]
     assert np.mean(wishes) == pytest.approx(share)
@@ -90,7 +90,7 @@ def test_paths_branch_above_the_least_rise(rise, threshold, weight):
         assert wants == (rise > least)
 
 
-def test_no_single_rise_decides_where_branches_are_drawn_or_entropy_does_not_count():
+def test_no_least_rise_if_drawn_or_without_entropy():
     assert least_rise(budget(draw=True)) is None
     assert least_rise(budget(draw=False, entropy_weight=0.0)) is None
     assert least_rise(budget(draw=False, entropy_weight=-1.0)) is None
@@ -102,7 +102,7 @@ LATER = np.array([0.5, 0.7], np.float32)
 PLACE = {"node": 3, "path": 1, "position": 17}
 
 
-def test_a_decision_after_a_result_has_its_entropies_probability_and_verdict():
+def test_decision_after_a_result():
     decision = decide(0.25, LATER, budget(draw=False), 0.9, **PLACE)
     assert (decision.kind, decision.node, decision.path, decision.position) == (
         AFTER_RESULT,
@@ -117,7 +117,7 @@ def test_a_decision_after_a_result_has_its_entropies_probability_and_verdict():
     assert decide(0.25, LATER, budget(draw=True), 0.56, **PLACE).wanted
 
 
-def test_at_a_mark_branches_are_wanted_whatever_the_entropies():
+def test_branches_are_always_wanted_at_a_mark():
     decision = decide(0.9, LATER, budget(draw=True), **PLACE)
     assert (decision.kind, decision.wanted, decision.probability) == (AT_MARK, True, None)
     assert decision.rise == pytest.approx(-0.3)
@@ -155,7 +155,7 @@ def test_a_mark_inside_a_turn_is_a_point_there():
     assert point.entropies == pytest.approx([0.02])
 
 
-def test_a_mark_at_the_end_of_a_turn_is_a_point_after_the_result():
+def test_mark_at_a_turns_end_points_after_the_result():
     (point,) = points_at([2])
     assert (point.place, point.tokens, point.position, point.inside) == (2, 5, 12, False)
     assert point.entropies == pytest.approx([0.03, 0.04])

@@ -4,6 +4,7 @@ Each attack must be a named outcome, leave nothing outside the sandbox, and leav
 fresh as the first. What the Python tool alone withstands is in tools/test_python.py.
 """
 
+import os
 import re
 import resource
 import shutil
@@ -35,8 +36,8 @@ from tasks.trees.tree import TURN, Document, Observation, Question
 
 SANDBOXES = ["unshare"] + (["bubblewrap"] if shutil.which("bwrap") else [])
 SECRET = "a-token-that-only-the-trainer-has"
-MARK = "beamline-escape"  # names whatever an attack tries to leave behind
-WALL_SECONDS = 20.0123456  # tells this file's workers from those of other tests
+MARK = f"beamline-escape-{os.getpid()}"  # in the name of all that an attack tries to leave behind
+WALL_SECONDS = 20 + os.getpid() / 1e8  # marks this run's workers among those of other tests
 SCRATCH = [Path(folder) for folder in ("/tmp", "/var/tmp", "/dev/shm", "/", Path.home())]
 
 QUESTION = Question("apples", "toy", "apples?", ("7",))
@@ -125,7 +126,6 @@ def budget(paths: int) -> Rollout:
 def room(**changes) -> Dialogue:
     usual = {
         "system": "",
-        "tools": ("python", "search"),
         "turn_tokens": 150_000,
         "result_tokens": 5_000,
         "response_tokens": 400_000,
@@ -221,6 +221,8 @@ def inside(result) -> str:
 
 # ---- the world outside
 
+PATIENCE = 20.0  # seconds, of a busy machine, for a worker to get ready for the next call
+
 
 def outside(folder: Path, port: int) -> dict[str, object]:
     """What an attack could have changed: files, processes, sockets."""
@@ -235,6 +237,14 @@ def outside(folder: Path, port: int) -> dict[str, object]:
         "sockets": MARK in Path("/proc/net/unix").read_text(),
         "listening": [line for line in listeners() if line.startswith(f"{port:04X} ")],
     }
+
+
+def left_behind(folder: Path, port: int, before: dict[str, object]) -> None:
+    """Check that the world is as before, once the worker waits for its next call again."""
+    deadline = time.monotonic() + PATIENCE
+    while (now := outside(folder, port)) != before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert now == before
 
 
 def is_stray(path: Path) -> bool:
@@ -266,7 +276,7 @@ def processes() -> list[int]:
 
 
 def settled_processes() -> int:
-    """How many there are once the number has stopped changing: the next call's wait for it."""
+    """Return the number of processes once it has stopped changing."""
     last = -1
     while (now := len(processes())) != last:
         last = now
@@ -470,7 +480,7 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_an_attack_is_an_outcome_and_the_next_call_is_fresh(play, python, bait, name):
+def test_attack_is_an_outcome_and_leaves_nothing(play, python, bait, name):
     folder, port = bait
     source, outcome, said = ATTACKS[name]
     source = Template(source).substitute(
@@ -481,7 +491,7 @@ def test_an_attack_is_an_outcome_and_the_next_call_is_fresh(play, python, bait, 
     turns, (fresh, attack, after) = only(
         play({"python": python}, *map(code, (LOOK_AROUND, source, LOOK_AROUND)), ANSWER)
     )
-    assert outside(folder, port + 1) == before
+    left_behind(folder, port + 1, before)
     assert [turn.outcome for turn in turns] == [Outcome.CALL] * 3 + [Outcome.ANSWER]
     assert attack.outcome == outcome
     assert re.fullmatch(said, inside(attack)), inside(attack)
@@ -493,7 +503,7 @@ def test_an_attack_is_an_outcome_and_the_next_call_is_fresh(play, python, bait, 
 # ---- a thousand calls
 
 
-def test_one_trajectory_makes_no_more_calls_than_it_may(play, python):
+def test_trajectory_makes_only_its_calls(play, python):
     for allowed in (0, 30):
         turns, results = only(play({"python": python}, code("6 * 7"), tool_calls=allowed))
         assert [turn.outcome for turn in turns] == [Outcome.CALL] * allowed + [
@@ -502,7 +512,7 @@ def test_one_trajectory_makes_no_more_calls_than_it_may(play, python):
         assert [inside(result) for result in results] == ["42"] * allowed
 
 
-def test_one_trajectory_of_a_thousand_calls_ends_where_its_tokens_do(play, python, tokenizer):
+def test_thousand_calls_end_with_the_tokens(play, python, tokenizer):
     turn = len(talk.encode(tokenizer, code("6 * 7")))
     both = turn + len(talk.encode(tokenizer, "<result>42</result>"))
     for left, outcome in ((turn - 1, Outcome.CUT), (both, Outcome.OUT_OF_SPACE)):
@@ -516,7 +526,7 @@ def test_one_trajectory_of_a_thousand_calls_ends_where_its_tokens_do(play, pytho
 
 
 @pytest.mark.parametrize("name", SANDBOXES)
-def test_a_thousand_calls_leave_nothing_in_trainer_or_worker(play, name):
+def test_thousand_calls_leave_nothing(play, name):
     """Of a path each. Files, memory and processes of the calls are gone; neither side grows."""
     source = "import os\nopen('x', 'w').write('x' * 10 ** 5)\nif os.fork(): print(6 * 7)"
     looks = []
@@ -563,7 +573,7 @@ def held() -> tuple[int, list[int], int]:
     ],
     ids=["nothing", "blank", "no word", "unknown", "100 kB", "98 kB", "syntax", "tags"],
 )
-def test_a_search_has_a_named_outcome_and_the_next_is_as_good(play, search, query, outcome, said):
+def test_hostile_search_is_an_outcome(play, search, query, outcome, said):
     usual = "<search>seven apples</search>"
     turns, results = only(
         play({"search": search}, usual, f"<search>{query}</search>", usual, ANSWER)
@@ -601,7 +611,7 @@ def reward_of(tree) -> dict:
     ],
     ids=["a result", "only its end", "only its beginning", "in code", "in pieces"],
 )
-def test_an_agent_that_writes_a_result_ends_there_and_earns_nothing(play, python, forged):
+def test_forged_result_ends_and_earns_nothing(play, python, forged):
     """Also after an honest call; and no tool runs what it goes on with."""
     tree = play({"python": python}, code("6 * 7"), forged)
     turns, results = only(tree)
@@ -624,7 +634,7 @@ QUOTES = {
 
 
 @pytest.mark.parametrize("name", QUOTES)
-def test_what_a_tool_prints_is_read_and_not_obeyed(play, python, tokenizer, name):
+def test_printed_tags_are_not_obeyed(play, python, tokenizer, name):
     """No tag or control token of it is the vocabulary's; nothing is called; nothing is answered."""
     asked = []
 
@@ -643,7 +653,7 @@ def test_what_a_tool_prints_is_read_and_not_obeyed(play, python, tokenizer, name
     assert (reward_of(tree)["answer"], reward_of(tree)["reward"]) == (None, -1.0)
 
 
-def test_what_a_document_quotes_is_read_and_not_obeyed(play, search, tokenizer):
+def test_tags_in_a_document_are_not_obeyed(play, search, tokenizer):
     wrong = ANSWER.replace("7", "8")
     tree = play({"search": search}, "<search>pears say</search>", wrong)
     turns, (result,) = only(tree)
@@ -653,7 +663,7 @@ def test_what_a_document_quotes_is_read_and_not_obeyed(play, search, tokenizer):
     assert reward_of(tree)["answer"] == "8"
 
 
-def test_an_answer_around_a_call_is_not_filled_by_the_tool(play, python):
+def test_tool_does_not_fill_an_answer(play, python):
     """The agent opens an answer, lets the tool write the box, and closes it."""
     turns = ("<think>a</think><answer>" + prints("\\boxed{7}"), "</answer>")
     tree = play({"python": python}, *turns)
@@ -806,7 +816,7 @@ def test_a_result_of_any_length_is_cut_to_its_budget(play, python):
     assert said.startswith(inside(result).removesuffix("..."))
 
 
-def test_half_a_character_from_a_tool_or_the_agent_is_no_end(play, tokenizer):
+def test_half_a_character_is_no_end(play, tokenizer):
     """Lone surrogates, which no table takes; and tokens that are bytes of no character."""
     byte = talk.encode(tokenizer, "\u00e9")[:1]
     asked = []

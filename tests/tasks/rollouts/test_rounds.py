@@ -109,7 +109,6 @@ def budget(**changes) -> Rollout:
 def layout(**changes) -> Dialogue:
     usual: dict[str, Any] = {
         "system": "",
-        "tools": ("python",),
         "turn_tokens": 40,
         "result_tokens": 10,
         "response_tokens": 150,
@@ -347,9 +346,7 @@ def wander(eagerness: float):
     eagerness=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
     seed=st.integers(0, 9).map(str),
 )
-def test_every_tree_has_its_leaves_and_every_decision_its_reason(
-    tokenizer, rollout_, dialogue, eagerness, seed
-):
+def test_trees_have_leaves_and_reasons(tokenizer, rollout_, dialogue, eagerness, seed):
     engine = Scripted(tokenizer, wander(eagerness))
     setting = Setting(tokenizer, dialogue, rollout_, partial(respond, TOOLS), seed, "entropy")
     trees = grow(QUESTIONS, engine, setting)
@@ -369,9 +366,7 @@ def test_every_tree_has_its_leaves_and_every_decision_its_reason(
     seed=st.integers(0, 9).map(str),
     kind=st.sampled_from(list(MARKS)),
 )
-def test_every_tree_branches_at_the_first_marks_of_its_first_trajectories(
-    tokenizer, rollout_, dialogue, eagerness, seed, kind
-):
+def test_trees_branch_at_first_marks(tokenizer, rollout_, dialogue, eagerness, seed, kind):
     engine = Scripted(tokenizer, wander(eagerness))
     setting = Setting(
         tokenizer, dialogue, rollout_, partial(respond, TOOLS), seed, "marks", MARKS[kind]
@@ -388,7 +383,7 @@ def test_every_tree_branches_at_the_first_marks_of_its_first_trajectories(
 
 @settings(max_examples=30)
 @given(rollout_=budgets, seed=st.integers(0, 9).map(str))
-def test_without_branching_the_rest_of_the_budget_does_not_count(tokenizer, rollout_, seed):
+def test_initial_and_branch_need_branching(tokenizer, rollout_, seed):
     """As if all leaves were initial ones, and no path got a branch."""
 
     def trees(rollout, branching):
@@ -404,7 +399,7 @@ def test_without_branching_the_rest_of_the_budget_does_not_count(tokenizer, roll
 # ---- branching, by hand
 
 
-def test_branches_restart_right_after_the_result_and_share_what_lies_before(rollout, engines):
+def test_branches_start_after_the_result(rollout, engines):
     """Prompt, call, result; then the parent's turn, and one of each of its two branches."""
     (tree,) = rollout(calls_then_answer(1, (0.2, 0.9)), initial=1, leaves=3)
     kinds = [(node.parent, node.kind) for node in tree.nodes]
@@ -461,7 +456,7 @@ def test_a_branchs_own_first_turn_is_not_judged(rollout):
     assert len({decision.node for decision in tree.decisions}) == 4
 
 
-def test_the_path_order_decides_who_gets_the_last_of_the_budget(rollout):
+def test_path_order_decides_the_last_of_the_budget(rollout):
     (tree,) = rollout(calls_then_answer(1, (0.2, 0.9)), initial=3, leaves=6, branch=2)
     assert [(d.path, d.added) for d in tree.decisions] == [(0, 2), (1, 1), (2, 0)]
 
@@ -472,7 +467,7 @@ def test_fresh_rollouts_fill_what_branching_left(rollout):
     assert [node.parent for node in tree.nodes] == [-1, 0, 0, 0, 0, 0]
 
 
-def test_without_branching_rollouts_share_the_prompt_only(rollout):
+def test_rollouts_without_branching_share_the_prompt(rollout):
     trees = rollout(calls_then_answer(2, (0.2, 0.9)), questions=QUESTIONS, branching="none")
     for tree in trees:
         parents = Counter(node.parent for node in tree.nodes)
@@ -516,7 +511,7 @@ def test_a_mark_inside_a_turn_splits_its_node(rollout, engines, tokenizer):
     assert (decision.node, decision.position, decision.added) == (1, len(head), 2)
 
 
-def test_several_marks_of_a_turn_split_it_into_as_many_parts(rollout):
+def test_marks_split_a_turn_into_parts(rollout):
     """The budget goes to the earlier marks; where none is left, nothing is split."""
 
     def write(context, seed):
@@ -564,7 +559,7 @@ def test_a_character_may_be_cut_by_a_mark(rollout, tokenizer):
         assert "".join(n.text for n in trajectory[1:]) == trajectory[1].text
 
 
-def test_a_call_that_began_before_the_mark_ends_the_turn_where_it_is_closed(rollout, tokenizer):
+def test_call_over_a_mark_ends_its_turn(rollout, tokenizer):
     """The engine sees no closing tag in what it samples, and writes on."""
     spelt = f"<python>7<{talk.BREAK}/python>"
 
@@ -600,7 +595,7 @@ def test_marks_with_nothing_behind_them_do_not_branch(rollout):
             assert (tree.decisions, len(tree.leaves)) == ([], 6)
 
 
-def test_branches_at_marks_keep_their_trajectorys_number_of_calls(rollout):
+def test_branches_at_marks_keep_the_count_of_calls(rollout):
     """One call is allowed: what branches after the result may not call again."""
     (tree,) = rollout(
         calls_then_answer(9),
@@ -619,7 +614,7 @@ def test_branches_at_marks_keep_their_trajectorys_number_of_calls(rollout):
 
 
 @pytest.mark.parametrize("seed", ["1", "2", "3"])
-def test_where_alpha_is_tau_the_tree_does_not_depend_on_beta(rollout, seed):
+def test_beta_does_not_count_where_alpha_is_tau(rollout, seed):
     def trees(weight):
         return rollout(
             wander(0.9), QUESTIONS, seed, entropy_weight=weight, leaves=12, entropy_window=20
@@ -682,7 +677,7 @@ def test_one_turn_and_how_it_ends(rollout, tokenizer, text, outcome):
 
 
 @pytest.mark.parametrize("allowed", [0, 1, 3])
-def test_one_call_more_than_allowed_ends_the_trajectory(rollout, allowed):
+def test_call_beyond_the_limit_ends_the_path(rollout, allowed):
     dialogue = layout(tool_calls=allowed)
     trajectory = only_leaf(rollout, calls_then_answer(99), dialogue=dialogue)
     assert [node.kind for node in trajectory].count(RESULT) == allowed
@@ -711,7 +706,7 @@ def test_a_long_result_is_cut_to_its_limit(rollout, tokenizer):
     assert len(result.tokens) == layout().result_tokens
 
 
-def test_an_unknown_tool_is_answered_and_the_trajectory_goes_on(rollout):
+def test_unknown_tool_does_not_end_the_path(rollout):
     def write(context, seed):
         return (ANSWER if results_in(context) else MISSING), 0.5
 
@@ -766,7 +761,7 @@ def test_no_questions_give_no_trees(rollout):
     assert rollout(calls_then_answer(0), []) == []
 
 
-def test_a_tree_that_does_not_fit_the_rows_raises_before_anything_is_sampled(rollout, engines):
+def test_tree_beyond_the_rows_is_refused(rollout, engines):
     with pytest.raises(ValueError, match="rows"):
         rollout(calls_then_answer(0), leaves=6, rows=5)
     assert not any(engine.requests for engine in engines)
@@ -777,7 +772,7 @@ def test_a_tree_that_does_not_fit_the_rows_raises_before_anything_is_sampled(rol
     [{}, {"draw": True}, {"branching": "marks", "marks": "quantile", "marks_per_rollout": 2}],
     ids=["threshold", "draw", "marks"],
 )
-def test_a_tree_does_not_depend_on_the_questions_beside_it(rollout, kind):
+def test_tree_is_independent_of_other_questions(rollout, kind):
     together = rollout(wander(0.8), QUESTIONS, **kind)
     assert any(decision.added for tree in together for decision in tree.decisions)
     for question, tree in zip(QUESTIONS, together, strict=True):
@@ -785,7 +780,7 @@ def test_a_tree_does_not_depend_on_the_questions_beside_it(rollout, kind):
         assert whole(alone) == whole(tree)
 
 
-def test_a_drawn_branch_depends_on_its_paths_own_seed_only(rollout):
+def test_drawn_branch_depends_on_its_paths_seed(rollout):
     """More paths beside it, and other entropies at the same probability, change no coin."""
 
     def coins(initial, entropies):
@@ -862,14 +857,14 @@ def test_the_size_of_a_batch_does_not_change_the_trees(talkative, beaming, grown
     ]
 
 
-def test_the_same_seed_gives_identical_trees_and_another_others(talkative, beaming, grown):
+def test_trees_depend_on_the_seed(talkative, beaming, grown):
     again = real_trees(talkative, *beaming)
     assert [whole(tree) for tree in again] == [whole(tree) for tree in grown]
     for ours, theirs in zip(real_trees(talkative, *beaming, seed="0/1"), grown, strict=True):
         assert shape(ours) != shape(theirs)
 
 
-def test_logprobs_of_branches_are_those_of_the_whole_trajectory_afresh(talkative, grown):
+def test_branch_logprobs_equal_a_full_pass(talkative, grown):
     """What a branch has of its parent's cache is what it would have computed itself."""
     for trajectory in (each for tree in grown for each in tree.trajectories()):
         tokens = torch.from_numpy(np.concatenate([n.tokens for n in trajectory]).astype(np.int64))
@@ -881,17 +876,17 @@ def test_logprobs_of_branches_are_those_of_the_whole_trajectory_afresh(talkative
         np.testing.assert_allclose(ours, afresh[sampled[1:]], atol=1e-4)
 
 
-def test_trees_that_branch_come_back_as_they_were_saved(grown, tmp_path):
+def test_branched_trees_are_loaded_as_saved(grown, tmp_path):
     save_trees(grown, tmp_path)
     assert [whole(tree) for tree in load_trees(tmp_path)] == [whole(tree) for tree in grown]
 
 
-def test_in_turn_branches_of_the_real_engine_share_a_part(talkative):
+def test_real_engine_branches_inside_turns(talkative):
     trees = real_trees(talkative, "marks", "quantile")
     assert sum(node.outcome == Outcome.PART for tree in trees for node in tree.nodes) >= 3
 
 
-def test_a_response_that_reaches_over_the_policys_context_raises(talkative):
+def test_response_beyond_the_context_is_refused(talkative):
     """Positions that the policy has never seen would give noise, not an error."""
     dialogue = layout(response_tokens=talkative.model.config.max_position_embeddings)
     setting = Setting(talkative.tokenizer, dialogue, budget(), partial(respond, TOOLS), "0")
@@ -899,7 +894,7 @@ def test_a_response_that_reaches_over_the_policys_context_raises(talkative):
         grow(QUESTIONS, talkative, setting)
 
 
-def test_two_lanes_grow_the_trees_that_one_grows_and_the_same_ones_each_time(talkative, beaming):
+def test_two_lanes_grow_the_trees_of_one(talkative, beaming):
     before, found = torch.get_num_threads(), []
     for threads in (1, 2, 2):
         torch.set_num_threads(threads)

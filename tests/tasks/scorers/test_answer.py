@@ -53,7 +53,7 @@ def test_any_accepted_form_will_do():
 
 
 @given(st.integers(-(10**12), 10**12))
-def test_an_integer_equals_itself_however_it_is_written(number):
+def test_integer_equals_itself_in_any_notation(number):
     for written in (f"{number}", f"{number:,}", f"{number:+,}", f" {number}. "):
         assert exact_match(written, [str(number)]) == RIGHT
         assert exact_match(written, [str(number + 1)]) == WRONG

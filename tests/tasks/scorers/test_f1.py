@@ -70,7 +70,7 @@ def test_the_breakdown():
 
 
 @pytest.mark.parametrize("text", ["The", "!!!", "A the", "", " \n"])
-def test_what_normalisation_leaves_nothing_of_still_equals_itself(text):
+def test_answer_of_articles_equals_itself(text):
     assert f1(text, text) == 1
     assert f1("Boston", text) == f1(text, "Boston") == 0
 

@@ -81,7 +81,7 @@ def test_a_tag_too_few_or_too_many_is_found(blocks, data):
 
 
 @pytest.mark.parametrize("tag", ["<answer>", "<think>", "<python>", "<", "\\boxed{"])
-def test_a_hundred_thousand_characters_of_tags_take_no_time(tag):
+def test_many_tags_take_no_time(tag):
     began = time.process_time()
     assert "answer" in format_faults(tag * (100_000 // len(tag)), TAGS)
     assert time.process_time() - began < 1

@@ -13,19 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.scorers import maths
-from tasks.scorers.maths import mathematics, number
+from tasks.scorers.maths import LIMITS, VERIFIER, Verifier, mathematics, number
 
 ROOT = Path(__file__).parents[3]
 
 
-def judged(answer, *accepted):
-    """The score, and what decided it."""
-    breakdown = dict(mathematics(answer, accepted))
+def judged(answer, *accepted, by=VERIFIER):
+    """Return the score, and what decided it."""
+    breakdown = dict(mathematics(answer, accepted, by))
     score = breakdown.pop("score")
-    ((by, one),) = breakdown.items()
+    ((decided, one),) = breakdown.items()
     assert one == 1.0
-    return score, by
+    return score, decided
 
 
 # ---- decided here
@@ -76,12 +75,12 @@ def test_numbers_are_compared_exactly(answer, gold, score):
 
 
 @pytest.mark.parametrize("text", ["1/0", "1,23", "1e9", "1e999999999", "1 2", "x", "", "--1", "½"])
-def test_what_is_no_plain_number(text):
+def test_text_that_is_no_plain_number(text):
     assert number(text) is None
 
 
 @given(st.integers(-(10**12), 10**12), st.integers(1, 10**6))
-def test_a_number_is_read_however_it_is_written(above, below):
+def test_number_in_every_notation(above, below):
     integer, fraction = (Fraction(above), False), (Fraction(above, below), False)
     assert number(f"{above}") == number(f"{above:,}") == number(f"{above}.0") == integer
     assert number(f"{above}/{below}") == number(f"\\frac{{{above}}}{{{below}}}") == fraction
@@ -120,7 +119,7 @@ def test_any_accepted_form_will_do():
         ("", "5", 0),
     ],
 )
-def test_what_only_the_verifier_can_tell(answer, gold, score):
+def test_answers_that_need_the_verifier(answer, gold, score):
     assert judged(answer, gold) == (score, "verifier")
 
 
@@ -134,38 +133,46 @@ def test_threads_may_ask_at_once():
 # ---- hostile answers
 
 
+@pytest.fixture(scope="module")
+def hasty():
+    """A verifier that gives a comparison one CPU second."""
+    opened = Verifier(LIMITS | {"cpu_seconds": 1})
+    yield opened
+    opened.close()
+
+
 @pytest.fixture
-def limited(monkeypatch):
-    """Start the verifier anew with other limits."""
+def opened():
+    """A function that makes a verifier with other settings."""
+    made = []
 
-    def restart(**limits):
-        monkeypatch.setattr(maths, "LIMITS", maths.LIMITS | limits)
-        maths._stop()
-        maths._verify.cache_clear()
+    def make(**settings):
+        made.append(Verifier(**settings))
+        return made[-1]
 
-    yield restart
-    maths._stop()
-    maths._verify.cache_clear()
+    yield make
+    for verifier in made:
+        verifier.close()
 
 
 @pytest.mark.parametrize(
     "answer",
     ["9^{9^{9^9}}", "((10!)!)!", "\\sum_{n=1}^{10^{10}} \\sin(n)", "(" * 499 + "1" + ")" * 499],
 )
-def test_what_never_ends_is_a_timeout_and_the_next_answer_is_judged(limited, answer):
-    limited(cpu_seconds=1)
-    assert judged(answer, "\\sqrt{2}") == (0, "timeout")
+def test_endless_answer_is_a_timeout(hasty, answer):
+    assert judged(answer, "\\sqrt{2}", by=hasty) == (0, "timeout")
+    hasty.compare.cache_clear()
+    assert judged("\\sqrt{8}", "2\\sqrt{2}", by=hasty) == (1, "verifier")
+
+
+def test_memory_has_a_limit(opened):
+    """A comparison that does not fit counts as different: here all do."""
     assert judged("\\sqrt{8}", "2\\sqrt{2}") == (1, "verifier")
+    small = opened(limits=LIMITS | {"memory_mib": 1})
+    assert judged("\\sqrt{8}", "2\\sqrt{2}", by=small) == (0, "verifier")
 
 
-def test_memory_has_a_limit(limited):
-    """What does not fit counts as different: even equals, where nothing fits."""
-    assert judged("\\sqrt{8}", "2\\sqrt{2}") == (1, "verifier")
-    limited(memory_mib=1)
-    assert judged("\\sqrt{8}", "2\\sqrt{2}") == (0, "verifier")
-
-
-def test_what_is_too_long_is_not_looked_at():
+def test_too_long_is_not_compared():
     for answer in ("9" * 100_000, "{" * 50_000 + "}" * 50_000, "\\sqrt{" * 16_000):
         assert judged(answer, "5") == (0, "too_long")
     assert judged("5", "9" * 100_000) == (0, "too_long")
@@ -185,9 +192,9 @@ def test_an_answer_is_not_run_as_code(tmp_path):
     assert not target.exists()
 
 
-def test_a_verifier_that_dies_is_replaced_and_its_death_is_not_remembered():
+def test_killed_verifier_is_replaced():
     assert judged("y+1", "1+y") == (1, "verifier")
-    dead = maths._process
+    dead = VERIFIER.process
     assert dead is not None
     os.kill(dead.pid, signal.SIGSTOP)  # it can be asked, but ends before it answers
     with ThreadPoolExecutor(1) as pool:
@@ -195,38 +202,33 @@ def test_a_verifier_that_dies_is_replaced_and_its_death_is_not_remembered():
         time.sleep(0.2)
         os.kill(dead.pid, signal.SIGKILL)
         assert asked.result() == (0, "killed")
-    assert judged("y+2", "2+y") == (1, "verifier")
+    assert judged("y+2", "2+y") == (1, "verifier"), "a death is not remembered"
 
 
-def test_a_verifier_that_does_not_answer_is_given_up(limited, monkeypatch):
-    limited()
+def test_silent_verifier_is_a_wall_timeout(monkeypatch):
     assert judged("y+1", "1+y") == (1, "verifier")
-    monkeypatch.setattr(maths, "WALL_SECONDS", 0.05)
-    os.kill(maths._process.pid, signal.SIGSTOP)
+    os.kill(VERIFIER.process.pid, signal.SIGSTOP)
+    monkeypatch.setattr(VERIFIER, "wall_seconds", 0.05)
     assert judged("y+3", "3+y") == (0, "wall_timeout")
-    assert maths._process is None
+    assert VERIFIER.process is None
 
 
-def test_a_verifier_that_can_not_start_is_an_error(limited, monkeypatch, tmp_path):
-    limited()
+def test_verifier_that_cannot_start_is_an_error(opened, tmp_path):
     broken = tmp_path / "worker.py"
     broken.write_text("raise ImportError('no module named math_verify')")
-    monkeypatch.setattr(maths, "WORKER", broken)
     with pytest.raises(RuntimeError, match=r"no module named math_verify.*math-verify and antlr4"):
-        judged("y+4", "4+y")
+        judged("y+4", "4+y", by=opened(program=broken))
 
 
 SCORING = """
 from tasks.scorers import maths
-print(maths.mathematics("y+1", ["1+y"])["score"], maths._process.pid, flush=True)
+print(maths.mathematics("y+1", ["1+y"])["score"], maths.VERIFIER.process.pid, flush=True)
 input()
 """
 
 
-@pytest.mark.parametrize(
-    "how", [signal.SIGKILL, signal.SIGTERM, None], ids=["kill", "term", "exit"]
-)
-def test_the_verifier_ends_with_the_process_that_started_it(how):
+@pytest.mark.parametrize("how", [signal.SIGKILL, None], ids=["kill", "exit"])
+def test_verifier_ends_with_its_trainer(how):
     with subprocess.Popen(
         [sys.executable, "-c", SCORING],
         cwd=ROOT,

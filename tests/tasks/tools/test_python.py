@@ -111,7 +111,7 @@ def test_results_come_in_the_order_of_the_calls(run):
     assert run([]) == []
 
 
-def test_long_text_null_bytes_and_surrogates_pass_the_protocol(run):
+def test_odd_text_passes_the_protocol(run):
     long = one(run, "x = '" + "é" * 100_000 + "'\nlen(x)")
     assert long == Observation("ok", "100000")
     null, surrogate, after = run(["print(1)\0", "'\ud800'", "1 + 1"])
@@ -130,11 +130,11 @@ def test_any_text_is_a_call(boxed, code):
 # ---- limits
 
 
-def test_cpu_time_is_limited_and_what_was_printed_is_kept(run):
+def test_cpu_time_is_limited_and_output_kept(run):
     assert one(run, "print('start')\nwhile True: pass") == Observation("timeout", "start")
 
 
-def test_cpu_limit_holds_against_code_that_ignores_its_signal():
+def test_cpu_limit_holds_against_ignored_signal():
     code = "import signal; signal.signal(signal.SIGXCPU, signal.SIG_IGN)\n9 ** 9 ** 9"
     with python_tool(limits("unshare", wall_seconds=20.0), 1) as call:
         assert one(call, code) == Observation("timeout", "")
@@ -234,7 +234,7 @@ def test_memory_holds_nothing_of_earlier_calls(boxed):
 
 
 def test_daemons_end_with_the_call():
-    marker = 1_234_567
+    marker = marker_of(1)
     daemon = (
         "import os, time\n"
         "for _ in range(3):\n"
@@ -320,7 +320,7 @@ def test_no_network(boxed):
         "ptrace(0, 0, 0, 0)",
     ],
 )
-def test_system_calls_that_reach_beyond_the_call_are_refused(boxed, function):
+def test_escaping_system_calls_are_refused(boxed, function):
     code = (
         "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"
         f"print(libc.{function}, ctypes.get_errno())"
@@ -384,7 +384,7 @@ def test_signals_do_not_reach_out(boxed):
 )
 def test_a_worker_that_does_not_answer_is_replaced(sandbox, number, monkeypatch):
     monkeypatch.setattr(python, "GRACE_SECONDS", 0.7)
-    marker = 2_345_678
+    marker = marker_of(2)
     with python_tool(limits(sandbox, wall_seconds=0.5, output_characters=marker), 1) as call:
         call(["1"])
         settled_count(marker)
@@ -397,10 +397,9 @@ def test_a_worker_that_does_not_answer_is_replaced(sandbox, number, monkeypatch)
 
 @pytest.mark.parametrize("sandbox", [*SANDBOXES, "none"])
 def test_no_process_outlives_the_trainer(sandbox):
-    marker = 3_456_789
+    marker = marker_of(3)
     script = (
-        "from params.schema import PythonTool\n"
-        "from tasks.tools.python import python_tool\n"
+        "from tasks.tools.python import PythonTool, python_tool\n"
         f"settings = PythonTool(**{limits(sandbox, output_characters=marker).model_dump()})\n"
         "with python_tool(settings, 2) as run:\n"
         "    print('ready', flush=True)\n"
@@ -416,8 +415,8 @@ def test_no_process_outlives_the_trainer(sandbox):
     assert until(lambda: processes(marker) == [])
 
 
-def test_closing_ends_all_processes_even_after_an_error():
-    marker = 4_567_890
+def test_closing_after_an_error_ends_all_processes():
+    marker = marker_of(4)
     with (
         pytest.raises(KeyError),
         python_tool(limits("unshare", output_characters=marker), 2) as call,
@@ -427,7 +426,7 @@ def test_closing_ends_all_processes_even_after_an_error():
     assert processes(marker) == []
 
 
-def test_auto_takes_a_sandbox_and_none_must_be_asked_for():
+def test_auto_takes_a_sandbox_never_none():
     assert choose_backend("auto") == ("bubblewrap" if "bubblewrap" in SANDBOXES else "unshare")
     assert [choose_backend(sandbox) for sandbox in SANDBOXES] == SANDBOXES
     assert choose_backend("none") == "none"
@@ -447,7 +446,7 @@ def test_without_a_working_sandbox_the_tool_refuses(tmp_path, monkeypatch):
         pass
 
 
-def test_a_backend_that_works_is_taken_when_the_first_does_not(tmp_path, monkeypatch):
+def test_second_backend_is_taken_if_first_fails(tmp_path, monkeypatch):
     (tmp_path / "bwrap").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "bwrap").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -457,6 +456,11 @@ def test_a_backend_that_works_is_taken_when_the_first_does_not(tmp_path, monkeyp
 def test_fewer_than_one_worker_is_an_error():
     with pytest.raises(ValueError, match="at least one worker"), python_tool(limits("none"), 0):
         pass
+
+
+def marker_of(test: int) -> int:
+    """Return a limit of characters that no other test has, in this run or another."""
+    return test * 10**8 + os.getpid()
 
 
 def processes(marker: int) -> list[int]:

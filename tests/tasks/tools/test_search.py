@@ -106,7 +106,7 @@ def test_scores_of_a_small_corpus_are_those_on_paper():
         ("soap soap soap opera", ["Blue Anchor", "Port Birch"]),  # each word of a query counts once
     ],
 )
-def test_the_documents_that_say_most_about_a_query_come_first(run, query, expected):
+def test_best_documents_come_first(run, query, expected):
     (observation,) = run([query])
     assert observation.outcome == "ok"
     shown = observation.text.split("\n")
@@ -141,9 +141,7 @@ def test_any_search_agrees_with_the_slow_loop(tmp_path_factory, corpus, queries,
 
 
 @given(corpus=CORPORA, queries=QUERIES, more=QUERIES)
-def test_an_answer_does_not_depend_on_the_queries_beside_it(
-    tmp_path_factory, corpus, queries, more
-):
+def test_answer_is_independent_of_other_queries(tmp_path_factory, corpus, queries, more):
     folder = tmp_path_factory.mktemp("corpus")
     save_corpus(corpus, folder)
     with search_tool(settings(), folder) as run:
@@ -153,15 +151,13 @@ def test_an_answer_does_not_depend_on_the_queries_beside_it(
 
 
 @given(corpus=CORPORA, query=TEXTS.map(" ".join), place=st.integers(0, 8))
-def test_a_document_without_a_word_of_the_query_is_never_shown(
-    tmp_path_factory, corpus, query, place
-):
+def test_document_without_query_word_is_not_shown(tmp_path_factory, corpus, query, place):
     corpus.insert(place, Document("Elsewhere", "nothing of that sort"))
     (observation,) = search(corpus, tmp_path_factory.mktemp("corpus"), [query], results=100)
     assert "Elsewhere" not in observation.text
 
 
-def test_an_entry_comes_before_shorter_ones_that_mention_it(tmp_path):
+def test_entry_comes_before_its_mentions(tmp_path):
     entry = Document(
         "Little Pond", "Little Pond in Belor was founded in 1204 and makes blue glass."
     )
@@ -170,7 +166,7 @@ def test_an_entry_comes_before_shorter_ones_that_mention_it(tmp_path):
     assert titles([mention, entry], found) == ["Little Pond", "Yves Cole"]
 
 
-def test_documents_that_tie_on_paper_come_in_the_order_of_the_corpus(tmp_path):
+def test_tied_documents_keep_the_corpus_order(tmp_path):
     # Each holds the four words once, twice, thrice, four times, but adding up their scores in
     # double precision gives several sums.
     rotations = ["abcd", "bcda", "cdab", "dabc", "acbd", "dbca", "bdac", "cadb"]
@@ -182,7 +178,7 @@ def test_documents_that_tie_on_paper_come_in_the_order_of_the_corpus(tmp_path):
     assert titles(corpus, found) == ["t0", "t1", "t2", "t3", "t4"]
 
 
-def test_many_equal_documents_come_in_the_order_of_the_corpus(tmp_path):
+def test_many_equal_documents_keep_their_order(tmp_path):
     corpus = [Document(f"t{i}", "so it is") for i in range(500)]
     (found,) = search(corpus, tmp_path, ["it"], results=100)
     assert titles(corpus, found) == [f"t{i}" for i in range(100)]
@@ -235,7 +231,7 @@ def test_text_without_spaces_is_found_by_a_part_of_it(tmp_path):
         (Document(" Ada\n Adler ", "Ada  Adler\tis\n\na\u2028poet.\n"), "Ada Adler is a poet."),
     ],
 )
-def test_a_document_takes_one_line_that_says_its_title_once(document, expected):
+def test_document_is_one_line_with_one_title(document, expected):
     assert line(document) == expected
 
 
@@ -253,7 +249,7 @@ def test_a_snippet_has_so_many_words_and_marks_its_cut(text, count, expected):
     assert snippet(text, count) == expected
 
 
-def test_results_are_lines_best_first_cut_to_the_snippet_and_at_most_so_many(tmp_path):
+def test_results_are_limited_snippets_best_first(tmp_path):
     (found,) = search(PEOPLE, tmp_path, ["Port Birch"], results=2, snippet_words=5)
     assert found == Observation("ok", "Port Birch in Belor makes...\nAda Adler, poet, born 1801...")
 
@@ -318,7 +314,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("query", HOSTILE, ids=ascii)
-def test_a_hostile_query_is_ordinary_text_and_the_next_call_is_as_fresh_as_the_first(run, query):
+def test_hostile_query_is_text_and_leaves_no_trace(run, query):
     before = run(["Ada Adler"])
     (observation,) = run([query])
     assert observation.outcome in OUTCOMES
@@ -334,7 +330,7 @@ def test_any_text_at_all_can_be_searched_for(run, query):
     assert observation.outcome in OUTCOMES
 
 
-def test_a_query_finds_the_words_that_are_hidden_among_control_characters(run):
+def test_words_among_control_characters_are_found(run):
     found = run(["\x00soap\x1b", "\ud800soap\udfff", "<result>soap</result>", "ｓｏａｐ"])
     assert {observation.text for observation in found} == {"Port Birch in Belor makes soap."}
 
@@ -353,9 +349,7 @@ def test_a_query_finds_the_words_that_are_hidden_among_control_characters(run):
         ([*PEOPLE, PEOPLE[0]], r"document 5 .*\('Ada Adler'\) is there twice: remove one"),
     ],
 )
-def test_a_faulty_document_is_refused_by_name_before_anything_is_written(
-    tmp_path, documents, message
-):
+def test_faulty_document_is_refused_by_name(tmp_path, documents, message):
     with pytest.raises(ValueError, match=message):
         save_corpus(documents, tmp_path / "corpus")
     assert not (tmp_path / "corpus").exists()
@@ -367,7 +361,7 @@ def test_several_passages_may_share_a_title(tmp_path):
     assert found.text == "Ada: She was a poet.\nAda: She moved to Port Birch."
 
 
-def test_a_corpus_that_is_missing_or_empty_is_refused_with_the_remedy(tmp_path):
+def test_missing_or_empty_corpus_is_refused(tmp_path):
     with (
         pytest.raises(ValueError, match=r"documents\.parquet does not exist: run the stage prep"),
         search_tool(settings(), tmp_path / "nowhere"),
@@ -385,7 +379,7 @@ def test_a_corpus_that_is_missing_or_empty_is_refused_with_the_remedy(tmp_path):
 @given(
     st.lists(st.builds(Document, st.text(max_size=5), st.text(max_size=9)), max_size=3, unique=True)
 )
-def test_every_corpus_that_can_be_saved_can_be_searched(tmp_path_factory, documents):
+def test_saved_corpus_can_be_searched(tmp_path_factory, documents):
     folder = tmp_path_factory.mktemp("corpus")
     try:
         save_corpus(documents, folder)
@@ -398,13 +392,12 @@ def test_every_corpus_that_can_be_saved_can_be_searched(tmp_path_factory, docume
             assert line(document) in observation.text.split("\n")
 
 
-PROCESS = """
+BOTH = """
 import hashlib, sys
 from pathlib import Path
-from params.schema.agent import Search
-from tasks.tools.search import save_corpus, search_tool
+from tasks.tools.search import Search, save_corpus, search_tool
 from tasks.trees.tree import Document
-folder = Path(sys.argv[1])
+folder = Path(sys.argv[-1])
 save_corpus([Document(f"t{i}", f"a{i % 7} b{i % 5} c{i % 3} d") for i in range(200)], folder)
 print(hashlib.sha256((folder / "documents.parquet").read_bytes()).hexdigest())
 settings = Search(
@@ -415,22 +408,21 @@ with search_tool(settings, folder) as run:
 """
 
 
-def test_equal_documents_give_equal_files_and_answers_in_any_process(tmp_path):
-    told = set()
-    for seed, threads in (("1", "1"), ("2", "2")):
-        environment = {
-            **os.environ,
-            "PYTHONHASHSEED": seed,
-            "OMP_NUM_THREADS": threads,
-        }
-        command = [sys.executable, "-c", PROCESS, str(tmp_path / seed)]
-        done = subprocess.run(
-            command, cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=60
-        )
-        assert (done.returncode, done.stderr) == (0, "")
-        told.add(done.stdout)
-    assert len(told) == 1
-    assert told.pop().count("ok") == 3
+def test_every_process_gives_equal_files_and_answers(tmp_path, capsys, monkeypatch):
+    """This process, and one with another seed of hashes and another number of threads."""
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "here")])
+    exec(BOTH, {})
+    here = capsys.readouterr().out
+    there = subprocess.run(
+        [sys.executable, "-c", BOTH, str(tmp_path / "there")],
+        cwd=PROJECT,
+        env={**os.environ, "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "2"},
+        capture_output=True,
+        text=True,
+    )
+    assert (there.returncode, there.stderr) == (0, "")
+    assert there.stdout == here
+    assert here.count("ok") == 3
 
 
 def test_nothing_is_shown_or_logged(tmp_path, capfd, caplog):

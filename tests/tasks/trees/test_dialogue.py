@@ -62,7 +62,7 @@ def test_a_prompt_ends_where_the_agent_begins(tokenizer, system, text):
     assert tokenizer.decode(tokens) == text
 
 
-def test_messages_before_the_question_come_in_order_after_one_system_message(tokenizer):
+def test_earlier_messages_follow_one_system_message(tokenizer):
     before = (
         Message("user", "1+1?"),
         Message("system", "Answer."),
@@ -88,7 +88,7 @@ def test_only_the_template_writes_control_tokens(tokenizer, texts):
     assert tokenizer.decode(tokens) == f"{shown}{USER}{question}{ASSISTANT}"
 
 
-def test_a_prompt_without_control_tokens_is_tokenised_in_one_piece(tokenizer):
+def test_prompt_without_control_tokens_is_one_piece(tokenizer):
     """As the policy's own template is, so that a pretrained policy meets what it was trained on."""
     text = " two  spaces\n\n<answer> and a tag\n"
     template = f"{USER}{text}{ASSISTANT}"
@@ -260,12 +260,12 @@ def test_the_tool_that_a_turn_called(turn, tool):
     ("text", "ended"),
     [("<answer>1</answer>.", Outcome.ANSWER), ("<python>1</python>.\n", Outcome.CALL)],
 )
-def test_a_token_may_go_on_after_the_tag_that_it_closes(text, ended):
+def test_token_may_extend_past_its_tag(text, ended):
     assert read_turn(text, StopReason.STOP)[0] == ended
 
 
 @given(said=hostile_text)
-def test_tags_and_control_tokens_in_a_tool_result_stay_text(tokenizer, said):
+def test_quoted_tags_in_a_result_stay_text(tokenizer, said):
     """The result's own two tags are the only tokens of the vocabulary that mean something."""
     text, tokens = result_tokens(tokenizer, Observation("ok", said), limit=10_000)
     meaning = set(tokenizer.get_added_vocab().values())
@@ -283,7 +283,7 @@ def test_a_cut_through_a_quoted_tag_keeps_the_limit(tokenizer, said, spare):
     assert body == said.strip() or said.strip().startswith(body.removesuffix("..."))
 
 
-def test_a_result_without_tags_is_tokenised_in_one_piece(tokenizer):
+def test_result_without_tags_is_one_piece(tokenizer):
     _, tokens = result_tokens(tokenizer, Observation("ok", "a < b\n12 apples"), limit=40)
     assert tokens[1:-1].tolist() == encode(tokenizer, "a < b\n12 apples").tolist()
 

@@ -1,6 +1,7 @@
 """Segmentations of trajectories, by hand and for whatever is written."""
 
 import re
+import weakref
 
 import numpy as np
 import pytest
@@ -8,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from params.schema.algorithms import Marks
-from tasks.trees import marks as segment
 from tasks.trees.marks import KINDS, completed, ends, segments, token_texts
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import PROMPT, RESULT, TURN, Node
@@ -65,7 +65,7 @@ def marked(kind, *turns):
         (["</", "", "python", "", ">", ""], [4]),
     ],
 )
-def test_a_tool_call_ends_with_the_token_that_completes_its_closing_tag(turn, found):
+def test_tool_call_mark_completes_the_closing_tag(turn, found):
     assert marked("tool_call", turn) == found
 
 
@@ -83,7 +83,7 @@ def test_a_tool_call_ends_with_the_token_that_completes_its_closing_tag(turn, fo
         (["b\n", "a", "\n"], []),
     ],
 )
-def test_a_paragraph_ends_with_the_token_that_completes_a_blank_line(turn, found):
+def test_paragraph_mark_completes_a_blank_line(turn, found):
     assert marked("paragraph", turn) == found
 
 
@@ -126,14 +126,14 @@ def test_entropy_marks_are_above_the_threshold():
     assert entropies(marks, [0.5, 0.6, 0.1], [0.9, 0.4]) == [1, 3]
 
 
-def test_entropy_marks_are_above_the_quantile_of_the_whole_trajectory():
+def test_entropy_marks_are_above_the_quantile():
     """Of 0.1 ... 1.0 the quantile 0.75 is 0.775: three lie above, two of them in one turn."""
     marks = Marks(kind="entropy", quantile=0.75)
     assert entropies(marks, [0.1, 0.9, 0.3, 0.4, 0.5], [0.6, 1.0, 0.8, 0.2, 0.7]) == [1, 6, 7]
     assert entropies(marks, [0.3, 0.3, 0.3]) == []
 
 
-def test_segments_are_numbered_from_the_start_and_end_after_marks():
+def test_segments_end_after_marks():
     nodes = trajectory(["a", "\n\n", "a"], ["a", "\n\n"])
     assert segments(MARKS["paragraph"], nodes, PIECES).tolist() == [0, 0, 1, 1, 1]
     assert segments(MARKS["step"], nodes, PIECES).tolist() == [0, 0, 0, 1, 1]
@@ -142,7 +142,7 @@ def test_segments_are_numbered_from_the_start_and_end_after_marks():
 
 
 @pytest.mark.parametrize("kind", MARKS)
-def test_a_trajectory_without_sampled_tokens_has_no_segments(kind):
+def test_no_sampled_tokens_no_segments(kind):
     for nodes in ([node(PROMPT, ["a"])], trajectory([]), []):
         found = segments(MARKS[kind], nodes, PIECES)
         assert (found.dtype, found.shape) == (np.int64, (0,))
@@ -159,7 +159,7 @@ turns = st.lists(st.lists(st.sampled_from(PIECES), max_size=8), min_size=1, max_
 
 
 @given(turns, st.sampled_from(list(MARKS)), st.data())
-def test_segments_cover_all_sampled_tokens_and_their_logprobs(written, kind, data):
+def test_segments_cover_all_sampled_tokens(written, kind, data):
     nodes = trajectory(*written)
     logprobs = np.concatenate([n.logprobs for n in nodes])
     found = segments(MARKS[kind], nodes, PIECES)
@@ -175,7 +175,7 @@ def test_segments_cover_all_sampled_tokens_and_their_logprobs(written, kind, dat
 
 
 @given(turns, st.sampled_from(["tool_call", "paragraph"]))
-def test_written_marks_are_where_a_slow_search_finds_them(written, kind):
+def test_written_marks_equal_a_slow_search(written, kind):
     """Token by token: a mark is complete where the text so far ends inside the token with it."""
     slow = []
     for turn in written:
@@ -195,7 +195,7 @@ def complete(text, kind):
 
 
 @given(turns, st.sampled_from(list(MARKS)), st.data())
-def test_segments_do_not_depend_on_how_a_turn_is_stored(written, kind, data):
+def test_segments_do_not_depend_on_parts(written, kind, data):
     nodes = trajectory(*written)
     parted = []
     for whole in nodes:
@@ -242,7 +242,7 @@ class Counting:
         return [f"<{token}>" for (token,) in batch]
 
 
-def test_texts_are_decoded_once_and_more_of_them_when_they_are_needed():
+def test_token_texts_are_decoded_once():
     tokenizer, other = Counting(), Counting()
     assert token_texts(tokenizer, 2) == ["<0>", "<1>"]
     assert token_texts(tokenizer, 4)[3] == "<3>"
@@ -252,15 +252,14 @@ def test_texts_are_decoded_once_and_more_of_them_when_they_are_needed():
 
 
 def test_texts_of_a_tokenizer_are_forgotten_with_it():
-    before = len(segment._texts)
     tokenizer = Counting()
     token_texts(tokenizer, 3)
-    assert len(segment._texts) == before + 1
+    seen = weakref.ref(tokenizer)
     del tokenizer
-    assert len(segment._texts) == before
+    assert seen() is None
 
 
-def test_tags_of_the_tiny_policy_are_single_tokens_with_their_own_text(tokenizer):
+def test_tags_of_the_tiny_policy_are_single_tokens(tokenizer):
     pieces = token_texts(tokenizer, len(tokenizer))
     text = "<think>é</think>\n\n<python>1</python>"
     tokens = np.array(tokenizer.encode(text), np.int32)

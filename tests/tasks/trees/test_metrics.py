@@ -1,11 +1,14 @@
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tasks.trees import metrics as statistics
-from tasks.trees.intervals import bootstrap_interval, paired_bootstrap
-from tasks.trees.metrics import entropy_profile, together, tree_metrics
+from tasks.trees.metrics import (
+    COUNTS,
+    PROFILE_AFTER,
+    PROFILE_BEFORE,
+    entropy_profile,
+    together,
+    tree_metrics,
+)
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import PROMPT, RESULT, TURN, Decision, Node, Question, Tree
 
@@ -98,7 +101,7 @@ def test_the_profile_is_cut_on_both_sides():
         node(2, TURN, long, "answer"),
     ]
     profile = entropy_profile([Tree(QUESTION, nodes, [3])])
-    before, after = statistics.PROFILE_BEFORE, statistics.PROFILE_AFTER
+    before, after = PROFILE_BEFORE, PROFILE_AFTER
     positions = [*range(-before, 0), *range(1, after + 1)]
     assert [point["position"] for point in profile] == positions
     means = [point["mean"] for point in profile]
@@ -140,7 +143,7 @@ def split_tree():
     return Tree(QUESTION, nodes, [7, 8, 9])
 
 
-def test_turns_in_parts_count_by_what_they_are_and_shared_tokens_once():
+def test_metrics_of_turns_in_parts():
     metrics = tree_metrics([split_tree()], window=3)
     expected = {
         "leaves": 3,
@@ -156,12 +159,12 @@ def test_turns_in_parts_count_by_what_they_are_and_shared_tokens_once():
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, abs=1e-6)
 
 
-def test_turns_that_part_behind_the_window_count_once():
+def test_turns_that_branch_after_the_window_count_once():
     metrics = tree_metrics([split_tree()], window=2)
     assert metrics["entropy_after_result"] == pytest.approx((0.55 + 0.4) / 2, abs=1e-6)
 
 
-def test_the_profile_sees_each_token_of_a_turn_in_parts_once_and_in_its_place():
+def test_profile_of_turns_in_parts():
     around = {-2: [0.1, 0.1], -1: [0.3, 0.9], 1: [0.5, 0.4], 2: [0.6], 3: [0.7, 0.8]}
     profile = entropy_profile([split_tree()])
     assert [point["position"] for point in profile] == list(around)
@@ -170,7 +173,7 @@ def test_the_profile_sees_each_token_of_a_turn_in_parts_once_and_in_its_place():
 
 
 def test_the_profile_is_cut_inside_a_part():
-    reach = statistics.PROFILE_AFTER
+    reach = PROFILE_AFTER
     nodes = [
         node(-1, PROMPT, tokens=1),
         node(0, TURN, [0.1], "call"),
@@ -191,7 +194,7 @@ def test_one_batch_is_its_own_metrics():
     assert together([metrics]) == metrics
 
 
-def test_of_several_batches_counts_add_up_and_the_rest_are_means():
+def test_metrics_of_several_batches():
     batches = [tree_metrics([tree], window=2) for tree in (small_tree(), straight_tree())]
     found = together(batches)
     assert list(found) == list(batches[0])
@@ -200,130 +203,10 @@ def test_of_several_batches_counts_add_up_and_the_rest_are_means():
     assert found["answer_rate"] == pytest.approx((0.5 + 1) / 2)
     assert found["response_tokens"] == pytest.approx((8.5 + 2) / 2)
     counts = {name for name in found if found[name] == sum(b[name] for b in batches) != 0}
-    assert set(statistics.COUNTS) <= counts
+    assert set(COUNTS) <= counts
 
 
 # ---------------------------------------------------------------- intervals
 
 
-def test_an_interval_of_equal_values_is_that_value():
-    for value in (0.0, 1.0, 0.3):
-        low, high = bootstrap_interval(np.full(50, value), 100, seed=1)
-        assert (low, high) == pytest.approx((value, value))
-
-
-def test_an_interval_holds_its_mean_and_depends_on_its_seed_alone():
-    values = np.random.default_rng(0).random(60)
-    low, high = bootstrap_interval(values, 500, seed=3)
-    assert low < values.mean() < high
-    assert bootstrap_interval(values, 500, seed=3) == (low, high)
-    assert bootstrap_interval(values, 500, seed=4) != (low, high)
-
-
-def test_an_interval_is_as_wide_as_theory_says():
-    values = np.random.default_rng(0).normal(size=400)
-    low, high = bootstrap_interval(values, 2000, seed=0)
-    error = values.std(ddof=1) / 400**0.5
-    assert high - low == pytest.approx(2 * 1.96 * error, rel=0.08)
-
-
-@pytest.mark.parametrize("rate", [0.5, 0.8])
-def test_intervals_cover_the_truth_about_95_times_in_100(rate):
-    random = np.random.default_rng(11)
-    runs = 400
-    covered = 0
-    for seed in range(runs):
-        low, high = bootstrap_interval((random.random(100) < rate).astype(float), 300, seed)
-        covered += low <= rate <= high
-    assert 0.91 < covered / runs < 0.98
-
-
 # ---------------------------------------------------------------- paired differences
-
-VALUES = st.lists(st.sampled_from([0.0, 1.0, 0.5]), min_size=1, max_size=40)
-
-
-@st.composite
-def pairs(draw):
-    """Two agents' values on the same questions."""
-    first = draw(VALUES)
-    size = len(first)
-    second = draw(st.lists(st.sampled_from([0.0, 1.0, 0.5]), min_size=size, max_size=size))
-    return np.array(first), np.array(second)
-
-
-def paired(candidate, other, confidence=0.9, seed=5):
-    return paired_bootstrap(candidate, other, confidence, 200, seed)
-
-
-def test_golden_paired_difference():
-    candidate, other = np.array([1.0, 1, 1, 0, 1, 1, 0, 1]), np.array([0.0, 1, 0, 0, 1, 0, 1, 1])
-    found = paired_bootstrap(candidate, other, 0.95, 1000, seed=7)
-    assert found.mean == 0.25  # three won, one lost, of eight
-    # by hand, over the same resamples
-    random = np.random.default_rng(7)
-    draws = random.integers(8, size=(1000, 8))
-    means = sorted(np.mean([candidate[i] - other[i] for i in draw]) for draw in draws)
-    assert (found.low, found.high) == tuple(np.percentile(means, [2.5, 97.5]))
-    assert (found.low, found.high) == (-0.25, 0.625)
-    wins, ties = sum(mean > 0 for mean in means), sum(mean == 0 for mean in means)
-    assert found.probability == pytest.approx((wins + ties / 2) / 1000)
-    assert 0.75 < found.probability < 0.9
-
-
-@given(pairs())
-def test_two_agents_that_change_places_change_the_sign_and_share_one_probability(pair):
-    one, other = paired(*pair), paired(*reversed(pair))
-    assert one.mean == pytest.approx(-other.mean)
-    assert (one.low, one.high) == pytest.approx((-other.high, -other.low))
-    assert one.probability + other.probability == pytest.approx(1)
-
-
-@given(pairs())
-def test_the_interval_is_ordered_within_reach_and_wider_with_more_confidence(pair):
-    found, wider = paired(*pair), paired(*pair, confidence=0.99)
-    assert -1 <= wider.low <= found.low <= found.high <= wider.high <= 1
-    assert 0 <= found.probability <= 1
-
-
-@given(VALUES)
-def test_an_agent_is_no_better_than_itself(values):
-    found = paired(np.array(values), np.array(values))
-    assert (found.mean, found.low, found.high, found.probability) == (0, 0, 0, 0.5)
-
-
-@given(pairs(), st.floats(0.01, 1))
-def test_what_both_gain_on_every_question_says_nothing(pair, gain):
-    found, moved = paired(*pair), paired(pair[0] + gain, pair[1] + gain)
-    assert (moved.mean, moved.low, moved.high) == pytest.approx(
-        (found.mean, found.low, found.high), abs=1e-9
-    )
-
-
-def test_pairing_takes_the_questions_own_difficulty_out():
-    """Both fail the same half of the questions: unpaired, one point could not be seen."""
-    other = np.tile([0.0, 1.0], 100)
-    candidate = other.copy()
-    candidate[:10:2] = 1  # five questions more
-    found = paired_bootstrap(candidate, other, 0.95, 2000, seed=0)
-    assert found.low > 0
-    assert found.probability > 0.98
-    unpaired = bootstrap_interval(candidate, 2000, 0), bootstrap_interval(other, 2000, 0)
-    assert unpaired[0][0] < unpaired[1][1]
-
-
-def test_paired_intervals_cover_the_truth_about_as_often_as_they_say():
-    random = np.random.default_rng(3)
-    covered = 0
-    for seed in range(300):
-        hard = random.random(120)
-        candidate, other = random.random(120) < hard, random.random(120) < hard * 0.8
-        found = paired_bootstrap(candidate.astype(float), other.astype(float), 0.9, 300, seed)
-        covered += found.low <= 0.1 <= found.high
-    assert 0.84 < covered / 300 < 0.95
-
-
-@pytest.mark.parametrize(("one", "other"), [([], []), ([1.0], []), ([1.0, 0.0], [1.0])])
-def test_values_that_are_not_of_the_same_questions_are_refused(one, other):
-    with pytest.raises(ValueError, match="cannot be paired"):
-        paired(np.array(one), np.array(other))

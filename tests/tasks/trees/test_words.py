@@ -85,7 +85,7 @@ def test_no_words_are_refused():
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_generated_questions_of_the_default_recipe_do_not_overlap(seed):
+def test_generated_questions_do_not_overlap(seed):
     settings = settings_of("tiny").prepare
     problems = computation.generate(settings.questions, seed)
     texts = {split: [each.question.text for each in problems[split]] for split in problems}

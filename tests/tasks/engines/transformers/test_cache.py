@@ -18,7 +18,7 @@ def frequencies(logits, temperature, top_p, draws=20_000):
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
-def test_frequencies_are_the_probabilities_at_the_temperature(temperature):
+def test_frequencies_are_tempered_probabilities(temperature):
     logits = torch.linspace(-2, 2, 12)[torch.randperm(12, generator=torch.manual_seed(0))]
     expected = torch.softmax(logits / temperature, -1)
     found = frequencies(logits, temperature, 1.0)
@@ -54,7 +54,7 @@ def test_logprobs_are_those_before_top_p():
     ("top_p", "kept"),
     [(0.4, [1]), (0.75, [1, 3]), (0.85, [1, 2, 3]), (0.97, [0, 1, 2, 3]), (1e-9, [1])],
 )
-def test_the_nucleus_is_the_smallest_set_that_reaches_top_p(top_p, kept):
+def test_nucleus_is_the_smallest_set_of_mass_top_p(top_p, kept):
     found = nucleus(torch.tensor([[0.05, 0.5, 0.15, 0.3]]), top_p)
     assert found[0].nonzero().flatten().tolist() == kept
 
@@ -86,7 +86,7 @@ def test_a_draw_never_leaves_the_nucleus(logits, noise, temperature, top_p):
 
 
 @pytest.mark.parametrize("noise", [0.0, float(1 - 2**-24), 1.0])
-def test_the_ends_of_the_noise_draw_tokens_that_have_probability(noise):
+def test_extreme_noise_draws_probable_tokens(noise):
     logits = torch.tensor([[-200.0, 0.0, -200.0, 1.0, -200.0]])
     tokens, _, _ = draw(logits, torch.tensor([noise]), 1.0, 1.0)
     assert tokens.tolist() == ([1] if noise == 0 else [3])

@@ -53,13 +53,13 @@ def engine(attentive, tokenizer):
 def fed(monkeypatch):
     """The shape [rows, tokens] of each pass through the model, as they happen."""
     shapes: list[tuple[int, int]] = []
-    forward = RaggedSession._forward
+    forward = RaggedSession.forward
 
     def watched(session, tokens, visible):
         shapes.append(tuple(tokens.shape))
         return forward(session, tokens, visible)
 
-    monkeypatch.setattr(RaggedSession, "_forward", watched)
+    monkeypatch.setattr(RaggedSession, "forward", watched)
     return shapes
 
 
@@ -142,7 +142,7 @@ def slow_stop(tokenizer, tokens, max_tokens, stop):
 @pytest.mark.parametrize("top_p", [1.0, 0.8])
 @settings(max_examples=8)
 @given(seed=st.integers(0, 2**32))
-def test_dialogues_with_forks_equal_plain_forward_passes(engine, top_p, seed):
+def test_forked_dialogues_equal_plain_passes(engine, top_p, seed):
     """Several turns; ragged prompts, some equal; branches; paths that wait, end and are replaced.
 
     ``grown`` remembers what each handle has been through. A fork starts from anywhere in its
@@ -180,7 +180,7 @@ def test_dialogues_with_forks_equal_plain_forward_passes(engine, top_p, seed):
 @pytest.mark.parametrize(
     ("config", "build"), [(LlamaConfig, LlamaForCausalLM), (Qwen3Config, Qwen3ForCausalLM)]
 )
-def test_other_architectures_equal_plain_forward_passes(tokenizer, config, build):
+def test_other_architectures_equal_plain_passes(tokenizer, config, build):
     """The papers train Llama 3.1 and Qwen3 too."""
     torch.manual_seed(0)
     model = build(
@@ -201,7 +201,7 @@ def test_other_architectures_equal_plain_forward_passes(tokenizer, config, build
         check(engine, Request(0, *request), sample, 0.7, 1.0, STOPS)
 
 
-def test_attention_with_shared_key_value_heads_equals_copied_heads():
+def test_grouped_attention_equals_copied_heads():
     torch.manual_seed(0)
     rows, heads, shared, fed, visible, size = 3, 6, 3, 4, 9, 8
     query = torch.randn(rows, heads, fed, size)
@@ -235,14 +235,14 @@ def threads():
     torch.set_num_threads(before)
 
 
-def test_a_small_policy_is_sampled_beside_itself_in_workers(engine, attentive, tokenizer, threads):
+def test_small_policy_is_sampled_in_workers(engine, attentive, tokenizer, threads):
     first, *others = engine.replicas(3)
     assert first is engine and len(others) == 2
     with open_session(engine) as here, open_session(others[0]) as there:
         assert isinstance(here, RaggedSession) and isinstance(there, WorkerSession)
 
 
-def test_a_policy_that_has_no_pass_of_our_own_is_sampled_here(engine, monkeypatch, threads):
+def test_policy_without_own_pass_is_sampled_here(engine, monkeypatch, threads):
     monkeypatch.setattr(decoders, "LARGEST", 1000)
     assert engine.replicas(2) == [engine, engine]
 
@@ -284,7 +284,7 @@ def test_a_prefill_in_several_passes_gives_the_same(engine, monkeypatch, positio
         assert_equal(ours, theirs)
 
 
-def test_forking_after_the_parent_went_on_gives_what_a_fresh_path_gives(engine):
+def test_late_fork_equals_a_new_path(engine):
     start = prompt(10)
     with open_session(engine) as session:
         parent = session.open()
@@ -377,7 +377,7 @@ def test_closed_rows_are_used_again(engine):
                 session.close(handle)
 
 
-def test_a_turn_longer_than_the_context_raises_before_anything_is_sampled(engine, fed):
+def test_turn_beyond_the_context_is_refused(engine, fed):
     with open_session(engine, context=20) as session:
         fits, too_long = session.open(), session.open()
         with pytest.raises(ValueError, match="may reach 21 tokens, the session has 20"):
@@ -426,7 +426,7 @@ def letters(tiny):
 
 
 @pytest.mark.parametrize("stop", [("<a>",), ("a>",), ("</a>", "b<"), ("a>b", ">a<")])
-def test_a_turn_stops_where_its_text_first_holds_a_stop_string(letters, stop):
+def test_turn_stops_at_its_first_stop_string(letters, stop):
     requests = [(np.array([1 + i % 5], np.int32), i, 40) for i in range(40)]
     samples = sample_once(letters, requests, paths=40, temperature=1.0, stop=stop)
     for (tokens, seed, most), sample in zip(requests, samples, strict=True):

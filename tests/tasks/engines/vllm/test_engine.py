@@ -24,7 +24,7 @@ def test_tokens_that_hold_a_stop_string_end_a_turn():
     ("stop", "looked_for"),
     [(["</python>"], ()), (["</python>", "</search>"], ("</python>", "</search>")), ([], ())],
 )
-def test_text_is_searched_only_where_a_stop_string_is_no_token(stop, looked_for):
+def test_text_is_searched_if_a_stop_is_no_token(stop, looked_for):
     assert engine.stop_texts(PIECES, stop) == looked_for
 
 
@@ -41,7 +41,7 @@ def turn(**changes):
     return Turn(**{**values, **changes})
 
 
-def test_a_turn_is_asked_for_with_its_own_seed_and_ends_as_it_says():
+def test_turn_options_have_own_seed_and_stops():
     options = turn().options()
     assert 0 <= options["seed"] < SEEDS and options["seed"] != turn(seed=1).options()["seed"]
     assert options["stop_token_ids"] == [5, 1] and options["ignore_eos"]
@@ -58,7 +58,7 @@ print({name: weight.sum().item() for name, weight in found.items()})
 """
 
 
-def test_another_process_opens_the_weights_that_this_one_shares():
+def test_another_process_opens_shared_weights():
     weights = {"a": torch.arange(12.0).view(3, 4), "b": torch.ones(5, dtype=torch.bfloat16)}
     with shared(weights) as openers:
         seen = subprocess.run(
@@ -71,7 +71,7 @@ def test_another_process_opens_the_weights_that_this_one_shares():
     assert seen.stdout.decode().strip() == "{'a': 66.0, 'b': 5.0}"
 
 
-def test_what_a_server_says_of_a_turn_is_tokens_logprobs_and_entropies():
+def test_servers_answer_is_parsed():
     def entry(logprob, entropy):
         return {"logprob": logprob, "top_logprobs": [{"logprob": logprob}, {"logprob": entropy}]}
 

@@ -60,7 +60,7 @@ def test_gae_is_a_slow_loop_over_its_formula(batch, gamma, lambda_):
 
 
 @given(batches, factors)
-def test_with_lambda_1_the_targets_are_the_discounted_rewards(batch, gamma):
+def test_targets_with_lambda_1(batch, gamma):
     for group, targets in zip(batch, value_targets(batch, gamma, 1.0), strict=True):
         for leaf, some in zip(group, targets, strict=True):
             rewards = leaf.token_rewards.copy()
@@ -72,7 +72,7 @@ def test_with_lambda_1_the_targets_are_the_discounted_rewards(batch, gamma):
 
 
 @given(batches, factors)
-def test_with_lambda_0_the_targets_look_one_step_ahead(batch, gamma):
+def test_targets_with_lambda_0(batch, gamma):
     for group, targets in zip(batch, value_targets(batch, gamma, 0.0), strict=True):
         for leaf, some in zip(group, targets, strict=True):
             ahead = [*(leaf.token_rewards[:-1] + gamma * leaf.values[1:])]
@@ -81,7 +81,7 @@ def test_with_lambda_0_the_targets_look_one_step_ahead(batch, gamma):
 
 
 @given(batches)
-def test_a_critic_that_knows_the_returns_leaves_no_advantage(batch):
+def test_perfect_critic_leaves_no_advantage(batch):
     targets = value_targets(batch, 1.0, 1.0)
     knowing = [
         [replace(leaf, values=V) for leaf, V in zip(group, values, strict=True)]
@@ -109,7 +109,7 @@ def test_discounted_sums_are_those_of_a_slow_loop(arrays, factor):
     assert_same([some], [expected], tolerance=1e-12)
 
 
-def test_explained_variance_is_1_when_perfect_0_for_a_constant_and_negative_when_worse():
+def test_explained_variance_of_good_and_bad_critics():
     targets = np.array([[1.0, 2.0], [3.0, 6.0]])
     assert explained_variance(targets, targets) == 1.0
     assert explained_variance(targets + 5, targets) == 1.0  # a shift is bias, not variance
@@ -118,6 +118,6 @@ def test_explained_variance_is_1_when_perfect_0_for_a_constant_and_negative_when
     assert explained_variance(targets / 2, targets) == pytest.approx(0.75)
 
 
-def test_explained_variance_of_targets_without_spread_is_0():
+def test_explained_variance_of_equal_targets_is_0():
     assert explained_variance(np.array([1.0, 2.0, 3.0]), np.full(3, 0.1)) == 0.0
     assert explained_variance(np.zeros(0), np.zeros(0)) == 0.0

@@ -55,7 +55,7 @@ def frozen(batch):
 
 
 @given(batches)
-def test_each_sampled_token_gets_a_finite_number_and_nothing_is_changed(batch):
+def test_advantages_are_finite_and_inputs_unchanged(batch):
     for credit in each(EVERY):
         advantages = credit(frozen(batch))
         assert [[len(leaf.tokens) for leaf in leaves] for leaves in batch] == [
@@ -66,7 +66,7 @@ def test_each_sampled_token_gets_a_finite_number_and_nothing_is_changed(batch):
 
 
 @given(batches, st.randoms(use_true_random=False))
-def test_the_order_of_leaves_and_of_groups_does_not_matter(batch, random):
+def test_order_does_not_matter(batch, random):
     order = [random.sample(range(len(leaves)), len(leaves)) for leaves in batch]
     turns = random.sample(range(len(batch)), len(batch))
     for credit in each(EVERY):
@@ -95,7 +95,7 @@ def test_equal_leaves_give_exactly_zero(leaves, value, size):
 
 
 @given(groups())
-def test_how_tokens_are_split_into_steps_does_not_matter_to_whole_rewards(leaves):
+def test_steps_do_not_matter_to_whole_rewards(leaves):
     finer = [
         replace(leaf, steps=np.arange(len(leaf.tokens)), states=("s",) * len(leaf.tokens))
         for leaf in leaves
@@ -105,14 +105,14 @@ def test_how_tokens_are_split_into_steps_does_not_matter_to_whole_rewards(leaves
 
 
 @given(groups(), st.sampled_from([-3.0, -0.5, 0.25, 8.0]))
-def test_a_shift_of_all_rewards_of_a_group_does_not_matter(leaves, shift):
+def test_shift_of_a_groups_rewards_does_not_matter(leaves, shift):
     shifted = [replace(leaf, reward=leaf.reward + shift) for leaf in leaves]
     for credit in each(BY_DIFFERENCE):
         assert_same(credit([shifted]), credit([leaves]), tolerance=1e-8)
 
 
 @given(groups())
-def test_a_charge_on_a_token_is_part_of_the_whole_reward(leaves):
+def test_token_rewards_are_part_of_the_whole_reward(leaves):
     whole = [
         replace(leaf, reward=group.whole_rewards([leaf])[0], token_rewards=0 * leaf.token_rewards)
         for leaf in leaves
@@ -122,7 +122,7 @@ def test_a_charge_on_a_token_is_part_of_the_whole_reward(leaves):
 
 
 @pytest.mark.parametrize("credit", EVERY.values(), ids=list(EVERY))
-def test_a_batch_without_groups_and_leaves_without_tokens_have_no_advantages(credit):
+def test_empty_batch_and_empty_leaves(credit):
     assert credit([]) == []
     assert credit([[]]) == [[]]
     empty = episode(1.0, 0, values=np.zeros(0))
@@ -130,7 +130,7 @@ def test_a_batch_without_groups_and_leaves_without_tokens_have_no_advantages(cre
 
 
 @given(batches)
-def test_whitened_advantages_have_mean_0_and_standard_deviation_1(batch):
+def test_whitened_advantages_have_mean_0_and_spread_1(batch):
     for credit in each(BY_BATCH):
         flat = np.concatenate([a for leaves in credit(batch) for a in leaves])
         assert abs(flat.mean()) < 1e-9

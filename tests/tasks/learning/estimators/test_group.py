@@ -54,7 +54,7 @@ def test_golden_values_of_batch_whitened():
     np.testing.assert_allclose(second, [-1.149932], atol=1e-5)
 
 
-def test_golden_values_of_batch_whitened_after_the_group_mean():
+def test_golden_values_of_batch_whitened_with_baseline():
     # whole rewards .9 and 0, mean .45: [.45, .55] and [-.45]; the other group's are 0
     leaves = [episode(1.0, 2, token_rewards=np.array([-0.1, 0.0])), episode(0.0)]
     some, others = estimator("batch_whitened", baseline=True)(
@@ -74,7 +74,7 @@ def test_returns_are_the_whole_reward_on_every_token(batch):
 
 @pytest.mark.parametrize("std", [True, False])
 @given(batch=batches)
-def test_group_relative_is_a_slow_loop_over_its_formula(std, batch):
+def test_group_relative_equals_a_slow_loop(std, batch):
     expected = [
         on_every_token(slow_relative([slow_whole(leaf) for leaf in group], std), group)
         for group in batch
@@ -98,7 +98,7 @@ def test_leave_one_out_is_a_slow_loop_over_its_formula(batch):
 
 @pytest.mark.parametrize("baseline", [True, False])
 @given(batch=batches)
-def test_batch_whitened_is_a_slow_loop_over_its_formula(baseline, batch):
+def test_batch_whitened_equals_a_slow_loop(baseline, batch):
     expected = []
     for group in batch:
         mean = sum(map(slow_whole, group)) / len(group) if baseline else 0.0
@@ -114,7 +114,7 @@ def test_batch_whitened_is_a_slow_loop_over_its_formula(baseline, batch):
     assert_same(estimator("batch_whitened", baseline=baseline)(batch), slow_whitened(expected))
 
 
-def test_whitening_counts_a_shared_token_once_for_each_leaf():
+def test_whitening_counts_shared_tokens_by_leaf():
     shared = [replace(episode(1.0, 3), tokens=np.arange(3))] * 2
     apart = [episode(1.0, 3), replace(episode(1.0, 3), tokens=np.arange(3) + 10)]
     other = [episode(0.0)]
@@ -122,7 +122,7 @@ def test_whitening_counts_a_shared_token_once_for_each_leaf():
     assert_same(credit([shared, other]), credit([apart, other]), tolerance=0)
 
 
-def test_groups_of_equal_rewards_are_exactly_zero_after_the_group_mean():
+def test_groups_of_equal_rewards_are_exactly_zero():
     batch = [[episode(value, length) for length in (1, 2, 4)] for value in (0.1, 1 / 3, 0.7)]
     some = estimator("batch_whitened", baseline=True)(batch)
     assert all((leaf == 0).all() for group in some for leaf in group)
@@ -145,7 +145,7 @@ def test_the_mean_of_equal_values_is_that_value(value, count):
 
 
 @pytest.mark.parametrize("std", [True, False])
-def test_a_key_of_one_entry_or_of_equal_ones_is_exactly_zero(std):
+def test_equal_entries_of_a_key_are_exactly_zero(std):
     values, keys = np.array([0.1, 0.3, 0.3, 0.3, 5.0, 7.0]), np.array([4, 1, 1, 1, 9, 9])
     some = relative(values, keys, std)
     assert some[:4].tolist() == [0.0] * 4

@@ -126,7 +126,7 @@ def test_golden_values_of_two_level():
     assert_same(two_level(0.5, 0.95, True)([FOUR]), [expected], tolerance=1e-5)
 
 
-def test_golden_values_of_two_level_without_standard_deviations():
+def test_golden_values_of_two_level_without_std():
     e = 9.5 / 3
     steps = [[4.5125, 4.75, 0], [-4.5125, -4.75, 0], [4.5125, 9.5 - e, 0], [-4.5125, -e, -e]]
     expected = [
@@ -166,7 +166,7 @@ def test_grouped_gae_is_a_slow_loop_over_its_formula(batch, gamma, lambda_):
 
 
 @given(groups(), factors)
-def test_with_lambda_1_grouped_gae_is_return_less_mean_return_of_the_state(group, gamma):
+def test_grouped_gae_with_lambda_1(group, gamma):
     means = {state: sum(some) / len(some) for state, some in by_state(group, gamma).items()}
     expected = [
         [
@@ -179,12 +179,12 @@ def test_with_lambda_1_grouped_gae_is_return_less_mean_return_of_the_state(group
 
 
 @given(groups(), factors)
-def test_with_lambda_0_grouped_gae_is_the_temporal_difference(group, gamma):
+def test_grouped_gae_with_lambda_0(group, gamma):
     assert_same([step_advantages(group, gamma, 0.0)], [slow_deltas(group, gamma)])
 
 
 @given(groups(), factors, factors)
-def test_standardised_steps_have_mean_0_and_standard_deviation_1(group, gamma, lambda_):
+def test_standardised_steps_have_mean_0_and_spread_1(group, gamma, lambda_):
     (advantages,) = grouped_gae(gamma, lambda_)([group])
     first_tokens = [np.unique(leaf.steps, return_index=True)[1] for leaf in group]
     steps = np.concatenate([a[t] for a, t in zip(advantages, first_tokens, strict=True)])
@@ -194,7 +194,7 @@ def test_standardised_steps_have_mean_0_and_standard_deviation_1(group, gamma, l
 
 
 @given(groups(), factors, factors)
-def test_without_shared_states_steps_get_no_credit_of_their_own(group, gamma, lambda_):
+def test_unshared_states_get_no_step_credit(group, gamma, lambda_):
     apart = [
         replace(leaf, states=tuple(f"{i}, {t}" for t in range(len(leaf.states))))
         for i, leaf in enumerate(group)
@@ -217,7 +217,7 @@ def test_equal_walks_give_exactly_zero(value, size):
 
 
 @given(groups(), factors, factors)
-def test_how_many_tokens_a_step_has_does_not_matter_to_the_steps(group, gamma, lambda_):
+def test_tokens_of_a_step_do_not_matter(group, gamma, lambda_):
     one_token_each = [walk(leaf.states, slow_rewards(leaf)) for leaf in group]
     for credit in (
         two_level(1.0, gamma, True),
@@ -228,7 +228,7 @@ def test_how_many_tokens_a_step_has_does_not_matter_to_the_steps(group, gamma, l
         assert_same(credit([group]), expected)
 
 
-def test_the_reward_of_a_step_is_that_of_its_tokens_and_the_last_has_the_end():
+def test_step_reward_sums_its_tokens():
     charges, steps = np.array([0.0, -0.1, 0.0, -0.2, 0.5]), np.array([0, 0, 1, 1, 2])
     leaf = episode(10.0, 5, token_rewards=charges, steps=steps, states=("a", "b", "c"))
     np.testing.assert_allclose(step_rewards(leaf), [-0.1, -0.2, 10.5], atol=1e-12)

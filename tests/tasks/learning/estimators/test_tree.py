@@ -61,7 +61,7 @@ def test_golden_values_keyed_on_lineage():
 
 
 @given(batches)
-def test_prefix_calibrated_is_a_slow_loop_over_its_formula(batch):
+def test_prefix_calibrated_equals_a_slow_loop(batch):
     expected = []
     for group in batch:
         initial = slow_relative([slow_whole(leaf) for leaf in group])
@@ -77,7 +77,7 @@ def test_prefix_calibrated_is_a_slow_loop_over_its_formula(batch):
 
 
 @given(batches)
-def test_distinct_outputs_have_the_group_relative_advantage(batch):
+def test_distinct_outputs_are_group_relative(batch):
     distinct = [
         [
             replace(leaf, tokens=1000 * index + np.arange(len(leaf.tokens)))
@@ -93,7 +93,7 @@ def test_distinct_outputs_have_the_group_relative_advantage(batch):
 
 
 @given(groups())
-def test_hard_and_soft_credit_have_the_same_sum_over_the_leaves_that_share_a_token(group):
+def test_hard_and_soft_credit_sum_alike_over_sharers(group):
     tokens = np.concatenate([leaf.tokens for leaf in group])
     hard = np.concatenate(estimator("prefix_calibrated")([group])[0])
     soft = np.concatenate(estimator("group_relative", std=True)([group])[0])
@@ -101,7 +101,7 @@ def test_hard_and_soft_credit_have_the_same_sum_over_the_leaves_that_share_a_tok
 
 
 @given(groups())
-def test_leaves_that_share_a_token_give_it_equal_credit(group):
+def test_shared_tokens_get_equal_credit(group):
     seen: dict[int, float] = {}
     for leaf, advantages in zip(group, estimator("prefix_calibrated")([group])[0], strict=True):
         for token, advantage in zip(leaf.tokens.tolist(), advantages, strict=True):
@@ -121,7 +121,7 @@ IDS = st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=7)
 
 
 @given(IDS, st.sampled_from([np.int32, np.int64]))
-def test_identities_are_equal_exactly_where_whole_prefixes_are(paths, dtype):
+def test_identities_are_equal_iff_prefixes_are(paths, dtype):
     identities = token_identities([np.array(path, dtype) for path in paths])
     assert [len(some) for some in identities] == [len(path) for path in paths]
     assert all(some.dtype == np.int64 for some in identities)

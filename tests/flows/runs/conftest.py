@@ -1,0 +1,57 @@
+import shutil
+
+import pytest
+
+from flows.runs import dvc_command
+from tests import toy_project as toy
+
+RUN = "runs/toy-20261121-a"  # the branch of the run in `ran`
+
+
+def enter(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PYTHONPATH", str(toy.ROOT))
+    monkeypatch.delenv(dvc_command.PARENT, raising=False)
+    return folder
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A toy project without Prefect and without a commit, as the working folder."""
+    folder = tmp_path.resolve() / "project"
+    folder.mkdir()
+    toy.create(folder, flows=False)
+    return enter(folder, monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory):
+    """A toy project whose stages have run, with the run on a branch; tests copy it."""
+    folder = tmp_path_factory.mktemp("finished").resolve() / "project"
+    folder.mkdir()
+    toy.create(folder, flows=False)
+    toy.commit(folder)
+    toy.repro(folder)
+    toy.git(folder, "checkout", "--quiet", "-b", RUN)
+    toy.commit(folder, "a run")
+    return folder
+
+
+@pytest.fixture
+def ran(finished, tmp_path, monkeypatch):
+    """A copy of the project whose stages have run, as the working folder."""
+    folder = tmp_path.resolve() / "ran"
+    shutil.copytree(finished, folder, symlinks=True)
+    return enter(folder, monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory):
+    """The database of an empty MLflow store: to make one takes seconds."""
+    from flows.tracking import store
+
+    folder = tmp_path_factory.mktemp("store")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        store.connect(f"sqlite:///{folder}/mlflow.db")
+    return folder / "mlflow.db"

@@ -1,0 +1,132 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from flows.runs import dvc_command
+from tests import toy_project as toy
+
+RWLOCK = Path(".dvc/tmp/rwlock")
+
+
+def wait_until(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "what was waited for did not come"
+        time.sleep(0.02)
+
+
+def test_failed_stage_has_the_last_line_of_output(project, capfd):
+    toy.write_stage(project, "first", flows=False, before="sys.exit('the seed is unlucky')")
+    with pytest.raises(dvc_command.StageError, match="first@toy"):
+        dvc_command.reproduce("first@toy")
+    assert capfd.readouterr().err.splitlines()[-1] == "the seed is unlucky"
+    assert not Path("dvc.lock").exists()
+
+
+def test_errors_of_dvc_itself_are_printed(project, capfd):
+    Path("first.py").unlink()
+    with pytest.raises(dvc_command.StageError):
+        dvc_command.reproduce("first@toy")
+    assert "failed to reproduce 'first@toy': [Errno 2] No such file" in capfd.readouterr().err
+
+
+# Where tests run in the background, SIGINT is ignored, which children inherit.
+CALLER = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "from flows.runs import dvc_command; dvc_command.reproduce('first@toy')"
+)
+
+
+def begin(project):
+    """Call ``reproduce`` in a process group of its own; wait until the stage is running."""
+    before = "import time; Path('begun').touch(); time.sleep(60)"
+    toy.write_stage(project, "first", flows=False, before=before)
+    process = subprocess.Popen(
+        [sys.executable, "-c", CALLER],
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    wait_until(Path("begun").exists)
+    return process
+
+
+def test_killed_caller_ends_dvc_and_stage_and_next_call_runs(project, capfd):
+    process = begin(project)
+    assert len(toy.processes(project)) == 3
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    wait_until(lambda: toy.processes(project) == [])
+    assert json.loads(RWLOCK.read_text())["write"], "DVC had no time to tidy up"
+
+    before = "import os, shutil; print(shutil.which('python'), os.environ['ASKED'])"
+    toy.write_stage(project, "first", flows=False, before=before)
+    with subprocess.Popen(["sleep", "60"]) as younger:  # has the id of the killed DVC, say
+        locked_by(younger.pid, project / "data/toy/first")
+        os.utime(RWLOCK, (time.time() - 3600,) * 2)
+        dvc_command.reproduce("first@toy", ASKED="for this")
+        younger.kill()
+    assert f"{Path(sys.executable).parent / 'python'} for this" in capfd.readouterr().out
+    assert Path("data/toy/first").exists()
+
+
+def test_interrupted_caller_lets_the_stage_end(project):
+    process = begin(project)
+    os.kill(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert toy.processes(project) == []
+    # the stage's own KeyboardInterrupt, then the caller's
+    assert output.count("KeyboardInterrupt") == 2
+    assert not Path("data/toy/first").exists()
+
+
+def test_process_without_its_parent_exits(project):
+    ask = "from flows.runs.dvc_command import die_with_parent; die_with_parent(); print('alive')"
+    environment = os.environ | {dvc_command.PARENT: str(os.getpid())}
+    child = subprocess.run([sys.executable, "-c", ask], env=environment, capture_output=True)
+    assert child.stdout == b"alive\n"
+    environment[dvc_command.PARENT] = "1"
+    child = subprocess.run([sys.executable, "-c", ask], env=environment, capture_output=True)
+    assert child.returncode == 1
+    assert child.stdout == b""
+
+
+# ---------------------------------------------------------------- stale locks
+
+
+def locked_by(pid, path):
+    RWLOCK.write_text(json.dumps({"write": {str(path): {"pid": pid, "cmd": "dvc repro"}}}))
+
+
+def test_locks_of_ended_processes_are_dropped(project):
+    alive = {"pid": os.getpid(), "cmd": "dvc repro"}
+    dead = {"pid": 2**22 + 1, "cmd": "dvc repro"}  # above the kernel's largest process id
+    RWLOCK.write_text(json.dumps({"read": {"a": [alive, dead]}, "write": {"b": dead, "c": alive}}))
+    assert dvc_command.dead_locks() == ["a", "b"]
+    dvc_command.free_locks()
+    assert json.loads(RWLOCK.read_text()) == {"read": {"a": [alive]}, "write": {"c": alive}}
+    assert dvc_command.dead_locks() == []
+
+
+def test_lock_older_than_its_process_is_dropped(project):
+    with subprocess.Popen(["sleep", "60"]) as younger:
+        locked_by(younger.pid, "a")
+        assert dvc_command.dead_locks() == []
+        os.utime(RWLOCK, (time.time() - 3600,) * 2)
+        assert dvc_command.dead_locks() == ["a"]
+        younger.kill()
+
+
+def test_half_written_list_of_locks_is_emptied(project):
+    RWLOCK.write_text('{"write": {"')
+    assert dvc_command.dead_locks()
+    with dvc_command.open_repository() as repository:
+        assert repository.index.stages
+    assert json.loads(RWLOCK.read_text()) == {"read": {}, "write": {}}

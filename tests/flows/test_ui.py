@@ -1,0 +1,56 @@
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+from flows import ui
+from flows.workers import connection, server
+from tests import toy_project as toy
+
+
+@pytest.fixture
+def shown(project):
+    """A `make ui` of the project."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flows.ui"],
+        env=toy.environment(),
+        start_new_session=True,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    yield process
+    process.terminate()
+    process.wait()
+
+
+def test_make_ui_shows_both_uis_until_ctrl_c(project, shown, monkeypatch, capsys):
+    pages = [shown.stdout.readline().split() for _ in range(2)]
+    assert [name for name, _ in pages] == ["Prefect", "MLflow"], pages
+    assert "Ctrl-C" in shown.stdout.readline()
+    prefect, mlflow = (address for _, address in pages)
+    assert "<title>Prefect Server</title>" in httpx.get(prefect).text
+    assert httpx.get(f"{prefect}/ui-settings").json()["api_url"] == f"{prefect}/api"
+    assert "<title>MLflow</title>" in httpx.get(mlflow).text
+
+    with connection.prefect_server() as address:
+        assert address == f"{prefect}/api"
+    before = signal.getsignal(signal.SIGTERM)
+    assert ui.ui() == 1, "a second one"
+    signal.signal(signal.SIGTERM, before)
+    assert f"{prefect}/api" in capsys.readouterr().err
+
+    os.killpg(shown.pid, signal.SIGINT)
+    assert shown.wait() == 0
+    assert toy.processes(project) == []
+    assert connection.ui_server() is None
+
+
+def test_taken_port_is_passed_over():
+    with socket.create_server((server.HOST, 0)) as taken:
+        port = taken.getsockname()[1]
+        assert ui.free_port(port) > port

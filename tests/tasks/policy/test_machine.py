@@ -1,0 +1,43 @@
+"""How a process is set up for equal runs."""
+
+import ctypes
+import os
+
+import pytest
+import torch
+
+from params.schema.base import Machine
+from tasks.policy.machine import PRECISION, in_precision, use_machine
+from tests.learners import MACHINE
+
+
+@pytest.mark.parametrize(("precision", "kind"), PRECISION.items())
+def test_passes_compute_in_the_recipes_precision(policy, precision, kind):
+    machine = Machine(threads=1, device="cpu", precision=precision)
+    layer = policy.model.layers[0]
+    fed = torch.randn(1, 3, policy.config.hidden_size)
+    with in_precision(machine):
+        assert layer.mlp.up_proj(fed).dtype is kind
+        assert layer.input_layernorm(fed).dtype is torch.float32
+    assert layer.mlp.up_proj(fed).dtype is torch.float32
+
+
+@pytest.mark.parametrize(
+    ("own", "options"), [({}, {-1, -2, -3}), ({"MALLOC_MMAP_THRESHOLD_": "1000000"}, set())]
+)
+def test_users_own_malloc_settings_win(monkeypatch, own, options):
+    """Otherwise freed memory is kept: trim threshold, top pad and mmap threshold are raised."""
+    asked = {}
+
+    class Library:
+        def __init__(self, name):
+            self.mallopt = asked.__setitem__
+
+    for name in [name for name in os.environ if name.startswith("MALLOC_")]:
+        monkeypatch.delenv(name)
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(ctypes, "CDLL", Library)
+    use_machine(MACHINE)
+    assert set(asked) == options
+    assert all(size >= 2**25 for size in asked.values())
