@@ -4,7 +4,8 @@ import numpy as np
 import pyarrow as pa
 
 from flows.tracking import store, traces
-from tasks.ledger.artifacts import Artifact, Step
+from tasks.ledger.artifacts import Artifact
+from tasks.ledger.substeps import Step
 from tasks.reward import TABLE
 from tasks.trees.tables import save_trees, write_table
 from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree

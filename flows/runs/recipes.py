@@ -7,10 +7,10 @@ from typing import Any
 
 import yaml
 
-from flows.runs.worktree import one_at_a_time
+from flows.host import files
 
 PIPELINE = Path("dvc.yaml")
-LOCK = Path(".beamline/recipes")
+LOCK = Path(".beamline/recipes.lock")
 
 
 def add_to_pipeline(recipe: str) -> bool:
@@ -19,14 +19,13 @@ def add_to_pipeline(recipe: str) -> bool:
     Comments, layout and order stay, and the file is replaced in one step. A dvc.yaml without such a
     list stays as it is.
     """
-    with one_at_a_time(LOCK):
+    with files.locked(LOCK):
         text = PIPELINE.read_text()
         extended = _extended(text, recipe)
         if extended == text:
             return False
-        partial = PIPELINE.with_name(f".{PIPELINE.name}.partial")
-        partial.write_text(extended)
-        partial.replace(PIPELINE)
+        with files.replaced(PIPELINE) as partial:
+            partial.write_text(extended)
         return True
 
 

@@ -180,7 +180,7 @@ def _migrate() -> None:
     from prefect.server.database import provide_database_interface
 
     database = HOME / "prefect.db"
-    home = Path(os.environ.get("HOME", "/nonexistent"))  # an unwritable folder only costs the time
+    home = Path(os.environ.get("HOME", os.devnull))  # an unwritable folder only costs time
     cache = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "beamline"
     empty = cache / f"prefect-{version_of('prefect')}-empty.db"
     new = not database.exists()

@@ -247,6 +247,7 @@ def test_half_written_names_are_removed(project, look):
         Path(".beamline/.new-store-1/built.db"),
     ]
     whole = [step / "0000-rollout-abc/record.json", Path("data/toy/partial/a.scratch.parquet")]
+    whole += [Path("data/sources/mine/train.jsonl.partial")]  # of the user
     for file in (*left, *whole):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("12345")

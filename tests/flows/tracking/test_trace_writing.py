@@ -155,7 +155,7 @@ def test_traces_without_spans_are_completed(client, saved, database, child):
         "from mlflow.tracing.client import TracingClient\n"
         "from flows.tracking import traces\n"
         "from flows.tracking.run import stage_run\n"
-        "from tasks.ledger.artifacts import Artifact, Step\n"
+        "from tasks.ledger.artifacts import Artifact\nfrom tasks.ledger.substeps import Step\n"
         "TracingClient.log_spans = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "saved = [Artifact.at(Path('iteration', n)) for n in ('trees', 'rewards.parquet')]\n"
         "step = Step('tiny', 'reinforce', 20, 0)\n"

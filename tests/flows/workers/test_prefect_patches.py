@@ -14,9 +14,11 @@ from tests import toy_project as toy
 RUN = """
 import sys
 from prefect import flow, task
-from flows.workers import connection
+from flows.workers import connection, prefect_patches
 
-connection.RETRIES = 0  # or the end waits for half a minute
+# the run ends at once without its server, not after a minute
+connection.RETRIES = 0
+prefect_patches.RECONNECTIONS = 3
 
 @task
 def work(number):
@@ -79,6 +81,7 @@ def test_run_survives_outages_of_its_server(api, remote, run, query, monkeypatch
     remote.stop()
     printed, _ = run.communicate("\n")
     assert run.returncode == 0, printed
+    assert len(printed.splitlines()) == 2, printed
     unsent, last = printed.splitlines()
     assert remote.address in unsent
     assert "Completed" in unsent

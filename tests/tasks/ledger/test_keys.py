@@ -83,7 +83,7 @@ SOURCES = {
 from dataclasses import dataclass
 import numpy
 from tasks import helper
-from tasks.room import part
+from tasks.room.part import PART
 from tasks.tools import lookup
 from tasks.ledger.substeps import recorded
 
@@ -111,7 +111,7 @@ class Kind:
         return "text"
 ''',
     "tasks/room/__init__.py": "LIMIT = 3\n",
-    "tasks/room/part.py": "from tasks.room import LIMIT\n",
+    "tasks/room/part.py": "PART = 1\n",
     "tasks/tools/lookup.py": 'def lookup():\n    """Look a word up."""  # an agent reads it\n',
     "tasks/ledger/substeps.py": "VERSION = 1\n",
     "tasks/unrelated.py": "import tasks.helper\n",
@@ -243,6 +243,7 @@ def test_digests_are_by_path_in_the_project(project):
 
 def test_closure_follows_imports(project):
     write({"tasks/room/__init__.py": "import tasks.helper"})
+    write({"tasks/user.py": "from tasks.room.part import PART"})
 
     def closure(name):
         return [str(path.relative_to(project)) for path in keys.import_closure(project / name)]
@@ -251,7 +252,7 @@ def test_closure_follows_imports(project):
     assert closure("tasks/helper.py") == helper
     assert closure("tasks/unrelated.py") == [*helper, "tasks/unrelated.py"]
     room = ["tasks/room/__init__.py", "tasks/room/part.py"]
-    assert closure("tasks/room/part.py") == [*helper, *room], "a package's __init__.py runs too"
+    assert closure("tasks/user.py") == [*helper, *room, "tasks/user.py"]
 
 
 def test_relative_import_is_refused(project):

@@ -179,7 +179,8 @@ def verb(step, inputs):
     if POINT == "rename":
         Path.rename = die
     if POINT == "record":
-        substeps.json.dumps = die
+        write = Path.write_text
+        Path.write_text = lambda path, text: die(write(path, text[: len(text) // 2]))
     if POINT == "scratch":
         substeps.shutil.rmtree = lambda path, **_: die() if "scratch" in path.name else None
     return {"progress": len(progress.read_text())}
