@@ -133,8 +133,8 @@ def provide_uv() -> None:
 def make_environment(place: Path) -> None:
     """Make an empty environment at ``place``, with pip; what is there is removed."""
     remedy = (
-        f"Beamline needs Python {PYTHON_VERSION}, which uv fetches from GitHub where there is "
-        "none. Install it, or set UV_PYTHON_INSTALL_MIRROR to a place that can be reached"
+        f"Beamline needs Python {PYTHON_VERSION}, which uv fetches from GitHub if there is none. "
+        "Install it, or set UV_PYTHON_INSTALL_MIRROR to a place that can be reached"
     )
     options = ["--clear", "--force", "--seed", "--python", PYTHON_VERSION]
     run(UV, "venv", "--quiet", *options, place, remedy=remedy)

@@ -604,8 +604,8 @@ def peak_memory(case: Case, contestant: str, folder: Path, questions: Path) -> d
     """Measure the peak memory of three steps of one side in a process of its own, in MiB."""
     command = [sys.executable, "-m", "benchmarks.against_trl", "--memory-of", case.name, contestant]
     command += ["--policy", str(folder), "--questions", str(questions)]
-    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    return dict(json.loads(said.splitlines()[-1]))
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return dict(json.loads(output.splitlines()[-1]))
 
 
 def memory_of(start: Start, case: Case, contestant: str, tools: Tools) -> dict[str, float]:

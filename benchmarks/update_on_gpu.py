@@ -295,13 +295,13 @@ def measure(
     checkpoint.prepare_optimizer(learning, SETTINGS)
     loss = assemble(load_algorithms()["grpo"], 1).loss
     machine, form = machine_of(device), form_for(device)
-    cost = learner._cost(learning.model, form)
+    cost = learner.training_cost(learning.model, form)
     batch = micro_batches(trees, packing, tokens, cost, device)
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     with attending(learning.model, form), learner.recomputing(learning.model, recompute):
         forward_backward(learning, batch, loss, machine)
-        learner._apply(learning, SETTINGS)  # the optimizer has its state from now on
+        learner.apply_gradients(learning, SETTINGS)  # the optimizer has its state from now on
         seconds = [
             timed(lambda: forward_backward(learning, batch, loss, machine), device)
             for _ in range(WARM_UP + REPETITIONS)
@@ -351,8 +351,8 @@ def measure_what_fits(*where: Any, tokens: Sequence[int], device: str, rate: flo
 
 def machine_of(device: str) -> Machine:
     """Return the machine section of a recipe, with passes in bf16."""
-    said = {"threads": torch.get_num_threads(), "device": device, "precision": "bfloat16"}
-    return Machine.model_validate(said)
+    section = {"threads": torch.get_num_threads(), "device": device, "precision": "bfloat16"}
+    return Machine.model_validate(section)
 
 
 class Endless(TransformersEngine):
@@ -489,7 +489,7 @@ def main() -> None:
     parser.add_argument("--file", type=Path, default=FILE, help="where the figures are written")
     arguments = parser.parse_args()
     if arguments.device == "cuda" and not torch.cuda.is_available():
-        parser.error("no GPU is at hand; --device cpu --tiny shows whether this runs at all")
+        parser.error("no GPU here; --device cpu --tiny shows whether this runs at all")
     found = run(TINY if arguments.tiny else PLAN, arguments.device)
     temporary = arguments.file.with_name(f".{arguments.file.name}.{os.getpid()}")
     temporary.write_text(json.dumps(found, indent=2) + "\n")

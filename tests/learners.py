@@ -3,15 +3,13 @@
 import torch
 
 from params.schema.algorithms import Critic, load_algorithms
-from params.schema.base import Machine
 from params.schema.reinforce import Update
 from tasks.learning import learner
 from tasks.learning.algorithm import assemble
 from tasks.policy import checkpoint, resident
+from tests.sections import MACHINE
 from tests.trees import credited, random_tree
 
-MACHINE = Machine(threads=1, device="cpu", precision="float32")
-HALF = MACHINE.model_copy(update={"precision": "bfloat16"})
 SETTINGS = Update(
     learning_rate=1e-2,
     warmup_updates=0,

@@ -139,7 +139,7 @@ def _by_node(
                 found[id(tree)][node] = numbers
 
     with attending(model, form):
-        cost = _cost(model, form)
+        cost = training_cost(model, form)
         side_by_side(lane, _forests_of_lanes(batch, settings.micro_batch_tokens, cost, machine))
     model.train(training)
     return [found[id(tree)] for tree in trees]
@@ -149,7 +149,7 @@ def _blank(tree: Tree) -> list[Floats]:
     return [np.zeros(0, np.float32)] * len(tree.nodes)
 
 
-def _cost(model: Any, form: str) -> Cost:
+def training_cost(model: Any, form: str) -> Cost:
     """Return the costs of training ``model`` with a form of attention."""
     weights = sum(weight.numel() for weight in model.parameters())
     return cost_of(model.config, weights, PAIRS[form])
@@ -255,7 +255,7 @@ def _step(
     for metrics in _gradients(_weights(learner.optimizer), share, pieces):
         _add_up(sums, metrics)
     if sums["trained_tokens"]:
-        sums["gradient_norm"] = _apply(learner, settings)
+        sums["gradient_norm"] = apply_gradients(learner, settings)
     if learner.critic and learner.critic.backbone:
         _add_up(sums, _critic_step(learner.critic, trees, settings, machine, value_tokens))
     return sums
@@ -338,7 +338,7 @@ def _micro_batches(
         )
         for tree in trees
     ]
-    cost = _cost(learner.model, form_for(machine.device))
+    cost = training_cost(learner.model, form_for(machine.device))
     return _forests_of_lanes(batch, settings.micro_batch_tokens, cost, machine)
 
 
@@ -430,7 +430,7 @@ def _critic_step(
     sums: dict[str, float] = {}
     critic.optimizer.zero_grad(set_to_none=True)
     with attending(critic.backbone, form), recomputing(critic.backbone, settings.recompute):
-        cost = _cost(critic.backbone, form)
+        cost = training_cost(critic.backbone, form)
 
         def share(forest: Forest) -> tuple[Tensor, dict[str, float]]:
             with in_precision(machine):
@@ -447,7 +447,7 @@ def _critic_step(
     return sums
 
 
-def _apply(learner: Learner, settings: Update) -> float:
+def apply_gradients(learner: Learner, settings: Update) -> float:
     """Clip gradients, warm up, step; return the gradient norm before clipping.
 
     Raises RuntimeError if the norm is not finite.

@@ -253,10 +253,10 @@ def _number(text: str) -> Fraction | None:
 
 def numbers_of(question: str) -> set[Fraction]:
     """Return the numbers in a question, as digits or as words such as "twice" and "week"."""
-    said = {Fraction(found.replace(",", "")) for found in re.findall(_NUMBER, question)}
+    stated = {Fraction(found.replace(",", "")) for found in re.findall(_NUMBER, question)}
     words = {word.removesuffix("s") for word in re.findall("[a-z]+", question.casefold())}
     implied = [number for number in _WORDS if words & set(_WORDS[number].split())]
-    return said | {Fraction(number) for number in (*_ALWAYS, *implied)}
+    return stated | {Fraction(number) for number in (*_ALWAYS, *implied)}
 
 
 def program(steps: Sequence[Step], given: Collection[Fraction]) -> str:

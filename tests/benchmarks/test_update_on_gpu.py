@@ -29,7 +29,7 @@ def learning(tmp_path):
 
 
 def packed(learning, packing, tokens=10_000):
-    cost = learner._cost(learning.model, form_for("cpu"))
+    cost = learner.training_cost(learning.model, form_for("cpu"))
     return bench.micro_batches(TREES, packing, tokens, cost, "cpu")
 
 
@@ -191,4 +191,4 @@ def test_missing_gpu_is_an_error_with_remedy(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["update_on_gpu"])
     with pytest.raises(SystemExit):
         bench.main()
-    assert "no GPU is at hand; --device cpu --tiny" in capsys.readouterr().err
+    assert "no GPU here" in capsys.readouterr().err

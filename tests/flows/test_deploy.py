@@ -61,7 +61,8 @@ def service(tmp_path):
 def give_pool(folder, pool="gpu"):
     """Have the stage `later` of a toy project ask for a pool."""
     pipeline = yaml.safe_load((folder / "dvc.yaml").read_text())
-    pipeline["stages"]["later"]["do"]["meta"]["pool"] = pool
+    # the limit covers the way to the worker and back, which takes long on a loaded machine
+    pipeline["stages"]["later"]["do"]["meta"] = {"pool": pool, "timeout_seconds": 3600}
     (folder / "dvc.yaml").write_text(yaml.safe_dump(pipeline, sort_keys=False))
 
 

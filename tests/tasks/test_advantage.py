@@ -11,7 +11,6 @@ import torch
 
 from params.schema import algorithms
 from params.schema.algorithms import load_algorithms
-from params.schema.base import Machine
 from tasks import reward
 from tasks.advantage import TABLE, AdvantageInputs, advantage
 from tasks.ledger import artifacts
@@ -23,10 +22,10 @@ from tasks.settings import load as settings_of
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tables import read_rows, save_trees, write_table
 from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree
+from tests.sections import MACHINE
 from tests.trees import lengths, random_tree
 from tests.verbs import call
 
-MACHINE = Machine(threads=1, device="cpu", precision="float32")
 ROWS = load_algorithms()
 QUESTIONS = 3  # an iteration
 SETTINGS = settings_of("smoke").reinforce.model_copy(

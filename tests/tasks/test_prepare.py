@@ -13,7 +13,6 @@ from params.schema import benchmarks as schema
 from params.schema import prepare as prepare_module
 from params.schema import recipe as recipe_module
 from params.schema.agent import Dialogue
-from params.schema.base import Machine
 from params.schema.prepare import (
     BenchmarkQuestions,
     ComputationExpert,
@@ -42,15 +41,14 @@ from tasks.prepare import (
 from tasks.questions import benchmarks
 from tasks.questions.experts import Dropped, Material
 from tasks.settings import load as settings_of
-from tasks.tools.python import PythonTool
 from tasks.tools.search import Search
 from tasks.trees import dialogue as talk
 from tasks.trees.tables import load_questions, read_rows
 from tasks.trees.tree import Document, Message, Observation, Question
+from tests.sections import MACHINE, PYTHON
 from tests.verbs import call
 
 STEP = Step("toy", "prepare", 0, 7)
-MACHINE = Machine(threads=1, device="cpu", precision="float32")
 POLICY = TinyPolicy(
     kind="tiny",
     vocabulary=320,
@@ -85,15 +83,6 @@ DIALOGUE = Dialogue(
     result_tokens=24,
     response_tokens=144,
     tool_calls=3,
-)
-LIMITS = PythonTool(
-    sandbox="auto",
-    cpu_seconds=1,
-    wall_seconds=20,
-    memory_mib=256,
-    processes=8,
-    file_mib=4,
-    output_characters=2000,
 )
 
 
@@ -379,7 +368,7 @@ def run(open_tools, **changes):
         "sources": [],
         "dialogue": DIALOGUE,
         "machine": MACHINE,
-        "tools": {"python": LIMITS},
+        "tools": {"python": PYTHON},
         "open_tools": open_tools,
     }
     return call(prepare, PrepareInputs, **usual | changes)
@@ -449,8 +438,8 @@ def test_the_whole_of_prepare(tmp_path, monkeypatch):
     file = Path("questions.jsonl")
     file.touch()
     for change in (
-        {"tools": {"python": LIMITS.model_copy(update={"output_characters": 7})}},
-        {"tools": {"python": LIMITS, "search": SEARCH}},
+        {"tools": {"python": PYTHON.model_copy(update={"output_characters": 7})}},
+        {"tools": {"python": PYTHON, "search": SEARCH}},
         {"sets": {"mine": ROW}},
         {"sources": [Artifact.at(file)]},
         {"settings": settings(overlap_words=19)},

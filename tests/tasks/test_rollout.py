@@ -16,17 +16,16 @@ from hypothesis import strategies as st
 
 from params.schema.agent import Agent, Dialogue, Engine
 from params.schema.algorithms import Marks
-from params.schema.base import Machine
 from params.schema.reinforce import Rollout
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
 from tasks.policy import resident
 from tasks.rollout import RolloutInputs, batch, rollout
-from tasks.tools.python import PythonTool
 from tasks.tools.search import Search, save_corpus
 from tasks.trees.tables import STORED_TREES, load_trees, save_questions
 from tasks.trees.tree import Document, Observation, Question
+from tests.sections import MACHINE, PYTHON
 from tests.verbs import call
 
 
@@ -104,7 +103,6 @@ def test_an_iteration_goes_on_behind_the_batches_of_the_one_before():
 # ---------------------------------------------------------------- the whole verb
 
 ENGINE = Engine(kind="transformers", memory=1.0, server=None, lanes=1)
-MACHINE = Machine(threads=1, device="cpu", precision="float32")
 BUDGET = Rollout(
     leaves=2,
     initial=2,
@@ -125,18 +123,9 @@ DIALOGUE = Dialogue(
     response_tokens=16,
     tool_calls=1,
 )
-LIMITS = PythonTool(
-    sandbox="auto",
-    cpu_seconds=1,
-    wall_seconds=20,
-    memory_mib=256,
-    processes=8,
-    file_mib=4,
-    output_characters=2000,
-)
 SEARCH = Search(corpus=None, results=1, snippet_words=20, query_characters=200, k1=1.2, b=0.75)
 AGENT = Agent(
-    dialogue=DIALOGUE, tools={"python": LIMITS, "search": SEARCH}, engine=ENGINE, machine=MACHINE
+    dialogue=DIALOGUE, tools={"python": PYTHON, "search": SEARCH}, engine=ENGINE, machine=MACHINE
 )
 
 
@@ -193,10 +182,10 @@ def test_what_the_tools_are_made_of_decides_the_outcome(arguments):
     save_corpus([Document("Ada", "a baker")], Path("other"))
     changes = [
         {},
-        {"agent": equipped(python=LIMITS, search=SEARCH.model_copy(update={"results": 2}))},
-        {"agent": equipped(python=LIMITS)},
+        {"agent": equipped(python=PYTHON, search=SEARCH.model_copy(update={"results": 2}))},
+        {"agent": equipped(python=PYTHON)},
         {"corpus": Artifact.at(Path("other"))},
-        {"agent": equipped(python=LIMITS.model_copy(update={"cpu_seconds": 2}), search=SEARCH)},
+        {"agent": equipped(python=PYTHON.model_copy(update={"cpu_seconds": 2}), search=SEARCH)},
     ]
     made = [run({**arguments, **change}) for change in changes]
     assert len({artifacts.output(record, "trees").path for record in made}) == len(changes)

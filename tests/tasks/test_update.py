@@ -8,7 +8,6 @@ import torch
 from transformers import AutoModel, AutoModelForCausalLM
 
 from params.schema.algorithms import Kl, load_algorithms
-from params.schema.base import Machine
 from params.schema.reinforce import Update
 from tasks.advantage import TABLE
 from tasks.learning import learner
@@ -22,9 +21,9 @@ from tasks.trees.metrics import tree_metrics
 from tasks.trees.tables import load_trees, save_trees, write_table
 from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree
 from tasks.update import UpdateInputs, update
+from tests.sections import MACHINE
 from tests.verbs import call
 
-MACHINE = Machine(threads=1, device="cpu", precision="float32")
 SETTINGS = Update(
     learning_rate=1e-2,
     warmup_updates=0,

@@ -25,12 +25,12 @@ from tasks.engines.vllm.messages import WORKER_CLASS
 
 def command(folder: Path, options: Mapping[str, Any]) -> list[str]:
     """Return the server's command. ``options``: arguments of vLLM by name; a bool is a flag."""
-    words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
+    line = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
     for name, value in options.items():
         flag = name.replace("_", "-")
-        words += [f"--no-{flag}"] if value is False else [f"--{flag}"]
-        words += [] if isinstance(value, bool) else [str(value)]
-    return words
+        line += [f"--no-{flag}"] if value is False else [f"--{flag}"]
+        line += [] if isinstance(value, bool) else [str(value)]
+    return line
 
 
 def environment() -> dict[str, str]:
@@ -40,7 +40,7 @@ def environment() -> dict[str, str]:
     return ENVIRONMENT | server | development | os.environ | {"PYTHONPATH": str(ROOT)}
 
 
-def main(words: list[str] | None = None) -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Replace this process by the server that the command line describes."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     parser = argparse.ArgumentParser(
@@ -54,7 +54,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--precision", choices=["float32", "bfloat16"], default="bfloat16")
     parser.add_argument("--memory", type=float, default=0.9, help="as engine.memory of a recipe")
     parser.add_argument("--context", type=int, help="tokens of a path, at most")
-    chosen = parser.parse_args(words)
+    chosen = parser.parse_args(arguments)
     if not (chosen.folder / "config.json").is_file():
         parser.error(f"{chosen.folder} is no policy: name a folder that transformers has saved")
     options = {

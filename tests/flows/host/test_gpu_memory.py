@@ -16,6 +16,7 @@ from params.schema import recipe as schema
 from params.schema import reinforce
 from params.schema.algorithms import load_algorithms
 from params.schema.architectures import load_architectures
+from tasks import settings
 from tasks.learning import learner
 from tasks.learning.algorithm import assemble
 from tasks.policy import checkpoint, resident
@@ -61,7 +62,7 @@ def edited(recipe, **changes):
         for section in sections:
             place = place[section]
         place[key] = value
-    return type(recipe).model_validate(values)  # with the settings of tools
+    return settings.WholeRecipe.model_validate(values)
 
 
 def of_gib(gib):

@@ -64,8 +64,14 @@ def test_run_survives_outages_of_its_server(api, remote, run, query, monkeypatch
         run.stdin.write("\n")
         run.stdin.flush()
 
+    def await_task_runs(count):
+        while query(TASK_RUNS, remote.folder) != [("COMPLETED", count)]:
+            assert run.poll() is None
+            time.sleep(0.1)
+
     # a server that is stopped and started in the middle of the run misses nothing
     assert run.stdout.readline() == "pause\n"
+    await_task_runs(3)
     remote.stop()
     proceed()
     assert run.stdout.readline() == "pause\n"
@@ -73,9 +79,7 @@ def test_run_survives_outages_of_its_server(api, remote, run, query, monkeypatch
     remote.start()
     proceed()
     assert run.stdout.readline() == "pause\n"
-    while query(TASK_RUNS, remote.folder) != [("COMPLETED", 9)]:
-        assert run.poll() is None
-        time.sleep(0.1)
+    await_task_runs(9)
 
     # the run ends without its server, and the end is queued
     remote.stop()

@@ -19,9 +19,7 @@ from tasks.policy import checkpoint, resident
 from tasks.trees.tree import PROMPT, TURN, Node, Question, Tree
 from tests.learners import (
     GRPO,
-    HALF,
     LOSSES,
-    MACHINE,
     OWN,
     RESPONSE_TOKENS,
     ROWS,
@@ -34,6 +32,7 @@ from tests.learners import (
     same,
     weights,
 )
+from tests.sections import HALF, MACHINE
 from tests.trees import credited, lengths, random_tree, small_policy
 
 

@@ -19,19 +19,8 @@ from tasks.ledger.artifacts import Artifact
 from tasks.policy import adapter, checkpoint, resident
 from tasks.policy.machine import PRECISION
 from tasks.policy.model import load_policy
-from tests.learners import (
-    GRPO,
-    HALF,
-    MACHINE,
-    OWN,
-    SETTINGS,
-    SHARED,
-    TEMPERATURE,
-    made_trees,
-    run,
-    same,
-    weights,
-)
+from tests.learners import GRPO, OWN, SETTINGS, SHARED, TEMPERATURE, made_trees, run, same, weights
+from tests.sections import HALF, MACHINE
 from tests.trees import credited, random_tree
 
 LORA = Lora(rank=4, alpha=8, modules=("q_proj", "v_proj", "down_proj"))

@@ -9,17 +9,8 @@ from params.schema.algorithms import Critic
 from tasks.learning import learner
 from tasks.ledger import artifacts
 from tasks.policy import checkpoint, resident
-from tests.learners import (
-    MACHINE,
-    OWN,
-    SETTINGS,
-    SHARED,
-    fresh,
-    made_trees,
-    run,
-    same,
-    weights,
-)
+from tests.learners import OWN, SETTINGS, SHARED, fresh, made_trees, run, same, weights
+from tests.sections import MACHINE
 
 
 def test_equal_updates_give_equal_bytes(initial, tmp_path):

@@ -8,7 +8,7 @@ import torch
 
 from params.schema.base import Machine
 from tasks.policy.machine import PRECISION, in_precision, use_machine
-from tests.learners import MACHINE
+from tests.sections import MACHINE
 
 
 @pytest.mark.parametrize(("precision", "kind"), PRECISION.items())

@@ -10,16 +10,8 @@ from tasks.learning import learner
 from tasks.learning.packing import uncredited
 from tasks.policy import checkpoint, resident
 from tasks.trees.tree import PROMPT, TURN, Node, Question, Tree
-from tests.learners import (
-    HALF,
-    MACHINE,
-    SETTINGS,
-    fresh,
-    made_trees,
-    run,
-    same,
-    weights,
-)
+from tests.learners import SETTINGS, fresh, made_trees, run, same, weights
+from tests.sections import HALF, MACHINE
 
 
 def test_only_one_learner_stays_in_memory(initial, tmp_path):

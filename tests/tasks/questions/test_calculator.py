@@ -20,23 +20,14 @@ from tasks.questions.calculator import (
     thought,
     write_traces,
 )
-from tasks.tools.python import PythonTool, python_tool
+from tasks.tools.python import python_tool
 from tasks.trees.tree import Question
-
-LIMITS = PythonTool(
-    sandbox="auto",
-    cpu_seconds=1,
-    wall_seconds=20.0,
-    memory_mib=256,
-    processes=8,
-    file_mib=4,
-    output_characters=2000,
-)
+from tests.sections import PYTHON
 
 
 @pytest.fixture(scope="module")
 def tools():
-    with python_tool(LIMITS, 2) as run:
+    with python_tool(PYTHON, 2) as run:
         yield partial(respond, {"python": run})
 
 

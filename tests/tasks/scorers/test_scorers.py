@@ -40,7 +40,7 @@ def golds(data, name):
     return made
 
 
-def test_registry_has_the_recipes_kinds():
+def test_the_table_has_the_kinds_that_a_recipe_may_name():
     assert set(SCORERS) == {"exact", "f1", "maths"}
     assert set(GRADED) <= set(SCORERS)
     for scorer in SCORERS.values():
@@ -48,7 +48,7 @@ def test_registry_has_the_recipes_kinds():
         assert scorer("7", ["8"])["score"] == scorer("7", [])["score"] == 0
 
 
-def test_maths_agrees_with_the_authors_of_gsm8k(data):
+def test_the_maths_scorer_agrees_with_the_authors_of_gsm8k(data):
     """Real answers of four models (2110.14168), each judged by the authors; "A: " precedes it."""
     found = {}
     questions = rows(data / "gsm8k" / "example_model_solutions.jsonl")
@@ -72,7 +72,7 @@ def test_every_gold_answer_scores_one_against_itself(data, name):
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_answer_to_another_question_scores_less(data, name):
+def test_the_answer_to_another_question_does_not_score_one(data, name):
     """The next question's answer, of up to 150 questions; where "exact" tells them apart."""
     scorer, sets = SCORERS[SETS[name]], golds(data, name)
     pairs = list(zip(sets, [*sets[1:], *sets[:1]], strict=True))

@@ -37,7 +37,6 @@ hostile_text = st.lists(
 def layout(system: str) -> Dialogue:
     return Dialogue(
         system=system,
-        tools=("python",),
         turn_tokens=8,
         result_tokens=8,
         response_tokens=16,
