@@ -79,7 +79,7 @@ def cold_start(
         data_collator=_collator(tokenizer),
         callbacks=_callbacks(step.ledger, advance),
     )
-    trainer.remove_callback(PrinterCallback)  # our own progress says it
+    trainer.remove_callback(PrinterCallback)  # `advance` reports progress
     trainer.train(resume_from_checkpoint=newest_checkpoint(checkpoints))
     model.save_pretrained(step.out / "policy")
     tokenizer.save_pretrained(step.out / "policy")

@@ -1,4 +1,4 @@
-"""evaluate: what the scored rollouts of several policies say, side by side, with intervals."""
+"""evaluate: compare the scored rollouts of several policies, with intervals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""verdict: whether a candidate takes the champion's place.
+"""verdict: decide whether a candidate takes the place of the champion.
 
 It does where it is better by more than the recipe's margin, beyond the doubt of a paired bootstrap
 over the held-out questions, and every gate of its run has passed. Where there is no champion, it
@@ -84,7 +84,7 @@ def judge(
     settings: Verdict,
     seed: int,
 ) -> dict[str, Any]:
-    """Whether the candidate is promoted, the reason in words, and the figures.
+    """Return whether the candidate is promoted, the reason, and the figures.
 
     ``champion`` is its version, commit and digest.
     """

@@ -4,7 +4,7 @@ No setting of Prefect 3.7 replaces any of them. Three other places reach into a 
 where the rules on imports (pyproject.toml) put them:
 
 - flows/runs/dvc_command.py silences ``dvc.ui.ui.enable``: DVC's hints after a stage would hide the
-  stage's own last line. DVC has no setting for it (treeverse/dvc#9239, open).
+  stage's own last line. DVC has no setting for it (related: treeverse/dvc#9239).
 - flows/tracking/store.py closes ``MlflowClient._tracking_client.store.engine``, since a client has
   no ``close``. No upstream issue found.
 - tasks/engines/vllm/worker.py replaces the class of vLLM's sampler by a subclass that measures

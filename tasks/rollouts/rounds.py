@@ -175,7 +175,7 @@ def _start(
 
 
 def _go_on(siblings: list[Path], session: Session, setting: Setting) -> None:
-    """Where all paths of a tree have ended, branch at marks if they wait, else start more."""
+    """Branch at marks that wait, else start more paths, once all paths of a tree have ended."""
     if waiting := [path for path in siblings if path.waits]:
         _branch_at_marks(waiting, session, setting)
     if not any(path.live for path in siblings):
