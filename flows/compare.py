@@ -24,7 +24,7 @@ from flows import end_import_phase, exit_fast
 from flows.evaluate import Exam, answer, rewards_of
 from flows.host import files
 from flows.reinforce import Iteration, Training, policy_of, replaying, train
-from flows.runs import dvc_command, ledger_mirror
+from flows.runs import dvc_command, ledger_mirror, recipes
 from flows.tracking import figures
 from flows.tracking.progress import Progress
 from flows.tracking.reinforce_report import sum_seconds
@@ -153,6 +153,8 @@ def main(arguments: list[str]) -> int:
         if chosen.iterations is not None and chosen.iterations < 1:
             raise ValueError(f"--iterations {chosen.iterations}: give at least 1, or leave it out")
         recipe = settings.load(chosen.recipe, Path("params"))
+        if recipes.add_to_pipeline(chosen.recipe):
+            print(f"compare: added {chosen.recipe} to the recipes in dvc.yaml")
         rows = chosen.algorithms or list(algorithms.load_algorithms(Path("params")))
         for name in rows:
             schema.algorithm_of(with_algorithm(recipe, name), Path("params"))

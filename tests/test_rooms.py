@@ -12,6 +12,8 @@ from params.schema import agent, algorithms, benchmarks
 from tasks.engines import ENGINES
 from tasks.learning import algorithm, losses
 from tasks.scorers import SCORERS
+from tasks.tools import TOOLS
+from tasks.trees.dialogue import TOOL_TAGS
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = {"git": "flows/runs/git.py", "dvc": "flows/runs/dvc_command.py"}  # who runs which
@@ -113,3 +115,4 @@ def test_schema_and_registries_name_the_same_kinds():
     assert kinds(algorithms.Algorithm, "averaging") == set(losses.AVERAGINGS)
     assert kinds(benchmarks.Benchmark, "scorer") == set(SCORERS)
     assert kinds(agent.Engine, "kind") == set(ENGINES)
+    assert set(TOOL_TAGS) == set(TOOLS)

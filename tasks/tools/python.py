@@ -46,7 +46,7 @@ DEVICES = ("null", "zero", "full", "random", "urandom")
 REMEDY = (
     "install bubblewrap; or enable unprivileged user namespaces (sysctl user.max_user_namespaces, "
     "kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns; the seccomp "
-    "profile of a container; Linux 5.14 or newer); or set `python.sandbox: none` in the recipe, at "
+    "profile of a container; Linux 5.14 or newer); or set `tools.python.sandbox: none` in the recipe, at "
     "your own risk: model output then runs with the rights of this user"
 )
 
@@ -87,7 +87,7 @@ def choose_backend(wanted: str) -> str:
         return wanted
     if wanted not in ("auto", *BACKENDS):
         raise ValueError(
-            f"python.sandbox: '{wanted}' is not one of {['auto', *BACKENDS, 'none']}: choose one"
+            f"tools.python.sandbox: '{wanted}' is not one of {['auto', *BACKENDS, 'none']}: choose one"
         )
     faults = {}
     for backend in BACKENDS if wanted == "auto" else (wanted,):
@@ -96,7 +96,9 @@ def choose_backend(wanted: str) -> str:
             return backend
         faults[backend] = fault
     tried = "; ".join(f"{backend}: {fault}" for backend, fault in faults.items())
-    raise RuntimeError(f"python.sandbox: {wanted} does not work here ({tried}). Remedy: {REMEDY}")
+    raise RuntimeError(
+        f"tools.python.sandbox: {wanted} does not work here ({tried}). Remedy: {REMEDY}"
+    )
 
 
 @contextmanager

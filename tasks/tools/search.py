@@ -119,7 +119,9 @@ def search_tool(settings: Search, folder: Path) -> Iterator[Run]:
         raise ValueError(f"{file} does not exist: run the stage prepare, which writes the corpus")
     documents = [Document(**row) for row in read_rows(file)]
     if not documents:
-        raise ValueError(f"{file} has no documents to search: give `search.corpus` in the recipe")
+        raise ValueError(
+            f"{file} has no documents to search: set tools.search.corpus in the recipe"
+        )
     index = build_index(documents, settings)
     yield lambda queries: [_answer(query, index, documents, settings) for query in queries]
 

@@ -18,10 +18,6 @@ def tools():
     return load("tiny-search").tool_settings
 
 
-def test_every_tool_is_in_the_fixture(tools):
-    assert set(tools) == set(TOOLS)
-
-
 def test_mixed_calls_are_answered_in_order(tools, tmp_path):
     save_corpus([Document("Ada", "poet"), Document("Ben", "baker")], tmp_path)
     calls = [

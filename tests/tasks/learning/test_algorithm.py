@@ -137,7 +137,7 @@ def groups(seed=0):
 
 
 def test_table_has_the_rows_of_algorithms_section_1():
-    assert list(ROWS) == list(TABLE)
+    assert [name for name in ROWS if name in TABLE] == list(TABLE)  # and a user's own rows
 
 
 @pytest.mark.parametrize("name", TABLE)
