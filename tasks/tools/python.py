@@ -46,8 +46,8 @@ DEVICES = ("null", "zero", "full", "random", "urandom")
 REMEDY = (
     "install bubblewrap; or enable unprivileged user namespaces (sysctl user.max_user_namespaces, "
     "kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns; the seccomp "
-    "profile of a container; Linux 5.14 or newer); or set `tools.python.sandbox: none` in the recipe, at "
-    "your own risk: model output then runs with the rights of this user"
+    "profile of a container; Linux 5.14 or newer); or set `tools.python.sandbox: none` in the "
+    "recipe, at your own risk: model output then runs with the rights of this user"
 )
 
 
@@ -87,7 +87,8 @@ def choose_backend(wanted: str) -> str:
         return wanted
     if wanted not in ("auto", *BACKENDS):
         raise ValueError(
-            f"tools.python.sandbox: '{wanted}' is not one of {['auto', *BACKENDS, 'none']}: choose one"
+            f"tools.python.sandbox: '{wanted}' is not one of {['auto', *BACKENDS, 'none']}: "
+            "choose one"
         )
     faults = {}
     for backend in BACKENDS if wanted == "auto" else (wanted,):
