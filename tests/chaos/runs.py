@@ -22,7 +22,7 @@ HERE = retrain("smoke")
 AS_COMMIT = (sys.executable, "-m", "flows.retrain", "smoke")
 LEDGER = Path(".beamline/ledger/smoke")
 VERBS = ("rollout", "reward", "advantage", "update")
-PATIENCE = 300.0  # seconds that a run has, which takes well under a minute
+PATIENCE = 1200.0  # seconds that a run has at most; a quiet machine takes under a minute
 
 
 def create(folder):
