@@ -153,11 +153,11 @@ def main(arguments: list[str]) -> int:
         if chosen.iterations is not None and chosen.iterations < 1:
             raise ValueError(f"--iterations {chosen.iterations}: give at least 1, or leave it out")
         recipe = settings.load(chosen.recipe, Path("params"))
-        if recipes.add_to_pipeline(chosen.recipe):
-            print(f"compare: added {chosen.recipe} to the recipes in dvc.yaml")
         rows = chosen.algorithms or list(algorithms.load_algorithms(Path("params")))
         for name in rows:
             schema.algorithm_of(with_algorithm(recipe, name), Path("params"))
+        if recipes.add_to_pipeline(chosen.recipe):
+            print(f"compare: added {chosen.recipe} to the recipes in dvc.yaml")
         with prefect_server():
             compare(chosen.recipe, rows, chosen.iterations or recipe.reinforce.iterations)
     except (ValueError, RuntimeError) as error:

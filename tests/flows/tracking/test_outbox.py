@@ -50,8 +50,9 @@ def test_killed_writer_leaves_whole_messages(monkeypatch):
     if (pid := os.fork()) == 0:
         unsent = outbox.create({"name": "run"}, "key")
         unsent.add(Message("metrics", {}))
-        monkeypatch.setattr(outbox.Path, "rename", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        monkeypatch.setattr(outbox.Path, "replace", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         unsent.add(Message("end", {}))
+        os._exit(1)  # it lived on
     assert os.waitpid(pid, 0)[1] == signal.SIGKILL
     [folder] = outbox.unsent_runs()
     assert kinds(Outbox(folder)) == ["metrics"]

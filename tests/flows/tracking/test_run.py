@@ -143,7 +143,6 @@ def test_recipe_is_flattened_once(client, recipe):
     assert client.get_run(run.id).data.params == {
         "seed": "3",
         "dialogue.system": "Use the tool: it's exact.",
-        "dialogue.tools": '["python"]',
         "reinforce.algorithm": "arpo",
         "reinforce.rollout.leaves": "4",
         "reinforce.rollout.draw": "false",
