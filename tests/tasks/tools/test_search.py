@@ -370,7 +370,7 @@ def test_missing_or_empty_corpus_is_refused(tmp_path):
     save_corpus([], tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["documents.parquet"]
     with (
-        pytest.raises(ValueError, match=r"has no documents .*`search\.corpus` in the recipe"),
+        pytest.raises(ValueError, match=r"has no documents.*tools\.search\.corpus"),
         search_tool(settings(), tmp_path),
     ):
         pass
