@@ -123,7 +123,7 @@ def test_a_change_that_needs_pruned_weights_replays_the_updates(unbroken):
     ran = call(folder, *RETRAIN)
     assert ran.returncode == 0, ran.stdout
     assert "has been pruned, and is needed again" in ran.stdout
-    assert "reinforce@smoke has to run: params/smoke.yaml python: modified" in ran.stdout
+    assert "reinforce@smoke has to run: params/smoke.yaml tools: modified" in ran.stdout
     after = digests(folder)
     changed = {path for path in before if after[path] != before[path]}
     said = {f"data/smoke/records/{stage}.jsonl" for stage in ("prepare", "reinforce", "evaluate")}
