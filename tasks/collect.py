@@ -77,9 +77,7 @@ def _check(
     outcomes, scores = set(TURN_OUTCOMES), settings.reward
     whole = pd.MultiIndex.from_frame(trajectories[["iteration", "question_id", "leaf"]])
     rewarded = rewards.to_pandas()
-    in_reward = (
-        algorithm.kl is not None and algorithm.kl.place == "reward"
-    )  # equal rewards then differ by it
+    in_reward = algorithm.kl_in("reward")  # equal rewards then differ by it
     tables = {
         "trajectories": (
             trajectory_gate.prepare(trajectories, outcomes - {Outcome.ANSWER}),
