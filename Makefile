@@ -41,11 +41,13 @@ SYSTEM_PATH := $(PATH)
 export PATH = $(CURDIR)/$(VENV)/bin:$(SYSTEM_PATH)
 export DO_NOT_TRACK := 1
 export OMP_WAIT_POLICY ?= PASSIVE
+# Images of containers often set it; without byte code each stage takes seconds longer to start.
+unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON = $(VENV)/bin/python
 PYTEST = $(PYTHON) -m pytest
-# Two workers; one that has nothing left takes tests from the other one.
-TWO = -n 2 --dist worksteal
+# Two workers, each of which takes one test after the other.
+TWO = -n 2 --dist load --maxschedchunk 1
 
 .PHONY: run test test-data test-vllm test-gpu kills chaos lint plan compare bench serve ui deploy \
 	doctor clean

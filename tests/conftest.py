@@ -21,12 +21,17 @@ TEXTS = [
 ]
 
 
+FLOWS = Path(__file__).parent / "flows"
 SETS = ("gsm8k", "math500", "aime24", "hotpotqa", "bamboogle")
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items):
-    """With BEAMLINE_DATA, mark the tests that then read the whole benchmark files."""
+    """Put the tests of whole flows first; with BEAMLINE_DATA, mark those of whole files.
+
+    A flow's test takes up to a minute: at the end it would leave the other worker idle.
+    """
+    items.sort(key=lambda item: item.path.parent != FLOWS)
     for item in items if os.environ.get("BEAMLINE_DATA") else ():
         if "data" in getattr(item, "fixturenames", ()):
             item.add_marker("whole_files")

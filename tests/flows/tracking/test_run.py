@@ -261,8 +261,9 @@ def test_pause_after_a_failure_ends_with_the_run(client, database, monkeypatch, 
             run.log_metrics({"reward": 0.1}, step, 1.0)
         assert caplog.text.count("cannot be written") == 1
         database.execute("ROLLBACK")
+        run.log_metrics({"reward": 0.1}, 3, 1.0)
         assert history(client, run, "reward") == [], "no attempt within the pause"
-    assert [step for step, *_ in history(client, run, "reward")] == [0, 1, 2]
+    assert [step for step, *_ in history(client, run, "reward")] == [0, 1, 2, 3]
 
 
 def test_store_locked_at_the_start(client, database, recipe, monkeypatch):
