@@ -46,8 +46,10 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON = $(VENV)/bin/python
 PYTEST = $(PYTHON) -m pytest
-# Two workers, each of which takes one test after the other.
-TWO = -n 2 --dist load --maxschedchunk 1
+# Two workers: each takes one file after the other, so that the tests of a file share its fixtures,
+# or one test after the other.
+BY_FILE = -n 2 --dist loadfile --no-loadscope-reorder
+BY_TEST = -n 2 --dist load --maxschedchunk 1
 
 .PHONY: run test test-data test-vllm test-gpu kills chaos lint plan compare bench serve ui deploy \
 	doctor clean
@@ -62,7 +64,7 @@ run: $(RUN_VENV)/installed
 	@$(PYTHON) -m flows.retrain $(RECIPE) --here
 
 test: .venv/installed
-	@$(PYTEST) $(TWO)
+	@$(PYTEST) $(BY_FILE)
 
 test-data: .venv/installed
 	@BEAMLINE_DATA="$$(realpath "$(DATA)")" $(PYTEST) -m whole_files
@@ -74,10 +76,10 @@ test-gpu: .venv/installed
 	@$(PYTEST) tests/gpu
 
 kills: .venv/installed
-	@$(PYTEST) $(TWO) -vv -m kills tests/chaos
+	@$(PYTEST) $(BY_TEST) -vv -m kills tests/chaos
 
 chaos: .venv/installed
-	@$(PYTEST) $(TWO) -vv tests/chaos
+	@$(PYTEST) $(BY_TEST) -vv tests/chaos
 
 lint: .venv/installed
 	@$(PYTHON) -m ruff check .

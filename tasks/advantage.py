@@ -135,7 +135,7 @@ def _penalties(
 ) -> list[list[Floats]]:
     """Return -coefficient * k1 of each sampled token, by tree and node; k1 = log pi - log pi_ref.
 
-    The difference is clamped to +-KL_LIMIT (algorithms section 4).
+    The difference is clamped to +-KL_LIMIT.
     """
     kl, reference = inputs.algorithm.kl, inputs.reference
     assert kl and reference

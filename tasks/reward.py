@@ -1,4 +1,4 @@
-"""reward: score the leaves of the trees (algorithms section 6, after ARPO)."""
+"""reward: score the leaves of the trees, as ARPO does (arXiv 2507.19849)."""
 
 from __future__ import annotations
 

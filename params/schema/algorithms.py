@@ -159,7 +159,7 @@ class Critic(Frozen):
 
 
 class Algorithm(Frozen):
-    """The choices of one algorithm (algorithms section 1)."""
+    """The choices of one algorithm: a row of params/algorithms.yaml."""
 
     branching: Literal["none", "marks", "entropy"]
     marks: Annotated[Marks, BeforeValidator(_spelt_out)]

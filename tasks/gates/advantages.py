@@ -40,7 +40,7 @@ def expectations(*, rows: int, leaves: int, centred: bool) -> list[Expectation]:
 
     centred: the estimator compares a leaf with the mean of its group (group-relative,
     leave-one-out), so the advantages of a group have mean 0 and are 0 where its rewards are equal.
-    Other estimators guarantee neither (algorithms section 3).
+    Other estimators guarantee neither.
     """
     own = [
         between("a group's advantages have mean 0", "group_mean", -ROUNDING, ROUNDING),

@@ -1,6 +1,6 @@
 """Policy and value losses over leaf views: padded rows of the sampled tokens of each leaf. Pure.
 
-A loss is a record of independent choices (algorithms sections 1 and 4): ratio, clip, averaging, KL,
+A loss is a record of independent choices (docs/losses.md has the formulas): ratio, clip, averaging, KL,
 entropy bonus, importance cap. Nothing here knows the name of an algorithm. Losses are sums, divided
 by a denominator that counts the leaf views of the whole optimizer step, so the gradients of
 micro-batches add up to that of the whole batch. docs/losses.md lists the differences from other

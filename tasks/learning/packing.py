@@ -3,7 +3,7 @@
 Trajectories of a question share their prompt, and branches share whole prefixes. A forest lays the
 nodes of its trees end to end, depth first: a token's slot is its index in that sequence. For each
 leaf it has the slots of its path, so that attention and losses see trajectories while everything
-between them is computed once a slot (algorithms section 5).
+between them is computed once a slot.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 ARPO, arXiv 2507.19849, section 3.1: a path branches where the entropy of what it samples after a
 tool result has risen over that of its start. GPG, arXiv 2512.10365: the first trajectories of a
-question branch at the first marks of each (algorithms section 1).
+question branch at the first marks of each.
 """
 
 from __future__ import annotations

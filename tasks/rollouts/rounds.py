@@ -1,4 +1,4 @@
-"""Rollouts in rounds, with branching: from questions to trees (algorithms sections 1 and 2).
+"""Rollouts in rounds, with branching: from questions to trees.
 
 In a round every live path samples one turn, and all tool calls run side by side. Branching after
 tool results (ARPO): each path whose turn followed a result is judged, in path order; its branches

@@ -1,4 +1,4 @@
-"""Check the format of a response (algorithms section 6, after ARPO's reward)."""
+"""Check the format of a response as ARPO's reward does (arXiv 2507.19849)."""
 
 from __future__ import annotations
 

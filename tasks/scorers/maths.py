@@ -1,4 +1,4 @@
-"""Compare an answer with the gold answer as mathematics (algorithms section 6).
+"""Compare an answer with the gold answer as mathematics.
 
 In this order: equal text; two plain numbers, compared exactly; math-verify, in a process of its own
 (maths_worker.py), where an answer that never ends or fills the memory does no harm.

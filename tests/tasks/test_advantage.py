@@ -370,7 +370,7 @@ def episodes(*observed, in_parts=False):
     return tree
 
 
-# algorithms section 3: gamma .95, lambda .8
+# GAGPO worked by hand: gamma .95, lambda .8
 GAGPO = [
     ("ABC", 10, [3.61, 4.75, 0]),
     ("ABD", 0, [-3.61, -4.75, 0]),
@@ -407,7 +407,7 @@ def test_a_state_is_an_observation_without_its_history(initial):
 # ---------------------------------------------------------------- which tokens are shared
 
 
-CALIBRATED = [  # algorithms section 3
+CALIBRATED = [  # worked by hand
     [0, -0.2887, 0, 0.8660],
     [0, -0.2887, 0, -0.8660],
     [0, -0.2887, -0.8660, -0.8660],

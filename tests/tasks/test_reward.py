@@ -1,4 +1,4 @@
-"""Rewards by hand (algorithms section 6), and that a tool's text can't touch them."""
+"""Rewards by hand, and that a tool's text can't touch them."""
 
 from pathlib import Path
 

@@ -26,7 +26,7 @@ Named = Iterable[tuple[str, Tensor]]
 
 
 class MeasuringSampler(Sampler):
-    """vLLM's sampler, with logprobs and entropies as algorithms section 2 defines them.
+    """vLLM's sampler, with the logprobs and entropies of the transformers engine.
 
     Logprobs are those at the sampling temperature, before top-p. A request for the logprobs of the
     ``MEASURED`` likeliest tokens gets the sampled token's, and under another token's id the entropy

@@ -1,4 +1,4 @@
-"""Rows of the table, literally those of algorithms section 1, and the functions that they name."""
+"""Rows of the table as literals, and the functions that they name."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -31,7 +31,7 @@ def kl(place, estimator, coefficient):
     }
 
 
-# algorithms section 1, in its order: branching, marks, estimator, ratio, clip, averaging, and more
+# as the rows are meant: branching, marks, estimator, ratio, clip, averaging, and more
 TABLE = {
     "reinforce": ("none", "every_token", {"kind": "return"}, "none", None, "token_mean", {}),
     "grpo": ("none", "none", RELATIVE, "token", TWENTY, "sequence_mean", {}),
