@@ -102,7 +102,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Decision:
-    """One branching decision of ARPO or GPG (tasks/rollouts/branching.py), stored for audit and plots.
+    """One branching decision (tasks/rollouts/branching.py), stored for audit and plots.
 
     Both entropies are means over the first ``rollout.entropy_window`` tokens that a trajectory
     samples: in its first turn, and after the branching point. They are divided by ln|V|, so they
