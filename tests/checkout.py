@@ -27,11 +27,11 @@ def checkout(folder):
         subprocess.run(["git", *command], cwd=folder, check=True)
 
 
-def environment():
-    """This process's environment without what would tie a run to another one."""
+def environment(**changes):
+    """This process's environment without what would tie a run to another one, and changes to it."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "BEAMLINE_"))}
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    return clean | {"PATH": path, "DO_NOT_TRACK": "1"}
+    return clean | {"PATH": path, "DO_NOT_TRACK": "1"} | changes
 
 
 def retrain(recipe):
@@ -39,12 +39,12 @@ def retrain(recipe):
     return (sys.executable, "-m", "flows.retrain", recipe, "--here")
 
 
-def call(folder, *command):
+def call(folder, *command, **changes):
     """Run a command in ``folder``; standard output and error come together."""
     return subprocess.run(
         command,
         cwd=folder,
-        env=environment(),
+        env=environment(**changes),
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import time
+from functools import partial
 
 import pytest
 
@@ -34,6 +35,19 @@ def test_a_kill_when_a_sub_step_has_ended(prepared, expected, folder, sub_step):
     runs.kill(runs.below(run.pid))
     run.wait()
     call_again(folder, expected)
+
+
+@pytest.mark.kills
+def test_two_kills_while_a_sub_step_is_written(prepared, expected, folder):
+    runs.copy(prepared, folder)
+    for sub_step in ("0000-rollout", "0001-update"):
+        run = runs.start(folder)
+        runs.wait_for(run, partial(runs.begun, folder, sub_step))
+        runs.kill(runs.below(run.pid))
+        run.wait()
+        assert not runs.ended(folder, sub_step)
+    call_again(folder, expected)
+    assert runs.finish(folder).startswith("nothing to do: smoke is up to date")
 
 
 @pytest.mark.parametrize("number", MOMENTS)

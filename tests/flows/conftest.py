@@ -30,6 +30,17 @@ def api(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def empty_store(tmp_path_factory):
+    """The bytes of an MLflow store without runs: the migrations of a new one take seconds."""
+    from flows.tracking import store
+
+    folder = tmp_path_factory.mktemp("store")
+    with contextlib.chdir(folder):
+        store.connect(f"sqlite:///{folder}/mlflow.db")
+    return (folder / "mlflow.db").read_bytes()
+
+
+@pytest.fixture(scope="session")
 def finished_training(tmp_path_factory, api):
     """A project of stages with records and with a local remote, and its run; see ``trained``."""
     folder = tmp_path_factory.mktemp("trained").resolve() / "project"

@@ -27,7 +27,7 @@ def pin(digest):
 
 
 def test_dvc_alone_makes_the_champion_of_a_fresh_clone_and_of_a_recipe_that_names_one(
-    tmp_path, monkeypatch
+    tmp_path, monkeypatch, api
 ):
     folder = tmp_path.resolve()
     checkout(folder)
@@ -43,14 +43,14 @@ def test_dvc_alone_makes_the_champion_of_a_fresh_clone_and_of_a_recipe_that_name
     (policy / "config.json").write_text("{}")
     digest = cache.keep(policy)
     pin(digest)
-    ran = call(folder, *REPRO)
+    ran = call(folder, *REPRO, PREFECT_API_URL=api)
     assert ran.returncode == 0, ran.stdout
     assert champion_module.read(place) == {"version": 2, "commit": "a" * 40, "digest": digest}
     assert artifacts.digest(place / "policy") == artifacts.digest(policy)
 
     for kept in (place, Path(".dvc/cache")):
         shutil.rmtree(kept)
-    ran = call(folder, *REPRO)
+    ran = call(folder, *REPRO, PREFECT_API_URL=api)
     assert ran.returncode == 255
     assert f"champion smoke: DVC's cache lacks {digest}, and no remote is set" in ran.stdout
     assert "Traceback" not in ran.stdout

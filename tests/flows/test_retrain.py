@@ -26,6 +26,14 @@ def wait_until(condition, seconds=60):
         time.sleep(0.02)
 
 
+@pytest.fixture
+def project(project, empty_store):
+    """The toy project with an MLflow store that has no runs yet."""
+    (project / ".beamline").mkdir()
+    (project / ".beamline/mlflow.db").write_bytes(empty_store)
+    return project
+
+
 def test_a_run_its_tree_in_the_ui_and_the_calls_after_it(project, api, capsys):
     ran = toy.run(project, *COMMAND, PREFECT_API_URL=api)
     assert ran.returncode == 0, ran.stdout
@@ -133,7 +141,7 @@ def test_what_cannot_start_is_said_before_anything_starts(project, capsys, argum
     toy.write_recipe(project, evaluate__colour="blue")
     assert retrain.main(arguments) == 2
     assert capsys.readouterr().err.startswith(said)
-    assert not Path(".beamline").exists()
+    assert [path.name for path in Path(".beamline").iterdir()] == ["mlflow.db"]
 
 
 # ---------------------------------------------------------------- a run as a commit
@@ -282,7 +290,7 @@ def test_changed_and_unknown_files_are_refused_with_a_remedy(project, capsys):
     }.items():
         assert retrain.main(list(arguments)) == 2
         assert capsys.readouterr().err.startswith(f"retrain: {remedy}"), arguments
-    assert not Path(".beamline").exists()
+    assert [path.name for path in Path(".beamline").iterdir()] == ["mlflow.db"]
 
 
 def test_what_a_default_remote_needs_is_pushed_with_the_memory_of_runs(project, api, tmp_path):

@@ -43,15 +43,3 @@ def ran(finished, tmp_path, monkeypatch):
     folder = tmp_path.resolve() / "ran"
     shutil.copytree(finished, folder, symlinks=True)
     return enter(folder, monkeypatch)
-
-
-@pytest.fixture(scope="session")
-def empty_store(tmp_path_factory):
-    """The database of an empty MLflow store: to make one takes seconds."""
-    from flows.tracking import store
-
-    folder = tmp_path_factory.mktemp("store")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        store.connect(f"sqlite:///{folder}/mlflow.db")
-    return folder / "mlflow.db"

@@ -32,7 +32,7 @@ def project(tmp_path, monkeypatch, empty_store):
     toy.create(folder, flows=False)
     (folder / ".gitignore").write_text("/.beamline/\n/models/\n")
     (folder / ".beamline").mkdir()
-    shutil.copy(empty_store, folder / ".beamline/mlflow.db")
+    (folder / ".beamline/mlflow.db").write_bytes(empty_store)
     monkeypatch.chdir(folder)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     return folder

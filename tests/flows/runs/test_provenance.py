@@ -39,7 +39,7 @@ def built(tmp_path_factory, empty_store):
     shutil.rmtree(folder / "data")
     shutil.rmtree(folder / "models")
     (folder / ".beamline").mkdir(exist_ok=True)
-    shutil.copy(empty_store, folder / ".beamline/mlflow.db")
+    (folder / ".beamline/mlflow.db").write_bytes(empty_store)
     return folder
 
 

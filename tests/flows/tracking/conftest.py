@@ -11,15 +11,6 @@ from tests import mlflow_store
 from tests.child_process import Child
 
 
-@pytest.fixture(scope="session")
-def empty_store(tmp_path_factory):
-    """The bytes of a store without runs; the migrations of a new one take most of a second."""
-    folder = tmp_path_factory.mktemp("empty")
-    client = store.connect(f"sqlite:///{folder / 'mlflow.db'}")
-    client.get_experiment_by_name(store.EXPERIMENT)
-    return (folder / "mlflow.db").read_bytes()
-
-
 @pytest.fixture
 def folder(tmp_path, monkeypatch, empty_store):
     """A working directory with a store that has no runs yet."""
