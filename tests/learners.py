@@ -3,25 +3,13 @@
 import torch
 
 from params.schema.algorithms import Critic, load_algorithms
-from params.schema.reinforce import Update
 from tasks.learning import learner
 from tasks.learning.algorithm import assemble
 from tasks.policy import checkpoint, resident
 from tests.sections import MACHINE
+from tests.sections import UPDATE as SETTINGS
 from tests.trees import credited, random_tree
 
-SETTINGS = Update(
-    learning_rate=1e-2,
-    warmup_updates=0,
-    weight_decay=0.1,
-    adam_betas=(0.9, 0.95),
-    gradient_clip=1e9,
-    epochs=1,
-    mini_batches=1,
-    micro_batch_tokens=10_000,
-    critic_learning_rate=1e-2,
-    recompute=False,
-)
 RESPONSE_TOKENS = 50
 ROWS = load_algorithms()
 LOSSES = {name: assemble(row, RESPONSE_TOKENS).loss for name, row in ROWS.items()}

@@ -52,8 +52,16 @@ def branched(name="train-00007", call=CALL, result="<result>42</result>", outcom
     return Tree(question, nodes, leaves=[3, 4, 5])
 
 
-def scores(tree):
-    """Rows of the table of rewards: the leaves are right, wrong, and without an answer."""
+# of a tree's leaves, which are right, wrong, and without an answer: answer, reward, faults
+SCORES = [
+    ("42", 1.0, []),
+    ("41", 0.0, []),
+    (None, -1.0, ["think", "answer"]),
+]
+
+
+def scores(tree, of_leaves=SCORES):
+    """Rows of the table of rewards."""
     return [
         {
             "question": tree.question.id,
@@ -68,9 +76,7 @@ def scores(tree):
             "response_tokens": 18,
             "sampled_tokens": 14,
         }
-        for leaf, (answer, reward, faults) in enumerate(
-            [("42", 1.0, []), ("41", 0.0, []), (None, -1.0, ["think", "answer"])]
-        )
+        for leaf, (answer, reward, faults) in enumerate(of_leaves)
     ]
 
 

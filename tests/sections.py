@@ -1,6 +1,7 @@
 """Sections of a recipe as many tests need them; ``model_copy(update=...)`` changes a field."""
 
 from params.schema.base import Machine
+from params.schema.reinforce import Update
 from tasks.tools.python import PythonTool
 
 MACHINE = Machine(threads=1, device="cpu", precision="float32")
@@ -13,4 +14,16 @@ PYTHON = PythonTool(
     processes=8,
     file_mib=4,
     output_characters=2000,
+)
+UPDATE = Update(
+    learning_rate=1e-2,
+    warmup_updates=0,
+    weight_decay=0.1,
+    adam_betas=(0.9, 0.95),
+    gradient_clip=1e9,
+    epochs=1,
+    mini_batches=1,
+    micro_batch_tokens=10_000,
+    critic_learning_rate=1e-2,
+    recompute=False,
 )

@@ -20,7 +20,7 @@ from benchmarks.update_on_gpu import (
 from benchmarks.update_on_gpu import policy as random_policy
 from params.schema.algorithms import load_algorithms
 from params.schema.base import Machine
-from params.schema.reinforce import Lora, Update
+from params.schema.reinforce import Lora
 from tasks.engines import Request
 from tasks.engines.transformers.engine import TransformersEngine
 from tasks.learning import learner
@@ -31,6 +31,7 @@ from tasks.learning.packing import forest, lay_out, uncredited
 from tasks.ledger.artifacts import Artifact
 from tasks.policy import adapter, checkpoint, resident
 from tasks.trees.tree import PROMPT, TURN, Node, Question, Tree
+from tests.sections import UPDATE
 from tests.trees import VOCABULARY, credited, random_tree, small_policy
 
 BF16, FLOAT32 = torch.bfloat16, torch.float32
@@ -42,18 +43,7 @@ TREES = {
     "some blocks": lambda: [credited(random_tree(seed, 12)) for seed in (2, 3, 4)],
     "long nodes": lambda: [synthetic_tree(seed, LONG, VOCABULARY) for seed in (5, 6)],
 }
-SETTINGS = Update(
-    learning_rate=1e-3,
-    warmup_updates=0,
-    weight_decay=0.1,
-    adam_betas=(0.9, 0.95),
-    gradient_clip=1e9,
-    epochs=1,
-    mini_batches=1,
-    micro_batch_tokens=10_000,
-    critic_learning_rate=1e-3,
-    recompute=False,
-)
+SETTINGS = UPDATE.model_copy(update={"learning_rate": 1e-3, "critic_learning_rate": 1e-3})
 GRPO = assemble(load_algorithms()["grpo"], 50).loss
 
 

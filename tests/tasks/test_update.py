@@ -8,7 +8,6 @@ import torch
 from transformers import AutoModel, AutoModelForCausalLM
 
 from params.schema.algorithms import Kl, load_algorithms
-from params.schema.reinforce import Update
 from tasks.advantage import TABLE
 from tasks.learning import learner
 from tasks.learning.packing import uncredited
@@ -21,20 +20,11 @@ from tasks.trees.metrics import tree_metrics
 from tasks.trees.tables import load_trees, save_trees, write_table
 from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree
 from tasks.update import UpdateInputs, update
-from tests.sections import MACHINE
+from tests.sections import MACHINE, UPDATE
 from tests.verbs import call
 
-SETTINGS = Update(
-    learning_rate=1e-2,
-    warmup_updates=0,
-    weight_decay=0.0,
-    adam_betas=(0.9, 0.95),
-    gradient_clip=1.0,
-    epochs=1,
-    mini_batches=1,
-    micro_batch_tokens=64,
-    critic_learning_rate=1e-2,
-    recompute=False,
+SETTINGS = UPDATE.model_copy(
+    update={"weight_decay": 0.0, "gradient_clip": 1.0, "micro_batch_tokens": 64}
 )
 ROWS = load_algorithms()
 ARPO, PPO = ROWS["arpo"], ROWS["ppo"]

@@ -14,6 +14,7 @@ from tasks.reward import TABLE
 from tasks.trees.outcomes import TURN_OUTCOMES, Outcome
 from tasks.trees.tables import save_trees, write_table
 from tasks.trees.tree import PROMPT, RESULT, TURN, Message, Node, Question, Tree
+from tests import mlflow_store
 
 NONE = np.zeros(0, np.float32)
 QUESTION = Question("train-00007", "chain", "What is 6 times 7, plus 1?", ("43", "43.0"))
@@ -51,26 +52,6 @@ SCORES = [  # of the tree's leaves: answer, reward, faults
 ]
 
 
-def scores(tree):
-    """Rows of the table of rewards."""
-    return [
-        {
-            "question": tree.question.id,
-            "leaf": leaf,
-            "reward": reward,
-            "score": max(0.0, reward),
-            "breakdown": [("score", max(0.0, reward))],  # as a table gives a map back
-            "success": reward > 0,
-            "answer": answer,
-            "faults": faults,
-            "outcome": tree.nodes[tree.leaves[leaf]].outcome,
-            "response_tokens": 18,
-            "sampled_tokens": 14,
-        }
-        for leaf, (answer, reward, faults) in enumerate(SCORES)
-    ]
-
-
 @pytest.fixture
 def tree():
     """Three leaves: two share a call and its result, the third is alone.
@@ -91,7 +72,9 @@ def tree():
 
 
 def traced(tree, leaf=0):
-    return traces.trace(tree, leaf, scores(tree)[leaf], STEP, key="ab" * 16, began=1000)
+    return traces.trace(
+        tree, leaf, mlflow_store.scores(tree, SCORES)[leaf], STEP, key="ab" * 16, began=1000
+    )
 
 
 # one trajectory
@@ -243,7 +226,7 @@ def test_failed_trajectory_names_its_faults(tree):
 
 
 def test_partly_right_answer_shows_its_breakdown(tree):
-    score = scores(tree)[1] | {
+    score = mlflow_store.scores(tree, SCORES)[1] | {
         "reward": 0.6,
         "score": 0.6,
         "breakdown": {"score": 0.6, "precision": 0.5, "recall": 0.75},
@@ -297,7 +280,7 @@ def iteration(tree, tmp_path):
     """Two trees and their rewards as the ledger keeps them."""
     other = replace(tree, question=replace(QUESTION, id="train-00008"))
     save_trees([tree, other], tmp_path / "trees")
-    rows = [row for each in (tree, other) for row in scores(each)]
+    rows = [row for each in (tree, other) for row in mlflow_store.scores(each, SCORES)]
     write_table(pa.Table.from_pylist(rows, schema=TABLE), tmp_path / "rewards.parquet")
     return [Artifact.at(tmp_path / name) for name in ("trees", "rewards.parquet")]
 
@@ -332,4 +315,4 @@ def test_keys_do_not_depend_on_the_clock(iteration):
 
 
 def test_rewards_have_all_that_a_trace_shows(tree):
-    assert set(TABLE.names) >= set(scores(tree)[0])
+    assert set(TABLE.names) >= set(mlflow_store.scores(tree, SCORES)[0])
