@@ -109,9 +109,10 @@ def python_tool(settings: PythonTool, workers: int) -> Iterator[Run]:
     ``run`` may be called from several threads. Outcomes: "ok"; "error" (an exception; the text ends
     with the traceback's last line); "timeout" (CPU seconds); "wall_timeout"; "memory";
     "output_limit" (the text is the first ``output_characters``); "killed" (a signal or os._exit
-    ended the code, or its worker). The text is standard output and error together, without line
-    breaks at the end. Leaving the context ends every process. Raises RuntimeError where the sandbox
-    does not work or a worker cannot be replaced, ValueError for fewer than one worker.
+    ended the code, or two workers that were asked). The text is standard output and error together,
+    without line breaks at the end. Leaving the context ends every process. Raises RuntimeError
+    where the sandbox does not work or a worker cannot be replaced, ValueError for fewer than one
+    worker.
     """
     if workers < 1:
         raise ValueError(f"the Python tool needs at least one worker, got {workers}: raise it")
@@ -155,16 +156,20 @@ class _Worker:
 def _call_or_replace(
     team: list[_Worker | None], place: int, code: str, settings: PythonTool, backend: str
 ) -> Observation:
-    """Run the code in the worker at ``place``; replace one that does not answer ("killed")."""
-    worker = team[place] or _start(settings, backend)
-    team[place] = worker
-    try:
-        return _run_code(worker, code, settings.wall_seconds + GRACE_SECONDS)
-    except OSError:
-        team[place] = None
-        _stop(worker)
-        team[place] = _start(settings, backend)
-        return Observation(Outcome.KILLED, "")
+    """Run the code in the worker at ``place``; where it dies or does not answer, in a new one.
+
+    A worker may have died while it was idle, which is no fault of the code: only the second one
+    that the code's call loses is "killed". A call has no effects outside, so it can be repeated.
+    """
+    for _ in range(2):
+        worker = team[place] or _start(settings, backend)
+        team[place] = worker
+        try:
+            return _run_code(worker, code, settings.wall_seconds + GRACE_SECONDS)
+        except OSError:
+            team[place] = None
+            _stop(worker)
+    return Observation(Outcome.KILLED, "")
 
 
 def _run_code(worker: _Worker, code: str, seconds: float) -> Observation:

@@ -391,8 +391,21 @@ def test_a_worker_that_does_not_answer_is_replaced(sandbox, number, monkeypatch)
         for pid in processes(marker):
             with contextlib.suppress(ProcessLookupError):  # the first may take others along
                 os.kill(pid, number)
-        assert call(["1 + 1", "2 + 2"]) == [Observation("killed", ""), Observation("ok", "4")]
+        assert call(["1 + 1", "2 + 2"]) == [Observation("ok", "2"), Observation("ok", "4")]
     assert processes(marker) == []
+
+
+def test_code_that_ends_two_workers_is_killed(monkeypatch):
+    """Without a sandbox, code reaches its worker."""
+    monkeypatch.setattr(python, "GRACE_SECONDS", 0.7)
+    code = (
+        "import os, signal\n"
+        "stat = open(f'/proc/{os.getppid()}/stat').read().rpartition(')')[2].split()\n"
+        "os.kill(int(stat[1]), signal.SIGKILL)\n"  # the warm parent of the supervisor
+        "os.kill(os.getppid(), signal.SIGKILL)"
+    )
+    with python_tool(limits("none", wall_seconds=0.5), 1) as call:
+        assert call([code, "2 + 2"]) == [Observation("killed", ""), Observation("ok", "4")]
 
 
 @pytest.mark.parametrize("sandbox", [*SANDBOXES, "none"])
