@@ -34,8 +34,10 @@ def test_name_is_added_in_any_layout(before, after):
         head + ("\n" if "-" in part[:8] else "") + part + TAIL for part in (before, after)
     )
     recipes.PIPELINE.write_text(before)
+    was = recipes.PIPELINE.stat().st_ino
     assert recipes.add_to_pipeline("mine")
     assert recipes.PIPELINE.read_text() == after
+    assert recipes.PIPELINE.stat().st_ino != was, "another file in its place, never half of one"
     assert not recipes.add_to_pipeline("mine")
     assert recipes.PIPELINE.read_text() == after
     assert not list(Path().glob("*.partial")) + list(Path().glob(".*.partial"))

@@ -1,6 +1,13 @@
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from tasks.engines.transformers import decoder as decoders
 from tasks.engines.transformers.cache import RaggedCache, SpareMemory
@@ -74,6 +81,8 @@ def test_other_models_are_left_to_the_library(monkeypatch):
     assert not decodes(llama(rope_parameters=scaled))
     assert not decodes(llama(hidden_act="gelu"))
     assert not decodes(llama(attention_bias=True))  # there the output has one too
+    sliding = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+    assert not decodes(Qwen2ForCausalLM(Qwen2Config(**SHAPE, **sliding)))
     assert decodes(llama())
     monkeypatch.setattr(decoders, "LARGEST", 1000)
     assert not decodes(llama())

@@ -3,14 +3,17 @@
 import pickle
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from tasks.engines import Request
 from tasks.engines.vllm import engine, serve
 from tasks.engines.vllm.connection import ROOT, parse_choice, shared
 from tasks.engines.vllm.messages import SEEDS, Turn
+from tasks.trees.outcomes import StopReason
 
 PIECES = ["a", "</python>", "b</python>c", "</", "python>", "<|end|>"]
 
@@ -26,6 +29,23 @@ def test_tokens_that_hold_a_stop_string_end_a_turn():
 )
 def test_text_is_searched_if_a_stop_is_no_token(stop, looked_for):
     assert engine.stop_texts(PIECES, stop) == looked_for
+
+
+def test_turn_ends_with_its_stop_string_and_all_its_numbers_with_it():
+    """vLLM may have sampled on before it noticed."""
+    tokens = np.array([0, 3, 4, 0, 5], np.int32)  # a</python>a<|end|>
+    numbers = np.arange(5, dtype=np.float32)
+    drawn = SimpleNamespace(
+        pieces=lambda: PIECES,
+        tokenizer=SimpleNamespace(eos_token_id=5),
+        sample=lambda turns: [(tokens, -numbers, numbers)],
+    )
+    session = engine.VllmSession(drawn, 1, 20, 1.0, 1.0, ["</python>"])
+    [sample] = session.sample([Request(session.open(), np.array([1], np.int32), 3, 9)])
+    assert sample.stopped == StopReason.STOP
+    assert sample.tokens.tolist() == [0, 3, 4]
+    assert sample.logprobs.tolist() == [0, -1, -2]
+    assert sample.entropies.tolist() == [0, 1, 2]
 
 
 def turn(**changes):
