@@ -12,6 +12,7 @@ import yaml
 from prefect.context import refresh_global_settings_context
 
 from flows import retrain
+from flows.host import disk
 from params.schema.recipe import Recipe
 from tests import toy_project as toy
 
@@ -316,6 +317,15 @@ def test_the_headline_of_a_run_is_the_success_of_the_trained_agent(tmp_path):
     assert retrain.headline(file) == ""
     file.write_text('{"success": {"trained": {"mean": 0.731, "low": 0.7, "high": 0.75}}}')
     assert retrain.headline(file) == "success 73.1 % [70.0, 75.0]"
+
+
+@pytest.mark.parametrize(
+    ("changed", "first"),
+    [(["verdict@tiny"], -1), (["evaluate@tiny", "reinforce@tiny"], 2), (["champion@tiny"], 0)],
+)
+def test_disk_is_checked_for_the_first_stage_that_runs_and_all_behind_it(changed, first):
+    assert retrain.from_the_first_of(changed) == disk.STAGES[first:]
+    assert disk.STAGES[2] == "reinforce"
 
 
 @pytest.mark.parametrize("stage", STAGES)
