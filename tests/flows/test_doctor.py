@@ -362,6 +362,19 @@ def test_unsent_messages_stay_until_the_store_answers(project, look, monkeypatch
         ]
 
 
+def test_flow_runs_of_other_machines_are_left_alone(project, look):
+    server.HOME.mkdir(parents=True)
+    with closing(sqlite3.connect(server.HOME / "prefect.db")) as store, store:
+        store.execute(
+            "create table flow_run (id, name, infrastructure_pid, start_time, state_type)"
+        )
+        for host in (processes.host(), "elsewhere"):
+            row = ("1", f"on {host}", f"{host}:999999999", "2026-01-01 00:00:00", "RUNNING")
+            store.execute("insert into flow_run values (?, ?, ?, ?, ?)", row)
+    _, [found] = look()
+    assert found.endswith(f"their processes have ended: on {processes.host()}")
+
+
 def test_leftovers_of_a_killed_run_are_cleared(project, look, start):
     before = f"""
     from flows.tracking.run import stage_run

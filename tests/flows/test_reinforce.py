@@ -203,6 +203,14 @@ def run_two(chosen, row, given):
     return list(train(Training(STEP, chosen, row, cold_start, **given), 2))
 
 
+def test_no_iteration_asks_again_what_further_batches_have_asked(start):
+    done = run_two(recipe(), WITHOUT_SPREAD, start(60))
+    questions = [
+        question for entry in done for batch in asked(entry["rollout"]) for question in batch
+    ]
+    assert len(questions) == len(set(questions)) == 2 * 2 * MOST_BATCHES
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_every_row_of_the_table_goes_through_its_iterations_and_its_gates(start, name):
     chosen, row = recipe(), ROWS[name]
