@@ -4,7 +4,7 @@
 # make test-data the tests of whole benchmark files, in the folder DATA (../shared/data)
 # make test-vllm the tests of the vLLM engine against the real one, on a CPU where there is no GPU
 # make test-gpu  the tests that need a GPU
-# make kills     seven runs of the recipe smoke, killed at random moments and in the middle of a sub-step
+# make kills     seven tests that kill runs of the recipe smoke, in the middle of sub-steps too
 # make chaos     kill, damage and cut off runs of the recipe smoke in some 40 ways: half an hour
 # make lint      ruff, mypy and import-linter
 # make plan      whether RECIPE fits GPUs of 24, 80 and 141 GB, or CARD=80 alone: memory by part,

@@ -99,8 +99,7 @@ def _request(name: str) -> dict[str, Any]:
 
 def _run_on_worker(stage: pipeline.Stage, request: Mapping[str, Any]) -> dict[str, Any]:
     """Run a stage on a worker; return its entry in dvc.lock, and its outs that git keeps."""
-    inputs = {name: request[name] for name in ("name", "commit", "files")}
-    tag = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
+    tag = request_tag(request)
     with get_client(sync_client=True) as client:
         run = _unfinished_run(client, tag) or _start(stage, request, tag)
         print(f"{stage.name} runs on a worker of the pool '{stage.pool}' ({run.name})", flush=True)
@@ -115,6 +114,15 @@ def _run_on_worker(stage: pipeline.Stage, request: Mapping[str, Any]) -> dict[st
                 f"{ended.state and ended.state.message}; its log is in flow run {run.name}"
             )
         return result_of(client, run.id)
+
+
+def request_tag(request: Mapping[str, Any]) -> str:
+    """Return what requests for the same work share: stage, commit and files, not the environment.
+
+    A sender that was killed recognizes its flow run by this tag when it is called again.
+    """
+    inputs = {name: request[name] for name in ("name", "commit", "files")}
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _unfinished_run(client: SyncPrefectClient, tag: str) -> FlowRun | None:

@@ -1,9 +1,10 @@
 """Policy and value losses over leaf views: padded rows of the sampled tokens of each leaf. Pure.
 
-A loss is a record of independent choices: ratio, clip, averaging, KL, bonus for entropy, cap.
-Nothing here knows the name of an algorithm. Losses are sums, divided by a denominator that counts
-the leaf views of the whole optimizer step, so the gradients of micro-batches add up to that of the
-whole batch. docs/losses.md has the formulas, and the differences from other trainers.
+A loss is a record of independent choices: importance ratio, clip range, averaging, KL term, entropy
+bonus, importance cap. Nothing here knows the name of an algorithm. Losses are sums, divided by a
+denominator that counts the leaf views of the whole optimizer step, so the gradients of
+micro-batches add up to that of the whole batch. docs/losses.md has the formulas, and the
+differences from other trainers.
 
 Dimensions: L leaves, S sampled tokens of the longest leaf. A *unit* is the run of tokens that share
 one importance ratio: a token, a segment or the whole leaf. Units are numbered within a leaf.

@@ -52,6 +52,19 @@ def test_a_run_ends_with_the_table_and_dvc_finds_nothing_left_to_do(unbroken):
     assert "Running stage" not in again.stdout
 
 
+def test_policies_answer_held_out_questions_as_the_recipe_says(unbroken):
+    folder, _ = unbroken
+    wanted = yaml.safe_load((folder / "params/smoke.yaml").read_text())["evaluate"]
+    records = (folder / "data/smoke/records/evaluate.jsonl").read_text().splitlines()
+    asked = [one for one in map(json.loads, records) if one["verb"] == "rollout"]
+    assert [one["stage"] for one in asked] == ["evaluate/cold_start", "evaluate/trained"]
+    for inputs in (one["inputs"] for one in asked):
+        assert float(inputs["top_p"]) == wanted["top_p"] < 1
+        assert int(inputs["size"]) == wanted["questions"]
+        budget = json.loads(inputs["budget"])
+        assert (budget["temperature"], budget["leaves"]) == (wanted["temperature"], 1)
+
+
 def test_a_comparison_of_algorithms_takes_the_stages_before_as_they_are(
     unbroken, api, monkeypatch, capfd
 ):

@@ -57,3 +57,11 @@ def test_result_of_a_stage_reaches_its_sender(here, api):
         empty = client.create_flow_run(give)
         with pytest.raises(RuntimeError, match="without a result"):
             dispatch.result_of(client, empty.id)
+
+
+def test_tag_is_that_of_the_work_and_not_of_where_it_is_logged():
+    request = {"name": "a@b", "commit": "c", "files": {"params/b.yaml": "x: 1"}, "environment": {}}
+    tag = dispatch.request_tag(request)
+    assert dispatch.request_tag({**request, "environment": {"MLFLOW_TRACKING_URI": "x"}}) == tag
+    others = [{"name": "d@b"}, {"commit": "d"}, {"files": {"params/b.yaml": "x: 2"}}]
+    assert len({tag, *(dispatch.request_tag({**request, **other}) for other in others)}) == 4
