@@ -41,7 +41,6 @@ from tasks.rollout import RolloutInputs, rollout
 from tasks.update import UpdateInputs, update
 
 Iteration = Mapping[str, Sequence[Record]]  # verb -> records of its calls
-Scored = tuple[list[Record], list[Record]]  # rollouts and rewards of an iteration's batches
 Result = TypeVar("Result")
 
 
@@ -59,10 +58,21 @@ class Training:
 
 
 @dataclass(frozen=True)
+class Scored:
+    """An iteration's rollouts and their rewards, a record a batch, and the policy that sampled."""
+
+    sampler: Artifact
+    steps: int  # optimizer steps that this policy had taken
+    rollouts: list[Record]
+    rewards: list[Record]
+
+
+@dataclass(frozen=True)
 class Agents:
     """What an iteration begins with: policy, optimizer, critic, and the reference of a KL term."""
 
     policy: Artifact
+    steps: int  # optimizer steps that the policy has taken
     optimizer: Artifact | None
     critic: Artifact | None
     reference: Artifact
@@ -78,7 +88,8 @@ class Agents:
         updated = done["update"][0]
         critic = artifacts.output(updated, "critic") if algorithm.critic else None
         optimizer = artifacts.output(updated, "optimizer")
-        return replace(self, policy=policy_of(done), optimizer=optimizer, critic=critic)
+        steps = self.steps + int(updated["metrics"]["optimizer_steps"])
+        return Agents(policy_of(done), steps, optimizer, critic, self.reference)
 
 
 # ---------------------------------------------------------------- Algorithm 1
@@ -93,25 +104,25 @@ def train(training: Training, iterations: int) -> Iterator[Iteration]:
     Raises PrunedError where an iteration that the ledger does not hold needs weights that are gone.
     """
     algorithm, chosen = training.algorithm, training.recipe.reinforce
-    agents, place = Agents(training.policy, None, None, training.policy), 0
+    agents, place = Agents(training.policy, 0, None, None, training.policy), 0
     ahead: Future[Scored] | None = None
     with ThreadPoolExecutor(1, thread_name_prefix="ahead") as pool:
         for number in range(iterations):
             step = replace(training.start, iteration=number)
             agents = agents.at(number, algorithm)
-            scored = ahead.result() if ahead else sample(training, step, agents.policy, place)
-            place += len(scored[0]) * chosen.questions
+            scored = ahead.result() if ahead else sample(training, step, agents, place)
+            place += len(scored.rollouts) * chosen.questions
             if chosen.ahead and number + 1 < iterations:
                 later = replace(step, iteration=number + 1)
                 context = copy_context()  # Prefect's: the flow run that the sub-steps belong to
-                ahead = pool.submit(context.run, sample, training, later, agents.policy, place)
+                ahead = pool.submit(context.run, sample, training, later, agents, place)
             done = learn(training, step, agents, scored)
             agents = agents.after(done, algorithm)
             forget(step, chosen.keep, agents.reference, least=1 + chosen.ahead)
             yield done
 
 
-def sample(training: Training, step: Step, policy: Artifact, place: int) -> Scored:
+def sample(training: Training, step: Step, agents: Agents, place: int) -> Scored:
     """Roll out and score a batch; with a group filter, more until enough groups have a spread.
 
     ``place``: questions consumed by earlier iterations.
@@ -122,25 +133,25 @@ def sample(training: Training, step: Step, policy: Artifact, place: int) -> Scor
     rewards: list[Record] = []
     spread = 0
     for attempt in range(MOST_BATCHES):
-        inputs = rollout_inputs(training, policy, place, attempt)
+        inputs = rollout_inputs(training, agents.policy, place, attempt)
         rollouts.append(rollout(step, inputs, tools=training.tools, acting=acting))
         rewards.append(reward(step, reward_inputs(training, rollouts[-1])))
         spread += rewards[-1]["groups_with_spread"]
         enough = algorithm.group_filter == "none" or spread >= chosen.questions
         if enough or not rollouts[-1]["another_batch"]:
             break
-    return rollouts, rewards
+    return Scored(agents.policy, agents.steps, rollouts, rewards)
 
 
 def learn(training: Training, step: Step, agents: Agents, scored: Scored) -> Iteration:
     """Estimate advantages of the scored trees and update the policy."""
-    rollouts, rewards = scored
     credited = advantage(step, advantage_inputs(training, agents, scored))
-    inputs = update_inputs(training, agents, rollouts, credited)
+    inputs = update_inputs(training, agents, scored, credited)
     keep = training.recipe.reinforce.keep
     make_room = partial(forget, step, keep, agents.reference, least=2)
     updated = update(step, inputs, make_room=make_room)
-    return {"rollout": rollouts, "reward": rewards, "advantage": [credited], "update": [updated]}
+    sampled = {"rollout": scored.rollouts, "reward": scored.rewards}
+    return {**sampled, "advantage": [credited], "update": [updated]}
 
 
 def forget(step: Step, keep: Keep, reference: Artifact, least: int = 1) -> None:
@@ -192,13 +203,13 @@ def reward_inputs(training: Training, rolled_out: Record) -> RewardInputs:
 def advantage_inputs(training: Training, agents: Agents, scored: Scored) -> AdvantageInputs:
     """Return what an iteration's advantages are made from."""
     recipe, algorithm = training.recipe, training.algorithm
-    rollouts, rewards = scored
     return AdvantageInputs(
         policy=agents.policy,
+        sampler=scored.sampler,
         critic=agents.critic,
         reference=agents.reference if algorithm.kl_in("reward") else None,
-        trees=[artifacts.output(record, "trees") for record in rollouts],
-        rewards=[artifacts.output(record, "rewards") for record in rewards],
+        trees=[artifacts.output(record, "trees") for record in scored.rollouts],
+        rewards=[artifacts.output(record, "rewards") for record in scored.rewards],
         algorithm=algorithm,
         questions=recipe.reinforce.questions,
         settings=recipe.reinforce.update,
@@ -209,16 +220,18 @@ def advantage_inputs(training: Training, agents: Agents, scored: Scored) -> Adva
 
 
 def update_inputs(
-    training: Training, agents: Agents, rollouts: Sequence[Record], credited: Record
+    training: Training, agents: Agents, scored: Scored, credited: Record
 ) -> UpdateInputs:
     """Return what an iteration's update is made from."""
     recipe, algorithm = training.recipe, training.algorithm
     return UpdateInputs(
         policy=agents.policy,
+        sampler=scored.sampler,
+        staleness=agents.steps - scored.steps,
         optimizer=agents.optimizer,
         critic=agents.critic,
         reference=agents.reference if algorithm.kl_in("loss") else None,
-        trees=[artifacts.output(record, "trees") for record in rollouts],
+        trees=[artifacts.output(record, "trees") for record in scored.rollouts],
         advantages=artifacts.output(credited, "advantages"),
         algorithm=algorithm,
         settings=recipe.reinforce.update,

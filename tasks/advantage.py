@@ -18,7 +18,7 @@ from params.schema.algorithms import Algorithm, Gae
 from params.schema.base import Machine
 from params.schema.reinforce import Update
 from tasks.learning import learner
-from tasks.learning.algorithm import assemble
+from tasks.learning.algorithm import CREDITED, assemble
 from tasks.learning.estimators import Episode, Floats
 from tasks.learning.estimators import critic as critics
 from tasks.learning.estimators import step as steps
@@ -49,21 +49,23 @@ KL_LIMIT = 10.0  # of log pi - log pi_ref at one token
 
 @dataclass(frozen=True)
 class Scored:
-    """A tree and the rewards of its leaves."""
+    """A tree, the rewards of its leaves, and the scores of their answers."""
 
     tree: Tree
-    rewards: list[float]
+    rewards: list[float]  # [L] length shaping included
+    scores: list[float]  # [L] of the answers alone, whatever their length and format
 
     @property
     def has_spread(self) -> bool:
-        return len(set(self.rewards)) > 1
+        return len(set(self.scores)) > 1
 
 
 @dataclass(frozen=True)
 class AdvantageInputs:
     """What decides advantages: an iteration's trees and rewards, and how they are credited."""
 
-    policy: Artifact
+    policy: Artifact  # that learns
+    sampler: Artifact  # the policy that sampled the trees: an earlier one, if it sampled ahead
     critic: Artifact | None  # beside the policy; None where the algorithm has none
     reference: Artifact | None  # the policy that a KL penalty in the reward compares with, or None
     trees: list[Artifact]
@@ -106,16 +108,29 @@ def _scored(trees: Sequence[Artifact], rewards: Sequence[Artifact]) -> list[Scor
     """Return all trees of an iteration with the rewards of their leaves."""
     found: list[Scored] = []
     for grown, given in zip(trees, rewards, strict=True):
-        values: dict[str, list[float]] = {}
+        rows: dict[str, list[Mapping[str, Any]]] = {}
         for entry in read_rows(Path(given.path)):
-            shaped = entry["reward"] + entry["length_penalty"]
-            values.setdefault(entry["question"], []).append(shaped)
-        found += [Scored(tree, values[tree.question.id]) for tree in load_trees(Path(grown.path))]
+            rows.setdefault(entry["question"], []).append(entry)
+        found += [
+            _scored_tree(tree, rows[tree.question.id]) for tree in load_trees(Path(grown.path))
+        ]
     return found
 
 
+def _scored_tree(tree: Tree, rows: Sequence[Mapping[str, Any]]) -> Scored:
+    return Scored(
+        tree,
+        rewards=[row["reward"] + row["length_penalty"] for row in rows],
+        scores=[row["score"] for row in rows],
+    )
+
+
 def _filtered(scored: Sequence[Scored], algorithm: Algorithm, size: int) -> list[Scored]:
-    """Return all groups, or with a filter the first ``size`` that have a spread (DAPO)."""
+    """Return all groups, or with a filter the first ``size`` whose answers' scores differ.
+
+    DAPO (arXiv 2503.14476, equation 11). A group that differs in length or format alone says
+    nothing about the task.
+    """
     if algorithm.group_filter == "none":
         return list(scored)
     return [entry for entry in scored if entry.has_spread][:size]
@@ -135,22 +150,33 @@ def _penalties(
 ) -> list[list[Floats]]:
     """Return -coefficient * k1 of each sampled token, by tree and node; k1 = log pi - log pi_ref.
 
-    The difference is clamped to +-KL_LIMIT.
+    Both are computed here, pi with the policy that sampled: the engine's log-probabilities differ
+    from these by rounding, which would be a penalty where pi = pi_ref. The difference is clamped to
+    +-KL_LIMIT.
     """
     kl, reference = inputs.algorithm.kl, inputs.reference
     assert kl and reference
-    trees = [uncredited(entry.tree) for entry in kept]
-    with resident.POLICIES.reference_of(Path(reference.path), acting, inputs.machine) as model:
-        found = learner.node_logprobs(
-            model, trees, inputs.temperature, inputs.settings, inputs.machine
-        )
+    sampling, referring = (
+        _node_logprobs(kept, acting, policy, inputs) for policy in (inputs.sampler, reference)
+    )
     return [
         [
-            -kl.coefficient * np.clip(node.logprobs - logprobs, -KL_LIMIT, KL_LIMIT)
-            for node, logprobs in zip(entry.tree.nodes, by_node, strict=True)
+            -kl.coefficient * np.clip(own - other, -KL_LIMIT, KL_LIMIT)
+            for own, other in zip(of_sampler, of_reference, strict=True)
         ]
-        for entry, by_node in zip(kept, found, strict=True)
+        for of_sampler, of_reference in zip(sampling, referring, strict=True)
     ]
+
+
+def _node_logprobs(
+    kept: Sequence[Scored], acting: resident.Learner, policy: Artifact, inputs: AdvantageInputs
+) -> list[ByNode]:
+    """Return log-probabilities of the sampled tokens under a policy: tree -> node -> tokens."""
+    trees = [uncredited(entry.tree) for entry in kept]
+    with resident.POLICIES.reference_of(Path(policy.path), acting, inputs.machine) as model:
+        return learner.node_logprobs(
+            model, trees, inputs.temperature, inputs.settings, inputs.machine
+        )
 
 
 def _group(
@@ -268,7 +294,7 @@ def _metrics(
 ) -> dict[str, float]:
     learned = [entry for entry in rows if entry["kept"]]
     found = {
-        "advantage_spread": _spread([entry["advantage"] for entry in learned]),
+        "advantage_spread": _spread(learned, groups, CREDITED[algorithm.estimator.kind]),
         "groups_kept": len(kept) / len(scored),
     }
     if algorithm.marks.kind == "step" and groups:
@@ -284,5 +310,21 @@ def _metrics(
     return found
 
 
-def _spread(values: Sequence[float]) -> float:
-    return float(np.std(values)) if values else 0.0
+def _spread(
+    learned: Sequence[Mapping[str, Any]], groups: Sequence[Sequence[Episode]], unit: str
+) -> float:
+    """Return the standard deviation of the advantages over leaves, steps or tokens."""
+    if not learned:
+        return 0.0
+    firsts = {  # where a unit's advantage stands among the leaf's tokens
+        "leaf": lambda steps: [0],
+        "step": lambda steps: np.unique(steps, return_index=True)[1],
+        "token": lambda steps: np.arange(len(steps)),
+    }[unit]
+    episodes = [episode for group in groups for episode in group]
+    values = [
+        row["advantages"][firsts(episode.steps)]
+        for row, episode in zip(learned, episodes, strict=True)
+        if len(episode.steps)
+    ]
+    return float(np.std(np.concatenate(values))) if values else 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -74,10 +74,10 @@ def reward(step: Step, inputs: RewardInputs) -> Record:
             "success": sum(row["success"] for row in rows) / len(rows),
             "broken_format": sum(bool(row["faults"]) for row in rows) / len(rows),
             "groups_without_spread": 1
-            - _groups_with_spread(rows) / len({r["question"] for r in rows}),
+            - _groups_that_differ(rows, _shaped) / len({r["question"] for r in rows}),
         },
         "seconds": {"reward": time.perf_counter() - began},
-        "groups_with_spread": _groups_with_spread(rows),
+        "groups_with_spread": _groups_that_differ(rows, lambda row: row["score"]),
     }
 
 
@@ -163,8 +163,15 @@ def length_penalty(tokens: int, budget: int, overlong: Overlong | None) -> float
     return -overlong.factor * min(1.0, max(0.0, (tokens - (budget - buffer)) / buffer))
 
 
-def _groups_with_spread(rows: Sequence[Mapping[str, Any]]) -> int:
-    rewards: dict[str, set[float]] = {}
+def _groups_that_differ(
+    rows: Sequence[Mapping[str, Any]], value: Callable[[Mapping[str, Any]], float]
+) -> int:
+    """Return how many questions have leaves with different values."""
+    values: dict[str, set[float]] = {}
     for row in rows:
-        rewards.setdefault(row["question"], set()).add(row["reward"] + row["length_penalty"])
-    return sum(len(values) > 1 for values in rewards.values())
+        values.setdefault(row["question"], set()).add(value(row))
+    return sum(len(of_group) > 1 for of_group in values.values())
+
+
+def _shaped(row: Mapping[str, Any]) -> float:
+    return float(row["reward"] + row["length_penalty"])

@@ -32,6 +32,8 @@ class UpdateInputs:
     """
 
     policy: Artifact
+    sampler: Artifact  # the policy that sampled the trees: an earlier one, if it sampled ahead
+    staleness: int  # optimizer steps from that policy to ``policy``
     optimizer: Artifact | None  # None before the first update
     critic: Artifact | None  # None where the algorithm has none, and before the first update
     reference: Artifact | None  # the policy that a KL penalty in the loss compares with, or None
@@ -63,6 +65,7 @@ def update(
     metrics = learner.optimize(
         learning, batch, loss, inputs.settings, inputs.temperature, inputs.machine, draws
     )
+    metrics["staleness"] = float(inputs.staleness)
     resident.drop_gradients(learning)
     trained = time.perf_counter()
     make_room()
@@ -83,19 +86,24 @@ def _learner(step: Step, inputs: UpdateInputs) -> resident.Learner:
 
 
 def _batch(learning: resident.Learner, inputs: UpdateInputs) -> list[Credited]:
-    """Return the credited trees, with the reference's log-probabilities where a loss needs them."""
+    """Return the credited trees with what the loss needs of other policies than the learning one.
+
+    These are the log-probabilities of the reference and, for trees that were sampled ahead, of the
+    policy that sampled them: the ratio and its clip range hold against that one.
+    """
     batch = _credited(inputs.trees, inputs.advantages)
-    if not inputs.reference:
-        return batch
-    place = Path(inputs.reference.path)
-    with resident.POLICIES.reference_of(place, learning, inputs.machine) as model:
-        known = learner.node_logprobs(
-            model, batch, inputs.temperature, inputs.settings, inputs.machine
-        )
-    return [
-        replace(tree, reference_logprobs=logprobs)
-        for tree, logprobs in zip(batch, known, strict=True)
-    ]
+    for policy, name in (
+        (inputs.reference, "reference_logprobs"),
+        (inputs.sampler if inputs.sampler != inputs.policy else None, "old_logprobs"),
+    ):
+        if policy is None:
+            continue
+        with resident.POLICIES.reference_of(Path(policy.path), learning, inputs.machine) as model:
+            known = learner.node_logprobs(
+                model, batch, inputs.temperature, inputs.settings, inputs.machine
+            )
+        batch = [replace(tree, **{name: of}) for tree, of in zip(batch, known, strict=True)]
+    return batch
 
 
 def _credited(trees: Sequence[Artifact], advantages: Artifact) -> list[Credited]:

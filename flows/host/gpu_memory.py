@@ -210,19 +210,20 @@ class Memory:
 def memory(recipe: Recipe, row: Algorithm, shape: Shape, card: Card) -> Memory:
     """Return what a recipe needs on a card. Phases take turns; vLLM sleeps during the update."""
     return Memory(
-        stays=_staying(row, shape),
+        stays=_staying(row, shape, recipe.reinforce.ahead > 0),
         update=_of_update(recipe, shape),
         sampling=_of_sampling(recipe, shape, card),
         together=recipe.reinforce.ahead > 0,
     )
 
 
-def _staying(row: Algorithm, shape: Shape) -> dict[str, float]:
+def _staying(row: Algorithm, shape: Shape, ahead: bool) -> dict[str, float]:
     """Return what stays on the GPU from the first update on, in float32.
 
     Weights; for those that learn, gradients (freed when the next step begins) and AdamW's two
-    moments; a reference where the row has a KL term and the learner does not hold it; and a critic
-    with its own backbone, which has all of these too, but no LM head.
+    moments; a reference where the row has a KL term and the learner does not hold it, or the policy
+    that sampled ahead in its place; and a critic with its own backbone, which has all of these too,
+    but no LM head.
     """
     adapters = {"adapters": FULL * shape.adapters} if shape.adapters else {}
     parts: dict[str, float] = {
@@ -231,9 +232,8 @@ def _staying(row: Algorithm, shape: Shape) -> dict[str, float]:
         "gradients": FULL * shape.learning,
         "Adam's moments": MOMENTS * FULL * shape.learning,
     }
-    if row.kl and (
-        row.kl.refresh or not shape.adapters
-    ):  # without its adapter, the policy is the reference
+    # without its adapter, the policy is the reference
+    if ahead or (row.kl and (row.kl.refresh or not shape.adapters)):
         parts["reference"] = FULL * shape.weights
     if row.critic and row.critic.backbone == "own":
         parts["critic"] = (2 + MOMENTS) * FULL * shape.backbone
@@ -419,13 +419,14 @@ def forward_equivalents(recipe: Recipe, row: Algorithm) -> float:
     """Return the operations of an update, in forward passes.
 
     The backward pass counts two (by inputs, by weights), with adapters one; recomputation adds one.
-    With several steps a batch, the old log-probabilities take another pass, a reference one, and a
-    critic with its own backbone one for its values and those of its update.
+    With several steps a batch, or samples drawn ahead, the old log-probabilities take another pass,
+    a reference one (in the reward two, for both policies), and a critic with its own backbone one
+    for its values and those of its update.
     """
     update = recipe.reinforce.update
     trained = (2 if recipe.lora else 3) + update.recompute
     steps = update.epochs * update.mini_batches
-    looked = (steps > 1) + (row.kl is not None)
+    looked = (steps > 1 or recipe.reinforce.ahead > 0) + row.kl_in("loss") + 2 * row.kl_in("reward")
     own = row.critic is not None and row.critic.backbone == "own"
     return update.epochs * (trained + own * (3 + update.recompute)) + looked + own
 

@@ -86,28 +86,46 @@ class Recipe(Frozen):
 def algorithm_of(recipe: Recipe, folder: Path = PARAMS) -> Algorithm:
     """Return the row of ``<folder>/algorithms.yaml`` that a recipe names.
 
-    Raises ValueError for a name without a row, and for budgets that the algorithm cannot use.
+    Raises ValueError for a name without a row, and for budgets and updates that the algorithm
+    cannot use.
     """
-    name, budget = recipe.reinforce.algorithm, recipe.reinforce.rollout
-    rows = load_algorithms(folder)
+    name, rows = recipe.reinforce.algorithm, load_algorithms(folder)
     if name not in rows:
         raise ValueError(
             f"reinforce.algorithm '{name}' is no row of {folder / 'algorithms.yaml'}: choose one "
             f"of {list(rows)}, or add a row"
         )
-    if rows[name].branching != "none" and not (budget.branch and budget.initial < budget.leaves):
-        raise ValueError(
-            f"reinforce.algorithm '{name}' branches, and reinforce.rollout leaves no room for it "
-            f"(initial {budget.initial}, leaves {budget.leaves}, branch {budget.branch}): lower "
-            "initial, raise leaves, or set branch to at least 1"
-        )
-    if recipe.reinforce.ahead and rows[name].importance_cap is None:
-        raise ValueError(
-            f"reinforce.ahead is {recipe.reinforce.ahead}, and reinforce.algorithm '{name}' has no "
-            "importance_cap, which bounds the weights of what an older policy sampled: set ahead "
-            "to 0, or the cap to a number such as 2.0"
-        )
+    faults = [reason for applies, reason in _misfits(recipe.reinforce, rows[name]) if applies]
+    if faults:
+        raise ValueError(f"reinforce.algorithm '{name}' " + "; and it ".join(faults))
     return rows[name]
+
+
+def _misfits(chosen: Reinforce, row: Algorithm) -> list[tuple[bool, str]]:
+    """Return (whether it applies, message with remedy) of what a recipe cannot ask of a row."""
+    budget, learning = chosen.rollout, chosen.update
+    steps = learning.epochs * learning.mini_batches
+    return [
+        (
+            row.branching != "none" and not (budget.branch and budget.initial < budget.leaves),
+            "branches, and reinforce.rollout leaves no room for it "
+            f"(initial {budget.initial}, leaves {budget.leaves}, branch {budget.branch}): lower "
+            "initial, raise leaves, or set branch to at least 1",
+        ),
+        (
+            row.ratio == "none" and steps > 1,
+            f"has the ratio none, and reinforce.update takes {steps} optimizer steps a batch "
+            f"(epochs {learning.epochs} x mini_batches {learning.mini_batches}), of which the "
+            "later ones would learn from another policy's samples without a correction: set both "
+            "to 1, or choose a row with a ratio",
+        ),
+        (
+            row.ratio == "none" and chosen.ahead > 0,
+            f"has the ratio none, and reinforce.ahead is {chosen.ahead}, so it would learn from an "
+            "older policy's samples without a correction: set ahead to 0, or choose a row with a "
+            "ratio",
+        ),
+    ]
 
 
 def names(folder: Path = PARAMS) -> list[str]:

@@ -93,7 +93,7 @@ class Reinforce(Frozen):
     rollout: Rollout
     reward: Reward
     update: Update
-    ahead: Annotated[int, Field(ge=0, le=1)]  # updates by which the sampling policy may lag behind
+    ahead: Annotated[int, Field(ge=0, le=1)]  # batches that are sampled before their turn
     keep: Keep
     trace_every: Positive  # iterations between those whose trajectories are logged to MLflow
     trace_questions: NonNegative  # how many questions of such an iteration are logged

@@ -28,6 +28,16 @@ ESTIMATORS: dict[str, Estimator] = {
     "grouped_gae": step.grouped_gae,
     "prefix_calibrated": tree.prefix_calibrated,
 }
+CREDITED = {  # what an estimator gives one advantage to
+    "return": "leaf",
+    "group_relative": "leaf",
+    "leave_one_out": "leaf",
+    "batch_whitened": "token",
+    "gae": "token",
+    "two_level": "step",
+    "grouped_gae": "step",
+    "prefix_calibrated": "token",
+}
 CENTRED = ("group_relative", "leave_one_out")  # a group's advantages have mean 0, one a leaf
 
 

@@ -169,12 +169,14 @@ def optimize(
 ) -> dict[str, float]:
     """Train on one batch, epochs x mini-batches steps; return metrics averaged over tokens.
 
-    A mini-batch has whole trees, in an order drawn from ``seed``. With one step a batch, the policy
-    that learns is the one that sampled, so the old log-probabilities need no forward pass; with
-    more, they are computed first. Raises RuntimeError for a gradient that is not finite.
+    A mini-batch has whole trees, in an order drawn from ``seed``. Trees without old
+    log-probabilities were sampled by the policy that learns: with one step a batch they need no
+    forward pass, with more they are computed first. Raises RuntimeError for a gradient that is not
+    finite.
     """
     learner.changed = True
-    if settings.epochs * settings.mini_batches > 1:
+    known = all(tree.old_logprobs is not None for tree in trees)
+    if settings.epochs * settings.mini_batches > 1 and not known:
         trees = _with_old_logprobs(learner, trees, temperature, settings, machine)
     learner.model.train()
     order = np.random.default_rng(seed)
@@ -256,6 +258,7 @@ def _step(
         _add_up(sums, metrics)
     if sums["trained_tokens"]:
         sums["gradient_norm"] = apply_gradients(learner, settings)
+        sums["optimizer_steps"] = 1.0
     if learner.critic and learner.critic.backbone:
         _add_up(sums, _critic_step(learner.critic, trees, settings, machine, value_tokens))
     return sums
@@ -502,5 +505,6 @@ def _averages(steps: Sequence[dict[str, float]]) -> dict[str, float]:
         "gradient_norm": total.get("gradient_norm", 0.0) / len(steps),
         "trained_tokens": total["trained_tokens"],
         "trained_views": total["trained_views"],
+        "optimizer_steps": total.get("optimizer_steps", 0.0),
         "clip_fraction": means["clip_low"] + means["clip_high"],
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,10 @@ from transformers import (
 from params.schema.base import Machine
 from params.schema.prepare import PretrainedPolicy
 from tasks.policy import adapter
+
+# transformers makes the weights under a setting of the whole process, so that two threads that load
+# at once (reinforce.ahead) fail.
+LOADING = threading.Lock()
 
 
 def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
@@ -50,7 +55,8 @@ def load_backbone(folder: Path, machine: Machine) -> Any:
 
 
 def _load(kind: Any, folder: str | Path, machine: Machine, revision: str | None) -> Any:
-    model = kind.from_pretrained(
-        folder, revision=revision, dtype=torch.float32, attn_implementation="sdpa"
-    )
+    with LOADING:
+        model = kind.from_pretrained(
+            folder, revision=revision, dtype=torch.float32, attn_implementation="sdpa"
+        )
     return model.to(torch.device(machine.device))

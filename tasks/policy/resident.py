@@ -97,6 +97,7 @@ class Resident:
         Raises OSError where the folder holds no policy.
         """
         if not _holds(self.reference, folder):
+            self.reference = None  # frees its memory before the next one is loaded
             self.reference = Learner(folder, load_policy(folder, machine).eval(), None)
         assert self.reference
         return self.reference.model

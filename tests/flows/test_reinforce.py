@@ -16,6 +16,7 @@ from flows import reinforce
 from flows.reinforce import MOST_BATCHES, Agents, Training, sample, train
 from params.schema.algorithms import Kl, Overlong, load_algorithms
 from params.schema.reinforce import Lora
+from tasks import reward
 from tasks.collect import collect
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
@@ -89,7 +90,7 @@ def finished(number):
         name: {"path": f"{name} {number}", "digest": f"{name} {number}"}
         for name in ("policy", "optimizer", "critic")
     }
-    return {"update": [{"artifacts": made}]}
+    return {"update": [{"artifacts": made, "metrics": {"optimizer_steps": 2.0}}]}
 
 
 @pytest.mark.parametrize(
@@ -104,24 +105,25 @@ def finished(number):
 def test_the_reference_is_refreshed_every_so_many_iterations(refresh, references):
     kl = Kl(place="loss", estimator="k3", coefficient=0.1, refresh=refresh)
     row = ROWS["grpo"].model_copy(update={"kl": kl})
-    agents = Agents(artifact("cold start"), None, None, artifact("cold start"))
+    agents = Agents(artifact("cold start"), 0, None, None, artifact("cold start"))
     seen = []
     for number in range(5):
         agents = agents.at(number, row)
         seen.append(agents.reference.digest)
         agents = agents.after(finished(number), row)
         assert agents.policy.digest == f"policy {number}"
+        assert agents.steps == 2 * (number + 1)
     assert seen == references
 
 
 def test_a_row_without_a_kl_term_keeps_its_first_reference():
-    agents = Agents(artifact("cold start"), None, None, artifact("cold start"))
+    agents = Agents(artifact("cold start"), 0, None, None, artifact("cold start"))
     agents = agents.after(finished(0), ROWS["grpo"]).at(1, ROWS["grpo"])
     assert agents.reference == artifact("cold start")
 
 
 def test_only_a_row_with_a_critic_hands_one_on():
-    agents = Agents(artifact("cold start"), None, None, artifact("cold start"))
+    agents = Agents(artifact("cold start"), 0, None, None, artifact("cold start"))
     assert agents.after(finished(0), ROWS["grpo"]).critic is None
     critic = agents.after(finished(0), ROWS["ppo"]).critic
     assert critic and critic.digest == "critic 0"
@@ -129,9 +131,21 @@ def test_only_a_row_with_a_critic_hands_one_on():
 
 # ---------------------------------------------------------------- batches of one iteration
 
-# A penalty on every token, so that groups differ though all answers of such a policy are broken.
+# A penalty on every token, so that rewards differ though all answers of such a policy are broken.
 BY_LENGTH = ROWS["dapo"].model_copy(update={"overlong": Overlong(buffer=1.0, factor=1.0)})
 WITHOUT_SPREAD = ROWS["dapo"].model_copy(update={"overlong": None})
+
+
+@pytest.fixture
+def scores_differ(monkeypatch):
+    """Answers of an odd number of tokens get the score 1: such a policy has no right ones."""
+    score = reward.score
+
+    def by_length(*arguments):
+        made = score(*arguments)
+        return made | {"score": float(made["sampled_tokens"] % 2)}
+
+    monkeypatch.setattr(reward, "score", by_length)
 
 
 def asked(records):
@@ -144,7 +158,8 @@ def asked(records):
 def gathered(start, row, count=40, chosen=None, place=0):
     policy = Artifact.at(Path("policy"))
     training = Training(STEP, chosen or recipe(), row, policy, **start(count))
-    return sample(training, STEP, policy, place)
+    found = sample(training, STEP, Agents(policy, 0, None, None, policy), place)
+    return found.rollouts, found.rewards
 
 
 def test_without_a_filter_an_iteration_takes_one_batch(start):
@@ -154,7 +169,7 @@ def test_without_a_filter_an_iteration_takes_one_batch(start):
     assert len(rewarded) == 1
 
 
-def test_with_a_filter_batches_are_taken_until_enough_groups_have_a_spread(start):
+def test_with_a_filter_batches_are_taken_until_enough_groups_have_a_spread(start, scores_differ):
     # two leaves are often cut at the same length
     rolled_out, rewarded = gathered(start, BY_LENGTH, chosen=recipe(3, leaves=2))
     spread = [record["groups_with_spread"] for record in rewarded]
@@ -212,7 +227,9 @@ def test_no_iteration_asks_again_what_further_batches_have_asked(start):
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_every_row_of_the_table_goes_through_its_iterations_and_its_gates(start, name):
+def test_every_row_of_the_table_goes_through_its_iterations_and_its_gates(
+    start, scores_differ, name
+):
     chosen, row = recipe(), ROWS[name]
     if row.overlong:
         row = BY_LENGTH
@@ -258,7 +275,7 @@ WITH_REFERENCE = {
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kl", WITH_REFERENCE)
 def test_an_adapter_goes_through_its_iterations_and_whole_weights_are_published(
-    start, kl, precision
+    start, scores_differ, kl, precision
 ):
     chosen = recipe()
     machine = chosen.machine.model_copy(update={"precision": precision})
@@ -335,8 +352,10 @@ def policies(done):
 
 
 def test_sampling_ahead_takes_the_policy_that_lacks_one_update_and_no_older_one(start):
+    """The update corrects for it: its ratio is against the policy that sampled."""
     cold_start = Artifact.at(Path("policy"))
-    training = Training(STEP, ahead(recipe()), ROWS["grpo"], cold_start, **start(40))
+    row = ROWS["grpo"].model_copy(update={"entropy_bonus": 1.0})  # learns without a reward
+    training = Training(STEP, ahead(recipe()), row, cold_start, **start(40))
     done = list(train(training, 4))
     sampled, made = policies(done)
     assert sampled == [cold_start.digest, cold_start.digest, *made[:2]]
@@ -344,6 +363,12 @@ def test_sampling_ahead_takes_the_policy_that_lacks_one_update_and_no_older_one(
         cold_start.digest,
         *made[:3],
     ]
+    learned = [entry["update"][0] for entry in done]
+    assert [update["inputs"]["sampler"] for update in learned] == sampled
+    steps = learned[0]["metrics"]["optimizer_steps"]
+    assert steps > 0
+    assert [update["metrics"]["staleness"] for update in learned] == [0, steps, steps, steps]
+    assert learned[0]["metrics"]["kl"] == 0 < min(each["metrics"]["kl"] for each in learned[2:])
     asked = [entry["rollout"][0]["cursor"] for entry in done]
     assert asked == [2, 4, 6, 8], "the questions are those that rounds would have asked"
 
@@ -360,9 +385,10 @@ def test_what_was_sampled_ahead_is_what_was_sampled_by_itself(start):
         )
         alone = replace(training, start=replace(STEP, recipe="alone"), recipe=chosen)
         step = replace(alone.start, iteration=number)
-        rolled_out, _ = sample(alone, step, policy, 2 * number)
+        found = sample(alone, step, Agents(policy, 0, None, None, cold_start), 2 * number)
         digests = [
-            artifacts.output(record, "trees").digest for record in (*entry["rollout"], *rolled_out)
+            artifacts.output(record, "trees").digest
+            for record in (*entry["rollout"], *found.rollouts)
         ]
         assert len(set(digests)) == 1
 

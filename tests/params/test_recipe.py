@@ -154,9 +154,13 @@ def test_vllm_variant_differs_in_the_engine_only(recipes):
 def test_every_recipe_has_room_for_every_algorithm(recipes, monkeypatch):
     rows = load_algorithms()
     monkeypatch.setattr(schema, "load_algorithms", lambda folder: rows)  # read once
+    once = {"epochs": 1, "mini_batches": 1}
     for recipe in recipes.values():
         for name, row in rows.items():
-            assert schema.algorithm_of(with_reinforce(recipe, algorithm=name)) == row
+            steps = once if row.ratio == "none" else {}
+            update = recipe.reinforce.update.model_copy(update=steps)
+            chosen = with_reinforce(recipe, algorithm=name, update=update)
+            assert schema.algorithm_of(chosen) == row
 
 
 def with_reinforce(recipe, **changes):
@@ -612,14 +616,22 @@ def test_branching_without_room_does_not_load(tmp_path):
         settings.load(write(tmp_path, edited(TINY, changes)), tmp_path)
 
 
-def test_sampling_ahead_needs_importance_cap(recipes, tmp_path):
-    rows = yaml.safe_load((PARAMS / "algorithms.yaml").read_text())
-    rows["grpo"]["importance_cap"] = None
-    (tmp_path / "algorithms.yaml").write_text(yaml.safe_dump(rows))
-    recipe = with_reinforce(recipes["smoke"], algorithm="grpo", ahead=1)
-    assert schema.algorithm_of(recipe).importance_cap
-    with pytest.raises(ValueError, match=r"ahead is 1.*'grpo' has no importance_cap.*ahead to 0"):
-        schema.algorithm_of(recipe, tmp_path)
+@pytest.mark.parametrize(
+    ("update", "ahead", "said"),
+    [
+        ({"epochs": 2}, 0, r"'reinforce' has the ratio none.*2 optimizer steps.*set both to 1"),
+        ({"mini_batches": 4}, 0, r"4 optimizer steps a batch"),
+        ({}, 1, r"ahead is 1.*set ahead to 0"),
+    ],
+)
+def test_a_row_without_a_ratio_takes_one_step_on_fresh_samples(recipes, update, ahead, said):
+    chosen = recipes["smoke"].reinforce.update.model_copy(
+        update={"epochs": 1, "mini_batches": 1} | update
+    )
+    recipe = with_reinforce(recipes["smoke"], algorithm="reinforce", update=chosen, ahead=ahead)
+    with pytest.raises(ValueError, match=said):
+        schema.algorithm_of(recipe)
+    assert schema.algorithm_of(with_reinforce(recipe, algorithm="grpo"))
 
 
 # ---------------------------------------------------------------- other sections

@@ -21,7 +21,7 @@ from tasks.policy.machine import use_machine
 from tasks.settings import load as settings_of
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tables import read_rows, save_trees, write_table
-from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree
+from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree, sampled
 from tests.sections import MACHINE
 from tests.trees import lengths, random_tree
 from tests.verbs import call
@@ -53,7 +53,7 @@ def cold_start(initial, tmp_path_factory):
     folder = tmp_path_factory.mktemp("reference") / "policy"
     model = checkpoint.load_policy(initial, MACHINE)
     with torch.no_grad():
-        model.get_output_embeddings().weight.mul_(3.0)
+        model.get_output_embeddings().weight.mul_(9.0)
     model.save_pretrained(folder)
     return folder
 
@@ -79,6 +79,7 @@ def run(initial, trees, rewards, row, penalties=None, name="batch", **changes):
                 "leaf": leaf,
                 "reward": value,
                 "length_penalty": penalties[i][leaf] if penalties else 0.0,
+                "score": max(0.0, value),
             }
             for leaf, value in enumerate(values)
         ]
@@ -95,6 +96,7 @@ def arguments(initial, batches, row, **changes) -> dict[str, Any]:
     return {
         "step": Step("toy", "reinforce", 0, 7),
         "policy": Artifact.at(initial),
+        "sampler": Artifact.at(initial),
         "critic": None,
         "reference": None,
         **batches,
@@ -138,9 +140,9 @@ def test_each_leaf_has_a_row_with_a_number_for_each_of_its_sampled_tokens(initia
 
 
 def test_the_length_penalty_is_part_of_the_reward(initial):
-    rewards, penalties = [[1.0, 1.0, 1.0]], [[0.0, -0.5, -1.0]]
+    rewards, penalties = [[1.0, 1.0, 0.0]], [[0.0, -0.5, -1.0]]
     _, rows = run(initial, grown(rewards), rewards, ROWS["dapo"], penalties)
-    expected = group_relative([1.0, 0.5, 0.0])
+    expected = group_relative([1.0, 0.5, -1.0])
     assert [row["advantage"] for row in rows] == pytest.approx(expected)
 
 
@@ -156,6 +158,31 @@ def test_a_row_is_done_once_and_another_choice_anew(initial):
         for name in ("grpo", "dr_grpo", "gspo")
     }
     assert len(paths) == 3
+
+
+@pytest.mark.parametrize("name", ["grpo", "arpo_hard", "gagpo"])
+def test_spread_is_over_what_gets_an_advantage_of_its_own(initial, name):
+    rewards = [[1.0, 0.0, 0.5, -1.0], [0.0, 1.0, 1.0]]
+    trees = grown(rewards)
+    made, rows = run(initial, trees, rewards, ROWS[name])
+    kinds = {"grpo": "leaf", "arpo_hard": "token", "gagpo": "step"}
+    values = []
+    for row, steps in zip(rows, (s for tree in trees for s in steps_of(tree)), strict=True):
+        starts = {
+            "leaf": [0],
+            "token": range(len(steps)),
+            "step": [steps.index(s) for s in set(steps)],
+        }
+        values += [row["advantages"][place] for place in starts[kinds[name]]]
+    assert made["metrics"]["advantage_spread"] == pytest.approx(np.std(values), abs=1e-6)
+    assert len(values) > len(rows) or name == "grpo"
+
+
+def steps_of(tree):
+    """The turn of each sampled token, leaf by leaf."""
+    for trajectory in tree.trajectories():
+        turns = sampled(trajectory)
+        yield [number for number, turn in enumerate(turns) for _ in turn.tokens]
 
 
 # ---------------------------------------------------------------- the group filter
@@ -177,10 +204,11 @@ def test_the_filter_keeps_as_many_groups_with_spread_as_an_iteration_has_questio
     assert made["metrics"]["groups_kept"] == 0.5
 
 
-def test_a_group_whose_penalties_differ_has_a_spread(initial):
-    rewards, penalties = [[1.0, 1.0], [0.0, 0.0]], [[0.0, -0.1], [-1.0, -1.0]]
+def test_groups_that_differ_in_length_or_format_alone_are_dropped(initial):
+    rewards = [[1.0, 1.0], [0.0, -1.0], [1.0, -1.0]]
+    penalties = [[0.0, -0.1], [0.0, 0.0], [-1.0, -1.0]]
     _, rows = run(initial, grown(rewards), rewards, ROWS["dapo"], penalties)
-    assert {row["question"] for row in rows if row["kept"]} == {"q0"}
+    assert {row["question"] for row in rows if row["kept"]} == {"q2"}
 
 
 @pytest.mark.parametrize("name", ["dapo", "ppo", "gigpo", "reinforce_pp"])
@@ -215,14 +243,16 @@ def plain_logprobs(folder, nodes, temperature):
     return np.array([float(logprobs[i - 1, tokens[i]]) for i in range(1, len(tokens)) if own[i]])
 
 
-def slow_penalties(folder, tree, coefficient):
+def slow_penalties(policy, reference, tree, coefficient):
     """-coefficient * k1 of each sampled token, leaf by leaf."""
     found = []
     for leaf in tree.leaves:
         nodes = [tree.nodes[n] for n in tree.path(leaf)]
-        sampler = np.concatenate([node.logprobs for node in nodes])
-        reference = plain_logprobs(folder, nodes, SETTINGS.rollout.temperature)
-        found.append(-coefficient * np.clip(sampler - reference, -10, 10))
+        own, other = (
+            plain_logprobs(folder, nodes, SETTINGS.rollout.temperature)
+            for folder in (policy, reference)
+        )
+        found.append(-coefficient * np.clip(own - other, -10, 10))
     return found
 
 
@@ -237,7 +267,7 @@ def test_kl_in_the_reward_of_a_trajectory_is_its_sum_over_the_sampled_tokens(ini
     given = iter(rows)
     views = []
     for tree, rewards in zip(trees, REWARDS, strict=True):
-        penalties = slow_penalties(cold_start, tree, row.kl.coefficient)
+        penalties = slow_penalties(initial, cold_start, tree, row.kl.coefficient)
         shaped = [r + p.sum() for r, p in zip(rewards, penalties, strict=True)]
         views += penalties
         for i, own in enumerate(shaped):
@@ -255,13 +285,30 @@ def test_kl_in_the_reward_of_a_token_counts_from_there_on(initial, cold_start):
     _, rows = run(initial, trees, REWARDS, row, reference=Artifact.at(cold_start))
     returns = []
     for tree, rewards in zip(trees, REWARDS, strict=True):
-        penalties = slow_penalties(cold_start, tree, row.kl.coefficient)
+        penalties = slow_penalties(initial, cold_start, tree, row.kl.coefficient)
         for value, penalty in zip(rewards, penalties, strict=True):
             returns.append([value + penalty[t:].sum() for t in range(len(penalty))])
     every = np.concatenate(returns)
     for found, leaf in zip(rows, returns, strict=True):
         expected = (np.array(leaf) - every.mean()) / (every.std(ddof=1) + 1e-6)
         assert found["advantages"] == pytest.approx(expected, abs=1e-3)
+
+
+def test_there_is_no_penalty_where_the_policy_is_the_reference(initial):
+    """Also where the engine's log-probabilities differ from the trainer's."""
+    row, rewards = ROWS["reinforce_pp"], [[1.0, 0.0, 1.0], [0.5, 0.0]]
+    made, rows = run(initial, grown(rewards), rewards, row, reference=Artifact.at(initial))
+    _, plain = run(initial, grown(rewards), rewards, row.model_copy(update={"kl": None}))
+    assert rows == plain
+    assert made["metrics"]["kl_reference"] == 0
+
+
+def test_the_penalty_is_of_the_policy_that_sampled(initial, cold_start):
+    """Where that was an earlier one, which sampled ahead."""
+    row, rewards = ROWS["rloo"], [[1.0, 0.0, 1.0], [0.5, 0.0]]
+    there = Artifact.at(cold_start)
+    made, _ = run(initial, grown(rewards), rewards, row, reference=there, sampler=there)
+    assert made["metrics"]["kl_reference"] == 0
 
 
 def test_a_kl_term_of_the_loss_does_not_touch_the_credit(initial):

@@ -275,7 +275,7 @@ def run(trees, overlong=None, response_tokens=100):
     return made, read_rows(Path(artifacts.output(made, "rewards").path))
 
 
-def test_groups_with_spread_are_those_whose_leaves_earned_different_rewards(tmp_path, monkeypatch):
+def test_groups_with_spread_are_those_whose_answers_score_differently(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     trees = [
         grown("a", THINK + RIGHT, THINK + RIGHT),
@@ -284,15 +284,15 @@ def test_groups_with_spread_are_those_whose_leaves_earned_different_rewards(tmp_
         grown("d", THINK + WRONG, THINK + WRONG, WRONG),
     ]
     made, rows = run(trees)
-    assert made["groups_with_spread"] == 2
-    assert made["metrics"]["groups_without_spread"] == 0.5
+    assert made["groups_with_spread"] == 1, "d differs in format alone"
+    assert made["metrics"]["groups_without_spread"] == 0.5, "of rewards"
     assert made["metrics"]["reward"] == pytest.approx((1 + 1 + 1 + 0 - 1 + 0 + 0 - 1) / 8)
     assert made["metrics"]["success"] == pytest.approx(3 / 8)
     assert made["metrics"]["broken_format"] == pytest.approx(2 / 8)
     assert [row["length_penalty"] for row in rows] == [0.0] * 8
 
 
-def test_a_length_penalty_stands_beside_the_reward_and_makes_a_spread(tmp_path, monkeypatch):
+def test_a_length_penalty_stands_beside_the_reward_and_makes_no_spread(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     short, long = THINK + RIGHT, "<think>multiply it</think>" + RIGHT
     trees = [grown("a", short, long), grown("b", short, short)]
@@ -302,5 +302,6 @@ def test_a_length_penalty_stands_beside_the_reward_and_makes_a_spread(tmp_path, 
     penalties = [row["length_penalty"] for row in rows]
     expected = -(len(short) - budget / 2) / (budget / 2)
     assert penalties == pytest.approx([expected, -1.0, expected, expected])
-    assert made["groups_with_spread"] == 1
+    assert made["groups_with_spread"] == 0
+    assert made["metrics"]["groups_without_spread"] == 0.5
     assert made["metrics"]["reward"] == 1.0

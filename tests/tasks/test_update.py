@@ -125,6 +125,8 @@ def arguments(policy, iteration=0, run_seed=7, data=None, **changes):
     return {
         "step": Step("toy", "reinforce", iteration, run_seed),
         "policy": policy,
+        "sampler": policy,
+        "staleness": 0,
         "optimizer": None,
         "critic": None,
         "reference": None,
@@ -226,6 +228,7 @@ def test_what_is_finished_is_read_back(initial):
         {"critic": ledger.Artifact("critic", "1")},
         {"optimizer": ledger.Artifact("optimizer", "1")},
         {"reference": ledger.Artifact("reference", "1")},
+        {"sampler": ledger.Artifact("sampler", "1")},
         {"iteration": 1},
     ],
     ids=lambda change: next(iter(change)),

@@ -377,6 +377,7 @@ def test_phases_take_turns_unless_sampling_runs_ahead():
     base, update = sum(together.stays.values()), sum(together.update.values())
     assert together.peak == base + update + sum(together.sampling.values())
     assert together.sampling["weights that sample"] == FULL * SHAPE.weights
+    assert together.stays["reference"] == FULL * SHAPE.weights, "of the policy that sampled"
 
 
 def test_vllm_takes_its_share_of_the_card():
@@ -432,7 +433,8 @@ def test_tokens_are_counted_by_questions_paths_and_prompts():
         ({"lora": {"rank": 4, "alpha": 8, "modules": ["q_proj"]}}, "grpo", 2),
         ({"reinforce__update__mini_batches": 2}, "grpo", 4),
         ({"reinforce__update__epochs": 2}, "grpo", 7),
-        ({}, "rloo", 4),
+        ({"reinforce__ahead": 1}, "grpo", 4),
+        ({}, "rloo", 5),
         ({}, "ppo", 3 + 1 + 1 + 3),
     ],
 )

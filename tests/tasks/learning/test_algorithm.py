@@ -52,8 +52,8 @@ TABLE = {
         *("token_mean", {"kl": kl("loss", "k2", 0.001)}),
     ),
     "rloo": (
-        *("none", "none", {"kind": "leave_one_out"}, "sequence", TWENTY),
-        *("unit_mean", {"kl": kl("reward", "k1", 0.05)}),
+        *("none", "none", {"kind": "leave_one_out"}, "token", TWENTY),
+        *("constant_length", {"kl": kl("reward", "k1", 0.05)}),
     ),
     "ppo": (
         *("none", "none", {"kind": "gae", "gamma": 1.0, "lambda_": 1.0}, "token", TWENTY),

@@ -647,7 +647,7 @@ def test_learner_with_a_critic_resumes(initial, choice, tmp_path):
 
 def with_estimator(tree, rewards, name):
     """The tree credited as a row of the table credits it."""
-    group = advantage._group(advantage.Scored(tree, rewards), ROWS[name], None, None)
+    group = advantage._group(advantage.Scored(tree, rewards, rewards), ROWS[name], None, None)
     (advantages,) = assemble(ROWS[name], RESPONSE_TOKENS).estimator([group])
     blank = uncredited(tree)
     credits = [
