@@ -26,11 +26,14 @@ from flows.workers.server import (
     stop,
 )
 
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 def ui() -> int:
     """Start both servers and wait for Ctrl-C; return 1 where they run already."""
     end_import_phase()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    for number in ENDING:
+        signal.signal(number, _leave)
     HOME.mkdir(parents=True, exist_ok=True)
     with UI_ADDRESS.open("a+") as address, (HOME / "ui.log").open("ab") as log:
         if not files.lock(address):
@@ -40,11 +43,16 @@ def ui() -> int:
         started: list[subprocess.Popen[bytes]] = []
         try:
             return _serve(address, log, started)
-        except KeyboardInterrupt:
-            return 0
         finally:
             for process in started:
                 stop(process)
+
+
+def _leave(*_: object) -> None:
+    """Exit with status 0; signals that follow do not disturb the end of the servers."""
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)
+    sys.exit(0)
 
 
 def _serve(address: IO[str], log: IO[bytes], started: list[subprocess.Popen[bytes]]) -> int:

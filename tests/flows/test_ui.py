@@ -39,12 +39,14 @@ def test_make_ui_shows_both_uis_until_ctrl_c(project, shown, monkeypatch, capsys
 
     with connection.prefect_server() as address:
         assert address == f"{prefect}/api"
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in ui.ENDING}
     assert ui.ui() == 1, "a second one"
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
     assert f"{prefect}/api" in capsys.readouterr().err
 
-    os.killpg(shown.pid, signal.SIGINT)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):  # the others while it ends
+        os.killpg(shown.pid, number)
     assert shown.wait() == 0
     assert toy.processes(project) == []
     assert connection.ui_server() is None
