@@ -16,7 +16,7 @@ from params.schema.base import Machine
 from params.schema.reinforce import Lora, Update
 from tasks.learning import learner
 from tasks.learning.algorithm import assemble
-from tasks.learning.packing import Credit, Credited
+from tasks.learning.packing import ByNode, Credit, Credited
 from tasks.ledger import prefect_cache, substeps
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
@@ -92,18 +92,25 @@ def _batch(learning: resident.Learner, inputs: UpdateInputs) -> list[Credited]:
     policy that sampled them: the ratio and its clip range hold against that one.
     """
     batch = _credited(inputs.trees, inputs.advantages)
-    for policy, name in (
-        (inputs.reference, "reference_logprobs"),
-        (inputs.sampler if inputs.sampler != inputs.policy else None, "old_logprobs"),
-    ):
-        if policy is None:
-            continue
-        with resident.POLICIES.reference_of(Path(policy.path), learning, inputs.machine) as model:
-            known = learner.node_logprobs(
-                model, batch, inputs.temperature, inputs.settings, inputs.machine
-            )
-        batch = [replace(tree, **{name: of}) for tree, of in zip(batch, known, strict=True)]
+    if inputs.reference:
+        known = _node_logprobs(batch, learning, inputs.reference, inputs)
+        batch = [
+            replace(tree, reference_logprobs=of) for tree, of in zip(batch, known, strict=True)
+        ]
+    if inputs.sampler != inputs.policy:
+        known = _node_logprobs(batch, learning, inputs.sampler, inputs)
+        batch = [replace(tree, old_logprobs=of) for tree, of in zip(batch, known, strict=True)]
     return batch
+
+
+def _node_logprobs(
+    batch: Sequence[Credited], learning: resident.Learner, policy: Artifact, inputs: UpdateInputs
+) -> list[ByNode]:
+    """Return log-probabilities of the sampled tokens under a policy: tree -> node -> tokens."""
+    with resident.POLICIES.reference_of(Path(policy.path), learning, inputs.machine) as model:
+        return learner.node_logprobs(
+            model, batch, inputs.temperature, inputs.settings, inputs.machine
+        )
 
 
 def _credited(trees: Sequence[Artifact], advantages: Artifact) -> list[Credited]:
