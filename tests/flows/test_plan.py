@@ -69,7 +69,7 @@ def test_report_has_all_its_parts(capsys):
         "128 questions x 16 paths x 8192 = 16,777,216",
         "disk, at most",
         "an estimate",
-        "40% of a card's dense bfloat16 operations and 60% of its bandwidth",
+        "20% of a card's dense bfloat16 operations and 60% of its bandwidth",
     ):
         assert words in text
 
