@@ -9,7 +9,8 @@
 # make lint      ruff, mypy and import-linter
 # make plan      whether RECIPE fits GPUs of 24, 80 and 141 GB, or CARD=80 alone: memory by part,
 #                tokens, seconds, disk, and what to change
-# make compare   train RECIPE with every row of params/algorithms.yaml; the table goes to reports/
+# make compare   train RECIPE with every row of params/algorithms.yaml and each of SEEDS (0 1 2) until
+#                BUDGET is spent (sampled_tokens=200000); the table goes to reports/
 # make bench     the speed of a training step beside TRL's, in one run
 # make serve     vLLM's server with the policy in the folder POLICY at HOST and PORT, for engine.server
 # make ui        the runs of this checkout in Prefect and in MLflow
@@ -22,7 +23,8 @@
 
 RECIPE ?= tiny
 DATA ?= ../shared/data
-ITERATIONS ?= 30
+BUDGET ?= sampled_tokens=200000
+SEEDS ?= 0 1 2
 POOLS ?= cpu gpu
 PORT ?= 8000
 HOST ?= 127.0.0.1
@@ -91,7 +93,7 @@ plan: $(RUN_VENV)/installed
 	@$(PYTHON) -m flows.plan $(RECIPE) $(if $(CARD),--card $(CARD))
 
 compare: $(RUN_VENV)/installed
-	@$(PYTHON) -m flows.compare $(RECIPE) --iterations $(ITERATIONS)
+	@$(PYTHON) -m flows.compare $(RECIPE) --budget $(BUDGET) --seeds $(SEEDS)
 
 bench: .venv/installed # TRL is faster where threads wait as OpenMP has them do
 	@env -u OMP_WAIT_POLICY $(PYTHON) -m benchmarks.against_trl

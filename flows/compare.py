@@ -1,172 +1,333 @@
-"""Compare algorithms: the same recipe and cold start, one row of the table after the other.
+"""Compare algorithms, or other choices of a recipe's training, over several seeds.
 
-``python -m flows.compare RECIPE --iterations 30`` trains every row of params/algorithms.yaml, asks
-each the held-out questions, and writes a table and a figure. An interrupted comparison continues
-when it is called again; a finished row is read from the ledger.
+``python -m flows.compare RECIPE --budget sampled_tokens=500000 --seeds 0 1 2`` trains each row of
+params/algorithms.yaml from the recipe's cold start until the budget is spent, asks each the
+held-out questions, and writes a table and a figure. ``--algorithms`` chooses rows; each
+``--overrides "reinforce.ahead=1 …"`` is a variant of its own beside the recipe as it is.
+
+Variants of one seed start from the same policy and see the same questions in the same order. Rows
+with an importance ratio take at least two optimizer steps a batch, since with one every ratio is 1;
+rows without one take one. What variants have in common is computed once.
+
+Each finished variant and seed leaves a small file in ``reports/<recipe>/comparison/``, which can be
+committed: while nothing that decides it changes, it is not trained again, here or in a clone. An
+interrupted comparison resumes when it is called again.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-import numpy as np
 from prefect import flow
 
-from flows import end_import_phase, exit_fast
+from flows import end_import_phase, exit_fast, reinforce
 from flows.evaluate import Exam, answer, rewards_of
-from flows.host import files
-from flows.reinforce import Iteration, Training, policy_of, replaying, train
-from flows.runs import dvc_command, ledger_mirror, recipes
-from flows.tracking import figures
+from flows.reinforce import Iteration, Training, policy_of, replaying
+from flows.runs import dvc_command, git, ledger_mirror, recipes
+from flows.tracking import comparison_report
+from flows.tracking.comparison_report import COLD_START, SPENT
 from flows.tracking.progress import Progress
 from flows.tracking.reinforce_report import sum_seconds
 from flows.workers.connection import name_process, prefect_server
 from flows.workers.stage import INTERRUPTED
 from params.schema import algorithms
 from params.schema import recipe as schema
-from params.schema.evaluate import Evaluate
+from params.schema.algorithms import Algorithm
 from params.schema.recipe import Recipe
-from tasks import settings
-from tasks.environments import open_tools
-from tasks.ledger.artifacts import Artifact
-from tasks.ledger.substeps import Step
+from tasks import rollout, settings, update
+from tasks.environments import Respond, open_tools
+from tasks.ledger import keys
+from tasks.ledger.artifacts import ROOT, Artifact
+from tasks.ledger.substeps import Ledger, Step
 from tasks.policy.machine import use_machine
-from tasks.trees.intervals import bootstrap_interval
+from tasks.trees.metrics import together
 from tasks.trees.tables import read_rows
 
-BEFORE = ("prepare", "cold_start")  # stages that all rows share
-COLD_START = "cold start"
+BEFORE = ("prepare", "cold_start")  # stages that all variants share
+OWN_SECTIONS = ("reinforce", "lora", "engine")  # what a variant may override
+LONGEST = 20  # times the recipe's iterations, where a variant hardly spends the budget
 
 
-@flow(name="compare", flow_run_name="compare {recipe}", on_running=[name_process])
-def compare(recipe: str, rows: Sequence[str], iterations: int) -> None:
-    """Write ``reports/<recipe>/algorithms.md``, ``.json`` and ``.png``."""
+@dataclass(frozen=True)
+class Budget:
+    """What each variant may spend in training: an amount of one of SPENT."""
+
+    kind: str
+    amount: float
+
+    @staticmethod
+    def parse(text: str) -> Budget:
+        """Read ``kind=amount``. Raises ValueError."""
+        kind, _, amount = text.partition("=")
+        try:
+            budget = Budget(kind, float(amount))
+        except ValueError:
+            budget = Budget(kind, 0.0)
+        if kind not in SPENT or not 0 < budget.amount < float("inf"):
+            raise ValueError(f"--budget {text}: write kind=amount, with a kind of {list(SPENT)}")
+        return budget
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One line of the table: the recipe with an algorithm and overrides."""
+
+    name: str
+    recipe: Recipe
+    algorithm: Algorithm
+
+    @property
+    def steps(self) -> int:
+        """Return the optimizer steps a batch."""
+        chosen = self.recipe.reinforce.update
+        return chosen.epochs * chosen.mini_batches
+
+
+def variants(name: str, rows: Sequence[str], changes: Sequence[str]) -> list[Variant]:
+    """Return every row with the recipe as it is and with each of ``changes``.
+
+    Raises ValueError with all faults: unknown rows, overrides that do not hold or that decide what
+    all variants share.
+    """
+    found, faults = [], []
+    for row in rows:
+        for change in ("", *changes):
+            try:
+                found.append(_variant(name, row, change.split()))
+            except ValueError as error:
+                faults.append(str(error))
+    if faults:
+        raise ValueError("\n".join(dict.fromkeys(faults)))
+    return found
+
+
+def _variant(name: str, row: str, changes: Sequence[str]) -> Variant:
+    for change in changes:
+        if change.split(".")[0].split("=")[0] not in OWN_SECTIONS:
+            raise ValueError(
+                f"--overrides {change}: variants share everything but {list(OWN_SECTIONS)}; "
+                "compare recipes by runs of their own instead (python -m flows.retrain)"
+            )
+    known = algorithms.load_algorithms(Path("params"))
+    chosen = settings.load_changed(name, changes, Path("params"))
+    ratio = known[row].ratio if row in known else "none"
+    chosen = with_reinforce(chosen, algorithm=row, update=enough_steps(chosen, ratio))
+    algorithm = schema.algorithm_of(chosen, Path("params"))
+    return Variant(", ".join([row, *changes]), chosen, algorithm)
+
+
+def with_reinforce(recipe: Recipe, **changes: Any) -> Recipe:
+    """Return the recipe with other values in its section ``reinforce``."""
+    return recipe.model_copy(update={"reinforce": recipe.reinforce.model_copy(update=changes)})
+
+
+def enough_steps(recipe: Recipe, ratio: str) -> Any:
+    """Return ``reinforce.update`` with two or more steps a batch for a ratio, and one without."""
+    chosen = recipe.reinforce.update
+    if ratio == "none":
+        return chosen.model_copy(update={"epochs": 1, "mini_batches": 1})
+    if chosen.epochs * chosen.mini_batches < 2:
+        return chosen.model_copy(update={"mini_batches": 2})
+    return chosen
+
+
+# ---------------------------------------------------------------- what all variants share
+
+
+@dataclass(frozen=True)
+class Common:
+    """What all variants share, and the budget of each."""
+
+    name: str
+    recipe: Recipe
+    budget: Budget
+    cold_start: Artifact
+    questions: Artifact
+    test: Artifact
+    corpus: Artifact
+    tools: Respond
+    ledger: Ledger
+
+    def step(self, variant: str, seed: int) -> Step:
+        """Return the first step of a variant's training."""
+        stage = f"compare/{comparison_report.slug(variant)}/seed-{seed}"
+        return Step(self.name, stage, 0, seed, self.ledger)
+
+    def key(self, variant: Variant | None, seed: int) -> str:
+        """Return the key of a result: everything that decides it, the sources included."""
+        inputs = {
+            "recipe": (variant.recipe if variant else self.recipe).model_copy(
+                update={"seed": seed}
+            ),
+            "algorithm": variant.algorithm if variant else None,
+            "budget": f"{self.budget.kind}={self.budget.amount}" if variant else None,
+            "artifacts": [self.cold_start, self.questions, self.test, self.corpus],
+        }
+        code = {
+            f"source of {verb}": keys.source_digest(Path(module.__file__))
+            for verb, module in (("rollout", rollout), ("update", update))
+        }
+        return keys.key_of({name: keys.identity(value) for name, value in inputs.items()} | code)
+
+
+@flow(name="compare", flow_run_name="compare {name}", on_running=[name_process])
+def compare(
+    name: str, rows: Sequence[str], changes: Sequence[str], seeds: Sequence[int], budget: str
+) -> None:
+    """Write ``reports/<recipe>/comparison.md`` and ``.png``, and a file for each result."""
     for stage in BEFORE:
-        dvc_command.reproduce(f"{stage}@{recipe}")
-    chosen = settings.load(recipe, Path("params"))
+        dvc_command.reproduce(f"{stage}@{name}")
+    chosen = settings.load(name, Path("params"))
     use_machine(chosen.machine)
-    data = Path("data", recipe)
-    cold_start = Artifact.at(Path("models", recipe, "cold_start"))
+    data = Path("data", name)
     corpus = Artifact.at(data / "corpus")
     questions, test = (Artifact.at(data / "questions" / f"{s}.parquet") for s in ("train", "test"))
     with (
         ledger_mirror.opened() as ledger,
         open_tools(chosen.tool_settings, chosen.machine.threads, Path(corpus.path)) as tools,
     ):
-        asked = Step(recipe, "compare/cold_start", 0, chosen.seed, ledger)
-        exam = Exam(chosen, test, corpus, tools)
-        answers = rewards_of(answer(exam, asked, cold_start))
-        found = [{"algorithm": COLD_START, **success(answers, chosen.evaluate, chosen.seed)}]
-        for name in rows:
-            other = with_algorithm(chosen, name)
-            step = Step(recipe, f"compare/{name}", 0, chosen.seed, ledger)
-            algorithm = schema.algorithm_of(other, Path("params"))
-            training = Training(step, other, algorithm, cold_start, questions, corpus, tools)
-            found.append(replaying(step, partial(measure, training, iterations, test)))
-            report(recipe, found, iterations)
+        common = Common(
+            **{"name": name, "recipe": chosen, "budget": Budget.parse(budget)},
+            **{"cold_start": Artifact.at(Path("models", name, "cold_start")), "corpus": corpus},
+            **{"questions": questions, "test": test, "tools": tools, "ledger": ledger},
+        )
+        found: list[dict[str, Any]] = []
+        for result in results(common, variants(name, rows, changes), seeds):
+            found.append(result)
+            comparison_report.write(name, found, chosen.evaluate.bootstrap)
 
 
-def measure(training: Training, count: int, test: Artifact) -> dict[str, Any]:
-    """Train one algorithm and ask it the held-out questions; return its row of the table."""
-    recipe = training.recipe
-    done = train_row(training, count)
-    asked = replace(training.start, stage=f"{training.start.stage}/evaluate")
-    exam = Exam(recipe, test, training.corpus, training.tools)
-    answers = rewards_of(answer(exam, asked, policy_of(done[-1])))
-    tokens = [entry["update"][0]["metrics"]["trained_tokens"] for entry in done]
+def results(
+    common: Common, wanted: Iterable[Variant], seeds: Sequence[int]
+) -> Iterator[dict[str, Any]]:
+    """Yield the result of the cold start and of each variant, for one seed after the other."""
+    chosen = list(wanted)
+    for seed in seeds:
+        common.ledger.beside = [ROOT / common.name / "reinforce"]
+        for variant in (None, *chosen):
+            name = variant.name if variant else COLD_START
+            key = common.key(variant, seed)
+            if not (found := comparison_report.read(common.name, name, seed, key)):
+                step = common.step(name, seed)
+                work = partial(_measured, common, variant, step)
+                found = {"variant": name, "seed": seed, "key": key, **replaying(step, work)}
+                comparison_report.save(common.name, found)
+            common.ledger.beside.append(common.step(name, seed).folder)
+            yield found
+
+
+def _measured(common: Common, variant: Variant | None, step: Step) -> dict[str, Any]:
+    """Train a variant and ask it the held-out questions; without one, ask the cold start."""
+    recipe = variant.recipe if variant else common.recipe
+    policy, trained = common.cold_start, {}
+    if variant:
+        made = (step, recipe, variant.algorithm, policy, common.questions, common.corpus)
+        done, spent = train_until(Training(*made, common.tools), common.budget, variant.name)
+        policy = policy_of(done[-1])
+        trained = {
+            "steps_a_batch": variant.steps,
+            "iterations": len(done),
+            "spent": spent,
+            "trained_tokens": sum(one["update"][0]["metrics"]["trained_tokens"] for one in done),
+        }
+    asked = replace(step, stage=f"{step.stage}/evaluate")
+    exam = Exam(common.recipe, common.test, common.corpus, common.tools)
+    rows = read_rows(Path(rewards_of(answer(exam, asked, policy)).path))
+    right = {row["question_id"]: int(row["success"]) for row in rows}
     return {
-        "algorithm": recipe.reinforce.algorithm,
-        **success(answers, recipe.evaluate, recipe.seed),
-        "seconds": median(sum(sum_seconds(entry).values()) for entry in done),
-        "trained_tokens": median(tokens),
+        **trained,
+        "commit": git.revision().commit,
+        "success": sum(right.values()) / len(right),
+        "right": [right[question] for question in sorted(right)],  # paired by question
     }
 
 
-def with_algorithm(recipe: Recipe, name: str) -> Recipe:
-    """Return the recipe with another algorithm."""
-    reinforce = recipe.reinforce.model_copy(update={"algorithm": name})
-    return recipe.model_copy(update={"reinforce": reinforce})
+def train_until(
+    training: Training, budget: Budget, name: str
+) -> tuple[list[Iteration], dict[str, float]]:
+    """Train until an iteration has spent the budget; return the iterations and what they spent.
 
-
-def train_row(training: Training, count: int) -> list[Iteration]:
-    """Train one algorithm from the cold start; return the records of its iterations."""
+    A variant that hardly spends it ends after LONGEST times the recipe's iterations.
+    """
     done: list[Iteration] = []
-    progress = Progress(training.recipe.reinforce.algorithm, count)
-    for iteration in train(training, count):
-        done.append(iteration)
-        progress.note(success=iteration["reward"][0]["metrics"]["success"])
-        progress.advance(1)
+    total = dict.fromkeys(SPENT, 0.0)
+    most = LONGEST * training.recipe.reinforce.iterations
+    progress = Progress(f"{name}, seed {training.start.seed}", int(budget.amount))
+    with closing(reinforce.train(training, most)) as iterations:
+        for iteration in iterations:
+            done.append(iteration)
+            before = total[budget.kind]
+            total = {kind: total[kind] + amount for kind, amount in spent(iteration).items()}
+            progress.note(success=iteration["reward"][0]["metrics"]["success"])
+            progress.advance(int(min(total[budget.kind], budget.amount) - int(before)))
+            if total[budget.kind] >= budget.amount:
+                break
     progress.close()
-    return done
+    return done, total
 
 
-def success(answers: Artifact, settings: Evaluate, seed: int) -> dict[str, float]:
-    """Return the share of right answers with its 95 % interval."""
-    right = np.array([row["success"] for row in read_rows(Path(answers.path))], np.float64)
-    low, high = bootstrap_interval(right, settings.bootstrap, seed)
-    return {"success": float(right.mean()), "low": low, "high": high}
+def spent(iteration: Iteration) -> dict[str, float]:
+    """Return what an iteration has spent of each kind; what branches share counts once."""
+    counted = together([record["metrics"] for record in iteration["rollout"]])
+    return {
+        kind: sum(sum_seconds(iteration).values()) if kind == "seconds" else counted[kind]
+        for kind in SPENT
+    }
 
 
-def report(recipe: str, found: Sequence[dict[str, Any]], iterations: int) -> None:
-    """Write the table so far, as Markdown, as JSON and as a figure."""
-    folder = Path("reports", recipe)
-    folder.mkdir(parents=True, exist_ok=True)
-    texts = {".json": json.dumps(found, indent=1) + "\n", ".md": markdown(found, iterations)}
-    for suffix, text in texts.items():
-        with files.replaced(folder / f"algorithms{suffix}") as partial:
-            partial.write_text(text)
-    figures.save(figures.algorithms(found), folder / "algorithms.png")
-
-
-def markdown(found: Sequence[dict[str, Any]], iterations: int) -> str:
-    """Format the table, one row per algorithm."""
-    lines = [
-        f"| algorithm | success after {iterations} iterations (%) | seconds an iteration "
-        "| tokens trained an iteration |",
-        "|---|---:|---:|---:|",
-    ]
-    for entry in found:
-        mean, low, high = (100 * entry[name] for name in ("success", "low", "high"))
-        cost = (
-            f"{entry['seconds']:.2f} | {entry['trained_tokens']:.0f}" if "seconds" in entry else "|"
-        )
-        lines.append(f"| {entry['algorithm']} | {mean:.1f} [{low:.1f}, {high:.1f}] | {cost} |")
-    return "\n".join(lines) + "\n"
+# ---------------------------------------------------------------- the command
 
 
 def main(arguments: list[str]) -> int:
     """Run the command line; return the exit status. 2: there is nothing that can be started."""
-    parser = argparse.ArgumentParser(prog="python -m flows.compare", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m flows.compare",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("recipe", help="params/<recipe>.yaml")
-    parser.add_argument("--iterations", type=int, help="of each algorithm; else the recipe's")
-    parser.add_argument("--algorithms", nargs="+", help="rows of the table; else all of them")
+    parser.add_argument(
+        "--budget",
+        required=True,
+        metavar="KIND=AMOUNT",
+        help=f"what each variant may spend in training; kinds: {', '.join(SPENT)}",
+    )
+    parser.add_argument("--seeds", nargs="+", type=int, help="of training; else the recipe's")
+    parser.add_argument("--algorithms", nargs="+", metavar="ROW", help="else every row")
+    parser.add_argument(
+        "--overrides",
+        nargs="+",
+        default=[],
+        metavar="CHANGES",
+        help="variants: each a quoted list of section.key=value; the recipe's algorithm unless "
+        "--algorithms names others",
+    )
     chosen = parser.parse_args(arguments)
     try:
-        if chosen.iterations is not None and chosen.iterations < 1:
-            raise ValueError(f"--iterations {chosen.iterations}: give at least 1, or leave it out")
+        Budget.parse(chosen.budget)
         recipe = settings.load(chosen.recipe, Path("params"))
-        rows = chosen.algorithms or list(algorithms.load_algorithms(Path("params")))
-        for name in rows:
-            schema.algorithm_of(with_algorithm(recipe, name), Path("params"))
+        own = [recipe.reinforce.algorithm] if chosen.overrides else []
+        rows = chosen.algorithms or own or list(algorithms.load_algorithms(Path("params")))
+        variants(chosen.recipe, rows, chosen.overrides)
         if recipes.add_to_pipeline(chosen.recipe):
             print(f"compare: added {chosen.recipe} to the recipes in dvc.yaml")
+        seeds = chosen.seeds or [recipe.seed]
         with prefect_server():
-            compare(chosen.recipe, rows, chosen.iterations or recipe.reinforce.iterations)
+            compare(chosen.recipe, rows, chosen.overrides, seeds, chosen.budget)
     except (ValueError, RuntimeError) as error:
         print(f"compare: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("compare: interrupted; the same call resumes", file=sys.stderr)
         return INTERRUPTED
-    print(f"\n{Path('reports', chosen.recipe, 'algorithms.md').read_text()}")
+    print(f"\n{Path('reports', chosen.recipe, 'comparison.md').read_text()}")
     return 0
 
 

@@ -24,7 +24,7 @@ from flows.tracking.progress import Progress
 from flows.tracking.run import Run, stage_run
 from flows.workers import stage
 from params.schema import recipe as schema
-from params.schema.algorithms import MOST_BATCHES, Algorithm
+from params.schema.algorithms import MOST_BATCHES, Algorithm, Marks
 from params.schema.recipe import Recipe
 from params.schema.reinforce import Keep
 from tasks import settings
@@ -182,7 +182,7 @@ def rollout_inputs(training: Training, policy: Artifact, place: int, attempt: in
         first=place,
         attempt=attempt,
         branching=algorithm.branching,
-        marks=algorithm.marks,
+        marks=algorithm.marks if algorithm.branching == "marks" else Marks(kind="none"),
         budget=recipe.reinforce.rollout,
         top_p=1.0,
         agent=recipe.agent,

@@ -17,9 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -123,14 +121,7 @@ def check_run(recipe: str, changes: Sequence[str]) -> None:
     if differ := git.uncommitted():
         listed = "\n".join(f"  {line}" for line in differ)
         raise ValueError(f"these files differ from the last commit: {REMEDY}\n{listed}")
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(shutil.copytree("params", Path(folder, "params")))
-        try:
-            if changes and (copy / f"{recipe}.yaml").is_file():
-                overrides.apply(changes, copy / f"{recipe}.yaml")
-            settings.load(recipe, copy)
-        except ValueError as error:
-            raise ValueError(str(error).replace(str(copy), "params")) from None
+    settings.load_changed(recipe, changes, Path("params"))
     if not git.committed(f"params/{recipe}.yaml"):
         raise ValueError(f"params/{recipe}.yaml is in no commit yet: git add and commit it")
     pipeline.stages(recipe)

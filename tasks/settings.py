@@ -5,12 +5,15 @@ A tool that is added to TOOLS (tasks/tools) gets its key in the section ``tools`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from pydantic import Field, create_model, model_validator
 
+from params import overrides
 from params.schema import recipe as schema
 from params.schema.base import PARAMS, Frozen
 from params.schema.recipe import Recipe
@@ -23,6 +26,21 @@ def load(name: str, folder: Path = PARAMS) -> Recipe:
     Raises ValueError with file, key, value and remedy, one line for each fault.
     """
     return schema.load(name, WholeRecipe, folder)
+
+
+def load_changed(name: str, changes: Sequence[str], folder: Path = PARAMS) -> Recipe:
+    """Read and check a recipe with ``changes``, each ``section.key=value``, and keep its file.
+
+    Raises ValueError as ``load`` and ``overrides.apply`` do.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        copy = Path(shutil.copytree(folder, Path(temporary, "params")))
+        try:
+            if changes and (copy / f"{name}.yaml").is_file():
+                overrides.apply(changes, copy / f"{name}.yaml")
+            return load(name, copy)
+        except ValueError as error:
+            raise ValueError(str(error).replace(str(copy), str(folder))) from None
 
 
 def with_tools(kinds: Mapping[str, ToolKind]) -> type[Recipe]:

@@ -135,24 +135,27 @@ def success_by_kind(table: Sequence[Mapping[str, Any]]) -> Figure:
     return figure
 
 
-def algorithms(found: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw the success of each algorithm with its 95 % interval, and the cold start as a line.
+def comparison(found: Sequence[Mapping[str, Any]]) -> Figure:
+    """Draw the success of each variant: its seeds, their mean with its 95 % interval.
 
-    ``found``: rows with ``algorithm``, ``success``, ``low`` and ``high`` (fractions), the cold
-    start first.
+    ``found``: rows with ``variant``, ``success``, ``low``, ``high`` (fractions) and ``by_seed``
+    (seed -> success), the cold start first, which is drawn as a line, too.
     """
-    _need(found, "algorithms", "algorithm", "success", "low", "high")
+    _need(found, "comparison", "variant", "success", "low", "high", "by_seed")
     figure = _figure(7.0, 1.4 + 0.34 * len(found))
     axes = figure.subplots()
+    for height, row in enumerate(found):
+        seeds = [100 * value for value in row["by_seed"].values()]
+        axes.scatter(seeds, [height + 0.22] * len(seeds), s=12, color=GREY, linewidths=0)
     _dots_with_intervals(axes, found, list(range(len(found))), color=BLUE, fmt="o", label="_")
     axes.axvline(100 * found[0]["success"], color=GREY, linewidth=1, linestyle=(0, (4, 3)))
-    axes.set_yticks(range(len(found)), [row["algorithm"] for row in found])
+    axes.set_yticks(range(len(found)), [row["variant"] for row in found])
     axes.set(
-        xlabel="questions answered correctly (%), with 95 % interval",
+        xlabel="questions answered correctly (%), with 95 % interval; grey: each seed",
         xlim=(0, 100),
         ylim=(len(found) - 0.5, -0.5),
     )
-    _tidy(axes, "Success by algorithm", grid="x")
+    _tidy(axes, "Success by variant", grid="x")
     return figure
 
 

@@ -165,6 +165,7 @@ class Ledger:
         self.used: set[Path] = set()
         self.reused: dict[Path, set[str]] = {}
         self.explained: set[Path] = set()  # folders of stages whose first new sub-step was logged
+        self.beside: list[Path] = []  # folders of other stages whose whole sub-steps count, too
 
     def find(self, place: Path) -> Record | None:
         """Return the whole record at ``place``, or the mirror's; None if neither has one.
@@ -180,7 +181,18 @@ class Ledger:
         if found:
             self.reused.setdefault(place.parent, set()).add(place.name)
             self.used.add(place)
-        return found
+        return found or self._find_beside(place)
+
+    def _find_beside(self, place: Path) -> Record | None:
+        """Return the record of an equal sub-step of another stage that still has all artifacts.
+
+        A name ends with the key, which has everything that decides the outcome.
+        """
+        for folder in self.beside:
+            other = folder / place.name
+            if (found := read(other)) and not retired(other):
+                return found
+        return None
 
     def explain(self, step: Step, verb: str, made_of: Mapping[str, Any]) -> None:
         """Print why the first new sub-step of a stage runs, once per stage."""

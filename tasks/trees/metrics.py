@@ -20,7 +20,7 @@ def tree_metrics(trees: Sequence[Tree], window: int) -> dict[str, float]:
 
     A node that several trajectories share counts once for calls, tokens and entropies. Entropies
     are divided by ln|V|, so in [0, 1]; ``window`` is the number of tokens to average after
-    a result.
+    a result. An environment step is a whole turn of the agent, whether it calls a tool or answers.
     """
     nodes = [node for tree in trees for node in tree.nodes]
     turns = [node for node in nodes if node.kind == TURN]
@@ -33,6 +33,7 @@ def tree_metrics(trees: Sequence[Tree], window: int) -> dict[str, float]:
         "tool_calls": len(results),
         "tool_errors": sum(node.outcome != Outcome.OK for node in results),
         "tool_calls_a_leaf": _mean([sum(n.kind == RESULT for n in leaf) for leaf in leaves]),
+        "environment_steps": sum(node.outcome != Outcome.PART for node in turns),
         "sampled_tokens": sum(len(node.tokens) for node in turns),
         "response_tokens": _mean([sum(len(n.tokens) for n in leaf[1:]) for leaf in leaves]),
         "answer_rate": _mean([leaf[-1].outcome == Outcome.ANSWER for leaf in leaves]),
@@ -107,7 +108,14 @@ def _mean(values: Sequence[float] | NDArray[np.float32]) -> float:
     return float(np.mean(values, dtype=np.float64)) if len(values) else 0.0
 
 
-COUNTS = ("leaves", "branches", "tool_calls", "tool_errors", "sampled_tokens")
+COUNTS = (
+    "leaves",
+    "branches",
+    "tool_calls",
+    "tool_errors",
+    "environment_steps",
+    "sampled_tokens",
+)
 
 
 def together(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Algorithms side by side, and the table that comes out.
+"""Variants side by side, and the files, table and figure that come out.
 
 The sub-steps are the real ones on a very small policy, without Prefect and DVC; the command itself
 is run in tests/flows/test_smoke.py.
@@ -12,13 +12,15 @@ import pytest
 import yaml
 
 from flows import compare, evaluate, reinforce
+from flows.tracking import comparison_report
 from params.schema import base
 from tasks.policy import resident
-from tasks.settings import load as settings_of
 from tasks.trees.tables import save_questions
 from tasks.trees.tree import Question
 
-ALGORITHMS = ("reinforce", "ppo")
+ROWS = ("reinforce", "ppo")
+BUDGET = "sampled_tokens=100"
+ROLLOUTS, FIRST = "*-rollout-*/record.json", "0000-rollout-*/record.json"
 SIZES = {
     "dialogue": {"turn_tokens": 6, "response_tokens": 24},
     "evaluate": {"questions": 4, "bootstrap": 50},
@@ -53,62 +55,118 @@ def project(policy, tokenizer, tmp_path, monkeypatch):
     return tmp_path
 
 
+def run(rows=ROWS, changes=(), seeds=(0,), budget=BUDGET):
+    """Compare; return the results by variant and seed."""
+    resident.POLICIES.clear()
+    compare.compare.fn("toy", rows, changes, seeds, budget)
+    files = Path("reports/toy/comparison").glob("*/seed-*.json")
+    found = [json.loads(file.read_text()) for file in files]
+    return {(result["variant"], result["seed"]): result for result in found}
+
+
 def records():
     """What the ledger holds of the comparison, and when it was written."""
     places = Path(".beamline/ledger/toy/compare").rglob("record.json")
     return {str(file): file.stat().st_mtime_ns for file in places}
 
 
-def test_algorithms_are_trained_from_one_cold_start_and_asked_the_same_once(project):
-    compare.compare.fn("toy", ALGORITHMS, 2)
-    reports = Path("reports/toy")
-    names = ["algorithms.json", "algorithms.md", "algorithms.png"]
-    assert sorted(path.name for path in reports.iterdir()) == names
-    found = json.loads((reports / "algorithms.json").read_text())
-    assert [entry["algorithm"] for entry in found] == [compare.COLD_START, *ALGORITHMS]
-    assert all(0 <= entry["low"] <= entry["success"] <= entry["high"] <= 1 for entry in found)
-    assert "seconds" not in found[0]
-    assert all(entry["seconds"] > 0 and entry["trained_tokens"] > 0 for entry in found[1:])
+def test_each_variant_and_seed_spends_the_budget_and_leaves_a_file(project):
+    found = run(seeds=(0, 7))
+    assert set(found) == {(name, seed) for name in ("cold start", *ROWS) for seed in (0, 7)}
+    for (name, seed), result in found.items():
+        assert len(result["right"]) == SIZES["evaluate"]["questions"]
+        assert result["success"] == sum(result["right"]) / len(result["right"])
+        if name == "cold start":
+            continue
+        files = list(Path(".beamline/ledger/toy/compare", name, f"seed-{seed}").glob(ROLLOUTS))
+        if name != ROWS[0]:  # whose first batch is the one that this variant learns from, too
+            files += Path(".beamline/ledger/toy/compare", ROWS[0], f"seed-{seed}").glob(FIRST)
+        rollouts = [json.loads(file.read_text()) for file in files]
+        assert len(rollouts) == result["iterations"]
+        for kind in ("sampled_tokens", "tool_calls", "environment_steps"):
+            assert result["spent"][kind] == sum(one["metrics"][kind] for one in rollouts)
+        last = max(rollouts, key=lambda one: one["step"]["iteration"])["metrics"]["sampled_tokens"]
+        assert result["spent"]["sampled_tokens"] - last < 100 <= result["spent"]["sampled_tokens"]
+    assert [found[name, 0]["steps_a_batch"] for name in ROWS] == [1, 2]
+    text = Path("reports/toy/comparison.md").read_text()
+    assert [line.split("|")[1].strip() for line in text.splitlines()[2:]] == ["cold start", *ROWS]
+    assert Path("reports/toy/comparison.png").stat().st_size > 5000
 
-    first = {}
-    for name in ALGORITHMS:
-        for file in Path(".beamline/ledger/toy/compare", name).glob("0000-*/record.json"):
-            record = json.loads(file.read_text())
-            made = {kind: entry["digest"] for kind, entry in record["artifacts"].items()}
-            first[name, record["verb"]] = made
-    one, other = ALGORITHMS
-    assert first[one, "rollout"] == first[other, "rollout"]
-    assert first[one, "update"]["policy"] != first[other, "update"]["policy"]
-    assert ["critic" in first[name, "update"] for name in ALGORITHMS] == [False, True]
 
+def test_a_finished_result_is_not_computed_again_with_its_file_alone(project):
+    found = run()
     before = records()
-    assert len(before) == 2 + 2 * (2 * 4 + 2)
-    resident.POLICIES.clear()
-    compare.compare.fn("toy", ALGORITHMS, 2)
-    assert records() == before, "a second call does nothing anew"
-    assert resident.POLICIES.learner is None
-    assert json.loads((reports / "algorithms.json").read_text()) == found
+    assert run() == found
+    assert records() == before
+    shutil.rmtree(".beamline")
+    assert run() == found, "the files are enough"
+    assert not Path(".beamline/ledger/toy/compare").exists()
+    more = run(budget="sampled_tokens=200")
+    assert more["ppo", 0]["spent"]["sampled_tokens"] >= 200
+    assert more["ppo", 0]["key"] != found["ppo", 0]["key"]
+    assert more["cold start", 0] == found["cold start", 0]
 
 
-def test_a_comparison_goes_on_with_more_iterations_and_with_fewer(project):
-    compare.compare.fn("toy", ["reinforce"], 2)
+def test_killed_comparison_resumes_from_the_ledger(project, monkeypatch):
+    whole = run()
+    shutil.rmtree(".beamline")
+    shutil.rmtree("reports")
+    asked = compare.answer
+
+    def killed(exam, step, policy):
+        if "/ppo/" in step.stage:
+            raise KeyboardInterrupt
+        return asked(exam, step, policy)
+
+    monkeypatch.setattr(compare, "answer", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run()
     before = records()
-    compare.compare.fn("toy", ["reinforce"], 3)
+    monkeypatch.setattr(compare, "answer", asked)
+    again = run()
+    assert before.items() < records().items(), "nothing that was finished runs again"
+    for place, result in again.items():
+        assert result["right"] == whole[place]["right"]
+
+
+def test_budget_may_grow_and_shrink(project):
+    few = run(["reinforce"], budget="environment_steps=8")["reinforce", 0]
+    before = records()
+    many = run(["reinforce"], budget="environment_steps=24")["reinforce", 0]
     assert before.items() < records().items()
-    assert len(records()) == len(before) + 4 + 2
-    resident.POLICIES.clear()
-    compare.compare.fn("toy", ["reinforce"], 1)  # whose policy has been pruned by then
-    found = json.loads(Path("reports/toy/algorithms.json").read_text())
-    assert [entry["algorithm"] for entry in found] == [compare.COLD_START, "reinforce"]
+    assert many["iterations"] > few["iterations"]
+    again = run(["reinforce"], budget="environment_steps=8")["reinforce", 0]  # a policy now pruned
+    assert {**again, "spent": 0} == {**few, "spent": 0}
+
+
+def test_overrides_are_variants_of_their_own(project):
+    found = run(["grpo"], ["reinforce.update.mini_batches=4", "reinforce.update.epochs=3"])
+    steps = {name: result.get("steps_a_batch") for (name, _), result in found.items()}
+    assert steps == {
+        "cold start": None,
+        "grpo": 2,
+        "grpo, reinforce.update.mini_batches=4": 4,
+        "grpo, reinforce.update.epochs=3": 3,
+    }
+    recipe = yaml.safe_load(Path("params/toy.yaml").read_text())
+    assert recipe["reinforce"]["update"]["mini_batches"] == 1, "the recipe stays as it is"
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nowhere"], "no recipe 'nowhere'"),
-        (["toy", "--algorithms", "grpo", "magic"], "reinforce.algorithm 'magic' is no row"),
-        (["toy", "--iterations", "0"], "--iterations"),
-        (["toy", "--iterations", "-3"], "--iterations"),
+        (["nowhere", "--budget", BUDGET], "no recipe 'nowhere'"),
+        (["toy", "--budget", BUDGET, "--algorithms", "grpo", "magic"], "'magic' is no row"),
+        (["toy"], "--budget"),
+        (["toy", "--budget", "iterations=3"], "'sampled_tokens', 'tool_calls'"),
+        (["toy", "--budget", "tool_calls=-3"], "--budget tool_calls=-3: write kind=amount"),
+        (["toy", "--budget", "tool_calls=inf"], "--budget tool_calls=inf"),
+        (["toy", "--budget", BUDGET, "--overrides", "cold_start.steps=3"], "variants share"),
+        (
+            ["toy", "--budget", BUDGET, "--overrides", "reinforce.magic=3"],
+            "no key 'reinforce.magic'",
+        ),
+        (["toy", "--budget", BUDGET, "--overrides", "reinforce.questions=x"], "params/toy.yaml"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_before_any_work(project, capsys, arguments, said):
@@ -120,40 +178,40 @@ def test_what_cannot_be_compared_is_refused_before_any_work(project, capsys, arg
     assert said in capsys.readouterr().err
 
 
-def test_with_another_algorithm_a_recipe_is_the_same_but_for_its_name():
-    recipe = settings_of("smoke")
-    other = compare.with_algorithm(recipe, "dapo")
-    assert other.reinforce.algorithm == "dapo"
-    assert compare.with_algorithm(other, recipe.reinforce.algorithm) == recipe
+def test_all_faults_of_the_variants_are_named_at_once(project):
+    with pytest.raises(ValueError) as raised:
+        compare.variants("toy", ["magic", "grpo"], ["prepare.questions.train=3"])
+    assert "magic" in str(raised.value)
+    assert "prepare.questions.train=3" in str(raised.value)
 
 
-def test_the_table_has_a_row_an_algorithm():
+def result(variant, seed, right, **others):
+    success = sum(right) / len(right)
+    return {"variant": variant, "seed": seed, "right": right, "success": success, **others}
+
+
+def test_table_has_a_row_a_variant():
+    spent = {"sampled_tokens": 1000.0, "tool_calls": 20, "environment_steps": 40, "seconds": 90.0}
+    trained = {"spent": spent, "steps_a_batch": 2, "iterations": 3, "trained_tokens": 1234.0}
     found = [
-        {"algorithm": "cold start", "success": 0.5, "low": 0.412, "high": 0.588},
-        {
-            **{"algorithm": "arpo", "success": 0.875, "low": 0.8, "high": 0.95},
-            **{"seconds": 3.14159, "trained_tokens": 1234.0},
-        },
+        result("cold start", 0, [1, 0]),
+        result("arpo", 0, [1, 1], **trained),
+        result("cold start", 1, [0, 0]),
+        result("arpo", 1, [1, 0], **{**trained, "iterations": 4}),
     ]
-    assert compare.markdown(found, 30).splitlines() == [
-        "| algorithm | success after 30 iterations (%) | seconds an iteration "
-        "| tokens trained an iteration |",
-        "|---|---:|---:|---:|",
-        "| cold start | 50.0 [41.2, 58.8] | | |",
-        "| arpo | 87.5 [80.0, 95.0] | 3.14 | 1234 |",
+    rows = comparison_report.table_rows(found, resamples=200)
+    assert [(row["success"], row["by_seed"]) for row in rows] == [
+        (0.25, {0: 0.5, 1: 0.0}),
+        (0.75, {0: 1.0, 1: 0.5}),
     ]
-    cells = {line.count("|") for line in compare.markdown(found, 30).splitlines()}
-    assert cells == {5}
+    assert all(row["low"] <= row["success"] <= row["high"] for row in rows)
+    lines = comparison_report.markdown(rows).splitlines()
+    assert lines[3].endswith("| 100.0, 50.0 | 2 | 3.5 | 1,000 | 20 | 40 | 1,234 | 1.5 |")
+    assert {line.count("|") for line in lines} == {11}
 
 
-def test_a_report_replaces_the_one_before(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    found = [{"algorithm": "cold start", "success": 0.5, "low": 0.4, "high": 0.6}]
-    compare.report("toy", found, 3)
-    found.append({**found[0], "algorithm": "grpo", "seconds": 1.0, "trained_tokens": 2.0})
-    compare.report("toy", found, 3)
-    folder = Path("reports/toy")
-    names = ["algorithms.json", "algorithms.md", "algorithms.png"]
-    assert sorted(path.name for path in folder.iterdir()) == names
-    assert json.loads((folder / "algorithms.json").read_text()) == found
-    assert (folder / "algorithms.md").read_text() == compare.markdown(found, 3)
+def test_every_variant_has_a_folder_of_its_own():
+    names = ["a, b=1", "a, b=2", "a/b=1", "a b=1", "a, " + "x" * 300, "a, " + "x" * 301]
+    folders = [comparison_report.slug(name) for name in names]
+    assert len(set(folders)) == len(names)
+    assert all("/" not in folder and len(folder) < 120 for folder in folders)

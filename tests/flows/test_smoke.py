@@ -72,10 +72,11 @@ def test_a_comparison_of_algorithms_takes_the_stages_before_as_they_are(
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PREFECT_API_URL", api)
     refresh_global_settings_context()
-    assert compare.main(["smoke", "--iterations", "1", "--algorithms", "grpo", "arpo"]) == 0
+    wanted = ["--budget", "tool_calls=1", "--algorithms", "grpo", "arpo"]
+    assert compare.main(["smoke", *wanted]) == 0
     said = capfd.readouterr().out
     assert "Running stage" not in said
-    table = (folder / "reports/smoke/algorithms.md").read_text()
+    table = (folder / "reports/smoke/comparison.md").read_text()
     assert table in said
     assert [line.split()[1] for line in table.splitlines()[2:]] == ["cold", "grpo", "arpo"]
 

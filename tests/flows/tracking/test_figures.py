@@ -131,18 +131,21 @@ def test_success_of_one_agent_alone():
     assert len(figures.success_by_kind(rows).axes[0].containers) == 2
 
 
-# algorithms side by side
+# variants side by side
 
 
-def algorithm_rows():
+def variant_rows():
     return [
-        {"algorithm": name, "success": success, "low": success - 0.1, "high": success + 0.05}
+        {
+            **{"variant": name, "success": success, "by_seed": {0: success - 0.02, 5: success}},
+            **{"low": success - 0.1, "high": success + 0.05},
+        }
         for name, success in (("cold start", 0.4), ("grpo", 0.7), ("arpo", 0.8))
     ]
 
 
-def test_algorithms_have_a_dot_and_an_interval_each():
-    axes = figures.algorithms(algorithm_rows()).axes[0]
+def test_variants_have_a_dot_and_an_interval_each():
+    axes = figures.comparison(variant_rows()).axes[0]
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["cold start", "grpo", "arpo"]
     (dots,) = axes.containers
     assert xs(dots[0]) == pytest.approx([40, 70, 80])
@@ -155,8 +158,8 @@ def test_algorithms_have_a_dot_and_an_interval_each():
     assert "95 %" in axes.get_xlabel()
 
 
-def test_figure_grows_with_its_algorithms():
-    few, many = (figures.algorithms(algorithm_rows() * n).get_size_inches()[1] for n in (1, 5))
+def test_figure_grows_with_its_variants():
+    few, many = (figures.comparison(variant_rows() * n).get_size_inches()[1] for n in (1, 5))
     assert many > few + 3
 
 
@@ -223,9 +226,9 @@ def test_seconds_are_ordered_and_labelled():
         (figures.learning_curve, [{"iteration": 0, "reward": 1}], r"row 0 has no value of \['succ"),
         (figures.entropy_around_tools, [{"position": 1}], "entropy profile: row 0"),
         (figures.success_by_kind, success_rows("pretrained"), "got {'pretrained'}"),
-        (figures.algorithms, [], "algorithms: there are no rows"),
+        (figures.comparison, [], "comparison: there are no rows"),
         (
-            figures.algorithms,
+            figures.comparison,
             [{"algorithm": "grpo", "success": 1}],
             r"row 0 has no value of \['low",
         ),
@@ -244,7 +247,7 @@ DRAWINGS = {
     "curve": lambda: figures.learning_curve(curve_rows(20)),
     "entropy": lambda: figures.entropy_around_tools(profile_rows(0, 3)),
     "success": lambda: figures.success_by_kind(success_rows("cold start", "trained")),
-    "algorithms": lambda: figures.algorithms(algorithm_rows()),
+    "comparison": lambda: figures.comparison(variant_rows()),
     "decisions": lambda: figures.decisions(decision_rows(), 0.0),
     "seconds": lambda: figures.seconds_by_part({"sampling": 2.0, "update": 1.0}),
 }

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.trees.intervals import bootstrap_interval, paired_bootstrap
+from tasks.trees.intervals import bootstrap_interval, interval_over_seeds, paired_bootstrap
 
 
 def test_an_interval_of_equal_values_is_that_value():
@@ -27,6 +27,19 @@ def test_width_of_an_interval():
     low, high = bootstrap_interval(values, 2000, seed=0)
     error = values.std(ddof=1) / 400**0.5
     assert high - low == pytest.approx(2 * 1.96 * error, rel=0.08)
+
+
+def test_interval_over_seeds_covers_both_sources_of_chance():
+    draw = np.random.default_rng(2)
+    one = draw.random(400) < 0.6
+    alone = interval_over_seeds(one[None].astype(float), 2000, seed=0)
+    assert alone == pytest.approx(bootstrap_interval(one.astype(float), 2000, seed=5), abs=0.01)
+    equal = interval_over_seeds(np.stack([one, one, one]).astype(float), 2000, seed=0)
+    assert equal[1] - equal[0] < alone[1] - alone[0], "three exams are more than one"
+    apart = np.stack([np.zeros(400), one, np.ones(400)]).astype(float)
+    low, high = interval_over_seeds(apart, 2000, seed=0)
+    assert high - low > 0.5, "seeds that differ widen it"
+    assert interval_over_seeds(apart, 2000, seed=0) == (low, high)
 
 
 @pytest.mark.parametrize("rate", [0.5, 0.8])
