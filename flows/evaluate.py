@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -27,6 +28,7 @@ from tasks.policy import champion
 from tasks.policy.machine import use_machine
 from tasks.reward import RewardInputs, reward
 from tasks.rollout import RolloutInputs, rollout
+from tasks.trees.tables import load_questions
 
 
 @flow(name="evaluate")
@@ -44,7 +46,10 @@ def evaluate(recipe: str) -> None:
         open_tools(chosen.tool_settings, chosen.machine.threads, Path(corpus.path)) as tools,
     ):
         step = Step(recipe, "evaluate", 0, chosen.seed, ledger)
-        exam = Exam(chosen, questions, corpus, tools)
+        available = len(load_questions(Path(questions.path)))
+        size = chosen.evaluate.questions
+        first = slice_for(policies["trained"], policies.get("champion"), available, size)
+        exam = Exam(chosen, questions, corpus, tools, first)
         answered = {
             name: answer(exam, replace(step, stage=f"evaluate/{name}"), policy)
             for name, policy in policies.items()
@@ -80,6 +85,19 @@ class Exam:
     questions: Artifact
     corpus: Artifact
     tools: Respond
+    first: int = 0  # place of the first question asked
+
+
+def slice_for(candidate: Artifact, champion: Artifact | None, available: int, size: int) -> int:
+    """Return the place at which the slice of held-out questions for a candidate begins.
+
+    Where there are at least two slices, the digests of the candidate and of the champion choose one.
+    So retrainings do not all search through the same questions for one that favours them. The order
+    of the questions is that of the recipe's seed.
+    """
+    slices = max(1, available // size)
+    text = candidate.digest + (champion.digest if champion else "")
+    return size * (int(hashlib.sha256(text.encode()).hexdigest(), 16) % slices)
 
 
 def answer(exam: Exam, step: Step, policy: Artifact) -> list[Record]:
@@ -90,7 +108,7 @@ def answer(exam: Exam, step: Step, policy: Artifact) -> list[Record]:
         policy=policy,
         questions=exam.questions,
         size=recipe.evaluate.questions,
-        first=0,
+        first=exam.first,
         attempt=0,
         branching="none",
         marks=Marks(kind="none"),

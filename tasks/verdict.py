@@ -1,7 +1,8 @@
 """verdict: decide whether a candidate takes the place of the champion.
 
-It does where it is better by more than the recipe's margin, beyond the doubt of a paired bootstrap
-over the held-out questions, and every gate of its run has passed. Where there is no champion, it
+It does where it is better by more than the recipe's margin in the measure that the recipe names,
+beyond the doubt of a paired bootstrap over the held-out questions, and every gate of its run has
+passed. Where there is no champion, it
 must be better than its own cold start. Nothing else is asked: no registry, no clock.
 """
 
@@ -44,7 +45,7 @@ def verdict(step: Step, inputs: VerdictInputs) -> Record:
     """Judge the candidate; artifact ``verdict`` (JSON): promote, reason and the figures."""
     reigning = champions.read(Path(inputs.champion.path))
     judged = judge(
-        successes(read_rows(Path(inputs.answers.path))),
+        values(read_rows(Path(inputs.answers.path)), inputs.settings.measure),
         reigning,
         [verdict for made in inputs.gates for verdict in gate_verdicts(Path(made.path))],
         inputs.settings,
@@ -54,8 +55,8 @@ def verdict(step: Step, inputs: VerdictInputs) -> Record:
     return {"promote": judged["promote"], "reason": judged["reason"]}
 
 
-def successes(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return success by agent and question.
+def values(rows: Sequence[Mapping[str, Any]], measure: str) -> dict[str, dict[str, float]]:
+    """Return the measure, "success" or "score", by agent and question; a broken format scores 0.
 
     Raises ValueError for an agent that answers a question twice.
     """
@@ -64,10 +65,11 @@ def successes(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
         answered = found.setdefault(row["agent"], {})
         if row["question"] in answered:
             raise ValueError(
-                f"evaluation.parquet: {row['agent']} answers {row['question']} twice, and success "
-                "is compared one answer a question: run evaluate again"
+                f"evaluation.parquet: {row['agent']} answers {row['question']} twice, and the verdict "
+                "compares one answer a question: run evaluate again"
             )
-        answered[row["question"]] = float(row["success"])
+        sound = measure == "success" or not row["faults"]
+        answered[row["question"]] = float(row[measure]) if sound else 0.0
     return found
 
 
@@ -78,7 +80,7 @@ def gate_verdicts(folder: Path) -> list[tuple[str, bool]]:
 
 
 def judge(
-    successes: Mapping[str, Mapping[str, float]],
+    measured: Mapping[str, Mapping[str, float]],
     champion: Mapping[str, Any] | None,
     gates: Sequence[tuple[str, bool]],
     settings: Verdict,
@@ -86,23 +88,24 @@ def judge(
 ) -> dict[str, Any]:
     """Return whether the candidate is promoted, the reason, and the figures.
 
-    ``champion`` is its version, commit and digest.
+    ``measured``: agent -> question -> value of the measure. ``champion`` is its version, commit and
+    digest. ``chance_of_a_false_promotion`` is that of this verdict alone, for a candidate that is
+    exactly the margin better: half of what lies outside of the interval.
     """
     against = CHAMPION if champion else BEGINNING
-    candidate, other = successes[CANDIDATE], successes.get(against, {})
+    candidate, other = measured[CANDIDATE], measured.get(against, {})
     difference = _difference(candidate, other, settings, seed)
-    faults = _faults(candidate, other, against, difference, gates, settings.margin)
-    words = f"{_describe(difference)} {against}" if difference else ""
+    faults = _faults(candidate, other, against, difference, gates, settings)
+    words = f"{_describe(difference, settings.measure)} {against}" if difference else ""
     return {
         "promote": not faults,
         "reason": "; ".join(faults) or f"every gate passed, and the candidate is {words}",
         "against": against,
         "champion": champion,
         "questions": len(candidate),
-        "success": {
-            agent: sum(values.values()) / len(values) for agent, values in successes.items()
-        },
+        "means": {agent: sum(own.values()) / len(own) for agent, own in measured.items()},
         "difference": asdict(difference) if difference else None,
+        "chance_of_a_false_promotion": (1 - settings.confidence) / 2,
         **settings.model_dump(),
         "seed": seed,
         "gates": [{"table": table, "passed": passed} for table, passed in gates],
@@ -125,8 +128,8 @@ def _difference(
     )
 
 
-def _values(successes: Mapping[str, float], questions: Sequence[str]) -> NDArray[np.float64]:
-    return np.array([successes[question] for question in questions], np.float64)
+def _values(measured: Mapping[str, float], questions: Sequence[str]) -> NDArray[np.float64]:
+    return np.array([measured[question] for question in questions], np.float64)
 
 
 def _faults(
@@ -135,7 +138,7 @@ def _faults(
     against: str,
     difference: Difference | None,
     gates: Sequence[tuple[str, bool]],
-    margin: float,
+    settings: Verdict,
 ) -> list[str]:
     """Return the reasons against a promotion; empty where there are none."""
     faults = [f"the gate of the table {table} failed" for table, passed in gates if not passed]
@@ -147,15 +150,15 @@ def _faults(
             f"the questions are not the same: the candidate answered {len(candidate)}, the "
             f"{against} {len(other)}, of which {shared} are shared"
         )
-    elif difference.low <= margin:
+    elif difference.low <= settings.margin:
         faults.append(
-            f"the candidate is {_describe(difference)} {against}, and the interval does not lie "
-            f"above the margin of {100 * margin:.1f}"
+            f"the candidate is {_describe(difference, settings.measure)} {against}, and the "
+            f"interval does not lie above the margin of {100 * settings.margin:.1f}"
         )
     return faults
 
 
-def _describe(difference: Difference) -> str:
+def _describe(difference: Difference, measure: str) -> str:
     low, high, mean = (100 * value for value in (difference.low, difference.high, difference.mean))
     side = "above" if mean >= 0 else "below"
-    return f"{abs(mean):.1f} points of success [{low:.1f}, {high:.1f}] {side} the"
+    return f"{abs(mean):.1f} points of {measure} [{low:.1f}, {high:.1f}] {side} the"

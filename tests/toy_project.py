@@ -53,7 +53,7 @@ reinforce:
   trace_every: 1
   trace_questions: 0
 evaluate: {questions: 1, temperature: 1, top_p: 1, bootstrap: 1}
-verdict: {confidence: 0.95, margin: 0, bootstrap: 1}
+verdict: {measure: success, confidence: 0.95, margin: 0, bootstrap: 1}
 """)
 
 # `later` stands before `first`, so that the order comes from the graph.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -12,10 +12,11 @@ from params.schema.base import Frozen, Positive
 class Verdict(Frozen):
     """When a candidate replaces the champion.
 
-    The test is a paired bootstrap of success on the held-out questions. The whole two-sided
+    The test is a paired bootstrap of the measure on the held-out questions. The whole two-sided
     interval of candidate - champion must lie above the margin.
     """
 
+    measure: Literal["success", "score"]  # share of right answers, or mean of graded scores
     confidence: Annotated[float, Field(gt=0, lt=1)]  # of the interval
-    margin: Annotated[float, Field(ge=-1, le=1)]  # difference of success rates
+    margin: Annotated[float, Field(ge=-1, le=1)]  # difference of the measure
     bootstrap: Positive  # resamples

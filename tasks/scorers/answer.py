@@ -1,28 +1,60 @@
-"""Compare an answer with the accepted forms of the gold answer as text."""
+"""Compare an answer with the accepted forms of the gold answer as text, number or list.
+
+The rules are those of GAIA's scorer (2311.12983): a gold number is compared as a number, without
+"$", "%" and thousands separators; a gold list, with commas or semicolons, element by element; other
+text without spaces and punctuation. Our additions: numbers are exact; compatibility forms of
+Unicode are unified; signs and punctuation inside numbers count, as do "+", "#" and other symbols.
+"""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
+from fractions import Fraction
 
-_INTEGER = re.compile(r"[+-]?(\d+|\d{1,3}(,\d{3})+)")  # with or without thousands separators
+import regex
+
+from tasks.scorers.plain import number, unified
+
+_SEPARATOR = regex.compile(r"[,;]")
+_UNITS = regex.compile(r"[$%]")
+_MEANS_NOTHING = regex.compile(
+    r"\s|(?!(?<=\d)\p{P}(?=\d))(?!(?<![^\s(\[])-(?=\.?\d))(?!(?<=\p{L})\#)[\p{P}`]"
+)
 
 
 def exact_match(answer: str, accepted: Sequence[str]) -> dict[str, float]:
-    """Score 1 if the answer equals an accepted form, else 0.
-
-    Forms are compared without surrounding space, case, thousands separators and a final full stop;
-    two integers are compared as numbers, so "+7" and "007" equal "7".
-    """
-    plain = _plain(answer)
-    return {"score": float(any(plain == _plain(form) for form in accepted))}
+    """Score 1 if the answer equals an accepted form as a number, a list or a text, else 0."""
+    plain = _stripped(answer)
+    return {"score": float(any(_same(plain, _stripped(form)) for form in accepted))}
 
 
-def _plain(text: str) -> str:
-    """Return the text in the form that is compared."""
-    text = text.strip().rstrip(".").casefold()
-    if not _INTEGER.fullmatch(text):
-        return text
-    sign = "-" if text.startswith("-") else ""
-    digits = text.lstrip("+-").replace(",", "").lstrip("0")
-    return sign + digits if digits else "0"
+def _stripped(text: str) -> str:
+    """Return a unified text without surrounding space and a final full stop."""
+    return unified(text).strip().rstrip(".\u3002").strip()
+
+
+def _same(answer: str, gold: str) -> bool:
+    """Return whether a stripped answer equals a stripped gold answer."""
+    if answer == gold:
+        return True
+    value = _number(gold)
+    if value is not None:
+        return _number(answer) == value
+    if _SEPARATOR.search(gold):
+        ours, theirs = (_SEPARATOR.split(text) for text in (answer, gold))
+        return len(ours) == len(theirs) and all(map(_same_element, ours, theirs))
+    plain = _MEANS_NOTHING.sub("", gold)
+    return bool(plain) and _MEANS_NOTHING.sub("", answer) == plain
+
+
+def _same_element(answer: str, gold: str) -> bool:
+    """Compare two elements of a list, whose punctuation counts."""
+    value = _number(gold)
+    if value is not None:
+        return _number(answer) == value
+    return "".join(answer.split()) == "".join(gold.split())
+
+
+def _number(text: str) -> Fraction | None:
+    """Return the value of a number with "$", "%" or surrounding space, or None."""
+    return number(_UNITS.sub("", text).strip())

@@ -1,7 +1,9 @@
 """Compare an answer with the gold answer as mathematics.
 
-In this order: equal text; two plain numbers, compared exactly; math-verify, in a process of its own
-(maths_worker.py), where an answer that never ends or fills the memory does no harm.
+In this order: equal text, once both are written in one notation (notation.py); what is no formula
+(options, words, numbers of a base, units), compared as what it is; two plain numbers, compared
+exactly; math-verify, in a process of its own (maths_worker.py), where an answer that never ends or
+fills the memory does no harm.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 
-from tasks.scorers import maths_worker
+from tasks.scorers import maths_worker, notation
 
 LONGEST = 1000  # characters of an answer or a gold answer; longer ones are not compared
 LIMITS = {"cpu_seconds": 2, "memory_mib": 512}  # of one comparison, enforced by the kernel
@@ -28,10 +30,12 @@ WORKER = Path(maths_worker.__file__)  # imported, so that the ledger's keys see 
 _SPACE = re.compile(r"(?<!\d) | (?!\d)")  # no space between digits
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+"
 _NUMBER = re.compile(
-    rf"(?P<sign>[+-]?)(?:\\?\$)?\s*(?:(?P<plain>{_DIGITS})|"
-    rf"(?P<above>\d+)\s*/\s*(?P<below>\d+)|"
+    rf"(?P<sign>[+-]?)(?:\\?\$)?\s*(?:(?P<plain>{_DIGITS})(?:[eE](?P<exponent>[+-]?\d{{1,2}}))?|"
+    rf"(?:(?P<whole>\d+)\s+)?(?P<above>\d+)\s*/\s*(?P<below>\d+)|"
+    rf"(?P<whole_latex>\d+)?\s*"
     rf"\\[dt]?frac\{{(?P<numerator>-?\d+)\}}\{{(?P<denominator>\d+)\}})\s*(?P<percent>\\?%)?\.?"
 )
+_CLOCK = re.compile(r"\d+(?:\s*:\s*\d+)+")  # a ratio or a time of day
 
 
 # ---------------------------------------------------------------- the verifier's process
@@ -125,8 +129,11 @@ def mathematics(
     comparison that needs more memory than ``LIMITS`` allow counts as different. Raises RuntimeError
     where the verifier does not start.
     """
-    judged = [_judge(answer.strip(), form.strip(), verifier) for form in accepted]
-    score, by = max(judged, key=lambda made: made[0], default=(0.0, "text"))
+    score, by = 0.0, "text"
+    for form in accepted:
+        score, by = _judge(answer.strip(), form.strip(), verifier)
+        if score:
+            break
     return {"score": score, by: 1.0}
 
 
@@ -136,9 +143,49 @@ def _judge(answer: str, gold: str, verifier: Verifier) -> tuple[float, str]:
         return 1.0, "text"
     if max(len(answer), len(gold)) > LONGEST:
         return 0.0, "too_long"
+    return _judge_formulas(notation.latex(answer), notation.latex(gold), verifier)
+
+
+def _judge_formulas(answer: str, gold: str, verifier: Verifier) -> tuple[float, str]:
+    """Return the score of an answer in one notation with the gold answer, and what decided it."""
+    if _unspaced(answer) == _unspaced(gold):
+        return float(bool(gold)), "text"
+    if not answer:
+        return 0.0, "text"
+    same = _same_kind(answer, gold)
+    if same is not None:
+        return float(same), "text"
+    measures = notation.with_unit(answer), notation.with_unit(gold)
+    if any(measures):
+        units = {unit for measure in measures if measure for unit in [measure[1]]}
+        if len(units) > 1:
+            return 0.0, "unit"
+        values = [m[0] if m else whole for m, whole in zip(measures, (answer, gold), strict=True)]
+        return _judge_formulas(*values, verifier)
     ours, theirs = number(answer), number(gold)
     if ours and theirs:
         return float(_same_number(*ours, *theirs)), "number"
+    return _verified(answer, gold, verifier)
+
+
+def _same_kind(answer: str, gold: str) -> bool | None:
+    """Compare answers that are no formulas, such as options and words; None for formulas."""
+    for read in (notation.option, notation.in_base):
+        ours, theirs = read(answer), read(gold)
+        if ours and theirs:
+            return ours == theirs
+    ours, theirs = notation.words(answer), notation.words(gold)
+    if ours or theirs:
+        return ours == theirs
+    if _CLOCK.fullmatch(answer) or _CLOCK.fullmatch(gold):
+        return _unspaced(answer) == _unspaced(gold)
+    ours, theirs = notation.brackets(answer), notation.brackets(gold)
+    lists = (theirs and notation.is_list(answer)) or (ours and notation.is_list(gold))
+    return False if lists or (ours and theirs and ours != theirs) else None
+
+
+def _verified(answer: str, gold: str, verifier: Verifier) -> tuple[float, str]:
+    """Return math-verify's score, or how it ended."""
     try:
         outcome = verifier.compare(answer, gold)
     except TimeoutError:
@@ -159,7 +206,8 @@ def number(text: str) -> tuple[Fraction, bool] | None:
     """Return the value of a plain number and whether it has a percent sign, or None.
 
     Plain numbers are integers, decimals and fractions, with or without thousands separators, a
-    dollar sign and a final full stop: "18", "-1,234.50", "$5", "3/4", "\\frac{3}{4}", "12\\%".
+    dollar sign and a final full stop, and mixed numbers: "18", "-1,234.50", "$5", "1.5e3", "3/4",
+    "1 3/4", "\\frac{3}{4}", "12\\%".
     """
     found = _NUMBER.fullmatch(text)
     if not found:
@@ -169,6 +217,8 @@ def number(text: str) -> tuple[Fraction, bool] | None:
     if not below:
         return None
     value = Fraction(above.replace(",", "").rstrip(".")) / below
+    value = value * Fraction(10) ** int(found["exponent"] or 0)
+    value += int(found["whole"] or found["whole_latex"] or 0)
     return (-value if found["sign"] == "-" else value), bool(found["percent"])
 
 

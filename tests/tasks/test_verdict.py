@@ -11,9 +11,9 @@ from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
 from tasks.trees.intervals import paired_bootstrap
 from tasks.trees.tables import write_table
-from tasks.verdict import VerdictInputs, judge, successes, verdict
+from tasks.verdict import VerdictInputs, judge, values, verdict
 
-SETTINGS = Verdict(confidence=0.95, margin=0.0, bootstrap=500)
+SETTINGS = Verdict(measure="success", confidence=0.95, margin=0.0, bootstrap=500)
 GATES = [("questions", True), ("rewards", True)]
 REIGNING = {"version": 3, "commit": "a" * 40, "digest": "b" * 32 + ".dir"}
 HARD = [float(number % 2) for number in range(100)]
@@ -44,8 +44,10 @@ def test_a_candidate_that_is_surely_better_than_the_champion_is_promoted():
         "against": "champion",
         "champion": REIGNING,
         "questions": 100,
-        "success": {"cold start": 0.5, "trained": 0.65, "champion": 0.5},
+        "means": {"cold start": 0.5, "trained": 0.65, "champion": 0.5},
         "difference": vars(expected),
+        "chance_of_a_false_promotion": pytest.approx(0.025),
+        "measure": "success",
         "confidence": 0.95,
         "margin": 0.0,
         "bootstrap": 500,
@@ -63,6 +65,30 @@ def test_one_that_is_equal_worse_or_doubtful_is_not(candidate):
     made = judged(candidate, champion=HARD)
     assert not made["promote"]
     assert "the interval does not lie above the margin of 0.0" in made["reason"]
+
+
+def test_graded_scores_promote_where_no_more_answers_are_wholly_right():
+    rows = [
+        {
+            "agent": agent,
+            "question": f"test-{n:05d}",
+            "success": n % 2,
+            "score": score,
+            "faults": [],
+        }
+        for agent, gain in (("cold start", 0.0), ("trained", 0.2))
+        for n in range(100)
+        for score in [1.0 if n % 2 else 0.3 + gain]
+    ]
+    chosen = {name: SETTINGS.model_copy(update={"measure": name}) for name in ("success", "score")}
+    made = {
+        name: judge(values(rows, name), None, GATES, settings, 7)
+        for name, settings in chosen.items()
+    }
+    assert [made[name]["promote"] for name in ("success", "score")] == [False, True]
+    assert "10.0 points of score" in made["score"]["reason"]
+    broken = [{**row, "faults": ["answer"]} for row in rows]
+    assert set(values(broken, "score")["trained"].values()) == {0.0}
 
 
 def test_the_margin_has_to_be_cleared_by_the_whole_interval():
@@ -120,7 +146,7 @@ def test_a_champion_is_what_counts_where_there_is_one():
 def test_a_question_that_is_answered_twice_is_refused():
     row = {"agent": "trained", "question": "test-00001", "success": True}
     with pytest.raises(ValueError, match="trained answers test-00001 twice"):
-        successes([row, row])
+        values([row, row], "success")
 
 
 # ---------------------------------------------------------------- the verb

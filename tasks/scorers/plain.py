@@ -1,0 +1,47 @@
+"""Bring texts into one form before they are compared, and read plain numbers."""
+
+from __future__ import annotations
+
+import unicodedata
+from fractions import Fraction
+
+import regex
+
+DASHES = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe63\uff0d", "-"))
+INVISIBLE = regex.compile(r"[\p{Cf}\u00ad]")
+_RAISED = "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079"
+_POWER = regex.compile(rf"(?<=\d)(?=[{_RAISED}])")
+_MIXED = regex.compile(r"(?<=\d)(?=[\u00bc-\u00be\u2150-\u215e])")  # a fraction after a number
+_NUMBER = regex.compile(
+    r"(?P<sign>[+-]?)(?P<digits>\d+|\d{1,3}(?:,\d{3})+)?(?:\.(?P<decimals>\d*))?"
+    r"(?:e(?P<exponent>[+-]?\d{1,3}))?"
+)
+
+
+def unified(text: str) -> str:
+    """Return the text without case, in compatibility form (NFKC), with one kind of dash and digits.
+
+    A raised digit after a number becomes a power, and a fraction after one stays apart from it:
+    10\u00b2 is not 102, and 5\u00bd is not 51/2.
+    """
+    text = _MIXED.sub(" ", _POWER.sub("^", text))
+    text = unicodedata.normalize("NFKC", text).replace("\u2044", "/").translate(DASHES)
+    text = INVISIBLE.sub("", text).casefold()
+    return "".join(_ascii_digit(sign) for sign in text) if not text.isascii() else text
+
+
+def _ascii_digit(sign: str) -> str:
+    return str(unicodedata.decimal(sign)) if unicodedata.category(sign) == "Nd" else sign
+
+
+def number(text: str) -> Fraction | None:
+    """Return the value of a unified text that is a plain number, or None.
+
+    Signs, thousands separators, decimals and exponents are read: "+7", "-1,234.50", "1e3".
+    """
+    found = _NUMBER.fullmatch(text)
+    if not found or not (found["digits"] or found["decimals"]):
+        return None
+    digits = (found["digits"] or "0").replace(",", "")
+    value = Fraction(f"{found['sign']}{digits}.{found['decimals'] or '0'}")
+    return value * Fraction(10) ** int(found["exponent"] or 0)
