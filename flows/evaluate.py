@@ -12,6 +12,7 @@ from prefect import flow
 
 from flows.runs import ledger_mirror
 from flows.tracking import figures
+from flows.tracking.outcome_report import outcome_metrics, rows_by_measure
 from flows.tracking.progress import Progress
 from flows.tracking.run import stage_run
 from flows.workers import stage
@@ -57,6 +58,8 @@ def evaluate(recipe: str) -> None:
         rewards = {name: rewards_of(records) for name, records in answered.items()}
         made = compare(step, EvaluateInputs(settings=chosen.evaluate, **rewards))
         _publish(recipe, [*chain.from_iterable(answered.values()), made])
+        figures_by_name = outcome_metrics(rows_by_measure(made["rows"]))
+        run.log_metrics(figures_by_name, step=0, at=made["finished"])
         run.log_table(table_rows(made["rows"]), "evaluation.json")
         run.log_figure(figures.success_by_kind(success_rows(made["rows"])), "success_by_kind.png")
 

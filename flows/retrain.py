@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -29,10 +30,11 @@ from prefect.runtime import task_run
 from flows import end_import_phase, exit_fast
 from flows.host import disk, gpu
 from flows.runs import champions, dvc_command, git, pipeline, recipes, transfer, worktree
-from flows.tracking import store
+from flows.tracking import outcome_report, store
 from flows.tracking.run import pipeline_run, send_unsent
 from flows.workers import dispatch
 from flows.workers.connection import name_process, prefect_server
+from flows.workers.server import HOST, MLFLOW_PORT
 from flows.workers.stage import (
     INTERRUPTED,
     PARENT_TASK_RUN,
@@ -55,11 +57,22 @@ def retrain(recipe: str = "tiny") -> None:
     checked = settings.load(recipe, Path("params"))
     stages = pipeline.stages(recipe)
     with pipeline_run(recipe, checked, run_tags()) as run:
+        seconds: dict[str, float] = {}
         for stage in stages:
+            began = time.monotonic()
             as_task(stage, checked.machine.device)()
+            seconds[stage.name.partition("@")[0]] = time.monotonic() - began
             run.set_tags(
                 {f"dvc.{path}": digest for path, digest in pipeline.digests(stage.name).items()}
             )
+        outcome_report.log_outcome(run, recipe, seconds)
+        outcome_report.show_in_prefect(recipe, store.page_of(ui_address(), run.id))
+
+
+def ui_address() -> str:
+    """Return the address of MLflow's UI: the store's server, or that of `make ui`."""
+    uri = store.store_uri()
+    return uri.rstrip("/") if uri.startswith("http") else f"http://{HOST}:{MLFLOW_PORT}"
 
 
 def as_task(stage: pipeline.Stage, device: str) -> Task[[], None]:

@@ -66,7 +66,11 @@ def _serve(address: IO[str], log: IO[bytes], started: list[subprocess.Popen[byte
     address.flush()
     print(f"Prefect  http://{HOST}:{port}")
     await_answer(mlflow, mlflow_port, "/health", log.name)
-    print(f"MLflow   http://{HOST}:{mlflow_port}\nCtrl-C stops both.", flush=True)
+    shown = f"http://{HOST}:{mlflow_port}"
+    print(f"MLflow   {shown}")
+    if page := store.page_of(shown):
+        print(f"runs     {page}")
+    print("Ctrl-C stops both.", flush=True)
     while prefect.poll() is None and mlflow.poll() is None:
         time.sleep(0.5)
     raise RuntimeError(f"a server has ended by itself: see {log.name}")

@@ -65,7 +65,7 @@ def values(rows: Sequence[Mapping[str, Any]], measure: str) -> dict[str, dict[st
         answered = found.setdefault(row["agent"], {})
         if row["question"] in answered:
             raise ValueError(
-                f"evaluation.parquet: {row['agent']} answers {row['question']} twice, and the verdict "
+                f"evaluation.parquet: {row['agent']} answers {row['question']} twice; a verdict "
                 "compares one answer a question: run evaluate again"
             )
         sound = measure == "success" or not row["faults"]

@@ -103,6 +103,23 @@ def _write_tags(client: MlflowClient, run_id: str, uri: str, message: Message) -
     _set_tags(client, run_id, message.fields["values"])
 
 
+def _write_datasets(client: MlflowClient, run_id: str, uri: str, message: Message) -> None:
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    inputs = [
+        DatasetInput(
+            Dataset(
+                **{"name": entry["name"], "digest": entry["digest"], "source_type": "local"},
+                source=json.dumps({"uri": entry["source"]}),
+            ),
+            [InputTag("mlflow.data.context", entry["context"])],
+        )
+        for entry in message.fields["datasets"]
+    ]
+    if inputs:
+        client.log_inputs(run_id, inputs)
+
+
 def _write_file(client: MlflowClient, run_id: str, uri: str, message: Message) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / message.fields["name"]
@@ -133,6 +150,7 @@ WRITERS: dict[str, Callable[[MlflowClient, str, str, Message], None]] = {
     "metrics": _write_metrics,
     "params": _write_params,
     "tags": _write_tags,
+    "datasets": _write_datasets,
     "file": _write_file,
     "table": _write_table,
     "traces": write_traces,

@@ -28,9 +28,11 @@ from flows.tracking.mlflow_writes import WRITERS, can_retry, has_run, open_run
 from flows.tracking.outbox import Message, RunOutbox
 from flows.tracking.store import (
     KEY_TAG,
+    KIND_TAG,
     NAME_TAG,
     PARENT_RUN,
     PARENT_TAG,
+    PIPELINE,
     check_reachable,
     connect,
     disconnect,
@@ -92,6 +94,10 @@ class Run:
     def set_tags(self, values: Mapping[str, str]) -> None:
         """Set tags; a later value of a name replaces the earlier one."""
         self._log("tags", values=dict(values))
+
+    def log_datasets(self, datasets: Sequence[Mapping[str, str]]) -> None:
+        """Log what the run has read: name, digest, source (a path) and context of each dataset."""
+        self._log("datasets", datasets=[dict(entry) for entry in datasets])
 
     def log_figure(self, figure: Figure, name: str) -> None:
         """Keep a matplotlib figure as ``name`` (a ``.png``), replacing one of that name."""
@@ -275,7 +281,7 @@ def pipeline_run(
     ``mlflow.source.git.commit`` as the run's version.
     """
     send_unsent()
-    labels = {"recipe": recipe_name} | _prefect_tag() | dict(tags or {})
+    labels = {"recipe": recipe_name, KIND_TAG: PIPELINE} | _prefect_tag() | dict(tags or {})
     run = start_run(f"{recipe_name} {datetime.now():%Y-%m-%d %H:%M:%S}", labels)
     run.log_params(recipe.model_dump(mode="json"))
     with _environment(PIPELINE_RUN, run.handle), _ending(run):

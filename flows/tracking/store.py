@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 EXPERIMENT = "beamline"
 NAME_TAG, PARENT_TAG = "beamline.run", "beamline.parent"  # names that hold without the store
 PARENT_RUN, KEY_TAG = "mlflow.parentRunId", "beamline.key"
+KIND_TAG, PIPELINE = "beamline.kind", "pipeline"  # of the runs of whole pipelines
 LOCK_WAIT = 2.0  # seconds that one attempt waits for a locked SQLite store; MLflow itself waits 20
 
 
@@ -66,6 +67,25 @@ def runs_tagged(tag: str, value: str) -> list[dict[str, str]]:
             {**run.data.tags, "id": run.info.run_id, "name": str(run.info.run_name)}
             for run in found
         ]
+
+
+def page_of(address: str, run: str | None = None) -> str | None:
+    """Return the page of a run, or of all pipelines' runs, in the MLflow UI at ``address``.
+
+    None where the store has no such run or cannot be read.
+    """
+    try:
+        with _reading() as client:
+            experiment = client.get_experiment_by_name(EXPERIMENT) if client else None
+            if client is None or experiment is None:
+                return None
+            base = f"{address}/#/experiments/{experiment.experiment_id}/runs"
+            if run is None:
+                wanted = quote(f"tags.`{KIND_TAG}` = '{PIPELINE}'")
+                return f"{base}?searchFilter={wanted}&orderByKey=attributes.start_time"
+            return f"{base}/{client.get_run(run).info.run_id}"
+    except Exception:  # a link is a convenience
+        return None
 
 
 def version_tags(model: str, which: str) -> dict[str, str] | None:

@@ -75,6 +75,8 @@ def run_tags() -> dict[str, str]:
     return {
         "prefect.flow_run": str(flow_run.id),
         "mlflow.source.git.commit": checkout.commit,
+        "mlflow.source.name": f"flows/{Path(sys.argv[0]).name}",
+        "mlflow.source.type": "LOCAL",
         "git.dirty": str(checkout.dirty).lower(),
     }
 

@@ -1,0 +1,116 @@
+"""Report what a whole run has come to: figures, datasets and table in MLflow, artifacts in Prefect.
+
+They are logged to the pipeline's run, so that runs sort, compare and plot in MLflow's list.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from prefect.artifacts import create_link_artifact, create_markdown_artifact
+
+from flows.tracking.run import Run
+from tasks.ledger.artifacts import digest
+
+# dataset below data/<recipe> -> context, which MLflow's list shows in brackets
+DATASETS = {
+    "traces.parquet": "cold start",
+    "questions/train.parquet": "training",
+    "questions/validation.parquet": "validation",
+    "questions/test.parquet": "evaluation",
+}
+
+log = logging.getLogger(__name__)
+
+
+def outcome_metrics(measured: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """Return figures by name from measures by agent, with the bounds of their intervals.
+
+    "success, story" of "cold start" becomes ``success_story/cold_start``, and ``..._low`` and
+    ``..._high``; MLflow groups the names before the slash.
+    """
+    return {
+        f"{_name(measure)}/{_name(agent)}{suffix}": float(values[bound])
+        for measure, agents in measured.items()
+        for agent, values in agents.items()
+        for bound, suffix in (("mean", ""), ("low", "_low"), ("high", "_high"))
+    }
+
+
+def rows_by_measure(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return evaluate's rows as measures by agent."""
+    return {
+        row["measure"]: {name: value for name, value in row.items() if isinstance(value, Mapping)}
+        for row in rows
+    }
+
+
+def log_outcome(run: Run, recipe: str, seconds: Mapping[str, float]) -> None:
+    """Log what ``reports/<recipe>`` has, the datasets, and the seconds of each stage by name."""
+    reports, data = Path("reports", recipe), Path("data", recipe)
+    figures = {f"seconds/{stage}": value for stage, value in seconds.items()}
+    figures["seconds/all"] = sum(seconds.values())
+    figures |= outcome_metrics(_read(reports / "metrics.json"))
+    if verdict := _read(reports / "verdict.json"):
+        figures["promote"] = float(verdict["promote"])
+        run.set_tags({"verdict": _sentence(verdict)})
+    run.log_metrics(figures, step=0, at=time.time())
+    run.log_datasets(datasets(data))
+    if table := _table(recipe):
+        run.set_tags({"mlflow.note.content": table})  # the description on the run's page
+
+
+def datasets(data: Path) -> list[dict[str, str]]:
+    """Return the datasets of a recipe that exist: name, digest, source and context of each."""
+    return [
+        {
+            "name": f"{data.name}/{Path(name).stem}",
+            "digest": digest(data / name)[:36],  # all that MLflow keeps
+            "source": str(data / name),
+            "context": context,
+        }
+        for name, context in DATASETS.items()
+        if (data / name).exists()
+    ]
+
+
+def show_in_prefect(recipe: str, page: str | None) -> None:
+    """Add table, verdict and ``page``, the address in MLflow, to the flow run of this process.
+
+    A fault of Prefect's server does not end a run that has its results.
+    """
+    key = re.sub(r"[^a-z0-9-]+", "-", recipe.lower())
+    try:
+        if table := _table(recipe):
+            create_markdown_artifact(table, key=f"outcome-{key}", description="what came out")
+        if page:
+            create_link_artifact(page, link_text="the run in MLflow", key=f"mlflow-{key}")
+    except Exception as error:  # whatever it is, the run has its results
+        log.warning("Prefect's server did not take the artifacts of the run: %s", error)
+
+
+def _table(recipe: str) -> str:
+    """Return the table of the run with its verdict, as Markdown; "" where there is none."""
+    file = Path("reports", recipe, "table.md")
+    if not file.exists():
+        return ""
+    verdict = _read(Path("reports", recipe, "verdict.json"))
+    return file.read_text() + (f"\nVerdict: {_sentence(verdict)}\n" if verdict else "")
+
+
+def _sentence(verdict: Mapping[str, Any]) -> str:
+    return f"{'promote' if verdict['promote'] else 'reject'}: {verdict['reason']}"
+
+
+def _read(file: Path) -> dict[str, Any]:
+    return dict(json.loads(file.read_text())) if file.exists() else {}
+
+
+def _name(text: str) -> str:
+    return re.sub(r"[^\w.@-]+", "_", text)
