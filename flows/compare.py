@@ -27,12 +27,12 @@ from typing import Any
 
 from prefect import flow
 
-from flows import end_import_phase, exit_fast, reinforce
+from flows import end_import_phase, exit_fast
 from flows.evaluate import Exam, answer, rewards_of
-from flows.reinforce import Iteration, Training, policy_of, replaying
+from flows.reinforce import Iteration, Training, policy_of, replaying, train
 from flows.runs import dvc_command, git, ledger_mirror, recipes
 from flows.tracking import comparison_report
-from flows.tracking.comparison_report import COLD_START, SPENT
+from flows.tracking.comparison_report import COLD_START, SPENT, Result
 from flows.tracking.progress import Progress
 from flows.tracking.reinforce_report import sum_seconds
 from flows.workers.connection import name_process, prefect_server
@@ -41,7 +41,7 @@ from params.schema import algorithms
 from params.schema import recipe as schema
 from params.schema.algorithms import Algorithm
 from params.schema.recipe import Recipe
-from tasks import rollout, settings, update
+from tasks import settings
 from tasks.environments import Respond, open_tools
 from tasks.ledger import keys
 from tasks.ledger.artifacts import ROOT, Artifact
@@ -171,8 +171,8 @@ class Common:
             "artifacts": [self.cold_start, self.questions, self.test, self.corpus],
         }
         code = {
-            f"source of {verb}": keys.source_digest(Path(module.__file__))
-            for verb, module in (("rollout", rollout), ("update", update))
+            f"source of {name}": keys.source_digest(keys.PROJECT / "tasks" / f"{name}.py")
+            for name in ("rollout", "reward", "advantage", "update")
         }
         return keys.key_of({name: keys.identity(value) for name, value in inputs.items()} | code)
 
@@ -194,19 +194,23 @@ def compare(
         open_tools(chosen.tool_settings, chosen.machine.threads, Path(corpus.path)) as tools,
     ):
         common = Common(
-            **{"name": name, "recipe": chosen, "budget": Budget.parse(budget)},
-            **{"cold_start": Artifact.at(Path("models", name, "cold_start")), "corpus": corpus},
-            **{"questions": questions, "test": test, "tools": tools, "ledger": ledger},
+            name=name,
+            recipe=chosen,
+            budget=Budget.parse(budget),
+            cold_start=Artifact.at(Path("models", name, "cold_start")),
+            questions=questions,
+            test=test,
+            corpus=corpus,
+            tools=tools,
+            ledger=ledger,
         )
-        found: list[dict[str, Any]] = []
+        found: list[Result] = []
         for result in results(common, variants(name, rows, changes), seeds):
             found.append(result)
             comparison_report.write(name, found, chosen.evaluate.bootstrap)
 
 
-def results(
-    common: Common, wanted: Iterable[Variant], seeds: Sequence[int]
-) -> Iterator[dict[str, Any]]:
+def results(common: Common, wanted: Iterable[Variant], seeds: Sequence[int]) -> Iterator[Result]:
     """Yield the result of the cold start and of each variant, for one seed after the other."""
     chosen = list(wanted)
     for seed in seeds:
@@ -240,7 +244,7 @@ def _measured(common: Common, variant: Variant | None, step: Step) -> dict[str, 
     asked = replace(step, stage=f"{step.stage}/evaluate")
     exam = Exam(common.recipe, common.test, common.corpus, common.tools)
     rows = read_rows(Path(rewards_of(answer(exam, asked, policy)).path))
-    right = {row["question_id"]: int(row["success"]) for row in rows}
+    right = {row["question"]: int(row["success"]) for row in rows}
     return {
         **trained,
         "commit": git.revision().commit,
@@ -260,13 +264,12 @@ def train_until(
     total = dict.fromkeys(SPENT, 0.0)
     most = LONGEST * training.recipe.reinforce.iterations
     progress = Progress(f"{name}, seed {training.start.seed}", int(budget.amount))
-    with closing(reinforce.train(training, most)) as iterations:
+    with closing(train(training, most)) as iterations:  # ends what was sampled ahead
         for iteration in iterations:
             done.append(iteration)
-            before = total[budget.kind]
             total = {kind: total[kind] + amount for kind, amount in spent(iteration).items()}
-            progress.note(success=iteration["reward"][0]["metrics"]["success"])
-            progress.advance(int(min(total[budget.kind], budget.amount) - int(before)))
+            now = {"success": iteration["reward"][0]["metrics"]["success"]}
+            progress.reach(int(min(total[budget.kind], budget.amount)), now)
             if total[budget.kind] >= budget.amount:
                 break
     progress.close()

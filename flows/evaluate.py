@@ -94,7 +94,7 @@ class Exam:
 def slice_for(candidate: Artifact, champion: Artifact | None, available: int, size: int) -> int:
     """Return the place at which the slice of held-out questions for a candidate begins.
 
-    Where there are at least two slices, the digests of the candidate and of the champion choose one.
+    Of two or more slices, the digests of the candidate and of the champion choose one.
     So retrainings do not all search through the same questions for one that favours them. The order
     of the questions is that of the recipe's seed.
     """

@@ -8,7 +8,7 @@ asks for it), estimate advantages, update the policy. Reports are in tracking/re
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, replace
@@ -95,7 +95,7 @@ class Agents:
 # ---------------------------------------------------------------- Algorithm 1
 
 
-def train(training: Training, iterations: int) -> Iterator[Iteration]:
+def train(training: Training, iterations: int) -> Generator[Iteration, None, None]:
     """Yield the records of one iteration after the other.
 
     With ``ahead``, the next iteration's questions are rolled out by the policy that this one began

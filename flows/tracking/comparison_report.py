@@ -25,7 +25,8 @@ Result = Mapping[str, Any]  # of one variant and seed
 def slug(variant: str) -> str:
     """Return the name of a variant's folder."""
     plain = re.sub(r"[^\w.=-]+", "_", variant)
-    if len(plain) <= LONGEST_NAME and plain == variant.replace(", ", "_").replace(" ", "_"):
+    known = variant == COLD_START or plain == variant.replace(", ", "_")
+    if len(plain) <= LONGEST_NAME and known:
         return plain
     return f"{plain[:LONGEST_NAME]}-{hashlib.sha256(variant.encode()).hexdigest()[:8]}"
 

@@ -16,6 +16,8 @@ import regex
 from tasks.scorers.plain import number, unified
 
 _SEPARATOR = regex.compile(r"[,;]")
+_JOINED = regex.compile(r"(?<=\d)\s*([-/:])\s*(?=\d)")  # 3 / 4
+_DATE = regex.compile(r"\b(\d{4})[-/.](\d{1,2})[-/.](\d{1,2})\b")
 _UNITS = regex.compile(r"[$%]")
 _MEANS_NOTHING = regex.compile(
     r"\s|(?!(?<=\d)\p{P}(?=\d))(?!(?<![^\s(\[])-(?=\.?\d))(?!(?<=\p{L})\#)[\p{P}`]"
@@ -43,8 +45,14 @@ def _same(answer: str, gold: str) -> bool:
     if _SEPARATOR.search(gold):
         ours, theirs = (_SEPARATOR.split(text) for text in (answer, gold))
         return len(ours) == len(theirs) and all(map(_same_element, ours, theirs))
-    plain = _MEANS_NOTHING.sub("", gold)
-    return bool(plain) and _MEANS_NOTHING.sub("", answer) == plain
+    plain = _without_marks(gold)
+    return bool(plain) and _without_marks(answer) == plain
+
+
+def _without_marks(text: str) -> str:
+    """Drop spaces and the punctuation that means nothing; write dates with hyphens."""
+    text = _DATE.sub(r"\1-\2-\3", _JOINED.sub(r"\1", text))
+    return _MEANS_NOTHING.sub("", text)
 
 
 def _same_element(answer: str, gold: str) -> bool:

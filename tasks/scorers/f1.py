@@ -22,8 +22,9 @@ ARTICLES = {"a", "an", "the"}
 VERDICTS = (["yes"], ["no"], ["noanswer"])  # share no partial credit with anything
 
 _THOUSANDS = regex.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
+_LIST = regex.compile(r"(?<=\d),(?=\d)")
 _KEPT = (
-    r"(?<=\d)[.,:/^+-](?=\d)",  # 3.14, 12:30, 3-2
+    r"(?<=\d)[.:/^+-](?=\d)",  # 3.14, 12:30, 3-2
     r"(?<![^\s(\[\p{Sc}])-\p{Sc}?(?=\.?\d)",  # the sign of a number
     r"(?<![\p{L}\p{N}])\.(?=\d)",  # .5
     r"(?<=[\p{L}\p{N}])(?:\++|\#)(?![\p{L}\p{N}])",  # C++, C#
@@ -49,6 +50,7 @@ def token_f1(answer: str, accepted: Sequence[str]) -> dict[str, float]:
 def tokens(text: str) -> list[str]:
     """Return the words of a text without case, articles, and punctuation that means nothing."""
     plain = _THOUSANDS.sub(lambda found: found[0].replace(",", ""), unified(text))
+    plain = _LIST.sub(" ", plain)
     words = _words(_PUNCTUATION.sub(lambda found: (found[1] or "").rstrip("$€£¥"), plain))
     return [word for word in words if word not in ARTICLES] or text.casefold().split()
 

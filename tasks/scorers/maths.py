@@ -35,8 +35,9 @@ _NUMBER = re.compile(
     rf"(?P<whole_latex>\d+)?\s*"
     rf"\\[dt]?frac\{{(?P<numerator>-?\d+)\}}\{{(?P<denominator>\d+)\}})\s*(?P<percent>\\?%)?\.?"
 )
-_CLOCK = re.compile(r"\d+(?:\s*:\s*\d+)+")  # a ratio or a time of day
 
+
+_REPEATING = re.compile(r"([+-]?)(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{(\d+)\}")
 
 # ---------------------------------------------------------------- the verifier's process
 
@@ -157,15 +158,20 @@ def _judge_formulas(answer: str, gold: str, verifier: Verifier) -> tuple[float, 
         return float(same), "text"
     measures = notation.with_unit(answer), notation.with_unit(gold)
     if any(measures):
-        units = {unit for measure in measures if measure for unit in [measure[1]]}
-        if len(units) > 1:
+        units = {measure[1] for measure in measures if measure}
+        if len(units) > 1 or ("deg" in units and ("%" in answer or "%" in gold)):
             return 0.0, "unit"
         values = [m[0] if m else whole for m, whole in zip(measures, (answer, gold), strict=True)]
-        return _judge_formulas(*values, verifier)
+        return _judge_formulas(values[0], values[1], verifier)
     ours, theirs = number(answer), number(gold)
     if ours and theirs:
         return float(_same_number(*ours, *theirs)), "number"
-    return _verified(answer, gold, verifier)
+    if any(map(notation.is_interval, (answer, gold))):
+        answer, gold = (notation.interval(text) or text for text in (answer, gold))
+        if _unspaced(answer) == _unspaced(gold):
+            return 1.0, "text"
+    plain = notation.angles_in_radians
+    return _verified(plain(answer), plain(gold), verifier)
 
 
 def _same_kind(answer: str, gold: str) -> bool | None:
@@ -177,8 +183,9 @@ def _same_kind(answer: str, gold: str) -> bool | None:
     ours, theirs = notation.words(answer), notation.words(gold)
     if ours or theirs:
         return ours == theirs
-    if _CLOCK.fullmatch(answer) or _CLOCK.fullmatch(gold):
-        return _unspaced(answer) == _unspaced(gold)
+    ours, theirs = notation.clock(answer), notation.clock(gold)
+    if ours and theirs:
+        return ours == theirs
     ours, theirs = notation.brackets(answer), notation.brackets(gold)
     lists = (theirs and notation.is_list(answer)) or (ours and notation.is_list(gold))
     return False if lists or (ours and theirs and ours != theirs) else None
@@ -209,6 +216,8 @@ def number(text: str) -> tuple[Fraction, bool] | None:
     dollar sign and a final full stop, and mixed numbers: "18", "-1,234.50", "$5", "1.5e3", "3/4",
     "1 3/4", "\\frac{3}{4}", "12\\%".
     """
+    if repeating := _REPEATING.fullmatch(text):
+        return _repeating(*repeating.groups()), False
     found = _NUMBER.fullmatch(text)
     if not found:
         return None
@@ -220,6 +229,13 @@ def number(text: str) -> tuple[Fraction, bool] | None:
     value = value * Fraction(10) ** int(found["exponent"] or 0)
     value += int(found["whole"] or found["whole_latex"] or 0)
     return (-value if found["sign"] == "-" else value), bool(found["percent"])
+
+
+def _repeating(sign: str, whole: str, decimals: str, period: str) -> Fraction:
+    """Return the value of a repeating decimal: 0.1\\overline{6} is 1/6."""
+    nines = 10 ** len(period) - 1
+    fraction = Fraction(int(whole + decimals or "0")) + Fraction(int(period), nines)
+    return (-1 if sign == "-" else 1) * fraction / 10 ** len(decimals)
 
 
 def _same_number(a: Fraction, a_percent: bool, b: Fraction, b_percent: bool) -> bool:

@@ -31,7 +31,7 @@ _ROOT = regex.compile("([\u221a\u221b\u221c])\\s*(?:\\{([^{}]*)\\}|\\(([^()]*)\\
 _ROOTS = {"\u221a": r"\sqrt", "\u221b": r"\sqrt[3]", "\u221c": r"\sqrt[4]"}
 
 _WRAPPED = (  # around a whole answer
-    regex.compile(r"\$\$?(.+?)\$?\$", regex.DOTALL),
+    regex.compile(r"\$\$?((?:[^$]|\\\$)+?)\$?\$", regex.DOTALL),
     regex.compile(r"\\\((.+)\\\)|\\\[(.+)\\\]", regex.DOTALL),
     regex.compile(r"\\(?:boxed|fbox)\s*\{(.*)\}", regex.DOTALL),
     regex.compile(r"\*\*(.+)\*\*|__(.+)__", regex.DOTALL),
@@ -43,16 +43,25 @@ _SENTENCE = regex.compile(
 )
 _LAYOUT = (
     (regex.compile(r"\\(?:left|right|bigg?[lr]?|Bigg?[lr]?|displaystyle)(?![a-zA-Z])"), ""),
-    (regex.compile(r"(?<=\d)(?:,\s*\\!|\\,|\\ |\{,\}|,)(?=\d{3}(?!\d))"), ","),  # thousands
-    (regex.compile(r"\\[,;:! ]|~"), " "),
+    (regex.compile(r"(?<=\d)(?:,\s*\\!|\\,|(?<!\\)\\ |\{,\}|,)(?=\d{3}(?!\d))"), ","),  # thousands
+    (regex.compile(r"(?<!\\)\\[,;:! ]|~"), " "),
     (regex.compile(r"\\[dtc]frac(?![a-zA-Z])"), r"\\frac"),
     (
-        regex.compile(r"\\(?:mathrm|textrm|textbf|textit|mbox|operatorname|mathbf)\s*(?=\{)"),
+        regex.compile(r"\\(?:mathrm|textrm|textit|mbox|operatorname)\s*(?=\{)"),
         r"\\text",
+    ),
+    (regex.compile(r"\\(?:mathbf|boldsymbol|bm|textbf)\s*\{([^{}]*)\}"), r"\1"),
+    (regex.compile(r"\.\.\."), r"\\ldots "),
+    (regex.compile(r"\(\s*(?:\\text\s*\{\s*mod\s*\}|\\bmod|mod)\s*(\w+)\s*\)"), r"\\pmod{\1}"),
+    (
+        regex.compile(
+            r"[(\[]\s*\\begin\{array\}\{[^{}]*\}(.*?)\\end\{array\}\s*[)\]]", regex.DOTALL
+        ),
+        r"\\begin{pmatrix}\1\\end{pmatrix}",
     ),
     (regex.compile(r"\\(?:leq|leqslant)(?![a-z])"), r"\\le"),
     (regex.compile(r"\\(?:geq|geqslant)(?![a-z])"), r"\\ge"),
-    (regex.compile(r"\\(?:varnothing|phi\b(?=$))"), r"\\emptyset"),
+    (regex.compile(r"\\varnothing(?![a-z])"), r"\\emptyset"),
     (regex.compile(r"\s*(?:\\?%|\bper ?cent\b)"), r"\\%"),
     (regex.compile(r"(?:\\degree(?:s)?|\^\s*\{\\circ\s*\}|(?<=\d)\s*degrees?\b)"), r"^\\circ"),
     (regex.compile(r"(?<![\\a-zA-Z])(sqrt|pi|infty|sin|cos|tan|log|ln)(?![a-zA-Z])"), r"\\\1"),
@@ -71,7 +80,7 @@ def latex(text: str) -> str:
         text = _ascii(text)
     for pattern, plain in _LAYOUT:
         text = pattern.sub(plain, text)
-    return " ".join(text.split()).strip(". ").strip()
+    return " ".join(text.split()).rstrip(". ")
 
 
 def _unwrapped(text: str) -> str:
@@ -83,7 +92,7 @@ def _unwrapped(text: str) -> str:
         for pattern in (*_WRAPPED, _SENTENCE):
             if found := pattern.fullmatch(text):
                 inner = next(group for group in found.groups() if group is not None)
-                if _balanced(inner) and "$" not in inner.replace("\\$", ""):
+                if _balanced(inner):
                     text = inner
     return text
 
@@ -125,7 +134,7 @@ _OPTION = regex.compile(r"\(?([A-Z])\)?[.:)]?")
 _TEXT = regex.compile(r"\\text\s*\{([^{}]*)\}")
 _WORDS = regex.compile(r"[\p{L}' -]+")
 _BASE = regex.compile(r"([0-9A-Fa-f]+)_\{?(\d+|\\text\{[a-z]+\})\}?")
-_COMMANDS = regex.compile(r"\\[a-zA-Z]+")
+_CLOCK = regex.compile(r"\d+(?::\d+)+(?:am|pm)?")
 
 UNITS = {  # name -> how we write it
     **dict.fromkeys(("centimeter", "centimetre", "cm"), "cm"),
@@ -202,6 +211,17 @@ def brackets(text: str) -> str:
     return text[0] + text[-1] if comma else ""
 
 
+def is_interval(text: str) -> bool:
+    """Return whether the answer is an interval or a union of intervals."""
+    return all(brackets(part) for part in text.split(r"\cup"))
+
+
+def clock(text: str) -> str | None:
+    """Return a ratio such as 3:2 or a time of day such as 3:45 PM in one form, or None."""
+    plain = "".join(without_text(text).casefold().replace(".", "").split())
+    return plain if _CLOCK.fullmatch(plain) else None
+
+
 def is_list(text: str) -> bool:
     """Return whether the answer is a list: a comma outside of all brackets."""
     depth = 0
@@ -219,9 +239,43 @@ _BARE_UNIT = regex.compile(
     r"(?P<value>-?[\d.,]*\d|-?\\frac\{\d+\}\{\d+\})(?P<space>\s*)"
     r"(?P<name>\p{L}[\p{L} /.]*)(?:\^\s*\{?(?P<power>\d)\}?)?"
 )
-_DEGREES = regex.compile(r"(?P<value>.+?)\s*\^\\circ")
+_DEGREES = regex.compile(r"(?P<value>[-\d.,/ ]+|-?\\frac\{\d+\}\{\d+\})\s*\^\\circ")
+_ANGLE = regex.compile(r"(?<![\w.])(\d+(?:\.\d+)?)\s*\^\\circ")
 _SQUARE = regex.compile(r"\b(?:square|sq\.?) (\w+)")
 _CUBIC = regex.compile(r"\b(?:cubic|cu\.?) (\w+)")
+
+
+_SIDES = regex.compile(
+    r"(?:(?P<below>[^<>]+?)\s*(?P<left><|\\le(?![a-z])))?\s*(?P<name>[a-zA-Z])\s*"
+    r"(?P<right><|>|\\le(?![a-z])|\\ge(?![a-z]))\s*(?P<above>[^<>]+)"
+)
+NO_BOUND = r"-\infty"
+_EITHER = regex.compile(r"\s*(?:\\text\s*\{\s*or\s*\}|\bor\b|\\cup)\s*")
+
+
+def interval(text: str) -> str | None:
+    """Return the interval, or union of intervals, that inequalities of one variable describe."""
+    parts = [_one_interval(part.strip()) for part in _EITHER.split(text)]
+    return r"\cup".join(part for part in parts if part) if all(parts) else None
+
+
+def _one_interval(text: str) -> str | None:
+    """Return the interval of ``1 \\le x < 4`` or ``x > 2``, or None."""
+    found = _SIDES.fullmatch(text)
+    if not found or "\\le" in found["above"] or "\\ge" in found["above"]:
+        return None
+    above = found["above"].strip()
+    closed = found["right"] not in "<>"
+    if found["right"] in (">", "\\ge"):
+        return None if found["below"] else ("[" if closed else "(") + above + r",\infty)"
+    begin = "(" if found["left"] in (None, "<") else "["
+    end = "]" if closed else ")"
+    return f"{begin}{(found['below'] or NO_BOUND).strip()},{above}{end}"
+
+
+def angles_in_radians(text: str) -> str:
+    """Write degrees inside a formula as multiples of pi: ``\\sin 30^\\circ``."""
+    return _ANGLE.sub(r"(\1\\pi/180)", text)
 
 
 def with_unit(text: str) -> tuple[str, str] | None:

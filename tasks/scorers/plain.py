@@ -7,8 +7,9 @@ from fractions import Fraction
 
 import regex
 
+POINTS = str.maketrans({"\u066b": ".", "\u066c": ","})  # of Arabic numbers
 DASHES = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe63\uff0d", "-"))
-INVISIBLE = regex.compile(r"[\p{Cf}\u00ad]")
+INVISIBLE = regex.compile(r"[\p{Cf}\u00ad\ufe0e\ufe0f\u00ae\u00a9\u2122]")  # and (R), (C), TM
 _RAISED = "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079"
 _POWER = regex.compile(rf"(?<=\d)(?=[{_RAISED}])")
 _MIXED = regex.compile(r"(?<=\d)(?=[\u00bc-\u00be\u2150-\u215e])")  # a fraction after a number
@@ -24,9 +25,9 @@ def unified(text: str) -> str:
     A raised digit after a number becomes a power, and a fraction after one stays apart from it:
     10\u00b2 is not 102, and 5\u00bd is not 51/2.
     """
-    text = _MIXED.sub(" ", _POWER.sub("^", text))
+    text = _MIXED.sub(" ", _POWER.sub("^", INVISIBLE.sub("", text))).translate(POINTS)
     text = unicodedata.normalize("NFKC", text).replace("\u2044", "/").translate(DASHES)
-    text = INVISIBLE.sub("", text).casefold()
+    text = text.casefold()
     return "".join(_ascii_digit(sign) for sign in text) if not text.isascii() else text
 
 

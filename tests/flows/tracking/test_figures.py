@@ -229,7 +229,7 @@ def test_seconds_are_ordered_and_labelled():
         (figures.comparison, [], "comparison: there are no rows"),
         (
             figures.comparison,
-            [{"algorithm": "grpo", "success": 1}],
+            [{"variant": "grpo", "success": 1}],
             r"row 0 has no value of \['low",
         ),
         (figures.decisions, [], "branching decisions: there are no rows"),

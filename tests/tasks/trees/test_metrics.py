@@ -55,6 +55,7 @@ def test_golden_metrics_of_a_small_tree():
             "tool_calls": 2,  # not 3: the first one is shared
             "tool_errors": 1,
             "tool_calls_a_leaf": 1.5,
+            "environment_steps": 4,
             "sampled_tokens": 7,
             "response_tokens": (2 + 3 + 3 + 2 + 3 + 1 + 2 + 1) / 2,
             "answer_rate": 0.5,

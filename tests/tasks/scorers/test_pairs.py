@@ -1,0 +1,43 @@
+"""300 pairs of answer and gold answer for each scorer, judged by hand before it was written.
+
+The disagreements that remain are listed, so that one more, or one less, is seen.
+"""
+
+import json
+
+import pytest
+
+from tasks.scorers import SCORERS
+from tests.checkout import ROOT
+
+VERDICTS = {
+    "exact": lambda score: int(score),
+    "maths": lambda score: int(score),
+    "f1": lambda score: {0: "none", 1: "full"}.get(score, "part"),
+}
+DISAGREEMENTS = {
+    "exact": {  # punctuation between digits counts, in these too
+        ("9780306406157", "978-0-306-40615-7"),
+        ("555-123-4567", "(555) 123-4567"),
+        ("00-1A-2B-3C-4D-5E", "00:1a:2b:3c:4d:5e"),
+    },
+    "f1": set(),
+    "maths": {
+        ("2e^{i\\pi/2}", "2i"),  # math-verify does not evaluate it
+        ("There are 24 ways.", "24"),  # a sentence around a number is not taken apart
+    },
+}
+
+
+@pytest.mark.parametrize("scorer", VERDICTS)
+def test_scorer_agrees_with_the_judge(scorer):
+    file = ROOT / "tests/data/scorers" / f"{scorer}.jsonl"
+    pairs = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len({(pair["answer"], pair["gold"]) for pair in pairs}) == 300
+    differ = {
+        (pair["answer"], pair["gold"])
+        for pair in pairs
+        if VERDICTS[scorer](SCORERS[scorer](pair["answer"], [pair["gold"]])["score"])
+        != pair["verdict"]
+    }
+    assert differ == DISAGREEMENTS[scorer]
