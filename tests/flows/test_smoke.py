@@ -8,6 +8,7 @@ import yaml
 from prefect.context import refresh_global_settings_context
 
 from flows import compare
+from flows.tracking import store
 from tests.checkout import call, checkout, retrain
 
 RETRAIN = retrain("smoke")
@@ -50,6 +51,29 @@ def test_a_run_ends_with_the_table_and_dvc_finds_nothing_left_to_do(unbroken):
     again = call(folder, *REPRO)
     assert "Data and pipelines are up to date." in again.stdout
     assert "Running stage" not in again.stdout
+
+
+def test_runs_in_mlflow_have_the_figures_of_the_table(unbroken):
+    folder, _ = unbroken
+    table = json.loads((folder / "reports/smoke/metrics.json").read_text())
+    client = store.connect(f"sqlite:///{folder}/.beamline/mlflow.db")
+    experiment = client.get_experiment_by_name(store.EXPERIMENT).experiment_id
+    wanted = {
+        "pipeline": f"tags.`{store.KIND_TAG}` = 'pipeline'",
+        "evaluate": "tags.stage = 'evaluate'",
+    }
+    for name, tag in wanted.items():
+        [run] = client.search_runs([experiment], tag)
+        metrics, measured = run.data.metrics, table["success"]["trained"]
+        assert metrics["success/trained"] == pytest.approx(measured["mean"]), name
+        assert metrics["success/trained_high"] == pytest.approx(measured["high"]), name
+        assert run.data.tags["mlflow.source.name"].startswith("flows/")
+        if name == "pipeline":
+            assert metrics["seconds/all"] > metrics["seconds/reinforce"] > 0
+            assert metrics["promote"] in (0, 1)
+            assert {given.dataset.name for given in run.inputs.dataset_inputs} == {
+                *("smoke/traces", "smoke/train", "smoke/validation", "smoke/test")
+            }
 
 
 def test_policies_answer_held_out_questions_as_the_recipe_says(unbroken):

@@ -160,7 +160,8 @@ def test_whatever_is_in_the_box_becomes_a_row_of_the_table(scorer, written):
     nodes = trajectory(THINK, "", box)
     (row,) = score_tree(Tree(question, nodes, leaves=[len(nodes) - 1]), SETTINGS)
     table = pa.Table.from_pylist([row], schema=TABLE)
-    assert table["reward"].to_pylist() == [0.0]
+    right = written == "\u200f408"  # an invisible mark changes no answer
+    assert table["reward"].to_pylist() == [float(right)]
     assert table["answer"].to_pylist() == [written.replace("\ud800", "?")]
 
 

@@ -1,0 +1,107 @@
+"""What MLflow's list of runs and Prefect show of a whole run."""
+
+import json
+from pathlib import Path
+
+import pytest
+from prefect import flow
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
+from prefect.context import refresh_global_settings_context
+
+from flows.tracking import outcome_report, store
+from flows.tracking.run import start_run
+from tasks.trees.tables import save_questions
+from tasks.trees.tree import Question
+
+MEASURED = {
+    "success": {
+        "cold start": {"mean": 0.5, "low": 0.4, "high": 0.6},
+        "trained": {"mean": 0.75, "low": 0.7, "high": 0.8},
+    },
+    "tool calls a question": {"trained": {"mean": 1.5, "low": 1.0, "high": 2.0}},
+}
+VERDICT = {"promote": True, "reason": "every gate passed"}
+
+
+@pytest.fixture
+def finished(folder):
+    """What the stages of the recipe "toy" leave behind."""
+    reports = Path("reports/toy")
+    reports.mkdir(parents=True)
+    (reports / "metrics.json").write_text(json.dumps(MEASURED))
+    (reports / "verdict.json").write_text(json.dumps(VERDICT))
+    (reports / "table.md").write_text("| | questions |\n|---|---:|\n| success (%) | 900 |\n")
+    for split in ("train", "test"):
+        save_questions(
+            [Question("1", "sum", split, ("1",))], Path(f"data/toy/questions/{split}.parquet")
+        )
+    return folder
+
+
+def test_run_has_figures_datasets_and_verdict(finished, client):
+    run = start_run("toy", {"recipe": "toy"})
+    for _ in range(2):  # a message may be sent twice
+        outcome_report.log_outcome(run, "toy", {"prepare": 1.5, "reinforce": 2.0})
+    run.end("FINISHED")
+    found = client.get_run(run.id)
+    assert found.data.metrics == {
+        **{
+            "success/cold_start": 0.5,
+            "success/cold_start_low": 0.4,
+            "success/cold_start_high": 0.6,
+        },
+        **{"success/trained": 0.75, "success/trained_low": 0.7, "success/trained_high": 0.8},
+        **{"tool_calls_a_question/trained": 1.5, "tool_calls_a_question/trained_low": 1.0},
+        **{"tool_calls_a_question/trained_high": 2.0, "promote": 1.0},
+        **{"seconds/prepare": 1.5, "seconds/reinforce": 2.0, "seconds/all": 3.5},
+    }
+    assert found.data.tags["verdict"] == "promote: every gate passed"
+    assert "| success (%) | 900 |" in found.data.tags["mlflow.note.content"]
+    inputs = [
+        (given.dataset.name, given.dataset.digest, given.tags[0].value)
+        for given in found.inputs.dataset_inputs
+    ]
+    listed = outcome_report.datasets(Path("data/toy"))
+    assert inputs == [(given["name"], given["digest"], given["context"]) for given in listed]
+    assert [given["context"] for given in listed] == ["training", "evaluation"]
+    assert listed[0]["digest"] != listed[1]["digest"]
+
+
+def test_run_of_a_recipe_without_reports_has_its_seconds_alone(folder, client):
+    run = start_run("toy", {"recipe": "toy"})
+    outcome_report.log_outcome(run, "toy", {"first": 1.0})
+    run.end("FINISHED")
+    assert client.get_run(run.id).data.metrics == {"seconds/first": 1.0, "seconds/all": 1.0}
+
+
+def test_pages_of_runs(folder, client):
+    run = start_run("toy", {store.KIND_TAG: store.PIPELINE})
+    page = store.page_of("http://here", run.id)
+    assert page.startswith("http://here/#/experiments/")
+    assert page.endswith(f"/runs/{run.id}")
+    assert "searchFilter=tags.%60beamline.kind%60%20%3D%20%27pipeline%27" in store.page_of(
+        "http://here"
+    )
+    assert store.page_of("http://here", "nobody") is None
+
+
+def test_flow_run_has_the_table_and_the_link(finished, api, monkeypatch):
+    monkeypatch.setenv("PREFECT_API_URL", api)
+    refresh_global_settings_context()
+
+    @flow(name="outcome")
+    def ending():
+        outcome_report.show_in_prefect("qwen2.5_toy", "http://here/#/page")
+        outcome_report.show_in_prefect("toy", None)
+        return 1
+
+    state = ending(return_state=True)
+    with SyncPrefectClient(api) as client:
+        of_run = ArtifactFilter(
+            flow_run_id=ArtifactFilterFlowRunId(any_=[state.state_details.flow_run_id])
+        )
+        found = {made.key: made for made in client.read_artifacts(artifact_filter=of_run)}
+    assert set(found) == {"mlflow-qwen2-5-toy", "outcome-toy"}
+    assert "http://here/#/page" in found["mlflow-qwen2-5-toy"].data
+    assert "Verdict: promote: every gate passed" in found["outcome-toy"].data
