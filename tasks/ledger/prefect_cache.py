@@ -6,7 +6,7 @@ from typing import Any
 
 from tasks.ledger.artifacts import ROOT
 
-RESULTS = ROOT / "prefect"
+RESULTS = (ROOT / "prefect").absolute()  # Prefect wants it absolute: that of the import
 
 
 def cache_key(context: Any, arguments: dict[str, Any]) -> str:
@@ -25,6 +25,6 @@ def cache_key(context: Any, arguments: dict[str, Any]) -> str:
 TASK_OPTIONS: dict[str, Any] = {
     "cache_key_fn": cache_key,
     "persist_result": True,
-    "result_storage": RESULTS.absolute(),
+    "result_storage": RESULTS,
     "result_serializer": "json",
 }
