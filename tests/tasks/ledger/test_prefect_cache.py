@@ -6,7 +6,8 @@ from tasks.ledger import artifacts, prefect_cache
 from tests.tasks.ledger.toy import Inputs, Run, train
 
 
-def test_cache_key_is_the_place_and_stale_results_go(run):
+def test_cache_key_is_the_place_and_stale_results_go(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(prefect_cache, "RESULTS", tmp_path / "results")
     context = SimpleNamespace(task=SimpleNamespace(fn=train))  # all that our function reads
 
     def cache_key(ledger_of):
