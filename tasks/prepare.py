@@ -241,7 +241,7 @@ def _encyclopedia(settings: Prepare, sets: Sets, seed: int) -> Material:
 def _benchmarks(settings: Prepare, sets: Sets, seed: int) -> Material:
     assert isinstance(settings.questions, schema.BenchmarkQuestions)
     return benchmarks.material(
-        settings.questions, sets, settings.expert, settings.overlap_words, right
+        settings.questions, sets, settings.expert, settings.overlap_words, right, seed
     )
 
 

@@ -4,12 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from params.schema.base import PARAMS, Frozen
 from params.schema.reading import read_table
+
+SCORERS = ("exact", "maths", "f1")
+BY_FIELD = "field"  # in the table of scorers, the key of the record's field
+
+
+def _known_scorer(scorer: str | dict[str, str]) -> str | dict[str, str]:
+    """Return a scorer, or a table of scorers by field; raise ValueError for an unknown one."""
+    by_value = scorer if isinstance(scorer, dict) else {BY_FIELD: "", "every record": scorer}
+    named = {name: each for name, each in by_value.items() if name != BY_FIELD}
+    if BY_FIELD not in by_value or not named or set(named.values()) - set(SCORERS):
+        raise ValueError(
+            "choose 'exact', 'maths' or 'f1', or {field: <field of the record>, <its value>: "
+            "<scorer>, ...}"
+        )
+    return scorer
 
 
 class Hub(Frozen):
@@ -32,7 +47,8 @@ class Benchmark(Frozen):
     answer_after: str | None  # keep what follows the last of these marks ("####"); null: keep all
     solution: str | None  # field of a worked solution; null: none
     records: str | None  # field of the list of records, in a JSON file that is not itself a list
-    scorer: Literal["exact", "maths", "f1"]
+    # one for all records, or a field of the record, and the scorer of each of its values
+    scorer: Annotated[str | dict[str, str], AfterValidator(_known_scorer)]
 
 
 def benchmark_of(reference: str, sets: Mapping[str, Benchmark]) -> Benchmark:

@@ -94,7 +94,7 @@ class BenchmarkQuestions(Frozen):
 
     source: Literal["benchmarks"]
     train: tuple[Reference, ...]
-    validation: Positive  # questions taken from the end of the training questions
+    validation: Positive  # questions drawn from the training questions, from each set in proportion
     test: tuple[Reference, ...]
 
     def rows(self) -> dict[str, int] | None:

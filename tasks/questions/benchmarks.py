@@ -7,6 +7,7 @@ defines how its records are read.
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any
 from huggingface_hub import errors, hf_hub_download
 
 from params.schema.base import SOURCES
-from params.schema.benchmarks import Benchmark, Hub, benchmark_of
+from params.schema.benchmarks import BY_FIELD, Benchmark, Hub, benchmark_of
 from params.schema.prepare import AnyExpert, BenchmarkQuestions, CalculatorExpert, WrittenTraces
 from tasks.environments import Respond
 from tasks.questions import calculator
@@ -121,7 +122,7 @@ def read_entries(
             kind=kind,
             text=asked,
             answers=read_answers(record, settings.answer, settings.answer_after, place),
-            scorer=settings.scorer,
+            scorer=read_scorer(record, settings.scorer, place),
             before=before,
         )
         solution = None
@@ -129,6 +130,20 @@ def read_entries(
             solution = text(record, settings.solution, place)
         entries.append(Entry(question, solution, place))
     return entries
+
+
+def read_scorer(record: Record, scorer: str | Mapping[str, str], place: str) -> str:
+    """Return the scorer of a record: the set's, or the one that a field of the record chooses."""
+    if isinstance(scorer, str):
+        return scorer
+    field, name = scorer[BY_FIELD], as_text(value(record, scorer[BY_FIELD], place), place)
+    if name == BY_FIELD or name not in scorer:
+        known = sorted(set(scorer) - {BY_FIELD})
+        raise ValueError(
+            f"{place}: the field '{field}' is {name!r}, and the scorer of the set in "
+            f"params/benchmarks.yaml knows {known}: add it there, or correct the record"
+        )
+    return scorer[name]
 
 
 def read_prompt(record: Record, field: str, place: str) -> tuple[tuple[Message, ...], str]:
@@ -200,13 +215,16 @@ def material(
     expert: AnyExpert,
     overlap_words: int,
     right: Right,
+    seed: int = 0,
     folder: Path = SOURCES,
 ) -> Material:
     """Load the questions of the recipe's sets by split, and what writes their traces.
 
-    The last ``settings.validation`` training questions are set aside as validation questions.
+    ``settings.validation`` training questions are set aside as validation questions, drawn by the
+    seed from every set in proportion to its size.
     Dropped, each with its reason: "duplicate", a question whose text came before, case and space
-    aside (``detail``: whose); "overlaps_held_out", one for training or validation that shares
+    aside (``detail``: whose); "conflicting_answers", such a one with other answers;
+    "overlaps_held_out", one for training or validation that shares
     ``overlap_words`` words in a row with a test question, or one for training with one for
     validation (``detail``: which). ``right`` returns whether an answer to a question is right.
     Raises ValueError where ``load`` does, and where no training question is left.
@@ -217,8 +235,10 @@ def material(
     pool, duplicates = distinct(every)
     test, repeated = distinct(_load_each(settings.test, sets, folder, False))
     pool, in_test = apart(pool, test, overlap_words)
-    validation = pool[-settings.validation :]
-    train, in_validation = apart(pool[: -settings.validation], validation, overlap_words)
+    drawn = draw_in_proportion([entry.question.kind for entry in pool], settings.validation, seed)
+    validation = [pool[index] for index in sorted(drawn)]
+    rest = [entry for index, entry in enumerate(pool) if index not in drawn]
+    train, in_validation = apart(rest, validation, overlap_words)
     if not train:
         raise ValueError(
             f"prepare.questions leaves none to train on: {', '.join(settings.train)} have "
@@ -249,17 +269,41 @@ def _load_each(references: Sequence[str], sets: Sets, folder: Path, solutions: b
     ]
 
 
+def draw_in_proportion(kinds: Sequence[str], count: int, seed: int) -> set[int]:
+    """Draw ``count`` places, or all if there are fewer, from each kind in proportion to its size.
+
+    What is left over after rounding down goes to the kinds with the largest remainders.
+    """
+    places: dict[str, list[int]] = {}
+    for place, kind in enumerate(kinds):
+        places.setdefault(kind, []).append(place)
+    wanted = {kind: min(count, len(kinds)) * len(own) / len(kinds) for kind, own in places.items()}
+    shares = {kind: int(share) for kind, share in wanted.items()}
+    left = min(count, len(kinds)) - sum(shares.values())
+    for kind in sorted(wanted, key=lambda kind: shares[kind] - wanted[kind])[:left]:
+        shares[kind] += 1
+    draw = random.Random(f"{seed}/validation")
+    return {place for kind, own in places.items() for place in draw.sample(own, shares[kind])}
+
+
 def distinct(entries: Sequence[Entry]) -> tuple[list[Entry], list[Dropped]]:
-    """Split entries into the first of each text and its duplicates; case and space do not count."""
-    first: dict[str, str] = {}
+    """Split entries into the first of each text and its repetitions; case and space do not count.
+
+    A repetition is a "duplicate", or has "conflicting_answers" where its accepted forms share none
+    with those of the first.
+    """
+    first: dict[str, Question] = {}
     kept, dropped = [], []
     for entry in entries:
-        normalised = " ".join(entry.question.text.casefold().split())
-        identity = entry.question.id
-        if first.setdefault(normalised, identity) == identity:
+        question = entry.question
+        known = first.setdefault(" ".join(question.text.casefold().split()), question)
+        if known is question:
             kept.append(entry)
+        elif set(known.answers) & set(question.answers):
+            dropped.append(Dropped(question.id, "duplicate", known.id))
         else:
-            dropped.append(Dropped(identity, "duplicate", first[normalised]))
+            detail = f"{known.id}: {known.answers[0]!r} there, {question.answers[0]!r} here"
+            dropped.append(Dropped(question.id, "conflicting_answers", detail))
     return kept, dropped
 
 

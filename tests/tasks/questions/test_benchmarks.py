@@ -1,6 +1,9 @@
 import json
+from collections import Counter
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pyarrow as pa
@@ -96,7 +99,9 @@ def test_gsm8k_is_split(data, sets):
     settings = BenchmarkQuestions(
         source="benchmarks", train=("gsm8k/train",), validation=5, test=("gsm8k/test",)
     )
-    made = benchmarks.material(settings, sets, CalculatorExpert(kind="calculator"), 13, right, data)
+    made = benchmarks.material(
+        settings, sets, CalculatorExpert(kind="calculator"), 13, right, 0, data
+    )
     texts = {split: [q.text for q in questions] for split, questions in made.questions.items()}
     everything = benchmarks.load("gsm8k/train", sets, data)
     assert len(texts["validation"]) == 5
@@ -120,8 +125,9 @@ def test_solved_questions_become_traces(tmp_path, sets):
     settings = BenchmarkQuestions(
         source="benchmarks", train=("gsm8k/train",), validation=1, test=("gsm8k/test",)
     )
+    seed = next(n for n in count() if benchmarks.draw_in_proportion("aaaaa", 1, n) == {4})
     made = benchmarks.material(
-        settings, sets, CalculatorExpert(kind="calculator"), 13, right, tmp_path
+        settings, sets, CalculatorExpert(kind="calculator"), 13, right, seed, tmp_path
     )
     with python() as tools:
         traces, dropped = made.write_traces(tools)
@@ -357,7 +363,7 @@ LONG = "Six thieves share nine golden cups and a silver spoon in an old mill by 
 
 
 def build(folder, train, test, validation=1, words=8, expert=None, **changes):
-    """Material from texts; a pair is a text and its solution."""
+    """Material from texts, by the first seed that draws the last of them for validation."""
     for split, texts in (("train", train), ("test", test)):
         write(folder, f"mine/{split}", [{"q": each, "a": "1", "s": "<<1*1=1>>1"} for each in texts])
     settings = BenchmarkQuestions(
@@ -365,14 +371,19 @@ def build(folder, train, test, validation=1, words=8, expert=None, **changes):
     )
     expert = expert or CalculatorExpert(kind="calculator")
     rows = {"mine": row(solution="s", **changes)}
-    return benchmarks.material(settings, rows, expert, words, right, folder)
+    pool, _ = benchmarks.distinct(benchmarks.load("mine/train", rows, folder))
+    pool, _ = benchmarks.apart(pool, benchmarks.load("mine/test", rows, folder), words)
+    last = set(range(len(pool))[-validation:])
+    drawn = partial(benchmarks.draw_in_proportion, [entry.question.kind for entry in pool])
+    seed = next(seed for seed in count() if drawn(validation, seed) == last)
+    return benchmarks.material(settings, rows, expert, words, right, seed, folder)
 
 
 def texts_of(made):
     return {split: [each.text for each in questions] for split, questions in made.questions.items()}
 
 
-def test_the_last_training_questions_are_set_aside(tmp_path):
+def test_validation_is_set_aside_and_the_order_stays(tmp_path):
     made = build(tmp_path, ["one", "two", "three", "four"], ["five"], validation=2)
     assert texts_of(made) == {
         "train": ["one", "two"],
@@ -382,25 +393,35 @@ def test_the_last_training_questions_are_set_aside(tmp_path):
     assert made.dropped == []
 
 
+def test_validation_is_drawn_from_each_set_in_proportion():
+    kinds = ["a"] * 60 + ["b"] * 30 + ["c"] * 10
+    drawn = [benchmarks.draw_in_proportion(kinds, 10, seed) for seed in range(50)]
+    for places in drawn:
+        assert Counter(kinds[place] for place in places) == {"a": 6, "b": 3, "c": 1}
+    assert len(set().union(*drawn)) == 100, "any question may be drawn"
+    assert benchmarks.draw_in_proportion(kinds, 10, 3) == drawn[3]
+    odd = benchmarks.draw_in_proportion(kinds, 7, 0)  # 4.2, 2.1 and 0.7
+    assert Counter(kinds[place] for place in odd) == {"a": 4, "b": 2, "c": 1}
+    assert benchmarks.draw_in_proportion(kinds, 500, 0) == set(range(100))
+
+
 def test_sets_keep_the_recipes_order(tmp_path):
     for reference in ("b/train", "a/train", "c/x", "b/x"):
         write(tmp_path, reference, [{"q": f"{reference} {n}", "a": n} for n in "12"])
     settings = BenchmarkQuestions(
-        source="benchmarks", train=("b/train", "a/train"), validation=1, test=("c/x", "b/x")
+        source="benchmarks", train=("b/train", "a/train"), validation=2, test=("c/x", "b/x")
+    )
+    file = write(
+        tmp_path, "t", [{"q": f"{name}/train {n}", "r": "r"} for name in "ab" for n in "12"]
     )
     written = WrittenTraces(
         kind="written", file=Path("data/sources/t.jsonl"), question="q", response="r"
-    )
-    file = write(tmp_path, "t", [{"q": "b/train 1", "r": "r"}])
-    written = written.model_copy(update={"file": file})
+    ).model_copy(update={"file": file})
     rows = {name: row() for name in "abc"}
-    made = benchmarks.material(settings, rows, written, 8, right, tmp_path)
-    assert texts_of(made) == {
-        "train": ["b/train 1", "b/train 2", "a/train 1"],
-        "validation": ["a/train 2"],
-        "test": ["c/x 1", "c/x 2", "b/x 1", "b/x 2"],
-    }
-    assert {question.kind for question in made.questions["test"]} == {"b", "c"}
+    found = texts_of(benchmarks.material(settings, rows, written, 8, right, 0, tmp_path))
+    for split in ("train", "validation"):
+        assert [text[:7] for text in found[split]] == ["b/train", "a/train"]
+    assert found["test"] == ["c/x 1", "c/x 2", "b/x 1", "b/x 2"]
 
 
 def test_a_repeated_question_is_dropped_and_named(tmp_path):
@@ -410,6 +431,30 @@ def test_a_repeated_question_is_dropped_and_named(tmp_path):
         Dropped("mine-test-00002", "duplicate", "mine-test-00001"),
         Dropped("mine-train-00002", "duplicate", "mine-train-00001"),
     ]
+
+
+def test_equal_questions_with_other_answers_are_a_conflict():
+    first = Question("a-1", "a", "Who wrote it?", ("Ann", "A. Bee"))
+    same = replace(first, id="a-2", text="who  wrote it?", answers=("A. Bee",))
+    other = replace(first, id="b-1", answers=("Cy",))
+    entries = [benchmarks.Entry(question, None) for question in (first, same, other)]
+    kept, dropped = benchmarks.distinct(entries)
+    assert [entry.question.id for entry in kept] == ["a-1"]
+    assert dropped == [
+        Dropped("a-2", "duplicate", "a-1"),
+        Dropped("b-1", "conflicting_answers", "a-1: 'Ann' there, 'Cy' here"),
+    ]
+
+
+def test_a_record_chooses_its_scorer(tmp_path):
+    scorer = {"field": "ability", "math": "maths", "qa": "f1"}
+    for ability, name in (("math", "maths"), ("qa", "f1")):
+        assert (
+            load_one(tmp_path, {"q": "x", "a": "1", "ability": ability}, scorer=scorer).scorer
+            == name
+        )
+    with pytest.raises(ValueError, match=r"line 1: the field 'ability' is 'code'.*'math', 'qa'"):
+        load_one(tmp_path, {"q": "x", "a": "1", "ability": "code"}, scorer=scorer)
 
 
 def test_overlap_with_test_is_dropped(tmp_path):
@@ -460,7 +505,7 @@ def test_a_set_that_is_named_twice_is_refused(tmp_path):
     )
     with pytest.raises(ValueError, match="names mine/train more than once"):
         benchmarks.material(
-            settings, {"mine": row()}, CalculatorExpert(kind="calculator"), 8, right, tmp_path
+            settings, {"mine": row()}, CalculatorExpert(kind="calculator"), 8, right, 0, tmp_path
         )
 
 
@@ -472,7 +517,7 @@ def test_calculator_refuses_set_without_solutions(tmp_path):
     )
     with pytest.raises(ValueError, match="the set mine has none: name their field as solution"):
         benchmarks.material(
-            settings, {"mine": row()}, CalculatorExpert(kind="calculator"), 8, right, tmp_path
+            settings, {"mine": row()}, CalculatorExpert(kind="calculator"), 8, right, 0, tmp_path
         )
 
 
