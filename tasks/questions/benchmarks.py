@@ -24,12 +24,13 @@ from tasks.questions import calculator
 from tasks.questions.experts import Dropped, Material, Parts, Trace
 from tasks.questions.files import FORMATS, Place, Record, as_text, records, text, value
 from tasks.trees.tree import Message, Question
-from tasks.trees.words import overlaps
+from tasks.trees.words import overlaps, shared_phrase
 
 Sets = Mapping[str, Benchmark]
 Right = Callable[[Question, str], bool]  # whether an answer to a question is right
 Write = Callable[[Respond], tuple[list[Trace], list[Dropped]]]
 
+LONGEST_PHRASE = 200  # characters of a shared phrase in the table of dropped questions
 ROLES = ("system", "user", "assistant")
 TRUTH = {True: "yes", False: "no"}
 UNREACHABLE = (OSError, errors.EntryNotFoundError, errors.HTTPError, errors.HFValidationError)
@@ -318,8 +319,9 @@ def apart(
         if index is None:
             kept.append(entry)
         else:
-            other = held_out[index].question.id
-            dropped.append(Dropped(entry.question.id, "overlaps_held_out", other))
+            phrase = shared_phrase(entry.question.text, others[index], words)
+            detail = f"{held_out[index].question.id}: {phrase[:LONGEST_PHRASE]!r}"
+            dropped.append(Dropped(entry.question.id, "overlaps_held_out", detail))
     return kept, dropped
 
 

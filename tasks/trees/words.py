@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import groupby
+
+Run = tuple[str, ...]  # consecutive words of a text
+MOST_SHARED = 20  # held-out texts with the same run that are looked at
 
 # Scripts that put no space between words, for a character class of the package ``regex``.
 UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
@@ -25,6 +29,7 @@ LATEX = (  # commands that change only the layout, and the usual synonyms
 )
 # Written without spaces between words: Chinese and Japanese.
 CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_CHARACTER = re.compile(f"[{CJK}]")
 LETTERS = rf"[^\W\d_{CJK}]"
 THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")  # 1,000 is one number
 WORD = re.compile(
@@ -36,20 +41,53 @@ WORD = re.compile(
 def overlaps(texts: Sequence[str], held_out: Sequence[str], words: int) -> list[int | None]:
     """Return for each text the index of the first held-out text that it overlaps, or None.
 
-    Two texts overlap if they are equal after normalisation or share ``words`` words in a row; a
-    text of fewer words is compared as a whole. Time and memory grow with the number of words.
-    Raises ValueError for fewer than one word.
+    Two texts overlap if they are equal after normalisation, or share runs of ``words`` words that
+    make up at least half of one of them; a text of fewer words is compared as a whole. So a phrase
+    that many problems begin with is no overlap of long ones. A character of Chinese or Japanese
+    counts as half a word. Time and memory grow with the number of words; of the held-out texts that
+    share a run, the first ``MOST_SHARED`` are compared. Raises ValueError for fewer than one word.
     """
     if words < 1:
         raise ValueError(f"words is {words}: at least 1 word must be shared to overlap")
-    first: dict[tuple[str, ...], int] = {}
-    for index, text in enumerate(held_out):
-        for run in _runs(text, words):
-            first.setdefault(run, index)
-    return [
-        min((first[run] for run in _runs(text, words) if run in first), default=None)
-        for text in texts
+    others = [normalised_words(text) for text in held_out]
+    places: dict[Run, list[int]] = {}
+    for index, other in enumerate(others):
+        for run in set(_runs(other, words)):
+            known = places.setdefault(run, [])
+            if len(known) < MOST_SHARED:
+                known.append(index)
+    found = []
+    for text in texts:
+        own = normalised_words(text)
+        shared = {index for run in _runs(own, words) for index in places.get(run, ())}
+        found.append(next((i for i in sorted(shared) if _overlap(own, others[i], words)), None))
+    return found
+
+
+def shared_phrase(text: str, other: str, words: int) -> str:
+    """Return the longest run of words that two overlapping texts share, normalised."""
+    own = normalised_words(text)
+    covered = _covered(own, set(_runs(normalised_words(other), words)), words)
+    stretches = [
+        list(group) for kept, group in groupby(range(len(own)), covered.__getitem__) if kept
     ]
+    longest = max(stretches, key=len, default=[])
+    return " ".join(own[place] for place in longest)
+
+
+def _overlap(own: Sequence[str], other: Sequence[str], words: int) -> bool:
+    """Return whether the runs that two texts share make up at least half of one of them."""
+    shared = set(_runs(own, words)) & set(_runs(other, words))
+    return any(2 * sum(_covered(text, shared, words)) >= len(text) for text in (own, other))
+
+
+def _covered(text: Sequence[str], runs: Collection[Run], words: int) -> list[bool]:
+    """Return for each word whether it is part of one of the runs."""
+    covered = [False] * len(text)
+    for start, end in _spans(text, words):
+        if tuple(text[start:end]) in runs:
+            covered[start:end] = [True] * (end - start)
+    return covered
 
 
 def normalised_words(text: str) -> list[str]:
@@ -69,10 +107,26 @@ def normalised_words(text: str) -> list[str]:
     return WORD.findall(text) or [text.strip()]
 
 
-def _runs(text: str, words: int) -> Iterator[tuple[str, ...]]:
+def _runs(text: Sequence[str], words: int) -> Iterator[Run]:
     """Yield every run of ``words`` words in a row; the whole text if it has fewer."""
-    found = tuple(normalised_words(text))
-    return (found[start : start + words] for start in range(max(1, len(found) - words + 1)))
+    return (tuple(text[start:end]) for start, end in _spans(text, words))
+
+
+def _spans(text: Sequence[str], words: int) -> Iterator[tuple[int, int]]:
+    """Yield start and end of every shortest run that weighs as much as ``words`` words."""
+    weights = [1 if _CHARACTER.match(word) else 2 for word in text]
+    if sum(weights) < 2 * words:
+        yield 0, len(text)
+        return
+    end = weight = 0
+    for start in range(len(text)):
+        while weight < 2 * words:
+            if end == len(text):
+                return
+            weight += weights[end]
+            end += 1
+        yield start, end
+        weight -= weights[start]
 
 
 def printable(text: str) -> str:

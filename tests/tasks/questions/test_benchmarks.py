@@ -463,9 +463,9 @@ def test_overlap_with_test_is_dropped(tmp_path):
     assert texts_of(made)["train"] == ["two", "three"]
     assert texts_of(made)["validation"] == ["four"]
     assert made.dropped == [
-        Dropped("mine-train-00001", "overlaps_held_out", "mine-test-00001"),
-        Dropped("mine-train-00002", "overlaps_held_out", "mine-test-00002"),
-        Dropped("mine-train-00005", "overlaps_held_out", "mine-test-00002"),
+        Dropped("mine-train-00001", "overlaps_held_out", "mine-test-00001: 'five'"),
+        Dropped("mine-train-00002", "overlaps_held_out", f"mine-test-00002: {LONG.lower()!r}"),
+        Dropped("mine-train-00005", "overlaps_held_out", f"mine-test-00002: {LONG.lower()!r}"),
     ]
 
 
@@ -473,7 +473,8 @@ def test_overlap_with_validation_is_dropped(tmp_path):
     made = build(tmp_path, ["one", f"Why do {LONG}?", f"{LONG}."], ["five"])
     assert texts_of(made)["train"] == ["one"]
     assert texts_of(made)["validation"] == [f"{LONG}."]
-    assert made.dropped == [Dropped("mine-train-00002", "overlaps_held_out", "mine-train-00003")]
+    detail = f"mine-train-00003: {LONG.lower()!r}"
+    assert made.dropped == [Dropped("mine-train-00002", "overlaps_held_out", detail)]
 
 
 def test_overlap_depends_on_the_number_of_words(tmp_path):

@@ -132,5 +132,5 @@ def test_only_new_questions_without_overlap_are_taken(folder):
         ("2", "duplicate", "train-1"),
         ("4", "duplicate", "test-2"),
         ("5", "duplicate", "intake-a.jsonl-00001"),
-        ("3", "overlaps_held_out", "test-1"),
+        ("3", "overlaps_held_out", "test-1: 'one two three four five six seven eight'"),
     ]
