@@ -391,7 +391,8 @@ def test_bf16_logprobs_and_values_are_near_float32(initial):
             np.concatenate([node for tree in each for node in tree]) for each in (exact, coarse)
         )
         assert one.dtype == other.dtype == np.float32
-        assert 0 < np.abs(one - other).max() < 0.1
+        # bf16 has 8 bits; the sums over a few layers lose two more
+        assert 0 < np.abs(one - other).max() < 2**-6 * np.abs(one).max()
     assert learning.model.dtype == torch.float32
 
 
