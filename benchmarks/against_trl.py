@@ -155,7 +155,8 @@ def cold_started(recipe: Recipe) -> tuple[Path, Path]:
     They are made by the pipeline's own sub-steps, once (some three minutes): the ledger keeps them.
     """
     from tasks.cold_start import ColdStartInputs, cold_start
-    from tasks.prepare import PrepareInputs, prepare, source_files
+    from tasks.prepare import PrepareInputs, prepare
+    from tasks.questions.sources import source_files
 
     tools = recipe.tool_settings
     inputs = PrepareInputs(

@@ -16,8 +16,9 @@ from tasks import settings
 from tasks.environments import open_tools
 from tasks.ledger import artifacts, keys
 from tasks.ledger.substeps import Step
-from tasks.prepare import PrepareInputs, source_files
+from tasks.prepare import PrepareInputs
 from tasks.prepare import prepare as prepare_data
+from tasks.questions.sources import source_files
 
 
 @flow(name="prepare")

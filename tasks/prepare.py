@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 from prefect import task
 
-from params.schema import benchmarks as benchmarks_module
-from params.schema import prepare as schema
 from params.schema.agent import Dialogue
 from params.schema.base import Frozen, Machine
-from params.schema.benchmarks import Benchmark
 from params.schema.prepare import Prepare, PretrainedPolicy, TinyPolicy
 from tasks.environments import Respond
 from tasks.gates import gate
@@ -30,17 +29,18 @@ from tasks.ledger.substeps import Step
 from tasks.policy import machine as policies
 from tasks.policy import model as model_module
 from tasks.policy import tiny
-from tasks.questions import benchmarks, computation, encyclopedia, intake
+from tasks.questions import sources, unusable
+from tasks.questions.benchmarks import Rules
 from tasks.questions.experts import Dropped, Material, Trace
-from tasks.questions.files import records, text
+from tasks.questions.faults import Fault
+from tasks.questions.sources import Sets
 from tasks.scorers import SCORERS
-from tasks.tools.search import Search, save_corpus
+from tasks.tools.search import save_corpus
 from tasks.trees import dialogue as talk
 from tasks.trees.tables import save_questions, write_table
-from tasks.trees.tree import Document, Question
+from tasks.trees.tree import Question
 
 OpenTools = Callable[[Path], AbstractContextManager[Respond]]  # given the folder of the corpus
-Sets = Mapping[str, Benchmark]
 
 TRACE_TABLE = pa.schema(
     {
@@ -82,43 +82,35 @@ def prepare(step: Step, inputs: PrepareInputs, *, open_tools: OpenTools) -> Reco
     Raises ValueError for a fault in the user's files or a context too small for a prompt and the
     response budget, GateError for a table that breaks a critical expectation.
     """
-    settings, dialogue = inputs.settings, inputs.dialogue
+    settings = inputs.settings
     policies.use_machine(inputs.machine)
-    material = SOURCES[settings.questions.source](settings, inputs.sets, step.seed)
-    taken, left_out = take_in(settings, inputs.sets, material)
-    questions = {**material.questions, "train": [*material.questions["train"], *taken]}
+    rules = rules_of(inputs)
+    own = sources.material(settings, inputs.sets, rules, step.seed)
+    material = sources.take_in(settings, inputs.sets, own, rules)
+    documents, of_corpus = sources.read_corpus(inputs.tools)
     docs = gate.DOCS / step.recipe
-    verdict = step.out / "gates" / "questions.json"
-    check_questions(questions, settings, len(taken), verdict, docs / "questions")
-    for split, entries in questions.items():
-        save_questions(entries, step.out / "questions" / f"{split}.parquet")
-    documents = [*material.documents, *corpus(inputs.tools)]
-    save_corpus(documents, step.out / "corpus")
+    faulty = leave_out_faulty([*material.faults, *of_corpus], material, inputs, docs)
+    check_questions(material, own, settings, step.out / "gates" / "questions.json", docs)
+    save_corpus([*material.documents, *documents], step.out / "corpus")
 
-    traces, dropped = _write_traces(material, left_out, open_tools, step.out)
-    model, tokenizer = POLICIES[settings.policy.kind](settings.policy, material, traces, step.seed)
-    check_context(tokenizer, dialogue, questions, settings.policy.context)
+    with open_tools(step.out / "corpus") as tools:
+        traces, without = material.write_traces(tools)
+    model, tokenizer = POLICIES[settings.policy.kind](settings.policy, own, traces, step.seed)
+    material, traces, table, long = leave_out_long(material, traces, tokenizer, inputs, docs)
+    if long:
+        check_questions(material, own, settings, step.out / "gates" / "questions.json", docs)
+    for split, entries in material.questions.items():
+        save_questions(entries, step.out / "questions" / f"{split}.parquet")
+    dropped = [*material.dropped, *faulty, *long, *without]
+    rows = [vars(each) for each in dropped]
+    write_table(pa.Table.from_pylist(rows, schema=DROPPED_TABLE), step.out / "dropped.parquet")
     model.save_pretrained(step.out / "initial")
     tokenizer.save_pretrained(step.out / "initial")
 
-    table = trace_table(traces, tokenizer, dialogue)
     write_table(table, step.out / "traces.parquet")
-    verdict = step.out / "gates" / "traces.json"
-    check_traces(table, traces, questions["train"], inputs, verdict, docs / "traces")
-    return {"metrics": _metrics(questions, traces, dropped, model)}
-
-
-def _write_traces(
-    material: Material, left_out: Sequence[Dropped], open_tools: OpenTools, folder: Path
-) -> tuple[list[Trace], list[Dropped]]:
-    """Write traces with tools on the corpus in ``folder``, and the table of dropped questions."""
-    with open_tools(folder / "corpus") as tools:
-        traces, without = material.write_traces(tools)
-    dropped = [*material.dropped, *left_out, *without]
     _print_summary(len(traces), dropped)
-    rows = [vars(each) for each in dropped]
-    write_table(pa.Table.from_pylist(rows, schema=DROPPED_TABLE), folder / "dropped.parquet")
-    return traces, dropped
+    check_traces(table, traces, material, inputs, step.out / "gates" / "traces.json", docs)
+    return {"metrics": _metrics(material.questions, traces, dropped, model)}
 
 
 def _print_summary(traces: int, dropped: Sequence[Dropped]) -> None:
@@ -146,102 +138,16 @@ def _metrics(
     }
 
 
-# ---------------------------------------------------------------- where questions come from
+# ---------------------------------------------------------------- records that cannot be used
 
 
-def source_files(settings: Prepare, tools: Mapping[str, Frozen], sets: Sets) -> list[Artifact]:
-    """Return the files that questions, traces and corpus are read from.
-
-    The user's own files are looked up before files of the hub are fetched. Raises ValueError for a
-    missing one.
-    """
-    own = []
-    if isinstance(settings.expert, schema.WrittenTraces):
-        own.append(("prepare.expert.file", settings.expert.file))
-    if file := own_corpus(tools):
-        own.append(("tools.search.corpus", file))
-    for key, file in own:
-        if not file.is_file():
-            raise ValueError(
-                f"{key}: {file} does not exist: correct its path in the recipe, or put the file "
-                "there (data/sources/README.md has its form)"
-            )
-    files = [file for _, file in own]
-    if isinstance(settings.questions, schema.BenchmarkQuestions):
-        references = (*settings.questions.train, *settings.questions.test)
-        files = [*(benchmarks.locate(reference, sets) for reference in references), *files]
-    folders = [settings.intake.folder] if settings.intake else []
-    delivered = [folder for folder in folders if intake.files(folder)]
-    return [Artifact.at(path) for path in (*files, *delivered)]
-
-
-def take_in(
-    settings: Prepare, sets: Sets, material: Material
-) -> tuple[list[Question], list[Dropped]]:
-    """Return the new training questions of the intake folder, and those that are left out.
-
-    A faulty file is printed with its fault and skipped.
-    """
-    if settings.intake is None:
-        return [], []
-    folder, kind = settings.intake.folder, settings.intake.set
-    delivery = intake.read(folder, kind, benchmarks_module.benchmark_of(kind, sets), intake_fault)
-    for refused in delivery.refused:
-        print(f"prepare: the file {folder / refused.question_id} is set aside: {refused.detail}")
-    train, *others = (material.questions[split] for split in ("train", "validation", "test"))
-    held_out = [question for members in others for question in members]
-    taken, left_out = intake.new_questions(delivery, train, held_out, settings.overlap_words)
-    if delivery.entries:
-        print(f"prepare: {len(taken)} new questions from {folder}")
-    return taken, left_out
-
-
-def intake_fault(question: Question) -> str:
-    """Return the fault that the gate of questions would find in one question, or ""."""
-    faults = {
-        "its text": question_gate.text_fault(question.text),
-        "the messages before it": question_gate.before_fault(question.before),
-        "its answers": question_gate.answers_fault(question.answers),
-    }
-    if not any(faults.values()):
-        score = question_gate.score_fault(question.scorer, question.answers, SCORERS)
-        faults["its answers"] = score
-    return next((f"{name}: {fault}" for name, fault in faults.items() if fault), "")
-
-
-def own_corpus(tools: Mapping[str, Frozen]) -> Path | None:
-    """Return the user's file of documents that the search tool reads, or None."""
-    search = tools.get("search")
-    return search.corpus if isinstance(search, Search) else None
-
-
-def corpus(tools: Mapping[str, Frozen]) -> list[Document]:
-    """Return the documents of the user's own corpus: records with a title and a text."""
-    file = own_corpus(tools)
-    if file is None:
-        return []
-    return [
-        Document(*(text(record, field, place) for field in ("title", "text")))
-        for place, record in records(file)
-    ]
-
-
-def _computation(settings: Prepare, sets: Sets, seed: int) -> Material:
-    assert isinstance(settings.questions, schema.ComputationQuestions)
-    assert isinstance(settings.expert, schema.ComputationExpert)
-    return computation.material(settings.questions, settings.expert, seed)
-
-
-def _encyclopedia(settings: Prepare, sets: Sets, seed: int) -> Material:
-    assert isinstance(settings.questions, schema.EncyclopediaQuestions)
-    assert isinstance(settings.expert, schema.EncyclopediaExpert)
-    return encyclopedia.material(settings.questions, settings.expert, seed)
-
-
-def _benchmarks(settings: Prepare, sets: Sets, seed: int) -> Material:
-    assert isinstance(settings.questions, schema.BenchmarkQuestions)
-    return benchmarks.material(
-        settings.questions, sets, settings.expert, settings.overlap_words, right, seed
+def rules_of(inputs: PrepareInputs) -> Rules:
+    """Return what the records of the user's files have to satisfy."""
+    tools = list(inputs.tools)
+    return Rules(
+        problems=partial(question_gate.problems, scorers=SCORERS),
+        trace_problem=partial(trace_gate.trace_fault, tools=tools),
+        right=right,
     )
 
 
@@ -250,11 +156,78 @@ def right(question: Question, answer: str) -> bool:
     return SCORERS[question.scorer](answer, question.answers)["score"] == 1
 
 
-SOURCES: dict[str, Callable[[Prepare, Sets, int], Material]] = {
-    "computation": _computation,
-    "encyclopedia": _encyclopedia,
-    "benchmarks": _benchmarks,
-}
+def leave_out_faulty(
+    faults: Sequence[Fault], material: Material, inputs: PrepareInputs, docs: Path
+) -> list[Dropped]:
+    """Return the faulty records as dropped.
+
+    Raises ValueError with all of them, and what is too long, where the recipe stops at faulty
+    records; and where no training question is left.
+    """
+    if faults and inputs.settings.faulty == "stop":
+        unusable.refuse([*faults, *_likely_lengths(material, inputs)], docs)
+    dropped = unusable.settle(faults, "faulty_record", False, docs)
+    if not material.questions["train"]:
+        reasons = Counter(each.reason for each in (*dropped, *material.dropped))
+        counts = [f"{count} {reason}" for reason, count in reasons.most_common()]
+        counts.append(f"{len(material.questions['validation'])} go to validation")
+        raise ValueError(
+            f"prepare.questions leaves none to train on ({', '.join(counts)}): name more sets, "
+            "lower validation, raise overlap_words or correct the records"
+        )
+    return dropped
+
+
+def _likely_lengths(material: Material, inputs: PrepareInputs) -> list[Fault]:
+    """Return the questions that are too long, as far as a tokenizer can be had already.
+
+    A tiny policy's own is trained later, on the traces too.
+    """
+    policy = inputs.settings.policy
+    try:
+        tokenizer = TOKENIZERS[policy.kind](policy, material)
+        return unusable.long_questions(material, tokenizer, inputs.dialogue, policy.context)
+    except (OSError, ValueError) as error:
+        print(f"prepare: lengths are not checked yet: {error}", flush=True)
+        return []
+
+
+def leave_out_long(
+    material: Material,
+    traces: Sequence[Trace],
+    tokenizer: Any,
+    inputs: PrepareInputs,
+    docs: Path,
+) -> tuple[Material, list[Trace], pa.Table, list[Dropped]]:
+    """Return questions and traces that fit into the context, their table, and the others.
+
+    Raises ValueError with all that are too long, where the recipe stops at faulty records.
+    """
+    context = inputs.settings.policy.context
+    stop = inputs.settings.faulty == "stop"
+    table = trace_table(traces, tokenizer, inputs.dialogue)
+    of_questions = unusable.long_questions(material, tokenizer, inputs.dialogue, context)
+    ids = {fault.question_id for fault in of_questions}
+    lengths = [
+        0 if trace.question.id in ids else n
+        for trace, n in zip(traces, _lengths(table), strict=True)
+    ]
+    of_traces = unusable.long_traces(traces, lengths, context)
+    dropped = unusable.settle([*of_questions, *of_traces], "too_long", stop, docs)
+    if not dropped:
+        return material, list(traces), table, []
+    fits = [0 < length <= context for length in lengths]
+    kept = {
+        split: [question for question in members if question.id not in ids]
+        for split, members in material.questions.items()
+    }
+    short = [trace for trace, fit in zip(traces, fits, strict=True) if fit]
+    return replace(material, questions=kept), short, table.filter(pa.array(fits)), dropped
+
+
+def _lengths(table: pa.Table) -> list[int]:
+    return pc.list_value_length(table["tokens"]).to_pylist()
+
 
 # ---------------------------------------------------------------- where the policy comes from
 
@@ -273,7 +246,20 @@ def _pretrained(settings: PretrainedPolicy, *_: Any) -> tuple[Any, Any]:
     return model_module.fetch_policy(settings)
 
 
+def _tiny_tokenizer(settings: TinyPolicy, material: Material) -> Any:
+    texts = [question.text for question in material.questions["train"]]
+    return tiny.build_tokenizer(texts, settings)
+
+
+def _pretrained_tokenizer(settings: PretrainedPolicy, material: Material) -> Any:
+    return model_module.fetch_tokenizer(settings)
+
+
 POLICIES: dict[str, Callable[..., tuple[Any, Any]]] = {"tiny": _tiny, "pretrained": _pretrained}
+TOKENIZERS: dict[str, Callable[..., Any]] = {  # before there are traces
+    "tiny": _tiny_tokenizer,
+    "pretrained": _pretrained_tokenizer,
+}
 
 # ---------------------------------------------------------------- tables and checks
 
@@ -298,32 +284,13 @@ def trace_table(traces: Sequence[Trace], tokenizer: Any, dialogue: Dialogue) -> 
     return pa.Table.from_pylist(rows, schema=TRACE_TABLE)
 
 
-def check_context(
-    tokenizer: Any, dialogue: Dialogue, questions: Mapping[str, Sequence[Question]], context: int
-) -> None:
-    """Raise ValueError where the longest prompt and the response budget exceed the context."""
-    every = [question for entries in questions.values() for question in entries]
-    lengths = [len(talk.prompt_tokens(tokenizer, dialogue, entry)) for entry in every]
-    prompt, longest = max(zip(lengths, every, strict=True), key=lambda pair: pair[0])
-    if prompt + dialogue.response_tokens > context:
-        raise ValueError(
-            f"question {longest.id} has a prompt of {prompt} tokens; with dialogue.response_tokens "
-            f"{dialogue.response_tokens} it exceeds prepare.policy.context {context}: raise the "
-            f"context to {prompt + dialogue.response_tokens} or lower response_tokens"
-        )
-
-
 def check_questions(
-    questions: Mapping[str, list[Question]],
-    settings: Prepare,
-    taken_in: int,
-    verdict: Path,
-    docs: Path,
+    material: Material, own: Material, settings: Prepare, verdict: Path, docs: Path
 ) -> None:
-    """Run the gate of the questions; ``taken_in`` of the training questions were delivered."""
+    """Run the gate of the questions; ``own`` are the recipe's, without those delivered."""
     entries = [
         {**vars(question), "answers": list(question.answers), "split": split}
-        for split, members in questions.items()
+        for split, members in material.questions.items()
         for question in members
     ]
     # texts that are no UTF-8 are for the gate to name, so they stay what they are
@@ -331,15 +298,15 @@ def check_questions(
     prepared = question_gate.prepare(table, SCORERS, settings.overlap_words)
     rows = settings.questions.rows()
     if rows:
-        rows["train"] += taken_in
+        rows["train"] += len(material.questions["train"]) - len(own.questions["train"])
     expectations = question_gate.expectations(rows=rows)
-    gate.check("questions", prepared, expectations, verdict, docs)
+    gate.check("questions", prepared, expectations, verdict, docs / "questions")
 
 
 def check_traces(
     table: pa.Table,
     traces: Sequence[Trace],
-    training: Sequence[Question],
+    material: Material,
     inputs: PrepareInputs,
     verdict: Path,
     docs: Path,
@@ -347,10 +314,11 @@ def check_traces(
     """Run the gate of the traces; the share of flawed ones must be near the expert's rates."""
     settings = inputs.settings
     frame = table.to_pandas().assign(parts=[trace.parts for trace in traces])
-    prepared = trace_gate.prepare(frame, [question.id for question in training], list(inputs.tools))
+    training = [question.id for question in material.questions["train"]]
+    prepared = trace_gate.prepare(frame, training, list(inputs.tools))
     flawed = _expected_share(settings.expert.rates(), len(frame))
     expectations = trace_gate.expectations(settings.policy.context, flawed)
-    gate.check("traces", prepared, expectations, verdict, docs)
+    gate.check("traces", prepared, expectations, verdict, docs / "traces")
 
 
 def _expected_share(rates: Mapping[str, float], traces: int) -> tuple[float, float] | None:

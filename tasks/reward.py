@@ -112,9 +112,10 @@ def score(trajectory: Sequence[Node], question: Question, settings: Reward) -> d
     success = scored == 1 and not faults
     results = [node for node in trajectory if node.kind == RESULT]
     tools = {
-        talk.called_tool(turn.text)
+        call.tool
         for turn, result in pairwise(trajectory)
         if result.kind == RESULT and result.outcome != Outcome.NO_SUCH_TOOL
+        if (call := talk.read_call(turn.text))
     }
     if faults or answer is None:
         value = settings.broken_format

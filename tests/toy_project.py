@@ -27,6 +27,7 @@ prepare:
   intake: null
   expert: {kind: computation, traces: 1, wrong_operator: 0, wrong_digit: 0, wrong_answer: 0,
            missing_call: 0}
+  faulty: stop
   overlap_words: 9
 dialogue: {system: "", turn_tokens: 8, result_tokens: 8, response_tokens: 16,
            tool_calls: 1}

@@ -170,6 +170,7 @@ class WrittenTraces(Frozen):
     file: Path
     question: str  # field
     response: str  # field
+    check_calls: tuple[str, ...]  # tools whose calls are run again, to compare their results
 
     def rates(self) -> dict[str, float]:
         """Return {}: their flaws are not known."""
@@ -217,6 +218,8 @@ class Prepare(Frozen):
     questions: Questions
     intake: Intake | None  # null: none
     expert: AnyExpert  # writes the SFT traces
+    # What happens to a record of the user's files that is faulty, or too long for the context.
+    faulty: Literal["stop", "drop"]
     # A training question that shares this many words in a row with a question of validation or test
     # is left out if it was read from a file, and stops the run if it was generated.
     overlap_words: Positive

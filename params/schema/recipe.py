@@ -14,7 +14,7 @@ from params.schema.benchmarks import Benchmark, benchmark_of, load_benchmarks
 from params.schema.champion import Champion
 from params.schema.cold_start import ColdStart
 from params.schema.evaluate import Evaluate
-from params.schema.prepare import CALLED_BY, BenchmarkQuestions, Prepare
+from params.schema.prepare import CALLED_BY, BenchmarkQuestions, Prepare, WrittenTraces
 from params.schema.reading import read_yaml, validate
 from params.schema.reinforce import Lora, Reinforce, Rollout
 from params.schema.verdict import Verdict
@@ -57,6 +57,17 @@ class Recipe(Frozen):
             raise ValueError(
                 f"tools has {given} and prepare.expert.kind is {kind}, which calls "
                 f"{' and '.join(missing)}: add {' and '.join(f'tools.{name}' for name in missing)}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _checked_tools_are_given(self) -> Recipe:
+        expert, given = self.prepare.expert, list(self.tool_settings)
+        checked = expert.check_calls if isinstance(expert, WrittenTraces) else ()
+        if missing := [tool for tool in checked if tool not in given]:
+            raise ValueError(
+                f"prepare.expert.check_calls names {', '.join(missing)}, and tools has {given}: "
+                "name only tools of the recipe, whose calls can be run"
             )
         return self
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from tasks.gates.answers import answer_problem, boxed_answer
 from tasks.gates.gate import Expectation, among, between, legible, sum_between, unique, unusable
-from tasks.gates.texts import damage, prose_fault
-from tasks.trees.tree import Message
+from tasks.gates.texts import lost_command, prose_fault
+from tasks.trees.tree import Message, Question
 from tasks.trees.words import overlaps, printable
 
 # (answer, accepted forms) -> breakdown with "score"; kind of scorer -> scorer
@@ -27,10 +28,52 @@ COLUMNS = (*NAMES, "text", "answers", "before")
 SPLITS = ("train", "validation", "test")
 ROLES = ("system", "user", "assistant")
 
-# A missing value that was converted to text. No question is one in any spelling; an answer may be
-# "none".
-MISSING_QUESTION = re.compile(r"\s*(?:none|nan|null|<na>)\s*", re.IGNORECASE)
-MISSING_ANSWER = re.compile(r"\s*(?:None|nan|NaN|null|<NA>|NaT)\s*")
+# A missing value that was converted to text.
+MISSING = re.compile(r"\s*(?:none|nan|null|<na>)\s*", re.IGNORECASE)
+
+SHOWN = 60  # characters of a value in a problem
+
+
+class Problem(NamedTuple):
+    """What is wrong with one part of a question: "text", "answers", or "before.0" and so on."""
+
+    part: str
+    words: str  # the same for every question that has the problem
+    detail: str  # the value, to follow the words
+    remedy: str
+
+
+def problems(question: Question, scorers: Scorers) -> list[Problem]:
+    """Return all that is wrong with a question from the user's files."""
+    messages = {"text": question.text}
+    messages |= {f"before.{n}": message.content for n, message in enumerate(question.before)}
+    found = [
+        _text_problem(part, text, fault)
+        for part, text in messages.items()
+        if (fault := text_fault(text))
+    ]
+    of_answers = _answers_problem(question, scorers)
+    return [*found, of_answers] if of_answers else found
+
+
+def _text_problem(part: str, text: str, fault: str) -> Problem:
+    words = f"is {fault}" if fault == "empty" else f"has {fault}"
+    if command := lost_command(text):
+        remedy = f"a backslash was lost: write {command} (in JSON with two backslashes)"
+        return Problem(part, words, f" (of {command})", remedy)
+    return Problem(part, words, "", "correct the record, or drop it")
+
+
+def _answers_problem(question: Question, scorers: Scorers) -> Problem | None:
+    for answer in question.answers:
+        shown = f": {printable(answer[:SHOWN])!r}"
+        if problem := answer_problem(answer):
+            return Problem("answers", problem.words, shown, problem.remedy)
+    fault = score_fault(question.scorer, question.answers, scorers)
+    if not fault:
+        return None
+    words = f"scores less than 1 against itself with {question.scorer}"
+    return Problem("answers", words, f": {fault}", "correct it, or choose another scorer")
 
 
 def prepare(table: pd.DataFrame, scorers: Scorers, words: int) -> pd.DataFrame:
@@ -95,7 +138,7 @@ def text_fault(text: Any) -> str:
         return f"not a text but {type(text).__name__}"
     if not text.strip():
         return "empty"
-    if MISSING_QUESTION.fullmatch(text):
+    if MISSING.fullmatch(text):
         return f"template remains {text!r}"
     return prose_fault(text)
 
@@ -121,12 +164,10 @@ def answers_fault(answers: Any) -> str:
     if not len(answers):
         return "no answer"
     for answer in answers:
-        if not isinstance(answer, str) or not answer.strip():
-            return "an empty answer"
-        if MISSING_ANSWER.fullmatch(answer):
-            return f"template remains {answer!r}"
-        if fault := damage(answer):
-            return fault
+        if not isinstance(answer, str):
+            return f"not a text but {type(answer).__name__}"
+        if problem := answer_problem(answer):
+            return f"{printable(answer[:SHOWN])!r} {problem.words}"
     return ""
 
 
@@ -149,13 +190,16 @@ def _score_faults(table: pd.DataFrame, known: pd.Series, scorers: Scorers) -> li
 
 
 def score_fault(scorer: str, answers: Sequence[str], scorers: Scorers) -> str:
-    """Describe the first accepted answer that ``scorer`` does not score 1, or return ""."""
+    """Describe the first accepted answer that ``scorer`` does not score 1, or return "".
+
+    The answer is read from the response that gives it, as a reward reads it.
+    """
     if scorer not in scorers:
         return f"unknown scorer {scorer!r}; known are {', '.join(sorted(scorers))}"
     for answer in answers:
-        score = scorers[scorer](answer, answers)["score"]
+        score = scorers[scorer](boxed_answer(answer) or "", answers)["score"]
         if score != 1:
-            return f"{answer!r} scores {score} with {scorer}"
+            return f"{printable(answer[:SHOWN])!r} scores {score} with {scorer}"
     return ""
 
 

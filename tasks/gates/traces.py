@@ -91,6 +91,18 @@ def expectations(context: int, flawed: tuple[float, float] | None = None) -> lis
     ]
 
 
+def trace_fault(parts: Parts, tools: Sequence[str]) -> str:
+    """Describe the first thing that is wrong with a written trace, or return ""."""
+    turns = [text for text, own in parts if own]
+    whole = "".join(text for text, _ in parts)
+    return (
+        parts_fault(parts, whole)
+        or call_fault(turns, tools)
+        or answer_fault(turns)
+        or words_fault(turns)
+    )
+
+
 def parts_fault(parts: Parts, text: str) -> str:
     """Describe where parts do not alternate or differ from the text, or return ""."""
     for number, (part, own) in enumerate(parts):

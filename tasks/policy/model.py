@@ -33,9 +33,14 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
 
 def fetch_policy(settings: PretrainedPolicy) -> tuple[Any, Any]:
     """Load model and tokenizer from a hub name at its pinned revision, or from a local folder."""
-    tokenizer = AutoTokenizer.from_pretrained(settings.name, revision=settings.revision)
+    tokenizer = fetch_tokenizer(settings)
     model = AutoModelForCausalLM.from_pretrained(settings.name, revision=settings.revision)
     return model, tokenizer
+
+
+def fetch_tokenizer(settings: PretrainedPolicy) -> Any:
+    """Load the tokenizer alone, from where ``fetch_policy`` loads it."""
+    return AutoTokenizer.from_pretrained(settings.name, revision=settings.revision)
 
 
 def load_policy(folder: str | Path, machine: Machine, revision: str | None = None) -> Any:

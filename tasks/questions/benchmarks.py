@@ -8,22 +8,22 @@ defines how its records are read.
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import errors, hf_hub_download
 
 from params.schema.base import SOURCES
-from params.schema.benchmarks import BY_FIELD, Benchmark, Hub, benchmark_of
+from params.schema.benchmarks import Benchmark, Hub, benchmark_of
 from params.schema.prepare import AnyExpert, BenchmarkQuestions, CalculatorExpert, WrittenTraces
 from tasks.environments import Respond
-from tasks.questions import calculator
-from tasks.questions.experts import Dropped, Material, Parts, Trace
-from tasks.questions.files import FORMATS, Place, Record, as_text, records, text, value
-from tasks.trees.tree import Message, Question
+from tasks.questions import calculator, written
+from tasks.questions.entries import Entry, Problems, read_entries
+from tasks.questions.experts import Dropped, Material, Trace
+from tasks.questions.faults import Fault
+from tasks.questions.files import SUFFIXES
+from tasks.trees.tree import Question
 from tasks.trees.words import overlaps, shared_phrase
 
 Sets = Mapping[str, Benchmark]
@@ -31,19 +31,16 @@ Right = Callable[[Question, str], bool]  # whether an answer to a question is ri
 Write = Callable[[Respond], tuple[list[Trace], list[Dropped]]]
 
 LONGEST_PHRASE = 200  # characters of a shared phrase in the table of dropped questions
-ROLES = ("system", "user", "assistant")
-TRUTH = {True: "yes", False: "no"}
 UNREACHABLE = (OSError, errors.EntryNotFoundError, errors.HTTPError, errors.HFValidationError)
-_RESULT = re.compile(r"(<result>.*?</result>)", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A record of a set: its question, its worked solution (or None), and its place in the file."""
+class Rules:
+    """What the records of the user's files have to satisfy."""
 
-    question: Question
-    solution: str | None
-    place: Place = ""
+    problems: Problems
+    trace_problem: written.TraceProblem
+    right: Right
 
 
 # ---------------------------------------------------------------- files
@@ -55,19 +52,34 @@ def locate(reference: str, sets: Sets, folder: Path = SOURCES) -> Path:
     Raises ValueError where two files match, or none and the hub cannot be used.
     """
     name, split = reference.split("/")
-    places = [folder / name / f"{split}{suffix}" for suffix in FORMATS]
-    found = [place for place in places if place.is_file()]
+    found = _files_of(split, folder / name)
     if len(found) > 1:
         raise ValueError(
             f"{reference} is in {' and in '.join(map(str, found))}: keep one of the files"
         )
-    return found[0] if found else _fetch(reference, benchmark_of(reference, sets).hub, places)
+    if found:
+        return found[0]
+    return _fetch(reference, benchmark_of(reference, sets).hub, folder / name / split)
 
 
-def _fetch(reference: str, hub: Hub | None, places: Sequence[Path]) -> Path:
+def _files_of(split: str, folder: Path) -> list[Path]:
+    """Return the files of a split in any format, their suffix in capitals or not."""
+    if not folder.is_dir():
+        return []
+    names = {f"{split}{suffix}" for suffix in SUFFIXES}
+    return [
+        path
+        for path in sorted(folder.iterdir())
+        if path.is_file()
+        and split + path.name[len(split) :].lower() in names
+        and path.name.startswith(split)
+    ]
+
+
+def _fetch(reference: str, hub: Hub | None, place: Path) -> Path:
     split = reference.partition("/")[2]
-    others = ", ".join(place.suffix for place in places[1:])
-    remedy = f"put its file there as {places[0]} (or {others})"
+    others = ", ".join(SUFFIXES[1:])
+    remedy = f"put its file there as {place}{SUFFIXES[0]} (or {others})"
     if hub is None:
         raise ValueError(
             f"{reference} has no file, and its row in params/benchmarks.yaml no hub: {remedy}"
@@ -94,117 +106,23 @@ def _fetch(reference: str, hub: Hub | None, places: Sequence[Path]) -> Path:
 
 
 def load(
-    reference: str, sets: Sets, folder: Path = SOURCES, *, solutions: bool = True
-) -> list[Entry]:
-    """Read the records of a set's split as questions, in their order.
+    reference: str,
+    sets: Sets,
+    problems: Problems,
+    folder: Path = SOURCES,
+    *,
+    solutions: bool = True,
+) -> tuple[list[Entry], list[Fault]]:
+    """Read the records of a set's split as questions, in their order, and the faults of the others.
 
     A question's id is set, split and number of the record, from 1; its kind is the set.
-    ``solutions``: whether to read the worked solutions too. Raises ValueError with file, place,
-    field, value and remedy for a record that cannot be read, and where ``locate`` does.
+    ``solutions``: whether to read the worked solutions too. Raises ValueError where ``locate`` does
+    and for a file that cannot be read.
     """
     settings = benchmark_of(reference, sets)
     name, split = reference.split("/")
     place = locate(reference, sets, folder)
-    return read_entries(place, settings, name, f"{name}-{split}", solutions=solutions)
-
-
-def read_entries(
-    file: Path, settings: Benchmark, kind: str, prefix: str, *, solutions: bool = False
-) -> list[Entry]:
-    """Read the records of a file as questions of a kind, with ids of a prefix and a number from 1.
-
-    Raises ValueError with file, place, field, value and remedy for a record that cannot be read.
-    """
-    entries = []
-    for number, (place, record) in enumerate(records(file, settings.records), start=1):
-        before, asked = read_prompt(record, settings.question, place)
-        question = Question(
-            id=f"{prefix}-{number:05d}",
-            kind=kind,
-            text=asked,
-            answers=read_answers(record, settings.answer, settings.answer_after, place),
-            scorer=read_scorer(record, settings.scorer, place),
-            before=before,
-        )
-        solution = None
-        if solutions and settings.solution:
-            solution = text(record, settings.solution, place)
-        entries.append(Entry(question, solution, place))
-    return entries
-
-
-def read_scorer(record: Record, scorer: str | Mapping[str, str], place: str) -> str:
-    """Return the scorer of a record: the set's, or the one that a field of the record chooses."""
-    if isinstance(scorer, str):
-        return scorer
-    field, name = scorer[BY_FIELD], as_text(value(record, scorer[BY_FIELD], place), place)
-    if name == BY_FIELD or name not in scorer:
-        known = sorted(set(scorer) - {BY_FIELD})
-        raise ValueError(
-            f"{place}: the field '{field}' is {name!r}, and the scorer of the set in "
-            f"params/benchmarks.yaml knows {known}: add it there, or correct the record"
-        )
-    return scorer[name]
-
-
-def read_prompt(record: Record, field: str, place: str) -> tuple[tuple[Message, ...], str]:
-    """Return the messages before the question, and its text; the field is a text or a chat."""
-    found = value(record, field, place)
-    name = f"{place}: the field '{field}'"
-    if not isinstance(found, list):
-        return (), as_text(found, name)
-    chat = [
-        _message(each, f"{name}, message {number}") for number, each in enumerate(found, start=1)
-    ]
-    if not chat or chat[-1].role != "user":
-        last = f"ends with a message of {chat[-1].role}" if chat else "is an empty chat"
-        raise ValueError(f"{name} {last}: the last message must be the user's, with the question")
-    return tuple(chat[:-1]), chat[-1].content
-
-
-def _message(found: Any, name: str) -> Message:
-    if not isinstance(found, dict) or not {"role", "content"} <= set(found):
-        raise ValueError(f"{name} is {str(found)[:60]!r}: a role and a content are expected")
-    if found["role"] not in ROLES:
-        raise ValueError(f"{name} has the role {found['role']!r}: known are {', '.join(ROLES)}")
-    content = found["content"]
-    if isinstance(content, list):
-        content = "".join(_part(part, name) for part in content)
-    return Message(found["role"], as_text(content, f"{name}: its content"))
-
-
-def _part(found: Any, name: str) -> str:
-    if not isinstance(found, dict) or found.get("type") != "text" or not found.get("text"):
-        raise ValueError(
-            f"{name} has the part {str(found)[:60]!r}: only parts of type 'text' can be read"
-        )
-    return str(found["text"])
-
-
-def read_answers(record: Record, field: str, after: str | None, place: str) -> tuple[str, ...]:
-    """Return the accepted forms of the answer; the field is a text, number, bool, or list of these.
-
-    True becomes "yes", False "no". ``after``: a mark; the answer is the text after its last place.
-    """
-    found = value(record, field, place)
-    name = f"{place}: the field '{field}'"
-    forms = found if isinstance(found, list) else [found]
-    if not forms:
-        raise ValueError(f"{name} is an empty list: give at least one accepted form")
-    written = [as_text(TRUTH[form] if isinstance(form, bool) else form, name) for form in forms]
-    if after:
-        written = [_after(form, after, name) for form in written]
-    return tuple(dict.fromkeys(written))
-
-
-def _after(written: str, mark: str, name: str) -> str:
-    _, found, answer = written.rpartition(mark)
-    if not found or not answer.strip():
-        raise ValueError(
-            f"{name} has no answer after the mark {mark!r}, it ends with {written[-60:]!r}: "
-            "correct the record, or answer_after in params/benchmarks.yaml"
-        )
-    return answer.strip()
+    return read_entries(place, settings, name, f"{name}-{split}", problems, solutions=solutions)
 
 
 # ---------------------------------------------------------------- splits
@@ -215,7 +133,7 @@ def material(
     sets: Sets,
     expert: AnyExpert,
     overlap_words: int,
-    right: Right,
+    rules: Rules,
     seed: int = 0,
     folder: Path = SOURCES,
 ) -> Material:
@@ -227,32 +145,29 @@ def material(
     aside (``detail``: whose); "conflicting_answers", such a one with other answers;
     "overlaps_held_out", one for training or validation that shares
     ``overlap_words`` words in a row with a test question, or one for training with one for
-    validation (``detail``: which). ``right`` returns whether an answer to a question is right.
-    Raises ValueError where ``load`` does, and where no training question is left.
+    validation (``detail``: which). Faulty records are in no split, and in the material's faults.
+    Raises ValueError where ``load`` does.
     """
     _check_named_once((*settings.train, *settings.test))
     solutions = expert.kind == "calculator"
-    every = _load_each(settings.train, sets, folder, solutions)
+    every, faults = _load_each(settings.train, sets, rules.problems, folder, solutions)
+    tests, of_test = _load_each(settings.test, sets, rules.problems, folder, False)
     pool, duplicates = distinct(every)
-    test, repeated = distinct(_load_each(settings.test, sets, folder, False))
+    test, repeated = distinct(tests)
     pool, in_test = apart(pool, test, overlap_words)
     drawn = draw_in_proportion([entry.question.kind for entry in pool], settings.validation, seed)
     validation = [pool[index] for index in sorted(drawn)]
     rest = [entry for index, entry in enumerate(pool) if index not in drawn]
     train, in_validation = apart(rest, validation, overlap_words)
-    if not train:
-        raise ValueError(
-            f"prepare.questions leaves none to train on: {', '.join(settings.train)} have "
-            f"{len(every)}, of which {len(duplicates)} are duplicates, {len(in_test)} overlap "
-            f"test, {len(validation)} go to validation and {len(in_validation)} overlap those: "
-            "name more sets, lower validation or raise overlap_words"
-        )
     splits = {"train": train, "validation": validation, "test": test}
     dropped = [*repeated, *duplicates, *in_test, *in_validation]
+    write, of_traces = WRITERS[expert.kind](expert, every, train, dropped, rules)
     return Material(
         {split: [entry.question for entry in members] for split, members in splits.items()},
-        WRITERS[expert.kind](expert, every, train, dropped, right),
+        write,
         dropped=dropped,
+        faults=[*faults, *of_test, *of_traces],
+        places={entry.question.id: entry.place for entry in (*every, *tests)},
     )
 
 
@@ -262,12 +177,24 @@ def _check_named_once(references: Sequence[str]) -> None:
             raise ValueError(f"prepare.questions names {reference} more than once: name it once")
 
 
-def _load_each(references: Sequence[str], sets: Sets, folder: Path, solutions: bool) -> list[Entry]:
-    return [
-        entry
-        for reference in references
-        for entry in load(reference, sets, folder, solutions=solutions)
-    ]
+def _load_each(
+    references: Sequence[str], sets: Sets, problems: Problems, folder: Path, solutions: bool
+) -> tuple[list[Entry], list[Fault]]:
+    """Read several sets one after another. Raises ValueError with all that cannot be read."""
+    entries: list[Entry] = []
+    faults: list[Fault] = []
+    unreadable = []
+    for reference in references:
+        try:
+            loaded, found = load(reference, sets, problems, folder, solutions=solutions)
+        except ValueError as error:
+            unreadable.append(str(error))
+            continue
+        entries += loaded
+        faults += found
+    if unreadable:
+        raise ValueError("\n".join(unreadable))
+    return entries, faults
 
 
 def draw_in_proportion(kinds: Sequence[str], count: int, seed: int) -> set[int]:
@@ -333,8 +260,8 @@ def _calculator(
     every: Sequence[Entry],
     train: Sequence[Entry],
     dropped: Sequence[Dropped],
-    right: Right,
-) -> Write:
+    rules: Rules,
+) -> tuple[Write, list[Fault]]:
     """Return a writer of traces from the calculator notes of the worked solutions."""
     solved = []
     for question, solution in ((entry.question, entry.solution) for entry in train):
@@ -345,7 +272,7 @@ def _calculator(
                 "params/benchmarks.yaml, or set expert.kind to written"
             )
         solved.append((question, solution))
-    return lambda tools: calculator.write_traces(solved, tools, right)
+    return lambda tools: calculator.write_traces(solved, tools, rules.right), []
 
 
 def _written(
@@ -353,43 +280,21 @@ def _written(
     every: Sequence[Entry],
     train: Sequence[Entry],
     dropped: Sequence[Dropped],
-    right: Right,
-) -> Write:
-    """Return a writer of the traces in the user's file; those of other questions are dropped."""
-    questions = {_prompt(entry.question): entry.question for entry in reversed(every)}
-    kept = {entry.question.id for entry in train}
-    reasons = {each.question_id: each.reason for each in dropped}
-    traces, without = [], []
-    for place, record in records(expert.file):
-        before, asked = read_prompt(record, expert.question, place)
-        question = questions.get((before, asked))
-        if question is None:
-            raise ValueError(
-                f"{place}: the question {asked[:60]!r} is in no set of prepare.questions.train: "
-                "correct it, or drop the trace"
-            )
-        parts = read_parts(text(record, expert.response, place))
-        if question.id in kept:
-            traces.append(Trace(question, "none", parts))
-        else:
-            detail = reasons.get(question.id, "validation")
-            without.append(Dropped(question.id, "trace_of_question_left_out", detail))
-    if not traces:
-        raise ValueError(
-            f"{expert.file}: none of its {len(without)} traces is to a training question that is "
-            "left once duplicates, overlaps and validation are taken out: add some"
-        )
-    return lambda tools: (traces, without)
+    rules: Rules,
+) -> tuple[Write, list[Fault]]:
+    """Return a writer of the sound traces in the user's file, and the faults of the others."""
+    questions = [entry.question for entry in every]
+    traces, faults = written.read_traces(expert, questions, rules.trace_problem)
+    reasons = {entry.question.id: "validation" for entry in every}
+    reasons |= {each.question_id: each.reason for each in dropped}
+    for entry in train:
+        del reasons[entry.question.id]
+    return lambda tools: written.check(
+        traces, reasons, expert.check_calls, tools, rules.right
+    ), faults
 
 
-def _prompt(question: Question) -> tuple[tuple[Message, ...], str]:
-    return question.before, question.text
-
-
-def read_parts(response: str) -> Parts:
-    """Cut a written response into (turn, True) and (tool result, False)."""
-    parts = [part for part in _RESULT.split(response) if part]
-    return [(part, not part.startswith("<result>")) for part in parts]
-
-
-WRITERS: dict[str, Callable[..., Write]] = {"calculator": _calculator, "written": _written}
+WRITERS: dict[str, Callable[..., tuple[Write, list[Fault]]]] = {
+    "calculator": _calculator,
+    "written": _written,
+}

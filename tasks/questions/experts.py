@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tasks.environments import Respond
+from tasks.questions.faults import Fault, Place
 from tasks.trees.tree import Call, Document, Observation, Question
 
 Parts = list[tuple[str, bool]]  # (text, whether the agent wrote it)
@@ -45,6 +46,7 @@ class Trace:
     question: Question
     flaw: str
     parts: Parts
+    place: Place = ""  # in the user's file
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,8 @@ class Material:
     write_traces: Callable[[Respond], tuple[list[Trace], list[Dropped]]]
     documents: list[Document] = field(default_factory=list)
     dropped: list[Dropped] = field(default_factory=list)  # questions without a place in any split
+    faults: list[Fault] = field(default_factory=list)  # of records that are in no split
+    places: Mapping[str, Place] = field(default_factory=dict)  # question id -> its record
 
 
 @dataclass(frozen=True)

@@ -1,193 +1,217 @@
-"""Read records, and the fields in them, from files of several formats.
+"""Read records from files of several formats.
 
-The suffix names the format: JSON lines (.jsonl, .ndjson), JSON (.json), Parquet (.parquet), CSV
-with a header (.csv). Text is UTF-8, with or without a byte order mark. A field is a dotted path
-into a record, such as ``prompt.0.content``.
+The suffix, in capitals or not, names the format: JSON lines (.jsonl, .ndjson), JSON (.json),
+Parquet (.parquet), CSV or TSV with a header (.csv, .tsv). A text file may be compressed (.gz).
+Text is UTF-8, with or without a byte order mark.
 """
 
 from __future__ import annotations
 
 import csv
+import gzip
 import json
+import re
+import zlib
 from collections.abc import Callable, Iterator
-from decimal import Decimal
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-Record = dict[str, Any]
-Place = str  # of a record, for messages: "data/sources/mine/train.jsonl, line 3"
+from tasks.questions.faults import Fault, Place, RecordError, shown
+from tasks.questions.fields import Record, value
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+COMPRESSED = ".gz"
+DELIMITERS = (",", ";", "\t")
 PARQUET_ROWS = 1024  # read at a time
-SHOWN = 60  # characters of a value in a message
+
+_NOT_UTF8 = re.compile("[\udc80-\udcff]")  # bytes that "surrogateescape" could not decode
+Rows = Iterator[tuple[Place, Any]]
 
 
 def records(file: Path, under: str | None = None) -> Iterator[tuple[Place, Record]]:
+    """Yield the records of a file as ``rows`` does; raise RecordError at the first faulty one."""
+    for place, record in rows(file, under):
+        if isinstance(record, Fault):
+            raise RecordError(record)
+        yield place, record
+
+
+def rows(file: Path, under: str | None = None) -> Iterator[tuple[Place, Record | Fault]]:
     """Yield the records of a file in their order, each with its place; blank lines are skipped.
 
+    A record that cannot be read comes as its Fault: a line that is not JSON or not UTF-8, a record
+    that is no object, a CSV row whose length differs from the header's.
     ``under``: in a JSON file that is no list, the field that holds the list.
-    Raises ValueError with file, place, value and remedy when it reaches a fault: a file that is
-    missing, empty, of an unknown suffix, not in its format or not UTF-8, a record that is no
-    object, a CSV row whose length differs from the header's.
+    Raises ValueError with file, value and remedy for a file that is missing, empty, of an unknown
+    suffix, a pointer of Git LFS, or not in its format.
     """
-    if file.suffix not in FORMATS:
+    kind = format_of(file)
+    if kind not in FORMATS:
         raise ValueError(
-            f"{file} has the suffix '{file.suffix}': known are {', '.join(FORMATS)}; convert it"
+            f"{file} has the suffix '{file.suffix}': known are {', '.join(FORMATS)}, each but "
+            f".parquet also with {COMPRESSED}; convert it"
         )
-    if not file.is_file():
-        raise ValueError(f"{file} does not exist: put the file there, or correct the path to it")
+    _check_content(file)
     place = None
-    for place, record in FORMATS[file.suffix](file, under):
-        if not isinstance(record, dict):
-            raise ValueError(
-                f"{place} is no object but {_shown(record)}: a record is fields with their values"
-            )
-        yield place, record
+    for place, record in FORMATS[kind](file, under):
+        if isinstance(record, dict | Fault):
+            yield place, record
+        else:
+            remedy = "a record is fields with their values"
+            yield place, Fault(place, "is no object", remedy, detail=f" but {shown(record)}")
     if place is None:
         raise ValueError(f"{file} is empty: it needs at least one record")
 
 
-def value(record: Record, path: str, place: Place) -> Any:
-    """Return a record's value at a dotted path; a number is a place in a list, -1 the last.
+def format_of(file: Path) -> str:
+    """Return the suffix that names a file's format, in small letters and without .gz."""
+    suffixes = [suffix.lower() for suffix in file.suffixes[-2:]]
+    if len(suffixes) > 1 and suffixes[-1] == COMPRESSED and suffixes[0] != ".parquet":
+        return suffixes[0]
+    return suffixes[-1] if suffixes else ""
 
-    A key that equals the whole (rest of the) path is preferred to the path through its parts.
-    Raises ValueError with the existing fields where the path does not exist.
-    """
-    found: Any = record
-    rest = path
-    while rest:
-        if isinstance(found, dict) and rest in found:
-            return found[rest]
-        part, _, rest = rest.partition(".")
-        try:
-            found = found[int(part)] if isinstance(found, list) else found[part]
-        except (KeyError, IndexError, TypeError, ValueError):
+
+def _check_content(file: Path) -> None:
+    if not file.is_file():
+        raise ValueError(f"{file} does not exist: put the file there, or correct the path to it")
+    with file.open("rb") as binary:
+        if binary.read(len(LFS_POINTER)) == LFS_POINTER:
             raise ValueError(
-                f"{place} lacks the field '{path}': {_offer(found)}; name the right field"
-            ) from None
-    return found
-
-
-def text(record: Record, path: str, place: Place) -> str:
-    """Return the text at a dotted path, without surrounding space; a number as ``as_text`` does.
-
-    Raises ValueError where ``value`` does, and for a value that is empty, or no text or number.
-    """
-    return as_text(value(record, path, place), f"{place}: the field '{path}'")
-
-
-def as_text(found: Any, name: str) -> str:
-    """Return a text without surrounding space, or a number in digits: 18.0 as 18, 1e-3 as 0.001.
-
-    Raises ValueError, which calls the value ``name``, where it is empty or something else.
-    """
-    if isinstance(found, int | float | Decimal) and not isinstance(found, bool):
-        return _digits(Decimal(str(found)), name)
-    if not isinstance(found, str | None):
-        raise ValueError(f"{name} is no text or number but {_shown(found)}: name another field")
-    written = (found or "").strip()
-    if not written:
-        raise ValueError(f"{name} is empty: fill it in, or drop the record")
-    return written
-
-
-def _digits(number: Decimal, name: str) -> str:
-    if not number.is_finite():
-        raise ValueError(f"{name} is {number}, which is no number: correct it, or drop the record")
-    written = format(number, "f")
-    if "." in written:
-        written = written.rstrip("0").rstrip(".")
-    return "0" if written == "-0" else written
-
-
-def _offer(found: Any) -> str:
-    """Describe the value that lacks the field."""
-    if isinstance(found, dict):
-        return f"it has {sorted(found)}"
-    if isinstance(found, list):
-        return f"it has a list of {len(found)} there"
-    return f"it has {_shown(found)} there, which has no fields"
-
-
-def _shown(found: Any) -> str:
-    written = repr(found)
-    return written if len(written) <= SHOWN else f"{written[:SHOWN]}..."
+                f"{file} is a pointer of Git LFS and not the data: fetch the data with `git lfs "
+                "pull` where the file comes from"
+            )
 
 
 # ---------------------------------------------------------------- formats
 
 
-def _json_lines(file: Path, under: str | None) -> Iterator[tuple[Place, Any]]:
+def _json_lines(file: Path, under: str | None) -> Rows:
     for number, line in _lines(file):
-        if line.strip():
-            place = f"{file}, line {number}"
-            yield place, _parsed(line, place, "an object a line")
+        place = f"{file}, line {number}"
+        try:
+            written = line.decode()
+        except UnicodeDecodeError as error:
+            yield place, _not_utf8(place, error.reason)
+            continue
+        if written.strip():
+            yield place, _parsed(written, place)
 
 
-def _json(file: Path, under: str | None) -> Iterator[tuple[Place, Any]]:
-    written = "".join(line for _, line in _lines(file))
+def _json(file: Path, under: str | None) -> Rows:
+    written = "".join(_text_lines(file))
     if not written.strip():
         return
-    found = _parsed(written, str(file), "a list of objects")
+    found = _parsed(written, str(file))
+    if isinstance(found, Fault):
+        raise RecordError(found)
     if isinstance(found, dict) and under:
         found = value(found, under, str(file))
     if not isinstance(found, list):
         raise ValueError(
             f"{file} holds no list of objects{f' under {under!r}' if under else ''} but "
-            f"{_shown(found)}: name the field that holds it (records, in params/benchmarks.yaml)"
+            f"{shown(found)}: name the field that holds it (records, in params/benchmarks.yaml)"
         )
     for number, record in enumerate(found, start=1):
         yield f"{file}, record {number}", record
 
 
-def _parsed(written: str, place: Place, expected: str) -> Any:
+def _parsed(written: str, place: Place) -> Any:
+    """Return the value of a JSON text, or a Fault."""
     try:
         return json.loads(written)
     except (ValueError, RecursionError) as error:  # also a number of thousands of digits
-        raise ValueError(f"{place} is not JSON ({error}): {expected} is expected") from None
+        return Fault(place, "is not JSON", "an object is expected", detail=f" ({error})")
 
 
-def _parquet(file: Path, under: str | None) -> Iterator[tuple[Place, Any]]:
+def _parquet(file: Path, under: str | None) -> Rows:
     number = 0
     try:
         with pq.ParquetFile(file) as table:
             _check_distinct(file, table.schema_arrow.names)
             for batch in table.iter_batches(PARQUET_ROWS):
-                for record in batch.to_pylist():
+                for record in _batch_rows(batch, file, number):
                     number += 1
                     yield f"{file}, row {number}", record
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pa.ArrowException, OSError) as error:
         line = str(error).partition("\n")[0]
         raise ValueError(
             f"{file} cannot be read as Parquet after row {number} ({line}): fetch or write it anew"
         ) from None
 
 
-def _csv(file: Path, under: str | None) -> Iterator[tuple[Place, Any]]:
-    rows = csv.reader((line for _, line in _lines(file)), strict=True)
+def _batch_rows(batch: pa.RecordBatch, file: Path, before: int) -> list[Any]:
+    """Return the rows of a batch, which follow ``before`` others; Faults where not UTF-8."""
+    try:
+        return batch.to_pylist()
+    except UnicodeDecodeError:
+        singles = [batch.slice(row, 1) for row in range(batch.num_rows)]
+        return [
+            _single_row(single, f"{file}, row {number}")
+            for number, single in enumerate(singles, start=before + 1)
+        ]
+
+
+def _single_row(single: pa.RecordBatch, place: Place) -> Any:
+    record = {}
+    for name in single.schema.names:
+        try:
+            record[name] = single.column(name)[0].as_py()
+        except UnicodeDecodeError as error:
+            return _not_utf8(place, error.reason, name)
+    return record
+
+
+def _csv(file: Path, under: str | None) -> Rows:
+    numbered = _lines(file)
+    blank = (None, b"")  # of a file without a line
+    number, first = next((each for each in numbered if each[1].strip(b"\r\n")), blank)
+    lines = chain([first], (line for _, line in numbered))
+    texts = (line.decode(errors="surrogateescape") for line in lines)
+    table = csv.reader(texts, strict=True, delimiter=_delimiter(first))
+    skipped = (number or 1) - 1
     header: list[str] = []
     try:
-        for row in rows:
-            if not row:
-                continue
+        for row in table:
             if not header:
                 _check_distinct(file, row)
                 header = row
-                continue
-            place = f"{file}, line {rows.line_num}"
-            if len(row) != len(header):
-                raise ValueError(
-                    f"{place} has {len(row)} fields and the header {len(header)} ({header}): put "
-                    'a field that has a comma or a line end in it between quotes (")'
-                )
-            yield place, dict(zip(header, row, strict=True))
+            elif row:
+                place = f"{file}, line {table.line_num + skipped}"
+                yield place, _csv_record(row, header, place)
     except csv.Error as error:
+        line = table.line_num + skipped
         raise ValueError(
-            f"{file}, line {rows.line_num} is not CSV ({error}): correct it, or use JSON lines"
+            f"{file}, line {line} is not CSV ({error}): correct it, or use JSON lines"
         ) from None
+
+
+def _delimiter(header: bytes) -> str:
+    """Return what separates the columns: the delimiter that gives the most; commas go first."""
+    text = header.decode(errors="surrogateescape").rstrip("\r\n")
+    try:
+        counts = [len(next(csv.reader([text], delimiter=each), [])) for each in DELIMITERS]
+    except csv.Error:  # which the whole file's reader raises again, with the line
+        return DELIMITERS[0]
+    return DELIMITERS[counts.index(max(counts))]
+
+
+def _csv_record(row: list[str], header: list[str], place: Place) -> Record | Fault:
+    for name, cell in zip(header, row, strict=False):
+        if found := _NOT_UTF8.search(cell):
+            return _not_utf8(place, f"byte 0x{ord(found[0]) - 0xDC00:02x}", name)
+    if len(row) == len(header):
+        return dict(zip(header, row, strict=True))
+    return Fault(
+        place,
+        "has another number of fields than the header",
+        'put a field that has a separator or a line end in it between quotes (")',
+        detail=f" ({len(row)}, and the header {len(header)}: {header})",
+    )
 
 
 def _check_distinct(file: Path, names: list[str]) -> None:
@@ -196,22 +220,38 @@ def _check_distinct(file: Path, names: list[str]) -> None:
         raise ValueError(f"{file} has more than one column {twice[0]!r}: rename all but one")
 
 
-def _lines(file: Path) -> Iterator[tuple[int, str]]:
+def _not_utf8(place: Place, reason: str, field: str = "") -> Fault:
+    return Fault(place, "is not UTF-8", "save it as UTF-8", field, f" ({reason})")
+
+
+def _text_lines(file: Path) -> Iterator[str]:
+    for number, line in _lines(file):
+        try:
+            yield line.decode()
+        except UnicodeDecodeError as error:
+            raise RecordError(_not_utf8(f"{file}, line {number}", error.reason)) from None
+
+
+def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
     """Yield line numbers, from 1, and lines with their line feed, which alone ends a line."""
-    with file.open("rb") as binary:
-        for number, line in enumerate(binary, start=1):
-            try:
-                yield number, line.removeprefix(BYTE_ORDER_MARK if number == 1 else b"").decode()
-            except UnicodeDecodeError as error:
-                raise ValueError(
-                    f"{file}, line {number} is not UTF-8 ({error.reason}): save it as UTF-8"
-                ) from None
+    compressed = file.suffix.lower() == COMPRESSED
+    with gzip.open(file) if compressed else file.open("rb") as binary:
+        try:
+            for number, line in enumerate(binary, start=1):
+                yield number, line.removeprefix(BYTE_ORDER_MARK if number == 1 else b"")
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise ValueError(f"{file} is not a whole gzip file ({error}): fetch it again") from None
 
 
-FORMATS: dict[str, Callable[[Path, str | None], Iterator[tuple[Place, Any]]]] = {
+FORMATS: dict[str, Callable[[Path, str | None], Rows]] = {
     ".jsonl": _json_lines,
     ".ndjson": _json_lines,
     ".json": _json,
     ".parquet": _parquet,
     ".csv": _csv,
+    ".tsv": _csv,
 }
+SUFFIXES = (  # of files that can be read, in small letters
+    *FORMATS,
+    *(f"{suffix}{COMPRESSED}" for suffix in FORMATS if suffix != ".parquet"),
+)

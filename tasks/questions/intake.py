@@ -2,32 +2,34 @@
 
 Every run reads every file of the folder, so a run depends on which files are there and not on when
 they came. A file with a fault is refused as a whole and named, and the run continues without it:
-one bad file must not stop the others, and half of a file would look like all of it.
+one bad file must not stop the others, and half of a file would look like all of it. Where the
+recipe says ``faulty: drop``, only the faulty records are left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from params.schema.benchmarks import Benchmark
-from tasks.questions.benchmarks import Entry, apart, distinct, read_entries
+from tasks.questions.benchmarks import apart, distinct
+from tasks.questions.entries import Entry, Problems, read_entries
 from tasks.questions.experts import Dropped
+from tasks.questions.faults import Fault, summary
 from tasks.trees.tree import Question
 from tasks.trees.words import printable
 
 REFUSED = "intake_file_refused"  # the reason of a refused file
 
-Fault = Callable[[Question], str]  # returns a question's fault as "field: what", or ""
-
 
 @dataclass(frozen=True)
 class Delivery:
-    """The questions of the folder, and the refused files, each with its fault."""
+    """The questions of the folder, the refused files with their faults, and faults of records."""
 
     entries: list[Entry]
     refused: list[Dropped]
+    faults: list[Fault]
 
 
 def files(folder: Path) -> list[Path]:
@@ -41,29 +43,29 @@ def files(folder: Path) -> list[Path]:
     ]
 
 
-def read(folder: Path, kind: str, settings: Benchmark, fault: Fault) -> Delivery:
+def read(
+    folder: Path, kind: str, settings: Benchmark, problems: Problems, *, drop: bool
+) -> Delivery:
     """Read all files of ``folder``; ``settings`` define the fields of a record.
 
     A question's id is "intake", its file's path in the folder, and the number of the record.
+    ``drop``: whether to leave out faulty records alone, instead of their files.
     """
-    delivery = Delivery([], [])
+    delivery = Delivery([], [], [])
     for file in files(folder):
         name = printable(file.relative_to(folder).as_posix())
         try:
-            delivery.entries.extend(_read(file, name, kind, settings, fault))
+            if not str(file).isprintable():
+                raise ValueError(f"{name}: the file's name cannot be printed: rename it")
+            entries, faults = read_entries(file, settings, kind, f"intake-{name}", problems)
+            if faults and not drop:
+                raise ValueError(summary(faults))
         except ValueError as error:
             delivery.refused.append(Dropped(name, REFUSED, str(error)))
+            continue
+        delivery.entries.extend(entries)
+        delivery.faults.extend(faults)
     return delivery
-
-
-def _read(file: Path, name: str, kind: str, settings: Benchmark, fault: Fault) -> list[Entry]:
-    if not str(file).isprintable():
-        raise ValueError(f"{name}: the file's name cannot be printed: rename it")
-    entries = read_entries(file, settings, kind, f"intake-{name}")
-    for entry in entries:
-        if found := fault(entry.question):
-            raise ValueError(f"{entry.place}: {found}: correct the record, or take it out")
-    return entries
 
 
 def new_questions(

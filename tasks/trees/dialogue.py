@@ -91,8 +91,8 @@ def read_turn(text: str, stopped: str) -> tuple[str, Call | None]:
         return Outcome.NO_ANSWER, None
     if "</answer>" in text:
         return Outcome.ANSWER, None
-    found = _CALL.search(text)
-    return (Outcome.CALL, Call(found[1], found[2])) if found else (Outcome.BAD_CALL, None)
+    call = read_call(text)
+    return (Outcome.CALL, call) if call else (Outcome.BAD_CALL, None)
 
 
 def result_tokens(
@@ -132,10 +132,10 @@ def final_answer(response: str) -> str | None:
     return None
 
 
-def called_tool(turn: str) -> str | None:
-    """Return the name of the tool that a turn calls, or None."""
+def read_call(turn: str) -> Call | None:
+    """Return the tool call that a turn ends with, or None."""
     found = _CALL.search(turn)
-    return found[1] if found else None
+    return Call(found[1], found[2]) if found else None
 
 
 def trace_tokens(

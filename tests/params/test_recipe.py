@@ -48,6 +48,7 @@ WRITTEN = {
     "file": "data/sources/own/traces.jsonl",
     "question": "question",
     "response": "response",
+    "check_calls": ["python"],
 }
 SEARCH = {
     "corpus": None,
@@ -296,6 +297,14 @@ FAULTS = [
     ({"prepare__questions__source": "files"}, ["'files'", "'source'", "'benchmarks'"]),
     ({"prepare__expert__kind": "oracle"}, ["'oracle'", "'kind'", "'calculator'", "'written'"]),
     (
+        {
+            "prepare__expert": {**WRITTEN, "check_calls": ["search", "python"]},
+            "prepare__questions": SETS,
+        },
+        ["prepare.expert.check_calls names search, and tools has ['python']", "name only tools"],
+    ),
+    ({"prepare__faulty": "skip"}, ["'prepare.faulty' = 'skip'", "'stop' or 'drop'"]),
+    (
         {"prepare__expert": edited(WRITTEN, {"response": REMOVED}), "prepare__questions": SETS},
         ["missing key 'prepare.expert.response'"],
     ),
@@ -312,7 +321,11 @@ FAULTS = [
         ["['python']", "encyclopedia", "calls search: add tools.search"],
     ),
     (
-        {"tools": {}, "prepare__questions": SETS, "prepare__expert": WRITTEN},
+        {
+            "tools": {},
+            "prepare__questions": SETS,
+            "prepare__expert": {**WRITTEN, "check_calls": []},
+        },
         ["tools is empty: give at least one of ['python', 'search']"],
     ),
     (

@@ -28,18 +28,11 @@ from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
 from tasks.policy.tiny import build_tokenizer
-from tasks.prepare import (
-    SOURCES,
-    PrepareInputs,
-    check_context,
-    corpus,
-    prepare,
-    right,
-    source_files,
-    trace_table,
-)
+from tasks.prepare import PrepareInputs, prepare, right, rules_of, trace_table
 from tasks.questions import benchmarks
 from tasks.questions.experts import Dropped, Material
+from tasks.questions.sources import SOURCES, material, read_corpus, source_files
+from tasks.questions.unusable import LISTING, long_questions
 from tasks.settings import load as settings_of
 from tasks.tools.search import Search
 from tasks.trees import dialogue as talk
@@ -76,7 +69,9 @@ EXPERT = ComputationExpert(
     wrong_answer=0.1,
     missing_call=0.1,
 )
-SETTINGS = Prepare(policy=POLICY, questions=QUESTIONS, intake=None, expert=EXPERT, overlap_words=20)
+SETTINGS = Prepare(
+    policy=POLICY, questions=QUESTIONS, intake=None, expert=EXPERT, faulty="stop", overlap_words=20
+)
 DIALOGUE = Dialogue(
     system="Be brief.",
     turn_tokens=48,
@@ -107,8 +102,27 @@ SETS = BenchmarkQuestions(
     source="benchmarks", train=("mine/train",), validation=1, test=("mine/test",)
 )
 WRITTEN = WrittenTraces(
-    kind="written", file=Path("data/sources/own/traces.jsonl"), question="q", response="r"
+    kind="written",
+    file=Path("data/sources/own/traces.jsonl"),
+    question="q",
+    response="r",
+    check_calls=(),
 )
+
+
+def inputs_of(**changes):
+    usual = {
+        "settings": SETTINGS,
+        "sets": {},
+        "sources": [],
+        "dialogue": DIALOGUE,
+        "machine": MACHINE,
+        "tools": {"python": PYTHON, "search": SEARCH},
+    }
+    return PrepareInputs(**usual | changes)
+
+
+RULES = rules_of(inputs_of())
 
 
 class Calculator:
@@ -130,7 +144,7 @@ class Calculator:
 
 def generated():
     """Traces of the expert, who is wrong now and then."""
-    return SOURCES["computation"](SETTINGS, {}, 7).write_traces(Calculator())[0]
+    return material(SETTINGS, {}, RULES, 7).write_traces(Calculator())[0]
 
 
 def whole(trace):
@@ -221,14 +235,20 @@ def test_deep_search_asks_for_each_file_that_the_user_provides_before_it_fetches
 
 def test_a_corpus_of_the_users_own_is_titles_and_texts(folder):
     write(SEARCH.corpus, {"title": "Red", "text": "A colour."}, {"text": "1", "title": 7, "x": 0})
-    assert corpus({"search": SEARCH}) == [Document("Red", "A colour."), Document("7", "1")]
-    assert corpus({"search": SEARCH.model_copy(update={"corpus": None})}) == corpus({}) == []
+    documents = [Document("Red", "A colour."), Document("7", "1")]
+    assert read_corpus({"search": SEARCH}) == (documents, [])
+    none = SEARCH.model_copy(update={"corpus": None})
+    assert read_corpus({"search": none}) == read_corpus({}) == ([], [])
 
 
-def test_a_document_without_a_text_is_named_with_its_place(folder):
-    write(SEARCH.corpus, {"title": "Red", "text": "A colour."}, {"title": "Blue"})
-    with pytest.raises(ValueError, match=r"documents\.jsonl, line 2.*'text'"):
-        corpus({"search": SEARCH})
+def test_each_faulty_document_is_named_with_its_place(folder):
+    write(SEARCH.corpus, {"title": "Red", "text": "A colour."}, {"title": "Blue"}, {"text": "x"})
+    documents, faults = read_corpus({"search": SEARCH})
+    assert documents == [Document("Red", "A colour.")]
+    assert [str(fault).partition("documents.jsonl, ")[2][:27] for fault in faults] == [
+        "line 2 lacks the field 'tex",
+        "line 3 lacks the field 'tit",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -249,14 +269,14 @@ def test_an_answer_is_right_where_the_questions_own_scorer_says_so(scorer, answe
 def test_written_traces_of_a_set_are_taken_as_they_are(folder):
     chosen = settings(questions=SETS, expert=WRITTEN)
     tools = Calculator()
-    material = SOURCES["benchmarks"](chosen, {"mine": ROW}, 7)
-    (trace,), dropped = material.write_traces(tools)
-    assert {split: len(entries) for split, entries in material.questions.items()} == {
+    made = material(chosen, {"mine": ROW}, RULES, 7)
+    (trace,), dropped = made.write_traces(tools)
+    assert {split: len(entries) for split, entries in made.questions.items()} == {
         "train": 3,
         "validation": 1,
         "test": 1,
     }
-    assert (trace.question, trace.flaw) == (material.questions["train"][0], "none")
+    assert (trace.question, trace.flaw) == (made.questions["train"][0], "none")
     assert [own for _, own in trace.parts] == [True, False, True]
     assert whole(trace).startswith("<search>red</search><result>Red: a colour</result>")
     assert (dropped, tools.rounds) == ([], [])
@@ -308,43 +328,36 @@ def question(number, text):
     return Question(f"test-{number:05d}", "story", text, ("1",))
 
 
-def test_a_context_that_is_too_small_is_an_error_with_the_one_that_would_do():
-    tokenizer = build_tokenizer(["How many apples?"], POLICY)
-    questions = {
-        "train": [question(0, "How many?")],
-        "test": [question(1, "How many apples 12345?")],
-    }
-    longest = len(talk.prompt_tokens(tokenizer, DIALOGUE, questions["test"][0]))
-    needed = longest + DIALOGUE.response_tokens
-    check_context(tokenizer, DIALOGUE, questions, needed)
-    with pytest.raises(ValueError) as caught:
-        check_context(tokenizer, DIALOGUE, questions, needed - 1)
-    for words in (
-        "question test-00001",
-        f"a prompt of {longest} tokens",
-        "dialogue.response_tokens 144",
-        f"prepare.policy.context {needed - 1}",
-        f"raise the context to {needed} or lower response_tokens",
-    ):
-        assert words in str(caught.value)
-
-
-def test_the_longest_prompt_is_the_one_with_the_most_tokens_not_letters():
-    words = "How many apples are left over?"
-    tokenizer = build_tokenizer([words] * 9, POLICY)
-    many_letters, many_tokens = question(0, words), question(1, "1234567890 * 1234567890")
-    letters, tokens = (
-        len(talk.prompt_tokens(tokenizer, DIALOGUE, entry)) for entry in (many_letters, many_tokens)
+def too_long(tokenizer, questions, context):
+    """The faults of questions of the test split, of which one comes from a file."""
+    return long_questions(
+        Material({"test": questions}, None, places={"test-00001": "a.jsonl, line 1"}),
+        tokenizer,
+        DIALOGUE,
+        context,
     )
-    assert len(many_letters.text) > len(many_tokens.text)
-    assert tokens > letters
-    with pytest.raises(ValueError, match="question test-00001 has a prompt of"):
-        check_context(
-            tokenizer,
-            DIALOGUE,
-            {"test": [many_letters, many_tokens]},
-            letters + DIALOGUE.response_tokens,
-        )
+
+
+def test_each_prompt_that_is_too_long_is_named_with_the_context_that_would_do():
+    tokenizer = build_tokenizer(["How many apples?"], POLICY)
+    questions = [
+        question(0, "How many?"),
+        question(1, "How many apples 12345?"),
+        question(2, "How many apples?"),
+    ]
+    lengths = [len(talk.prompt_tokens(tokenizer, DIALOGUE, each)) for each in questions]
+    assert lengths[0] < lengths[2] < lengths[1]
+    needed = lengths[1] + DIALOGUE.response_tokens
+    assert too_long(tokenizer, questions, needed) == []
+    (fault,) = too_long(tokenizer, questions, needed - 1)
+    assert str(fault) == (
+        f"a.jsonl, line 1 has a prompt that is too long ({lengths[1]} tokens; with "
+        f"dialogue.response_tokens 144 it exceeds prepare.policy.context {needed - 1}): raise the "
+        f"context to {needed}, or lower response_tokens"
+    )
+    both = too_long(tokenizer, questions, lengths[0] + DIALOGUE.response_tokens)
+    assert [each.place for each in both] == ["a.jsonl, line 1", "question test-00002"]
+    assert {each.remedy for each in both} == {fault.remedy}
 
 
 def test_the_messages_before_a_question_take_room_too():
@@ -352,26 +365,24 @@ def test_the_messages_before_a_question_take_room_too():
     before = (Message("user", "How many?"), Message("assistant", "7"))
     plain, chat = question(0, "How many?"), Question("q", "chat", "How many?", ("1",), "f1", before)
     room = len(talk.prompt_tokens(tokenizer, DIALOGUE, plain)) + DIALOGUE.response_tokens
-    check_context(tokenizer, DIALOGUE, {"test": [plain]}, room)
-    with pytest.raises(ValueError, match="question q has a prompt of"):
-        check_context(tokenizer, DIALOGUE, {"test": [plain, chat]}, room)
+    assert [each.question_id for each in too_long(tokenizer, [plain, chat], room)] == ["q"]
+
+
+def test_a_gold_answer_has_to_fit_into_a_turn():
+    tokenizer = build_tokenizer(["How many?"], POLICY)
+    long = Question("q", "toy", "How many?", ("1" * 60, "1" * 50))
+    (fault,) = too_long(tokenizer, [long], 1000)
+    assert "has a gold answer that is too long for a turn" in str(fault)
+    short = Question("q", "toy", "How many?", ("1" * 60, "1"))
+    assert too_long(tokenizer, [short], 1000) == []
 
 
 # ---------------------------------------------------------------- the whole verb
 
 
 def run(open_tools, **changes):
-    usual = {
-        "step": STEP,
-        "settings": SETTINGS,
-        "sets": {},
-        "sources": [],
-        "dialogue": DIALOGUE,
-        "machine": MACHINE,
-        "tools": {"python": PYTHON},
-        "open_tools": open_tools,
-    }
-    return call(prepare, PrepareInputs, **usual | changes)
+    inputs = vars(inputs_of(tools={"python": PYTHON})) | changes
+    return call(prepare, PrepareInputs, step=STEP, open_tools=open_tools, **inputs)
 
 
 def places_of(made):
@@ -551,6 +562,106 @@ def test_questions_that_break_an_expectation_stop_the_run_before_any_tool_is_ope
     assert not list(artifacts.ROOT.rglob("record.json"))
 
 
+# ---------------------------------------------------------------- records that cannot be used
+
+
+@pytest.fixture
+def faulty(folder):
+    """A set, its traces and a corpus with faults of several kinds, each in a known line."""
+    colours = [{"q": f"What is {c}?", "a": c} for c in "abcdefgh"]
+    write(
+        "data/sources/mine/train.jsonl",
+        *colours,
+        {
+            "q": [{"role": "system", "content": "\x08oxed{}"}, {"role": "user", "content": "?"}],
+            "a": "i",
+        },
+        {"q": "What is j?", "a": "1}^N"},
+        {"q": f"What is {7**600}?", "a": "k"},
+        {"a": "l"},
+    )
+    write(
+        "data/sources/own/traces.jsonl",
+        *({"q": each["q"], "r": f"<answer>\\boxed{{{each['a']}}}</answer>"} for each in colours),
+        {"q": "What is a?", "r": "<answer>\\boxed{-777}</answer>"},
+        {"q": "What is z?", "r": "<answer>\\boxed{z}</answer>"},
+        {"q": "What is b?", "r": f"{'So ' * 400}<answer>\\boxed{{b}}</answer>"},
+    )
+    write("data/sources/own/documents.jsonl", {"title": "Red", "text": "a colour"}, {"title": "x"})
+    return {"sets": {"mine": ROW}, "tools": {"search": SEARCH}}
+
+
+def test_all_faults_are_refused_at_once(faulty):
+    with pytest.raises(ValueError) as caught:
+        run(Calculator().open, settings=settings(questions=SETS, expert=WRITTEN), **faulty)
+    listing = Path(".beamline/data_docs/toy", LISTING)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "6 records cannot be used:"
+    assert lines[-1] == (
+        "correct them, or set prepare.faulty to drop, which leaves them out; all of them are in "
+        f"{listing}"
+    )
+    places = {
+        "train.jsonl: the field 'q.0.content' has control character U+0008": "line 9 (of \\boxed)",
+        "train.jsonl: the field 'a' has unbalanced braces": "line 10: '1}^N'",
+        "train.jsonl has a prompt that is too long": "line 11 (",
+        "train.jsonl lacks the field 'q'": "line 12 (it has ['a'])",
+        "traces.jsonl: the field 'q' is in no set of prepare.questions.train": "line 10: 'What",
+        "documents.jsonl lacks the field 'text'": "line 2 (it has ['title'])",
+    }
+    for fault, place in places.items():
+        assert sum(fault in line and f"in 1 record ({place}" in line for line in lines) == 1, fault
+    assert len(lines) == len(places) + 2
+    rows = [json.loads(line) for line in listing.read_text().splitlines()]
+    assert sorted(row["row"] for row in rows) == sorted(f"line {n}" for n in (9, 10, 11, 12, 10, 2))
+    assert set(rows[0]) == {"file", "row", "field", "problem", "value", "remedy"}
+
+
+def test_faulty_records_are_dropped_with_reasons_on_request(faulty, capsys):
+    chosen = settings(questions=SETS, expert=WRITTEN, faulty="drop")
+    made = run(Calculator().open, settings=chosen, **faulty)
+    places = places_of(made)
+    check_gates(places)
+    assert "records are left out" in capsys.readouterr().out
+    dropped = read_rows(places["dropped"])
+    found = [(row["question_id"], row["reason"]) for row in dropped]
+    assert found[:5] == [
+        ("mine-train-00009", "faulty_record"),
+        ("mine-train-00010", "faulty_record"),
+        ("mine-train-00012", "faulty_record"),
+        ("data/sources/own/traces.jsonl, line 10", "faulty_record"),
+        ("data/sources/own/documents.jsonl, line 2", "faulty_record"),
+    ]
+    assert sorted(found[5:]) == [
+        ("mine-train-00001", "wrong_answer"),
+        ("mine-train-00002", "too_long"),
+        ("mine-train-00005", "trace_of_question_left_out"),  # drawn for validation
+        ("mine-train-00011", "too_long"),
+    ]
+    kept = [
+        question
+        for split in ("train", "validation", "test")
+        for question in load_questions(places["questions"] / f"{split}.parquet")
+    ]
+    assert "mine-train-00011" not in [question.id for question in kept]
+    assert len(kept) == 9
+    assert made["metrics"]["traces"] == len(read_rows(places["traces"])) == 7
+    assert read_rows(places["corpus"] / "documents.parquet") == [
+        {"title": "Red", "text": "a colour"}
+    ]
+
+
+def test_no_training_question_left_is_an_error(folder):
+    write("data/sources/mine/train.jsonl", {"q": "And black?", "a": "black"}, {"q": "?", "a": "-"})
+    chosen = settings(questions=SETS, expert=WRITTEN, faulty="drop")
+    said = (
+        r"leaves none to train on \(2 faulty_record, 1 overlaps_held_out, 0 go to validation\): "
+        "name more sets, lower validation"
+    )
+    with pytest.raises(ValueError, match=said):
+        run(Calculator().open, settings=chosen, sets={"mine": ROW}, tools={"search": SEARCH})
+
+
 # ---------------------------------------------------------------- what is delivered
 
 DELIVERED = prepare_module.Intake(folder=Path("data/sources/intake/toy"), set="mine")
@@ -566,10 +677,9 @@ def test_delivered_questions_are_trained_on_and_a_bad_file_is_said_and_set_aside
     sources = source_files(chosen, {}, sets)
     assert [made.path for made in sources] == ["data/sources/intake/toy"]
     made = run(Calculator().open, settings=chosen, sets=sets, sources=sources)
-    said = (
-        "prepare: the file data/sources/intake/toy/bad.jsonl is set aside: data/sources/intake/toy/"
-    )
-    assert f"{said}bad.jsonl, line 2 lacks the field 'q'" in capsys.readouterr().out
+    said = "prepare: the file data/sources/intake/toy/bad.jsonl is set aside: "
+    assert said in (out := capsys.readouterr().out)
+    assert "bad.jsonl lacks the field 'q' in 1 record (line 2 (it has ['a']))" in out
     places = places_of(made)
     check_gates(places)
     train = load_questions(places["questions"] / "train.parquet")

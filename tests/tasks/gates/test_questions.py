@@ -12,6 +12,7 @@ from tests.tasks.gates.conftest import broken
 
 PRESENT = "every value is present, ids and kinds are printable"
 SOUND = "the text is not empty, damaged or a template's remains"
+UNBALANCED = "has unbalanced braces, so \\boxed{} ends elsewhere"
 BEFORE = "the messages before the text are sound, too"
 ANSWERS = "the answers are a list of sound texts, none empty"
 SCORE = "the question's own scorer gives each answer score 1"
@@ -94,7 +95,12 @@ def test_good_table_passes(check):
             {"before_fault": "message 0 of system: template remains '<|im_end|>'"},
         ),
         ("answers", [], ANSWERS, {"answers_fault": "no answer"}),
-        ("answers", ["12", "\x07"], ANSWERS, {"answers_fault": "control character U+0007"}),
+        (
+            "answers",
+            ["12", "\x07"],
+            ANSWERS,
+            {"answers_fault": "'\\\\x07' has control character U+0007"},
+        ),
         ("scorer", "none", SCORE, {"score_fault": "unknown scorer 'none'; known are exact, maths"}),
         ("answers", ["12", "1/0"], SCORE, {"score_fault": "'1/0' scores 0.5 with maths"}),
         ("text", "what is 12 PLUS 5", OVERLAP, {"overlaps": "q12"}),
@@ -181,7 +187,11 @@ def test_equal_answers_are_scored_once():
         ("a\r\nb", "control character U+000D"),
         ("na\ufffdve", "control character U+FFFD"),
         ("What is {a} + {b}?", "template remains '{a}'"),
-        ("Add {{a}}", "template remains '{{'"),
+        ("Add {{a}}", "template remains '{{a'"),
+        ("Add {{ numbers }}", "template remains '{{ n'"),
+        ("A sequence {a_n} with {a_1} = 1", ""),
+        ("What is {{2002}^{2001}} mod 7?", ""),
+        ("Find the set ${x}$ and ${{a}_n}$.", ""),
         ("{% if a %}", "template remains '{%'"),
         ("Go.<|im_end|>", "template remains '<|im_end|>'"),
         ("None", "template remains 'None'"),
@@ -206,12 +216,33 @@ def test_text_fault(text, fault):
         ("4", "not a list"),
         (None, "not a list"),
         ([], "no answer"),
-        (["4", " "], "an empty answer"),
-        ([4], "an empty answer"),
-        (["nan"], "template remains 'nan'"),
+        (["4", " "], "' ' is empty"),
+        ([4], "not a text but int"),
+        (["nan"], "'nan' is a placeholder"),
+        (["N/A"], "'N/A' is a placeholder"),
+        (["-"], "'-' is a placeholder"),
+        (["unknown"], "'unknown' is a placeholder"),
+        (["-1", "\u2212", "no", "the unknown soldier", "?!"], ""),
+        (["1}^N"], f"'1}}^N' {UNBALANCED}"),
+        (["36\\}"], f"'36\\\\}}' {UNBALANCED}"),
+        (["\\frac{1}{2"], f"'\\\\frac{{1}}{{2' {UNBALANCED}"),
+        (["\\{1, 2\\}", "x^{2_{n}}"], ""),
+        (
+            ["The final answer is \\(\\boxed{C}\\)"],
+            "'The final answer is \\\\(\\\\boxed{C}\\\\)' has a \\boxed{} in it",
+        ),
+        (["1\u200b8"], "'1\\\\u200b8' has the invisible character U+200B"),
+        (["18\ufeff"], "'18\\\\ufeff' has the invisible character U+FEFF"),
+        (["18\u200d"], "'18\\\\u200d' has the invisible character U+200D"),
+        (["\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645"], ""),  # Persian needs the joiner
+        (["Caf\u00c3\u00a9"], "'Caf\u00c3\u00a9' was decoded with the wrong encoding"),
+        (["Caf\u00e9", "S\u00e3o Paulo", "\u4e0a\u6d77", "90\u00b0", "x\u00b2"], ""),
+        (['["72","x"]'], '\'["72","x"]\' is a list written as a text'),
+        (["['a']"], "\"['a']\" is a list written as a text"),
+        (["[1, 2]", "[0, 1)", "['a', 1]", "[a's]"], ""),
         (["none"], ""),
         (["{x}", r"\{1\}", "x^{n}"], ""),
-        (["4<|endoftext|>"], "template remains '<|endoftext|>'"),
+        (["4<|endoftext|>"], "'4<|endoftext|>' has template remains '<|endoftext|>'"),
     ],
 )
 def test_answers_fault(answers, fault):

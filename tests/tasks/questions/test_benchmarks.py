@@ -15,8 +15,13 @@ from params.schema import benchmarks as schema
 from params.schema.benchmarks import Benchmark
 from params.schema.prepare import BenchmarkQuestions, CalculatorExpert, WrittenTraces
 from tasks.environments.question import respond
+from tasks.gates import questions as question_gate
+from tasks.gates.traces import trace_fault
 from tasks.questions import benchmarks
+from tasks.questions.benchmarks import Rules
+from tasks.questions.entries import Entry
 from tasks.questions.experts import Dropped
+from tasks.questions.faults import RecordError
 from tasks.scorers import SCORERS
 from tasks.settings import load as settings_of
 from tasks.tools.python import python_tool
@@ -46,14 +51,30 @@ def write(folder, reference, rows, suffix=".jsonl"):
     return file
 
 
+def load(*arguments, **more):
+    """Return the entries of a file that has to be sound; raise its first fault."""
+    reference, sets, folder = arguments
+    entries, faults = benchmarks.load(reference, sets, RULES.problems, folder, **more)
+    if faults:
+        raise RecordError(faults[0])
+    return entries
+
+
 def load_one(folder, record, **changes):
     write(folder, "mine/train", [record])
-    (entry,) = benchmarks.load("mine/train", {"mine": row(**changes)}, folder)
+    (entry,) = load("mine/train", {"mine": row(**changes)}, folder)
     return entry.question
 
 
 def right(question, answer):
     return SCORERS[question.scorer](answer, question.answers)["score"] == 1
+
+
+RULES = Rules(
+    problems=partial(question_gate.problems, scorers=SCORERS),
+    trace_problem=partial(trace_fault, tools=["python"]),
+    right=right,
+)
 
 
 @contextmanager
@@ -68,7 +89,7 @@ def python():
 
 @pytest.mark.parametrize("reference", SPLITS)
 def test_every_record_of_a_set_becomes_a_question(data, sets, reference):
-    entries = benchmarks.load(reference, sets, data)
+    entries = load(reference, sets, data)
     lines = (data / f"{reference}.jsonl").read_text(encoding="utf-8").splitlines()
     name, split = reference.split("/")
     assert len(entries) == len(lines)
@@ -81,7 +102,7 @@ def test_every_record_of_a_set_becomes_a_question(data, sets, reference):
 
 
 def test_gsm8k_answer_follows_the_mark(data, sets):
-    for entry in benchmarks.load("gsm8k/train", sets, data):
+    for entry in load("gsm8k/train", sets, data):
         (answer,) = entry.question.answers
         assert answer.replace(",", "").replace(".", "").removeprefix("-").isdigit()
         assert entry.solution.endswith(f"#### {answer}")
@@ -90,7 +111,7 @@ def test_gsm8k_answer_follows_the_mark(data, sets):
 def test_other_sets_keep_the_answers_as_they_are(data, sets):
     for reference in ("math500/test", "hotpotqa/test"):
         records = [json.loads(line) for line in (data / f"{reference}.jsonl").open()]
-        for entry, record in zip(benchmarks.load(reference, sets, data), records, strict=True):
+        for entry, record in zip(load(reference, sets, data), records, strict=True):
             given = record["answer"] if isinstance(record["answer"], list) else [record["answer"]]
             assert list(entry.question.answers) == [form.strip() for form in given]
 
@@ -100,13 +121,13 @@ def test_gsm8k_is_split(data, sets):
         source="benchmarks", train=("gsm8k/train",), validation=5, test=("gsm8k/test",)
     )
     made = benchmarks.material(
-        settings, sets, CalculatorExpert(kind="calculator"), 13, right, 0, data
+        settings, sets, CalculatorExpert(kind="calculator"), 13, RULES, 0, data
     )
     texts = {split: [q.text for q in questions] for split, questions in made.questions.items()}
-    everything = benchmarks.load("gsm8k/train", sets, data)
+    everything = load("gsm8k/train", sets, data)
     assert len(texts["validation"]) == 5
     assert len(texts["train"]) + 5 + len(made.dropped) == len(everything)
-    assert len(texts["test"]) == len(benchmarks.load("gsm8k/test", sets, data))
+    assert len(texts["test"]) == len(load("gsm8k/test", sets, data))
     assert set(overlaps(texts["train"], texts["validation"] + texts["test"], 13)) == {None}
     assert {each.reason for each in made.dropped} <= {"overlaps_held_out"}
 
@@ -127,7 +148,7 @@ def test_solved_questions_become_traces(tmp_path, sets):
     )
     seed = next(n for n in count() if benchmarks.draw_in_proportion("aaaaa", 1, n) == {4})
     made = benchmarks.material(
-        settings, sets, CalculatorExpert(kind="calculator"), 13, right, seed, tmp_path
+        settings, sets, CalculatorExpert(kind="calculator"), 13, RULES, seed, tmp_path
     )
     with python() as tools:
         traces, dropped = made.write_traces(tools)
@@ -196,7 +217,7 @@ def test_missing_file_is_read_from_the_hub(tmp_path, hub, sets, reference):
     name, split = reference.split("/")
     file = hub(sets[name].hub, split, HUB_RECORDS[reference])
     assert benchmarks.locate(reference, sets, tmp_path) == file
-    (entry,) = benchmarks.load(reference, sets, tmp_path)
+    (entry,) = load(reference, sets, tmp_path)
     assert right(entry.question, "42")
     assert (entry.solution is not None) == (sets[name].solution is not None)
 
@@ -212,7 +233,7 @@ def test_unreachable_hub_is_an_error_with_places(tmp_path, hub, sets):
         benchmarks.locate("gsm8k/test", sets, tmp_path)
     message = str(caught.value)
     assert "main/test-00000-of-00001.parquet of openai/gsm8k at e53f0488" in message
-    own = f"{tmp_path / 'gsm8k' / 'test.jsonl'} (or .ndjson, .json, .parquet, .csv)"
+    own = f"{tmp_path / 'gsm8k' / 'test.jsonl'} (or .ndjson, .json, .parquet, .csv, .tsv, .jsonl.gz"
     assert f"put its file there as {own}" in message
     assert "\n" not in message
 
@@ -239,8 +260,8 @@ def test_a_reference_that_leads_nowhere_is_named(tmp_path, reference, said):
 
 
 def test_two_files_of_one_split_are_both_named(tmp_path):
-    first = write(tmp_path, "mine/train", [])
-    second = write(tmp_path, "mine/train", [], ".csv")
+    first = write(tmp_path, "mine/train", [], ".CSV")
+    second = write(tmp_path, "mine/train", [], ".jsonl.gz")
     with pytest.raises(ValueError, match=f"{first} and in {second}: keep one"):
         benchmarks.locate("mine/train", {"mine": row()}, tmp_path)
 
@@ -248,7 +269,7 @@ def test_two_files_of_one_split_are_both_named(tmp_path):
 # ---------------------------------------------------------------- records
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet", ".csv"])
+@pytest.mark.parametrize("suffix", [".jsonl", ".JSONL", ".json", ".parquet", ".csv"])
 def test_a_set_may_come_in_each_format(tmp_path, suffix):
     file = tmp_path / f"mine/train{suffix}"
     file.parent.mkdir()
@@ -257,7 +278,7 @@ def test_a_set_may_come_in_each_format(tmp_path, suffix):
     else:
         written = {".csv": "q,a\nSix?,6\n", ".json": '{"rows": [{"q": "Six?", "a": 6.0}]}'}
         file.write_text(written.get(suffix, '{"q": "Six?", "a": "6"}'))
-    (entry,) = benchmarks.load("mine/train", {"mine": row(records="rows")}, tmp_path)
+    (entry,) = load("mine/train", {"mine": row(records="rows")}, tmp_path)
     assert entry.question == Question("mine-train-00001", "mine", "Six?", ("6",))
 
 
@@ -286,7 +307,7 @@ def test_fields_may_lie_deep(tmp_path):
     record = {"prompt": [{"content": "Six?"}], "reward_model": {"ground_truth": 6}, "a.b": "s"}
     write(tmp_path, "mine/train", [record])
     deep = row(question="prompt.0.content", answer="reward_model.ground_truth", solution="a.b")
-    (entry,) = benchmarks.load("mine/train", {"mine": deep}, tmp_path)
+    (entry,) = load("mine/train", {"mine": deep}, tmp_path)
     assert (entry.question.text, entry.question.answers, entry.solution) == ("Six?", ("6",), "s")
 
 
@@ -311,19 +332,19 @@ def test_chat_becomes_question_and_messages(tmp_path):
 
 USER = {"role": "user", "content": "x"}
 FAULTS = [
-    ({"a": 1}, "lacks the field 'q': it has ['a']"),
-    ({"q": "x"}, "lacks the field 'a': it has ['q']"),
+    ({"a": 1}, "lacks the field 'q' (it has ['a'])"),
+    ({"q": "x"}, "lacks the field 'a' (it has ['q'])"),
     ({"q": " ", "a": 1}, "the field 'q' is empty"),
     ({"q": {"text": "x"}, "a": 1}, "the field 'q' is no text or number but {'text': 'x'}"),
     ({"q": [], "a": 1}, "the field 'q' is an empty chat: the last message must be the user's"),
     ({"q": [USER, {"role": "assistant", "content": "y"}], "a": 1}, "ends with a message of assis"),
-    ({"q": [{"role": "user"}], "a": 1}, "message 1 is \"{'role': 'user'}\": a role and a content"),
-    ({"q": ["x"], "a": 1}, "message 1 is 'x': a role and a content"),
-    ({"q": [{"role": "judge", "content": "y"}, USER], "a": 1}, "message 1 has the role 'judge': k"),
-    ({"q": [USER, {"role": "user", "content": ""}], "a": 1}, "message 2: its content is empty"),
+    ({"q": [{"role": "user"}], "a": 1}, "'q.0' is no message but {'role': 'user'}: a role and"),
+    ({"q": ["x"], "a": 1}, "the field 'q.0' is no message but 'x': a role and a content"),
+    ({"q": [{"role": "judge", "content": "y"}, USER], "a": 1}, "'q.0' has the role 'judge': known"),
+    ({"q": [USER, {"role": "user", "content": ""}], "a": 1}, "the field 'q.1.content' is empty"),
     (
         {"q": [{"role": "user", "content": [{"type": "image_url", "url": "z"}]}], "a": 1},
-        "message 1 has the part \"{'type': 'image_url', 'url': 'z'}\": only parts of type 'text'",
+        "'q.0' has a part that is no text ({'type': 'image_url', 'url': 'z'}): only parts of type",
     ),
     ({"q": "x", "a": None}, "the field 'a' is empty"),
     ({"q": "x", "a": []}, "the field 'a' is an empty list: give at least one accepted form"),
@@ -337,7 +358,7 @@ FAULTS = [
 def test_a_record_that_cannot_be_read_is_named(tmp_path, record, said):
     file = write(tmp_path, "mine/train", [{"q": "fine", "a": 1}, record])
     with pytest.raises(ValueError) as caught:
-        benchmarks.load("mine/train", {"mine": row()}, tmp_path)
+        load("mine/train", {"mine": row()}, tmp_path)
     assert str(caught.value).startswith(f"{file}, line 2") and said in str(caught.value)
 
 
@@ -350,10 +371,10 @@ def test_an_answer_without_the_mark_is_named(tmp_path, answer):
 def test_unneeded_solution_may_be_missing(tmp_path):
     write(tmp_path, "mine/test", [{"q": "x", "a": "y"}])
     rows = {"mine": row(solution="s")}
-    (entry,) = benchmarks.load("mine/test", rows, tmp_path, solutions=False)
+    (entry,) = load("mine/test", rows, tmp_path, solutions=False)
     assert entry.solution is None
     with pytest.raises(ValueError, match="lacks the field 's'"):
-        benchmarks.load("mine/test", rows, tmp_path)
+        load("mine/test", rows, tmp_path)
 
 
 # ---------------------------------------------------------------- splits
@@ -371,12 +392,12 @@ def build(folder, train, test, validation=1, words=8, expert=None, **changes):
     )
     expert = expert or CalculatorExpert(kind="calculator")
     rows = {"mine": row(solution="s", **changes)}
-    pool, _ = benchmarks.distinct(benchmarks.load("mine/train", rows, folder))
-    pool, _ = benchmarks.apart(pool, benchmarks.load("mine/test", rows, folder), words)
+    pool, _ = benchmarks.distinct(load("mine/train", rows, folder))
+    pool, _ = benchmarks.apart(pool, load("mine/test", rows, folder), words)
     last = set(range(len(pool))[-validation:])
     drawn = partial(benchmarks.draw_in_proportion, [entry.question.kind for entry in pool])
     seed = next(seed for seed in count() if drawn(validation, seed) == last)
-    return benchmarks.material(settings, rows, expert, words, right, seed, folder)
+    return benchmarks.material(settings, rows, expert, words, RULES, seed, folder)
 
 
 def texts_of(made):
@@ -415,10 +436,14 @@ def test_sets_keep_the_recipes_order(tmp_path):
         tmp_path, "t", [{"q": f"{name}/train {n}", "r": "r"} for name in "ab" for n in "12"]
     )
     written = WrittenTraces(
-        kind="written", file=Path("data/sources/t.jsonl"), question="q", response="r"
+        kind="written",
+        file=Path("data/sources/t.jsonl"),
+        question="q",
+        response="r",
+        check_calls=(),
     ).model_copy(update={"file": file})
     rows = {name: row() for name in "abc"}
-    found = texts_of(benchmarks.material(settings, rows, written, 8, right, 0, tmp_path))
+    found = texts_of(benchmarks.material(settings, rows, written, 8, RULES, 0, tmp_path))
     for split in ("train", "validation"):
         assert [text[:7] for text in found[split]] == ["b/train", "a/train"]
     assert found["test"] == ["c/x 1", "c/x 2", "b/x 1", "b/x 2"]
@@ -437,7 +462,7 @@ def test_equal_questions_with_other_answers_are_a_conflict():
     first = Question("a-1", "a", "Who wrote it?", ("Ann", "A. Bee"))
     same = replace(first, id="a-2", text="who  wrote it?", answers=("A. Bee",))
     other = replace(first, id="b-1", answers=("Cy",))
-    entries = [benchmarks.Entry(question, None) for question in (first, same, other)]
+    entries = [Entry(question, None) for question in (first, same, other)]
     kept, dropped = benchmarks.distinct(entries)
     assert [entry.question.id for entry in kept] == ["a-1"]
     assert dropped == [
@@ -453,7 +478,9 @@ def test_a_record_chooses_its_scorer(tmp_path):
             load_one(tmp_path, {"q": "x", "a": "1", "ability": ability}, scorer=scorer).scorer
             == name
         )
-    with pytest.raises(ValueError, match=r"line 1: the field 'ability' is 'code'.*'math', 'qa'"):
+    with pytest.raises(
+        ValueError, match=r"line 1: the field 'ability' names no .*'code'.*'math', 'qa'"
+    ):
         load_one(tmp_path, {"q": "x", "a": "1", "ability": "code"}, scorer=scorer)
 
 
@@ -482,31 +509,13 @@ def test_overlap_depends_on_the_number_of_words(tmp_path):
     assert build(tmp_path, train, test, words=30).dropped == []
 
 
-@pytest.mark.parametrize(
-    ("train", "validation", "said"),
-    [
-        (
-            ["one", "ONE", "five", "two"],
-            2,
-            "have 4, of which 1 are duplicates, 1 overlap test, 2 go",
-        ),
-        ([LONG, LONG + "!"], 1, "1 go to validation and 1 overlap those"),
-        (["one", "two"], 99, "2 go to validation"),
-    ],
-)
-def test_no_training_question_left_is_an_error(tmp_path, train, validation, said):
-    with pytest.raises(ValueError, match=r"leaves none to train on: mine/train") as caught:
-        build(tmp_path, train, ["five"], validation)
-    assert said in str(caught.value)
-
-
 def test_a_set_that_is_named_twice_is_refused(tmp_path):
     settings = BenchmarkQuestions(
         source="benchmarks", train=("mine/train",), validation=1, test=("mine/train",)
     )
     with pytest.raises(ValueError, match="names mine/train more than once"):
         benchmarks.material(
-            settings, {"mine": row()}, CalculatorExpert(kind="calculator"), 8, right, 0, tmp_path
+            settings, {"mine": row()}, CalculatorExpert(kind="calculator"), 8, RULES, 0, tmp_path
         )
 
 
@@ -518,89 +527,49 @@ def test_calculator_refuses_set_without_solutions(tmp_path):
     )
     with pytest.raises(ValueError, match="the set mine has none: name their field as solution"):
         benchmarks.material(
-            settings, {"mine": row()}, CalculatorExpert(kind="calculator"), 8, right, 0, tmp_path
+            settings, {"mine": row()}, CalculatorExpert(kind="calculator"), 8, RULES, 0, tmp_path
         )
 
 
-# ---------------------------------------------------------------- written traces
-
-
-CALL = "<think>a</think><python>1 + 1</python>"
-RESULT = "<result>2\n</result>"
-END = "<think>b</think><answer>\\boxed{2}</answer>"
-
-
-@pytest.fixture
-def written(tmp_path, monkeypatch):
-    """Settings for a file of traces, and how it is filled with (question, response)."""
-    monkeypatch.chdir(tmp_path)
-    settings = WrittenTraces(
-        kind="written", file=Path("data/sources/traces.jsonl"), question="ask", response="say"
+def test_faulty_records_are_in_no_split_and_all_named(tmp_path):
+    write(tmp_path, "mine/train", [{"q": "one", "a": 1}, {"a": 2}, {"q": " ", "a": "-"}])
+    write(tmp_path, "mine/test", [{"q": "two", "a": "x}{"}, {"q": "\boxed", "a": "N/A"}])
+    write(tmp_path, "more/train", [{"q": "three", "a": 3}, {"q": "{name}?", "a": "?"}])
+    settings = BenchmarkQuestions(
+        source="benchmarks", train=("mine/train", "more/train"), validation=1, test=("mine/test",)
     )
-
-    def fill(*traces):
-        write(Path(), "data/sources/traces", [{"ask": ask, "say": say} for ask, say in traces])
-        return settings
-
-    return fill
-
-
-def test_a_written_trace_is_cut_into_turns_and_results(tmp_path, written):
-    response = CALL + RESULT + CALL + "<result></result>" + END
-    expert = written((" one ", response), ("two", END), ("one", END))
-    made = build(tmp_path, ["one", "two", "three"], ["five"], expert=expert)
-    traces, dropped = made.write_traces(lambda calls: [])
-    assert [trace.question.text for trace in traces] == ["one", "two", "one"]
-    assert traces[0].parts == [
-        (CALL, True),
-        (RESULT, False),
-        (CALL, True),
-        ("<result></result>", False),
-        (END, True),
+    file = write(tmp_path, "t", [{"q": "one", "r": "r"}])
+    written = WrittenTraces.model_construct(
+        kind="written", file=file, question="q", response="r", check_calls=()
+    )
+    rows = {name: row() for name in ("mine", "more")}
+    made = benchmarks.material(settings, rows, written, 8, RULES, 0, tmp_path)
+    assert sorted(made.questions["train"] + made.questions["validation"], key=lambda q: q.id) == [
+        Question("mine-train-00001", "mine", "one", ("1",)),
+        Question("more-train-00001", "more", "three", ("3",)),
     ]
-    assert [trace.flaw for trace in traces] == ["none"] * 3
-    assert dropped == []
-
-
-def test_trace_of_left_out_question_is_dropped(tmp_path, written):
-    train = ["one", "ONE", f"Why do {LONG}?", "last"]
-    expert = written(*((text, END) for text in reversed(train)))
-    made = build(tmp_path, train, [f"When did {LONG}?"], expert=expert)
-    traces, dropped = made.write_traces(lambda calls: [])
-    assert [trace.question.text for trace in traces] == ["one"]
-    assert dropped == [
-        Dropped("mine-train-00004", "trace_of_question_left_out", "validation"),
-        Dropped("mine-train-00003", "trace_of_question_left_out", "overlaps_held_out"),
-        Dropped("mine-train-00002", "trace_of_question_left_out", "duplicate"),
+    assert made.questions["test"] == []
+    found = [(fault.question_id, fault.field, fault.problem) for fault in made.faults]
+    assert found == [
+        ("mine-train-00002", "", "lacks the field 'q'"),
+        ("mine-train-00003", "q", "is empty"),
+        ("more-train-00002", "q", "has template remains '{name}'"),
+        ("more-train-00002", "a", "is a placeholder"),
+        ("mine-test-00001", "a", "has unbalanced braces, so \\boxed{} ends elsewhere"),
+        ("mine-test-00002", "q", "has control character U+0008"),
+        ("mine-test-00002", "a", "is a placeholder"),
+        ("", "r", "is no trace: no answer block"),
     ]
+    assert "a backslash was lost: write \\boxed" in str(made.faults[5])
 
 
-def test_trace_of_repeated_question_is_of_the_first(tmp_path, written):
-    made = build(tmp_path, ["one", "one", "two"], ["five"], expert=written(("one", END)))
-    ((trace,), _) = made.write_traces(lambda calls: [])
-    assert trace.question.id == "mine-train-00001"
-
-
-def test_a_trace_of_a_chat_finds_its_question(tmp_path, written):
-    chats = [[{"role": "system", "content": "Be brief."}, {**USER, "content": c}] for c in "xyz"]
-    expert = written((chats[0], END))
-    made = build(tmp_path, chats, ["five"], expert=expert)
-    ((trace,), _) = made.write_traces(lambda calls: [])
-    assert trace.question == made.questions["train"][0]
-    with pytest.raises(ValueError, match="the question 'x' is in no set"):
-        build(tmp_path, chats, ["five"], expert=written(("x", END)))
-
-
-@pytest.mark.parametrize(
-    ("traces", "said"),
-    [
-        ([("six", END)], "line 1: the question 'six' is in no set of prepare.questions.train"),
-        ([("one", END), ("two", " ")], "line 2: the field 'say' is empty"),
-        ([("three", END)], "none of its 1 traces is to a training question that is left"),
-        ([], "data/sources/traces.jsonl is empty"),
-    ],
-)
-def test_a_fault_in_the_written_traces_is_named_at_once(tmp_path, written, traces, said):
+def test_every_file_that_cannot_be_read_is_named_at_once(tmp_path):
+    write(tmp_path, "a/train", [])
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/train.json").write_text("{")
     with pytest.raises(ValueError) as caught:
-        build(tmp_path, ["one", "two", "three"], ["five"], expert=written(*traces))
-    assert str(caught.value).startswith("data/sources/traces.jsonl") and said in str(caught.value)
+        benchmarks._load_each(
+            ["a/train", "b/train"], {"a": row(), "b": row()}, RULES.problems, tmp_path, False
+        )
+    assert "a/train.jsonl is empty" in str(caught.value)
+    assert "b/train.json is not JSON" in str(caught.value)

@@ -1,3 +1,4 @@
+import gzip
 import json
 
 import pyarrow as pa
@@ -6,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.questions.files import as_text, records, text, value
+from tasks.questions.faults import Fault, RecordError
+from tasks.questions.fields import as_text, text, value
+from tasks.questions.files import records, rows
 
 RECORDS = [
     {"question": "1 + 1?", "answer": "2"},
@@ -23,11 +26,20 @@ def as_csv(rows):
     return "\n".join([",".join(rows[0]), *quoted]).encode()
 
 
+def as_table(rows, separator):
+    quoted = [f'"{row["question"]}"{separator}"{row["answer"]}"' for row in rows]
+    return "\n".join([f"question{separator}answer", *quoted]).encode()
+
+
 WRITERS = {
     "r.jsonl": as_json_lines,
     "r.ndjson": as_json_lines,
     "r.json": lambda rows: json.dumps(rows, ensure_ascii=False, indent=1).encode(),
     "r.csv": as_csv,
+    "semicolons.csv": lambda rows: as_table(rows, ";"),
+    "r.tsv": lambda rows: as_table(rows, "\t"),
+    "r.JSONL": as_json_lines,
+    "r.Csv": as_csv,
 }
 
 
@@ -44,7 +56,9 @@ def read(file, under=None):
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"], ids=["plain", "byte order mark"])
 @pytest.mark.parametrize("name", WRITERS)
 def test_each_text_format_gives_the_same_records(tmp_path, name, mark):
-    assert read(write(tmp_path, name, mark + WRITERS[name](RECORDS))) == RECORDS
+    content = mark + WRITERS[name](RECORDS)
+    assert read(write(tmp_path, name, content)) == RECORDS
+    assert read(write(tmp_path, f"{name}.gz", gzip.compress(content))) == RECORDS
 
 
 def test_parquet_gives_values_over_many_batches(tmp_path):
@@ -88,9 +102,19 @@ def test_only_a_line_feed_ends_a_line(tmp_path, name, separator):
     assert read(write(tmp_path, name, WRITERS[name](rows))) == rows
 
 
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n"
 FAULTS = [
     ("no.jsonl", None, "no.jsonl does not exist: put the file there"),
-    ("r.txt", "x", "r.txt has the suffix '.txt': known are .jsonl, .ndjson, .json, .parquet, .csv"),
+    (
+        "r.txt",
+        "x",
+        "r.txt has the suffix '.txt': known are .jsonl, .ndjson, .json, .parquet, .csv, .tsv",
+    ),
+    ("r.parquet.gz", "x", "r.parquet.gz has the suffix '.gz': known are"),
+    ("r.jsonl.gz", "plain", "r.jsonl.gz is not a whole gzip file (Not a gzipped file"),
+    ("r.jsonl.gz", gzip.compress(b'{"a": 1}')[:-4], "r.jsonl.gz is not a whole gzip file ("),
+    ("r.parquet", LFS, "r.parquet is a pointer of Git LFS and not the data: fetch the data with"),
+    ("r.jsonl", LFS, "r.jsonl is a pointer of Git LFS and not the data"),
     ("r.jsonl", "", "r.jsonl is empty: it needs at least one record"),
     ("r.jsonl", "\n \n", "r.jsonl is empty: it needs at least one record"),
     ("r.json", " ", "r.json is empty"),
@@ -105,10 +129,18 @@ FAULTS = [
     ("r.json", '[{"a": 1}', "r.json is not JSON (Expecting ',' delimiter"),
     ("r.json", '{"data": []}', "r.json holds no list of objects but {'data': []}: name the field"),
     ("r.jsonl", b'{"a": "x"}\n{"a": "\xfc"}', "r.jsonl, line 2 is not UTF-8 (invalid start byte)"),
-    ("r.csv", b"a\nx\n\xff\n", "r.csv, line 3 is not UTF-8"),
+    (
+        "r.csv",
+        b"a\nx\n\xff\n",
+        "r.csv, line 3: the field 'a' is not UTF-8 (byte 0xff): save it as UTF-8",
+    ),
     ("r.json", '[{"a": "x"}]'.encode("utf-16"), "r.json, line 1 is not UTF-8"),
-    ("r.csv", "a,b\n1,2\n3\n", "r.csv, line 3 has 1 fields and the header 2 (['a', 'b'])"),
-    ("r.csv", "a,b\n1,2,3\n", "r.csv, line 2 has 3 fields and the header 2"),
+    (
+        "r.csv",
+        "a,b\n1,2\n3\n",
+        "r.csv, line 3 has another number of fields than the header (1, and the header 2: ['a'",
+    ),
+    ("r.csv", "a,b\n1,2,3\n", "r.csv, line 2 has another number of fields than the header (3, and"),
     ("r.csv", "a,b,a\n1,2,3\n", "r.csv has more than one column 'a': rename all but one"),
     ("r.csv", 'a,b\n1,"2\n', "r.csv, line 2 is not CSV (unexpected end of data)"),
     ("r.csv", "a,b\r1,2\r", "r.csv, line 1 is not CSV (new-line character seen"),
@@ -130,6 +162,38 @@ def test_a_fault_is_one_line_with_file_place_and_remedy(tmp_path, name, content,
     message = str(caught.value)
     assert message.startswith(str(tmp_path / said))
     assert "\n" not in message and len(message) < len(str(tmp_path)) + 300
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "places"),
+    [
+        ("r.jsonl", b'{"a": 1}\n{"a\n{"a": "\xfc"}\n[]\n{"a": 5}', [1, 5]),
+        ("r.csv", b"a;b\n1;2\n3\n\xff;4\n5;6\n", [2, 5]),
+        ("r.json", '[{"a": 1}, 2, {"a": 3}]', [1, 3]),
+    ],
+)
+def test_faulty_records_do_not_end_a_file(tmp_path, name, content, places):
+    found = list(rows(write(tmp_path, name, content)))
+    sound = [place for place, record in found if not isinstance(record, Fault)]
+    assert [int(place.rpartition(" ")[2]) for place in sound] == places
+    assert all(record.place == place for place, record in found if isinstance(record, Fault))
+
+
+def test_invalid_utf8_in_parquet_is_named_by_row_and_column(tmp_path):
+    raw = pa.array([b"one", b"tw\xff", b"three"] * 1000, pa.binary())
+    texts = pa.StringArray.from_buffers(len(raw), *raw.buffers()[1:])
+    pq.write_table(pa.table({"n": range(3000), "q": texts}), tmp_path / "r.parquet")
+    found = list(rows(tmp_path / "r.parquet"))
+    assert len(found) == 3000
+    assert found[2998 - 1][1] == {"n": 2997, "q": "one"}
+    fault = found[1][1]
+    assert str(fault) == (
+        f"{tmp_path / 'r.parquet'}, row 2: the field 'q' is not UTF-8 (invalid start byte): "
+        "save it as UTF-8"
+    )
+    assert sum(isinstance(record, Fault) for _, record in found) == 1000
+    with pytest.raises(RecordError, match="row 2"):
+        read(tmp_path / "r.parquet")
 
 
 def test_a_damaged_parquet_file_is_refused(tmp_path):
@@ -184,7 +248,7 @@ def test_a_path_to_nothing_is_named_with_what_there_is(path, said):
     with pytest.raises(ValueError) as caught:
         value(NESTED, path, "r.jsonl, line 3")
     assert str(caught.value) == (
-        f"r.jsonl, line 3 lacks the field '{path}': {said}; name the right field"
+        f"r.jsonl, line 3 lacks the field '{path}' ({said}): name the right field"
     )
 
 
@@ -209,7 +273,7 @@ def test_texts_and_numbers_are_written_plainly(found, written):
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_a_number_keeps_its_value(number):
-    written = as_text(number, "x")
+    written = as_text(number, "x", "here")
     assert float(written) == number
     assert "e" not in written and not written.endswith(".0")
 

@@ -1,12 +1,14 @@
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from params.schema.benchmarks import Benchmark
-from tasks.prepare import intake_fault
+from tasks.gates import questions as question_gate
 from tasks.questions import intake
+from tasks.scorers import SCORERS
 from tasks.trees.tree import Question
 
 ROW = Benchmark(
@@ -34,8 +36,9 @@ def folder(tmp_path):
     return tmp_path / "data/sources/intake/toy"
 
 
-def read(folder):
-    return intake.read(folder, "intake", ROW, intake_fault)
+def read(folder, drop=False):
+    problems = partial(question_gate.problems, scorers=SCORERS)
+    return intake.read(folder, "intake", ROW, problems, drop=drop)
 
 
 def ids(questions):
@@ -43,7 +46,7 @@ def ids(questions):
 
 
 def test_a_folder_that_is_not_there_delivers_nothing(folder):
-    assert read(folder) == intake.Delivery([], [])
+    assert read(folder) == intake.Delivery([], [], [])
 
 
 def test_files_are_read_in_order_of_names(folder):
@@ -74,19 +77,19 @@ def test_what_git_and_dvc_put_there_is_no_delivery(folder):
 
 GOOD = '{"question": "What is 2 + 2?", "answer": "4"}\n'
 BAD = [
-    ("a.jsonl", GOOD + '{"answer": "4"}', "a.jsonl, line 2 lacks the field 'question'"),
-    ("a.jsonl", GOOD + "{", "a.jsonl, line 2 is not JSON"),
-    ("a.jsonl", GOOD + '{"question": "?", "answer": []}', "line 2: the field 'answer' is an empty"),
+    ("a.jsonl", GOOD + '{"answer": "4"}', "a.jsonl lacks the field 'question' in 1 record (line 2"),
+    ("a.jsonl", GOOD + "{", "a.jsonl is not JSON in 1 record (line 2 (Expecting"),
+    ("a.jsonl", GOOD + '{"question": "?", "answer": []}', "the field 'answer' is an empty list in"),
     (
         "a.jsonl",
         '\n{"question": "How many {name}?", "answer": "4"}',
-        "line 2: its text: template remains '{name}': correct the record, or take it out",
+        "'question' has template remains '{name}' in 1 record (line 2): correct the record",
     ),
-    ("a.jsonl", '{"question": "Why?", "answer": "nan"}', "line 1: its answers: template remains"),
-    ("a.jsonl", '{"question": "\\ud800?", "answer": "4"}', "line 1: its text: control character"),
+    ("a.jsonl", '{"question": "Why?", "answer": "nan"}', "'answer' is a placeholder in 1 record ("),
+    ("a.jsonl", '{"question": "\\ud800?", "answer": "4"}', "has control character U+D800 in 1 rec"),
     ("a.jsonl", "", "a.jsonl is empty: it needs at least one record"),
     ("a.txt", GOOD, "a.txt has the suffix '.txt': known are .jsonl"),
-    ("a.csv", "question,answer\n1,2,3\n", "a.csv, line 2 has 3 fields and the header 2"),
+    ("a.csv", "question,answer\n1,2,3\n", "has another number of fields than the header in 1"),
     ("a\n.jsonl", GOOD, "the file's name cannot be printed: rename it"),
 ]
 
@@ -100,6 +103,17 @@ def test_bad_file_is_refused_whole_others_taken(folder, name, content, said):
     (refused,) = delivery.refused
     assert (refused.question_id, refused.reason) == (name, "intake_file_refused")
     assert said in refused.detail
+
+
+def test_only_faulty_records_are_left_out_where_the_recipe_says_so(folder):
+    deliver(folder / "a.jsonl", asked("How many {name}?"), asked("What is 2 + 2?"), asked("?", "-"))
+    delivery = read(folder, drop=True)
+    assert ids(entry.question for entry in delivery.entries) == ["intake-a.jsonl-00002"]
+    assert delivery.refused == []
+    assert [fault.question_id for fault in delivery.faults] == [
+        "intake-a.jsonl-00001",
+        "intake-a.jsonl-00003",
+    ]
 
 
 def test_unprintable_name_is_refused(folder):

@@ -10,10 +10,10 @@ from tasks.policy import tiny
 from tasks.policy.tiny import ASSISTANT, USER
 from tasks.trees import dialogue as talk
 from tasks.trees.dialogue import (
-    called_tool,
     encode,
     final_answer,
     prompt_tokens,
+    read_call,
     read_turn,
     result_tokens,
     trace_tokens,
@@ -243,16 +243,16 @@ def test_a_result_says_when_it_can_not_keep_the_limit(tokenizer, text, limit):
 
 
 @pytest.mark.parametrize(
-    ("turn", "tool"),
+    ("turn", "call"),
     [
         ("", None),
-        ("<think>a</think><python>1</python>", "python"),
-        ("<search>a</search>.", "search"),
+        ("<think>a</think><python>1</python>", Call("python", "1")),
+        ("<search>a</search>.", Call("search", "a")),
         ("<search>never closed", None),
     ],
 )
-def test_the_tool_that_a_turn_called(turn, tool):
-    assert called_tool(turn) == tool
+def test_call_that_a_turn_ends_with(turn, call):
+    assert read_call(turn) == call
 
 
 @pytest.mark.parametrize(

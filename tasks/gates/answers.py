@@ -1,0 +1,108 @@
+"""Detect gold answers that an agent's answer could hardly equal, with the remedy for each."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ftfy import fix_encoding
+
+from tasks.gates.texts import damage
+from tasks.trees.dialogue import final_answer
+
+DROP = "or drop the record"
+# What tables hold where an answer is missing. "none" in small letters may be an answer.
+PLACEHOLDER = re.compile(
+    r"None|nan|NaN|null|<NA>|NaT|[nN]/[aA]|[uU]nknown|UNKNOWN|TB[AD]|tb[ad]|[-\u2013\u2014_]+|\?+|\.\.\.|\u2026"
+)
+SPACES = re.compile("[\u00ad\u200b\u2060\ufeff]")  # soft hyphen and characters without width
+JOINERS = re.compile("[\u200c-\u200f]")  # some scripts need them
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong with a gold answer; ``words`` are the same for every answer that has it."""
+
+    words: str
+    remedy: str
+
+
+def answer_problem(answer: str) -> Problem | None:
+    """Return the first problem of one accepted form of a gold answer, or None."""
+    return next(filter(None, (check(answer) for check in CHECKS)), None)
+
+
+def _empty(answer: str) -> Problem | None:
+    return None if answer.strip() else Problem("is empty", f"fill it in, {DROP}")
+
+
+def _placeholder(answer: str) -> Problem | None:
+    if not PLACEHOLDER.fullmatch(answer.strip()):
+        return None
+    return Problem("is a placeholder", f"give the answer, {DROP}")
+
+
+def _damaged(answer: str) -> Problem | None:
+    found = damage(answer)
+    return Problem(f"has {found}", f"remove it, {DROP}") if found else None
+
+
+def _invisible(answer: str) -> Problem | None:
+    found = SPACES.search(answer)
+    if not found and JOINERS.sub("", answer).isascii():
+        found = JOINERS.search(answer)
+    if not found:
+        return None
+    return Problem(f"has the invisible character U+{ord(found[0]):04X}", f"remove it, {DROP}")
+
+
+def _mojibake(answer: str) -> Problem | None:
+    """Find text that was decoded with the wrong encoding, such as "CafÃ©"."""
+    if answer.isascii() or fix_encoding(answer) == answer:
+        return None
+    return Problem("was decoded with the wrong encoding", f"read its source as UTF-8, {DROP}")
+
+
+def _written_list(answer: str) -> Problem | None:
+    """Find a list of texts in Python's or JSON's spelling, such as '["72", "x"]'."""
+    text = answer.strip()
+    if not (text.startswith("[") and text.endswith("]") and re.search("[\"']", text)):
+        return None
+    try:
+        found = ast.literal_eval(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+    if not all(isinstance(each, str) for each in found):
+        return None
+    return Problem("is a list written as a text", "make it a list of accepted forms")
+
+
+def _boxed(answer: str) -> Problem | None:
+    if "\\boxed" not in answer:
+        return None
+    return Problem("has a \\boxed{} in it", f"give only what is inside, {DROP}")
+
+
+def _braces(answer: str) -> Problem | None:
+    if boxed_answer(answer) == answer.strip():
+        return None
+    return Problem("has unbalanced braces, so \\boxed{} ends elsewhere", f"balance them, {DROP}")
+
+
+def boxed_answer(answer: str) -> str | None:
+    """Return what a reward reads from a response that gives exactly this answer."""
+    return final_answer(f"<answer>\\boxed{{{answer}}}</answer>")
+
+
+CHECKS: tuple[Callable[[str], Problem | None], ...] = (
+    _empty,
+    _placeholder,
+    _damaged,
+    _invisible,
+    _mojibake,
+    _written_list,
+    _boxed,
+    _braces,
+)

@@ -1,0 +1,178 @@
+"""Read the records of a file as questions, by a row of params/benchmarks.yaml."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from params.schema.benchmarks import BY_FIELD, Benchmark
+from tasks.questions.faults import Fault, Place, RecordError, shown
+from tasks.questions.fields import Record, as_text, text, value
+from tasks.questions.files import rows
+from tasks.trees.tree import Message, Question
+
+# question -> its problems as (part, problem, detail, remedy); a part is "text", "answers" or
+# "before.0" for the first message before the text
+Problems = Callable[[Question], Iterable[tuple[str, str, str, str]]]
+
+ROLES = ("system", "user", "assistant")
+TRUTH = {True: "yes", False: "no"}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A record of a set: its question, its worked solution (or None), and its place in the file."""
+
+    question: Question
+    solution: str | None
+    place: Place = ""
+
+
+def read_entries(
+    file: Path,
+    settings: Benchmark,
+    kind: str,
+    prefix: str,
+    problems: Problems,
+    *,
+    solutions: bool = False,
+) -> tuple[list[Entry], list[Fault]]:
+    """Read the records of a file as questions of a kind, with ids of a prefix and a number from 1.
+
+    Returns the sound ones, and the faults of the others. Raises ValueError for a file that cannot
+    be read.
+    """
+    entries, faults = [], []
+    for number, (place, record) in enumerate(rows(file, settings.records), start=1):
+        identity = f"{prefix}-{number:05d}"
+        found: list[Fault] = []
+        if isinstance(record, Fault):
+            found = [record]
+        else:
+            try:
+                entry = _entry(record, settings, kind, identity, place, solutions)
+                found = _problems(entry, record, settings, problems)
+            except RecordError as error:
+                found = [error.fault]
+        if not found:
+            entries.append(entry)
+        faults += [replace(fault, question_id=identity) for fault in found]
+    return entries, faults
+
+
+def _entry(
+    record: Record, settings: Benchmark, kind: str, identity: str, place: Place, solutions: bool
+) -> Entry:
+    before, asked = read_prompt(record, settings.question, place)
+    question = Question(
+        id=identity,
+        kind=kind,
+        text=asked,
+        answers=read_answers(record, settings.answer, settings.answer_after, place),
+        scorer=read_scorer(record, settings.scorer, place),
+        before=before,
+    )
+    solution = None
+    if solutions and settings.solution:
+        solution = text(record, settings.solution, place)
+    return Entry(question, solution, place)
+
+
+def _problems(entry: Entry, record: Record, settings: Benchmark, problems: Problems) -> list[Fault]:
+    """Return the problems of a question as faults of the record's fields."""
+    found = list(problems(entry.question))
+    if not found:
+        return []
+    chat = isinstance(value(record, settings.question, entry.place), list)
+    fields = {"text": settings.question, "answers": settings.answer}
+    if chat:
+        contents = [*(f"before.{n}" for n in range(len(entry.question.before))), "text"]
+        fields |= {
+            part: f"{settings.question}.{number}.content" for number, part in enumerate(contents)
+        }
+    return [
+        Fault(entry.place, problem, remedy, fields[part], detail)
+        for part, problem, detail, remedy in found
+    ]
+
+
+def read_scorer(record: Record, scorer: str | Mapping[str, str], place: Place) -> str:
+    """Return the scorer of a record: the set's, or the one that a field of the record chooses."""
+    if isinstance(scorer, str):
+        return scorer
+    field = scorer[BY_FIELD]
+    name = as_text(value(record, field, place), field, place)
+    if name == BY_FIELD or name not in scorer:
+        known = sorted(set(scorer) - {BY_FIELD})
+        problem = "names no scorer of the set's row in params/benchmarks.yaml"
+        detail = f" (it is {shown(name)}, known are {known})"
+        remedy = "add it there, or correct the record"
+        raise RecordError(Fault(place, problem, remedy, field, detail))
+    return scorer[name]
+
+
+def read_prompt(record: Record, field: str, place: Place) -> tuple[tuple[Message, ...], str]:
+    """Return the messages before the question, and its text; the field is a text or a chat."""
+    found = value(record, field, place)
+    if not isinstance(found, list):
+        return (), as_text(found, field, place)
+    if not found:
+        remedy = "the last message must be the user's"
+        raise RecordError(Fault(place, "is an empty chat", remedy, field))
+    *before, last = (_message(each, f"{field}.{i}", place) for i, each in enumerate(found))
+    if last.role != "user":
+        problem = f"ends with a message of {last.role}"
+        raise RecordError(Fault(place, problem, "the last must be the user's", field))
+    return tuple(before), last.content
+
+
+def _message(found: Any, field: str, place: Place) -> Message:
+    if not isinstance(found, dict) or not {"role", "content"} <= set(found):
+        problem, remedy = "is no message", "a role and a content are expected"
+        raise RecordError(Fault(place, problem, remedy, field, f" but {shown(found)}"))
+    role, content = found["role"], found["content"]
+    if role not in ROLES:
+        problem = f"has the role {shown(role)}"
+        raise RecordError(Fault(place, problem, f"known are {', '.join(ROLES)}", field))
+    if isinstance(content, list):
+        content = "".join(_part(part, field, place) for part in content)
+    return Message(role, as_text(content, f"{field}.content", place))
+
+
+def _part(found: Any, field: str, place: Place) -> str:
+    """Return the text of one part of a message's content."""
+    text_part = isinstance(found, dict) and found.get("type") == "text"
+    if text_part and isinstance(found.get("text"), str):
+        return found["text"]
+    problem, remedy = "has a part that is no text", "only parts of type 'text' can be read"
+    raise RecordError(Fault(place, problem, remedy, field, f" ({shown(found)})"))
+
+
+def read_answers(record: Record, field: str, after: str | None, place: Place) -> tuple[str, ...]:
+    """Return the accepted forms of the answer; the field is a text, number, bool, or list of these.
+
+    True becomes "yes", False "no". ``after``: a mark; the answer is the text after its last place.
+    """
+    found = value(record, field, place)
+    forms = found if isinstance(found, list) else [found]
+    if not forms:
+        remedy = "give at least one accepted form"
+        raise RecordError(Fault(place, "is an empty list", remedy, field))
+    written = [
+        as_text(TRUTH[form] if isinstance(form, bool) else form, field, place) for form in forms
+    ]
+    if after:
+        written = [_after(form, after, field, place) for form in written]
+    return tuple(dict.fromkeys(written))
+
+
+def _after(written: str, mark: str, field: str, place: Place) -> str:
+    _, found, answer = written.rpartition(mark)
+    if not found or not answer.strip():
+        problem = f"has no answer after the mark {mark!r}"
+        remedy = "correct the record, or answer_after in params/benchmarks.yaml"
+        detail = f" (it ends with {written[-60:]!r})"
+        raise RecordError(Fault(place, problem, remedy, field, detail))
+    return answer.strip()

@@ -1,0 +1,138 @@
+"""The sources of questions by name, and the files that they are read from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from params.schema import benchmarks as benchmarks_module
+from params.schema import prepare as schema
+from params.schema.base import Frozen
+from params.schema.benchmarks import Benchmark
+from params.schema.prepare import Prepare
+from tasks.ledger.artifacts import Artifact
+from tasks.questions import benchmarks, computation, encyclopedia, intake
+from tasks.questions.benchmarks import Rules
+from tasks.questions.experts import Material
+from tasks.questions.faults import Fault, RecordError
+from tasks.questions.fields import text
+from tasks.questions.files import rows
+from tasks.tools.search import Search
+from tasks.trees.tree import Document
+
+Sets = Mapping[str, Benchmark]
+
+# ---------------------------------------------------------------- files
+
+
+def source_files(settings: Prepare, tools: Mapping[str, Frozen], sets: Sets) -> list[Artifact]:
+    """Return the files that questions, traces and corpus are read from.
+
+    The user's own files are looked up before files of the hub are fetched. Raises ValueError for a
+    missing one.
+    """
+    own = []
+    if isinstance(settings.expert, schema.WrittenTraces):
+        own.append(("prepare.expert.file", settings.expert.file))
+    if file := own_corpus(tools):
+        own.append(("tools.search.corpus", file))
+    for key, file in own:
+        if not file.is_file():
+            raise ValueError(
+                f"{key}: {file} does not exist: correct its path in the recipe, or put the file "
+                "there (data/sources/README.md has its form)"
+            )
+    files = [file for _, file in own]
+    if isinstance(settings.questions, schema.BenchmarkQuestions):
+        references = (*settings.questions.train, *settings.questions.test)
+        files = [*(benchmarks.locate(reference, sets) for reference in references), *files]
+    folders = [settings.intake.folder] if settings.intake else []
+    delivered = [folder for folder in folders if intake.files(folder)]
+    return [Artifact.at(path) for path in (*files, *delivered)]
+
+
+def own_corpus(tools: Mapping[str, Frozen]) -> Path | None:
+    """Return the user's file of documents that the search tool reads, or None."""
+    search = tools.get("search")
+    return search.corpus if isinstance(search, Search) else None
+
+
+def read_corpus(tools: Mapping[str, Frozen]) -> tuple[list[Document], list[Fault]]:
+    """Return the documents of the user's own corpus, records with a title and a text, and faults.
+
+    Raises ValueError for a file that cannot be read.
+    """
+    documents: list[Document] = []
+    faults: list[Fault] = []
+    file = own_corpus(tools)
+    for place, record in rows(file) if file else ():
+        if isinstance(record, Fault):
+            faults.append(record)
+            continue
+        try:
+            documents.append(Document(text(record, "title", place), text(record, "text", place)))
+        except RecordError as error:
+            faults.append(error.fault)
+    return documents, faults
+
+
+# ---------------------------------------------------------------- questions
+
+
+def material(settings: Prepare, sets: Sets, rules: Rules, seed: int) -> Material:
+    """Return the questions of the recipe's source, and what writes their traces."""
+    return SOURCES[settings.questions.source](settings, sets, rules, seed)
+
+
+def _computation(settings: Prepare, sets: Sets, rules: Rules, seed: int) -> Material:
+    assert isinstance(settings.questions, schema.ComputationQuestions)
+    assert isinstance(settings.expert, schema.ComputationExpert)
+    return computation.material(settings.questions, settings.expert, seed)
+
+
+def _encyclopedia(settings: Prepare, sets: Sets, rules: Rules, seed: int) -> Material:
+    assert isinstance(settings.questions, schema.EncyclopediaQuestions)
+    assert isinstance(settings.expert, schema.EncyclopediaExpert)
+    return encyclopedia.material(settings.questions, settings.expert, seed)
+
+
+def _benchmarks(settings: Prepare, sets: Sets, rules: Rules, seed: int) -> Material:
+    assert isinstance(settings.questions, schema.BenchmarkQuestions)
+    return benchmarks.material(
+        settings.questions, sets, settings.expert, settings.overlap_words, rules, seed
+    )
+
+
+SOURCES: dict[str, Callable[[Prepare, Sets, Rules, int], Material]] = {
+    "computation": _computation,
+    "encyclopedia": _encyclopedia,
+    "benchmarks": _benchmarks,
+}
+
+
+def take_in(settings: Prepare, sets: Sets, made: Material, rules: Rules) -> Material:
+    """Return the material with the new training questions of the intake folder.
+
+    A file that is refused is printed with its faults and skipped.
+    """
+    if settings.intake is None:
+        return made
+    folder, kind = settings.intake.folder, settings.intake.set
+    row = benchmarks_module.benchmark_of(kind, sets)
+    drop = settings.faulty == "drop"
+    delivery = intake.read(folder, kind, row, rules.problems, drop=drop)
+    for refused in delivery.refused:
+        print(f"prepare: the file {folder / refused.question_id} is set aside: {refused.detail}")
+    train, *others = (made.questions[split] for split in ("train", "validation", "test"))
+    held_out = [question for members in others for question in members]
+    taken, left_out = intake.new_questions(delivery, train, held_out, settings.overlap_words)
+    if delivery.entries:
+        print(f"prepare: {len(taken)} new questions from {folder}")
+    return replace(
+        made,
+        questions={**made.questions, "train": [*train, *taken]},
+        dropped=[*made.dropped, *left_out],
+        faults=[*made.faults, *delivery.faults],
+        places={**made.places, **{each.question.id: each.place for each in delivery.entries}},
+    )

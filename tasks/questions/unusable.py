@@ -1,0 +1,98 @@
+"""Stop at records that cannot be used, or leave them out; find those that are too long."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from params.schema.agent import Dialogue
+from tasks.questions.experts import Dropped, Material, Trace
+from tasks.questions.faults import Fault, Place, summary, write_list
+from tasks.trees import dialogue as talk
+from tasks.trees.tree import Question
+
+LISTING = "faulty_records.jsonl"  # all faults of the last run, in the folder of its Data Docs
+
+
+def settle(faults: Sequence[Fault], reason: str, stop: bool, docs: Path) -> list[Dropped]:
+    """Raise ValueError with all faults if ``stop``, else print them and return the records."""
+    if not faults:
+        return []
+    write_list(faults, docs / LISTING)
+    if stop:
+        refuse(faults, docs)
+    by_place: dict[Place, list[Fault]] = {}
+    for fault in faults:
+        by_place.setdefault(fault.place, []).append(fault)
+    print(f"prepare: {len(by_place):,} records are left out:\n{summary(faults)}", flush=True)
+    return [
+        Dropped(found[0].question_id or place, reason, "; ".join(map(str, found)))
+        for place, found in by_place.items()
+    ]
+
+
+def refuse(faults: Sequence[Fault], docs: Path) -> NoReturn:
+    """Raise ValueError with the faults in groups; all of them are written to a file in ``docs``."""
+    write_list(faults, docs / LISTING)
+    count = len({fault.place for fault in faults})
+    raise ValueError(
+        f"{count:,} records cannot be used:\n{summary(faults)}\ncorrect them, or set "
+        f"prepare.faulty to drop, which leaves them out; all of them are in {docs / LISTING}"
+    )
+
+
+# ---------------------------------------------------------------- lengths
+
+
+def long_questions(
+    material: Material, tokenizer: Any, dialogue: Dialogue, context: int
+) -> list[Fault]:
+    """Return a fault for each prompt and gold answer that is too long.
+
+    A prompt and the response budget have to fit into the context, an answer into a turn.
+    """
+    every = [question for members in material.questions.values() for question in members]
+    prompts = [len(talk.prompt_tokens(tokenizer, dialogue, question)) for question in every]
+    needed = max(prompts, default=0) + dialogue.response_tokens
+    room = min(dialogue.turn_tokens, dialogue.response_tokens)
+    faults = []
+    for question, prompt in zip(every, prompts, strict=True):
+        if prompt + dialogue.response_tokens > context:
+            problem = "has a prompt that is too long"
+            remedy = f"raise the context to {needed}, or lower response_tokens"
+            detail = (
+                f" ({prompt} tokens; with dialogue.response_tokens {dialogue.response_tokens} it "
+                f"exceeds prepare.policy.context {context})"
+            )
+        elif (answer := _answer_tokens(tokenizer, question)) > room:
+            problem = "has a gold answer that is too long for a turn"
+            remedy = "raise dialogue.turn_tokens, or add a shorter form"
+            detail = f" ({answer} tokens, and a turn has {room})"
+        else:
+            continue
+        place = material.places.get(question.id, f"question {question.id}")
+        faults.append(Fault(place, problem, remedy, "", detail, question.id))
+    return faults
+
+
+def _answer_tokens(tokenizer: Any, question: Question) -> int:
+    """Return the tokens of the shortest turn that gives an accepted answer."""
+    shortest = min(question.answers, key=len)
+    return len(talk.encode(tokenizer, f"<answer>\\boxed{{{shortest}}}</answer>"))
+
+
+def long_traces(traces: Sequence[Trace], lengths: Sequence[int], context: int) -> list[Fault]:
+    """Return a fault for each trace of more tokens than the context."""
+    remedy = f"raise prepare.policy.context to {max(lengths, default=0)}, or shorten it"
+    return [
+        Fault(
+            trace.place or f"the trace of {trace.question.id}",
+            "is longer than the context",
+            remedy,
+            detail=f" ({length} tokens, prepare.policy.context has {context})",
+            question_id=trace.question.id,
+        )
+        for trace, length in zip(traces, lengths, strict=True)
+        if length > context
+    ]
