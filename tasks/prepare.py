@@ -186,7 +186,8 @@ def _likely_lengths(material: Material, inputs: PrepareInputs) -> list[Fault]:
     policy = inputs.settings.policy
     try:
         tokenizer = TOKENIZERS[policy.kind](policy, material)
-        return unusable.long_questions(material, tokenizer, inputs.dialogue, policy.context)
+        whole = replace(material, questions={**material.questions, "unsound": material.unsound})
+        return unusable.long_questions(whole, tokenizer, inputs.dialogue, policy.context)
     except (OSError, ValueError) as error:
         print(f"prepare: lengths are not checked yet: {error}", flush=True)
         return []
@@ -247,8 +248,8 @@ def _pretrained(settings: PretrainedPolicy, *_: Any) -> tuple[Any, Any]:
 
 
 def _tiny_tokenizer(settings: TinyPolicy, material: Material) -> Any:
-    texts = [question.text for question in material.questions["train"]]
-    return tiny.build_tokenizer(texts, settings)
+    questions = [*material.questions["train"], *material.unsound]
+    return tiny.build_tokenizer([question.text for question in questions], settings)
 
 
 def _pretrained_tokenizer(settings: PretrainedPolicy, material: Material) -> Any:

@@ -19,7 +19,7 @@ from params.schema.benchmarks import Benchmark, Hub, benchmark_of
 from params.schema.prepare import AnyExpert, BenchmarkQuestions, CalculatorExpert, WrittenTraces
 from tasks.environments import Respond
 from tasks.questions import calculator, written
-from tasks.questions.entries import Entry, Problems, read_entries
+from tasks.questions.entries import Entry, Loaded, Problems, read_entries
 from tasks.questions.experts import Dropped, Material, Trace
 from tasks.questions.faults import Fault
 from tasks.questions.files import SUFFIXES
@@ -112,7 +112,7 @@ def load(
     folder: Path = SOURCES,
     *,
     solutions: bool = True,
-) -> tuple[list[Entry], list[Fault]]:
+) -> Loaded:
     """Read the records of a set's split as questions, in their order, and the faults of the others.
 
     A question's id is set, split and number of the record, from 1; its kind is the set.
@@ -150,10 +150,10 @@ def material(
     """
     _check_named_once((*settings.train, *settings.test))
     solutions = expert.kind == "calculator"
-    every, faults = _load_each(settings.train, sets, rules.problems, folder, solutions)
-    tests, of_test = _load_each(settings.test, sets, rules.problems, folder, False)
-    pool, duplicates = distinct(every)
-    test, repeated = distinct(tests)
+    training = _load_each(settings.train, sets, rules.problems, folder, solutions)
+    testing = _load_each(settings.test, sets, rules.problems, folder, False)
+    pool, duplicates = distinct(training.entries)
+    test, repeated = distinct(testing.entries)
     pool, in_test = apart(pool, test, overlap_words)
     drawn = draw_in_proportion([entry.question.kind for entry in pool], settings.validation, seed)
     validation = [pool[index] for index in sorted(drawn)]
@@ -161,13 +161,16 @@ def material(
     train, in_validation = apart(rest, validation, overlap_words)
     splits = {"train": train, "validation": validation, "test": test}
     dropped = [*repeated, *duplicates, *in_test, *in_validation]
-    write, of_traces = WRITERS[expert.kind](expert, every, train, dropped, rules)
+    write, of_traces = WRITERS[expert.kind](expert, training, train, dropped, rules)
+    unsound = [*training.unsound, *testing.unsound]
+    every = [*training.entries, *testing.entries, *unsound]
     return Material(
         {split: [entry.question for entry in members] for split, members in splits.items()},
         write,
         dropped=dropped,
-        faults=[*faults, *of_test, *of_traces],
-        places={entry.question.id: entry.place for entry in (*every, *tests)},
+        faults=[*training.faults, *testing.faults, *of_traces],
+        unsound=[entry.question for entry in unsound],
+        places={entry.question.id: entry.place for entry in every},
     )
 
 
@@ -179,22 +182,18 @@ def _check_named_once(references: Sequence[str]) -> None:
 
 def _load_each(
     references: Sequence[str], sets: Sets, problems: Problems, folder: Path, solutions: bool
-) -> tuple[list[Entry], list[Fault]]:
+) -> Loaded:
     """Read several sets one after another. Raises ValueError with all that cannot be read."""
-    entries: list[Entry] = []
-    faults: list[Fault] = []
+    loaded = Loaded()
     unreadable = []
     for reference in references:
         try:
-            loaded, found = load(reference, sets, problems, folder, solutions=solutions)
+            loaded.extend(load(reference, sets, problems, folder, solutions=solutions))
         except ValueError as error:
             unreadable.append(str(error))
-            continue
-        entries += loaded
-        faults += found
     if unreadable:
         raise ValueError("\n".join(unreadable))
-    return entries, faults
+    return loaded
 
 
 def draw_in_proportion(kinds: Sequence[str], count: int, seed: int) -> set[int]:
@@ -257,7 +256,7 @@ def apart(
 
 def _calculator(
     expert: CalculatorExpert,
-    every: Sequence[Entry],
+    training: Loaded,
     train: Sequence[Entry],
     dropped: Sequence[Dropped],
     rules: Rules,
@@ -277,15 +276,16 @@ def _calculator(
 
 def _written(
     expert: WrittenTraces,
-    every: Sequence[Entry],
+    training: Loaded,
     train: Sequence[Entry],
     dropped: Sequence[Dropped],
     rules: Rules,
 ) -> tuple[Write, list[Fault]]:
     """Return a writer of the sound traces in the user's file, and the faults of the others."""
-    questions = [entry.question for entry in every]
+    questions = [entry.question for entry in (*training.entries, *training.unsound)]
     traces, faults = written.read_traces(expert, questions, rules.trace_problem)
-    reasons = {entry.question.id: "validation" for entry in every}
+    reasons = {entry.question.id: "validation" for entry in training.entries}
+    reasons |= {entry.question.id: "faulty_record" for entry in training.unsound}
     reasons |= {each.question_id: each.reason for each in dropped}
     for entry in train:
         del reasons[entry.question.id]

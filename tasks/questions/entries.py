@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,21 @@ class Entry:
     place: Place = ""
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """The records of files: sound ones, the faults of the others, and those that are questions."""
+
+    entries: list[Entry] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    unsound: list[Entry] = field(default_factory=list)
+
+    def extend(self, other: Loaded) -> None:
+        """Append the records of another file."""
+        self.entries.extend(other.entries)
+        self.faults.extend(other.faults)
+        self.unsound.extend(other.unsound)
+
+
 def read_entries(
     file: Path,
     settings: Benchmark,
@@ -38,13 +53,12 @@ def read_entries(
     problems: Problems,
     *,
     solutions: bool = False,
-) -> tuple[list[Entry], list[Fault]]:
+) -> Loaded:
     """Read the records of a file as questions of a kind, with ids of a prefix and a number from 1.
 
-    Returns the sound ones, and the faults of the others. Raises ValueError for a file that cannot
-    be read.
+    Raises ValueError for a file that cannot be read.
     """
-    entries, faults = [], []
+    loaded = Loaded()
     for number, (place, record) in enumerate(rows(file, settings.records), start=1):
         identity = f"{prefix}-{number:05d}"
         found: list[Fault] = []
@@ -54,12 +68,11 @@ def read_entries(
             try:
                 entry = _entry(record, settings, kind, identity, place, solutions)
                 found = _problems(entry, record, settings, problems)
+                (loaded.unsound if found else loaded.entries).append(entry)
             except RecordError as error:
                 found = [error.fault]
-        if not found:
-            entries.append(entry)
-        faults += [replace(fault, question_id=identity) for fault in found]
-    return entries, faults
+        loaded.faults.extend(replace(fault, question_id=identity) for fault in found)
+    return loaded
 
 
 def _entry(
@@ -92,8 +105,15 @@ def _problems(entry: Entry, record: Record, settings: Benchmark, problems: Probl
         fields |= {
             part: f"{settings.question}.{number}.content" for number, part in enumerate(contents)
         }
+    alone = f"; or name {fields['text']} as the question, which leaves this message out"
     return [
-        Fault(entry.place, problem, remedy, fields[part], detail)
+        Fault(
+            entry.place,
+            problem,
+            remedy + (alone if part.startswith("before") else ""),
+            fields[part],
+            detail,
+        )
         for part, problem, detail, remedy in found
     ]
 

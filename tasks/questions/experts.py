@@ -67,6 +67,7 @@ class Material:
     documents: list[Document] = field(default_factory=list)
     dropped: list[Dropped] = field(default_factory=list)  # questions without a place in any split
     faults: list[Fault] = field(default_factory=list)  # of records that are in no split
+    unsound: list[Question] = field(default_factory=list)  # of these records, where it can be read
     places: Mapping[str, Place] = field(default_factory=dict)  # question id -> its record
 
 

@@ -57,14 +57,14 @@ def read(
         try:
             if not str(file).isprintable():
                 raise ValueError(f"{name}: the file's name cannot be printed: rename it")
-            entries, faults = read_entries(file, settings, kind, f"intake-{name}", problems)
-            if faults and not drop:
-                raise ValueError(summary(faults))
+            loaded = read_entries(file, settings, kind, f"intake-{name}", problems)
+            if loaded.faults and not drop:
+                raise ValueError(summary(loaded.faults))
         except ValueError as error:
             delivery.refused.append(Dropped(name, REFUSED, str(error)))
             continue
-        delivery.entries.extend(entries)
-        delivery.faults.extend(faults)
+        delivery.entries.extend(loaded.entries)
+        delivery.faults.extend(loaded.faults)
     return delivery
 
 

@@ -12,6 +12,7 @@ from tasks.questions.faults import Fault, Place, summary, write_list
 from tasks.trees import dialogue as talk
 from tasks.trees.tree import Question
 
+LONGEST_FRAME = len("<answer>\\boxed{}</answer>")  # bytes, so tokens at most
 LISTING = "faulty_records.jsonl"  # all faults of the last run, in the folder of its Data Docs
 
 
@@ -65,7 +66,9 @@ def long_questions(
                 f" ({prompt} tokens; with dialogue.response_tokens {dialogue.response_tokens} it "
                 f"exceeds prepare.policy.context {context})"
             )
-        elif (answer := _answer_tokens(tokenizer, question)) > room:
+        elif (
+            _may_be_long(question, room) and (answer := _answer_tokens(tokenizer, question)) > room
+        ):
             problem = "has a gold answer that is too long for a turn"
             remedy = "raise dialogue.turn_tokens, or add a shorter form"
             detail = f" ({answer} tokens, and a turn has {room})"
@@ -80,6 +83,11 @@ def _answer_tokens(tokenizer: Any, question: Question) -> int:
     """Return the tokens of the shortest turn that gives an accepted answer."""
     shortest = min(question.answers, key=len)
     return len(talk.encode(tokenizer, f"<answer>\\boxed{{{shortest}}}</answer>"))
+
+
+def _may_be_long(question: Question, room: int) -> bool:
+    """Return whether an answer needs tokenising: a token is at least one byte."""
+    return min(len(answer.encode()) for answer in question.answers) + LONGEST_FRAME > room
 
 
 def long_traces(traces: Sequence[Trace], lengths: Sequence[int], context: int) -> list[Fault]:

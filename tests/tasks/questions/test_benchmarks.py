@@ -54,10 +54,10 @@ def write(folder, reference, rows, suffix=".jsonl"):
 def load(*arguments, **more):
     """Return the entries of a file that has to be sound; raise its first fault."""
     reference, sets, folder = arguments
-    entries, faults = benchmarks.load(reference, sets, RULES.problems, folder, **more)
-    if faults:
-        raise RecordError(faults[0])
-    return entries
+    loaded = benchmarks.load(reference, sets, RULES.problems, folder, **more)
+    if loaded.faults:
+        raise RecordError(loaded.faults[0])
+    return loaded.entries
 
 
 def load_one(folder, record, **changes):
@@ -538,7 +538,8 @@ def test_faulty_records_are_in_no_split_and_all_named(tmp_path):
     settings = BenchmarkQuestions(
         source="benchmarks", train=("mine/train", "more/train"), validation=1, test=("mine/test",)
     )
-    file = write(tmp_path, "t", [{"q": "one", "r": "r"}])
+    sound = "<answer>\\boxed{1}</answer>"
+    file = write(tmp_path, "t", [{"q": "one", "r": "r"}, {"q": "{name}?", "r": sound}])
     written = WrittenTraces.model_construct(
         kind="written", file=file, question="q", response="r", check_calls=()
     )
@@ -561,6 +562,15 @@ def test_faulty_records_are_in_no_split_and_all_named(tmp_path):
         ("", "r", "is no trace: no answer block"),
     ]
     assert "a backslash was lost: write \\boxed" in str(made.faults[5])
+    assert made.write_traces(None) == (
+        [],
+        [Dropped("more-train-00002", "trace_of_question_left_out", "faulty_record")],
+    )
+    assert [question.id for question in made.unsound] == [
+        "more-train-00002",
+        "mine-test-00001",
+        "mine-test-00002",
+    ]
 
 
 def test_every_file_that_cannot_be_read_is_named_at_once(tmp_path):
