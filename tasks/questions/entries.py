@@ -18,6 +18,7 @@ from tasks.trees.tree import Message, Question
 Problems = Callable[[Question], Iterable[tuple[str, str, str, str]]]
 
 ROLES = ("system", "user", "assistant")
+UNREAD = "(unread)"  # stands for a question that cannot be read
 TRUTH = {True: "yes", False: "no"}
 
 
@@ -61,46 +62,48 @@ def read_entries(
     loaded = Loaded()
     for number, (place, record) in enumerate(rows(file, settings.records), start=1):
         identity = f"{prefix}-{number:05d}"
-        found: list[Fault] = []
         if isinstance(record, Fault):
-            found = [record]
-        else:
-            try:
-                entry = _entry(record, settings, kind, identity, place, solutions)
-                found = _problems(entry, record, settings, problems)
-                (loaded.unsound if found else loaded.entries).append(entry)
-            except RecordError as error:
-                found = [error.fault]
-        loaded.faults.extend(replace(fault, question_id=identity) for fault in found)
+            loaded.faults.append(replace(record, question_id=identity))
+            continue
+        entry, faults = _read_entry(record, settings, kind, identity, place, solutions)
+        faults += _problems(entry, record, settings, problems)
+        if not faults:
+            loaded.entries.append(entry)
+        elif entry.question.text != UNREAD:
+            loaded.unsound.append(entry)
+        loaded.faults.extend(replace(fault, question_id=identity) for fault in faults)
     return loaded
 
 
-def _entry(
+def _read_entry(
     record: Record, settings: Benchmark, kind: str, identity: str, place: Place, solutions: bool
-) -> Entry:
-    before, asked = read_prompt(record, settings.question, place)
-    question = Question(
-        id=identity,
-        kind=kind,
-        text=asked,
-        answers=read_answers(record, settings.answer, settings.answer_after, place),
-        scorer=read_scorer(record, settings.scorer, place),
-        before=before,
-    )
+) -> tuple[Entry, list[Fault]]:
+    """Return a record's entry and the faults of the fields that cannot be read."""
+    faults: list[Fault] = []
+
+    def attempt(read: Callable[..., Any], *arguments: Any, otherwise: Any) -> Any:
+        try:
+            return read(record, *arguments, place)
+        except RecordError as error:
+            faults.append(error.fault)
+            return otherwise
+
+    before, asked = attempt(read_prompt, settings.question, otherwise=((), UNREAD))
+    answers = attempt(read_answers, settings.answer, settings.answer_after, otherwise=())
+    scorer = attempt(read_scorer, settings.scorer, otherwise="exact")
     solution = None
     if solutions and settings.solution:
-        solution = text(record, settings.solution, place)
-    return Entry(question, solution, place)
+        solution = attempt(text, settings.solution, otherwise=None)
+    question = Question(identity, kind, asked, answers, scorer, before)
+    return Entry(question, solution, place), faults
 
 
 def _problems(entry: Entry, record: Record, settings: Benchmark, problems: Problems) -> list[Fault]:
     """Return the problems of a question as faults of the record's fields."""
     found = list(problems(entry.question))
-    if not found:
-        return []
-    chat = isinstance(value(record, settings.question, entry.place), list)
     fields = {"text": settings.question, "answers": settings.answer}
-    if chat:
+    unread = entry.question.text == UNREAD
+    if found and not unread and isinstance(value(record, settings.question, entry.place), list):
         contents = [*(f"before.{n}" for n in range(len(entry.question.before))), "text"]
         fields |= {
             part: f"{settings.question}.{number}.content" for number, part in enumerate(contents)

@@ -554,6 +554,7 @@ def test_faulty_records_are_in_no_split_and_all_named(tmp_path):
     assert found == [
         ("mine-train-00002", "", "lacks the field 'q'"),
         ("mine-train-00003", "q", "is empty"),
+        ("mine-train-00003", "a", "is a placeholder"),
         ("more-train-00002", "q", "has template remains '{name}'"),
         ("more-train-00002", "a", "is a placeholder"),
         ("mine-test-00001", "a", "has unbalanced braces, so \\boxed{} ends elsewhere"),
@@ -561,7 +562,7 @@ def test_faulty_records_are_in_no_split_and_all_named(tmp_path):
         ("mine-test-00002", "a", "is a placeholder"),
         ("", "r", "is no trace: no answer block"),
     ]
-    assert "a backslash was lost: write \\boxed" in str(made.faults[5])
+    assert "a backslash was lost: write \\boxed" in str(made.faults[6])
     assert made.write_traces(None) == (
         [],
         [Dropped("more-train-00002", "trace_of_question_left_out", "faulty_record")],
