@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Collection, Iterator, Sequence
-from itertools import groupby
+from dataclasses import dataclass
 
 Run = tuple[str, ...]  # consecutive words of a text
 MOST_SHARED = 20  # held-out texts with the same run that are looked at
@@ -49,44 +49,62 @@ def overlaps(texts: Sequence[str], held_out: Sequence[str], words: int) -> list[
     """
     if words < 1:
         raise ValueError(f"words is {words}: at least 1 word must be shared to overlap")
-    others = [normalised_words(text) for text in held_out]
+    others = [_Text.of(text, words) for text in held_out]
     places: dict[Run, list[int]] = {}
     for index, other in enumerate(others):
-        for run in set(_runs(other, words)):
+        for run in other.runs:
             known = places.setdefault(run, [])
             if len(known) < MOST_SHARED:
                 known.append(index)
     found = []
     for text in texts:
-        own = normalised_words(text)
-        shared = {index for run in _runs(own, words) for index in places.get(run, ())}
-        found.append(next((i for i in sorted(shared) if _overlap(own, others[i], words)), None))
+        own = _Text.of(text, words)
+        shared = {index for run in own.runs for index in places.get(run, ())}
+        found.append(next((i for i in sorted(shared) if _overlap(own, others[i])), None))
     return found
 
 
 def shared_phrase(text: str, other: str, words: int) -> str:
     """Return the longest run of words that two overlapping texts share, normalised."""
-    own = normalised_words(text)
-    covered = _covered(own, set(_runs(normalised_words(other), words)), words)
-    stretches = [
-        list(group) for kept, group in groupby(range(len(own)), covered.__getitem__) if kept
-    ]
-    longest = max(stretches, key=len, default=[])
-    return " ".join(own[place] for place in longest)
+    own, runs = _Text.of(text, words), _Text.of(other, words).runs
+    longest = (0, 0)
+    begin = until = 0  # of the stretch of shared runs that overlap or touch
+    for start, end, run in own.spans:
+        if run not in runs:
+            continue
+        begin, until = (begin if start <= until else start), end
+        longest = max(longest, (begin, until), key=lambda stretch: stretch[1] - stretch[0])
+    return " ".join(own.words[slice(*longest)])
 
 
-def _overlap(own: Sequence[str], other: Sequence[str], words: int) -> bool:
+@dataclass(frozen=True)
+class _Text:
+    """The words of a text, and its runs with their places."""
+
+    words: Sequence[str]
+    spans: Sequence[tuple[int, int, Run]]  # start, end, and the words between them
+    runs: frozenset[Run]
+
+    @classmethod
+    def of(cls, text: str, words: int) -> _Text:
+        own = normalised_words(text)
+        spans = [(start, end, tuple(own[start:end])) for start, end in _spans(own, words)]
+        return cls(own, spans, frozenset(run for _, _, run in spans))
+
+
+def _overlap(own: _Text, other: _Text) -> bool:
     """Return whether the runs that two texts share make up at least half of one of them."""
-    shared = set(_runs(own, words)) & set(_runs(other, words))
-    return any(2 * sum(_covered(text, shared, words)) >= len(text) for text in (own, other))
+    shared = own.runs & other.runs
+    return any(2 * _covered(text, shared) >= len(text.words) for text in (own, other))
 
 
-def _covered(text: Sequence[str], runs: Collection[Run], words: int) -> list[bool]:
-    """Return for each word whether it is part of one of the runs."""
-    covered = [False] * len(text)
-    for start, end in _spans(text, words):
-        if tuple(text[start:end]) in runs:
-            covered[start:end] = [True] * (end - start)
+def _covered(text: _Text, runs: Collection[Run]) -> int:
+    """Return the number of words that are part of one of the runs."""
+    covered = until = 0
+    for start, end, run in text.spans:
+        if run in runs:
+            covered += end - max(start, until)
+            until = end
     return covered
 
 
@@ -105,11 +123,6 @@ def normalised_words(text: str) -> list[str]:
             text = pattern.sub(word, text)
     text = THOUSANDS.sub("", APOSTROPHES.sub("", text))
     return WORD.findall(text) or [text.strip()]
-
-
-def _runs(text: Sequence[str], words: int) -> Iterator[Run]:
-    """Yield every run of ``words`` words in a row; the whole text if it has fewer."""
-    return (tuple(text[start:end]) for start, end in _spans(text, words))
 
 
 def _spans(text: Sequence[str], words: int) -> Iterator[tuple[int, int]]:
