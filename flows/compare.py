@@ -50,7 +50,7 @@ from tasks.policy.machine import use_machine
 from tasks.trees.metrics import together
 from tasks.trees.tables import read_rows
 
-BEFORE = ("prepare", "cold_start")  # stages that all variants share
+BEFORE = ("champion", "prepare", "cold_start")  # stages that all variants share
 OWN_SECTIONS = ("reinforce", "lora", "engine")  # what a variant may override
 LONGEST = 20  # times the recipe's iterations, where a variant hardly spends the budget
 

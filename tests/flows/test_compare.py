@@ -70,6 +70,18 @@ def records():
     return {str(file): file.stat().st_mtime_ns for file in places}
 
 
+def test_stages_before_a_comparison_make_each_others_inputs():
+    stages = yaml.safe_load((base.PARAMS.parent / "dvc.yaml").read_text())["stages"]
+    outs = {
+        (out if isinstance(out, str) else next(iter(out))): name
+        for name, stage in stages.items()
+        for out in stage.get("do", stage)["outs"]
+    }
+    for number, name in enumerate(compare.BEFORE):
+        needed = {outs[dep] for dep in stages[name]["do"]["deps"] if dep in outs}
+        assert needed <= set(compare.BEFORE[:number])
+
+
 def test_each_variant_and_seed_spends_the_budget_and_leaves_a_file(project):
     found = run(seeds=(0, 7))
     assert set(found) == {(name, seed) for name in ("cold start", *ROWS) for seed in (0, 7)}
