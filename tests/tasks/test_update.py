@@ -174,6 +174,16 @@ def test_each_leaf_gets_its_own_advantage(initial):
     assert len(digests) == 3
 
 
+def test_the_ratio_is_to_the_policy_that_sampled(initial):
+    learned = ledger.output(run(Artifact.at(initial)), "policy")
+    own, ahead = (
+        run(learned, iteration=1, sampler=sampler, staleness=steps)["metrics"]
+        for sampler, steps in ((learned, 0), (Artifact.at(initial), 1))
+    )
+    assert own["kl"] == 0 < ahead["kl"]
+    assert (own["staleness"], ahead["staleness"]) == (0, 1)
+
+
 def chain(initial, keep_in_memory):
     """Two updates, the second on what the first has made; digests of the second's artifacts."""
     first = run(Artifact.at(initial), iteration=0)
