@@ -365,6 +365,8 @@ def test_sampling_ahead_takes_the_policy_that_lacks_one_update_and_no_older_one(
     ]
     learned = [entry["update"][0] for entry in done]
     assert [update["inputs"]["sampler"] for update in learned] == sampled
+    credited = [entry["advantage"][0]["inputs"]["sampler"] for entry in done]
+    assert credited == sampled
     steps = learned[0]["metrics"]["optimizer_steps"]
     assert steps > 0
     assert [update["metrics"]["staleness"] for update in learned] == [0, steps, steps, steps]

@@ -249,6 +249,11 @@ def test_answers_fault(answers, fault):
     assert questions.answers_fault(answers) == fault
 
 
+def test_a_gold_answer_is_scored_as_a_reward_reads_it():
+    assert questions.score_fault("exact", ["x^{2}"], SCORERS) == ""
+    assert questions.score_fault("exact", ["1}^N"], SCORERS) == "'1}^N' scores 0.0 with exact"
+
+
 @pytest.mark.parametrize("name", ["gsm8k", "math500", "aime24", "hotpotqa", "bamboogle"])
 def test_benchmarks_pass(data, name):
     refused = []

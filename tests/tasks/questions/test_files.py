@@ -186,6 +186,7 @@ def test_invalid_utf8_in_parquet_is_named_by_row_and_column(tmp_path):
     found = list(rows(tmp_path / "r.parquet"))
     assert len(found) == 3000
     assert found[2998 - 1][1] == {"n": 2997, "q": "one"}
+    assert found[2998][1].place.endswith("r.parquet, row 2999")
     fault = found[1][1]
     assert str(fault) == (
         f"{tmp_path / 'r.parquet'}, row 2: the field 'q' is not UTF-8 (invalid start byte): "

@@ -158,12 +158,15 @@ def test_long_files_are_run_a_part_at_a_time():
 
     def tools(calls):
         rounds.append(len(calls))
-        return [Observation("ok", "2") for _ in calls]
+        return [Observation("ok", call.argument) for call in calls]
+
+    def calls(*numbers):
+        return "".join(f"<python>{n}</python><result>{n}</result>" for n in numbers)
 
     asked = [question(number) for number in range(600)]
-    traces = [trace(each.id, CALL + RESULT + END, each) for each in asked]
+    traces = [trace(n, calls(n, n + 1) + END, each) for n, each in enumerate(asked)]
     kept, _ = written.check(traces, {}, ["python"], tools, right)
-    assert kept == traces and rounds == [256, 256, 88]
+    assert kept == traces and rounds == [512, 512, 176]
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,7 @@ def test_a_name_in_chinese_is_no_overlap():
     right = f"哪一年成立了{name}，它的前身叫什么名字，现在有多少个司局？"
     assert overlaps([left], [right], 13) == [None]
     assert overlaps([left], [left.replace("工作", "上班")], 13) == [0]
+    assert overlaps([f"{name}的主任是谁？"], [f"{name}在哪里？"], 13) == [None], "8.5 words"
 
 
 def test_the_shared_phrase_is_shown():
