@@ -89,14 +89,17 @@ def prepare(step: Step, inputs: PrepareInputs, *, open_tools: OpenTools) -> Reco
     material = sources.take_in(settings, inputs.sets, own, rules)
     documents, of_corpus = sources.read_corpus(inputs.tools)
     docs = gate.DOCS / step.recipe
-    faulty = leave_out_faulty([*material.faults, *of_corpus], material, inputs, docs)
+    faults = [*material.faults, *of_corpus]
+    faulty = leave_out_faulty(faults, material, inputs, docs)
     check_questions(material, own, settings, step.out / "gates" / "questions.json", docs)
     save_corpus([*material.documents, *documents], step.out / "corpus")
 
     with open_tools(step.out / "corpus") as tools:
         traces, without = material.write_traces(tools)
     model, tokenizer = POLICIES[settings.policy.kind](settings.policy, own, traces, step.seed)
-    material, traces, table, long = leave_out_long(material, traces, tokenizer, inputs, docs)
+    material, traces, table, long = leave_out_long(
+        material, traces, tokenizer, inputs, docs, faults
+    )
     if long:
         check_questions(material, own, settings, step.out / "gates" / "questions.json", docs)
     for split, entries in material.questions.items():
@@ -164,9 +167,11 @@ def leave_out_faulty(
     Raises ValueError with all of them, and what is too long, where the recipe stops at faulty
     records; and where no training question is left.
     """
-    if faults and inputs.settings.faulty == "stop":
+    (docs / unusable.LISTING).unlink(missing_ok=True)
+    unreadable = any(not fault.place for fault in faults)  # a file, which is never left out
+    if unreadable or (faults and inputs.settings.faulty == "stop"):
         unusable.refuse([*faults, *_likely_lengths(material, inputs)], docs)
-    dropped = unusable.settle(faults, "faulty_record", False, docs)
+    dropped = unusable.leave_out(faults, "faulty_record", docs)
     if not material.questions["train"]:
         reasons = Counter(each.reason for each in (*dropped, *material.dropped))
         counts = [f"{count} {reason}" for reason, count in reasons.most_common()]
@@ -199,35 +204,34 @@ def leave_out_long(
     tokenizer: Any,
     inputs: PrepareInputs,
     docs: Path,
+    earlier: Sequence[Fault],
 ) -> tuple[Material, list[Trace], pa.Table, list[Dropped]]:
     """Return questions and traces that fit into the context, their table, and the others.
 
+    ``earlier`` faults stay in the list of all faults in ``docs``.
     Raises ValueError with all that are too long, where the recipe stops at faulty records.
     """
     context = inputs.settings.policy.context
-    stop = inputs.settings.faulty == "stop"
-    table = trace_table(traces, tokenizer, inputs.dialogue)
     of_questions = unusable.long_questions(material, tokenizer, inputs.dialogue, context)
     ids = {fault.question_id for fault in of_questions}
-    lengths = [
-        0 if trace.question.id in ids else n
-        for trace, n in zip(traces, _lengths(table), strict=True)
-    ]
-    of_traces = unusable.long_traces(traces, lengths, context)
-    dropped = unusable.settle([*of_questions, *of_traces], "too_long", stop, docs)
-    if not dropped:
-        return material, list(traces), table, []
-    fits = [0 < length <= context for length in lengths]
+    rest = [trace for trace in traces if trace.question.id not in ids]
+    table = trace_table(rest, tokenizer, inputs.dialogue)
+    lengths = pc.list_value_length(table["tokens"]).to_pylist()
+    faults = [*of_questions, *unusable.long_traces(rest, lengths, context)]
+    if not faults:
+        return material, rest, table, []
+    if inputs.settings.faulty == "stop":
+        unusable.refuse(faults, docs)
+    dropped = unusable.leave_out(faults, "too_long", docs, earlier)
+    without = [each.question.id for each in traces if each.question.id in ids]
+    dropped += [Dropped(each, "trace_of_question_left_out", "too_long") for each in without]
     kept = {
         split: [question for question in members if question.id not in ids]
         for split, members in material.questions.items()
     }
-    short = [trace for trace, fit in zip(traces, fits, strict=True) if fit]
+    fits = [length <= context for length in lengths]
+    short = [trace for trace, fit in zip(rest, fits, strict=True) if fit]
     return replace(material, questions=kept), short, table.filter(pa.array(fits)), dropped
-
-
-def _lengths(table: pa.Table) -> list[int]:
-    return pc.list_value_length(table["tokens"]).to_pylist()
 
 
 # ---------------------------------------------------------------- where the policy comes from

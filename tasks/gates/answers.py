@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from ftfy import fix_encoding
 
-from tasks.gates.texts import damage
+from tasks.gates.texts import damage, lost_command, lost_fault, lost_remedy
 from tasks.trees.dialogue import final_answer
 
 DROP = "or drop the record"
 # What tables hold where an answer is missing. "none" in small letters may be an answer.
 PLACEHOLDER = re.compile(
-    r"None|nan|NaN|null|<NA>|NaT|[nN]/[aA]|[uU]nknown|UNKNOWN|TB[AD]|tb[ad]|[-\u2013\u2014_]+|\?+|\.\.\.|\u2026"
+    r"None|nan|NaN|NAN|null|Null|NULL|<NA>|NaT|#?[nN]/[aA]|N\.A\.|[uU]nknown|UNKNOWN|TB[AD]|tb[ad]"
+    r"|[-\u2013\u2014_]+|\?+|\.\.\.|\u2026"
 )
-SPACES = re.compile("[\u00ad\u200b\u2060\ufeff]")  # soft hyphen and characters without width
-JOINERS = re.compile("[\u200c-\u200f]")  # some scripts need them
+ANSWER_TAG = re.compile("</?answer>")
+SPACES = re.compile("[\u00ad\u200b\u2060-\u2064\ufeff]")  # soft hyphen, characters without width
+JOINERS = re.compile("[\u200c-\u200f\u202a-\u202e\u2066-\u2069]")  # some scripts need them
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,8 @@ def _placeholder(answer: str) -> Problem | None:
 
 
 def _damaged(answer: str) -> Problem | None:
+    if command := lost_command(answer):
+        return Problem(f"has {lost_fault(answer)}", lost_remedy(command))
     found = damage(answer)
     return Problem(f"has {found}", f"remove it, {DROP}") if found else None
 
@@ -70,13 +76,26 @@ def _written_list(answer: str) -> Problem | None:
     text = answer.strip()
     if not (text.startswith("[") and text.endswith("]") and re.search("[\"']", text)):
         return None
-    try:
-        found = ast.literal_eval(text)
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
+    if not any(isinstance(each, str) for each in _items(text)):
         return None
-    if not all(isinstance(each, str) for each in found):
+    remedy = "make it a list of accepted forms, which JSON lines and Parquet can hold"
+    return Problem("is a list written as a text", remedy)
+
+
+def _items(text: str) -> list[Any]:
+    """Return the items of a list in JSON's or Python's spelling; [] for another text."""
+    for read in (json.loads, ast.literal_eval):
+        try:
+            return list(read(text))
+        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+            continue
+    return []
+
+
+def _answer_tag(answer: str) -> Problem | None:
+    if not ANSWER_TAG.search(answer):
         return None
-    return Problem("is a list written as a text", "make it a list of accepted forms")
+    return Problem("has an answer tag in it", f"give only what is inside, {DROP}")
 
 
 def _boxed(answer: str) -> Problem | None:
@@ -103,6 +122,7 @@ CHECKS: tuple[Callable[[str], Problem | None], ...] = (
     _invisible,
     _mojibake,
     _written_list,
+    _answer_tag,
     _boxed,
     _braces,
 )

@@ -16,7 +16,7 @@ import pandas as pd
 
 from tasks.gates.answers import answer_problem, boxed_answer
 from tasks.gates.gate import Expectation, among, between, legible, sum_between, unique, unusable
-from tasks.gates.texts import lost_command, prose_fault
+from tasks.gates.texts import lost_command, lost_fault, lost_remedy, prose_fault
 from tasks.trees.tree import Message, Question
 from tasks.trees.words import overlaps, printable
 
@@ -52,28 +52,26 @@ def problems(question: Question, scorers: Scorers) -> list[Problem]:
         for part, text in messages.items()
         if (fault := text_fault(text))
     ]
-    of_answers = _answers_problem(question, scorers)
-    return [*found, of_answers] if of_answers else found
+    return [*found, *_answers_problems(question, scorers)]
 
 
 def _text_problem(part: str, text: str, fault: str) -> Problem:
     words = f"is {fault}" if fault == "empty" else f"has {fault}"
     if command := lost_command(text):
-        remedy = f"a backslash was lost: write {command} (in JSON with two backslashes)"
-        return Problem(part, words, f" (of {command})", remedy)
+        return Problem(part, words, f" (of {command})", lost_remedy(command))
     return Problem(part, words, "", "correct the record, or drop it")
 
 
-def _answers_problem(question: Question, scorers: Scorers) -> Problem | None:
-    for answer in question.answers:
-        shown = f": {printable(answer[:SHOWN])!r}"
-        if problem := answer_problem(answer):
-            return Problem("answers", problem.words, shown, problem.remedy)
-    fault = score_fault(question.scorer, question.answers, scorers)
-    if not fault:
-        return None
+def _answers_problems(question: Question, scorers: Scorers) -> list[Problem]:
+    found = [
+        Problem("answers", problem.words, f": {printable(answer[:SHOWN])!r}", problem.remedy)
+        for answer in question.answers
+        if (problem := answer_problem(answer))
+    ]
+    if found or not (fault := score_fault(question.scorer, question.answers, scorers)):
+        return found
     words = f"scores less than 1 against itself with {question.scorer}"
-    return Problem("answers", words, f": {fault}", "correct it, or choose another scorer")
+    return [Problem("answers", words, f": {fault}", "correct it, or choose another scorer")]
 
 
 def prepare(table: pd.DataFrame, scorers: Scorers, words: int) -> pd.DataFrame:
@@ -140,7 +138,7 @@ def text_fault(text: Any) -> str:
         return "empty"
     if MISSING.fullmatch(text):
         return f"template remains {text!r}"
-    return prose_fault(text)
+    return prose_fault(text) or lost_fault(text)
 
 
 def before_fault(messages: Any) -> str:

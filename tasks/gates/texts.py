@@ -12,12 +12,16 @@ BLOCK = re.compile(r"\{%")  # of Jinja and the like
 # LaTeX uses braces, so these count only in a text without a backslash, and not between dollar
 # signs. A sequence or a power, such as {a_n} or {{2002}^{2001}}, is mathematics, too.
 PLACEHOLDER = re.compile(
-    r"\{\{\s*[A-Za-z_](?!_\w{1,2}\b)|(?<![\^_{])\{(?![A-Za-z]_\w{1,2}\})[A-Za-z_]\w*\}"
+    r"\{\{\s*[A-Za-z_]\w+(?:\.\w+)*\s*(?:\||\}\})"
+    r"|(?<![\^_{}])\{(?=[A-Za-z_]*[A-Za-z]{2})[A-Za-z_]\w*\}"
 )
-FORMULA = re.compile(r"\$[^$]*\$")
+FORMULA = re.compile(r"\$\$.*?\$\$|\$[^$]*\$", re.DOTALL)
 # JSON's escapes of commands such as \\boxed, \\frac and \\alpha, read with one backslash too few
-LOST_BACKSLASH = re.compile(r"([\x07\x08\x0b\x0c])(?=[a-z]{2})")
-ESCAPES = {"\x07": "a", "\x08": "b", "\x0b": "v", "\x0c": "f"}
+LOST_BACKSLASH = re.compile(
+    r"([\x07\x08\x0b\x0c\r])(?=[a-z]{2})"
+    r"|(\t)(?=imes(?![a-z])|heta(?![a-z])|frac *\{|ext[a-z]* *\{)"
+)
+ESCAPES = {"\x07": "a", "\x08": "b", "\t": "t", "\x0b": "v", "\x0c": "f", "\r": "r"}
 
 
 def damage(text: str) -> str:
@@ -44,8 +48,22 @@ def lost_command(text: str) -> str:
 
     A program that reads "\\b" of JSON as one character makes U+0008 of it.
     """
-    found = re.search(rf"{LOST_BACKSLASH.pattern}[a-z]+", text)
-    return f"\\{ESCAPES[found[1]]}{found[0][1:]}" if found else ""
+    found = LOST_BACKSLASH.search(text)
+    if not found:
+        return ""
+    rest = re.match("[a-z]+", text[found.end() :])
+    return f"\\{ESCAPES[found[0]]}{rest[0] if rest else ''}"
+
+
+def lost_fault(text: str) -> str:
+    """Describe a LaTeX command that has lost its backslash, or return "". Not for code."""
+    command = lost_command(text)
+    return f"{command} without its backslash" if command else ""
+
+
+def lost_remedy(command: str) -> str:
+    """Return what to do about a command that has lost its backslash."""
+    return f"a backslash was lost: write {command} (in JSON with two backslashes)"
 
 
 def _remains(found: re.Match[str] | None) -> str:

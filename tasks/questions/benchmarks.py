@@ -21,7 +21,7 @@ from tasks.environments import Respond
 from tasks.questions import calculator, written
 from tasks.questions.entries import Entry, Loaded, Problems, read_entries
 from tasks.questions.experts import Dropped, Material, Trace
-from tasks.questions.faults import Fault
+from tasks.questions.faults import Fault, unreadable
 from tasks.questions.files import SUFFIXES
 from tasks.trees.tree import Question
 from tasks.trees.words import overlaps, shared_phrase
@@ -145,8 +145,8 @@ def material(
     aside (``detail``: whose); "conflicting_answers", such a one with other answers;
     "overlaps_held_out", one for training or validation that shares
     ``overlap_words`` words in a row with a test question, or one for training with one for
-    validation (``detail``: which). Faulty records are in no split, and in the material's faults.
-    Raises ValueError where ``load`` does.
+    validation (``detail``: which). Faulty records are in no split; they are in the material's
+    faults, as are files that cannot be read.
     """
     _check_named_once((*settings.train, *settings.test))
     solutions = expert.kind == "calculator"
@@ -183,16 +183,13 @@ def _check_named_once(references: Sequence[str]) -> None:
 def _load_each(
     references: Sequence[str], sets: Sets, problems: Problems, folder: Path, solutions: bool
 ) -> Loaded:
-    """Read several sets one after another. Raises ValueError with all that cannot be read."""
+    """Read several sets one after another; a file that cannot be read is among the faults."""
     loaded = Loaded()
-    unreadable = []
     for reference in references:
         try:
             loaded.extend(load(reference, sets, problems, folder, solutions=solutions))
         except ValueError as error:
-            unreadable.append(str(error))
-    if unreadable:
-        raise ValueError("\n".join(unreadable))
+            loaded.faults.append(unreadable(error))
     return loaded
 
 

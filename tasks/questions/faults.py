@@ -22,6 +22,7 @@ class Fault:
 
     ``problem`` has the same words for every record with this fault, so that they can be counted;
     ``detail`` follows it and has the value. ``field`` is a dotted path, or "" for the whole record.
+    A file that cannot be read at all has no place, and all that is to say in ``problem``.
     """
 
     place: Place
@@ -32,8 +33,10 @@ class Fault:
     question_id: str = ""
 
     def __str__(self) -> str:
+        if not self.place:
+            return self.problem
         field = f": the field '{self.field}'" if self.field else ""
-        return f"{self.place}{field} {self.problem}{self.detail}: {self.remedy}"
+        return printable(f"{self.place}{field} {self.problem}{self.detail}: {self.remedy}")
 
 
 class RecordError(ValueError):
@@ -42,6 +45,11 @@ class RecordError(ValueError):
     def __init__(self, fault: Fault) -> None:
         super().__init__(str(fault))
         self.fault = fault
+
+
+def unreadable(error: ValueError) -> Fault:
+    """Return the fault of a file that cannot be read; it stops every run."""
+    return Fault("", str(error), "")
 
 
 def shown(found: object) -> str:
@@ -66,11 +74,14 @@ def summary(faults: Collection[Fault]) -> str:
 def _line(group: Sequence[Fault]) -> str:
     """Describe the faults of one kind: "- a.jsonl: the field 'q' is empty in 3 records (...)"."""
     first = group[0]
+    if not first.place:
+        return f"- {first.problem}"
     field = f": the field '{first.field}'" if first.field else ""
     rows = "; ".join(f"{_row(fault)}{fault.detail}" for fault in group[:MOST_ROWS])
     more = "; ..." if len(group) > MOST_ROWS else ""
     records = f"{len(group):,} record{'s' if len(group) > 1 else ''}"
-    return f"- {_file(first)}{field} {first.problem} in {records} ({rows}{more}): {first.remedy}"
+    words = f"- {_file(first)}{field} {first.problem} in {records} ({rows}{more}): {first.remedy}"
+    return printable(words)
 
 
 def _file(fault: Fault) -> str:
@@ -95,5 +106,6 @@ def write_list(faults: Collection[Fault], file: Path) -> None:
                 "value": fault.detail.removeprefix(": "),
                 "remedy": fault.remedy,
             }
+            entry = {name: printable(text) for name, text in entry.items()}
             lines.write(json.dumps(entry, ensure_ascii=False) + "\n")
     partial.replace(file)

@@ -5,12 +5,26 @@ A field is a dotted path into a record, such as ``prompt.0.content``.
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
 from tasks.questions.faults import Fault, Place, RecordError, shown
 
 Record = dict[str, Any]
+
+# Space at the beginning of a text; not what a lost backslash has left of a LaTeX command.
+_LEADING = re.compile(r"(?:[^\S\t\r\x0b\x0c]|[\r\x0b\x0c](?![a-z]{2})|\t(?!imes|heta|frac|ext))*")
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """Stands for a value of a record that cannot be read."""
+
+    problem: str
+    remedy: str
+    detail: str
 
 
 def value(record: Record, path: str, place: Place) -> Any:
@@ -22,16 +36,23 @@ def value(record: Record, path: str, place: Place) -> Any:
     found: Any = record
     rest = path
     while rest:
-        if isinstance(found, dict) and rest in found:
-            return found[rest]
-        part, _, rest = rest.partition(".")
         try:
-            found = found[int(part)] if isinstance(found, list) else found[part]
+            found, rest = _next(found, rest)
         except (KeyError, IndexError, TypeError, ValueError):
             raise RecordError(
                 Fault(place, f"lacks the field '{path}'", "name the right field", "", _offer(found))
             ) from None
+        if isinstance(found, Unreadable):
+            raise RecordError(Fault(place, found.problem, found.remedy, path, found.detail))
     return found
+
+
+def _next(found: Any, rest: str) -> tuple[Any, str]:
+    """Take the first step of a path; return the value there and the rest of the path."""
+    if isinstance(found, dict) and rest in found:
+        return found[rest], ""
+    part, _, rest = rest.partition(".")
+    return (found[int(part)] if isinstance(found, list) else found[part]), rest
 
 
 def text(record: Record, path: str, place: Place) -> str:
@@ -45,14 +66,16 @@ def text(record: Record, path: str, place: Place) -> str:
 def as_text(found: Any, field: str, place: Place) -> str:
     """Return a text without surrounding space, or a number in digits: 18.0 as 18, 1e-3 as 0.001.
 
-    Raises RecordError where the value is empty or something else.
+    Windows' line ends become line feeds. Raises RecordError where the value is empty or something
+    else.
     """
     if isinstance(found, int | float | Decimal) and not isinstance(found, bool):
         return _digits(Decimal(str(found)), field, place)
     if not isinstance(found, str | None):
         problem, remedy = "is no text or number", "name another field"
         raise RecordError(Fault(place, problem, remedy, field, f" but {shown(found)}"))
-    written = (found or "").strip()
+    text = (found or "").replace("\r\n", "\n").rstrip()
+    written = _LEADING.sub("", text, count=1)
     if not written:
         raise RecordError(Fault(place, "is empty", "fill it in, or drop the record", field))
     return written

@@ -13,6 +13,7 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.questions.faults import Fault, Place, RecordError, shown
-from tasks.questions.fields import Record, value
+from tasks.questions.fields import Record, Unreadable, value
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 COMPRESSED = ".gz"
 DELIMITERS = (",", ";", "\t")
 PARQUET_ROWS = 1024  # read at a time
+
+# Of values that Arrow has and Python has not, such as dates after the year 9999.
+CONVERSION_ERRORS = (ValueError, ArithmeticError, LookupError)
+csv.field_size_limit(2**31 - 1)  # a cell may be a whole document
 
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")  # bytes that "surrogateescape" could not decode
 Rows = Iterator[tuple[Place, Any]]
@@ -80,11 +86,14 @@ def _check_content(file: Path) -> None:
     if not file.is_file():
         raise ValueError(f"{file} does not exist: put the file there, or correct the path to it")
     with file.open("rb") as binary:
-        if binary.read(len(LFS_POINTER)) == LFS_POINTER:
-            raise ValueError(
-                f"{file} is a pointer of Git LFS and not the data: fetch the data with `git lfs "
-                "pull` where the file comes from"
-            )
+        first = binary.read(len(LFS_POINTER))
+    if first == LFS_POINTER:
+        raise ValueError(
+            f"{file} is a pointer of Git LFS and not the data: fetch the data with `git lfs pull` "
+            "where the file comes from"
+        )
+    if first.startswith(UTF16_MARKS):
+        raise ValueError(f"{file} is UTF-16: save it as UTF-8")
 
 
 # ---------------------------------------------------------------- formats
@@ -108,7 +117,8 @@ def _json(file: Path, under: str | None) -> Rows:
         return
     found = _parsed(written, str(file))
     if isinstance(found, Fault):
-        raise RecordError(found)
+        remedy = "a list of objects is expected; a file of an object a line is a .jsonl"
+        raise RecordError(replace(found, remedy=remedy))
     if isinstance(found, dict) and under:
         found = value(found, under, str(file))
     if not isinstance(found, list):
@@ -134,7 +144,7 @@ def _parquet(file: Path, under: str | None) -> Rows:
         with pq.ParquetFile(file) as table:
             _check_distinct(file, table.schema_arrow.names)
             for batch in table.iter_batches(PARQUET_ROWS):
-                for record in _batch_rows(batch, file, number):
+                for record in _batch_rows(batch):
                     number += 1
                     yield f"{file}, row {number}", record
     except (pa.ArrowException, OSError) as error:
@@ -144,26 +154,28 @@ def _parquet(file: Path, under: str | None) -> Rows:
         ) from None
 
 
-def _batch_rows(batch: pa.RecordBatch, file: Path, before: int) -> list[Any]:
-    """Return the rows of a batch, which follow ``before`` others; Faults where not UTF-8."""
-    try:
-        return batch.to_pylist()
-    except UnicodeDecodeError:
-        singles = [batch.slice(row, 1) for row in range(batch.num_rows)]
-        return [
-            _single_row(single, f"{file}, row {number}")
-            for number, single in enumerate(singles, start=before + 1)
-        ]
-
-
-def _single_row(single: pa.RecordBatch, place: Place) -> Any:
-    record = {}
-    for name in single.schema.names:
+def _batch_rows(batch: pa.RecordBatch) -> list[Record]:
+    """Return the rows of a batch; a value that cannot be read as Unreadable."""
+    columns = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if pa.types.is_float16(column.type) or pa.types.is_float32(column.type):
+            column = column.cast(pa.string())  # as a Python float, 0.1 has 17 digits
         try:
-            record[name] = single.column(name)[0].as_py()
-        except UnicodeDecodeError as error:
-            return _not_utf8(place, error.reason, name)
-    return record
+            columns[name] = column.to_pylist()
+        except CONVERSION_ERRORS:
+            columns[name] = [_converted(value) for value in column]
+    return [
+        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
+    ]
+
+
+def _converted(value: pa.Scalar) -> Any:
+    try:
+        return value.as_py()
+    except UnicodeDecodeError as error:
+        return Unreadable("is not UTF-8", "save it as UTF-8", f" ({error.reason})")
+    except CONVERSION_ERRORS as error:
+        return Unreadable("cannot be read", "correct it, or drop the record", f" ({error})")
 
 
 def _csv(file: Path, under: str | None) -> Rows:
@@ -172,22 +184,26 @@ def _csv(file: Path, under: str | None) -> Rows:
     number, first = next((each for each in numbered if each[1].strip(b"\r\n")), blank)
     lines = chain([first], (line for _, line in numbered))
     texts = (line.decode(errors="surrogateescape") for line in lines)
-    table = csv.reader(texts, strict=True, delimiter=_delimiter(first))
-    skipped = (number or 1) - 1
+    delimiter = "\t" if format_of(file) == ".tsv" else _delimiter(first)
+    table = csv.reader(texts, strict=True, delimiter=delimiter)
     header: list[str] = []
-    try:
-        for row in table:
-            if not header:
-                _check_distinct(file, row)
-                header = row
-            elif row:
-                place = f"{file}, line {table.line_num + skipped}"
-                yield place, _csv_record(row, header, place)
-    except csv.Error as error:
-        line = table.line_num + skipped
-        raise ValueError(
-            f"{file}, line {line} is not CSV ({error}): correct it, or use JSON lines"
-        ) from None
+    line = number or 1  # of the first of a row
+    while True:
+        place = f"{file}, line {line}"
+        try:
+            row = next(table, None)
+        except csv.Error as error:
+            remedy = "correct it, or use JSON lines"
+            yield place, Fault(place, "is not CSV", remedy, detail=f" ({error})")
+            row = []
+        line = table.line_num + (number or 1)
+        if row is None:
+            return
+        if row and not header:
+            _check_header(file, row)
+            header = row
+        elif row:
+            yield place, _csv_record(row, header, place)
 
 
 def _delimiter(header: bytes) -> str:
@@ -205,13 +221,19 @@ def _csv_record(row: list[str], header: list[str], place: Place) -> Record | Fau
         if found := _NOT_UTF8.search(cell):
             return _not_utf8(place, f"byte 0x{ord(found[0]) - 0xDC00:02x}", name)
     if len(row) == len(header):
-        return dict(zip(header, row, strict=True))
+        return {name: cell for name, cell in zip(header, row, strict=True) if name}
     return Fault(
         place,
         "has another number of fields than the header",
         'put a field that has a separator or a line end in it between quotes (")',
         detail=f" ({len(row)}, and the header {len(header)}: {header})",
     )
+
+
+def _check_header(file: Path, names: list[str]) -> None:
+    if any(_NOT_UTF8.search(name) for name in names):
+        raise ValueError(f"{file}: the header is not UTF-8: save the file as UTF-8")
+    _check_distinct(file, [name for name in names if name])
 
 
 def _check_distinct(file: Path, names: list[str]) -> None:

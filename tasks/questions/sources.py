@@ -15,8 +15,8 @@ from tasks.ledger.artifacts import Artifact
 from tasks.questions import benchmarks, computation, encyclopedia, intake
 from tasks.questions.benchmarks import Rules
 from tasks.questions.experts import Material
-from tasks.questions.faults import Fault, RecordError
-from tasks.questions.fields import text
+from tasks.questions.faults import Fault, Place, RecordError, unreadable
+from tasks.questions.fields import Record, text
 from tasks.questions.files import rows
 from tasks.tools.search import Search
 from tasks.trees.tree import Document
@@ -61,20 +61,25 @@ def own_corpus(tools: Mapping[str, Frozen]) -> Path | None:
 def read_corpus(tools: Mapping[str, Frozen]) -> tuple[list[Document], list[Fault]]:
     """Return the documents of the user's own corpus, records with a title and a text, and faults.
 
-    Raises ValueError for a file that cannot be read.
+    A file that cannot be read is among the faults.
     """
     documents: list[Document] = []
     faults: list[Fault] = []
     file = own_corpus(tools)
-    for place, record in rows(file) if file else ():
-        if isinstance(record, Fault):
-            faults.append(record)
-            continue
-        try:
-            documents.append(Document(text(record, "title", place), text(record, "text", place)))
-        except RecordError as error:
-            faults.append(error.fault)
+    try:
+        for place, record in rows(file) if file else ():
+            found = record if isinstance(record, Fault) else _document(record, place)
+            (faults if isinstance(found, Fault) else documents).append(found)  # type: ignore[arg-type]
+    except ValueError as error:
+        faults.append(unreadable(error))
     return documents, faults
+
+
+def _document(record: Record, place: Place) -> Document | Fault:
+    try:
+        return Document(text(record, "title", place), text(record, "text", place))
+    except RecordError as error:
+        return error.fault
 
 
 # ---------------------------------------------------------------- questions

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
+
+from jinja2 import TemplateError
 
 from params.schema.agent import Dialogue
 from tasks.questions.experts import Dropped, Material, Trace
@@ -12,21 +15,24 @@ from tasks.questions.faults import Fault, Place, summary, write_list
 from tasks.trees import dialogue as talk
 from tasks.trees.tree import Question
 
+SURROGATE = re.compile("[\ud800-\udfff]")
 LONGEST_FRAME = len("<answer>\\boxed{}</answer>")  # bytes, so tokens at most
 LISTING = "faulty_records.jsonl"  # all faults of the last run, in the folder of its Data Docs
 
 
-def settle(faults: Sequence[Fault], reason: str, stop: bool, docs: Path) -> list[Dropped]:
-    """Raise ValueError with all faults if ``stop``, else print them and return the records."""
+def leave_out(
+    faults: Sequence[Fault], reason: str, docs: Path, earlier: Sequence[Fault] = ()
+) -> list[Dropped]:
+    """Print the faults, list them in ``docs`` after the earlier ones, and return the records."""
     if not faults:
         return []
-    write_list(faults, docs / LISTING)
-    if stop:
-        refuse(faults, docs)
+    write_list([*earlier, *faults], docs / LISTING)
     by_place: dict[Place, list[Fault]] = {}
     for fault in faults:
         by_place.setdefault(fault.place, []).append(fault)
-    print(f"prepare: {len(by_place):,} records are left out:\n{summary(faults)}", flush=True)
+    records = "1 record is" if len(by_place) == 1 else f"{len(by_place):,} records are"
+    words = f"prepare: {records} left out, each named in {docs / LISTING}:\n{summary(faults)}"
+    print(words, flush=True)
     return [
         Dropped(found[0].question_id or place, reason, "; ".join(map(str, found)))
         for place, found in by_place.items()
@@ -36,10 +42,14 @@ def settle(faults: Sequence[Fault], reason: str, stop: bool, docs: Path) -> list
 def refuse(faults: Sequence[Fault], docs: Path) -> NoReturn:
     """Raise ValueError with the faults in groups; all of them are written to a file in ``docs``."""
     write_list(faults, docs / LISTING)
-    count = len({fault.place for fault in faults})
+    count = len({fault.place for fault in faults if fault.place})
+    records = "1 record" if count == 1 else f"{count:,} records"
+    remedy = "correct them, or set prepare.faulty to drop, which leaves them out"
+    if any(not fault.place for fault in faults):
+        records, remedy = f"files and {records}", "correct them"
     raise ValueError(
-        f"{count:,} records cannot be used:\n{summary(faults)}\ncorrect them, or set "
-        f"prepare.faulty to drop, which leaves them out; all of them are in {docs / LISTING}"
+        f"{records} cannot be used:\n{summary(faults)}\n{remedy}; all of them are in "
+        f"{docs / LISTING}"
     )
 
 
@@ -54,12 +64,15 @@ def long_questions(
     A prompt and the response budget have to fit into the context, an answer into a turn.
     """
     every = [question for members in material.questions.values() for question in members]
-    prompts = [len(talk.prompt_tokens(tokenizer, dialogue, question)) for question in every]
-    needed = max(prompts, default=0) + dialogue.response_tokens
+    prompts = [_prompt_length(tokenizer, dialogue, question) for question in every]
+    needed = max((n for n in prompts if isinstance(n, int)), default=0) + dialogue.response_tokens
     room = min(dialogue.turn_tokens, dialogue.response_tokens)
     faults = []
     for question, prompt in zip(every, prompts, strict=True):
-        if prompt + dialogue.response_tokens > context:
+        if isinstance(prompt, str):
+            problem = "does not fit the chat template of the policy"
+            remedy, detail = "correct the roles and their order", f" ({prompt})"
+        elif prompt + dialogue.response_tokens > context:
             problem = "has a prompt that is too long"
             remedy = f"raise the context to {needed}, or lower response_tokens"
             detail = (
@@ -79,6 +92,20 @@ def long_questions(
     return faults
 
 
+def _prompt_length(tokenizer: Any, dialogue: Dialogue, question: Question) -> int | str:
+    """Return the tokens of a prompt, or why the chat template refuses it.
+
+    A text that is not UTF-8, which is a fault of its own, counts none.
+    """
+    texts = [question.text, *(message.content for message in question.before)]
+    if any(SURROGATE.search(text) for text in texts):
+        return 0
+    try:
+        return len(talk.prompt_tokens(tokenizer, dialogue, question))
+    except TemplateError as error:
+        return str(error)
+
+
 def _answer_tokens(tokenizer: Any, question: Question) -> int:
     """Return the tokens of the shortest turn that gives an accepted answer."""
     shortest = min(question.answers, key=len)
@@ -87,7 +114,8 @@ def _answer_tokens(tokenizer: Any, question: Question) -> int:
 
 def _may_be_long(question: Question, room: int) -> bool:
     """Return whether an answer needs tokenising: a token is at least one byte."""
-    return min(len(answer.encode()) for answer in question.answers) + LONGEST_FRAME > room
+    lengths = [len(answer.encode(errors="replace")) for answer in question.answers]
+    return bool(lengths) and min(lengths) + LONGEST_FRAME > room
 
 
 def long_traces(traces: Sequence[Trace], lengths: Sequence[int], context: int) -> list[Fault]:

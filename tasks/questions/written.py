@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -10,7 +11,7 @@ from params.schema.prepare import WrittenTraces
 from tasks.environments import Respond
 from tasks.questions.entries import read_prompt
 from tasks.questions.experts import Dropped, Parts, Trace
-from tasks.questions.faults import Fault, Place, RecordError, shown
+from tasks.questions.faults import Fault, Place, RecordError, shown, unreadable
 from tasks.questions.fields import Record, text
 from tasks.questions.files import rows
 from tasks.trees.dialogue import final_answer, read_call
@@ -23,9 +24,9 @@ TraceProblem = Callable[[Parts], str]  # returns what is wrong with a trace, or 
 
 TRACES_AT_ONCE = 256  # whose calls run side by side
 CUT = "..."  # ends a result that was cut to the tokens of the dialogue
+SHORTEST_CUT = 12  # characters of such a result
 _RESULT = re.compile(r"(<result>.*?</result>)", re.DOTALL)
-_NUMBER = re.compile(r"[-+]?\d+\.\d+(?:e[-+]?\d+)?", re.IGNORECASE)
-DIGITS = 6  # significant ones, of numbers in results
+_DECIMAL = re.compile(r"[-+]?\d+\.\d+(?:e[-+]?\d+)?", re.IGNORECASE)
 
 
 # ---------------------------------------------------------------- reading
@@ -38,43 +39,53 @@ def read_traces(
 
     questions: of the training sets, those that are left out later included. A trace belongs to the
     question with the same messages, else to the only one with the same text.
-    Raises ValueError for a file that cannot be read.
+    A file that cannot be read is among the faults.
     """
     find = _finder(questions)
-    traces, faults = [], []
-    for place, record in rows(expert.file):
-        if isinstance(record, Fault):
-            faults.append(record)
-            continue
-        try:
-            traces.append(_trace(record, expert, find, problem, place))
-        except RecordError as error:
-            faults.append(error.fault)
+    traces: list[Trace] = []
+    faults: list[Fault] = []
+    try:
+        for place, record in rows(expert.file):
+            if isinstance(record, Fault):
+                faults.append(record)
+                continue
+            asked = _question(record, expert.question, find, place)
+            parts = _parts(record, expert.response, problem, place)
+            found = [each for each in (asked, parts) if isinstance(each, Fault)]
+            faults += found
+            if isinstance(asked, Question) and isinstance(parts, list):
+                traces.append(Trace(asked, "none", parts, place))
+    except ValueError as error:
+        faults.append(unreadable(error))
     return traces, faults
 
 
-def _trace(
-    record: Record,
-    expert: WrittenTraces,
-    find: Callable[[Prompt], list[Question]],
-    problem: TraceProblem,
-    place: Place,
-) -> Trace:
-    prompt = read_prompt(record, expert.question, place)
-    parts = read_parts(text(record, expert.response, place))
+def _question(
+    record: Record, field: str, find: Callable[[Prompt], list[Question]], place: Place
+) -> Question | Fault:
+    try:
+        prompt = read_prompt(record, field, place)
+    except RecordError as error:
+        return error.fault
     found = find(prompt)
-    if not found:
-        words = "is in no set of prepare.questions.train"
-        remedy = "correct it, or drop the trace"
-        raise RecordError(Fault(place, words, remedy, expert.question, f": {shown(prompt[1])}"))
-    if len(found) > 1:
+    if len(found) == 1:
+        return found[0]
+    words, remedy = "is in no set of prepare.questions.train", "correct it, or drop the trace"
+    if found:
         words = "has the text of several questions with other messages before it"
         remedy = "give the whole chat"
-        raise RecordError(Fault(place, words, remedy, expert.question, f": {shown(prompt[1])}"))
+    return Fault(place, words, remedy, field, f": {shown(prompt[1])}")
+
+
+def _parts(record: Record, field: str, problem: TraceProblem, place: Place) -> Parts | Fault:
+    try:
+        parts = read_parts(text(record, field, place))
+    except RecordError as error:
+        return error.fault
     if words := problem(parts):
         remedy = "write it as data/sources/README.md shows, or drop the trace"
-        raise RecordError(Fault(place, f"is no trace: {words}", remedy, expert.response))
-    return Trace(found[0], "none", parts, place)
+        return Fault(place, f"is no trace: {words}", remedy, field)
+    return parts
 
 
 def _finder(questions: Sequence[Question]) -> Callable[[Prompt], list[Question]]:
@@ -180,20 +191,27 @@ def _difference(calls: Sequence[tuple[Call, str]], seen: Sequence[Observation]) 
 def same_result(written: str, observation: Observation) -> bool:
     """Return whether a written result is what the tool returned.
 
-    Space does not count, nor do digits of decimals after ``DIGITS``; a written result may be cut.
-    Of an error only the last line counts, as its path and line numbers depend on the sandbox.
+    Space does not count, nor do decimals after the sixth; a written result may be cut. Of an error
+    only the last line counts, as its path and line numbers depend on the sandbox, or the first
+    where it is cut.
     """
-    ours, theirs = (_comparable(each) for each in (observation.text, written))
+    ours, theirs = observation.text.strip(), written.strip()
+    cut = theirs.endswith(CUT) and len(theirs) >= SHORTEST_CUT
     if observation.outcome != Outcome.OK:
-        ours, theirs = (_comparable(_last_line(each)) for each in (observation.text, written))
-    if theirs.endswith(CUT):
-        return ours.startswith(theirs.removesuffix(CUT).rstrip())
-    return ours == theirs
+        line = 0 if cut else -1
+        ours, theirs = (each.splitlines()[line] if each else "" for each in (ours, theirs))
+        return ours.strip() == theirs.strip() or (not cut and _same_text(ours, theirs))
+    if cut:
+        beginning = "".join(theirs.removesuffix(CUT).split())
+        return "".join(ours.split()).startswith(beginning)
+    return _same_text(ours, theirs)
 
 
-def _comparable(result: str) -> str:
-    return _NUMBER.sub(lambda number: f"{float(number[0]):.{DIGITS}g}", " ".join(result.split()))
-
-
-def _last_line(result: str) -> str:
-    return result.strip().rpartition("\n")[2]
+def _same_text(ours: str, theirs: str) -> bool:
+    """Compare two texts word by word, with their decimals as numbers."""
+    frames = [" ".join(_DECIMAL.sub("0.0", text).split()) for text in (ours, theirs)]
+    numbers = [[float(each) for each in _DECIMAL.findall(text)] for text in (ours, theirs)]
+    return frames[0] == frames[1] and all(
+        math.isclose(left, right, rel_tol=1e-12, abs_tol=1e-6)
+        for left, right in zip(*numbers, strict=True)
+    )

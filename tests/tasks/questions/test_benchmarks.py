@@ -578,9 +578,24 @@ def test_every_file_that_cannot_be_read_is_named_at_once(tmp_path):
     write(tmp_path, "a/train", [])
     (tmp_path / "b").mkdir()
     (tmp_path / "b/train.json").write_text("{")
-    with pytest.raises(ValueError) as caught:
-        benchmarks._load_each(
-            ["a/train", "b/train"], {"a": row(), "b": row()}, RULES.problems, tmp_path, False
-        )
-    assert "a/train.jsonl is empty" in str(caught.value)
-    assert "b/train.json is not JSON" in str(caught.value)
+    write(tmp_path, "c/test", [{"q": "one", "a": "N/A"}])
+    settings = BenchmarkQuestions(
+        source="benchmarks", train=("a/train", "b/train"), validation=1, test=("c/test",)
+    )
+    written = WrittenTraces.model_construct(
+        kind="written", file=tmp_path / "none.jsonl", question="q", response="r", check_calls=()
+    )
+    rows = {name: row() for name in "abc"}
+    made = benchmarks.material(settings, rows, written, 8, RULES, 0, tmp_path)
+    said = [str(fault) for fault in made.faults]
+    for words, found in zip(
+        (
+            "a/train.jsonl is empty",
+            "b/train.json is not JSON",
+            "c/test.jsonl, line 1: the field 'a' is a",
+            "none.jsonl does not exist",
+        ),
+        said,
+        strict=True,
+    ):
+        assert words in found

@@ -87,7 +87,7 @@ def test_a_file_that_is_a_list_needs_no_field_for_it(tmp_path):
     [
         ("r.jsonl", '\n{"a": 1}\r\n \n{"a": 2}', ["line 2", "line 4"]),
         ("r.json", '[{"a": 1}, {"a": 2}]', ["record 1", "record 2"]),
-        ("r.csv", 'a,b\n\n"1\n1",x\r\n2,y\n', ["line 4", "line 5"]),
+        ("r.csv", 'a,b\n\n"1\n1",x\r\n2,y\n', ["line 3", "line 5"]),
     ],
 )
 def test_a_place_names_file_and_line_or_record(tmp_path, name, content, places):
@@ -134,7 +134,10 @@ FAULTS = [
         b"a\nx\n\xff\n",
         "r.csv, line 3: the field 'a' is not UTF-8 (byte 0xff): save it as UTF-8",
     ),
-    ("r.json", '[{"a": "x"}]'.encode("utf-16"), "r.json, line 1 is not UTF-8"),
+    ("r.json", '[{"a": "x"}]'.encode("utf-16"), "r.json is UTF-16: save it as UTF-8"),
+    ("r.json", b'[{"a": "\xff"}]', "r.json, line 1 is not UTF-8"),
+    ("r.json", '{"a": 1}\n{"a": 2}', "r.json is not JSON (Extra data"),
+    ("r.csv", "q;r\u00e9ponse\nx;y".encode("cp1252"), "r.csv: the header is not UTF-8: save the"),
     (
         "r.csv",
         "a,b\n1,2\n3\n",
@@ -179,6 +182,21 @@ def test_faulty_records_do_not_end_a_file(tmp_path, name, content, places):
     assert all(record.place == place for place, record in found if isinstance(record, Fault))
 
 
+@pytest.mark.parametrize(
+    ("raw", "kept"),
+    [
+        ("\x0crac{1}{2} ", "\x0crac{1}{2}"),  # \frac: not the space it looks like
+        ("\text{cm}", "\text{cm}"),
+        ("\rho", "\rho"),
+        ("\t a\r\nb\x0c", "a\nb"),
+        ("\x0c\n a", "a"),
+        ("\u3000\u4e0a\u6d77\u3000", "\u4e0a\u6d77"),
+    ],
+)
+def test_space_around_a_text_goes_but_no_lost_backslash(raw, kept):
+    assert text({"a": raw}, "a", "here") == kept
+
+
 def test_invalid_utf8_in_parquet_is_named_by_row_and_column(tmp_path):
     raw = pa.array([b"one", b"tw\xff", b"three"] * 1000, pa.binary())
     texts = pa.StringArray.from_buffers(len(raw), *raw.buffers()[1:])
@@ -186,15 +204,40 @@ def test_invalid_utf8_in_parquet_is_named_by_row_and_column(tmp_path):
     found = list(rows(tmp_path / "r.parquet"))
     assert len(found) == 3000
     assert found[2998 - 1][1] == {"n": 2997, "q": "one"}
-    assert found[2998][1].place.endswith("r.parquet, row 2999")
-    fault = found[1][1]
-    assert str(fault) == (
-        f"{tmp_path / 'r.parquet'}, row 2: the field 'q' is not UTF-8 (invalid start byte): "
+    faults = {}
+    for number, (place, record) in enumerate(found, start=1):
+        try:
+            text(record, "q", place)
+        except RecordError as error:
+            faults[number] = str(error)
+    assert list(faults) == list(range(2, 3001, 3))
+    assert faults[2999] == (
+        f"{tmp_path / 'r.parquet'}, row 2999: the field 'q' is not UTF-8 (invalid start byte): "
         "save it as UTF-8"
     )
-    assert sum(isinstance(record, Fault) for _, record in found) == 1000
-    with pytest.raises(RecordError, match="row 2"):
-        read(tmp_path / "r.parquet")
+
+
+def test_values_of_parquet_that_python_cannot_hold_hurt_only_their_field(tmp_path):
+    days = pa.array([4_000_000, 1], pa.date32())
+    table = pa.table({"day": days, "a": pa.array([0.1, 18.0], pa.float32())})
+    pq.write_table(table, tmp_path / "r.parquet")
+    first, second = read(tmp_path / "r.parquet")
+    assert (text(first, "a", "here"), text(second, "a", "here")) == ("0.1", "18")
+    with pytest.raises(RecordError, match="here: the field 'day' cannot be read"):
+        value(first, "day", "here")
+
+
+def test_csv_as_spreadsheets_write_it(tmp_path):
+    long = "x" * 200_000
+    file = write(tmp_path, "r.csv", f'q,a,,\r\n"line 1\r\nline 2",{long},,\r\nb"c,d,,\r\ne,f,,\r\n')
+    places = [place.rpartition(", ")[2] for place, _ in rows(file)]
+    assert places == ["line 2", "line 4", "line 5"]
+    found = [record for _, record in rows(file)]
+    assert found[0] == {"q": "line 1\r\nline 2", "a": long}
+    assert text(found[0], "q", "here") == "line 1\nline 2"
+    assert found[2] == {"q": "e", "a": "f"}
+    table = write(tmp_path, "r.tsv", "q\ta\tnote (a, b, c or d)\n1\t2\t3\n")
+    assert read(table) == [{"q": "1", "a": "2", "note (a, b, c or d)": "3"}]
 
 
 def test_a_damaged_parquet_file_is_refused(tmp_path):

@@ -178,9 +178,11 @@ def test_long_files_are_run_a_part_at_a_time():
         ("0.3333333333", "ok", "0.333333333333", True),
         ("0.3334", "ok", "0.3333", False),
         ("12", "ok", "13", False),
-        ("1 2 3...", "ok", "1 2 3 4 5", True),
-        ("1 2 4...", "ok", "1 2 3 4 5", False),
-        ("...", "ok", "anything", True),
+        ("12345678.50", "ok", "12345699.50", False),
+        ("1 2 3 4 5 6 7...", "ok", "1 2 3 4 5 6 7 8 9", True),
+        ("1 2 3 4 5 6 8...", "ok", "1 2 3 4 5 6 7 8 9", False),
+        ("...", "ok", "anything", False),
+        ("4...", "ok", "42", False),
         ("", "ok", "2", False),
         (
             'File "/a/b.py", line 1\nNameError: x',
@@ -189,6 +191,8 @@ def test_long_files_are_run_a_part_at_a_time():
             True,
         ),
         ("NameError: y", "error", "NameError: x", False),
+        ("Traceback\n  File...", "error", "Traceback\n  File s\nNameError: x", True),
+        ("", "error", "NameError: x", False),
     ],
 )
 def test_same_result(stated, outcome, returned, same):
