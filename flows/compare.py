@@ -17,6 +17,7 @@ interrupted comparison resumes when it is called again.
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
@@ -52,6 +53,12 @@ from tasks.trees.tables import read_rows
 
 BEFORE = ("champion", "prepare", "cold_start")  # stages that all variants share
 OWN_SECTIONS = ("reinforce", "lora", "engine")  # what a variant may override
+DECIDED = {  # what a comparison sets itself
+    "reinforce.algorithm": "name the row with --algorithms",
+    "reinforce.iterations": "--budget decides when training ends",
+}
+STEPS = ("reinforce.update.epochs", "reinforce.update.mini_batches")  # optimizer steps a batch
+NOT_DECIDING = {"algorithm", "keep", "trace_every", "trace_questions"}  # of ``reinforce``
 LONGEST = 20  # times the recipe's iterations, where a variant hardly spends the budget
 
 
@@ -97,10 +104,10 @@ def variants(name: str, rows: Sequence[str], changes: Sequence[str]) -> list[Var
     all variants share.
     """
     found, faults = [], []
-    for row in rows:
-        for change in ("", *changes):
+    for row in dict.fromkeys(rows):
+        for change in dict.fromkeys(("", *changes)):
             try:
-                found.append(_variant(name, row, change.split()))
+                found.append(_variant(name, row, shlex.split(change)))
             except ValueError as error:
                 faults.append(str(error))
     if faults:
@@ -115,17 +122,24 @@ def _variant(name: str, row: str, changes: Sequence[str]) -> Variant:
                 f"--overrides {change}: variants share everything but {list(OWN_SECTIONS)}; "
                 "compare recipes by runs of their own instead (python -m flows.retrain)"
             )
+        if change.split("=")[0] in DECIDED:
+            raise ValueError(f"--overrides {change}: {DECIDED[change.split('=')[0]]}")
     known = algorithms.load_algorithms(Path("params"))
-    chosen = settings.load_changed(name, changes, Path("params"))
     ratio = known[row].ratio if row in known else "none"
-    chosen = with_reinforce(chosen, algorithm=row, update=enough_steps(chosen, ratio))
-    algorithm = schema.algorithm_of(chosen, Path("params"))
-    return Variant(", ".join([row, *changes]), chosen, algorithm)
-
-
-def with_reinforce(recipe: Recipe, **changes: Any) -> Recipe:
-    """Return the recipe with other values in its section ``reinforce``."""
-    return recipe.model_copy(update={"reinforce": recipe.reinforce.model_copy(update=changes)})
+    own = [f"reinforce.algorithm={row}"]
+    if not any(change.startswith(STEPS) for change in changes):
+        steps = enough_steps(settings.load(name, Path("params")), ratio)
+        own += [f"{STEPS[0]}={steps.epochs}", f"{STEPS[1]}={steps.mini_batches}"]
+    chosen = settings.load_changed(name, [*own, *changes], Path("params"))
+    variant = Variant(
+        ", ".join([row, *changes]), chosen, schema.algorithm_of(chosen, Path("params"))
+    )
+    if ratio != "none" and variant.steps < 2:
+        raise ValueError(
+            f"--overrides {' '.join(changes)}: {row} has a ratio, which is 1 with one optimizer "
+            "step a batch: let epochs times mini_batches be two or more"
+        )
+    return variant
 
 
 def enough_steps(recipe: Recipe, ratio: str) -> Any:
@@ -162,17 +176,28 @@ class Common:
 
     def key(self, variant: Variant | None, seed: int) -> str:
         """Return the key of a result: everything that decides it, the sources included."""
-        inputs = {
-            "recipe": (variant.recipe if variant else self.recipe).model_copy(
-                update={"seed": seed}
-            ),
-            "algorithm": variant.algorithm if variant else None,
-            "budget": f"{self.budget.kind}={self.budget.amount}" if variant else None,
+        inputs: dict[str, Any] = {
+            "seed": seed,
             "artifacts": [self.cold_start, self.questions, self.test, self.corpus],
+            "exam": [
+                *(self.recipe.machine, self.recipe.engine, self.recipe.agent),
+                *(self.recipe.single_answers(), self.recipe.reinforce.reward),
+                self.recipe.evaluate.model_dump(exclude={"bootstrap"}),
+            ],
         }
+        if variant:
+            inputs |= {
+                "algorithm": variant.algorithm,
+                "budget": f"{self.budget.kind}={self.budget.amount}",
+                "training": variant.recipe.reinforce.model_dump(mode="json", exclude=NOT_DECIDING),
+                "engine": [variant.recipe.engine, variant.recipe.lora],
+            }
         code = {
             f"source of {name}": keys.source_digest(keys.PROJECT / "tasks" / f"{name}.py")
             for name in ("rollout", "reward", "advantage", "update")
+        } | {
+            f"code of {name}": keys.code_digest(keys.PROJECT / "flows" / f"{name}.py")
+            for name in ("compare", "reinforce", "evaluate")
         }
         return keys.key_of({name: keys.identity(value) for name, value in inputs.items()} | code)
 
@@ -248,6 +273,7 @@ def _measured(common: Common, variant: Variant | None, step: Step) -> dict[str, 
     return {
         **trained,
         "commit": git.revision().commit,
+        "uncommitted": git.revision().dirty,
         "success": sum(right.values()) / len(right),
         "right": [right[question] for question in sorted(right)],  # paired by question
     }
@@ -318,10 +344,17 @@ def main(arguments: list[str]) -> int:
         recipe = settings.load(chosen.recipe, Path("params"))
         own = [recipe.reinforce.algorithm] if chosen.overrides else []
         rows = chosen.algorithms or own or list(algorithms.load_algorithms(Path("params")))
-        variants(chosen.recipe, rows, chosen.overrides)
+        wanted = variants(chosen.recipe, rows, chosen.overrides)
+        if Budget.parse(chosen.budget).kind == "seconds" and any(
+            variant.recipe.reinforce.ahead for variant in wanted
+        ):
+            raise ValueError(
+                "--budget seconds: with reinforce.ahead, sampling and learning overlap, and their "
+                "seconds are counted one after the other: choose another budget"
+            )
         if recipes.add_to_pipeline(chosen.recipe):
             print(f"compare: added {chosen.recipe} to the recipes in dvc.yaml")
-        seeds = chosen.seeds or [recipe.seed]
+        seeds = list(dict.fromkeys(chosen.seeds or [recipe.seed]))
         with prefect_server():
             compare(chosen.recipe, rows, chosen.overrides, seeds, chosen.budget)
     except (ValueError, RuntimeError) as error:

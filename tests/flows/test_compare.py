@@ -14,6 +14,9 @@ import yaml
 from flows import compare, evaluate, reinforce
 from flows.tracking import comparison_report
 from params.schema import base
+from params.schema import recipe as schema
+from tasks import settings
+from tasks.ledger.artifacts import Artifact
 from tasks.policy import resident
 from tasks.trees.tables import save_questions
 from tasks.trees.tree import Question
@@ -80,6 +83,58 @@ def test_stages_before_a_comparison_make_each_others_inputs():
     for number, name in enumerate(compare.BEFORE):
         needed = {outs[dep] for dep in stages[name]["do"]["deps"] if dep in outs}
         assert needed <= set(compare.BEFORE[:number])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ("reinforce.algorithm=gspo", "name the row with --algorithms"),
+        ("reinforce.iterations=5", "--budget decides when training ends"),
+        ("reinforce.update.mini_batches=1", "grpo has a ratio, which is 1 with one optimizer step"),
+        ("prepare.overlap_words=3", "variants share everything but"),
+    ],
+)
+def test_overrides_that_could_not_hold_are_refused(changes, said):
+    with pytest.raises(ValueError, match=said):
+        compare.variants("smoke", ["grpo"], [changes])
+
+
+def test_an_override_is_checked_with_its_row_and_may_have_spaces():
+    changes = ["'reinforce.update.adam_betas=[0.9, 0.99]' reinforce.rollout.initial=6"]
+    first, second = compare.variants("smoke", ["grpo", "grpo"], changes)
+    assert second.recipe.reinforce.update.adam_betas == (0.9, 0.99)
+    assert (first.name, first.steps) == ("grpo", 2)
+
+
+def common(recipe):
+    artifact = Artifact("x", "0" * 64)
+    artifacts = dict.fromkeys(("cold_start", "questions", "test", "corpus"), artifact)
+    budget = compare.Budget("sampled_tokens", 100.0)
+    return compare.Common("smoke", recipe, budget, **artifacts, tools=None, ledger=None)
+
+
+@pytest.mark.parametrize(
+    ("change", "decides"),
+    [
+        ("verdict.confidence=0.9", False),
+        ("evaluate.bootstrap=7", False),
+        ("reinforce.trace_every=1", False),
+        ("prepare.overlap_words=7", False),
+        ("reinforce.iterations=7", True),  # bounds a variant that hardly spends the budget
+        ("evaluate.top_p=0.5", True),
+        ("reinforce.rollout.temperature=0.5", True),
+        ("machine.threads=2", True),
+    ],
+)
+def test_a_key_has_what_decides_a_result_and_nothing_else(change, decides):
+    keys = []
+    for changes in ([], [change]):
+        recipe = settings.load_changed("smoke", ["reinforce.algorithm=grpo", *changes])
+        algorithm = schema.algorithm_of(recipe)
+        variant = compare.Variant("grpo", recipe, algorithm)
+        keys.append([common(recipe).key(variant, 0), common(recipe).key(variant, 1)])
+    assert (keys[0] != keys[1]) == decides
+    assert keys[0][0] != keys[0][1]
 
 
 def test_each_variant_and_seed_spends_the_budget_and_leaves_a_file(project):
