@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.decoders import Fuse
@@ -90,7 +90,7 @@ def check(engine, request, sample, temperature, top_p, stop):
     """Recompute a turn with ``model(input_ids)``: no cache, no padding, no neighbours.
 
     The draw is recomputed as an interval of the cumulative distribution that the noise must fall
-    into, so that rounding at its edge can't fail the test.
+    into, so that rounding at its edge can't fail the test, nor at the edge of the nucleus.
     """
     length = len(sample.tokens)
     whole = np.concatenate([request.tokens, sample.tokens])
@@ -105,15 +105,19 @@ def check(engine, request, sample, temperature, top_p, stop):
 
     noise = np.random.Generator(np.random.Philox(key=request.seed)).random(length, np.float32)
     for token, uniform, row in zip(sample.tokens, noise, np.exp(logprobs), strict=True):
-        kept = slow_nucleus(row, top_p)
-        assert kept[token] > 0
-        below, above = kept[:token].sum(), kept[: token + 1].sum()
-        assert below - 1e-5 <= uniform * kept.sum() <= above + 1e-5
+        nuclei = [slow_nucleus(row, top_p + edge) for edge in (0, -1e-6, 1e-6)]
+        assert any(drawn_from(kept, token, uniform) for kept in nuclei)
 
     assert sample.stopped == slow_stop(engine.tokenizer, sample.tokens, request.max_tokens, stop)
     for shorter in range(1, length):
         start = sample.tokens[:shorter]
         assert slow_stop(engine.tokenizer, start, request.max_tokens, stop) is None
+
+
+def drawn_from(kept, token, uniform):
+    """Return whether the noise falls into the token's interval of the kept probabilities."""
+    below, above = kept[:token].sum(), kept[: token + 1].sum()
+    return kept[token] > 0 and below - 1e-5 <= uniform * kept.sum() <= above + 1e-5
 
 
 def slow_nucleus(probabilities, top_p):
@@ -142,6 +146,7 @@ def slow_stop(tokenizer, tokens, max_tokens, stop):
 @pytest.mark.parametrize("top_p", [1.0, 0.8])
 @settings(max_examples=8)
 @given(seed=st.integers(0, 2**32))
+@example(783)  # a nucleus whose mass is 0.8 to rounding
 def test_forked_dialogues_equal_plain_passes(engine, top_p, seed):
     """Several turns; ragged prompts, some equal; branches; paths that wait, end and are replaced.
 
