@@ -26,6 +26,11 @@ from flows.workers.server import (
     stop,
 )
 
+# MLflow's command starts processes of its own. This shell ends all of them with the process that
+# started it, even if that was killed.
+GUARD = (
+    'parent=$PPID; "$@" & while kill -0 $! && kill -0 $parent; do sleep 1; done 2>/dev/null; kill 0'
+)
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -33,7 +38,8 @@ def ui() -> int:
     """Start both servers and wait for Ctrl-C; return 1 where they run already."""
     end_import_phase()
     for number in ENDING:
-        signal.signal(number, _leave)
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            signal.signal(number, _leave)
     HOME.mkdir(parents=True, exist_ok=True)
     with UI_ADDRESS.open("a+") as address, (HOME / "ui.log").open("ab") as log:
         if not files.lock(address):
@@ -44,15 +50,20 @@ def ui() -> int:
         try:
             return _serve(address, log, started)
         finally:
+            _ignore_signals()
             for process in started:
                 stop(process)
 
 
 def _leave(*_: object) -> None:
     """Exit with status 0; signals that follow do not disturb the end of the servers."""
+    _ignore_signals()
+    sys.exit(0)
+
+
+def _ignore_signals() -> None:
     for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
-    sys.exit(0)
 
 
 def _serve(address: IO[str], log: IO[bytes], started: list[subprocess.Popen[bytes]]) -> int:
@@ -85,8 +96,9 @@ def free_port(port: int) -> int:
 
 def _start_mlflow(port: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", store.store_uri()]
+    command += ["--host", HOST, "--port", str(port), "--workers", "1"]
     return subprocess.Popen(
-        [*command, "--host", HOST, "--port", str(port), "--workers", "1"],
+        ["sh", "-c", GUARD, "guard", *command],
         env=os.environ
         | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
         | {PARENT: str(os.getpid())},

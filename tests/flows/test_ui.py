@@ -3,6 +3,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 import httpx
 import pytest
@@ -50,6 +51,17 @@ def test_make_ui_shows_both_uis_until_ctrl_c(project, shown, monkeypatch, capsys
     assert shown.wait() == 0
     assert toy.processes(project) == []
     assert connection.ui_server() is None
+
+
+def test_killed_make_ui_leaves_no_server(project, shown):
+    lines = [shown.stdout.readline() for _ in range(3)]
+    assert "Ctrl-C" in lines[2], lines
+    os.kill(shown.pid, signal.SIGKILL)
+    shown.wait()
+    deadline = time.monotonic() + 60
+    while toy.processes(project) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert toy.processes(project) == []
 
 
 def test_taken_port_is_passed_over():
