@@ -170,8 +170,8 @@ def test_without_a_filter_an_iteration_takes_one_batch(start):
 
 
 def test_with_a_filter_batches_are_taken_until_enough_groups_have_a_spread(start, scores_differ):
-    # two leaves are often cut at the same length
-    rolled_out, rewarded = gathered(start, BY_LENGTH, chosen=recipe(3, leaves=2))
+    # the leaves of a question are often all cut at the same length
+    rolled_out, rewarded = gathered(start, BY_LENGTH, chosen=recipe(3))
     spread = [record["groups_with_spread"] for record in rewarded]
     assert 1 < len(spread) < MOST_BATCHES
     assert sum(spread) >= 3 > sum(spread[:-1]), "the last batch was needed, and no other one"
