@@ -2,27 +2,23 @@
 
 Model output is hostile input. A worker is one sandboxed interpreter without network, environment,
 project or home, in which every call gets a fork, a user, a process tree and a /tmp of its own; it
-runs python_worker.py. Two backends build the sandbox, bubblewrap and util-linux's unshare; ``none``
-keeps only the limits. Code can import what the base interpreter has, not the project's environment.
+runs python_worker.py. sandbox.py builds its walls. Code can import what the base interpreter has,
+not the project's environment.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
-import os
 import queue
 import shutil
 import socket
 import struct
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from params.schema.base import (
@@ -30,19 +26,15 @@ from params.schema.base import (
     Positive,
     PositiveFloat,
 )
-from tasks.tools import python_worker
+from tasks.tools import control_group, sandbox
+from tasks.tools.python_worker import MEBIBYTE
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Observation
 
-BACKENDS = ("bubblewrap", "unshare")  # in the order that "auto" tries them
-PROGRAMS = {"bubblewrap": "bwrap", "unshare": "unshare"}
-SOURCE = Path(python_worker.__file__)  # imported, so that the ledger's keys see its edits
-PROJECT = Path(__file__).resolve().parents[2]
-# In the command line of a sandbox: names its checkout without the path (flows/host/processes.py).
-OWNER = hashlib.blake2b(str(PROJECT).encode(), digest_size=8).hexdigest()
 GRACE_SECONDS = 10.0  # for a worker to reply, beyond wall_seconds
-UNUSED_USER = 4_000_000_000  # no account has this id; the code's user where the tool runs as root
-DEVICES = ("null", "zero", "full", "random", "urandom")
+ATTEMPTS = 3  # to start a worker that is killed while it starts
+KILLED_STATUSES = (-9, 128 + 9)  # of a worker, and of bubblewrap or unshare around one
+GROUP_MIB = 64  # of a worker's control group, for itself and the kernel's part of its calls
 REMEDY = (
     "install bubblewrap; or enable unprivileged user namespaces (sysctl user.max_user_namespaces, "
     "kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns; the seccomp "
@@ -80,19 +72,19 @@ def choose_backend(wanted: str) -> str:
     """Return the sandbox for ``sandbox: <wanted>``: "bubblewrap", "unshare" or "none".
 
     "auto" takes the first of the two that works; a named one must work; "none" must be named. A
-    backend works if a call in its worker does, which is tried once per process (0.2 s). Raises
+    backend works if a call in its worker does, which is tried until it does (0.2 s). Raises
     RuntimeError with what was tried, the errors, and the remedy; ValueError for an unknown name.
     """
     if wanted == "none":
         return wanted
-    if wanted not in ("auto", *BACKENDS):
+    if wanted not in ("auto", *sandbox.PROGRAMS):
         raise ValueError(
-            f"tools.python.sandbox: '{wanted}' is not one of {['auto', *BACKENDS, 'none']}: "
-            "choose one"
+            f"tools.python.sandbox: '{wanted}' is not one of "
+            f"{['auto', *sandbox.PROGRAMS, 'none']}: choose one"
         )
     faults = {}
-    for backend in BACKENDS if wanted == "auto" else (wanted,):
-        fault = _fault(backend, shutil.which(PROGRAMS[backend]))
+    for backend in sandbox.PROGRAMS if wanted == "auto" else (wanted,):
+        fault = _fault(backend)
         if fault is None:
             return backend
         faults[backend] = fault
@@ -147,10 +139,11 @@ def python_tool(settings: PythonTool, workers: int) -> Iterator[Run]:
 
 @dataclass(frozen=True)
 class _Worker:
-    """A sandbox, and the channel to it."""
+    """A sandbox, the channel to it, and its control group where there is one."""
 
     process: subprocess.Popen[bytes]
     channel: socket.socket
+    group: control_group.Group | None
 
 
 def _call_or_replace(
@@ -193,21 +186,39 @@ def _receive(channel: socket.socket, count: int) -> bytes:
     return bytes(data)
 
 
+class KilledError(RuntimeError):
+    """A signal ended a worker while it started."""
+
+
 def _start(settings: PythonTool, backend: str) -> _Worker:
-    """Start a worker and try it. Raises RuntimeError with its last message where it fails."""
+    """Start a worker and try it; where it is killed meanwhile, start another one.
+
+    Raises RuntimeError with the last message of a worker that fails.
+    """
+    for _ in range(ATTEMPTS - 1):
+        with suppress(KilledError):
+            return _started(settings, backend)
+    return _started(settings, backend)
+
+
+def _started(settings: PythonTool, backend: str) -> _Worker:
     ours, theirs = socket.socketpair()
+    limit_mib = settings.memory_mib + settings.file_mib + GROUP_MIB
+    group = control_group.make_group(limit_mib * MEBIBYTE)
     with theirs:
         process = subprocess.Popen(
-            _command(settings, backend),
+            sandbox.command(settings.model_dump(), backend),
             stdin=theirs.fileno(),
             stdout=theirs.fileno(),
             stderr=subprocess.PIPE,
-            env={"PYTHONHASHSEED": "0"},
+            env={"PYTHONHASHSEED": "0", "PWD": "/"},  # bubblewrap sets PWD
             cwd="/",
             start_new_session=True,  # Ctrl-C at the terminal is for the trainer only
         )
-    worker = _Worker(process, ours)
+    worker = _Worker(process, ours, group)
     try:
+        descriptors = [group.members, group.events] if group else []
+        socket.send_fds(ours, [sandbox.greeting(backend)], descriptors)
         observation = _run_code(worker, "", settings.wall_seconds + GRACE_SECONDS)
     except OSError as error:
         message = _stop(worker) or str(error)
@@ -216,7 +227,8 @@ def _start(settings: PythonTool, backend: str) -> _Worker:
             return worker
         message = f"{observation.outcome} {observation.text} {_stop(worker)}"
     reason = (message.strip().splitlines() or ["no message"])[-1]
-    raise RuntimeError(f"a Python sandbox ({backend}) did not start: {reason}")
+    kind = KilledError if process.returncode in KILLED_STATUSES else RuntimeError
+    raise kind(f"a Python sandbox ({backend}) did not start: {reason}")
 
 
 def _stop(worker: _Worker) -> str:
@@ -225,83 +237,25 @@ def _stop(worker: _Worker) -> str:
     with suppress(subprocess.TimeoutExpired):
         worker.process.wait(0.5)  # an idle worker ends by itself
     worker.process.kill()
-    return worker.process.communicate()[1].decode(errors="replace")[-2000:]
+    message = worker.process.communicate()[1].decode(errors="replace")[-2000:]
+    if worker.group:
+        worker.group.close()
+        worker.group.remove()
+    return message
 
 
-@functools.cache
-def _fault(backend: str, program: str | None) -> str | None:
-    """Return the error of a try of ``backend``, or None; ``program`` is its path or None."""
+def _fault(backend: str) -> str | None:
+    """Return the error of a try of ``backend``, or None."""
+    program = shutil.which(sandbox.PROGRAMS[backend])
     if program is None:
-        return f"{PROGRAMS[backend]} is not installed"
+        return f"{sandbox.PROGRAMS[backend]} is not installed"
     try:
-        _stop(_start(TRIAL, backend))
+        _try_backend(backend, program)
     except (OSError, RuntimeError) as error:
         return str(error)
     return None
 
 
-def _command(settings: PythonTool, backend: str) -> list[str]:
-    """Return the command line of a worker."""
-    root = _root_entries()
-    config = settings.model_dump() | {
-        "namespaces": backend != "none",
-        "root": root if backend == "unshare" else [],  # bubblewrap builds its own
-        "user": UNUSED_USER if _is_real_root() else None,
-        "owner": OWNER,
-    }
-    # The base interpreter's real path: a shim may not start inside. UTF-8 in any locale, no site,
-    # no working directory on the import path, no byte code written.
-    python = [os.path.realpath(getattr(sys, "_base_executable", sys.executable))]
-    python += ["-X", "utf8", "-S", "-P", "-B", "-c", SOURCE.read_text(), json.dumps(config)]
-    outside = {"bubblewrap": _bubblewrap, "unshare": _unshare}
-    return (outside[backend](root) if backend in outside else []) + python
-
-
-def _bubblewrap(root: list[tuple[str, str, str]]) -> list[str]:
-    """Return the command that starts a program in bubblewrap, without the program."""
-    options = {"bind": "--ro-bind", "device": "--dev-bind", "symlink": "--symlink"}
-    command = [shutil.which("bwrap") or "bwrap", "--die-with-parent", "--hostname", "sandbox"]
-    command += ["--unshare-net", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
-    for parent in _parents(root):  # bubblewrap's own would be closed to other users
-        command += ["--dir", parent]
-    for kind, source, target in root:
-        command += ["--dir", target] if kind == "directory" else [options[kind], source, target]
-    if _is_real_root():  # no --proc: bubblewrap would cover parts of it, which forbids a nested one
-        for capability in ("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID"):
-            command += ["--cap-add", capability]
-    else:
-        command += ["--unshare-user", "--proc", "/proc"]
-    return [*command, "--remount-ro", "/", "--chdir", "/"]
-
-
-def _parents(root: list[tuple[str, str, str]]) -> list[str]:
-    """Return every folder above an entry, outermost first."""
-    folders = {str(folder) for _, _, target in root for folder in Path(target).parents}
-    return sorted(folders - {"/"})
-
-
-def _unshare(root: list[tuple[str, str, str]]) -> list[str]:
-    """Return the command that starts a program in unshare; the worker builds the root itself."""
-    command = [shutil.which("unshare") or "unshare", "--net", "--pid", "--fork", "--kill-child"]
-    command += ["--mount", "--ipc", "--uts"]
-    return command if _is_real_root() else [*command, "--user", "--map-root-user"]
-
-
-def _is_real_root() -> bool:
-    """Return whether this is root of the machine, not of a user namespace (rootless container)."""
-    everyone = ["0", "0", str(2**32 - 1)]
-    return os.geteuid() == 0 and Path("/proc/self/uid_map").read_text().split() == everyone
-
-
-def _root_entries() -> list[tuple[str, str, str]]:
-    """Return the entries of a sandbox's root, in the order of mounting: (kind, source, target)."""
-    entries = [("bind", "/usr", "/usr")]
-    for path in (Path("/bin"), *sorted(Path("/").glob("lib*"))):
-        kind = "symlink" if path.is_symlink() else "bind"
-        entries.append((kind, str(path.readlink()) if kind == "symlink" else str(path), str(path)))
-    prefix = Path(sys.base_prefix).resolve()
-    if not prefix.is_relative_to("/usr"):
-        entries.append(("bind", str(prefix), str(prefix)))
-    entries += [("directory", "", "/proc"), ("directory", "", "/tmp")]
-    entries += [("device", f"/dev/{name}", f"/dev/{name}") for name in DEVICES]
-    return [*entries, ("symlink", "/proc/self/fd", "/dev/fd"), ("symlink", "/tmp", "/dev/shm")]
+@functools.cache  # of successes: an error is not kept
+def _try_backend(backend: str, program: str) -> None:
+    _stop(_start(TRIAL, backend))

@@ -11,13 +11,16 @@ writes one reply to descriptor 1; then it ends, and the warm parent forks the ne
 unchanged memory. The runner has no descriptor but its output, so it can return only its exit status
 and its output. When the keeper is killed, the kernel kills all processes that the code has left.
 
-A frame is a 4-byte big-endian length and that many bytes: UTF-8 source in, JSON out.
+Descriptor 0 brings first a greeting of GREETING's form, with two descriptors of a control group if
+there is one, then frames. A frame is a 4-byte big-endian length and that many bytes: UTF-8 source
+in, JSON out.
 """
 
 import ast
 import codecs
 import contextlib
 import ctypes
+import fcntl
 import gc
 import importlib
 import io
@@ -64,22 +67,30 @@ WARM = [
 OK, ERROR, MEMORY = 200, 201, 202
 OUTCOMES = {OK: "ok", ERROR: "error", MEMORY: "memory"}  # names of tasks/trees/outcomes.py
 TIMEOUT, WALL_TIMEOUT, OUTPUT_LIMIT, KILLED = "timeout", "wall_timeout", "output_limit", "killed"
+MEMORY_LIMIT = OUTCOMES[MEMORY]
 
 MEBIBYTE = 2**20
 RESERVE = 4 * MEBIBYTE  # beyond the memory limit, to report that it was reached
 OPEN_FILES = 64
+PENDING_SIGNALS = 128  # timers too
+SOCKET_BYTES = 2**18  # what the buffers of a socket can hold, by the kernel's default
+TICK = 0.01  # seconds between two looks at what the processes of a call use together
+GREETING = struct.Struct(">?q")  # whether to build the root; the code's user, or -1 for its own
 SCRATCH_FILES = 4096  # in /tmp
 INNER_USER = 1000  # user id that the code sees; any but root
 
 # From the headers of Linux; Python 3.11 has no names for them.
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWIPC = 0x20000, 0x2000000, 0x8000000
-CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEW_ANY = 0x10000000, 0x20000000, 0x7E020080
+CLONE_NEWUSER, CLONE_NEWPID = 0x10000000, 0x20000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC = 1, 2, 4, 8, 0x1000, 0x4000
 MNT_DETACH, AT_FDCWD, AT_RECURSIVE = 2, -100, 0x8000
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 PR_SET_CHILD_SUBREAPER, SECCOMP_MODE_FILTER = 36, 2
 ADDR_NO_RANDOMIZE, PERSONALITY_QUERY = 0x0040000, 0xFFFFFFFF
 MOUNT_SETATTR = 442
+PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}  # number of the system call
+SIOCSIFFLAGS, INTERFACE_UP = 0x8914, 1
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")  # per second
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -164,7 +175,13 @@ def build_root(entries: list[tuple[str, str, str]]) -> None:
     """Move into a new read-only root with ``entries``: (kind, source, target) each."""
     # Opened first: the new root is built over /tmp, which may hide a source.
     sources = [os.open(s, os.O_PATH) if k in ("bind", "device") else -1 for k, s, _ in entries]
-    mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755")
+    mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV)
+    Path("/tmp").chmod(0o755)
+    # As bubblewrap makes them: a listing shows the order.
+    for folder in sorted(
+        {str(folder) for _, _, t in entries for folder in Path("/tmp" + t).parents}
+    ):
+        Path(folder).mkdir(exist_ok=True)
     for (kind, source, target), descriptor in zip(entries, sources, strict=True):
         place = Path("/tmp" + target)
         folder = place.parent if kind in ("symlink", "device") else place
@@ -177,89 +194,39 @@ def build_root(entries: list[tuple[str, str, str]]) -> None:
             mount(f"/proc/self/fd/{descriptor}", str(place), "", MS_BIND | MS_REC)
         if kind == "bind":
             restrict(str(place), MS_RDONLY | MS_NOSUID | MS_NODEV, whole_tree=True)
+        if kind == "device":
+            restrict(str(place), MS_NOSUID, whole_tree=False)
+        if kind == "cover":
+            mount("tmpfs", str(place), "tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV, "mode=0755")
     for descriptor in sources:
         if descriptor >= 0:
             os.close(descriptor)
     mount("proc", "/tmp/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     os.chdir("/tmp")
-    kernel("syscall", PIVOT_ROOT[machine()[0]], b".", b".")
+    kernel("syscall", PIVOT_ROOT[os.uname().machine], b".", b".")
     kernel("umount2", b".", MNT_DETACH)
     os.chdir("/")
     restrict("/", MS_RDONLY, whole_tree=False)
     socket.sethostname("sandbox")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:  # as bubblewrap does
+        fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh", b"lo", INTERFACE_UP))
 
 
-# ---- system calls that the code may not make
+def be_greeted() -> tuple[bool, int | None, int | None]:
+    """Read the greeting, and join the control group if it brings one.
 
-MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column below, audit number
-NUMBERS = {
-    "add_key": (248, 217),
-    "bpf": (321, 280),
-    "io_uring_setup": (425, 425),
-    "keyctl": (250, 219),
-    "memfd_create": (319, 279),
-    "memfd_secret": (447, 447),
-    "mq_open": (240, 180),
-    "msgget": (68, 186),
-    "perf_event_open": (298, 241),
-    "pidfd_getfd": (438, 438),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "ptrace": (101, 117),
-    "request_key": (249, 218),
-    "semget": (64, 190),
-    "setns": (308, 268),
-    "shmget": (29, 194),
-    "unshare": (272, 97),
-    "userfaultfd": (323, 282),
-}
-CLONE, CLONE3, PIVOT_ROOT, SOCKET = (56, 220), (435, 435), (155, 41), (41, 198)
-LARGEST_FAMILY = socket.AF_INET6  # above it: VSOCK, which a network namespace does not isolate
-
-
-def machine() -> tuple[int, int]:
-    """Return the column in the tables of system calls, and the audit number of the architecture."""
-    name = os.uname().machine
-    if name not in MACHINES:
-        raise RuntimeError(f"no table of system calls for {name}, only for {sorted(MACHINES)}")
-    return MACHINES[name]
-
-
-def system_call_filter() -> bytes:
-    """Return a seccomp program of struct sock_filter (code, jump if true, jump if false, value).
-
-    It refuses kernel objects that outlive a process or escape its memory limit (System V and POSIX
-    queues, memory files, key rings), further namespaces, other socket families, and interfaces
-    whose only use here is an attack on the kernel or on another process.
+    Return whether to build the root; the user of the code, None for that of the worker; and a
+    descriptor of the group's events, or None.
     """
-    load, equal, greater, at_least, any_bit, answer = 0x20, 0x15, 0x25, 0x35, 0x45, 0x06
-    allow, refuse, unknown = 0x7FFF0000, 0x00050000 | 1, 0x00050000 | 38  # EPERM, ENOSYS
-    number_at, architecture_at, argument_at = 0, 4, 16
-    column, architecture = machine()
-    program = [
-        (load, 0, 0, architecture_at),
-        (equal, 1, 0, architecture),
-        (answer, 0, 0, refuse),
-        (load, 0, 0, number_at),
-        (at_least, 0, 1, 0x40000000),  # x86's second set of numbers for the same calls
-        (answer, 0, 0, refuse),
-        (equal, 0, 1, CLONE3[column]),  # its flags are not readable here; libc falls back to clone
-        (answer, 0, 0, unknown),
-    ]
-    for numbers in NUMBERS.values():
-        program += [(equal, 0, 1, numbers[column]), (answer, 0, 0, refuse)]
-    for numbers, test, bound in (
-        (CLONE, any_bit, CLONE_NEW_ANY),
-        (SOCKET, greater, LARGEST_FAMILY),
-    ):
-        program += [
-            (equal, 0, 4, numbers[column]),
-            (load, 0, 0, argument_at),
-            (test, 0, 1, bound),
-            (answer, 0, 0, refuse),
-            (load, 0, 0, number_at),
-        ]
-    return b"".join(struct.pack("=HBBI", *step) for step in [*program, (answer, 0, 0, allow)])
+    with socket.socket(fileno=os.dup(0)) as channel:
+        data, descriptors, _, _ = socket.recv_fds(channel, GREETING.size, 2)
+    build, user = GREETING.unpack(data)
+    events = None
+    if descriptors:
+        members, events = descriptors
+        os.write(members, b"0")
+        os.close(members)
+    return build, None if user < 0 else user, events
 
 
 # ---- one call
@@ -288,11 +255,17 @@ def enter_namespaces(config: dict) -> int:
 
 
 def keep(config: dict) -> int:
-    """Be pid 1 and reap orphans until killed; confined, since the runner may attack it."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    """Be pid 1 and reap orphans until killed; confined, since the runner may attack it.
+
+    It waits for each, so that their processor time is added to its own.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     confine(os.open("/dev/null", os.O_WRONLY), os.getppid(), config)
     while True:
-        signal.pause()
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        signal.sigwait({signal.SIGCHLD})
 
 
 def confine(output: int, parent: int, config: dict) -> None:
@@ -302,7 +275,6 @@ def confine(output: int, parent: int, config: dict) -> None:
     for descriptor, source in ((0, null), (1, output), (2, output)):
         os.dup2(source, descriptor)
     os.closerange(3, 65536)
-    write("/proc/self/oom_score_adj", "1000")  # first to be killed when memory ends
     neighbours = 2 if config["namespaces"] else tasks_of_user()  # 2: supervisor and keeper
     memory = config["memory_mib"] * MEBIBYTE
     limit(resource.RLIMIT_AS, memory, memory + RESERVE)
@@ -310,14 +282,16 @@ def confine(output: int, parent: int, config: dict) -> None:
     limit(resource.RLIMIT_FSIZE, config["file_mib"] * MEBIBYTE)
     limit(resource.RLIMIT_NPROC, config["processes"] + neighbours)
     limit(resource.RLIMIT_NOFILE, OPEN_FILES)
-    limit(resource.RLIMIT_CORE, 0)
+    limit(resource.RLIMIT_CORE, 1)  # 0 would still start a handler of core dumps on the host
+    limit(resource.RLIMIT_MEMLOCK, 0)
+    limit(resource.RLIMIT_SIGPENDING, PENDING_SIGNALS)
     kernel("capset", struct.pack("=Ii", 0x20080522, 0), bytes(24))  # no capabilities
     kernel("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     kernel("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() not in (parent, 0):  # 0: outside of the namespace
         raise RuntimeError("the supervisor ended before its death could be noticed")
     if config["namespaces"]:
-        steps = system_call_filter()
+        steps = bytes.fromhex(config["filter"])
         buffer = ctypes.create_string_buffer(steps)
         program = struct.pack("@HP", len(steps) // 8, ctypes.addressof(buffer))
         kernel("prctl", PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program)
@@ -398,7 +372,9 @@ def attempt(source: str) -> tuple[int, str]:
 def run_code(output: int, parent: int, source: str, config: dict) -> int:
     """Be the runner: confine, run, print the error; return the exit status."""
     if config["namespaces"]:
-        mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, "subset=pid")
+        # Read-only, or the code could make the trainer more likely to be killed than itself.
+        flags = MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC
+        mount("proc", "/proc", "proc", flags, "subset=pid")
         os.chdir("/tmp")
     confine(output, parent, config)
     stream, raw = renew_output()
@@ -428,19 +404,25 @@ def guarded(life, *arguments) -> None:
         os._exit(status)
 
 
-def watch(reader: int, runner: int, config: dict) -> tuple[str, str | None]:
+def watch(reader: int, runner: int, clock: "FamilyClock", config: dict) -> tuple[str, str | None]:
     """Read the runner's output until it ends; return it, and the outcome that cut it or None."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     deadline = time.monotonic() + config["wall_seconds"]
+    due = time.monotonic() + TICK
     end = os.pidfd_open(runner)
     poll = select.poll()
     for descriptor, events in ((reader, select.POLLIN), (end, select.POLLIN), (0, 0)):
         poll.register(descriptor, events)
     text = ""
     while len(text) <= config["output_characters"]:
-        ready = {d for d, _ in poll.poll(max(0.0, deadline - time.monotonic()) * 1000)}
-        if not ready:
+        ready = {d for d, _ in poll.poll(TICK * 1000)}
+        now = time.monotonic()
+        if not ready and now >= deadline:
             return text, WALL_TIMEOUT
+        if now >= due:
+            if excess := exceeded_limit(clock, config):
+                return text, excess
+            due = now + max(TICK, 4 * (time.monotonic() - now))
         if 0 in ready:
             raise EOFError("the tool's process has ended")
         if reader in ready:
@@ -451,6 +433,101 @@ def watch(reader: int, runner: int, config: dict) -> tuple[str, str | None]:
         elif end in ready:
             return text, None
     return text[: config["output_characters"]], OUTPUT_LIMIT
+
+
+# ---- what the processes of a call use together
+
+
+def exceeded_limit(clock: "FamilyClock", config: dict) -> str | None:
+    """Return the outcome of a limit that the processes of the call exceed together, or None."""
+    if clock.read() >= config["cpu_seconds"]:
+        return TIMEOUT
+    family = call_processes(config)
+    alone = len(family) <= (2 if config["namespaces"] else 1)  # 2: the keeper and the runner
+    if not alone and memory_bytes(family, config) > config["memory_mib"] * MEBIBYTE:
+        return MEMORY_LIMIT  # that of a single process is the kernel's to enforce
+    return None
+
+
+def call_processes(config: dict) -> list[int]:
+    """Return the ids in /proc of the call's processes, the keeper's among them."""
+    if config["namespaces"]:
+        if Path("/proc/self").exists():  # that of the worker: the runner has not mounted its own
+            return []
+        return [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+    found, waiting = [], [os.getpid()]
+    while waiting:
+        process = waiting.pop()
+        for file in Path(f"/proc/{process}/task").glob("*/children"):
+            with contextlib.suppress(OSError):  # it has ended
+                waiting += [int(child) for child in file.read_text().split()]
+        found.append(process)
+    return found[1:]
+
+
+class FamilyClock:
+    """The processor time of a call's processes.
+
+    A process has its own time and that of the children it has waited for. The time of a child that
+    nobody waits for is in no process any more, so what has been seen is kept here.
+    """
+
+    def __init__(self, config: dict) -> None:
+        self.config = config
+        self.seconds = self.held = 0.0  # all that has been seen; what the processes had last
+
+    def read(self) -> float:
+        """Return the seconds until now."""
+        held = processor_seconds(call_processes(self.config))
+        if held < self.held:  # lost, or on its way from a child to its parent
+            held = processor_seconds(call_processes(self.config))
+        self.seconds += max(0.0, held - self.held)
+        self.held = held
+        return self.seconds
+
+
+def processor_seconds(family: Sequence[int]) -> float:
+    """Return the processor time of processes and of those that they have waited for."""
+    ticks = 0
+    for process in family:
+        with contextlib.suppress(OSError):  # it has ended
+            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(int(field) for field in fields[11:15])
+    return ticks / CLOCK_TICKS
+
+
+def memory_bytes(family: Sequence[int], config: dict) -> int:
+    """Return the memory that processes hold together; what they share counts once."""
+    total = 0
+    for process in family:
+        with contextlib.suppress(OSError, IndexError):  # it has ended
+            total += process_bytes(Path(f"/proc/{process}"))
+    if config["namespaces"]:
+        with contextlib.suppress(OSError):
+            head = Path("/proc/1/net/sockstat").read_text().split("\n")[0]
+            total += int(head.split()[-1]) * SOCKET_BYTES
+    return total
+
+
+def process_bytes(entry: Path) -> int:
+    """Return a process's own share of the memory in use, without files.
+
+    All that it can see is counted where the share cannot be read.
+    """
+    try:
+        lines = (entry / "smaps_rollup").read_text().splitlines()
+    except PermissionError:
+        return int((entry / "statm").read_text().split()[1]) * resource.getpagesize()
+    counted = (line.split()[1] for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
+    return sum(int(kibibytes) for kibibytes in counted) * 1024
+
+
+def killed_for_memory(config: dict) -> int:
+    """Return how many processes of the worker's control group the kernel has killed for memory."""
+    if config["events"] is None:
+        return 0
+    words = os.pread(config["events"], 4096, 0).decode().split()
+    return int(words[words.index("oom_kill") + 1]) if "oom_kill" in words else 0
 
 
 def end_family(keeper: int | None) -> None:
@@ -484,24 +561,30 @@ def answer(keeper: int | None, config: dict) -> int:
     if payload is None:
         return 1
     reader, writer = os.pipe()
+    killed_before = killed_for_memory(config)
     supervisor = os.getpid()
     runner = os.fork()
     if runner == 0:
         guarded(run_code, writer, supervisor, payload.decode(errors="replace"), config)
     os.close(writer)
-    text, cut = watch(reader, runner, config)
+    clock = FamilyClock(config)
+    text, cut = watch(reader, runner, clock, config)
+    seen = clock.read()  # of those, too, that nobody waits for
     os.kill(runner, signal.SIGKILL)
-    _, status, usage = os.wait4(runner, 0)
+    _, status = os.waitpid(runner, 0)
     end_family(keeper)
-    used = usage.ru_utime + usage.ru_stime
+    if killed_for_memory(config) > killed_before:
+        cut = cut or MEMORY_LIMIT
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = max(seen, usage.ru_utime + usage.ru_stime)
     outcome = cut or name_outcome(os.waitstatus_to_exitcode(status), used, config)
     write_frame(json.dumps([outcome, text.rstrip("\n")]).encode())
     return 0
 
 
 def name_outcome(status: int, used: float, config: dict) -> str:
-    """Return the outcome of a runner that was not cut; ``used`` is in CPU seconds."""
-    if status == -signal.SIGXCPU or (status == -signal.SIGKILL and used >= config["cpu_seconds"]):
+    """Return the outcome of a runner that was not cut; ``used`` is in CPU seconds, of all."""
+    if status == -signal.SIGXCPU or used >= config["cpu_seconds"]:
         return TIMEOUT
     return OUTCOMES.get(status, KILLED)
 
@@ -531,10 +614,12 @@ def main() -> None:
     fix_addresses()
     config = json.loads(sys.argv[1])
     kernel("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
-    if config["root"]:
+    build, config["user"], config["events"] = be_greeted()
+    if build:
         build_root(config["root"])
     elif config["namespaces"] and not Path("/proc/self").exists():
         mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    write("/proc/self/oom_score_adj", "1000")  # first to be killed when memory ends
     warm_up(WARM if config["namespaces"] else [*WARM, "tempfile"])
     while True:
         supervisor = os.fork()

@@ -20,7 +20,7 @@ from flows.tracking import outbox
 from flows.tracking.run import stage_run
 from flows.workers import server
 from tasks.engines.transformers import worker
-from tasks.tools import python
+from tasks.tools import sandbox
 from tasks.tools.python import PythonTool
 from tests import toy_project as toy
 
@@ -168,10 +168,11 @@ def test_orphaned_sandbox_is_recognised(start):
     limits = PythonTool.model_validate(
         toy.RECIPE["tools"]["python"] | {"memory_mib": 512, "processes": 8}
     )
+    command = sandbox.command(limits.model_dump(), "none")
     with theirs:
         shell = subprocess.Popen(
             # a command in the background would read from /dev/null
-            ["sh", "-c", 'exec 3<&0; "$@" <&3 & echo $!', "sh", *python._command(limits, "none")],
+            ["sh", "-c", 'exec 3<&0; "$@" <&3 & echo $!', "sh", *command],
             stdin=theirs,
             stdout=subprocess.PIPE,
             text=True,

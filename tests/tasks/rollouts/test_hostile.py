@@ -27,7 +27,8 @@ from tasks.policy.tiny import ASSISTANT, USER
 from tasks.policy.tiny import END as END_TOKEN
 from tasks.reward import score
 from tasks.rollouts.rounds import Setting, grow
-from tasks.tools.python import UNUSED_USER, PythonTool, python_tool
+from tasks.tools.python import PythonTool, python_tool
+from tasks.tools.sandbox import UNUSED_USERS
 from tasks.tools.search import Search, save_corpus, search_tool
 from tasks.trees import dialogue as talk
 from tasks.trees.outcomes import TURN_OUTCOMES, Outcome, StopReason
@@ -249,7 +250,7 @@ def left_behind(folder: Path, port: int, before: dict[str, object]) -> None:
 
 def is_stray(path: Path) -> bool:
     try:
-        return MARK in path.name or path.lstat().st_uid == UNUSED_USER
+        return MARK in path.name or path.lstat().st_uid in UNUSED_USERS
     except FileNotFoundError:  # it went away just now, so it was not left behind
         return False
 
