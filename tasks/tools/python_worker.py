@@ -178,10 +178,8 @@ def build_root(entries: list[tuple[str, str, str]]) -> None:
     mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV)
     Path("/tmp").chmod(0o755)
     # As bubblewrap makes them: a listing shows the order.
-    for folder in sorted(
-        {str(folder) for _, _, t in entries for folder in Path("/tmp" + t).parents}
-    ):
-        Path(folder).mkdir(exist_ok=True)
+    for parent in sorted({str(folder) for *_, t in entries for folder in Path("/tmp" + t).parents}):
+        Path(parent).mkdir(exist_ok=True)
     for (kind, source, target), descriptor in zip(entries, sources, strict=True):
         place = Path("/tmp" + target)
         folder = place.parent if kind in ("symlink", "device") else place
@@ -261,6 +259,7 @@ def keep(config: dict) -> int:
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     confine(os.open("/dev/null", os.O_WRONLY), os.getppid(), config)
+    kernel("prctl", PR_SET_DUMPABLE, 0)  # its memory is closed to the runner
     while True:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:

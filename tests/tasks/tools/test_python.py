@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import time
 from pathlib import Path
 
@@ -14,9 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tasks.tools import python
+from tasks.tools import control_group, python
 from tasks.tools.python import PythonTool, choose_backend, python_tool
 from tasks.trees.tree import Observation
+from tests.tasks.tools.hostile_scripts import TIME
 
 SANDBOXES = ["unshare"] + (["bubblewrap"] if shutil.which("bwrap") else [])
 PROJECT = Path(__file__).parents[3]
@@ -464,6 +466,70 @@ def test_second_backend_is_taken_if_first_fails(tmp_path, monkeypatch):
     (tmp_path / "bwrap").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert choose_backend("auto") == "unshare"
+
+
+def test_a_try_that_is_killed_is_repeated_and_errors_are_forgotten(tmp_path, monkeypatch):
+    wrapper, killed = tmp_path / "unshare", tmp_path / "killed"
+    wrapper.write_text("#!/bin/sh\nexit 1\n")
+    wrapper.chmod(0o755)
+    real = shutil.which("unshare")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(RuntimeError, match="unshare does not work"):
+        choose_backend("unshare")
+    wrapper.write_text(
+        f'#!/bin/sh\n[ -e {killed} ] || {{ touch {killed}; kill -9 $$; }}\nexec {real} "$@"\n'
+    )
+    assert choose_backend("unshare") == "unshare"
+    assert killed.exists()
+
+
+def test_private_folders_among_the_programs_are_covered(monkeypatch):
+    standard = Path(sysconfig.get_path("stdlib")).resolve()
+    code = f"import os; os.listdir('{standard}/wsgiref'), os.path.exists('{standard}/json')"
+    monkeypatch.setenv("HF_HOME", f"{standard}/wsgiref")
+    for sandbox in SANDBOXES:
+        with python_tool(limits(sandbox), 1) as call:
+            assert one(call, code) == Observation("ok", "([], True)")
+    monkeypatch.setenv("HF_HOME", str(standard))
+    with (
+        pytest.raises(RuntimeError, match=f"must show .*{standard} around it holds private files"),
+        python_tool(limits("unshare"), 1),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("sandbox", [*SANDBOXES, "none"])
+def test_without_a_control_group_the_sums_are_limited(sandbox, monkeypatch):
+    monkeypatch.setattr(control_group, "make_group", lambda limit_bytes: None)
+    hog = (
+        "import os, time\n"
+        "for _ in range(6):\n"
+        "    if os.fork() == 0:\n"
+        "        x = bytearray(24 * 2 ** 20)\n"
+        "        for i in range(0, len(x), 4096): x[i] = 1\n"
+        "        time.sleep(9); os._exit(0)\n"
+        "time.sleep(9)"
+    )
+    with python_tool(limits(sandbox), 1) as call:
+        assert one(call, hog) == Observation("memory", "")
+        assert one(call, TIME["a chain of forks"].code) == Observation("timeout", "")
+
+
+def test_a_control_group_bounds_what_nobody_counts():
+    """Where this user may make one: the kernel ends a process of the group, and it is removed."""
+    group = control_group.make_group(64 * 2**20)
+    if group is None:
+        assert os.geteuid() != 0 or not os.access(control_group.MOUNTED, os.W_OK)
+        return
+    grow = "import os, sys; os.write(int(sys.argv[1]), b'0'); x = bytearray(10 ** 9)"
+    process = subprocess.run(
+        [sys.executable, "-c", grow, str(group.members)], pass_fds=[group.members], check=False
+    )
+    assert process.returncode == -signal.SIGKILL
+    assert b"oom_kill 1" in os.pread(group.events, 4096, 0)
+    group.close()
+    group.remove()
+    assert not group.folder.exists()
 
 
 def test_fewer_than_one_worker_is_an_error():
