@@ -116,6 +116,24 @@ def kill(numbers):
             os.kill(number, signal.SIGKILL)
 
 
+def sandboxes(number):
+    """The processes of each sandbox of the Python tool below a process, its first one first."""
+    heads = [pid for pid in below(number) if name(pid) in ("bwrap", "unshare")]
+    trees = [below(pid) for pid in heads]
+    return [tree for tree in trees if not any(tree[0] in other[1:] for other in trees)]
+
+
+def is_working(sandbox):
+    """Whether a sandbox runs code: beside parent, supervisor and keeper there is a runner."""
+    return sum(name(pid).startswith("python") for pid in sandbox) > 3
+
+
+def name(number):
+    with suppress(OSError):
+        return Path(f"/proc/{number}/comm").read_text().strip()
+    return ""
+
+
 def outcome(folder, command=HERE):
     """Digest of each out of the finished run: of the checkout, or of the one commit of a run."""
     if command == HERE:

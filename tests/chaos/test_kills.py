@@ -74,6 +74,28 @@ def test_a_kill_at_a_random_moment(bare, prepared, whole, expected, folder, numb
     call_again(folder, expected, command)
 
 
+@pytest.mark.parametrize("kind", ["idle", "working"])
+def test_killed_sandboxes_do_not_show(prepared, expected, folder, kind):
+    """As the kernel may do when memory ends. The run goes on, and needs no further call."""
+    draw = random.Random(f"{SEED}/{kind}")
+    runs.copy(prepared, folder)
+    run = runs.start(folder)
+    killed = 0
+    while run.poll() is None:
+        found = [
+            each for each in runs.sandboxes(run.pid) if runs.is_working(each) == (kind == "working")
+        ]
+        if found and killed < 20 and draw.random() < 0.5:
+            runs.kill(draw.choice(found))
+            killed += 1
+        time.sleep(draw.uniform(0, 0.05))
+    print(f"killed {killed} {kind} sandboxes")
+    assert run.returncode == 0, runs.said(folder).read_text()
+    assert killed >= 5
+    assert runs.outcome(folder) == expected
+    runs.check_sound(folder)
+
+
 def test_a_termination_lets_the_run_take_its_leave(prepared, expected, folder):
     runs.copy(prepared, folder)
     run = runs.start(folder)

@@ -3,6 +3,7 @@ back."""
 
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -119,6 +120,24 @@ def test_a_prefect_server_that_goes_and_comes_back_knows_how_the_run_has_ended(
     runs.finish(folder, PREFECT_API_URL=address)
     assert runs.outcome(folder) == expected
     assert set(flow_runs(address).values()) == {"COMPLETED"}
+    runs.check_sound(folder)
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_server_that_is_killed_for_good(
+    prepared, whole, expected, folder, mlflow, prefect, number
+):
+    begin, variable, address = [
+        (mlflow[0], "MLFLOW_TRACKING_URI", mlflow[1]),
+        (prefect[0], "PREFECT_API_URL", prefect[1]),
+    ][number % 2]
+    server = begin()
+    runs.copy(prepared, folder)
+    run = runs.start(folder, **{variable: address})
+    time.sleep(random.Random(number).uniform(0, 0.6 * whole[1]))
+    stop(server)
+    assert run.wait(runs.PATIENCE) == 0, runs.said(folder).read_text()
+    assert runs.outcome(folder) == expected
     runs.check_sound(folder)
 
 
