@@ -100,11 +100,14 @@ def score(trajectory: Sequence[Node], question: Question, settings: Reward) -> d
 
     Only the agent's own turns are read: what a tool result quotes can neither earn nor break
     anything. ``broken_format`` where the format is broken or no answer can be extracted, ``wrong``
-    where the score is 0, else the score, plus the bonus for a success with several kinds of tools.
+    where the score is 0, else the score, plus the bonus for a success with several kinds of tools
+    of which a call worked: its outcome is ok.
     Raises ValueError for a question whose scorer is unknown.
     """
     own_words = _storable("".join(turn.text for turn in sampled(trajectory)))
     faults = format_faults(own_words, talk.TOOL_TAGS)
+    if trajectory[-1].outcome == Outcome.FORGED_TURN:
+        faults.append("forged_turn")
     answer = talk.final_answer(own_words)
     scorer = _scorer(question)
     breakdown = {} if answer is None else dict(scorer(answer, question.answers))
@@ -114,7 +117,7 @@ def score(trajectory: Sequence[Node], question: Question, settings: Reward) -> d
     tools = {
         call.tool
         for turn, result in pairwise(trajectory)
-        if result.kind == RESULT and result.outcome != Outcome.NO_SUCH_TOOL
+        if result.kind == RESULT and result.outcome == Outcome.OK
         if (call := talk.read_call(turn.text))
     }
     if faults or answer is None:

@@ -1,5 +1,6 @@
 """Rewards by hand, and that a tool's text can't touch them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -198,11 +199,16 @@ def test_the_agent_can_not_hide_its_faults_in_a_result():
     assert value(f"{THINK}<result><think></result>{RIGHT}") == -1.0
 
 
-def test_a_tool_that_is_not_at_hand_earns_no_bonus():
-    """Else the bonus comes for a call that nothing answered."""
-    nodes = trajectory(THINK + PYTHON, "408", SEARCH, "no tool search", RIGHT)
-    nodes[4] = node(3, RESULT, "<result>no tool search</result>", "no_such_tool")
+@pytest.mark.parametrize("outcome", ["no_such_tool", "error", "no_results", "timeout"])
+def test_a_call_that_does_not_work_earns_no_bonus(outcome):
+    """Else two calls that fail would earn it."""
+    calls = [THINK + PYTHON, "408", SEARCH, "no", SEARCH, "no", RIGHT]
+    nodes = trajectory(*calls)
+    nodes[4] = replace(nodes[4], outcome=outcome)
+    assert score(nodes, QUESTION, SETTINGS)["reward"] == 1.1, "the second search worked"
+    nodes[6] = replace(nodes[6], outcome=outcome)
     assert score(nodes, QUESTION, SETTINGS)["reward"] == 1.0
+    assert score(trajectory(*calls, observed=outcome), QUESTION, SETTINGS)["reward"] == 1.0
 
 
 # ---- tables
