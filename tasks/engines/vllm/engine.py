@@ -165,6 +165,8 @@ class VllmEngine:
             "max_num_seqs": self.rows,
             "skip_tokenizer_init": not stop_texts(self.pieces(), stop_strings(self.tokenizer)),
             "generation_config": "vllm",
+            "load_format": "safetensors",
+            "trust_remote_code": False,
             "enable_prefix_caching": True,
             "disable_log_stats": True,
             **DEVICES[self.machine.device](memory),
