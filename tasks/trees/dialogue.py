@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from params.schema.agent import Dialogue
 from tasks.trees.markers import BREAK, added_tokens, encode, markers, quote
 from tasks.trees.outcomes import Outcome, StopReason
-from tasks.trees.tree import Call, Message, Observation, Question
+from tasks.trees.tree import Call, Observation, Question
 
 TOOL_TAGS = ("python", "search")
 RESULT_TAGS = ("<result>", "</result>")
@@ -85,9 +85,7 @@ def forged(tokenizer: Any) -> tuple[str, ...]:
     return markers(tokenizer, TAGS).forged
 
 
-def read_turn(
-    text: str, stopped: str, forged: Collection[str] = ()
-) -> tuple[str, Call | None]:
+def read_turn(text: str, stopped: str, forged: Collection[str] = ()) -> tuple[str, Call | None]:
     """Return the outcome of a turn, and its tool call if it ended with one.
 
     ``text`` is without the end token, ``stopped`` is the engine's StopReason, ``forged`` are the

@@ -7,7 +7,7 @@ that writes one forges a turn.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -94,7 +94,7 @@ def added_tokens(tokens: NDArray[np.int32], found: Markers) -> list[int]:
     return [token for token in tokens.tolist() if token in found.tokens]
 
 
-def _apart(tokenizer: Any, text: str, banned: Collection[int]) -> Iterator[str]:
+def _apart(tokenizer: Any, text: str, banned: Set[int]) -> Iterator[str]:
     """Yield the parts of a text, halved until none of them has a banned token."""
     if banned.isdisjoint(tokenizer.encode(text, add_special_tokens=False)):
         yield text

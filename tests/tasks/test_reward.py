@@ -14,7 +14,7 @@ from params.schema.reinforce import Reward
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
-from tasks.reward import TABLE, RewardInputs, length_penalty, reward, score, score_tree
+from tasks.reward import GROUP, TABLE, RewardInputs, length_penalty, reward, score, score_trees
 from tasks.trees.tables import read_rows, save_trees
 from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree
 
@@ -159,11 +159,31 @@ def test_whatever_is_in_the_box_becomes_a_row_of_the_table(scorer, written):
     question = Question("q", "toy", "12*34?", ("408",), scorer)
     box = f"<answer>\\boxed{{{written}}}</answer>"
     nodes = trajectory(THINK, "", box)
-    (row,) = score_tree(Tree(question, nodes, leaves=[len(nodes) - 1]), SETTINGS)
+    (row,) = score_trees([Tree(question, nodes, leaves=[len(nodes) - 1])], SETTINGS)
     table = pa.Table.from_pylist([row], schema=TABLE)
     right = written == "\u200f408"  # an invisible mark changes no answer
     assert table["reward"].to_pylist() == [float(right)]
     assert table["answer"].to_pylist() == [written.replace("\ud800", "?")]
+
+
+def test_verifier_is_not_asked_after_too_many_timeouts(capsys):
+    """Answers of the same group, and those that need no verifier, are scored as ever."""
+    slow, right, number = "(1+x)^{1000}", "1+x", "0.5"
+    said = [slow] * (GROUP - 1) + [right] + [right, number]
+    accepted = ("x+1", "\\frac{1}{2}")
+
+    def scores(most):
+        nodes = [node(-1, PROMPT, "?")]
+        nodes += [node(0, TURN, f"{THINK}<answer>\\boxed{{{a}}}</answer>", "answer") for a in said]
+        question = Question("q", "toy", "?", accepted, "maths")
+        tree = Tree(question, nodes, [*range(1, len(nodes))])
+        rows = score_trees([tree], SETTINGS, most)
+        return [(row["reward"], set(row["breakdown"]) - {"score"}) for row in rows]
+
+    timeouts, verified = [(0.0, {"timeout"})] * (GROUP - 1), (1.0, {"verifier"})
+    assert scores(2) == [*timeouts, verified, verified, (1.0, {"number"})], "one answer, often"
+    assert scores(1) == [*timeouts, verified, (0.0, {"over_budget"}), (1.0, {"number"})]
+    assert "1 answers used up" in capsys.readouterr().out
 
 
 # ---- a tool's text is not the agent's
@@ -222,7 +242,7 @@ def test_a_tree_gives_a_row_a_leaf():
         node(2, TURN, WRONG, "answer"),
         node(2, TURN, RIGHT, "answer"),
     ]
-    rows = score_tree(Tree(QUESTION, nodes, leaves=[4, 3]), SETTINGS)
+    rows = score_trees([Tree(QUESTION, nodes, leaves=[4, 3])], SETTINGS)
     assert [(r["question"], r["kind"], r["leaf"], r["reward"]) for r in rows] == [
         ("q", "toy", 0, 1.0),
         ("q", "toy", 1, 0.0),

@@ -16,7 +16,9 @@ from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Message, Observation, Question
 
 END = "<|end|>"
-NAMED = "{% for m in messages %}<|{{ m.role }}|>{{ m.content | trim }}<|end|>{% endfor %}<|assistant|>"
+NAMED = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content | trim }}<|end|>{% endfor %}<|assistant|>"
+)
 THINKING = (
     "{% for m in messages %}<|start|>{{ m.role }}\n"
     "{% if m.role == 'tool' %}<tool_response>{{ m.content }}</tool_response>"
@@ -92,9 +94,7 @@ hostile = st.lists(
 
 
 def layout(system):
-    return Dialogue(
-        system=system, turn_tokens=8, result_tokens=8, response_tokens=16, tool_calls=1
-    )
+    return Dialogue(system=system, turn_tokens=8, result_tokens=8, response_tokens=16, tool_calls=1)
 
 
 def tokens_of(tokenizer, tokens):
