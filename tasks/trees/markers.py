@@ -61,7 +61,7 @@ def markers(tokenizer: Any, own: Collection[str] = ()) -> Markers:
     it: it cannot be split, and ``quote`` has to replace it.
     """
     known = _markers.setdefault(tokenizer, {})
-    key = (str(tokenizer.chat_template), tuple(own), len(tokenizer))
+    key = (str(tokenizer.chat_template), tuple(own))
     if key not in known:
         known[key] = _find(tokenizer, own)
     return known[key]

@@ -168,7 +168,7 @@ def test_whatever_is_in_the_box_becomes_a_row_of_the_table(scorer, written):
 
 def test_verifier_is_not_asked_after_too_many_timeouts(capsys):
     """Answers of the same group, and those that need no verifier, are scored as ever."""
-    slow, right, number = "(1+x)^{1000}", "1+x", "0.5"
+    slow, right, number = "\\prod_{n=1}^{99999} (x-n)", "1+x", "0.5"
     said = [slow] * (GROUP - 1) + [right] + [right, number]
     accepted = ("x+1", "\\frac{1}{2}")
 
