@@ -49,7 +49,7 @@ from tasks.policy.model import load_policy, load_tokenizer
 from tasks.policy.parallel import lanes
 from tasks.policy.resident import Learner
 from tasks.policy.tiny import build_policy
-from tasks.reward import score_tree
+from tasks.reward import score_trees
 from tasks.rollouts.rounds import Setting, grow
 from tasks.settings import load as load_settings
 from tasks.tools.python import PythonTool, python_tool
@@ -262,7 +262,7 @@ def rewards_of(start: Start, case: Case, trees: Sequence[Tree], number: int) -> 
     if start.draws_rewards:
         return drawn_rewards(case, number)
     settings = start.recipe.reinforce.reward
-    return [row["reward"] for tree in trees for row in score_tree(tree, settings)]
+    return [row["reward"] for row in score_trees(trees, settings)]
 
 
 def credited(trees: Sequence[Tree], rewards: Sequence[float]) -> list[Credited]:

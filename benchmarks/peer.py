@@ -130,7 +130,7 @@ def peer(
 
     model.generation_config.eos_token_id = [
         tokenizer.eos_token_id,
-        *(tokenizer.convert_tokens_to_ids(stop) for stop in talk.STOP_STRINGS),
+        *(tokenizer.convert_tokens_to_ids(stop) for stop in talk.stop_strings(tokenizer)),
     ]
     own = copy.deepcopy(tokenizer)
     ways: dict[str, Any] = {"rollout_func": rounds(recipe, respond)}
@@ -291,10 +291,12 @@ def rounds(recipe: Recipe, respond: Respond) -> Callable[[list[Any], Any], dict[
 
 def _call(tokenizer: Any, turn: list[int], allowed: bool) -> Call | None:
     text = tokenizer.decode(turn)
-    closed = any(stop in text for stop in talk.STOP_STRINGS)
+    closed = any(stop in text for stop in talk.stop_strings(tokenizer))
     ended = turn[-1] == tokenizer.eos_token_id
     _, call = talk.read_turn(
-        text, StopReason.END if ended else StopReason.STOP if closed else StopReason.LENGTH
+        text.removesuffix(tokenizer.eos_token) if ended else text,
+        StopReason.END if ended else StopReason.STOP if closed else StopReason.LENGTH,
+        talk.forged(tokenizer),
     )
     return call if allowed else None
 

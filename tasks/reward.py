@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,10 @@ from params.schema.reinforce import Reward
 from tasks.ledger import prefect_cache, substeps
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
-from tasks.scorers import SCORERS, Scorer
+from tasks.scorers import SCORERS, WITHOUT_VERIFIER, Scorer
 from tasks.scorers.format import format_faults
+from tasks.scorers.maths import WORKERS
+from tasks.scorers.maths_worker import TIMEOUT
 from tasks.trees import dialogue as talk
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tables import load_trees, write_table
@@ -46,6 +50,10 @@ TABLE = pa.schema(
 )
 
 
+GROUP = 64  # leaves that are scored side by side
+MOST_TIMEOUTS = 64  # different answers of a batch that may use up the verifier's CPU time
+
+
 @dataclass(frozen=True)
 class RewardInputs:
     """What decides rewards."""
@@ -62,7 +70,7 @@ def reward(step: Step, inputs: RewardInputs) -> Record:
     """Score every leaf; artifact ``rewards``, a row a leaf with the reward's breakdown."""
     began = time.perf_counter()
     trees = load_trees(Path(inputs.trees.path))
-    rows = [row for tree in trees for row in score_tree(tree, inputs.settings)]
+    rows = score_trees(trees, inputs.settings)
     for row in rows:
         row["length_penalty"] = length_penalty(
             row["response_tokens"], inputs.response_tokens, inputs.overlong
@@ -81,32 +89,74 @@ def reward(step: Step, inputs: RewardInputs) -> Record:
     }
 
 
-def score_tree(tree: Tree, settings: Reward) -> list[dict[str, Any]]:
-    """Return a row of ``TABLE`` for each leaf of a tree."""
-    return [
-        {
-            "question": tree.question.id,
-            "kind": tree.question.kind,
-            "leaf": leaf,
-            "scorer": tree.question.scorer,
-            **score(trajectory, tree.question, settings),
-        }
+def score_trees(
+    trees: Sequence[Tree], settings: Reward, most_timeouts: int = MOST_TIMEOUTS
+) -> list[dict[str, Any]]:
+    """Return a row of ``TABLE`` for each leaf of each tree, without the length penalty.
+
+    Leaves are scored side by side, ``GROUP`` after ``GROUP``. After a group with which at least
+    ``most_timeouts`` different answers have used up the verifier's CPU time, later answers that
+    only the verifier could compare score 0, as "over_budget". This depends on the answers alone,
+    neither on the machine's load nor on the number of processes.
+    """
+    leaves = [
+        (tree.question, leaf, trajectory)
+        for tree in trees
         for leaf, trajectory in enumerate(tree.trajectories())
     ]
+    rows: list[dict[str, Any]] = []
+    slow: set[tuple[str, str]] = set()  # question and answer
+    with ThreadPoolExecutor(WORKERS) as pool:
+        for first in range(0, len(leaves), GROUP):
+            scorers = SCORERS if len(slow) < most_timeouts else WITHOUT_VERIFIER
+            scored = partial(_row, settings=settings, scorers=scorers)
+            made = list(pool.map(scored, leaves[first : first + GROUP]))
+            rows += made
+            timeouts = [row for row in made if TIMEOUT in row["breakdown"]]
+            slow |= {(row["question"], row["answer"]) for row in timeouts}
+    if slow:
+        skipped = sum("over_budget" in row["breakdown"] for row in rows)
+        print(
+            f"reward: {len(slow)} answers used up the CPU time of the mathematics verifier; it is "
+            f"not asked any more after {most_timeouts}, which {skipped} answers met",
+            flush=True,
+        )
+    return rows
 
 
-def score(trajectory: Sequence[Node], question: Question, settings: Reward) -> dict[str, Any]:
+def _row(
+    leaf: tuple[Question, int, Sequence[Node]], settings: Reward, scorers: Mapping[str, Scorer]
+) -> dict[str, Any]:
+    question, number, trajectory = leaf
+    return {
+        "question": question.id,
+        "kind": question.kind,
+        "leaf": number,
+        "scorer": question.scorer,
+        **score(trajectory, question, settings, scorers),
+    }
+
+
+def score(
+    trajectory: Sequence[Node],
+    question: Question,
+    settings: Reward,
+    scorers: Mapping[str, Scorer] = SCORERS,
+) -> dict[str, Any]:
     """Return the reward of one trajectory with its breakdown.
 
     Only the agent's own turns are read: what a tool result quotes can neither earn nor break
     anything. ``broken_format`` where the format is broken or no answer can be extracted, ``wrong``
-    where the score is 0, else the score, plus the bonus for a success with several kinds of tools.
+    where the score is 0, else the score, plus the bonus for a success with several kinds of tools
+    of which a call worked: its outcome is ok.
     Raises ValueError for a question whose scorer is unknown.
     """
     own_words = _storable("".join(turn.text for turn in sampled(trajectory)))
     faults = format_faults(own_words, talk.TOOL_TAGS)
+    if trajectory[-1].outcome == Outcome.FORGED_TURN:
+        faults.append("forged_turn")
     answer = talk.final_answer(own_words)
-    scorer = _scorer(question)
+    scorer = _scorer(question, scorers)
     breakdown = {} if answer is None else dict(scorer(answer, question.answers))
     scored = breakdown.get("score", 0.0)
     success = scored == 1 and not faults
@@ -114,7 +164,7 @@ def score(trajectory: Sequence[Node], question: Question, settings: Reward) -> d
     tools = {
         call.tool
         for turn, result in pairwise(trajectory)
-        if result.kind == RESULT and result.outcome != Outcome.NO_SUCH_TOOL
+        if result.kind == RESULT and result.outcome == Outcome.OK
         if (call := talk.read_call(turn.text))
     }
     if faults or answer is None:
@@ -138,13 +188,13 @@ def score(trajectory: Sequence[Node], question: Question, settings: Reward) -> d
     }
 
 
-def _scorer(question: Question) -> Scorer:
-    if question.scorer not in SCORERS:
+def _scorer(question: Question, scorers: Mapping[str, Scorer]) -> Scorer:
+    if question.scorer not in scorers:
         raise ValueError(
             f"question {question.id}: the scorer {question.scorer!r} is unknown; set it to one of "
-            f"{', '.join(sorted(SCORERS))}"
+            f"{', '.join(sorted(scorers))}"
         )
-    return SCORERS[question.scorer]
+    return scorers[question.scorer]
 
 
 def _storable(text: str) -> str:

@@ -163,7 +163,10 @@ def config_of(recipe: Recipe, folder: Path = schema.PARAMS) -> Any:
         return AutoConfig.for_model(settings.pop("model_type"), **settings)
     try:
         return AutoConfig.from_pretrained(
-            policy.name, revision=policy.revision, local_files_only=True
+            policy.name,
+            revision=policy.revision,
+            local_files_only=True,
+            trust_remote_code=False,
         )
     except (OSError, ValueError):
         raise ValueError(

@@ -54,7 +54,7 @@ class Reward(Frozen):
 
     broken_format: float  # also without an answer
     wrong: float
-    many_tools_bonus: float  # added to a right answer with more than one kind of tool
+    many_tools_bonus: float  # added to a right answer, for several kinds of tools that worked
 
     def range(self) -> tuple[float, float]:
         """Return the lowest and the highest possible reward; a graded score may be close to 0."""

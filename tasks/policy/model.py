@@ -1,4 +1,8 @@
-"""Load a policy and its tokenizer from a folder or from the Hugging Face hub."""
+"""Load a policy and its tokenizer from a folder or from the Hugging Face hub.
+
+Loading runs no code of a policy's own: weights are read as safetensors, never unpickled, and the
+architecture and the tokenizer are those of transformers.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,10 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoTokenizer,
+    PreTrainedConfig,
     PreTrainedTokenizerFast,
 )
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from params.schema.base import Machine
 from params.schema.prepare import PretrainedPolicy
@@ -28,26 +34,32 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
 
     AutoTokenizer would use the usual class of the architecture, which splits text in its own way.
     """
-    return PreTrainedTokenizerFast.from_pretrained(folder)
+    return PreTrainedTokenizerFast.from_pretrained(folder, trust_remote_code=False)
 
 
 def fetch_policy(settings: PretrainedPolicy) -> tuple[Any, Any]:
-    """Load model and tokenizer from a hub name at its pinned revision, or from a local folder."""
+    """Load model and tokenizer from a hub name at its pinned revision, or from a local folder.
+
+    Raises as ``load_policy``.
+    """
     tokenizer = fetch_tokenizer(settings)
-    model = AutoModelForCausalLM.from_pretrained(settings.name, revision=settings.revision)
-    return model, tokenizer
+    return _model(AutoModelForCausalLM, settings.name, settings.revision), tokenizer
 
 
 def fetch_tokenizer(settings: PretrainedPolicy) -> Any:
     """Load the tokenizer alone, from where ``fetch_policy`` loads it."""
-    return AutoTokenizer.from_pretrained(settings.name, revision=settings.revision)
+    _refuse_code(settings.name, settings.revision)
+    return AutoTokenizer.from_pretrained(
+        settings.name, revision=settings.revision, trust_remote_code=False
+    )
 
 
 def load_policy(folder: str | Path, machine: Machine, revision: str | None = None) -> Any:
     """Load a causal language model from a folder or a hub name, in float32, on the recipe's device.
 
     From the folder of an adapter, load its base with the adapter; only the adapter can learn.
-    Raises OSError (from transformers) where nothing is found.
+    Raises OSError where nothing is found, or no safetensors, and ValueError where the policy comes
+    with code of its own.
     """
     if base := adapter.base_of(Path(folder)):
         return adapter.load(_load(AutoModelForCausalLM, base, machine, None), Path(folder))
@@ -55,13 +67,43 @@ def load_policy(folder: str | Path, machine: Machine, revision: str | None = Non
 
 
 def load_backbone(folder: Path, machine: Machine) -> Any:
-    """Load a model without its head over the vocabulary. Raises OSError as ``load_policy``."""
+    """Load a model without its head over the vocabulary. Raises as ``load_policy``."""
     return _load(AutoModel, folder, machine, None)
 
 
 def _load(kind: Any, folder: str | Path, machine: Machine, revision: str | None) -> Any:
     with LOADING:
-        model = kind.from_pretrained(
-            folder, revision=revision, dtype=torch.float32, attn_implementation="sdpa"
-        )
+        model = _model(kind, folder, revision, dtype=torch.float32, attn_implementation="sdpa")
     return model.to(torch.device(machine.device))
+
+
+def _model(kind: Any, name: str | Path, revision: str | None, **options: Any) -> Any:
+    """Load a model of a class of transformers from safetensors."""
+    _refuse_code(name, revision)
+    try:
+        return kind.from_pretrained(
+            name, revision=revision, use_safetensors=True, trust_remote_code=False, **options
+        )
+    except OSError as error:
+        if "safetensors" not in str(error):
+            raise
+        raise OSError(
+            f"the policy {name} has no *.safetensors: other weights are pickles, which can run any "
+            "code when they are read. Choose a revision with safetensors, or load the model on a "
+            "machine that may run its code and write it with save_pretrained"
+        ) from error
+
+
+def _refuse_code(name: str | Path, revision: str | None) -> None:
+    """Raise ValueError if a policy or its tokenizer names code of its own (auto_map)."""
+    config, _ = PreTrainedConfig.get_config_dict(name, revision=revision)
+    files = {
+        "config.json": config,
+        "tokenizer_config.json": get_tokenizer_config(name, revision=revision),
+    }
+    if found := [file for file, settings in files.items() if "auto_map" in settings]:
+        raise ValueError(
+            f"the policy {name} comes with code of its own: auto_map in {' and '.join(found)}. It "
+            "is not run. If transformers has the architecture itself, delete auto_map from a "
+            "folder of your own with these files, and name that folder; else choose another policy"
+        )

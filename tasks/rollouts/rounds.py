@@ -48,7 +48,6 @@ from tasks.trees.tree import (
 NOTHING: NDArray[np.float32] = np.zeros(0, np.float32)
 NO_MARKS = Marks(kind="none")
 NO_TOKENS: NDArray[np.int32] = np.zeros(0, np.int32)
-STOPS = re.compile("|".join(map(re.escape, talk.STOP_STRINGS)))
 
 
 @dataclass
@@ -127,6 +126,7 @@ def _grow_batch(
     engines = engine.replicas(len(trees))
     count = len(engines)
     pieces = [trees[lane::count] for lane in range(count)]
+    stop = talk.stop_strings(setting.tokenizer)
     with ExitStack() as stack:
         sessions = [
             stack.enter_context(
@@ -135,7 +135,7 @@ def _grow_batch(
                     context,
                     rollout.temperature,
                     top_p,
-                    talk.STOP_STRINGS,
+                    stop,
                 )
             )
             for lane, piece in zip(engines, pieces, strict=True)
@@ -223,7 +223,10 @@ def _seed(path: Path, purpose: str, count: int, setting: Setting) -> int:
 def _take_turn(path: Path, sample: Sample, setting: Setting) -> Call | None:
     """Append a sampled turn; return its tool call if it ends with one that is allowed."""
     text, sample = _new_text(path, sample, setting)
-    outcome, call = talk.read_turn(path.head_text + text, sample.stopped)
+    said = path.head_text + text
+    if sample.stopped == StopReason.END:
+        said = said.removesuffix(setting.tokenizer.eos_token)
+    outcome, call = talk.read_turn(said, sample.stopped, talk.forged(setting.tokenizer))
     if call and path.calls >= setting.dialogue.tool_calls:
         outcome, call = Outcome.TOO_MANY_CALLS, None
     _append(path, TURN, outcome, text, sample.tokens, sample.logprobs, sample.entropies)
@@ -244,7 +247,8 @@ def _new_text(path: Path, sample: Sample, setting: Setting) -> tuple[str, Sample
         return setting.tokenizer.decode(sample.tokens), sample
     tokens = np.concatenate([path.head, sample.tokens])
     pieces = segment.token_texts(setting.tokenizer, int(tokens.max()) + 1)
-    stops = segment.completed(STOPS, [pieces[token] for token in tokens])
+    mark = "|".join(map(re.escape, talk.stop_strings(setting.tokenizer)))
+    stops = segment.completed(re.compile(mark), [pieces[token] for token in tokens])
     if len(stops):
         tokens = tokens[: stops[0] + 1]
         end = len(tokens) - len(path.head)

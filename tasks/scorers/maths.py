@@ -2,8 +2,9 @@
 
 In this order: equal text, once both are written in one notation (notation.py); what is no formula
 (options, words, numbers of a base, units), compared as what it is; two plain numbers, compared
-exactly; math-verify, in a process of its own (maths_worker.py), where an answer that never ends or
-fills the memory does no harm.
+exactly; math-verify, in processes of its own (maths_worker.py), where an answer that never ends or
+fills the memory does no harm. Answers that are too long or too complex (complexity.py) are not
+compared at all.
 """
 
 from __future__ import annotations
@@ -11,19 +12,22 @@ from __future__ import annotations
 import atexit
 import functools
 import json
+import os
 import re
 import select
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 
-from tasks.scorers import maths_worker, notation
+from tasks.scorers import complexity, maths_worker, notation
 
 LONGEST = 1000  # characters of an answer or a gold answer; longer ones are not compared
-LIMITS = {"cpu_seconds": 2, "memory_mib": 512}  # of one comparison, enforced by the kernel
+LIMITS = {"cpu_seconds": 1, "memory_mib": 512}  # of one comparison, enforced by the kernel
+WORKERS = min(8, len(os.sched_getaffinity(0)))  # comparisons side by side
 WALL_SECONDS = 120.0  # only a backstop: outcomes must not depend on the machine's load
 WORKER = Path(maths_worker.__file__)  # imported, so that the ledger's keys see its edits
 
@@ -39,13 +43,13 @@ _NUMBER = re.compile(
 
 _REPEATING = re.compile(r"([+-]?)(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{(\d+)\}")
 
-# ---------------------------------------------------------------- the verifier's process
+# ---------------------------------------------------------------- the verifier's processes
 
 
 class Verifier:
-    """math-verify in a process of its own, which starts with the first comparison that needs it.
+    """math-verify in processes of its own, which start with the comparisons that need them.
 
-    Several threads may compare; the process answers one at a time.
+    Several threads may compare, up to ``workers`` of them side by side, each in its own process.
     """
 
     def __init__(
@@ -53,19 +57,18 @@ class Verifier:
         limits: Mapping[str, int] = LIMITS,
         wall_seconds: float = WALL_SECONDS,
         program: Path = WORKER,
+        workers: int = WORKERS,
     ) -> None:
         self.limits, self.wall_seconds, self.program = limits, wall_seconds, program
-        self.process: subprocess.Popen[bytes] | None = None
-        self.lock = threading.Lock()
+        self.idle: list[subprocess.Popen[bytes]] = []  # processes that wait for a comparison
+        self.places = threading.BoundedSemaphore(workers)
         # The rollouts of a question often agree. Errors are not remembered.
         self.compare = functools.lru_cache(maxsize=4096)(self._compare)
 
     def close(self) -> None:
-        """End the process, if it runs; the next comparison starts another."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.communicate()
-            self.process = None
+        """End the idle processes; the next comparison starts another."""
+        while self.idle:
+            _end(self.idle.pop())
 
     def _compare(self, answer: str, gold: str) -> str:
         """Return the outcome of one comparison, one of maths_worker.py's.
@@ -73,14 +76,24 @@ class Verifier:
         Raises TimeoutError or ConnectionError where the process did not answer, and RuntimeError
         where it cannot start.
         """
-        with self.lock:
-            if self.process is None or self.process.poll() is not None:
-                self.process = self._start()
+        with self.places:
+            process = self._take()
             try:
-                return self._request(self.process, answer, gold)
-            except OSError:
-                self.close()
+                outcome = self._request(process, answer, gold)
+            except BaseException:
+                _end(process)
                 raise
+            self.idle.append(process)
+            return outcome
+
+    def _take(self) -> subprocess.Popen[bytes]:
+        with suppress(IndexError):  # another thread may have taken the last one
+            while True:
+                process = self.idle.pop()
+                if process.poll() is None:
+                    return process
+                _end(process)
+        return self._start()
 
     def _request(self, process: subprocess.Popen[bytes], answer: str, gold: str) -> str:
         assert process.stdin and process.stdout
@@ -112,7 +125,12 @@ class Verifier:
         return process
 
 
-# Its start takes a second, and scorers are plain functions of texts: the process has one verifier.
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.communicate()
+
+
+# A start takes a second, and scorers are plain functions of texts: this process has one verifier.
 VERIFIER = Verifier()
 atexit.register(VERIFIER.close)
 
@@ -121,12 +139,13 @@ atexit.register(VERIFIER.close)
 
 
 def mathematics(
-    answer: str, accepted: Sequence[str], verifier: Verifier = VERIFIER
+    answer: str, accepted: Sequence[str], verifier: Verifier | None = VERIFIER
 ) -> dict[str, float]:
     """Score 1 if the answer equals an accepted form, else 0; the other entry names what decided.
 
     That is "text", "number" or "verifier"; or, with score 0, "too_long" (more than ``LONGEST``
-    characters), or the end of math-verify by "timeout" (CPU time), "wall_timeout" or "killed". A
+    characters), "too_complex" (complexity.py), the end of math-verify by "timeout" (CPU time),
+    "wall_timeout" or "killed", or "over_budget" where it is needed and ``verifier`` is None. A
     comparison that needs more memory than ``LIMITS`` allow counts as different. Raises RuntimeError
     where the verifier does not start.
     """
@@ -138,7 +157,7 @@ def mathematics(
     return {"score": score, by: 1.0}
 
 
-def _judge(answer: str, gold: str, verifier: Verifier) -> tuple[float, str]:
+def _judge(answer: str, gold: str, verifier: Verifier | None) -> tuple[float, str]:
     """Return the score against one accepted form, and what decided it."""
     if _unspaced(answer) == _unspaced(gold):
         return 1.0, "text"
@@ -147,7 +166,7 @@ def _judge(answer: str, gold: str, verifier: Verifier) -> tuple[float, str]:
     return _judge_formulas(notation.latex(answer), notation.latex(gold), verifier)
 
 
-def _judge_formulas(answer: str, gold: str, verifier: Verifier) -> tuple[float, str]:
+def _judge_formulas(answer: str, gold: str, verifier: Verifier | None) -> tuple[float, str]:
     """Return the score of an answer in one notation with the gold answer, and what decided it."""
     if _unspaced(answer) == _unspaced(gold):
         return float(bool(gold)), "text"
@@ -191,8 +210,12 @@ def _same_kind(answer: str, gold: str) -> bool | None:
     return False if lists or (ours and theirs and ours != theirs) else None
 
 
-def _verified(answer: str, gold: str, verifier: Verifier) -> tuple[float, str]:
-    """Return math-verify's score, or how it ended."""
+def _verified(answer: str, gold: str, verifier: Verifier | None) -> tuple[float, str]:
+    """Return math-verify's score, or how it ended, or why it is not asked."""
+    if complexity.too_complex(answer):
+        return 0.0, "too_complex"
+    if verifier is None:
+        return 0.0, "over_budget"
     try:
         outcome = verifier.compare(answer, gold)
     except TimeoutError:

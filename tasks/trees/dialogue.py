@@ -5,22 +5,24 @@ tag (``<python>code</python>``), reads ``<result>...</result>``, and ends with `
 contains ``\\boxed{}`` (ARPO, section 3.1 and appendix; the tags of Tool-Star). A turn is what the
 agent writes until it calls a tool or answers; a tool result is appended as tokens of its own.
 
-Only this module writes result tags. An agent that writes one ends its trajectory. Tags and control
-tokens that a tool result quotes, and control tokens that a question quotes, are encoded as text.
+Only this module writes result tags, and only the chat template marks turns. An agent that writes
+either ends its trajectory. What a question or a tool result quotes of them is encoded as text
+(markers.py).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from params.schema.agent import Dialogue
+from tasks.trees.markers import BREAK, added_tokens, encode, markers, quote
 from tasks.trees.outcomes import Outcome, StopReason
-from tasks.trees.tree import Call, Message, Observation, Question
+from tasks.trees.tree import Call, Observation, Question
 
 TOOL_TAGS = ("python", "search")
 RESULT_TAGS = ("<result>", "</result>")
@@ -28,7 +30,6 @@ STOP_STRINGS = (*(f"</{tag}>" for tag in TOOL_TAGS), "</answer>", *RESULT_TAGS)
 TAGS = tuple(
     f"<{slash}{tag}>" for tag in ("think", *TOOL_TAGS, "result", "answer") for slash in ("", "/")
 )
-BREAK = "\ufdd0"  # a noncharacter that no text may use; it marks where a quoted tag is split
 
 _CALL = re.compile(rf"<({'|'.join(TOOL_TAGS)})>((?:(?!<\1>).)*)</\1>", re.DOTALL)
 
@@ -37,54 +38,63 @@ def prompt_tokens(tokenizer: Any, dialogue: Dialogue, question: Question) -> NDA
     """Apply the chat template to all messages of a prompt; the tokens before the agent's first.
 
     The recipe's system message comes first, joined with those of the question, since most templates
-    accept one. A control token that a message quotes stays text.
+    accept one. Marks of turns and added tokens that a message quotes stay text, but for the tags in
+    the recipe's own message.
     """
-    own = [message.content for message in question.before if message.role == "system"]
-    system = "\n\n".join(filter(None, [dialogue.system, *own]))
-    messages = [
-        *([Message("system", system)] if system else []),
-        *(message for message in question.before if message.role != "system"),
-        Message("user", question.text),
-    ]
-    control = control_tokens(tokenizer)
-    quoted = [
-        {"role": message.role, "content": quote(message.content, control)} for message in messages
-    ]
-    text = tokenizer.apply_chat_template(quoted, tokenize=False, add_generation_prompt=True)
-    return encode(tokenizer, text)
+    marks = markers(tokenizer, TAGS)
+
+    def rendered(show: Callable[[str], str], around: str = "") -> NDArray[np.int32]:
+        own = [show(message.content) for message in question.before if message.role == "system"]
+        system = "\n\n".join(filter(None, [quote(tokenizer, dialogue.system, marks, TAGS), *own]))
+        messages = [
+            *([("system", system)] if system else []),
+            *((m.role, show(m.content)) for m in question.before if m.role != "system"),
+            ("user", show(question.text)),
+        ]
+        text = tokenizer.apply_chat_template(
+            [{"role": role, "content": around + content + around} for role, content in messages],
+            tokenize=False,
+            add_generation_prompt=True,
+        )
+        return encode(tokenizer, text)
+
+    def quoted(text: str) -> str:
+        return quote(tokenizer, text, marks)
+
+    tokens, plain = rendered(quoted), rendered(_harmless)
+    if added_tokens(tokens, marks) == added_tokens(plain, marks):
+        return tokens
+    return rendered(quoted, around=BREAK)  # a message and its mark had become one token
 
 
-def encode(tokenizer: Any, text: str) -> NDArray[np.int32]:
-    """Return the token ids of a text without special tokens; parts at ``BREAK`` separately."""
-    parts = (tokenizer.encode(part, add_special_tokens=False) for part in text.split(BREAK))
-    return np.array([token for part in parts for token in part], np.int32)
+def _harmless(text: str) -> str:
+    return "a" if text.strip() else text
 
 
-def control_tokens(tokenizer: Any) -> list[str]:
-    """Return the texts of the control tokens that chat templates use, such as the end of a turn."""
-    return [added.content for added in tokenizer.added_tokens_decoder.values() if added.special]
+def stop_strings(tokenizer: Any) -> tuple[str, ...]:
+    """Return the texts that end a turn: the tags, and what would forge another turn.
 
-
-def quote(text: str, tags: Iterable[str]) -> str:
-    """Insert ``BREAK`` into each of ``tags``, so that ``encode`` gives the same text other tokens.
-
-    A tag without a token of its own (as in a pretrained policy) may get the tokens of a real one.
-    That is harmless: only the agent's turns are searched for tags.
+    The end token's own text is left out: the token ends a turn without a stop string.
     """
-    text = text.replace(BREAK, "\ufffd")
-    for tag in tags:
-        text = text.replace(tag, tag[:1] + BREAK + tag[1:])
-    return text
+    end = tokenizer.eos_token or ""
+    return (*STOP_STRINGS, *(mark for mark in forged(tokenizer) if mark not in end))
 
 
-def read_turn(text: str, stopped: str) -> tuple[str, Call | None]:
+def forged(tokenizer: Any) -> tuple[str, ...]:
+    """Return the marks of turns that an agent must not write."""
+    return markers(tokenizer, TAGS).forged
+
+
+def read_turn(text: str, stopped: str, forged: Collection[str] = ()) -> tuple[str, Call | None]:
     """Return the outcome of a turn, and its tool call if it ended with one.
 
-    ``stopped`` is the engine's StopReason. The text may extend past the closing tag, because a
-    token may.
+    ``text`` is without the end token, ``stopped`` is the engine's StopReason, ``forged`` are the
+    marks of turns. The text may extend past the closing tag, because a token may.
     """
     if any(tag in text for tag in RESULT_TAGS):
         return Outcome.FORGED_RESULT, None
+    if any(mark in text for mark in forged):
+        return Outcome.FORGED_TURN, None
     if stopped == StopReason.LENGTH:
         return Outcome.CUT, None
     if stopped == StopReason.END:
@@ -100,12 +110,12 @@ def result_tokens(
 ) -> tuple[str, NDArray[np.int32]]:
     """Return a tool result as the agent reads it: text and tokens, at most ``limit`` tokens.
 
-    The end of a longer result is replaced by an ellipsis; the tags stay whole. Tags and control
-    tokens that a tool quotes stay text: they end neither the result nor the agent's turn.
+    The end of a longer result is replaced by an ellipsis; the tags stay whole. Tags, marks of turns
+    and added tokens that a tool quotes stay text: they end neither the result nor the turn.
     """
     opening, closing = (encode(tokenizer, tag) for tag in RESULT_TAGS)
     readable = observation.text.encode(errors="replace").decode()  # no lone surrogates
-    body = encode(tokenizer, quote(readable.strip(), [*control_tokens(tokenizer), *TAGS]))
+    body = encode(tokenizer, quote(tokenizer, readable.strip(), markers(tokenizer, TAGS)))
     room = limit - len(opening) - len(closing)
     if len(body) > room:
         mark = encode(tokenizer, "...")

@@ -19,6 +19,7 @@ class Outcome(StrEnum):
     CUT = "cut"  # The turn used up its token budget.
     BAD_CALL = "bad_call"  # The turn closed a tool tag that it had not opened.
     FORGED_RESULT = "forged_result"  # The agent wrote a result tag, which only the tools may write.
+    FORGED_TURN = "forged_turn"  # The agent wrote a mark of turns, which the template alone writes.
     TOO_MANY_CALLS = "too_many_calls"  # The turn makes one call more than the recipe allows.
     OUT_OF_SPACE = "out_of_space"  # The tool result and one more token would exceed the budget.
     PART = "part"  # The next node continues this turn, because trajectories part inside it.
@@ -44,6 +45,7 @@ TURN_OUTCOMES = (  # of a whole turn, and so of a trajectory
     Outcome.CUT,
     Outcome.BAD_CALL,
     Outcome.FORGED_RESULT,
+    Outcome.FORGED_TURN,
     Outcome.TOO_MANY_CALLS,
     Outcome.OUT_OF_SPACE,
 )

@@ -131,10 +131,11 @@ def test_trl_writes_the_dialogue_as_beamline_does(start, tools, tokenizer, path,
 @pytest.mark.parametrize("path", bench.PEER_PATHS)
 def test_trl_samples_one_turn_and_stops_at_tags(start, tools, path):
     trainer = bench.trl_peer(start, CASE, tools, 1, path)
-    tags = [trainer.processing_class.convert_tokens_to_ids(tag) for tag in talk.STOP_STRINGS]
+    own = trainer.processing_class
+    tags = [own.convert_tokens_to_ids(tag) for tag in talk.stop_strings(own)]
     assert set(tags) < set(trainer.generation_config.eos_token_id)
     turns, _ = trainer._generate_single_turn([[5, 6, 7]] * 64, None, {}, 1)
-    ends = {trainer.processing_class.eos_token_id, *tags}
+    ends = {own.eos_token_id, *tags}
     assert max(len(turn) for turn in turns) == start.recipe.dialogue.turn_tokens
     assert all(turn[-1] in ends or len(turn) == 12 for turn in turns)
     assert not any(token in ends for turn in turns for token in turn[:-1])

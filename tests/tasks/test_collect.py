@@ -12,7 +12,7 @@ from params.schema.algorithms import Kl, load_algorithms
 from tasks import advantage, reward
 from tasks.collect import collect
 from tasks.gates.gate import GateError
-from tasks.reward import score_tree
+from tasks.reward import score_trees
 from tasks.settings import load as settings_of
 from tasks.trees.tables import read_rows, save_trees, write_table
 from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree
@@ -56,7 +56,7 @@ def iteration(folder, batches=(("q0", "q1"),), dropped=(), penalties=(0.0, 0.0),
         trees = [tree(question) for question in questions]
         save_trees(trees, folder / f"rollout{number}" / "trees")
         made["rollout"].append({"trees": folder / f"rollout{number}" / "trees"})
-        rewards = [row for each in trees for row in score_tree(each, SETTINGS.reward)]
+        rewards = score_trees(trees, SETTINGS.reward)
         for row in rewards:
             row["length_penalty"] = penalties[row["leaf"]]
         file = folder / f"reward{number}" / "rewards.parquet"

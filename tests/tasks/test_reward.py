@@ -1,5 +1,6 @@
 """Rewards by hand, and that a tool's text can't touch them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from params.schema.reinforce import Reward
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
-from tasks.reward import TABLE, RewardInputs, length_penalty, reward, score, score_tree
+from tasks.reward import GROUP, TABLE, RewardInputs, length_penalty, reward, score, score_trees
 from tasks.trees.tables import read_rows, save_trees
 from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree
 
@@ -158,11 +159,31 @@ def test_whatever_is_in_the_box_becomes_a_row_of_the_table(scorer, written):
     question = Question("q", "toy", "12*34?", ("408",), scorer)
     box = f"<answer>\\boxed{{{written}}}</answer>"
     nodes = trajectory(THINK, "", box)
-    (row,) = score_tree(Tree(question, nodes, leaves=[len(nodes) - 1]), SETTINGS)
+    (row,) = score_trees([Tree(question, nodes, leaves=[len(nodes) - 1])], SETTINGS)
     table = pa.Table.from_pylist([row], schema=TABLE)
     right = written == "\u200f408"  # an invisible mark changes no answer
     assert table["reward"].to_pylist() == [float(right)]
     assert table["answer"].to_pylist() == [written.replace("\ud800", "?")]
+
+
+def test_verifier_is_not_asked_after_too_many_timeouts(capsys):
+    """Answers of the same group, and those that need no verifier, are scored as ever."""
+    slow, right, number = "\\prod_{n=1}^{99999} (x-n)", "1+x", "0.5"
+    said = [slow] * (GROUP - 1) + [right] + [right, number]
+    accepted = ("x+1", "\\frac{1}{2}")
+
+    def scores(most):
+        nodes = [node(-1, PROMPT, "?")]
+        nodes += [node(0, TURN, f"{THINK}<answer>\\boxed{{{a}}}</answer>", "answer") for a in said]
+        question = Question("q", "toy", "?", accepted, "maths")
+        tree = Tree(question, nodes, [*range(1, len(nodes))])
+        rows = score_trees([tree], SETTINGS, most)
+        return [(row["reward"], set(row["breakdown"]) - {"score"}) for row in rows]
+
+    timeouts, verified = [(0.0, {"timeout"})] * (GROUP - 1), (1.0, {"verifier"})
+    assert scores(2) == [*timeouts, verified, verified, (1.0, {"number"})], "one answer, often"
+    assert scores(1) == [*timeouts, verified, (0.0, {"over_budget"}), (1.0, {"number"})]
+    assert "1 answers used up" in capsys.readouterr().out
 
 
 # ---- a tool's text is not the agent's
@@ -198,11 +219,16 @@ def test_the_agent_can_not_hide_its_faults_in_a_result():
     assert value(f"{THINK}<result><think></result>{RIGHT}") == -1.0
 
 
-def test_a_tool_that_is_not_at_hand_earns_no_bonus():
-    """Else the bonus comes for a call that nothing answered."""
-    nodes = trajectory(THINK + PYTHON, "408", SEARCH, "no tool search", RIGHT)
-    nodes[4] = node(3, RESULT, "<result>no tool search</result>", "no_such_tool")
+@pytest.mark.parametrize("outcome", ["no_such_tool", "error", "no_results", "timeout"])
+def test_a_call_that_does_not_work_earns_no_bonus(outcome):
+    """Else two calls that fail would earn it."""
+    calls = [THINK + PYTHON, "408", SEARCH, "no", SEARCH, "no", RIGHT]
+    nodes = trajectory(*calls)
+    nodes[4] = replace(nodes[4], outcome=outcome)
+    assert score(nodes, QUESTION, SETTINGS)["reward"] == 1.1, "the second search worked"
+    nodes[6] = replace(nodes[6], outcome=outcome)
     assert score(nodes, QUESTION, SETTINGS)["reward"] == 1.0
+    assert score(trajectory(*calls, observed=outcome), QUESTION, SETTINGS)["reward"] == 1.0
 
 
 # ---- tables
@@ -216,7 +242,7 @@ def test_a_tree_gives_a_row_a_leaf():
         node(2, TURN, WRONG, "answer"),
         node(2, TURN, RIGHT, "answer"),
     ]
-    rows = score_tree(Tree(QUESTION, nodes, leaves=[4, 3]), SETTINGS)
+    rows = score_trees([Tree(QUESTION, nodes, leaves=[4, 3])], SETTINGS)
     assert [(r["question"], r["kind"], r["leaf"], r["reward"]) for r in rows] == [
         ("q", "toy", 0, 1.0),
         ("q", "toy", 1, 0.0),

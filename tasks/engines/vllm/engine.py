@@ -29,7 +29,7 @@ from tasks.engines.vllm.connection import (
 )
 from tasks.engines.vllm.messages import Drawn, Turn
 from tasks.trees import marks
-from tasks.trees.dialogue import STOP_STRINGS
+from tasks.trees.dialogue import stop_strings
 from tasks.trees.outcomes import StopReason
 
 RESTARTS = 3  # of a vLLM that dies while it samples, before the rollout fails
@@ -163,8 +163,10 @@ class VllmEngine:
             "seed": 0,  # not used: each turn has its own
             "max_model_len": self.positions,
             "max_num_seqs": self.rows,
-            "skip_tokenizer_init": not stop_texts(self.pieces(), STOP_STRINGS),
+            "skip_tokenizer_init": not stop_texts(self.pieces(), stop_strings(self.tokenizer)),
             "generation_config": "vllm",
+            "load_format": "safetensors",
+            "trust_remote_code": False,
             "enable_prefix_caching": True,
             "disable_log_stats": True,
             **DEVICES[self.machine.device](memory),

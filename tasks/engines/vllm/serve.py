@@ -63,6 +63,8 @@ def main(arguments: list[str] | None = None) -> None:
         "dtype": chosen.precision,
         "worker_extension_cls": WORKER_CLASS,
         "generation_config": "vllm",
+        "load_format": "safetensors",
+        "trust_remote_code": False,
         "enable_scale_out": True,  # opens the call with token ids
         "enable_prefix_caching": True,
         "disable_log_stats": True,

@@ -1,6 +1,8 @@
 """A tokenizer that can write any text, and a policy that a seed decides."""
 
 import copy
+import json
+import os
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ import torch
 
 from params.schema.base import Machine
 from params.schema.prepare import PretrainedPolicy
-from tasks.policy.model import fetch_policy, load_policy
+from tasks.policy.model import fetch_policy, load_backbone, load_policy
 
 # ---- tokenizer
 
@@ -43,6 +45,61 @@ def test_policy_is_loaded_in_float32(policy, tmp_path, precision, stored):
     loaded = load_policy(tmp_path, Machine(threads=1, device="cpu", precision=precision))
     assert {parameter.dtype for parameter in loaded.parameters()} == {torch.float32}
     assert torch.equal(weights(loaded), weights(policy).to(stored).float())
+
+
+class Pickled:
+    """Makes a folder where it is unpickled."""
+
+    def __init__(self, place):
+        self.place = place
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.place),)
+
+
+def refused(folder, kind, match):
+    """Check that nothing loads a model from ``folder``."""
+    machine = Machine(threads=1, device="cpu", precision="float32")
+    settings = PretrainedPolicy(kind="pretrained", name=str(folder), revision=None, context=256)
+    for load in (
+        lambda: load_policy(folder, machine),
+        lambda: load_backbone(folder, machine),
+        lambda: fetch_policy(settings),
+    ):
+        with pytest.raises(kind, match=match):
+            load()
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_pickled_weights_are_refused_unread(policy, tokenizer, tmp_path, zipped):
+    for part in (policy, tokenizer):
+        part.save_pretrained(tmp_path / "policy")
+    (tmp_path / "policy" / "model.safetensors").unlink()
+    pickled = {"x": Pickled(tmp_path / "unpickled")}
+    file = tmp_path / "policy" / "pytorch_model.bin"
+    torch.save(pickled, file, _use_new_zipfile_serialization=zipped)
+    refused(tmp_path / "policy", OSError, r"has no \*\.safetensors.*save_pretrained")
+    assert not (tmp_path / "unpickled").exists()
+    torch.load(file, weights_only=False)
+    assert (tmp_path / "unpickled").exists(), "it would have"
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("kind", ["qwen2", "unknown"])
+def test_code_of_a_policy_is_refused_unrun(policy, tokenizer, tmp_path, monkeypatch, file, kind):
+    """Also where transformers would ask, and is told to run it."""
+    folder, run = tmp_path / "policy", tmp_path / "run"
+    for part in (policy, tokenizer):
+        part.save_pretrained(folder)
+    (folder / "own.py").write_text(f"import os\nos.mkdir({str(run)!r})\n")
+    names = dict.fromkeys(("AutoConfig", "AutoModel", "AutoModelForCausalLM"), "own.Own")
+    names["AutoTokenizer"] = ["own.Own", "own.Own"]
+    settings = json.loads((folder / file).read_text())
+    settings |= {"auto_map": names, "model_type": kind, "tokenizer_class": "Own"}
+    (folder / file).write_text(json.dumps(settings))
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    refused(folder, ValueError, f"code of its own: auto_map in {file}.*delete auto_map")
+    assert not run.exists()
 
 
 def test_missing_policy_raises(tmp_path):

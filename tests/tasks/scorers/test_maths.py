@@ -1,5 +1,6 @@
 """The mathematics scorer: what equals what, and answers that are meant to do harm."""
 
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasks.scorers.complexity import too_complex
 from tasks.scorers.maths import LIMITS, VERIFIER, Verifier, mathematics, number
 
 ROOT = Path(__file__).parents[3]
@@ -158,14 +160,6 @@ def test_threads_may_ask_at_once():
 # ---- hostile answers
 
 
-@pytest.fixture(scope="module")
-def hasty():
-    """A verifier that gives a comparison one CPU second."""
-    opened = Verifier(LIMITS | {"cpu_seconds": 1})
-    yield opened
-    opened.close()
-
-
 @pytest.fixture
 def opened():
     """A function that makes a verifier with other settings."""
@@ -182,12 +176,66 @@ def opened():
 
 @pytest.mark.parametrize(
     "answer",
-    ["9^{9^{9^9}}", "((10!)!)!", "\\sum_{n=1}^{10^{10}} \\sin(n)", "(" * 499 + "1" + ")" * 499],
+    [
+        "9^{9^{9^9}}",
+        "x+2^{1000000}",
+        "10^{10^{10}}",
+        "((10!)!)!",
+        "1000000!",
+        "\\dbinom{10^9}{5}",
+        "\\sum_{n=1}^{10^{10}} \\sin(n)",
+        "(" * 499 + "1" + ")" * 499,
+        "\\frac{1}{" * 90 + "2" + "}" * 90,
+    ],
 )
-def test_endless_answer_is_a_timeout(hasty, answer):
-    assert judged(answer, "\\sqrt{2}", by=hasty) == (0, "timeout")
-    hasty.compare.cache_clear()
-    assert judged("\\sqrt{8}", "2\\sqrt{2}", by=hasty) == (1, "verifier")
+def test_complex_answer_is_not_compared(opened, answer):
+    verifier = opened()
+    assert judged(answer, "\\sqrt{2}", by=verifier) == (0, "too_complex")
+    assert verifier.idle == [], "no process has started"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["2^{2^{10}}", "x^{x^{x^x}}", "10^{99999}", "(3!)!", "\\binom{99999}{2}", "e^{-10000x}"],
+)
+def test_honest_answer_is_not_too_complex(answer):
+    assert not too_complex(answer)
+
+
+def test_judged_pairs_are_not_too_complex():
+    file = ROOT / "tests/data/scorers/maths.jsonl"
+    pairs = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [pair for pair in pairs if too_complex(pair["answer"])] == []
+
+
+@pytest.mark.parametrize(
+    "answer", ["\\prod_{n=1}^{99999} (x-n)", "\\int \\frac{1}{x^{50}+x^7+3} dx"]
+)
+def test_slow_answer_is_a_timeout(answer):
+    assert judged(answer, "\\sqrt{2}") == (0, "timeout")
+    VERIFIER.compare.cache_clear()
+    assert judged("\\sqrt{8}", "2\\sqrt{2}") == (1, "verifier")
+
+
+def test_comparisons_run_side_by_side(opened):
+    verifier = opened(workers=2)
+    assert judged("y+1", "1+y", by=verifier) == (1, "verifier")
+    (held,) = verifier.idle
+    os.kill(held.pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(judged, "y+2", "2+y", by=verifier)
+        while verifier.idle:  # until it has the process that stands still
+            time.sleep(0.01)
+        assert judged("y+3", "3+y", by=verifier) == (1, "verifier")
+        assert not waits.done()
+        os.kill(held.pid, signal.SIGCONT)
+        assert waits.result() == (1, "verifier")
+    assert len(verifier.idle) == 2
+
+
+def test_without_a_verifier_only_what_needs_none_is_compared():
+    assert judged("y+1", "1+y", by=None) == (0, "over_budget")
+    assert judged("0.5", "\\frac{1}{2}", by=None) == (1, "number")
 
 
 def test_memory_has_a_limit(opened):
@@ -219,8 +267,7 @@ def test_an_answer_is_not_run_as_code(tmp_path):
 
 def test_killed_verifier_is_replaced():
     assert judged("y+1", "1+y") == (1, "verifier")
-    dead = VERIFIER.process
-    assert dead is not None
+    dead = VERIFIER.idle[-1]
     os.kill(dead.pid, signal.SIGSTOP)  # it can be asked, but ends before it answers
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(judged, "y+2", "2+y")
@@ -232,10 +279,11 @@ def test_killed_verifier_is_replaced():
 
 def test_silent_verifier_is_a_wall_timeout(monkeypatch):
     assert judged("y+1", "1+y") == (1, "verifier")
-    os.kill(VERIFIER.process.pid, signal.SIGSTOP)
+    silent = VERIFIER.idle[-1]
+    os.kill(silent.pid, signal.SIGSTOP)
     monkeypatch.setattr(VERIFIER, "wall_seconds", 0.05)
     assert judged("y+3", "3+y") == (0, "wall_timeout")
-    assert VERIFIER.process is None
+    assert silent.returncode == -signal.SIGKILL
 
 
 def test_verifier_that_cannot_start_is_an_error(opened, tmp_path):
@@ -247,7 +295,7 @@ def test_verifier_that_cannot_start_is_an_error(opened, tmp_path):
 
 SCORING = """
 from tasks.scorers import maths
-print(maths.mathematics("y+1", ["1+y"])["score"], maths.VERIFIER.process.pid, flush=True)
+print(maths.mathematics("y+1", ["1+y"])["score"], maths.VERIFIER.idle[0].pid, flush=True)
 input()
 """
 

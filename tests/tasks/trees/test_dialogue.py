@@ -74,22 +74,29 @@ def test_earlier_messages_follow_one_system_message(tokenizer):
 
 
 @given(texts=st.lists(hostile_text, min_size=3, max_size=3))
-def test_only_the_template_writes_control_tokens(tokenizer, texts):
-    """Whatever messages quote, it is the same text, and the turns are the template's."""
+def test_only_the_template_writes_added_tokens(tokenizer, texts):
+    """Whatever messages quote, it is the same text, and the turns are the template's.
+
+    Tags in the recipe's own message are its own.
+    """
     system, example, question = texts
     before = (Message("user", "1+1?"), Message("assistant", example))
     tokens = prompt_tokens(tokenizer, layout("#" + system), asked(question, *before)).tolist()
-    control = tokenizer.convert_tokens_to_ids(talk.control_tokens(tokenizer))
+    added = {t for tag, t in tokenizer.get_added_vocab().items() if tag not in talk.TAGS}
     user, agent = tokenizer.convert_tokens_to_ids([USER, ASSISTANT])
     end = tokenizer.eos_token_id
-    assert [t for t in tokens if t in control] == [user, user, agent, end, user, agent]
+    assert [t for t in tokens if t in added] == [user, user, agent, end, user, agent]
+    told, asked_for = tokens[: tokens.index(user, 1)], tokens[tokens.index(user, 1) :]
+    assert added.isdisjoint(told[1:])
+    tags = set(tokenizer.convert_tokens_to_ids(talk.TAGS))
+    assert tags.isdisjoint(asked_for)
     shown = f"{USER}#{system}{USER}1+1?{ASSISTANT}{example}{tokenizer.eos_token}"
     assert tokenizer.decode(tokens) == f"{shown}{USER}{question}{ASSISTANT}"
 
 
-def test_prompt_without_control_tokens_is_one_piece(tokenizer):
+def test_prompt_without_added_tokens_is_one_piece(tokenizer):
     """As the policy's own template is, so that a pretrained policy meets what it was trained on."""
-    text = " two  spaces\n\n<answer> and a tag\n"
+    text = " two  spaces\n\n<answer and no tag\n"
     template = f"{USER}{text}{ASSISTANT}"
     expected = tokenizer.encode(template, add_special_tokens=False)
     assert prompt_tokens(tokenizer, layout(""), asked(text)).tolist() == expected
