@@ -95,13 +95,14 @@ def free_port(port: int) -> int:
 
 
 def _start_mlflow(port: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", store.store_uri()]
+    command = [sys.executable, "-m", "mlflow", "ui"]
     command += ["--host", HOST, "--port", str(port), "--workers", "1"]
     return subprocess.Popen(
         ["sh", "-c", GUARD, "guard", *command],
         env=os.environ
         | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
-        | {PARENT: str(os.getpid())},
+        | {PARENT: str(os.getpid())}
+        | {"MLFLOW_BACKEND_STORE_URI": store.store_uri()},  # others can read the command line
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
