@@ -12,7 +12,8 @@
 # make compare   train RECIPE with every row of params/algorithms.yaml and each of SEEDS (0 1 2) until
 #                BUDGET is spent (sampled_tokens=200000); the table goes to reports/
 # make bench     the speed of a training step beside TRL's, in one run
-# make serve     vLLM's server with the policy in the folder POLICY at HOST and PORT, for engine.server
+# make serve     vLLM's server with the policy in the folder POLICY at HOST and PORT, for engine.server;
+#                NAME is another name that runs call it by
 # make ui        the runs of this checkout in Prefect and in MLflow
 # make deploy    the pools POOLS, and what prefect.yaml declares, to the server at PREFECT_API_URL
 # make doctor    what crashes have left here, and the offer to clear it; with YES=1 without asking
@@ -99,7 +100,8 @@ bench: .venv/installed # TRL is faster where threads wait as OpenMP has them do
 	@env -u OMP_WAIT_POLICY $(PYTHON) -m benchmarks.against_trl
 
 serve: .venv-vllm/installed
-	@$(PYTHON) -m tasks.engines.vllm.serve $(POLICY) --host $(HOST) --port $(PORT)
+	@$(PYTHON) -m tasks.engines.vllm.serve $(POLICY) --host $(HOST) --port $(PORT) \
+		$(addprefix --name ,$(NAME))
 
 ui: .venv/installed
 	@$(PYTHON) -m flows.ui

@@ -19,7 +19,10 @@ if sys.argv[0] == "-m":  # python -m flows.<program>, whose main calls end_impor
 
 
 def end_import_phase() -> None:
-    """Re-enable garbage collection and KeyboardInterrupt after the imports."""
+    """Re-enable garbage collection and KeyboardInterrupt, and guard the program's logs."""
+    from flows.host.addresses import keep_passwords_from_logs
+
+    keep_passwords_from_logs()
     gc.freeze()
     gc.enable()
     signal.signal(signal.SIGINT, signal.default_int_handler)

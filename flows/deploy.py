@@ -19,15 +19,18 @@ from pydantic import Field
 
 from flows import retrain
 from flows.host import gpu
+from flows.host.addresses import keep_passwords_from_logs
 from flows.runs import dvc_command, git, pipeline, transfer, worktree
 from flows.tracking import store
-from flows.workers import dispatch
+from flows.workers import dispatch, received
 from flows.workers.connection import name_process
 from flows.workers.stage import PARENT_TASK_RUN
 from tasks import settings
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
 Change = Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)*=.*$")]
+StageName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*@[a-z0-9][a-z0-9_-]*$")]
+Commit = Annotated[str, Field(pattern=r"^([0-9a-f]{40}|[0-9a-f]{64})$")]
 DAY = 86400.0
 
 # Moving data may fail and succeed the next time. A stage is not retried: it would fail again for
@@ -51,6 +54,7 @@ def retraining(recipe: Name = "tiny", overrides: list[Change] = []) -> State[Any
 
     ``overrides``: values of the recipe for this run, as ``section.key=value``.
     """
+    keep_passwords_from_logs()
     return Completed(message=run(recipe, overrides))
 
 
@@ -67,17 +71,21 @@ def run(recipe: str, overrides: list[str]) -> str:
     on_running=[name_process],
 )
 def stage(
-    name: str,
-    commit: str,
+    name: StageName,
+    commit: Commit,
     files: dict[str, str],
     environment: dict[str, str] = {},  # noqa: B006
 ) -> State[Any]:
     """Run one stage of another checkout's run, ``name`` such as "reinforce@tiny".
 
-    It is made from ``commit``, ``files`` (path → text) and the inputs in DVC's remote.
-    ``environment`` has MLflow's address. A stage that failed or was killed is resumed when it is
-    sent again to the same checkout.
+    It is made from ``commit``, ``files`` (path → text: the recipe and dvc.lock) and the inputs in
+    DVC's remote. ``environment`` has MLflow's address, whose password is this worker's. Raises
+    ValueError, before anything is written, for a request that asks for more. A stage that failed or
+    was killed is resumed when it is sent again to the same checkout.
     """
+    keep_passwords_from_logs()
+    received.check_environment(environment, dispatch.SENT)
+    received.check_paths(files, dispatch.sent_files(name), Path())
     if transfer.default_remote() is None:
         raise ValueError(
             f"{Path.cwd()} has no default DVC remote from which {name} could fetch its inputs: "
@@ -100,6 +108,7 @@ def receive(name: str, commit: str, files: dict[str, str], place: Path) -> None:
         git.fetch_commit(commit)
         git.add_worktree(place, commit)
         transfer.share(place)
+        received.check_paths(files, dispatch.sent_files(name), place)  # the commit may have links
         for path, text in files.items():
             (place / path).write_text(text)
         transfer.provide_sources(place)
@@ -111,7 +120,9 @@ def receive(name: str, commit: str, files: dict[str, str], place: Path) -> None:
 def reproduce(name: str, place: Path, environment: dict[str, str]) -> None:
     """Run the stage in its worktree, with a GPU of its own where the recipe wants one."""
     recipe = settings.load(name.split("@")[-1], place / "params")
-    where = {"MLFLOW_TRACKING_URI": store.store_uri(), **environment}
+    address = environment.get("MLFLOW_TRACKING_URI")
+    uri = store.full_uri(address) if address else store.store_uri()
+    where = {**environment, "MLFLOW_TRACKING_URI": uri}
     with gpu.held(recipe.machine.device) as visible:
         variables = {PARENT_TASK_RUN: str(task_run.id), **where, **visible}
         dvc_command.reproduce(name, place, **variables)

@@ -19,6 +19,7 @@ from uuid import UUID
 
 from flows import end_import_phase
 from flows.host import leftovers, processes
+from flows.host.addresses import without_password
 from flows.host.leftovers import Finding
 from flows.runs import cache, dvc_command, git
 from flows.tracking import outbox, store
@@ -102,7 +103,8 @@ def tracked_runs(root: Path) -> Iterator[Finding]:
     try:
         ended = store.abandoned()
     except (OSError, sqlite3.Error) as error:
-        print(f"the tracking store {store.store_uri()} is unreachable: {error}", file=sys.stderr)
+        message = f"the tracking store {store.store_uri()} is unreachable: {error}"
+        print(without_password(message), file=sys.stderr)
         return
     for run_id, name in ended:
         yield Finding(
@@ -221,7 +223,7 @@ def examine(root: Path, wanted: Callable[[Finding], bool]) -> int:
             try:
                 finding.clear()
             except (OSError, RuntimeError, ValueError) as error:
-                print(f"    it could not be cleared: {error}")
+                print(without_password(f"    it could not be cleared: {error}"))
             cleared = finding.what not in {other.what for other in check(root)}
             print("    cleared" if cleared else "    it is still there")
             left += not cleared

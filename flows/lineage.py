@@ -14,6 +14,7 @@ import json
 import sys
 from dataclasses import asdict, replace
 
+from flows import end_import_phase
 from flows.runs import provenance
 
 
@@ -51,4 +52,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    end_import_phase()
     sys.exit(main(sys.argv[1:]))

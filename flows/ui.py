@@ -22,6 +22,7 @@ from flows.workers.server import (
     MLFLOW_PORT,
     PREFECT_PORT,
     await_answer,
+    pages,
     start_prefect,
     stop,
 )
@@ -95,13 +96,20 @@ def free_port(port: int) -> int:
 
 
 def _start_mlflow(port: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", store.store_uri()]
+    command = [sys.executable, "-m", "mlflow", "ui"]
     command += ["--host", HOST, "--port", str(port), "--workers", "1"]
+    own = sorted(pages(port))
+    browsers = {  # the user's values override ours
+        "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(page.removeprefix("http://") for page in own),
+        "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": ",".join(own),
+    }
     return subprocess.Popen(
         ["sh", "-c", GUARD, "guard", *command],
-        env=os.environ
+        env=browsers
+        | os.environ
         | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
-        | {PARENT: str(os.getpid())},
+        | {PARENT: str(os.getpid())}
+        | {"MLFLOW_BACKEND_STORE_URI": store.store_uri()},  # others can read the command line
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,

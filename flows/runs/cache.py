@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from flows.host.addresses import without_password
 from flows.runs import git
 from flows.runs.dvc_command import open_repository
 
@@ -42,8 +43,8 @@ def filesystem(address: str) -> Callable[[], tuple[Any, str]]:
         kind, settings, path = get_cloud_fs(_config(), url=url)
     except (DvcException, ImportError) as error:
         raise ValueError(
-            f"the store {address} cannot be used: {error}; correct BEAMLINE_STORE or DVC's default "
-            "remote, or install DVC's extra for it"
+            without_password(f"the store {address} cannot be used: {error}; ")
+            + "correct BEAMLINE_STORE or DVC's default remote, or install DVC's extra for it"
         ) from None
     if kind.protocol == "ssh":
         settings.setdefault("timeout", CONNECT)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.host import files
+from flows.host.addresses import without_password
 from flows.runs import cache, git, worktree
 from flows.tracking import run, store
 from flows.tracking.run import COMMIT, DIGEST
@@ -198,9 +199,10 @@ def _registry() -> Iterator[MlflowClient]:
 
         if not isinstance(error, MlflowException | OSError | sqlite3.Error):
             raise
+        reason = str(error).strip().partition("\n")[0]
         raise RegistryError(
-            f"the model registry {uri} cannot be used ({str(error).strip().splitlines()[0]}): the "
-            "champion stays; the same call may be repeated"
+            without_password(f"the model registry {uri} cannot be used ({reason}): ")
+            + "the champion stays; the same call may be repeated"
         ) from error
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from flows import end_import_phase
 from flows.host import processes
+from flows.host.addresses import without_password
 
 HERE = Path()
 PARENT = (
@@ -45,7 +46,8 @@ def open_repository(root: Path = HERE) -> Iterator[Any]:
         with Repo(str(root)) as repository:
             yield repository
     except DvcException as error:
-        raise ValueError(f"DVC cannot read the pipeline of {root.absolute()}: {error}") from None
+        reason = without_password(str(error))
+        raise ValueError(f"DVC cannot read the pipeline of {root.absolute()}: {reason}") from None
 
 
 # ---------------------------------------------------------------- running a stage

@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from flows.host.addresses import without_password
 from flows.runs import cache
 from tasks.ledger import artifacts, substeps
 from tasks.ledger.artifacts import RECORD, Record
@@ -36,7 +37,7 @@ class Mirror:
     """The mirror at ``address``; ``connect`` returns its filesystem and the folder in it."""
 
     def __init__(self, address: str, connect: Callable[[], tuple[Filesystem, str]]) -> None:
-        self.address = address
+        self.address = without_password(address)  # for logs, and for the mark DELIVERED
         self.connect = connect
         self.connection: tuple[Filesystem, str] | None = None
         self.unreachable_until = 0.0  # on the clock of time.monotonic
@@ -142,7 +143,7 @@ class Mirror:
                 type(self.connection[0]).clear_instance_cache()
             self.connection, self.unreachable_until = None, time.monotonic() + PAUSE
             if not self.logged:
-                reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+                reason = without_password(f"{type(error).__name__}: {error}").partition("\n")[0]
                 print(f"the mirror {self.address} is unreachable ({reason}): the run continues")
                 self.logged = True
             return otherwise

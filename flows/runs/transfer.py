@@ -15,10 +15,12 @@ from flows.runs.pipeline import belongings, is_done, stages
 def share(place: Path) -> None:
     """Give the worktree at ``place`` this project's DVC settings, remotes and cache.
 
-    They are written to its config.local, with paths that are valid there.
+    They are written to its config.local, with paths that are valid there. Only this user may read
+    the file, because remotes may have passwords.
     """
     with open_repository() as here, open_repository(place) as there:
         settings = here.config.load_config_to_level()
+        (place / ".dvc" / "config.local").touch(mode=0o600)
         with there.config.edit("local") as local:
             local.clear()
             local.update(settings)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.host import processes
+from flows.host.addresses import without_password
 from flows.tracking import outbox
 from flows.tracking.mlflow_writes import WRITERS, can_retry, has_run, open_run
 from flows.tracking.outbox import Message, RunOutbox
@@ -36,6 +37,7 @@ from flows.tracking.store import (
     check_reachable,
     connect,
     disconnect,
+    full_uri,
     store_uri,
 )
 from params.schema.recipe import Recipe
@@ -58,11 +60,14 @@ class Run:
     """A run in the store. Every call is sent at once, or queued while the store is unreachable."""
 
     def __init__(self, description: dict[str, Any], held: RunOutbox | None = None) -> None:
-        """Describe a run by its name, tags, store ("uri") and id; ``held`` has its messages."""
+        """Describe a run by its name, tags, store ("uri") and id; ``held`` has its messages.
+
+        The description is kept in files, so its address has no password.
+        """
         self.name: str = description["name"]
         self.id: str | None = description["id"]  # None until the store has the run
         self._description = description
-        self._uri: str = description["uri"]
+        self._uri: str = full_uri(description["uri"])
         self._client: MlflowClient | None = None
         self._outbox = held
         self._unreachable = held is not None
@@ -142,7 +147,7 @@ class Run:
                 self.name,
                 len(self._outbox.files()),
                 _relative(outbox.root()),
-                self._uri,
+                self._description["uri"],
             )
             self._outbox.close()
 
@@ -226,14 +231,14 @@ class Run:
             log.warning(
                 "run '%s': the tracking store %s cannot be written (%s); messages are queued in %s",
                 self.name,
-                self._uri,
-                error,
+                self._description["uri"],
+                without_password(str(error)),
                 _relative(outbox.root()),
             )
         self._unreachable = True
 
     def _drop(self, error: Exception) -> None:
-        log.warning("run '%s': a message was dropped: %s", self.name, error)
+        log.warning("run '%s': a message was dropped: %s", self.name, without_password(str(error)))
 
 
 def start_run(name: str, tags: Mapping[str, str], parent: str | None = None) -> Run:
@@ -245,7 +250,7 @@ def start_run(name: str, tags: Mapping[str, str], parent: str | None = None) -> 
     if parent:
         unsent = parent.startswith(UNSENT)
         labels[PARENT_TAG if unsent else PARENT_RUN] = parent.removeprefix(UNSENT)
-    run = Run({"name": name, "tags": labels, "uri": store_uri(), "id": None})
+    run = Run({"name": name, "tags": labels, "uri": without_password(store_uri()), "id": None})
     run.reach()
     return run
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from flows.host import processes
+from flows.host.addresses import without_password
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -113,7 +114,8 @@ def _reading() -> Iterator[MlflowClient | None]:
         if not isinstance(error, MlflowException | OSError | sqlite3.Error):
             raise
         line = str(error).strip().partition("\n")[0]
-        raise ConnectionError(f"the store {store_uri()} cannot be read ({line})") from error
+        message = f"the store {store_uri()} cannot be read ({line})"
+        raise ConnectionError(without_password(message)) from error
 
 
 def _client_of_store() -> MlflowClient | None:
@@ -129,6 +131,12 @@ def store_uri() -> str:
     """Return the store's address: ``MLFLOW_TRACKING_URI``, or SQLite in the current directory."""
     here = f"sqlite:///{Path.cwd() / '.beamline' / 'mlflow.db'}"
     return os.environ.get("MLFLOW_TRACKING_URI") or here
+
+
+def full_uri(shown: str) -> str:
+    """Return a store's address with its password, where the configured store is the same place."""
+    configured = store_uri()
+    return configured if without_password(configured) == shown else shown
 
 
 def check_reachable(uri: str, known: bool = False, unreachable: bool = False) -> None:
@@ -152,7 +160,8 @@ def check_reachable(uri: str, known: bool = False, unreachable: bool = False) ->
 def _check_health(uri: str) -> None:
     """Raise OSError unless an HTTP server answers, with whatever status."""
     try:
-        urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=LOCK_WAIT).close()
+        address = without_password(uri).rstrip("/")  # urllib takes a user for a part of the host
+        urllib.request.urlopen(f"{address}/health", timeout=LOCK_WAIT).close()
     except urllib.error.HTTPError:
         return
     except urllib.error.URLError as error:

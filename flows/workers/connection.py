@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flows.host import files, processes
+from flows.host.addresses import without_password
 from flows.tracking import outbox
 from flows.tracking.outbox import Message
 from flows.workers.prefect_patches import queue_events, survive_outages
@@ -56,14 +57,16 @@ def _configured() -> str | None:
     belongs_to_run = PARENT_TASK_RUN in os.environ
     error = _health_error(PATIENCE if belongs_to_run else 0.0)
     if error and not belongs_to_run:
+        failed = without_password(f"{address}, which does not answer ({error})")
         raise RuntimeError(
-            f"PREFECT_API_URL is {address}, which does not answer ({error}): start that "
-            "server, or unset PREFECT_API_URL, and the run starts a server of its own"
+            f"PREFECT_API_URL is {failed}: start that server, or unset PREFECT_API_URL, and the "
+            "run starts a server of its own"
         )
     if error:
         del os.environ[PARENT_TASK_RUN]
         print(
-            f"Prefect's server {address} is unreachable: this stage starts one of its own",
+            f"Prefect's server {without_password(address)} is unreachable: this stage starts one "
+            "of its own",
             flush=True,
         )
         return None
@@ -144,13 +147,14 @@ def _keep_logs_off_terminal() -> None:
 
 def _queue_end(address: str, flow_run: str, state: State[Any], error: Exception) -> None:
     """Queue the end of a flow run for a later call to send; other states are not worth it."""
+    shown = without_password(address)
     print(
-        f"Prefect's server {address} did not accept the state {state.name} of a flow run "
-        f"({error}): the run goes on, and a later call sends how it ended",
+        f"Prefect's server {shown} did not accept the state {state.name} of a flow run "
+        f"({without_password(str(error))}): the run goes on, and a later call sends how it ended",
         file=sys.stderr,
     )
     if state.is_final():
-        end = {"flow_run": flow_run, "address": address}
+        end = {"flow_run": flow_run, "address": shown}
         end |= {"type": state.type.value, "name": state.name or state.type.value}
         with suppress(OSError):  # a full disk
             outbox.flow_runs().add(Message("flow_run_end", end))
@@ -173,7 +177,7 @@ def send_unsent_ends(address: str) -> int:
             try:
                 client.set_flow_run_state(end["flow_run"], state, force=True)
             except ObjectNotFound:
-                if end["address"] != address:  # it belongs to another server
+                if end["address"] != without_password(address):  # it belongs to another server
                     continue
             except Exception:
                 return sent

@@ -33,13 +33,16 @@ from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelling
 
+from flows.host.addresses import without_password
 from flows.runs import dvc_command, git, pipeline, transfer
 from flows.tracking import store
 from flows.tracking.run import PIPELINE_RUN
+from flows.workers import received
 
 FLOW = "stage"  # the flow of flows/deploy.py, with a deployment for each pool
 RESULT = "stage"  # the type of the artifact that has a stage's result
 UNFINISHED = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.PAUSED]
+SENT = ("MLFLOW_TRACKING_URI", PIPELINE_RUN)  # environment variables that a worker may get
 POLL = 1.0  # seconds between two checks of a stage that runs on a worker
 
 
@@ -56,6 +59,7 @@ def send(stage: pipeline.Stage) -> bool:
         return False
     transfer.push_paths(pipeline.belongings(stage.name).tracked)
     result = _run_on_worker(stage, _request(stage.name))
+    received.check_paths(result["files"], pipeline.belongings(stage.name).small, Path())
     transfer.take_over(stage.name, result["lock"], result["files"])
     return True
 
@@ -84,17 +88,21 @@ def _print_once(text: str) -> None:
 
 def _request(name: str) -> dict[str, Any]:
     """Return the parameters of the flow ``stage`` in flows/deploy.py."""
-    files = (Path("params", f"{name.split('@')[-1]}.yaml"), Path("dvc.lock"))
+    files = [Path(path) for path in sent_files(name)]
     environment = {}
     if store.store_uri().startswith("http"):  # a worker cannot reach other stores
-        known = ("MLFLOW_TRACKING_URI", PIPELINE_RUN)
-        environment = {key: os.environ[key] for key in known if key in os.environ}
+        environment = {key: without_password(os.environ[key]) for key in SENT if key in os.environ}
     return {
         "name": name,
         "commit": git.revision().commit,
         "files": {file.as_posix(): file.read_text() for file in files if file.exists()},
         "environment": environment,
     }
+
+
+def sent_files(name: str) -> tuple[str, str]:
+    """Return the paths that a request for a stage may have: its recipe and ``dvc.lock``."""
+    return f"params/{name.split('@')[-1]}.yaml", "dvc.lock"
 
 
 def _run_on_worker(stage: pipeline.Stage, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,7 +154,8 @@ def _await_end(client: SyncPrefectClient, run: UUID) -> FlowRun:
         try:
             found = client.read_flow_run(run)
         except httpx.HTTPError as error:
-            _print_once(f"Prefect's server is unreachable ({error}); the worker continues")
+            reason = without_password(str(error))
+            _print_once(f"Prefect's server is unreachable ({reason}); the worker continues")
         else:
             if found.state is not None and found.state.is_final():
                 return found

@@ -17,11 +17,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from importlib.metadata import version as version_of
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from flows.runs.dvc_command import PARENT, die_with_parent
 from flows.workers.prefect_patches import begin_transactions_as_writes, settle_events
@@ -32,6 +32,7 @@ PREFECT_PORT, MLFLOW_PORT = 4200, 5000  # of `make ui`, where they are free
 START_TIMEOUT = 300.0  # seconds that a living server has to answer; a loaded machine takes 60
 STOP_TIMEOUT = 10.0  # seconds that a server has to end
 RESTARTS = 5  # of a run's own server
+Application = Callable[[Any, Any, Any], Awaitable[None]]  # of ASGI
 
 
 @contextmanager
@@ -115,6 +116,7 @@ def _environment(kind: str, port: int) -> dict[str, str]:
         "DO_NOT_TRACK": "1",
         "PREFECT_HOME": str(home),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(sorted(pages(port))),
         "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{home / 'prefect.db'}",
         "PREFECT_SERVER_DATABASE_MIGRATE_ON_START": "false",  # _migrate does, and faster
         "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
@@ -166,10 +168,42 @@ def _serve(descriptor: int, kind: str) -> None:
 
     begin_transactions_as_writes()
     _migrate()
-    config = uvicorn.Config(create_app(ephemeral=kind == "run"), log_level="error")
+    listening = socket.socket(fileno=descriptor)
+    app = for_own_pages(create_app(ephemeral=kind == "run"), listening.getsockname()[1])
+    config = uvicorn.Config(app, log_level="error")
     gc.enable()
     gc.freeze()
-    Server(config).run(sockets=[socket.socket(fileno=descriptor)])
+    Server(config).run(sockets=[listening])
+
+
+def pages(port: int) -> set[str]:
+    """Return the origins of a server's own pages."""
+    return {f"http://{name}:{port}" for name in (HOST, "localhost")}
+
+
+def for_own_pages(app: Application, port: int) -> Application:
+    """Return a server that answers pages of other origins, and requests for other hosts, with 403.
+
+    Prefect asks nobody who they are, so a page in a browser on this machine could start flow runs.
+    Programs send no Origin. A page whose name resolves to loopback sends its own name as the host.
+    """
+    origins = {page.encode() for page in pages(port)}
+    hosts = {page.removeprefix("http://").encode() for page in pages(port)}
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        sent = scope.get("headers", [])
+        asked = [value for name, value in sent if name == b"host"]
+        from_pages = {value for name, value in sent if name == b"origin"}
+        own = len(asked) == 1 and asked[0] in hosts and from_pages <= origins
+        if own or scope["type"] == "lifespan":
+            await app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            await send({"type": "http.response.start", "status": 403, "headers": []})
+            await send({"type": "http.response.body", "body": b"this page may not ask this server"})
+
+    return answer
 
 
 def _migrate() -> None:

@@ -1,5 +1,6 @@
 """vLLM's own server, as `make serve` starts it: sampled from, updated, killed and started again."""
 
+import http.client
 import http.server
 import os
 import signal
@@ -12,7 +13,8 @@ from contextlib import contextmanager
 import pytest
 
 from tasks.engines.vllm import engine as vllm
-from tasks.engines.vllm.connection import ROOT
+from tasks.engines.vllm import guard
+from tasks.engines.vllm.connection import JSON, ROOT
 from tests.vllm.conftest import SETTINGS, save
 from tests.vllm.test_vllm import changed, check, same, sampled
 
@@ -47,7 +49,11 @@ def serving(make, port, tmp_path_factory):
     """A policy, and a function that starts the server anew; the server is ended afterwards."""
     model, made = make()
     running = []
-    with (tmp_path_factory.mktemp("server") / "log").open("wb") as log:
+    with (
+        (tmp_path_factory.mktemp("server") / "log").open("wb") as log,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv(guard.TOKEN, "token of the tests")
 
         def restart():
             if running:
@@ -74,6 +80,12 @@ def test_server_is_sampled_updated_and_restarted(serving, engine, tokenizer, por
     _, again = sampled(held, vocabulary)
     assert same(again, samples)
     assert "restarting" in capfd.readouterr().out
+    for call in ("POST /collective_rpc", "POST /sleep", "POST /reset_prefix_cache", "GET /health"):
+        asked = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        asked.request(*call.split(), '{"method": "load_folder", "args": ["/"]}', JSON)
+        assert asked.getresponse().status == 401, call
+    _, again = sampled(held, vocabulary)
+    assert same(again, samples)
 
 
 @contextmanager

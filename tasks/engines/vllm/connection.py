@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
+from tasks.engines.vllm.guard import TOKEN, TOKEN_FILE
 from tasks.engines.vllm.messages import ALIGNMENT, Drawn, Fault, Opener, Turn, map_tensor
 from tasks.policy import adapter
 
@@ -230,6 +231,12 @@ class RemoteVllm:
     def __init__(self, address: str) -> None:
         """Connect. Raises EngineDiedError where nothing answers, ValueError for another server."""
         self.name, self.address = address, urlsplit(address)
+        if "@" in self.address.netloc:
+            raise ValueError(
+                "engine.server has a user or a password, and git and MLflow keep the recipe: name "
+                f"the server without it, and give its token in {TOKEN}"
+            )
+        self.headers = JSON | {"Authorization": f"Bearer {os.environ.get(TOKEN, '').strip()}"}
         self.folder, self.closed = "", False
         self.connections = threading.local()
         self.pool = ThreadPoolExecutor(PARALLEL_TURNS, thread_name_prefix="vllm")
@@ -275,8 +282,17 @@ class RemoteVllm:
         return self._post("/collective_rpc", {"method": method, "args": arguments})
 
     def _post(self, path: str, body: Any = None) -> Any:
-        """Return the answer. Raises EngineDiedError where none comes, RuntimeError if refused."""
+        """Return the answer. Raises EngineDiedError where none comes, RuntimeError if refused.
+
+        Raises ValueError where the server does not know this run's token.
+        """
         status, text = self._request(path, json.dumps(body or {}))
+        if status == http.client.UNAUTHORIZED:
+            raise ValueError(
+                f"engine.server {self.name} refuses this run: set {TOKEN} to the server's token, "
+                f"which `make serve` keeps in {TOKEN_FILE}, and call it by a name that it has "
+                "(--name)"
+            )
         if status != http.client.OK:
             raise RuntimeError(f"{path}: {status} {text.decode(errors='replace')[:500]}")
         return json.loads(text) if text else None
@@ -286,7 +302,7 @@ class RemoteVllm:
         reused = hasattr(self.connections, "own")
         try:
             connection = self._connection()
-            connection.request("POST", path, body, JSON)
+            connection.request("POST", path, body, self.headers)
             answer = connection.getresponse()
             return answer.status, answer.read()
         except (OSError, http.client.HTTPException) as error:

@@ -508,3 +508,18 @@ def test_ssh_server_may_go_and_come_back(far, tmp_path, monkeypatch, capsys):
         worker.close()
         assert [entry(far / "cache/ledger", i).is_dir() for i in range(3)] == [True] * 3
     assert computed == [0, 1, 2]
+
+
+def test_mark_has_no_password_and_outlives_it(shared, worker):
+    def mirror(address):
+        return ledger_mirror.Mirror(address, filesystem(str(shared)))
+
+    record = worker.do(0)
+    place = Path(artifacts.output(record, "table").path).parent
+    mirror("ssh://worker:first@host/ledger").push(place)
+    assert (place / substeps.DELIVERED).read_text() == "ssh://worker@host/ledger"
+    shutil.rmtree(entry(shared))
+    mirror("ssh://worker:second@host/ledger").push(place)
+    assert not list(shared.glob("toy/reinforce/*")), "it is there already"
+    mirror("ssh://worker:second@elsewhere/ledger").push(place)
+    assert entry(shared).is_dir()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tasks.engines import Request
-from tasks.engines.vllm import engine, serve
+from tasks.engines.vllm import engine, guard, serve
 from tasks.engines.vllm.connection import ROOT, parse_choice, shared
 from tasks.engines.vllm.messages import SEEDS, Turn
 from tasks.trees.outcomes import StopReason
@@ -106,6 +106,7 @@ def test_servers_answer_is_parsed():
 def test_a_server_starts_with_our_worker_and_flags(tmp_path, monkeypatch):
     started = []
     monkeypatch.setattr("os.execve", lambda *call: started.append(call))
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     serve.main([str(tmp_path), "--port", "9", "--memory", "0.5", "--context", "64"])
     [(python, words, environment)] = started
@@ -114,6 +115,8 @@ def test_a_server_starts_with_our_worker_and_flags(tmp_path, monkeypatch):
     assert "--worker-extension-cls tasks.engines.vllm.worker.PolicyWorker" in text
     assert "--enable-scale-out" in words and "--max-model-len 64" in text
     assert environment["VLLM_SERVER_DEV_MODE"] == "1"
+    assert "--middleware tasks.engines.vllm.guard.Guard" in text
+    assert environment[guard.TOKEN] not in text
 
 
 def test_a_server_without_a_policy_is_refused(tmp_path, capsys):

@@ -1,0 +1,170 @@
+"""The guard before a real HTTP server, and the client that has to pass it."""
+
+import http.client
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route, WebSocketRoute
+
+from tasks.engines.vllm import guard
+from tasks.engines.vllm.connection import ROOT, RemoteVllm
+
+TOKEN = "a token that the server knows"
+CALLS = (
+    "/collective_rpc",
+    "/sleep",
+    "/wake_up",
+    "/reset_prefix_cache",
+    "/start_profile",
+    "/health",
+)
+
+
+@contextmanager
+def serving(served):
+    """Serve vLLM's calls behind the guard; ``served`` gets those that come through."""
+
+    async def answer(request):
+        served.append(request.url.path)
+        policy = json.loads(await request.body() or "{}").get("args", [""])[:1]
+        return JSONResponse({"success": True, "results": policy})
+
+    async def talk(websocket):
+        served.append("websocket")
+        await websocket.accept()
+
+    routes = [Route(path, answer, methods=["GET", "POST", "OPTIONS"]) for path in CALLS]
+    app = guard.Guard(Starlette(routes=[*routes, WebSocketRoute("/talk", talk)]))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        yield listening.getsockname()[1]
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture
+def served(monkeypatch):
+    monkeypatch.setenv(guard.TOKEN, TOKEN)
+    monkeypatch.setenv(guard.NAMES, "localhost,gpu-2")
+    return []
+
+
+@pytest.fixture
+def port(served):
+    with serving(served) as port:
+        yield port
+
+
+def ask(port, path="/collective_rpc", method="POST", **headers):
+    """Send a request and return its status."""
+    asked = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    asked.putrequest(method, path, skip_host=True)
+    for name, value in headers.items():
+        for each in value if isinstance(value, list) else [value]:
+            asked.putheader(name.replace("_", "-"), each)
+    asked.endheaders()
+    return asked.getresponse().status
+
+
+KNOWN = {"Host": "127.0.0.1", "Authorization": f"Bearer {TOKEN}"}
+
+
+@pytest.mark.parametrize("host", ["gpu-2:8000", "GPU-2", "localhost", "10.0.0.7:8000", "[::1]:80"])
+def test_request_with_the_token_is_served(port, served, host):
+    assert ask(port, **KNOWN | {"Host": host}) == 200
+    assert served == ["/collective_rpc"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "127.0.0.1"},
+        KNOWN | {"Authorization": "Bearer another token"},
+        KNOWN | {"Authorization": "Bearer "},
+        KNOWN | {"Authorization": f"Basic {TOKEN}"},
+        KNOWN | {"Authorization": ["Bearer another", f"Bearer {TOKEN}"]},
+        KNOWN | {"Host": "page.example.org"},
+        KNOWN | {"Host": "gpu-2.example.org:8000"},
+        KNOWN | {"Host": ["page.example.org", "gpu-2"]},
+    ],
+    ids=["none", "wrong", "empty", "scheme", "two", "host", "longer host", "two hosts"],
+)
+def test_other_request_reaches_nothing(port, served, headers):
+    refused = {ask(port, path, method, **headers) for path in CALLS for method in METHODS}
+    assert refused <= {400, 401}  # uvicorn itself refuses two hosts
+    assert served == []
+
+
+METHODS = ("POST", "GET", "OPTIONS")
+UPGRADE = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec_WebSocket_Version": "13"}
+
+
+def test_websocket_needs_the_token(port, served):
+    upgrade = UPGRADE | {"Sec_WebSocket_Key": "dGhlIHNhbXBsZSBub25jZQ=="}
+    assert ask(port, "/talk", "GET", Host="127.0.0.1", **upgrade) == 403
+    assert served == []
+    assert ask(port, "/talk", "GET", **KNOWN, **upgrade) == 101
+    assert served == ["websocket"]
+
+
+def test_run_gives_its_token(port, served, monkeypatch, tmp_path):
+    server = RemoteVllm(f"http://127.0.0.1:{port}")
+    server.load(None, lambda: tmp_path)
+    assert served == ["/collective_rpc", "/collective_rpc", "/reset_prefix_cache"]
+    monkeypatch.setenv(guard.TOKEN, "another token")
+    with pytest.raises(ValueError, match=f"refuses this run: set {guard.TOKEN}"):
+        RemoteVllm(f"http://127.0.0.1:{port}")
+    monkeypatch.delenv(guard.TOKEN)
+    with pytest.raises(ValueError, match="refuses this run"):
+        RemoteVllm(f"http://127.0.0.1:{port}")
+
+
+def test_password_in_the_recipe_is_refused_and_not_shown():
+    with pytest.raises(ValueError, match="git and MLflow keep") as caught:
+        RemoteVllm("http://worker:s3cr3t@127.0.0.1:9")
+    assert "s3cr3t" not in str(caught.value)
+
+
+def test_guard_without_a_token_does_not_start(monkeypatch):
+    monkeypatch.delenv(guard.TOKEN, raising=False)
+    with pytest.raises(KeyError):
+        guard.Guard(Starlette())
+
+
+def test_server_keeps_a_token_that_only_its_user_reads(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(guard.TOKEN, raising=False)
+    token = guard.server_token()
+    assert len(token) >= 32
+    assert guard.server_token() == token
+    assert [oct(file.stat().st_mode & 0o777) for file in Path(".beamline").iterdir()] == ["0o600"]
+    guard.TOKEN_FILE.chmod(0o644)
+    with pytest.raises(PermissionError, match="others may read"):
+        guard.server_token()
+    monkeypatch.setenv(guard.TOKEN, TOKEN)
+    assert guard.server_token() == TOKEN
+
+
+def test_serve_prints_where_the_token_is_and_not_the_token(tmp_path, monkeypatch):
+    monkeypatch.delenv(guard.TOKEN, raising=False)
+    (tmp_path / "config.json").write_text("{}")
+    command = [sys.executable, "-m", "tasks.engines.vllm.serve", str(tmp_path), "--host", "::"]
+    environment = {"PYTHONPATH": str(ROOT), "PATH": ""}
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    token = (tmp_path / guard.TOKEN_FILE).read_text()
+    assert f"{guard.TOKEN}=$(cat {tmp_path / guard.TOKEN_FILE})" in ran.stdout
+    assert token not in ran.stdout + ran.stderr
