@@ -44,8 +44,10 @@ from flows.workers.stage import (
     explained,
     run_tags,
 )
-from params import overrides
+from params import overrides, strict_yaml
+from params.schema.base import SOURCES
 from tasks import settings
+from tasks.questions.files import check_folder
 
 VERDICT = "reports/{}/verdict.json"
 REMEDY = "commit them, stash them (git stash), or run with --here"
@@ -217,7 +219,7 @@ def run_stages(recipe: str, place: Path) -> None:
     Raises RuntimeError where a stage fails, which has printed why; KeyboardInterrupt on Ctrl-C.
     """
     with prefect_server(meanwhile=_open_store):
-        where = {"MLFLOW_TRACKING_URI": store.store_uri(), RUN: place.name}
+        where = {"MLFLOW_TRACKING_URI": store.store_uri(place), RUN: place.name}
         if task_run.id:  # of a deployment's flow run (flows/deploy.py)
             where[PARENT_TASK_RUN] = str(task_run.id)
         command = ["flows.retrain", recipe, "--here"]
@@ -296,8 +298,16 @@ def _as_commit(recipe: str, changes: Sequence[str]) -> int:
     return 0
 
 
+def check_files() -> None:
+    """Raise ValueError for pipes, devices and sockets among the inputs, which DVC would read."""
+    for file in sorted(Path("params").glob("*.yaml")):
+        strict_yaml.check_regular(file)
+    check_folder(SOURCES)
+
+
 def _here(recipe: str) -> int:
     try:
+        check_files()
         settings.load(recipe, Path("params"))
         if recipes.add_to_pipeline(recipe):
             print(f"retrain: added {recipe} to the recipes in dvc.yaml")

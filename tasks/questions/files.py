@@ -98,7 +98,7 @@ def _check_content(file: Path) -> None:
         raise ValueError(f"{file} does not exist: put the file there, or correct the path to it")
     check_regular(file)
     if file.stat().st_size > LARGEST:
-        raise ValueError(_too_large(file))
+        raise ValueError(_too_large(file, f"{file.stat().st_size:,} bytes"))
     with file.open("rb") as binary:
         first = binary.read(len(LFS_POINTER))
     if first == LFS_POINTER:
@@ -124,10 +124,10 @@ def check_folder(folder: Path) -> None:
         raise ValueError("\n".join(f"{path} is no regular file: remove it" for path in existing))
 
 
-def _too_large(file: Path) -> str:
+def _too_large(file: Path, found: object) -> str:
     return (
-        f"{file} unpacks to more than {LARGEST:,} bytes: split it into several files, or keep only "
-        "the fields that are read"
+        f"{file} is too large to read ({found}): a file may unpack to {LARGEST:,} bytes, and a "
+        f"value to {LARGEST_LINE:,}; split it into several files, or keep only what is read"
     )
 
 
@@ -196,7 +196,7 @@ def _parquet(file: Path, under: str | None, fields: Collection[str] | None) -> R
             number += 1
             yield f"{file}, row {number}", record
     except parquet.TooLargeError as error:
-        raise ValueError(f"{_too_large(file)} ({error})") from None
+        raise ValueError(_too_large(file, error)) from None
     except (pa.ArrowException, OSError) as error:
         line = str(error).partition("\n")[0]
         raise ValueError(
@@ -294,7 +294,7 @@ def _lines(file: Path, longest: int) -> Iterator[tuple[int, bytes]]:
             while part := binary.readline(longest + 1):
                 size += len(part)
                 if size > LARGEST:
-                    raise ValueError(_too_large(file))
+                    raise ValueError(_too_large(file, f"{size:,} bytes up to line {number:,}"))
                 if whole:
                     number += 1
                     yield number, part.removeprefix(BYTE_ORDER_MARK if number == 1 else b"")
