@@ -130,6 +130,11 @@ def run(recipe: str, changes: Sequence[str] = ()) -> str:
 
 def check_run(recipe: str, changes: Sequence[str]) -> None:
     """Raise ValueError for a run that could not end as a commit, or whose recipe does not hold."""
+    if not git.is_repository():
+        raise ValueError(
+            f"{Path.cwd()} is in no git repository, so a run cannot become a commit: git init && "
+            "git add --all && git commit (--here needs only git init), or git clone the project"
+        )
     git.check_identity()
     if not git.revision().commit:
         raise ValueError("there is no commit yet that could be run: git add and commit")
