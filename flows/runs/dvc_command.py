@@ -154,10 +154,18 @@ def _dvc(arguments: list[str]) -> int:
 
 
 def _is_needed(record: logging.LogRecord) -> bool:
-    """Return whether a log line of DVC adds anything to the output of the stage and the caller."""
+    """Return whether a log line of DVC adds anything to the output of the stage and the caller.
+
+    The line of a stage whose files another run has in use gets our words.
+    """
+    from dvc.lock import LockError
     from dvc.stage.exceptions import StageCmdFailedError
 
-    cause = record.exc_info and record.exc_info[1] and record.exc_info[1].__cause__
+    error = record.exc_info and record.exc_info[1]
+    cause = error and error.__cause__
+    for busy in (error, cause):
+        if isinstance(busy, LockError):
+            record.msg, record.args, record.exc_info = _explained(busy, Path.cwd()), (), None
     if isinstance(cause, StageCmdFailedError):
         return False
     return record.levelno >= logging.WARNING or record.name.startswith("dvc.stage")
