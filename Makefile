@@ -34,7 +34,7 @@ ifneq ($(wildcard params/$(RECIPE)-$(ENGINE).yaml),)
 override RECIPE := $(RECIPE)-$(ENGINE)
 endif
 # A recipe that samples through vLLM runs in an environment of its own.
-USES_VLLM := $(shell grep -s '^  kind: *vllm' params/$(RECIPE).yaml)
+USES_VLLM := $(shell [ -f params/$(RECIPE).yaml ] && grep '^  kind: *vllm' params/$(RECIPE).yaml)
 RUN_VENV := $(if $(USES_VLLM),.venv-vllm,.venv)
 VENV := .venv
 run plan compare: VENV := $(RUN_VENV)

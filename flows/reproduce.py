@@ -20,6 +20,7 @@ from pathlib import Path
 from flows import end_import_phase, exit_fast
 from flows.runs import dvc_command, first_difference, git, pipeline, transfer, worktree
 from flows.runs.first_difference import Difference
+from flows.tracking import store
 from flows.workers.stage import INTERRUPTED, RUN
 from tasks.trees.tables import STORED_TREES
 
@@ -79,7 +80,7 @@ def run_again(place: Path, recipe: str, environment: dict[str, str]) -> None:
     separate = {
         RUN: place.name,
         "BEAMLINE_STORE": "",
-        "MLFLOW_TRACKING_URI": f"sqlite:///{place}/.beamline/mlflow.db",
+        "MLFLOW_TRACKING_URI": store.sqlite_uri(place / ".beamline/mlflow.db", place),
     }
     command = ["flows.retrain", recipe, "--here"]
     status = dvc_command.supervise(

@@ -45,8 +45,10 @@ from flows.workers.stage import (
     explained,
     run_tags,
 )
-from params import overrides
+from params import overrides, strict_yaml
+from params.schema.base import SOURCES
 from tasks import settings
+from tasks.questions.files import check_folder
 
 VERDICT = "reports/{}/verdict.json"
 REMEDY = "commit them, stash them (git stash), or run with --here"
@@ -129,6 +131,11 @@ def run(recipe: str, changes: Sequence[str] = ()) -> str:
 
 def check_run(recipe: str, changes: Sequence[str]) -> None:
     """Raise ValueError for a run that could not end as a commit, or whose recipe does not hold."""
+    if not git.is_repository():
+        raise ValueError(
+            f"{Path.cwd()} is in no git repository, so a run cannot become a commit: git init && "
+            "git add --all && git commit (--here needs only git init), or git clone the project"
+        )
     git.check_identity()
     if not git.revision().commit:
         raise ValueError("there is no commit yet that could be run: git add and commit")
@@ -218,7 +225,7 @@ def run_stages(recipe: str, place: Path) -> None:
     Raises RuntimeError where a stage fails, which has printed why; KeyboardInterrupt on Ctrl-C.
     """
     with prefect_server(meanwhile=_open_store):
-        where = {"MLFLOW_TRACKING_URI": store.store_uri(), RUN: place.name}
+        where = {"MLFLOW_TRACKING_URI": store.store_uri(place), RUN: place.name}
         if task_run.id:  # of a deployment's flow run (flows/deploy.py)
             where[PARENT_TASK_RUN] = str(task_run.id)
         command = ["flows.retrain", recipe, "--here"]
@@ -297,8 +304,16 @@ def _as_commit(recipe: str, changes: Sequence[str]) -> int:
     return 0
 
 
+def check_files() -> None:
+    """Raise ValueError for pipes, devices and sockets among the inputs, which DVC would read."""
+    for file in sorted(Path("params").glob("*.yaml")):
+        strict_yaml.check_regular(file)
+    check_folder(SOURCES)
+
+
 def _here(recipe: str) -> int:
     try:
+        check_files()
         settings.load(recipe, Path("params"))
         if recipes.add_to_pipeline(recipe):
             print(f"retrain: added {recipe} to the recipes in dvc.yaml")

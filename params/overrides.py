@@ -12,27 +12,30 @@ from typing import Any
 
 import yaml
 
+from params import strict_yaml
+
 
 def apply(overrides: Sequence[str], file: Path) -> None:
     """Write overrides of the form ``section.key=value``, with the value as YAML, into ``file``.
 
     Raises ValueError with the override and the remedy for a missing "=", for a key that the recipe
-    does not have, and for a value that is not one YAML value; the file then stays as it was. Types
-    are not checked here: the schema does that.
+    does not have, for a value that is not one YAML value, and for a file that is no sound YAML;
+    the file then stays as it was. Types are not checked here: the schema does that.
     """
-    text = file.read_text()
+    text = strict_yaml.read_text(file)
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals or not key.strip():
             raise ValueError(f"--set {override}: write it as section.key=value")
-        text = _replace(text, key.strip(), value.strip(), f"--set {override}: {file}")
+        values = strict_yaml.parse(text, str(file))
+        text = _replace(text, values, key.strip(), value.strip(), f"--set {override}: {file}")
     partial = file.with_name(f".{file.name}.partial")
     partial.write_text(text)
     partial.replace(file)
 
 
-def _replace(text: str, key: str, value: str, where: str) -> str:
-    """Return the text with another value at ``key``, and with the same values elsewhere."""
+def _replace(text: str, values: Any, key: str, value: str, where: str) -> str:
+    """Return the text with another value at ``key``, and with the same ``values`` elsewhere."""
     node = _find(text, key, where)
     begin, end = node.start_mark.index, node.end_mark.index
     old = text[begin:end]
@@ -40,18 +43,18 @@ def _replace(text: str, key: str, value: str, where: str) -> str:
     space = " " if begin == end else ""  # there was nothing after the colon
     changed = text[:begin] + space + value + tail + text[end:]
     try:
-        wanted = _edited(yaml.safe_load(text), key.split("."), yaml.safe_load(value))
-        same = yaml.safe_load(changed) == wanted
-    except yaml.YAMLError:
-        same = False
-    if not same:
-        raise ValueError(f"{where}: {value!r} is not one YAML value: put it in quotes")
-    return changed
+        wanted = _edited(values, key.split("."), strict_yaml.parse(value, "it"))
+        if strict_yaml.parse(changed, "it") == wanted:
+            return changed
+        reason = ""
+    except ValueError as error:
+        reason = f" ({str(error).splitlines()[0]})"
+    raise ValueError(f"{where}: {value!r} is not one YAML value: put it in quotes{reason}")
 
 
 def _find(text: str, key: str, where: str) -> yaml.Node:
     """Return the YAML node of the value at a dotted key. Raises ValueError where there is none."""
-    node = yaml.compose(text, Loader=yaml.SafeLoader)
+    node = yaml.compose(text, strict_yaml.Loader)
     for place, part in enumerate(parts := key.split(".")):
         entries = node.value if isinstance(node, yaml.MappingNode) else []
         found = {name.value: entry for name, entry in entries}

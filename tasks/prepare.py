@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,6 +31,7 @@ from tasks.policy import model as model_module
 from tasks.policy import tiny
 from tasks.questions import sources, unusable
 from tasks.questions.benchmarks import Rules
+from tasks.questions.entries import Entry, Problem
 from tasks.questions.experts import Dropped, Material, Trace
 from tasks.questions.faults import Fault
 from tasks.questions.sources import Sets
@@ -79,28 +80,30 @@ def prepare(step: Step, inputs: PrepareInputs, *, open_tools: OpenTools) -> Reco
     were left out or got no trace, each with its reason), ``initial`` (the policy), ``gates``.
 
     ``open_tools`` opens the tools, given the folder of the corpus.
-    Raises ValueError for a fault in the user's files or a context too small for a prompt and the
-    response budget, GateError for a table that breaks a critical expectation.
+    Raises ValueError for a fault in the user's files, those of the intake folder excepted, or a
+    context too small for a prompt and the response budget, GateError for a table that breaks a
+    critical expectation.
     """
     settings = inputs.settings
     policies.use_machine(inputs.machine)
     rules = rules_of(inputs)
     own = sources.material(settings, inputs.sets, rules, step.seed)
-    material = sources.take_in(settings, inputs.sets, own, rules)
     documents, of_corpus = sources.read_corpus(inputs.tools)
     docs = gate.DOCS / step.recipe
-    faults = [*material.faults, *of_corpus]
-    faulty = leave_out_faulty(faults, material, inputs, docs)
-    check_questions(material, own, settings, step.out / "gates" / "questions.json", docs)
-    save_corpus([*material.documents, *documents], step.out / "corpus")
+    faults = [*own.faults, *of_corpus]
+    faulty = leave_out_faulty(faults, own, inputs, docs)
+    check_questions(own, own, settings, step.out / "gates" / "questions.json", docs)
+    save_corpus([*own.documents, *documents], step.out / "corpus")
 
     with open_tools(step.out / "corpus") as tools:
-        traces, without = material.write_traces(tools)
+        traces, without = own.write_traces(tools)
     model, tokenizer = POLICIES[settings.policy.kind](settings.policy, own, traces, step.seed)
-    material, traces, table, long = leave_out_long(
-        material, traces, tokenizer, inputs, docs, faults
-    )
-    if long:
+    kept, traces, table, long, faults = leave_out_long(own, traces, tokenizer, inputs, docs, faults)
+    # its lengths depend on the tokenizer, which does not depend on it
+    lengths = partial(_long_entries, tokenizer, inputs)
+    material, delivery = sources.take_in(settings, inputs.sets, kept, rules, lengths)
+    long += unusable.leave_out([*delivery.faults, *delivery.long], docs, faults)
+    if long or delivery.entries:
         check_questions(material, own, settings, step.out / "gates" / "questions.json", docs)
     for split, entries in material.questions.items():
         save_questions(entries, step.out / "questions" / f"{split}.parquet")
@@ -146,12 +149,28 @@ def _metrics(
 
 def rules_of(inputs: PrepareInputs) -> Rules:
     """Return what the records of the user's files have to satisfy."""
-    tools = list(inputs.tools)
+    tools, context = list(inputs.tools), inputs.settings.policy.context
+
+    def problems(question: Question) -> Iterable[Problem]:
+        return unusable.far_too_long(question, inputs.dialogue, context) or question_gate.problems(
+            question, SCORERS
+        )
+
     return Rules(
-        problems=partial(question_gate.problems, scorers=SCORERS),
+        problems=problems,
         trace_problem=partial(trace_gate.trace_fault, tools=tools),
         right=right,
+        longest_trace=context * unusable.CHARACTERS_A_TOKEN,
     )
+
+
+def _long_entries(tokenizer: Any, inputs: PrepareInputs, entries: Sequence[Entry]) -> list[Fault]:
+    """Return a fault for each of the entries that is too long."""
+    questions = {"train": [entry.question for entry in entries]}
+    places = {entry.question.id: entry.place for entry in entries}
+    material = Material(questions, lambda tools: ([], []), places=places)
+    context = inputs.settings.policy.context
+    return unusable.long_questions(material, tokenizer, inputs.dialogue, context)
 
 
 def right(question: Question, answer: str) -> bool:
@@ -171,7 +190,7 @@ def leave_out_faulty(
     unreadable = any(not fault.place for fault in faults)  # a file, which is never left out
     if unreadable or (faults and inputs.settings.faulty == "stop"):
         unusable.refuse([*faults, *_likely_lengths(material, inputs)], docs)
-    dropped = unusable.leave_out(faults, "faulty_record", docs)
+    dropped = unusable.leave_out(faults, docs)
     if not material.questions["train"]:
         reasons = Counter(each.reason for each in (*dropped, *material.dropped))
         counts = [f"{count} {reason}" for reason, count in reasons.most_common()]
@@ -188,11 +207,16 @@ def _likely_lengths(material: Material, inputs: PrepareInputs) -> list[Fault]:
 
     A tiny policy's own is trained later, on the traces too.
     """
-    policy = inputs.settings.policy
+    policy, dialogue = inputs.settings.policy, inputs.dialogue
+    unsound = [
+        question
+        for question in material.unsound
+        if not unusable.far_too_long(question, dialogue, policy.context)
+    ]
+    whole = replace(material, unsound=unsound, questions={**material.questions, "unsound": unsound})
     try:
-        tokenizer = TOKENIZERS[policy.kind](policy, material)
-        whole = replace(material, questions={**material.questions, "unsound": material.unsound})
-        return unusable.long_questions(whole, tokenizer, inputs.dialogue, policy.context)
+        tokenizer = TOKENIZERS[policy.kind](policy, whole)
+        return unusable.long_questions(whole, tokenizer, dialogue, policy.context)
     except (OSError, ValueError) as error:
         print(f"prepare: lengths are not checked yet: {error}", flush=True)
         return []
@@ -205,10 +229,10 @@ def leave_out_long(
     inputs: PrepareInputs,
     docs: Path,
     earlier: Sequence[Fault],
-) -> tuple[Material, list[Trace], pa.Table, list[Dropped]]:
-    """Return questions and traces that fit into the context, their table, and the others.
+) -> tuple[Material, list[Trace], pa.Table, list[Dropped], list[Fault]]:
+    """Return questions and traces that fit into the context, their table, the others, and faults.
 
-    ``earlier`` faults stay in the list of all faults in ``docs``.
+    ``earlier`` faults stay in the list of all faults, which is returned and is in ``docs``.
     Raises ValueError with all that are too long, where the recipe stops at faulty records.
     """
     context = inputs.settings.policy.context
@@ -219,10 +243,10 @@ def leave_out_long(
     lengths = pc.list_value_length(table["tokens"]).to_pylist()
     faults = [*of_questions, *unusable.long_traces(rest, lengths, context)]
     if not faults:
-        return material, rest, table, []
+        return material, rest, table, [], [*earlier]
     if inputs.settings.faulty == "stop":
         unusable.refuse(faults, docs)
-    dropped = unusable.leave_out(faults, "too_long", docs, earlier)
+    dropped = unusable.leave_out(faults, docs, earlier)
     without = [each.question.id for each in traces if each.question.id in ids]
     dropped += [Dropped(each, "trace_of_question_left_out", "too_long") for each in without]
     kept = {
@@ -231,7 +255,8 @@ def leave_out_long(
     }
     fits = [length <= context for length in lengths]
     short = [trace for trace, fit in zip(rest, fits, strict=True) if fit]
-    return replace(material, questions=kept), short, table.filter(pa.array(fits)), dropped
+    left = replace(material, questions=kept)
+    return left, short, table.filter(pa.array(fits)), dropped, [*earlier, *faults]
 
 
 # ---------------------------------------------------------------- where the policy comes from

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from pydantic import Field, create_model, model_validator
 
-from params import overrides
+from params import overrides, strict_yaml
 from params.schema import recipe as schema
 from params.schema.base import PARAMS, Frozen
 from params.schema.recipe import Recipe
@@ -33,10 +33,14 @@ def load_changed(name: str, changes: Sequence[str], folder: Path = PARAMS) -> Re
 
     Raises ValueError as ``load`` and ``overrides.apply`` do.
     """
+    if not changes:
+        return load(name, folder)
+    for file in folder.glob("*.yaml"):
+        strict_yaml.check_regular(file)
     with tempfile.TemporaryDirectory() as temporary:
         copy = Path(shutil.copytree(folder, Path(temporary, "params")))
         try:
-            if changes and (copy / f"{name}.yaml").is_file():
+            if (copy / f"{name}.yaml").is_file():
                 overrides.apply(changes, copy / f"{name}.yaml")
             return load(name, copy)
         except ValueError as error:

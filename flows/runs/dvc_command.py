@@ -10,6 +10,7 @@ import ctypes
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -37,7 +38,11 @@ class StageError(RuntimeError):
 
 @contextmanager
 def open_repository(root: Path = HERE) -> Iterator[Any]:
-    """Open DVC's repository at ``root``; ValueError where there is none or dvc.yaml is invalid."""
+    """Open DVC's repository at ``root``.
+
+    Raises ValueError where there is none or no git repository, where dvc.yaml is invalid, and where
+    another run has the files in use that are to be read.
+    """
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
@@ -46,8 +51,29 @@ def open_repository(root: Path = HERE) -> Iterator[Any]:
         with Repo(str(root)) as repository:
             yield repository
     except DvcException as error:
-        reason = without_password(str(error))
-        raise ValueError(f"DVC cannot read the pipeline of {root.absolute()}: {reason}") from None
+        raise ValueError(_explained(error, root.absolute())) from None
+
+
+def _explained(error: Exception, root: Path) -> str:
+    """Return what happened and what to do about it; DVC's own remedies do not fit runs."""
+    from dvc.lock import LockError
+    from dvc.scm import SCMError
+
+    if isinstance(error, LockError):
+        holders = sorted(set(re.findall(r"PID (\d+)", str(error))))
+        who = f" (process {', '.join(holders)})" if holders else ""
+        return (
+            f"another run has files of this recipe in {root} in use{who}: wait until it has ended, "
+            "or run as a commit, without --here, which has a checkout of its own; make doctor "
+            "clears what a crash has left"
+        )
+    if isinstance(error, SCMError):
+        return (
+            f"{root} is in no git repository (an unpacked archive has none), and DVC needs one: "
+            "git init is enough for make run; git add --all && git commit, too, for a run as a "
+            "commit. make plan works without"
+        )
+    return f"DVC cannot read the pipeline of {root}: {without_password(str(error))}"
 
 
 # ---------------------------------------------------------------- running a stage
@@ -129,10 +155,18 @@ def _dvc(arguments: list[str]) -> int:
 
 
 def _is_needed(record: logging.LogRecord) -> bool:
-    """Return whether a log line of DVC adds anything to the output of the stage and the caller."""
+    """Return whether a log line of DVC adds anything to the output of the stage and the caller.
+
+    The line of a stage whose files another run has in use gets our words.
+    """
+    from dvc.lock import LockError
     from dvc.stage.exceptions import StageCmdFailedError
 
-    cause = record.exc_info and record.exc_info[1] and record.exc_info[1].__cause__
+    error = record.exc_info and record.exc_info[1]
+    cause = error and error.__cause__
+    for busy in (error, cause):
+        if isinstance(busy, LockError):
+            record.msg, record.args, record.exc_info = _explained(busy, Path.cwd()), (), None
     if isinstance(cause, StageCmdFailedError):
         return False
     return record.levelno >= logging.WARNING or record.name.startswith("dvc.stage")

@@ -38,6 +38,11 @@ def revision() -> Revision:
     return Revision(commit, dirty=not commit or bool(changes))
 
 
+def is_repository() -> bool:
+    """Return whether the checkout is in a git repository, which an unpacked archive is not."""
+    return bool(_git("rev-parse", "--git-dir"))
+
+
 def uncommitted(*besides: str) -> list[str]:
     """List tracked files that differ from the last commit, as ``git status`` prints them.
 

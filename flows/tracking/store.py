@@ -127,10 +127,23 @@ def _client_of_store() -> MlflowClient | None:
     return connect(store_uri())
 
 
-def store_uri() -> str:
-    """Return the store's address: ``MLFLOW_TRACKING_URI``, or SQLite in the current directory."""
-    here = f"sqlite:///{Path.cwd() / '.beamline' / 'mlflow.db'}"
-    return os.environ.get("MLFLOW_TRACKING_URI") or here
+def store_uri(seen_from: Path | None = None) -> str:
+    """Return the store's address: ``MLFLOW_TRACKING_URI``, or SQLite in the current directory.
+
+    ``seen_from``: the working folder of the process that it is for, by default this one's.
+    """
+    file = Path.cwd() / ".beamline" / "mlflow.db"
+    return os.environ.get("MLFLOW_TRACKING_URI") or sqlite_uri(file, seen_from)
+
+
+def sqlite_uri(file: Path, seen_from: Path | None = None) -> str:
+    """Return the address of a SQLite store.
+
+    SQLAlchemy takes what follows a question mark for options, and knows no way to quote one, so a
+    path with one is given as seen from the working folder of the process that opens it.
+    """
+    path = os.path.relpath(file, seen_from or Path.cwd()) if "?" in str(file) else file
+    return f"sqlite:///{path}"
 
 
 def full_uri(shown: str) -> str:
@@ -205,7 +218,7 @@ def _make_store(file: Path, connect: Callable[[str], object]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=file.parent, prefix=".new-store-") as folder:
         built, store = Path(folder) / "built.db", Path(folder) / "store.db"
-        connect(f"sqlite:///{built}")
+        connect(sqlite_uri(built))
         shutil.copy(built, store)  # MLflow keeps its connection to the first
         with closing(sqlite3.connect(store)) as connection:
             connection.execute("PRAGMA journal_mode = WAL")

@@ -117,7 +117,8 @@ def _environment(kind: str, port: int) -> dict[str, str]:
         "PREFECT_HOME": str(home),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(sorted(pages(port))),
-        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{home / 'prefect.db'}",
+        # relative to the server's working folder: a path may have a "?", which begins options
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{HOME / 'prefect.db'}",
         "PREFECT_SERVER_DATABASE_MIGRATE_ON_START": "false",  # _migrate does, and faster
         "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
         "PREFECT_UI_API_URL": f"http://{HOST}:{port}/api",

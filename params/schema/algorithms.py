@@ -11,7 +11,7 @@ from pydantic import (
     model_validator,
 )
 
-from params.schema.base import PARAMS, Frozen, Positive, PositiveFloat, Probability
+from params.schema.base import PARAMS, Flag, Float, Frozen, Positive, PositiveFloat, Probability
 from params.schema.reading import read_table
 
 MOST_BATCHES = 10  # that one iteration rolls out in search of groups with spread (DAPO)
@@ -29,8 +29,8 @@ class Marks(Frozen):
     """Where segments (macro actions of GPG, arXiv 2512.10365, section 4.2) end."""
 
     kind: Literal["none", "every_token", "tool_call", "paragraph", "entropy", "step"]
-    quantile: Annotated[float, Field(gt=0, lt=1)] | None = None  # of a trajectory's entropies
-    threshold: Annotated[float, Field(ge=0, le=1)] | None = None  # of the entropy over ln|V|
+    quantile: Annotated[Float, Field(gt=0, lt=1)] | None = None  # of a trajectory's entropies
+    threshold: Annotated[Float, Field(ge=0, le=1)] | None = None  # of the entropy over ln|V|
 
     @model_validator(mode="after")
     def _entropy_is_measured_once(self) -> Marks:
@@ -53,7 +53,7 @@ class GroupRelative(Frozen):
     """(r - mean) / std over the leaves of a question; without ``std`` r - mean."""
 
     kind: Literal["group_relative"]
-    std: bool = True
+    std: Flag = True
 
 
 class LeaveOneOut(Frozen):
@@ -66,7 +66,7 @@ class BatchWhitened(Frozen):
     """Returns whitened over all sampled tokens of the batch; ``baseline``: less the group mean."""
 
     kind: Literal["batch_whitened"]
-    baseline: bool
+    baseline: Flag
 
 
 class Gae(Frozen):
@@ -81,9 +81,9 @@ class TwoLevel(Frozen):
     """Group-relative over episodes, plus omega times the same over steps from equal states."""
 
     kind: Literal["two_level"]
-    omega: Annotated[float, Field(ge=0)]
+    omega: Annotated[Float, Field(ge=0)]
     gamma: Probability
-    std: bool = True
+    std: Flag = True
 
 
 class GroupedGae(Frozen):
@@ -120,7 +120,7 @@ class ClipRange(Frozen):
 
     low: PositiveFloat
     high: PositiveFloat
-    dual: Annotated[float, Field(gt=1)] | None = None
+    dual: Annotated[Float, Field(gt=1)] | None = None
 
 
 class Kl(Frozen):
@@ -146,7 +146,7 @@ class Kl(Frozen):
 class Overlong(Frozen):
     """DAPO's soft penalty (arXiv 2503.14476, equation 13) on responses near the token budget."""
 
-    buffer: Annotated[float, Field(gt=0, le=1)]  # share of the budget in which the penalty rises
+    buffer: Annotated[Float, Field(gt=0, le=1)]  # share of the budget in which the penalty rises
     factor: PositiveFloat  # the penalty at the end of the budget
 
 
@@ -171,7 +171,7 @@ class Algorithm(Frozen):
     overlong: Overlong | None = None
     kl: Kl | None = None
     critic: Critic | None = None
-    entropy_bonus: Annotated[float, Field(ge=0)] = 0.0
+    entropy_bonus: Annotated[Float, Field(ge=0)] = 0.0
     importance_cap: PositiveFloat | None = 2.0  # of old policy over sampler; null: no weights
 
     @model_validator(mode="after")

@@ -5,15 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, Strict
 
 PARAMS = Path(__file__).parents[1]
 SOURCES = Path("data/sources")  # the user's own files; DVC watches it
 
-Positive = Annotated[int, Field(gt=0)]
-NonNegative = Annotated[int, Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-Probability = Annotated[float, Field(ge=0, le=1)]
+# Strict: true is no number, and '5' is a text; an integer is a float, too.
+Integer = Annotated[int, Strict()]
+Float = Annotated[float, Strict()]
+Flag = Annotated[bool, Strict()]
+Positive = Annotated[Integer, Field(gt=0)]
+NonNegative = Annotated[Integer, Field(ge=0)]
+PositiveFloat = Annotated[Float, Field(gt=0)]
+Probability = Annotated[Float, Field(ge=0, le=1)]
 
 
 class Frozen(BaseModel):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from params.schema.base import Frozen, NonNegative, Positive, PositiveFloat
+from params.schema.base import Float, Frozen, NonNegative, Positive, PositiveFloat
 
 
 class ColdStart(Frozen):
@@ -17,7 +17,7 @@ class ColdStart(Frozen):
     micro_batch: Positive  # traces per forward pass
     learning_rate: PositiveFloat  # peak
     warmup_steps: NonNegative
-    weight_decay: Annotated[float, Field(ge=0)]
+    weight_decay: Annotated[Float, Field(ge=0)]
     save_every: Positive  # steps between checkpoints
 
     @model_validator(mode="after")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from params.schema.base import Frozen, Positive, PositiveFloat
+from params.schema.base import Float, Frozen, Positive, PositiveFloat
 
 
 class Evaluate(Frozen):
@@ -14,5 +14,5 @@ class Evaluate(Frozen):
 
     questions: Positive  # most questions of the test split
     temperature: PositiveFloat
-    top_p: Annotated[float, Field(gt=0, le=1)]  # nucleus sampling
+    top_p: Annotated[Float, Field(gt=0, le=1)]  # nucleus sampling
     bootstrap: Positive  # resamples

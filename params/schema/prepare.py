@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from params.schema.base import Frozen, Positive, Probability, check_below_sources
+from params.schema.base import Frozen, Integer, Positive, Probability, check_below_sources
 
-Operand = Annotated[int, Field(ge=2)]  # operands are drawn from 2 on
+Operand = Annotated[Integer, Field(ge=2)]  # operands are drawn from 2 on
 Reference = Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")]  # set/split of benchmarks.yaml
 
 

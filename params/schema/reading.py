@@ -6,31 +6,40 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
+from params import strict_yaml
 from params.schema.base import Frozen
 
 Section = TypeVar("Section", bound=Frozen)
 
-
-def read_yaml(file: Path) -> Any:
-    """Parse a YAML file. Raises ValueError with file and line for a syntax error."""
-    try:
-        return yaml.safe_load(file.read_text())
-    except yaml.YAMLError as error:
-        raise ValueError(f"{file} is not valid YAML: {error}") from None
+SHOWN = 200  # characters of a value in a message
+HOW_TO_WRITE = {  # by pydantic's type of fault
+    "int_type": "write digits alone, such as 3",
+    "float_type": "write a number, such as 0.5 or 2e-3",
+    "bool_type": "write true or false",
+    "string_type": "put it in quotes",
+}
 
 
 def read_table(file: Path, model: type[Section]) -> dict[str, Section]:
     """Read a file of named rows. Raises ValueError with file, row, key and remedy."""
-    rows = read_yaml(file) if file.is_file() else None
+    rows = strict_yaml.read(file) if file.exists() else None
     if not isinstance(rows, dict):
         needed = ", ".join(_key(name, field.alias) for name, field in model.model_fields.items())
         raise ValueError(
             f"{file} is missing or has no rows: write each row as a name with the keys {needed}"
         )
-    return {name: validate(model, row, f"{file}, row {name}") for name, row in rows.items()}
+    found: dict[str, Section] = {}
+    faults = []
+    for name, row in rows.items():
+        try:
+            found[name] = validate(model, row, f"{file}, row {name}")
+        except ValueError as error:
+            faults.append(str(error))
+    if faults:
+        raise ValueError("\n".join(faults))
+    return found
 
 
 def validate(model: type[Section], values: Any, where: str) -> Section:
@@ -71,6 +80,13 @@ def _explain(fault: Any, unions: list[tuple[str, ...]]) -> str:
         "extra_forbidden": f"unknown key '{key}': remove it, or correct its spelling",
         "missing": f"missing key '{key}': add it (comments in params/*.yaml explain each key)",
     }
-    value = "" if isinstance(fault["input"], dict) else f" = {fault['input']!r}"
+    value = "" if isinstance(fault["input"], dict) else f" = {_shown(fault['input'])}"
     where = f"'{key}'{value}: " if key else ""
-    return remedies.get(fault["type"], f"{where}{fault['msg'].removeprefix('Value error, ')}")
+    how = f": {HOW_TO_WRITE[fault['type']]}" if fault["type"] in HOW_TO_WRITE else ""
+    message = f"{where}{fault['msg'].removeprefix('Value error, ')}{how}"
+    return remedies.get(fault["type"], message)
+
+
+def _shown(value: Any) -> str:
+    written = repr(value)
+    return written if len(written) <= SHOWN else f"{written[:SHOWN]}..."

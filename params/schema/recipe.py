@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import SerializeAsAny, model_validator
 
+from params import strict_yaml
 from params.schema.agent import Agent, Dialogue, Engine
 from params.schema.algorithms import Algorithm, load_algorithms
 from params.schema.base import PARAMS, SOURCES, Frozen, Machine, NonNegative
@@ -15,7 +16,7 @@ from params.schema.champion import Champion
 from params.schema.cold_start import ColdStart
 from params.schema.evaluate import Evaluate
 from params.schema.prepare import CALLED_BY, BenchmarkQuestions, Prepare, WrittenTraces
-from params.schema.reading import read_yaml, validate
+from params.schema.reading import validate
 from params.schema.reinforce import Lora, Reinforce, Rollout
 from params.schema.verdict import Verdict
 
@@ -156,11 +157,11 @@ def load(name: str, model: type[Recipe], folder: Path = PARAMS) -> Recipe:
             "your own files are; rename the recipe"
         )
     file = folder / f"{name}.yaml"
-    if not file.is_file():
+    if not file.exists():
         raise ValueError(
             f"no recipe '{name}': {file} does not exist; recipes here: {names(folder)}"
         )
-    values = read_yaml(file)
+    values = strict_yaml.read(file)
     if changes := older_form(values):
         lines = "\n".join(f"{file}: {change}" for change in changes)
         raise ValueError(f"{file} has an older form; change it as follows:\n{lines}")

@@ -6,9 +6,9 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from params.schema.base import Frozen, NonNegative, Positive, PositiveFloat
+from params.schema.base import Flag, Float, Frozen, Integer, NonNegative, Positive, PositiveFloat
 
-Decay = Annotated[float, Field(ge=0, lt=1)]
+Decay = Annotated[Float, Field(ge=0, lt=1)]
 
 
 class Lora(Frozen):
@@ -27,10 +27,10 @@ class Rollout(Frozen):
     branch: NonNegative  # Z, extra paths per branching (GPG: continuations of a mark)
     marks_per_rollout: Positive  # GPG: how many marks of each initial rollout branch
     entropy_window: Positive  # k, tokens after a tool result
-    base_probability: float  # alpha
-    entropy_weight: float  # beta
-    threshold: float  # tau
-    draw: bool  # true: branch with probability P; false: branch if P > tau
+    base_probability: Float  # alpha
+    entropy_weight: Float  # beta
+    threshold: Float  # tau
+    draw: Flag  # true: branch with probability P; false: branch if P > tau
     temperature: PositiveFloat
     rows: Positive  # most paths that are sampled in parallel
 
@@ -52,9 +52,9 @@ class Rollout(Frozen):
 class Reward(Frozen):
     """The rewards of a trajectory's outcomes; a right answer gives 1."""
 
-    broken_format: float  # also without an answer
-    wrong: float
-    many_tools_bonus: float  # added to a right answer, for several kinds of tools that worked
+    broken_format: Float  # also without an answer
+    wrong: Float
+    many_tools_bonus: Float  # added to a right answer, for several kinds of tools that worked
 
     def range(self) -> tuple[float, float]:
         """Return the lowest and the highest possible reward; a graded score may be close to 0."""
@@ -67,14 +67,14 @@ class Update(Frozen):
 
     learning_rate: PositiveFloat
     warmup_updates: NonNegative  # updates in which the learning rate rises
-    weight_decay: Annotated[float, Field(ge=0)]
+    weight_decay: Annotated[Float, Field(ge=0)]
     adam_betas: tuple[Decay, Decay]
     gradient_clip: PositiveFloat  # global norm
     epochs: Positive  # passes over one batch of trees
     mini_batches: Positive  # optimizer steps per pass
     micro_batch_tokens: Positive  # most tokens per forward pass; a shared token counts once
     critic_learning_rate: PositiveFloat  # for a critic's own weights, if the algorithm has one
-    recompute: bool  # recompute activations in the backward pass: less memory, more time
+    recompute: Flag  # recompute activations in the backward pass: less memory, more time
 
 
 class Keep(Frozen):
@@ -93,7 +93,7 @@ class Reinforce(Frozen):
     rollout: Rollout
     reward: Reward
     update: Update
-    ahead: Annotated[int, Field(ge=0, le=1)]  # batches that are sampled before their turn
+    ahead: Annotated[Integer, Field(ge=0, le=1)]  # batches that are sampled before their turn
     keep: Keep
     trace_every: Positive  # iterations between those whose trajectories are logged to MLflow
     trace_questions: NonNegative  # how many questions of such an iteration are logged

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from params.schema.base import Frozen, Positive
+from params.schema.base import Float, Frozen, Positive
 
 
 class Verdict(Frozen):
@@ -17,6 +17,6 @@ class Verdict(Frozen):
     """
 
     measure: Literal["success", "score"]  # share of right answers, or mean of graded scores
-    confidence: Annotated[float, Field(gt=0, lt=1)]  # of the interval
-    margin: Annotated[float, Field(ge=-1, le=1)]  # difference of the measure
+    confidence: Annotated[Float, Field(gt=0, lt=1)]  # of the interval
+    margin: Annotated[Float, Field(ge=-1, le=1)]  # difference of the measure
     bootstrap: Positive  # resamples

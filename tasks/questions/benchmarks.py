@@ -41,6 +41,7 @@ class Rules:
     problems: Problems
     trace_problem: written.TraceProblem
     right: Right
+    longest_trace: int  # characters
 
 
 # ---------------------------------------------------------------- files
@@ -280,7 +281,9 @@ def _written(
 ) -> tuple[Write, list[Fault]]:
     """Return a writer of the sound traces in the user's file, and the faults of the others."""
     questions = [entry.question for entry in (*training.entries, *training.unsound)]
-    traces, faults = written.read_traces(expert, questions, rules.trace_problem)
+    traces, faults = written.read_traces(
+        expert, questions, rules.trace_problem, rules.longest_trace
+    )
     reasons = {entry.question.id: "validation" for entry in training.entries}
     reasons |= {entry.question.id: "faulty_record" for entry in training.unsound}
     reasons |= {each.question_id: each.reason for each in dropped}

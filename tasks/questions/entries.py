@@ -13,9 +13,10 @@ from tasks.questions.fields import Record, as_text, text, value
 from tasks.questions.files import rows
 from tasks.trees.tree import Message, Question
 
-# question -> its problems as (part, problem, detail, remedy); a part is "text", "answers" or
-# "before.0" for the first message before the text
-Problems = Callable[[Question], Iterable[tuple[str, str, str, str]]]
+# (part, problem, detail, remedy); a part is "text", "answers" or "before.0" for the first message
+# before the text
+Problem = tuple[str, str, str, str]
+Problems = Callable[[Question], Iterable[Problem]]
 
 ROLES = ("system", "user", "assistant")
 UNREAD = "(unread)"  # stands for a question that cannot be read
@@ -60,7 +61,8 @@ def read_entries(
     Raises ValueError for a file that cannot be read.
     """
     loaded = Loaded()
-    for number, (place, record) in enumerate(rows(file, settings.records), start=1):
+    needed = _fields(settings, solutions)
+    for number, (place, record) in enumerate(rows(file, settings.records, needed), start=1):
         identity = f"{prefix}-{number:05d}"
         if isinstance(record, Fault):
             loaded.faults.append(replace(record, question_id=identity))
@@ -73,6 +75,14 @@ def read_entries(
             loaded.unsound.append(entry)
         loaded.faults.extend(replace(fault, question_id=identity) for fault in faults)
     return loaded
+
+
+def _fields(settings: Benchmark, solutions: bool) -> list[str]:
+    """Return the fields of a record that are read."""
+    scorer = settings.scorer
+    chosen = [] if isinstance(scorer, str) else [scorer[BY_FIELD]]
+    solution = [settings.solution] if solutions and settings.solution else []
+    return [settings.question, settings.answer, *solution, *chosen]
 
 
 def _read_entry(

@@ -54,8 +54,9 @@ def unreadable(error: ValueError) -> Fault:
 
 def shown(found: object) -> str:
     """Return a value in Python's spelling, shortened and printable."""
-    written = printable(repr(found))
-    return written if len(written) <= SHOWN else f"{written[:SHOWN]}..."
+    written = repr(found)
+    short = printable(written[: SHOWN + 1])
+    return short if len(short) <= SHOWN else f"{short[:SHOWN]}..."
 
 
 def summary(faults: Collection[Fault]) -> str:

@@ -3,6 +3,9 @@
 The suffix, in capitals or not, names the format: JSON lines (.jsonl, .ndjson), JSON (.json),
 Parquet (.parquet), CSV or TSV with a header (.csv, .tsv). A text file may be compressed (.gz).
 Text is UTF-8, with or without a byte order mark.
+
+A small file may unpack to more than the memory holds. So files are read in parts, Parquet only in
+the columns that are needed, and one that unpacks to more than ``LARGEST`` bytes is refused.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -21,6 +24,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tasks.questions import parquet
 from tasks.questions.faults import Fault, Place, RecordError, shown
 from tasks.questions.fields import Record, Unreadable, value
 
@@ -29,32 +33,37 @@ UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 COMPRESSED = ".gz"
 DELIMITERS = (",", ";", "\t")
-PARQUET_ROWS = 1024  # read at a time
+LARGEST = 2**30  # bytes of a file, unpacked
+LARGEST_LINE = 2**24  # bytes of a line or of a value, which may be a whole document
 
-# Of values that Arrow has and Python has not, such as dates after the year 9999.
-CONVERSION_ERRORS = (ValueError, ArithmeticError, LookupError)
-csv.field_size_limit(2**31 - 1)  # a cell may be a whole document
+csv.field_size_limit(LARGEST_LINE)
 
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")  # bytes that "surrogateescape" could not decode
 Rows = Iterator[tuple[Place, Any]]
 
 
-def records(file: Path, under: str | None = None) -> Iterator[tuple[Place, Record]]:
+def records(
+    file: Path, under: str | None = None, fields: Collection[str] | None = None
+) -> Iterator[tuple[Place, Record]]:
     """Yield the records of a file as ``rows`` does; raise RecordError at the first faulty one."""
-    for place, record in rows(file, under):
+    for place, record in rows(file, under, fields):
         if isinstance(record, Fault):
             raise RecordError(record)
         yield place, record
 
 
-def rows(file: Path, under: str | None = None) -> Iterator[tuple[Place, Record | Fault]]:
+def rows(
+    file: Path, under: str | None = None, fields: Collection[str] | None = None
+) -> Iterator[tuple[Place, Record | Fault]]:
     """Yield the records of a file in their order, each with its place; blank lines are skipped.
 
-    A record that cannot be read comes as its Fault: a line that is not JSON or not UTF-8, a record
-    that is no object, a CSV row whose length differs from the header's.
-    ``under``: in a JSON file that is no list, the field that holds the list.
-    Raises ValueError with file, value and remedy for a file that is missing, empty, of an unknown
-    suffix, a pointer of Git LFS, or not in its format.
+    A record that cannot be read comes as its Fault: a line that is not JSON, not UTF-8 or longer
+    than ``LARGEST_LINE``, a record that is no object or has a key twice, a CSV row whose length
+    differs from the header's.
+    ``under``: in a JSON file that is no list, the field that holds the list. ``fields``: dotted
+    paths that are read, others may be None; by default all.
+    Raises ValueError with file, value and remedy for a file that is missing, no regular file,
+    empty, of an unknown suffix, too large, a pointer of Git LFS, or not in its format.
     """
     kind = format_of(file)
     if kind not in FORMATS:
@@ -64,9 +73,11 @@ def rows(file: Path, under: str | None = None) -> Iterator[tuple[Place, Record |
         )
     _check_content(file)
     place = None
-    for place, record in FORMATS[kind](file, under):
+    for place, record in FORMATS[kind](file, under, fields):
         if isinstance(record, dict | Fault):
             yield place, record
+        elif isinstance(record, Unreadable):
+            yield place, Fault(place, record.problem, record.remedy, "", record.detail)
         else:
             remedy = "a record is fields with their values"
             yield place, Fault(place, "is no object", remedy, detail=f" but {shown(record)}")
@@ -83,8 +94,11 @@ def format_of(file: Path) -> str:
 
 
 def _check_content(file: Path) -> None:
-    if not file.is_file():
+    if not file.exists():
         raise ValueError(f"{file} does not exist: put the file there, or correct the path to it")
+    check_regular(file)
+    if file.stat().st_size > LARGEST:
+        raise ValueError(_too_large(file, f"{file.stat().st_size:,} bytes"))
     with file.open("rb") as binary:
         first = binary.read(len(LFS_POINTER))
     if first == LFS_POINTER:
@@ -96,12 +110,37 @@ def _check_content(file: Path) -> None:
         raise ValueError(f"{file} is UTF-16: save it as UTF-8")
 
 
+def check_regular(file: Path) -> None:
+    """Raise ValueError for a pipe, a device or a socket, which may never end; also for a folder."""
+    if not file.is_file():
+        raise ValueError(f"{file} is no regular file: put a file there, or remove it")
+
+
+def check_folder(folder: Path) -> None:
+    """Raise ValueError with all paths in a folder that are neither regular files nor folders."""
+    special = [path for path in sorted(folder.rglob("*")) if not (path.is_file() or path.is_dir())]
+    existing = [path for path in special if path.exists()]
+    if existing:
+        raise ValueError("\n".join(f"{path} is no regular file: remove it" for path in existing))
+
+
+def _too_large(file: Path, found: object) -> str:
+    return (
+        f"{file} is too large to read ({found}): a file may unpack to {LARGEST:,} bytes, and a "
+        f"value to {LARGEST_LINE:,}; split it into several files, or keep only what is read"
+    )
+
+
 # ---------------------------------------------------------------- formats
 
 
-def _json_lines(file: Path, under: str | None) -> Rows:
-    for number, line in _lines(file):
+def _json_lines(file: Path, under: str | None, fields: Collection[str] | None) -> Rows:
+    for number, line in _lines(file, LARGEST_LINE):
         place = f"{file}, line {number}"
+        if len(line) > LARGEST_LINE:
+            detail = f" (more than {LARGEST_LINE:,} bytes)"
+            yield place, Fault(place, "is too long", "shorten it, or drop it", "", detail)
+            continue
         try:
             written = line.decode()
         except UnicodeDecodeError as error:
@@ -111,7 +150,7 @@ def _json_lines(file: Path, under: str | None) -> Rows:
             yield place, _parsed(written, place)
 
 
-def _json(file: Path, under: str | None) -> Rows:
+def _json(file: Path, under: str | None, fields: Collection[str] | None) -> Rows:
     written = "".join(_text_lines(file))
     if not written.strip():
         return
@@ -133,20 +172,31 @@ def _json(file: Path, under: str | None) -> Rows:
 def _parsed(written: str, place: Place) -> Any:
     """Return the value of a JSON text, or a Fault."""
     try:
-        return json.loads(written)
+        return json.loads(written, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:  # also a number of thousands of digits
         return Fault(place, "is not JSON", "an object is expected", detail=f" ({error})")
 
 
-def _parquet(file: Path, under: str | None) -> Rows:
+def _object(pairs: list[tuple[str, Any]]) -> Record | Unreadable:
+    """Return an object; what stands for it where a key is there twice, of which one would win."""
+    found = dict(pairs)
+    if len(found) == len(pairs):
+        return found
+    names = [name for name, _ in pairs]
+    twice = next(name for name in names if names.count(name) > 1)
+    return Unreadable("has a key twice", "keep one of them", f" ({shown(twice)})")
+
+
+def _parquet(file: Path, under: str | None, fields: Collection[str] | None) -> Rows:
     number = 0
     try:
-        with pq.ParquetFile(file) as table:
-            _check_distinct(file, table.schema_arrow.names)
-            for batch in table.iter_batches(PARQUET_ROWS):
-                for record in _batch_rows(batch):
-                    number += 1
-                    yield f"{file}, row {number}", record
+        with pq.ParquetFile(file) as opened:
+            _check_distinct(file, opened.schema_arrow.names)
+        for record in parquet.records(file, fields, LARGEST, LARGEST_LINE):
+            number += 1
+            yield f"{file}, row {number}", record
+    except parquet.TooLargeError as error:
+        raise ValueError(_too_large(file, error)) from None
     except (pa.ArrowException, OSError) as error:
         line = str(error).partition("\n")[0]
         raise ValueError(
@@ -154,32 +204,8 @@ def _parquet(file: Path, under: str | None) -> Rows:
         ) from None
 
 
-def _batch_rows(batch: pa.RecordBatch) -> list[Record]:
-    """Return the rows of a batch; a value that cannot be read as Unreadable."""
-    columns = {}
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        if pa.types.is_float16(column.type) or pa.types.is_float32(column.type):
-            column = column.cast(pa.string())  # as a Python float, 0.1 has 17 digits
-        try:
-            columns[name] = column.to_pylist()
-        except CONVERSION_ERRORS:
-            columns[name] = [_converted(value) for value in column]
-    return [
-        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
-    ]
-
-
-def _converted(value: pa.Scalar) -> Any:
-    try:
-        return value.as_py()
-    except UnicodeDecodeError as error:
-        return Unreadable("is not UTF-8", "save it as UTF-8", f" ({error.reason})")
-    except CONVERSION_ERRORS as error:
-        return Unreadable("cannot be read", "correct it, or drop the record", f" ({error})")
-
-
-def _csv(file: Path, under: str | None) -> Rows:
-    numbered = _lines(file)
+def _csv(file: Path, under: str | None, fields: Collection[str] | None) -> Rows:
+    numbered = _lines(file, LARGEST_LINE)
     blank = (None, b"")  # of a file without a line
     number, first = next((each for each in numbered if each[1].strip(b"\r\n")), blank)
     lines = chain([first], (line for _, line in numbered))
@@ -247,25 +273,37 @@ def _not_utf8(place: Place, reason: str, field: str = "") -> Fault:
 
 
 def _text_lines(file: Path) -> Iterator[str]:
-    for number, line in _lines(file):
+    for number, line in _lines(file, LARGEST):
         try:
             yield line.decode()
         except UnicodeDecodeError as error:
             raise RecordError(_not_utf8(f"{file}, line {number}", error.reason)) from None
 
 
-def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield line numbers, from 1, and lines with their line feed, which alone ends a line."""
+def _lines(file: Path, longest: int) -> Iterator[tuple[int, bytes]]:
+    """Yield line numbers, from 1, and lines with their line feed, which alone ends a line.
+
+    Of a line of more than ``longest`` bytes, the first ``longest + 1``. Raises ValueError for a
+    file that is larger than ``LARGEST`` or damaged.
+    """
     compressed = file.suffix.lower() == COMPRESSED
+    number = size = 0
+    whole = True  # the part before ended a line
     with gzip.open(file) if compressed else file.open("rb") as binary:
         try:
-            for number, line in enumerate(binary, start=1):
-                yield number, line.removeprefix(BYTE_ORDER_MARK if number == 1 else b"")
+            while part := binary.readline(longest + 1):
+                size += len(part)
+                if size > LARGEST:
+                    raise ValueError(_too_large(file, f"{size:,} bytes up to line {number:,}"))
+                if whole:
+                    number += 1
+                    yield number, part.removeprefix(BYTE_ORDER_MARK if number == 1 else b"")
+                whole = part.endswith(b"\n")
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise ValueError(f"{file} is not a whole gzip file ({error}): fetch it again") from None
 
 
-FORMATS: dict[str, Callable[[Path, str | None], Rows]] = {
+FORMATS: dict[str, Callable[[Path, str | None, Collection[str] | None], Rows]] = {
     ".jsonl": _json_lines,
     ".ndjson": _json_lines,
     ".json": _json,

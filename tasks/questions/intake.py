@@ -1,14 +1,15 @@
 """Read new training questions from files that anyone may put into a folder at any time.
 
 Every run reads every file of the folder, so a run depends on which files are there and not on when
-they came. A file with a fault is refused as a whole and named, and the run continues without it:
-one bad file must not stop the others, and half of a file would look like all of it. Where the
-recipe says ``faulty: drop``, only the faulty records are left out.
+they came. A file with a fault, a question that is too long among them, is refused as a whole and
+named, and the run continues without it: one bad file must not stop the others, and half of a file
+would look like all of it. Where the recipe says ``faulty: drop``, only the faulty records are left
+out. So no file in the folder stops a run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,21 +21,24 @@ from tasks.questions.faults import Fault, summary
 from tasks.trees.tree import Question
 from tasks.trees.words import printable
 
+TooLong = Callable[[Sequence[Entry]], list[Fault]]  # a fault for each question that is too long
+
 REFUSED = "intake_file_refused"  # the reason of a refused file
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """The questions of the folder, the refused files with their faults, and faults of records."""
+    """The questions of the folder, the refused files, and records that are left out."""
 
     entries: list[Entry]
-    refused: list[Dropped]
+    refused: list[Dropped]  # each with its faults
     faults: list[Fault]
+    long: list[Fault]
 
 
 def files(folder: Path) -> list[Path]:
     """Return the delivered files, without hidden files and DVC's own (.dvc)."""
-    found = sorted(path for path in folder.rglob("*") if path.is_file())
+    found = sorted(path for path in folder.rglob("*") if not path.is_dir())
     inner = {path: path.relative_to(folder) for path in found}
     return [
         path
@@ -44,27 +48,36 @@ def files(folder: Path) -> list[Path]:
 
 
 def read(
-    folder: Path, kind: str, settings: Benchmark, problems: Problems, *, drop: bool
+    folder: Path,
+    kind: str,
+    settings: Benchmark,
+    problems: Problems,
+    too_long: TooLong,
+    *,
+    drop: bool,
 ) -> Delivery:
     """Read all files of ``folder``; ``settings`` define the fields of a record.
 
     A question's id is "intake", its file's path in the folder, and the number of the record.
     ``drop``: whether to leave out faulty records alone, instead of their files.
     """
-    delivery = Delivery([], [], [])
+    delivery = Delivery([], [], [], [])
     for file in files(folder):
         name = printable(file.relative_to(folder).as_posix())
         try:
             if not str(file).isprintable():
                 raise ValueError(f"{name}: the file's name cannot be printed: rename it")
             loaded = read_entries(file, settings, kind, f"intake-{name}", problems)
-            if loaded.faults and not drop:
-                raise ValueError(summary(loaded.faults))
+            long = too_long(loaded.entries)
+            if (loaded.faults or long) and not drop:
+                raise ValueError(summary([*loaded.faults, *long]))
         except ValueError as error:
             delivery.refused.append(Dropped(name, REFUSED, str(error)))
             continue
-        delivery.entries.extend(loaded.entries)
+        left_out = {fault.question_id for fault in long}
+        delivery.entries.extend(e for e in loaded.entries if e.question.id not in left_out)
         delivery.faults.extend(loaded.faults)
+        delivery.long.extend(long)
     return delivery
 
 

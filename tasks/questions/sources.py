@@ -8,6 +8,7 @@ from pathlib import Path
 
 from params.schema import benchmarks as benchmarks_module
 from params.schema import prepare as schema
+from params.schema.base import SOURCES as SOURCES_FOLDER
 from params.schema.base import Frozen
 from params.schema.benchmarks import Benchmark
 from params.schema.prepare import Prepare
@@ -17,7 +18,7 @@ from tasks.questions.benchmarks import Rules
 from tasks.questions.experts import Material
 from tasks.questions.faults import Fault, Place, RecordError, unreadable
 from tasks.questions.fields import Record, text
-from tasks.questions.files import rows
+from tasks.questions.files import check_folder, check_regular, rows
 from tasks.tools.search import Search
 from tasks.trees.tree import Document
 
@@ -30,19 +31,21 @@ def source_files(settings: Prepare, tools: Mapping[str, Frozen], sets: Sets) -> 
     """Return the files that questions, traces and corpus are read from.
 
     The user's own files are looked up before files of the hub are fetched. Raises ValueError for a
-    missing one.
+    missing one, and for pipes, devices and sockets in the folder of these files.
     """
+    check_folder(SOURCES_FOLDER)
     own = []
     if isinstance(settings.expert, schema.WrittenTraces):
         own.append(("prepare.expert.file", settings.expert.file))
     if file := own_corpus(tools):
         own.append(("tools.search.corpus", file))
     for key, file in own:
-        if not file.is_file():
+        if not file.exists():
             raise ValueError(
                 f"{key}: {file} does not exist: correct its path in the recipe, or put the file "
                 "there (data/sources/README.md has its form)"
             )
+        check_regular(file)
     files = [file for _, file in own]
     if isinstance(settings.questions, schema.BenchmarkQuestions):
         references = (*settings.questions.train, *settings.questions.test)
@@ -67,7 +70,7 @@ def read_corpus(tools: Mapping[str, Frozen]) -> tuple[list[Document], list[Fault
     faults: list[Fault] = []
     file = own_corpus(tools)
     try:
-        for place, record in rows(file) if file else ():
+        for place, record in rows(file, fields=("title", "text")) if file else ():
             found = record if isinstance(record, Fault) else _document(record, place)
             (faults if isinstance(found, Fault) else documents).append(found)  # type: ignore[arg-type]
     except ValueError as error:
@@ -116,17 +119,20 @@ SOURCES: dict[str, Callable[[Prepare, Sets, Rules, int], Material]] = {
 }
 
 
-def take_in(settings: Prepare, sets: Sets, made: Material, rules: Rules) -> Material:
-    """Return the material with the new training questions of the intake folder.
+def take_in(
+    settings: Prepare, sets: Sets, made: Material, rules: Rules, too_long: intake.TooLong
+) -> tuple[Material, intake.Delivery]:
+    """Return the material with the new training questions of the intake folder, and its delivery.
 
-    A file that is refused is printed with its faults and skipped.
+    A file that is refused is printed with its faults and skipped. ``too_long`` returns the faults
+    of questions that are too long.
     """
     if settings.intake is None:
-        return made
+        return made, intake.Delivery([], [], [], [])
     folder, kind = settings.intake.folder, settings.intake.set
     row = benchmarks_module.benchmark_of(kind, sets)
     drop = settings.faulty == "drop"
-    delivery = intake.read(folder, kind, row, rules.problems, drop=drop)
+    delivery = intake.read(folder, kind, row, rules.problems, too_long, drop=drop)
     for refused in delivery.refused:
         print(f"prepare: the file {folder / refused.question_id} is set aside: {refused.detail}")
     train, *others = (made.questions[split] for split in ("train", "validation", "test"))
@@ -134,10 +140,5 @@ def take_in(settings: Prepare, sets: Sets, made: Material, rules: Rules) -> Mate
     taken, left_out = intake.new_questions(delivery, train, held_out, settings.overlap_words)
     if delivery.entries:
         print(f"prepare: {len(taken)} new questions from {folder}")
-    return replace(
-        made,
-        questions={**made.questions, "train": [*train, *taken]},
-        dropped=[*made.dropped, *left_out],
-        faults=[*made.faults, *delivery.faults],
-        places={**made.places, **{each.question.id: each.place for each in delivery.entries}},
-    )
+    questions = {**made.questions, "train": [*train, *taken]}
+    return replace(made, questions=questions, dropped=[*made.dropped, *left_out]), delivery

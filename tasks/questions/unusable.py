@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError
 
 from params.schema.agent import Dialogue
+from tasks.questions.entries import Problem
 from tasks.questions.experts import Dropped, Material, Trace
 from tasks.questions.faults import Fault, Place, summary, write_list
+from tasks.questions.written import LONG_TRACE
 from tasks.trees import dialogue as talk
 from tasks.trees.tree import Question
 
@@ -19,11 +21,19 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 LONGEST_FRAME = len("<answer>\\boxed{}</answer>")  # bytes, so tokens at most
 LISTING = "faulty_records.jsonl"  # all faults of the last run, in the folder of its Data Docs
 
+CHARACTERS_A_TOKEN = 64  # more than a text has on average, whatever the tokenizer
+MOST_FORMS = 1000  # accepted forms of an answer
+LONG_PROMPT = "has a prompt that is too long"
+LONG_ANSWER = "has a gold answer that is too long for a turn"
+FAR_TOO_LONG = "is far too long"
+TOO_LONG = (LONG_PROMPT, LONG_ANSWER, LONG_TRACE, FAR_TOO_LONG)
 
-def leave_out(
-    faults: Sequence[Fault], reason: str, docs: Path, earlier: Sequence[Fault] = ()
-) -> list[Dropped]:
-    """Print the faults, list them in ``docs`` after the earlier ones, and return the records."""
+
+def leave_out(faults: Sequence[Fault], docs: Path, earlier: Sequence[Fault] = ()) -> list[Dropped]:
+    """Print the faults, list them in ``docs`` after the earlier ones, and return the records.
+
+    Their reason is "too_long" or "faulty_record".
+    """
     if not faults:
         return []
     write_list([*earlier, *faults], docs / LISTING)
@@ -34,9 +44,13 @@ def leave_out(
     words = f"prepare: {records} left out, each named in {docs / LISTING}:\n{summary(faults)}"
     print(words, flush=True)
     return [
-        Dropped(found[0].question_id or place, reason, "; ".join(map(str, found)))
+        Dropped(found[0].question_id or place, _reason(found), "; ".join(map(str, found)))
         for place, found in by_place.items()
     ]
+
+
+def _reason(faults: Sequence[Fault]) -> str:
+    return "too_long" if all(each.problem in TOO_LONG for each in faults) else "faulty_record"
 
 
 def refuse(faults: Sequence[Fault], docs: Path) -> NoReturn:
@@ -56,6 +70,40 @@ def refuse(faults: Sequence[Fault], docs: Path) -> NoReturn:
 # ---------------------------------------------------------------- lengths
 
 
+def far_too_long(question: Question, dialogue: Dialogue, context: int) -> list[Problem]:
+    """Return what is too long by its characters alone.
+
+    Tokenising a text of ten million characters takes a minute, and other checks take seconds, so
+    this one comes before them.
+    """
+    texts = {"text": question.text}
+    texts |= {f"before.{n}": message.content for n, message in enumerate(question.before)}
+    return [*_far_too_long_prompt(texts, context), *_far_too_long_answers(question, dialogue)]
+
+
+def _far_too_long_prompt(texts: Mapping[str, str], context: int) -> list[Problem]:
+    characters, most = sum(map(len, texts.values())), context * CHARACTERS_A_TOKEN
+    if characters <= most and len(texts) <= context:
+        return []
+    longest = max(texts, key=lambda part: len(texts[part]))
+    room = f"prepare.policy.context {context} has room for {most:,} at most"
+    messages = f" in {len(texts):,} messages" if len(texts) > 1 else ""
+    detail = f" ({characters:,} characters{messages}, and {room})"
+    return [(longest, FAR_TOO_LONG, detail, "shorten it, or drop the record")]
+
+
+def _far_too_long_answers(question: Question, dialogue: Dialogue) -> list[Problem]:
+    room = min(dialogue.turn_tokens, dialogue.response_tokens)
+    longest, most = max(map(len, question.answers), default=0), room * CHARACTERS_A_TOKEN
+    detail = ""
+    if longest > most:
+        detail = f" ({longest:,} characters, and a turn of {room} tokens has room for {most:,})"
+    elif len(question.answers) > MOST_FORMS:
+        detail = f" ({len(question.answers):,} accepted forms, and at most {MOST_FORMS:,} are read)"
+    remedy = "give short forms, or drop the record"
+    return [("answers", FAR_TOO_LONG, detail, remedy)] if detail else []
+
+
 def long_questions(
     material: Material, tokenizer: Any, dialogue: Dialogue, context: int
 ) -> list[Fault]:
@@ -73,7 +121,7 @@ def long_questions(
             problem = "does not fit the chat template of the policy"
             remedy, detail = "correct the roles and their order", f" ({prompt})"
         elif prompt + dialogue.response_tokens > context:
-            problem = "has a prompt that is too long"
+            problem = LONG_PROMPT
             remedy = f"raise the context to {needed}, or lower response_tokens"
             detail = (
                 f" ({prompt} tokens; with dialogue.response_tokens {dialogue.response_tokens} it "
@@ -82,7 +130,7 @@ def long_questions(
         elif (
             _may_be_long(question, room) and (answer := _answer_tokens(tokenizer, question)) > room
         ):
-            problem = "has a gold answer that is too long for a turn"
+            problem = LONG_ANSWER
             remedy = "raise dialogue.turn_tokens, or add a shorter form"
             detail = f" ({answer} tokens, and a turn has {room})"
         else:
@@ -124,7 +172,7 @@ def long_traces(traces: Sequence[Trace], lengths: Sequence[int], context: int) -
     return [
         Fault(
             trace.place or f"the trace of {trace.question.id}",
-            "is longer than the context",
+            LONG_TRACE,
             remedy,
             detail=f" ({length} tokens, prepare.policy.context has {context})",
             question_id=trace.question.id,

@@ -22,6 +22,7 @@ Prompt = tuple[tuple[Message, ...], str]  # the messages before, the text
 Right = Callable[[Question, str], bool]
 TraceProblem = Callable[[Parts], str]  # returns what is wrong with a trace, or ""
 
+LONG_TRACE = "is longer than the context"
 TRACES_AT_ONCE = 256  # whose calls run side by side
 CUT = "..."  # ends a result that was cut to the tokens of the dialogue
 SHORTEST_CUT = 12  # characters of such a result
@@ -33,24 +34,28 @@ _DECIMAL = re.compile(r"[-+]?\d+\.\d+(?:e[-+]?\d+)?", re.IGNORECASE)
 
 
 def read_traces(
-    expert: WrittenTraces, questions: Sequence[Question], problem: TraceProblem
+    expert: WrittenTraces,
+    questions: Sequence[Question],
+    problem: TraceProblem,
+    longest: int,
 ) -> tuple[list[Trace], list[Fault]]:
     """Read the traces of a file in their order, and the faults of the others.
 
     questions: of the training sets, those that are left out later included. A trace belongs to the
-    question with the same messages, else to the only one with the same text.
+    question with the same messages, else to the only one with the same text. A response of more
+    than ``longest`` characters is not read.
     A file that cannot be read is among the faults.
     """
     find = _finder(questions)
     traces: list[Trace] = []
     faults: list[Fault] = []
     try:
-        for place, record in rows(expert.file):
+        for place, record in rows(expert.file, fields=(expert.question, expert.response)):
             if isinstance(record, Fault):
                 faults.append(record)
                 continue
             asked = _question(record, expert.question, find, place)
-            parts = _parts(record, expert.response, problem, place)
+            parts = _parts(record, expert.response, problem, longest, place)
             found = [each for each in (asked, parts) if isinstance(each, Fault)]
             faults += found
             if isinstance(asked, Question) and isinstance(parts, list):
@@ -77,11 +82,17 @@ def _question(
     return Fault(place, words, remedy, field, f": {shown(prompt[1])}")
 
 
-def _parts(record: Record, field: str, problem: TraceProblem, place: Place) -> Parts | Fault:
+def _parts(
+    record: Record, field: str, problem: TraceProblem, longest: int, place: Place
+) -> Parts | Fault:
     try:
-        parts = read_parts(text(record, field, place))
+        response = text(record, field, place)
     except RecordError as error:
         return error.fault
+    if len(response) > longest:
+        detail = f" ({len(response):,} characters, and it has room for {longest:,} at most)"
+        return Fault(place, LONG_TRACE, "shorten it, or drop the trace", field, detail)
+    parts = read_parts(response)
     if words := problem(parts):
         remedy = "write it as data/sources/README.md shows, or drop the trace"
         return Fault(place, f"is no trace: {words}", remedy, field)

@@ -1,3 +1,4 @@
+import json
 import os
 import signal
 import sqlite3
@@ -143,6 +144,30 @@ def test_what_cannot_start_is_said_before_anything_starts(project, capsys, argum
     assert retrain.main(arguments) == 2
     assert capsys.readouterr().err.startswith(said)
     assert [path.name for path in Path(".beamline").iterdir()] == ["mlflow.db"]
+
+
+def test_a_pipe_among_the_inputs_is_refused_before_it_is_read(project, capsys):
+    Path("data/sources/toy").mkdir(parents=True)
+    os.mkfifo("data/sources/toy/train.jsonl")
+    assert retrain.main(["toy", "--here"]) == 2
+    said = capsys.readouterr().err
+    assert said == "retrain: data/sources/toy/train.jsonl is no regular file: remove it\n"
+
+
+def test_files_in_use_and_a_missing_repository_are_said_with_a_remedy(project, capsys):
+    lock = Path(".dvc/tmp/rwlock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    holder = {"pid": os.getpid(), "cmd": "python -m flows.retrain toy --here"}
+    everything = {str(project): holder}
+    lock.write_text(json.dumps({"read": {}, "write": everything}))
+    assert retrain.main(["toy", "--here"]) == 2
+    said = capsys.readouterr().err
+    assert f"in use (process {os.getpid()}): wait until it has ended, or run as a commit" in said
+    lock.unlink()
+    Path(".git").rename("elsewhere")
+    for arguments in (["toy", "--here"], ["toy"]):
+        assert retrain.main(arguments) == 2
+        assert "is in no git repository" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- a run as a commit

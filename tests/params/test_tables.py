@@ -1,7 +1,8 @@
 """The tables of params/: benchmarks, algorithms and architectures."""
 
+import json
+
 import pytest
-import yaml
 
 from params.schema import algorithms, architectures, benchmarks
 from params.schema.reading import validate
@@ -41,7 +42,7 @@ CRITIC = {"backbone": "own", "value_clip": 0.5, "coefficient": 0.5}
 
 def table(folder, name, **rows):
     """Return the table ``name`` with these rows, read from ``folder``."""
-    (folder / f"{name}.yaml").write_text(yaml.dump(rows))
+    (folder / f"{name}.yaml").write_text(json.dumps(rows))
     return LOADERS[name](folder)
 
 

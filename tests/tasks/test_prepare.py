@@ -27,6 +27,7 @@ from tasks.gates.gate import GateError
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
+from tasks.policy import tiny
 from tasks.policy.tiny import build_tokenizer
 from tasks.prepare import PrepareInputs, prepare, right, rules_of, trace_table
 from tasks.questions import benchmarks
@@ -651,6 +652,34 @@ def test_faulty_records_are_dropped_with_reasons_on_request(faulty, capsys):
     ]
 
 
+FAR_TOO_LONG = [
+    ({"q": "a" * 10**6, "a": "x"}, "'q' is far too long in 1 record (line 5 (1,000,000 char"),
+    ({"q": "Why?", "a": "x" * 10**6}, "'a' is far too long in 1 record (line 5 (1,000,000 char"),
+    ({"q": "Why?", "a": [*range(10**5)]}, "(line 5 (100,000 accepted forms, and at most 1,000"),
+    (
+        {"q": [{"role": "user", "content": "?"}] * 10**5, "a": "x"},
+        "is far too long in 1 record (line 5 (100,000 characters in 100,000 messages",
+    ),
+]
+
+
+@pytest.mark.parametrize(("record", "said"), FAR_TOO_LONG, ids=["text", "answer", "forms", "chat"])
+def test_what_is_far_too_long_is_refused_before_it_is_tokenised(folder, monkeypatch, record, said):
+    with Path("data/sources/mine/train.jsonl").open("a") as file:
+        file.write(f"\n{json.dumps(record)}")
+    seen = []
+    build = tiny.build_tokenizer
+    monkeypatch.setattr(tiny, "build_tokenizer", lambda t, s: seen.extend(t) or build(seen, s))
+    chosen = settings(questions=SETS, expert=WRITTEN)
+    with pytest.raises(ValueError) as caught:
+        run(Calculator().open, settings=chosen, sets={"mine": ROW}, tools={"search": SEARCH})
+    assert said in str(caught.value)
+    assert seen and max(map(len, seen)) < 100
+    dropping = chosen.model_copy(update={"faulty": "drop"})
+    made = run(Calculator().open, settings=dropping, sets={"mine": ROW}, tools={"search": SEARCH})
+    assert made["metrics"]["dropped_too_long"] == 1
+
+
 def test_no_training_question_left_is_an_error(folder):
     write("data/sources/mine/train.jsonl", {"q": "And black?", "a": "black"}, {"q": "?", "a": "-"})
     chosen = settings(questions=SETS, expert=WRITTEN, faulty="drop")
@@ -701,6 +730,37 @@ def test_delivered_questions_are_trained_on_and_a_bad_file_is_said_and_set_aside
     assert artifacts.digest(places["initial"].parent / test) == artifacts.digest(
         plain["initial"].parent / test
     )
+
+
+@pytest.mark.parametrize(
+    ("faulty", "taken", "reason"),
+    [
+        ("stop", ["new.jsonl-00001"], ("long.jsonl", "intake_file_refused")),
+        (
+            "drop",
+            ["long.jsonl-00001", "new.jsonl-00001"],
+            ("intake-long.jsonl-00002", "too_long"),
+        ),
+    ],
+)
+def test_a_delivered_question_that_is_too_long_stops_no_run(
+    tmp_path, monkeypatch, capsys, faulty, taken, reason
+):
+    monkeypatch.chdir(tmp_path)
+    long = {"q": "How many apples? " * 30, "a": 3}
+    write(DELIVERED.folder / "long.jsonl", {"q": "A dozen eggs?", "a": 12}, long)
+    write(DELIVERED.folder / "new.jsonl", {"q": "A dozen eggs, or more?", "a": 12})
+    chosen = settings(intake=DELIVERED, faulty=faulty)
+    made = run(Calculator().open, settings=chosen, sets={"mine": ROW})
+    places = places_of(made)
+    check_gates(places)
+    said = capsys.readouterr().out
+    assert "long.jsonl has a prompt that is too long in 1 record (line 2 (" in said
+    train = load_questions(places["questions"] / "train.parquet")
+    delivered = [entry.id for entry in train if entry.kind == "mine"]
+    assert delivered == [f"intake-{name}" for name in taken]
+    (dropped,) = read_rows(places["dropped"])
+    assert (dropped["question_id"], dropped["reason"]) == reason
 
 
 def test_what_is_delivered_decides_the_outcome_also_by_its_name(tmp_path, monkeypatch):

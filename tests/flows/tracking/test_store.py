@@ -4,6 +4,8 @@ import subprocess
 import sys
 from contextlib import closing
 
+import pytest
+
 from flows.tracking import store
 from flows.tracking.run import stage_run
 
@@ -57,3 +59,21 @@ def test_tracking_is_imported_without_mlflow():
     program = "import sys\nimport flows.tracking.run\nprint('mlflow' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert ran.stdout == "False\n"
+
+
+@pytest.mark.parametrize("name", ["what?", "a#b %41 'ü"])
+def test_store_is_inside_a_checkout_of_any_name(tmp_path, monkeypatch, name):
+    checkout = tmp_path / name
+    checkout.mkdir()
+    monkeypatch.chdir(checkout)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with stage_run("tiny", "prepare", "k") as run:
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert [path.name for path in checkout.iterdir()] == [".beamline"]
+    assert store.connect(store.store_uri()).get_run(run.id).info.status == "FINISHED"
+    worktree = checkout / "worktrees/a"
+    worktree.mkdir(parents=True)
+    address = store.store_uri(worktree)
+    monkeypatch.chdir(worktree)
+    assert store.connect(address).get_run(run.id).info.status == "FINISHED"

@@ -74,6 +74,7 @@ RULES = Rules(
     problems=partial(question_gate.problems, scorers=SCORERS),
     trace_problem=partial(trace_fault, tools=["python"]),
     right=right,
+    longest_trace=10_000,
 )
 
 

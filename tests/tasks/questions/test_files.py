@@ -1,5 +1,6 @@
 import gzip
 import json
+import os
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasks.questions import files
 from tasks.questions.faults import Fault, RecordError
 from tasks.questions.fields import as_text, text, value
 from tasks.questions.files import records, rows
@@ -124,6 +126,8 @@ FAULTS = [
     ("r.jsonl", "{\"a\": 1}\n{'a'", "r.jsonl, line 2 is not JSON (Expecting"),
     ("r.jsonl", "[" * 100_000, "r.jsonl, line 1 is not JSON (maximum recursion"),
     ("r.jsonl", '{"a": ' + "1" * 5000 + "}", "r.jsonl, line 1 is not JSON (Exceeds the limit"),
+    ("r.jsonl", '{"q": 1, "a": 2, "q": 3}', "r.jsonl, line 1 has a key twice ('q'): keep one of"),
+    ("r.json", '[{"q": 1, "q": 1}]', "r.json, record 1 has a key twice ('q'): keep one of them"),
     ("r.jsonl", "[1, 2]", "r.jsonl, line 1 is no object but [1, 2]"),
     ("r.json", '[{"a": 1}, 2]', "r.json, record 2 is no object but 2"),
     ("r.json", '[{"a": 1}', "r.json is not JSON (Expecting ',' delimiter"),
@@ -238,6 +242,86 @@ def test_csv_as_spreadsheets_write_it(tmp_path):
     assert found[2] == {"q": "e", "a": "f"}
     table = write(tmp_path, "r.tsv", "q\ta\tnote (a, b, c or d)\n1\t2\t3\n")
     assert read(table) == [{"q": "1", "a": "2", "note (a, b, c or d)": "3"}]
+
+
+def write_parquet(folder, texts, **options):
+    """Write a column of texts and one that nobody needs; options are pyarrow's."""
+    table = pa.table({"q": texts, "pages": ["x" * 500] * len(texts)})
+    pq.write_table(table, folder / "r.parquet", store_schema=False, **options)
+    return folder / "r.parquet"
+
+
+def repeated(text, times):
+    """A column that has its text once in the file and states the size of that one."""
+    return pa.DictionaryArray.from_arrays(pa.array([0] * times, pa.int32()), pa.array([text]))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize(
+    ("length", "times", "said"),
+    [
+        (1000, 100, "100,[0-9]{3} bytes"),
+        (2000, 2, "a value of 2,000 bytes in rows 1 to 2"),
+    ],
+)
+def test_parquet_that_unpacks_to_too_much_is_refused(
+    tmp_path, monkeypatch, length, times, said, nested
+):
+    monkeypatch.setattr(files, "LARGEST", 50_000)
+    monkeypatch.setattr(files, "LARGEST_LINE", 1500)
+    column = repeated("x" * length, times)
+    if nested:
+        offsets = pa.array(range(times + 1), pa.int32())
+        column = pa.ListArray.from_arrays(
+            offsets, pa.StructArray.from_arrays([column], names=["content"])
+        )
+    file = write_parquet(tmp_path, column)
+    with pytest.raises(ValueError, match=rf"r\.parquet is too large to read \(({said})") as caught:
+        list(rows(file, fields=["q.0.content" if nested else "q"]))
+    assert "split it into several files" in str(caught.value)
+
+
+def test_only_the_needed_columns_of_parquet_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "LARGEST", 50_000)
+    file = write_parquet(tmp_path, [f"What is {n}?" for n in range(200)], use_dictionary=False)
+    with pytest.raises(ValueError, match="too large to read"):
+        list(rows(file))
+    found = [record for _, record in rows(file, fields=["q"])]
+    assert (len(found), found[199]) == (200, {"q": "What is 199?", "pages": None})
+
+
+@pytest.mark.parametrize("name", ["r.jsonl.gz", "r.csv.gz", "r.json.gz", "r.jsonl"])
+def test_a_text_file_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(files, "LARGEST", 20_000)
+    content = WRITERS[name.removesuffix(".gz")](RECORDS * 1000)
+    file = write(tmp_path, name, gzip.compress(content) if name.endswith(".gz") else content)
+    with pytest.raises(ValueError, match=rf"{name} is too large to read \([0-9]+,[0-9]+ bytes"):
+        list(rows(file))
+
+
+def test_a_line_that_is_too_long_hurts_only_its_record(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "LARGEST_LINE", 100)
+    content = '{"q": 1}\n{"q": "' + "x" * 250 + '"}\n{"q": 3}\n'
+    (_, first), (place, fault), (last, third) = rows(write(tmp_path, "r.jsonl", content))
+    assert (first, third) == ({"q": 1}, {"q": 3})
+    assert last.endswith("line 3")
+    assert str(fault) == f"{place} is too long (more than 100 bytes): shorten it, or drop it"
+
+
+def test_what_is_no_regular_file_is_refused_before_it_is_opened(tmp_path):
+    os.mkfifo(tmp_path / "r.jsonl")
+    with pytest.raises(ValueError, match=r"r\.jsonl is no regular file: put a file there, or"):
+        list(rows(tmp_path / "r.jsonl"))
+    (tmp_path / "b").mkdir()
+    write(tmp_path, "b/a.jsonl", "{}")
+    (tmp_path / "b/link.jsonl").symlink_to("a.jsonl")
+    os.mkfifo(tmp_path / "b/c")
+    with pytest.raises(ValueError) as caught:
+        files.check_folder(tmp_path)
+    assert [line.partition(" is no")[0] for line in str(caught.value).splitlines()] == [
+        str(tmp_path / "b/c"),
+        str(tmp_path / "r.jsonl"),
+    ]
 
 
 def test_a_damaged_parquet_file_is_refused(tmp_path):

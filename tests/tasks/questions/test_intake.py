@@ -8,6 +8,7 @@ import pytest
 from params.schema.benchmarks import Benchmark
 from tasks.gates import questions as question_gate
 from tasks.questions import intake
+from tasks.questions.faults import Fault
 from tasks.scorers import SCORERS
 from tasks.trees.tree import Question
 
@@ -36,9 +37,17 @@ def folder(tmp_path):
     return tmp_path / "data/sources/intake/toy"
 
 
+def too_long(entries):
+    return [
+        Fault(entry.place, "is too long", "shorten it", question_id=entry.question.id)
+        for entry in entries
+        if len(entry.question.text) > 100
+    ]
+
+
 def read(folder, drop=False):
     problems = partial(question_gate.problems, scorers=SCORERS)
-    return intake.read(folder, "intake", ROW, problems, drop=drop)
+    return intake.read(folder, "intake", ROW, problems, too_long, drop=drop)
 
 
 def ids(questions):
@@ -46,7 +55,7 @@ def ids(questions):
 
 
 def test_a_folder_that_is_not_there_delivers_nothing(folder):
-    assert read(folder) == intake.Delivery([], [], [])
+    assert read(folder) == intake.Delivery([], [], [], [])
 
 
 def test_files_are_read_in_order_of_names(folder):

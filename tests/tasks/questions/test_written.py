@@ -37,7 +37,7 @@ def read(tmp_path):
         lines = [json.dumps({"ask": ask, "say": say}) for ask, say in records]
         file.write_text("\n".join(lines))
         problem = partial(trace_fault, tools=["python"])
-        return written.read_traces(expert, questions, problem)
+        return written.read_traces(expert, questions, problem, 10_000)
 
     return read
 

@@ -1,0 +1,133 @@
+"""Read the YAML that people write: plain values as in YAML 1.2, each key once, no references.
+
+YAML 1.1, which PyYAML reads by default, takes 1:30 for 90, 010 for 8, and no and on for booleans.
+Here these are texts, which the schema refuses where a number or a boolean belongs. A key that is
+written twice, an alias (``*name``) or a tag (``!!name``) is refused: the first hides a value, and a
+few lines of aliases can stand for billions of values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+LARGEST = 2**20  # bytes of a file
+DEEPEST = 32  # mappings and lists inside one another
+SHOWN = 60  # characters of a value in a message
+
+
+class Loader(yaml.SafeLoader):
+    """PyYAML's loader with the plain values of YAML 1.2's core schema; other words are texts."""
+
+
+Loader.yaml_implicit_resolvers = {}
+DIGITS = "-+0123456789"
+for tag, first, pattern in (
+    ("null", ["~", "n", "N", ""], r"~|null|Null|NULL|"),
+    ("bool", list("tTfF"), r"true|True|TRUE|false|False|FALSE"),
+    ("int", list(DIGITS), r"[-+]?(?:0|[1-9][0-9]*)"),
+    (
+        "float",
+        list(f"{DIGITS}."),
+        r"[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)\.[0-9]*|(?:0|[1-9][0-9]*)(?=[eE]))(?:[eE][-+]?[0-9]+)?"
+        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+    ),
+):
+    Loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(rf"(?:{pattern})$"), first)
+
+
+def read(file: Path) -> Any:
+    """Parse a YAML file. Raises ValueError with all faults, each with file, line and remedy."""
+    return parse(read_text(file), str(file))
+
+
+def read_text(file: Path) -> str:
+    """Return the text of a YAML file. Raises ValueError for one that is too large or not UTF-8."""
+    check_regular(file)
+    if (size := file.stat().st_size) > LARGEST:
+        raise ValueError(f"{file} has {size:,} bytes: a file of parameters has at most {LARGEST:,}")
+    content = file.read_bytes()
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        wrong = f"byte 0x{content[error.start]:02x} in line {line}"
+        raise ValueError(f"{file} is not UTF-8 ({wrong}): save it as UTF-8") from None
+
+
+def check_regular(file: Path) -> None:
+    """Raise ValueError for what is no regular file, such as a pipe, which would never end."""
+    if not file.is_file():
+        raise ValueError(f"{file} is no regular file: put a YAML file there")
+
+
+def parse(text: str, where: str) -> Any:
+    """Return the values of a YAML text; ``where`` names it in errors.
+
+    Raises ValueError with all faults, one line each.
+    """
+    try:
+        faults = list(_references(text))
+        node = None if faults else yaml.compose(text, Loader)
+        faults += _doubtful_keys(node, "") if node else []
+        if not faults:
+            return yaml.load(text, Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{where} is not valid YAML: {error}") from None
+    except ValueError as error:  # a number of thousands of digits
+        faults = [f": a value cannot be read ({error}): correct it"]
+    raise ValueError("\n".join(f"{where}{fault}" for fault in faults))
+
+
+def _references(text: str) -> Iterator[str]:
+    """Yield a fault for each alias and tag, and for nesting that is too deep."""
+    depth = 0
+    known = set()
+    for event in yaml.parse(text, Loader):
+        line = f", line {event.start_mark.line + 1 if event.start_mark else '?'}"
+        if isinstance(event, yaml.AliasEvent) and event.anchor not in known:
+            known.add(event.anchor)
+            yield f"{line}: the alias '*{event.anchor}' stands for other values: write them out"
+        elif tag := getattr(event, "tag", None):
+            yield f"{line}: the tag '{tag}' is not read: remove it; quotes make a text"
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > DEEPEST:
+            yield f"{line}: more than {DEEPEST} lists and mappings inside one another: remove some"
+            return
+
+
+def _doubtful_keys(node: yaml.Node, above: str) -> Iterator[str]:
+    """Yield a fault for each key that is no text, or is written twice in its mapping."""
+    if isinstance(node, yaml.SequenceNode):
+        for number, entry in enumerate(node.value):
+            yield from _doubtful_keys(entry, f"{above}{number}.")
+    if not isinstance(node, yaml.MappingNode):
+        return
+    first: dict[str, tuple[int, yaml.Node]] = {}
+    for key, value in node.value:
+        line = key.start_mark.line + 1
+        if key.tag != "tag:yaml.org,2002:str":
+            written = key.value if isinstance(key, yaml.ScalarNode) else "a list or a mapping"
+            place = above.removesuffix(".") or "the file"
+            yield f", line {line}: the key {written} of {place} is no text: quote it"
+            continue
+        path = f"{above}{key.value}"
+        if key.value in first:
+            before, other = first[key.value]
+            values = f"{_shown(other)} in line {before}, {_shown(value)} here"
+            yield f", line {line}: the key '{path}' is written twice ({values}): keep one"
+        first.setdefault(key.value, (line, value))
+        yield from _doubtful_keys(value, f"{path}.")
+
+
+def _shown(node: yaml.Node) -> str:
+    if not isinstance(node, yaml.ScalarNode):
+        return "a section" if isinstance(node, yaml.MappingNode) else "a list"
+    return repr(node.value[:SHOWN])
