@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,7 +25,7 @@ RETIRED = "retired"  # a file with the names of the artifacts that were dropped 
 DELIVERED = "delivered"  # a file with the mirror that has this sub-step
 SIGNATURE = "signature"  # an object beside a record in the mirror
 MARKS = (RECORD, RETIRED, DELIVERED, SIGNATURE)
-SCRATCH = ".scratch"  # the ending of a folder that holds sealed folders
+SUB_STEP = re.compile(rf"\d{{4,}}-.+-[0-9a-f]{{{keys.KEY_LETTERS}}}")  # other folders are sealed
 LONGEST = 200  # bytes of a name; file systems allow 255, and temporary names are longer
 DEEPEST = 20  # levels of objects and lists in a record
 SHOWN = 80  # characters of a name in a message
@@ -104,7 +105,7 @@ class _SubStep(_Sealed):
 
 def _fault(record: Record, place: Path) -> str:
     """Return what is wrong with a record of the folder ``place``; "" if nothing is."""
-    sealed = place.parent.name.endswith(SCRATCH)
+    sealed = not SUB_STEP.fullmatch(place.name)
     try:
         (_Sealed if sealed else _SubStep).model_validate(record)
     except ValidationError as error:

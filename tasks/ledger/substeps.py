@@ -295,4 +295,4 @@ class Ledger:
 
 
 def _scratch(place: Path) -> Path:
-    return place.with_name(f".{place.name}{records.SCRATCH}")
+    return place.with_name(f".{place.name}.scratch")

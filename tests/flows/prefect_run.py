@@ -1,8 +1,8 @@
 """A sub-step in a Prefect flow, called again after each of some changes of Prefect's stored result.
 
-Writes to ``counts.json`` how often it was called again, how often it returned what the ledger has, how often its body
-ran and how often Prefect called it cached. Changes are flipped bits, one every ``sys.argv[1]``, and
-whole results of somebody else.
+Writes to ``counts.json`` how often it was called again, how often it returned what the ledger has,
+how often its body ran and how often Prefect called it cached. Changes are flipped bits, one every
+``sys.argv[1]``, and whole results of somebody else.
 """
 
 import json
