@@ -458,6 +458,8 @@ def test_checkpoint_of_any_name_stays_inside(objects, tmp_path, name):
         odd.store[there] = MemoryFile(
             odd, there, odd.store[f"{place}/checkpoint-1/{file}"].getvalue()
         )
+    mirror = ledger_mirror.Mirror("odd", lambda: (odd, "/store"))
+    assert mirror.names(artifacts.ROOT / place.removeprefix("/store/")) == ["checkpoint-1"]
     assert use(half)["found"] == ["checkpoint-1"]
     files = {file.name for file in Path.cwd().rglob("*") if file.is_file()}
     assert files == {"record.json", "found", "delivered"}
