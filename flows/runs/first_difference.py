@@ -11,8 +11,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
+
 from flows.runs import cache, file_difference, git, pipeline
 from flows.runs.file_difference import NOTHING, Change, shown
+
+
+class _Line(BaseModel):
+    """What is read of a line; there may be more in it."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    stage: str
+    iteration: int
+    verb: str
+    key: str = ""
+    inputs: dict[str, Any] = {}
+    artifacts: dict[str, str] = {}
+    questions: list[str] = []
+
 
 Lock = Mapping[str, Any]  # the entry of a stage in dvc.lock
 BYTECODE = "__pycache__"  # which DVC ignores, too
@@ -105,12 +122,24 @@ def _change(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Cha
 
 
 def parsed_records(lines: str) -> list[dict[str, Any]]:
-    """Parse the records of a stage's sub-steps, as artifacts.publish_records writes them."""
-    return [json.loads(line) for line in lines.splitlines()]
+    """Parse the records of a stage's sub-steps, as artifacts.publish_records writes them.
+
+    Raises ValueError with the number of the first line that is none.
+    """
+    found = []
+    for number, line in enumerate(lines.splitlines(), 1):
+        try:
+            found.append(_Line.model_validate_json(line).model_dump(exclude_unset=True))
+        except ValueError:
+            raise ValueError(f"line {number} is no record of a sub-step") from None
+    return found
 
 
 def _records(file: Path) -> list[dict[str, Any]]:
-    return parsed_records(file.read_text()) if file.exists() else []
+    try:
+        return parsed_records(file.read_text()) if file.exists() else []
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}; `dvc checkout {file}` brings it back") from None
 
 
 def _first_record(

@@ -4,7 +4,12 @@ The environment variable BEAMLINE_STORE is its address: a folder, or what ``dvc 
 (``remote://<name>/<path>`` for a remote's credentials). Without it, the folder ``ledger`` of DVC's
 default remote is used; without a remote there is no mirror. Everything has the same name there as
 in the ledger. A sub-step counts once its record is there, which is written last, and while its
-files have the digests in the record.
+files have the sizes and digests in the record.
+
+What is there is not believed. The record is fetched first and checked (tasks/ledger/records.py);
+then only files of the artifacts that it names are fetched, by names that stay inside the folder.
+Links are refused, there and here. With a key in BEAMLINE_STORE_KEY, a record counts only with a
+signature by that key. Whatever is malformed is computed again.
 
 An unreachable mirror never stops a run: it is logged once, and what the mirror lacks is queued and
 sent as soon as it is reachable, by this run or by the next call.
@@ -12,33 +17,41 @@ sent as soon as it is reachable, by this run or by the next call.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from flows.host.addresses import without_password
-from flows.runs import cache
-from tasks.ledger import artifacts, substeps
+from flows.runs import cache, mirror_files
+from flows.runs.mirror_files import Filesystem, RefusedError, name_of
+from tasks.ledger import artifacts
 from tasks.ledger.artifacts import RECORD, Record
-from tasks.ledger.substeps import DELIVERED, RETIRED, Ledger
+from tasks.ledger.records import DELIVERED
+from tasks.ledger.substeps import Ledger
 
 VARIABLE = "BEAMLINE_STORE"  # environment variable: a folder or an address
+SECRET = "BEAMLINE_STORE_KEY"  # environment variable: what records are signed with, a text
+SHORTEST = 16  # characters of that text
 PAUSE = 30.0  # seconds before an unreachable mirror is tried again
 Result = TypeVar("Result")
-Filesystem = Any  # of fsspec
 
 
 class Mirror:
-    """The mirror at ``address``; ``connect`` returns its filesystem and the folder in it."""
+    """The mirror at ``address``; ``connect`` returns its filesystem and the folder in it.
 
-    def __init__(self, address: str, connect: Callable[[], tuple[Filesystem, str]]) -> None:
+    ``key`` signs what is sent and checks what is fetched; b"" for no signatures.
+    """
+
+    def __init__(
+        self, address: str, connect: Callable[[], tuple[Filesystem, str]], key: bytes = b""
+    ) -> None:
         self.address = without_password(address)  # for logs, and for the mark DELIVERED
         self.connect = connect
+        self.key = key
         self.connection: tuple[Filesystem, str] | None = None
         self.unreachable_until = 0.0  # on the clock of time.monotonic
         self.logged = False  # that it is unreachable
@@ -47,51 +60,63 @@ class Mirror:
     def push(self, place: Path) -> None:
         """Send a folder with a record, unless it is marked as delivered; the record comes last."""
         mark = place / DELIVERED
-        if mark.exists() and mark.read_text() == self.address:
+        if mark.exists() and mark.read_bytes() == self._delivered():
             return
         self.queued.add(place)
         for each in [place, *sorted(self.queued - {place})]:
             self._deliver(each)
 
+    def _delivered(self) -> bytes:
+        """Return the content of DELIVERED: other keys and addresses have others."""
+        return self.address.encode() + (
+            b"\n" + mirror_files.sign(self.key, "") if self.key else b""
+        )
+
     def _deliver(self, place: Path) -> None:
         if not (place / RECORD).exists():  # removed since: retired, revived or computed again
             self.queued.discard(place)
             return
-        if self._attempt(lambda fs, root: _send(fs, place, f"{root}/{_name(place)}"), False):
-            (place / DELIVERED).write_text(self.address)
+
+        def work(fs: Filesystem, root: str) -> bool:
+            mirror_files.send(fs, root, place, self.key)
+            return True
+
+        try:
+            if self._attempt(work, False):
+                (place / DELIVERED).write_bytes(self._delivered())
+                self.queued.discard(place)
+        except RefusedError as error:
+            print(f"{place} is not sent: {error}")
             self.queued.discard(place)
 
     def fetch(self, place: Path) -> Record | None:
-        """Download a whole folder to ``place`` and return its record; None where there is none."""
+        """Download a whole folder to ``place`` and return its record; None where there is none.
+
+        None, with a log line, for one that is malformed, incomplete, damaged or not signed.
+        """
         partial = place.with_name(f".{place.name}.fetched")
-        shutil.rmtree(partial, ignore_errors=True)
+        artifacts.remove(partial)
         partial.mkdir(parents=True)
-        there = _name(place)
-        self._attempt(lambda fs, root: _receive(fs, f"{root}/{there}", partial), None)
-        record = self._whole(partial, f"{self.address}/{there}")
+        record = None
+        try:
+            record = self._attempt(
+                lambda fs, root: mirror_files.receive(fs, root, place, partial, self.key), None
+            )
+        except RefusedError as error:
+            where = f"{self.address}/{name_of(place)}"
+            print(f"{where} is damaged ({error}): {place.name} is computed again")
         if record is None:
             shutil.rmtree(partial)
             return None
-        (partial / DELIVERED).write_text(self.address)
-        shutil.rmtree(place, ignore_errors=True)
+        (partial / DELIVERED).write_bytes(self._delivered())
+        artifacts.remove(place)
         partial.rename(place)
         return record
-
-    def _whole(self, partial: Path, there: str) -> Record | None:
-        """Return a download's record; None, with a log line, where it is incomplete or damaged."""
-        if not (partial / RECORD).exists():
-            return None
-        with suppress(ValueError):
-            record: Record = json.loads((partial / RECORD).read_text())
-            if not substeps.damaged(partial, record):
-                return record
-        print(f"{there} is damaged: {partial.name.strip('.')} is computed again")
-        return None
 
     def drop(self, place: Path) -> None:
         """Remove a folder from the mirror."""
         self.queued = {each for each in self.queued if not each.is_relative_to(place)}
-        self._attempt(lambda fs, root: _remove(fs, f"{root}/{_name(place)}"), None)
+        self._unless_refused(lambda fs, root: mirror_files.remove(fs, root, name_of(place)), None)
 
     def thin(self, place: Path, names: Iterable[str]) -> None:
         """Remove these files and folders from the mirror, after sending the mark RETIRED.
@@ -100,25 +125,19 @@ class Mirror:
         """
 
         def work(fs: Filesystem, root: str) -> bool:
-            there = f"{root}/{_name(place)}"
-            fs.put_file(str(place / RETIRED), f"{there}/{RETIRED}")
-            for name in names:
-                _remove(fs, f"{there}/{name}")
+            mirror_files.thin(fs, root, place, names, self.key)
             return True
 
-        if (place / DELIVERED).exists() and not self._attempt(work, False):
+        if (place / DELIVERED).exists():
             (place / DELIVERED).unlink()
+            if self._unless_refused(work, False):
+                (place / DELIVERED).write_bytes(self._delivered())
 
     def names(self, folder: Path) -> list[str]:
-        """List the names in a folder of the mirror, sorted."""
-
-        def work(fs: Filesystem, root: str) -> list[str]:
-            fs.invalidate_cache()
-            there = f"{root}/{_name(folder)}"
-            found = fs.ls(there, detail=False) if fs.exists(there) else []
-            return sorted(path.rstrip("/").rpartition("/")[2] for path in found)
-
-        return self._attempt(work, [])
+        """List the plain names in a folder of the mirror, sorted."""
+        return self._unless_refused(
+            lambda fs, root: mirror_files.names_in(fs, root, name_of(folder)), []
+        )
 
     def flush(self) -> None:
         """Send what is queued, in one last attempt."""
@@ -131,13 +150,27 @@ class Mirror:
                 "next call sends them"
             )
 
+    def _unless_refused(
+        self, work: Callable[[Filesystem, str], Result], otherwise: Result
+    ) -> Result:
+        try:
+            return self._attempt(work, otherwise)
+        except RefusedError as error:
+            print(f"the mirror is left as it is: {error}")
+            return otherwise
+
     def _attempt(self, work: Callable[[Filesystem, str], Result], otherwise: Result) -> Result:
-        """Call ``work`` with filesystem and folder; return ``otherwise`` where unreachable."""
+        """Call ``work`` with filesystem and folder; return ``otherwise`` where unreachable.
+
+        Raises RefusedError as ``work``.
+        """
         if time.monotonic() < self.unreachable_until:
             return otherwise
         try:
             self.connection = self.connection or self.connect()
             return work(*self.connection)
+        except RefusedError:
+            raise
         except Exception as error:  # filesystems raise all kinds
             if self.connection:  # fsspec would return the dead connection again
                 type(self.connection[0]).clear_instance_cache()
@@ -153,51 +186,25 @@ class Mirror:
 def opened() -> Iterator[Ledger]:
     """Yield a run's ledger, which shares its sub-steps through the mirror of this checkout, if any.
 
-    Raises ValueError for an address that can never be reached.
+    Raises ValueError for an address that can never be reached, and for a key that is too short.
     """
     address = os.environ[VARIABLE] if VARIABLE in os.environ else cache.default_store()
     if not address:
         yield Ledger()
         return
-    mirror = Mirror(address, cache.filesystem(address))
+    mirror = Mirror(address, cache.filesystem(address), _key())
     try:
         yield Ledger(mirror)
     finally:
         mirror.flush()
 
 
-def _name(place: Path) -> str:
-    return place.relative_to(artifacts.ROOT).as_posix()
-
-
-def _send(fs: Filesystem, place: Path, there: str) -> bool:
-    """Replace the folder ``there`` by the folder ``place``; the record is sent last."""
-    files = [path for path in sorted(place.rglob("*")) if path.is_file()]
-    names = [path.relative_to(place).as_posix() for path in files]
-    ordered = [name for name in names if name not in (RECORD, DELIVERED)] + [RECORD]
-    _remove(fs, there)
-    for folder in sorted({f"{there}/{name}".rpartition("/")[0] for name in ordered}):
-        fs.makedirs(folder, exist_ok=True)
-    for name in ordered:
-        fs.put_file(str(place / name), f"{there}/{name}")
-    return True
-
-
-def _receive(fs: Filesystem, there: str, folder: Path) -> None:
-    """Copy the folder ``there`` into ``folder``, if it has a record."""
-    fs.invalidate_cache()
-    if not fs.exists(f"{there}/{RECORD}"):
-        return
-    for path in fs.find(there):
-        target = folder / path[len(there) :].lstrip("/")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        fs.get_file(path, str(target))
-
-
-def _remove(fs: Filesystem, there: str) -> None:
-    """Remove a file or a folder, its record first."""
-    fs.invalidate_cache()
-    if fs.exists(f"{there}/{RECORD}"):
-        fs.rm_file(f"{there}/{RECORD}")
-    if fs.exists(there):
-        fs.rm(there, recursive=True)
+def _key() -> bytes:
+    """Return the key of the environment; b"" without one."""
+    text = os.environ.get(SECRET, "")
+    if text and len(text) < SHORTEST:
+        raise ValueError(
+            f"{SECRET} has {len(text)} characters, and needs {SHORTEST} or more: "
+            "`openssl rand -hex 32` prints a good one"
+        )
+    return text.encode()

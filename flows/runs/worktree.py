@@ -61,7 +61,7 @@ def link_ledger(recipe: str, place: Path) -> None:
     No file of the ledger is edited in place, so neither side changes the other.
     """
     for source in _finished(artifacts.ROOT / recipe):
-        shutil.copytree(source, place / source, copy_function=os.link)
+        shutil.copytree(source, place / source, symlinks=True, copy_function=os.link)
 
 
 def collect_ledger(recipe: str, place: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,20 +38,21 @@ class Artifact:
 
 def output(record: Record, name: str) -> Artifact:
     """Return the artifact ``name`` that the sub-step of ``record`` made."""
-    return Artifact(**record["artifacts"][name])
+    made = record["artifacts"][name]
+    return Artifact(made["path"], made["digest"])
 
 
 def digest(path: Path) -> str:
     """Digest a file's bytes, or the file names and bytes of a folder. Hexadecimal, 32 letters.
 
     BLAKE3 digests the parts of a large file in parallel, so the digest of a checkpoint takes a
-    fraction of the time to write it.
+    fraction of the time to write it. Links are followed: DVC may have linked what a stage reads.
     """
     if path.is_file():
         return _file_digest(path).hexdigest(DIGEST_BYTES)
     state = blake3()
-    for file in sorted(p for p in path.rglob("*") if p.is_file()):
-        state.update(f"{file.relative_to(path)}\0".encode() + _file_digest(file).digest())
+    for file in files_of(path):
+        state.update(os.fsencode(f"{file.relative_to(path)}\0") + _file_digest(file).digest())
     return state.hexdigest(DIGEST_BYTES)
 
 
@@ -57,6 +60,26 @@ def _file_digest(file: Path) -> blake3:
     if file.stat().st_size < MAPPED:
         return blake3(file.read_bytes())
     return blake3(max_threads=blake3.AUTO).update_mmap(file)
+
+
+def size(path: Path) -> int:
+    """Return the bytes of a file, or of all files in a folder."""
+    return sum(file.stat().st_size for file in files_of(path))
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return ``path`` if it is a file, or all files below it, sorted."""
+    return [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+
+
+def irregular(path: Path) -> Path | None:
+    """Return the first of ``path`` and what is below it that is a link or no file, or None.
+
+    No link is followed. Raises FileNotFoundError where nothing is at ``path``.
+    """
+    if not stat.S_ISDIR(path.lstat().st_mode):
+        return None if stat.S_ISREG(path.lstat().st_mode) else path
+    return next(filter(None, map(irregular, sorted(path.iterdir()))), None)
 
 
 # ---------------------------------------------------------------- records
@@ -67,10 +90,17 @@ class PrunedError(RuntimeError):
 
 
 def need(made: Artifact) -> None:
-    """Raise PrunedError if ``made`` was an artifact of the ledger and is missing now."""
+    """Raise PrunedError if ``made`` was an artifact of the ledger and is missing now.
+
+    Raises ValueError where it is or has a link: the ledger makes none.
+    """
     path = Path(made.path)
-    if path.is_relative_to(ROOT) and not path.exists():
+    if not path.is_relative_to(ROOT):
+        return
+    if not os.path.lexists(path):
         raise PrunedError(f"{made.path} has been pruned, and is needed again")
+    if odd := irregular(path):
+        raise ValueError(f"{odd} is a link or no file: remove {path.parent}, and it is made again")
 
 
 def _copied(source: Path, target: Path) -> None:
@@ -78,7 +108,7 @@ def _copied(source: Path, target: Path) -> None:
 
 
 def publish(made: Artifact, target: Path, write: Callable[[Path, Path], object] = _copied) -> None:
-    """Copy an artifact to ``target``, whole or not at all. Raises PrunedError.
+    """Copy an artifact to ``target``, whole or not at all. Raises as ``need``.
 
     ``write(source, target)`` makes the copy; pass one to write something else than a plain copy.
     """
@@ -124,5 +154,8 @@ def _repeatable(record: Record) -> Record:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder if it exists."""
-    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    """Remove a file, a folder or a link if it exists; what a link leads to stays."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tasks.ledger.artifacts import RECORD
+from tasks.ledger import records
 
 SHOWN = 40  # characters of a value
 Identities = Mapping[str, str]  # name of an input -> what it contributes to a key
@@ -38,8 +38,8 @@ def _nearest(
     found = []
     for place in sorted(folder.glob(f"{iteration:04d}-{verb}-*")):
         with suppress(OSError, ValueError):
-            if place.name not in reused:
-                found.append(json.loads((place / RECORD).read_text()))
+            if place.name not in reused and (record := records.load(place)):
+                found.append(record)
     return min(found, key=lambda r: len(differing(r["inputs"], inputs)), default=None)
 
 

@@ -85,7 +85,12 @@ def source_digests(module: Path) -> dict[str, str]:
 
 def source_digest(module: Path) -> str:
     """Return a single digest of all of ``source_digests``."""
-    text = json.dumps(source_digests(module), sort_keys=True)
+    return sources_digest(source_digests(module))
+
+
+def sources_digest(digests: Mapping[str, str]) -> str:
+    """Return a single digest of what ``source_digests`` returns."""
+    text = json.dumps(digests, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

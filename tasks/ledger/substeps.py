@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import shutil
 import socket
 import time
@@ -26,12 +25,10 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from tasks.ledger import explain, keys
-from tasks.ledger.artifacts import RECORD, ROOT, Artifact, Record, digest, need, remove
-
-RETIRED = "retired"  # a file with the names of the artifacts that were dropped on purpose
-DELIVERED = "delivered"  # a file with the address of the mirror that has this sub-step
-MARKS = (RECORD, RETIRED, DELIVERED)
+from tasks.ledger import explain, keys, records
+from tasks.ledger.artifacts import ROOT, Artifact, Record, need, remove
+from tasks.ledger.records import MARKS, RETIRED, retired
+from tasks.ledger.records import read as read
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
@@ -83,8 +80,8 @@ class Step:
 
     def identities(self, verb: Callable[..., Any], inputs: Any) -> dict[str, str]:
         """Return everything that decides the result of ``verb``: name -> identity."""
-        drawn = {"iteration": self.iteration, "seed": self.seed}
-        return {**keys.identities(inputs, module_of(verb)), "step": json.dumps(drawn)}
+        drawn = records.drawn(self.iteration, self.seed)
+        return {**keys.identities(inputs, module_of(verb)), "step": drawn}
 
     def _place(self, verb: Callable[..., Any], identities: Mapping[str, str]) -> Path:
         return self.folder / f"{self.iteration:04d}-{verb.__name__}-{keys.key_of(identities)}"
@@ -148,7 +145,7 @@ def _artifacts_in(value: Any) -> Iterator[Artifact]:
 
 
 def _empty(folder: Path) -> Path:
-    shutil.rmtree(folder, ignore_errors=True)
+    remove(folder)
     folder.mkdir(parents=True)
     return folder
 
@@ -204,20 +201,15 @@ class Ledger:
 
     def finish(self, partial: Path, place: Path, record: Record) -> Record:
         """Write the record into ``partial``, rename it to ``place``, and send it to the mirror."""
-        record = {
-            **record,
-            "artifacts": _artifacts(partial, place),
-            "finished": time.time(),
-            "host": socket.gethostname(),
-        }
-        (partial / RECORD).write_text(json.dumps(record, indent=1))
-        shutil.rmtree(place, ignore_errors=True)
+        facts = {"finished": time.time(), "host": socket.gethostname()}
+        made = records.write(partial, place, {**record, **facts})
+        remove(place)
         partial.rename(place)
         self.used.add(place)
         for mirror in self.mirrors:
             mirror.push(place)
         self._drop_scratch(place)
-        return record
+        return made
 
     # ------------------------------------------------------------ within a sub-step
 
@@ -239,10 +231,7 @@ class Ledger:
 
         Send it to the mirror, and remove from the mirror those that were removed here.
         """
-        partial = folder / f".{RECORD}.partial"
-        record = {"verb": folder.name, "artifacts": _artifacts(folder, folder)}
-        partial.write_text(json.dumps(record))
-        partial.rename(folder / RECORD)
+        records.write(folder, folder, {"verb": folder.name})
         for mirror in self.mirrors:
             mirror.push(folder)
             for name in mirror.names(folder.parent):
@@ -272,11 +261,11 @@ class Ledger:
         the sub-step that made ``spare``.
         """
         for place in step.folder.glob(f"[0-9]*-{verb}-*"):
-            number = int(place.name.partition("-")[0])
-            if number > step.iteration - last:
+            number = place.name.partition("-")[0]
+            if not number.isdecimal() or int(number) > step.iteration - last:
                 continue
             spared = spare and Path(spare.path).is_relative_to(place)
-            kept = weights if spared or (number + 1) % every == 0 else ()
+            kept = weights if spared or (int(number) + 1) % every == 0 else ()
             paths = [p for p in place.iterdir() if p.name not in MARKS and p.stem not in kept]
             self._drop(place, paths)
 
@@ -305,53 +294,5 @@ class Ledger:
                 shutil.rmtree(place)
 
 
-def read(place: Path) -> Record | None:
-    """Return the record at ``place`` if all its artifacts are there and unchanged, else None."""
-    file = place / RECORD
-    if not file.exists():
-        return None
-    try:
-        record: Record = json.loads(file.read_text())
-    except ValueError:
-        print(f"{file} is damaged: {place.name} runs again")
-        return None
-    if fault := damaged(place, record):
-        print(f"{fault} is missing or damaged: {record['verb']} runs again")
-        return None
-    return record
-
-
-def damaged(place: Path, record: Record) -> Path | None:
-    """Return the first artifact in ``place`` that differs from its record, or None.
-
-    Retired artifacts do not count.
-    """
-    dropped = retired(place)
-    for name, made in record["artifacts"].items():
-        path = place / Path(made["path"]).name
-        if name not in dropped and (not path.exists() or digest(path) != made["digest"]):
-            return path
-    return None
-
-
-def retired(place: Path) -> set[str]:
-    """Return the names of the artifacts that were dropped from ``place``."""
-    mark = place / RETIRED
-    return set(mark.read_text().split("\n")) if mark.exists() else set()
-
-
 def _scratch(place: Path) -> Path:
     return place.with_name(f".{place.name}.scratch")
-
-
-def _artifacts(folder: Path, later: Path) -> dict[str, dict[str, str]]:
-    """Return name -> path and digest of the artifacts in ``folder``, later renamed to ``later``."""
-    found = [
-        path for path in sorted(folder.iterdir()) if path.name not in MARKS and path.name[0] != "."
-    ]
-    names = [path.stem for path in found]
-    unique = len(set(names)) == len(names)
-    return {
-        path.stem if unique else path.name: {"path": str(later / path.name), "digest": digest(path)}
-        for path in found
-    }

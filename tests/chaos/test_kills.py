@@ -80,15 +80,19 @@ def test_killed_sandboxes_do_not_show(prepared, expected, folder, kind):
     draw = random.Random(f"{SEED}/{kind}")
     runs.copy(prepared, folder)
     run = runs.start(folder)
-    killed = 0
+    killed, next_kill = 0, 0.0
     while run.poll() is None:
-        found = [
-            each for each in runs.sandboxes(run.pid) if runs.is_working(each) == (kind == "working")
-        ]
-        if found and killed < 20 and draw.random() < 0.5:
-            runs.kill(draw.choice(found))
-            killed += 1
-        time.sleep(draw.uniform(0, 0.05))
+        if killed < 12 and time.monotonic() > next_kill:
+            found = [
+                sandbox
+                for sandbox in runs.sandboxes(run.pid)
+                if runs.is_working(sandbox) == (kind == "working")
+            ]
+            if found:
+                runs.kill(draw.choice(found))
+                killed += 1
+                next_kill = time.monotonic() + draw.uniform(0.5, 1.5)  # a new one needs 0.2 s
+        time.sleep(0.001)
     print(f"killed {killed} {kind} sandboxes")
     assert run.returncode == 0, runs.said(folder).read_text()
     assert killed >= 5

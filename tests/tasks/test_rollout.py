@@ -5,7 +5,6 @@ import shutil
 import weakref
 from dataclasses import fields
 from pathlib import Path
-from unittest.mock import ANY
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -298,9 +297,9 @@ def test_stored_trees_of_the_iteration_stand_for_what_would_be_sampled(
     other = {"budget": BUDGET.model_copy(update={"temperature": 0.5})}  # sampled, they would differ
     for number in range(2):
         found = again(step=Step("toy", "reinforce", number, 7), **other)
-        assert found["artifacts"] == {
-            "trees": {"path": ANY, "digest": artifacts.output(made[number], "trees").digest}
-        }
+        assert set(found["artifacts"]) == {"trees"}
+        digests = [artifacts.output(each, "trees").digest for each in (found, made[number])]
+        assert digests[0] == digests[1]
     with pytest.raises(ValueError, match=r"has no tree for question \d in iteration 2"):
         again(step=Step("toy", "reinforce", 2, 7))
     asked = again(step=Step("toy", "evaluate/trained", 0, 8), **other)

@@ -84,6 +84,14 @@ def test_first_sub_step_and_value_are_named(places):
     assert said(places)[1:2] == ["  input settings.update.epochs: was 1, is 2"]
 
 
+@pytest.mark.parametrize("text", ["{", "null", "[]", "3", "{}", "[" * 10**5, '{"stage": 3}'])
+def test_malformed_line_is_named(places, text):
+    file = places[1] / "data/toy/records/reinforce.jsonl"
+    file.write_text(f"{json.dumps(line(0, 'rollout'))}\n{text}\n")
+    with pytest.raises(ValueError, match=r"reinforce.jsonl: line 2 is no record of a sub-step"):
+        said(places)
+
+
 def test_other_questions_and_sub_steps_are_named(places):
     records = [line(0, "rollout", questions=["a"]), line(0, "update")]
     write(places[0], lock(), records)

@@ -1,5 +1,6 @@
-"""Prefect's cache uses the ledger's keys, and only while the ledger has the record."""
+"""Prefect's cache uses the ledger's keys, and has what the ledger has, and only that."""
 
+import json
 from types import SimpleNamespace
 
 from tasks.ledger import artifacts, prefect_cache
@@ -21,11 +22,11 @@ def test_cache_key_is_the_place_and_stale_results_go(run, tmp_path, monkeypatch)
     result.write_text("a result")
     cache_key(run)
     assert not result.exists(), "the ledger has no record"
-    run.train()
+    made = run.train()
     result.write_text("a result")
     again = Run()
     cache_key(again)
-    assert result.exists()
+    assert json.loads(json.loads(result.read_text())["result"]) == made
     assert again.ledger.used == {run.place()}, "a cached sub-step is one that the run uses"
     (run.place() / "table.txt").write_text("damaged")
     cache_key(again)

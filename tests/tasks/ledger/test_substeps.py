@@ -44,7 +44,11 @@ def test_record_has_inputs_and_artifacts(run):
     assert "tests/tasks/ledger/toy.py" in record["sources"]
     assert set(record["artifacts"]) == {"table", "weights"}
     assert record["duration"] >= 0
-    assert json.loads((run.place() / RECORD).read_text()) == record
+    written = json.loads((run.place() / RECORD).read_text())
+    assert set(written) == {*record, "digest"}
+    assert written["artifacts"]["weights"]["size"] == 9
+    assert str(run.place()) not in json.dumps(written), "paths are built from where it lies"
+    assert substeps.read(run.place()) == record
 
 
 def test_artifact_is_where_its_record_names_it(run):
@@ -110,7 +114,7 @@ def test_verb_knows_its_final_folder(run):
 # ---------------------------------------------------------------- damage
 
 
-@pytest.mark.parametrize("content", [b"", b'{"verb": "train", "artif', b"\0\0\0", b"\xff\xfe{}"])
+@pytest.mark.parametrize("content", [b"", b'{"verb": "train", "artif', b"\0\0\0", b"{}"])
 def test_damaged_record_is_computed_again(run, capsys, content):
     first = run.train()
     (run.place() / RECORD).write_bytes(content)

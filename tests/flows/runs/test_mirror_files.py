@@ -1,0 +1,496 @@
+"""A store that others write to: whatever is forged there, nothing else is read or written."""
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
+
+from flows.runs import ledger_mirror
+from tasks.ledger import artifacts, records, substeps
+from tasks.ledger.substeps import Ledger, Step
+from tests.tasks.ledger.forging import ENTRIES, FILES, FREE, WRONG, forge, put
+
+KEY = "a key that no other worker of the store has"
+SECRET = "a private file of the worker"
+computed: list[int] = []
+
+
+@dataclass(frozen=True)
+class Inputs:
+    size: int = 2
+
+
+@substeps.recorded
+def verb(step, inputs):
+    computed.append(step.iteration)
+    (step.out / "table.txt").write_text(f"{inputs.size} {step.iteration}")
+    (step.out / "weights").mkdir()
+    (step.out / "weights" / "a.bin").write_bytes(b"weights" * 99)
+    return {"metrics": {"loss": 0.5}}
+
+
+@substeps.recorded
+def half(step, inputs):
+    """Seal a checkpoint and be cut, or find a whole one; artifact ``found``."""
+    scratch = step.ledger.scratch(step)
+    found = sorted(place.name for place in scratch.iterdir() if substeps.read(place))
+    if not found:
+        (scratch / "checkpoint-1").mkdir()
+        (scratch / "checkpoint-1" / "state.bin").write_text("state")
+        step.ledger.seal(scratch / "checkpoint-1")
+        raise InterruptedError
+    (step.out / "found").write_text(" ".join(found))
+    return {"found": found}
+
+
+class Workplace:
+    """Workers with ledgers of their own, a store that they share, and a private folder."""
+
+    def __init__(self, folder):
+        self.folder, self.store, self.private = folder, folder / "store", folder / "private"
+        self.private.mkdir()
+        (self.private / "table.txt").write_text("2 0")  # with the content of the artifact
+        (self.private / "secret").write_text(SECRET)
+        self.workers = 0
+
+    def use(self, work=verb, iteration=0):
+        """Run a sub-step on a new worker; return its record."""
+        self.workers += 1
+        here = self.folder / f"worker {self.workers}"
+        here.mkdir()
+        os.chdir(here)
+        computed.clear()
+        with ledger_mirror.opened() as ledger:
+            return work(Step("toy", "reinforce", iteration, 7, ledger), Inputs())
+
+    def leave(self):
+        """Remove the newest worker."""
+        os.chdir(self.folder)
+        shutil.rmtree(self.folder / f"worker {self.workers}")
+
+    def entry(self, iteration=0):
+        (found,) = (self.store / "toy/reinforce").glob(f"{iteration:04d}-verb-*")
+        return found
+
+    def outside(self):
+        """Return what is outside of the ledgers and the store: path -> content."""
+        inside = (self.store, *self.folder.glob("worker */.beamline/ledger"))
+        return {
+            file: file.read_bytes()
+            for file in self.folder.rglob("*")
+            if file.is_file() and not any(file.is_relative_to(each) for each in inside)
+        }
+
+    def leaked(self):
+        """Return the files of ledgers and store with the private content; links do not count."""
+        return [
+            file
+            for file in self.folder.rglob("*")
+            if file.is_file()
+            and not file.is_symlink()
+            and not file.resolve().is_relative_to(self.private)
+            and SECRET.encode() in file.read_bytes()
+        ]
+
+
+@pytest.fixture(params=["unsigned", "signed"])
+def place(tmp_path, monkeypatch, request):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(ledger_mirror.VARIABLE, str(tmp_path / "store"))
+    monkeypatch.delenv(ledger_mirror.SECRET, raising=False)
+    if request.param == "signed":
+        monkeypatch.setenv(ledger_mirror.SECRET, KEY)
+    return Workplace(tmp_path)
+
+
+def check(place, true, what=""):
+    """Run the sub-step on a new worker: it computes, and nothing else is read or written."""
+    outside = place.outside()
+    made = place.use()
+    assert computed == [0], what
+    assert made["artifacts"] == true["artifacts"], what
+    assert made["metrics"] == true["metrics"], what
+    assert substeps.read(Path(artifacts.output(made, "table").path).parent) == made
+    assert place.outside() == outside, what
+    assert not place.leaked(), what
+    place.leave()
+
+
+def is_signed():
+    return ledger_mirror.SECRET in os.environ
+
+
+# ---------------------------------------------------------------- records
+
+
+@pytest.fixture
+def sent(place):
+    """A sub-step in the store: its record, its folder there, and what brings that back."""
+    true, entry = place.use(), place.entry()
+    shutil.copytree(entry, place.folder / "whole")
+
+    def restore():
+        artifacts.remove(entry)
+        shutil.copytree(place.folder / "whole", entry)
+
+    return true, entry, restore
+
+
+def test_each_entry_of_a_record_forged_in_turn(place, sent):
+    true, entry, restore = sent
+    for name in ENTRIES:
+        for value in WRONG:
+            restore()
+            forge(entry, put(name, value))
+            if not is_signed() and (name[0] in FREE or (name, value) == (("artifacts",), {})):
+                outside = place.outside()
+                place.use()  # it may count: the docs say whom a store without a key trusts
+                assert place.outside() == outside
+                assert not place.leaked()
+                place.leave()
+            else:
+                check(place, true, f"{name} {value!r}")
+
+
+def test_each_name_of_a_file_forged_in_turn(place, sent):
+    true, entry, restore = sent
+    for name in [*FILES, str(place.private / "table.txt"), "../../../../private/table.txt"]:
+        restore()
+        forge(entry, put(("artifacts", "table", "file"), name))
+        check(place, true, name)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"null", b"[]", b"7", b"[" * 10**5, b"\xff"])
+@pytest.mark.parametrize("name", ["record.json", "table.txt", "weights/a.bin"])
+def test_object_of_other_content_is_computed_again(place, sent, name, content):
+    true, entry, _ = sent
+    (entry / name).write_bytes(content)
+    check(place, true)
+
+
+def test_record_of_another_key_is_computed_again(place, sent):
+    true, entry, _ = sent
+    place.use(iteration=1)
+    shutil.rmtree(entry)
+    shutil.copytree(place.entry(1), entry)  # with its signature
+    check(place, true)
+
+
+@pytest.mark.parametrize("value", ["", "another signature", "0" * 64, "\n" * 999, "\xff"])
+def test_signature_of_somebody_else_does_not_count(place, sent, value, capsys):
+    true, entry, _ = sent
+    if is_signed():
+        (entry / records.SIGNATURE).write_text(value)
+        check(place, true)
+        assert capsys.readouterr().out.count("no signature by this key") == 1
+    else:
+        (entry / records.SIGNATURE).write_text(value)
+        place.use()
+        assert computed == [], "without a key, none is asked for"
+
+
+def test_signature_is_of_record_folder_and_retired_names(place, sent, monkeypatch):
+    true, entry, restore = sent
+    if not is_signed():
+        assert not (entry / records.SIGNATURE).exists()
+        monkeypatch.setenv(ledger_mirror.SECRET, KEY)
+        check(place, true, "unsigned ones are computed again, and sent with a signature")
+        place.use()
+        assert computed == []
+        return
+    forge(entry, put(("metrics", "loss"), 0.0))
+    check(place, true, "record")
+    restore()
+    (entry / records.RETIRED).write_text("table")
+    (entry / "table.txt").unlink()
+    check(place, true, "retired names")
+    monkeypatch.setenv(ledger_mirror.SECRET, KEY[::-1])
+    check(place, true, "another key")
+
+
+def test_key_is_in_no_file_and_no_log(place, sent, capsys):
+    place.use(iteration=1)
+    files = [file for file in place.folder.rglob("*") if file.is_file()]
+    assert not [file for file in files if KEY.encode() in file.read_bytes()]
+    assert KEY not in capsys.readouterr().out
+
+
+def test_short_key_is_refused_and_not_shown(place, monkeypatch):
+    monkeypatch.setenv(ledger_mirror.SECRET, "hunter2")
+    with pytest.raises(ValueError, match="BEAMLINE_STORE_KEY has 7 characters") as error:
+        place.use()
+    assert "hunter2" not in str(error.value)
+
+
+def test_retired_and_revived_with_a_signature(place, sent):
+    """What this worker retires counts elsewhere, too."""
+    os.chdir(place.folder / "worker 1")
+    with ledger_mirror.opened() as ledger:
+        step = Step("toy", "reinforce", 3, 7, ledger)
+        ledger.retire(step, "verb", 1, 9, ("weights",))
+    place.use()
+    assert computed == []
+
+
+# ---------------------------------------------------------------- sizes
+
+
+def grow(file, size):
+    with file.open("ab") as stream:
+        stream.truncate(size)  # a hole: it takes no room
+
+
+@pytest.mark.parametrize("name", ["record.json", "table.txt", "weights/a.bin", "weights/more"])
+def test_huge_object_is_not_fetched(place, sent, name):
+    true, entry, _ = sent
+    grow(entry / name, 2**43)
+    check(place, true)
+
+
+@pytest.mark.parametrize("size", [0, 2, 2**40, 2**43, 2**70])
+def test_forged_size_is_computed_again(place, sent, size):
+    true, entry, _ = sent
+    forge(entry, put(("artifacts", "table", "size"), size))
+    check(place, true)
+    forge(entry, put(("artifacts", "table", "size"), size))
+    grow(entry / "table.txt", min(size, 2**43))
+    check(place, true)
+
+
+# ---------------------------------------------------------------- links and other objects
+
+
+def replace(path, target):
+    artifacts.remove(path)
+    path.symlink_to(target)
+
+
+@pytest.mark.parametrize("at", ["record.json", "table.txt", "weights/a.bin", "weights", "."])
+@pytest.mark.parametrize("target", ["the same", "secret", "nothing"])
+def test_link_is_not_followed(place, sent, at, target):
+    true, entry, _ = sent
+    shutil.copytree(entry, place.private / "same")
+    targets = {"the same": place.private / "same" / at, "secret": place.private / "secret"}
+    replace(entry / at if at != "." else entry, targets.get(target, place.private / "nothing"))
+    check(place, true)
+
+
+@pytest.mark.parametrize("level", ["toy", "toy/reinforce"])
+def test_link_on_the_way_is_not_followed(place, sent, level):
+    true, *_ = sent
+    (place.store / level).rename(place.private / "moved")
+    (place.store / level).symlink_to(place.private / "moved")
+    check(place, true)
+
+
+@pytest.mark.parametrize("at", ["record.json", "table.txt", "weights/a.bin"])
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_object_that_is_no_file_is_computed_again(place, sent, at, make):
+    true, entry, _ = sent
+    (entry / at).unlink()
+    make(entry / at)
+    check(place, true)
+
+
+@pytest.mark.parametrize("at", ["toy", "toy/reinforce", "entry"])
+@pytest.mark.parametrize("target", ["secret", "nothing", "."])
+def test_nothing_is_sent_through_a_link(place, sent, at, target):
+    true, entry, _ = sent
+    link = entry if at == "entry" else place.store / at
+    replace(link, place.private / target)
+    check(place, true)
+
+
+def test_nothing_is_dropped_through_a_link(place, sent):
+    _, entry, _ = sent
+    entry.rename(place.private / "moved")
+    entry.symlink_to(place.private / "moved")
+    outside = place.outside()
+    os.chdir(place.folder / "worker 1")
+    with ledger_mirror.opened() as ledger:
+        step = Step("toy", "reinforce", 3, 7, ledger)
+        verb(Step("toy", "reinforce", 0, 7, ledger), Inputs())
+        ledger.retire(step, "verb", 1, 9, ())
+        ledger.revive(step.folder)
+    assert place.outside() == outside
+
+
+def test_link_here_is_not_sent(place, sent):
+    _, entry, _ = sent
+    (mine,) = (place.folder / "worker 1").glob(".beamline/ledger/toy/reinforce/0000-*")
+    replace(mine / "table.txt", place.private / "secret")
+    (mine / records.DELIVERED).unlink()
+    os.chdir(place.folder / "worker 1")
+    with ledger_mirror.opened() as ledger:
+        (mirror,) = ledger.mirrors
+        mirror.push(mine.relative_to(place.folder / "worker 1"))
+    assert not place.leaked()
+    assert (entry / "table.txt").read_text() == "2 0", "what was sent before stays"
+
+
+# ---------------------------------------------------------------- half-done sub-steps
+
+
+def forged_record(found):
+    forge(found, put(("artifacts", "state", "file"), "../../../../../private/secret"))
+
+
+def linked_file(found):
+    replace(found / "state.bin", Path.cwd().parent / "private/secret")
+
+
+def linked_folder(found):
+    target = Path.cwd().parent / "private/moved"
+    found.rename(target)
+    found.symlink_to(target)
+
+
+def renamed(found):
+    found.rename(found.with_name("checkpoint-2"))
+
+
+def hidden(found):
+    found.rename(found.with_name(".checkpoint-1"))
+
+
+def empty(found):
+    (found / "record.json").write_text("[]")
+
+
+HARMS = [forged_record, linked_file, linked_folder, renamed, hidden, empty]
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_forged_checkpoint_is_not_continued(place, harm):
+    with pytest.raises(InterruptedError):
+        place.use(half)
+    (found,) = place.store.glob("toy/reinforce/.*.scratch/checkpoint-1")
+    harm(found)
+    outside = place.outside()
+    with pytest.raises(InterruptedError):
+        place.use(half)
+    assert place.outside() == outside
+    assert not place.leaked()
+
+
+def test_whole_checkpoint_is_continued(place):
+    with pytest.raises(InterruptedError):
+        place.use(half)
+    assert place.use(half)["found"] == ["checkpoint-1"]
+
+
+# ---------------------------------------------------------------- a store with any names
+
+
+class Odd(MemoryFileSystem):
+    """Objects with any names, as S3 has them, and answers of any kind."""
+
+    cachable = False
+    answers: ClassVar[dict[str, object]] = {}
+
+    def find(self, path, **rest):
+        return self.answers.get("find", super().find(path, **rest))
+
+    def ls(self, path, **rest):
+        return self.answers.get("ls", super().ls(path, **rest))
+
+    def info(self, path, **rest):
+        return self.answers.get("info", super().info(path, **rest))
+
+
+@pytest.fixture
+def objects(tmp_path, monkeypatch):
+    """A store with one finished sub-step and one checkpoint, and what runs on a new worker."""
+    odd = Odd()
+    odd.store.clear()
+    odd.answers.clear()
+    numbers = iter(range(99))
+
+    def use(work=verb):
+        here = tmp_path / f"worker {next(numbers)}"
+        here.mkdir()
+        monkeypatch.chdir(here)
+        computed.clear()
+        ledger = Ledger(ledger_mirror.Mirror("odd", lambda: (odd, "/store")))
+        return work(Step("toy", "reinforce", 0, 7, ledger), Inputs())
+
+    with pytest.raises(InterruptedError):
+        use(half)
+    use()
+    use()
+    assert computed == [], "it is fetched"
+    yield odd, use
+    odd.store.clear()
+    odd.answers.clear()
+
+
+def folder_of(odd, end):
+    return next(name[: -len(end)] for name in odd.store if name.endswith(end))
+
+
+NAMES = ["weights/../../../../../../evil", "weights/..", "../0001-verb/evil", "/evil"]
+NAMES += ["weights//evil", "weights/./evil", "weights\\..\\evil", "..\\evil", "weights/a\nb"]
+NAMES += ["weights/a.bin/evil", "weights/\udc80", "weights/" + "x" * 300]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_object_of_any_name_stays_inside(objects, tmp_path, name):
+    odd, use = objects
+    place = folder_of(odd, "/table.txt")
+    path = f"{place}/{name}"
+    odd.store[path] = MemoryFile(odd, path, b"")
+    use()
+    assert computed == [0]
+    assert not list(tmp_path.rglob("*evil*"))
+
+
+@pytest.mark.parametrize("name", ["..", ".", "", ".hidden", "a\\b", "record.json", "x\ny"])
+def test_checkpoint_of_any_name_stays_inside(objects, tmp_path, name):
+    odd, use = objects
+    place = folder_of(odd, "/checkpoint-1/state.bin")
+    for file in ("record.json", "state.bin"):
+        there = f"{place}/{name}/{file}"
+        odd.store[there] = MemoryFile(
+            odd, there, odd.store[f"{place}/checkpoint-1/{file}"].getvalue()
+        )
+    mirror = ledger_mirror.Mirror("odd", lambda: (odd, "/store"))
+    assert mirror.names(artifacts.ROOT / place.removeprefix("/store/")) == ["checkpoint-1"]
+    assert use(half)["found"] == ["checkpoint-1"]
+    files = {file.name for file in Path.cwd().rglob("*") if file.is_file()}
+    assert files == {"record.json", "found", "delivered"}
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        {"find": None},
+        {"find": [None]},
+        {"find": [3, {}]},
+        {"find": ["/etc/hostname"]},
+        {"find": [""]},
+        {"info": None},
+        {"info": {}},
+        {"info": {"type": "file", "size": None}},
+        {"info": {"type": "file", "size": "9"}},
+        {"info": {"type": "file", "size": True}},
+        {"info": {"type": "link", "size": 9}},
+        {"info": {"type": "directory", "size": 9}},
+        {"ls": None},
+        {"ls": [None, 3, {}]},
+    ],
+    ids=json.dumps,
+)
+def test_odd_answer_ends_no_run(objects, tmp_path, answers):
+    odd, use = objects
+    odd.answers.update(answers)
+    use()
+    assert computed == ([] if "ls" in answers else [0])
+    if "ls" in answers:
+        with pytest.raises(InterruptedError):
+            use(half)
+    assert {file.name for file in tmp_path.iterdir()} <= {f"worker {i}" for i in range(9)}
