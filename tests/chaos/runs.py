@@ -117,15 +117,30 @@ def kill(numbers):
 
 
 def sandboxes(number):
-    """The processes of each sandbox of the Python tool below a process, its first one first."""
-    heads = [pid for pid in below(number) if name(pid) in ("bwrap", "unshare")]
-    trees = [below(pid) for pid in heads]
-    return [tree for tree in trees if not any(tree[0] in other[1:] for other in trees)]
+    """The first process of each sandbox of the Python tool below a process."""
+    found = [pid for pid in below(number) if name(pid) in ("bwrap", "unshare")]
+    return [pid for pid in found if not any(pid in below(other)[1:] for other in found)]
 
 
 def is_working(sandbox):
-    """Whether a sandbox runs code: beside parent, supervisor and keeper there is a runner."""
-    return sum(name(pid).startswith("python") for pid in sandbox) > 3
+    """Whether a sandbox runs code; None for one that starts or ends.
+
+    Its parent has a supervisor, whose children are a keeper and, while code runs, a runner.
+    """
+    below_it = children(sandbox)
+    while below_it and name(below_it[0]) in ("bwrap", "unshare"):
+        below_it = children(below_it[0])
+    supervisors = children(below_it[0]) if below_it else []
+    family = children(supervisors[0]) if supervisors else []
+    return len(family) > 1 if family else None
+
+
+def children(number):
+    with suppress(OSError):
+        return [
+            int(pid) for pid in Path(f"/proc/{number}/task/{number}/children").read_text().split()
+        ]
+    return []
 
 
 def name(number):
