@@ -17,6 +17,7 @@ from flows.runs import ledger_mirror
 from flows.runs.cache import filesystem
 from tasks.ledger import artifacts, substeps
 from tasks.ledger.artifacts import Artifact
+from tasks.ledger.records import DELIVERED
 from tasks.ledger.substeps import Step
 
 ROOT = Path(__file__).parents[3]
@@ -517,7 +518,7 @@ def test_mark_has_no_password_and_outlives_it(shared, worker):
     record = worker.do(0)
     place = Path(artifacts.output(record, "table").path).parent
     mirror("ssh://worker:first@host/ledger").push(place)
-    assert (place / substeps.DELIVERED).read_text() == "ssh://worker@host/ledger"
+    assert (place / DELIVERED).read_text() == "ssh://worker@host/ledger"
     shutil.rmtree(entry(shared))
     mirror("ssh://worker:second@host/ledger").push(place)
     assert not list(shared.glob("toy/reinforce/*")), "it is there already"

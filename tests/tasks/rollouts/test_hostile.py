@@ -384,7 +384,7 @@ ATTACKS = {
         "             '$home/.bashrc', '/proc/1/root$folder/weights', '/proc/1/cwd/etc/shadow',\n"
         "             '/proc/self/root/etc/shadow', '/dev/mem', '/proc/kcore', '/dev/sda'):\n"
         "    try: print(open(path).read())\n"
-        "    except FileNotFoundError: print('nothing')",
+        "    except (FileNotFoundError, PermissionError): print('nothing')",
         "ok",
         r"(nothing\n){10}nothing",
     ),
@@ -428,9 +428,11 @@ ATTACKS = {
     "reading the environment": (
         "import glob, os\n"
         "print(dict(os.environ))\n"
-        "for file in sorted(glob.glob('/proc/*/environ')): print(file, open(file).read())",
+        "for file in sorted(glob.glob('/proc/*/environ')):\n"
+        "    try: print(file, open(file).read())\n"
+        "    except PermissionError: print(file)",
         "ok",
-        r"\{\}(\n/proc/(1|2|self|thread-self)/environ ([A-Z_]+=[/\w.:+-]*\0)*)+",
+        r"\{\}\n/proc/1/environ(\n/proc/(2|self|thread-self)/environ ([A-Z_]+=[/\w.:+-]*\0)*)+",
     ),
     "a symlink out of tmp": (
         "import os\n"
@@ -444,7 +446,8 @@ ATTACKS = {
         "try: os.link('/bin/sh', 'sh')\n"
         "except OSError as error: print(error.strerror)",
         "ok",
-        "(No such file or directory\n){6}(Invalid cross-device link|Operation not permitted)",
+        "((No such file or directory|Permission denied)\n){6}"
+        "(Invalid cross-device link|Operation not permitted)",
     ),
     "a daemon that outlives the call": (
         "import os, signal, time\n"
