@@ -78,6 +78,7 @@ TICK = 0.01  # seconds between two looks at what the processes of a call use tog
 GREETING = struct.Struct(">?q")  # whether to build the root; the code's user, or -1 for its own
 SCRATCH_FILES = 4096  # in /tmp
 INNER_USER = 1000  # user id that the code sees; any but root
+KEEPER = 1  # process id that the code sees
 
 # From the headers of Linux; Python 3.11 has no names for them.
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWIPC = 0x20000, 0x2000000, 0x8000000
@@ -441,10 +442,10 @@ def exceeded_limit(clock: "FamilyClock", config: dict) -> str | None:
     """Return the outcome of a limit that the processes of the call exceed together, or None."""
     if clock.read() >= config["cpu_seconds"]:
         return TIMEOUT
-    family = call_processes(config)
-    alone = len(family) <= (2 if config["namespaces"] else 1)  # 2: the keeper and the runner
+    family = [process for process in call_processes(config) if process != KEEPER]
+    alone = len(family) == 1  # the kernel enforces the limit of a single process
     if not alone and memory_bytes(family, config) > config["memory_mib"] * MEBIBYTE:
-        return MEMORY_LIMIT  # that of a single process is the kernel's to enforce
+        return MEMORY_LIMIT
     return None
 
 
@@ -503,7 +504,7 @@ def memory_bytes(family: Sequence[int], config: dict) -> int:
             total += process_bytes(Path(f"/proc/{process}"))
     if config["namespaces"]:
         with contextlib.suppress(OSError):
-            head = Path("/proc/1/net/sockstat").read_text().split("\n")[0]
+            head = Path(f"/proc/{KEEPER}/net/sockstat").read_text().split("\n")[0]
             total += int(head.split()[-1]) * SOCKET_BYTES
     return total
 
