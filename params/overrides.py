@@ -30,7 +30,7 @@ def apply(overrides: Sequence[str], file: Path) -> None:
         values = strict_yaml.parse(text, str(file))
         text = _replace(text, values, key.strip(), value.strip(), f"--set {override}: {file}")
     partial = file.with_name(f".{file.name}.partial")
-    partial.write_text(text)
+    partial.write_text(text, encoding="utf-8", newline="")
     partial.replace(file)
 
 

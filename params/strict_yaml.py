@@ -1,7 +1,8 @@
-"""Read the YAML that people write: plain values as in YAML 1.2, each key once, no references.
+"""Read the YAML that people write: decimal numbers, each key once, no references.
 
 YAML 1.1, which PyYAML reads by default, takes 1:30 for 90, 010 for 8, and no and on for booleans.
-Here these are texts, which the schema refuses where a number or a boolean belongs. A key that is
+Here these are texts, as are 0x1F and 1_000; the schema refuses them where a number or a boolean
+belongs. A key that is
 written twice, an alias (``*name``) or a tag (``!!name``) is refused: the first hides a value, and a
 few lines of aliases can stand for billions of values.
 """
@@ -15,13 +16,13 @@ from typing import Any
 
 import yaml
 
-LARGEST = 2**20  # bytes of a file
+LARGEST = 2**17  # bytes of a file
 DEEPEST = 32  # mappings and lists inside one another
 SHOWN = 60  # characters of a value in a message
 
 
 class Loader(yaml.SafeLoader):
-    """PyYAML's loader with the plain values of YAML 1.2's core schema; other words are texts."""
+    """PyYAML's loader with null, booleans and decimal numbers of YAML 1.2; the rest are texts."""
 
 
 Loader.yaml_implicit_resolvers = {}
@@ -116,7 +117,7 @@ def _doubtful_keys(node: yaml.Node, above: str) -> Iterator[str]:
         if key.tag != "tag:yaml.org,2002:str":
             written = key.value if isinstance(key, yaml.ScalarNode) else "a list or a mapping"
             place = above.removesuffix(".") or "the file"
-            yield f", line {line}: the key {written} of {place} is no text: quote it"
+            yield f", line {line}: the key {written} of {place} is not a text: write it in quotes"
             continue
         path = f"{above}{key.value}"
         if key.value in first:

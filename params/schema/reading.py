@@ -16,7 +16,7 @@ Section = TypeVar("Section", bound=Frozen)
 SHOWN = 200  # characters of a value in a message
 HOW_TO_WRITE = {  # by pydantic's type of fault
     "int_type": "write digits alone, such as 3",
-    "float_type": "write a number, such as 0.5 or 2e-3",
+    "float_type": "write a decimal number, such as 0.5 or 2e-3",
     "bool_type": "write true or false",
     "string_type": "put it in quotes",
 }

@@ -5,7 +5,8 @@ Parquet (.parquet), CSV or TSV with a header (.csv, .tsv). A text file may be co
 Text is UTF-8, with or without a byte order mark.
 
 A small file may unpack to more than the memory holds. So files are read in parts, Parquet only in
-the columns that are needed, and one that unpacks to more than ``LARGEST`` bytes is refused.
+the columns that are needed, and one that unpacks to more than ``LARGEST`` bytes or to more than
+``MOST_RECORDS`` records is refused.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ COMPRESSED = ".gz"
 DELIMITERS = (",", ";", "\t")
 LARGEST = 2**30  # bytes of a file, unpacked
 LARGEST_LINE = 2**24  # bytes of a line or of a value, which may be a whole document
+MOST_RECORDS = 2_000_000  # of a file
+MOST_BRACKETS = 20_000_000  # of a JSON file, which is parsed as a whole: objects and lists
 
 csv.field_size_limit(LARGEST_LINE)
 
@@ -73,7 +76,9 @@ def rows(
         )
     _check_content(file)
     place = None
-    for place, record in FORMATS[kind](file, under, fields):
+    for number, (place, record) in enumerate(FORMATS[kind](file, under, fields), start=1):
+        if number > MOST_RECORDS:
+            raise ValueError(_too_large(file, f"more than {MOST_RECORDS:,} records"))
         if isinstance(record, dict | Fault):
             yield place, record
         elif isinstance(record, Unreadable):
@@ -126,8 +131,9 @@ def check_folder(folder: Path) -> None:
 
 def _too_large(file: Path, found: object) -> str:
     return (
-        f"{file} is too large to read ({found}): a file may unpack to {LARGEST:,} bytes, and a "
-        f"value to {LARGEST_LINE:,}; split it into several files, or keep only what is read"
+        f"{file} is too large to read ({found}): a file may unpack to {LARGEST:,} bytes and "
+        f"{MOST_RECORDS:,} records, and a value to {LARGEST_LINE:,} bytes; split it into several "
+        "files, or keep only what is read"
     )
 
 
@@ -154,6 +160,8 @@ def _json(file: Path, under: str | None, fields: Collection[str] | None) -> Rows
     written = "".join(_text_lines(file))
     if not written.strip():
         return
+    if (brackets := written.count("{") + written.count("[")) > MOST_BRACKETS:
+        raise ValueError(_too_large(file, f"{brackets:,} objects and lists in one JSON value"))
     found = _parsed(written, str(file))
     if isinstance(found, Fault):
         remedy = "a list of objects is expected; a file of an object a line is a .jsonl"

@@ -4,7 +4,7 @@ Every run reads every file of the folder, so a run depends on which files are th
 they came. A file with a fault, a question that is too long among them, is refused as a whole and
 named, and the run continues without it: one bad file must not stop the others, and half of a file
 would look like all of it. Where the recipe says ``faulty: drop``, only the faulty records are left
-out. So no file in the folder stops a run.
+out. So no regular file in the folder stops a run.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def read(
             long = too_long(loaded.entries)
             if (loaded.faults or long) and not drop:
                 raise ValueError(summary([*loaded.faults, *long]))
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             delivery.refused.append(Dropped(name, REFUSED, str(error)))
             continue
         left_out = {fault.question_id for fault in long}

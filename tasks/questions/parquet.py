@@ -93,6 +93,9 @@ def _unpacked(column: pa.Array) -> tuple[int, int]:
     if pa.types.is_dictionary(kind):
         lengths = pc.take(pc.binary_length(column.dictionary), column.indices)
         return pc.sum(lengths).as_py() or 0, pc.max(lengths).as_py() or 0
+    if pa.types.is_map(kind):
+        sizes = [_unpacked(each) for each in (column.keys, column.items)]
+        return sum(total for total, _ in sizes), max(most for _, most in sizes)
     if pa.types.is_nested(kind) and not pa.types.is_union(kind):
         inner = column.flatten()
         sizes = [_unpacked(each) for each in (inner if isinstance(inner, list) else [inner])]

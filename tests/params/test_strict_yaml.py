@@ -52,12 +52,12 @@ FAULTS = [
         1,
         "the key 'a.b.0.c' is written twice ('1' in line 127, a list",
     ),
-    ("1: a\n", 1, "line 127: the key 1 of the file is no text: quote it"),
+    ("1: a\n", 1, "line 127: the key 1 of the file is not a text: write it in quotes"),
     ("x: !!python/name:os.system a\n", 1, "is not read: remove it; quotes make a text"),
     (f"x: {'[' * 9000}{']' * 9000}\n", 1, "more than 32 lists and mappings inside one another"),
     (f"x: {'9' * 5000}\n", 1, "a value cannot be read (Exceeds the limit"),
     (b"# gr\xfcn\n", 1, "is not UTF-8 (byte 0xfc in line 127): save it as UTF-8"),
-    (" " * 2**20, 1, "a file of parameters has at most 1,048,576"),
+    (" " * 2**20, 1, "a file of parameters has at most 131,072"),
 ]
 
 

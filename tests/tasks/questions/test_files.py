@@ -299,6 +299,19 @@ def test_a_text_file_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch, 
         list(rows(file))
 
 
+@pytest.mark.parametrize("name", ["mine.jsonl.gz", "mine.json"])
+def test_a_file_of_too_many_small_records_is_refused(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(files, "MOST_RECORDS", 99)
+    monkeypatch.setattr(files, "MOST_BRACKETS", 99)
+    text = "{}\n" * 100 if name.endswith(".gz") else f"[{','.join(['{}'] * 100)}]"
+    written = text.encode()
+    (tmp_path / name).write_bytes(gzip.compress(written) if name.endswith(".gz") else written)
+    with pytest.raises(
+        ValueError, match=r"mine\.json.* is too large to read \((more than 99 rec|101 ob)"
+    ):
+        list(files.rows(tmp_path / name))
+
+
 def test_a_line_that_is_too_long_hurts_only_its_record(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "LARGEST_LINE", 100)
     content = '{"q": 1}\n{"q": "' + "x" * 250 + '"}\n{"q": 3}\n'
