@@ -15,6 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tasks.tools import python_worker
+
 MOUNTED = Path("/sys/fs/cgroup")
 PREFIX = "beamline"
 NUMBERS = itertools.count()
@@ -41,6 +43,10 @@ class Group:
     folder: Path
     members: int
     events: int
+
+    def kills(self) -> int:
+        """Return how many of its processes the kernel has killed for memory."""
+        return python_worker.killed_for_memory(self.events)
 
     def close(self) -> None:
         """Close the descriptors."""

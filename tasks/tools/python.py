@@ -157,11 +157,15 @@ def _call_or_replace(
     for _ in range(2):
         worker = team[place] or _start(settings, backend)
         team[place] = worker
+        kills = worker.group.kills() if worker.group else 0
         try:
             return _run_code(worker, code, settings.wall_seconds + GRACE_SECONDS)
         except OSError:
             team[place] = None
+            ended_for_memory = worker.group is not None and worker.group.kills() > kills
             _stop(worker)
+            if ended_for_memory:
+                return Observation(Outcome.MEMORY, "")
     return Observation(Outcome.KILLED, "")
 
 

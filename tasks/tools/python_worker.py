@@ -17,6 +17,7 @@ in, JSON out.
 """
 
 import ast
+import atexit
 import codecs
 import contextlib
 import ctypes
@@ -72,13 +73,14 @@ MEMORY_LIMIT = OUTCOMES[MEMORY]
 MEBIBYTE = 2**20
 RESERVE = 4 * MEBIBYTE  # beyond the memory limit, to report that it was reached
 OPEN_FILES = 64
+LINGER = 1.0  # seconds beyond the limit to read what the code has written
+LIKELY, LIKELIEST = "900", "1000"  # to be killed when memory ends: a worker, and the code in it
 PENDING_SIGNALS = 128  # timers too
 SOCKET_BYTES = 2**18  # what the buffers of a socket can hold, by the kernel's default
 TICK = 0.01  # seconds between two looks at what the processes of a call use together
 GREETING = struct.Struct(">?q")  # whether to build the root; the code's user, or -1 for its own
 SCRATCH_FILES = 4096  # in /tmp
 INNER_USER = 1000  # user id that the code sees; any but root
-KEEPER = 1  # process id that the code sees
 
 # From the headers of Linux; Python 3.11 has no names for them.
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWIPC = 0x20000, 0x2000000, 0x8000000
@@ -90,6 +92,7 @@ PR_SET_CHILD_SUBREAPER, SECCOMP_MODE_FILTER = 36, 2
 ADDR_NO_RANDOMIZE, PERSONALITY_QUERY = 0x0040000, 0xFFFFFFFF
 MOUNT_SETATTR = 442
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}  # number of the system call
+COMPARE, COMPARE_MEMORY = {"x86_64": 312, "aarch64": 272}, 1  # kcmp
 SIOCSIFFLAGS, INTERFACE_UP = 0x8914, 1
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")  # per second
 
@@ -244,6 +247,9 @@ def enter_namespaces(config: dict) -> int:
     write("/proc/self/setgroups", "deny")
     write("/proc/self/uid_map", f"{INNER_USER} {user} 1")
     write("/proc/self/gid_map", f"{INNER_USER} {group} 1")
+    for kind, _, target in config["root"]:
+        if kind == "device":  # it can be written to, but its times stay
+            restrict(target, MS_RDONLY, whole_tree=False)
     size = config["file_mib"] * MEBIBYTE
     options = f"size={size},nr_inodes={SCRATCH_FILES},mode=1777"
     mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, options)
@@ -363,7 +369,7 @@ def attempt(source: str) -> tuple[int, str]:
     except SystemExit as stop:
         if stop.code in (None, 0):
             return OK, ""
-        return ERROR, f"SystemExit: {stop.code}"
+        return ERROR, traceback.format_exception_only(stop)[-1].rstrip("\n")
     except BaseException as error:
         return ERROR, traceback.format_exception_only(error)[-1].rstrip("\n")
     return OK, ""
@@ -371,6 +377,7 @@ def attempt(source: str) -> tuple[int, str]:
 
 def run_code(output: int, parent: int, source: str, config: dict) -> int:
     """Be the runner: confine, run, print the error; return the exit status."""
+    write("/proc/self/oom_score_adj", LIKELIEST)
     if config["namespaces"]:
         # Read-only, or the code could make the trainer more likely to be killed than itself.
         flags = MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC
@@ -383,8 +390,10 @@ def run_code(output: int, parent: int, source: str, config: dict) -> int:
     status, line = attempt(source)
     resource.setrlimit(resource.RLIMIT_AS, everything)
     try:
-        with contextlib.suppress(OSError, ValueError):  # the code may have closed it
-            stream.flush()
+        with contextlib.suppress(Exception):  # the code may have closed or replaced them
+            atexit._run_exitfuncs()
+            for each in (sys.stdout, sys.stderr, stream):
+                each.flush()
         if line:
             start = "" if raw.last == b"\n" else "\n"
             os.write(1, f"{start}{line}\n".encode("utf-8", errors="backslashreplace"))
@@ -404,11 +413,10 @@ def guarded(life, *arguments) -> None:
         os._exit(status)
 
 
-def watch(reader: int, runner: int, clock: "FamilyClock", config: dict) -> tuple[str, str | None]:
+def watch(reader: int, runner: int, family: "Family", config: dict) -> tuple[str, str | None]:
     """Read the runner's output until it ends; return it, and the outcome that cut it or None."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     deadline = time.monotonic() + config["wall_seconds"]
-    due = time.monotonic() + TICK
     end = os.pidfd_open(runner)
     poll = select.poll()
     for descriptor, events in ((reader, select.POLLIN), (end, select.POLLIN), (0, 0)):
@@ -416,20 +424,18 @@ def watch(reader: int, runner: int, clock: "FamilyClock", config: dict) -> tuple
     text = ""
     while len(text) <= config["output_characters"]:
         ready = {d for d, _ in poll.poll(TICK * 1000)}
-        now = time.monotonic()
-        if not ready and now >= deadline:
-            return text, WALL_TIMEOUT
-        if now >= due:
-            if excess := exceeded_limit(clock, config):
-                return text, excess
-            due = now + max(TICK, 4 * (time.monotonic() - now))
         if 0 in ready:
             raise EOFError("the tool's process has ended")
+        if excess := family.exceeded_limit():
+            return text, excess
+        if time.monotonic() >= deadline + (LINGER if end in ready else 0):
+            return text, None if end in ready else WALL_TIMEOUT
         if reader in ready:
-            chunk = os.read(reader, 65536)
-            text += decoder.decode(chunk, final=not chunk)
-            if not chunk:
-                poll.unregister(reader)
+            with contextlib.suppress(BlockingIOError):  # the code has read it back
+                chunk = os.read(reader, 65536)
+                text += decoder.decode(chunk, final=not chunk)
+                if not chunk:
+                    poll.unregister(reader)
         elif end in ready:
             return text, None
     return text[: config["output_characters"]], OUTPUT_LIMIT
@@ -438,95 +444,160 @@ def watch(reader: int, runner: int, clock: "FamilyClock", config: dict) -> tuple
 # ---- what the processes of a call use together
 
 
-def exceeded_limit(clock: "FamilyClock", config: dict) -> str | None:
-    """Return the outcome of a limit that the processes of the call exceed together, or None."""
-    if clock.read() >= config["cpu_seconds"]:
-        return TIMEOUT
-    family = [process for process in call_processes(config) if process != KEEPER]
-    alone = len(family) == 1  # the kernel enforces the limit of a single process
-    if not alone and memory_bytes(family, config) > config["memory_mib"] * MEBIBYTE:
-        return MEMORY_LIMIT
-    return None
+class Family:
+    """The processes of a call, and what they use together. It is made before the runner."""
 
+    def __init__(self, keeper: int | None, config: dict) -> None:
+        self.keeper, self.config = keeper, config
+        self.entries = os.open("/proc", os.O_RDONLY)  # the runner covers it with its own
+        self.others = set(self.everyone()) if keeper else set()
+        self.seconds = self.held = 0.0  # processor time seen so far; what processes had last
+        self.next_clock = self.next_memory = time.monotonic() + TICK
 
-def call_processes(config: dict) -> list[int]:
-    """Return the ids in /proc of the call's processes, the keeper's among them."""
-    if config["namespaces"]:
-        if Path("/proc/self").exists():  # that of the worker: the runner has not mounted its own
-            return []
-        return [int(path.name) for path in Path("/proc").glob("[0-9]*")]
-    found, waiting = [], [os.getpid()]
-    while waiting:
-        process = waiting.pop()
-        for file in Path(f"/proc/{process}/task").glob("*/children"):
-            with contextlib.suppress(OSError):  # it has ended
-                waiting += [int(child) for child in file.read_text().split()]
-        found.append(process)
-    return found[1:]
+    def exceeded_limit(self) -> str | None:
+        """Return the outcome of a limit that is exceeded, or None; look at most every TICK."""
+        now = time.monotonic()
+        if now >= self.next_clock:
+            self.next_clock = now + TICK
+            if self.processor_seconds() >= self.config["cpu_seconds"]:
+                return TIMEOUT
+        if now >= self.next_memory:
+            most = self.config["memory_mib"] * MEBIBYTE
+            if self.memory_bytes(most) > most:
+                time.sleep(TICK / 2)  # by then, a child shares no memory that it does not keep
+                if self.memory_bytes(most) > most:
+                    return MEMORY_LIMIT
+            self.next_memory = now + max(TICK, 4 * (time.monotonic() - now))
+        return None
 
+    # -------- which
 
-class FamilyClock:
-    """The processor time of a call's processes.
+    def everyone(self) -> list[int]:
+        """Return the processes of the worker."""
+        return [int(name) for name in os.listdir(self.entries) if name.isdigit()]  # noqa: PTH208
 
-    A process has its own time and that of the children it has waited for. The time of a child that
-    nobody waits for is in no process any more, so what has been seen is kept here.
-    """
+    def members(self) -> list[int]:
+        """Return the processes of the call, without the keeper."""
+        if self.keeper:
+            return [process for process in self.everyone() if process not in self.others]
+        found, waiting = [], [os.getpid()]
+        while waiting:
+            process = waiting.pop()
+            for task in self.tasks(process):
+                text = self.read(f"{process}/task/{task}/children")
+                waiting += [int(child) for child in text.split()]
+            found.append(process)
+        return found[1:]
 
-    def __init__(self, config: dict) -> None:
-        self.config = config
-        self.seconds = self.held = 0.0  # all that has been seen; what the processes had last
+    def tasks(self, process: int) -> list[str]:
+        """Return the threads of a process; none if it has ended."""
+        with contextlib.suppress(OSError):
+            folder = os.open(f"{process}/task", os.O_RDONLY, dir_fd=self.entries)
+            try:
+                return os.listdir(folder)  # noqa: PTH208
+            finally:
+                os.close(folder)
+        return []
 
-    def read(self) -> float:
-        """Return the seconds until now."""
-        held = processor_seconds(call_processes(self.config))
+    def read(self, name: str) -> str:
+        """Return the text of a file of /proc; "" if it cannot be read, or its process has ended."""
+        with contextlib.suppress(OSError):
+            file = os.open(name, os.O_RDONLY, dir_fd=self.entries)
+            with os.fdopen(file, encoding="utf-8", errors="replace") as text:
+                return text.read()
+        return ""
+
+    # -------- processor time
+
+    def processor_seconds(self) -> float:
+        """Return the processor time until now.
+
+        A process has its own time and that of the children it has waited for. The time of a child
+        that nobody waits for is in no process any more, so what has been seen is kept.
+        """
+        held = self.held_seconds()
         if held < self.held:  # lost, or on its way from a child to its parent
-            held = processor_seconds(call_processes(self.config))
+            held = self.held_seconds()
         self.seconds += max(0.0, held - self.held)
         self.held = held
         return self.seconds
 
-
-def processor_seconds(family: Sequence[int]) -> float:
-    """Return the processor time of processes and of those that they have waited for."""
-    ticks = 0
-    for process in family:
-        with contextlib.suppress(OSError):  # it has ended
-            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    def held_seconds(self) -> float:
+        """Return the processor time of the processes and of those that they have waited for."""
+        ticks = 0
+        for process in [*self.members(), *([self.keeper] if self.keeper else [])]:
+            fields = self.read(f"{process}/stat").rpartition(")")[2].split()
             ticks += sum(int(field) for field in fields[11:15])
-    return ticks / CLOCK_TICKS
+        return ticks / CLOCK_TICKS
+
+    # -------- memory
+
+    def memory_bytes(self, enough: int) -> int:
+        """Return the memory that the processes hold together, without files.
+
+        What they share is counted once where the sum would be more than ``enough`` otherwise.
+        """
+        living = [task for process in self.members() if (task := self.living_task(process))]
+        sizes = {task: self.sizes(task) for task in living}
+        total = self.socket_bytes() + sum(page + table for page, table in sizes.values())
+        if total <= enough:
+            return total
+        distinct: list[int] = []
+        for task in living:
+            if not any(same_memory(task, other) for other in distinct):
+                distinct.append(task)
+        return self.socket_bytes() + sum(
+            self.share(task, sizes[task][0]) + sizes[task][1] for task in distinct
+        )
+
+    def living_task(self, process: int) -> int | None:
+        """Return a thread of a process that has not ended: the first may end before the others."""
+        for task in (process, *map(int, self.tasks(process))):
+            if "\nVmRSS:" in self.read(f"{task}/status"):
+                return task
+        return None
+
+    def sizes(self, task: int) -> tuple[int, int]:
+        """Return the bytes of a process's pages, shared ones included, and of their tables."""
+        found = kibibytes(self.read(f"{task}/status"))
+        pages = sum(found.get(name, 0) for name in ("RssAnon", "RssShmem", "VmSwap"))
+        return pages * 1024, found.get("VmPTE", 0) * 1024
+
+    def share(self, task: int, otherwise: int) -> int:
+        """Return the bytes of a process's pages, of shared ones its part.
+
+        Return ``otherwise`` where the process hides them.
+        """
+        found = kibibytes(self.read(f"{task}/smaps_rollup"))
+        if "Pss_Anon" not in found:
+            return otherwise
+        return sum(found.get(name, 0) for name in ("Pss_Anon", "Pss_Shmem", "SwapPss")) * 1024
+
+    def socket_bytes(self) -> int:
+        """Return what the buffers of the call's sockets can hold."""
+        if not self.keeper:
+            return 0
+        used = self.read("self/net/sockstat").partition("sockets: used ")[2].split()
+        return int(used[0]) * SOCKET_BYTES if used else 0
 
 
-def memory_bytes(family: Sequence[int], config: dict) -> int:
-    """Return the memory that processes hold together; what they share counts once."""
-    total = 0
-    for process in family:
-        with contextlib.suppress(OSError, IndexError):  # it has ended
-            total += process_bytes(Path(f"/proc/{process}"))
-    if config["namespaces"]:
-        with contextlib.suppress(OSError):
-            head = Path(f"/proc/{KEEPER}/net/sockstat").read_text().split("\n")[0]
-            total += int(head.split()[-1]) * SOCKET_BYTES
-    return total
+def kibibytes(text: str) -> dict[str, int]:
+    """Return the sizes in a file of /proc: name -> KiB."""
+    words = (line.split() for line in text.splitlines() if line.endswith(" kB"))
+    return {line[0].rstrip(":"): int(line[-2]) for line in words}
 
 
-def process_bytes(entry: Path) -> int:
-    """Return a process's own share of the memory in use, without files.
-
-    All that it can see is counted where the share cannot be read.
-    """
-    try:
-        lines = (entry / "smaps_rollup").read_text().splitlines()
-    except PermissionError:
-        return int((entry / "statm").read_text().split()[1]) * resource.getpagesize()
-    counted = (line.split()[1] for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
-    return sum(int(kibibytes) for kibibytes in counted) * 1024
+def same_memory(one: int, other: int) -> bool:
+    """Return whether two processes have one memory, as after vfork; False where none can tell."""
+    call = COMPARE[os.uname().machine]
+    return bool(libc.syscall(call, one, other, COMPARE_MEMORY, 0, 0) == 0)
 
 
-def killed_for_memory(config: dict) -> int:
-    """Return how many processes of the worker's control group the kernel has killed for memory."""
-    if config["events"] is None:
+def killed_for_memory(events: int | None) -> int:
+    """Return how many processes of a control group the kernel has killed, from its events."""
+    if events is None:
         return 0
-    words = os.pread(config["events"], 4096, 0).decode().split()
+    words = os.pread(events, 4096, 0).decode().split()
     return int(words[words.index("oom_kill") + 1]) if "oom_kill" in words else 0
 
 
@@ -561,19 +632,20 @@ def answer(keeper: int | None, config: dict) -> int:
     if payload is None:
         return 1
     reader, writer = os.pipe()
-    killed_before = killed_for_memory(config)
+    os.set_blocking(reader, False)  # the code can read its output, too
+    killed_before = killed_for_memory(config["events"])
+    family = Family(keeper, config)
     supervisor = os.getpid()
     runner = os.fork()
     if runner == 0:
         guarded(run_code, writer, supervisor, payload.decode(errors="replace"), config)
     os.close(writer)
-    clock = FamilyClock(config)
-    text, cut = watch(reader, runner, clock, config)
-    seen = clock.read()  # of those, too, that nobody waits for
+    text, cut = watch(reader, runner, family, config)
+    seen = family.processor_seconds()  # of those, too, that nobody waits for
     os.kill(runner, signal.SIGKILL)
     _, status = os.waitpid(runner, 0)
     end_family(keeper)
-    if killed_for_memory(config) > killed_before:
+    if killed_for_memory(config["events"]) > killed_before:
         cut = cut or MEMORY_LIMIT
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     used = max(seen, usage.ru_utime + usage.ru_stime)
@@ -609,6 +681,21 @@ def warm_up(modules: Sequence[str]) -> None:
     gc.freeze()  # so that no collection writes to memory shared with the forks
 
 
+def sockets_stay() -> bool:
+    """Return whether the last call has left sockets that do not go away.
+
+    Sockets that are on their way through each other are freed by a collection of the kernel, which
+    begins when another one is closed.
+    """
+    for _ in range(50):
+        if Path("/proc/self/net/unix").read_text().count("\n") <= 1:  # the head of the table
+            return False
+        for each in socket.socketpair():
+            each.close()
+        time.sleep(0.001)
+    return True
+
+
 def main() -> None:
     """Set up the worker, then fork a supervisor for each call."""
     fix_addresses()
@@ -619,14 +706,14 @@ def main() -> None:
         build_root(config["root"])
     elif config["namespaces"] and not Path("/proc/self").exists():
         mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    write("/proc/self/oom_score_adj", "1000")  # first to be killed when memory ends
+    write("/proc/self/oom_score_adj", LIKELY)
     warm_up(WARM if config["namespaces"] else [*WARM, "tempfile"])
     while True:
         supervisor = os.fork()
         if supervisor == 0:
             kernel("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
             guarded(serve, config)
-        if os.waitpid(supervisor, 0)[1]:
+        if os.waitpid(supervisor, 0)[1] or (config["namespaces"] and sockets_stay()):
             return
 
 

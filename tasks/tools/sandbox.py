@@ -26,7 +26,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 # In the command line of a sandbox: names its checkout without the path (flows/host/processes.py).
 OWNER = hashlib.blake2b(str(PROJECT).encode(), digest_size=8).hexdigest()
 UNUSED_USERS = range(4_000_000_000, 4_200_000_000)  # no account has these ids
-DEVICES = ("null", "zero", "full", "random", "urandom")
+DEVICES = ("null", "full", "random", "urandom")  # not zero, which can be mapped as memory
 # Folders of a prefix such as /usr that are shown, if it has them: programs, libraries, headers and
 # time zones, and none where people keep data.
 SHOWN = ("bin", "include", "lib", "lib32", "lib64", "libexec", "libx32", "sbin", "share/zoneinfo")

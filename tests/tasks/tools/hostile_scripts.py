@@ -78,6 +78,7 @@ FILES = {
         "import os; [p for p in ('/usr/src', '/usr/local/src', '/srv') if os.path.exists(p)]",
         r"\[\]",
     ),
+    "the times of a device": Script("import os; os.utime('/dev/null')", r"OSError: .*", "error"),
     "leave by a link": Script(
         "import os; os.symlink('/etc/passwd', 'x'); open('x')", r"FileNotFoundError: .*", "error"
     ),
@@ -284,6 +285,16 @@ PROCESSES = {
         "error",
     ),
     "a core dump": Script("import os; os.abort()", r"", "killed"),
+    "an error in an error": Script(
+        "import sys\nclass Bad:\n    def __str__(self): raise ValueError\nsys.exit(Bad())",
+        r"SystemExit: .*",
+        "error",
+    ),
+    "words at the end": Script(
+        "import atexit, sys\natexit.register(print, 'bye')\n"
+        "sys.stdout = open(1, 'w', closefd=False); print('hello')",
+        r"hello\nbye",
+    ),
     "leave without a word": Script("import os; os._exit(200)", r""),
     "a forged reply": Script(
         "import os, struct\n"
@@ -322,6 +333,43 @@ MEMORY = {
         "time.sleep(5); print('held')",
         r"",
         "memory",
+    ),
+    "a process whose first thread ends": Script(
+        CALL + "import os, threading, time\n"
+        "def hold():\n"
+        "    time.sleep(0.2); x = bytearray(60 * 2 ** 20)\n"
+        "    for i in range(0, len(x), 4096): x[i] = 1\n"
+        "    time.sleep(4)\n"
+        "for _ in range(3):\n"
+        "    if os.fork() == 0: threading.Thread(target=hold).start(); libc.syscall(60, 0)\n"
+        "time.sleep(4); print('held')",
+        r"",
+        "memory",
+    ),
+    "tables of pages": Script(
+        CALL + "import time\n"
+        "libc.mmap.restype, libc.mmap.argtypes = ctypes.c_void_p, [ctypes.c_ulong] * 6\n"
+        "n = 0\n"
+        "for i in range(24000):\n"
+        "    at = (i + 1000) << 30\n"
+        "    if libc.mmap(at, 4096, 1, 0x100022, 2 ** 64 - 1, 0) == at: ctypes.string_at(at, 1)\n"
+        "time.sleep(2); print('held')",
+        r"",
+        "memory",
+    ),
+    "a file of zeros as shared memory": Script(
+        "open('/dev/zero', 'r+b')", r"FileNotFoundError: .*", "error"
+    ),
+    "pages in sockets": Script(
+        "import os; os.splice(0, os.pipe()[1], 1)", r"PermissionError: .*", "error"
+    ),
+    "programs of a large parent": Script(
+        "import subprocess\n"
+        "x = bytearray(80 * 2 ** 20)\n"
+        "for i in range(0, len(x), 4096): x[i] = 1\n"
+        "for i in range(100): subprocess.run(['/bin/true'])\n"
+        "print('fine')",
+        r"fine",
     ),
     "pages in pipes": Script(system_call(278, 1, 0, 0, 0), REFUSED),
     "large pipes": Script(
@@ -426,6 +474,23 @@ SIGNALS = {
 }
 
 DESCRIPTORS = {
+    "sockets on their way through each other": Script(
+        "import socket\n"
+        "s = socket.socket(socket.AF_UNIX); s.bind('\\0a message'); s.listen()\n"
+        "a, b = socket.socketpair()\n"
+        "socket.send_fds(a, [b'x'], [a.fileno(), b.fileno(), s.fileno()]); print('sent')",
+        r"sent",
+    ),
+    "read back what was written": Script(
+        "import os, time\n"
+        "r = os.open('/proc/self/fd/1', os.O_RDONLY | os.O_NONBLOCK)\n"
+        "end = time.monotonic() + 0.6\n"
+        "while time.monotonic() < end:\n"
+        "    os.write(1, b'x')\n"
+        "    try: os.read(r, 10)\n"
+        "    except BlockingIOError: pass",
+        r"x*",
+    ),
     "what is open": Script(
         "import os; sorted(os.listdir('/proc/self/fd'))[:3]", r"\['0', '1', '2'\]"
     ),
@@ -474,9 +539,9 @@ LOCKS = {
     ),
     "who locks": Script(
         "import fcntl, struct\n"
-        "fcntl.fcntl(open('/dev/null', 'w'), fcntl.F_GETLK, struct.pack('hhqqi4x', 1, 0, 0, 0, 0))",
-        r"OSError: .*Invalid argument",
-        "error",
+        "asked = struct.pack('hhqqi4x', fcntl.F_WRLCK, 0, 0, 0, 0)\n"
+        "fcntl.fcntl(open('/dev/null', 'w'), fcntl.F_GETLK, asked)[0] == fcntl.F_UNLCK",
+        r"True",
     ),
     "a lease": Script(
         "import fcntl; fcntl.fcntl(open('/bin/sh', 'rb'), 1024, fcntl.F_RDLCK)",
@@ -498,6 +563,17 @@ LOCKS = {
         "error",
     ),
     "what is in memory, by count": Script(system_call(451, 0, 0, 0, 0), REFUSED),
+    "SQLite's log": Script(
+        "import sqlite3; d = sqlite3.connect('x.db')\n"
+        "print(d.execute('pragma journal_mode=wal').fetchall())\n"
+        "d.execute('create table t (x)'); d.execute('insert into t values (7)'); d.commit()\n"
+        "sqlite3.connect('x.db').execute('select * from t').fetchall()",
+        r"\[\('wal',\)\]\n\[\(7,\)\]",
+    ),
+    "AIO, of which the machine has a limit": Script(
+        system_call(206, 9, "ctypes.create_string_buffer(8)"), r"-1 ENOSYS"
+    ),
+    "the host's disks": Script("import os; os.sync(); 'nothing'", r"nothing"),
     "a lock inside serves": Script(
         "import sqlite3; d = sqlite3.connect('x.db'); d.execute('create table t (x)')\n"
         "d.execute('insert into t values (7)'); d.commit()\n"
@@ -509,7 +585,7 @@ LOCKS = {
 TIME = {
     "an endless loop": Script("while True: pass", r"", "timeout"),
     "a loop in the kernel": Script(
-        "import os\nzero = os.open('/dev/zero', 0)\nwhile True: os.read(zero, 2 ** 20)",
+        "import os\nzero = os.open('/dev/urandom', 0)\nwhile True: os.read(zero, 2 ** 20)",
         r"",
         "timeout",
     ),
@@ -554,6 +630,11 @@ TIME = {
         "print('done')",
         r"",
         "timeout",
+    ),
+    "steady output": Script(
+        "import time\nwhile True: print(end='x', flush=True); time.sleep(0.004)",
+        r"x+",
+        "wall_timeout",
     ),
     "sleep": Script("import time; time.sleep(99)", r"", "wall_timeout"),
     "set the clock": Script(
