@@ -97,6 +97,8 @@ def score_trees(
     tree are compared once. After ``most_timeouts`` different answers of a tree, in the order of its
     leaves, with which the mathematics verifier ran out of processor time, further ones that only it
     could compare score 0, as "over_budget". A tree of one leaf, as in an evaluation, has no budget.
+    Which answers run out of time depends on the speed of the processor.
+
     Raises ValueError for a question whose scorer is unknown.
     """
     with ThreadPoolExecutor(WORKERS) as pool:
@@ -106,9 +108,9 @@ def score_trees(
     if slow:
         skipped = sum(OVER_BUDGET in row["breakdown"] for row in rows)
         print(
-            f"reward: the mathematics verifier ran out of processor time on {len(slow)} answers, "
-            f"which score 0; {skipped} rollouts score 0 without a comparison, because "
-            f"{most_timeouts} other answers to their question had run out of it",
+            f"reward: different answers on which the mathematics verifier ran out of processor "
+            f"time: {len(slow)}; rollouts that were not compared, as {most_timeouts} such answers "
+            f"to their question came before: {skipped}; all of these score 0",
             flush=True,
         )
     return rows

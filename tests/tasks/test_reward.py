@@ -193,7 +193,8 @@ def test_equal_answers_score_the_same_when_the_budget_is_used_up(capsys):
     verified, timeout, over = (1.0, "verifier"), (0.0, "timeout"), (0.0, "over_budget")
     expected = [verified, timeout, over, verified, timeout, over, (1.0, "number")]
     assert decided([tree], 1) == expected
-    assert "time on 1 answers, which score 0; 2 rollouts score 0 without" in capsys.readouterr().out
+    assert "processor time: 1; rollouts that were not compared" in (said := capsys.readouterr().out)
+    assert "came before: 2;" in said
 
 
 def test_slow_answers_to_other_questions_change_nothing():
