@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,9 @@ from params.schema.reinforce import Reward
 from tasks.ledger import prefect_cache, substeps
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
-from tasks.scorers import SCORERS, WITHOUT_VERIFIER, Scorer
+from tasks.scorers import Scorer, scorers_of_a_question
 from tasks.scorers.format import format_faults
-from tasks.scorers.maths import WORKERS
+from tasks.scorers.maths import OVER_BUDGET, WORKERS
 from tasks.scorers.maths_worker import TIMEOUT
 from tasks.trees import dialogue as talk
 from tasks.trees.outcomes import Outcome
@@ -50,8 +50,7 @@ TABLE = pa.schema(
 )
 
 
-GROUP = 64  # leaves that are scored side by side
-MOST_TIMEOUTS = 64  # different answers of a batch that may use up the verifier's CPU time
+MOST_TIMEOUTS = 4  # different answers of a question with which the verifier may run out of time
 
 
 @dataclass(frozen=True)
@@ -94,85 +93,72 @@ def score_trees(
 ) -> list[dict[str, Any]]:
     """Return a row of ``TABLE`` for each leaf of each tree, without the length penalty.
 
-    Leaves are scored side by side, ``GROUP`` after ``GROUP``. After a group with which at least
-    ``most_timeouts`` different answers have used up the verifier's CPU time, later answers that
-    only the verifier could compare score 0, as "over_budget". This depends on the answers alone,
-    neither on the machine's load nor on the number of processes.
+    Trees are scored side by side, and no tree changes the scores of another. Equal answers of a
+    tree are compared once. After ``most_timeouts`` different answers of a tree, in the order of its
+    leaves, with which the mathematics verifier ran out of processor time, further ones that only it
+    could compare score 0, as "over_budget". A tree of one leaf, as in an evaluation, has no budget.
+    Which answers run out of time depends on the speed of the processor.
+
+    Raises ValueError for a question whose scorer is unknown.
     """
-    leaves = [
-        (tree.question, leaf, trajectory)
-        for tree in trees
-        for leaf, trajectory in enumerate(tree.trajectories())
-    ]
-    rows: list[dict[str, Any]] = []
-    slow: set[tuple[str, str]] = set()  # question and answer
     with ThreadPoolExecutor(WORKERS) as pool:
-        for first in range(0, len(leaves), GROUP):
-            scorers = SCORERS if len(slow) < most_timeouts else WITHOUT_VERIFIER
-            scored = partial(_row, settings=settings, scorers=scorers)
-            made = list(pool.map(scored, leaves[first : first + GROUP]))
-            rows += made
-            timeouts = [row for row in made if TIMEOUT in row["breakdown"]]
-            slow |= {(row["question"], row["answer"]) for row in timeouts}
+        of_trees = pool.map(partial(_tree_rows, settings=settings, most=most_timeouts), trees)
+        rows = list(chain.from_iterable(of_trees))
+    slow = {(row["question"], row["answer"]) for row in rows if TIMEOUT in row["breakdown"]}
     if slow:
-        skipped = sum("over_budget" in row["breakdown"] for row in rows)
+        skipped = sum(OVER_BUDGET in row["breakdown"] for row in rows)
         print(
-            f"reward: {len(slow)} answers used up the CPU time of the mathematics verifier; it is "
-            f"not asked any more after {most_timeouts}, which {skipped} answers met",
+            f"reward: different answers on which the mathematics verifier ran out of processor "
+            f"time: {len(slow)}; rollouts that were not compared, as {most_timeouts} such answers "
+            f"to their question came before: {skipped}; all of these score 0",
             flush=True,
         )
     return rows
 
 
-def _row(
-    leaf: tuple[Question, int, Sequence[Node]], settings: Reward, scorers: Mapping[str, Scorer]
-) -> dict[str, Any]:
-    question, number, trajectory = leaf
-    return {
-        "question": question.id,
-        "kind": question.kind,
-        "leaf": number,
-        "scorer": question.scorer,
-        **score(trajectory, question, settings, scorers),
+def _tree_rows(tree: Tree, settings: Reward, most: int) -> list[dict[str, Any]]:
+    question, trajectories = tree.question, list(tree.trajectories())
+    scorer = _scorer(question, scorers_of_a_question(most))
+    answers = [talk.final_answer(_own_words(trajectory)) for trajectory in trajectories]
+    breakdowns = {
+        answer: {} if answer is None else dict(scorer(answer, question.answers))
+        for answer in dict.fromkeys(answers)
     }
+    return [
+        {
+            "question": question.id,
+            "kind": question.kind,
+            "leaf": leaf,
+            "scorer": question.scorer,
+            **score(trajectory, answer, breakdowns[answer], settings),
+        }
+        for leaf, (trajectory, answer) in enumerate(zip(trajectories, answers, strict=True))
+    ]
 
 
 def score(
     trajectory: Sequence[Node],
-    question: Question,
+    answer: str | None,
+    breakdown: Mapping[str, float],
     settings: Reward,
-    scorers: Mapping[str, Scorer] = SCORERS,
 ) -> dict[str, Any]:
-    """Return the reward of one trajectory with its breakdown.
+    """Return the reward of one trajectory, and what it was made from.
 
     Only the agent's own turns are read: what a tool result quotes can neither earn nor break
     anything. ``broken_format`` where the format is broken or no answer can be extracted, ``wrong``
     where the score is 0, else the score, plus the bonus for a success with several kinds of tools
     of which a call worked: its outcome is ok.
-    Raises ValueError for a question whose scorer is unknown.
     """
-    own_words = _storable("".join(turn.text for turn in sampled(trajectory)))
-    faults = format_faults(own_words, talk.TOOL_TAGS)
-    if trajectory[-1].outcome == Outcome.FORGED_TURN:
-        faults.append("forged_turn")
-    answer = talk.final_answer(own_words)
-    scorer = _scorer(question, scorers)
-    breakdown = {} if answer is None else dict(scorer(answer, question.answers))
+    faults = _faults(trajectory)
     scored = breakdown.get("score", 0.0)
     success = scored == 1 and not faults
-    results = [node for node in trajectory if node.kind == RESULT]
-    tools = {
-        call.tool
-        for turn, result in pairwise(trajectory)
-        if result.kind == RESULT and result.outcome == Outcome.OK
-        if (call := talk.read_call(turn.text))
-    }
     if faults or answer is None:
         value = settings.broken_format
     elif scored:
-        value = scored + settings.many_tools_bonus * (success and len(tools) > 1)
+        value = scored + settings.many_tools_bonus * (success and len(_tools(trajectory)) > 1)
     else:
         value = settings.wrong
+    results = [node for node in trajectory if node.kind == RESULT]
     return {
         "reward": value,
         "score": scored,
@@ -195,6 +181,26 @@ def _scorer(question: Question, scorers: Mapping[str, Scorer]) -> Scorer:
             f"{', '.join(sorted(scorers))}"
         )
     return scorers[question.scorer]
+
+
+def _own_words(trajectory: Sequence[Node]) -> str:
+    return _storable("".join(turn.text for turn in sampled(trajectory)))
+
+
+def _faults(trajectory: Sequence[Node]) -> list[str]:
+    """Return what is wrong with the format of a trajectory."""
+    forged = trajectory[-1].outcome == Outcome.FORGED_TURN
+    return format_faults(_own_words(trajectory), talk.TOOL_TAGS) + ["forged_turn"] * forged
+
+
+def _tools(trajectory: Sequence[Node]) -> set[str]:
+    """Return the tools of which a call worked."""
+    return {
+        call.tool
+        for turn, result in pairwise(trajectory)
+        if result.kind == RESULT and result.outcome == Outcome.OK
+        if (call := talk.read_call(turn.text))
+    }
 
 
 def _storable(text: str) -> str:

@@ -18,17 +18,21 @@ import select
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 
 from tasks.scorers import complexity, maths_worker, notation
+from tasks.scorers.maths_worker import TIMEOUT
 
 LONGEST = 1000  # characters of an answer or a gold answer; longer ones are not compared
-LIMITS = {"cpu_seconds": 1, "memory_mib": 512}  # of one comparison, enforced by the kernel
+# Of one comparison, enforced by the kernel. Honest answers take less than a second; the rest is for
+# slower processors.
+LIMITS = {"cpu_seconds": 2, "memory_mib": 512}
 WORKERS = min(8, len(os.sched_getaffinity(0)))  # comparisons side by side
-WALL_SECONDS = 120.0  # only a backstop: outcomes must not depend on the machine's load
+WALL_SECONDS = 120.0  # only a backstop: on a busy machine a comparison may wait for a processor
+OVER_BUDGET = "over_budget"
 WORKER = Path(maths_worker.__file__)  # imported, so that the ledger's keys see its edits
 
 _SPACE = re.compile(r"(?<!\d) | (?!\d)")  # no space between digits
@@ -62,7 +66,7 @@ class Verifier:
         self.limits, self.wall_seconds, self.program = limits, wall_seconds, program
         self.idle: list[subprocess.Popen[bytes]] = []  # processes that wait for a comparison
         self.places = threading.BoundedSemaphore(workers)
-        # The rollouts of a question often agree. Errors are not remembered.
+        # Other policies and later iterations often agree. Errors are not remembered.
         self.compare = functools.lru_cache(maxsize=4096)(self._compare)
 
     def close(self) -> None:
@@ -134,39 +138,60 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 VERIFIER = Verifier()
 atexit.register(VERIFIER.close)
 
+Compare = Callable[[str, str], str]  # answer and gold answer -> outcome
+
+
+def budgeted(compare: Compare, most_timeouts: int) -> Compare:
+    """Return a comparison that is "over_budget" after timeouts of ``most_timeouts`` other answers.
+
+    Each pair is compared once. What is known already stays known when the budget is used up.
+    """
+    known: dict[tuple[str, str], str] = {}
+
+    def bounded(answer: str, gold: str) -> str:
+        if (answer, gold) not in known:
+            slow = {asked for (asked, _), outcome in known.items() if outcome == TIMEOUT}
+            if len(slow - {answer}) >= most_timeouts:
+                return OVER_BUDGET
+            known[answer, gold] = compare(answer, gold)
+        return known[answer, gold]
+
+    return bounded
+
 
 # ---------------------------------------------------------------- the score
 
 
 def mathematics(
-    answer: str, accepted: Sequence[str], verifier: Verifier | None = VERIFIER
+    answer: str, accepted: Sequence[str], compare: Compare = VERIFIER.compare
 ) -> dict[str, float]:
     """Score 1 if the answer equals an accepted form, else 0; the other entry names what decided.
 
     That is "text", "number" or "verifier"; or, with score 0, "too_long" (more than ``LONGEST``
     characters), "too_complex" (complexity.py), the end of math-verify by "timeout" (CPU time),
-    "wall_timeout" or "killed", or "over_budget" where it is needed and ``verifier`` is None. A
-    comparison that needs more memory than ``LIMITS`` allow counts as different. Raises RuntimeError
-    where the verifier does not start.
+    "wall_timeout" or "killed", or "over_budget" (``budgeted``). A comparison that needs more memory
+    than ``LIMITS`` allow counts as different.
+
+    Raises RuntimeError where the verifier does not start.
     """
     score, by = 0.0, "text"
     for form in accepted:
-        score, by = _judge(answer.strip(), form.strip(), verifier)
+        score, by = _judge(answer.strip(), form.strip(), compare)
         if score:
             break
     return {"score": score, by: 1.0}
 
 
-def _judge(answer: str, gold: str, verifier: Verifier | None) -> tuple[float, str]:
+def _judge(answer: str, gold: str, compare: Compare) -> tuple[float, str]:
     """Return the score against one accepted form, and what decided it."""
     if _unspaced(answer) == _unspaced(gold):
         return 1.0, "text"
     if max(len(answer), len(gold)) > LONGEST:
         return 0.0, "too_long"
-    return _judge_formulas(notation.latex(answer), notation.latex(gold), verifier)
+    return _judge_formulas(notation.latex(answer), notation.latex(gold), compare)
 
 
-def _judge_formulas(answer: str, gold: str, verifier: Verifier | None) -> tuple[float, str]:
+def _judge_formulas(answer: str, gold: str, compare: Compare) -> tuple[float, str]:
     """Return the score of an answer in one notation with the gold answer, and what decided it."""
     if _unspaced(answer) == _unspaced(gold):
         return float(bool(gold)), "text"
@@ -181,7 +206,7 @@ def _judge_formulas(answer: str, gold: str, verifier: Verifier | None) -> tuple[
         if len(units) > 1 or ("deg" in units and ("%" in answer or "%" in gold)):
             return 0.0, "unit"
         values = [m[0] if m else whole for m, whole in zip(measures, (answer, gold), strict=True)]
-        return _judge_formulas(values[0], values[1], verifier)
+        return _judge_formulas(values[0], values[1], compare)
     ours, theirs = number(answer), number(gold)
     if ours and theirs:
         return float(_same_number(*ours, *theirs)), "number"
@@ -190,7 +215,7 @@ def _judge_formulas(answer: str, gold: str, verifier: Verifier | None) -> tuple[
         if _unspaced(answer) == _unspaced(gold):
             return 1.0, "text"
     plain = notation.angles_in_radians
-    return _verified(plain(answer), plain(gold), verifier)
+    return _verified(plain(answer), plain(gold), compare)
 
 
 def _same_kind(answer: str, gold: str) -> bool | None:
@@ -210,14 +235,12 @@ def _same_kind(answer: str, gold: str) -> bool | None:
     return False if lists or (ours and theirs and ours != theirs) else None
 
 
-def _verified(answer: str, gold: str, verifier: Verifier | None) -> tuple[float, str]:
+def _verified(answer: str, gold: str, compare: Compare) -> tuple[float, str]:
     """Return math-verify's score, or how it ended, or why it is not asked."""
     if complexity.too_complex(answer):
         return 0.0, "too_complex"
-    if verifier is None:
-        return 0.0, "over_budget"
     try:
-        outcome = verifier.compare(answer, gold)
+        outcome = compare(answer, gold)
     except TimeoutError:
         return 0.0, "wall_timeout"
     except ConnectionError:

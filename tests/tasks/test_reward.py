@@ -14,7 +14,7 @@ from params.schema.reinforce import Reward
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
-from tasks.reward import GROUP, TABLE, RewardInputs, length_penalty, reward, score, score_trees
+from tasks.reward import TABLE, RewardInputs, length_penalty, reward, score_trees
 from tasks.trees.tables import read_rows, save_trees
 from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree
 
@@ -43,6 +43,12 @@ def trajectory(*written: str, last: str = "answer", observed: str = "ok") -> lis
         kind, shown = (TURN, text) if turn else (RESULT, f"<result>{text}</result>")
         nodes.append(node(place, kind, shown, outcome))
     return nodes
+
+
+def score(nodes: list[Node], question: Question, settings: Reward) -> dict:
+    """The row of a tree of one trajectory, without what it has from the question."""
+    (row,) = score_trees([Tree(question, nodes, leaves=[len(nodes) - 1])], settings)
+    return {name: row[name] for name in row if name not in ("question", "kind", "leaf", "scorer")}
 
 
 def value(*written: str) -> float:
@@ -166,24 +172,37 @@ def test_whatever_is_in_the_box_becomes_a_row_of_the_table(scorer, written):
     assert table["answer"].to_pylist() == [written.replace("\ud800", "?")]
 
 
-def test_verifier_is_not_asked_after_too_many_timeouts(capsys):
-    """Answers of the same group, and those that need no verifier, are scored as ever."""
-    slow, right, number = "\\prod_{n=1}^{99999} (x-n)", "1+x", "0.5"
-    said = [slow] * (GROUP - 1) + [right] + [right, number]
-    accepted = ("x+1", "\\frac{1}{2}")
+SLOW = [f"\\prod_{{n=1}}^{{{last}}} (x-n)" for last in (99999, 99998)]
 
-    def scores(most):
-        nodes = [node(-1, PROMPT, "?")]
-        nodes += [node(0, TURN, f"{THINK}<answer>\\boxed{{{a}}}</answer>", "answer") for a in said]
-        question = Question("q", "toy", "?", accepted, "maths")
-        tree = Tree(question, nodes, [*range(1, len(nodes))])
-        rows = score_trees([tree], SETTINGS, most)
-        return [(row["reward"], set(row["breakdown"]) - {"score"}) for row in rows]
 
-    timeouts, verified = [(0.0, {"timeout"})] * (GROUP - 1), (1.0, {"verifier"})
-    assert scores(2) == [*timeouts, verified, verified, (1.0, {"number"})], "one answer, often"
-    assert scores(1) == [*timeouts, verified, (0.0, {"over_budget"}), (1.0, {"number"})]
-    assert "1 answers used up" in capsys.readouterr().out
+def decided(trees, most_timeouts):
+    """Each leaf's score, and what decided it."""
+    rows = score_trees(trees, SETTINGS, most_timeouts)
+    return [(row["score"], *(set(row["breakdown"]) - {"score"})) for row in rows]
+
+
+def answered(*said):
+    nodes = [node(-1, PROMPT, "?")]
+    nodes += [node(0, TURN, f"{THINK}<answer>\\boxed{{{a}}}</answer>", "answer") for a in said]
+    question = Question(f"q-{said}", "toy", "?", ("x+1", "\\frac{1}{2}"), "maths")
+    return Tree(question, nodes, [*range(1, len(nodes))])
+
+
+def test_equal_answers_score_the_same_when_the_budget_is_used_up(capsys):
+    tree = answered("1+x", SLOW[0], SLOW[1], "1+x", SLOW[0], "x-(-1)", "0.5")
+    verified, timeout, over = (1.0, "verifier"), (0.0, "timeout"), (0.0, "over_budget")
+    expected = [verified, timeout, over, verified, timeout, over, (1.0, "number")]
+    assert decided([tree], 1) == expected
+    assert "processor time: 1; rollouts that were not compared" in (said := capsys.readouterr().out)
+    assert "came before: 2;" in said
+
+
+def test_slow_answers_to_other_questions_change_nothing():
+    """So in an evaluation, with one answer to each question, none is over budget."""
+    trees = [answered(SLOW[0]), answered(SLOW[1]), answered("1+x")]
+    timeout, verified = (0.0, "timeout"), (1.0, "verifier")
+    assert decided(trees, 1) == [timeout, timeout, verified]
+    assert decided(trees[::-1], 1) == [verified, timeout, timeout]
 
 
 # ---- a tool's text is not the agent's

@@ -15,14 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.scorers.complexity import too_complex
-from tasks.scorers.maths import LIMITS, VERIFIER, Verifier, mathematics, number
+from tasks.scorers.maths import LIMITS, VERIFIER, Verifier, budgeted, mathematics, number
 
 ROOT = Path(__file__).parents[3]
 
 
 def judged(answer, *accepted, by=VERIFIER):
     """Return the score, and what decided it."""
-    breakdown = dict(mathematics(answer, accepted, by))
+    breakdown = dict(mathematics(answer, accepted, by.compare))
     score = breakdown.pop("score")
     ((decided, one),) = breakdown.items()
     assert one == 1.0
@@ -117,7 +117,9 @@ def test_the_first_accepted_form_ends_the_comparison():
 
     verifier = Counting()
     try:
-        assert mathematics("x+1", ["1+x", *(f"x+{n}" for n in range(2, 50))], verifier)["score"]
+        assert mathematics("x+1", ["1+x", *(f"x+{n}" for n in range(2, 50))], verifier.compare)[
+            "score"
+        ]
     finally:
         verifier.close()
     assert asked == ["1+x"]
@@ -178,12 +180,17 @@ def opened():
     "answer",
     [
         "9^{9^{9^9}}",
-        "x+2^{1000000}",
+        "x^{9^{9^9}}",
+        "x+2^{2000000}",
+        "10^{-500001}",
         "10^{10^{10}}",
+        "2^{2^{2^{2^{2^2}}}}",
+        "(9^9)^{9^9}",
         "((10!)!)!",
+        "10^{10}!",
         "1000000!",
-        "\\dbinom{10^9}{5}",
-        "\\sum_{n=1}^{10^{10}} \\sin(n)",
+        "\\dbinom{10^9}{10^8}",
+        "\\binom{2000000}{1000000}",
         "(" * 499 + "1" + ")" * 499,
         "\\frac{1}{" * 90 + "2" + "}" * 90,
     ],
@@ -195,11 +202,36 @@ def test_complex_answer_is_not_compared(opened, answer):
 
 
 @pytest.mark.parametrize(
+    ("answer", "gold"),
+    [
+        ("\\binom{2^{10}}{2}", "523776"),
+        ("\\binom{1000000}{2}", "499999500000"),
+        ("\\sum_{k=1}^{100000}k", "5000050000"),
+        ("1-x^{100000}", "-x^{100000}+1"),
+        ("x^{123456}+y", "y+x^{123456}"),
+        ("3\\cdot 2^{100000}", "2^{100000}\\cdot 3"),
+        ("x+2^{1000000}", "2^{1000000}+x"),
+        ("\\frac{100000!}{99999!}", "100000"),
+    ],
+)
+def test_large_numbers_that_the_verifier_decides_at_once(answer, gold):
+    assert judged(answer, gold) == (1, "verifier")
+
+
+@pytest.mark.parametrize(
     "answer",
-    ["2^{2^{10}}", "x^{x^{x^x}}", "10^{99999}", "(3!)!", "\\binom{99999}{2}", "e^{-10000x}"],
+    [
+        *("2^{2^{10}}", "x^{x^{x^x}}", "10^{99999}", "(3!)!", "1000!!", "e^{-10000x}"),
+        *("2^{9999999x}", "x_2^{9999999}", "\\int_0^{9999999} x", "(1+x)^{9999999}", "0^{9999999}"),
+    ],
 )
 def test_honest_answer_is_not_too_complex(answer):
     assert not too_complex(answer)
+
+
+@given(st.text("29!^{}(). _x", max_size=60))
+def test_any_text_can_be_checked(text):
+    assert too_complex(text) in (True, False)
 
 
 def test_judged_pairs_are_not_too_complex():
@@ -209,7 +241,12 @@ def test_judged_pairs_are_not_too_complex():
 
 
 @pytest.mark.parametrize(
-    "answer", ["\\prod_{n=1}^{99999} (x-n)", "\\int \\frac{1}{x^{50}+x^7+3} dx"]
+    "answer",
+    [
+        "\\prod_{n=1}^{99999} (x-n)",
+        "\\int \\frac{1}{x^{50}+x^7+3} dx",
+        "\\sum_{n=1}^{10^{10}} \\sin(n)",
+    ],
 )
 def test_slow_answer_is_a_timeout(answer):
     assert judged(answer, "\\sqrt{2}") == (0, "timeout")
@@ -233,9 +270,25 @@ def test_comparisons_run_side_by_side(opened):
     assert len(verifier.idle) == 2
 
 
-def test_without_a_verifier_only_what_needs_none_is_compared():
-    assert judged("y+1", "1+y", by=None) == (0, "over_budget")
-    assert judged("0.5", "\\frac{1}{2}", by=None) == (1, "number")
+def test_budget_counts_other_answers_that_were_slow():
+    """What is known, or needs no verifier, is scored as ever."""
+    asked = []
+
+    def compare(answer, gold):
+        asked.append((answer, gold))
+        return "timeout" if answer.startswith("s") else "equal"
+
+    bounded = budgeted(compare, 2)
+    scored = [
+        mathematics(answer, ["x+1", "x+2"], bounded)
+        for answer in ("s+1", "y+1", "s+2", "y+1", "s+2", "y+2", "x+2")
+    ]
+    decided = ["timeout", "verifier", "timeout", "verifier", "timeout", "over_budget", "text"]
+    assert [set(made) - {"score"} for made in scored] == [{name} for name in decided]
+    assert asked == [(s, g) for s, g in (("s+1", "x+1"), ("s+1", "x+2"), ("y+1", "x+1"))] + [
+        ("s+2", "x+1"),
+        ("s+2", "x+2"),
+    ]
 
 
 def test_memory_has_a_limit(opened):
