@@ -29,7 +29,7 @@ from prefect.runtime import task_run
 
 from flows import end_import_phase, exit_fast
 from flows.host import disk, gpu
-from flows.host.addresses import without_password
+from flows.host.addresses import address_without_password
 from flows.runs import champions, dvc_command, git, pipeline, recipes, transfer, worktree
 from flows.tracking import outcome_report, store
 from flows.tracking.run import pipeline_run, send_unsent
@@ -74,7 +74,7 @@ def retrain(recipe: str = "tiny") -> None:
 
 def ui_address() -> str:
     """Return the address of MLflow's UI: the store's server, or that of `make ui`."""
-    uri = without_password(store.store_uri())
+    uri = address_without_password(store.store_uri())
     return uri.rstrip("/") if uri.startswith("http") else f"http://{HOST}:{MLFLOW_PORT}"
 
 

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from flows.host.addresses import without_password
+from flows.host.addresses import address_without_password, without_password
 from flows.runs import cache, mirror_files
 from flows.runs.mirror_files import Filesystem, RefusedError, name_of
 from tasks.ledger import artifacts
@@ -49,7 +49,7 @@ class Mirror:
     def __init__(
         self, address: str, connect: Callable[[], tuple[Filesystem, str]], key: bytes = b""
     ) -> None:
-        self.address = without_password(address)  # for logs, and for the mark DELIVERED
+        self.address = address_without_password(address)  # for logs, and for the mark DELIVERED
         self.connect = connect
         self.key = key
         self.connection: tuple[Filesystem, str] | None = None

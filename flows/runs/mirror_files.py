@@ -122,7 +122,12 @@ def receive(fs: Filesystem, root: str, place: Path, folder: Path, key: bytes) ->
         (folder / RETIRED).write_bytes(mark)
     dropped = records.names_of(mark)
     kept = [made for name, made in record["artifacts"].items() if name not in dropped]
-    for name in _files(fs, there, {records.file_name(made): made["size"] for made in kept}):
+    sizes = {records.file_name(made): made["size"] for made in kept}
+    names = _files(fs, there, sizes)
+    empty = {records.file_name(e) for e in kept if e["digest"] == artifacts.EMPTY_FOLDER}
+    for name in empty - {name.partition("/")[0] for name in names}:
+        (folder / name).mkdir()  # object stores list only files
+    for name in names:
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         fs.get_file(f"{there}/{name}", str(target))

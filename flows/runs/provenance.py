@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.host import files
-from flows.host.addresses import without_password
+from flows.host.addresses import address_without_password
 from flows.runs import cache, git, pipeline
 from flows.runs.first_difference import parsed_records
 from flows.tracking import run as track
@@ -557,4 +557,6 @@ def _parameter(asked: Asked, stage: str, key: str) -> Any:
 
 def _store() -> str:
     """Return the address of MLflow's store, relative to the current folder if it is below it."""
-    return without_password(store.store_uri()).replace(f"sqlite:///{Path.cwd()}/", "sqlite:///")
+    return address_without_password(store.store_uri()).replace(
+        f"sqlite:///{Path.cwd()}/", "sqlite:///"
+    )

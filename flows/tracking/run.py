@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.host import processes
-from flows.host.addresses import without_password
+from flows.host.addresses import address_without_password, without_password
 from flows.tracking import outbox
 from flows.tracking.mlflow_writes import WRITERS, can_retry, has_run, open_run
 from flows.tracking.outbox import Message, RunOutbox
@@ -250,7 +250,9 @@ def start_run(name: str, tags: Mapping[str, str], parent: str | None = None) -> 
     if parent:
         unsent = parent.startswith(UNSENT)
         labels[PARENT_TAG if unsent else PARENT_RUN] = parent.removeprefix(UNSENT)
-    run = Run({"name": name, "tags": labels, "uri": without_password(store_uri()), "id": None})
+    run = Run(
+        {"name": name, "tags": labels, "uri": address_without_password(store_uri()), "id": None}
+    )
     run.reach()
     return run
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from flows.host import processes
-from flows.host.addresses import without_password
+from flows.host.addresses import address_without_password, without_password
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -149,7 +149,7 @@ def sqlite_uri(file: Path, seen_from: Path | None = None) -> str:
 def full_uri(shown: str) -> str:
     """Return a store's address with its password, where the configured store is the same place."""
     configured = store_uri()
-    return configured if without_password(configured) == shown else shown
+    return configured if address_without_password(configured) == shown else shown
 
 
 def check_reachable(uri: str, known: bool = False, unreachable: bool = False) -> None:
@@ -173,7 +173,9 @@ def check_reachable(uri: str, known: bool = False, unreachable: bool = False) ->
 def _check_health(uri: str) -> None:
     """Raise OSError unless an HTTP server answers, with whatever status."""
     try:
-        address = without_password(uri).rstrip("/")  # urllib takes a user for a part of the host
+        address = address_without_password(uri).rstrip(
+            "/"
+        )  # urllib takes a user for a part of the host
         urllib.request.urlopen(f"{address}/health", timeout=LOCK_WAIT).close()
     except urllib.error.HTTPError:
         return

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flows.host import files, processes
-from flows.host.addresses import without_password
+from flows.host.addresses import address_without_password, without_password
 from flows.tracking import outbox
 from flows.tracking.outbox import Message
 from flows.workers.prefect_patches import queue_events, survive_outages
@@ -65,8 +65,8 @@ def _configured() -> str | None:
     if error:
         del os.environ[PARENT_TASK_RUN]
         print(
-            f"Prefect's server {without_password(address)} is unreachable: this stage starts one "
-            "of its own",
+            f"Prefect's server {address_without_password(address)} is unreachable: this stage "
+            "starts one of its own",
             flush=True,
         )
         return None
@@ -147,7 +147,7 @@ def _keep_logs_off_terminal() -> None:
 
 def _queue_end(address: str, flow_run: str, state: State[Any], error: Exception) -> None:
     """Queue the end of a flow run for a later call to send; other states are not worth it."""
-    shown = without_password(address)
+    shown = address_without_password(address)
     print(
         f"Prefect's server {shown} did not accept the state {state.name} of a flow run "
         f"({without_password(str(error))}): the run goes on, and a later call sends how it ended",
@@ -169,7 +169,7 @@ def send_unsent_ends(address: str) -> int:
     from prefect.exceptions import ObjectNotFound
     from prefect.states import State
 
-    sent = 0
+    sent, shown = 0, address_without_password(address)
     with SyncPrefectClient(address) as client:
         for file in unsent:
             end = outbox.read(file).fields
@@ -177,7 +177,7 @@ def send_unsent_ends(address: str) -> int:
             try:
                 client.set_flow_run_state(end["flow_run"], state, force=True)
             except ObjectNotFound:
-                if end["address"] != without_password(address):  # it belongs to another server
+                if end["address"] != shown:  # it belongs to another server
                     continue
             except Exception:
                 return sent

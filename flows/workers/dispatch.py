@@ -33,7 +33,7 @@ from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelling
 
-from flows.host.addresses import without_password
+from flows.host.addresses import address_without_password, without_password
 from flows.runs import dvc_command, git, pipeline, transfer
 from flows.tracking import store
 from flows.tracking.run import PIPELINE_RUN
@@ -91,7 +91,9 @@ def _request(name: str) -> dict[str, Any]:
     files = [Path(path) for path in sent_files(name)]
     environment = {}
     if store.store_uri().startswith("http"):  # a worker cannot reach other stores
-        environment = {key: without_password(os.environ[key]) for key in SENT if key in os.environ}
+        environment = {
+            key: address_without_password(os.environ[key]) for key in SENT if key in os.environ
+        }
     return {
         "name": name,
         "commit": git.revision().commit,

@@ -9,6 +9,7 @@ import asyncio
 import gc
 import http.client
 import os
+import re
 import signal
 import socket
 import sqlite3
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from importlib.metadata import version as version_of
 from pathlib import Path
@@ -29,9 +30,13 @@ from flows.workers.prefect_patches import begin_transactions_as_writes, settle_e
 HOME = Path(".beamline/prefect")
 HOST = "127.0.0.1"
 PREFECT_PORT, MLFLOW_PORT = 4200, 5000  # of `make ui`, where they are free
+LOOPBACK = frozenset({HOST, "localhost", "[::1]"})
+HOSTS = "BEAMLINE_HOSTS"  # environment variable: more names that a server is opened by, by commas
+NAMED = re.compile(r"(\[[0-9a-f:.]+\]|[^:/@\[\]]+)(:\d+)?")  # a Host header
 START_TIMEOUT = 300.0  # seconds that a living server has to answer; a loaded machine takes 60
 STOP_TIMEOUT = 10.0  # seconds that a server has to end
 RESTARTS = 5  # of a run's own server
+SHOWN = 80  # characters of a header in an answer
 Application = Callable[[Any, Any, Any], Awaitable[None]]  # of ASGI
 
 
@@ -121,7 +126,7 @@ def _environment(kind: str, port: int) -> dict[str, str]:
         "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{HOME / 'prefect.db'}",
         "PREFECT_SERVER_DATABASE_MIGRATE_ON_START": "false",  # _migrate does, and faster
         "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
-        "PREFECT_UI_API_URL": f"http://{HOST}:{port}/api",
+        "PREFECT_UI_API_URL": "/api",  # of the page's own host: a tunnel may have another port
     }
     if kind == "run":  # nothing to react to, nothing to clean up within one run
         settings |= {f"{services}_{name}_ENABLED": "false" for name in ("TRIGGERS", "DB_VACUUM")}
@@ -170,7 +175,7 @@ def _serve(descriptor: int, kind: str) -> None:
     begin_transactions_as_writes()
     _migrate()
     listening = socket.socket(fileno=descriptor)
-    app = for_own_pages(create_app(ephemeral=kind == "run"), listening.getsockname()[1])
+    app = for_own_pages(create_app(ephemeral=kind == "run"))
     config = uvicorn.Config(app, log_level="error")
     gc.enable()
     gc.freeze()
@@ -182,29 +187,51 @@ def pages(port: int) -> set[str]:
     return {f"http://{name}:{port}" for name in (HOST, "localhost")}
 
 
-def for_own_pages(app: Application, port: int) -> Application:
+def for_own_pages(app: Application) -> Application:
     """Return a server that answers pages of other origins, and requests for other hosts, with 403.
 
     Prefect asks nobody who they are, so a page in a browser on this machine could start flow runs.
     Programs send no Origin. A page whose name resolves to loopback sends its own name as the host.
     """
-    origins = {page.encode() for page in pages(port)}
-    hosts = {page.removeprefix("http://").encode() for page in pages(port)}
+    more = os.environ.get(HOSTS, "").lower().split(",")
+    names = LOOPBACK | {name.strip() for name in more if name.strip()}
 
     async def answer(scope: Any, receive: Any, send: Any) -> None:
         sent = scope.get("headers", [])
-        asked = [value for name, value in sent if name == b"host"]
-        from_pages = {value for name, value in sent if name == b"origin"}
-        own = len(asked) == 1 and asked[0] in hosts and from_pages <= origins
-        if own or scope["type"] == "lifespan":
+        fault = "" if scope["type"] == "lifespan" else _refusal(sent, names)
+        if not fault:
             await app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
-            await send({"type": "http.response.start", "status": 403, "headers": []})
-            await send({"type": "http.response.body", "body": b"this page may not ask this server"})
+            plain = [(b"content-type", b"text/plain"), (b"x-content-type-options", b"nosniff")]
+            await send({"type": "http.response.start", "status": 403, "headers": plain})
+            await send({"type": "http.response.body", "body": fault.encode()})
 
     return answer
+
+
+def _refusal(headers: Iterable[tuple[bytes, bytes]], names: Collection[str]) -> str:
+    """Return why a request is refused; "" if it is not.
+
+    Its host must be one of ``names``, with any port: a tunnel may have another one. A page must be
+    of the very host and port that it asks: other programs serve pages on loopback, too.
+    """
+    sent = [(name, value.decode("latin-1").lower()) for name, value in headers]
+    hosts = [value for name, value in sent if name == b"host"]
+    named = NAMED.fullmatch(hosts[0]) if len(hosts) == 1 else None
+    if not named or named[1] not in names:
+        return (
+            f"this server does not answer for the host {ascii(', '.join(hosts))[:SHOWN]}: open it "
+            f"as localhost, or start it with the host's name in {HOSTS}\n"
+        )
+    allowed = {f"http://{hosts[0]}", f"https://{hosts[0]}"}
+    if others := [value for name, value in sent if name == b"origin" and value not in allowed]:
+        return (
+            f"a page of {ascii(others[0])[:SHOWN]} may not ask this server, {hosts[0]}: open the "
+            "server's own pages\n"
+        )
+    return ""
 
 
 def _migrate() -> None:

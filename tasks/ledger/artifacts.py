@@ -17,6 +17,7 @@ ROOT = Path(".beamline/ledger")
 DIGEST_BYTES = 16
 MAPPED = 2**20  # bytes; files of this size and more are digested by several threads
 RECORD = "record.json"
+EMPTY_FOLDER = blake3(b"a folder without files").hexdigest(DIGEST_BYTES)  # no digest of a file
 
 Record = dict[str, Any]
 
@@ -50,8 +51,10 @@ def digest(path: Path) -> str:
     """
     if path.is_file():
         return _file_digest(path).hexdigest(DIGEST_BYTES)
+    if not (files := files_of(path)):
+        return EMPTY_FOLDER
     state = blake3()
-    for file in files_of(path):
+    for file in files:
         state.update(os.fsencode(f"{file.relative_to(path)}\0") + _file_digest(file).digest())
     return state.hexdigest(DIGEST_BYTES)
 

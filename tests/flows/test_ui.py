@@ -35,7 +35,7 @@ def test_make_ui_shows_both_uis_until_ctrl_c(project, shown, monkeypatch, capsys
     assert "Ctrl-C" in shown.stdout.readline()
     prefect, mlflow = (address for _, address in pages)
     assert "<title>Prefect Server</title>" in httpx.get(prefect).text
-    assert httpx.get(f"{prefect}/ui-settings").json()["api_url"] == f"{prefect}/api"
+    assert httpx.get(f"{prefect}/ui-settings").json()["api_url"] == "/api"
     assert "<title>MLflow</title>" in httpx.get(mlflow).text
 
     with connection.prefect_server() as address:

@@ -18,6 +18,7 @@ from typing import Any
 TOKEN = "BEAMLINE_SERVER_TOKEN"  # environment variable of the server, and of the runs that use it
 NAMES = "BEAMLINE_SERVER_NAMES"  # environment variable: names of the server, by commas
 TOKEN_FILE = Path(".beamline/server.token")
+SHORTEST = 16  # characters of a token
 App = Callable[[Any, Any, Any], Awaitable[None]]  # of ASGI
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -26,8 +27,11 @@ class Guard:
     """An ASGI application before another one; a request that it refuses does not get there."""
 
     def __init__(self, app: App) -> None:
-        """Guard ``app``. Raises KeyError without a token in the environment."""
-        self.app, self.token = app, os.environ[TOKEN]
+        """Guard ``app``.
+
+        Raises KeyError without a token in the environment, and ValueError for a short one.
+        """
+        self.app, self.token = app, _long_enough(os.environ[TOKEN], TOKEN)
         self.names = frozenset(os.environ[NAMES].split(","))
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -72,10 +76,10 @@ def server_token() -> str:
     """Return the token of a server that starts: of the environment, or the one in TOKEN_FILE.
 
     The file is made where it is missing, for this user alone. Raises PermissionError for a file
-    that others may read.
+    that others may read, and ValueError for a token of fewer than SHORTEST characters.
     """
     if chosen := os.environ.get(TOKEN, "").strip():
-        return chosen
+        return _long_enough(chosen, TOKEN)
     if not TOKEN_FILE.exists():
         TOKEN_FILE.parent.mkdir(parents=True, exist_ok=True)
         partial = TOKEN_FILE.with_name(f".{TOKEN_FILE.name}.{os.getpid()}")
@@ -84,4 +88,13 @@ def server_token() -> str:
         partial.rename(TOKEN_FILE)
     if TOKEN_FILE.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise PermissionError(f"others may read {TOKEN_FILE}: remove it, and a new one is made")
-    return TOKEN_FILE.read_text().strip()
+    return _long_enough(TOKEN_FILE.read_text().strip(), str(TOKEN_FILE))
+
+
+def _long_enough(token: str, place: str) -> str:
+    if len(token.strip()) < SHORTEST:
+        raise ValueError(
+            f"the token in {place} has {len(token)} characters, and needs {SHORTEST}: remove it, "
+            "and `make serve` makes one"
+        )
+    return token

@@ -70,7 +70,7 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error(f"{chosen.folder} is no policy: name a folder that transformers has saved")
     try:
         token = server_token()
-    except PermissionError as error:
+    except (PermissionError, ValueError) as error:
         parser.error(str(error))
     given = f"in {TOKEN}" if os.environ.get(TOKEN) else f"{TOKEN}=$(cat {TOKEN_FILE.absolute()})"
     print(f"the server's token, for the runs that use it: {given}", flush=True)

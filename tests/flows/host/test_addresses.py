@@ -3,8 +3,9 @@ import subprocess
 import sys
 
 import pytest
+from sqlalchemy import make_url
 
-from flows.host.addresses import without_password
+from flows.host.addresses import address_without_password, without_password
 
 
 @pytest.mark.parametrize(
@@ -20,14 +21,56 @@ from flows.host.addresses import without_password
         ("https://host/#access_token=s3cr3t", "https://host/#access_token=***"),
         ("host=db user=worker password=s3cr3t", "host=db user=worker password=***"),
         ("AccountName=a;AccountKey=s3cr3t==;B=c", "AccountName=a;AccountKey=***;B=c"),
+        ("https://me@corp.com:s3cr3t/@host/a", "https://host/a"),
+        ("ssh://u:s3cr3t@host/home/a@b", "ssh://u@host/home/a@b"),
         (
-            "'http://u:s3cr3t@a' and url: /x?token=s3cr3t (caused by E('x'))",
-            "'http://a' and url: /x?token=*** (caused by E('x'))",
+            "mssql+pyodbc:///?odbc_connect=UID%3Du%3BPWD%3Ds3cr3t%3BServer%3Dh",
+            "mssql+pyodbc:///?odbc_connect=UID%3Du%3BPWD%3D***%3BServer%3Dh",
         ),
     ],
 )
 def test_password_is_left_out(address, shown):
     assert without_password(address) == shown
+    assert address_without_password(address) == shown
+    assert address_without_password(shown) == shown
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "postgresql://me@corp.com:S3CRET@db.host/x",
+        "postgresql://bob:4711/S3CRET@db/x",
+        'postgresql://u:pa"S3CRET@h/db',
+        "postgresql://u:S3CRET word@h/db",
+        "mysql+pymysql://u:5#S3CRET@h/db?charset=a@b",
+        "postgresql+psycopg2://u:S3CRET@h/d@b",
+        "mssql+pyodbc://u:?S3CRET/:@[::1]:1433/db",
+    ],
+)
+def test_address_of_a_database_is_read_as_sqlalchemy_does(address):
+    shown = address_without_password(address)
+    assert "S3CRET" in make_url(address).password
+    assert make_url(shown) == make_url(address)._replace(password=None)
+    assert "S3CRET" not in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (
+            "'http://u:s3cr3t@a' and url: /x?token=s3cr3t (caused by E('x'))",
+            "'http://a' and url: /x?token=*** (caused by E('x'))",
+        ),
+        ("{'password': 's3cr3t', 'port': 1}", "{'password': '***', 'port': 1}"),
+        ('{"a": "{\\"api_key\\": \\"s3cr3t\\"}"}', '{"a": "{\\"api_key\\": \\"***\\"}"}'),
+        ("connect(password='s3 cr3t', port=1)", "connect(password='***', port=1)"),
+        ("no postgresql://me@corp.com:4711/s3cr3t@h", "no postgresql://me@corp.com@h"),
+        ("http://u:s3cr3t@a,https://s3cr3t@b", "http://a,https://b"),
+        ("'no http://u:s3cr3t@h\\nfoo@bar'", "'no http://h\\nfoo@bar'"),
+    ],
+)
+def test_password_in_a_text_is_left_out(text, shown):
+    assert without_password(text) == shown
     assert without_password(shown) == shown
 
 
@@ -45,6 +88,33 @@ def test_password_is_left_out(address, shown):
 )
 def test_other_addresses_stay(address):
     assert without_password(address) == address
+    assert address_without_password(address) == address
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"'no http://x:5000\nfoo@bar'",
+        "['http://x:5000','me@bar'] <http://x:5000>, me@bar",
+        "postgresql://h:5432/db,postgresql://me@g/x",
+        "{'passwords': 3, 'eos_token': '<end>', 'password': None}",
+    ],
+)
+def test_other_texts_stay(text):
+    assert without_password(text) == text
+
+
+def test_passwords_of_the_configuration_are_left_out_wherever_they_are(monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", r"postgresql://u:pa ss%2Fw\1@h/db")
+    monkeypatch.setenv("PREFECT_API_URL", "https://aT0ken@host/api?key=an0ther")
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "admin:t0pS3cret")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "five5")
+    text = r"pa ss%2Fw\1 pa ss/w\1 pa+ss%2Fw%5C1 pa%20ss%2Fw%5C1 'pa ss/w\\1'"
+    assert without_password(text) == "*** *** *** *** '***'"
+    text = r"aT0ken admin:t0pS3cret xt0pS3cretx five5 postgresql://u:pa ss%2Fw\1@h/db"
+    assert without_password(text) == "*** *** x***x five5 postgresql://u@h/db"
+    monkeypatch.delenv("PREFECT_API_AUTH_STRING")
+    assert without_password("t0pS3cret") == "t0pS3cret", "the configuration may change"
 
 
 LOGGING = """

@@ -1,51 +1,19 @@
 """A store that others write to: whatever is forged there, nothing else is read or written."""
 
-import json
 import os
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
-from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
 from flows.runs import ledger_mirror
 from tasks.ledger import artifacts, records, substeps
-from tasks.ledger.substeps import Ledger, Step
+from tasks.ledger.substeps import Step
+from tests.flows.runs.mirror_steps import Inputs, computed, half, verb
 from tests.tasks.ledger.forging import ENTRIES, FILES, FREE, WRONG, forge, put
 
 KEY = "a key that no other worker of the store has"
 SECRET = "a private file of the worker"
-computed: list[int] = []
-
-
-@dataclass(frozen=True)
-class Inputs:
-    size: int = 2
-
-
-@substeps.recorded
-def verb(step, inputs):
-    computed.append(step.iteration)
-    (step.out / "table.txt").write_text(f"{inputs.size} {step.iteration}")
-    (step.out / "weights").mkdir()
-    (step.out / "weights" / "a.bin").write_bytes(b"weights" * 99)
-    return {"metrics": {"loss": 0.5}}
-
-
-@substeps.recorded
-def half(step, inputs):
-    """Seal a checkpoint and be cut, or find a whole one; artifact ``found``."""
-    scratch = step.ledger.scratch(step)
-    found = sorted(place.name for place in scratch.iterdir() if substeps.read(place))
-    if not found:
-        (scratch / "checkpoint-1").mkdir()
-        (scratch / "checkpoint-1" / "state.bin").write_text("state")
-        step.ledger.seal(scratch / "checkpoint-1")
-        raise InterruptedError
-    (step.out / "found").write_text(" ".join(found))
-    return {"found": found}
 
 
 class Workplace:
@@ -382,115 +350,3 @@ def test_whole_checkpoint_is_continued(place):
     with pytest.raises(InterruptedError):
         place.use(half)
     assert place.use(half)["found"] == ["checkpoint-1"]
-
-
-# ---------------------------------------------------------------- a store with any names
-
-
-class Odd(MemoryFileSystem):
-    """Objects with any names, as S3 has them, and answers of any kind."""
-
-    cachable = False
-    answers: ClassVar[dict[str, object]] = {}
-
-    def find(self, path, **rest):
-        return self.answers.get("find", super().find(path, **rest))
-
-    def ls(self, path, **rest):
-        return self.answers.get("ls", super().ls(path, **rest))
-
-    def info(self, path, **rest):
-        return self.answers.get("info", super().info(path, **rest))
-
-
-@pytest.fixture
-def objects(tmp_path, monkeypatch):
-    """A store with one finished sub-step and one checkpoint, and what runs on a new worker."""
-    odd = Odd()
-    odd.store.clear()
-    odd.answers.clear()
-    numbers = iter(range(99))
-
-    def use(work=verb):
-        here = tmp_path / f"worker {next(numbers)}"
-        here.mkdir()
-        monkeypatch.chdir(here)
-        computed.clear()
-        ledger = Ledger(ledger_mirror.Mirror("odd", lambda: (odd, "/store")))
-        return work(Step("toy", "reinforce", 0, 7, ledger), Inputs())
-
-    with pytest.raises(InterruptedError):
-        use(half)
-    use()
-    use()
-    assert computed == [], "it is fetched"
-    yield odd, use
-    odd.store.clear()
-    odd.answers.clear()
-
-
-def folder_of(odd, end):
-    return next(name[: -len(end)] for name in odd.store if name.endswith(end))
-
-
-NAMES = ["weights/../../../../../../evil", "weights/..", "../0001-verb/evil", "/evil"]
-NAMES += ["weights//evil", "weights/./evil", "weights\\..\\evil", "..\\evil", "weights/a\nb"]
-NAMES += ["weights/a.bin/evil", "weights/\udc80", "weights/" + "x" * 300]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_object_of_any_name_stays_inside(objects, tmp_path, name):
-    odd, use = objects
-    place = folder_of(odd, "/table.txt")
-    path = f"{place}/{name}"
-    odd.store[path] = MemoryFile(odd, path, b"")
-    use()
-    assert computed == [0]
-    assert not list(tmp_path.rglob("*evil*"))
-
-
-@pytest.mark.parametrize("name", ["..", ".", "", ".hidden", "a\\b", "record.json", "x\ny"])
-def test_checkpoint_of_any_name_stays_inside(objects, tmp_path, name):
-    odd, use = objects
-    place = folder_of(odd, "/checkpoint-1/state.bin")
-    for file in ("record.json", "state.bin"):
-        there = f"{place}/{name}/{file}"
-        odd.store[there] = MemoryFile(
-            odd, there, odd.store[f"{place}/checkpoint-1/{file}"].getvalue()
-        )
-    mirror = ledger_mirror.Mirror("odd", lambda: (odd, "/store"))
-    assert mirror.names(artifacts.ROOT / place.removeprefix("/store/")) == ["checkpoint-1"]
-    assert use(half)["found"] == ["checkpoint-1"]
-    files = {file.name for file in Path.cwd().rglob("*") if file.is_file()}
-    assert files == {"record.json", "found", "delivered"}
-
-
-@pytest.mark.parametrize(
-    "answers",
-    [
-        {"find": None},
-        {"find": [None]},
-        {"find": [3, {}]},
-        {"find": ["/etc/hostname"]},
-        {"find": [""]},
-        {"info": None},
-        {"info": {}},
-        {"info": {"type": "file", "size": None}},
-        {"info": {"type": "file", "size": "9"}},
-        {"info": {"type": "file", "size": True}},
-        {"info": {"type": "link", "size": 9}},
-        {"info": {"type": "directory", "size": 9}},
-        {"ls": None},
-        {"ls": [None, 3, {}]},
-    ],
-    ids=json.dumps,
-)
-def test_odd_answer_ends_no_run(objects, tmp_path, answers):
-    odd, use = objects
-    odd.answers.update(answers)
-    use()
-    assert computed == ([] if "ls" in answers else [0])
-    if "ls" in answers:
-        with pytest.raises(InterruptedError):
-            use(half)
-    assert {file.name for file in tmp_path.iterdir()} <= {f"worker {i}" for i in range(9)}

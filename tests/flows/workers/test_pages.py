@@ -2,6 +2,7 @@
 
 import http.client
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,9 +11,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from flows.workers.server import HOSTS
 from tests import toy_project as toy
 
 EVIL = "page.example.org"
+PROXY = "ui.example.org"  # a name that the user allows
 
 
 def ask(port, path, method="POST", body='{"limit": 1}', **headers):
@@ -30,8 +33,9 @@ def shown(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ui")
     toy.create(folder, flows=True)
     command = [sys.executable, "-m", "flows.ui"]
+    environment = toy.environment() | {HOSTS: f"other, {PROXY.upper()}"}
     started = subprocess.Popen(
-        command, cwd=folder, env=toy.environment(), stdout=subprocess.PIPE, text=True
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
     )
     lines = [started.stdout.readline().split() for _ in range(2)]
     yield {name: urlsplit(address).port for name, address in lines}
@@ -53,6 +57,41 @@ def test_own_page_is_served(shown, name):
         body = f'{{"name": "{host}"}}' if name == "MLflow" else "{}"
         status, _ = ask(port, CALLS[name], body=body, Host=own, Origin=f"http://{own}")
         assert status == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "origin"),
+    [
+        ("localhost:14200", "http://localhost:14200"),
+        ("LOCALHOST:4200", "http://localhost:4200"),
+        ("[::1]:4200", "http://[::1]:4200"),
+        ("localhost", "http://localhost"),
+        (PROXY, f"https://{PROXY}"),
+    ],
+    ids=["tunnel", "case", "IPv6", "no port", "proxy"],
+)
+def test_own_page_is_served_by_another_name(shown, host, origin):
+    status, _ = ask(shown["Prefect"], CALLS["Prefect"], body="{}", Host=host, Origin=origin)
+    assert status == 200
+    assert ask(shown["Prefect"], CALLS["Prefect"], body="{}", Host=host)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "answer"),
+    [
+        ({"Host": f"{EVIL}:4200"}, f"host '{EVIL}:4200': open it as localhost, or .* in {HOSTS}"),
+        ({"Host": f"x@localhost:{EVIL}"}, f"not answer for the host 'x@localhost:{EVIL}'"),
+        ({"Origin": "http://localhost:8888"}, "a page of 'http://localhost:8888' may not ask"),
+    ],
+    ids=["host", "odd host", "page of another program"],
+)
+def test_refusal_names_the_reason_and_the_remedy(shown, headers, answer):
+    port = shown["Prefect"]
+    asked = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    asked.request("POST", CALLS["Prefect"], "{}", {"Host": f"localhost:{port}", **headers})
+    refused = asked.getresponse()
+    assert refused.status == 403
+    assert re.search(answer, refused.read().decode())
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -45,6 +45,9 @@ def test_folder_digest_is_of_names_and_bytes():
         digest("fewer", a="1"),
         digest("joined", a="1\0sub/b2"),
     ]
+    write({"file": ""})
+    Path("empty").mkdir()
+    others += [artifacts.digest(Path("file")), artifacts.digest(Path("empty"))]
     assert len({first, *others}) == 1 + len(others)
     assert re.fullmatch("[0-9a-f]{32}", first)
 

@@ -159,6 +159,28 @@ def test_server_keeps_a_token_that_only_its_user_reads(tmp_path, monkeypatch):
     assert guard.server_token() == TOKEN
 
 
+@pytest.mark.parametrize("token", ["", " \n", "fifteen letters"])
+def test_short_token_is_refused_where_it_is_read_and_where_it_is_used(tmp_path, monkeypatch, token):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(guard.NAMES, "localhost")
+    monkeypatch.setenv(guard.TOKEN, token)
+    with pytest.raises(ValueError, match=f"{guard.TOKEN} has .* needs 16"):
+        guard.Guard(Starlette())
+    (tmp_path / "config.json").write_text("{}")
+    guard.TOKEN_FILE.parent.mkdir()
+    guard.TOKEN_FILE.touch(mode=0o600)
+    guard.TOKEN_FILE.write_text(token)
+    place = guard.TOKEN if token.strip() else guard.TOKEN_FILE
+    command = [sys.executable, "-m", "tasks.engines.vllm.serve", str(tmp_path)]
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "", guard.TOKEN: token}
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 2
+    assert f"the token in {place} has {len(token.strip())} characters" in ran.stderr
+    monkeypatch.delenv(guard.TOKEN)
+    with pytest.raises(ValueError, match=f"{guard.TOKEN_FILE} has"):
+        guard.server_token()
+
+
 def test_serve_prints_where_the_token_is_and_not_the_token(tmp_path, monkeypatch):
     monkeypatch.delenv(guard.TOKEN, raising=False)
     (tmp_path / "config.json").write_text("{}")

@@ -1,0 +1,140 @@
+"""A store with objects of any names, as S3 has them, and with answers of any kind."""
+
+import json
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
+
+from flows.runs import ledger_mirror
+from tasks.ledger import artifacts
+from tasks.ledger.substeps import Ledger, Step
+from tests.flows.runs.mirror_steps import Inputs, computed, half, hollow, verb
+
+
+class Odd(MemoryFileSystem):
+    """Objects with any names, as S3 has them, and answers of any kind."""
+
+    cachable = False
+    answers: ClassVar[dict[str, object]] = {}
+
+    def find(self, path, **rest):
+        return self.answers.get("find", super().find(path, **rest))
+
+    def ls(self, path, **rest):
+        return self.answers.get("ls", super().ls(path, **rest))
+
+    def info(self, path, **rest):
+        return self.answers.get("info", super().info(path, **rest))
+
+
+@pytest.fixture
+def objects(tmp_path, monkeypatch):
+    """A store with one finished sub-step and one checkpoint, and what runs on a new worker."""
+    odd = Odd()
+    odd.store.clear()
+    odd.answers.clear()
+    numbers = iter(range(99))
+
+    def use(work=verb):
+        here = tmp_path / f"worker {next(numbers)}"
+        here.mkdir()
+        monkeypatch.chdir(here)
+        computed.clear()
+        ledger = Ledger(ledger_mirror.Mirror("odd", lambda: (odd, "/store")))
+        return work(Step("toy", "reinforce", 0, 7, ledger), Inputs())
+
+    with pytest.raises(InterruptedError):
+        use(half)
+    use()
+    use()
+    assert computed == [], "it is fetched"
+    yield odd, use
+    odd.store.clear()
+    odd.answers.clear()
+
+
+def folder_of(odd, end):
+    return next(name[: -len(end)] for name in odd.store if name.endswith(end))
+
+
+def test_empty_folder_is_fetched_and_a_missing_file_is_not(objects, capsys):
+    odd, use = objects
+    use(hollow)
+    made = use(hollow)
+    assert computed == [], "both are fetched"
+    place = folder_of(odd, "/file")
+    assert Path(artifacts.output(made, "file").path).is_file()
+    assert Path(artifacts.output(made, "folder").path).is_dir()
+    del odd.store[f"{place}/file"]
+    made = use(hollow)
+    assert computed == [0]
+    assert Path(artifacts.output(made, "file").path).is_file()
+    odd.store[f"{place}/folder"] = MemoryFile(odd, f"{place}/folder", b"")
+    use(hollow)
+    assert computed == [0], "it is a file now"
+    assert "unreachable" not in capsys.readouterr().out
+
+
+NAMES = ["weights/../../../../../../evil", "weights/..", "../0001-verb/evil", "/evil"]
+NAMES += ["weights//evil", "weights/./evil", "weights\\..\\evil", "..\\evil", "weights/a\nb"]
+NAMES += ["weights/a.bin/evil", "weights/\udc80", "weights/" + "x" * 300]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_object_of_any_name_stays_inside(objects, tmp_path, name):
+    odd, use = objects
+    place = folder_of(odd, "/table.txt")
+    path = f"{place}/{name}"
+    odd.store[path] = MemoryFile(odd, path, b"")
+    use()
+    assert computed == [0]
+    assert not list(tmp_path.rglob("*evil*"))
+
+
+@pytest.mark.parametrize("name", ["..", ".", "", ".hidden", "a\\b", "record.json", "x\ny"])
+def test_checkpoint_of_any_name_stays_inside(objects, tmp_path, name):
+    odd, use = objects
+    place = folder_of(odd, "/checkpoint-1/state.bin")
+    for file in ("record.json", "state.bin"):
+        there = f"{place}/{name}/{file}"
+        odd.store[there] = MemoryFile(
+            odd, there, odd.store[f"{place}/checkpoint-1/{file}"].getvalue()
+        )
+    mirror = ledger_mirror.Mirror("odd", lambda: (odd, "/store"))
+    assert mirror.names(artifacts.ROOT / place.removeprefix("/store/")) == ["checkpoint-1"]
+    assert use(half)["found"] == ["checkpoint-1"]
+    files = {file.name for file in Path.cwd().rglob("*") if file.is_file()}
+    assert files == {"record.json", "found", "delivered"}
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        {"find": None},
+        {"find": [None]},
+        {"find": [3, {}]},
+        {"find": ["/etc/hostname"]},
+        {"find": [""]},
+        {"info": None},
+        {"info": {}},
+        {"info": {"type": "file", "size": None}},
+        {"info": {"type": "file", "size": "9"}},
+        {"info": {"type": "file", "size": True}},
+        {"info": {"type": "link", "size": 9}},
+        {"info": {"type": "directory", "size": 9}},
+        {"ls": None},
+        {"ls": [None, 3, {}]},
+    ],
+    ids=json.dumps,
+)
+def test_odd_answer_ends_no_run(objects, tmp_path, answers):
+    odd, use = objects
+    odd.answers.update(answers)
+    use()
+    assert computed == ([] if "ls" in answers else [0])
+    if "ls" in answers:
+        with pytest.raises(InterruptedError):
+            use(half)
+    assert {file.name for file in tmp_path.iterdir()} <= {f"worker {i}" for i in range(9)}
