@@ -29,7 +29,7 @@ from tasks.ledger.substeps import Step
 from tasks.policy import machine as policies
 from tasks.policy import model as model_module
 from tasks.policy import tiny
-from tasks.questions import sources, unusable
+from tasks.questions import sources, unusable, written
 from tasks.questions.benchmarks import Rules
 from tasks.questions.entries import Entry, Problem
 from tasks.questions.experts import Dropped, Material, Trace
@@ -98,6 +98,7 @@ def prepare(step: Step, inputs: PrepareInputs, *, open_tools: OpenTools) -> Reco
     with open_tools(step.out / "corpus") as tools:
         traces, without = own.write_traces(tools)
     model, tokenizer = POLICIES[settings.policy.kind](settings.policy, own, traces, step.seed)
+    traces, forging = written.without_marks(traces, talk.forged(tokenizer))
     kept, traces, table, long, faults = leave_out_long(own, traces, tokenizer, inputs, docs, faults)
     # its lengths depend on the tokenizer, which does not depend on it
     lengths = partial(_long_entries, tokenizer, inputs)
@@ -107,7 +108,7 @@ def prepare(step: Step, inputs: PrepareInputs, *, open_tools: OpenTools) -> Reco
         check_questions(material, own, settings, step.out / "gates" / "questions.json", docs)
     for split, entries in material.questions.items():
         save_questions(entries, step.out / "questions" / f"{split}.parquet")
-    dropped = [*material.dropped, *faulty, *long, *without]
+    dropped = [*material.dropped, *faulty, *long, *without, *forging]
     rows = [vars(each) for each in dropped]
     write_table(pa.Table.from_pylist(rows, schema=DROPPED_TABLE), step.out / "dropped.parquet")
     model.save_pretrained(step.out / "initial")

@@ -1,7 +1,7 @@
 """Load a policy and its tokenizer from a folder or from the Hugging Face hub.
 
 Loading runs no code of a policy's own: weights are read as safetensors, never unpickled, and the
-architecture and the tokenizer are those of transformers.
+architecture and the tokenizer are those of transformers, even where a policy brings its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedTokenizerFast,
 )
-from transformers.models.auto.tokenization_auto import get_tokenizer_config
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.tokenization_auto import (
+    TOKENIZER_MAPPING_NAMES,
+    get_tokenizer_config,
+    tokenizer_class_from_name,
+)
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, cached_file
 
 from params.schema.base import Machine
 from params.schema.prepare import PretrainedPolicy
@@ -58,8 +64,8 @@ def load_policy(folder: str | Path, machine: Machine, revision: str | None = Non
     """Load a causal language model from a folder or a hub name, in float32, on the recipe's device.
 
     From the folder of an adapter, load its base with the adapter; only the adapter can learn.
-    Raises OSError where nothing is found, or no safetensors, and ValueError where the policy comes
-    with code of its own.
+    Raises OSError where nothing is found, or no safetensors, and ValueError where only code of the
+    policy's own can load it.
     """
     if base := adapter.base_of(Path(folder)):
         return adapter.load(_load(AutoModelForCausalLM, base, machine, None), Path(folder))
@@ -87,6 +93,8 @@ def _model(kind: Any, name: str | Path, revision: str | None, **options: Any) ->
     except OSError as error:
         if "safetensors" not in str(error):
             raise
+        if _names_safetensors(name, revision):
+            raise OSError(f"the policy {name} is incomplete: {error}: fetch it again") from error
         raise OSError(
             f"the policy {name} has no *.safetensors: other weights are pickles, which can run any "
             "code when they are read. Choose a revision with safetensors, or load the model on a "
@@ -94,16 +102,36 @@ def _model(kind: Any, name: str | Path, revision: str | None, **options: Any) ->
         ) from error
 
 
+def _names_safetensors(name: str | Path, revision: str | None) -> bool:
+    """Return whether a folder has safetensors or their index, or the hub's cache the index."""
+    if Path(name).is_dir():
+        return any(Path(name).glob("*.safetensors*"))
+    try:
+        cached_file(name, SAFE_WEIGHTS_INDEX_NAME, revision=revision, local_files_only=True)
+    except OSError:
+        return False
+    return True
+
+
 def _refuse_code(name: str | Path, revision: str | None) -> None:
-    """Raise ValueError if a policy or its tokenizer names code of its own (auto_map)."""
+    """Raise ValueError if a policy or its tokenizer has only a class of its own (auto_map)."""
     config, _ = PreTrainedConfig.get_config_dict(name, revision=revision)
-    files = {
-        "config.json": config,
-        "tokenizer_config.json": get_tokenizer_config(name, revision=revision),
-    }
-    if found := [file for file, settings in files.items() if "auto_map" in settings]:
+    kind = str(config.get("model_type"))
+    found = []
+    if config.get("auto_map") and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        found.append(f"model_type '{kind}' of config.json")
+    settings = get_tokenizer_config(name, revision=revision)
+    tokenizer = settings.get("tokenizer_class") or TOKENIZER_MAPPING_NAMES.get(kind) or ""
+    if _maps_tokenizer(settings.get("auto_map")) and not tokenizer_class_from_name(tokenizer):
+        found.append(f"tokenizer_class '{tokenizer}' of tokenizer_config.json")
+    if found:
         raise ValueError(
-            f"the policy {name} comes with code of its own: auto_map in {' and '.join(found)}. It "
-            "is not run. If transformers has the architecture itself, delete auto_map from a "
-            "folder of your own with these files, and name that folder; else choose another policy"
+            f"the policy {name} needs code of its own (auto_map), which is not run: transformers "
+            f"has no class for {' and '.join(found)}. Choose another policy, or a copy that was "
+            "saved with classes of transformers"
         )
+
+
+def _maps_tokenizer(auto_map: Any) -> bool:
+    """Return whether an auto_map names a tokenizer; in old files it is a list of its classes."""
+    return bool(auto_map.get("AutoTokenizer") if isinstance(auto_map, dict) else auto_map)

@@ -166,6 +166,29 @@ def check(
     return sound, dropped
 
 
+def without_marks(
+    traces: Sequence[Trace], forged: re.Pattern[str]
+) -> tuple[list[Trace], list[Dropped]]:
+    """Split traces into those to learn from, and those that teach to forge a turn.
+
+    forged: finds the marks of turns of the policy's tokenizer. A tool result may quote them.
+    Reason: "forged_turn", as of a rollout (``detail``: which mark).
+    """
+    kept, dropped = [], []
+    for trace in traces:
+        turns = [part for part, own in trace.parts if own]
+        found = [
+            (number, mark[0]) for number, turn in enumerate(turns) if (mark := forged.search(turn))
+        ]
+        if found:
+            place = trace.place or "a scripted trace"
+            detail = f"{place}: turn {found[0][0]} has the mark {found[0][1]}"
+            dropped.append(Dropped(trace.question.id, "forged_turn", detail))
+        else:
+            kept.append(trace)
+    return kept, dropped
+
+
 def _differences(
     traces: Sequence[Trace], check_calls: Collection[str], tools: Respond
 ) -> list[str]:

@@ -13,14 +13,27 @@ either ends its trajectory. What a question or a tool result quotes of them is e
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from params.schema.agent import Dialogue
-from tasks.trees.markers import BREAK, added_tokens, encode, markers, quote
+from tasks.trees.markers import (
+    BREAK,
+    Markers,
+    Quoting,
+    added_tokens,
+    any_of,
+    encode,
+    markers,
+    quote,
+    quoted_tokens,
+    split_marks,
+)
 from tasks.trees.outcomes import Outcome, StopReason
 from tasks.trees.tree import Call, Observation, Question
 
@@ -31,6 +44,7 @@ TAGS = tuple(
     f"<{slash}{tag}>" for tag in ("think", *TOOL_TAGS, "result", "answer") for slash in ("", "/")
 )
 
+NO_MARKS = any_of([])
 _CALL = re.compile(rf"<({'|'.join(TOOL_TAGS)})>((?:(?!<\1>).)*)</\1>", re.DOTALL)
 
 
@@ -42,58 +56,87 @@ def prompt_tokens(tokenizer: Any, dialogue: Dialogue, question: Question) -> NDA
     the recipe's own message.
     """
     marks = markers(tokenizer, TAGS)
+    expected = _frame(tokenizer, dialogue, question, marks)
+    # Text that is only normalised to a mark is rare, and quote encodes all to find it.
+    for show in (split_marks, partial(quote, tokenizer)):
+        messages = _messages(dialogue, question, marks, show)
+        tokens = _rendered(tokenizer, messages)
+        if added_tokens(tokens, marks) == expected:
+            return tokens
+    # a message and its mark have become one token
+    return _rendered(tokenizer, [(role, BREAK + text + BREAK) for role, text in messages])
 
-    def rendered(show: Callable[[str], str], around: str = "") -> NDArray[np.int32]:
-        own = [show(message.content) for message in question.before if message.role == "system"]
-        system = "\n\n".join(filter(None, [quote(tokenizer, dialogue.system, marks, TAGS), *own]))
-        messages = [
-            *([("system", system)] if system else []),
-            *((m.role, show(m.content)) for m in question.before if m.role != "system"),
-            ("user", show(question.text)),
-        ]
-        text = tokenizer.apply_chat_template(
-            [{"role": role, "content": around + content + around} for role, content in messages],
-            tokenize=False,
-            add_generation_prompt=True,
-        )
-        return encode(tokenizer, text)
 
-    def quoted(text: str) -> str:
-        return quote(tokenizer, text, marks)
-
-    tokens, plain = rendered(quoted), rendered(_harmless)
-    if added_tokens(tokens, marks) == added_tokens(plain, marks):
-        return tokens
-    return rendered(quoted, around=BREAK)  # a message and its mark had become one token
+def _frame(tokenizer: Any, dialogue: Dialogue, question: Question, marks: Markers) -> list[int]:
+    """Return the added tokens of a prompt, in order, as far as its template writes them."""
+    before = tuple(replace(each, content=_harmless(each.content)) for each in question.before)
+    plain = replace(question, text=_harmless(question.text), before=before)
+    key = dialogue.system, plain.text, before
+    if key not in marks.frames:
+        messages = _messages(dialogue, plain, marks, partial(quote, tokenizer))
+        marks.frames[key] = added_tokens(_rendered(tokenizer, messages), marks)
+    return marks.frames[key]
 
 
 def _harmless(text: str) -> str:
+    """Return a text without any mark, which a template treats alike: blank if ``text`` is."""
     return "a" if text.strip() else text
 
 
-def stop_strings(tokenizer: Any) -> tuple[str, ...]:
-    """Return the texts that end a turn: the tags, and what would forge another turn.
+def _messages(
+    dialogue: Dialogue, question: Question, marks: Markers, show: Callable[[str, Quoting], str]
+) -> list[tuple[str, str]]:
+    """Return role and content of each message of a prompt, as ``show`` quotes it."""
+    own = [show(each.content, marks.quoted) for each in question.before if each.role == "system"]
+    system = "\n\n".join(filter(None, [show(dialogue.system, marks.spared), *own]))
+    others = [
+        (m.role, show(m.content, marks.quoted)) for m in question.before if m.role != "system"
+    ]
+    return [
+        *([("system", system)] if system else []),
+        *others,
+        ("user", show(question.text, marks.quoted)),
+    ]
 
-    The end token's own text is left out: the token ends a turn without a stop string.
+
+def _rendered(tokenizer: Any, messages: Sequence[tuple[str, str]]) -> NDArray[np.int32]:
+    """Apply the chat template, up to where the agent begins."""
+    text = tokenizer.apply_chat_template(
+        [{"role": role, "content": content} for role, content in messages],
+        tokenize=False,
+        add_generation_prompt=True,
+    )
+    return encode(tokenizer, text)
+
+
+def stop_strings(tokenizer: Any) -> tuple[str, ...]:
+    """Return the texts that end a turn: the tags, and the marks of turns that the template writes.
+
+    Engines search for each of them after each token, and a tokenizer may have a thousand special
+    tokens that no template uses: ``read_turn`` finds these when the turn has ended. The end token's
+    own text is left out: the token ends a turn without a stop string.
     """
     end = tokenizer.eos_token or ""
-    return (*STOP_STRINGS, *(mark for mark in forged(tokenizer) if mark not in end))
+    rendered = markers(tokenizer, TAGS).rendered
+    return (*STOP_STRINGS, *(mark for mark in rendered if mark not in end))
 
 
-def forged(tokenizer: Any) -> tuple[str, ...]:
-    """Return the marks of turns that an agent must not write."""
+def forged(tokenizer: Any) -> re.Pattern[str]:
+    """Return a pattern that finds the marks of turns, which an agent must not write."""
     return markers(tokenizer, TAGS).forged
 
 
-def read_turn(text: str, stopped: str, forged: Collection[str] = ()) -> tuple[str, Call | None]:
+def read_turn(
+    text: str, stopped: str, forged: re.Pattern[str] = NO_MARKS
+) -> tuple[str, Call | None]:
     """Return the outcome of a turn, and its tool call if it ended with one.
 
-    ``text`` is without the end token, ``stopped`` is the engine's StopReason, ``forged`` are the
-    marks of turns. The text may extend past the closing tag, because a token may.
+    ``text`` is without the end token, ``stopped`` is the engine's StopReason, ``forged``
+    finds the marks of turns. The text may extend past the closing tag, because a token may.
     """
     if any(tag in text for tag in RESULT_TAGS):
         return Outcome.FORGED_RESULT, None
-    if any(mark in text for mark in forged):
+    if forged.search(text):
         return Outcome.FORGED_TURN, None
     if stopped == StopReason.LENGTH:
         return Outcome.CUT, None
@@ -115,7 +158,7 @@ def result_tokens(
     """
     opening, closing = (encode(tokenizer, tag) for tag in RESULT_TAGS)
     readable = observation.text.encode(errors="replace").decode()  # no lone surrogates
-    body = encode(tokenizer, quote(tokenizer, readable.strip(), markers(tokenizer, TAGS)))
+    body = quoted_tokens(tokenizer, readable.strip(), markers(tokenizer, TAGS).quoted)
     room = limit - len(opening) - len(closing)
     if len(body) > room:
         mark = encode(tokenizer, "...")

@@ -7,9 +7,11 @@ that writes one forges a turn.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import groupby, takewhile
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -40,14 +42,28 @@ CALLED: Sequence[Conversation] = ([USER, {**AGENT, "tool_calls": [CALL]}, RESULT
 
 
 @dataclass(frozen=True)
+class Quoting:
+    """The marks that a quoted text must not have."""
+
+    marks: re.Pattern[str]
+    split: Mapping[str, str]  # text of each mark -> the same with BREAK inside
+    banned: Set[int]  # ids of added tokens
+
+
+@dataclass(frozen=True)
 class Markers:
     """What the tokens of quoted text must not be, and what an agent must not write."""
 
     tokens: Mapping[int, str]  # added tokens by id
-    quoted: Mapping[str, str]  # text of each mark -> the same with BREAK inside
-    forged: tuple[str, ...]  # texts that begin or end a turn, the shortest first
+    quoted: Quoting  # of text that others wrote
+    spared: Quoting  # of text that may name the agent's own tags
+    forged: re.Pattern[str]  # finds a text that begins or ends a turn
+    rendered: tuple[str, ...]  # those of these texts that the template writes
+    # messages -> the added tokens of their rendering, for messages whose contents are harmless
+    frames: dict[Any, list[int]] = field(default_factory=dict)
 
 
+# A tokenizer has no owner of ours that all stages share, and to find its marks takes a while.
 _markers: WeakKeyDictionary[Any, dict[Any, Markers]] = WeakKeyDictionary()
 
 
@@ -67,26 +83,60 @@ def markers(tokenizer: Any, own: Collection[str] = ()) -> Markers:
     return known[key]
 
 
+def any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """Compile a pattern that finds the longest of the texts at a place; of no texts, nothing.
+
+    Shared beginnings are compared once: a tokenizer may have thousands of marks that begin alike.
+    """
+    groups = groupby(sorted(set(texts)), key=lambda text: text[0])
+    return re.compile("|".join(_branch(list(group)) for _, group in groups) or "(?!)")
+
+
+def _branch(texts: Sequence[str]) -> str:
+    """Return the expression for sorted texts with the same first character."""
+    alike = takewhile(lambda pair: pair[0] == pair[1], zip(texts[0], texts[-1], strict=False))
+    shared = "".join(sign for sign, _ in alike)
+    rests = [text[len(shared) :] for text in texts]
+    groups = groupby(filter(None, rests), key=lambda text: text[0])
+    branches = "|".join(_branch(list(group)) for _, group in groups)
+    ending = f"(?:{branches}){'' if rests[0] else '?'}" if branches else ""
+    return re.escape(shared) + ending
+
+
 def encode(tokenizer: Any, text: str) -> NDArray[np.int32]:
     """Return the token ids of a text without special tokens; parts at ``BREAK`` separately."""
     parts = (tokenizer.encode(part, add_special_tokens=False) for part in text.split(BREAK))
     return np.array([token for part in parts for token in part], np.int32)
 
 
-def quote(tokenizer: Any, text: str, found: Markers, spare: Collection[str] = ()) -> str:
+def split_marks(text: str, quoting: Quoting) -> str:
+    """Insert ``BREAK`` so that no mark is left whole; ``BREAK`` itself is replaced before."""
+    text, count = text.replace(BREAK, UNREADABLE), 1
+    while count:  # again for marks inside, or across the end of, one that has been split
+        text, count = quoting.marks.subn(lambda found: quoting.split[found[0]], text)
+    return text
+
+
+def quote(tokenizer: Any, text: str, quoting: Quoting) -> str:
     """Insert ``BREAK`` so that ``encode`` gives the same text without the tokens of its marks.
 
-    spare: texts of added tokens that stay as they are. A tokenizer may also take other text for an
-    added token, such as full-width letters: where that is so, the text is split further. A single
-    character that is such a token becomes the replacement character.
+    A tokenizer may also take other text for an added token, such as full-width letters: where that
+    is so, the text is split further. A single character that is such a token becomes the
+    replacement character.
     """
-    text = text.replace(BREAK, UNREADABLE)
-    for mark, split in found.quoted.items():
-        if mark not in spare:
-            text = text.replace(mark, split)
-    banned = {token for token, mark in found.tokens.items() if mark not in spare}
-    parts = (part for whole in text.split(BREAK) for part in _apart(tokenizer, whole, banned))
-    return BREAK.join(parts)
+    return BREAK.join(part for part, _ in _quoted(tokenizer, text, quoting))
+
+
+def quoted_tokens(tokenizer: Any, text: str, quoting: Quoting) -> NDArray[np.int32]:
+    """Return what ``encode`` gives for what ``quote`` gives."""
+    parts = _quoted(tokenizer, text, quoting)
+    return np.array([token for _, tokens in parts for token in tokens], np.int32)
+
+
+def _quoted(tokenizer: Any, text: str, quoting: Quoting) -> Iterator[tuple[str, Sequence[int]]]:
+    """Yield the parts of a quoted text, each with its tokens."""
+    for part in split_marks(text, quoting).split(BREAK):
+        yield from _apart(tokenizer, part, quoting.banned)
 
 
 def added_tokens(tokens: NDArray[np.int32], found: Markers) -> list[int]:
@@ -94,12 +144,13 @@ def added_tokens(tokens: NDArray[np.int32], found: Markers) -> list[int]:
     return [token for token in tokens.tolist() if token in found.tokens]
 
 
-def _apart(tokenizer: Any, text: str, banned: Set[int]) -> Iterator[str]:
-    """Yield the parts of a text, halved until none of them has a banned token."""
-    if banned.isdisjoint(tokenizer.encode(text, add_special_tokens=False)):
-        yield text
+def _apart(tokenizer: Any, text: str, banned: Set[int]) -> Iterator[tuple[str, Sequence[int]]]:
+    """Halve a text until no part has a banned token; yield each part with its tokens."""
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    if banned.isdisjoint(tokens):
+        yield text, tokens
     elif len(text) == 1:
-        yield UNREADABLE
+        yield UNREADABLE, tokenizer.encode(UNREADABLE, add_special_tokens=False)
     else:
         middle = len(text) // 2
         yield from _apart(tokenizer, text[:middle], banned)
@@ -114,22 +165,45 @@ def _find(tokenizer: Any, own: Collection[str]) -> Markers:
     }
     spoken = list(_renderings(tokenizer, SPOKEN, None))
     template = "\n".join([*spoken, *_renderings(tokenizer, CALLED, [TOOL])])
-    used = {mark.content for mark in added.values() if mark.special or mark.content in template}
+    used = {mark.content for mark in added.values() if mark.content in template}
+    control = {mark.content for mark in added.values() if mark.special}
     tokens = {
         token: mark.content
         for token, mark in added.items()
-        if len(mark.content) > 1 or mark.content in used
+        if len(mark.content) > 1 or mark.content in used | control
     }
     plain = _plain_marks(spoken, set(tokens.values()))
     quoted = {*tokens.values(), *plain, *own}
     if tokenizer.unk_token:
         quoted.add(tokenizer.unk_token)
-    forged = {mark for mark in used if _is_mark(mark)} | {m for m in plain if _is_bracketed(m)}
+    splits = {mark: _split(tokenizer, mark) for mark in quoted}
+    forged = {mark for mark in used | control if _is_mark(mark)} | set(filter(_is_bracketed, plain))
+    forged = {mark for mark in forged if not any(mark in tag for tag in own)}
     return Markers(
         tokens,
-        {mark: _split(tokenizer, mark) for mark in _longest_first(quoted)},
-        tuple(m for m in _longest_first(forged)[::-1] if not any(m in tag for tag in own)),
+        _quoting(tokens, splits),
+        _quoting(tokens, splits, own),
+        any_of(forged),
+        _shortest(forged & (used | plain)),
     )
+
+
+def _quoting(
+    tokens: Mapping[int, str], splits: Mapping[str, str], spare: Collection[str] = ()
+) -> Quoting:
+    """Return the quoting of text in which the marks ``spare`` stay as they are."""
+    marks = [mark for mark, split in splits.items() if BREAK in split and mark not in spare]
+    banned = frozenset(token for token, mark in tokens.items() if mark not in spare)
+    return Quoting(any_of(marks), splits, banned)
+
+
+def _shortest(texts: Collection[str]) -> tuple[str, ...]:
+    """Return the texts that contain no other of them: any text with the others has one of these."""
+    kept: list[str] = []
+    for text in reversed(_longest_first(texts)):
+        if not any(other in text for other in kept):
+            kept.append(text)
+    return tuple(kept)
 
 
 def _longest_first(texts: Iterable[str]) -> list[str]:

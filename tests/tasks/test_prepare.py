@@ -1,6 +1,8 @@
 """prepare: its sources, its tables and checks, and the whole verb with real and small tools."""
 
+import copy
 import json
+from collections import Counter
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,6 +20,7 @@ from params.schema.prepare import (
     ComputationExpert,
     ComputationQuestions,
     Prepare,
+    PretrainedPolicy,
     TinyPolicy,
     WrittenTraces,
 )
@@ -550,6 +553,33 @@ def test_a_set_of_which_no_trace_is_left_is_refused_by_the_gate(folder, monkeypa
     monkeypatch.setitem(SOURCES, "benchmarks", lambda *_: nothing)
     with pytest.raises(GateError, match="there are traces"):
         run(Calculator().open, settings=chosen)
+
+
+def test_traces_with_marks_of_the_policys_tokenizer_are_dropped(folder, policy, tokenizer):
+    """The marks are those of the policy that is fetched: here the sign ⟦user⟧."""
+    own = copy.deepcopy(tokenizer)
+    own.add_special_tokens({"additional_special_tokens": ["⟦user⟧"]})
+    model = copy.deepcopy(policy)
+    model.resize_token_embeddings(len(own))
+    for part in (model, own):
+        part.save_pretrained("fetched")
+    write("data/sources/mine/train.jsonl", *({"q": f"What is {c}?", "a": c} for c in "abcd"))
+    write(
+        "data/sources/own/traces.jsonl",
+        *({"q": f"What is {c}?", "r": f"<answer>\\boxed{{{c}}}</answer>"} for c in "abcd"),
+        {"q": "What is a?", "r": "<think>⟦user⟧</think><answer>\\boxed{a}</answer>"},
+        {"q": "What is b?", "r": "<think>⟦user⟧</think><answer>\\boxed{b}</answer>"},
+    )
+    fetched = PretrainedPolicy(kind="pretrained", name="fetched", revision=None, context=256)
+    made = run(
+        Calculator().open,
+        settings=settings(questions=SETS, expert=WRITTEN, policy=fetched),
+        sets={"mine": ROW},
+        tools={"search": SEARCH},
+    )
+    reasons = Counter(row["reason"] for row in read_rows(places_of(made)["dropped"]))
+    assert reasons["forged_turn"] in (1, 2), "one of the four goes to validation"
+    assert not any("⟦" in row["text"] for row in read_rows(places_of(made)["traces"]))
 
 
 def test_questions_that_break_an_expectation_stop_the_run_before_any_tool_is_opened(

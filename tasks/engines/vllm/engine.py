@@ -30,6 +30,7 @@ from tasks.engines.vllm.connection import (
 from tasks.engines.vllm.messages import Drawn, Turn
 from tasks.trees import marks
 from tasks.trees.dialogue import stop_strings
+from tasks.trees.markers import any_of
 from tasks.trees.outcomes import StopReason
 
 RESTARTS = 3  # of a vLLM that dies while it samples, before the rollout fails
@@ -288,7 +289,8 @@ class VllmSession:
 
 def stop_tokens(pieces: Sequence[str], stop: Sequence[str]) -> tuple[int, ...]:
     """Return the tokens whose text contains a whole stop string."""
-    return tuple(token for token, piece in enumerate(pieces) if any(text in piece for text in stop))
+    whole = any_of(stop)
+    return tuple(token for token, piece in enumerate(pieces) if whole.search(piece))
 
 
 def stop_texts(pieces: Sequence[str], stop: Sequence[str]) -> tuple[str, ...]:

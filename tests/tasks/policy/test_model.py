@@ -12,6 +12,8 @@ from params.schema.base import Machine
 from params.schema.prepare import PretrainedPolicy
 from tasks.policy.model import fetch_policy, load_backbone, load_policy
 
+MACHINE = Machine(threads=1, device="cpu", precision="float32")
+
 # ---- tokenizer
 
 
@@ -59,11 +61,10 @@ class Pickled:
 
 def refused(folder, kind, match):
     """Check that nothing loads a model from ``folder``."""
-    machine = Machine(threads=1, device="cpu", precision="float32")
     settings = PretrainedPolicy(kind="pretrained", name=str(folder), revision=None, context=256)
     for load in (
-        lambda: load_policy(folder, machine),
-        lambda: load_backbone(folder, machine),
+        lambda: load_policy(folder, MACHINE),
+        lambda: load_backbone(folder, MACHINE),
         lambda: fetch_policy(settings),
     ):
         with pytest.raises(kind, match=match):
@@ -84,24 +85,72 @@ def test_pickled_weights_are_refused_unread(policy, tokenizer, tmp_path, zipped)
     assert (tmp_path / "unpickled").exists(), "it would have"
 
 
-@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
-@pytest.mark.parametrize("kind", ["qwen2", "unknown"])
-def test_code_of_a_policy_is_refused_unrun(policy, tokenizer, tmp_path, monkeypatch, file, kind):
-    """Also where transformers would ask, and is told to run it."""
+def test_incomplete_policy_names_the_missing_file(policy, tokenizer, tmp_path):
+    policy.save_pretrained(tmp_path, max_shard_size="20KB")
+    tokenizer.save_pretrained(tmp_path)
+    _, missing, *_ = sorted(tmp_path.glob("model-*.safetensors"))
+    missing.unlink()
+    refused(tmp_path, OSError, f"incomplete.*{missing.name}.*fetch it again")
+
+
+@pytest.fixture
+def with_code(policy, tokenizer, tmp_path, monkeypatch):
+    """A function that writes a policy with code of its own; whoever is asked agrees to run it."""
     folder, run = tmp_path / "policy", tmp_path / "run"
-    for part in (policy, tokenizer):
-        part.save_pretrained(folder)
-    (folder / "own.py").write_text(f"import os\nos.mkdir({str(run)!r})\n")
-    names = dict.fromkeys(("AutoConfig", "AutoModel", "AutoModelForCausalLM"), "own.Own")
-    names["AutoTokenizer"] = ["own.Own", "own.Own"]
-    settings = json.loads((folder / file).read_text())
-    settings |= {"auto_map": names, "model_type": kind, "tokenizer_class": "Own"}
-    (folder / file).write_text(json.dumps(settings))
+
+    def write(file, **changes):
+        for part in (policy, tokenizer):
+            part.save_pretrained(folder)
+        (folder / "own.py").write_text(f"import os\nos.mkdir({str(run)!r})\n")
+        settings = json.loads((folder / file).read_text())
+        (folder / file).write_text(json.dumps(settings | changes))
+        return folder
+
     monkeypatch.setattr("builtins.input", lambda *_: "y")
-    refused(folder, ValueError, f"code of its own: auto_map in {file}.*delete auto_map")
+    yield write
     assert not run.exists()
+
+
+OWN = dict.fromkeys(("AutoConfig", "AutoModel", "AutoModelForCausalLM"), "own.Own")
+OWN["AutoTokenizer"] = ["own.Own", "own.Own"]
+
+
+@pytest.mark.parametrize(
+    ("file", "changes"),
+    [
+        ("config.json", {"model_type": "unknown", "auto_map": OWN}),
+        ("config.json", {"model_type": "t5", "auto_map": OWN}),
+        ("tokenizer_config.json", {"tokenizer_class": "Own", "auto_map": OWN}),
+        ("tokenizer_config.json", {"tokenizer_class": "Own", "auto_map": OWN["AutoTokenizer"]}),
+    ],
+)
+def test_policy_that_needs_code_of_its_own_is_refused(with_code, file, changes):
+    """Also where transformers would ask, and is told to run it."""
+    refused(with_code(file, **changes), ValueError, f"needs code of its own.*{file}")
+
+
+@pytest.mark.parametrize(
+    ("file", "changes"),
+    [
+        ("config.json", {"auto_map": OWN}),
+        ("config.json", {"auto_map": {}}),
+        ("tokenizer_config.json", {"tokenizer_class": "Qwen2Tokenizer", "auto_map": OWN}),
+        ("tokenizer_config.json", {"auto_map": OWN["AutoTokenizer"]}),
+        ("tokenizer_config.json", {"auto_map": {"AutoProcessor": "own.Own"}}),
+    ],
+)
+def test_policy_that_transformers_knows_is_loaded_without_its_code(
+    with_code, policy, file, changes
+):
+    folder = with_code(file, **changes)
+    settings = PretrainedPolicy(kind="pretrained", name=str(folder), revision=None, context=256)
+    fetched, tokenizer = fetch_policy(settings)
+    for loaded in (fetched, load_policy(folder, MACHINE)):
+        assert type(loaded) is type(policy) and torch.equal(weights(loaded), weights(policy))
+    assert type(load_backbone(folder, MACHINE)) is type(policy.base_model)
+    assert type(tokenizer).__module__.startswith("transformers.")
 
 
 def test_missing_policy_raises(tmp_path):
     with pytest.raises(OSError, match="nowhere"):
-        load_policy(tmp_path / "nowhere", Machine(threads=1, device="cpu", precision="float32"))
+        load_policy(tmp_path / "nowhere", MACHINE)

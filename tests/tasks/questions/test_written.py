@@ -14,6 +14,7 @@ from tasks.questions import written
 from tasks.questions.experts import Dropped, Trace
 from tasks.settings import load as settings_of
 from tasks.tools.python import python_tool
+from tasks.trees.markers import any_of
 from tasks.trees.tree import Message, Observation, Question
 
 ROOT = Path(__file__).parents[3]
@@ -144,6 +145,22 @@ def test_wrong_repeated_and_invented_traces_are_dropped_with_reasons():
         Dropped("q2", "trace_of_question_left_out", "validation"),
         Dropped("q1", "tool_result_differs", "t, line 3: python returns '2', not '-777'"),
         Dropped("q1", "tool_result_differs", "t, line 106: python returns '2', not '3'"),
+    ]
+
+
+def test_traces_that_forge_a_turn_are_dropped():
+    marks = any_of(["<start_of_turn>", "[INST]"])
+    traces = [
+        trace(1, CALL + "<result>[INST]</result>" + END),
+        trace(2, CALL + RESULT + "<think>[INST] a</think>" + END),
+        trace(3, "<think><start_of_turn>user</think>" + END),
+        trace(4, END),
+    ]
+    kept, dropped = written.without_marks(traces, marks)
+    assert kept == [traces[0], traces[3]]
+    assert dropped == [
+        Dropped("q1", "forged_turn", "t, line 2: turn 1 has the mark [INST]"),
+        Dropped("q1", "forged_turn", "t, line 3: turn 0 has the mark <start_of_turn>"),
     ]
 
 

@@ -4,6 +4,7 @@ Each attack must be a named outcome, leave nothing outside the sandbox, and leav
 fresh as the first. What the Python tool alone withstands is in tools/test_python.py.
 """
 
+import copy
 import os
 import re
 import resource
@@ -647,6 +648,19 @@ def test_forged_turn_ends_and_earns_nothing(play, python, forged):
     reward = reward_of(tree)
     assert (reward["outcome"], reward["reward"], reward["success"]) == ("forged_turn", -1.0, False)
     assert "forged_turn" in reward["faults"]
+
+
+def test_a_control_token_that_no_template_writes_forges_a_turn(tokenizer, tmp_path):
+    """No engine stops there, so that the turn goes on to its own end; no tool runs its call."""
+    reserved = [f"<|reserved_{number}|>" for number in range(300)]
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": reserved})
+    assert set(talk.stop_strings(tokenizer)) == {*talk.STOP_STRINGS, USER, ASSISTANT}
+    turn = f"<think>{reserved[7]}</think><python>1</python>"
+    setting = Setting(tokenizer, room(), budget(1), partial(respond, {}), "0")
+    (tree,) = grow([QUESTION], Agent(tokenizer, [turn]), setting)
+    (said,), _ = only(tree)
+    assert (said.outcome, said.text) == (Outcome.FORGED_TURN, turn)
 
 
 def test_end_token_and_tags_forge_nothing(play, python):

@@ -160,22 +160,25 @@ def test_the_recipe_may_name_its_tags():
 
 
 @pytest.mark.parametrize(
-    ("template", "forged"),
+    ("template", "rendered", "reserved"),
     [
-        (NAMED, {"<|user|>", "<|assistant|>", "<|system|>", END}),
+        (NAMED, {"<|user|>", "<|assistant|>", "<|system|>"}, set()),
         (
             THINKING,
-            {"<|start|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"}
-            | {"...", END},
+            {"<|start|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"},
+            {"..."},
         ),
-        (BRACKETED, {"[INST]", "[/INST]", "<<SYS>>", "<</SYS>>", END}),
+        (BRACKETED, {"[INST]", "[/INST]", "<<SYS>>", "<</SYS>>"}, set()),
     ],
     ids=["named", "thinking", "bracketed"],
 )
-def test_marks_that_an_agent_must_not_write(template, forged):
+def test_marks_that_an_agent_must_not_write(template, rendered, reserved):
+    """An engine stops at those that the template writes; the others are found in the whole turn."""
     added = build(template)
-    assert set(talk.forged(added)) == forged
-    assert set(talk.stop_strings(added)) == {*talk.STOP_STRINGS, *forged} - {END}
+    forged = {*rendered, *reserved, END}
+    assert set(talk.stop_strings(added)) == {*talk.STOP_STRINGS, *rendered}
+    whole = " ".join([*TEXTS, *sorted(rendered)])
+    assert set(talk.forged(added).findall(whole)) == forged
     assert talk.read_turn("<think>a</think>", "end", talk.forged(added))[0] == Outcome.NO_ANSWER
     for mark in forged:
         for stopped in ("stop", "end", "length"):
@@ -186,4 +189,5 @@ def test_marks_that_an_agent_must_not_write(template, forged):
 def test_a_tokenizer_without_a_template_has_the_marks_of_its_tokens():
     added = build(NAMED)
     added.chat_template = None
-    assert set(markers(added).forged) == {"<|assistant|>", END}
+    assert set(markers(added).forged.findall("".join(TEXTS))) == {"<|assistant|>", END}
+    assert markers(added).rendered == ()
