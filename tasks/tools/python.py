@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import queue
+import select
 import shutil
 import socket
 import struct
@@ -151,12 +152,15 @@ def _call_or_replace(
 ) -> Observation:
     """Run the code in the worker at ``place``; where it dies or does not answer, in a new one.
 
-    A worker may have died while it was idle, which is no fault of the code: only the second one
-    that the code's call loses is "killed". A call has no effects outside, so it can be repeated.
+    A worker may be killed from outside, which is no fault of the code: only the second one that
+    ends while it runs the code is "killed". A call has no effects outside, so it can be repeated.
     """
     for _ in range(2):
-        worker = team[place] or _start(settings, backend)
-        team[place] = worker
+        worker = team[place]
+        if worker is not None and _has_ended(worker):
+            team[place] = None
+            _stop(worker)
+        worker = team[place] = team[place] or _start(settings, backend)
         kills = worker.group.kills() if worker.group else 0
         try:
             return _run_code(worker, code, settings.wall_seconds + GRACE_SECONDS)
@@ -167,6 +171,13 @@ def _call_or_replace(
             if ended_for_memory:
                 return Observation(Outcome.MEMORY, "")
     return Observation(Outcome.KILLED, "")
+
+
+def _has_ended(worker: _Worker) -> bool:
+    """Return whether an idle worker has closed its channel: it says nothing by itself."""
+    poll = select.poll()
+    poll.register(worker.channel, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _run_code(worker: _Worker, code: str, seconds: float) -> Observation:

@@ -641,14 +641,15 @@ def answer(keeper: int | None, config: dict) -> int:
         guarded(run_code, writer, supervisor, payload.decode(errors="replace"), config)
     os.close(writer)
     text, cut = watch(reader, runner, family, config)
-    seen = family.processor_seconds()  # of those, too, that nobody waits for
+    if family.members() != [runner]:
+        family.processor_seconds()  # of those, too, that nobody waits for
     os.kill(runner, signal.SIGKILL)
     _, status = os.waitpid(runner, 0)
     end_family(keeper)
     if killed_for_memory(config["events"]) > killed_before:
         cut = cut or MEMORY_LIMIT
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    used = max(seen, usage.ru_utime + usage.ru_stime)
+    used = max(family.seconds, usage.ru_utime + usage.ru_stime)
     outcome = cut or name_outcome(os.waitstatus_to_exitcode(status), used, config)
     write_frame(json.dumps([outcome, text.rstrip("\n")]).encode())
     return 0

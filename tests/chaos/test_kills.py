@@ -86,14 +86,14 @@ def test_killed_sandboxes_do_not_show(prepared, expected, folder, kind):
         if now > next_look:  # slower than a call
             found, next_look = runs.sandboxes(run.pid), now + 0.3
         chosen = [each for each in found if runs.is_working(each) is (kind == "working")]
-        if chosen and killed < 12 and now > next_kill:
+        if chosen and now > next_kill:
             runs.kill(runs.below(draw.choice(chosen)))
             killed += 1
-            next_kill = now + draw.uniform(0.3, 1.0)  # a new one needs 0.2 s
+            next_kill = now + draw.uniform(2, 4)  # not the call that is asked again
         time.sleep(0.001)
     print(f"killed {killed} {kind} sandboxes")
     assert run.returncode == 0, runs.said(folder).read_text()
-    assert killed >= 5
+    assert killed >= 3
     assert runs.outcome(folder) == expected
     runs.check_sound(folder)
 
