@@ -26,7 +26,7 @@ from tasks.engines import Sample
 from tasks.environments.question import respond
 from tasks.policy.tiny import ASSISTANT, USER
 from tasks.policy.tiny import END as END_TOKEN
-from tasks.reward import score
+from tasks.reward import score_trees
 from tasks.rollouts.rounds import Setting, grow
 from tasks.tools.python import PythonTool, python_tool
 from tasks.tools.sandbox import UNUSED_USERS
@@ -278,12 +278,12 @@ def processes() -> list[int]:
 
 
 def settled_processes() -> int:
-    """Return the number of processes once it has stopped changing."""
-    last = -1
-    while (now := len(processes())) != last:
-        last = now
+    """Return the number of processes once it has not changed for a while."""
+    seen = [-1, -1, -1]
+    while len(set(seen)) > 1 or seen[0] < 0:
+        seen = [*seen[1:], len(processes())]
         time.sleep(0.05)
-    return last
+    return seen[0]
 
 
 @pytest.fixture
@@ -600,9 +600,9 @@ def prints(said: str | bytes) -> str:
 
 
 def reward_of(tree) -> dict:
-    (trajectory,) = tree.trajectories()
     settings = Reward(broken_format=-1.0, wrong=0.0, many_tools_bonus=0.1)
-    return score(trajectory, tree.question, settings)
+    (row,) = score_trees([tree], settings)
+    return row
 
 
 @pytest.mark.parametrize(
