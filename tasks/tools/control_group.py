@@ -91,7 +91,8 @@ def _limited(folder: Path, version: Version, limit_bytes: int) -> Group:
 
 def _places() -> Iterator[tuple[Path, Version]]:
     """Yield where a group with a limit of memory may be made, nearest to this process first."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
+    file = Path("/proc/self/cgroup")
+    for line in file.read_text().splitlines() if file.exists() else ():
         _, controllers, path = line.split(":", 2)
         own = Path(path.lstrip("/"))
         if "memory" in controllers.split(","):

@@ -217,12 +217,13 @@ def _start(settings: PythonTool, backend: str) -> _Worker:
 
 
 def _started(settings: PythonTool, backend: str) -> _Worker:
+    command = sandbox.command(settings.model_dump(), backend)
     ours, theirs = socket.socketpair()
     limit_mib = settings.memory_mib + settings.file_mib + GROUP_MIB
     group = control_group.make_group(limit_mib * MEBIBYTE)
     with theirs:
         process = subprocess.Popen(
-            sandbox.command(settings.model_dump(), backend),
+            command,
             stdin=theirs.fileno(),
             stdout=theirs.fileno(),
             stderr=subprocess.PIPE,

@@ -306,31 +306,27 @@ PROCESSES = {
     ),
 }
 
+SIX_HOLD = (
+    "import os, time\n"
+    "for _ in range(6):\n"
+    "    if os.fork() == 0:\n"
+    "        x = bytearray(40 * 2 ** 20)\n"
+    "        for i in range(0, len(x), 4096): x[i] = 1\n"
+    "        time.sleep(5); os._exit(0)\n"
+    "time.sleep(5); print('held')"
+)
 MEMORY = {
     "a large array": Script("x = bytearray(10 ** 9)", r"MemoryError", "memory"),
     "a list that grows": Script(
         "x = []\nwhile True: x.append(' ' * 10 ** 6)", r"MemoryError", "memory"
     ),
     "six processes": Script(
-        "import os, time\n"
-        "for _ in range(6):\n"
-        "    if os.fork() == 0:\n"
-        "        x = bytearray(40 * 2 ** 20)\n"
-        "        for i in range(0, len(x), 4096): x[i] = 1\n"
-        "        time.sleep(5); os._exit(0)\n"
-        "time.sleep(5); print('held')",
+        SIX_HOLD,
         r"",
         "memory",
     ),
     "processes that hide their memory": Script(
-        CALL + "import os, time\n"
-        "libc.prctl(4, 0, 0, 0, 0)\n"
-        "for _ in range(6):\n"
-        "    if os.fork() == 0:\n"
-        "        x = bytearray(40 * 2 ** 20)\n"
-        "        for i in range(0, len(x), 4096): x[i] = 1\n"
-        "        time.sleep(5); os._exit(0)\n"
-        "time.sleep(5); print('held')",
+        CALL + "libc.prctl(4, 0, 0, 0, 0)\n" + SIX_HOLD,
         r"",
         "memory",
     ),

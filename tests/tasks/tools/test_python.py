@@ -515,6 +515,18 @@ def test_without_a_control_group_the_sums_are_limited(sandbox, monkeypatch):
         assert one(call, TIME["a chain of forks"].code) == Observation("timeout", "")
 
 
+def test_a_control_group_that_takes_no_process_does_no_harm(tmp_path, monkeypatch):
+    def make(limit_bytes):
+        (folder := tmp_path / "group").mkdir()
+        members = os.open("/dev/full", os.O_WRONLY)  # every write fails
+        return control_group.Group(folder, members, os.open("/dev/null", os.O_RDONLY))
+
+    monkeypatch.setattr(control_group, "make_group", make)
+    with python_tool(limits("unshare"), 1) as call:
+        assert one(call, "1 + 1") == Observation("ok", "2")
+    assert not (tmp_path / "group").exists()
+
+
 def test_a_control_group_bounds_what_nobody_counts():
     """Where this user may make one: the kernel ends a process of the group, and it is removed."""
     group = control_group.make_group(64 * 2**20)
