@@ -28,6 +28,7 @@ from params.schema.base import (
     PositiveFloat,
 )
 from tasks.tools import control_group, sandbox
+from tasks.tools.contract import Opening, OpenTool, ToolKind, text_spec, text_tool
 from tasks.tools.python_worker import MEBIBYTE
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Observation
@@ -136,6 +137,24 @@ def python_tool(settings: PythonTool, workers: int) -> Iterator[Run]:
             for worker in team:
                 if worker is not None:
                     _stop(worker)
+
+
+SPEC = text_spec(
+    "python",
+    "Run Python code in a fresh interpreter without network and files of its own. The result is "
+    "what the code prints.",
+    "code",
+    "The Python code. Print what you want to see.",
+)
+
+
+@contextmanager
+def _open(settings: PythonTool, opening: Opening) -> Iterator[OpenTool]:
+    with python_tool(settings, opening.workers) as run:
+        yield text_tool(SPEC, run)
+
+
+TOOL = ToolKind(PythonTool, _open)
 
 
 @dataclass(frozen=True)

@@ -16,15 +16,12 @@ Queries are hostile input; they are only compared with the words of the corpus.
 
 from __future__ import annotations
 
-import logging
-import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import regex
 from pydantic import (
@@ -38,6 +35,9 @@ from params.schema.base import (
     Probability,
     check_below_sources,
 )
+from tasks.tools import bm25
+from tasks.tools.bm25 import PIECE, WORD, best, words
+from tasks.tools.contract import Opening, OpenTool, ToolKind, text_spec, text_tool
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tables import read_rows, write_table
 from tasks.trees.tree import Document, Observation
@@ -48,11 +48,6 @@ Run = Callable[[Sequence[str]], list[Observation]]
 DOCUMENTS = "documents.parquet"
 DOCUMENT_TABLE = pa.schema({"title": pa.string(), "text": pa.string()})
 
-# In scripts with spaces a word is a run of letters, digits and the marks that belong to them.
-_WORD = regex.compile(r"[\p{L}\p{N}][\p{L}\p{N}\p{M}]*")
-_CHARACTER = regex.compile(rf"[{UNSPACED}]")
-_RUN = regex.compile(rf"[{UNSPACED}]+|[^{UNSPACED}]+")
-_PIECE = regex.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")
 _INSIDE_WORD = regex.compile(rf"[[\p{{L}}\p{{N}}\p{{M}}]--[{UNSPACED}]]", regex.V1)
 
 
@@ -126,23 +121,22 @@ def search_tool(settings: Search, folder: Path) -> Iterator[Run]:
     yield lambda queries: [_answer(query, index, documents, settings) for query in queries]
 
 
-def words(text: str) -> list[str]:
-    """Return the words of a text as they are compared: without case and compatibility forms.
-
-    Text without spaces between words gives its characters and pairs of neighbours.
-    """
-    found = []
-    for word in _WORD.findall(unicodedata.normalize("NFKC", text).casefold()):
-        if word.isascii():
-            found.append(word)
-        else:
-            found += [part for run in _RUN.findall(word) for part in _parts(run)]
-    return found
+SPEC = text_spec(
+    "search",
+    "Search the documents for words. The result has the beginnings of the best documents, one a "
+    "line, best first.",
+    "query",
+    "The words to search for.",
+)
 
 
-def _parts(run: str) -> list[str]:
-    """Return a run of one kind of script whole, or its characters and pairs of neighbours."""
-    return [*run, *map("".join, pairwise(run))] if _CHARACTER.match(run) else [run]
+@contextmanager
+def _open(settings: Search, opening: Opening) -> Iterator[OpenTool]:
+    with search_tool(settings, opening.corpus) as run:
+        yield text_tool(SPEC, run)
+
+
+TOOL = ToolKind(Search, _open, corpus_faults)
 
 
 def line(document: Document) -> str:
@@ -154,40 +148,8 @@ def line(document: Document) -> str:
 
 def build_index(documents: Sequence[Document], settings: Search) -> Any:
     """Index titles and texts. 2,000 documents of 40 words take 0.1 s, 200,000 take 10 s."""
-    import bm25s  # imported here: it is slow, and few recipes search
-
-    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it logs much at the level DEBUG
-    vocabulary: dict[str, int] = {}
-    corpus = [
-        [
-            vocabulary.setdefault(word, len(vocabulary))
-            for word in words(f"{document.title} {document.text}")
-        ]
-        for document in documents
-    ]
-    index = bm25s.BM25(
-        method="lucene", k1=settings.k1, b=settings.b, dtype="float64", backend="numpy"
-    )
-    index.index((corpus, vocabulary), create_empty_token=False, show_progress=False)
-    return index
-
-
-def best(index: Any, query: Sequence[str], count: int) -> list[int]:
-    """Return places of the ``count`` best documents that have a word of the query, best first.
-
-    Scores are summed in double and compared in single precision, so that rounding does not order
-    documents whose exact scores are equal; those are ordered by place.
-    """
-    ids = index.get_tokens_ids(sorted(set(query)))
-    if not ids:
-        return []
-    scores = index.get_scores_from_ids(ids)
-    places = np.flatnonzero(scores)
-    scores = scores[places].astype(np.float32)
-    if len(places) > count:
-        least = np.partition(scores, -count)[-count]
-        places, scores = places[scores >= least], scores[scores >= least]
-    return places[np.argsort(-scores, kind="stable")][:count].tolist()
+    texts = (f"{document.title} {document.text}" for document in documents)
+    return bm25.index_texts(texts, settings.k1, settings.b)
 
 
 def snippet(text: str, count: int) -> str:
@@ -195,7 +157,7 @@ def snippet(text: str, count: int) -> str:
 
     An ellipsis marks that the text is longer.
     """
-    pieces = list(islice(_PIECE.finditer(text), count + 1))
+    pieces = list(islice(PIECE.finditer(text), count + 1))
     return text if len(pieces) <= count else text[: pieces[count - 1].end()] + "..."
 
 
@@ -218,7 +180,7 @@ def _fault(document: Document) -> str | None:
     """Return the fault of a document with the remedy, or None."""
     if not document.title.strip():
         return "has no title: give it one"
-    if not _WORD.search(document.text):
+    if not WORD.search(document.text):
         return "has no word in its text: write one, or remove the document"
     try:
         f"{document.title}{document.text}".encode()

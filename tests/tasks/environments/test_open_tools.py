@@ -1,21 +1,23 @@
 """The tools of a recipe, opened together on a corpus."""
 
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+import sys
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
-from tasks.environments import open_tools
+from params.schema.base import Frozen
+from tasks.environments import open_environment
 from tasks.settings import load
-from tasks.tools import TOOLS
 from tasks.tools.search import save_corpus
-from tasks.trees.tree import Call, Document, Observation
+from tasks.trees.tree import Call, Document, Observation, Question
+from tests.agents import open_tools
 
 
 @pytest.fixture(scope="module")
 def tools():
     """The settings of all tools, as a recipe has them."""
-    return load("tiny-search").tool_settings
+    return load("tiny-search").tools
 
 
 def test_mixed_calls_are_answered_in_order(tools, tmp_path):
@@ -53,25 +55,59 @@ def test_missing_corpus_is_refused_when_opened(tools, tmp_path):
         pass
 
 
+OWN = """
+from contextlib import contextmanager
+from pathlib import Path
+from params.schema.base import Frozen
+from tasks.tools.contract import ToolKind, text_spec, text_tool
+from tasks.trees.tree import Observation
+
+@contextmanager
+def _open(settings, opening):
+    try:
+        yield text_tool(text_spec("say", "Say.", "text", ""), lambda texts: [
+            Observation("ok", text) for text in texts])
+    finally:
+        Path("closed").touch()
+
+say = ToolKind(Frozen, _open)
+again = ToolKind(Frozen, _open)
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A working folder with own/say.py."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/say.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    for name in [name for name in sys.modules if name.split(".")[0] == "own"]:
+        del sys.modules[name]
+
+
 @pytest.mark.parametrize("fails", [False, True])
-def test_tools_close_with_the_block(tools, tmp_path, monkeypatch, fails):
-    closed = []
-
-    def opener(name):
-        @contextmanager
-        def opened(settings, corpus, workers):
-            try:
-                yield lambda arguments: [Observation("ok", name)] * len(arguments)
-            finally:
-                closed.append(name)
-
-        return opened
-
-    for name, kind in TOOLS.items():
-        monkeypatch.setitem(TOOLS, name, replace(kind, open=opener(name)))
-    with suppress(LookupError), open_tools(tools, 1, tmp_path) as respond:
-        assert respond([Call("python", "")]) == [Observation("ok", "python")]
-        assert closed == []
+def test_tools_close_with_the_block(own, tmp_path, fails):
+    with suppress(LookupError), open_tools({"own/say.py:say": Frozen()}, 1, tmp_path) as respond:
+        assert respond([Call("say", "a")]) == [Observation("ok", "a")]
+        assert not Path("closed").exists()
         if fails:
             raise LookupError
-    assert sorted(closed) == sorted(TOOLS)
+    assert Path("closed").exists()
+
+
+def test_two_tools_of_one_name_are_refused(own, tmp_path):
+    both = {"own/say.py:say": Frozen(), "own/say.py:again": Frozen()}
+    with pytest.raises(ValueError, match="several tools called say: rename or remove one"):
+        open_tools(both, 1, tmp_path).__enter__()
+
+
+def test_environment_of_questions(tools, tmp_path):
+    question = Question("q", "k", "t", ("42",))
+    with open_environment({"python": tools["python"]}, {}, 1, tmp_path) as opened:
+        assert [(spec.name, spec.text_parameter) for spec in opened.specs] == [("python", "code")]
+        with opened.session() as session:
+            ((handle, first),) = session.open([question])
+            assert first is None
+            assert session.act([(handle, Call("python", "print(42)"))]) == [Observation("ok", "42")]

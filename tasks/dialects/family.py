@@ -1,0 +1,224 @@
+"""The families of chat formats that the library ``renderers`` knows, and which one a policy has.
+
+``auto`` takes the family whose own rendering has the text of the tokenizer's chat template: a
+folder says little about the model that it holds, and a wrong family trains a policy in a format
+that it has never seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from tasks.trees.markers import BREAK
+
+AUTO = "auto"
+HARMONY = "gpt-oss"  # its library fetches a vocabulary of its own when it is first used
+# What vLLM calls the parser of a family's tool calls, and that of its thoughts.
+TOOL_CALL_PARSERS = {
+    "qwen3": "hermes",
+    "qwen3-vl": "hermes",
+    "qwen3.5": "qwen3_coder",
+    "qwen3.6": "qwen3_coder",
+    "prime-qwen3": "qwen3_coder",
+    "llama-3": "llama3_json",
+    "gpt-oss": "openai",
+    "glm-4.5": "glm45",
+    "glm-5": "glm47",
+    "minimax-m2": "minimax_m2",
+    "deepseek-v3": "deepseek_v3",
+    "deepseek-r1": "deepseek_v3",
+    "kimi-k2": "kimi_k2",
+}
+REASONING_PARSERS = {
+    "qwen3": "qwen3",
+    "qwen3.5": "qwen3",
+    "qwen3.6": "qwen3",
+    "gpt-oss": "openai_gptoss",
+    "glm-4.5": "glm45",
+    "minimax-m2": "minimax_m2",
+    "deepseek-r1": "deepseek_r1",
+}
+PROBE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "probe",
+        "description": "Probe.",
+        "parameters": {
+            "type": "object",
+            "properties": {"text": {"type": "string"}},
+            "required": ["text"],
+        },
+    },
+}
+PROBE_CALL = {
+    "id": "call_0",
+    "type": "function",
+    "function": {"name": "probe", "arguments": {"text": "a"}},
+}
+_ASKED: list[dict[str, Any]] = [{"role": "user", "content": "How many?"}]
+_CALLED: list[dict[str, Any]] = [
+    *_ASKED,
+    {"role": "assistant", "content": "", "tool_calls": [PROBE_CALL]},
+    {"role": "tool", "name": "probe", "tool_call_id": "call_0", "content": "7"},
+]
+PROBES: list[tuple[list[dict[str, Any]], list[Any] | None]] = [
+    ([{"role": "system", "content": "Be brief."}, *_ASKED], None),
+    (_CALLED, [PROBE_TOOL]),
+]
+
+
+class QuotingTokenizer:
+    """A tokenizer that encodes text on both sides of ``BREAK`` separately.
+
+    A renderer writes control tokens by their ids and encodes everything else as text, in which
+    quoted marks are split (tasks/trees/markers.py).
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.name_or_path = tokenizer.name_or_path
+        self.unk_token_id, self.eos_token_id = tokenizer.unk_token_id, tokenizer.eos_token_id
+
+    def encode(self, text: str, *_: Any, **__: Any) -> list[int]:
+        parts = filter(None, text.split(BREAK))
+        encode = self.tokenizer.encode
+        return [token for part in parts for token in encode(part, add_special_tokens=False)]
+
+    def decode(self, token_ids: Any, *rest: Any, **options: Any) -> str:
+        return str(self.tokenizer.decode(token_ids, *rest, **options))
+
+    def convert_tokens_to_ids(self, tokens: Any) -> Any:
+        return self.tokenizer.convert_tokens_to_ids(tokens)
+
+    def apply_chat_template(
+        self, messages: Any, *, tokenize: bool = True, return_dict: bool = False, **options: Any
+    ) -> Any:
+        text = self.tokenizer.apply_chat_template(messages, tokenize=False, **options)
+        return self.encode(text) if tokenize else text
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__call__":  # it would give offsets, of text that is not split
+            raise AttributeError(name)
+        return getattr(self.tokenizer, name)
+
+
+def families() -> list[str]:
+    """Return the names of the families that the library knows."""
+    from renderers.base import MODEL_RENDERER_MAP
+
+    return list(dict.fromkeys(MODEL_RENDERER_MAP.values()))
+
+
+def config(name: str, options: Mapping[str, Any]) -> Any:
+    """Return the library's settings of a family. Raises ValueError for what it does not know."""
+    from renderers import config_from_name
+
+    plain = config_from_name(name)
+    if plain is None:
+        raise ValueError(f"the renderer {name} has no options: name a family")
+    return type(plain)(**options)
+
+
+def faults(name: str, options: Mapping[str, Any]) -> list[str]:
+    """Return one line for each of these settings that the library does not take."""
+    if name == AUTO:
+        return []
+    if name not in (*families(), "default"):
+        return [
+            f"dialect.native.renderer {name} is unknown: choose {AUTO}, default or one of "
+            f"{', '.join(families())}"
+        ]
+    try:
+        config(name, options)
+    except ValueError as error:
+        errors = getattr(error, "errors", None)
+        found = errors() if errors else [{"loc": (), "msg": str(error)}]
+        return [
+            f"dialect.native.options{''.join(f'.{part}' for part in each['loc'])}: {each['msg']}; "
+            f"correct or remove what the renderer {name} does not take"
+            for each in found
+        ]
+    return []
+
+
+def open_renderer(name: str, options: Mapping[str, Any], tokenizer: Any) -> tuple[str, Any]:
+    """Return the name of a family, and the library's renderer of it for this tokenizer.
+
+    Raises ValueError where no family fits the chat template, or the tokenizer lacks control tokens
+    of the family.
+    """
+    quoting = QuotingTokenizer(tokenizer)
+    if name != AUTO:
+        try:
+            return name, _create(quoting, config(name, options))
+        except (AssertionError, OSError, RuntimeError) as error:
+            raise ValueError(
+                f"dialect.native.renderer {name} does not fit the policy's tokenizer: {error}; "
+                f"set it to {AUTO}, or take the policy's own family"
+            ) from error
+    for found, renderer in _fitting(quoting, options):
+        return found, renderer
+    raise ValueError(
+        "dialect.native.renderer auto: the policy's chat template is that of no known family "
+        f"({', '.join(families())}): name the family whose format the policy was trained on, set "
+        "renderer to default, which renders each turn anew, or choose the dialect tags"
+    )
+
+
+def _create(tokenizer: Any, settings: Any) -> Any:
+    from renderers import create_renderer
+
+    return create_renderer(tokenizer, settings)
+
+
+def _fitting(tokenizer: QuotingTokenizer, options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the families whose rendering of all probes has the text of the chat template's."""
+    from renderers.base import MODEL_RENDERER_MAP
+
+    known = MODEL_RENDERER_MAP.get(tokenizer.name_or_path)
+    for name in [known] if known else families():
+        if name == HARMONY and "<|channel|>" not in tokenizer.get_vocab():
+            continue
+        equal = bool(known)
+        with suppress(Exception):  # the library asserts that a family's tokens are there
+            # without options, with which the library may write more than the template does
+            plain = config(name, {})
+            equal = equal or _equal(tokenizer, _create(tokenizer, plain), plain)
+        if equal:
+            yield name, _create(tokenizer, config(name, options))
+
+
+def _equal(tokenizer: QuotingTokenizer, renderer: Any, settings: Any) -> bool:
+    fields = {name: getattr(settings, name) for name in settings.template_field_names()}
+    given = {name: value for name, value in fields.items() if value is not None}
+    compared = 0
+    for messages, tools in PROBES:
+        try:
+            expected = tokenizer.apply_chat_template(
+                messages, tools=tools, add_generation_prompt=True, **given
+            )
+        except Exception:  # a template may refuse a kind of conversation, with any exception
+            continue
+        rendered = renderer.render_ids(messages, tools=tools, add_generation_prompt=True)
+        if tokenizer.decode(rendered) != tokenizer.decode(expected):
+            return False
+        compared += 1
+    return compared > 0
+
+
+def serving(name: str, stop_tokens: Sequence[int], stop: Sequence[str]) -> dict[str, Any]:
+    """Return what an inference server needs to speak a family's format.
+
+    The chat template is in the tokenizer's own files. ``tool_call_parser`` and ``reasoning_parser``
+    are names of vLLM's; null where none is known here.
+    """
+    return {
+        "dialect": "native",
+        "renderer": name,
+        "stop_token_ids": list(stop_tokens),
+        "stop": list(stop),
+        "tool_call_parser": TOOL_CALL_PARSERS.get(name),
+        "reasoning_parser": REASONING_PARSERS.get(name),
+    }

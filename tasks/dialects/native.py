@@ -1,0 +1,477 @@
+"""The native dialect: tool calls in the format that a model was trained on.
+
+The library ``renderers`` writes prompts and reads turns of each family (Qwen3, Llama 3, ...); the
+tools are described where the family's chat template does. An agent ends its turn with the family's
+own end token. A turn is one call of one tool: **chosen**, a turn with several calls is a bad call,
+because each call is an act with one observation, and a dialogue in which some calls have no result
+is one that no family was trained on.
+
+Where the only tool is the free act, a turn's content is the act and observations are messages of
+the user; no tool is described.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from params.schema.agent import Dialogue
+from params.schema.base import Frozen
+from tasks.dialects import family
+from tasks.dialects.contract import DialectKind, Exchange, Tokens, Turn
+from tasks.dialects.tags import TOOLS
+from tasks.dialects.written import in_tags
+from tasks.trees import dialogue as talk
+from tasks.trees.markers import BREAK, added_tokens, any_of, markers, quote
+from tasks.trees.outcomes import ENDED_BY_WORLD, Outcome, StopReason
+from tasks.trees.tree import Call, Observation, Question, ToolSpec
+
+FREE_ACT = "act"  # the name of FREE_TEXT (tasks/environments/contract.py)
+THOUGHTS = ("<think>", "</think>")
+RESULTS = ("<tool_response>", "</tool_response>")  # plain text in some tokenizers
+FORGED = {family.HARMONY: r"<\|start\|>(?!assistant)"}  # a mark that the agent writes, too
+ATTEMPT = re.compile(r'^\s*\{\s*"name"|</?tool_call>|<\|python_tag\|>')  # at a call
+ASKED = {"role": "user", "content": "a"}
+CALLING = {"role": "assistant", "content": "", "tool_calls": [family.PROBE_CALL]}
+THINKING = {"role": "assistant", "content": "a", "reasoning_content": "thought"}
+ELLIPSIS = "..."
+DEPTH = 100  # levels of the values of a call, at most
+
+Message = dict[str, Any]
+
+
+class Native(Frozen):
+    """The settings of the dialect.
+
+    ``options`` are those that the library's family takes, such as enable_thinking: false, or
+    thinking_retention: all, with which thoughts stay when the user writes again.
+    """
+
+    renderer: str = family.AUTO  # auto, default, or the name of a family
+    options: dict[str, bool | int | float | str] = Field(default_factory=dict)
+
+
+class NativeDialect:
+    """The format of one family; see ``tasks.dialects.contract.Dialect``."""
+
+    def __init__(
+        self,
+        name: str,
+        renderer: Any,
+        tokenizer: Any,
+        dialogue: Dialogue,
+        specs: Sequence[ToolSpec],
+    ) -> None:
+        self.name, self.renderer, self.tokenizer = name, renderer, tokenizer
+        self.specs = {spec.name: spec for spec in specs}
+        self.free = [*self.specs] == [FREE_ACT]
+        self.dialogue = dialogue.model_copy(
+            update={"system": dialogue.system.replace(TOOLS, "").strip()}
+        )
+        self.tools: list[Message] | None = None
+        self.ends = tuple(dict.fromkeys(renderer.get_stop_token_ids()))
+        self.opening = self._rendered([ASKED])
+        self._find_marks()
+        if self.specs and not self.free:
+            self.tools = [_quoted(_openai(spec), self._quote) for spec in specs]
+        self.opening = self._rendered([ASKED])
+
+    def _find_marks(self) -> None:
+        """Find which control tokens are the agent's own, and which it must not write."""
+        added, end = self.tokenizer.added_tokens_decoder, self.tokenizer.eos_token or ""
+        plain, calling = (self._probe(message) for message in (THINKING, CALLING))
+        own = {token for token in (*plain, *calling, *self.ends) if token in added}
+        texts = {token: added[token].content for token in own}
+        ends = [self.tokenizer.decode([token]) for token in self.ends]
+        self.marks = markers(self.tokenizer, tuple(sorted({*texts.values(), *THOUGHTS, *ends})))
+        of_results = self._marks_of_results() - {*texts.values()}
+        self.end_texts = any_of(ends)
+        self.results = any_of({*RESULTS, *of_results})
+        extra = FORGED.get(self.name)
+        forged = self.marks.forged.pattern
+        self.forged = re.compile(f"{forged}|{extra}") if extra else self.marks.forged
+        rendered = [mark for mark in self.marks.rendered if mark not in texts.values()]
+        stops = dict.fromkeys([*ends, *RESULTS, *sorted(of_results), *rendered])
+        self.stop_strings = tuple(stop for stop in stops if stop != end)
+        self.thinks = "thought" in self.tokenizer.decode(plain)
+
+    def _probe(self, message: Message) -> list[int]:
+        """Return the tokens of a turn; [] where the family refuses it."""
+        with suppress(Exception):  # a chat template raises what it likes
+            return self._turn(message, [family.PROBE_TOOL])
+        return []
+
+    def _marks_of_results(self) -> set[str]:
+        """Return the control tokens that only a tool's result has."""
+        said: list[set[str]] = []
+        for role in ("tool", "user"):
+            message = {"role": role, "name": "probe", "tool_call_id": "call_0", "content": "a"}
+            with suppress(Exception):  # a chat template raises what it likes
+                tokens = self._rendered([ASKED, CALLING, message], [family.PROBE_TOOL])
+                texts = [self.marks.tokens.get(token, "") for token in tokens]
+                said.append({text for text in texts if text})
+        return said[0] - said[1] if len(said) == 2 else set()
+
+    # ---------------------------------------------------------------- prompts
+
+    def prompt(self, question: Question, shown: str = "") -> Tokens:
+        expected = self._added(self._first(question, shown, lambda text: "a" * bool(text.strip())))
+        for show in (self._quote, lambda text: BREAK + self._quote(text) + BREAK):
+            tokens = self._first(question, shown, show)
+            if self._added(tokens) == expected:
+                break
+        return np.array(tokens, np.int32)
+
+    def _first(self, question: Question, shown: str, show: Callable[[str], str]) -> list[int]:
+        return self._rendered(self._messages(question, shown, show), self.tools)
+
+    def _messages(
+        self, question: Question, shown: str, show: Callable[[str], str]
+    ) -> list[Message]:
+        """Return the messages before the agent's first turn, as ``show`` quotes them."""
+        said = [message for message in question.before if message.role != "system"]
+        told = [message.content for message in question.before if message.role == "system"]
+        system = "\n\n".join(filter(None, [self.dialogue.system, *told]))
+        text = "\n\n".join(filter(None, [question.text, shown]))
+        messages = [{"role": "system", "content": show(system)}] if system else []
+        messages += [{"role": each.role, "content": show(each.content)} for each in said]
+        return [*messages, {"role": "user", "content": show(text)}]
+
+    def _rendered(
+        self, messages: Sequence[Message], tools: Sequence[Message] | None = None
+    ) -> list[int]:
+        tools = tools or self.tools
+        return list(
+            self.renderer.render_ids(list(messages), tools=tools, add_generation_prompt=True)
+        )
+
+    def _quote(self, text: str) -> str:
+        return quote(self.tokenizer, talk.readable(text), self.marks.quoted)
+
+    def _added(self, tokens: Sequence[int]) -> list[int]:
+        return added_tokens(np.array(tokens, np.int32), self.marks)
+
+    # ---------------------------------------------------------------- turns
+
+    def read(self, prompt: Tokens, turn: Tokens, text: str, stopped: str) -> Turn:
+        said = self._without_end(turn, text)
+        if self.results.search(said):
+            return Turn(Outcome.FORGED_RESULT)
+        if self.forged.search(said) or self.end_texts.search(said):
+            return Turn(Outcome.FORGED_TURN)
+        if stopped == StopReason.LENGTH:
+            return Turn(Outcome.CUT)
+        return self._judged(self._parsed(turn.tolist(), prompt.tolist()))
+
+    def _without_end(self, turn: Tokens, text: str) -> str:
+        """Return a turn's text without its end, where that is one of the family's end tokens."""
+        last = turn[-1] if len(turn) else -1
+        return text.removesuffix(self.tokenizer.decode([last])) if last in self.ends else text
+
+    def _parsed(self, turn: list[int], prompt: list[int] | None = None) -> Any:
+        """Return what the library reads in a turn, or None where it fails."""
+        try:
+            return self.renderer.parse_response(
+                turn, tools=self.tools, prompt_ids=prompt or self.opening
+            )
+        except Exception:  # on nested or endless values of JSON, among others: an agent wrote them
+            return None
+
+    def _judged(self, parsed: Any) -> Turn:
+        if parsed is None or not all(map(_sound, parsed.tool_calls)):
+            return Turn(Outcome.BAD_CALL)
+        said, calls = talk.readable(parsed.content or "").strip(), parsed.tool_calls
+        if self.free and not calls:
+            call = Call(FREE_ACT, said) if said else None
+            return Turn(Outcome.CALL if call else Outcome.NO_ANSWER, call, said)
+        if calls:
+            call = self._call(calls[0]) if len(calls) == 1 and not self.free else None
+            return Turn(Outcome.CALL if call else Outcome.BAD_CALL, call, said)
+        if talk.boxed(said) is not None:
+            return Turn(Outcome.ANSWER, None, said)
+        return Turn(Outcome.BAD_CALL if ATTEMPT.search(said) else Outcome.NO_ANSWER, None, said)
+
+    def _call(self, parsed: Any) -> Call | None:
+        """Return a call as tools take it, or None for one without a name or parameters.
+
+        None, too, where these are nested so deeply that they could not be written again.
+        """
+        arguments = _object(parsed.arguments)
+        if not isinstance(parsed.name, str) or arguments is None or _depth(arguments) > DEPTH:
+            return None
+        spec = self.specs.get(parsed.name)
+        written = talk.readable(json.dumps(arguments, ensure_ascii=False, sort_keys=True))
+        parameter = spec.text_parameter if spec else None
+        if not parameter:
+            return Call(parsed.name, written)
+        text = arguments.get(parameter)
+        if [*arguments] == [parameter] and isinstance(text, str):
+            return Call(parsed.name, talk.readable(text))
+        # the values say what does not fit the tool's schema
+        return Call(parsed.name, written, arguments) if arguments else None
+
+    # ---------------------------------------------------------------- observations
+
+    def observe(
+        self, prompt: Tokens, turn: Tokens, call: Call, observation: Observation, limit: int
+    ) -> tuple[str, Tokens] | None:
+        bridged = partial(self._bridged, prompt.tolist(), turn.tolist(), call)
+        frame = bridged("a")
+        if frame is None:
+            return None
+
+        def added(text: str) -> list[int]:
+            quoted = self._quote(text)
+            tokens = bridged(quoted) or []
+            if self._added(tokens) != self._added(frame):
+                tokens = bridged(BREAK + quoted + BREAK) or []
+            return tokens
+
+        tokens = shortened(observation, added, limit)
+        return self.tokenizer.decode(tokens), np.array(tokens, np.int32)
+
+    def _bridged(
+        self, prompt: list[int], turn: list[int], call: Call, content: str
+    ) -> list[int] | None:
+        """Return the tokens after a turn, for an observation that is quoted; None for no bridge."""
+        message = self._observed(call, content)
+        bridge = self.renderer.bridge_to_next_turn(prompt, turn, [message], tools=self.tools)
+        before = [*prompt, *turn]
+        if bridge is None or bridge.token_ids[: len(before)] != before:
+            return None
+        return list(bridge.token_ids[len(before) :])
+
+    def _observed(self, call: Call, content: str) -> Message:
+        if self.free:
+            return {"role": "user", "content": content}
+        name = self._quote(call.tool)
+        return {"role": "tool", "name": name, "tool_call_id": "call_0", "content": content}
+
+    def restart(self, question: Question, shown: str, past: Sequence[Exchange]) -> Tokens:
+        messages = self._messages(question, shown, self._quote)
+        for exchange in past:
+            parsed = self._parsed(exchange.turn.tolist())
+            content = parsed.content if parsed else exchange.text
+            thoughts = parsed.reasoning_content if parsed else None
+            messages.append(self._message(exchange.call, content or "", thoughts or ""))
+            encode = self.renderer._tokenizer.encode
+            seen = shortened(
+                exchange.observation,
+                lambda text: encode(self._quote(text)),  # noqa: B023
+                self.dialogue.result_tokens,
+            )
+            messages.append(self._observed(exchange.call, self._quote(self.tokenizer.decode(seen))))
+        return np.array(self._rendered(messages, self.tools), np.int32)
+
+    # ---------------------------------------------------------------- answers
+
+    def answer(self, turns: Sequence[str]) -> str | None:
+        parsed = self._said(turns[-1]) if turns else None
+        return talk.boxed(parsed.content or "") if parsed else None
+
+    def faults(self, turns: Sequence[str], outcome: str) -> list[str]:
+        """Return "answer" without a final answer, "tool_call" for a bad call, and forgeries.
+
+        An episode that its world has ended, or that is acted in free text, needs no answer.
+        """
+        needed = not self.free and outcome not in ENDED_BY_WORLD
+        broken = outcome == Outcome.BAD_CALL or any(map(self._broken, turns))
+        found = {
+            "answer": needed and self.answer(turns) is None,
+            "tool_call": broken,
+            "forged_result": outcome == Outcome.FORGED_RESULT,
+            "forged_turn": outcome == Outcome.FORGED_TURN,
+        }
+        return [fault for fault, there in found.items() if there]
+
+    def call(self, turn: str) -> Call | None:
+        return self._judged(self._said(turn)).call
+
+    def _said(self, text: str) -> Any:
+        """Return what the library reads in the text of a turn."""
+        return self._parsed(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def _broken(self, text: str) -> bool:
+        parsed = self._said(text)
+        return parsed is None or not all(map(_sound, parsed.tool_calls))
+
+    # ---------------------------------------------------------------- written trajectories
+
+    def trace(
+        self, question: Question, parts: Sequence[tuple[str, bool]], shown: str = ""
+    ) -> tuple[Tokens, NDArray[np.bool_]]:
+        """See ``tasks.dialects.contract.Dialect``.
+
+        Where the family cannot go on from a turn, the trace goes on in a new prompt: the turns
+        before it are then read, not trained. A family without thoughts says them before the answer.
+        """
+        tokens = self.prompt(question, shown)
+        own = np.zeros(len(tokens), np.bool_)
+        past: list[Exchange] = []
+        call, turn, before = Call(FREE_ACT, ""), tokens[:0], tokens
+        for text, sampled in parts:
+            if sampled:
+                thoughts, written, content = in_tags(text, [*self.specs])
+                message = self._message(written, content, thoughts)
+                call = written or call
+                before, turn = tokens, np.array(self._ended(message), np.int32)
+                tokens = np.concatenate([tokens, turn])
+                own = np.concatenate([own, np.ones(len(turn), np.bool_)])
+                continue
+            body = text.removeprefix("<result>").removesuffix("</result>")
+            seen = Observation(Outcome.OK, body)
+            past.append(Exchange(turn, "", call, seen))
+            added = self.observe(before, turn, call, seen, self.dialogue.result_tokens)
+            if added is None:
+                tokens = self.restart(question, shown, past)
+                own = np.zeros(len(tokens), np.bool_)
+                continue
+            tokens = np.concatenate([tokens, added[1]])
+            own = np.concatenate([own, np.zeros(len(added[1]), np.bool_)])
+        return tokens, own
+
+    def _message(self, call: Call | None, content: str, thoughts: str) -> Message:
+        """Return a turn as a message; the agent's own words are quoted as text."""
+        if self.free and call:
+            content, call = call.argument, None
+        if not self.thinks:
+            content, thoughts = "\n\n".join(filter(None, [thoughts, content])), ""
+        message: Message = {"role": "assistant", "content": self._quote(content)}
+        if thoughts:
+            message["reasoning_content"] = self._quote(thoughts)
+        if call:
+            spec = self.specs.get(call.tool)
+            parameter = spec.text_parameter if spec else None
+            values = {parameter: call.argument} if parameter else _object(call.argument or "{}")
+            name, arguments = self._quote(call.tool), _quoted(values or {}, self._quote)
+            function = {"name": name, "arguments": arguments}
+            message["tool_calls"] = [{"id": "call_0", "type": "function", "function": function}]
+        return message
+
+    def _ended(self, message: Message) -> list[int]:
+        """Return the tokens of a turn with its end, as the family samples it."""
+        turn = self._turn(message, self.tools)
+        if turn and turn[-1] in self.ends:
+            return turn
+        # Some families end a turn with the mark of the next one.
+        called = bool(message.get("tool_calls"))
+        after = self._observed(Call("probe", ""), "a") if called else ASKED
+        whole = self._rendered([ASKED, message, after], self.tools)[len(self.opening) :]
+        return [*turn, next((token for token in whole if token in self.ends), self.ends[0])]
+
+    def _turn(self, message: Message, tools: Sequence[Message] | None) -> list[int]:
+        """Return the tokens of a turn, up to its end where the family renders one."""
+        tools = tools or self.tools
+        begun = self._rendered([ASKED], tools)
+        rendered = self.renderer.render([ASKED, message], tools=tools)
+        whole = list(rendered.token_ids)
+        if whole[: len(begun)] == begun:
+            turn = whole[len(begun) :]
+        else:
+            places = zip(whole, rendered.sampled_mask, rendered.message_indices, strict=True)
+            turn = [token for token, sampled, place in places if sampled and place == 1]
+        last = [place for place, token in enumerate(turn) if token in self.ends]
+        return turn[: last[-1] + 1] if last else turn
+
+
+def shortened(
+    observation: Observation, encoded: Callable[[str], list[int]], limit: int
+) -> list[int]:
+    """Return an observation in at most ``limit`` tokens if possible, its end being cut.
+
+    The line of the admissible actions stays whole where it fits. ``encoded`` returns the tokens of
+    a text, with the marks around it.
+    """
+    text, actions = observation.text.strip(), talk.actions_line(observation)
+    whole = encoded(text + actions)
+    if len(whole) <= limit:
+        return whole
+    for body, ending in ((text, ELLIPSIS + actions), (text + actions, ELLIPSIS)):
+        if len(best := encoded(ending)) > limit:
+            continue
+        fits, most = 0, len(body)  # the first characters that fit; those that may
+        while fits < most:
+            middle = (fits + most + 1) // 2
+            tokens = encoded(body[:middle] + ending)
+            if len(tokens) <= limit:
+                fits, best = middle, tokens
+            else:
+                most = middle - 1
+        return best
+    return encoded(ELLIPSIS)
+
+
+def _sound(parsed: Any) -> bool:
+    """Return whether the library could read a call; a tool that is unknown answers for itself."""
+    return str(parsed.status) in ("ok", "unknown_tool")
+
+
+def _object(value: Any) -> dict[str, Any] | None:
+    """Return a JSON object, which may be written as a text; None for anything else."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return None
+    return value if isinstance(value, dict) else None
+
+
+def _depth(value: Any) -> int:
+    """Return how many levels a value of JSON has; a text or a number has 1."""
+    levels, layer = 0, [value]
+    while layer:
+        levels += 1
+        nested = [
+            each.values() if isinstance(each, dict) else each
+            for each in layer
+            if isinstance(each, dict | list)
+        ]
+        layer = [inner for values in nested for inner in values]
+    return levels
+
+
+def _openai(spec: ToolSpec) -> Message:
+    parameters = json.loads(json.dumps(dict(spec.parameters)))
+    function = {"name": spec.name, "description": spec.description, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def _quoted(value: Any, show: Callable[[str], str]) -> Any:
+    """Quote every text of a JSON value, names included."""
+    if isinstance(value, str):
+        return show(value)
+    if isinstance(value, Mapping):
+        return {show(name): _quoted(each, show) for name, each in value.items()}
+    return [_quoted(each, show) for each in value] if isinstance(value, list | tuple) else value
+
+
+def open_native(
+    settings: Native, tokenizer: Any, dialogue: Dialogue, specs: Sequence[ToolSpec]
+) -> NativeDialect:
+    """Open the dialect.
+
+    Raises ValueError where no family fits the policy's tokenizer and its chat template.
+    """
+    name, renderer = family.open_renderer(settings.renderer, settings.options, tokenizer)
+    return NativeDialect(name, renderer, tokenizer, dialogue, specs)
+
+
+def serving(settings: Native, dialect: NativeDialect) -> dict[str, Any]:
+    """Return what an inference server needs to speak the dialect."""
+    return family.serving(dialect.name, dialect.ends, dialect.stop_strings)
+
+
+DIALECT = DialectKind(
+    Native,
+    open_native,
+    faults=lambda settings: family.faults(settings.renderer, settings.options),
+    serving=serving,
+)

@@ -1,0 +1,29 @@
+"""What an agent is shown of an environment: the observation, and in a fresh prompt its history."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from params.schema.agent import Dialogue
+from tasks.dialects.contract import Exchange
+from tasks.trees.dialogue import shown_text as first_text
+from tasks.trees.tree import Observation
+
+
+def shown_text(past: Sequence[Exchange], observation: Observation, dialogue: Dialogue) -> str:
+    """Return what follows the task in a prompt: the last steps, the observation, the actions.
+
+    ``past``: the episode's steps so far; the last ``dialogue.history`` of them are shown.
+    """
+    recent = past[max(0, len(past) - dialogue.history) :]
+    first = len(past) - len(recent) + 1
+    steps = [_step(number, exchange) for number, exchange in enumerate(recent, start=first)]
+    return "\n".join(filter(None, [*steps, first_text(observation)]))
+
+
+def _step(number: int, exchange: Exchange) -> str:
+    """Return an earlier step: what was done, and what it led to."""
+    call, seen = exchange.call, exchange.observation.text
+    # Indented, so that an agent does not write what looks like an observation or a step.
+    argument = "\n    ".join(call.argument.splitlines())
+    return f"step {number}: {call.tool} {argument}\n{seen}"

@@ -1,0 +1,24 @@
+"""Read the turns that experts write, which are in tags whatever the dialect of the policy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from tasks.trees import dialogue as talk
+from tasks.trees.tree import Call
+
+THOUGHT = re.compile("<think>(.*?)</think>", re.DOTALL)
+
+
+def in_tags(turn: str, tools: Sequence[str]) -> tuple[str, Call | None, str]:
+    """Return thoughts, call and what else is said in a turn in tags, the answer without its."""
+    thoughts = "\n\n".join(found.strip() for found in THOUGHT.findall(turn))
+    return thoughts, talk.read_call(turn, tools), said(turn, tools)
+
+
+def said(turn: str, tools: Sequence[str]) -> str:
+    """Return a turn's text without thoughts, calls and the tags of its answer."""
+    hidden = rf"<(think|{talk.any_tool(tools)})>.*?</\1>"
+    spoken = re.sub(hidden, "", turn, flags=re.DOTALL)
+    return re.sub("</?answer>", "", spoken).strip()

@@ -1,0 +1,129 @@
+"""Episodes of worlds that are not repeatable: what they answered is recorded, and replayed.
+
+An episode is named by its question and by its number among the episodes of this question, in the
+order in which they were opened or forked. A rollout that samples the same opens the same, so its
+replay finds every answer by name and number, and asks no world.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass
+from itertools import count
+
+from tasks.environments.contract import Session
+from tasks.tools.recording import NOT_RECORDED, Recorder, whole
+from tasks.trees.outcomes import Outcome
+from tasks.trees.tree import Call, Observation, Question
+
+WORLD = "world"  # in place of a tool's name, in the table of calls
+NOT_FOUND = Observation(Outcome.WORLD_FAILED, NOT_RECORDED, truncated=True)
+
+
+@dataclass
+class Episode:
+    """An episode: its name, the world's own handle for it, and how often it has answered."""
+
+    name: str
+    question: str
+    handle: int
+    answers: int = 0
+
+
+class RecordedEpisodes:
+    """A ``Session`` (contract.py) over another one, whose answers it records or replays."""
+
+    def __init__(self, inner: Session, recorder: Recorder) -> None:
+        self.inner, self.recorder = inner, recorder
+        self.numbers: Counter[str] = Counter()  # of each question's episodes
+        self.handles = count()
+        self.episodes: dict[int, Episode] = {}
+
+    def open(self, tasks: Sequence[Question]) -> list[tuple[int, Observation | None]]:
+        replays = self.recorder.replays
+        begun = [(0, None) for _ in tasks] if replays else self.inner.open(tasks)
+        opened = [
+            (self._named(task.id, handle), first)
+            for task, (handle, first) in zip(tasks, begun, strict=True)
+        ]
+        answers = self._answered([handle for handle, _ in opened], [seen for _, seen in opened])
+        return [(handle, seen) for (handle, _), seen in zip(opened, answers, strict=True)]
+
+    def fork(self, handle: int, acts: int) -> int:
+        parent = self.episodes[handle]
+        inner = 0 if self.recorder.replays else self.inner.fork(parent.handle, acts)
+        return self._named(parent.question, inner)
+
+    def act(self, moves: Sequence[tuple[int, Call]]) -> list[Observation]:
+        made = self._ask(self.inner.act, moves)
+        return [seen or NOT_FOUND for seen in self._answered([h for h, _ in moves], made)]
+
+    def end(self, endings: Sequence[tuple[int, str]]) -> list[Observation | None]:
+        made = self._ask(self.inner.end, endings)
+        return self._answered([handle for handle, _ in endings], made)
+
+    def solve(self, handles: Sequence[int]) -> list[Call | None]:
+        return self.inner.solve([self.episodes[handle].handle for handle in handles])
+
+    def close(self, handle: int) -> None:
+        episode = self.episodes.pop(handle)
+        if not self.recorder.replays:
+            self.inner.close(episode.handle)
+
+    def _named(self, question: str, inner: int) -> int:
+        """Return the handle of a new episode of a question."""
+        number = self.numbers[question]
+        self.numbers[question] += 1
+        handle = next(self.handles)
+        self.episodes[handle] = Episode(f"{question}/{number}", question, inner)
+        return handle
+
+    def _ask(
+        self,
+        method: Callable[..., Sequence[Observation | None]],
+        asked: Sequence[tuple[int, object]],
+    ) -> Sequence[Observation | None]:
+        """Ask the world, unless this is a replay."""
+        if self.recorder.replays:
+            return [None] * len(asked)
+        return method([(self.episodes[handle].handle, given) for handle, given in asked])
+
+    def _answered(
+        self, handles: Sequence[int], seen: Sequence[Observation | None]
+    ) -> list[Observation | None]:
+        """Record what was seen, or return what is recorded in its place."""
+        found: list[Observation | None] = []
+        for handle, observation in zip(handles, seen, strict=True):
+            episode = self.episodes[handle]
+            key = (WORLD, f"{episode.name}/{episode.answers}")
+            episode.answers += 1
+            if self.recorder.replays:
+                kept = self.recorder.results.get(key)
+                observation = _read(kept.text) if kept else NOT_FOUND
+            else:
+                text = "" if observation is None else json.dumps(asdict(observation))
+                outcome = "" if observation is None else observation.outcome
+                with self.recorder.lock:
+                    self.recorder.results[key] = Observation(outcome, whole(text))
+            found.append(observation)
+        return found
+
+
+def _read(text: str) -> Observation | None:
+    """Return the observation that was recorded; None where the world gave none."""
+    if not text:
+        return None
+    values = json.loads(text)
+    return Observation(**{**values, "actions": tuple(values["actions"])})
+
+
+@contextmanager
+def recorded_session(
+    session: Callable[[], AbstractContextManager[Session]], recorder: Recorder
+) -> Iterator[RecordedEpisodes]:
+    """Open a session whose answers are recorded, or replayed."""
+    with session() as inner:
+        yield RecordedEpisodes(inner, recorder)

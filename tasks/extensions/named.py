@@ -1,0 +1,130 @@
+"""Find what a recipe names: a file of a room by its name, or what a user's file holds by its path.
+
+``python`` in the section ``tools`` is the file tasks/tools/python.py, which holds the object TOOL;
+``own/weather.py:weather`` is what the user's file own/weather.py holds under the name ``weather``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import sys
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.ledger import keys
+
+OWN = Path("own")  # the user's folder; DVC watches it, and a run commits it
+ROOMS = {  # section of a recipe -> the folder of its files, and the object that each file holds
+    "tools": ("tasks/tools", "TOOL"),
+    "environment": ("tasks/environments", "ENVIRONMENT"),
+    "dialect": ("tasks/dialects", "DIALECT"),
+    "scorer": ("tasks/scorers", "SCORER"),
+    "expert": ("tasks/questions", "EXPERT"),
+    "reward": ("tasks/rewards", "PART"),
+}
+
+
+@dataclass(frozen=True)
+class Named:
+    """What a name stands for."""
+
+    name: str
+    held: Any  # the object in the file
+    reference: str  # where it is: "<file>:<name of the object>"
+    sources: str  # a digest of the file and of the project's files that it imports
+
+
+def names(room: str) -> list[str]:
+    """Return the names of the files in a room that hold its object, sorted."""
+    folder, wanted = ROOMS[room]
+    files = (keys.PROJECT / folder).glob("*.py")
+    return sorted(file.stem for file in files if f"\n{wanted} = " in file.read_text())
+
+
+def find(room: str, name: str) -> Named:
+    """Return what ``name`` stands for in a room.
+
+    Raises ValueError with name, reason and remedy: for an unknown name, a path outside ``own/``, a
+    file that is missing, that cannot be imported or that lacks the object.
+    """
+    if ".py" in name:
+        return _own(name)
+    folder, wanted = ROOMS[room]
+    if name not in names(room):
+        raise ValueError(
+            f"nothing in {folder}/ is called '{name}': choose one of {', '.join(names(room))}, or "
+            "name a file of yours, such as own/mine.py:Mine"
+        )
+    file = keys.PROJECT / folder / f"{name}.py"
+    held = getattr(importlib.import_module(f"{folder.replace('/', '.')}.{name}"), wanted)
+    return Named(name, held, f"{folder}/{name}.py:{wanted}", keys.source_digest(file))
+
+
+def _own(name: str) -> Named:
+    path, _, wanted = name.partition(":")
+    file = Path(path)
+    if file.is_absolute() or ".." in file.parts or not file.is_relative_to(OWN):
+        raise ValueError(
+            f"{path} is outside the folder {OWN}/, so a run would not commit it: move it there"
+        )
+    if not wanted.isidentifier():
+        raise ValueError(f"'{name}' names no function or class: write {path}:<its name>")
+    if not file.is_file():
+        raise ValueError(f"{path} does not exist: put your file there, or correct the path")
+    module = _imported(file)
+    if not hasattr(module, wanted):
+        raise ValueError(f"{path} holds no '{wanted}': it has {', '.join(_public(module))}")
+    return Named(name, getattr(module, wanted), name, own_digest(file))
+
+
+def _imported(file: Path) -> Any:
+    """Import a user's file by its dotted name, so that it may import its neighbours."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(".".join(file.with_suffix("").parts))
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if OWN.name in f.filename]
+        line = f", line {frames[-1].lineno}" if frames else ""
+        raise ValueError(
+            f"{file}{line}: cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _public(module: Any) -> list[str]:
+    own = (name for name, held in vars(module).items() if _defined_in(held, module.__name__))
+    return sorted(name for name in own if not name.startswith("_")) or ["nothing of its own"]
+
+
+def _defined_in(held: Any, module: str) -> bool:
+    return getattr(held, "__module__", None) == module
+
+
+def own_digest(file: Path) -> str:
+    """Digest a user's file, the files of ``own/`` that it imports, and all other data there.
+
+    Docstrings count, because an agent may read them.
+    """
+    imported = [path for path in keys.import_closure(file) if path.suffix == ".py"]
+    data = [
+        path for path in OWN.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")
+    ]
+    return _digest(sorted({path.resolve() for path in (*imported, *data)} - {_readme()}))
+
+
+def _readme() -> Path:
+    return (OWN / "README.md").resolve()
+
+
+def _digest(files: Iterable[Path]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for file in files:
+        digest.update(f"{file.name}\0".encode() + file.read_bytes() + b"\0")
+    return digest.hexdigest()

@@ -1,0 +1,229 @@
+"""The tools of MCP servers: programs that this one starts, or services at an address.
+
+Each server says itself which tools it has; the agent gets their names, descriptions and schemas
+(https://modelcontextprotocol.io). A server that goes away is connected to again. What it keeps
+between calls is shared by all rollouts, and is lost when it goes.
+
+Values of environment variables are named in the settings and never stand in them, so none is in a
+recipe, a key or a commit; where a server repeats one, its name is shown instead.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
+
+import jsonschema
+from pydantic import Field, StringConstraints, model_validator
+
+from params.schema.base import Frozen, Positive, PositiveFloat
+from tasks.tools.contract import Opening, OpenTool, ToolKind
+from tasks.trees.outcomes import Outcome
+from tasks.trees.tree import Call, Observation, ToolSpec
+
+if TYPE_CHECKING:
+    from tasks.tools.mcp_connection import Connection
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]+$")]
+Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+SHORTEST_SECRET = 4  # characters; a shorter value is no secret, and would be found everywhere
+
+
+class Server(Frozen):
+    """One server: a command, whose process ends with the run, or the address of a service."""
+
+    command: tuple[str, ...] = ()  # speaks MCP by its standard input and output
+    url: str | None = None  # speaks MCP by streamable HTTP
+    environment: tuple[Variable, ...] = ()  # variables of this process that the command gets, too
+    headers: Mapping[str, Variable] = {}  # header of HTTP -> the variable that holds its value
+    only: tuple[str, ...] | None = None  # tools that the agent gets; null: all
+    start_seconds: PositiveFloat = 30.0  # until it has answered for the first time
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Server:
+        if bool(self.command) == bool(self.url):
+            raise ValueError("a server has either a command or a url")
+        if self.url and self.environment:
+            raise ValueError("environment is for a command; a url has headers")
+        if self.command and self.headers:
+            raise ValueError("headers are for a url; a command has environment")
+        if self.url and not _is_plain(self.url):
+            raise ValueError(
+                "url must begin with http:// or https:// and hold no user or password: name an "
+                "environment variable in headers"
+            )
+        return self
+
+    @property
+    def variables(self) -> list[str]:
+        """Return the names of all environment variables that the server gets."""
+        return [*self.environment, *self.headers.values()]
+
+
+class McpTools(Frozen):
+    """The tools of MCP servers."""
+
+    servers: Annotated[Mapping[Name, Server], Field(min_length=1)]
+    seconds: PositiveFloat  # of one call, connecting again included
+    attempts: Positive = 3  # connections that a call tries
+    characters: Positive  # of a result; a longer one is cut
+
+
+def _is_plain(url: str) -> bool:
+    parts = urlsplit(url)
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc
+
+
+def setting_faults(settings: McpTools, source: str) -> list[str]:
+    """Return what cannot work on this machine: a missing program, a variable that is not set."""
+    found = []
+    for name, server in settings.servers.items():
+        if server.command and not shutil.which(server.command[0]):
+            found.append(
+                f"servers.{name}.command: the program '{server.command[0]}' is not found: install "
+                "it, or write its path"
+            )
+        found += [
+            f"servers.{name}: the environment variable {variable} is not set: set it before the run"
+            for variable in server.variables
+            if not os.environ.get(variable)
+        ]
+    return found
+
+
+@contextmanager
+def open_servers(settings: McpTools, opening: Opening) -> Iterator[OpenTool]:
+    """Start or reach all servers, and keep them until the block ends.
+
+    Raises ValueError for a server that cannot be reached, lacks a tool that ``only`` names, or has
+    a tool whose schema is none.
+    """
+    from tasks.tools.mcp_connection import connected  # takes a second
+
+    with connected(settings) as (call, connections):
+        offered = _named(connections)
+        secrets = secrets_of(settings.servers.values())
+
+        def run(calls: Sequence[Call]) -> list[Observation]:
+            known = [offered.get(one.tool) for one in calls]
+            wanted = [
+                (found[0], found[1].name, dict(one.values))
+                for one, found in zip(calls, known, strict=True)
+                if found
+            ]
+            answers = iter(call(wanted, opening.workers))
+            return [
+                _shown(next(answers), settings.characters, secrets)
+                if found
+                else Observation(Outcome.NO_SUCH_TOOL, f"no tool is called {one.tool}")
+                for one, found in zip(calls, known, strict=True)
+            ]
+
+        specs = [_spec(name, tool, secrets) for name, (_, tool) in offered.items()]
+        yield OpenTool(specs, run)
+
+
+def _named(connections: Mapping[str, Connection]) -> dict[str, tuple[Connection, Any]]:
+    """Return the tools by the name that the agent calls, in the order of servers and tools.
+
+    A name that several servers use is preceded by the server's name in each of them.
+    """
+    written = [
+        (server, connection, tool, re.sub(r"[^A-Za-z0-9_-]", "_", tool.name))
+        for server, connection in connections.items()
+        for tool in connection.offered.values()
+    ]
+    uses = Counter(plain for *_, plain in written)
+    named: dict[str, tuple[Connection, Any]] = {}
+    for server, connection, tool, plain in written:
+        name = plain if uses[plain] == 1 else f"{server}_{plain}"
+        if name in named:
+            raise ValueError(
+                f"tools.mcp: server {server} has two tools that would be called {name}: choose one "
+                "in its setting only"
+            )
+        named[name] = (connection, tool)
+    return named
+
+
+def _spec(name: str, tool: Any, secrets: Mapping[str, str]) -> ToolSpec:
+    """Return what the agent is told. Raises ValueError for a schema that cannot be used."""
+    schema = tool.input_schema
+    fault = _schema_fault(schema)
+    if fault:
+        raise ValueError(
+            f"tools.mcp: the schema of the server's tool {tool.name} cannot be used: {fault}: "
+            "leave the tool out with the server's setting only"
+        )
+    description = _clean(tool.description or tool.title or name)
+    plain = json.loads(without_secrets(json.dumps(schema, ensure_ascii=False), secrets))
+    return ToolSpec(name, without_secrets(description, secrets), plain)
+
+
+def _schema_fault(schema: Mapping[str, Any]) -> str:
+    if schema.get("type") != "object":
+        return "its type is not object"
+    if "patternProperties" in json.dumps(schema):
+        return "it has patternProperties, whose patterns cannot be checked in bounded time"
+    if elsewhere := sorted(_elsewhere(schema)):
+        return f"it refers to {elsewhere[0]}, which is outside the schema"
+    try:
+        jsonschema.validators.validator_for(dict(schema)).check_schema(dict(schema))
+    except jsonschema.SchemaError as error:
+        return error.message
+    return ""
+
+
+def _elsewhere(part: Any) -> Iterator[str]:
+    """Yield the references of a schema that a check would have to fetch."""
+    if isinstance(part, Mapping):
+        for key, value in part.items():
+            if key in ("$ref", "$dynamicRef") and not str(value).startswith("#"):
+                yield str(value)
+            yield from _elsewhere(value)
+    elif isinstance(part, list):
+        for value in part:
+            yield from _elsewhere(value)
+
+
+def secrets_of(servers: Iterable[Server]) -> dict[str, str]:
+    """Return the values of the named variables, longest first, with what is shown instead."""
+    names = {variable for server in servers for variable in server.variables}
+    values = {os.environ.get(name, "").strip(): f"[{name}]" for name in sorted(names)}
+    long = [value for value in values if len(value) >= SHORTEST_SECRET]
+    return {value: values[value] for value in sorted(long, key=len, reverse=True)}
+
+
+def without_secrets(text: str, secrets: Mapping[str, str]) -> str:
+    """Return a text with the names of secrets in place of their values."""
+    for secret, name in secrets.items():
+        text = text.replace(secret, name)
+    return text
+
+
+def _shown(answer: Observation, characters: int, secrets: Mapping[str, str]) -> Observation:
+    """Return the observation with a text that may be shown: no secret, no half character, cut."""
+    text = without_secrets(_clean(answer.text), secrets)
+    if len(text) <= characters:
+        return Observation(answer.outcome, text)
+    outcome = Outcome.OUTPUT_LIMIT if answer.outcome == Outcome.OK else answer.outcome
+    return Observation(outcome, text[:characters])
+
+
+def _clean(text: str) -> str:
+    return text.encode(errors="replace").decode()  # lone surrogates become question marks
+
+
+def names(settings: McpTools) -> list[str]:
+    """Return the names of the tools that the settings choose; others only the servers know."""
+    return [name for server in settings.servers.values() for name in server.only or ()]
+
+
+TOOL = ToolKind(McpTools, open_servers, setting_faults, repeatable=False, names=names)

@@ -1,0 +1,345 @@
+"""Keep connections to MCP servers, in a thread with an event loop of its own.
+
+A connection lives in a task of its own: the library ends that task when the server goes away, and
+whoever waits for an answer sees it end. The next call connects again, after a pause that doubles.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from anyio.from_thread import start_blocking_portal
+from mcp import Client, MCPError, StdioServerParameters, stdio_client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared._httpx_utils import create_mcp_http_client
+from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST, METHOD_NOT_FOUND, CallToolResult, Tool
+
+from tasks.tools.mcp import McpTools, Server, secrets_of, without_secrets
+from tasks.trees.outcomes import Outcome
+from tasks.trees.tree import Observation
+
+logger = logging.getLogger(__name__)
+
+Asked = tuple["Connection", str, dict[str, Any]]  # server, the server's name of the tool, arguments
+
+PAUSE = 0.2  # seconds before the second attempt of a call; doubles
+PATIENCE = 2.0  # seconds until a server that let a call time out must list its tools
+GOODBYE = 10.0  # seconds for a server to end; the library kills its process after about 6
+PAGES = 100  # of a list of tools
+TAIL = 500  # characters of what a server that did not start wrote to its standard error
+# What the server, not one of its tools, answers after it was started anew or replaced.
+_GONE = (CONNECTION_CLOSED, INVALID_REQUEST, METHOD_NOT_FOUND)
+_HTTP_ERROR = "Server returned an error response"  # the library's message for 401, 500, 503, ...
+
+# Runs a command that is killed when this process ends, however it ends.
+_BOUND = (
+    "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGKILL); "
+    "os.getppid() == int(sys.argv[1]) and os.execvp(sys.argv[2], sys.argv[2:])"
+)
+
+
+class UnreachableError(Exception):
+    """The server cannot be reached now."""
+
+
+class ChangedError(Exception):
+    """The server came back with another tool than the agent was told of."""
+
+
+@contextmanager
+def connected(
+    settings: McpTools,
+) -> Iterator[tuple[Callable[[Sequence[Asked], int], list[Observation]], dict[str, Connection]]]:
+    """Connect to all servers; yield a function that answers calls side by side, and the servers.
+
+    Raises ValueError for the first server that cannot be reached.
+    """
+    connections = {
+        name: Connection(name, server, settings.seconds, settings.attempts)
+        for name, server in settings.servers.items()
+    }
+    with start_blocking_portal(name="mcp") as portal:
+
+        def call(asked: Sequence[Asked], workers: int) -> list[Observation]:
+            return portal.call(_answers, asked, workers)
+
+        try:
+            portal.call(_open, list(connections.values()))
+            yield call, connections
+        finally:
+            portal.call(_close, list(connections.values()))
+
+
+async def _open(connections: Sequence[Connection]) -> None:
+    results = await asyncio.gather(*(one.open() for one in connections), return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+
+
+async def _close(connections: Sequence[Connection]) -> None:
+    await asyncio.gather(*(one.close() for one in connections))
+
+
+async def _answers(asked: Sequence[Asked], workers: int) -> list[Observation]:
+    """Answer calls in order, at most ``workers`` of them at a time."""
+    room = asyncio.Semaphore(workers)
+
+    async def answer(connection: Connection, tool: str, values: dict[str, Any]) -> Observation:
+        async with room:
+            return await connection.call(tool, values)
+
+    return list(await asyncio.gather(*(answer(*one) for one in asked)))
+
+
+@dataclass
+class _Held:
+    """A connection that stands: its client, the tools that the server listed, and its task."""
+
+    client: Client
+    tools: dict[str, Tool]
+    task: asyncio.Task[None]
+    closing: asyncio.Event
+
+
+@dataclass
+class Connection:
+    """One server, connected to when a call needs it."""
+
+    name: str
+    server: Server
+    seconds: float  # of a call
+    attempts: int  # connections that a call tries
+    offered: dict[str, Tool] = field(default_factory=dict)  # what the agent was told of
+    _held: _Held | None = None
+    _starting: asyncio.Task[_Held] | None = None
+    _checks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def open(self) -> None:
+        """Connect for the first time. Raises ValueError with what went wrong and the remedy."""
+        try:
+            held = await self._standing()
+        except UnreachableError as error:
+            raise ValueError(f"tools.mcp: server {self.name} cannot be reached: {error}") from error
+        chosen = list(held.tools) if self.server.only is None else self.server.only
+        if missing := [tool for tool in chosen if tool not in held.tools]:
+            raise ValueError(
+                f"tools.mcp: server {self.name} has no tool {missing[0]}: it has "
+                f"{', '.join(held.tools) or 'none'}"
+            )
+        self.offered = {tool: held.tools[tool] for tool in chosen}
+
+    async def close(self) -> None:
+        """End the connection, and the process of a command."""
+        for task in self._checks:
+            task.cancel()
+        if self._starting:
+            with suppress(UnreachableError):
+                await self._starting
+        if self._held:
+            await _end(self._held)
+
+    async def call(self, tool: str, values: dict[str, Any]) -> Observation:
+        """Call a tool of the server. Raises nothing: what went wrong is the outcome."""
+        sent = False
+        try:
+            async with asyncio.timeout(self.seconds):
+                for attempt in range(self.attempts):
+                    if attempt:
+                        await asyncio.sleep(PAUSE * 2 ** (attempt - 1))
+                    sent, reason = False, ""
+                    try:
+                        held = await self._standing()
+                        self._check_unchanged(held, tool)
+                        sent = True
+                        return _observation(await _sent(held, tool, values))
+                    except UnreachableError as error:
+                        reason = str(error)
+                return self._unavailable(reason)
+        except ChangedError as error:
+            return Observation(Outcome.TOOLS_CHANGED, str(error))
+        except TimeoutError:
+            if not sent:
+                return self._unavailable("it did not come back in time")
+            self._check_soon()
+            return Observation(Outcome.TIMEOUT, "")
+        except Exception as error:  # an answer that the library cannot read, or refuses
+            return Observation(Outcome.ERROR, str(error))
+
+    def _unavailable(self, reason: str) -> Observation:
+        return Observation(Outcome.UNAVAILABLE, f"{self.name} is not available: {reason}")
+
+    def _check_unchanged(self, held: _Held, tool: str) -> None:
+        if held.tools.get(tool) and _told(held.tools[tool]) == _told(self.offered[tool]):
+            return
+        raise ChangedError(f"{self.name} came back with another tool {tool} than before")
+
+    async def _standing(self) -> _Held:
+        """Return the connection; where there is none, make one that all callers wait for."""
+        if self._held and not self._held.task.done() and not self._held.closing.is_set():
+            return self._held
+        if self._starting is None or self._starting.done():
+            self._starting = asyncio.create_task(self._start())
+            self._starting.add_done_callback(asyncio.Task.exception)  # it may have no reader left
+        return await asyncio.shield(self._starting)
+
+    async def _start(self) -> _Held:
+        if self._held:
+            await _end(self._held)
+            self._held = None
+        ready: asyncio.Future[tuple[Client, dict[str, Tool]]] = asyncio.Future()
+        closing = asyncio.Event()
+        with tempfile.TemporaryFile("w+", errors="replace") as said:
+            task = asyncio.create_task(_hold(self.server, said, ready, closing))
+            either: set[asyncio.Future[Any]] = {ready, task}
+            await asyncio.wait(
+                either,
+                timeout=self.server.start_seconds,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if not ready.done():
+                task.cancel()
+                reason = await _reason(task, self.server.start_seconds)
+                secrets = secrets_of([self.server])
+                raise UnreachableError(without_secrets(reason + _tail(said), secrets))
+        client, tools = ready.result()
+        self._held = _Held(client, tools, task, closing)
+        return self._held
+
+    def _check_soon(self) -> None:
+        """End the connection in the background if the server answers nothing any more."""
+        if self._held:
+            check = asyncio.create_task(_end_if_stuck(self._held))
+            self._checks.add(check)
+            check.add_done_callback(self._checks.discard)
+
+
+# ---------------------------------------------------------------- one connection
+
+
+async def _hold(
+    server: Server,
+    said: Any,
+    ready: asyncio.Future[tuple[Client, dict[str, Tool]]],
+    closing: asyncio.Event,
+) -> None:
+    """Connect, tell ``ready``, and keep the connection until ``closing`` or the server ends it."""
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(Client(await _transport(server, said, stack)))
+        tools = await _listed(client)
+        ready.set_result((client, tools))
+        await closing.wait()
+
+
+async def _transport(server: Server, said: Any, stack: AsyncExitStack) -> Any:
+    if server.url:
+        headers = {name: os.environ.get(value, "") for name, value in server.headers.items()}
+        http = await stack.enter_async_context(create_mcp_http_client(headers=headers))
+        return streamable_http_client(server.url, http_client=http)
+    given = {name: os.environ.get(name, "") for name in server.environment}
+    bound = ["-I", "-S", "-c", _BOUND, str(os.getpid()), *server.command]
+    return stdio_client(
+        StdioServerParameters(
+            command=sys.executable, args=bound, env=given, encoding_error_handler="replace"
+        ),
+        errlog=said,
+    )
+
+
+async def _listed(client: Client) -> dict[str, Tool]:
+    tools: dict[str, Tool] = {}
+    cursor = None
+    for _ in range(PAGES):
+        page = await client.list_tools(cursor=cursor, cache_mode="refresh")
+        tools |= {tool.name: tool for tool in page.tools}
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+    return tools
+
+
+async def _sent(held: _Held, tool: str, values: dict[str, Any]) -> CallToolResult:
+    """Send a call and wait for its answer. Raises UnreachableError where the server went away."""
+    answer = asyncio.ensure_future(held.client.call_tool(tool, _encodable(values)))
+    try:
+        await asyncio.wait({answer, held.task}, return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done() or answer.cancelled():
+            raise UnreachableError("it went away")
+        return answer.result()
+    except MCPError as error:
+        if error.code in _GONE or error.message == _HTTP_ERROR:
+            held.closing.set()
+            raise UnreachableError(error.message) from error
+        raise
+    finally:
+        answer.cancel()
+
+
+def _encodable(values: dict[str, Any]) -> Any:
+    """Return arguments without lone surrogates, which end a connection when they are written."""
+    return json.loads(json.dumps(values, ensure_ascii=False).encode(errors="replace"))
+
+
+async def _end_if_stuck(held: _Held) -> None:
+    """End a connection whose server does not even list its tools: a stuck process is killed."""
+    try:
+        async with asyncio.timeout(PATIENCE):
+            await held.client.list_tools(cache_mode="refresh")
+    except Exception:
+        await _end(held)
+
+
+async def _end(held: _Held) -> None:
+    held.closing.set()
+    await asyncio.wait({held.task}, timeout=GOODBYE)
+    if held.task.done() and not held.task.cancelled():
+        held.task.exception()  # of a server that went away: it is known
+
+
+async def _reason(task: asyncio.Task[None], seconds: float) -> str:
+    await asyncio.wait({task}, timeout=GOODBYE)
+    error = task.exception() if task.done() and not task.cancelled() else None
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if error is None:
+        return f"no answer within {seconds:g} s"
+    return f"{type(error).__name__}: {error}"
+
+
+def _tail(said: Any) -> str:
+    """Return the end of what a server wrote to its standard error, for a message."""
+    said.seek(0)
+    text = said.read().strip()[-TAIL:]
+    return f"; it said: {text}" if text else ""
+
+
+def _told(tool: Tool) -> str:
+    """Return what an agent knows of a tool, as one text."""
+    return json.dumps([tool.description, tool.title, tool.input_schema], sort_keys=True)
+
+
+# ---------------------------------------------------------------- results
+
+
+def _observation(result: CallToolResult) -> Observation:
+    text = "\n".join(_part(part) for part in result.content)
+    if not result.content and result.structured_content is not None:
+        text = json.dumps(result.structured_content)
+    return Observation(Outcome.ERROR if result.is_error else Outcome.OK, text)
+
+
+def _part(part: Any) -> str:
+    """Return the text of one part of a result; other parts are only named."""
+    if part.type == "resource" and getattr(part.resource, "text", None) is not None:
+        return str(part.resource.text)
+    names: Mapping[str, str] = {"resource_link": "resource"}
+    return str(part.text) if part.type == "text" else f"[{names.get(part.type, part.type)}]"

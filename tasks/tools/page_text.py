@@ -1,0 +1,58 @@
+"""Print the text of a page. A program of its own, because pages are hostile.
+
+    python -I page_text.py KIND CHARSET SECONDS MEBIBYTES CHARACTERS < page
+
+KIND is "html" or "plain"; CHARSET may be "". A page that is nested a million levels deep, or made
+to be slow, ends this process and not the run. It opens no file and no connection.
+"""
+
+import resource
+import sys
+
+MORE_PLACES = True  # tables and short paragraphs count, too: an agent looks for facts
+
+
+def limit(seconds: int, mebibytes: int) -> None:
+    """Bound this process's processor time, memory and files."""
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    resource.setrlimit(resource.RLIMIT_AS, (mebibytes * 2**20, mebibytes * 2**20))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def decoded(page: bytes, charset: str) -> str:
+    """Return the characters of a page; UTF-8 where the charset is unknown."""
+    try:
+        return page.decode(charset or "utf-8", "replace")
+    except (LookupError, ValueError):
+        return page.decode("utf-8", "replace")
+
+
+def html_text(page: bytes, charset: str) -> str:
+    """Return title and text of a page of HTML; "" where it has none."""
+    import trafilatura  # slow to import, and plain text does without
+
+    source = decoded(page, charset) if charset else page
+    tree = trafilatura.load_html(source)
+    if tree is None:
+        return ""
+    title = " ".join((tree.findtext(".//title") or "").split())
+    text = trafilatura.extract(
+        tree, include_comments=False, include_tables=True, favor_recall=MORE_PLACES, fast=True
+    )
+    text = text or trafilatura.html2txt(source)
+    return "\n".join(part for part in (title, text) if part)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command line; return the exit status."""
+    kind, charset, seconds, mebibytes, characters = arguments
+    limit(int(seconds), int(mebibytes))
+    page = sys.stdin.buffer.read()
+    text = decoded(page, charset) if kind == "plain" else html_text(page, charset)
+    sys.stdout.buffer.write(text[: int(characters)].encode("utf-8", "replace"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

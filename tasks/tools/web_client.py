@@ -1,0 +1,248 @@
+"""What the tools of the web share: bounded requests, retries, budgets, keys and safe text.
+
+Whatever goes wrong on the way to a server is a WebError, which the tool turns into an observation.
+Its reason names the host and the kind of the failure, and never what a library says about it: an
+error text may quote a header with a key.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import zlib
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import TypeVar
+
+import anyio
+import httpx
+
+from tasks.tools.recording import replay_folder
+from tasks.trees.outcomes import Outcome
+from tasks.trees.tree import Observation
+
+Made = TypeVar("Made")
+Asked = TypeVar("Asked")
+
+FIRST_WAIT = 0.5  # seconds before the first retry; each further one waits twice as long
+LONGEST_WAIT = 60.0  # seconds; a server that asks for more is not asked again
+PACKED = ("gzip", "x-gzip", "deflate")  # codings of a body that are unpacked here
+ENCODINGS = {"Accept-Encoding": "gzip, deflate"}
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_KEY = re.compile(r"[!-~]+")  # what a header can carry
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
+
+
+class WebError(Exception):
+    """A request without a usable answer; ``retry_after``: seconds, None where none will help."""
+
+    def __init__(self, outcome: Outcome, reason: str, retry_after: float | None = None) -> None:
+        super().__init__(reason)
+        self.outcome = outcome
+        self.reason = reason
+        self.retry_after = retry_after
+
+    @property
+    def observation(self) -> Observation:
+        """Return what the agent sees of it."""
+        return Observation(self.outcome, self.reason)
+
+
+class NoConnectionError(WebError):
+    """No connection could be made to an address."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a server answered: its body is whole and within the limit."""
+
+    status: int
+    headers: httpx.Headers
+    body: bytes
+
+
+class Budget:
+    """How many requests may still be sent; None: any number. Used by one thread."""
+
+    def __init__(self, most: int | None) -> None:
+        self.most = most
+        self.left = most
+
+    def spend(self) -> None:
+        """Count one request. Raises WebError (OVER_BUDGET) where none is left."""
+        if self.left is None:
+            return
+        if self.left <= 0:
+            reason = f"the budget of {self.most} requests is spent: nothing was asked"
+            raise WebError(Outcome.OVER_BUDGET, reason)
+        self.left -= 1
+
+
+async def exchange(
+    client: httpx.AsyncClient, request: httpx.Request, host: str, seconds: float, most: int
+) -> Answer:
+    """Send a request and read its answer of at most ``most`` bytes, all within ``seconds``.
+
+    Raises WebError for everything else, for the status 429 and those from 500 on.
+    """
+    try:
+        with anyio.fail_after(seconds):
+            response = await client.send(request, stream=True)
+            try:
+                body = await _body(response, host, most)
+            finally:
+                await response.aclose()
+    except (TimeoutError, httpx.TimeoutException):
+        raise WebError(Outcome.TIMEOUT, f"{host} did not answer within {seconds:g} s") from None
+    except httpx.ConnectError:
+        raise NoConnectionError(Outcome.UNAVAILABLE, f"no connection to {host}", 0) from None
+    except WebError:
+        raise
+    except Exception as error:  # whatever a server makes the libraries raise
+        reason = f"{host} did not answer properly ({type(error).__name__})"
+        raise WebError(Outcome.UNAVAILABLE, reason, 0) from None
+    if response.status_code == 429 or response.status_code >= 500:
+        reason = f"{host} answered with the status {response.status_code}"
+        raise WebError(Outcome.UNAVAILABLE, reason, _retry_after(response.headers))
+    return Answer(response.status_code, response.headers, body)
+
+
+async def _body(response: httpx.Response, host: str, most: int) -> bytes:
+    """Read a body piece by piece; a packed one is never unpacked further than the limit."""
+    coding = response.headers.get("content-encoding", "identity").strip().lower()
+    if coding not in ("identity", *PACKED):
+        raise WebError(Outcome.UNAVAILABLE, f"{host} answered in an unknown coding")
+    unpack = zlib.decompressobj(zlib.MAX_WBITS | 32) if coding in PACKED else None
+    body = bytearray()
+    async for piece in response.aiter_raw():
+        body += unpack.decompress(piece, most + 1 - len(body)) if unpack else piece
+        if len(body) > most:
+            raise WebError(Outcome.UNAVAILABLE, f"{host} answered more than {most} bytes")
+    return bytes(body)
+
+
+def _retry_after(headers: httpx.Headers) -> float:
+    """Return the seconds that a server asks to wait, given as a number or a date; 0 if it does not.
+
+    A date without a time zone, or nonsense, counts as no wish.
+    """
+    text = headers.get("retry-after", "").strip()
+    try:
+        if text.isascii() and text.isdecimal():
+            return float(text)
+        wait = parsedate_to_datetime(text) - datetime.now(UTC)
+        return max(0.0, wait.total_seconds())
+    except (ValueError, TypeError, OverflowError):
+        return 0.0
+
+
+async def retrying(attempt: Callable[[], Awaitable[Made]], retries: int) -> Made:
+    """Return the first good result of ``attempt``, with growing, random waits between attempts.
+
+    Raises the last WebError after ``retries`` further attempts, or at once where a retry is of no
+    use or the server asks for a longer wait than LONGEST_WAIT.
+    """
+    dice = random.Random()  # its own: a wait must not move the seeded one
+    for number in range(retries + 1):
+        try:
+            return await attempt()
+        except WebError as fault:
+            asked = fault.retry_after
+            if asked is None or asked > LONGEST_WAIT or number == retries:
+                raise
+            own = FIRST_WAIT * 2**number * dice.uniform(0.5, 1.5)
+        await anyio.sleep(min(max(asked, own), LONGEST_WAIT))
+    raise AssertionError("the last attempt returns or raises")
+
+
+async def side_by_side(
+    work: Callable[[Asked], Coroutine[None, None, Observation]], asked: Sequence[Asked]
+) -> list[Observation]:
+    """Return ``work`` of each item, done concurrently; an error becomes its observation.
+
+    Servers and pages are hostile: what they make a library raise must not end the run.
+    """
+    found: list[Observation | None] = [None] * len(asked)
+
+    async def one(place: int, item: Asked) -> None:
+        try:
+            found[place] = await work(item)
+        except WebError as fault:
+            found[place] = fault.observation
+        except Exception as error:
+            reason = f"the answer cannot be read ({type(error).__name__})"
+            found[place] = Observation(Outcome.UNAVAILABLE, reason)
+
+    async with anyio.create_task_group() as group:
+        for place, item in enumerate(asked):
+            group.start_soon(one, place, item)
+    return [observation for observation in found if observation is not None]
+
+
+def safe(text: str) -> str:
+    """Return a text that every table and tokenizer takes: no control characters, whole characters.
+
+    Halves of characters (lone surrogates) become U+FFFD, control characters become spaces.
+    """
+    return _CONTROL.sub(lambda found: "\ufffd" if found[0] >= "\ud800" else " ", text)
+
+
+# ---------------------------------------------------------------- addresses and keys in settings
+
+
+def check_endpoint(url: str) -> str:
+    """Return the address of a server, for a setting. Raises ValueError for one that cannot be.
+
+    An address stands in the recipe and in keys of the ledger, so it has no room for a secret.
+    """
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise ValueError(f"'{url}' is no address ({error}): write https://host/path") from None
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise ValueError(f"'{url}' is no address of a web server: write https://host/path")
+    if parsed.userinfo or parsed.query or parsed.fragment:
+        raise ValueError(
+            f"the address of {parsed.host} has a password, a query or a fragment: leave them out, "
+            "and name the environment variable with the key in key_variable"
+        )
+    return url
+
+
+def check_key_travels_safely(url: str, key_variable: str | None) -> None:
+    """Raise ValueError where a key would cross a network in plain text."""
+    parsed = httpx.URL(url)
+    if key_variable and parsed.scheme == "http" and parsed.host not in LOOPBACK:
+        raise ValueError(
+            f"{url} would send the key of {key_variable} in plain text: use https, or set "
+            "key_variable to null where the server needs no key"
+        )
+
+
+def key_faults(place: str, variable: str | None) -> list[str]:
+    """Return why the key of a setting cannot be used, in one line; empty where it can.
+
+    A replay asks no server and needs no key.
+    """
+    if variable is None or replay_folder():
+        return []
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        return [
+            f"{place}.key_variable: the environment variable {variable} is not set: put the API "
+            f"key into it (export {variable}=...), or set key_variable to null for a server "
+            "without keys"
+        ]
+    if not _KEY.fullmatch(key):
+        return [f"{place}.key_variable: {variable} holds characters that no key has: correct it"]
+    return []
+
+
+def read_key(place: str, variable: str | None) -> str:
+    """Return the key in an environment variable, "" where none is needed. Raises ValueError."""
+    if faults := key_faults(place, variable):
+        raise ValueError(faults[0])
+    return os.environ.get(variable, "").strip() if variable else ""

@@ -1,0 +1,265 @@
+"""Tools of real MCP servers, by standard input and by HTTP, killed and started again."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from mcp_types import Tool
+from pydantic import ValidationError
+
+from tasks.tools.contract import Opening
+from tasks.tools.mcp import TOOL, McpTools, _spec
+from tasks.tools.schema import with_values
+from tasks.trees.outcomes import Outcome
+from tasks.trees.tree import Call
+
+PROGRAM = str(Path(__file__).with_name("mcp_server.py"))
+STDIO = {"command": [sys.executable, PROGRAM]}
+HERE = Opening(Path(), 4)
+
+
+def settings(servers, **others):
+    return McpTools.model_validate(
+        {"servers": servers, "seconds": 60.0, "characters": 100, **others}
+    )
+
+
+def call(tool, **values):
+    return Call(tool, "", values)
+
+
+def answers(tool, *calls):
+    return [(one.outcome, one.text) for one in tool.run(calls)]
+
+
+@pytest.fixture(scope="module")
+def tool():
+    """The tools of one server that runs as a process."""
+    os.environ["DEMO_TOKEN"] = "s3cret-of-the-server"
+    with TOOL.open(settings({"demo": STDIO | {"environment": ["DEMO_TOKEN"]}}), HERE) as ready:
+        yield ready
+
+
+def port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def service(number, **more):
+    """A server at a port."""
+    process = subprocess.Popen(
+        [sys.executable, PROGRAM, str(number)],
+        env=os.environ | more,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        while process.poll() is None:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", number)) == 0:
+                    break
+            time.sleep(0.05)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def alive(number):
+    try:
+        state = Path(f"/proc/{number}/stat").read_text().split(") ")[1][0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def ended(number):
+    until = time.monotonic() + 10
+    while alive(number) and time.monotonic() < until:
+        time.sleep(0.05)
+    return not alive(number)
+
+
+def test_server_says_its_tools_and_answers_in_order(tool):
+    specs = {spec.name: spec for spec in tool.specs}
+    assert list(specs)[:3] == ["add", "process", "a_picture"]
+    assert specs["add"].description == "Add two numbers."
+    assert specs["add"].parameters["required"] == ["a", "b"]
+    wanted = with_values(Call("add", '{"a": 40, "b": 2}'), specs["add"])
+    refused = with_values(Call("add", '{"a": "forty"}'), specs["add"])
+    assert refused.outcome == Outcome.BAD_ARGUMENTS
+    calls = (call("slow", seconds=0.3), wanted, call("nothing"), call("a_picture"))
+    assert answers(tool, *calls) == [
+        (Outcome.OK, "late"),
+        (Outcome.OK, "42"),
+        (Outcome.NO_SUCH_TOOL, "no tool is called nothing"),
+        (Outcome.OK, "a cat\n[image]"),
+    ]
+
+
+def test_faults_of_a_tool_are_outcomes(tool):
+    assert answers(tool, call("fails"), call("long", characters=10_000_000)) == [
+        (Outcome.ERROR, "Error executing tool fails"),
+        (Outcome.OUTPUT_LIMIT, "x" * 100),
+    ]
+    half = answers(tool, call("add", a="\ud800", b=float("nan")))
+    assert half[0][0] == Outcome.ERROR
+
+
+def test_value_of_a_variable_is_shown_nowhere(tool):
+    assert answers(tool, call("secret")) == [(Outcome.OK, "the token is [DEMO_TOKEN]")]
+    asked = settings({"demo": STDIO | {"environment": ["DEMO_TOKEN"]}})
+    assert "s3cret" not in asked.model_dump_json()
+
+
+def test_killed_process_is_started_again(tool):
+    first = int(answers(tool, call("process"))[0][1])
+    os.kill(first, signal.SIGKILL)
+    assert answers(tool, call("add", a=1, b=1), call("add", a=2, b=2)) == [
+        (Outcome.OK, "2"),
+        (Outcome.OK, "4"),
+    ]
+    assert int(answers(tool, call("process"))[0][1]) != first
+
+
+def test_stuck_server_is_ended():
+    with TOOL.open(settings({"demo": STDIO}, seconds=1.5), HERE) as tool:
+        process = int(answers(tool, call("process"))[0][1])
+        began = time.monotonic()
+        assert answers(tool, call("stuck")) == [(Outcome.TIMEOUT, "")]
+        assert 1.5 <= time.monotonic() - began < 3
+        assert ended(process)
+
+
+def test_server_ends_when_the_trainer_is_killed(tmp_path):
+    script = (
+        "import sys, time; from tests.tasks.tools import test_mcp as t\n"
+        "with t.TOOL.open(t.settings({'demo': t.STDIO}), t.HERE) as tool:\n"
+        "    print(tool.run([t.call('process')])[0].text, flush=True); tool.run([t.call('stuck')])"
+    )
+    trainer = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    server = int(trainer.stdout.readline())
+    assert alive(server)
+    trainer.kill()
+    trainer.wait()
+    trainer.stdout.close()
+    assert ended(server)
+
+
+def test_service_that_is_away_is_unavailable_until_it_is_back():
+    number = port()
+    asked = settings({"demo": {"url": f"http://127.0.0.1:{number}/mcp"}}, seconds=5.0)
+    with service(number) as process, TOOL.open(asked, HERE) as tool:
+        assert answers(tool, call("add", a=1, b=2)) == [(Outcome.OK, "3")]
+        process.kill()
+        process.wait()
+        away = answers(tool, call("add", a=1, b=2), call("process"))
+        assert [outcome for outcome, _ in away] == [Outcome.UNAVAILABLE] * 2
+        assert away[0][1].startswith("demo is not available: ")
+        with service(number):
+            assert answers(tool, call("add", a=1, b=2)) == [(Outcome.OK, "3")]
+
+
+def test_service_that_dies_during_a_call_is_unavailable():
+    number = port()
+    asked = settings({"demo": {"url": f"http://127.0.0.1:{number}/mcp"}}, seconds=5.0)
+    with service(number) as process, TOOL.open(asked, HERE) as tool:
+        subprocess.Popen(["sh", "-c", f"sleep 0.5; kill -9 {process.pid}"])
+        assert answers(tool, call("slow", seconds=4.0))[0][0] == Outcome.UNAVAILABLE
+
+
+def test_tool_that_changed_is_named(tmp_path, monkeypatch):
+    mark = tmp_path / "changed"
+    monkeypatch.setenv("DEMO_CHANGES", str(mark))
+    with TOOL.open(settings({"demo": STDIO | {"environment": ["DEMO_CHANGES"]}}), HERE) as tool:
+        first = int(answers(tool, call("process"))[0][1])
+        mark.touch()
+        os.kill(first, signal.SIGKILL)
+        changed, other = answers(tool, call("add", a=1, b=2), call("long", characters=1))
+    assert changed == (Outcome.TOOLS_CHANGED, "demo came back with another tool add than before")
+    assert other == (Outcome.OK, "x")
+
+
+def test_names_that_two_servers_use_carry_the_servers_name():
+    chosen = {"left": STDIO | {"only": ["add"]}, "right": STDIO | {"only": ["add", "process"]}}
+    with TOOL.open(settings(chosen), HERE) as tool:
+        assert [spec.name for spec in tool.specs] == ["left_add", "right_add", "process"]
+        assert answers(tool, call("right_add", a=1, b=2)) == [(Outcome.OK, "3")]
+        process = int(answers(tool, call("process"))[0][1])
+    assert ended(process)  # with the block
+
+
+def test_what_cannot_work_is_said_before_any_work(monkeypatch):
+    monkeypatch.delenv("NO_TOKEN", raising=False)
+    unset = {"url": "https://example.org/mcp", "headers": {"Authorization": "NO_TOKEN"}}
+    faults = TOOL.faults(settings({"one": {"command": ["no-program"]}, "two": unset}), "any")
+    assert faults == [
+        "servers.one.command: the program 'no-program' is not found: install it, or write its path",
+        "servers.two: the environment variable NO_TOKEN is not set: set it before the run",
+    ]
+    for wrong in ({}, STDIO | {"url": "http://x/"}, {"url": "https://me:secret@x/"}):
+        with pytest.raises(ValidationError):
+            settings({"one": wrong})
+
+
+@pytest.mark.parametrize(
+    ("server", "message"),
+    [
+        (STDIO | {"only": ["subtract"]}, "server demo has no tool subtract: it has add, process"),
+        (
+            {"command": [sys.executable, "-c", "raise SystemExit('no licence')"]},
+            "server demo cannot be reached: .*no licence",
+        ),
+        (
+            {"command": ["sleep", "60"], "start_seconds": 0.5},
+            "server demo cannot be reached: no answer within 0.5 s",
+        ),
+        ({"url": "http://127.0.0.1:9/mcp"}, "server demo cannot be reached: ConnectError"),
+    ],
+)
+def test_server_that_cannot_be_used_stops_the_run(server, message):
+    with pytest.raises(ValueError, match=message), TOOL.open(settings({"demo": server}), HERE):
+        pass
+
+
+def test_a_key_that_a_server_tells_when_it_fails_is_not_shown(monkeypatch):
+    monkeypatch.setenv("DEMO_TOKEN", "s3cret-of-the-server\n")
+    tells = "import os; raise SystemExit(f'key {os.environ[\"DEMO_TOKEN\"]} expired')"
+    server = {"command": [sys.executable, "-c", tells], "environment": ["DEMO_TOKEN"]}
+    reason = r"key \[DEMO_TOKEN\]"
+    with (
+        pytest.raises(ValueError, match=reason) as raised,
+        TOOL.open(settings({"x": server}), HERE),
+    ):
+        pass
+    assert "s3cret" not in str(raised.value)
+
+
+def test_a_key_in_the_description_of_a_tool_is_not_told():
+    schema = {"type": "object", "properties": {"a": {"description": "s3cret key"}}}
+    listed = Tool(name="look", description="s3cret", input_schema=schema)
+    told = _spec("look", listed, {"s3cret": "[K]"})
+    assert told.description == "[K]"
+    assert told.parameters["properties"]["a"]["description"] == "[K] key"
+
+
+def test_strange_answers_are_outcomes():
+    strange = {"command": [sys.executable, str(Path(PROGRAM).with_name("strange_mcp_server.py"))]}
+    with TOOL.open(settings({"demo": strange}, seconds=3.0), HERE) as tool:
+        ways = ("half", "bytes", "shape", "dies", "fine")
+        seen = dict(
+            zip(ways, (answers(tool, call("answer", way=way))[0] for way in ways), strict=True)
+        )
+    assert seen["half"][0] == Outcome.TIMEOUT  # the library drops what is no JSON of characters
+    assert seen["bytes"] == (Outcome.OK, "a\N{REPLACEMENT CHARACTER}b")
+    assert seen["shape"][0] == Outcome.ERROR
+    assert seen["dies"][0] == Outcome.UNAVAILABLE
+    assert seen["fine"] == (Outcome.OK, "fine")

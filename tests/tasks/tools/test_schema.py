@@ -1,0 +1,76 @@
+"""Arguments that do not fit the schema of a tool never reach it."""
+
+import json
+import time
+
+import pytest
+
+from tasks.tools.schema import with_values
+from tasks.trees.tree import Call, ToolSpec
+
+PLACE = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "array", "items": {"$ref": "#/$defs/day"}},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+    "$defs": {"day": {"type": "integer", "minimum": 0}},
+}
+
+
+def check(schema, argument):
+    return with_values(Call("look", argument), ToolSpec("look", "", schema))
+
+
+def test_values_are_read_by_name():
+    values = {"city": "Oslo", "days": [0, 3]}
+    assert check(PLACE, json.dumps(values)).values == values
+    assert check({"type": "object"}, "").values == {}
+    text = {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]}
+    assert check(text, '{"q": 1}').values == {"q": '{"q": 1}'}
+
+
+@pytest.mark.parametrize(
+    ("argument", "reason"),
+    [
+        ("{", "the arguments of look are not a JSON object: "),
+        ("[]", "the arguments of look are not a JSON object"),
+        ("[" * 100_000, "the arguments of look are not a JSON object: "),
+        ("1" * 10_000, "the arguments of look are not a JSON object: "),
+        ('{"city": "Oslo"}', "look: 'days' is a required property"),
+        ('{"city": 1, "days": []}', "look, city: 1 is not of type 'string'"),
+        ('{"city": "", "days": [1, -2]}', "look, days.1: -2 is less than the minimum of 0"),
+        ('{"city": "", "days": [], "x": 1}', "look: Additional properties are not allowed"),
+    ],
+)
+def test_what_does_not_fit_is_said(argument, reason):
+    refused = check(PLACE, argument)
+    assert refused.outcome == "bad_arguments"
+    assert refused.text.startswith(reason)
+    assert len(refused.text) <= 300
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"a": {"type": "objekt"}}},
+        {"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1:1/schema"}}},
+        {"type": "object", "properties": {"a": {"pattern": "("}}},
+    ],
+)
+def test_schema_that_is_none_refuses(schema):
+    refused = check(schema, '{"a": "b"}')
+    assert refused.outcome == "bad_arguments"
+    assert refused.text.startswith("the schema of look cannot be used: ")
+
+
+def test_a_pattern_is_searched_for_in_bounded_time():
+    """A server writes the pattern, and an agent the text that makes it slow."""
+    schema = {"type": "object", "properties": {"a": {"pattern": "^(a+)+$"}, "b": {}}}
+    began = time.monotonic()
+    assert check(schema, json.dumps({"a": "a" * 60 + "!"})).outcome == "bad_arguments"
+    assert time.monotonic() - began < 5
+    assert check(schema, '{"a": "aa"}').values == {"a": "aa"}
+    assert check(schema, '{"a": "ab"}').text.startswith("look, a: 'ab' does not match")
