@@ -4,11 +4,15 @@
 # make test-data the tests of whole benchmark files, in the folder DATA (../shared/data)
 # make test-vllm the tests of the vLLM engine against the real one, on a CPU where there is no GPU
 # make test-gpu  the tests that need a GPU
+# make test-openenv  the tests of OpenEnv worlds against a server of the package openenv, which is
+#                installed into an environment of its own
 # make kills     seven tests that kill runs of the recipe smoke, in the middle of sub-steps too
 # make chaos     kill, damage and cut off runs of the recipe smoke in some 40 ways: half an hour
 # make lint      ruff, mypy and import-linter
 # make plan      whether RECIPE fits GPUs of 24, 80 and 141 GB, or CARD=80 alone: memory by part,
 #                tokens, seconds, disk, and what to change
+# make ask       talk to the trained agent of RECIPE: type questions, or QUESTION="..."; in a world, an
+#                episode of task TASK
 # make compare   train RECIPE with every row of params/algorithms.yaml and each of SEEDS (0 1 2) until
 #                BUDGET is spent (sampled_tokens=200000); the table goes to reports/
 # make bench     the speed of a training step beside TRL's, in one run
@@ -37,7 +41,7 @@ endif
 USES_VLLM := $(shell [ -f params/$(RECIPE).yaml ] && grep '^  kind: *vllm' params/$(RECIPE).yaml)
 RUN_VENV := $(if $(USES_VLLM),.venv-vllm,.venv)
 VENV := .venv
-run plan compare: VENV := $(RUN_VENV)
+run plan ask compare: VENV := $(RUN_VENV)
 test-vllm serve: VENV := .venv-vllm
 
 SYSTEM_PATH := $(PATH)
@@ -54,8 +58,8 @@ PYTEST = $(PYTHON) -m pytest
 BY_FILE = -n 2 --dist loadfile --no-loadscope-reorder
 BY_TEST = -n 2 --dist load --maxschedchunk 1
 
-.PHONY: run test test-data test-vllm test-gpu kills chaos lint plan compare bench serve ui deploy \
-	doctor clean
+.PHONY: run test test-data test-vllm test-gpu test-openenv kills chaos lint plan ask compare bench \
+	serve ui deploy doctor clean
 .DEFAULT_GOAL := run
 
 run: $(RUN_VENV)/installed
@@ -78,6 +82,9 @@ test-vllm: .venv-vllm/installed
 test-gpu: .venv/installed
 	@$(PYTEST) tests/gpu
 
+test-openenv: .venv/installed
+	@$(PYTEST) tests/openenv
+
 kills: .venv/installed
 	@$(PYTEST) $(BY_TEST) -vv -m kills tests/chaos
 
@@ -92,6 +99,9 @@ lint: .venv/installed
 
 plan: $(RUN_VENV)/installed
 	@$(PYTHON) -m flows.plan $(RECIPE) $(if $(CARD),--card $(CARD))
+
+ask: $(RUN_VENV)/installed # a question reaches the shell as a variable, so that it may have quotes
+	@$(PYTHON) -m flows.ask $(RECIPE) $${QUESTION:+--question "$$QUESTION"} $(if $(TASK),--task $(TASK))
 
 compare: $(RUN_VENV)/installed
 	@$(PYTHON) -m flows.compare $(RECIPE) --budget $(BUDGET) --seeds $(SEEDS)

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
@@ -34,9 +34,11 @@ from params.schema.algorithms import Algorithm
 from params.schema.base import PARAMS
 from params.schema.prepare import TinyPolicy
 from params.schema.recipe import Recipe
+from tasks.dialects import open_dialect
 from tasks.engines.transformers.engine import TransformersEngine
-from tasks.environments import Respond, open_tools
-from tasks.environments.question import Tool, respond
+from tasks.environments import Respond, open_environment
+from tasks.environments.contract import OpenEnvironment
+from tasks.environments.question import Questions, answer
 from tasks.learning import learner
 from tasks.learning.algorithm import assemble
 from tasks.learning.estimators.group import relative
@@ -49,10 +51,12 @@ from tasks.policy.model import load_policy, load_tokenizer
 from tasks.policy.parallel import lanes
 from tasks.policy.resident import Learner
 from tasks.policy.tiny import build_policy
-from tasks.reward import score_trees
+from tasks.rewards.scoring import score_trees
 from tasks.rollouts.rounds import Setting, grow
+from tasks.settings import agent_of, scorer_sources
 from tasks.settings import load as load_settings
-from tasks.tools.python import PythonTool, python_tool
+from tasks.tools.contract import text_tool
+from tasks.tools.python import SPEC, PythonTool, Run, python_tool
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tables import load_questions
 from tasks.trees.tree import TURN, Call, Observation, Question, Tree, sampled
@@ -106,12 +110,12 @@ class Start:
 class Tools:
     """The sandboxed tool of both sides, and the seconds of its calls since the last ``take``."""
 
-    run: Tool  # Python, a round's programs side by side
+    run: Run  # Python, a round's programs side by side
     seconds: float = 0.0
 
     def beamline(self, calls: Sequence[Call]) -> list[Observation]:
         """Run identical calls of a round once, as Beamline's environment does."""
-        return self._timed(lambda: respond({"python": self.run}, calls))
+        return self._timed(lambda: answer([text_tool(SPEC, self.run)], calls))
 
     def trl(self, calls: Sequence[Call]) -> list[Observation]:
         """Run every call: TRL leaves tools to its user."""
@@ -158,7 +162,8 @@ def cold_started(recipe: Recipe) -> tuple[Path, Path]:
     from tasks.prepare import PrepareInputs, prepare
     from tasks.questions.sources import source_files
 
-    tools = recipe.tool_settings
+    assert recipe.cold_start, "both sides begin with a cold start"
+    tools = recipe.tools
     inputs = PrepareInputs(
         settings=recipe.prepare,
         sets={},
@@ -166,10 +171,14 @@ def cold_started(recipe: Recipe) -> tuple[Path, Path]:
         dialogue=recipe.dialogue,
         tools=tools,
         machine=recipe.machine,
+        dialect=recipe.dialect,
+        named=agent_of(recipe).sources,
+        scorers=scorer_sources(recipe),
     )
-    opening = partial(open_tools, tools, recipe.machine.threads)
-    made = prepare.fn(Step("bench", "prepare", 0, recipe.seed), inputs, open_tools=opening)
+    opening = partial(open_environment, tools, {}, recipe.machine.threads)
+    made = prepare.fn(Step("bench", "prepare", 0, recipe.seed), inputs, open_environment=opening)
     initial, traces = (artifacts.output(made, name) for name in ("initial", "traces"))
+    assert recipe.cold_start, f"the recipe {RECIPE} has a cold start"
     tuning = ColdStartInputs(initial, traces, recipe.cold_start, recipe.machine)
     trained = cold_start.fn(Step("bench", "cold_start", 0, recipe.seed), tuning)
     questions = Path(artifacts.output(made, "questions").path, "train.parquet")
@@ -250,9 +259,16 @@ def beamline_sample(
     number: int,
 ) -> list[Tree]:
     """Roll out a batch, as tasks/rollout.py does."""
-    budget, seed = start.recipe.reinforce.rollout, f"{SEED}/{number}"
+    recipe, tokenizer = start.recipe, learning.tokenizer
     setting = Setting(
-        learning.tokenizer, start.recipe.dialogue, budget, tools, seed, row.branching, row.marks
+        tokenizer,
+        recipe.dialogue,
+        recipe.reinforce.rollout,
+        open_dialect(recipe.dialect, tokenizer, recipe.dialogue, [SPEC]),
+        OpenEnvironment([SPEC], lambda: nullcontext(Questions(tools))),
+        f"{SEED}/{number}",
+        row.branching,
+        row.marks,
     )
     return grow(questions, TransformersEngine(learning.model, learning.tokenizer), setting)
 
@@ -689,7 +705,7 @@ def main() -> None:
     use_machine(recipe.machine)
     given = (options.policy, options.questions)
     files = given if options.policy else cold_started(recipe)
-    limits = recipe.tool_settings["python"]
+    limits = recipe.tools["python"]
     assert isinstance(limits, PythonTool)
     with python_tool(limits, recipe.machine.threads) as run:
         tools = Tools(run)

@@ -14,6 +14,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,12 +22,16 @@ from typing import Any
 from params.schema.agent import Engine as Settings
 from params.schema.recipe import Recipe
 from tasks import settings
+from tasks.dialects import open_dialect
 from tasks.engines import Engine
 from tasks.engines.transformers.engine import TransformersEngine
 from tasks.engines.vllm.engine import VllmEngine, close_engines, vllm_engine
+from tasks.environments.contract import OpenEnvironment
+from tasks.environments.question import Questions
 from tasks.policy.machine import use_machine
 from tasks.policy.model import load_policy, load_tokenizer
 from tasks.rollouts.rounds import Setting, grow
+from tasks.tools.python import SPEC
 from tasks.trees.tables import load_questions
 from tasks.trees.tree import Call, Observation, Question, Tree, sampled
 
@@ -98,7 +103,14 @@ def measure(folder: Path, questions: Sequence[Question], recipe: Recipe) -> dict
 
 def setting(recipe: Recipe, tokenizer: Any, number: int) -> Setting:
     """Return the setting of repetition ``number``, without branching."""
-    return Setting(tokenizer, recipe.dialogue, recipe.reinforce.rollout, answer, f"0/{number}")
+    return Setting(
+        tokenizer,
+        recipe.dialogue,
+        recipe.reinforce.rollout,
+        open_dialect(recipe.dialect, tokenizer, recipe.dialogue, [SPEC]),
+        OpenEnvironment([SPEC], lambda: nullcontext(Questions(answer))),
+        f"0/{number}",
+    )
 
 
 def main() -> None:

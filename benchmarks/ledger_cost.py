@@ -19,9 +19,10 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,16 +37,21 @@ from params.schema import recipe as schema
 from params.schema.base import PARAMS
 from params.schema.prepare import TinyPolicy
 from params.schema.recipe import Recipe
-from tasks import reward, settings
+from tasks import settings
+from tasks.environments.contract import OpenEnvironment
+from tasks.environments.question import Questions
 from tasks.ledger import artifacts, substeps
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
 from tasks.policy import checkpoint, resident
 from tasks.policy.machine import use_machine
 from tasks.policy.tiny import build_policy, build_tokenizer
+from tasks.rewards import scoring
+from tasks.rewards.contract import Ending
+from tasks.tools.python import SPEC
 from tasks.tools.search import save_corpus
 from tasks.trees.tables import save_questions
-from tasks.trees.tree import Node, Observation, Question
+from tasks.trees.tree import Call, Observation, Question
 
 FILE = Path(__file__).with_name("ledger.json")
 TOKENS = 40  # of a response, at most
@@ -74,6 +80,11 @@ def recipe_of(shape: dict[str, int]) -> Recipe:
     )
 
 
+def answer(calls: Sequence[Call]) -> list[Observation]:
+    """Return a result at once."""
+    return [Observation("ok", "1") for _ in calls]
+
+
 def prepare(recipe: Recipe) -> Training:
     """Write random weights and simple questions to the working folder."""
     policy = recipe.prepare.policy
@@ -85,23 +96,29 @@ def prepare(recipe: Recipe) -> Training:
     questions = [Question(str(i), "toy", text, ("1",)) for i, text in enumerate(texts)]
     save_questions(questions, Path("questions.parquet"))
     save_corpus([], Path("corpus"))
+    Path("params").mkdir()  # where an iteration looks for the tables of its recipe
+    for table in schema.TABLES:
+        shutil.copy(PARAMS / f"{table}.yaml", "params")
+    policy_made = Artifact.at(Path("policy"))
+    environment = OpenEnvironment([SPEC], lambda: contextlib.nullcontext(Questions(answer)))
     return Training(
         start=Step("bench", "reinforce", 0, 0),
         recipe=recipe,
         algorithm=schema.algorithm_of(recipe),
-        policy=Artifact.at(Path("policy")),
+        policy=policy_made,
         questions=Artifact.at(Path("questions.parquet")),
         corpus=Artifact.at(Path("corpus")),
-        tools=lambda calls: [Observation("ok", "1") for _ in calls],
+        environment=environment,
+        reader=reinforce.reader_of(recipe, policy_made, environment),
     )
 
 
 def drawn(score: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
     """Return the score function with a reward of 0 or 1 drawn from the trajectory's tokens."""
 
-    def call(trajectory: Sequence[Node], *arguments: Any) -> dict[str, Any]:
-        reward = sum(int(node.tokens.sum()) for node in trajectory) % 2
-        return {**score(trajectory, *arguments), "reward": float(reward)}
+    def call(ending: Ending, values: Mapping[str, float]) -> dict[str, Any]:
+        reward = sum(int(node.tokens.sum()) for node in ending.trajectory) % 2
+        return {**score(ending, values), "reward": float(reward)}
 
     return call
 
@@ -181,7 +198,7 @@ def main() -> None:
     chosen = parser.parse_args()
     for verb in ("rollout", "reward", "advantage", "update"):
         setattr(reinforce, verb, getattr(reinforce, verb).fn)  # without Prefect
-    reward.score = drawn(reward.score)
+    scoring.score = drawn(scoring.score)
     found = json.loads(FILE.read_text()) if FILE.exists() else {}
     for name in chosen.policies:
         case = f"{name}, with a store" if chosen.store else name

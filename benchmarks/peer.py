@@ -26,7 +26,7 @@ from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 from params.schema.recipe import Recipe
 from tasks.environments import Respond
 from tasks.policy.tiny import ASSISTANT, END, USER
-from tasks.scorers import SCORERS
+from tasks.scorers import project_scorers
 from tasks.trees import dialogue as talk
 from tasks.trees.outcomes import StopReason
 from tasks.trees.tree import TURN, Call, Question, Tree
@@ -221,7 +221,9 @@ def reward(known: dict[str, Question], tokenizer: Any) -> Callable[..., list[flo
 
 
 def _score(answer: str | None, question: Question) -> float:
-    return -1.0 if answer is None else SCORERS[question.scorer](answer, question.answers)["score"]
+    if answer is None:
+        return -1.0
+    return project_scorers()[question.scorer](answer, question.answers)["score"]
 
 
 def python(tokenizer: Any, recipe: Recipe, respond: Respond) -> Callable[[str], str]:

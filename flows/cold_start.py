@@ -23,8 +23,8 @@ from tasks.policy import champion
 def cold_start(recipe: str) -> None:
     """Make ``models/<recipe>/cold_start``, which reinforcement learning begins with.
 
-    It is ``models/<recipe>/initial`` after the traces; the champion as it is, where the recipe
-    starts there and has one.
+    It is ``models/<recipe>/initial`` after the traces, or as it is where the recipe has no cold
+    start; the champion as it is, where the recipe starts there and has one.
     """
     chosen = settings.load(recipe, Path("params"))
     initial = Artifact.at(Path("models", recipe, "initial"))
@@ -37,11 +37,16 @@ def cold_start(recipe: str) -> None:
         stage_run(recipe, "cold_start", key, stage.run_tags()) as run,
     ):
         step = Step(recipe, "cold_start", 0, chosen.seed, ledger)
-        inputs = ColdStartInputs(initial, traces, chosen.cold_start, chosen.machine)
-        made = [] if begins else [_fine_tuned(step, inputs, run)]
+        made: list[Record] = []
+        policy = begins or initial
+        if chosen.cold_start and not begins:
+            inputs = ColdStartInputs(initial, traces, chosen.cold_start, chosen.machine)
+            made = [_fine_tuned(step, inputs, run)]
+            policy = artifacts.output(made[0], "policy")
         if chosen.start == "champion":
             print("cold_start: " + ("the champion as it is" if begins else "no champion yet"))
-        policy = begins or artifacts.output(made[0], "policy")
+        if not chosen.cold_start and not begins:
+            print("cold_start: none, the first policy as it is")
         artifacts.publish(policy, Path("models", recipe, "cold_start"))
         artifacts.publish_records(made, Path("data", recipe, "records", "cold_start.jsonl"))
 

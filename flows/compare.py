@@ -30,7 +30,7 @@ from prefect import flow
 
 from flows import end_import_phase, exit_fast
 from flows.evaluate import Exam, answer, rewards_of
-from flows.reinforce import Iteration, Training, policy_of, replaying, train
+from flows.reinforce import Iteration, Training, policy_of, reader_of, replaying, train
 from flows.runs import dvc_command, git, ledger_mirror, recipes
 from flows.tracking import comparison_report
 from flows.tracking.comparison_report import COLD_START, SPENT, Result
@@ -43,11 +43,13 @@ from params.schema import recipe as schema
 from params.schema.algorithms import Algorithm
 from params.schema.recipe import Recipe
 from tasks import settings
-from tasks.environments import Respond, open_tools
+from tasks.environments import open_environment
+from tasks.environments.contract import OpenEnvironment
 from tasks.ledger import keys
 from tasks.ledger.artifacts import ROOT, Artifact
 from tasks.ledger.substeps import Ledger, Step
 from tasks.policy.machine import use_machine
+from tasks.rewards.scoring import Reader
 from tasks.trees.metrics import together
 from tasks.trees.tables import read_rows
 
@@ -166,7 +168,8 @@ class Common:
     questions: Artifact
     test: Artifact
     corpus: Artifact
-    tools: Respond
+    environment: OpenEnvironment
+    reader: Reader
     ledger: Ledger
 
     def step(self, variant: str, seed: int) -> Step:
@@ -180,9 +183,10 @@ class Common:
             "seed": seed,
             "artifacts": [self.cold_start, self.questions, self.test, self.corpus],
             "exam": [
-                *(self.recipe.machine, self.recipe.engine, self.recipe.agent),
+                *(self.recipe.machine, self.recipe.engine, settings.agent_of(self.recipe)),
                 *(self.recipe.single_answers(), self.recipe.reinforce.reward),
                 self.recipe.evaluate.model_dump(exclude={"bootstrap"}),
+                settings.reward_sources(self.recipe, Path("params")),
             ],
         }
         if variant:
@@ -213,20 +217,24 @@ def compare(
     use_machine(chosen.machine)
     data = Path("data", name)
     corpus = Artifact.at(data / "corpus")
+    cold_start = Artifact.at(Path("models", name, "cold_start"))
     questions, test = (Artifact.at(data / "questions" / f"{s}.parquet") for s in ("train", "test"))
     with (
         ledger_mirror.opened() as ledger,
-        open_tools(chosen.tool_settings, chosen.machine.threads, Path(corpus.path)) as tools,
+        open_environment(
+            chosen.tools, chosen.environment, chosen.machine.threads, Path(corpus.path)
+        ) as environment,
     ):
         common = Common(
             name=name,
             recipe=chosen,
             budget=Budget.parse(budget),
-            cold_start=Artifact.at(Path("models", name, "cold_start")),
+            cold_start=cold_start,
             questions=questions,
             test=test,
             corpus=corpus,
-            tools=tools,
+            environment=environment,
+            reader=reader_of(chosen, cold_start, environment),
             ledger=ledger,
         )
         found: list[Result] = []
@@ -258,7 +266,9 @@ def _measured(common: Common, variant: Variant | None, step: Step) -> dict[str, 
     policy, trained = common.cold_start, {}
     if variant:
         made = (step, recipe, variant.algorithm, policy, common.questions, common.corpus)
-        done, spent = train_until(Training(*made, common.tools), common.budget, variant.name)
+        done, spent = train_until(
+            Training(*made, common.environment, common.reader), common.budget, variant.name
+        )
         policy = policy_of(done[-1])
         trained = {
             "steps_a_batch": variant.steps,
@@ -267,7 +277,7 @@ def _measured(common: Common, variant: Variant | None, step: Step) -> dict[str, 
             "trained_tokens": sum(one["update"][0]["metrics"]["trained_tokens"] for one in done),
         }
     asked = replace(step, stage=f"{step.stage}/evaluate")
-    exam = Exam(common.recipe, common.test, common.corpus, common.tools)
+    exam = Exam(common.recipe, common.test, common.corpus, common.environment, common.reader)
     rows = read_rows(Path(rewards_of(answer(exam, asked, policy)).path))
     right = {row["question"]: int(row["success"]) for row in rows}
     return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -19,7 +19,9 @@ from flows.workers import stage
 from params.schema.algorithms import Marks
 from params.schema.recipe import Recipe
 from tasks import settings
-from tasks.environments import Respond, open_tools
+from tasks.dialects import open_dialect
+from tasks.environments import open_environment
+from tasks.environments.contract import OpenEnvironment
 from tasks.evaluate import EvaluateInputs, success_rows, table_rows
 from tasks.evaluate import evaluate as compare
 from tasks.ledger import artifacts, keys
@@ -27,8 +29,12 @@ from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
 from tasks.policy import champion
 from tasks.policy.machine import use_machine
+from tasks.policy.model import load_tokenizer
 from tasks.reward import RewardInputs, reward
+from tasks.rewards.scoring import Reader
 from tasks.rollout import RolloutInputs, rollout
+from tasks.tools import recording
+from tasks.tools.recording import CALLS, Origin
 from tasks.trees.tables import load_questions
 
 
@@ -44,13 +50,17 @@ def evaluate(recipe: str) -> None:
     with (
         ledger_mirror.opened() as ledger,
         stage_run(recipe, "evaluate", key, stage.run_tags()) as run,
-        open_tools(chosen.tool_settings, chosen.machine.threads, Path(corpus.path)) as tools,
+        open_environment(
+            chosen.tools, chosen.environment, chosen.machine.threads, Path(corpus.path)
+        ) as environment,
     ):
         step = Step(recipe, "evaluate", 0, chosen.seed, ledger)
         available = len(load_questions(Path(questions.path)))
         size = chosen.evaluate.questions
         first = slice_for(policies["trained"], policies.get("champion"), available, size)
-        exam = Exam(chosen, questions, corpus, tools, first)
+        tokenizer = load_tokenizer(policies["trained"].path)
+        reader = open_dialect(chosen.dialect, tokenizer, chosen.dialogue, environment.specs)
+        exam = Exam(chosen, questions, corpus, environment, reader, first)
         answered = {
             name: answer(exam, replace(step, stage=f"evaluate/{name}"), policy)
             for name, policy in policies.items()
@@ -58,10 +68,20 @@ def evaluate(recipe: str) -> None:
         rewards = {name: rewards_of(records) for name, records in answered.items()}
         made = compare(step, EvaluateInputs(settings=chosen.evaluate, **rewards))
         _publish(recipe, [*chain.from_iterable(answered.values()), made])
+        recording.publish_calls(recorded_calls(answered), Path("data", recipe, "calls", CALLS))
         figures_by_name = outcome_metrics(rows_by_measure(made["rows"]))
         run.log_metrics(figures_by_name, step=0, at=made["finished"])
         run.log_table(table_rows(made["rows"]), "evaluation.json")
         run.log_figure(figures.success_by_kind(success_rows(made["rows"])), "success_by_kind.png")
+
+
+def recorded_calls(answered: Mapping[str, Sequence[Record]]) -> dict[Origin, Path]:
+    """Return the tables of recorded results by agent, where tools are not repeatable."""
+    found = {
+        Origin(f"evaluate/{name}", 0): Path(artifacts.output(records[0], "trees").path, CALLS)
+        for name, records in answered.items()
+    }
+    return {origin: file for origin, file in found.items() if file.exists()}
 
 
 def _policies(models: Path) -> dict[str, Artifact]:
@@ -82,12 +102,13 @@ def _publish(recipe: str, records: Sequence[Record]) -> None:
 
 @dataclass(frozen=True)
 class Exam:
-    """What every policy is asked, and with which tools it answers."""
+    """What every policy is asked, and the environment of its answers."""
 
     recipe: Recipe
     questions: Artifact
     corpus: Artifact
-    tools: Respond
+    environment: OpenEnvironment
+    reader: Reader  # of the agent's turns: the dialect
     first: int = 0  # place of the first question asked
 
 
@@ -117,18 +138,21 @@ def answer(exam: Exam, step: Step, policy: Artifact) -> list[Record]:
         marks=Marks(kind="none"),
         budget=recipe.single_answers(),
         top_p=recipe.evaluate.top_p,
-        agent=recipe.agent,
+        agent=settings.agent_of(recipe),
         corpus=exam.corpus,
     )
-    rolled_out = rollout(step, inputs, tools=exam.tools, advance=progress.advance)
+    rolled_out = rollout(step, inputs, environment=exam.environment, advance=progress.advance)
     progress.close()
     scoring = RewardInputs(
         trees=artifacts.output(rolled_out, "trees"),
         settings=recipe.reinforce.reward,
         overlong=None,
         response_tokens=recipe.dialogue.response_tokens,
+        sources=settings.reward_sources(recipe, Path("params")),
+        dialect=recipe.dialect,
+        tools=tuple(spec.name for spec in exam.environment.specs),
     )
-    return [rolled_out, reward(step, scoring)]
+    return [rolled_out, reward(step, scoring, reader=exam.reader)]
 
 
 def rewards_of(answered: Sequence[Record]) -> Artifact:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -9,16 +10,29 @@ from prefect import flow
 
 from flows.runs import ledger_mirror
 from flows.tracking import gate_report
+from flows.tracking.progress import Progress
 from flows.tracking.run import stage_run
 from flows.workers import stage
 from params.schema import recipe as schema
+from params.schema.agent import Agent
+from params.schema.algorithms import Marks
+from params.schema.recipe import Recipe
 from tasks import settings
-from tasks.environments import open_tools
+from tasks.environments import open_environment
+from tasks.environments.contract import OpenEnvironment
 from tasks.ledger import artifacts, keys
+from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
 from tasks.prepare import PrepareInputs
 from tasks.prepare import prepare as prepare_data
+from tasks.questions import choice
+from tasks.questions.sampled import Sampled
 from tasks.questions.sources import source_files
+from tasks.rollout import RolloutInputs, rollout
+from tasks.select_traces import SelectInputs, fetch_teacher, rewriting_fault, select_traces
+from tasks.trees.tables import load_questions
+
+PORTION = 4  # batches of an engine that are sampled between two records in the ledger
 
 
 @flow(name="prepare")
@@ -26,14 +40,18 @@ def prepare(recipe: str) -> None:
     """Fill ``data/<recipe>`` (questions, corpus, traces) and ``models/<recipe>/initial``."""
     chosen = settings.load(recipe, Path("params"))
     sets = schema.named_sets(chosen, Path("params"))
-    sources = source_files(chosen.prepare, chosen.tool_settings, sets)
+    sources = source_files(chosen.prepare, chosen.tools, sets)
     inputs = PrepareInputs(
         settings=chosen.prepare,
         sets=sets,
         sources=sources,
         dialogue=chosen.dialogue,
-        tools=chosen.tool_settings,
+        tools=chosen.tools,
         machine=chosen.machine,
+        dialect=chosen.dialect,
+        environment=chosen.environment,
+        named=named_sources(chosen),
+        scorers=settings.scorer_sources(chosen, Path("params")),
     )
     key = keys.stage_key(chosen, *sources)
     with (
@@ -42,17 +60,135 @@ def prepare(recipe: str) -> None:
         gate_report.pages(recipe),
     ):
         step = Step(recipe, "prepare", 0, chosen.seed, ledger)
-        tools = partial(open_tools, chosen.tool_settings, chosen.machine.threads)
-        made = prepare_data(step, inputs, open_tools=tools)
+        opened = partial(open_environment, chosen.tools, chosen.environment, chosen.machine.threads)
+        made = prepare_data(step, inputs, open_environment=opened)
         run.log_metrics(made["metrics"], step=0, at=made["finished"])
+        sampled = sample_traces(step, chosen, made)
+        of_traces = sampled[-1] if sampled else made
+        if sampled:
+            run.log_metrics(of_traces["metrics"], step=0, at=of_traces["finished"])
         data, models = Path("data", recipe), Path("models", recipe)
         artifacts.publish(artifacts.output(made, "questions"), data / "questions")
-        artifacts.publish(artifacts.output(made, "traces"), data / "traces.parquet")
-        artifacts.publish(artifacts.output(made, "dropped"), data / "dropped.parquet")
+        artifacts.publish(artifacts.output(of_traces, "traces"), data / "traces.parquet")
+        artifacts.publish(artifacts.output(of_traces, "dropped"), data / "dropped.parquet")
         artifacts.publish(artifacts.output(made, "corpus"), data / "corpus")
-        artifacts.publish(artifacts.output(made, "gates"), data / "gates" / "prepare")
+        artifacts.publish(artifacts.output(of_traces, "gates"), data / "gates" / "prepare")
         artifacts.publish(artifacts.output(made, "initial"), models / "initial")
-        artifacts.publish_records([made], data / "records" / "prepare.jsonl")
+        artifacts.publish_records([made, *sampled], data / "records" / "prepare.jsonl")
+
+
+def named_sources(recipe: Recipe) -> dict[str, str]:
+    """Return a digest of the files of all that the recipe names: world, dialect, expert, tools."""
+    digests = settings.agent_of(recipe).sources
+    if recipe.prepare.expert:
+        digests |= {
+            f"expert {recipe.prepare.expert.kind}": choice.sources_digest(recipe.prepare.expert)
+        }
+    return digests
+
+
+# ---------------------------------------------------------------- traces by rejection sampling
+
+
+def sample_traces(step: Step, recipe: Recipe, made: Record) -> list[Record]:
+    """Sample answers to training questions and keep right ones as traces; the sub-steps' records.
+
+    ``made`` is the record of ``prepare``. The last record has the artifacts of the traces. [] where
+    the recipe's expert is another one.
+    """
+    expert = recipe.prepare.expert
+    if not isinstance(expert, Sampled):
+        return []
+    questions = Artifact.at(Path(artifacts.output(made, "questions").path, "train.parquet"))
+    student, corpus = (artifacts.output(made, name) for name in ("initial", "corpus"))
+    teacher, fetched = teacher_of(step, expert, student)
+    agent = settings.agent_of(recipe)
+    if fault := rewriting_fault(student, teacher, agent):
+        raise ValueError(fault)
+    with open_environment(
+        recipe.tools, recipe.environment, recipe.machine.threads, Path(corpus.path)
+    ) as environment:
+        sampling = Sampling(expert, agent, teacher, questions, corpus, environment)
+        rolled_out = roll_out(sampling, replace(step, stage="prepare/sampled"))
+        inputs = SelectInputs(
+            trees=[artifacts.output(record, "trees") for record in rolled_out],
+            expert=expert,
+            agent=agent,
+            student=student,
+            teacher=teacher,
+            questions=questions,
+            context=recipe.prepare.policy.context,
+            dropped=artifacts.output(made, "dropped"),
+            gates=artifacts.output(made, "gates"),
+            scorers=settings.scorer_sources(recipe, Path("params")),
+        )
+        return [*fetched, *rolled_out, select_traces(step, inputs, specs=environment.specs)]
+
+
+def teacher_of(step: Step, expert: Sampled, student: Artifact) -> tuple[Artifact, list[Record]]:
+    """Return the policy that is sampled, and the record of its download from the hub, if any.
+
+    Raises ValueError where it is neither a folder nor pinned.
+    """
+    if expert.policy is None:
+        return student, []
+    if expert.policy.revision is not None:
+        fetched = fetch_teacher(replace(step, stage="prepare/teacher"), expert.policy)
+        return artifacts.output(fetched, "policy"), [fetched]
+    if not Path(expert.policy.name, "config.json").is_file():
+        raise ValueError(
+            f"prepare.expert.policy.name {expert.policy.name} is no folder of a policy here, and "
+            "revision is null: name a folder, or set revision to a commit on the hub"
+        )
+    return Artifact.at(Path(expert.policy.name)), []
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Who is sampled on which questions."""
+
+    expert: Sampled
+    agent: Agent
+    policy: Artifact
+    questions: Artifact
+    corpus: Artifact
+    environment: OpenEnvironment
+
+
+def roll_out(sampling: Sampling, step: Step) -> list[Record]:
+    """Roll out the questions in portions, each a sub-step of its own; their records."""
+    expert = sampling.expert
+    available = len(load_questions(Path(sampling.questions.path)))
+    asked = min(expert.questions or available, available)
+    portion = PORTION * (expert.rows // expert.attempts)
+    progress = Progress("prepare: sampled questions", asked)
+    records = []
+    for number, first in enumerate(range(0, asked, portion)):
+        size = min(portion, asked - first)
+        inputs = RolloutInputs(
+            policy=sampling.policy,
+            questions=sampling.questions,
+            size=size,
+            first=first,
+            attempt=0,
+            branching="none",
+            marks=Marks(kind="none"),
+            budget=expert.budget(),
+            top_p=expert.top_p,
+            agent=sampling.agent,
+            corpus=sampling.corpus,
+        )
+        records.append(
+            rollout(
+                replace(step, iteration=number),
+                inputs,
+                environment=sampling.environment,
+                advance=progress.advance,
+            )
+        )
+        progress.reach(first + size, {})  # of portions that the ledger had, too
+    progress.close()
+    return records
 
 
 if __name__ == "__main__":

@@ -30,13 +30,17 @@ from params.schema.reinforce import Keep
 from tasks import settings
 from tasks.advantage import AdvantageInputs, advantage
 from tasks.collect import collect
-from tasks.environments import Respond, open_tools
+from tasks.dialects import open_dialect
+from tasks.environments import open_environment
+from tasks.environments.contract import OpenEnvironment
 from tasks.ledger import artifacts, keys
 from tasks.ledger.artifacts import Artifact, PrunedError, Record
 from tasks.ledger.substeps import Step
 from tasks.policy import checkpoint, resident
 from tasks.policy.machine import use_machine
+from tasks.policy.model import load_tokenizer
 from tasks.reward import RewardInputs, reward
+from tasks.rewards.scoring import Reader
 from tasks.rollout import RolloutInputs, rollout
 from tasks.update import UpdateInputs, update
 
@@ -54,7 +58,8 @@ class Training:
     policy: Artifact
     questions: Artifact
     corpus: Artifact
-    tools: Respond
+    environment: OpenEnvironment
+    reader: Reader  # of the agent's turns: the dialect
 
 
 @dataclass(frozen=True)
@@ -134,8 +139,8 @@ def sample(training: Training, step: Step, agents: Agents, place: int) -> Scored
     spread = 0
     for attempt in range(MOST_BATCHES):
         inputs = rollout_inputs(training, agents.policy, place, attempt)
-        rollouts.append(rollout(step, inputs, tools=training.tools, acting=acting))
-        rewards.append(reward(step, reward_inputs(training, rollouts[-1])))
+        rollouts.append(rollout(step, inputs, environment=training.environment, acting=acting))
+        rewards.append(reward(step, reward_inputs(training, rollouts[-1]), reader=training.reader))
         spread += rewards[-1]["groups_with_spread"]
         enough = algorithm.group_filter == "none" or spread >= chosen.questions
         if enough or not rollouts[-1]["another_batch"]:
@@ -185,7 +190,7 @@ def rollout_inputs(training: Training, policy: Artifact, place: int, attempt: in
         marks=algorithm.marks if algorithm.branching == "marks" else Marks(kind="none"),
         budget=recipe.reinforce.rollout,
         top_p=1.0,
-        agent=recipe.agent,
+        agent=settings.agent_of(recipe),
         corpus=training.corpus,
     )
 
@@ -197,6 +202,9 @@ def reward_inputs(training: Training, rolled_out: Record) -> RewardInputs:
         settings=training.recipe.reinforce.reward,
         overlong=training.algorithm.overlong,
         response_tokens=training.recipe.dialogue.response_tokens,
+        sources=settings.reward_sources(training.recipe, Path("params")),
+        dialect=training.recipe.dialect,
+        tools=tuple(spec.name for spec in training.environment.specs),
     )
 
 
@@ -216,6 +224,7 @@ def advantage_inputs(training: Training, agents: Agents, scored: Scored) -> Adva
         temperature=recipe.reinforce.rollout.temperature,
         response_tokens=recipe.dialogue.response_tokens,
         machine=recipe.machine,
+        step_weight=settings.step_weight(recipe),
     )
 
 
@@ -242,6 +251,12 @@ def update_inputs(
     )
 
 
+def reader_of(recipe: Recipe, policy: Artifact, environment: OpenEnvironment) -> Reader:
+    """Return what reads the turns of a policy: the recipe's dialect, for its tokenizer."""
+    tokenizer = load_tokenizer(policy.path)
+    return open_dialect(recipe.dialect, tokenizer, recipe.dialogue, environment.specs)
+
+
 # ---------------------------------------------------------------- the stage
 
 
@@ -258,11 +273,16 @@ def reinforce(recipe: str) -> None:
     with (
         ledger_mirror.opened() as ledger,
         stage_run(recipe, "reinforce", key, stage.run_tags()) as run,
-        open_tools(chosen.tool_settings, chosen.machine.threads, Path(corpus.path)) as tools,
+        open_environment(
+            chosen.tools, chosen.environment, chosen.machine.threads, Path(corpus.path)
+        ) as environment,
         gate_report.pages(recipe),
     ):
         start = Step(recipe, "reinforce", 0, chosen.seed, ledger)
-        training = Training(start, chosen, algorithm, policy, questions, corpus, tools)
+        reader = reader_of(chosen, policy, environment)
+        training = Training(
+            start, chosen, algorithm, policy, questions, corpus, environment, reader
+        )
         done, seconds = replaying(start, partial(run_all, training, run))
         reinforce_report.draw_figures(run, done, chosen.reinforce)
         reinforce_report.report_time(run, seconds)

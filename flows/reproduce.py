@@ -22,6 +22,7 @@ from flows.runs import dvc_command, first_difference, git, pipeline, transfer, w
 from flows.runs.first_difference import Difference
 from flows.tracking import store
 from flows.workers.stage import INTERRUPTED, RUN
+from tasks.tools.recording import CALLS, REPLAYED
 from tasks.trees.tables import STORED_TREES
 
 HOME = Path(".beamline/restored")
@@ -55,7 +56,7 @@ def verify(commit: str, recipe: str, replay: bool = False) -> Difference | None:
         if not worktree.is_ready(place):
             set_up(place, commit)
         trees = {STORED_TREES: str(before / "data" / recipe / "trees")} if replay else {}
-        run_again(place, recipe, trees)
+        run_again(place, recipe, trees | recorded(before, recipe))
         found = first_difference.first_difference(stages, before, place, commit)
         if found:
             worktree.release(place)  # the next call runs again
@@ -63,6 +64,12 @@ def verify(commit: str, recipe: str, replay: bool = False) -> Difference | None:
         else:
             worktree.finish(place)
     return found
+
+
+def recorded(before: Path, recipe: str) -> dict[str, str]:
+    """Return where the new run finds the results of tools that are not repeatable."""
+    data = before / "data" / recipe
+    return {REPLAYED: str(data)} if any(data.rglob(CALLS)) else {}
 
 
 def set_up(place: Path, commit: str) -> None:

@@ -48,7 +48,9 @@ from flows.workers.stage import (
 from params import overrides, strict_yaml
 from params.schema.base import SOURCES
 from tasks import settings
+from tasks.extensions.named import OWN
 from tasks.questions.files import check_folder
+from tasks.tools import web_cache
 
 VERDICT = "reports/{}/verdict.json"
 REMEDY = "commit them, stash them (git stash), or run with --here"
@@ -142,6 +144,12 @@ def check_run(recipe: str, changes: Sequence[str]) -> None:
     if differ := git.uncommitted():
         listed = "\n".join(f"  {line}" for line in differ)
         raise ValueError(f"these files differ from the last commit: {REMEDY}\n{listed}")
+    if unknown := git.untracked(str(OWN)):
+        listed = "\n".join(f"  {file}" for file in unknown)
+        raise ValueError(
+            f"git does not track these files of {OWN}/, so the run's commit would lack them: git "
+            f"add and commit them, move them away, or run with --here\n{listed}"
+        )
     settings.load_changed(recipe, changes, Path("params"))
     if not git.committed(f"params/{recipe}.yaml"):
         raise ValueError(f"params/{recipe}.yaml is in no commit yet: git add and commit it")
@@ -293,6 +301,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _as_commit(recipe: str, changes: Sequence[str]) -> int:
+    # the worktree of a run shares the answers of the web that this checkout has
+    os.environ.setdefault(web_cache.FOLDER, str(web_cache.DEFAULT.absolute()))
     try:
         print(run(recipe, changes))
     except (ValueError, RuntimeError) as error:
@@ -365,7 +375,7 @@ def _run(recipe: str) -> int:
     if RUN in os.environ:  # the run becomes a commit by itself
         return 0
     print("to see the run    make ui")
-    what = f"params data/sources dvc.yaml dvc.lock reports/{recipe}"
+    what = f"params own data/sources dvc.yaml dvc.lock reports/{recipe}"
     print(f"to keep it        git add {what} && git commit")
     print(f"as a commit       python -m flows.retrain {recipe}, once the changes are committed")
     return 0

@@ -56,8 +56,7 @@ def _find(text: str, key: str, where: str) -> yaml.Node:
     """Return the YAML node of the value at a dotted key. Raises ValueError where there is none."""
     node = yaml.compose(text, strict_yaml.Loader)
     for place, part in enumerate(parts := key.split(".")):
-        entries = node.value if isinstance(node, yaml.MappingNode) else []
-        found = {name.value: entry for name, entry in entries}
+        found = _entries(node)
         if part not in found:
             above = ".".join(parts[:place])
             known = f"choose one of {sorted(found)}" if found else f"'{above}' is a single value"
@@ -67,11 +66,24 @@ def _find(text: str, key: str, where: str) -> yaml.Node:
     return node
 
 
+def _entries(node: yaml.Node | None) -> dict[str, yaml.Node]:
+    """Return the values of a mapping by key, or of a list by number; {} for a single value."""
+    if isinstance(node, yaml.MappingNode):
+        return {name.value: entry for name, entry in node.value}
+    if isinstance(node, yaml.SequenceNode):
+        return {str(number): entry for number, entry in enumerate(node.value)}
+    return {}
+
+
 def _edited(values: Any, path: Sequence[str], value: Any) -> Any:
     """Return a copy of parsed YAML with another value at ``path``."""
     changed = copy.deepcopy(values)
     place = changed
     for part in path[:-1]:
-        place = place[part]
-    place[path[-1]] = value
+        place = place[_key(place, part)]
+    place[_key(place, path[-1])] = value
     return changed
+
+
+def _key(place: Any, part: str) -> Any:
+    return int(part) if isinstance(place, list) else part

@@ -72,7 +72,7 @@ def parse(text: str, where: str) -> Any:
     Raises ValueError with all faults, one line each.
     """
     try:
-        faults = list(_references(text))
+        faults = [*_references(text), *_colons(text)]
         node = None if faults else yaml.compose(text, Loader)
         faults += _doubtful_keys(node, "") if node else []
         if not faults:
@@ -102,6 +102,19 @@ def _references(text: str) -> Iterator[str]:
         if depth > DEEPEST:
             yield f"{line}: more than {DEEPEST} lists and mappings inside one another: remove some"
             return
+
+
+def _colons(text: str) -> Iterator[str]:
+    """Yield a fault for each unquoted text with a colon inside brackets, which DVC cannot read."""
+    depth = 0
+    for token in yaml.scan(text, Loader):
+        if isinstance(token, yaml.FlowMappingStartToken | yaml.FlowSequenceStartToken):
+            depth += 1
+        elif isinstance(token, yaml.FlowMappingEndToken | yaml.FlowSequenceEndToken):
+            depth -= 1
+        elif isinstance(token, yaml.ScalarToken) and token.plain and depth and ":" in token.value:
+            line = token.start_mark.line + 1
+            yield f", line {line}: {token.value} stands in brackets: write it in quotes"
 
 
 def _doubtful_keys(node: yaml.Node, above: str) -> Iterator[str]:

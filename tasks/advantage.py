@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from tasks.ledger.substeps import Step
 from tasks.policy import checkpoint, resident
 from tasks.trees import marks
 from tasks.trees.tables import load_trees, read_rows, write_table
-from tasks.trees.tree import TURN, Node, Tree, sampled
+from tasks.trees.tree import TURN, Tree, observed_before, sampled, step_rewards
 
 TABLE = pa.schema(
     {
@@ -45,6 +45,7 @@ TABLE = pa.schema(
     }
 )
 KL_LIMIT = 10.0  # of log pi - log pi_ref at one token
+DECIMALS = 12  # of the reward at the end; less is rounding of the steps' sum
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class AdvantageInputs:
     temperature: float  # of the rollout
     response_tokens: int  # the budget of a response
     machine: Machine
+    step_weight: float = 0.0  # of the rewards of an environment's steps within the reward
 
 
 @task(**prefect_cache.TASK_OPTIONS)
@@ -89,7 +91,7 @@ def advantage(step: Step, inputs: AdvantageInputs) -> Record:
     values = _values(kept, acting, inputs) if inputs.algorithm.critic else [None] * len(kept)
     penalties = _penalties(kept, acting, inputs) if inputs.reference else [None] * len(kept)
     groups = [
-        _group(entry, inputs.algorithm, penalty, value)
+        _group(entry, inputs.algorithm, penalty, value, inputs.step_weight)
         for entry, penalty, value in zip(kept, penalties, values, strict=True)
     ]
     texts = marks.token_texts(acting.tokenizer, acting.model.config.vocab_size)
@@ -99,7 +101,7 @@ def advantage(step: Step, inputs: AdvantageInputs) -> Record:
     ]
     write_table(pa.Table.from_pylist(rows, schema=TABLE), step.out / "advantages.parquet")
     return {
-        "metrics": _metrics(scored, kept, groups, rows, inputs.algorithm),
+        "metrics": _metrics(scored, kept, groups, penalties, rows, inputs.algorithm),
         "seconds": {"advantage": time.perf_counter() - began},
     }
 
@@ -180,37 +182,55 @@ def _node_logprobs(
 
 
 def _group(
-    scored: Scored, algorithm: Algorithm, penalty: Sequence[Floats] | None, values: ByNode | None
+    scored: Scored,
+    algorithm: Algorithm,
+    penalty: Sequence[Floats] | None,
+    values: ByNode | None,
+    step_weight: float = 1.0,
 ) -> list[Episode]:
-    """Return the leaves of a tree as estimators read them."""
+    """Return the leaves of a tree as estimators read them.
+
+    The reward of a step, times ``step_weight``, is given at the last token of its turn, the rest of
+    the leaf's reward at the end.
+    """
     tree = scored.tree
     identities = _identities(tree, getattr(algorithm.estimator, "key", "lineage"))
     episodes = []
     for leaf, trajectory in enumerate(tree.trajectories()):
-        turns = sampled(trajectory)
-        nodes = [node for node in tree.path(tree.leaves[leaf]) if tree.nodes[node].kind == TURN]
+        lengths = [len(turn.tokens) for turn in sampled(trajectory)]
+        own = [step_weight * given for given in step_rewards(trajectory)]
         tokens = identities[leaf]
+        charges = _along(tree, leaf, penalty) if penalty else np.zeros(len(tokens))
         episodes.append(
             Episode(
-                reward=scored.rewards[leaf],
-                token_rewards=_along(penalty, nodes) if penalty else np.zeros(len(tokens)),
+                reward=_at_the_end(scored.rewards[leaf], own),
+                token_rewards=charges + _at_last_tokens(own, lengths) if any(own) else charges,
                 tokens=tokens,
-                steps=np.repeat(np.arange(len(turns)), [len(turn.tokens) for turn in turns]),
-                states=_states(trajectory),
-                values=_along(values, nodes) if values else None,
+                steps=np.repeat(np.arange(len(lengths)), lengths),
+                states=tuple(observed_before(trajectory)),
+                values=_along(tree, leaf, values) if values else None,
+                whole=scored.rewards[leaf] + charges.sum(),
             )
         )
     return episodes
 
 
-def _along(by_node: Sequence[NDArray[Any]], nodes: Sequence[int]) -> Floats:
-    """Join the entries of these nodes end to end. [S]"""
+def _at_the_end(reward: float, of_steps: Sequence[float]) -> float:
+    """Return what a leaf's reward has beside the rewards of its steps."""
+    return round(reward - math.fsum(of_steps), DECIMALS) if any(of_steps) else reward
+
+
+def _at_last_tokens(of_steps: Sequence[float], lengths: Sequence[int]) -> Floats:
+    """Place each step's reward [E] at the last token of its turn, else 0. [S]"""
+    rewards_S = np.zeros(sum(lengths))
+    rewards_S[np.cumsum(lengths) - 1] = of_steps
+    return rewards_S
+
+
+def _along(tree: Tree, leaf: int, by_node: Sequence[NDArray[Any]]) -> Floats:
+    """Join the entries of a leaf's turns end to end. [S]"""
+    nodes = [node for node in tree.path(tree.leaves[leaf]) if tree.nodes[node].kind == TURN]
     return np.concatenate([by_node[node] for node in nodes]).astype(np.float64)
-
-
-def _states(trajectory: Sequence[Node]) -> tuple[str, ...]:
-    """Return what each turn acted on: the question, or the observation before it. [E]"""
-    return tuple(before.text for before, turn in pairwise(trajectory) if turn.kind == TURN)
 
 
 def _identities(tree: Tree, key: str) -> list[NDArray[np.int64]]:
@@ -289,6 +309,7 @@ def _metrics(
     scored: Sequence[Scored],
     kept: Sequence[Scored],
     groups: Sequence[Sequence[Episode]],
+    penalties: Sequence[Sequence[Floats] | None],
     rows: Sequence[Mapping[str, Any]],
     algorithm: Algorithm,
 ) -> dict[str, float]:
@@ -305,8 +326,13 @@ def _metrics(
         )
         found["explained_variance"] = critics.explained_variance(values, targets)
     if algorithm.kl and algorithm.kl.place == "reward" and groups:
-        penalties = np.concatenate([leaf.token_rewards for group in groups for leaf in group])
-        found["kl_reference"] = float(-penalties.mean() / algorithm.kl.coefficient)
+        charges = [
+            _along(entry.tree, leaf, penalty)
+            for entry, penalty in zip(kept, penalties, strict=True)
+            for leaf in range(len(entry.rewards))
+            if penalty
+        ]
+        found["kl_reference"] = float(-np.concatenate(charges).mean() / algorithm.kl.coefficient)
     return found
 
 

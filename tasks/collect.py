@@ -23,14 +23,18 @@ from tasks.gates import trajectories as trajectory_gate
 from tasks.learning.algorithm import CENTRED
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Record
-from tasks.scorers import SCORERS
+from tasks.rewards import parts, scoring
+from tasks.scorers import scorer_fault
+from tasks.tools import recording
 from tasks.trees.metrics import together
 from tasks.trees.outcomes import TURN_OUTCOMES, Outcome
 from tasks.trees.tables import load_trees, write_table
-from tasks.trees.tree import RESULT, Node, response, sampled
+from tasks.trees.tree import RESULT, Node, acts, response, sampled
 
 Iteration = Mapping[str, Sequence[Record]]  # verb -> its records; several where groups are filtered
 TABLES = ("questions", "nodes", "leaves", "decisions")
+STEPS = "trees/steps.parquet"  # only environments with a state have it
+FINISHED = {Outcome.ANSWER, Outcome.TERMINATED, Outcome.TRUNCATED}  # no failed rollouts
 CURVE = ("reward", "rollout", "advantage", "update")  # whose metrics make up the learning curve
 
 
@@ -50,12 +54,19 @@ def collect(
     """
     data = Path("data", recipe)
     rewards = _join(done, "reward", "rewards.parquet")
+    of_parts = _join(done, "reward", "parts.parquet")
     advantages = _join(done, "advantage", "advantages.parquet")
-    _check(recipe, settings, algorithm, dialogue, _trajectories(done), rewards, advantages)
-    for name in TABLES:
-        file = f"trees/{name}.parquet"
+    trajectories = _trajectories(done)
+    _check(recipe, settings, algorithm, dialogue, trajectories, rewards, of_parts, advantages)
+    for file in (f"trees/{name}.parquet" for name in TABLES):
         write_table(_join(done, "rollout", file), data / file)
+    if steps := _tables(done, "rollout", STEPS):
+        write_table(pa.concat_tables(steps), data / STEPS)
+    if calls := _recorded_calls(done):
+        recording.publish_calls(calls, data / "trees" / recording.CALLS)
     write_table(rewards, data / "trees" / "rewards.parquet")
+    if not parts.is_default(settings.reward):  # else the reward's row tells them
+        write_table(of_parts, data / "trees" / "parts.parquet")
     write_table(advantages, data / "trees" / "advantages.parquet")
     curve = pd.DataFrame([_point(number, iteration) for number, iteration in enumerate(done)])
     partial = data / ".curve.csv.partial"
@@ -70,17 +81,18 @@ def _check(
     dialogue: Dialogue,
     trajectories: pd.DataFrame,
     rewards: pa.Table,
+    of_parts: pa.Table,
     advantages: pa.Table,
 ) -> None:
     """Run the gates of an iteration's tables, in the order in which they are made."""
     leaves = settings.rollout.leaves
-    outcomes, scores = set(TURN_OUTCOMES), settings.reward
+    outcomes = set(TURN_OUTCOMES)
     whole = pd.MultiIndex.from_frame(trajectories[["iteration", "question_id", "leaf"]])
     rewarded = rewards.to_pandas()
     in_reward = algorithm.kl_in("reward")  # equal rewards then differ by it
     tables = {
         "trajectories": (
-            trajectory_gate.prepare(trajectories, outcomes - {Outcome.ANSWER}),
+            trajectory_gate.prepare(trajectories, outcomes - FINISHED),
             trajectory_gate.expectations(
                 leaves=leaves,
                 outcomes=outcomes,
@@ -89,13 +101,19 @@ def _check(
             ),
         ),
         "rewards": (
-            reward_gate.prepare(rewarded, whole, scores.broken_format, scores.wrong),
+            reward_gate.prepare(
+                rewarded,
+                whole,
+                of_parts.to_pandas(),
+                parts.broken_format(settings.reward),
+                parts.silent(settings.reward),
+            ),
             reward_gate.expectations(
                 rows=len(whole),
                 leaves=leaves,
                 outcomes=outcomes,
-                scorers=SCORERS,
-                reward=scores.range(),
+                scorers=[name for name in rewarded["scorer"].unique() if _is_known(name)],
+                reward=parts.reward_range(settings.reward),
             ),
         ),
         "advantages": (
@@ -115,6 +133,11 @@ def _check(
         gate.check(name, table, expectations, verdicts / f"{name}.json", gate.DOCS / recipe / name)
 
 
+def _is_known(scorer: Any) -> bool:
+    """Return whether a leaf can have been scored by this."""
+    return scorer == scoring.WORLD or (isinstance(scorer, str) and not scorer_fault(scorer))
+
+
 def _point(number: int, iteration: Iteration) -> dict[str, float]:
     """Return a row of the learning curve; metrics only, since seconds differ in equal runs."""
     metrics = [together([record["metrics"] for record in iteration[verb]]) for verb in CURVE]
@@ -122,13 +145,32 @@ def _point(number: int, iteration: Iteration) -> dict[str, float]:
 
 
 def _join(done: Sequence[Iteration], verb: str, file: str) -> pa.Table:
-    """Join the tables that ``verb`` wrote, with the iteration as first column."""
+    """Join the tables that ``verb`` wrote. Columns that some lack are null there."""
+    return pa.concat_tables(_tables(done, verb, file), promote_options="default")
+
+
+def _tables(done: Sequence[Iteration], verb: str, file: str) -> list[pa.Table]:
+    """Read the tables that ``verb`` wrote, where it did, with the iteration as first column."""
     tables = []
     for number, record in [(i, record) for i, entry in enumerate(done) for record in entry[verb]]:
-        made = Path(next(iter(record["artifacts"].values()))["path"])
-        table = pq.read_table(made.parent / file)
-        tables.append(table.add_column(0, "iteration", pa.array([number] * len(table), pa.int32())))
-    return pa.concat_tables(tables)
+        written = Path(next(iter(record["artifacts"].values()))["path"]).parent / file
+        if written.is_file() or file != STEPS:
+            table = pq.read_table(written)
+            numbers = pa.array([number] * len(table), pa.int32())
+            tables.append(table.add_column(0, "iteration", numbers))
+    return tables
+
+
+def _recorded_calls(done: Sequence[Iteration]) -> dict[recording.Origin, Path]:
+    """Return the tables of recorded results, where tools are not repeatable."""
+    found = {
+        recording.Origin("reinforce", number, attempt): Path(
+            artifacts.output(record, "trees").path, recording.CALLS
+        )
+        for number, iteration in enumerate(done)
+        for attempt, record in enumerate(iteration["rollout"])
+    }
+    return {origin: file for origin, file in found.items() if file.exists()}
 
 
 def _trajectories(done: Sequence[Iteration]) -> pd.DataFrame:
@@ -158,13 +200,12 @@ def _measures(trajectory: Sequence[Node]) -> dict[str, Any]:
     own = sampled(trajectory)
     logprobs = np.concatenate([np.empty(0), *(node.logprobs for node in own)])
     entropies = np.concatenate([np.empty(0), *(node.entropies for node in own)])
-    sampled_tokens = sum(len(node.tokens) for node in own)
     return {
         "outcome": trajectory[-1].outcome,
         "text": response(trajectory),
-        "tool_calls": sum(node.kind == RESULT for node in trajectory),
-        "sampled_tokens": sampled_tokens,
-        "observed_tokens": sum(len(node.tokens) for node in trajectory[1:]) - sampled_tokens,
+        "tool_calls": len(acts(trajectory)),
+        "sampled_tokens": sum(len(node.tokens) for node in own),
+        "observed_tokens": sum(len(node.tokens) for node in trajectory if node.kind == RESULT),
         "logprob_count": len(logprobs),
         "highest_logprob": logprobs.max(initial=-np.inf),
         "lowest_entropy": entropies.min(initial=np.inf),

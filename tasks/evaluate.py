@@ -16,7 +16,7 @@ from params.schema.evaluate import Evaluate
 from tasks.ledger import prefect_cache, substeps
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
-from tasks.scorers import GRADED
+from tasks.scorers import is_graded
 from tasks.trees.intervals import bootstrap_interval
 from tasks.trees.tables import write_table
 
@@ -85,9 +85,15 @@ def compare(answers: Mapping[str, Rows], resamples: int, seed: int) -> list[dict
 
 
 def _graded(answers: Mapping[str, Rows], resamples: int, seed: int) -> list[dict[str, Any]]:
-    """Return rows of the mean score of graded scorers; a broken format scores 0."""
+    """Return rows of the mean score of graded scorers; a broken format scores 0.
+
+    A scorer is graded if it says so, or if it has given a score between 0 and 1.
+    """
+    every = [row for rows in answers.values() for row in rows]
+    between = {row["scorer"] for row in every if row["score"] not in (0, 1)}
+    graded = between | {name for name in {row["scorer"] for row in every} if is_graded(name)}
     values = {
-        agent: [row["score"] * (not row["faults"]) for row in rows if row["scorer"] in GRADED]
+        agent: [row["score"] * (not row["faults"]) for row in rows if row["scorer"] in graded]
         for agent, rows in answers.items()
     }
     return [_measure("score", "%", values, resamples, seed)] if all(values.values()) else []

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,45 +18,37 @@ from prefect import task
 
 from params.schema.agent import Dialogue
 from params.schema.base import Frozen, Machine
-from params.schema.prepare import Prepare, PretrainedPolicy, TinyPolicy
-from tasks.environments import Respond
+from params.schema.prepare import Prepare, PretrainedPolicy
+from tasks.dialects import dialect_kind, open_dialect
+from tasks.dialects.contract import Dialect
+from tasks.environments.contract import OpenEnvironment
 from tasks.gates import gate
 from tasks.gates import questions as question_gate
 from tasks.gates import traces as trace_gate
 from tasks.ledger import prefect_cache, substeps
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
+from tasks.policy import first
 from tasks.policy import machine as policies
-from tasks.policy import model as model_module
-from tasks.policy import tiny
-from tasks.questions import sources, unusable, written
-from tasks.questions.benchmarks import Rules
+from tasks.questions import choice, sources, tables, unusable, written
+from tasks.questions.contract import ExpertSettings, Rules
 from tasks.questions.entries import Entry, Problem
 from tasks.questions.experts import Dropped, Material, Trace
 from tasks.questions.faults import Fault
-from tasks.questions.sources import Sets
-from tasks.scorers import SCORERS
+from tasks.questions.samples import samples_of, trace_table
+from tasks.questions.sources import Sets, World
+from tasks.scorers import names, open_scorers
+from tasks.scorers.contract import Scorer
+from tasks.tools.own import offered
 from tasks.tools.search import save_corpus
 from tasks.trees import dialogue as talk
 from tasks.trees.tables import save_questions, write_table
-from tasks.trees.tree import Question
+from tasks.trees.tree import Question, ToolSpec
 
-OpenTools = Callable[[Path], AbstractContextManager[Respond]]  # given the folder of the corpus
-
-TRACE_TABLE = pa.schema(
-    {
-        "question_id": pa.string(),
-        "split": pa.string(),
-        "kind": pa.string(),
-        "flaw": pa.string(),
-        "text": pa.string(),
-        "tokens": pa.list_(pa.int32()),
-        "trained": pa.list_(pa.bool_()),
-    }
-)
-DROPPED_TABLE = pa.schema(
-    {"question_id": pa.string(), "reason": pa.string(), "detail": pa.string()}
-)
+Scorers = Mapping[str, Scorer]  # by the names that questions give them
+# opens the recipe's tools and its world, given the folder of the corpus
+OpenWorld = Callable[[Path], AbstractContextManager[OpenEnvironment]]
+FIRST_SIGHTS = 1000  # tasks whose first observation a tokenizer learns from, without traces
 
 
 @dataclass(frozen=True)
@@ -69,55 +61,141 @@ class PrepareInputs:
     dialogue: Dialogue
     tools: Mapping[str, Frozen]  # their settings, by name
     machine: Machine
+    dialect: Mapping[str, Frozen]  # its settings, by name
+    environment: World = field(default_factory=dict)
+    # name -> digest of the files that it stands for: of the expert, the world, tools, the dialect
+    named: Mapping[str, str] = field(default_factory=dict)
+    scorers: Mapping[str, str] = field(default_factory=dict)  # digests of their sources, by name
 
 
 @task(**prefect_cache.TASK_OPTIONS)
 @substeps.recorded
-def prepare(step: Step, inputs: PrepareInputs, *, open_tools: OpenTools) -> Record:
+def prepare(step: Step, inputs: PrepareInputs, *, open_environment: OpenWorld) -> Record:
     """Make the questions, the corpus, the SFT traces and the first policy, and check them.
 
     Artifacts: ``questions`` (a table a split), ``corpus``, ``traces``, ``dropped`` (questions that
     were left out or got no trace, each with its reason), ``initial`` (the policy), ``gates``.
 
-    ``open_tools`` opens the tools, given the folder of the corpus.
+    ``open_environment`` opens the tools and the world, given the folder of the corpus.
     Raises ValueError for a fault in the user's files, those of the intake folder excepted, or a
     context too small for a prompt and the response budget, GateError for a table that breaks a
     critical expectation.
     """
+    with opened_scorers(inputs) as scorers:
+        return _prepared(step, inputs, open_environment, scorers)
+
+
+@contextmanager
+def opened_scorers(inputs: PrepareInputs) -> Iterator[dict[str, Scorer]]:
+    """Keep this project's scorers and those of the inputs' sets ready, by name."""
+    of_sets = [name for row in inputs.sets.values() for name in row.scorers]
+    with open_scorers([*names(), *of_sets]) as kinds:
+        yield {name: kind.compare for name, kind in kinds.items()}
+
+
+def _prepared(
+    step: Step, inputs: PrepareInputs, open_environment: OpenWorld, scorers: Scorers
+) -> Record:
     settings = inputs.settings
     policies.use_machine(inputs.machine)
-    rules = rules_of(inputs)
-    own = sources.material(settings, inputs.sets, rules, step.seed)
+    rules = rules_of(inputs, scorers)
+    own = sources.material(settings, inputs.sets, rules, step.seed, inputs.environment)
     documents, of_corpus = sources.read_corpus(inputs.tools)
     docs = gate.DOCS / step.recipe
     faults = [*own.faults, *of_corpus]
     faulty = leave_out_faulty(faults, own, inputs, docs)
-    check_questions(own, own, settings, step.out / "gates" / "questions.json", docs)
+    check_questions(own, own, settings, scorers, step.out / "gates" / "questions.json", docs)
     save_corpus([*own.documents, *documents], step.out / "corpus")
 
-    with open_tools(step.out / "corpus") as tools:
-        traces, without = own.write_traces(tools)
-    model, tokenizer = POLICIES[settings.policy.kind](settings.policy, own, traces, step.seed)
-    traces, forging = written.without_marks(traces, talk.forged(tokenizer))
-    kept, traces, table, long, faults = leave_out_long(own, traces, tokenizer, inputs, docs, faults)
+    with open_environment(step.out / "corpus") as opened:
+        with at_hand(inputs, opened) as tools:
+            traces, without = own.write_traces(tools)
+        check_episodes(traces, without, inputs)
+        sights = [] if traces or not inputs.environment else first_sights(opened, own)
+    texts = [*known_texts(own, traces), *sights]
+    tags = dialect_kind(inputs.dialect).tags([spec.name for spec in opened.specs])
+    model, tokenizer = first.POLICIES[settings.policy.kind](settings.policy, texts, tags, step.seed)
+    dialect = open_dialect(inputs.dialect, tokenizer, inputs.dialogue, opened.specs)
+    if isinstance(settings.policy, PretrainedPolicy):
+        name_dialect(tokenizer, inputs.dialect, dialect)
+    names_of_tools = [spec.name for spec in opened.specs]
+    traces, forging = written.without_marks(traces, talk.forged(tokenizer, names_of_tools))
+    kept, traces, table, long, faults = leave_out_long(
+        own, traces, tokenizer, dialect, inputs, docs, faults
+    )
     # its lengths depend on the tokenizer, which does not depend on it
-    lengths = partial(_long_entries, tokenizer, inputs)
+    lengths = partial(_long_entries, tokenizer, dialect, inputs)
     material, delivery = sources.take_in(settings, inputs.sets, kept, rules, lengths)
     long += unusable.leave_out([*delivery.faults, *delivery.long], docs, faults)
     if long or delivery.entries:
-        check_questions(material, own, settings, step.out / "gates" / "questions.json", docs)
+        verdict = step.out / "gates" / "questions.json"
+        check_questions(material, own, settings, scorers, verdict, docs)
     for split, entries in material.questions.items():
         save_questions(entries, step.out / "questions" / f"{split}.parquet")
     dropped = [*material.dropped, *faulty, *long, *without, *forging]
     rows = [vars(each) for each in dropped]
-    write_table(pa.Table.from_pylist(rows, schema=DROPPED_TABLE), step.out / "dropped.parquet")
+    write_table(pa.Table.from_pylist(rows, schema=tables.DROPPED), step.out / "dropped.parquet")
     model.save_pretrained(step.out / "initial")
     tokenizer.save_pretrained(step.out / "initial")
 
     write_table(table, step.out / "traces.parquet")
+    if settings.expert and not choice.find(settings.expert.kind).sampled:
+        offered = [spec.name for spec in opened.specs]
+        verdict = step.out / "gates" / "traces.json"
+        check_traces(table, traces, material, inputs, offered, verdict, docs)
     _print_summary(len(traces), dropped)
-    check_traces(table, traces, material, inputs, step.out / "gates" / "traces.json", docs)
     return {"metrics": _metrics(material.questions, traces, dropped, model)}
+
+
+def check_episodes(
+    traces: Sequence[Trace], without: Sequence[Dropped], inputs: PrepareInputs
+) -> None:
+    """Raise ValueError where an expert has solved no task of a world, with the first reason."""
+    if traces or not without or not inputs.environment:
+        return
+    reasons = Counter(each.reason for each in without)
+    counts = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+    raise ValueError(
+        f"prepare.expert wrote no trace in {', '.join(inputs.environment)} ({counts}); the first: "
+        f"{without[0].question_id}: {without[0].detail}: correct the world or its solver"
+    )
+
+
+@contextmanager
+def at_hand(inputs: PrepareInputs, opened: OpenEnvironment) -> Iterator[Any]:
+    """Yield what an expert acts with: the world, or a function that answers a round of calls."""
+    if inputs.environment:
+        yield opened
+        return
+    with opened.session() as session:
+        ((handle, _),) = session.open([Question("", "", "", ())])
+        yield lambda calls: session.act([(handle, call) for call in calls])
+
+
+def first_sights(opened: OpenEnvironment, material: Material) -> list[str]:
+    """Return what the world shows first in some training tasks."""
+    with opened.session() as session:
+        started = session.open(material.questions["train"][:FIRST_SIGHTS])
+        for handle, _ in started:
+            session.close(handle)
+    return [talk.shown_text(first) for _, first in started if first]
+
+
+def name_dialect(tokenizer: Any, section: Mapping[str, Frozen], dialect: Dialect) -> None:
+    """Put what an inference server needs to speak the dialect into tokenizer_config.json.
+
+    It stays there, as the key "dialect", in all policies that are trained from this one.
+    """
+    (settings,) = section.values()
+    tokenizer.init_kwargs["dialect"] = dialect_kind(section).serving(settings, dialect)
+
+
+def known_texts(material: Material, traces: Sequence[Trace]) -> list[str]:
+    """Return what a tokenizer of one's own is trained on."""
+    texts = [question.text for question in material.questions["train"]]
+    texts += [f"{document.title}\n{document.text}" for document in material.documents]
+    texts += ["".join(text for text, _ in trace.parts) for trace in traces]
+    return texts + [talk.shown_text(seen) for trace in traces for seen in trace.seen]
 
 
 def _print_summary(traces: int, dropped: Sequence[Dropped]) -> None:
@@ -148,35 +226,37 @@ def _metrics(
 # ---------------------------------------------------------------- records that cannot be used
 
 
-def rules_of(inputs: PrepareInputs) -> Rules:
+def rules_of(inputs: PrepareInputs, scorers: Scorers) -> Rules:
     """Return what the records of the user's files have to satisfy."""
-    tools, context = list(inputs.tools), inputs.settings.policy.context
+    tools, context = offered(inputs.tools), inputs.settings.policy.context
 
     def problems(question: Question) -> Iterable[Problem]:
         return unusable.far_too_long(question, inputs.dialogue, context) or question_gate.problems(
-            question, SCORERS
+            question, scorers
         )
 
     return Rules(
         problems=problems,
-        trace_problem=partial(trace_gate.trace_fault, tools=tools),
-        right=right,
+        trace_problem=partial(trace_gate.trace_fault, tools=tools, world=bool(inputs.environment)),
+        right=partial(right, scorers),
         longest_trace=context * unusable.CHARACTERS_A_TOKEN,
     )
 
 
-def _long_entries(tokenizer: Any, inputs: PrepareInputs, entries: Sequence[Entry]) -> list[Fault]:
+def _long_entries(
+    tokenizer: Any, dialect: Dialect, inputs: PrepareInputs, entries: Sequence[Entry]
+) -> list[Fault]:
     """Return a fault for each of the entries that is too long."""
     questions = {"train": [entry.question for entry in entries]}
     places = {entry.question.id: entry.place for entry in entries}
     material = Material(questions, lambda tools: ([], []), places=places)
     context = inputs.settings.policy.context
-    return unusable.long_questions(material, tokenizer, inputs.dialogue, context)
+    return unusable.long_questions(material, tokenizer, dialect, inputs.dialogue, context)
 
 
-def right(question: Question, answer: str) -> bool:
+def right(scorers: Scorers, question: Question, answer: str) -> bool:
     """Return whether ``answer`` scores 1 with the question's own scorer."""
-    return SCORERS[question.scorer](answer, question.answers)["score"] == 1
+    return scorers[question.scorer](answer, question.answers)["score"] == 1
 
 
 def leave_out_faulty(
@@ -216,8 +296,13 @@ def _likely_lengths(material: Material, inputs: PrepareInputs) -> list[Fault]:
     ]
     whole = replace(material, unsound=unsound, questions={**material.questions, "unsound": unsound})
     try:
-        tokenizer = TOKENIZERS[policy.kind](policy, whole)
-        return unusable.long_questions(whole, tokenizer, dialogue, policy.context)
+        known = [each.text for each in [*whole.questions["train"], *whole.unsound]]
+        tools = offered(inputs.tools)
+        specs = [ToolSpec(name, "", {"type": "object"}) for name in tools]
+        tags = dialect_kind(inputs.dialect).tags(tools)
+        tokenizer = first.TOKENIZERS[policy.kind](policy, known, tags)
+        dialect = open_dialect(inputs.dialect, tokenizer, dialogue, specs)
+        return unusable.long_questions(whole, tokenizer, dialect, dialogue, policy.context)
     except (OSError, ValueError) as error:
         print(f"prepare: lengths are not checked yet: {error}", flush=True)
         return []
@@ -227,6 +312,7 @@ def leave_out_long(
     material: Material,
     traces: Sequence[Trace],
     tokenizer: Any,
+    dialect: Dialect,
     inputs: PrepareInputs,
     docs: Path,
     earlier: Sequence[Fault],
@@ -237,12 +323,13 @@ def leave_out_long(
     Raises ValueError with all that are too long, where the recipe stops at faulty records.
     """
     context = inputs.settings.policy.context
-    of_questions = unusable.long_questions(material, tokenizer, inputs.dialogue, context)
+    of_questions = unusable.long_questions(material, tokenizer, dialect, inputs.dialogue, context)
     ids = {fault.question_id for fault in of_questions}
     rest = [trace for trace in traces if trace.question.id not in ids]
-    table = trace_table(rest, tokenizer, inputs.dialogue)
+    samples = [sample for trace in rest for sample in samples_of(trace, inputs.dialogue)]
+    table = trace_table(samples, dialect)
     lengths = pc.list_value_length(table["tokens"]).to_pylist()
-    faults = [*of_questions, *unusable.long_traces(rest, lengths, context)]
+    faults = [*of_questions, *unusable.long_traces([s.trace for s in samples], lengths, context)]
     if not faults:
         return material, rest, table, [], [*earlier]
     if inputs.settings.faulty == "stop":
@@ -254,69 +341,23 @@ def leave_out_long(
         split: [question for question in members if question.id not in ids]
         for split, members in material.questions.items()
     }
-    fits = [length <= context for length in lengths]
-    short = [trace for trace, fit in zip(rest, fits, strict=True) if fit]
+    too_long = {id(s.trace) for s, length in zip(samples, lengths, strict=True) if length > context}
+    fits = [id(sample.trace) not in too_long for sample in samples]
+    short = [trace for trace in rest if id(trace) not in too_long]
     left = replace(material, questions=kept)
     return left, short, table.filter(pa.array(fits)), dropped, [*earlier, *faults]
 
 
-# ---------------------------------------------------------------- where the policy comes from
-
-
-def _tiny(
-    settings: TinyPolicy, material: Material, traces: Sequence[Trace], seed: int
-) -> tuple[Any, Any]:
-    texts = [question.text for question in material.questions["train"]]
-    texts += [f"{document.title}\n{document.text}" for document in material.documents]
-    texts += ["".join(text for text, _ in trace.parts) for trace in traces]
-    tokenizer = tiny.build_tokenizer(texts, settings)
-    return tiny.build_policy(settings, tokenizer, seed), tokenizer
-
-
-def _pretrained(settings: PretrainedPolicy, *_: Any) -> tuple[Any, Any]:
-    return model_module.fetch_policy(settings)
-
-
-def _tiny_tokenizer(settings: TinyPolicy, material: Material) -> Any:
-    questions = [*material.questions["train"], *material.unsound]
-    return tiny.build_tokenizer([question.text for question in questions], settings)
-
-
-def _pretrained_tokenizer(settings: PretrainedPolicy, material: Material) -> Any:
-    return model_module.fetch_tokenizer(settings)
-
-
-POLICIES: dict[str, Callable[..., tuple[Any, Any]]] = {"tiny": _tiny, "pretrained": _pretrained}
-TOKENIZERS: dict[str, Callable[..., Any]] = {  # before there are traces
-    "tiny": _tiny_tokenizer,
-    "pretrained": _pretrained_tokenizer,
-}
-
 # ---------------------------------------------------------------- tables and checks
 
 
-def trace_table(traces: Sequence[Trace], tokenizer: Any, dialogue: Dialogue) -> pa.Table:
-    """Return a row a trace, with its tokens and a mask of those that the agent wrote. [T]"""
-    rows = []
-    for trace in traces:
-        prompt = talk.prompt_tokens(tokenizer, dialogue, trace.question)
-        tokens, own = talk.trace_tokens(tokenizer, prompt, trace.parts, dialogue.result_tokens)
-        rows.append(
-            {
-                "question_id": trace.question.id,
-                "split": "train",
-                "kind": trace.question.kind,
-                "flaw": trace.flaw,
-                "text": "".join(text for text, _ in trace.parts),
-                "tokens": tokens,
-                "trained": own,
-            }
-        )
-    return pa.Table.from_pylist(rows, schema=TRACE_TABLE)
-
-
 def check_questions(
-    material: Material, own: Material, settings: Prepare, verdict: Path, docs: Path
+    material: Material,
+    own: Material,
+    settings: Prepare,
+    scorers: Scorers,
+    verdict: Path,
+    docs: Path,
 ) -> None:
     """Run the gate of the questions; ``own`` are the recipe's, without those delivered."""
     entries = [
@@ -326,7 +367,7 @@ def check_questions(
     ]
     # texts that are no UTF-8 are for the gate to name, so they stay what they are
     table = pd.DataFrame(entries, dtype=object)
-    prepared = question_gate.prepare(table, SCORERS, settings.overlap_words)
+    prepared = question_gate.prepare(table, scorers, settings.overlap_words)
     rows = settings.questions.rows()
     if rows:
         rows["train"] += len(material.questions["train"]) - len(own.questions["train"])
@@ -339,16 +380,19 @@ def check_traces(
     traces: Sequence[Trace],
     material: Material,
     inputs: PrepareInputs,
+    tools: Sequence[str],
     verdict: Path,
     docs: Path,
 ) -> None:
     """Run the gate of the traces; the share of flawed ones must be near the expert's rates."""
-    settings = inputs.settings
-    frame = table.to_pandas().assign(parts=[trace.parts for trace in traces])
+    settings, world = inputs.settings, bool(inputs.environment)
+    parts = [each.parts for trace in traces for each in samples_of(trace, inputs.dialogue)]
+    frame = table.to_pandas().assign(parts=parts)
     training = [question.id for question in material.questions["train"]]
-    prepared = trace_gate.prepare(frame, training, list(inputs.tools))
-    flawed = _expected_share(settings.expert.rates(), len(frame))
-    expectations = trace_gate.expectations(settings.policy.context, flawed)
+    prepared = trace_gate.prepare(frame, training, tools, world=world)
+    rates = settings.expert.rates() if isinstance(settings.expert, ExpertSettings) else {}
+    flawed = _expected_share(rates, len(frame))
+    expectations = trace_gate.expectations(settings.policy.context, flawed, world=world)
     gate.check("traces", prepared, expectations, verdict, docs / "traces")
 
 

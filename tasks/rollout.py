@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from prefect import task
@@ -15,14 +16,16 @@ from params.schema.agent import Agent
 from params.schema.algorithms import Marks
 from params.schema.base import Machine
 from params.schema.reinforce import Rollout
+from tasks.dialects import open_dialect
 from tasks.engines import ENGINES
-from tasks.environments import Respond
+from tasks.environments.contract import OpenEnvironment, Recorded, Session
 from tasks.ledger import prefect_cache, substeps
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
 from tasks.policy import resident
 from tasks.policy.resident import Learner
 from tasks.rollouts.rounds import Setting, grow
+from tasks.tools.recording import Origin
 from tasks.trees import metrics
 from tasks.trees.tables import STORED_TREES, load_questions, load_trees, save_trees
 from tasks.trees.tree import Call, Observation, Question, Tree
@@ -51,38 +54,43 @@ def rollout(
     step: Step,
     inputs: RolloutInputs,
     *,
-    tools: Respond,
+    environment: OpenEnvironment,
     acting: Callable[[Path, Machine], Learner] = resident.POLICIES.load_learner,
     advance: Callable[[int], object] = lambda finished: None,
 ) -> Record:
     """Roll out a batch of questions; artifact ``trees``.
 
-    ``tools`` answer the agent's calls; ``inputs.agent`` and ``inputs.corpus`` are what they were
-    opened with. ``acting`` loads the policy: the one that learns, or a copy. ``advance`` is called
-    with the number of questions finished since its last call.
+    ``environment`` answers the agent's calls; ``inputs.agent`` and ``inputs.corpus`` are what it
+    was opened with. ``acting`` loads the policy: the one that learns, or a copy. ``advance`` is
+    called with the number of questions finished since its last call.
     """
     agent, budget = inputs.agent, inputs.budget
     every = load_questions(Path(inputs.questions.path))
     chosen = batch(every, step.seed, inputs.first, inputs.attempt, inputs.size)
     actor = acting(Path(inputs.policy.path), agent.machine)
-    timed, tool_seconds = _stopwatch(tools)
-    setting = Setting(
-        tokenizer=actor.tokenizer,
-        dialogue=agent.dialogue,
-        rollout=budget,
-        respond=timed,
-        seed=f"{step.seed}/{step.iteration}" + (f"/{inputs.attempt}" if inputs.attempt else ""),
-        branching=inputs.branching,
-        marks=inputs.marks,
-    )
-    began = time.perf_counter()
-    sampling = ENGINES[agent.engine.kind].open(
-        actor, inputs.policy, agent.engine, agent.machine, budget.rows
-    )
-    trees = _stored(step, chosen) or grow(chosen, sampling, setting, inputs.top_p, advance)
-    sampling.release()
-    seconds = time.perf_counter() - began
-    waited = sum(tool_seconds) / len(sampling.replicas(len(chosen)))  # of a replica, on average
+    origin = Origin(step.stage, step.iteration, inputs.attempt)
+    with _recorded(environment, origin, step) as recorded:
+        timed = Stopwatch(recorded.environment)
+        setting = Setting(
+            tokenizer=actor.tokenizer,
+            dialogue=agent.dialogue,
+            rollout=budget,
+            dialect=open_dialect(agent.dialect, actor.tokenizer, agent.dialogue, environment.specs),
+            environment=OpenEnvironment(environment.specs, timed.session),
+            seed=f"{step.seed}/{step.iteration}" + (f"/{inputs.attempt}" if inputs.attempt else ""),
+            branching=inputs.branching,
+            marks=inputs.marks,
+        )
+        began = time.perf_counter()
+        sampling = ENGINES[agent.engine.kind].open(
+            actor, inputs.policy, agent.engine, agent.machine, budget.rows
+        )
+        trees = _stored(step, chosen) or grow(chosen, sampling, setting, inputs.top_p, advance)
+        sampling.release()
+        seconds = time.perf_counter() - began
+        lanes = len(sampling.replicas(len(chosen)))
+        waited = sum(timed.seconds) / lanes  # of a replica, on average
+        recorded.save_calls(step.out / "trees")
     save_trees(trees, step.out / "trees")
     return {
         "metrics": metrics.tree_metrics(trees, budget.entropy_window),
@@ -133,14 +141,59 @@ def batch(
     return [questions[i] for i in dict.fromkeys(chosen[attempt * size :]) if i not in before]
 
 
-def _stopwatch(tools: Respond) -> tuple[Respond, list[float]]:
-    """Return the same tools, and a list that collects the seconds of each round of calls."""
-    seconds: list[float] = []
+def _recorded(
+    environment: OpenEnvironment, origin: Origin, step: Step
+) -> AbstractContextManager[Recorded]:
+    """Record what no second rollout would get again; nothing where all results are repeatable."""
+    if environment.recorded is None:
+        return nullcontext(Recorded(environment, lambda folder: None))
+    return environment.recorded(origin, lambda: step.ledger.scratch(step))
 
-    def timed(calls: Sequence[Call]) -> list[Observation]:
+
+@dataclass(frozen=True)
+class Stopwatch:
+    """An environment, and the seconds that each round of its acts has taken."""
+
+    environment: OpenEnvironment
+    seconds: list[float] = field(default_factory=list)
+
+    @contextmanager
+    def session(self) -> Iterator[Session]:
+        """Open a session of the environment that is timed."""
+        with self.environment.session() as opened:
+            yield TimedSession(opened, self.seconds)
+
+
+@dataclass(frozen=True)
+class TimedSession:
+    """A session of an environment whose seconds are added to a list. See ``Session``."""
+
+    inner: Session
+    seconds: list[float]
+
+    def open(self, tasks: Sequence[Question]) -> list[tuple[int, Observation | None]]:
+        with self._timed():
+            return self.inner.open(tasks)
+
+    def fork(self, handle: int, acts: int) -> int:
+        return self.inner.fork(handle, acts)
+
+    def act(self, moves: Sequence[tuple[int, Call]]) -> list[Observation]:
+        with self._timed():
+            return self.inner.act(moves)
+
+    def end(self, endings: Sequence[tuple[int, str]]) -> list[Observation | None]:
+        with self._timed():
+            return self.inner.end(endings)
+
+    def solve(self, handles: Sequence[int]) -> list[Call | None]:
+        return self.inner.solve(handles)
+
+    def close(self, handle: int) -> None:
+        self.inner.close(handle)
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
         began = time.perf_counter()
-        observations = tools(calls)
-        seconds.append(time.perf_counter() - began)
-        return observations
-
-    return timed, seconds
+        yield
+        self.seconds.append(time.perf_counter() - began)

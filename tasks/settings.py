@@ -1,31 +1,69 @@
-"""Recipes with the settings of their tools, which the file of each tool declares.
+"""Read and check whole recipes: each section by the file that it names.
 
-A tool that is added to TOOLS (tasks/tools) gets its key in the section ``tools`` by itself.
+``params`` keeps the sections that name files of rooms (``tools``, ``environment``, ``dialect``) as
+mappings from a name to settings. Here, above the rooms, the settings are checked against what the
+names stand for.
 """
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
-
-from pydantic import Field, create_model, model_validator
+from typing import Any
 
 from params import overrides, strict_yaml
 from params.schema import recipe as schema
+from params.schema.agent import Agent
 from params.schema.base import PARAMS, Frozen
-from params.schema.recipe import Recipe
-from tasks.tools import TOOLS, ToolKind
+from params.schema.reading import validate
+from params.schema.recipe import Recipe, algorithm_of, named_sets
+from tasks import scorers
+from tasks.environments.own import environment_kind
+from tasks.extensions import named
+from tasks.questions import choice
+from tasks.rewards import parts
+from tasks.rewards.steps import Steps
+from tasks.tools.own import offered, tool_kind
+
+KINDS: dict[str, Callable[[str], Any]] = {"tools": tool_kind, "environment": environment_kind}
+SECTIONS = ("tools", "environment", "dialect")  # of a recipe, each a mapping by name
 
 
 def load(name: str, folder: Path = PARAMS) -> Recipe:
-    """Read and check ``<folder>/<name>.yaml``, the settings of its tools included.
+    """Read and check ``<folder>/<name>.yaml``.
 
     Raises ValueError with file, key, value and remedy, one line for each fault.
     """
-    return schema.load(name, WholeRecipe, folder)
+    recipe = check(schema.read(name, folder), str(folder / f"{name}.yaml"))
+    if faults := scorers.scorer_faults(scorers_of(recipe, folder)):
+        raise ValueError("\n".join(f"{folder / 'benchmarks.yaml'}, {line}" for line in faults))
+    algorithm_of(recipe, folder)
+    return recipe
+
+
+def scorers_of(recipe: Recipe, folder: Path = PARAMS) -> dict[str, list[str]]:
+    """Return the names of the scorers of each set that a recipe names, by the place of the row.
+
+    Raises ValueError for a set without a row.
+    """
+    rows = named_sets(recipe, folder)
+    return {f"row {name}: 'scorer'": row.scorers for name, row in rows.items()}
+
+
+def scorer_sources(recipe: Recipe, folder: Path = PARAMS) -> dict[str, str]:
+    """Return digests of the sources of the scorers that questions of a recipe may name."""
+    return scorers.sources([*scorers.names(), *_of_questions(recipe, folder)])
+
+
+def reward_sources(recipe: Recipe, folder: Path = PARAMS) -> dict[str, str]:
+    """Return digests of the sources of a recipe's reward and scorers, for the ledger's keys."""
+    return parts.sources(recipe.reinforce.reward, _of_questions(recipe, folder))
+
+
+def _of_questions(recipe: Recipe, folder: Path) -> list[str]:
+    return [name for of_row in scorers_of(recipe, folder).values() for name in of_row]
 
 
 def load_changed(name: str, changes: Sequence[str], folder: Path = PARAMS) -> Recipe:
@@ -47,31 +85,110 @@ def load_changed(name: str, changes: Sequence[str], folder: Path = PARAMS) -> Re
             raise ValueError(str(error).replace(str(copy), str(folder))) from None
 
 
-def with_tools(kinds: Mapping[str, ToolKind]) -> type[Recipe]:
-    """Return the model of a recipe in which the section ``tools`` has these kinds of tools."""
+def check(values: Mapping[str, Any], where: str) -> Recipe:
+    """Turn the parsed YAML of a recipe into its sections.
 
-    @model_validator(mode="after")
-    def check_tools(recipe: Any) -> Any:
-        source = recipe.prepare.questions.source
-        given = recipe.tool_settings
-        faults = [line for name in given for line in kinds[name].faults(given[name], source)]
-        if not given:
-            faults.append(f"tools is empty: give at least one of {list(kinds)}")
-        if faults:
-            raise ValueError("; ".join(faults))
-        return recipe
+    Raises ValueError with all faults, one line each, which begins with ``where``.
+    """
+    whole, faults = dict(values), []
+    for section in SECTIONS:
+        if section in values:
+            whole[section], found = typed_section(section, values[section] or {}, where)
+            faults += found
+    reinforce = values.get("reinforce")
+    if isinstance(reinforce, dict) and "reward" in reinforce:
+        typed, found = parts.parts_of(reinforce["reward"], where)
+        whole["reinforce"] = {**reinforce, "reward": typed}
+        faults += found
+    recipe = None
+    try:
+        recipe = validate(Recipe, whole, where)
+    except ValueError as error:
+        # what a faulty section would have given is not missed
+        faults += [line for line in str(error).splitlines() if not (faults and "tools has" in line)]
+    if recipe and not faults:
+        faults = [f"{where}: {line}" for line in cross_faults(recipe)]
+    if recipe:
+        recipe, found = with_expert(recipe, where)
+        faults += [line for line in found if not (faults and "tools has" in line)]
+    if faults or recipe is None:
+        raise ValueError("\n".join(faults))
+    return recipe
 
-    # A tool that is not given is not dumped either, so a further kind of tool changes no stage key.
-    absent = Field(None, exclude_if=lambda settings: settings is None)
-    settings: dict[str, Any] = {n: (kind.settings | None, absent) for n, kind in kinds.items()}
-    tools = create_model("Tools", __base__=Frozen, **settings)
-    whole = create_model(
-        "Recipe",
-        __base__=Recipe,
-        __validators__={"_tools_fit": cast(Any, check_tools)},
-        tools=(tools, ...),
+
+def with_expert(recipe: Recipe, where: str) -> tuple[Recipe, list[str]]:
+    """Return the recipe with its expert's settings as their file declares them, and faults."""
+    prepare = recipe.prepare
+    expert, faults = choice.typed(prepare.expert, prepare.questions, offered(recipe.tools), where)
+    typed = prepare.model_copy(update={"expert": expert})
+    return recipe.model_copy(update={"prepare": typed}), faults
+
+
+def typed_section(section: str, given: Any, where: str) -> tuple[dict[str, Frozen], list[str]]:
+    """Return the settings of a section by name, as the named files declare them, and faults."""
+    if not isinstance(given, dict):
+        return {}, [f"{where}: '{section}' = {given!r}: write it as names with their settings"]
+    typed: dict[str, Frozen] = {}
+    faults = []
+    for name, settings in given.items():
+        try:
+            kind = kind_of(section, str(name))
+        except ValueError as error:
+            faults.append(f"{where}: '{section}.{name}': {error}")
+            continue
+        try:
+            values = {} if settings is None else settings
+            typed[str(name)] = validate(kind.settings, values, where, (section, str(name)))
+        except ValueError as error:
+            faults += str(error).splitlines()
+    return typed, faults
+
+
+def kind_of(section: str, name: str) -> Any:
+    """Return the kind that a name in a section stands for. Raises ValueError as ``named.find``."""
+    return KINDS.get(section, lambda name: named.find(section, name).held)(name)
+
+
+def cross_faults(recipe: Recipe) -> list[str]:
+    """Return what sections ask of each other and do not get, one line a fault."""
+    source = recipe.prepare.questions.source
+    faults = []
+    if not recipe.tools and not recipe.environment:
+        faults.append(
+            f"tools is empty: give at least one of {', '.join(named.names('tools'))}, or an "
+            "environment"
+        )
+    if len(recipe.environment) > 1:
+        faults.append(
+            f"environment names {' and '.join(recipe.environment)}: an agent acts in one at most"
+        )
+    if len(recipe.dialect) != 1:
+        faults.append(f"dialect names {list(recipe.dialect)}: name exactly one")
+    if recipe.dialogue.prompt == "fresh" and not recipe.environment:
+        faults.append("dialogue.prompt is fresh, and there is no environment: set it to growing")
+    for name, settings in recipe.tools.items():
+        faults += kind_of("tools", name).faults(settings, source)
+    for section in ("environment", "dialect"):
+        for name, settings in getattr(recipe, section).items():
+            faults += kind_of(section, name).faults(settings)
+    return faults
+
+
+def agent_of(recipe: Recipe) -> Agent:
+    """Return everything that decides how the recipe's agent acts, the named sources included."""
+    chosen = [(section, name) for section in SECTIONS for name in getattr(recipe, section)]
+    return Agent(
+        dialogue=recipe.dialogue,
+        tools=recipe.tools,
+        environment=recipe.environment,
+        dialect=recipe.dialect,
+        sources={name: named.find(section, name).sources for section, name in chosen},
+        engine=recipe.engine,
+        machine=recipe.machine,
     )
-    return cast(type[Recipe], whole)
 
 
-WholeRecipe = with_tools(TOOLS)
+def step_weight(recipe: Recipe) -> float:
+    """Return what the rewards of an environment's steps are multiplied by in the reward."""
+    parts = recipe.reinforce.reward
+    return sum(part.settings.weight for part in parts if isinstance(part.settings, Steps))

@@ -8,11 +8,11 @@ from typing import get_args
 
 import pytest
 
-from params.schema import agent, algorithms, benchmarks
+from params.schema import agent, algorithms
+from tasks import settings
 from tasks.engines import ENGINES
+from tasks.extensions import named
 from tasks.learning import algorithm, losses
-from tasks.scorers import SCORERS
-from tasks.tools import TOOLS
 from tasks.trees.dialogue import TOOL_TAGS
 
 ROOT = Path(__file__).parents[1]
@@ -88,7 +88,7 @@ except ModuleNotFoundError:
     [
         (("learning", "rollouts", "engines", "policy", "trees"), MACHINERY, "tasks.update"),
         (
-            ("tools", "scorers", "environments", "questions"),
+            ("tools", "scorers", "rewards", "environments", "questions"),
             [*MACHINERY, "torch", "transformers"],
             "tasks.learning.losses",
         ),
@@ -113,6 +113,7 @@ def test_schema_and_registries_name_the_same_kinds():
     assert {kind for e in estimators for kind in kinds(e, "kind")} == set(algorithm.ESTIMATORS)
     assert kinds(algorithms.Algorithm, "ratio") == set(losses.RATIOS)
     assert kinds(algorithms.Algorithm, "averaging") == set(losses.AVERAGINGS)
-    assert set(benchmarks.SCORERS) == set(SCORERS)
     assert kinds(agent.Engine, "kind") == set(ENGINES)
-    assert set(TOOL_TAGS) == set(TOOLS)
+    assert set(TOOL_TAGS) <= set(named.names("tools"))
+    assert set(settings.SECTIONS) <= set(named.ROOMS)
+    assert all(named.names(room) for room in named.ROOMS)

@@ -34,6 +34,8 @@ dialogue: {system: "", turn_tokens: 8, result_tokens: 8, response_tokens: 16,
 tools:
   python: {sandbox: none, cpu_seconds: 1, wall_seconds: 1, memory_mib: 64, processes: 1,
            file_mib: 1, output_characters: 64}
+environment: null
+dialect: {tags: {}}
 engine: {kind: transformers, memory: 1, server: null, lanes: 1}
 lora: null
 cold_start: {steps: 1, batch: 1, micro_batch: 1, learning_rate: 0.1, warmup_steps: 0,
@@ -45,7 +47,7 @@ reinforce:
   rollout: {leaves: 1, initial: 1, branch: 0, marks_per_rollout: 1, entropy_window: 1,
             base_probability: 0, entropy_weight: 0, threshold: 0, draw: false, temperature: 1,
             rows: 1}
-  reward: {broken_format: 0, wrong: 0, many_tools_bonus: 0}
+  reward: [answer: {wrong: 0}, format: {broken: 0}, many_tools: {bonus: 0}]
   update: {learning_rate: 0.1, warmup_updates: 0, weight_decay: 0, adam_betas: [0.9, 0.99],
            gradient_clip: 1, epochs: 1, mini_batches: 1, micro_batch_tokens: 64,
            critic_learning_rate: 0.1, recompute: false}

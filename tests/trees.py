@@ -5,13 +5,17 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tasks.learning.packing import Credit, Credited
-from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree
+from tasks.trees.outcomes import Outcome
+from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Observation, Question, Tree
 
 VOCABULARY = 97
 
 
-def random_tree(seed, leaves=5, vocabulary=VOCABULARY, name="q"):
-    """A tree whose branches start at the prompt or after a tool result, some inside a turn."""
+def random_tree(seed, leaves=5, vocabulary=VOCABULARY, name="q", fresh=0.0, prompts=0):
+    """A tree whose branches start at the prompt or after a tool result, some inside a turn.
+
+    A share ``fresh`` of the results are fresh prompts instead; with ``prompts``, of so many kinds.
+    """
     random = np.random.default_rng(seed)
     tree = Tree(Question(name, "kind", "text", ("1",)))
 
@@ -21,6 +25,8 @@ def random_tree(seed, leaves=5, vocabulary=VOCABULARY, name="q"):
         sampled = length if kind == TURN else 0
         logprobs = -4 * random.random(sampled).astype(np.float32)
         entropies = random.random(sampled).astype(np.float32)
+        if kind == PROMPT and prompts:
+            tokens = np.full(3, tokens[0] % prompts, np.int32)
         tree.nodes.append(Node(parent, kind, "", f"{kind} {length}", tokens, logprobs, entropies))
         return len(tree.nodes) - 1
 
@@ -30,9 +36,45 @@ def random_tree(seed, leaves=5, vocabulary=VOCABULARY, name="q"):
         at = int(random.choice(starts))
         for _ in range(int(random.integers(0, 3))):
             part = grow(at, TURN, 8)
-            at = grow(part, RESULT, 4)
+            at = grow(part, PROMPT if fresh and random.random() < fresh else RESULT, 4)
             starts += [part, at]  # from `part` on, a branch begins inside what was a turn
         tree.leaves.append(grow(at, TURN, 8))
+    return tree
+
+
+def world_tree(episodes, fresh=False, cut=()):
+    """Episodes of a world as a tree: {states: reward of each step}; equal beginnings are shared.
+
+    A state is a letter. ``fresh``: each step has a prompt of its own, else a result. The last
+    observation has no node; it terminates the episode, or truncates one in ``cut``.
+    """
+    random = np.random.default_rng(len(episodes))
+    tree = Tree(Question("q", "world", "Go.", (), data='{"seed": 3}'))
+    made = {}
+
+    def add(key, parent, kind, outcome, text, observation=None):
+        if key not in made:
+            length = int(random.integers(2, 6))
+            tokens = random.integers(0, VOCABULARY, length).astype(np.int32)
+            values = random.random(length if kind == TURN else 0).astype(np.float32)
+            made[key] = len(tree.nodes)
+            tree.nodes.append(
+                Node(parent, kind, outcome, text, tokens, -values, values, observation)
+            )
+        return made[key]
+
+    for states, rewards in episodes.items():
+        at = add("", -1, PROMPT, "", f"Go. {states[0]}", Observation("ok", states[0]))
+        for step, reward in enumerate(rewards[:-1], start=1):
+            seen, past = states[step], states[: step + 1]
+            turn = Observation("ok", f"You see {seen}.", reward, state=seen, info={"step": step})
+            at = add((past, TURN), at, TURN, Outcome.CALL, f"to {seen}", turn)
+            text = f"Go. Before: {past}. You see {seen}." if fresh else f"You see {seen}."
+            at = add((past, PROMPT), at, PROMPT if fresh else RESULT, "ok", text)
+        ends = {"truncated" if states in cut else "terminated": True}
+        end = Observation("ok", "The end.", rewards[-1], actions=("stay",), **ends)
+        (outcome,) = ends
+        tree.leaves.append(add((states, "end"), at, TURN, outcome, "to the end", end))
     return tree
 
 

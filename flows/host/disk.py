@@ -21,6 +21,7 @@ from params.schema.prepare import Policy, TinyPolicy
 from params.schema.recipe import Recipe
 from params.schema.reinforce import Keep, Lora
 from tasks.ledger import artifacts
+from tasks.questions.sampled import Sampled
 
 GIB = 2**30
 WEIGHT = 4  # bytes of a parameter; AdamW keeps two more values of each
@@ -65,10 +66,9 @@ def needs(
     asked = 3 * recipe.evaluate.questions  # cold start, candidate, and a champion
     full = min(settings.keep.optimizer_last, settings.iterations)
     return {
-        "prepare": Need(weights=2 * weights),
+        "prepare": Need(weights=2 * weights, trees=_sampled_traces(recipe) * tokens * TOKEN),
         "champion": Need(weights=weights),
-        # the trainer keeps two checkpoints, and writes a third before it removes the oldest
-        "cold_start": Need(weights=2 * weights, passing=3 * CHECKPOINT * weights),
+        "cold_start": _cold_start(recipe, weights),
         "reinforce": Need(
             weights=_kept(settings.keep, settings.iterations) * one + 2 * weights,
             optimizers=full * (CHECKPOINT - 1) * one,
@@ -78,6 +78,22 @@ def needs(
         "evaluate": Need(trees=asked * tokens * TOKEN),
         "verdict": Need(),
     }
+
+
+def _sampled_traces(recipe: Recipe) -> int:
+    """Return how many answers are sampled for traces; 0 where their number is not known yet."""
+    expert, rows = recipe.prepare.expert, recipe.prepare.questions.rows()
+    if not isinstance(expert, Sampled):
+        return 0
+    return expert.attempts * (expert.questions or (rows["train"] if rows else 0))
+
+
+def _cold_start(recipe: Recipe, weights: int) -> Need:
+    """Return the need of the cold start; without one, the first policy is copied."""
+    if recipe.cold_start is None:
+        return Need(weights=weights)
+    # the trainer keeps two checkpoints, and writes a third before it removes the oldest
+    return Need(weights=2 * weights, passing=3 * CHECKPOINT * weights)
 
 
 def _kept(keep: Keep, iterations: int) -> int:

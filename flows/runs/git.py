@@ -53,6 +53,15 @@ def uncommitted(*besides: str) -> list[str]:
     return _git(*listed, "--", ".", *WRITTEN_BY_RUNS, *beside).splitlines()
 
 
+def untracked(folder: str) -> list[str]:
+    """List the files of a folder that git does not track, ignored ones included.
+
+    Python's compiled files are left out.
+    """
+    listed = _git("ls-files", "--others", "--", folder, ":!**/__pycache__/**").splitlines()
+    return [file for file in listed if not file.endswith(".pyc")]
+
+
 def committed(path: str, root: Path = HERE, at: str = "HEAD") -> bool:
     """Return whether a commit, by default the last one, has this file or a file in this folder."""
     return bool(_git("ls-tree", "--name-only", at, "--", path, root=root))

@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
 from tasks.trees import dialogue as talk
-from tasks.trees.outcomes import Outcome, StopReason
+from tasks.trees.outcomes import Outcome
 from tasks.trees.tables import load_trees, read_rows
-from tasks.trees.tree import TURN, Node, Question, Tree, join
+from tasks.trees.tree import TURN, Call, Node, Question, Tree, join
 
 AGENT, CHAT_MODEL, TOOL = "AGENT", "CHAT_MODEL", "TOOL"  # kinds of spans, as MLflow names them
 TEXT_CHARACTERS = 20_000  # of one text in a span, at most
@@ -33,6 +33,8 @@ PREVIEW_CHARACTERS = 1_000  # of a question, an answer or a tag in a list of tra
 NAME_CHARACTERS = 250
 TIMES = "token positions, one token a millisecond"
 SOUND = {Outcome.OK, Outcome.CALL, Outcome.ANSWER}  # outcomes of a part that ended well
+
+ReadCall = Callable[[str], Call | None]  # the text of a turn -> the call that it ends with
 
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 
@@ -76,11 +78,19 @@ class Trace:
     accepted: tuple[str, ...]  # forms of the gold answer
 
 
-def sample(step: Step, trees: Artifact, rewards: Artifact, at: float, size: int) -> list[Trace]:
+def sample(
+    step: Step,
+    trees: Artifact,
+    rewards: Artifact,
+    at: float,
+    size: int,
+    read: ReadCall = talk.read_call,
+) -> list[Trace]:
     """Return the traces of the first ``size`` questions of an iteration, one for each leaf.
 
     ``at`` is when the rollout had finished, in unix seconds. Each trace begins one millisecond
     before the one that precedes it here, so that a page with the newest first keeps this order.
+    ``read`` finds the call in the text of a turn, as the recipe's dialect does.
     """
     scores = {(row["question"], row["leaf"]): row for row in read_rows(Path(rewards.path))}
     made = [
@@ -96,13 +106,21 @@ def sample(step: Step, trees: Artifact, rewards: Artifact, at: float, size: int)
             step,
             key=_key(step, trees.digest, rewards.digest, tree.question.id, leaf),
             began=round(at * 1000) - place,
+            read=read,
         )
         for place, (tree, leaf) in enumerate(made)
     ]
 
 
 def trace(
-    tree: Tree, leaf: int, score: Mapping[str, Any], step: Step, *, key: str, began: int
+    tree: Tree,
+    leaf: int,
+    score: Mapping[str, Any],
+    step: Step,
+    *,
+    key: str,
+    began: int,
+    read: ReadCall = talk.read_call,
 ) -> Trace:
     """Return the trace of a leaf, given its row of the table of rewards (tasks/reward.py)."""
     question, success = tree.question, bool(score["success"])
@@ -124,7 +142,7 @@ def trace(
         began=began,
         question=printable(question.text, PREVIEW_CHARACTERS),
         answer=printable(score["answer"] or f"no answer ({score['outcome']})", PREVIEW_CHARACTERS),
-        spans=tuple(spans(tree, leaf, score)),
+        spans=tuple(spans(tree, leaf, score, read)),
         tags={name: printable(value, PREVIEW_CHARACTERS) for name, value in tags.items()},
         feedback={
             "reward": float(score["reward"]),
@@ -136,7 +154,9 @@ def trace(
     )
 
 
-def spans(tree: Tree, leaf: int, score: Mapping[str, Any]) -> Iterator[Span]:
+def spans(
+    tree: Tree, leaf: int, score: Mapping[str, Any], read: ReadCall = talk.read_call
+) -> Iterator[Span]:
     """Yield the span of the whole trajectory ``leaf``, then those of its turns and tool calls.
 
     A turn's input is what the agent has read since its last turn: the messages of the question (the
@@ -155,11 +175,11 @@ def spans(tree: Tree, leaf: int, score: Mapping[str, Any]) -> Iterator[Span]:
         branch = _branch(tree, steps[place], node, leaves)
         if node.kind == TURN:
             turns += 1
-            read = [{"role": "tool", "content": printable(before.text)}]
-            asked = _messages(tree.question) if place == 1 else read
+            seen = [{"role": "tool", "content": printable(before.text)}]
+            asked = _messages(tree.question) if place == 1 else seen
             yield _turn(node, asked, turns, where, branch | {"tokens_read": len(before.tokens)})
         else:
-            yield _tool_call(node, before, where, branch)
+            yield _tool_call(node, before, read(before.text), where, branch)
 
 
 def _whole(
@@ -193,9 +213,10 @@ def _turn(
     return Span(f"turn {number}", CHAT_MODEL, *where, inputs, outputs, node.outcome, attributes)
 
 
-def _tool_call(node: Node, turn: Node, where: tuple[int, int], attributes: Any) -> Span:
+def _tool_call(
+    node: Node, turn: Node, call: Call | None, where: tuple[int, int], attributes: Any
+) -> Span:
     """Return the span of a tool call, which is what the turn before ended with."""
-    call = talk.read_turn(turn.text, StopReason.STOP)[1]
     tool = call.tool if call else "tool"
     inputs = {"call": printable(call.argument if call else turn.text)}
     outputs = {"result": printable(node.text)}

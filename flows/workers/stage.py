@@ -29,10 +29,11 @@ from flows.workers.connection import PARENT_TASK_RUN, name_process, prefect_serv
 from params.schema import recipe as schema
 from tasks import settings
 from tasks.engines import ENGINES
+from tasks.questions.sampled import Sampled
 
 RECORD_TIMEOUT = 120.0  # seconds until the server has recorded a task run
 RUN = "BEAMLINE_RUN"  # environment variable: the run whose stages this process runs
-SAMPLING = ("reinforce", "evaluate")  # stages that need the engine
+SAMPLING = ("reinforce", "evaluate")  # stages that always need the engine
 INTERRUPTED = 130  # the exit status of a shell after SIGINT
 
 
@@ -62,6 +63,13 @@ def check_engine(recipe: str) -> None:
         raise ValueError(f"params/{recipe}.yaml: 'engine.kind' = {engine.kind!r}, {missing}")
 
 
+def samples(name: str, recipe: str) -> bool:
+    """Return whether a stage needs the engine: ``prepare`` does where it samples its traces."""
+    if name != "prepare":
+        return name in SAMPLING
+    return isinstance(settings.load(recipe, Path("params")).prepare.expert, Sampled)
+
+
 def explained(error: Exception) -> str | None:
     """Return the message for an error that ends a run; None for an error of the program."""
     if disk.is_full():
@@ -86,7 +94,7 @@ def run(flow: Flow[..., Any], recipe: str) -> int:
     name = f"{flow.name} {recipe}"
     try:
         check(recipe, [stage for stage in disk.STAGES if stage == flow.name])
-        if flow.name in SAMPLING:
+        if samples(flow.name, recipe):
             check_engine(recipe)
     except (ValueError, RuntimeError) as error:
         print(f"{name}: {error}", file=sys.stderr)

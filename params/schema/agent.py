@@ -1,4 +1,4 @@
-"""What an agent is: the sections ``dialogue``, ``tools`` and ``engine``."""
+"""What an agent is: ``dialogue``, ``dialect``, ``tools``, ``environment`` and ``engine``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pydantic import Field, SerializeAsAny, model_validator
 
 from params.schema.base import Frozen, Machine, NonNegative, Positive, PositiveFloat
 
+Sections = dict[str, SerializeAsAny[Frozen]]  # name -> settings
+
 
 class Dialogue(Frozen):
     """The section ``dialogue``: the agent's system message and the limits of a trajectory."""
@@ -15,8 +17,23 @@ class Dialogue(Frozen):
     system: str  # system message; "": none
     turn_tokens: Positive  # most sampled tokens per turn
     result_tokens: Positive  # most tokens of one tool result; a longer one is cut
-    response_tokens: Positive  # most tokens after the prompt, sampled and observed
-    tool_calls: NonNegative  # most tool calls per trajectory
+    # most tokens after the prompt, sampled and observed; prompts of single steps do not count
+    response_tokens: Positive
+    tool_calls: NonNegative  # most tool calls, or acts in an environment, per trajectory
+    # growing: one dialogue; fresh: each step of an environment has a prompt of its own, with the
+    # task, the last ``history`` steps, the observation and the admissible actions
+    prompt: Literal["growing", "fresh"] = "growing"
+    history: NonNegative = 2
+    prompt_tokens: Positive | None = None  # most tokens of a fresh prompt
+
+    @model_validator(mode="after")
+    def _fresh_prompts_are_limited(self) -> Dialogue:
+        if (self.prompt == "fresh") != (self.prompt_tokens is not None):
+            raise ValueError(
+                f"prompt is {self.prompt} and prompt_tokens is {self.prompt_tokens}: give "
+                "prompt_tokens, the most tokens of one prompt, with fresh prompts and only there"
+            )
+        return self
 
 
 class Engine(Frozen):
@@ -46,6 +63,10 @@ class Agent(Frozen):
     """Everything that decides how an agent acts; verbs that sample take it as one input."""
 
     dialogue: Dialogue
-    tools: dict[str, SerializeAsAny[Frozen]]  # name -> settings
+    # name -> settings; tasks/settings.py checks them against the files that are named
+    tools: Sections
+    environment: Sections  # at most one; none: single questions with tools
+    dialect: Sections  # exactly one
+    sources: dict[str, str]  # name -> digest of the source that the name stands for
     engine: Engine
     machine: Machine

@@ -11,18 +11,15 @@ from pydantic import AfterValidator, Field
 from params.schema.base import PARAMS, Frozen
 from params.schema.reading import read_table
 
-SCORERS = ("exact", "maths", "f1")
 BY_FIELD = "field"  # in the table of scorers, the key of the record's field
 
 
-def _known_scorer(scorer: str | dict[str, str]) -> str | dict[str, str]:
-    """Return a scorer, or a table of scorers by field; raise ValueError for an unknown one."""
-    by_value = scorer if isinstance(scorer, dict) else {BY_FIELD: "", "every record": scorer}
-    named = {name: each for name, each in by_value.items() if name != BY_FIELD}
-    if BY_FIELD not in by_value or not named or set(named.values()) - set(SCORERS):
+def _named_scorers(scorer: str | dict[str, str]) -> str | dict[str, str]:
+    """Return a scorer, or a table of scorers by field; raise ValueError for an incomplete one."""
+    if isinstance(scorer, dict) and (BY_FIELD not in scorer or len(scorer) < 2):
         raise ValueError(
-            "choose 'exact', 'maths' or 'f1', or {field: <field of the record>, <its value>: "
-            "<scorer>, ...}"
+            "name a scorer, such as 'exact', 'maths' or 'f1', or write {field: <field of the "
+            "record>, <its value>: <scorer>, ...}"
         )
     return scorer
 
@@ -47,8 +44,16 @@ class Benchmark(Frozen):
     answer_after: str | None  # keep what follows the last of these marks ("####"); null: keep all
     solution: str | None  # field of a worked solution; null: none
     records: str | None  # field of the list of records, in a JSON file that is not itself a list
-    # one for all records, or a field of the record, and the scorer of each of its values
-    scorer: Annotated[str | dict[str, str], AfterValidator(_known_scorer)]
+    # One for all records, or a field of the record, and the scorer of each of its values. A scorer
+    # is a file of tasks/scorers, or a user's function, such as own/close.py:close.
+    scorer: Annotated[str | dict[str, str], AfterValidator(_named_scorers)]
+
+    @property
+    def scorers(self) -> list[str]:
+        """Return the names of the scorers of this set's questions."""
+        if isinstance(self.scorer, str):
+            return [self.scorer]
+        return [name for field, name in self.scorer.items() if field != BY_FIELD]
 
 
 def benchmark_of(reference: str, sets: Mapping[str, Benchmark]) -> Benchmark:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, SerializeAsAny, model_validator
 
-from params.schema.base import Frozen, Integer, Positive, Probability, check_below_sources
+from params.schema.base import Frozen, Integer, Positive, check_below_sources
 
 Operand = Annotated[Integer, Field(ge=2)]  # operands are drawn from 2 on
 Reference = Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")]  # set/split of benchmarks.yaml
@@ -109,94 +109,34 @@ class BenchmarkQuestions(Frozen):
         return self
 
 
+class EnvironmentQuestions(Frozen):
+    """Tasks in the world that the section ``environment`` names, made by its own file."""
+
+    source: Literal["environment"]
+    train: Positive  # tasks
+    validation: Positive
+    test: Positive
+
+    def rows(self) -> dict[str, int]:
+        """Return the number of tasks that each split must have."""
+        return {"train": self.train, "validation": self.validation, "test": self.test}
+
+
 Questions = Annotated[
-    ComputationQuestions | EncyclopediaQuestions | BenchmarkQuestions,
+    ComputationQuestions | EncyclopediaQuestions | BenchmarkQuestions | EnvironmentQuestions,
     Field(discriminator="source"),
 ]
 
 
 class Expert(Frozen):
-    """A scripted expert that writes the SFT traces, and its error rates."""
+    """Who writes the SFT traces: a file of tasks/questions by its name, or one of the user's.
 
-    traces: Positive
+    That file declares the other keys; tasks/questions/choice.py checks them.
+    """
 
-    def rates(self) -> dict[str, float]:
-        """Return the share of traces with each flaw; a trace has at most one flaw."""
-        return {name: rate for name, rate in self if name not in ("kind", "traces")}
+    model_config = ConfigDict(extra="allow")
 
-    @model_validator(mode="after")
-    def _rates_leave_room(self) -> Expert:
-        if sum(self.rates().values()) > 1:
-            raise ValueError(
-                f"the error rates add up to {sum(self.rates().values())}, and a trace has at most "
-                "one flaw: lower them to a sum of at most 1"
-            )
-        return self
-
-
-class ComputationExpert(Expert):
-    """An expert that answers computation questions with Python."""
-
-    kind: Literal["computation"]
-    wrong_operator: Probability  # the code has one wrong operator
-    wrong_digit: Probability  # the code has one wrong digit
-    wrong_answer: Probability  # the answer has one wrong digit
-    missing_call: Probability  # no tool call; the answer is 0
-
-
-class EncyclopediaExpert(Expert):
-    """An expert that answers questions about the encyclopedia with search and Python."""
-
-    kind: Literal["encyclopedia"]
-    wrong_query: Probability  # the query names another entry than the question's
-    wrong_fact: Probability  # the answer is another word of the search result
-    missing_call: Probability  # no tool call; the answer is "unknown"
-
-
-class CalculatorExpert(Frozen):
-    """Traces from the calculator notes in worked solutions, as in GSM8K (arXiv 2110.14168)."""
-
-    kind: Literal["calculator"]
-
-    def rates(self) -> dict[str, float]:
-        """Return {}: its traces are verified, so none has a flaw."""
-        return {}
-
-
-class WrittenTraces(Frozen):
-    """Whole responses to training questions, from a file of records below data/sources/."""
-
-    kind: Literal["written"]
-    file: Path
-    question: str  # field
-    response: str  # field
-    check_calls: tuple[str, ...]  # tools whose calls are run again, to compare their results
-
-    def rates(self) -> dict[str, float]:
-        """Return {}: their flaws are not known."""
-        return {}
-
-    @model_validator(mode="after")
-    def _file_is_watched(self) -> WrittenTraces:
-        check_below_sources(self.file)
-        return self
-
-
-AnyExpert = Annotated[
-    ComputationExpert | EncyclopediaExpert | CalculatorExpert | WrittenTraces,
-    Field(discriminator="kind"),
-]
-EXPERTS_OF = {  # source of questions -> experts that can answer them
-    "computation": ("computation",),
-    "encyclopedia": ("encyclopedia",),
-    "benchmarks": ("calculator", "written"),
-}
-CALLED_BY = {  # expert -> the tools that it calls
-    "computation": ("python",),
-    "encyclopedia": ("search", "python"),
-    "calculator": ("python",),
-    "written": (),
-}
+    kind: str
 
 
 class Intake(Frozen):
@@ -217,26 +157,9 @@ class Prepare(Frozen):
     policy: Policy
     questions: Questions
     intake: Intake | None  # null: none
-    expert: AnyExpert  # writes the SFT traces
+    expert: SerializeAsAny[Expert] | None  # writes the SFT traces; null: there are none
     # What happens to a record of the user's files that is faulty, or too long for the context.
     faulty: Literal["stop", "drop"]
     # A training question that shares this many words in a row with a question of validation or test
     # is left out if it was read from a file, and stops the run if it was generated.
     overlap_words: Positive
-
-    @model_validator(mode="after")
-    def _expert_knows_the_questions(self) -> Prepare:
-        able = EXPERTS_OF[self.questions.source]
-        if self.expert.kind not in able:
-            raise ValueError(
-                f"questions.source is {self.questions.source} and expert.kind is "
-                f"{self.expert.kind}, which cannot answer them: set expert.kind to "
-                f"{' or '.join(able)}"
-            )
-        rows = self.questions.rows()
-        if isinstance(self.expert, Expert) and rows and self.expert.traces > rows["train"]:
-            raise ValueError(
-                f"expert.traces {self.expert.traces} exceeds questions.train {rows['train']}, and "
-                "the expert answers each question once: lower expert.traces"
-            )
-        return self

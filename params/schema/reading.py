@@ -42,13 +42,16 @@ def read_table(file: Path, model: type[Section]) -> dict[str, Section]:
     return found
 
 
-def validate(model: type[Section], values: Any, where: str) -> Section:
-    """Turn parsed YAML into a section. Raises one ValueError for all faults, one line each."""
+def validate(model: type[Section], values: Any, where: str, at: tuple[str, ...] = ()) -> Section:
+    """Turn parsed YAML into a section. Raises one ValueError for all faults, one line each.
+
+    ``at``: the key of the section in the file, part by part; () where the file is the section.
+    """
     try:
         return model.model_validate(values)
     except ValidationError as error:
         unions = list(_unions(model))
-        lines = [_explain(fault, unions) for fault in error.errors()]
+        lines = [_explain(fault, unions, at) for fault in error.errors()]
         raise ValueError("\n".join(f"{where}: {line}" for line in lines)) from None
 
 
@@ -69,13 +72,13 @@ def _key(name: str, alias: str | None) -> str:
     return alias or name
 
 
-def _explain(fault: Any, unions: list[tuple[str, ...]]) -> str:
+def _explain(fault: Any, unions: list[tuple[str, ...]], at: tuple[str, ...]) -> str:
     """Return one fault that pydantic found as a line with key, value and remedy."""
     path = [str(part) for part in fault["loc"]]
     for union in unions:
         if tuple(path[: len(union)]) == union:
             del path[len(union) : len(union) + 1]  # pydantic puts the kind after the union's key
-    key = ".".join(path)
+    key = ".".join([*at, *path])
     remedies = {
         "extra_forbidden": f"unknown key '{key}': remove it, or correct its spelling",
         "missing": f"missing key '{key}': add it (comments in params/*.yaml explain each key)",

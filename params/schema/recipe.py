@@ -5,22 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import SerializeAsAny, model_validator
+from pydantic import model_validator
 
 from params import strict_yaml
-from params.schema.agent import Agent, Dialogue, Engine
+from params.schema.agent import Dialogue, Engine, Sections
 from params.schema.algorithms import Algorithm, load_algorithms
 from params.schema.base import PARAMS, SOURCES, Frozen, Machine, NonNegative
 from params.schema.benchmarks import Benchmark, benchmark_of, load_benchmarks
 from params.schema.champion import Champion
 from params.schema.cold_start import ColdStart
 from params.schema.evaluate import Evaluate
-from params.schema.prepare import CALLED_BY, BenchmarkQuestions, Prepare, WrittenTraces
-from params.schema.reading import validate
+from params.schema.prepare import BenchmarkQuestions, Prepare
 from params.schema.reinforce import Lora, Reinforce, Rollout
 from params.schema.verdict import Verdict
 
 TABLES = ("algorithms", "architectures", "benchmarks")  # files of params/ that are not recipes
+REWARD_BEFORE = {"broken_format": -1.0, "wrong": 0.0, "many_tools_bonus": 0.1}  # now a list
 TOOLS_BEFORE = ("python", "search")  # sections of older recipes that are in ``tools`` now
 
 
@@ -33,10 +33,13 @@ class Recipe(Frozen):
     machine: Machine
     prepare: Prepare
     dialogue: Dialogue
-    tools: SerializeAsAny[Frozen]  # settings by tool; tasks/settings.py has their types
+    # Settings by name; tasks/settings.py has their types.
+    tools: Sections
+    environment: Sections  # the world that the agent acts in; none: single questions
+    dialect: Sections  # how turns and calls are written
     engine: Engine
     lora: Lora | None  # null: train all weights
-    cold_start: ColdStart
+    cold_start: ColdStart | None  # null: reinforcement learning starts from the first policy
     reinforce: Reinforce
     evaluate: Evaluate
     verdict: Verdict
@@ -52,40 +55,19 @@ class Recipe(Frozen):
         return self
 
     @model_validator(mode="after")
-    def _expert_has_its_tools(self) -> Recipe:
-        kind, given = self.prepare.expert.kind, list(self.tool_settings)
-        if missing := [tool for tool in CALLED_BY[kind] if tool not in given]:
+    def _cold_start_has_its_traces(self) -> Recipe:
+        if self.cold_start is None and self.prepare.expert is not None:
             raise ValueError(
-                f"tools has {given} and prepare.expert.kind is {kind}, which calls "
-                f"{' and '.join(missing)}: add {' and '.join(f'tools.{name}' for name in missing)}"
+                f"cold_start is null and prepare.expert.kind is {self.prepare.expert.kind}, whose "
+                "traces nothing would learn from: set prepare.expert to null, or write the section "
+                "cold_start"
+            )
+        if self.cold_start is not None and self.prepare.expert is None:
+            raise ValueError(
+                "prepare.expert is null, so cold_start has no traces to learn from: set cold_start "
+                "to null too, or name an expert"
             )
         return self
-
-    @model_validator(mode="after")
-    def _checked_tools_are_given(self) -> Recipe:
-        expert, given = self.prepare.expert, list(self.tool_settings)
-        checked = expert.check_calls if isinstance(expert, WrittenTraces) else ()
-        if missing := [tool for tool in checked if tool not in given]:
-            raise ValueError(
-                f"prepare.expert.check_calls names {', '.join(missing)}, and tools has {given}: "
-                "name only tools of the recipe, whose calls can be run"
-            )
-        return self
-
-    @property
-    def tool_settings(self) -> dict[str, Frozen]:
-        """Return the settings of the agent's tools, by name, in the order of tasks/tools."""
-        return {name: settings for name, settings in self.tools if settings is not None}
-
-    @property
-    def agent(self) -> Agent:
-        """Return the sections that decide how the agent acts."""
-        return Agent(
-            dialogue=self.dialogue,
-            tools=self.tool_settings,
-            engine=self.engine,
-            machine=self.machine,
-        )
 
     def single_answers(self) -> Rollout:
         """Return an evaluation's budget: one path per question, at its own temperature."""
@@ -145,11 +127,11 @@ def names(folder: Path = PARAMS) -> list[str]:
     return sorted(p.stem for p in folder.glob("*.yaml") if p.stem not in TABLES)
 
 
-def load(name: str, model: type[Recipe], folder: Path = PARAMS) -> Recipe:
-    """Read and check ``<folder>/<name>.yaml``; ``model`` has the types of all tools.
+def read(name: str, folder: Path = PARAMS) -> dict[str, Any]:
+    """Return the parsed YAML of ``<folder>/<name>.yaml``.
 
-    Raises ValueError with file, key, value and remedy: for an unknown recipe, invalid YAML,
-    missing, unknown and impossible keys, sets and algorithms without a row, and older forms.
+    Raises ValueError with file, reason and remedy: for an unknown recipe, invalid YAML, and an
+    older form.
     """
     if name == SOURCES.name:
         raise ValueError(
@@ -162,13 +144,12 @@ def load(name: str, model: type[Recipe], folder: Path = PARAMS) -> Recipe:
             f"no recipe '{name}': {file} does not exist; recipes here: {names(folder)}"
         )
     values = strict_yaml.read(file)
+    if not isinstance(values, dict):
+        raise ValueError(f"{file} is no recipe: write its sections as keys, as in {TABLES[0]}.yaml")
     if changes := older_form(values):
         lines = "\n".join(f"{file}: {change}" for change in changes)
         raise ValueError(f"{file} has an older form; change it as follows:\n{lines}")
-    recipe = validate(model, values, str(file))
-    named_sets(recipe, folder)
-    algorithm_of(recipe, folder)
-    return recipe
+    return values
 
 
 def older_form(values: Any) -> list[str]:
@@ -186,7 +167,20 @@ def older_form(values: Any) -> list[str]:
             changes.append(f"move the section '{name}' into 'tools', as 'tools.{name}'")
         elif name in values:
             changes.append(f"remove the section '{name}': the agent does not have this tool")
-    return changes
+    return [*changes, *_older_reward(values.get("reinforce"))]
+
+
+def _older_reward(reinforce: Any) -> list[str]:
+    """Return how a reward of three numbers is written now."""
+    reward = reinforce.get("reward") if isinstance(reinforce, dict) else None
+    if not isinstance(reward, dict) or not set(reward) & set(REWARD_BEFORE):
+        return []
+    broken, wrong, bonus = (reward.get(name, given) for name, given in REWARD_BEFORE.items())
+    return [
+        "write 'reinforce.reward' as a list: reward: "
+        f"[answer: {{weight: 1.0, wrong: {wrong}}}, format: {{broken: {broken}}}, "
+        f"many_tools: {{bonus: {bonus}}}]"
+    ]
 
 
 def named_sets(recipe: Recipe, folder: Path = PARAMS) -> dict[str, Benchmark]:

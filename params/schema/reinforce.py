@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializeAsAny, model_serializer, model_validator
 
 from params.schema.base import Flag, Float, Frozen, Integer, NonNegative, Positive, PositiveFloat
 
@@ -49,17 +49,15 @@ class Rollout(Frozen):
         return self
 
 
-class Reward(Frozen):
-    """The rewards of a trajectory's outcomes; a right answer gives 1."""
+class RewardPart(Frozen):
+    """An entry of the list ``reward``: a part of the reward by name, and its settings."""
 
-    broken_format: Float  # also without an answer
-    wrong: Float
-    many_tools_bonus: Float  # added to a right answer, for several kinds of tools that worked
+    name: str  # of a file in tasks/rewards, or a user's function: own/brevity.py:brevity
+    settings: SerializeAsAny[Frozen]  # tasks/rewards/parts.py has their types
 
-    def range(self) -> tuple[float, float]:
-        """Return the lowest and the highest possible reward; a graded score may be close to 0."""
-        values = (self.broken_format, self.wrong, 0.0, 1.0, 1.0 + self.many_tools_bonus)
-        return min(values), max(values)
+    @model_serializer
+    def _as_in_a_recipe(self) -> dict[str, Any]:
+        return {self.name: self.settings.model_dump()}
 
 
 class Update(Frozen):
@@ -91,7 +89,7 @@ class Reinforce(Frozen):
     iterations: Positive
     questions: Positive  # per iteration
     rollout: Rollout
-    reward: Reward
+    reward: tuple[RewardPart, ...]  # parts, which are added up; tasks/settings.py reads them
     update: Update
     ahead: Annotated[Integer, Field(ge=0, le=1)]  # batches that are sampled before their turn
     keep: Keep

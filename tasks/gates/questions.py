@@ -2,7 +2,8 @@
 
 Columns: id (str), split ("train", "validation" or "test"), kind (str), text (str),
 answers (list[str], the accepted forms of the gold answer), scorer (str, the name of the scorer that
-compares an answer with them), before (list of Message, which precede the text in the prompt).
+compares an answer with them), before (list of Message, which precede the text in the prompt); data
+(str) of tasks in a world. These need no answers, and may share a text but not their data.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ ROLES = ("system", "user", "assistant")
 MISSING = re.compile(r"\s*(?:none|nan|null|<na>)\s*", re.IGNORECASE)
 
 SHOWN = 60  # characters of a value in a problem
+NO_ANSWER = "no answer"
 
 
 class Problem(NamedTuple):
@@ -84,9 +86,14 @@ def prepare(table: pd.DataFrame, scorers: Scorers, words: int) -> pd.DataFrame:
     table = table.assign(
         unusable=unusable("questions", table, COLUMNS, NAMES), **legible(table, NAMES)
     )
+    data = table["data"] if "data" in table else pd.Series([""] * len(table))
+    in_world = data.map(bool)
     texts = [text if isinstance(text, str) else "" for text in table["text"]]
     normalised = pd.Series([printable(" ".join(text.casefold().split())) for text in texts])
+    normalised = normalised.where(~in_world, normalised + " " + data.astype(str))
+    texts = ["" if world else text for text, world in zip(texts, in_world, strict=True)]
     answers_faults = table["answers"].map(answers_fault)
+    answers_faults = answers_faults.mask(in_world & (answers_faults == NO_ANSWER), "")
     return table.assign(
         text_fault=table["text"].map(text_fault),
         before_fault=table["before"].map(before_fault),
@@ -160,7 +167,7 @@ def answers_fault(answers: Any) -> str:
     if not isinstance(answers, list | tuple | np.ndarray):
         return "not a list"
     if not len(answers):
-        return "no answer"
+        return NO_ANSWER
     for answer in answers:
         if not isinstance(answer, str):
             return f"not a text but {type(answer).__name__}"

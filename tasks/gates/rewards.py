@@ -17,34 +17,56 @@ import pandas as pd
 
 from tasks.gates.gate import Expectation, among, between, legible, rows_between, unusable
 from tasks.gates.leaves import group_columns, keys
+from tasks.rewards.parts import FORMAT
+from tasks.rewards.scoring import WORLD
 
 GROUP = ("iteration", "question")
 LEAF = (*GROUP, "leaf")
 NAMES = ("question", "kind", "outcome", "scorer")
 COLUMNS = (*LEAF, "kind", "outcome", "scorer", "reward", "score", "success", "faults")
-SCORED = ("reward", "score", "success", "answer", "faults", "breakdown")
-ROUNDING = 1e-9  # of sums of a score and a bonus
+SCORED = ("reward", "score", "success", "answer", "faults", "breakdown", "scorer")
+ROUNDING = 1e-9  # of sums of parts
+PARTS = (*LEAF, "part", "value")
 
 
 def prepare(
-    table: pd.DataFrame, leaves: pd.MultiIndex, broken_format: float, wrong: float
+    table: pd.DataFrame,
+    leaves: pd.MultiIndex,
+    parts: pd.DataFrame,
+    broken_format: float | None,
+    silent: Collection[str],
 ) -> pd.DataFrame:
     """Add the columns that ``expectations`` check. Raises ValueError for a missing column.
 
-    leaves: (iteration, question, leaf) of every leaf of the trees. broken_format, wrong: the
-    rewards of a broken format and of a wrong answer.
+    leaves: (iteration, question, leaf) of every leaf of the trees. parts: what each part of the
+    reward gave to each leaf (columns PARTS). broken_format: what a broken format earns, None where
+    it does not count. silent: the parts that give nothing else there.
     """
     table = table.reset_index(drop=True)
     faults = unusable("rewards", table, COLUMNS, NAMES)
     table = table.assign(unusable=faults, **legible(table, NAMES))
     rows: list[Any] = table.reindex(columns=list(SCORED)).to_dict("records")
+    counts = broken_format is not None
+    formed = _sums(table, parts[parts["part"].isin(list(silent))])
+    of_format = _sums(table, parts[parts["part"] == FORMAT])
     return table.assign(
         **group_columns(table, GROUP),
         of_a_tree=keys(table, LEAF).isin(leaves),
-        broken_fault=[broken_fault(row, broken_format, wrong) for row in rows],
-        success_fault=[success_fault(row) for row in rows],
+        parts_off_by=table["reward"] - _sums(table, parts),
+        broken_fault=[
+            "" if broken_format is None else broken_fault(row, whole, alone, broken_format)
+            for row, whole, alone in zip(rows, formed, of_format, strict=True)
+        ],
+        success_fault=[success_fault(row, counts) for row in rows],
         breakdown_fault=[breakdown_fault(row) for row in rows],
     ).set_index(list(LEAF), drop=False)
+
+
+def _sums(table: pd.DataFrame, parts: pd.DataFrame) -> pd.Series:
+    """Return the sum of these parts for each leaf of the table, 0 where there are none."""
+    sums = parts.groupby(list(LEAF))["value"].sum()
+    found = sums.reindex(keys(table, LEAF)).fillna(0.0)
+    return pd.Series(found.to_numpy(), index=table.index)
 
 
 def expectations(
@@ -57,9 +79,12 @@ def expectations(
 ) -> list[Expectation]:
     """Return the expectations for ``rows`` leaves in all and ``leaves`` (L) leaves a group.
 
-    outcomes, scorers: all known names. reward: (lowest, highest).
+    outcomes, scorers: all known names. reward: (lowest, highest), which may be infinite.
     """
     lowest, highest = reward
+    low = lowest - ROUNDING if math.isfinite(lowest) else None
+    high = highest + ROUNDING if math.isfinite(highest) else None
+    within = between(f"the reward is in [{lowest:g}, {highest:g}]", "reward", low, high)
     return [
         rows_between("there are rewards", 1, None),
         rows_between(f"there are {rows} rows, one a leaf", rows, rows),
@@ -69,12 +94,8 @@ def expectations(
         between("a group's leaves are numbered from 0 on, each once", "leaf_off_by", 0, 0),
         among("the outcome is known", "outcome", outcomes),
         among("the scorer is known", "scorer", scorers),
-        between(
-            f"the reward is in [{lowest:g}, {highest:g}]",
-            "reward",
-            lowest - ROUNDING,
-            highest + ROUNDING,
-        ),
+        *([within] if low is not None or high is not None else []),
+        between("the parts of a reward add up to it", "parts_off_by", -ROUNDING, ROUNDING),
         between("the score is in [0, 1]", "score", 0, 1),
         among("a broken format's reward goes to broken formats alone", "broken_fault", [""]),
         among("a success has score 1 and a sound format", "success_fault", [""]),
@@ -82,25 +103,24 @@ def expectations(
     ]
 
 
-def broken_fault(row: Mapping[str, Any], broken_format: float, wrong: float) -> str:
+def broken_fault(
+    row: Mapping[str, Any], formed: float, of_format: float, broken_format: float
+) -> str:
     """Describe how the reward contradicts the format, or return "".
 
-    Exactly the leaves with a faulty format or without an answer earn ``broken_format``; where that
-    is not below ``wrong``, others may earn the same.
+    Exactly the leaves with a faulty format or without an answer earn ``broken_format``: ``formed``
+    is the sum of the parts that depend on the format, ``of_format`` the one that is for it alone.
     """
-    broken = _broken(row)
-    if broken and row["reward"] != broken_format:
-        return f"reward {row['reward']} in spite of {broken}"
-    if not broken and row["reward"] == broken_format < min(0.0, wrong):
-        return f"reward {row['reward']} with an answer and a sound format"
-    return ""
+    if broken := _broken(row):
+        return f"reward {formed} in spite of {broken}" if formed != broken_format else ""
+    return f"reward {of_format} with an answer and a sound format" if of_format else ""
 
 
-def success_fault(row: Mapping[str, Any]) -> str:
+def success_fault(row: Mapping[str, Any], format_counts: bool = True) -> str:
     """Describe what a success lacks, or return ""; also "" for a leaf without success."""
     if not row["success"]:
         return ""
-    if broken := _broken(row):
+    if format_counts and (broken := _broken(row)):
         return f"success in spite of {broken}"
     return "" if row["score"] == 1 else f"success with score {row['score']}"
 
@@ -127,4 +147,4 @@ def _broken(row: Mapping[str, Any]) -> str:
     faults = [] if row["faults"] is None else list(row["faults"])
     if faults:
         return f"faults {', '.join(map(str, faults))}"
-    return "" if isinstance(row["answer"], str) else "no answer"
+    return "" if isinstance(row["answer"], str) or row["scorer"] == WORLD else "no answer"

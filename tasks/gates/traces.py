@@ -25,22 +25,27 @@ from tasks.gates.gate import (
     unusable,
 )
 from tasks.gates.texts import damage, prose_fault
-from tasks.trees.dialogue import TOOL_TAGS, final_answer
+from tasks.trees.dialogue import any_tool, final_answer
 
 Parts = Sequence[tuple[str, bool]]
 
 NAMES = ("question_id", "split", "kind", "flaw")
 COLUMNS = (*NAMES, "text", "parts", "tokens", "trained")
-TAG = re.compile(rf"</?(?:{'|'.join(TOOL_TAGS)}|result)>")
+ENDING = {
+    False: "exactly one answer block, not empty, ends the trace",
+    True: "no answer block comes before the end of the episode",
+}
+TEXTS = ("parts_fault", "call_fault", "answer_fault", "words_fault")  # columns of texts in tags
 ANSWER_TAG = re.compile("</?answer>")
-# Code and the content of \boxed{} may have braces of their own.
-NO_PROSE = re.compile(rf"<({'|'.join(TOOL_TAGS)}|answer)>.*?</\1>", re.DOTALL)
 
 
-def prepare(table: pd.DataFrame, training: Collection[str], tools: Sequence[str]) -> pd.DataFrame:
+def prepare(
+    table: pd.DataFrame, training: Collection[str], tools: Sequence[str], *, world: bool = False
+) -> pd.DataFrame:
     """Add the columns that ``expectations`` check. Raises ValueError for a missing column.
 
-    training: ids of the training questions. tools: those of the recipe's dialogue.
+    training: ids of the training questions. tools: names of those that the agent has. world:
+    whether they are episodes of a world, which need no answer and may end with an act.
     """
     table = table.reset_index(drop=True)
     faults = unusable("traces", table, COLUMNS, NAMES)
@@ -51,21 +56,23 @@ def prepare(table: pd.DataFrame, training: Collection[str], tools: Sequence[str]
         **legible(table, NAMES),
         trace=range(len(table)),
         unusable=faults,
-        parts_fault=[parts_fault(*each) for each in zip(parts, table["text"], strict=True)],
+        parts_fault=[parts_fault(*each, world) for each in zip(parts, table["text"], strict=True)],
         tokens_length=tokens.map(len),
         flags_too_many=trained.map(len) - tokens.map(len),
         trained_tokens=trained.map(np.count_nonzero),
         first_token_trained=trained.map(lambda flags: bool(flags[:1].any())),
-        call_fault=[call_fault(each, tools) for each in turns],
-        answer_fault=[answer_fault(each) for each in turns],
-        words_fault=[words_fault(each) for each in turns],
+        call_fault=[call_fault(each, tools, world) for each in turns],
+        answer_fault=[answer_fault(each, world) for each in turns],
+        words_fault=[words_fault(each, tools) for each in turns],
         flawed=(table["flaw"] != "none").astype(float),
     )
     table["of_training"] = table["question_id"].isin(list(training))
     return table.set_index(["trace", "question_id"])
 
 
-def expectations(context: int, flawed: tuple[float, float] | None = None) -> list[Expectation]:
+def expectations(
+    context: int, flawed: tuple[float, float] | None = None, *, world: bool = False
+) -> list[Expectation]:
     """Return the expectations for traces of at most ``context`` tokens.
 
     flawed: the expected share of flawed traces, (lowest, highest).
@@ -81,7 +88,7 @@ def expectations(context: int, flawed: tuple[float, float] | None = None) -> lis
         among("the question is one of the training questions", "of_training", [True]),
         among("turns and tool results alternate and make up the text", "parts_fault", [""]),
         among("each tool result follows one call of a tool at hand", "call_fault", [""]),
-        among("exactly one answer block, not empty, ends the trace", "answer_fault", [""]),
+        among(ENDING[world], "answer_fault", [""]),
         among("the agent's words are not damaged or a template's remains", "words_fault", [""]),
         between(f"there are 1 to {context} tokens", "tokens_length", 1, context),
         between("there is one trained flag a token", "flags_too_many", 0, 0),
@@ -91,38 +98,49 @@ def expectations(context: int, flawed: tuple[float, float] | None = None) -> lis
     ]
 
 
-def trace_fault(parts: Parts, tools: Sequence[str]) -> str:
+def sampled_expectations(context: int) -> list[Expectation]:
+    """Return the expectations for traces that a policy has sampled.
+
+    Their texts are as the dialect writes them, and scoring has found them sound.
+    """
+    return [each for each in expectations(context) if each.arguments.get("column") not in TEXTS]
+
+
+def trace_fault(parts: Parts, tools: Sequence[str], *, world: bool = False) -> str:
     """Describe the first thing that is wrong with a written trace, or return ""."""
     turns = [text for text, own in parts if own]
     whole = "".join(text for text, _ in parts)
     return (
-        parts_fault(parts, whole)
-        or call_fault(turns, tools)
-        or answer_fault(turns)
-        or words_fault(turns)
+        parts_fault(parts, whole, world)
+        or call_fault(turns, tools, world)
+        or answer_fault(turns, world)
+        or words_fault(turns, tools)
     )
 
 
-def parts_fault(parts: Parts, text: str) -> str:
+def parts_fault(parts: Parts, text: str, world: bool = False) -> str:
     """Describe where parts do not alternate or differ from the text, or return ""."""
     for number, (part, own) in enumerate(parts):
         if own != (number % 2 == 0):
             return f"part {number} is a {'turn' if own else 'tool result'} out of turn"
-        if not own and not (part.startswith("<result>") and part.endswith("</result>")):
+        in_tags = part.startswith("<result>") and part.endswith("</result>")
+        if not own and not in_tags and not world:
             return f"part {number} is a tool result without its tags"
     if len(parts) % 2 == 0:
         return "ends with a tool result" if parts else "no turn"
     return "" if "".join(part for part, _ in parts) == text else "the text differs from its parts"
 
 
-def call_fault(turns: Sequence[str], tools: Sequence[str]) -> str:
+def call_fault(turns: Sequence[str], tools: Sequence[str], world: bool = False) -> str:
     """Describe what is wrong with the calls of a trace, or return "".
 
-    Each turn but the last must end with its only call, of one of ``tools``; the last makes none.
+    Each turn but the last must end with its only call, of one of ``tools``; the last makes none,
+    except in a ``world``, which an act may end.
     Only turns are searched: a tool result may quote any tag.
     """
+    tag = re.compile(rf"</?(?:{any_tool(tools)}|result)>")
     for number, turn in enumerate(turns):
-        tags = TAG.findall(turn)
+        tags = tag.findall(turn)
         if not tags and number == len(turns) - 1:
             continue
         tool = tags[0].strip("</>") if tags else ""
@@ -132,15 +150,17 @@ def call_fault(turns: Sequence[str], tools: Sequence[str]) -> str:
             return f"turn {number} has the tags {''.join(tags)}"
         if tool not in tools:
             return f"turn {number} calls {tool}, which the recipe does not name"
-        if number == len(turns) - 1:
+        if number == len(turns) - 1 and not world:
             return f"turn {number} ends with a call without a result"
     return ""
 
 
-def answer_fault(turns: Sequence[str]) -> str:
-    """Describe what is wrong with the answer of a trace, or return ""."""
+def answer_fault(turns: Sequence[str], world: bool = False) -> str:
+    """Describe what is wrong with the answer of a trace, or return ""; a ``world`` needs none."""
     tags = [(number, tag) for number, turn in enumerate(turns) for tag in ANSWER_TAG.findall(turn)]
     last = len(turns) - 1
+    if world and not tags:
+        return ""
     if [tag for _, tag in tags] != ["<answer>", "</answer>"]:
         return f"answer tags {''.join(tag for _, tag in tags)}" if tags else "no answer block"
     if any(number != last for number, _ in tags):
@@ -151,10 +171,12 @@ def answer_fault(turns: Sequence[str]) -> str:
     return "" if answer else "an empty answer"
 
 
-def words_fault(turns: Sequence[str]) -> str:
+def words_fault(turns: Sequence[str], tools: Sequence[str] = ()) -> str:
     """Describe damage or remains of a template in the turns, or return ""."""
+    # Code and the content of \boxed{} may have braces of their own.
+    no_prose = re.compile(rf"<({any_tool(tools)}|answer)>.*?</\1>", re.DOTALL)
     for number, turn in enumerate(turns):
-        if fault := damage(turn) or prose_fault(NO_PROSE.sub("", turn)):
+        if fault := damage(turn) or prose_fault(no_prose.sub("", turn)):
             return f"turn {number}: {fault}"
     return ""
 

@@ -1,8 +1,9 @@
 """Expectations of the table of trajectories of all iterations: one row a leaf of a question's tree.
 
 Columns: iteration, leaf (int, from 0), question_id, outcome (how the leaf ended), text (str),
-sampled_tokens, observed_tokens, logprob_count, tool_calls (int), highest_logprob (nats),
-lowest_entropy, highest_entropy (of the sampled tokens, divided by ln|V|).
+sampled_tokens, observed_tokens (of tool results, without prompts), logprob_count, tool_calls (acts
+that were executed, all int), highest_logprob (nats), lowest_entropy, highest_entropy (of the
+sampled tokens, divided by ln|V|).
 """
 
 from __future__ import annotations

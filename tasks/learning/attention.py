@@ -1,4 +1,6 @@
-"""Attention over a forest: a token attends to the tokens before it on its own path, to no others.
+"""Attention over a forest: a token attends to the tokens before it in its own context alone.
+
+A context is a path, or what a fresh prompt cuts off from it.
 
 The learner passes the forest (tasks/learning/packing.py) to the model, and transformers passes it
 on to both forms. Gathered attention works on any device: it selects rows of queries and keys from
@@ -57,11 +59,11 @@ def gathered_attention(
     sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attend with each leaf's own tokens as queries over its whole path, bucket by bucket.
+    """Attend with each context's own tokens as queries over all of it, bucket by bucket.
 
     query [1, heads, U, size], key and value [1, key-value heads, U, size]; returns [1, U, heads,
     size]. The number of queries is that of unique tokens, whatever the shape of the tree.
-    Raises ValueError for dropout or a sliding window shorter than the longest path.
+    Raises ValueError for dropout or a sliding window shorter than the longest context.
     """
     _refuse(forest, dropout, sliding_window)
     slots = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]  # [U, heads, size]
@@ -88,7 +90,7 @@ def _refuse(forest: Forest, dropout: float, sliding_window: int | None) -> None:
         )
     if sliding_window is not None and sliding_window < forest.longest:
         raise ValueError(
-            f"the policy attends over a window of {sliding_window} tokens, and a trajectory has "
+            f"the policy attends over a window of {sliding_window} tokens, and a context has "
             f"{forest.longest}: lower dialogue.response_tokens, or take another policy"
         )
 

@@ -4,6 +4,10 @@ Trajectories of a question share their prompt, and branches share whole prefixes
 nodes of its trees end to end, depth first: a token's slot is its index in that sequence. For each
 leaf it has the slots of its path, so that attention and losses see trajectories while everything
 between them is computed once a slot.
+
+A fresh prompt on a path starts a new context: attention and positions begin anew there, as at the
+root of a tree of its own. Losses still see the whole path. Fresh prompts of a tree with the same
+tokens, as of a world that is in the same state again, are computed once.
 """
 
 from __future__ import annotations
@@ -69,24 +73,30 @@ def uncredited(tree: Tree) -> Credited:
 
 @dataclass(frozen=True)
 class Layout:
-    """The nodes of L leaves of a tree, depth first, each once: U slots."""
+    """The nodes of L leaves of a tree, depth first, each once: U slots.
+
+    Each prompt is a root: its subtree is in one piece, and has no slots of prompts below it. Of
+    equal prompts only the first is there, and what follows any of them is in its subtree.
+    """
 
     source: Credited
     leaves: list[int]  # [L] indices in the tree, in depth-first order
     nodes: list[int]  # indices in the tree, in depth-first order
     tokens: Ints  # [U]
-    positions: Ints  # [U] index on the path from the root
-    parents: Ints  # [U] slot of the token before on the path; -1 for the first
+    positions: Ints  # [U] index in its context
+    parents: Ints  # [U] slot of the token before in its context; -1 for the first
     sampled: NDArray[np.bool_]  # [U]
     subtree_ends: Ints  # [U] one past the last slot of the subtree of this token's node
-    paths: list[Ints]  # leaf -> its slots [T]
-    owned: list[int]  # leaf -> first index on its path that no earlier leaf contains
+    paths: list[Ints]  # leaf -> its slots [T], prompt and all fresh prompts included
+    contexts: list[Ints]  # the slots of each context of each leaf; without fresh prompts, ``paths``
+    owned: list[int]  # context -> its first index that no earlier context contains
 
     @property
     def pairs(self) -> int:
-        """Count the (query, key) pairs of attention; a token is a query in its first leaf only."""
+        """Count the (query, key) pairs of attention; a token is a query in one context only."""
         return sum(
-            (len(path) - own) * len(path) for path, own in zip(self.paths, self.owned, strict=True)
+            (len(context) - own) * len(context)
+            for context, own in zip(self.contexts, self.owned, strict=True)
         )
 
     @property
@@ -103,8 +113,8 @@ class Layout:
 def lay_out(source: Credited, leaves: Sequence[int]) -> Layout:
     """Lay the trajectories of ``leaves`` (indices of leaves) end to end, shared nodes once."""
     tree = source.tree
-    paths = {leaf: tree.path(tree.leaves[leaf]) for leaf in leaves}
-    nodes = _depth_first(paths.values())
+    cut = _with_shared_prompts(tree, leaves)
+    nodes = _depth_first([context for contexts in cut.values() for context in contexts])
     place = {node: i for i, node in enumerate(nodes)}
     lengths = np.array([len(tree.nodes[node].tokens) for node in nodes])
     starts = np.concatenate([[0], np.cumsum(lengths)])
@@ -113,23 +123,45 @@ def lay_out(source: Credited, leaves: Sequence[int]) -> Layout:
     positions, parents = np.zeros(len(tokens), np.int64), np.zeros(len(tokens), np.int64)
     ends = np.zeros(len(tokens), np.int64)
     sampled = np.repeat([tree.nodes[node].kind == TURN for node in nodes], lengths)
-    order = sorted(leaves, key=lambda leaf: place[paths[leaf][-1]])
-    whole: list[Ints] = []
+    order = sorted(leaves, key=lambda leaf: place[cut[leaf][-1][-1]])
+    contexts: list[Ints] = []
     owned: list[int] = []
     seen: set[int] = set()
-    for leaf in order:
-        path = np.concatenate([slots[node] for node in paths[leaf]])
-        positions[path] = np.arange(len(path))
-        parents[path] = np.concatenate([[-1], path[:-1]])
-        whole.append(path)
-        owned.append(sum(len(slots[node]) for node in paths[leaf] if node in seen))
-        seen.update(paths[leaf])
-        for node in paths[leaf]:  # the last leaf below a node comes last and overwrites the others
-            ends[slots[node]] = path[-1] + 1
-    return Layout(source, order, nodes, tokens, positions, parents, sampled, ends, whole, owned)
+    for chain in [context for leaf in order for context in cut[leaf]]:
+        context = np.concatenate([slots[node] for node in chain])
+        positions[context] = np.arange(len(context))
+        parents[context] = np.concatenate([[-1], context[:-1]])
+        contexts.append(context)
+        owned.append(sum(len(slots[node]) for node in chain if node in seen))
+        seen.update(chain)
+        ends[context] = np.maximum(ends[context], context[-1] + 1)
+    joined = iter(contexts)
+    paths = [np.concatenate([next(joined) for _ in cut[leaf]]) for leaf in order]
+    return Layout(
+        source, order, nodes, tokens, positions, parents, sampled, ends, paths, contexts, owned
+    )
 
 
-def _depth_first(paths: Any) -> list[int]:
+def _with_shared_prompts(tree: Tree, leaves: Sequence[int]) -> dict[int, list[list[int]]]:
+    """Return the contexts of each leaf, each beginning with the first prompt of its tokens.
+
+    A prompt has nothing before it in its context, so equal ones have equal hidden states.
+    """
+    cut = {leaf: tree.contexts(tree.leaves[leaf]) for leaf in leaves}
+    first: dict[bytes, int] = {}
+    for prompt, *_ in (context for contexts in cut.values() for context in contexts):
+        first.setdefault(_tokens_of(tree, prompt), prompt)
+    return {
+        leaf: [[first[_tokens_of(tree, prompt)], *rest] for prompt, *rest in contexts]
+        for leaf, contexts in cut.items()
+    }
+
+
+def _tokens_of(tree: Tree, node: int) -> bytes:
+    return np.asarray(tree.nodes[node].tokens, np.int64).tobytes()
+
+
+def _depth_first(paths: Sequence[Sequence[int]]) -> list[int]:
     """Return all nodes of the paths, parents first and each subtree in one piece."""
     below: dict[int, dict[int, None]] = {}
     roots: dict[int, None] = {}
@@ -174,10 +206,10 @@ def _multiplications(layouts: Sequence[Layout], cost: Cost) -> float:
 
 @dataclass(frozen=True)
 class Bucket:
-    """R leaves of similar size as padded rows of attention, with A queries and B keys each.
+    """R contexts of similar size as padded rows of attention, with A queries and B keys each.
 
-    A leaf's queries are the tokens that no earlier leaf contains, its keys the whole path: a shared
-    token is a key of several leaves, and a query of the first.
+    A context's queries are the tokens that no earlier one contains, its keys all of its tokens: a
+    shared token is a key of several contexts, and a query of the first.
     """
 
     queries: Tensor  # [R, A] slots
@@ -194,7 +226,7 @@ class Forest:
     buckets: list[Bucket]
     places: Tensor  # [U] index of each slot among the queries of all buckets, laid end to end
     subtree_ends: Tensor  # [U]
-    longest: int  # tokens of the longest path
+    longest: int  # tokens of the longest context
     predicting: Tensor  # [P] the slot whose hidden state predicts the sampled token
     targets: Tensor  # [P] the sampled token
     views: Tensor  # [L, S] index among the P of each sampled token of a leaf
@@ -212,7 +244,8 @@ def forests(
 ) -> Iterator[Forest]:
     """Yield micro-batches of at most ``tokens`` slots with the given leaves of each tree.
 
-    A larger tree is split between its leaves; a single leaf that is larger is a micro-batch.
+    A larger tree is split between its leaves; a single leaf that is larger is a micro-batch, with
+    all of its contexts, because the loss of a trajectory needs them together.
     """
     waiting: list[Layout] = []
     for credited, leaves in batch:
@@ -247,8 +280,9 @@ def forest(layouts: Sequence[Layout], device: str) -> Forest:
     parents = np.concatenate([part.parents + offset for part, offset in pairs])
     tokens = np.concatenate([part.tokens for part in layouts])
     paths = [path + offset for part, offset in pairs for path in part.paths]
+    contexts = [context + offset for part, offset in pairs for context in part.contexts]
     owned = [own for part in layouts for own in part.owned]
-    buckets, places = _buckets(paths, owned, len(tokens))
+    buckets, places = _buckets(contexts, owned, len(tokens))
     credits = [part.source.credits[leaf] for part in layouts for leaf in part.leaves]
     number = np.cumsum(sampled) - 1  # slot -> index among the P
     views, mask = _padded([number[path[sampled[path]]] for path in paths])
@@ -267,7 +301,7 @@ def forest(layouts: Sequence[Layout], device: str) -> Forest:
         buckets=[Bucket(*(move(array) for array in bucket)) for bucket in buckets],
         places=move(places),
         subtree_ends=move(np.concatenate([part.subtree_ends + offset for part, offset in pairs])),
-        longest=max(len(path) for path in paths),
+        longest=max(len(context) for context in contexts),
         predicting=move(parents[sampled]),
         targets=move(tokens[sampled]),
         views=move(views),
@@ -318,13 +352,16 @@ class _Rows(NamedTuple):
     visible: NDArray[np.bool_]  # [R, 1, A, B]
 
 
-def _buckets(paths: Sequence[Ints], owned: Sequence[int], slots: int) -> tuple[list[_Rows], Ints]:
-    """Group the leaves by size into rows of attention; also return ``Forest.places`` [U].
+def _buckets(
+    contexts: Sequence[Ints], owned: Sequence[int], slots: int
+) -> tuple[list[_Rows], Ints]:
+    """Group the contexts by size into rows of attention; also return ``Forest.places`` [U].
 
-    ``paths``: leaf -> its slots [T]; ``owned``: leaf -> first index that no earlier leaf contains.
+    ``contexts``: the slots of each; ``owned``: its first index that no earlier one contains. One
+    that earlier ones contain whole has no row.
     """
-    sizes = [(len(path) - own, len(path)) for path, own in zip(paths, owned, strict=True)]
-    rows = sorted((row for row in range(len(paths)) if sizes[row][0]), key=lambda row: sizes[row])
+    sizes = [(len(row) - own, len(row)) for row, own in zip(contexts, owned, strict=True)]
+    rows = sorted((row for row in range(len(sizes)) if sizes[row][0]), key=lambda row: sizes[row])
     groups: list[list[int]] = []
     real = 0
     for row in rows:
@@ -339,8 +376,8 @@ def _buckets(paths: Sequence[Ints], owned: Sequence[int], slots: int) -> tuple[l
     places: Ints = np.zeros(slots, np.int64)
     buckets, before = [], 0
     for group in groups:
-        own_slots, own = _padded([paths[row][owned[row] :] for row in group])
-        all_slots, _ = _padded([paths[row] for row in group])
+        own_slots, own = _padded([contexts[row][owned[row] :] for row in group])
+        all_slots, _ = _padded([contexts[row] for row in group])
         first = np.array([owned[row] for row in group])[:, None]
         reach = np.where(own, first + np.arange(own.shape[1]), 0)  # padding sees the first key
         places[own_slots[own]] = before + np.flatnonzero(own.ravel())

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from tasks.ledger.artifacts import Artifact
 
 PROJECT = Path(__file__).resolve().parents[2]
-ROOMS = ("flows", "tasks", "params")
+ROOMS = ("flows", "tasks", "params", "own")
 KEY_LETTERS = 16
 OWN = "tasks/ledger"
 DESCRIBED = ("tasks/tools", "tasks/environments")  # folders whose docstrings an agent may read

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -38,14 +38,17 @@ CHAT_TEMPLATE = (
 )
 
 
-def build_tokenizer(texts: Iterable[str], settings: TinyPolicy) -> PreTrainedTokenizerFast:
+def build_tokenizer(
+    texts: Iterable[str], settings: TinyPolicy, tags: Sequence[str] = TAGS
+) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE tokenizer on ``texts``; it can encode any text.
 
-    Each digit is one token, so that numbers can be copied. Each tag is one ordinary token, so
-    ``decode`` keeps it. Raises ValueError for a vocabulary that is too small for these.
+    Each digit is one token, so that numbers can be copied. Each of ``tags``, which the dialect
+    names, is one ordinary token, so ``decode`` keeps it. Raises ValueError for a vocabulary that is
+    too small for these.
     """
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    least = len(alphabet) + len(TAGS) + len((END, USER, ASSISTANT))
+    least = len(alphabet) + len(tags) + len((END, USER, ASSISTANT))
     if settings.vocabulary < least:
         raise ValueError(
             f"prepare.policy.vocabulary {settings.vocabulary} is too small: bytes, tags and "
@@ -60,13 +63,13 @@ def build_tokenizer(texts: Iterable[str], settings: TinyPolicy) -> PreTrainedTok
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = BpeTrainer(
-        vocab_size=settings.vocabulary - len(TAGS),
+        vocab_size=settings.vocabulary - len(tags),
         special_tokens=[END, USER, ASSISTANT],
         initial_alphabet=alphabet,
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.add_tokens(list(TAGS))
+    tokenizer.add_tokens(list(tags))
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=END,

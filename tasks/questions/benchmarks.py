@@ -1,4 +1,4 @@
-"""Questions from the sets in params/benchmarks.yaml, and the SFT traces that belong to them.
+"""Questions from the sets in params/benchmarks.yaml.
 
 A reference such as ``gsm8k/train`` names a set and a split. Its file lies in
 data/sources/gsm8k/, or is fetched from the Hugging Face hub; a row of params/benchmarks.yaml
@@ -8,40 +8,26 @@ defines how its records are read.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from huggingface_hub import errors, hf_hub_download
 
 from params.schema.base import SOURCES
 from params.schema.benchmarks import Benchmark, Hub, benchmark_of
-from params.schema.prepare import AnyExpert, BenchmarkQuestions, CalculatorExpert, WrittenTraces
-from tasks.environments import Respond
-from tasks.questions import calculator, written
+from params.schema.prepare import BenchmarkQuestions
+from tasks.questions.contract import Rules
 from tasks.questions.entries import Entry, Loaded, Problems, read_entries
-from tasks.questions.experts import Dropped, Material, Trace
-from tasks.questions.faults import Fault, unreadable
+from tasks.questions.experts import Dropped, Material
+from tasks.questions.faults import unreadable
 from tasks.questions.files import SUFFIXES
 from tasks.trees.tree import Question
 from tasks.trees.words import overlaps, shared_phrase
 
 Sets = Mapping[str, Benchmark]
-Right = Callable[[Question, str], bool]  # whether an answer to a question is right
-Write = Callable[[Respond], tuple[list[Trace], list[Dropped]]]
 
 LONGEST_PHRASE = 200  # characters of a shared phrase in the table of dropped questions
 UNREACHABLE = (OSError, errors.EntryNotFoundError, errors.HTTPError, errors.HFValidationError)
-
-
-@dataclass(frozen=True)
-class Rules:
-    """What the records of the user's files have to satisfy."""
-
-    problems: Problems
-    trace_problem: written.TraceProblem
-    right: Right
-    longest_trace: int  # characters
 
 
 # ---------------------------------------------------------------- files
@@ -132,13 +118,16 @@ def load(
 def material(
     settings: BenchmarkQuestions,
     sets: Sets,
-    expert: AnyExpert,
     overlap_words: int,
     rules: Rules,
     seed: int = 0,
     folder: Path = SOURCES,
+    *,
+    solutions: bool = False,
 ) -> Material:
-    """Load the questions of the recipe's sets by split, and what writes their traces.
+    """Load the questions of the recipe's sets by split.
+
+    ``solutions``: whether to read the worked solutions, which are then known.
 
     ``settings.validation`` training questions are set aside as validation questions, drawn by the
     seed from every set in proportion to its size.
@@ -150,7 +139,6 @@ def material(
     faults, as are files that cannot be read.
     """
     _check_named_once((*settings.train, *settings.test))
-    solutions = expert.kind == "calculator"
     training = _load_each(settings.train, sets, rules.problems, folder, solutions)
     testing = _load_each(settings.test, sets, rules.problems, folder, False)
     pool, duplicates = distinct(training.entries)
@@ -162,17 +150,30 @@ def material(
     train, in_validation = apart(rest, validation, overlap_words)
     splits = {"train": train, "validation": validation, "test": test}
     dropped = [*repeated, *duplicates, *in_test, *in_validation]
-    write, of_traces = WRITERS[expert.kind](expert, training, train, dropped, rules)
     unsound = [*training.unsound, *testing.unsound]
     every = [*training.entries, *testing.entries, *unsound]
     return Material(
         {split: [entry.question for entry in members] for split, members in splits.items()},
-        write,
+        known=[entry.solution for entry in train],
+        read=[entry.question for entry in (*training.entries, *training.unsound)],
+        left_out=_left_out(training, train, dropped),
         dropped=dropped,
-        faults=[*training.faults, *testing.faults, *of_traces],
+        faults=[*training.faults, *testing.faults],
         unsound=[entry.question for entry in unsound],
         places={entry.question.id: entry.place for entry in every},
     )
+
+
+def _left_out(
+    training: Loaded, train: Sequence[Entry], dropped: Sequence[Dropped]
+) -> dict[str, str]:
+    """Return the records of the training sets that are not trained on, each with its reason."""
+    reasons = {entry.question.id: "validation" for entry in training.entries}
+    reasons |= {entry.question.id: "faulty_record" for entry in training.unsound}
+    reasons |= {each.question_id: each.reason for each in dropped}
+    for entry in train:
+        del reasons[entry.question.id]
+    return reasons
 
 
 def _check_named_once(references: Sequence[str]) -> None:
@@ -247,54 +248,3 @@ def apart(
             detail = f"{held_out[index].question.id}: {phrase[:LONGEST_PHRASE]!r}"
             dropped.append(Dropped(entry.question.id, "overlaps_held_out", detail))
     return kept, dropped
-
-
-# ---------------------------------------------------------------- traces
-
-
-def _calculator(
-    expert: CalculatorExpert,
-    training: Loaded,
-    train: Sequence[Entry],
-    dropped: Sequence[Dropped],
-    rules: Rules,
-) -> tuple[Write, list[Fault]]:
-    """Return a writer of traces from the calculator notes of the worked solutions."""
-    solved = []
-    for question, solution in ((entry.question, entry.solution) for entry in train):
-        if solution is None:
-            raise ValueError(
-                f"expert.kind is calculator, who needs worked solutions, and the set "
-                f"{question.kind} has none: name their field as solution of its row in "
-                "params/benchmarks.yaml, or set expert.kind to written"
-            )
-        solved.append((question, solution))
-    return lambda tools: calculator.write_traces(solved, tools, rules.right), []
-
-
-def _written(
-    expert: WrittenTraces,
-    training: Loaded,
-    train: Sequence[Entry],
-    dropped: Sequence[Dropped],
-    rules: Rules,
-) -> tuple[Write, list[Fault]]:
-    """Return a writer of the sound traces in the user's file, and the faults of the others."""
-    questions = [entry.question for entry in (*training.entries, *training.unsound)]
-    traces, faults = written.read_traces(
-        expert, questions, rules.trace_problem, rules.longest_trace
-    )
-    reasons = {entry.question.id: "validation" for entry in training.entries}
-    reasons |= {entry.question.id: "faulty_record" for entry in training.unsound}
-    reasons |= {each.question_id: each.reason for each in dropped}
-    for entry in train:
-        del reasons[entry.question.id]
-    return lambda tools: written.check(
-        traces, reasons, expert.check_calls, tools, rules.right
-    ), faults
-
-
-WRITERS: dict[str, Callable[..., tuple[Write, list[Fault]]]] = {
-    "calculator": _calculator,
-    "written": _written,
-}

@@ -26,7 +26,9 @@ from fractions import Fraction
 from types import MappingProxyType
 
 from tasks.environments import Respond
+from tasks.questions.contract import ExpertKind, ExpertSettings, Lesson, Write
 from tasks.questions.experts import Dropped, Move, Played, Results, Script, Trace, play
+from tasks.questions.faults import Fault
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Question
 
@@ -95,6 +97,23 @@ class Step:
 
 class UnreadableError(ValueError):
     """A note is no arithmetic."""
+
+
+class CalculatorExpert(ExpertSettings):
+    """Its traces are verified, so none has a flaw."""
+
+
+def write(expert: CalculatorExpert, lesson: Lesson) -> tuple[Write, list[Fault]]:
+    """Write traces from the worked solutions. Raises ValueError for a set without any."""
+    solved = list(zip(lesson.questions, lesson.known, strict=True))
+    for question, solution in solved:
+        if solution is None:
+            raise ValueError(
+                f"expert.kind is calculator, who needs worked solutions, and the set "
+                f"{question.kind} has none: name their field as solution of its row in "
+                "params/benchmarks.yaml, or set expert.kind to written"
+            )
+    return lambda tools: write_traces(solved, tools, lesson.rules.right), []
 
 
 def write_traces(
@@ -346,3 +365,6 @@ def _names(steps: Sequence[Step], given: Collection[Fraction]) -> dict[Fraction,
     """Return result -> the last step that has it, for results that the question does not give."""
     found = ((step.result, step.name) for step in steps)
     return {result: name for result, name in found if result is not None and result not in given}
+
+
+EXPERT = ExpertKind(CalculatorExpert, write, ("benchmarks",), ("python",), solutions=True)

@@ -14,11 +14,23 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from params.schema.prepare import ComputationExpert, ComputationQuestions
+from params.schema.base import Probability
+from params.schema.prepare import ComputationQuestions
+from tasks.questions.contract import ExpertKind, Lesson, ScriptedExpert, Write
 from tasks.questions.experts import Material, Move, Results, Script, draw_flaw, play
+from tasks.questions.faults import Fault
 from tasks.trees.tree import Question
 
 KINDS = ("arithmetic", "story", "chain")
+
+
+class ComputationExpert(ScriptedExpert):
+    """An expert that answers computation questions with Python."""
+
+    wrong_operator: Probability  # the code has one wrong operator
+    wrong_digit: Probability  # the code has one wrong digit
+    wrong_answer: Probability  # the answer has one wrong digit
+    missing_call: Probability  # no tool call; the answer is 0
 
 
 @dataclass(frozen=True)
@@ -142,14 +154,17 @@ THOUGHTS = {
 OPERATORS = ("+", "-", "*", "%", "//")
 
 
-def material(settings: ComputationQuestions, expert: ComputationExpert, seed: int) -> Material:
-    """Draw questions by split; the expert writes traces of the first training questions."""
+def material(settings: ComputationQuestions, seed: int) -> Material:
+    """Draw questions by split; how they are computed is known of the training questions."""
     problems = generate(settings, seed)
-    scripts = [script(problem, expert, seed) for problem in problems["train"][: expert.traces]]
-    return Material(
-        {split: [problem.question for problem in entries] for split, entries in problems.items()},
-        lambda tools: ([played.trace for played in play(scripts, tools)], []),
-    )
+    questions = {split: [each.question for each in entries] for split, entries in problems.items()}
+    return Material(questions, known=problems["train"])
+
+
+def write(expert: ComputationExpert, lesson: Lesson) -> tuple[Write, list[Fault]]:
+    """Write traces of the first training questions."""
+    scripts = [script(problem, expert, lesson.seed) for problem in lesson.known[: expert.traces]]
+    return lambda tools: ([played.trace for played in play(scripts, tools)], []), []
 
 
 def script(problem: Problem, expert: ComputationExpert, seed: int) -> Script:
@@ -217,3 +232,6 @@ def _other_digit(text: str, draw: random.Random) -> str:
     place = draw.choice(places)
     digit = draw.choice([d for d in "123456789" if d != text[place]])
     return text[:place] + digit + text[place + 1 :]
+
+
+EXPERT = ExpertKind(ComputationExpert, write, ("computation",), ("python",))

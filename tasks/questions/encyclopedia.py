@@ -18,10 +18,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
-from params.schema.prepare import EncyclopediaExpert, EncyclopediaQuestions
+from params.schema.base import Probability
+from params.schema.prepare import EncyclopediaQuestions
 from tasks.environments import Respond
+from tasks.questions.contract import ExpertKind, Lesson, ScriptedExpert, Write
 from tasks.questions.experts import Dropped, Material, Move, Played, Script, Trace, draw_flaw, play
+from tasks.questions.faults import Fault
 from tasks.trees.tree import Document, Question
+
+
+class EncyclopediaExpert(ScriptedExpert):
+    """An expert that answers questions about the encyclopedia with search and Python."""
+
+    wrong_query: Probability  # the query names another entry than the question's
+    wrong_fact: Probability  # the answer is another word of the search result
+    missing_call: Probability  # no tool call; the answer is "unknown"
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -142,8 +153,11 @@ class Problem:
     year: str  # "" where the question names none
 
 
-def material(settings: EncyclopediaQuestions, expert: EncyclopediaExpert, seed: int) -> Material:
-    """Draw questions by split; add all articles as one corpus, and the expert's traces."""
+def material(settings: EncyclopediaQuestions, seed: int) -> Material:
+    """Draw questions by split; add all articles as one corpus.
+
+    Known are the training questions' problems, and the entities that they are about.
+    """
     worlds = build(settings.articles, seed)
     problems = generate(settings, worlds, seed)
     documents = [
@@ -153,13 +167,16 @@ def material(settings: EncyclopediaQuestions, expert: EncyclopediaExpert, seed: 
         for entity in entities
     ]
     random.Random(f"{seed}/order").shuffle(documents)
-    taught = problems["train"][: expert.traces]
-    scripts = [script(problem, expert, worlds["train"], seed) for problem in taught]
-    return Material(
-        {split: [problem.question for problem in entries] for split, entries in problems.items()},
-        lambda tools: _write_traces(taught, scripts, tools),
-        documents,
-    )
+    questions = {split: [each.question for each in entries] for split, entries in problems.items()}
+    return Material(questions, documents=documents, known=(problems["train"], worlds["train"]))
+
+
+def write(expert: EncyclopediaExpert, lesson: Lesson) -> tuple[Write, list[Fault]]:
+    """Write traces of the first training questions."""
+    problems, world = lesson.known
+    taught = problems[: expert.traces]
+    scripts = [script(problem, expert, world, lesson.seed) for problem in taught]
+    return lambda tools: _write_traces(taught, scripts, tools), []
 
 
 def _write_traces(
@@ -358,3 +375,6 @@ def _misread(fact: str, entity: Entity, path: Sequence[str], draw: random.Random
     for name in path[:-1]:
         entity = entity.links[name]
     return draw.choice([other for other in entity.facts.values() if other != fact])
+
+
+EXPERT = ExpertKind(EncyclopediaExpert, write, ("encyclopedia",), ("search", "python"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tasks.environments import Respond
 from tasks.questions.faults import Fault, Place
@@ -41,12 +42,18 @@ class Script:
 
 @dataclass(frozen=True)
 class Trace:
-    """A written response to a training question, for the cold start."""
+    """A written response to a training question, for the cold start.
+
+    In a world, ``acts`` are what the expert did, and ``seen`` is what the world showed: at first,
+    and after each act but the last.
+    """
 
     question: Question
     flaw: str
     parts: Parts
     place: Place = ""  # in the user's file
+    acts: tuple[Call, ...] = ()
+    seen: tuple[Observation, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,10 +67,16 @@ class Dropped:
 
 @dataclass(frozen=True)
 class Material:
-    """Questions by split, their corpus, and the function that writes their traces."""
+    """Questions by split, their corpus, and what an expert is told of them (contract.Lesson).
+
+    ``write_traces`` writes the traces, given the open tools or the world.
+    """
 
     questions: dict[str, list[Question]]
-    write_traces: Callable[[Respond], tuple[list[Trace], list[Dropped]]]
+    write_traces: Callable[[Any], tuple[list[Trace], list[Dropped]]] = lambda tools: ([], [])
+    known: Any = None  # of the training questions
+    read: list[Question] = field(default_factory=list)  # all records of the training sets
+    left_out: Mapping[str, str] = field(default_factory=dict)  # question id -> why not trained on
     documents: list[Document] = field(default_factory=list)
     dropped: list[Dropped] = field(default_factory=list)  # questions without a place in any split
     faults: list[Fault] = field(default_factory=list)  # of records that are in no split

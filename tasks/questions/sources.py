@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from params.schema import benchmarks as benchmarks_module
 from params.schema import prepare as schema
@@ -13,8 +15,8 @@ from params.schema.base import Frozen
 from params.schema.benchmarks import Benchmark
 from params.schema.prepare import Prepare
 from tasks.ledger.artifacts import Artifact
-from tasks.questions import benchmarks, computation, encyclopedia, intake
-from tasks.questions.benchmarks import Rules
+from tasks.questions import benchmarks, choice, computation, encyclopedia, intake, worlds
+from tasks.questions.contract import Lesson, Rules
 from tasks.questions.experts import Material
 from tasks.questions.faults import Fault, Place, RecordError, unreadable
 from tasks.questions.fields import Record, text
@@ -23,6 +25,8 @@ from tasks.tools.search import Search
 from tasks.trees.tree import Document
 
 Sets = Mapping[str, Benchmark]
+World = Mapping[str, Frozen]  # the settings of a recipe's world by its name; {}: there is none
+NO_WORLD: World = MappingProxyType({})
 
 # ---------------------------------------------------------------- files
 
@@ -34,9 +38,8 @@ def source_files(settings: Prepare, tools: Mapping[str, Frozen], sets: Sets) -> 
     missing one, and for pipes, devices and sockets in the folder of these files.
     """
     check_folder(SOURCES_FOLDER)
-    own = []
-    if isinstance(settings.expert, schema.WrittenTraces):
-        own.append(("prepare.expert.file", settings.expert.file))
+    expert = settings.expert
+    own = choice.find(expert.kind).files(expert) if expert else []
     if file := own_corpus(tools):
         own.append(("tools.search.corpus", file))
     for key, file in own:
@@ -88,34 +91,54 @@ def _document(record: Record, place: Place) -> Document | Fault:
 # ---------------------------------------------------------------- questions
 
 
-def material(settings: Prepare, sets: Sets, rules: Rules, seed: int) -> Material:
+def material(
+    settings: Prepare, sets: Sets, rules: Rules, seed: int, environment: World = NO_WORLD
+) -> Material:
     """Return the questions of the recipe's source, and what writes their traces."""
-    return SOURCES[settings.questions.source](settings, sets, rules, seed)
+    expert = settings.expert
+    solutions = choice.find(expert.kind).solutions if expert else False
+    made = SOURCES[settings.questions.source](settings, sets, rules, seed, environment, solutions)
+    return taught(made, expert, rules, seed) if expert else made
 
 
-def _computation(settings: Prepare, sets: Sets, rules: Rules, seed: int) -> Material:
+def taught(made: Material, expert: schema.Expert, rules: Rules, seed: int) -> Material:
+    """Return the material with what writes the expert's traces, and the faults of its files."""
+    lesson = Lesson(made.questions["train"], made.known, seed, rules, made.read, made.left_out)
+    write, faults = choice.find(expert.kind).open(expert, lesson)
+    return replace(made, write_traces=write, faults=[*made.faults, *faults])
+
+
+def _computation(settings: Prepare, sets: Sets, rules: Rules, seed: int, *_: Any) -> Material:
     assert isinstance(settings.questions, schema.ComputationQuestions)
-    assert isinstance(settings.expert, schema.ComputationExpert)
-    return computation.material(settings.questions, settings.expert, seed)
+    return computation.material(settings.questions, seed)
 
 
-def _encyclopedia(settings: Prepare, sets: Sets, rules: Rules, seed: int) -> Material:
+def _encyclopedia(settings: Prepare, sets: Sets, rules: Rules, seed: int, *_: Any) -> Material:
     assert isinstance(settings.questions, schema.EncyclopediaQuestions)
-    assert isinstance(settings.expert, schema.EncyclopediaExpert)
-    return encyclopedia.material(settings.questions, settings.expert, seed)
+    return encyclopedia.material(settings.questions, seed)
 
 
-def _benchmarks(settings: Prepare, sets: Sets, rules: Rules, seed: int) -> Material:
+def _benchmarks(
+    settings: Prepare, sets: Sets, rules: Rules, seed: int, environment: World, solutions: bool
+) -> Material:
     assert isinstance(settings.questions, schema.BenchmarkQuestions)
     return benchmarks.material(
-        settings.questions, sets, settings.expert, settings.overlap_words, rules, seed
+        settings.questions, sets, settings.overlap_words, rules, seed, solutions=solutions
     )
 
 
-SOURCES: dict[str, Callable[[Prepare, Sets, Rules, int], Material]] = {
+def _environment(
+    settings: Prepare, sets: Sets, rules: Rules, seed: int, environment: World, *_: Any
+) -> Material:
+    assert isinstance(settings.questions, schema.EnvironmentQuestions)
+    return worlds.material(settings.questions, environment, seed)
+
+
+SOURCES: dict[str, Callable[[Prepare, Sets, Rules, int, World, bool], Material]] = {
     "computation": _computation,
     "encyclopedia": _encyclopedia,
     "benchmarks": _benchmarks,
+    "environment": _environment,
 }
 
 

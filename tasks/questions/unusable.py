@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from jinja2 import TemplateError
 
 from params.schema.agent import Dialogue
+from tasks.dialects.contract import Dialect
 from tasks.questions.entries import Problem
 from tasks.questions.experts import Dropped, Material, Trace
 from tasks.questions.faults import Fault, Place, summary, write_list
@@ -105,26 +106,29 @@ def _far_too_long_answers(question: Question, dialogue: Dialogue) -> list[Proble
 
 
 def long_questions(
-    material: Material, tokenizer: Any, dialogue: Dialogue, context: int
+    material: Material, tokenizer: Any, dialect: Dialect, dialogue: Dialogue, context: int
 ) -> list[Fault]:
     """Return a fault for each prompt and gold answer that is too long.
 
-    A prompt and the response budget have to fit into the context, an answer into a turn.
+    A prompt and the response budget have to fit into the context (of prompts of single steps, a
+    prompt and a turn), an answer into a turn.
     """
     every = [question for members in material.questions.values() for question in members]
-    prompts = [_prompt_length(tokenizer, dialogue, question) for question in every]
-    needed = max((n for n in prompts if isinstance(n, int)), default=0) + dialogue.response_tokens
+    prompts = [_prompt_length(dialect, question) for question in every]
+    name = "response_tokens" if dialogue.prompt == "growing" else "turn_tokens"
+    response = getattr(dialogue, name)
+    needed = max((n for n in prompts if isinstance(n, int)), default=0) + response
     room = min(dialogue.turn_tokens, dialogue.response_tokens)
     faults = []
     for question, prompt in zip(every, prompts, strict=True):
         if isinstance(prompt, str):
             problem = "does not fit the chat template of the policy"
             remedy, detail = "correct the roles and their order", f" ({prompt})"
-        elif prompt + dialogue.response_tokens > context:
+        elif prompt + response > context:
             problem = LONG_PROMPT
-            remedy = f"raise the context to {needed}, or lower response_tokens"
+            remedy = f"raise the context to {needed}, or lower {name}"
             detail = (
-                f" ({prompt} tokens; with dialogue.response_tokens {dialogue.response_tokens} it "
+                f" ({prompt} tokens; with dialogue.{name} {response} it "
                 f"exceeds prepare.policy.context {context})"
             )
         elif (
@@ -140,7 +144,7 @@ def long_questions(
     return faults
 
 
-def _prompt_length(tokenizer: Any, dialogue: Dialogue, question: Question) -> int | str:
+def _prompt_length(dialect: Dialect, question: Question) -> int | str:
     """Return the tokens of a prompt, or why the chat template refuses it.
 
     A text that is not UTF-8, which is a fault of its own, counts none.
@@ -149,8 +153,8 @@ def _prompt_length(tokenizer: Any, dialogue: Dialogue, question: Question) -> in
     if any(SURROGATE.search(text) for text in texts):
         return 0
     try:
-        return len(talk.prompt_tokens(tokenizer, dialogue, question))
-    except TemplateError as error:
+        return len(dialect.prompt(question))
+    except (TemplateError, ValueError) as error:  # of a template, or of a family's renderer
         return str(error)
 
 

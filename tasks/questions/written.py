@@ -6,9 +6,21 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 
-from params.schema.prepare import WrittenTraces
+from pydantic import model_validator
+
+from params.schema.base import check_below_sources
+from params.schema.prepare import Questions
 from tasks.environments import Respond
+from tasks.questions.contract import (
+    ExpertKind,
+    ExpertSettings,
+    Lesson,
+    Right,
+    TraceProblem,
+    Write,
+)
 from tasks.questions.entries import read_prompt
 from tasks.questions.experts import Dropped, Parts, Trace
 from tasks.questions.faults import Fault, Place, RecordError, shown, unreadable
@@ -19,8 +31,6 @@ from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Call, Message, Observation, Question
 
 Prompt = tuple[tuple[Message, ...], str]  # the messages before, the text
-Right = Callable[[Question, str], bool]
-TraceProblem = Callable[[Parts], str]  # returns what is wrong with a trace, or ""
 
 LONG_TRACE = "is longer than the context"
 TRACES_AT_ONCE = 256  # whose calls run side by side
@@ -28,6 +38,40 @@ CUT = "..."  # ends a result that was cut to the tokens of the dialogue
 SHORTEST_CUT = 12  # characters of such a result
 _RESULT = re.compile(r"(<result>.*?</result>)", re.DOTALL)
 _DECIMAL = re.compile(r"[-+]?\d+\.\d+(?:e[-+]?\d+)?", re.IGNORECASE)
+
+
+class WrittenTraces(ExpertSettings):
+    """Whole responses to training questions, from a file of records below data/sources/."""
+
+    file: Path
+    question: str  # field
+    response: str  # field
+    check_calls: tuple[str, ...]  # tools whose calls are run again, to compare their results
+
+    @model_validator(mode="after")
+    def _file_is_watched(self) -> WrittenTraces:
+        check_below_sources(self.file)
+        return self
+
+
+def write(expert: WrittenTraces, lesson: Lesson) -> tuple[Write, list[Fault]]:
+    """Return a writer of the sound traces in the user's file, and the faults of the others."""
+    traces, faults = read_traces(
+        expert, lesson.read, lesson.rules.trace_problem, lesson.rules.longest_trace
+    )
+    left_out, right = lesson.left_out, lesson.rules.right
+    return lambda tools: check(traces, left_out, expert.check_calls, tools, right), faults
+
+
+def unknown_calls(expert: WrittenTraces, questions: Questions, tools: Sequence[str]) -> list[str]:
+    """Return a line where calls are to be checked of a tool that the agent does not have."""
+    missing = [tool for tool in expert.check_calls if tool not in tools]
+    if not missing:
+        return []
+    return [
+        f"prepare.expert.check_calls names {', '.join(missing)}, and tools has {list(tools)}: "
+        "name only tools of the recipe, whose calls can be run"
+    ]
 
 
 # ---------------------------------------------------------------- reading
@@ -205,7 +249,8 @@ def _calls(parts: Parts, check_calls: Collection[str]) -> list[tuple[Call, str]]
     """Return the calls of ``check_calls``, each with the result that is written after it."""
     turns, results = parts[0::2], parts[1::2]
     pairs = (
-        (read_call(turn), result) for (turn, _), (result, _) in zip(turns, results, strict=False)
+        (read_call(turn, [*check_calls]), result)
+        for (turn, _), (result, _) in zip(turns, results, strict=False)
     )
     return [(call, _body(result)) for call, result in pairs if call and call.tool in check_calls]
 
@@ -249,3 +294,12 @@ def _same_text(ours: str, theirs: str) -> bool:
         math.isclose(left, right, rel_tol=1e-12, abs_tol=1e-6)
         for left, right in zip(*numbers, strict=True)
     )
+
+
+EXPERT = ExpertKind(
+    WrittenTraces,
+    write,
+    ("benchmarks",),
+    faults=unknown_calls,
+    files=lambda expert: [("prepare.expert.file", expert.file)],
+)

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import regex
 
+from tasks.scorers.contract import ScorerKind
 from tasks.scorers.plain import unified
 from tasks.trees.words import UNSPACED
 
@@ -115,3 +116,6 @@ def _changed(answer: list[str], gold: list[str], ordered: bool) -> bool:
 
 def _nothing() -> dict[str, float]:
     return dict.fromkeys(("score", "precision", "recall", "exact"), 0.0)
+
+
+SCORER = ScorerKind(token_f1, graded=True)

@@ -24,6 +24,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from tasks.scorers import complexity, maths_worker, notation
+from tasks.scorers.contract import Scorer, ScorerKind
 from tasks.scorers.maths_worker import TIMEOUT
 
 LONGEST = 1000  # characters of an answer or a gold answer; longer ones are not compared
@@ -290,3 +291,11 @@ def _same_number(a: Fraction, a_percent: bool, b: Fraction, b_percent: bool) -> 
         return a == b
     percent, plain = (a, b) if a_percent else (b, a)
     return plain in (percent, percent / 100)
+
+
+def _of_a_question(most_timeouts: int) -> Scorer:
+    """Return the scorer for all answers of one question, which share a budget of slow ones."""
+    return functools.partial(mathematics, compare=budgeted(VERIFIER.compare, most_timeouts))
+
+
+SCORER = ScorerKind(mathematics, of_a_question=_of_a_question)

@@ -8,6 +8,9 @@ agent writes until it calls a tool or answers; a tool result is appended as toke
 Only this module writes result tags, and only the chat template marks turns. An agent that writes
 either ends its trajectory. What a question or a tool result quotes of them is encoded as text
 (markers.py).
+
+Every tool of an agent has a tag of its name; ``python`` and ``search`` are tags in every recipe.
+Functions take the names of the agent's tools as ``tools``, which may leave out these two.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -39,23 +42,46 @@ from tasks.trees.tree import Call, Observation, Question
 
 TOOL_TAGS = ("python", "search")
 RESULT_TAGS = ("<result>", "</result>")
+OTHER_TAGS = ("think", "result", "answer")  # no tool may be called so
 STOP_STRINGS = (*(f"</{tag}>" for tag in TOOL_TAGS), "</answer>", *RESULT_TAGS)
 TAGS = tuple(
     f"<{slash}{tag}>" for tag in ("think", *TOOL_TAGS, "result", "answer") for slash in ("", "/")
 )
 
 NO_MARKS = any_of([])
-_CALL = re.compile(rf"<({'|'.join(TOOL_TAGS)})>((?:(?!<\1>).)*)</\1>", re.DOTALL)
 
 
-def prompt_tokens(tokenizer: Any, dialogue: Dialogue, question: Question) -> NDArray[np.int32]:
+def own_tools(tools: Sequence[str]) -> tuple[str, ...]:
+    """Return those of the names that are no tag in every recipe."""
+    return tuple(name for name in dict.fromkeys(tools) if name not in TOOL_TAGS)
+
+
+def tags(tools: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return all tags of a dialogue: those of every recipe, then those of its own tools."""
+    own = own_tools(tools)
+    return (*TAGS, *(f"<{slash}{name}>" for name in own for slash in ("", "/")))
+
+
+def any_tool(tools: Sequence[str]) -> str:
+    """Return the expression that finds the name of a tool that has a tag."""
+    return "|".join(map(re.escape, (*TOOL_TAGS, *own_tools(tools))))
+
+
+@cache
+def _call(tools: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile(rf"<({any_tool(tools)})>((?:(?!<\1>).)*)</\1>", re.DOTALL)
+
+
+def prompt_tokens(
+    tokenizer: Any, dialogue: Dialogue, question: Question, tools: Sequence[str] = ()
+) -> NDArray[np.int32]:
     """Apply the chat template to all messages of a prompt; the tokens before the agent's first.
 
     The recipe's system message comes first, joined with those of the question, since most templates
     accept one. Marks of turns and added tokens that a message quotes stay text, but for the tags in
     the recipe's own message.
     """
-    marks = markers(tokenizer, TAGS)
+    marks = markers(tokenizer, tags(tools))
     expected = _frame(tokenizer, dialogue, question, marks)
     # Text that is only normalised to a mark is rare, and quote encodes all to find it.
     for show in (split_marks, partial(quote, tokenizer)):
@@ -109,7 +135,7 @@ def _rendered(tokenizer: Any, messages: Sequence[tuple[str, str]]) -> NDArray[np
     return encode(tokenizer, text)
 
 
-def stop_strings(tokenizer: Any) -> tuple[str, ...]:
+def stop_strings(tokenizer: Any, tools: Sequence[str] = ()) -> tuple[str, ...]:
     """Return the texts that end a turn: the tags, and the marks of turns that the template writes.
 
     Engines search for each of them after each token, and a tokenizer may have a thousand special
@@ -117,17 +143,18 @@ def stop_strings(tokenizer: Any) -> tuple[str, ...]:
     own text is left out: the token ends a turn without a stop string.
     """
     end = tokenizer.eos_token or ""
-    rendered = markers(tokenizer, TAGS).rendered
-    return (*STOP_STRINGS, *(mark for mark in rendered if mark not in end))
+    rendered = markers(tokenizer, tags(tools)).rendered
+    closing = (f"</{name}>" for name in own_tools(tools))
+    return (*STOP_STRINGS, *closing, *(mark for mark in rendered if mark not in end))
 
 
-def forged(tokenizer: Any) -> re.Pattern[str]:
+def forged(tokenizer: Any, tools: Sequence[str] = ()) -> re.Pattern[str]:
     """Return a pattern that finds the marks of turns, which an agent must not write."""
-    return markers(tokenizer, TAGS).forged
+    return markers(tokenizer, tags(tools)).forged
 
 
 def read_turn(
-    text: str, stopped: str, forged: re.Pattern[str] = NO_MARKS
+    text: str, stopped: str, forged: re.Pattern[str] = NO_MARKS, tools: Sequence[str] = ()
 ) -> tuple[str, Call | None]:
     """Return the outcome of a turn, and its tool call if it ended with one.
 
@@ -144,27 +171,60 @@ def read_turn(
         return Outcome.NO_ANSWER, None
     if "</answer>" in text:
         return Outcome.ANSWER, None
-    call = read_call(text)
+    call = read_call(text, tools)
     return (Outcome.CALL, call) if call else (Outcome.BAD_CALL, None)
 
 
 def result_tokens(
-    tokenizer: Any, observation: Observation, limit: int
+    tokenizer: Any, observation: Observation, limit: int, tools: Sequence[str] = ()
 ) -> tuple[str, NDArray[np.int32]]:
     """Return a tool result as the agent reads it: text and tokens, at most ``limit`` tokens.
 
-    The end of a longer result is replaced by an ellipsis; the tags stay whole. Tags, marks of turns
-    and added tokens that a tool quotes stay text: they end neither the result nor the turn.
+    The end of a longer result is replaced by an ellipsis; the tags stay whole, and so does the line
+    of the admissible actions where it fits. Tags, marks of turns and added tokens that a tool
+    quotes stay text: they end neither the result nor the turn.
     """
     opening, closing = (encode(tokenizer, tag) for tag in RESULT_TAGS)
-    readable = observation.text.encode(errors="replace").decode()  # no lone surrogates
-    body = quoted_tokens(tokenizer, readable.strip(), markers(tokenizer, TAGS).quoted)
+    quoting = markers(tokenizer, tags(tools)).quoted
     room = limit - len(opening) - len(closing)
-    if len(body) > room:
-        mark = encode(tokenizer, "...")
-        body = np.concatenate([body[: max(0, room - len(mark))], mark])
+    body = body_tokens(tokenizer, observation, room, quoting)
     tokens = np.concatenate([opening, body, closing])
     return tokenizer.decode(tokens), tokens
+
+
+def body_tokens(
+    tokenizer: Any, observation: Observation, room: int, quoting: Quoting
+) -> NDArray[np.int32]:
+    """Return an observation as the agent reads it, in at most ``room`` tokens or an ellipsis."""
+    ellipsis = encode(tokenizer, "...")
+    body = quoted_tokens(tokenizer, readable(observation.text).strip(), quoting)
+    actions = quoted_tokens(tokenizer, readable(actions_line(observation)), quoting)
+    left = max(room - len(actions), len(ellipsis) * (len(body) > 0))
+    whole = np.concatenate([_cut(body, left, ellipsis), actions])
+    return _cut(whole, room, ellipsis)
+
+
+def _cut(body: NDArray[np.int32], room: int, ellipsis: NDArray[np.int32]) -> NDArray[np.int32]:
+    if len(body) <= room:
+        return body
+    return np.concatenate([body[: max(0, room - len(ellipsis))], ellipsis])
+
+
+def readable(text: str) -> str:
+    """Return a text without lone surrogates, which no tokenizer takes."""
+    return text.encode(errors="replace").decode()
+
+
+def actions_line(observation: Observation) -> str:
+    """Return the line that lists the admissible actions; "" where none are listed."""
+    return f"\nactions: {', '.join(observation.actions)}" if observation.actions else ""
+
+
+def shown_text(observation: Observation | None) -> str:
+    """Return what an agent reads of an environment's first observation; "" for none."""
+    if observation is None:
+        return ""
+    return readable(observation.text.strip() + actions_line(observation))
 
 
 def final_answer(response: str) -> str | None:
@@ -173,7 +233,11 @@ def final_answer(response: str) -> str | None:
     Braces inside the box are balanced, so ``\\boxed{\\frac{1}{2}}`` gives ``\\frac{1}{2}``.
     """
     start = response.rfind("<answer>")
-    block = response[start:].partition("</answer>")[0] if start >= 0 else ""
+    return boxed(response[start:].partition("</answer>")[0]) if start >= 0 else None
+
+
+def boxed(block: str) -> str | None:
+    """Return the content of the last ``\\boxed{}`` of a text, or None."""
     box = block.rfind("\\boxed{")
     if box < 0:
         return None
@@ -185,14 +249,18 @@ def final_answer(response: str) -> str | None:
     return None
 
 
-def read_call(turn: str) -> Call | None:
+def read_call(turn: str, tools: Sequence[str] = ()) -> Call | None:
     """Return the tool call that a turn ends with, or None."""
-    found = _CALL.search(turn)
+    found = _call(own_tools(tools)).search(turn)
     return Call(found[1], found[2]) if found else None
 
 
 def trace_tokens(
-    tokenizer: Any, prompt: NDArray[np.int32], parts: Sequence[tuple[str, bool]], limit: int
+    tokenizer: Any,
+    prompt: NDArray[np.int32],
+    parts: Sequence[tuple[str, bool]],
+    limit: int,
+    tools: Sequence[str] = (),
 ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
     """Tokenise a written trajectory for training: tokens [T], and which are the agent's own [T].
 
@@ -204,7 +272,9 @@ def trace_tokens(
         body = text.removeprefix("<result>").removesuffix("</result>")
         observed = Observation(Outcome.OK, body)
         pieces.append(
-            encode(tokenizer, text) if sampled else result_tokens(tokenizer, observed, limit)[1]
+            encode(tokenizer, text)
+            if sampled
+            else result_tokens(tokenizer, observed, limit, tools)[1]
         )
     own = [False, *(sampled for _, sampled in parts)]
     pieces.append(np.array([tokenizer.eos_token_id], np.int32))

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from params.schema.algorithms import Marks
 from tasks.trees.dialogue import TOOL_TAGS
+from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import TURN, Node
 
 CLOSED_CALL = re.compile(f"</(?:{'|'.join(TOOL_TAGS)})>")
@@ -100,6 +101,21 @@ def _where_written(mark: re.Pattern[str]) -> Callable[..., Ends]:
     return found
 
 
+def _where_calls_end(marks: Marks, turns: Sequence[Turn], pieces: Sequence[str]) -> Ends:
+    """Flag the tokens that close a tag of a tool, and else the last one of a turn that was an act.
+
+    Calls may be written in any format, and acts in a world in free text: their outcome tells.
+    """
+    marked = _where_written(CLOSED_CALL)(marks, turns, pieces)
+    end = 0
+    for turn in turns:
+        start, end = end, end + _length(turn)
+        acted = turn[-1].outcome == Outcome.CALL or turn[-1].observation is not None
+        if acted and end > start and not marked[start:end].any():
+            marked[end - 1] = True
+    return marked
+
+
 def _where_uncertain(marks: Marks, turns: Sequence[Turn], _: Sequence[str]) -> Ends:
     """Flag tokens whose entropy is above a threshold, or above a quantile of the trajectory's own.
 
@@ -124,7 +140,7 @@ def _where_steps_end(_: Marks, turns: Sequence[Turn], __: Sequence[str]) -> Ends
 KINDS: dict[str, Callable[[Marks, Sequence[Turn], Sequence[str]], Ends]] = {
     "none": _nowhere,
     "every_token": _everywhere,
-    "tool_call": _where_written(CLOSED_CALL),
+    "tool_call": _where_calls_end,
     "paragraph": _where_written(BLANK_LINE),
     "entropy": _where_uncertain,
     "step": _where_steps_end,

@@ -1,4 +1,4 @@
-"""Metrics of a batch of trees: lengths, tools, entropies before and after tool results."""
+"""Metrics of a batch of trees: lengths, tools, steps, entropies around what answers an act."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.trees.outcomes import Outcome
-from tasks.trees.tree import RESULT, TURN, Tree
+from tasks.trees.tree import TURN, Node, Tree, acts, response_tokens, sampled
 
 Entropies = NDArray[np.float32]  # of consecutive sampled tokens, over ln|V|
 
+OUT_OF_STEPS = (Outcome.TRUNCATED, Outcome.TOO_MANY_CALLS)
 PROFILE_BEFORE, PROFILE_AFTER = 10, 20  # tokens around a tool result
 
 
@@ -20,33 +21,51 @@ def tree_metrics(trees: Sequence[Tree], window: int) -> dict[str, float]:
 
     A node that several trajectories share counts once for calls, tokens and entropies. Entropies
     are divided by ln|V|, so in [0, 1]; ``window`` is the number of tokens to average after
-    a result. An environment step is a whole turn of the agent, whether it calls a tool or answers.
+    a result. An environment step is a whole turn of the agent, whether it calls a tool or answers;
+    in a world, a tool call is an act that was executed. Only worlds have ``step_metrics``.
     """
-    nodes = [node for tree in trees for node in tree.nodes]
-    turns = [node for node in nodes if node.kind == TURN]
-    results = [node for node in nodes if node.kind == RESULT]
+    turns = [node for tree in trees for node in sampled(tree.nodes)]
+    executed = [outcome for tree in trees for outcome in tree.acts()]
     before, after = around_results(trees, window)
     leaves = [trajectory for tree in trees for trajectory in tree.trajectories()]
     return {
         "leaves": len(leaves),
         "branches": sum(decision.added for tree in trees for decision in tree.decisions),
-        "tool_calls": len(results),
-        "tool_errors": sum(node.outcome != Outcome.OK for node in results),
-        "tool_calls_a_leaf": _mean([sum(n.kind == RESULT for n in leaf) for leaf in leaves]),
+        "tool_calls": len(executed),
+        "tool_errors": sum(outcome != Outcome.OK for outcome in executed),
+        "tool_calls_a_leaf": _mean([len(acts(leaf)) for leaf in leaves]),
         "environment_steps": sum(node.outcome != Outcome.PART for node in turns),
         "sampled_tokens": sum(len(node.tokens) for node in turns),
-        "response_tokens": _mean([sum(len(n.tokens) for n in leaf[1:]) for leaf in leaves]),
+        "response_tokens": _mean([response_tokens(leaf) for leaf in leaves]),
         "answer_rate": _mean([leaf[-1].outcome == Outcome.ANSWER for leaf in leaves]),
         "entropy": _mean(np.concatenate([turn.entropies for turn in turns])),
         "entropy_before_result": _mean([float(turn[-window:].mean()) for turn in before]),
         "entropy_after_result": _mean([window_entropy(turn, window) for turn in after]),
+        **(step_metrics(turns, leaves) if any(tree.of_world for tree in trees) else {}),
+    }
+
+
+def step_metrics(turns: Sequence[Node], leaves: Sequence[Sequence[Node]]) -> dict[str, float]:
+    """Return the metrics of environments with a state: turns are unique nodes, leaves whole.
+
+    ``episode_steps``: turns a leaf. ``terminated``: the share of leaves that their world ended;
+    ``truncated``: that a limit of steps ended, the world's or the recipe's. ``step_reward``: the
+    mean reward of a step, one that leaves share counting once.
+    """
+    ended = [leaf[-1].outcome for leaf in leaves]
+    return {
+        "episode_steps": _mean([len(sampled(leaf)) for leaf in leaves]),
+        "terminated": _mean([outcome == Outcome.TERMINATED for outcome in ended]),
+        "truncated": _mean([outcome in OUT_OF_STEPS for outcome in ended]),
+        "step_reward": _mean([turn.observation.reward for turn in turns if turn.observation]),
     }
 
 
 def around_results(trees: Sequence[Tree], window: int) -> tuple[list[Entropies], list[Entropies]]:
     """Return the entropies of the turns before and of the turns after tool results.
 
-    Only results that a turn follows count. Where branches share a result, one turn is before it and
+    A fresh prompt below a turn, which shows what the turn was answered, is a result, too. Only
+    results that a turn follows count. Where branches share a result, one turn is before it and
     several are after it. Turns after a result are cut to their first ``window`` tokens; turns that
     are equal up to there, because they branch later, count once.
     """
@@ -65,7 +84,7 @@ def around_results(trees: Sequence[Tree], window: int) -> tuple[list[Entropies],
 def _turns_after_results(tree: Tree) -> list[list[int]]:
     """Return the turns after a tool result: one list of parts for each part that it ends with."""
     turns = [tree.parts(index) for index, node in enumerate(tree.nodes) if node.kind == TURN]
-    return [parts for parts in turns if tree.nodes[tree.nodes[parts[0]].parent].kind == RESULT]
+    return [parts for parts in turns if tree.nodes[parts[0]].parent > 0]  # 0 is the first prompt
 
 
 def _within(tree: Tree, parts: Sequence[int], window: int) -> tuple[int, ...]:

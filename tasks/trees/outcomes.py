@@ -22,18 +22,29 @@ class Outcome(StrEnum):
     FORGED_TURN = "forged_turn"  # The agent wrote a mark of turns, which the template alone writes.
     TOO_MANY_CALLS = "too_many_calls"  # The turn makes one call more than the recipe allows.
     OUT_OF_SPACE = "out_of_space"  # The tool result and one more token would exceed the budget.
+    TERMINATED = "terminated"  # The environment has ended the episode with this turn's act.
+    TRUNCATED = "truncated"  # A limit of the environment has ended the episode.
+    REPLAY_DIFFERS = "replay_differs"  # A replay of the episode's acts was answered differently.
+    WORLD_FAILED = "world_failed"  # The environment raised an error, died or broke its contract.
+    WORLD_TIMEOUT = "world_timeout"  # The environment did not answer within its time limit.
     PART = "part"  # The next node continues this turn, because trajectories part inside it.
 
     # Of a tool call.
     OK = "ok"  # The tool ran to its end.
     NO_SUCH_TOOL = "no_such_tool"  # The agent called a tool that the recipe does not give it.
+    BAD_ARGUMENTS = "bad_arguments"  # The arguments do not fit the tool's schema; nothing was run.
+    NOT_ADMISSIBLE = "not_admissible"  # The environment does not allow the act in this state.
+    UNAVAILABLE = "unavailable"  # A server did not answer, or not usably, after all retries.
+    REFUSED = "refused"  # A private address, or a site's own rules: nothing was fetched.
+    TOOLS_CHANGED = "tools_changed"  # A server came back with another tool than the agent knows.
+    OVER_BUDGET = "over_budget"  # The recipe's budget of such calls is spent; nothing was run.
     ERROR = "error"  # The code raised an exception.
-    TIMEOUT = "timeout"  # The code used up its CPU seconds.
+    TIMEOUT = "timeout"  # The code used up its CPU seconds, or a server its seconds to answer.
     WALL_TIMEOUT = "wall_timeout"  # The code used up its wall-clock seconds.
     MEMORY = "memory"  # The code exceeded its memory limit.
     OUTPUT_LIMIT = "output_limit"  # The code printed more characters than allowed.
     KILLED = "killed"  # The code, or the worker that ran it, died of a signal or exited by itself.
-    NO_RESULTS = "no_results"  # No document has a word of the search query.
+    NO_RESULTS = "no_results"  # Nothing was found: no document for the query, no text on the page.
     EMPTY_QUERY = "empty_query"  # The search query has no word.
     QUERY_TOO_LONG = "query_too_long"  # The search query exceeds its limit and was not run.
 
@@ -48,7 +59,23 @@ TURN_OUTCOMES = (  # of a whole turn, and so of a trajectory
     Outcome.FORGED_TURN,
     Outcome.TOO_MANY_CALLS,
     Outcome.OUT_OF_SPACE,
+    Outcome.TERMINATED,
+    Outcome.TRUNCATED,
+    Outcome.REPLAY_DIFFERS,
+    Outcome.WORLD_FAILED,
+    Outcome.WORLD_TIMEOUT,
 )
+
+
+ENDED_BY_WORLD = (  # outcomes of a trajectory whose environment has ended it
+    Outcome.TERMINATED,
+    Outcome.TRUNCATED,
+    Outcome.REPLAY_DIFFERS,
+    Outcome.WORLD_FAILED,
+    Outcome.WORLD_TIMEOUT,
+)
+# of a turn whose act was executed
+ACTED = (Outcome.CALL, Outcome.OUT_OF_SPACE, *ENDED_BY_WORLD)
 
 
 class StopReason(StrEnum):

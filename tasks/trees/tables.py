@@ -1,8 +1,13 @@
-"""Write and read trees, questions and other tables as Parquet files."""
+"""Write and read trees, questions and other tables as Parquet files.
+
+What environments with a state answered has a table of its own, ``steps.parquet``, and the tasks
+that they start from a column ``data`` of the questions. Where there are none, neither is written.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.trees.tree import Decision, Message, Node, Question, Tree
+from tasks.trees.tree import Decision, Message, Node, Observation, Question, Tree
 
 STORED_TREES = "BEAMLINE_TREES"  # environment variable: folder of trees to use, not sample
 MESSAGE = pa.struct({"role": pa.string(), "content": pa.string()})
@@ -24,6 +29,7 @@ QUESTION_TABLE = pa.schema(
         "before": pa.list_(MESSAGE),
     }
 )
+DATA = pa.field("data", pa.string())  # the last column of questions for environments
 NODE_TABLE = pa.schema(
     {
         "question": pa.string(),
@@ -53,16 +59,31 @@ DECISION_TABLE = pa.schema(
         "added": pa.int32(),
     }
 )
+STEP_TABLE = pa.schema(  # Node.observation, of the nodes that have one
+    {
+        "question": pa.string(),
+        "node": pa.int32(),
+        "outcome": pa.string(),
+        "text": pa.string(),
+        "reward": pa.float64(),
+        "terminated": pa.bool_(),
+        "truncated": pa.bool_(),
+        "state": pa.string(),  # null: the text with the actions is the key
+        "actions": pa.list_(pa.string()),
+        "info": pa.string(),  # a JSON object
+    }
+)
 
 
 def save_trees(trees: Sequence[Tree], folder: Path) -> None:
-    """Write the tables of questions, nodes, leaves and decisions into ``folder``."""
+    """Write the tables of questions, nodes, leaves and decisions into ``folder``, and of steps."""
     nodes: dict[str, list[Any]] = {name: [] for name in NODE_TABLE.names}
     leaves: dict[str, list[Any]] = {name: [] for name in LEAF_TABLE.names}
     decisions: dict[str, list[Any]] = {name: [] for name in DECISION_TABLE.names}
     for tree in trees:
         for index, node in enumerate(tree.nodes):
-            _add(nodes, question=tree.question.id, node=index, **vars(node))
+            own = {name: value for name, value in vars(node).items() if name != "observation"}
+            _add(nodes, question=tree.question.id, node=index, **own)
         for index, leaf in enumerate(tree.leaves):
             _add(leaves, question=tree.question.id, leaf=index, node=leaf)
         for decision in tree.decisions:
@@ -71,6 +92,18 @@ def save_trees(trees: Sequence[Tree], folder: Path) -> None:
     write_table(pa.table(nodes, schema=NODE_TABLE), folder / "nodes.parquet")
     write_table(pa.table(leaves, schema=LEAF_TABLE), folder / "leaves.parquet")
     write_table(pa.table(decisions, schema=DECISION_TABLE), folder / "decisions.parquet")
+    if steps := list(_steps(trees)):
+        write_table(pa.Table.from_pylist(steps, schema=STEP_TABLE), folder / "steps.parquet")
+
+
+def _steps(trees: Sequence[Tree]) -> Iterator[dict[str, Any]]:
+    """Yield a row of ``STEP_TABLE`` for each node with an observation."""
+    for tree in trees:
+        for index, node in enumerate(tree.nodes):
+            if node.observation:
+                info = json.dumps(dict(node.observation.info), sort_keys=True)
+                own = {**vars(node.observation), "info": info}
+                yield {"question": tree.question.id, "node": index, **own}
 
 
 def load_trees(folder: Path, iteration: int | None = None) -> list[Tree]:
@@ -80,15 +113,16 @@ def load_trees(folder: Path, iteration: int | None = None) -> list[Tree]:
     """
     questions = load_questions(folder / "questions.parquet", iteration)
     trees = {question.id: Tree(question) for question in questions}
+    observations = _load_observations(folder / "steps.parquet", iteration)
     for row in read_rows(folder / "nodes.parquet", iteration):
         arrays: dict[str, Any] = {
             "tokens": np.array(row.pop("tokens"), np.int32),
             "logprobs": np.array(row.pop("logprobs"), np.float32),
             "entropies": np.array(row.pop("entropies"), np.float32),
         }
-        tree = trees[row.pop("question")]
-        del row["node"]
-        tree.nodes.append(Node(**row, **arrays))
+        name, node = row.pop("question"), row.pop("node")
+        observation = observations.get((name, node))
+        trees[name].nodes.append(Node(**row, **arrays, observation=observation))
     for row in read_rows(folder / "leaves.parquet", iteration):
         trees[row["question"]].leaves.append(row["node"])
     for row in read_rows(folder / "decisions.parquet", iteration):
@@ -96,13 +130,26 @@ def load_trees(folder: Path, iteration: int | None = None) -> list[Tree]:
     return list(trees.values())
 
 
+def _load_observations(file: Path, iteration: int | None) -> dict[tuple[str, int], Observation]:
+    """Read (question, node) -> observation; {} where there is no such file."""
+    found = {}
+    for row in read_rows(file, iteration) if file.is_file() else []:
+        place = (row.pop("question"), row.pop("node"))
+        parsed = {"actions": tuple(row["actions"]), "info": json.loads(row["info"])}
+        found[place] = Observation(**{**row, **parsed})
+    return found
+
+
 def save_questions(questions: Sequence[Question], file: Path) -> None:
     """Write a table with one row a question."""
-    rows: dict[str, list[Any]] = {name: [] for name in QUESTION_TABLE.names}
+    with_data = any(question.data for question in questions)
+    schema = QUESTION_TABLE.append(DATA) if with_data else QUESTION_TABLE
+    rows: dict[str, list[Any]] = {name: [] for name in schema.names}
     for question in questions:
         before = [vars(message) for message in question.before]
-        _add(rows, **{**vars(question), "before": before})
-    write_table(pa.table(rows, schema=QUESTION_TABLE), file)
+        values = {**vars(question), "before": before}
+        _add(rows, **{name: values[name] for name in schema.names})
+    write_table(pa.table(rows, schema=schema), file)
 
 
 def load_questions(file: Path, iteration: int | None = None) -> list[Question]:
@@ -113,6 +160,7 @@ def load_questions(file: Path, iteration: int | None = None) -> list[Question]:
                 **row,
                 "answers": tuple(row["answers"]),
                 "before": tuple(Message(**message) for message in row["before"]),
+                "data": row.get("data") or "",
             }
         )
         for row in read_rows(file, iteration)

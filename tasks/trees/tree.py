@@ -1,10 +1,10 @@
 """The data types of the pipeline: question, tool call, observation, node, tree.
 
 A tree holds all rollouts of one question. Its root is the prompt; every other node is one turn of
-the agent (sampled tokens) or one tool result (observed tokens). Branches share the nodes before
-them, so a token that several trajectories share is stored once. Where trajectories branch inside a
-turn, that turn is stored as several nodes, one after the other: its parts. A leaf is the last node
-of a trajectory.
+the agent (sampled tokens), one tool result (observed tokens), or a fresh prompt. Branches share the
+nodes before them, so a token that several trajectories share is stored once. Where trajectories
+branch inside a turn, that turn is stored as several nodes, one after the other: its parts. A leaf
+is the last node of a trajectory. Fresh prompts cut a trajectory into contexts.
 
 Dimension letters, in shapes and in the names of arrays, everywhere in the project:
 
@@ -22,12 +22,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
+from itertools import pairwise, takewhile
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.trees.outcomes import Outcome
+from tasks.trees.outcomes import ACTED, Outcome
 
 PROMPT, TURN, RESULT = "prompt", "turn", "result"  # kinds of nodes
 AFTER_RESULT, AT_MARK = "entropy", "mark"  # kinds of branching decisions
@@ -47,7 +48,8 @@ class Question:
 
     ``answers`` are the accepted forms of the gold answer, ``scorer`` names the function that
     compares an answer with them (tasks/scorers/). ``text`` is the user's message; a prompt that is
-    a chat has more messages ``before`` it.
+    a chat has more messages ``before`` it. ``data`` is what an environment starts the task from, as
+    a JSON object; its entry "seed", where it has one, is the seed of the episode.
     """
 
     id: str
@@ -56,6 +58,7 @@ class Question:
     answers: tuple[str, ...]
     scorer: str = "exact"
     before: tuple[Message, ...] = ()
+    data: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,19 +70,62 @@ class Document:
 
 
 @dataclass(frozen=True)
+class ToolSpec:
+    """What an agent is told about a tool: its name, what it does, and its parameters."""
+
+    name: str  # letters, digits, "_" and "-"
+    description: str
+    parameters: Mapping[str, Any]  # a JSON schema of type "object"
+
+    @property
+    def text_parameter(self) -> str | None:
+        """Return the name of the only parameter if it is a required string, else None."""
+        properties = self.parameters.get("properties", {})
+        (name,) = properties if len(properties) == 1 else (None,)
+        single = name and properties[name].get("type") == "string"
+        return name if single and name in self.parameters.get("required", ()) else None
+
+
+@dataclass(frozen=True)
 class Call:
-    """A tool call: the tool's name and its argument."""
+    """One act of the agent: the name of a tool, and its argument as the agent wrote it.
+
+    ``argument`` is the text of the tool's only parameter where that is a string, else a JSON object
+    of all parameters. ``values`` are the parameters by name, once they fit the tool's schema
+    (tasks/tools/schema.py).
+    """
 
     tool: str
     argument: str
+    values: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)
 class Observation:
-    """The result of one tool call."""
+    """What answers one act: the result of a tool, or a step of an environment.
+
+    Only environments with a state use more than ``outcome`` and ``text``.
+    """
 
     outcome: str  # an Outcome of a tool call
     text: str
+    reward: float = 0.0  # of this step
+    terminated: bool = False  # the environment has ended the episode
+    truncated: bool = False  # the episode ends here, and its task is not ended: a limit, a failure
+    state: str | None = None  # key of the state that is seen; None: the text with the actions
+    actions: tuple[str, ...] = ()  # admissible acts, where the environment lists them
+    # small values of JSON; equal observations have equal ones
+    info: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def key(self) -> str:
+        """Return the key of the state that the agent acts on next."""
+        return "\n".join([self.text, *self.actions]) if self.state is None else self.state
+
+    @property
+    def ends(self) -> bool:
+        """Return whether no act can follow."""
+        return self.terminated or self.truncated
 
 
 @dataclass(frozen=True)
@@ -88,16 +134,22 @@ class Node:
 
     ``tokens`` has one entry a token of the node. ``logprobs`` (nats, at the sampling temperature)
     and ``entropies`` (divided by ln|V|, in [0, 1]) have the same length in turns and are empty
-    elsewhere.
+    elsewhere. ``observation`` is what an environment with a state answered to the act that a turn
+    ends with; in the root, the first one. It is None for questions with tools, whose results are
+    nodes. The last observation of an episode has no node of its own.
+
+    A node of kind PROMPT below a turn starts a new context: it holds a whole prompt, and what
+    follows it attends to nothing before it.
     """
 
     parent: int  # index in the tree; -1 for the prompt
     kind: str  # PROMPT, TURN or RESULT
-    outcome: str  # an Outcome; "" for the prompt
+    outcome: str  # an Outcome; "" for the first prompt, of a fresh one that of the act before it
     text: str
     tokens: NDArray[np.int32]
     logprobs: NDArray[np.float32]
     entropies: NDArray[np.float32]
+    observation: Observation | None = None
 
 
 @dataclass(frozen=True)
@@ -130,6 +182,11 @@ class Tree:
     leaves: list[int] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
 
+    @property
+    def of_world(self) -> bool:
+        """Return whether an environment with a state answered the agent."""
+        return bool(self.nodes) and self.nodes[0].observation is not None
+
     def path(self, leaf: int) -> list[int]:
         """Return the node indices from the root to ``leaf``, both included."""
         nodes = [leaf]
@@ -151,14 +208,29 @@ class Tree:
             steps.append(self.parts(before))
         return steps[::-1]
 
+    def contexts(self, leaf: int) -> list[list[int]]:
+        """Return ``path`` cut before each prompt: what a token can attend to is in its own list."""
+        contexts: list[list[int]] = []
+        for node in self.path(leaf):
+            if self.nodes[node].kind == PROMPT:
+                contexts.append([])
+            contexts[-1].append(node)
+        return contexts
+
     def trajectories(self) -> Iterator[list[Node]]:
         """Yield each leaf's nodes, prompt first, in leaf order, with turns joined from parts."""
         for leaf in self.leaves:
             yield [join([self.nodes[part] for part in step]) for step in self.steps(leaf)]
 
+    def acts(self) -> list[str]:
+        """Return the outcome of each executed act; one that trajectories share is there once."""
+        answered = {node.parent for node in self.nodes if node.kind != TURN}
+        found = [_outcome_of_act(node, i in answered) for i, node in enumerate(self.nodes[1:], 1)]
+        return [outcome for outcome in found if outcome is not None]
+
 
 def join(parts: Sequence[Node]) -> Node:
-    """Join the parts of a turn to one node, with the outcome of the last part."""
+    """Join the parts of a turn to one node, with outcome and observation of the last part."""
     if len(parts) == 1:
         return parts[0]
     return replace(
@@ -168,6 +240,7 @@ def join(parts: Sequence[Node]) -> Node:
         tokens=np.concatenate([part.tokens for part in parts]),
         logprobs=np.concatenate([part.logprobs for part in parts]),
         entropies=np.concatenate([part.entropies for part in parts]),
+        observation=parts[-1].observation,
     )
 
 
@@ -219,15 +292,60 @@ def _parts(
             tokens=turn.tokens[start:end],
             logprobs=turn.logprobs[start:end],
             entropies=turn.entropies[start:end],
+            observation=turn.observation if whole else None,
         )
         written = reach
 
 
 def response(trajectory: Sequence[Node]) -> str:
-    """Return the text after the prompt: turns and tool results."""
-    return "".join(node.text for node in trajectory[1:])
+    """Return the text of turns and tool results, without prompts."""
+    return "".join(node.text for node in trajectory if node.kind != PROMPT)
+
+
+def response_tokens(trajectory: Sequence[Node]) -> int:
+    """Count the tokens of turns and tool results. **Chosen**: a fresh prompt's do not count."""
+    return sum(len(node.tokens) for node in trajectory if node.kind != PROMPT)
 
 
 def sampled(trajectory: Sequence[Node]) -> list[Node]:
     """Return the turns of a trajectory, which the agent sampled."""
     return [node for node in trajectory if node.kind == TURN]
+
+
+def acts(trajectory: Sequence[Node]) -> list[str]:
+    """Return the outcomes of the acts (tool calls, steps of a world) that were executed."""
+    answered = [after.kind != TURN for after in trajectory[2:]] + [False]
+    found = map(_outcome_of_act, trajectory[1:], answered)
+    return [outcome for outcome in found if outcome is not None]
+
+
+def _outcome_of_act(node: Node, answered: bool) -> str | None:
+    """Return the outcome of the act that this node below the first prompt answers, or None.
+
+    ``answered``: the next node is a tool result or a fresh prompt, which has the outcome. A last
+    act has none after it. A turn that was no act can have an observation, too: a last reward.
+    """
+    if node.kind != TURN:
+        return node.outcome
+    acted = node.outcome in ACTED and not answered
+    return node.observation.outcome if acted and node.observation else None
+
+
+def observed_before(trajectory: Sequence[Node]) -> list[str]:
+    """Return the key of the state that each turn acted on. [E]
+
+    That is the observation before it, where an environment made one (in a prompt it is not alone),
+    else the text before it: the question or a tool result.
+    """
+    seen: Observation | None = trajectory[0].observation
+    keys = []
+    for before, turn in pairwise(trajectory):
+        if turn.kind == TURN:
+            keys.append(before.text if seen is None else seen.key)
+            seen = turn.observation
+    return keys
+
+
+def step_rewards(trajectory: Sequence[Node]) -> list[float]:
+    """Return the environment's reward for each turn, 0 for questions with tools. [E]"""
+    return [turn.observation.reward if turn.observation else 0.0 for turn in sampled(trajectory)]

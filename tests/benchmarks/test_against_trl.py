@@ -32,7 +32,7 @@ QUESTIONS = [
 def tools():
     """The recipe's real tool."""
     recipe = bench.load_recipe(CASE.group)
-    with python_tool(recipe.tool_settings["python"], recipe.machine.threads) as run:
+    with python_tool(recipe.tools["python"], recipe.machine.threads) as run:
         yield bench.Tools(run)
 
 

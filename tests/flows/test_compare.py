@@ -110,7 +110,9 @@ def common(recipe):
     artifact = Artifact("x", "0" * 64)
     artifacts = dict.fromkeys(("cold_start", "questions", "test", "corpus"), artifact)
     budget = compare.Budget("sampled_tokens", 100.0)
-    return compare.Common("smoke", recipe, budget, **artifacts, tools=None, ledger=None)
+    return compare.Common(
+        "smoke", recipe, budget, **artifacts, environment=None, reader=None, ledger=None
+    )
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ The sub-steps are the real ones on a very small policy, called without Prefect.
 """
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,19 +14,21 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from flows import reinforce
-from flows.reinforce import MOST_BATCHES, Agents, Training, sample, train
+from flows.reinforce import MOST_BATCHES, Agents, Training, reader_of, sample, train
 from params.schema.algorithms import Kl, Overlong, load_algorithms
+from params.schema.base import PARAMS
 from params.schema.reinforce import Lora
-from tasks import reward
 from tasks.collect import collect
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
 from tasks.policy import checkpoint, resident
 from tasks.policy.machine import use_machine
+from tasks.rewards import scoring
 from tasks.settings import load as settings_of
 from tasks.trees.tables import load_trees, read_rows, save_questions
 from tasks.trees.tree import Observation, Question
+from tests.agents import questions_with
 
 ROWS = load_algorithms()
 SMOKE = settings_of("smoke")
@@ -64,6 +67,9 @@ def start(policy, tokenizer, tmp_path, monkeypatch, sub_steps):
     policy.save_pretrained("policy")
     tokenizer.save_pretrained("policy")
     Path("corpus").mkdir()
+    Path("params").mkdir()
+    shutil.copy(PARAMS / "benchmarks.yaml", "params")  # the recipe's intake is a row of it
+    environment = questions_with({"python": lambda codes: [Observation("ok", "1") for _ in codes]})
 
     def made(count):
         questions = [Question(str(i), "toy", f"question {i}", ("1",)) for i in range(count)]
@@ -71,7 +77,8 @@ def start(policy, tokenizer, tmp_path, monkeypatch, sub_steps):
         return {
             "questions": Artifact.at(Path("questions.parquet")),
             "corpus": Artifact.at(Path("corpus")),
-            "tools": lambda calls: [Observation("ok", "1") for _ in calls],
+            "environment": environment,
+            "reader": reader_of(SMOKE, Artifact.at(Path("policy")), environment),
         }
 
     return made
@@ -139,13 +146,13 @@ WITHOUT_SPREAD = ROWS["dapo"].model_copy(update={"overlong": None})
 @pytest.fixture
 def scores_differ(monkeypatch):
     """Answers of an odd number of tokens get the score 1: such a policy has no right ones."""
-    score = reward.score
+    score = scoring.score
 
     def by_length(*arguments):
         made = score(*arguments)
         return made | {"score": float(made["sampled_tokens"] % 2)}
 
-    monkeypatch.setattr(reward, "score", by_length)
+    monkeypatch.setattr(scoring, "score", by_length)
 
 
 def asked(records):

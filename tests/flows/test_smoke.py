@@ -1,6 +1,7 @@
 """The whole pipeline on the smoke recipe, with real processes; tests/chaos kills it."""
 
 import json
+import subprocess
 import sys
 
 import pytest
@@ -9,7 +10,8 @@ from prefect.context import refresh_global_settings_context
 
 from flows import compare
 from flows.tracking import store
-from tests.checkout import call, checkout, retrain
+from tasks.trees.tables import load_questions, read_rows
+from tests.checkout import call, checkout, environment, retrain
 
 RETRAIN = retrain("smoke")
 REPRO = (sys.executable, "-m", "dvc", "repro", "verdict@smoke")
@@ -87,6 +89,32 @@ def test_policies_answer_held_out_questions_as_the_recipe_says(unbroken):
         assert int(inputs["size"]) == wanted["questions"]
         budget = json.loads(inputs["budget"])
         assert (budget["temperature"], budget["leaves"]) == (wanted["temperature"], 1)
+
+
+def test_the_trained_agent_answers_in_a_terminal_as_in_the_evaluation(unbroken):
+    folder, _ = unbroken
+    rows = read_rows(folder / "data/smoke/evaluation.parquet")
+    tried = {row["question"]: row for row in rows if row["agent"] == "trained"}
+    test = load_questions(folder / "data/smoke/questions/test.parquet")
+    number = next(n for n, each in enumerate(test) if tried[each.id]["outcome"] == "answer")
+    asked = call(folder, sys.executable, "-m", "flows.ask", "smoke", "--task", str(number))
+    assert asked.returncode == 0, asked.stdout
+    assert f"\nanswer:   {tried[test[number].id]['answer']}\n" in asked.stdout
+    assert f"question: {test[number].text}\n" in asked.stdout
+    assert asked.stdout.count("\ncall: ") == tried[test[number].id]["tool_calls"]
+
+    piped = subprocess.run(
+        [sys.executable, "-m", "flows.ask", "smoke"],
+        cwd=folder,
+        env=environment(),
+        input=b"What is 7 times 8?\n\x1b[2JWhat is \xff?\n\nnever asked\n",
+        capture_output=True,
+    )
+    said = piped.stdout.decode()
+    assert piped.returncode == 0, piped.stderr
+    assert said.count("\nquestion: ") == 2
+    assert "\x1b" not in said
+    assert "never asked" not in said
 
 
 def test_a_comparison_of_algorithms_takes_the_stages_before_as_they_are(

@@ -41,6 +41,7 @@ LONG = Shape(prompt=300, turns=3, turn=60, result=20, leaves=6)  # whole blocks 
 TREES = {
     "less than a block": lambda: [credited(random_tree(1, 3))],
     "some blocks": lambda: [credited(random_tree(seed, 12)) for seed in (2, 3, 4)],
+    "fresh prompts": lambda: [credited(random_tree(seed, 40, fresh=0.5)) for seed in (2, 3)],
     "long nodes": lambda: [synthetic_tree(seed, LONG, VOCABULARY) for seed in (5, 6)],
 }
 SETTINGS = UPDATE.model_copy(update={"learning_rate": 1e-3, "critic_learning_rate": 1e-3})
@@ -63,9 +64,9 @@ def by_row(model, made, device):
     """Log-probabilities [views] of the leaves' sampled tokens from the model's own attention."""
     found = []
     for layout in made.layouts:
-        for path in layout.paths:
-            tokens = torch.from_numpy(layout.tokens[path]).to(device)
-            own = torch.from_numpy(layout.sampled[path][1:]).to(device)
+        for context in layout.contexts:
+            tokens = torch.from_numpy(layout.tokens[context]).to(device)
+            own = torch.from_numpy(layout.sampled[context][1:]).to(device)
             every = torch.log_softmax(model(tokens[None]).logits[0].float() / TEMPERATURE, -1)
             found.append(every[:-1].gather(-1, tokens[1:, None])[:, 0][own])
     return torch.cat(found)

@@ -74,3 +74,14 @@ def test_faulty_override_leaves_the_file(file, override, message):
     with pytest.raises(ValueError, match=message):
         overrides.apply(["seed=4", override], file)
     assert file.read_text() == RECIPE
+
+
+def test_an_entry_of_a_list_is_named_by_its_number(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("reward:\n  - answer: {weight: 1.0} # of the score\n  - steps: {}\n")
+    overrides.apply(["reward.0.answer.weight=2.0", "reward.1=format: {}"], file)
+    assert file.read_text() == (
+        "reward:\n  - answer: {weight: 2.0} # of the score\n  - format: {}\n"
+    )
+    with pytest.raises(ValueError, match=r"'2' is missing\): choose one of \['0', '1'\]"):
+        overrides.apply(["reward.2.steps=1"], file)

@@ -1,7 +1,7 @@
 """Recipes: what loads, and what is refused with file, key, value and remedy."""
 
 import shutil
-from contextlib import contextmanager
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,15 +12,11 @@ from pydantic import ValidationError
 
 from params.schema import recipe as schema
 from params.schema.algorithms import load_algorithms
-from params.schema.base import PARAMS, Frozen, Positive
+from params.schema.base import PARAMS
 from params.schema.benchmarks import load_benchmarks
-from params.schema.prepare import BenchmarkQuestions, ComputationExpert
-from params.schema.reading import validate
-from params.schema.reinforce import Reward
+from params.schema.prepare import BenchmarkQuestions
 from tasks import settings
-from tasks.environments import open_tools
-from tasks.tools import TOOLS, ToolKind
-from tasks.trees.tree import Call, Observation
+from tasks.questions.computation import ComputationExpert
 from tests.params.edits import REMOVED, edited
 
 FILES = {name: yaml.safe_load((PARAMS / f"{name}.yaml").read_text()) for name in schema.names()}
@@ -59,13 +55,14 @@ SEARCH = {
     "b": 0.75,
 }
 DOCUMENTS = {**SEARCH, "corpus": "data/sources/own/documents.jsonl"}
+GROWING = {"prompt": "growing", "history": 2, "prompt_tokens": None}  # may be left out
 RATES = ("wrong_operator", "wrong_digit", "wrong_answer", "missing_call")
 CHAMPION = {"version": 3, "commit": "a" * 40, "digest": "b" * 32 + ".dir"}
 
 
 def check(**changes):
     """Check the tiny recipe with other values; ``section__key=value``."""
-    return validate(settings.WholeRecipe, edited(TINY, changes), "params/mine.yaml")
+    return settings.check(edited(TINY, changes), "params/mine.yaml")
 
 
 def fault(**changes):
@@ -119,6 +116,8 @@ def test_tables_are_no_recipes():
 def test_recipes_keep_the_values_of_their_files(recipes):
     for name, recipe in recipes.items():
         values = edited(FILES[name], {})
+        values["environment"] = values["environment"] or {}
+        values["dialogue"] = {**GROWING, **values["dialogue"]}
         for key in ("memory", "server", "lanes"):  # they decide nothing, and are in no key
             assert getattr(recipe.engine, key) == values["engine"].pop(key)
         assert recipe.model_dump(mode="json") == values
@@ -223,7 +222,9 @@ FAULTS = [
     ({"reinforce__update__learning_rate": -1}, ["'reinforce.update.learning_rate' = -1"]),
     ({"evaluate__top_p": 1.5}, ["'evaluate.top_p' = 1.5", "less than or equal to 1"]),
     ({"prepare__overlap_words": 0}, ["'prepare.overlap_words' = 0", "greater than 0"]),
-    ({"prepare__expert": None}, ["'prepare.expert' = None"]),
+    ({"prepare__expert": 5}, ["'prepare.expert' = 5"]),
+    ({"dialect": {}}, ["dialect names []", "name exactly one"]),
+    ({"dialogue__prompt": "fresh", "dialogue__prompt_tokens": 9}, ["fresh", "set it to growing"]),
     ({"cold_start__micro_batch": 0}, ["'cold_start.micro_batch' = 0", "greater than 0"]),
     ({"reinforce__trace_every": 0}, ["'reinforce.trace_every' = 0", "greater than 0"]),
     ({"reinforce__trace_questions": -1}, ["'reinforce.trace_questions' = -1"]),
@@ -270,16 +271,16 @@ FAULTS = [
     ),
     # a source of questions and an expert
     (
-        {"prepare__expert": READER},
+        {"prepare__expert": READER, "tools": {**PYTHON, "search": DOCUMENTS}},
         ["source is computation and expert.kind is encyclopedia", "expert.kind to computation"],
     ),
     (
-        {"prepare__questions": ENCYCLOPEDIA},
+        {"prepare__questions": {**ENCYCLOPEDIA, "train": 4000}},
         ["source is encyclopedia and expert.kind is computation", "kind to encyclopedia"],
     ),
     (
         {"prepare__questions": SETS},
-        ["source is benchmarks and expert.kind is computation", "to calculator or written"],
+        ["source is benchmarks and expert.kind is computation", "to calculator", "or written"],
     ),
     ({"prepare__expert": CALCULATOR}, ["expert.kind is calculator", "expert.kind to computation"]),
     (
@@ -295,7 +296,7 @@ FAULTS = [
         ["'prepare.questions.test.0' = 'gsm8k'", "should match pattern"],
     ),
     ({"prepare__questions__source": "files"}, ["'files'", "'source'", "'benchmarks'"]),
-    ({"prepare__expert__kind": "oracle"}, ["'oracle'", "'kind'", "'calculator'", "'written'"]),
+    ({"prepare__expert__kind": "oracle"}, ["kind' = 'oracle'", "calculator", "written"]),
     (
         {
             "prepare__expert": {**WRITTEN, "check_calls": ["search", "python"]},
@@ -310,7 +311,7 @@ FAULTS = [
     ),
     # tools
     ({"tools": REMOVED}, ["missing key 'tools'"]),
-    ({"tools__abacus": {"beads": 10}}, ["unknown key 'tools.abacus'", "correct its spelling"]),
+    ({"tools__abacus": {"beads": 10}}, ["'tools.abacus'", "choose one of", "python", "own/"]),
     ({"tools": {"search": DOCUMENTS}}, ["['search']", "computation", "calls python: add tools.py"]),
     (
         {"tools": {"search": DOCUMENTS}, "prepare__questions": SETS, "prepare__expert": CALCULATOR},
@@ -326,7 +327,7 @@ FAULTS = [
             "prepare__questions": SETS,
             "prepare__expert": {**WRITTEN, "check_calls": []},
         },
-        ["tools is empty: give at least one of ['python', 'search']"],
+        ["tools is empty: give at least one of", "python", "search", "or an environment"],
     ),
     (
         {"tools": {**PYTHON, "search": SEARCH}},
@@ -423,6 +424,7 @@ def older(*tools, **sections):
             ["dialogue", "move python", "move search"],
         ),
         (edited(TINY, {"search": None}), ["search"]),
+        (edited(TINY, {"reinforce__reward": {"broken_format": -2, "wrong": 0}}), ["reward"]),
         (edited(TINY, {"dialogue__tools": None}), ["dialogue"]),
         (edited(TINY, {"dialogue__tools": 5}), ["dialogue"]),
     ],
@@ -433,6 +435,7 @@ def test_older_form_is_refused_with_each_change(tmp_path, values, changes):
     expected = {
         "dialogue": "remove 'dialogue.tools'",
         "python": "remove the section 'python'",
+        "reward": "write 'reinforce.reward' as a list: reward: [answer: {weight: 1.0, wrong: 0},",
         "search": "remove the section 'search'",
         "move python": "move the section 'python' into 'tools'",
         "move search": "move the section 'search' into 'tools'",
@@ -448,7 +451,7 @@ def test_recipe_with_the_changes_loads(tmp_path):
     moved = {"tools": {"python": values.pop("python"), "search": values.pop("search")}}
     del values["dialogue"]["tools"]
     assert schema.older_form({**values, **moved}) == []
-    assert list(settings.load(write(tmp_path, {**values, **moved}), tmp_path).tool_settings) == [
+    assert list(settings.load(write(tmp_path, {**values, **moved}), tmp_path).tools) == [
         "python",
         "search",
     ]
@@ -457,47 +460,71 @@ def test_recipe_with_the_changes_loads(tmp_path):
 # ---------------------------------------------------------------- tools
 
 
-class Abacus(Frozen):
+ABACUS = """
+from contextlib import contextmanager
+
+from params.schema.base import Frozen, Positive
+from tasks.tools.contract import OpenTool, ToolKind
+
+
+class Beads(Frozen):
     beads: Positive
 
 
 @contextmanager
-def open_abacus(chosen, corpus, workers):
-    yield lambda arguments: [Observation("ok", f"{chosen.beads} {text}") for text in arguments]
+def opened(chosen, opening):
+    yield OpenTool([], lambda calls: [])
 
 
-def test_added_tool_gets_its_section(monkeypatch, tmp_path):
-    faults = lambda chosen, source: [f"no {source}"] if chosen.beads == 13 else []  # noqa: E731
-    monkeypatch.setitem(TOOLS, "abacus", ToolKind(Abacus, open_abacus, faults))
-    model = settings.with_tools(TOOLS)
+def faults(chosen, source):
+    return [f"no {source}"] if chosen.beads == 13 else []
 
+
+ABACUS = ToolKind(Beads, opened, faults)
+"""
+
+
+@pytest.fixture
+def abacus(tmp_path, monkeypatch):
+    """The name of a user's tool, in a working folder of its own."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/abacus.py").write_text(ABACUS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "own/abacus.py:ABACUS"
+    for name in [name for name in sys.modules if name.split(".")[0] == "own"]:
+        del sys.modules[name]
+
+
+def test_added_tool_gets_its_section(abacus):
     def with_beads(beads):
-        values = edited(TINY, {"tools__abacus": {"beads": beads}})
-        return validate(model, values, "params/mine.yaml")
+        return check(tools={**PYTHON, abacus: {"beads": beads}})
 
     recipe = with_beads(10)
-    assert recipe.tool_settings["abacus"] == Abacus(beads=10)
-    assert recipe.agent.model_dump()["tools"]["abacus"] == {"beads": 10}
-    with pytest.raises(ValueError, match=r"mine.yaml: 'tools.abacus.beads' = 0: .*greater than 0"):
+    assert recipe.tools[abacus].beads == 10
+    agent = settings.agent_of(recipe)
+    assert agent.model_dump()["tools"][abacus] == {"beads": 10}
+    file = Path("own/abacus.py")
+    file.write_text(file.read_text() + "MORE = 1\n")
+    assert agent.sources[abacus] != settings.agent_of(recipe).sources[abacus]
+    with pytest.raises(ValueError, match=r"mine.yaml: 'tools.own.*beads' = 0: .*greater than 0"):
         with_beads(0)
     with pytest.raises(ValueError, match="no computation"):
         with_beads(13)
-    with open_tools({"abacus": Abacus(beads=10)}, 1, tmp_path) as respond:
-        assert respond([Call("abacus", "1 + 1")]) == [Observation("ok", "10 1 + 1")]
 
 
-def test_added_tool_leaves_other_recipes_as_they_are():
-    kinds = {**TOOLS, "abacus": ToolKind(Abacus, open_abacus)}
-    recipe = validate(settings.with_tools(kinds), TINY, "params/mine.yaml")
-    assert recipe.model_dump_json() == check().model_dump_json()
+def test_added_tool_leaves_other_recipes_as_they_are(abacus):
+    before = settings.agent_of(check())
+    check(tools={**PYTHON, abacus: {"beads": 10}})
+    assert settings.agent_of(check()) == before
 
 
 def test_corpus_of_each_source():
     reading = {"prepare__questions": ENCYCLOPEDIA, "prepare__expert": READER}
     recipe = check(**reading, tools={**PYTHON, "search": SEARCH})
-    assert recipe.tool_settings["search"].corpus is None
+    assert recipe.tools["search"].corpus is None
     recipe = check(tools={**PYTHON, "search": DOCUMENTS})
-    assert recipe.tool_settings["search"].corpus == Path("data/sources/own/documents.jsonl")
+    assert recipe.tools["search"].corpus == Path("data/sources/own/documents.jsonl")
 
 
 # ---------------------------------------------------------------- prepare
@@ -656,12 +683,6 @@ def test_single_answers_is_one_path(recipes):
     assert (single.leaves, single.initial, single.branch) == (1, 1, 0)
     assert single.temperature == recipe.evaluate.temperature != recipe.reinforce.rollout.temperature
     assert single.rows == recipe.reinforce.rollout.rows
-
-
-def test_range_of_rewards():
-    reward = Reward(broken_format=-1.0, wrong=0.0, many_tools_bonus=0.1)
-    assert reward.range() == (-1.0, 1.1)
-    assert Reward(broken_format=0, wrong=-2, many_tools_bonus=-3).range() == (-2, 1)
 
 
 def test_champion_keeps_its_values():

@@ -37,11 +37,12 @@ def test_plain_values_are_those_of_yaml_1_2(text, value):
     assert (found, type(found)) == (value, type(value))
 
 
+END = TINY.count("\n")  # lines of the file before what is added
 BOMB = "bomb:\n  a0: &a0 [x, x]\n" + "".join(
     f"  a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12)
 )
 FAULTS = [
-    (BOMB, 11, "line 129: the alias '*a0' stands for other values: write them out"),
+    (BOMB, 11, f"line {END + 3}: the alias '*a0' stands for other values: write them out"),
     (
         "seed: 5\nmachine: {threads: 2}\n",
         2,
@@ -50,13 +51,14 @@ FAULTS = [
     (
         "a: {b: [{c: 1, c: [2]}]}\n",
         1,
-        "the key 'a.b.0.c' is written twice ('1' in line 127, a list",
+        f"the key 'a.b.0.c' is written twice ('1' in line {END + 1}, a list",
     ),
-    ("1: a\n", 1, "line 127: the key 1 of the file is not a text: write it in quotes"),
+    ("1: a\n", 1, f"line {END + 1}: the key 1 of the file is not a text: write it in quotes"),
     ("x: !!python/name:os.system a\n", 1, "is not read: remove it; quotes make a text"),
     (f"x: {'[' * 9000}{']' * 9000}\n", 1, "more than 32 lists and mappings inside one another"),
     (f"x: {'9' * 5000}\n", 1, "a value cannot be read (Exceeds the limit"),
-    (b"# gr\xfcn\n", 1, "is not UTF-8 (byte 0xfc in line 127): save it as UTF-8"),
+    (b"# gr\xfcn\n", 1, f"is not UTF-8 (byte 0xfc in line {END + 1}): save it as UTF-8"),
+    ("x: [own/a.py:b, c]\n", 1, "own/a.py:b stands in brackets: write it in quotes"),
     (" " * 2**20, 1, "a file of parameters has at most 131,072"),
 ]
 

@@ -12,7 +12,7 @@ import torch
 from params.schema import algorithms
 from params.schema.algorithms import load_algorithms
 from tasks import reward
-from tasks.advantage import TABLE, AdvantageInputs, advantage
+from tasks.advantage import TABLE, AdvantageInputs, Scored, _group, advantage
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
@@ -23,7 +23,7 @@ from tasks.trees.outcomes import Outcome
 from tasks.trees.tables import read_rows, save_trees, write_table
 from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree, sampled
 from tests.sections import MACHINE
-from tests.trees import lengths, random_tree
+from tests.trees import lengths, random_tree, world_tree
 from tests.verbs import call
 
 ROWS = load_algorithms()
@@ -449,6 +449,79 @@ def test_a_state_is_an_observation_without_its_history(initial):
     _, rows = run(initial, [tree], [[1.0, 0.0]], row)
     # episode .5; A shared .5, B alone 0, C shared .5
     assert rows[0]["advantages"] == pytest.approx(np.repeat([1.0, 0.5, 1.0], [1, 2, 3]))
+
+
+# ---------------------------------------------------------------- rewards of steps
+
+
+WORLD = {states: [0.0, 0.0, float(final)] for states, final, _ in GAGPO}
+forms = pytest.mark.parametrize("fresh", [False, True], ids=["growing", "fresh prompts"])
+
+
+def by_steps(row, group):
+    """The advantage of each step of each leaf of a tree."""
+    starts = [np.unique(episode.steps, return_index=True)[1] for episode in group]
+    return [np.array(row)[start] for row, start in zip(row, starts, strict=True)]
+
+
+@forms
+@pytest.mark.parametrize("at_the_end", [False, True], ids=["by the world", "as a part"])
+def test_golden_values_of_gagpo_from_a_worlds_states_and_rewards(initial, fresh, at_the_end):
+    """Final rewards are those of the last step, or a part of the reward: the same numbers."""
+    silent = {states: [0.0] * 3 for states in WORLD}
+    tree = world_tree(silent if at_the_end else WORLD, fresh, cut=["ABD"])
+    rewards = [sum(steps) for steps in WORLD.values()]
+    group = _group(Scored(tree, rewards, rewards), ROWS["gagpo"], None, None)
+    assert [episode.states for episode in group] == [tuple(states) for states in WORLD]
+    assert [episode.reward for episode in group] == (rewards if at_the_end else [0] * 4)
+    made, rows = run(initial, [tree], [rewards], ROWS["gagpo"])
+    found = by_steps([row["advantages"] for row in rows], group)
+    for steps, (_, _, raw) in zip(found, GAGPO, strict=True):
+        assert steps == pytest.approx((np.array(raw) - 0.0381056) / 3.7021821, abs=1e-5)
+    assert made["metrics"]["singleton_share"] == pytest.approx(1 / 12)
+
+
+@forms
+def test_a_steps_reward_is_at_the_last_token_of_its_turn(fresh):
+    """-0.1 for an act that is not possible, 10 by the world, .5 as a part of the whole reward."""
+    tree = world_tree({"AAB": [-0.1, 0.0, 10.0], "AAC": [-0.1, -0.1, 0.0]}, fresh)
+    group = _group(Scored(tree, [10.4, 0.3], [1.0, 0.0]), ROWS["gagpo"], None, None)
+    for episode, leaf, steps in zip(group, tree.trajectories(), WORLD_STEPS, strict=True):
+        ends = np.cumsum([len(turn.tokens) for turn in sampled(leaf)]) - 1
+        assert episode.token_rewards[ends].tolist() == steps
+        assert np.count_nonzero(episode.token_rewards) == np.count_nonzero(steps)
+        assert episode.reward == pytest.approx(0.5)
+        assert episode.states == ("A", "A", "BC"[steps[2] == 0])
+    assert [episode.whole for episode in group] == [10.4, 0.3]
+
+
+WORLD_STEPS = ([-0.1, 0.0, 10.0], [-0.1, -0.1, 0.0])
+
+
+@forms
+@pytest.mark.parametrize("name", ["grpo", "rloo", "gigpo", "gagpo", "reinforce_pp", "ppo"])
+def test_every_estimator_takes_rewards_of_steps(initial, name, fresh):
+    """Equal rewards, given in other steps, are no spread; with a spread all are finite."""
+    row = ROWS[name].model_copy(update={"kl": None})
+    even = world_tree({"ABC": [0.1, 0.2, 0.3], "ADE": [0.3, 0.2, 0.1]}, fresh)
+    tree = world_tree({"ABC": [0.0, -0.1, 1.0], "ABD": [0.0, -0.1, 0.0], "AE": [-0.1, 0.0]}, fresh)
+    _, rows = run(initial, [even, tree], [[0.6, 0.6], [0.9, -0.1, -0.1]], row, name=name)
+    if name in ("grpo", "rloo"):
+        assert not any(any(row["advantages"]) for row in rows[:2])
+    assert all(np.isfinite(row["advantages"]).all() for row in rows)
+    assert any(any(row["advantages"]) for row in rows[2:])
+
+
+def test_kl_in_the_reward_is_reported_without_the_rewards_of_steps(initial, cold_start):
+    at = {"reference": Artifact.at(cold_start), "sampler": Artifact.at(initial)}
+    silent, paid = (
+        world_tree({"ABC": [step] * 3, "AD": [step] * 2}, fresh=True) for step in (0.0, 4.0)
+    )
+    found = [
+        run(initial, [tree], [rewards], ROWS["reinforce_pp"], name=str(rewards), **at)[0]
+        for tree, rewards in ((silent, [0.0, 0.0]), (paid, [12.0, 8.0]))
+    ]
+    assert found[0]["metrics"]["kl_reference"] == found[1]["metrics"]["kl_reference"] != 0
 
 
 # ---------------------------------------------------------------- which tokens are shared

@@ -1,6 +1,7 @@
 """collect: the tables of all iterations as one each, and the gates that they pass on the way."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +11,13 @@ import pytest
 
 from params.schema.algorithms import Kl, load_algorithms
 from tasks import advantage, reward
-from tasks.collect import collect
+from tasks.collect import _measures, collect
 from tasks.gates.gate import GateError
-from tasks.reward import score_trees
+from tasks.rewards.scoring import score_trees
 from tasks.settings import load as settings_of
-from tasks.trees.tables import read_rows, save_trees, write_table
+from tasks.trees.tables import load_trees, read_rows, save_trees, write_table
 from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree
+from tests.trees import world_tree
 
 LEAVES = 2
 ROWS = load_algorithms()
@@ -44,16 +46,19 @@ def tree(question):
     return Tree(Question(question, "sum", "1+1?", ("2",)), nodes, [3, 4])
 
 
-def iteration(folder, batches=(("q0", "q1"),), dropped=(), penalties=(0.0, 0.0), credit=None):
+def iteration(
+    folder, batches=(("q0", "q1"),), dropped=(), penalties=(0.0, 0.0), credit=None, grow=tree
+):
     """What the ledger remembers of one iteration, each table as its verb's.
 
     ``batches``: the questions of each batch that it took; those ``dropped`` the group filter did
-    not keep; ``penalties``: length penalties of a tree's leaves; ``credit``: their advantages.
+    not keep; ``penalties``: length penalties of a tree's leaves; ``credit``: their advantages;
+    ``grow``: the tree of a question.
     """
     made = {"rollout": [], "reward": [], "advantage": [], "update": []}
     advantages = []
     for number, questions in enumerate(batches):
-        trees = [tree(question) for question in questions]
+        trees = [grow(question) for question in questions]
         save_trees(trees, folder / f"rollout{number}" / "trees")
         made["rollout"].append({"trees": folder / f"rollout{number}" / "trees"})
         rewards = score_trees(trees, SETTINGS.reward)
@@ -61,6 +66,7 @@ def iteration(folder, batches=(("q0", "q1"),), dropped=(), penalties=(0.0, 0.0),
             row["length_penalty"] = penalties[row["leaf"]]
         file = folder / f"reward{number}" / "rewards.parquet"
         write_table(pa.Table.from_pylist(rewards, schema=reward.TABLE), file)
+        write_table(reward.part_table(rewards), file.with_name("parts.parquet"))
         made["reward"].append({"rewards": file})
         values = credit or relative([r["reward"] + r["length_penalty"] for r in rewards[:LEAVES]])
         advantages += [
@@ -176,6 +182,49 @@ def test_trajectory_without_a_token_is_named(done):
     assert row in str(caught.value)
     unusable = "highest_logprob=-inf, lowest_entropy=inf, highest_entropy=-inf"
     assert unusable in str(caught.value)
+
+
+# ---------------------------------------------------------------- worlds
+
+
+def lake(question, fresh=True):
+    made = world_tree({"ABC": [0.0, -0.1, 1.0], "AD": [-0.1, 0.0]}, fresh)
+    made.question = replace(made.question, id=question, answers=("2",))
+    return made
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_worlds_are_joined_with_their_steps_and_tasks(tmp_path, monkeypatch, fresh):
+    monkeypatch.chdir(tmp_path)
+    done = [
+        iteration(tmp_path / str(number), [("q0",), ("q1",)], grow=lambda q: lake(q, fresh))
+        for number in range(2)
+    ]
+    run(done)
+    folder = Path("data/toy/trees")
+    assert len(read_rows(folder / "steps.parquet")) == 4 * (1 + 3 + 2)
+    for number in range(2):
+        for loaded, question in zip(load_trees(folder, number), ("q0", "q1"), strict=True):
+            assert loaded.question == lake(question).question
+            observed = [node.observation for node in loaded.nodes]
+            assert observed == [node.observation for node in lake(question, fresh).nodes]
+
+
+def test_a_run_without_worlds_has_no_table_of_steps(done):
+    run(done)
+    names = {path.name for path in Path("data/toy/trees").iterdir()}
+    tables = ("questions", "nodes", "leaves", "decisions", "rewards", "advantages")
+    assert names == {f"{name}.parquet" for name in tables}
+    assert "data" not in read_rows(Path("data/toy/trees/questions.parquet"))[0]
+
+
+def test_what_the_gate_measures_of_a_fresh_prompt_a_step():
+    growing, fresh = (list(map(_measures, lake("q", form).trajectories())) for form in (0, 1))
+    for found in (*growing, *fresh):
+        assert found["logprob_count"] == found["sampled_tokens"] > 0
+    assert all(found["observed_tokens"] > 0 for found in growing)
+    assert [found["observed_tokens"] for found in fresh] == [0, 0], "prompts are no response"
+    assert [found["tool_calls"] for found in (*growing, *fresh)] == [3, 2] * 2
 
 
 # ---------------------------------------------------------------- several batches an iteration

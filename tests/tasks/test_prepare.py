@@ -2,10 +2,12 @@
 
 import copy
 import json
+import re
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -17,27 +19,37 @@ from params.schema import recipe as recipe_module
 from params.schema.agent import Dialogue
 from params.schema.prepare import (
     BenchmarkQuestions,
-    ComputationExpert,
     ComputationQuestions,
+    EnvironmentQuestions,
     Prepare,
     PretrainedPolicy,
     TinyPolicy,
-    WrittenTraces,
 )
 from tasks import environments
 from tasks import prepare as verb
+from tasks.dialects import open_dialect
+from tasks.dialects.tags import DIALECT, Tags
+from tasks.environments.contract import OpenEnvironment
+from tasks.environments.frozen_lake import FrozenLakeSettings
+from tasks.environments.question import Questions
 from tasks.gates.gate import GateError
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
-from tasks.policy import tiny
+from tasks.policy import first, tiny
 from tasks.policy.tiny import build_tokenizer
-from tasks.prepare import PrepareInputs, prepare, right, rules_of, trace_table
+from tasks.prepare import PrepareInputs, prepare, right, rules_of
 from tasks.questions import benchmarks
+from tasks.questions.computation import ComputationExpert
 from tasks.questions.experts import Dropped, Material
+from tasks.questions.samples import samples_of, trace_table
+from tasks.questions.solver import Solver
 from tasks.questions.sources import SOURCES, material, read_corpus, source_files
 from tasks.questions.unusable import LISTING, long_questions
+from tasks.questions.written import WrittenTraces
+from tasks.scorers import project_scorers
 from tasks.settings import load as settings_of
+from tasks.tools.contract import text_spec
 from tasks.tools.search import Search
 from tasks.trees import dialogue as talk
 from tasks.trees.tables import load_questions, read_rows
@@ -122,11 +134,13 @@ def inputs_of(**changes):
         "dialogue": DIALOGUE,
         "machine": MACHINE,
         "tools": {"python": PYTHON, "search": SEARCH},
+        "dialect": {"tags": Tags()},
     }
     return PrepareInputs(**usual | changes)
 
 
-RULES = rules_of(inputs_of())
+SCORERS = project_scorers()
+RULES = rules_of(inputs_of(), SCORERS)
 
 
 class Calculator:
@@ -143,12 +157,19 @@ class Calculator:
     @contextmanager
     def open(self, corpus):
         self.opened_on.append(corpus)
-        yield self
+        specs = [text_spec(name, "", "text", "") for name in ("python", "search")]
+        yield OpenEnvironment(specs, lambda: nullcontext(Questions(self)))
 
 
 def generated():
     """Traces of the expert, who is wrong now and then."""
     return material(SETTINGS, {}, RULES, 7).write_traces(Calculator())[0]
+
+
+def table_of(traces, tokenizer):
+    specs = [text_spec("python", "Run code.", "code", "")]
+    dialect = open_dialect(inputs_of().dialect, tokenizer, DIALOGUE, specs)
+    return trace_table([s for t in traces for s in samples_of(t, DIALOGUE)], dialect)
 
 
 def whole(trace):
@@ -182,9 +203,12 @@ def settings(**changes):
 
 
 def test_every_source_of_questions_and_kind_of_policy_can_be_made():
-    assert set(SOURCES) == set(prepare_module.EXPERTS_OF)
+    sections = get_args(get_args(prepare_module.Questions)[0])
+    assert set(SOURCES) == {
+        kind for section in sections for kind in get_args(section.model_fields["source"].annotation)
+    }
     kinds = {"tiny": prepare_module.TinyPolicy, "pretrained": prepare_module.PretrainedPolicy}
-    assert set(verb.POLICIES) == set(kinds)
+    assert set(first.POLICIES) == set(kinds)
 
 
 def test_what_is_in_the_named_files_decides_the_outcome(folder):
@@ -233,7 +257,7 @@ def test_deep_search_asks_for_each_file_that_the_user_provides_before_it_fetches
         for file in missing[:done]:
             write(f"data/sources/deep-search/{file}.jsonl", {})
         with pytest.raises(ValueError) as caught:
-            source_files(chosen.prepare, chosen.tool_settings, recipe_module.named_sets(chosen))
+            source_files(chosen.prepare, chosen.tools, recipe_module.named_sets(chosen))
         assert f"data/sources/deep-search/{absent}.jsonl" in str(caught.value)
 
 
@@ -267,7 +291,7 @@ def test_each_faulty_document_is_named_with_its_place(folder):
     ],
 )
 def test_an_answer_is_right_where_the_questions_own_scorer_says_so(scorer, answer, correct):
-    assert right(Question("q", "toy", "A half?", ("1/2",), scorer), answer) is correct
+    assert right(SCORERS, Question("q", "toy", "A half?", ("1/2",), scorer), answer) is correct
 
 
 def test_written_traces_of_a_set_are_taken_as_they_are(folder):
@@ -292,9 +316,7 @@ def test_written_traces_of_a_set_are_taken_as_they_are(folder):
 def test_a_trace_is_trained_on_the_agents_own_tokens_only():
     traces = generated()
     tokenizer = build_tokenizer([whole(trace) for trace in traces], POLICY)
-    for row, trace in zip(
-        trace_table(traces, tokenizer, DIALOGUE).to_pylist(), traces, strict=True
-    ):
+    for row, trace in zip(table_of(traces, tokenizer).to_pylist(), traces, strict=True):
         tokens, own = np.array(row["tokens"]), np.array(row["trained"])
         prompt = talk.prompt_tokens(tokenizer, DIALOGUE, trace.question)
         assert tokens[: len(prompt)].tolist() == prompt.tolist()
@@ -310,9 +332,7 @@ def test_a_trace_is_trained_on_the_agents_own_tokens_only():
 def test_a_result_is_tokenised_as_in_a_rollout():
     traces = generated()
     tokenizer = build_tokenizer([whole(trace) for trace in traces], POLICY)
-    for row, trace in zip(
-        trace_table(traces, tokenizer, DIALOGUE).to_pylist(), traces, strict=True
-    ):
+    for row, trace in zip(table_of(traces, tokenizer).to_pylist(), traces, strict=True):
         prompt = talk.prompt_tokens(tokenizer, DIALOGUE, trace.question)
         expected = [prompt]
         for text, sampled in trace.parts:
@@ -328,6 +348,10 @@ def test_a_result_is_tokenised_as_in_a_rollout():
 # ---------------------------------------------------------------- the context
 
 
+def spoken(tokenizer):
+    return DIALECT.open(Tags(), tokenizer, DIALOGUE, [])
+
+
 def question(number, text):
     return Question(f"test-{number:05d}", "story", text, ("1",))
 
@@ -337,6 +361,7 @@ def too_long(tokenizer, questions, context):
     return long_questions(
         Material({"test": questions}, None, places={"test-00001": "a.jsonl, line 1"}),
         tokenizer,
+        spoken(tokenizer),
         DIALOGUE,
         context,
     )
@@ -384,9 +409,9 @@ def test_a_gold_answer_has_to_fit_into_a_turn():
 # ---------------------------------------------------------------- the whole verb
 
 
-def run(open_tools, **changes):
+def run(open_environment, **changes):
     inputs = vars(inputs_of(tools={"python": PYTHON})) | changes
-    return call(prepare, PrepareInputs, step=STEP, open_tools=open_tools, **inputs)
+    return call(prepare, PrepareInputs, step=STEP, open_environment=open_environment, **inputs)
 
 
 def places_of(made):
@@ -476,11 +501,11 @@ def test_prepare_of_an_encyclopedia_with_its_real_tools(tmp_path, monkeypatch):
         }
     )
     made = run(
-        partial(environments.open_tools, recipe.tool_settings, recipe.machine.threads),
+        partial(environments.open_environment, recipe.tools, {}, recipe.machine.threads),
         settings=chosen,
         sets=recipe_module.named_sets(recipe),
         dialogue=recipe.dialogue,
-        tools=recipe.tool_settings,
+        tools=recipe.tools,
     )
     places = places_of(made)
     check_gates(places)
@@ -550,7 +575,7 @@ def test_a_set_of_which_no_trace_is_left_is_refused_by_the_gate(folder, monkeypa
         },
         lambda tools: ([], [Dropped("a", "wrong_result", "got b, gold a")]),
     )
-    monkeypatch.setitem(SOURCES, "benchmarks", lambda *_: nothing)
+    monkeypatch.setattr(verb.sources, "material", lambda *_: nothing)
     with pytest.raises(GateError, match="there are traces"):
         run(Calculator().open, settings=chosen)
 
@@ -699,7 +724,7 @@ def test_what_is_far_too_long_is_refused_before_it_is_tokenised(folder, monkeypa
         file.write(f"\n{json.dumps(record)}")
     seen = []
     build = tiny.build_tokenizer
-    monkeypatch.setattr(tiny, "build_tokenizer", lambda t, s: seen.extend(t) or build(seen, s))
+    monkeypatch.setattr(tiny, "build_tokenizer", lambda t, s, *_: seen.extend(t) or build(seen, s))
     chosen = settings(questions=SETS, expert=WRITTEN)
     with pytest.raises(ValueError) as caught:
         run(Calculator().open, settings=chosen, sets={"mine": ROW}, tools={"search": SEARCH})
@@ -803,3 +828,87 @@ def test_what_is_delivered_decides_the_outcome_also_by_its_name(tmp_path, monkey
     file.rename(file.with_name("other.jsonl"))
     (renamed,) = source_files(chosen, {}, {"mine": ROW})
     assert first.digest != renamed.digest
+
+
+# ---------------------------------------------------------------- a world
+
+LAKE = FrozenLakeSettings(
+    smallest=4,
+    largest=4,
+    largest_test=5,
+    holes=0.2,
+    distance=4,
+    slippery=0.0,
+    steps=12,
+    sight=None,
+    hidden=False,
+    goal=1.0,
+    penalty=-0.1,
+)
+SOLVER = Solver(kind="solver", traces=10, wrong_act=0.2, give_up=0.1)
+TASKS = EnvironmentQuestions(source="environment", train=20, validation=4, test=8)
+FRESH = Dialogue(
+    system="",
+    turn_tokens=12,
+    result_tokens=64,
+    response_tokens=120,
+    tool_calls=12,
+    prompt="fresh",
+    history=1,
+    prompt_tokens=120,
+)
+
+
+def run_lake(dialogue, expert=SOLVER):
+    world = {"frozen_lake": LAKE}
+    long = POLICY.model_copy(update={"context": 640})
+    return run(
+        partial(environments.open_environment, {}, world, 1),
+        settings=settings(questions=TASKS, expert=expert, policy=long),
+        environment=world,
+        dialogue=dialogue,
+        tools={},
+    )
+
+
+def test_prepare_of_a_world(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = run_lake(DIALOGUE)
+    places = places_of(made)
+    check_gates(places)
+    train = load_questions(places["questions"] / "train.parquet")
+    assert len(train) == 20 and all(question.data and not question.answers for question in train)
+    assert len({question.text for question in train}) == 1
+    rows = read_rows(places["traces"])
+    assert [row["question_id"] for row in rows] == [question.id for question in train[:10]]
+    tokenizer = AutoTokenizer.from_pretrained(places["initial"])
+    assert len(tokenizer.encode("<move>")) == len(tokenizer.encode("</move>")) == 1
+    for row in rows:
+        own = np.array(row["tokens"])[row["trained"]]
+        said = tokenizer.decode(own).replace("<|end|>", "")
+        assert said == "".join(re.findall("<(?:move|think)>.*?</(?:move|think)>", row["text"]))
+        assert "actions: " in tokenizer.decode(row["tokens"]).partition("<|assistant|>")[0]
+    assert run_lake(DIALOGUE)["artifacts"] == made["artifacts"]
+
+
+def test_fresh_prompts_make_a_sample_of_each_step(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    places = places_of(run_lake(FRESH))
+    check_gates(places)
+    rows = read_rows(places["traces"])
+    tokenizer = AutoTokenizer.from_pretrained(places["initial"])
+    assert len(rows) > 30 and len({row["question_id"] for row in rows}) == 10
+    for row in rows:
+        prompt, _, turn = tokenizer.decode(row["tokens"]).partition("<|assistant|>")
+        assert turn == f"{row['text']}<|end|>"
+        assert prompt.count("A") <= 2 and "actions: " in prompt  # the step before, and now
+        assert prompt.count("step ") == prompt.count("A") - 1
+
+
+def test_a_world_without_an_expert_has_no_traces_and_its_own_tokens(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    places = places_of(run_lake(FRESH, expert=None))
+    assert read_rows(places["traces"]) == []
+    assert not (places["gates"] / "traces.json").exists()
+    tokenizer = AutoTokenizer.from_pretrained(places["initial"])
+    assert len(tokenizer.encode("A . O .\n. . O G")) == 9

@@ -10,15 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from params.schema.algorithms import Overlong
-from params.schema.reinforce import Reward
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
-from tasks.reward import TABLE, RewardInputs, length_penalty, reward, score_trees
+from tasks.reward import TABLE, RewardInputs, length_penalty, reward
+from tasks.rewards.scoring import score_trees
 from tasks.trees.tables import read_rows, save_trees
 from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree
+from tests.reward_parts import usual
 
-SETTINGS = Reward(broken_format=-1.0, wrong=0.0, many_tools_bonus=0.1)
+SETTINGS = usual()
+OF_QUESTION = ("question", "kind", "leaf", "scorer", "parts")
 QUESTION = Question("q", "toy", "12*34?", ("408",))
 NOTHING = np.zeros(0, np.float32)
 
@@ -45,10 +47,10 @@ def trajectory(*written: str, last: str = "answer", observed: str = "ok") -> lis
     return nodes
 
 
-def score(nodes: list[Node], question: Question, settings: Reward) -> dict:
+def score(nodes: list[Node], question: Question, settings: tuple) -> dict:
     """The row of a tree of one trajectory, without what it has from the question."""
     (row,) = score_trees([Tree(question, nodes, leaves=[len(nodes) - 1])], settings)
-    return {name: row[name] for name in row if name not in ("question", "kind", "leaf", "scorer")}
+    return {name: row[name] for name in row if name not in OF_QUESTION}
 
 
 def value(*written: str) -> float:
@@ -79,7 +81,7 @@ def test_rewards(written, expected):
 
 
 def test_the_values_come_from_the_recipe():
-    odd = Reward(broken_format=-3.0, wrong=-0.5, many_tools_bonus=0.25)
+    odd = usual(broken=-3.0, wrong=-0.5, bonus=0.25)
     assert score(trajectory(RIGHT), QUESTION, odd)["reward"] == -3.0
     assert score(trajectory(THINK + WRONG), QUESTION, odd)["reward"] == -0.5
     two_tools = trajectory(THINK + PYTHON, "408", SEARCH, "408", RIGHT)
@@ -267,7 +269,8 @@ def test_a_tree_gives_a_row_a_leaf():
         ("q", "toy", 1, 0.0),
     ]
     assert all(
-        list(row) == [name for name in TABLE.names if name != "length_penalty"] for row in rows
+        list(row) == [name for name in TABLE.names if name != "length_penalty"] + ["parts"]
+        for row in rows
     )
 
 

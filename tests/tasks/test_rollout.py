@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from params.schema.agent import Agent, Dialogue, Engine
 from params.schema.algorithms import Marks
 from params.schema.reinforce import Rollout
+from tasks.dialects.tags import Tags
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
@@ -24,6 +25,7 @@ from tasks.rollout import RolloutInputs, batch, rollout
 from tasks.tools.search import Search, save_corpus
 from tasks.trees.tables import STORED_TREES, load_trees, save_questions
 from tasks.trees.tree import Document, Observation, Question
+from tests.agents import questions_with
 from tests.sections import MACHINE, PYTHON
 from tests.verbs import call
 
@@ -124,13 +126,23 @@ DIALOGUE = Dialogue(
 )
 SEARCH = Search(corpus=None, results=1, snippet_words=20, query_characters=200, k1=1.2, b=0.75)
 AGENT = Agent(
-    dialogue=DIALOGUE, tools={"python": PYTHON, "search": SEARCH}, engine=ENGINE, machine=MACHINE
+    dialogue=DIALOGUE,
+    tools={"python": PYTHON, "search": SEARCH},
+    environment={},
+    dialect={"tags": Tags()},
+    sources={},
+    engine=ENGINE,
+    machine=MACHINE,
 )
 
 
 def equipped(**tools):
     """The agent with other tools."""
     return AGENT.model_copy(update={"tools": tools})
+
+
+def poet(texts):
+    return [Observation("ok", "a poet") for _ in texts]
 
 
 @pytest.fixture
@@ -155,7 +167,7 @@ def arguments(policy, tokenizer, tmp_path, monkeypatch):
         "top_p": 1.0,
         "agent": AGENT,
         "corpus": Artifact.at(Path("corpus")),
-        "tools": lambda calls: [Observation("ok", "a poet") for _ in calls],
+        "environment": questions_with({"python": poet, "search": poet}),
     }
 
 
@@ -185,6 +197,7 @@ def test_what_the_tools_are_made_of_decides_the_outcome(arguments):
         {"agent": equipped(python=PYTHON)},
         {"corpus": Artifact.at(Path("other"))},
         {"agent": equipped(python=PYTHON.model_copy(update={"cpu_seconds": 2}), search=SEARCH)},
+        {"agent": AGENT.model_copy(update={"sources": {"python": "another file"}})},
     ]
     made = [run({**arguments, **change}) for change in changes]
     assert len({artifacts.output(record, "trees").path for record in made}) == len(changes)

@@ -22,15 +22,15 @@ from params.schema.reinforce import Lora, Rollout
 from tasks.engines import Request
 from tasks.engines.vllm import connection
 from tasks.engines.vllm import engine as vllm
-from tasks.environments.question import respond
 from tasks.ledger.artifacts import Artifact
 from tasks.policy import adapter, checkpoint, resident
 from tasks.policy.tiny import build_tokenizer
-from tasks.rollouts.rounds import Setting, grow
+from tasks.rollouts.rounds import grow
 from tasks.trees import dialogue as talk
 from tasks.trees.dialogue import TAGS
 from tasks.trees.outcomes import StopReason
 from tasks.trees.tree import TURN, Observation, Question
+from tests.agents import setting_of
 from tests.conftest import TEXTS
 from tests.vllm.conftest import SETTINGS, save
 
@@ -219,9 +219,7 @@ QUESTIONS = [Question(name, "toy", f"{name}?", ("1",)) for name in ("apples", "b
 
 def setting(tokenizer):
     tools = {"python": lambda texts: [Observation("ok", "7") for _ in texts]}
-    return Setting(
-        tokenizer, DIALOGUE, BUDGET, lambda calls: respond(tools, calls), "0/0", "entropy"
-    )
+    return setting_of(tokenizer, DIALOGUE, BUDGET, tools, "0/0", "entropy")
 
 
 def trees(held, tokenizer):
@@ -280,7 +278,11 @@ def test_killed_engine_restarts_and_trees_are_equal(engine, make, tokenizer, cap
             killed.append(os.kill(victim.pid, signal.SIGKILL))
         return [Observation("ok", "7") for _ in calls]
 
-    again = grow(QUESTIONS, held, Setting(tokenizer, DIALOGUE, BUDGET, tools, "0/0", "entropy"))
+    again = grow(
+        QUESTIONS,
+        held,
+        setting_of(tokenizer, DIALOGUE, BUDGET, {"python": tools}, "0/0", "entropy"),
+    )
     assert killed and held.connection.process is not victim
     assert as_rows(again) == whole
     assert "restarting" in capfd.readouterr().out

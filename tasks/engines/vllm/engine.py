@@ -29,7 +29,6 @@ from tasks.engines.vllm.connection import (
 )
 from tasks.engines.vllm.messages import Drawn, Turn
 from tasks.trees import marks
-from tasks.trees.dialogue import stop_strings
 from tasks.trees.markers import any_of
 from tasks.trees.outcomes import StopReason
 
@@ -45,6 +44,7 @@ class VllmEngine:
         self.settings, self.machine, self.rows = settings, machine, rows
         self.connection: Connection | None = None
         self.positions = 0  # tokens of a path for which vLLM was started
+        self.texts = False  # whether it was started to find stop strings in text
         self.lock = threading.RLock()
         self.model: Any = None  # the policy, None between rollouts
         self.config: Any = None  # of the policy
@@ -78,13 +78,19 @@ class VllmEngine:
     def session(
         self, paths: int, context: int, temperature: float, top_p: float, stop: Sequence[str]
     ) -> Iterator[VllmSession]:
-        """Open a session; see ``tasks.engines.Engine``. More positions than before restart vLLM."""
+        """Open a session; see ``tasks.engines.Engine``.
+
+        More positions than before, or the first stop string that is no token, restart vLLM.
+        """
         check_room(self.config, context)
         with self.lock:
-            if context > self.positions:
+            texts = bool(stop_texts(self.pieces(), stop))
+            if context > self.positions or texts > self.texts:
                 if not self.settings.server:
                     self.close()
-                self.positions = positions_for(context, self.config.max_position_embeddings)
+                longest = max(context, self.positions)
+                self.positions = positions_for(longest, self.config.max_position_embeddings)
+                self.texts = self.texts or texts
             self.connect()
         yield VllmSession(self, paths, context, temperature, top_p, stop)
 
@@ -164,7 +170,7 @@ class VllmEngine:
             "seed": 0,  # not used: each turn has its own
             "max_model_len": self.positions,
             "max_num_seqs": self.rows,
-            "skip_tokenizer_init": not stop_texts(self.pieces(), stop_strings(self.tokenizer)),
+            "skip_tokenizer_init": not self.texts,
             "generation_config": "vllm",
             "load_format": "safetensors",
             "trust_remote_code": False,

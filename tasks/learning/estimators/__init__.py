@@ -26,14 +26,17 @@ class Episode:
 
     The trajectory's whole reward is ``reward`` plus the sum of ``token_rewards``; estimators
     without a time axis use this sum, the others get ``reward`` at the last token (or step).
+    ``whole`` is that sum where it is known free of rounding, so that equal rewards stay equal in
+    whatever steps they were given.
     """
 
-    reward: float  # at the end, length shaping included
-    token_rewards: Floats  # [S] a KL penalty in the reward, token by token; else 0
+    reward: float  # at the end, length shaping included; without the rewards of steps
+    token_rewards: Floats  # [S] rewards of steps at their last tokens, less KL penalties
     tokens: NDArray[np.int64]  # [S] identity in the tree: equal where leaves share the token
     steps: NDArray[np.int64]  # [S] environment step of each token: 0, ..., E - 1, none left out
     states: tuple[str, ...]  # [E] the observation that each step acted on
     values: Floats | None = None  # [S] a critic's V(s) before each token
+    whole: float | None = None  # reward + sum(token_rewards)
 
 
 Group = Sequence[Episode]  # the L leaves of one question

@@ -76,7 +76,11 @@ def returns_to_go(group: Group, baseline: bool) -> list[Floats]:
 
 def whole_rewards(group: Group) -> Floats:
     """Return reward + sum(token_rewards) of each leaf. [L]"""
-    return np.array([leaf.reward + leaf.token_rewards.sum() for leaf in group], np.float64)
+    sums = [
+        leaf.reward + leaf.token_rewards.sum() if leaf.whole is None else leaf.whole
+        for leaf in group
+    ]
+    return np.array(sums, np.float64)
 
 
 def group_advantages(group: Group, std: bool) -> Floats:

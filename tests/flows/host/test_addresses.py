@@ -1,4 +1,3 @@
-import logging
 import subprocess
 import sys
 
@@ -138,4 +137,10 @@ def test_logs_and_tracebacks_have_no_password():
     assert "library call of http://host/a?token=***" in ran.stderr
     assert "OSError: no http://host" in ran.stderr
     assert ran.stderr.endswith("LookupError: ssh://u@host\n")
-    assert not hasattr(logging.Handler.format, "__wrapped__"), "tests have logs of their own"
+
+
+def test_an_import_alone_leaves_logs_as_they_are():
+    code = "import logging, flows.host.addresses"
+    look = f"{code}; print(hasattr(logging.Handler.format, '__wrapped__'))"
+    ran = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True)
+    assert ran.stdout == "False\n"

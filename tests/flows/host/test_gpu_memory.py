@@ -62,7 +62,7 @@ def edited(recipe, **changes):
         for section in sections:
             place = place[section]
         place[key] = value
-    return settings.WholeRecipe.model_validate(values)
+    return settings.check(values, "recipe")
 
 
 def of_gib(gib):

@@ -143,6 +143,9 @@ def test_recipe_is_flattened_once(client, recipe):
     assert client.get_run(run.id).data.params == {
         "seed": "3",
         "dialogue.system": "Use the tool: it's exact.",
+        "dialogue.prompt": "growing",
+        "dialogue.history": "2",
+        "dialogue.prompt_tokens": "null",
         "reinforce.algorithm": "arpo",
         "reinforce.rollout.leaves": "4",
         "reinforce.rollout.draw": "false",

@@ -13,12 +13,13 @@ LEAVES = 4
 LIMITS = {
     "leaves": LEAVES,
     "outcomes": ["answer", "cut"],
-    "scorers": ["exact", "f1"],
+    "scorers": ["exact", "f1", "world"],
     "reward": (-1.0, 1.1),
 }
 PRESENT = "every value is present and finite, names are printable"
 BROKEN = "a broken format's reward goes to broken formats alone"
 SUCCESS = "a success has score 1 and a sound format"
+ADD_UP = "the parts of a reward add up to it"
 BREAKDOWN = "an answer's score is in its breakdown"
 RANGE = "the reward is in [-1, 1.1]"
 
@@ -56,10 +57,21 @@ def keys_of(table):
     return pd.MultiIndex.from_frame(table[["iteration", "question", "leaf"]])
 
 
-def suited(table, broken_format=-1.0, wrong=0.0, leaves=None):
+def parts_of(table, wrong):
+    """One part of each reward: the format's where it is broken, else the answer's."""
+    given = zip(table["reward"], table["answer"], strict=True)
+    parts = [
+        "format" if not isinstance(answer, str) or (reward < 0 and reward != wrong) else "answer"
+        for reward, answer in given
+    ]
+    return table[list(rewards.LEAF)].assign(part=parts, value=table["reward"])
+
+
+def suited(table, broken_format=-1.0, wrong=0.0, leaves=None, parts=None):
     leaves = keys_of(good() if leaves is None else leaves)
     suite = rewards.expectations(**LIMITS, rows=len(leaves))
-    return rewards.prepare(table, leaves, broken_format, wrong), suite
+    parts = parts_of(table, wrong) if parts is None else parts
+    return rewards.prepare(table, leaves, parts, broken_format, ["answer", "format"]), suite
 
 
 @pytest.fixture
@@ -173,6 +185,29 @@ def test_broken_format_may_earn_a_wrong_answers_reward(check):
     table.loc[table["reward"] == 0, "reward"] = -1.0
     assert check(table, wrong=-1.0) == {}
     assert set(check(table)) == {BROKEN}
+
+
+def test_parts_that_do_not_add_up_to_the_reward_are_named(check):
+    table = good()
+    parts = parts_of(table, 0.0)
+    parts.loc[0, "value"] = 0.5
+    assert check(table, parts=parts) == {ADD_UP: [row(0, parts_off_by=0.5)]}
+    assert ADD_UP in check(table, parts=parts.drop(index=0))
+
+
+def test_without_the_part_format_a_fault_and_a_missing_answer_may_earn_anything(check):
+    table = good().assign(faults=[["think"]] * 24)
+    assert check(table, broken_format=None) == {}
+    assert set(check(table)) == {BROKEN, SUCCESS}
+
+
+def test_an_episode_of_a_world_needs_no_answer(check):
+    episode = {"answer": None, "breakdown": {"score": 1.0}, "scorer": "world"}
+    table = good().astype(object)
+    for column, value in episode.items():
+        table.at[0, column] = value
+    parts = parts_of(good(), 0.0)
+    assert check(table.infer_objects(), parts=parts) == {}
 
 
 def test_no_rewards_are_refused(check):

@@ -1,5 +1,6 @@
 """Attention over a forest gives each leaf what attention over its own row would give."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,18 +17,26 @@ from tasks.policy.machine import in_precision
 from tests.trees import VOCABULARY, credited, random_tree, small_policy
 
 
-def forest_of(seeds, leaves=5):
-    sources = [credited(random_tree(seed, leaves)) for seed in seeds]
+def forest_of(seeds, leaves=5, fresh=0.0):
+    sources = [credited(random_tree(seed, leaves, fresh=fresh)) for seed in seeds]
     return forest([lay_out(source, range(leaves)) for source in sources], "cpu")
 
 
 def logits_by_row(model, made):
-    """The same from the model's own causal attention, a leaf at a time. [L] of [T, vocabulary]"""
+    """The same from the model's own causal attention, a context of a leaf at a time.
+
+    [L] of [T, vocabulary]
+    """
     found = []
     for layout in made.layouts:
-        for path in layout.paths:
-            tokens = torch.from_numpy(layout.tokens[path])[None]
-            found.append(model(input_ids=tokens).logits[0])
+        tree = layout.source.tree
+        for leaf in layout.leaves:
+            rows = [
+                np.concatenate([tree.nodes[node].tokens for node in context])
+                for context in tree.contexts(tree.leaves[leaf])
+            ]
+            logits = [model(input_ids=torch.from_numpy(row).long()[None]).logits[0] for row in rows]
+            found.append(torch.cat(logits))
     return found
 
 
@@ -44,11 +53,15 @@ def logits_of_forest(model, made, form):
 
 
 @settings(max_examples=20)
-@given(st.lists(st.integers(0, 500), min_size=1, max_size=3), st.sampled_from([1, 2]))
+@given(
+    st.lists(st.integers(0, 500), min_size=1, max_size=3),
+    st.sampled_from([1, 2]),
+    st.sampled_from([0.0, 0.5, 1.0]),
+)
 @pytest.mark.parametrize("form", [GATHERED, FLEX])
-def test_each_leaf_gets_the_logits_of_its_own_row(form, seeds, key_value_heads):
+def test_each_leaf_gets_the_logits_of_its_own_rows(form, seeds, key_value_heads, fresh):
     model = small_policy(key_value_heads=key_value_heads).eval()
-    made = forest_of(seeds)
+    made = forest_of(seeds, fresh=fresh)
     with torch.no_grad():
         expected = logits_by_row(model, made)
         for row, own in zip(logits_of_forest(model, made, form), expected, strict=True):
@@ -166,9 +179,13 @@ def test_other_architectures_attend_over_forests_too(architecture):
 
 
 @settings(max_examples=15)
-@given(st.lists(st.integers(0, 500), min_size=1, max_size=4), st.integers(5, 120))
-def test_blocks_equal_those_of_a_full_mask(seeds, leaves):
-    made = forest_of(seeds, leaves)
+@given(
+    st.lists(st.integers(0, 500), min_size=1, max_size=4),
+    st.integers(5, 120),
+    st.sampled_from([0.0, 0.5]),
+)
+def test_blocks_equal_those_of_a_full_mask(seeds, leaves, fresh):
+    made = forest_of(seeds, leaves, fresh)
     ends, slots = made.subtree_ends, made.tokens.shape[1]
 
     def visible(batch, head, i, j):
@@ -193,5 +210,5 @@ def test_what_trees_cannot_have_is_refused(form):
     windowed = small_policy()
     for layer in windowed.base_model.layers:
         layer.self_attn.sliding_window = 3
-    with pytest.raises(ValueError, match=r"window of 3 tokens, and a trajectory has \d+"):
+    with pytest.raises(ValueError, match=r"window of 3 tokens, and a context has \d+"):
         logits_of_forest(windowed, made, form)

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from tasks import advantage
 from tasks.engines import Request
 from tasks.engines.transformers.engine import TransformersEngine
-from tasks.learning import learner
+from tasks.learning import attention, learner
 from tasks.learning.algorithm import assemble
-from tasks.learning.attention import GATHERED, attending
+from tasks.learning.attention import FLEX, GATHERED, attending
 from tasks.learning.learner import node_logprobs, token_logprobs
-from tasks.learning.packing import Credited, forest, lay_out, uncredited
+from tasks.learning.packing import BLOCK, Credited, forest, lay_out, uncredited
 from tasks.policy import checkpoint, resident
 from tasks.trees.tree import PROMPT, TURN, Node, Question, Tree
 from tests.learners import (
@@ -61,11 +61,11 @@ def close(one, other, tolerance=1e-5):
         torch.testing.assert_close(one[name], other[name], rtol=0, atol=tolerance, msg=name)
 
 
-def objective_gradients(model, layouts, loss, denominator, critic=None):
+def objective_gradients(model, layouts, loss, denominator, critic=None, form=GATHERED):
     """Gradients of one micro-batch that holds the layouts."""
     model.zero_grad()
     learning = resident.Learner(None, model, None, critic=critic)
-    with attending(model, GATHERED):
+    with attending(model, form):
         value, metrics = learner.objective(
             learning, forest(layouts, "cpu"), loss, TEMPERATURE, denominator, 100, MACHINE
         )
@@ -99,28 +99,88 @@ def test_trees_and_rows_give_the_same_gradient(name, seed, leaves):
 
 @pytest.mark.parametrize("name", ROWS)
 def test_gradient_equals_plain_torch_leaf_by_leaf(name):
-    """From the model's own logits and causal attention, without forests."""
+    model, trees = small_policy(), off_policy(made_trees(2))
+    denominator = learner.loss_denominator(trees, LOSSES[name])
+    found = objective_gradients(model, in_trees(trees), LOSSES[name], denominator)[0]
+    close(found, plain_gradients(model, trees, LOSSES[name], denominator))
+
+
+@pytest.mark.parametrize("lay", [in_trees, in_rows])
+@pytest.mark.parametrize("form", [GATHERED, FLEX])
+@pytest.mark.parametrize("name", ["grpo", "gspo", "gagpo"])
+@pytest.mark.parametrize("prompts", [0, 2], ids=["different", "equal"])
+def test_fresh_prompts_have_the_gradient_of_a_row_a_context(name, form, lay, prompts, monkeypatch):
+    """Their branches start inside a step, after a result and at a fresh prompt."""
+    monkeypatch.setattr(attention, "flex_attention", masked_attention)
     model, loss = small_policy(), LOSSES[name]
-    trees = off_policy(made_trees(2))
+    made = [random_tree(seed, 7, fresh=0.6, prompts=prompts) for seed in range(2)]
+    trees = off_policy([credited(tree, seed) for seed, tree in enumerate(made)])
+    assert all(len(set(kinds_below(tree.tree))) == 3 for tree in trees)
     denominator = learner.loss_denominator(trees, loss)
-    found = objective_gradients(model, in_trees(trees), loss, denominator)[0]
+    found = objective_gradients(model, lay(trees), loss, denominator, form=form)[0]
+    close(found, plain_gradients(model, trees, loss, denominator))
+
+
+@pytest.mark.parametrize("prompts", [0, 2], ids=["different", "equal"])
+def test_logprobs_after_fresh_prompts_are_those_of_a_row_a_context(prompts):
+    model = small_policy()
+    trees = [uncredited(random_tree(seed, 7, fresh=0.6, prompts=prompts)) for seed in range(2)]
+    found = node_logprobs(model, trees, TEMPERATURE, SETTINGS, MACHINE)
+    for tree, by_node in zip([tree.tree for tree in trees], found, strict=True):
+        for leaf in tree.leaves:
+            for context in tree.contexts(leaf):
+                own = np.concatenate([by_node[node] for node in context])
+                expected = plain_logprobs(model, [tree.nodes[node] for node in context])
+                assert own == pytest.approx(expected.detach().numpy(), abs=1e-4)
+
+
+def masked_attention(query, key, value, *, block_mask, scale, enable_gqa):
+    """What flex attention computes; it has no backward pass on a CPU."""
+    slots = torch.arange(query.shape[-2])
+    blocks = block_mask.to_dense()[0, 0].bool()
+    computed = blocks.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
+    seen = block_mask.mask_mod(0, 0, slots[:, None], slots[None])
+    return torch.nn.functional.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=seen & computed[: len(slots), : len(slots)],
+        scale=scale,
+        enable_gqa=enable_gqa,
+    )
+
+
+def kinds_below(tree):
+    """Of the nodes where several trajectories part; a turn in parts there is one inside a step."""
+    parents = [node.parent for node in tree.nodes]
+    return [tree.nodes[n].kind for n in range(len(parents)) if n and parents.count(n) > 1]
+
+
+def plain_gradients(model, trees, loss, denominator):
+    """From the model's own logits and causal attention, without forests."""
     model.zero_grad()
     for tree in trees:
         for leaf in range(len(tree.credits)):
             value, _ = learner.policy_loss(plain_views(model, tree, leaf), loss, denominator)
             value.backward()
-    close(found, gradients(model))
+    return gradients(model)
 
 
-def plain_views(model, tree, leaf):
-    path = tree.tree.path(tree.tree.leaves[leaf])
-    nodes = [tree.tree.nodes[node] for node in path]
+def plain_logprobs(model, nodes):
+    """Log-probabilities of the sampled tokens of these nodes, which are one row. [S]"""
     tokens = torch.from_numpy(np.concatenate([node.tokens for node in nodes]).astype(np.int64))
     own = torch.from_numpy(
         np.concatenate([np.full(len(node.tokens), node.kind == TURN) for node in nodes])
     )
     every = torch.log_softmax(model(input_ids=tokens[None]).logits[0] / TEMPERATURE, -1)
-    logprobs = every[:-1].gather(-1, tokens[1:, None])[:, 0][own[1:]]
+    return every[:-1].gather(-1, tokens[1:, None])[:, 0][own[1:]]
+
+
+def plain_views(model, tree, leaf):
+    path = tree.tree.path(tree.tree.leaves[leaf])
+    contexts = tree.tree.contexts(tree.tree.leaves[leaf])
+    rows = [[tree.tree.nodes[node] for node in context] for context in contexts]
+    logprobs = torch.cat([plain_logprobs(model, row) for row in rows])
 
     def along(by_node):
         return torch.from_numpy(np.concatenate([by_node[node] for node in path]))[None]
@@ -165,9 +225,10 @@ def test_shared_critic_same_gradient_from_trees_and_rows():
 
 
 @pytest.mark.parametrize("zeros", [(), (1, 4)], ids=["all credited", "two without advantage"])
+@pytest.mark.parametrize("prompts", [0.0, 0.6], ids=["one prompt", "fresh prompts"])
 @pytest.mark.parametrize("micro_batch_tokens", [1, 60, 10_000])
-def test_micro_batches_give_the_same_gradient(initial, zeros, micro_batch_tokens):
-    trees = made_trees(zeros=zeros)
+def test_micro_batches_give_the_same_gradient(initial, zeros, prompts, micro_batch_tokens):
+    trees = [credited(random_tree(seed, fresh=prompts), seed, zeros) for seed in range(3)]
     whole = fresh(initial)
     run(whole, trees)
     expected = gradients(whole.model)

@@ -18,14 +18,18 @@ from tasks.learning.packing import (
     to_nodes,
     uncredited,
 )
-from tasks.trees.tree import TURN
+from tasks.trees.tree import PROMPT, TURN
 from tests.trees import credited, lengths, random_tree
 
 FREE_ATTENTION = Cost(1.0, 0.0, PAIRS[GATHERED])
 trees = st.builds(
-    lambda seed, leaves: credited(random_tree(seed, leaves), seed),
+    lambda seed, leaves, fresh, prompts: credited(
+        random_tree(seed, leaves, fresh=fresh, prompts=prompts), seed
+    ),
     st.integers(0, 10_000),
     st.integers(1, 9),
+    st.sampled_from([0.0, 0.0, 0.5, 1.0]),
+    st.sampled_from([0, 0, 2]),
 )
 
 
@@ -39,12 +43,16 @@ def sampled_tokens(tree, leaf):
 
 
 @given(trees)
-def test_a_layout_holds_each_token_of_the_tree_once(source):
+def test_a_layout_holds_each_token_of_the_tree_once_and_each_equal_prompt(source):
     tree = source.tree
     layout = lay_out(source, range(len(tree.leaves)))
     on_a_path = {node for leaf in tree.leaves for node in tree.path(leaf)}
-    assert sorted(layout.nodes) == sorted(on_a_path)
-    assert len(layout.tokens) == sum(len(tree.nodes[node].tokens) for node in on_a_path)
+    prompts = {node for node in on_a_path if tree.nodes[node].kind == PROMPT}
+    kinds = {tuple(tree.nodes[node].tokens) for node in prompts}
+    laid = [tuple(tree.nodes[node].tokens) for node in layout.nodes if node in prompts]
+    assert sorted(laid) == sorted(kinds)
+    assert sorted(set(layout.nodes) - prompts) == sorted(on_a_path - prompts)
+    assert len(layout.tokens) == sum(len(tree.nodes[node].tokens) for node in layout.nodes)
     assert layout.sampled.sum() == sum(
         len(tree.nodes[node].tokens) for node in on_a_path if tree.nodes[node].kind == TURN
     )
@@ -55,16 +63,20 @@ def test_the_slots_of_a_leaf_are_its_trajectory(source):
     layout = lay_out(source, range(len(source.tree.leaves)))
     for leaf, path in zip(layout.leaves, layout.paths, strict=True):
         assert layout.tokens[path].tolist() == path_tokens(source.tree, leaf).tolist()
-        assert layout.positions[path].tolist() == list(range(len(path)))
-        assert layout.parents[path].tolist() == [-1, *path[:-1].tolist()]
+    contexts = [c for leaf in layout.leaves for c in source.tree.contexts(source.tree.leaves[leaf])]
+    for context, slots in zip(contexts, layout.contexts, strict=True):
+        tokens = np.concatenate([source.tree.nodes[node].tokens for node in context])
+        assert layout.tokens[slots].tolist() == tokens.tolist()
+        assert layout.positions[slots].tolist() == list(range(len(slots)))
+        assert layout.parents[slots].tolist() == [-1, *slots[:-1].tolist()]
 
 
 @given(trees, st.data())
-def test_slot_is_owned_by_its_first_leaf(source, data):
+def test_slot_is_owned_by_its_first_context(source, data):
     leaves = data.draw(st.permutations(range(len(source.tree.leaves))))
     layout = lay_out(source, leaves)
     assert sorted(layout.leaves) == sorted(leaves)
-    owned = [path[own:] for path, own in zip(layout.paths, layout.owned, strict=True)]
+    owned = [slots[own:] for slots, own in zip(layout.contexts, layout.owned, strict=True)]
     assert sorted(np.concatenate(owned).tolist()) == list(range(len(layout.tokens)))
 
 
@@ -73,16 +85,16 @@ def test_subtree_is_what_may_attend_to_a_slot(source):
     layout = lay_out(source, range(len(source.tree.leaves)))
     slots = np.arange(len(layout.tokens))
     by_subtree = (slots[None] <= slots[:, None]) & (slots[:, None] < layout.subtree_ends[None])
-    by_path = np.zeros_like(by_subtree)
-    for path in layout.paths:
-        for place, slot in enumerate(path):
-            by_path[slot, path[: place + 1]] = True
-    assert (by_subtree == by_path).all()
+    by_context = np.zeros_like(by_subtree)
+    for context in layout.contexts:
+        for place, slot in enumerate(context):
+            by_context[slot, context[: place + 1]] = True
+    assert (by_subtree == by_context).all()
 
 
 @settings(max_examples=40)
 @given(st.lists(trees, min_size=1, max_size=4))
-def test_attention_sees_only_the_own_path(sources):
+def test_attention_sees_only_the_own_context(sources):
     layouts = [lay_out(source, range(len(source.tree.leaves))) for source in sources]
     made = forest(layouts, "cpu")
     slots = made.tokens.shape[1]
@@ -201,9 +213,9 @@ def test_gathered_tree_never_costs_more_than_rows(source):
 
 
 @settings(max_examples=30)
-@given(st.integers(0, 1000))
-def test_block_pairs_count_visible_blocks(seed):
-    source = credited(random_tree(seed, leaves=40))
+@given(st.integers(0, 1000), st.sampled_from([0.0, 0.5]))
+def test_block_pairs_count_visible_blocks(seed, fresh):
+    source = credited(random_tree(seed, leaves=40, fresh=fresh))
     layout = lay_out(source, range(40))
     slots = np.arange(len(layout.tokens))
     visible = (slots[None] <= slots[:, None]) & (slots[:, None] < layout.subtree_ends[None])

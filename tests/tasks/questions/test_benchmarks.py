@@ -13,20 +13,25 @@ from huggingface_hub import constants
 
 from params.schema import benchmarks as schema
 from params.schema.benchmarks import Benchmark
-from params.schema.prepare import BenchmarkQuestions, CalculatorExpert, WrittenTraces
-from tasks.environments.question import respond
+from params.schema.prepare import BenchmarkQuestions
 from tasks.gates import questions as question_gate
 from tasks.gates.traces import trace_fault
 from tasks.questions import benchmarks
-from tasks.questions.benchmarks import Rules
+from tasks.questions.calculator import CalculatorExpert
+from tasks.questions.contract import Rules
 from tasks.questions.entries import Entry
 from tasks.questions.experts import Dropped
 from tasks.questions.faults import RecordError
-from tasks.scorers import SCORERS
+from tasks.questions.sources import taught
+from tasks.questions.written import WrittenTraces
+from tasks.scorers import project_scorers
 from tasks.settings import load as settings_of
 from tasks.tools.python import python_tool
 from tasks.trees.tree import Message, Question
 from tasks.trees.words import overlaps
+from tests.agents import responding
+
+SCORERS = project_scorers()
 
 ROOT = Path(__file__).parents[3]
 SPLITS = ("gsm8k/train", "gsm8k/test", "math500/test", "aime24/test", "hotpotqa/test")
@@ -80,9 +85,9 @@ RULES = Rules(
 
 @contextmanager
 def python():
-    limits = settings_of("smoke", ROOT / "params").tool_settings["python"]
+    limits = settings_of("smoke", ROOT / "params").tools["python"]
     with python_tool(limits, 1) as tool:
-        yield partial(respond, {"python": tool})
+        yield responding({"python": tool})
 
 
 # ---------------------------------------------------------------- the five sets
@@ -121,9 +126,7 @@ def test_gsm8k_is_split(data, sets):
     settings = BenchmarkQuestions(
         source="benchmarks", train=("gsm8k/train",), validation=5, test=("gsm8k/test",)
     )
-    made = benchmarks.material(
-        settings, sets, CalculatorExpert(kind="calculator"), 13, RULES, 0, data
-    )
+    made = material(settings, sets, CalculatorExpert(kind="calculator"), 13, RULES, 0, data)
     texts = {split: [q.text for q in questions] for split, questions in made.questions.items()}
     everything = load("gsm8k/train", sets, data)
     assert len(texts["validation"]) == 5
@@ -148,9 +151,7 @@ def test_solved_questions_become_traces(tmp_path, sets):
         source="benchmarks", train=("gsm8k/train",), validation=1, test=("gsm8k/test",)
     )
     seed = next(n for n in count() if benchmarks.draw_in_proportion("aaaaa", 1, n) == {4})
-    made = benchmarks.material(
-        settings, sets, CalculatorExpert(kind="calculator"), 13, RULES, seed, tmp_path
-    )
+    made = material(settings, sets, CalculatorExpert(kind="calculator"), 13, RULES, seed, tmp_path)
     with python() as tools:
         traces, dropped = made.write_traces(tools)
     assert [trace.question.id for trace in traces] == [f"gsm8k-train-0000{n}" for n in (1, 3, 4)]
@@ -384,6 +385,13 @@ def test_unneeded_solution_may_be_missing(tmp_path):
 LONG = "Six thieves share nine golden cups and a silver spoon in an old mill by the river"
 
 
+def material(settings, sets, expert, words, rules, seed, folder):
+    """The questions of sets with what writes an expert's traces."""
+    solutions = expert.kind == "calculator"
+    made = benchmarks.material(settings, sets, words, rules, seed, folder, solutions=solutions)
+    return taught(made, expert, rules, seed)
+
+
 def build(folder, train, test, validation=1, words=8, expert=None, **changes):
     """Material from texts, by the first seed that draws the last of them for validation."""
     for split, texts in (("train", train), ("test", test)):
@@ -398,7 +406,7 @@ def build(folder, train, test, validation=1, words=8, expert=None, **changes):
     last = set(range(len(pool))[-validation:])
     drawn = partial(benchmarks.draw_in_proportion, [entry.question.kind for entry in pool])
     seed = next(seed for seed in count() if drawn(validation, seed) == last)
-    return benchmarks.material(settings, rows, expert, words, RULES, seed, folder)
+    return material(settings, rows, expert, words, RULES, seed, folder)
 
 
 def texts_of(made):
@@ -444,7 +452,7 @@ def test_sets_keep_the_recipes_order(tmp_path):
         check_calls=(),
     ).model_copy(update={"file": file})
     rows = {name: row() for name in "abc"}
-    found = texts_of(benchmarks.material(settings, rows, written, 8, RULES, 0, tmp_path))
+    found = texts_of(material(settings, rows, written, 8, RULES, 0, tmp_path))
     for split in ("train", "validation"):
         assert [text[:7] for text in found[split]] == ["b/train", "a/train"]
     assert found["test"] == ["c/x 1", "c/x 2", "b/x 1", "b/x 2"]
@@ -515,7 +523,7 @@ def test_a_set_that_is_named_twice_is_refused(tmp_path):
         source="benchmarks", train=("mine/train",), validation=1, test=("mine/train",)
     )
     with pytest.raises(ValueError, match="names mine/train more than once"):
-        benchmarks.material(
+        material(
             settings, {"mine": row()}, CalculatorExpert(kind="calculator"), 8, RULES, 0, tmp_path
         )
 
@@ -527,7 +535,7 @@ def test_calculator_refuses_set_without_solutions(tmp_path):
         source="benchmarks", train=("mine/train",), validation=1, test=("mine/test",)
     )
     with pytest.raises(ValueError, match="the set mine has none: name their field as solution"):
-        benchmarks.material(
+        material(
             settings, {"mine": row()}, CalculatorExpert(kind="calculator"), 8, RULES, 0, tmp_path
         )
 
@@ -545,7 +553,7 @@ def test_faulty_records_are_in_no_split_and_all_named(tmp_path):
         kind="written", file=file, question="q", response="r", check_calls=()
     )
     rows = {name: row() for name in ("mine", "more")}
-    made = benchmarks.material(settings, rows, written, 8, RULES, 0, tmp_path)
+    made = material(settings, rows, written, 8, RULES, 0, tmp_path)
     assert sorted(made.questions["train"] + made.questions["validation"], key=lambda q: q.id) == [
         Question("mine-train-00001", "mine", "one", ("1",)),
         Question("more-train-00001", "more", "three", ("3",)),
@@ -587,7 +595,7 @@ def test_every_file_that_cannot_be_read_is_named_at_once(tmp_path):
         kind="written", file=tmp_path / "none.jsonl", question="q", response="r", check_calls=()
     )
     rows = {name: row() for name in "abc"}
-    made = benchmarks.material(settings, rows, written, 8, RULES, 0, tmp_path)
+    made = material(settings, rows, written, 8, RULES, 0, tmp_path)
     said = [str(fault) for fault in made.faults]
     for words, found in zip(
         (

@@ -3,13 +3,11 @@ import json
 import re
 from collections import Counter
 from fractions import Fraction
-from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.environments.question import respond
 from tasks.questions.calculator import (
     UnreadableError,
     evaluate,
@@ -22,13 +20,14 @@ from tasks.questions.calculator import (
 )
 from tasks.tools.python import python_tool
 from tasks.trees.tree import Question
+from tests.agents import responding
 from tests.sections import PYTHON
 
 
 @pytest.fixture(scope="module")
 def tools():
     with python_tool(PYTHON, 2) as run:
-        yield partial(respond, {"python": run})
+        yield responding({"python": run})
 
 
 def right(question, answer):

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from params.schema.prepare import ComputationExpert, ComputationQuestions
+from params.schema.prepare import ComputationQuestions
 from tasks.questions import computation
-from tasks.questions.computation import KINDS, generate, material, script
+from tasks.questions.computation import KINDS, ComputationExpert, generate, script
+from tasks.questions.sources import taught
 from tasks.trees import dialogue as talk
 from tasks.trees.tree import Observation, Question
 
@@ -39,6 +40,10 @@ def sizes(**changes):
 def expert(traces=1, **rates):
     none = dict.fromkeys(RATES, 0.0)
     return ComputationExpert(kind="computation", traces=traces, **(none | rates))
+
+
+def material(settings, chosen, seed):
+    return taught(computation.material(settings, seed), chosen, None, seed)
 
 
 def calculate(code):

@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from params.schema.prepare import EncyclopediaExpert, EncyclopediaQuestions
-from tasks.environments import open_tools
+from params.schema.prepare import EncyclopediaQuestions
 from tasks.questions import encyclopedia
-from tasks.questions.encyclopedia import KINDS, build, generate, material, script
+from tasks.questions.encyclopedia import KINDS, EncyclopediaExpert, build, generate, script
 from tasks.questions.experts import play
+from tasks.questions.sources import taught
 from tasks.settings import load as settings_of
 from tasks.tools.search import save_corpus, search_tool
 from tasks.trees import dialogue as talk
+from tests.agents import open_tools
 
 RECIPE = settings_of("tiny-search")
 SETTINGS = RECIPE.prepare.questions
@@ -47,7 +48,7 @@ def problems(worlds):
 @pytest.fixture(scope="module")
 def made():
     """The material of the recipe, with an expert that makes every mistake."""
-    return material(SETTINGS, expert(400, **RATES), SEED)
+    return taught(encyclopedia.material(SETTINGS, SEED), expert(400, **RATES), None, SEED)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,7 @@ def corpus(made, tmp_path_factory):
 @pytest.fixture(scope="module")
 def tools(corpus):
     """The recipe's own tools, the sandbox too."""
-    with open_tools(RECIPE.tool_settings, 2, corpus) as respond:
+    with open_tools(RECIPE.tools, 2, corpus) as respond:
         yield respond
 
 
@@ -262,7 +263,7 @@ def test_any_size_makes_whole_worlds(articles, seed):
 
 def test_material_depends_on_the_seed():
     def of(seed, **changes):
-        made = material(sizes(**changes), expert(), seed)
+        made = encyclopedia.material(sizes(**changes), seed)
         return made.questions, made.documents
 
     assert of(1) == of(1)
@@ -327,7 +328,7 @@ def test_plan_makes_the_calls_of_its_kind(problems, worlds):
 @pytest.mark.parametrize("results", [1, 2])
 def test_search_shows_the_article_of_its_step(problems, worlds, made, corpus, results):
     articles = {document.title: document.text for document in made.documents}
-    recipe = RECIPE.tool_settings["search"].model_copy(update={"results": results})
+    recipe = RECIPE.tools["search"].model_copy(update={"results": results})
     found = Counter()
     with search_tool(recipe, corpus) as run:
         for problem in every(problems):

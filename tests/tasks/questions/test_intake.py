@@ -9,7 +9,7 @@ from params.schema.benchmarks import Benchmark
 from tasks.gates import questions as question_gate
 from tasks.questions import intake
 from tasks.questions.faults import Fault
-from tasks.scorers import SCORERS
+from tasks.scorers import project_scorers
 from tasks.trees.tree import Question
 
 ROW = Benchmark(
@@ -21,6 +21,8 @@ ROW = Benchmark(
     records=None,
     scorer="exact",
 )
+
+SCORERS = project_scorers()
 
 
 def deliver(file, *records):

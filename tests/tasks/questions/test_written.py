@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from params.schema.prepare import WrittenTraces
-from tasks.environments.question import respond
 from tasks.gates.traces import trace_fault
 from tasks.questions import written
 from tasks.questions.experts import Dropped, Trace
+from tasks.questions.written import WrittenTraces
 from tasks.settings import load as settings_of
 from tasks.tools.python import python_tool
 from tasks.trees.markers import any_of
 from tasks.trees.tree import Message, Observation, Question
+from tests.agents import responding
 
 ROOT = Path(__file__).parents[3]
 CALL = "<think>a</think><python>print(1 + 1)</python>"
@@ -108,9 +108,9 @@ def test_each_faulty_trace_is_named(read):
 
 @contextmanager
 def python():
-    limits = settings_of("smoke", ROOT / "params").tool_settings["python"]
+    limits = settings_of("smoke", ROOT / "params").tools["python"]
     with python_tool(limits, 1) as tool:
-        yield partial(respond, {"python": tool})
+        yield responding({"python": tool})
 
 
 def right(asked, answer):

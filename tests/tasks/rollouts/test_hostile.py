@@ -12,7 +12,6 @@ import shutil
 import socket
 import time
 from contextlib import contextmanager
-from functools import partial
 from itertools import count
 from pathlib import Path
 from string import Template
@@ -21,13 +20,12 @@ import numpy as np
 import pytest
 
 from params.schema.agent import Dialogue
-from params.schema.reinforce import Reward, Rollout
+from params.schema.reinforce import Rollout
 from tasks.engines import Sample
-from tasks.environments.question import respond
 from tasks.policy.tiny import ASSISTANT, USER
 from tasks.policy.tiny import END as END_TOKEN
-from tasks.reward import score_trees
-from tasks.rollouts.rounds import Setting, grow
+from tasks.rewards.scoring import score_trees
+from tasks.rollouts.rounds import grow
 from tasks.tools.python import PythonTool, python_tool
 from tasks.tools.sandbox import UNUSED_USERS
 from tasks.tools.search import Search, save_corpus, search_tool
@@ -35,6 +33,8 @@ from tasks.trees import dialogue as talk
 from tasks.trees.outcomes import TURN_OUTCOMES, Outcome, StopReason
 from tasks.trees.tables import load_trees, save_trees
 from tasks.trees.tree import TURN, Document, Observation, Question
+from tests.agents import setting_of
+from tests.reward_parts import usual
 
 SANDBOXES = ["unshare"] + (["bubblewrap"] if shutil.which("bwrap") else [])
 SECRET = "a-token-that-only-the-trainer-has"
@@ -185,7 +185,7 @@ def play(tokenizer, tmp_path):
 
     def run(tools, *turns, paths=1, question=QUESTION, **layout):
         dialogue = room(**layout)
-        setting = Setting(tokenizer, dialogue, budget(paths), partial(respond, tools), "0/0")
+        setting = setting_of(tokenizer, dialogue, budget(paths), tools, "0/0")
         (tree,) = grow([question], Agent(tokenizer, turns), setting)
         for node in tree.nodes:
             assert node.kind != TURN or node.outcome in TURN_OUTCOMES
@@ -600,8 +600,7 @@ def prints(said: str | bytes) -> str:
 
 
 def reward_of(tree) -> dict:
-    settings = Reward(broken_format=-1.0, wrong=0.0, many_tools_bonus=0.1)
-    (row,) = score_trees([tree], settings)
+    (row,) = score_trees([tree], usual())
     return row
 
 
@@ -657,7 +656,7 @@ def test_a_control_token_that_no_template_writes_forges_a_turn(tokenizer, tmp_pa
     tokenizer.add_special_tokens({"additional_special_tokens": reserved})
     assert set(talk.stop_strings(tokenizer)) == {*talk.STOP_STRINGS, USER, ASSISTANT}
     turn = f"<think>{reserved[7]}</think><python>1</python>"
-    setting = Setting(tokenizer, room(), budget(1), partial(respond, {}), "0")
+    setting = setting_of(tokenizer, room(), budget(1), {}, "0")
     (tree,) = grow([QUESTION], Agent(tokenizer, [turn]), setting)
     (said,), _ = only(tree)
     assert (said.outcome, said.text) == (Outcome.FORGED_TURN, turn)

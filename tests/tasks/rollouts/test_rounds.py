@@ -19,16 +19,16 @@ from params.schema.algorithms import Marks
 from params.schema.reinforce import Rollout
 from tasks.engines import Sample
 from tasks.engines.transformers.engine import TransformersEngine
-from tasks.environments.question import respond
 from tasks.policy.tiny import END as END_TOKEN
 from tasks.rollouts.branching import branching_points
-from tasks.rollouts.rounds import Setting, grow
+from tasks.rollouts.rounds import grow
 from tasks.trees import dialogue as talk
 from tasks.trees import marks as segment
 from tasks.trees.metrics import window_entropy
 from tasks.trees.outcomes import TURN_OUTCOMES, Outcome, StopReason
 from tasks.trees.tables import load_trees, save_trees
 from tasks.trees.tree import AFTER_RESULT, AT_MARK, PROMPT, RESULT, TURN, Observation, Question
+from tests.agents import setting_of
 
 QUESTIONS = [Question(name, "toy", f"{name}?", ("1",)) for name in ("apples", "baskets", "cows")]
 CALL, MISSING = "<think>a</think><python>7</python>", "<search>7</search>"
@@ -155,8 +155,8 @@ def rollout(tokenizer, engines):
     ):
         engines.append(Scripted(tokenizer, write))
         room = dialogue or layout()
-        tree_budget, answer = budget(**changes), partial(respond, tools)
-        setting = Setting(
+        tree_budget, answer = budget(**changes), tools
+        setting = setting_of(
             tokenizer, room, tree_budget, answer, seed, branching, MARKS.get(marks, marks)
         )
         return grow(questions, engines[-1], setting)
@@ -348,7 +348,7 @@ def wander(eagerness: float):
 )
 def test_trees_have_leaves_and_reasons(tokenizer, rollout_, dialogue, eagerness, seed):
     engine = Scripted(tokenizer, wander(eagerness))
-    setting = Setting(tokenizer, dialogue, rollout_, partial(respond, TOOLS), seed, "entropy")
+    setting = setting_of(tokenizer, dialogue, rollout_, TOOLS, seed, "entropy")
     trees = grow(QUESTIONS, engine, setting)
     assert [tree.question for tree in trees] == QUESTIONS
     for tree in trees:
@@ -368,9 +368,7 @@ def test_trees_have_leaves_and_reasons(tokenizer, rollout_, dialogue, eagerness,
 )
 def test_trees_branch_at_first_marks(tokenizer, rollout_, dialogue, eagerness, seed, kind):
     engine = Scripted(tokenizer, wander(eagerness))
-    setting = Setting(
-        tokenizer, dialogue, rollout_, partial(respond, TOOLS), seed, "marks", MARKS[kind]
-    )
+    setting = setting_of(tokenizer, dialogue, rollout_, TOOLS, seed, "marks", MARKS[kind])
     for tree in grow(QUESTIONS, engine, setting):
         check = partial(check_marks, tokenizer=tokenizer, marks=MARKS[kind])
         check_tree(tree, rollout_, dialogue, check)
@@ -387,7 +385,7 @@ def test_initial_and_branch_need_branching(tokenizer, rollout_, seed):
     """As if all leaves were initial ones, and no path got a branch."""
 
     def trees(rollout, branching):
-        setting = Setting(tokenizer, layout(), rollout, partial(respond, TOOLS), seed, branching)
+        setting = setting_of(tokenizer, layout(), rollout, TOOLS, seed, branching)
         return grow(QUESTIONS, Scripted(tokenizer, wander(0.7)), setting)
 
     alone = rollout_.model_copy(update={"initial": rollout_.leaves, "branch": 0})
@@ -752,7 +750,7 @@ def test_questions_go_in_batches_that_fit_the_rows(rollout, engines):
 def test_progress_is_told_as_questions_are_finished(tokenizer):
     finished: list[int] = []
     engine = Scripted(tokenizer, calls_then_answer(0))
-    setting = Setting(tokenizer, layout(), budget(rows=13), partial(respond, TOOLS), "0")
+    setting = setting_of(tokenizer, layout(), budget(rows=13), TOOLS, "0")
     grow(QUESTIONS, engine, setting, advance=finished.append)
     assert finished == [2, 1]
 
@@ -823,9 +821,7 @@ def real_trees(engine, branching="entropy", marks="none", seed="0/0", **changes)
     rollout = budget(**usual | changes)
     dialogue = layout(turn_tokens=30, response_tokens=90)
     tokenizer = engine.tokenizer
-    setting = Setting(
-        tokenizer, dialogue, rollout, partial(respond, TOOLS), seed, branching, MARKS[marks]
-    )
+    setting = setting_of(tokenizer, dialogue, rollout, TOOLS, seed, branching, MARKS[marks])
     trees = grow(QUESTIONS, engine, setting)
     check = {"marks": partial(check_marks, tokenizer=tokenizer, marks=MARKS[marks])}
     for tree in trees:
@@ -889,7 +885,7 @@ def test_real_engine_branches_inside_turns(talkative):
 def test_response_beyond_the_context_is_refused(talkative):
     """Positions that the policy has never seen would give noise, not an error."""
     dialogue = layout(response_tokens=talkative.model.config.max_position_embeddings)
-    setting = Setting(talkative.tokenizer, dialogue, budget(), partial(respond, TOOLS), "0")
+    setting = setting_of(talkative.tokenizer, dialogue, budget(), TOOLS, "0")
     with pytest.raises(ValueError, match="context"):
         grow(QUESTIONS, talkative, setting)
 

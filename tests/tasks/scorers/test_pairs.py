@@ -7,8 +7,10 @@ import json
 
 import pytest
 
-from tasks.scorers import SCORERS
+from tasks.scorers import project_scorers
 from tests.checkout import ROOT
+
+SCORERS = project_scorers()
 
 VERDICTS = {
     "exact": lambda score: int(score),

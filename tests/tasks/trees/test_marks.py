@@ -2,6 +2,7 @@
 
 import re
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from params.schema.algorithms import Marks
 from tasks.trees.marks import KINDS, completed, ends, segments, token_texts
 from tasks.trees.outcomes import Outcome
-from tasks.trees.tree import PROMPT, RESULT, TURN, Node
+from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Observation
 
 PIECES = ["\n", "\n\n", "\n\n\n", "a", "b\n", "\nc", "<", "/", "</", "py", "python", "python>"]
 PIECES += ["thon", ">", ">d", "</python>", "</search>", "</think>", "<python>", "", "e\n\nf\n\ng"]
@@ -27,7 +28,7 @@ MARKS = {
 }
 
 
-def node(kind, pieces, entropies=None, outcome="call"):
+def node(kind, pieces, entropies=None, outcome=""):
     """A node of these pieces of text."""
     tokens = np.array([ID[piece] for piece in pieces], np.int32)
     sampled = len(tokens) if kind == TURN else 0
@@ -67,6 +68,22 @@ def marked(kind, *turns):
 )
 def test_tool_call_mark_completes_the_closing_tag(turn, found):
     assert marked("tool_call", turn) == found
+
+
+@pytest.mark.parametrize("ending", ["call", "terminated", "no_answer"])
+def test_acts_without_tags_end_where_their_turns_do(ending):
+    """In both forms of prompt; a last turn that was no act has no mark."""
+    moved = Observation("ok", "You see a.")
+    prompt = node(PROMPT, ["a"])
+    tagged = node(TURN, ["a", "</python>", "a"], outcome="call")
+    free = replace(node(TURN, ["a", "a"], outcome="call"), observation=moved)
+    last = node(TURN, ["a", "a", "a"], outcome=ending)
+    last = replace(last, observation=moved if ending == "terminated" else None)
+    path = [prompt, tagged, node(RESULT, ["</python>"]), free, node(PROMPT, ["</python>"]), last]
+    found = np.flatnonzero(ends(MARKS["tool_call"], path, PIECES)).tolist()
+    assert found == [1, 4, 7][: 2 + (ending != "no_answer")]
+    assert np.flatnonzero(ends(MARKS["step"], path, PIECES)).tolist() == [2, 4, 7]
+    assert segments(MARKS["step"], path, PIECES).tolist() == [0, 0, 0, 1, 1, 2, 2, 2]
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,14 @@ from tasks.trees.metrics import (
     COUNTS,
     PROFILE_AFTER,
     PROFILE_BEFORE,
+    around_results,
     entropy_profile,
     together,
     tree_metrics,
 )
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import PROMPT, RESULT, TURN, Decision, Node, Question, Tree
+from tests.trees import world_tree
 
 NONE = np.zeros(0, np.float32)
 QUESTION = Question("q", "story", "How many?", ("3",))
@@ -185,6 +187,28 @@ def test_the_profile_is_cut_inside_a_part():
     profile = entropy_profile([Tree(QUESTION, nodes, [4])])
     assert [point["position"] for point in profile] == [-1, *range(1, reach + 1)]
     assert [point["mean"] for point in profile[-3:]] == pytest.approx([0.2, 0.3, 0.3], abs=1e-6)
+
+
+# ---------------------------------------------------------------- worlds
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_metrics_of_a_world(fresh):
+    tree = world_tree(
+        {"ABC": [0.0, -0.1, 1.0], "ABD": [0.0, -0.1, 0.0], "AE": [0.5, 0.0]}, fresh, cut=["AE"]
+    )
+    found = tree_metrics([tree], window=2)
+    plain = tree_metrics([small_tree()], window=2)
+    assert list(found) == [*plain, "episode_steps", "terminated", "truncated", "step_reward"]
+    assert (found["tool_calls"], found["tool_errors"], found["environment_steps"]) == (7, 0, 7)
+    assert found["tool_calls_a_leaf"] == found["episode_steps"] == pytest.approx(8 / 3)
+    assert (found["terminated"], found["truncated"]) == pytest.approx((2 / 3, 1 / 3))
+    assert found["step_reward"] == pytest.approx((0.0 - 0.1 + 1.0 - 0.1 + 0.0 + 0.5 + 0.0) / 7)
+    before, after = around_results([tree], window=2)
+    ended = [node.entropies for node in tree.nodes if node.text == "to the end"]
+    assert len(before) == 4 and not any(turn is end for turn in before for end in ended)
+    assert len(after) == 5 and all(len(turn) == 2 for turn in after), "all but the first turns"
+    assert {point["position"] for point in entropy_profile([tree])} >= {-1, 1}
 
 
 # ---------------------------------------------------------------- several batches

@@ -1,6 +1,11 @@
 """Trees and questions as Parquet tables."""
 
+import hashlib
+from dataclasses import replace
+
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,6 +29,7 @@ from tasks.trees.tree import (
     Decision,
     Message,
     Node,
+    Observation,
     Question,
     Tree,
 )
@@ -40,6 +46,17 @@ questions = st.builds(
     answers=st.lists(words, max_size=3).map(tuple),
     scorer=words,
     before=st.lists(messages, max_size=3).map(tuple),
+)
+observations = st.builds(
+    Observation,
+    outcome=words,
+    text=words,
+    reward=st.floats(allow_nan=False),
+    terminated=st.booleans(),
+    truncated=st.booleans(),
+    state=st.none() | words,
+    actions=st.lists(words, max_size=3).map(tuple),
+    info=st.dictionaries(words, st.integers() | words | st.none(), max_size=3),
 )
 
 
@@ -120,6 +137,59 @@ def test_equal_trees_give_equal_bytes(tmp_path_factory, forest):
     first, second = ({f.name: f.read_bytes() for f in folder.iterdir()} for folder in folders)
     assert first == second
     assert set(first) == {f"{n}.parquet" for n in ("questions", "nodes", "leaves", "decisions")}
+
+
+def hashes(folder):
+    return {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in folder.iterdir()}
+
+
+@settings(max_examples=20)
+@given(forests)
+def test_trees_without_worlds_are_written_as_before(tmp_path_factory, forest):
+    """Byte for byte what the four tables were before there were worlds."""
+    now, before = (tmp_path_factory.mktemp("trees") for _ in range(2))
+    save_trees(forest, now)
+    rows = {
+        "questions": [
+            {**vars(t.question), "before": [vars(m) for m in t.question.before]} for t in forest
+        ],
+        "nodes": [
+            {"question": t.question.id, "node": i, **vars(n)}
+            for t in forest
+            for i, n in enumerate(t.nodes)
+        ],
+        "leaves": [
+            {"question": t.question.id, "leaf": i, "node": n}
+            for t in forest
+            for i, n in enumerate(t.leaves)
+        ],
+        "decisions": [{"question": t.question.id, **vars(d)} for t in forest for d in t.decisions],
+    }
+    schemas = (tables.QUESTION_TABLE, tables.NODE_TABLE, tables.LEAF_TABLE, tables.DECISION_TABLE)
+    for (name, entries), schema in zip(rows.items(), schemas, strict=True):
+        columns = {column: [entry[column] for entry in entries] for column in schema.names}
+        table = pa.table(columns, schema=schema)
+        pq.write_table(table, before / f"{name}.parquet", compression="zstd")
+    assert hashes(now) == hashes(before)
+    assert [len(schema) for schema in schemas] == [6, 9, 3, 11]
+
+
+@settings(max_examples=40)
+@given(forests, st.data())
+def test_worlds_come_back_as_they_were_saved(tmp_path_factory, forest, data):
+    for tree in forest:
+        tree.question = replace(tree.question, data=data.draw(words))
+        tree.nodes = [
+            replace(n, observation=data.draw(st.none() | observations)) for n in tree.nodes
+        ]
+    folder = tmp_path_factory.mktemp("trees")
+    save_trees(forest, folder)
+    for ours, theirs in zip(load_trees(folder), forest, strict=True):
+        assert_same(ours, theirs)
+    seen = [node for tree in forest for node in tree.nodes if node.observation]
+    assert (folder / "steps.parquet").exists() == bool(seen)
+    named = pq.read_schema(folder / "questions.parquet").names
+    assert ("data" in named) == any(tree.question.data for tree in forest)
 
 
 @settings(max_examples=20)

@@ -13,14 +13,20 @@ from tasks.trees.tree import (
     RESULT,
     TURN,
     Node,
+    Observation,
     Question,
     Tree,
+    acts,
     common_prefix,
     join,
+    observed_before,
     response,
+    response_tokens,
     sampled,
     split,
+    step_rewards,
 )
+from tests.trees import world_tree
 
 # ---- one tree, by hand: two trajectories that part after a tool result
 
@@ -53,6 +59,68 @@ def test_trajectories_in_leaf_order_share_nodes():
     assert [response(second), response(first)] == ["call result second", "call result first"]
     assert [n.text for n in sampled(first)] == ["call ", "first"]
     assert all(a is b for a, b in zip(first[:3], second[:3], strict=True))
+
+
+# ---- worlds
+
+
+EPISODES = {"ABC": [0.0, -0.1, 1.0], "ABD": [0.0, -0.1, 0.0], "AE": [0.5, 0.0]}
+
+
+def test_a_world_in_one_growing_dialogue():
+    tree = world_tree(EPISODES)
+    assert tree.of_world and not TREE.of_world
+    assert [tree.contexts(leaf) for leaf in tree.leaves] == [[tree.path(n)] for n in tree.leaves]
+    first, second, _ = tree.trajectories()
+    assert response(first) == "to BYou see B.to CYou see C.to the end"
+    assert response_tokens(first) == sum(len(node.tokens) for node in first[1:])
+    assert all(a is b for a, b in zip(first[:3], second[:3], strict=True)), "the first step"
+
+
+def test_a_world_with_a_fresh_prompt_a_step():
+    tree = world_tree(EPISODES, fresh=True)
+    assert [tree.contexts(leaf) for leaf in tree.leaves] == [
+        [[0, 1], [2, 3], [4, 5]],
+        [[0, 1], [2, 6], [7, 8]],
+        [[0, 9], [10, 11]],
+    ]
+    assert [tree.parts(node) for node in range(len(tree.nodes))] == [[n] for n in range(12)]
+    assert tree.steps(5) == [[n] for n in range(6)]
+    first = next(tree.trajectories())
+    assert response(first) == "to Bto Cto the end"
+    assert response_tokens(first) == sum(len(node.tokens) for node in sampled(first))
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_steps_of_a_world(fresh):
+    tree = world_tree(EPISODES, fresh)
+    leaves = list(tree.trajectories())
+    assert [observed_before(leaf) for leaf in leaves] == [list("ABC"), list("ABD"), list("AE")]
+    assert [step_rewards(leaf) for leaf in leaves] == list(EPISODES.values())
+    assert [len(acts(leaf)) for leaf in leaves] == [3, 3, 2]
+    assert tree.acts() == ["ok"] * 7, "the shared step counts once"
+    assert observed_before(next(TREE.trajectories())) == ["prompt", "result "]
+    assert (acts(next(TREE.trajectories())), TREE.acts()) == (["ok"], ["ok"])
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_last_words_are_no_act_but_may_have_a_reward(fresh):
+    tree = world_tree({"AB": [0.0, 0.7]}, fresh)
+    tree.nodes[-1] = replace(tree.nodes[-1], outcome=Outcome.ANSWER)
+    (leaf,) = tree.trajectories()
+    assert (acts(leaf), tree.acts(), step_rewards(leaf)) == (["ok"], ["ok"], [0.0, 0.7])
+
+
+def test_an_observation_is_of_the_last_part_of_a_turn():
+    tree = world_tree({"AB": [0.25, 1.0]}, fresh=True)
+    whole = tree.nodes[1]
+    assert isinstance(whole.observation, Observation)
+    nodes, last = split(tree.nodes, {1: [1]}, lambda tokens: "t" * len(tokens))
+    assert [nodes[n].observation for n in (1, 2)] == [None, whole.observation]
+    parted = Tree(tree.question, nodes, [last[leaf] for leaf in tree.leaves])
+    assert parted.contexts(parted.leaves[0]) == [[0, 1, 2], [3, 4]]
+    assert step_rewards(next(parted.trajectories())) == [0.25, 1.0]
+    assert join(nodes[1:3]).observation == whole.observation
 
 
 # ---- turns in parts

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.scorers.answer import exact_match
+from tasks.scorers.exact import exact_match
 
 RIGHT, WRONG = {"score": 1.0}, {"score": 0.0}
 

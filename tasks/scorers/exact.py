@@ -13,6 +13,7 @@ from fractions import Fraction
 
 import regex
 
+from tasks.scorers.contract import ScorerKind
 from tasks.scorers.plain import number, unified
 
 _SEPARATOR = regex.compile(r"[,;]")
@@ -66,3 +67,6 @@ def _same_element(answer: str, gold: str) -> bool:
 def _number(text: str) -> Fraction | None:
     """Return the value of a number with "$", "%" or surrounding space, or None."""
     return number(_UNITS.sub("", text).strip())
+
+
+SCORER = ScorerKind(exact_match)

@@ -1,0 +1,237 @@
+"""Talk to a trained agent in the terminal: questions of one's own, or an episode of its world.
+
+``python -m flows.ask RECIPE`` answers each question that is typed, with the agent's tools, turn by
+turn; an empty line or Ctrl-D ends. Questions may also come from a pipe, one a line. ``--question
+TEXT`` asks one. Where the recipe has a world, or with ``--task``, a task is drawn or chosen from a
+split of the recipe's questions. Everything is as in the evaluation, the seeds included: a task of
+the test split is answered as it was there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from flows import end_import_phase, exit_fast
+from flows.host.transcript import ENDINGS, Transcript
+from params.schema.recipe import Recipe
+from tasks import settings
+from tasks.dialects import open_dialect
+from tasks.dialects.contract import Dialect
+from tasks.engines import ENGINES, Engine
+from tasks.environments import open_environment
+from tasks.ledger.artifacts import Artifact
+from tasks.policy.machine import use_machine
+from tasks.policy.resident import POLICIES
+from tasks.rollouts.rounds import Setting, grow
+from tasks.rollouts.watched import WatchedEngine, watched
+from tasks.trees.outcomes import Outcome
+from tasks.trees.tables import load_questions
+from tasks.trees.tree import Question, Tree, sampled
+from tasks.trees.words import printable
+
+INTERRUPTED = 130  # the exit status of a shell after SIGINT
+AGENTS = ("trained", "cold_start")  # folders of models/<recipe>, the first that exists is asked
+SPLITS = ("train", "validation", "test")
+PROMPT = "\nyour question (an empty line ends): "
+NEXT = "\nnumber of another task (an empty line ends): "
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An agent that is ready."""
+
+    name: str  # of the recipe
+    recipe: Recipe
+    setting: Setting
+    engine: Engine
+    transcript: Transcript
+
+    def answer(self, question: Question) -> None:
+        """Let the agent answer a question, or act in an episode, and print how it ends."""
+        self.transcript.block("question", question.text)
+        (tree,) = grow([question], self.engine, self.setting, self.recipe.evaluate.top_p)
+        self.transcript.block(*ending(tree, self.setting.dialect))
+        if question.answers:
+            self.transcript.block("accepted", " or ".join(question.answers))
+
+
+def ending(tree: Tree, dialect: Dialect) -> tuple[str, str]:
+    """Return label and text of how a trajectory has ended: the answer, or why there is none."""
+    (trajectory,) = tree.trajectories()
+    turns = [turn.text for turn in sampled(trajectory)]
+    outcome = trajectory[-1].outcome
+    if outcome == Outcome.ANSWER and (answer := dialect.answer(turns)) is not None:
+        return "answer", answer
+    rewards = [turn.observation.reward for turn in sampled(trajectory) if turn.observation]
+    earned = f"; rewards add up to {sum(rewards):g} in {len(rewards)} acts" if rewards else ""
+    return "end", ENDINGS.get(outcome, str(outcome)) + earned
+
+
+@contextmanager
+def opened(name: str, recipe: Recipe, policy: Path, seed: int, heat: float) -> Iterator[Asked]:
+    """Load an agent with its tools and its world; they stay ready for the length of the block.
+
+    Raises ValueError or RuntimeError, with the remedy, for what is missing.
+    """
+    agent = settings.agent_of(recipe)
+    if missing := ENGINES[agent.engine.kind].installed(agent.engine):
+        raise ValueError(f"params/{name}.yaml: 'engine.kind' = {agent.engine.kind!r}, {missing}")
+    use_machine(recipe.machine)
+    corpus = Path("data", name, "corpus")
+    with open_environment(
+        recipe.tools, recipe.environment, recipe.machine.threads, corpus
+    ) as environment:
+        actor = POLICIES.load_learner(policy, recipe.machine)
+        transcript = Transcript.to_terminal(actor.tokenizer)
+        sampling = ENGINES[agent.engine.kind].open(
+            actor, Artifact.at(policy), agent.engine, recipe.machine, 1
+        )
+        setting = Setting(
+            tokenizer=actor.tokenizer,
+            dialogue=recipe.dialogue,
+            rollout=recipe.single_answers().model_copy(update={"temperature": heat, "rows": 1}),
+            dialect=open_dialect(
+                recipe.dialect, actor.tokenizer, recipe.dialogue, environment.specs
+            ),
+            environment=watched(environment, transcript),
+            seed=f"{seed}/0",
+        )
+        yield Asked(name, recipe, setting, WatchedEngine(sampling, transcript), transcript)
+        sampling.release()
+
+
+def policy_folder(name: str, chosen: Path | None) -> Path:
+    """Return the folder of the policy that is asked. Raises ValueError where there is none."""
+    folders = [chosen] if chosen else [Path("models", name, agent) for agent in AGENTS]
+    found = [folder for folder in folders if (folder / "config.json").is_file()]
+    if found:
+        return found[0]
+    if chosen:
+        raise ValueError(f"--policy {chosen} holds no policy: name a folder with a config.json")
+    raise ValueError(f"{name} has not been trained here: run `make run RECIPE={name}` first")
+
+
+def task(name: str, split: str, number: int | None, seed: int) -> Question:
+    """Return a task of a split by its number, or one drawn by the seed; prints which.
+
+    Raises ValueError for a split that is not there, and a number outside it.
+    """
+    file = Path("data", name, "questions", f"{split}.parquet")
+    if not file.is_file():
+        raise ValueError(f"{file} does not exist: run `make run RECIPE={name}` first")
+    tasks = load_questions(file)
+    chosen = random.Random(f"{seed}/ask").randrange(len(tasks)) if number is None else number
+    if not 0 <= chosen < len(tasks):
+        raise ValueError(f"--task {chosen}: {split} has the tasks 0 to {len(tasks) - 1}")
+    print(f"task {chosen} of {split}, {printable(tasks[chosen].id)}", flush=True)
+    return tasks[chosen]
+
+
+def own_question(text: str) -> Question:
+    """Return a question of one's own, which has no accepted answers."""
+    readable = text.encode(errors="replace").decode().strip()  # a pipe may hold no UTF-8
+    if not readable:
+        raise ValueError("the question is empty: write one")
+    return Question("ask", "ask", readable, ())
+
+
+# ---------------------------------------------------------------- command line
+
+
+def lines(prompt: str) -> Iterator[str]:
+    """Yield what is typed, or piped, line by line, until an empty line, Ctrl-D or Ctrl-C."""
+    while True:
+        try:
+            line = input(prompt if sys.stdin.isatty() else "")
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return
+        if not line.strip():
+            return
+        yield line
+
+
+def converse(asked: Asked, chosen: argparse.Namespace) -> int:
+    """Ask what the command line or the input says; return the exit status."""
+    if chosen.question is not None:
+        asked.answer(own_question(chosen.question))
+        return 0
+    if chosen.task is not None or asked.recipe.environment:
+        asked.answer(task(asked.name, chosen.split, chosen.task, chosen.seed))
+        if chosen.task is not None or not sys.stdin.isatty():
+            return 0
+        numbered = partial(task, asked.name, chosen.split, seed=chosen.seed)
+        return _all(lambda line: numbered(number=_number(line)), asked, NEXT)
+    return _all(own_question, asked, PROMPT)
+
+
+def _number(line: str) -> int:
+    """Read the number of a task. Raises ValueError for anything else."""
+    if not line.strip().isdecimal():
+        raise ValueError(f"{line.strip()!r} is no number of a task")
+    return int(line)
+
+
+def _all(question_of: Callable[[str], Question], asked: Asked, prompt: str) -> int:
+    """Answer what is typed; what cannot be asked is explained. 1: something could not be."""
+    status = 0
+    for line in lines(prompt):
+        try:
+            asked.answer(question_of(line))
+        except ValueError as error:
+            print(f"ask: {printable(str(error))}", file=sys.stderr)
+            status = 1
+    return 0 if sys.stdin.isatty() else status
+
+
+def parsed(arguments: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m flows.ask",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("recipe", help="params/<recipe>.yaml")
+    parser.add_argument("--policy", type=Path, metavar="FOLDER", help="else the trained one")
+    parser.add_argument("--question", metavar="TEXT", help="ask this, and end")
+    parser.add_argument("--task", type=int, metavar="N", help="of the split, from 0")
+    parser.add_argument("--split", choices=SPLITS, default="test", help="of the tasks")
+    parser.add_argument("--seed", type=int, help="of the sampling; else the recipe's")
+    parser.add_argument("--temperature", type=float, help="else that of the evaluation")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command line; return the exit status. 2: nothing can be asked."""
+    chosen = parsed(arguments)
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    try:
+        recipe = settings.load(chosen.recipe, Path("params"))
+        if chosen.question is not None and (recipe.environment or chosen.task is not None):
+            raise ValueError("--question asks an agent without a world; choose a task with --task")
+        if chosen.temperature is not None and not 0 < chosen.temperature < float("inf"):
+            raise ValueError(f"--temperature {chosen.temperature}: give a number above 0")
+        chosen.seed = recipe.seed if chosen.seed is None else chosen.seed
+        heat = chosen.temperature or recipe.evaluate.temperature
+        folder = policy_folder(chosen.recipe, chosen.policy)
+        print(f"asking {folder}", flush=True)
+        with opened(chosen.recipe, recipe, folder, chosen.seed, heat) as asked:
+            return converse(asked, chosen)
+    except KeyboardInterrupt:
+        print(flush=True)
+        return INTERRUPTED
+    except (ValueError, RuntimeError, OSError) as error:
+        print(f"ask: {printable(str(error))}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    end_import_phase()
+    exit_fast(main(sys.argv[1:]))

@@ -1,0 +1,241 @@
+"""Score trajectories: what each part of a recipe's reward gives to each leaf of the trees."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
+from typing import Any, Protocol
+
+from params.schema.reinforce import RewardPart
+from tasks.dialects.tags import TagsReader
+from tasks.extensions.checks import number_fault
+from tasks.rewards.contract import Ending, Part
+from tasks.rewards.parts import FORMAT, open_parts
+from tasks.scorers import MOST_TIMEOUTS, open_scorers, scorer_fault
+from tasks.scorers.contract import ScorerKind
+from tasks.scorers.maths import OVER_BUDGET, WORKERS
+from tasks.scorers.maths_worker import TIMEOUT
+from tasks.trees.outcomes import Outcome
+from tasks.trees.tree import TURN, Call, Node, Question, Tree, acts, response_tokens, sampled
+
+TAGS = TagsReader()  # of the usual tools
+WORLD = "world"  # in place of a scorer, where a world's observations are the score
+
+
+class Reader(Protocol):
+    """What scoring asks of a dialect (tasks/dialects/contract.py)."""
+
+    def answer(self, turns: Sequence[str]) -> str | None:
+        """Return the final answer in the texts of an agent's turns, or None."""
+
+    def faults(self, turns: Sequence[str], outcome: str) -> list[str]:
+        """Return the names of what is wrong with the form of a response; [] for nothing."""
+
+    def call(self, turn: str) -> Call | None:
+        """Return the tool call in the text of a turn, or None."""
+
+
+def score_trees(
+    trees: Sequence[Tree],
+    parts: Sequence[RewardPart],
+    most_timeouts: int = MOST_TIMEOUTS,
+    reader: Reader = TAGS,
+) -> list[dict[str, Any]]:
+    """Return a row of tasks/reward.py's table for each leaf, without the length penalty.
+
+    A row has the reward's ``parts``, too: their values by label, which add up to the reward. No
+    tree changes the scores of another. Equal answers of a tree are compared once. After
+    ``most_timeouts`` different answers of a tree, in the order of its leaves, with which the
+    mathematics verifier ran out of processor time, further ones that only it could compare score 0,
+    as "over_budget". A tree of one leaf, as in an evaluation, has no budget. Which answers run out
+    of time depends on the speed of the processor.
+
+    Raises ValueError with question and leaf: for a scorer that is unknown, for a user's scorer or
+    part that fails or exceeds its range, and for a world's score that is none.
+    """
+    _check_scorers(trees)
+    names = {tree.question.scorer for tree in trees if not tree.of_world}
+    strict = any(part.name == FORMAT for part in parts)
+    with open_scorers(sorted(names)) as scorers, open_parts(parts) as opened:
+        read = partial(
+            _endings, scorers=scorers, most=most_timeouts, reader=reader, format_counts=strict
+        )
+        with _threads(WORKERS) as threads:
+            endings = [ending for tree in threads.map(read, trees) for ending in tree]
+        values = {label: _finite(label, part, endings) for label, part in opened.items()}
+    rows = [
+        _row(ending, {label: given[place] for label, given in values.items()})
+        for place, ending in enumerate(endings)
+    ]
+    _print_slow(rows, most_timeouts)
+    return rows
+
+
+@contextmanager
+def _threads(workers: int) -> Iterator[ThreadPoolExecutor]:
+    """Keep threads; after an error, what waits for them is not begun."""
+    threads = ThreadPoolExecutor(workers)
+    try:
+        yield threads
+    finally:
+        threads.shutdown(cancel_futures=True)
+
+
+def _check_scorers(trees: Sequence[Tree]) -> None:
+    """Raise ValueError for the first question whose scorer cannot be used."""
+    asked = {t.question.scorer: t.question.id for t in reversed(trees) if not t.of_world}
+    for name, question in asked.items():
+        if fault := scorer_fault(name):
+            raise ValueError(f"question {question}: {fault}")
+
+
+# ---------------------------------------------------------------- reading
+
+
+def _endings(
+    tree: Tree,
+    scorers: Mapping[str, ScorerKind],
+    most: int,
+    reader: Reader,
+    format_counts: bool,
+) -> list[Ending]:
+    """Return the endings of a tree, in leaf order, with the breakdowns of their scores."""
+    world, trajectories = tree.of_world, list(tree.trajectories())
+    turns = [[_storable(turn.text) for turn in sampled(each)] for each in trajectories]
+    answers = [None if world else reader.answer(texts) for texts in turns]
+    compared = {} if world else _compared(tree.question, scorers, most, answers)
+    return [
+        Ending(
+            question=tree.question,
+            leaf=leaf,
+            trajectory=trajectory,
+            text="".join(texts),
+            answer=answer,
+            faults=tuple(reader.faults(texts, trajectory[-1].outcome)),
+            breakdown=_episode(tree, leaf, trajectory) if world else compared[answer],
+            tools=_tools(trajectory, reader),
+            world=world,
+            format_counts=format_counts,
+        )
+        for leaf, (trajectory, texts, answer) in enumerate(
+            zip(trajectories, turns, answers, strict=True)
+        )
+    ]
+
+
+def _compared(
+    question: Question,
+    scorers: Mapping[str, ScorerKind],
+    most: int,
+    answers: Sequence[str | None],
+) -> dict[str | None, dict[str, float]]:
+    """Return the breakdown of each different answer; empty where there is none."""
+    compare = scorers[question.scorer].limited(most)
+    try:
+        return {
+            answer: {} if answer is None else dict(compare(answer, question.answers))
+            for answer in dict.fromkeys(answers)
+        }
+    except ValueError as error:
+        raise ValueError(f"question {question.id}: {error}") from error
+
+
+def _episode(tree: Tree, leaf: int, trajectory: Sequence[Node]) -> dict[str, float]:
+    """Return the breakdown of an episode: what its last observation says of it.
+
+    The score is "score" or "success" in the observation's ``info``; without either, 1 where the
+    world ended the episode and the rewards of its steps add up to more than 0.
+    """
+    seen = [turn.observation for turn in sampled(trajectory) if turn.observation]
+    if not seen:
+        return {"score": 0.0}
+    info = seen[-1].info
+    given = next((info[name] for name in ("score", "success") if name in info), None)
+    if given is None:
+        earned = math.fsum(observation.reward for observation in seen)
+        return {"score": float(seen[-1].terminated and earned > 0)}
+    if fault := number_fault(given, 0, 1):
+        raise ValueError(
+            f"question {tree.question.id}, leaf {leaf}: the score in the info of the world's last "
+            f"observation {fault}: give a number between 0 and 1"
+        )
+    return {"score": float(given)}
+
+
+def _tools(trajectory: Sequence[Node], reader: Reader) -> frozenset[str]:
+    """Return the tools of which a call worked."""
+    return frozenset(
+        call.tool
+        for turn, result in pairwise(trajectory)
+        if result.kind != TURN and result.outcome == Outcome.OK
+        if (call := reader.call(turn.text))
+    )
+
+
+def _storable(text: str) -> str:
+    """Return the text without lone surrogates, which Parquet cannot store."""
+    return text.encode(errors="replace").decode()
+
+
+# ---------------------------------------------------------------- rewards
+
+
+def _finite(label: str, part: Part, endings: Sequence[Ending]) -> list[float]:
+    """Return the values of a part. Raises ValueError for one that is no finite number."""
+    values = part(endings)
+    for ending, value in zip(endings, values, strict=True):
+        if fault := number_fault(value):
+            where = f"question {ending.question.id}, leaf {ending.leaf}"
+            raise ValueError(f"{where}: the part {label} of the reward {fault}")
+    return values
+
+
+def _row(ending: Ending, values: Mapping[str, float]) -> dict[str, Any]:
+    return {
+        "question": ending.question.id,
+        "kind": ending.question.kind,
+        "leaf": ending.leaf,
+        "scorer": WORLD if ending.world else ending.question.scorer,
+        **score(ending, values),
+        "parts": dict(values),
+    }
+
+
+def score(ending: Ending, values: Mapping[str, float]) -> dict[str, Any]:
+    """Return the reward of one trajectory, and what it was made from.
+
+    Only the agent's own turns are read: what a tool result quotes can neither earn nor break
+    anything. In a world, only its observations are: nothing that the agent writes earns anything.
+    """
+    trajectory = ending.trajectory
+    executed = acts(trajectory)
+    return {
+        "reward": math.fsum(values.values()),
+        "score": ending.score,
+        "breakdown": ending.breakdown,
+        "success": ending.success,
+        "answer": ending.answer,
+        "faults": list(ending.faults),
+        "outcome": trajectory[-1].outcome,
+        "tool_calls": len(executed),
+        "tool_errors": sum(outcome != Outcome.OK for outcome in executed),
+        "response_tokens": response_tokens(trajectory),
+        "sampled_tokens": sum(len(node.tokens) for node in sampled(trajectory)),
+    }
+
+
+def _print_slow(rows: Sequence[Mapping[str, Any]], most_timeouts: int) -> None:
+    """Say how many answers the mathematics verifier could not compare in its time."""
+    slow = {(row["question"], row["answer"]) for row in rows if TIMEOUT in row["breakdown"]}
+    if slow:
+        skipped = sum(OVER_BUDGET in row["breakdown"] for row in rows)
+        print(
+            f"reward: different answers on which the mathematics verifier ran out of processor "
+            f"time: {len(slow)}; rollouts that were not compared, as {most_timeouts} such answers "
+            f"to their question came before: {skipped}; all of these score 0",
+            flush=True,
+        )

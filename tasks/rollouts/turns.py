@@ -1,0 +1,209 @@
+"""One round of a path: read the turn that it has sampled, act, and append what answers the act."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.dialects.contract import Exchange, Turn
+from tasks.dialects.prompts import shown_text
+from tasks.engines import Sample
+from tasks.rollouts.paths import NO_TOKENS, NOTHING, Lane, Path
+from tasks.trees import marks as segment
+from tasks.trees.metrics import window_entropy
+from tasks.trees.outcomes import ENDED_BY_WORLD, Outcome, StopReason
+from tasks.trees.tree import (
+    PROMPT,
+    RESULT,
+    TURN,
+    Call,
+    Node,
+    Observation,
+    common_prefix,
+    join,
+)
+
+ENDED = (Outcome.ANSWER, Outcome.NO_ANSWER)  # of a turn with which the agent itself stops acting
+
+
+def take_turn(path: Path, sample: Sample, lane: Lane) -> Turn:
+    """Append a sampled turn; return it as read, with its call if that is allowed."""
+    setting = lane.setting
+    text, sample = _new_text(path, sample, lane)
+    said = path.head_text + text
+    if sample.stopped == StopReason.END:
+        said = said.removesuffix(setting.tokenizer.eos_token)
+    before = path.tokens[: len(path.tokens) - len(path.head)]
+    whole = np.concatenate([path.head, sample.tokens])
+    turn = setting.dialect.read(before, whole, said, sample.stopped)
+    if turn.call and path.calls >= setting.dialogue.tool_calls:
+        turn = Turn(Outcome.TOO_MANY_CALLS, None, turn.said)
+    _append(path, TURN, turn.outcome, text, sample.tokens, sample.logprobs, sample.entropies)
+    path.turns += 1
+    path.head, path.head_text = NO_TOKENS, ""
+    if path.initial_entropy is None:
+        path.initial_entropy = window_entropy(sample.entropies, setting.rollout.entropy_window)
+    path.live = turn.call is not None
+    return turn
+
+
+def _new_text(path: Path, sample: Sample, lane: Lane) -> tuple[str, Sample]:
+    """Return the text that a sample adds to its turn, and the sample, cut at the turn's end.
+
+    An engine looks for stop strings in what it samples. One that began in the head shows here.
+    """
+    tokenizer = lane.setting.tokenizer
+    if not len(path.head):
+        return tokenizer.decode(sample.tokens), sample
+    tokens = np.concatenate([path.head, sample.tokens])
+    pieces = segment.token_texts(tokenizer, int(tokens.max()) + 1)
+    mark = "|".join(map(re.escape, lane.setting.dialect.stop_strings))
+    stops = segment.completed(re.compile(mark), [pieces[token] for token in tokens])
+    if len(stops):
+        tokens = tokens[: stops[0] + 1]
+        end = len(tokens) - len(path.head)
+        sample = Sample(
+            tokens[-end:], sample.logprobs[:end], sample.entropies[:end], StopReason.STOP
+        )
+    whole = tokenizer.decode(tokens)
+    return whole[common_prefix(path.head_text, whole) :], sample
+
+
+def _append(
+    path: Path,
+    kind: str,
+    outcome: str,
+    text: str,
+    tokens: NDArray[np.int32],
+    logprobs: NDArray[np.float32] = NOTHING,
+    entropies: NDArray[np.float32] = NOTHING,
+) -> None:
+    """Append a node to the path; a prompt starts a new context."""
+    nodes = path.tree.nodes
+    nodes.append(Node(path.node, kind, outcome, text, tokens, logprobs, entropies))
+    path.node = len(nodes) - 1
+    fresh = kind == PROMPT
+    path.tokens = tokens if fresh else np.concatenate([path.tokens, tokens])
+    path.response += 0 if fresh else len(tokens)
+
+
+# ---------------------------------------------------------------- acts
+
+
+def act(calls: Sequence[tuple[Path, Call]], lane: Lane) -> None:
+    """Run the calls of a round side by side, and append what answers them."""
+    moving = [(path, call) for path, call in calls if not path.failed]
+    answers = iter(lane.episodes.act([(path.episode, call) for path, call in moving]))
+    for path, call in calls:
+        observe(path, call, path.failed or next(answers), lane)
+
+
+def observe(path: Path, call: Call, observation: Observation, lane: Lane) -> None:
+    """Append what answers an act; end a path that has ended, or has no room for it."""
+    turn = _whole_turn(path)
+    path.calls += 1
+    path.past = (*path.past, Exchange(turn.tokens, turn.text, call, observation))
+    if path.has_state:
+        _on_turn(path, observation=observation)
+        if observation.ends:
+            _on_turn(path, outcome=ended(observation))
+            path.live = False
+            return
+    forms = {"growing": _go_on, "fresh": _begin_anew}
+    if not forms[lane.setting.dialogue.prompt](path, turn, call, observation, lane):
+        path.live = False
+        _on_turn(path, outcome=Outcome.OUT_OF_SPACE)
+        return
+    path.judged = path.node
+
+
+def ended(observation: Observation) -> str:
+    """Return the outcome of a turn with whose act an episode has ended."""
+    if observation.terminated:
+        return Outcome.TERMINATED
+    named = observation.outcome in ENDED_BY_WORLD
+    return observation.outcome if named else Outcome.TRUNCATED
+
+
+def _whole_turn(path: Path) -> Node:
+    """Return the turn that the path has just taken, with the part that it shares."""
+    tree = path.tree
+    return join([tree.nodes[part] for part in tree.parts(path.node)])
+
+
+def _on_turn(path: Path, **changes: object) -> None:
+    """Change the turn that the path has just taken."""
+    nodes = path.tree.nodes
+    nodes[path.node] = replace(nodes[path.node], **changes)  # type: ignore[arg-type]
+
+
+def _go_on(path: Path, turn: Node, call: Call, observation: Observation, lane: Lane) -> bool:
+    """Append the observation to the dialogue; return False where there is no room for it."""
+    setting, room = lane.setting, lane.room(path) - 1
+    limit = min(setting.dialogue.result_tokens, room)
+    before = path.tokens[: len(path.tokens) - len(turn.tokens)]
+    written = setting.dialect.observe(before, turn.tokens, call, observation, limit)
+    if written is None:
+        return _restart(path, lane)
+    text, tokens = written
+    if len(tokens) > limit:
+        return False
+    _append(path, RESULT, observation.outcome, text, tokens)
+    return True
+
+
+def _restart(path: Path, lane: Lane) -> bool:
+    """Write the whole dialogue as a new prompt, where the dialect cannot go on."""
+    tree, setting = path.tree, lane.setting
+    first = tree.nodes[0].observation
+    shown = shown_text((), first, setting.dialogue) if first else ""
+    tokens = setting.dialect.restart(tree.question, shown, path.past)
+    return _new_context(path, tokens, path.past[-1].observation.outcome, lane)
+
+
+def _begin_anew(path: Path, turn: Node, call: Call, observation: Observation, lane: Lane) -> bool:
+    """Append the prompt of the next step; return False where it is too long."""
+    setting = lane.setting
+    shown = shown_text(path.past, observation, setting.dialogue)
+    tokens = setting.dialect.prompt(path.tree.question, shown)
+    assert setting.dialogue.prompt_tokens
+    if len(tokens) > setting.dialogue.prompt_tokens:
+        return False
+    return _new_context(path, tokens, observation.outcome, lane)
+
+
+def _new_context(path: Path, tokens: NDArray[np.int32], outcome: str, lane: Lane) -> bool:
+    """Append a prompt below the turn, if there is room for it and a token."""
+    left = lane.setting.dialogue.response_tokens - path.response
+    if left < 1 or len(tokens) >= lane.context:
+        return False
+    _append(path, PROMPT, outcome, lane.setting.tokenizer.decode(tokens), tokens)
+    return True
+
+
+# ---------------------------------------------------------------- the end of an episode
+
+
+def end(ended_paths: Sequence[tuple[Path, Turn]], lane: Lane) -> None:
+    """Tell the environment which agents have stopped acting; their last rewards are recorded."""
+    running = [(path, turn) for path, turn in ended_paths if not _is_over(path)]
+    said = [(path.episode, turn.said if turn.outcome in ENDED else "") for path, turn in running]
+    for (path, _), last in zip(running, lane.episodes.end(said), strict=True):
+        if last is not None:
+            before = path.tree.nodes[path.node].observation
+            _on_turn(path, observation=last if before is None else together(before, last))
+
+
+def _is_over(path: Path) -> bool:
+    """Return whether the path's episode has failed to start, or has ended by itself."""
+    last = path.tree.nodes[path.node].observation
+    return path.failed is not None or (last is not None and last.ends)
+
+
+def together(step: Observation, last: Observation) -> Observation:
+    """Add what an environment gives at the end to the step before it."""
+    return replace(step, reward=step.reward + last.reward, info={**step.info, **last.info})

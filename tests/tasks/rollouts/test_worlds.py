@@ -1,0 +1,199 @@
+"""Trees grown in a world: forks against replays, fresh prompts, rewards of steps, ends."""
+
+import json
+import random
+from contextlib import contextmanager
+from itertools import count
+
+import numpy as np
+import pytest
+
+from params.schema.agent import Dialogue
+from params.schema.algorithms import Marks
+from params.schema.reinforce import Rollout
+from tasks.dialects.tags import Tags, open_tags
+from tasks.engines import Sample
+from tasks.environments.contract import EnvironmentKind, OpenEnvironment
+from tasks.environments.episodes import open_worlds
+from tasks.environments.frozen_lake import ENVIRONMENT, FrozenLake, FrozenLakeSettings
+from tasks.rollouts.rounds import Setting, grow
+from tasks.trees import dialogue as talk
+from tasks.trees.outcomes import Outcome, StopReason
+from tasks.trees.tables import load_trees, save_trees
+from tasks.trees.tree import PROMPT, RESULT, TURN
+
+LAKE = FrozenLakeSettings(
+    smallest=4,
+    largest=4,
+    largest_test=4,
+    holes=0.1,
+    distance=4,
+    slippery=0.3,
+    steps=6,
+    sight=None,
+    hidden=False,
+    goal=1.0,
+    penalty=-0.1,
+)
+FORMS = {
+    "growing": {},
+    "fresh": {"prompt": "fresh", "history": 2, "prompt_tokens": 400},
+}
+
+
+class Replayed(FrozenLake):
+    """The same world, without a fork of its own."""
+
+    fork = None
+
+
+class Walker:
+    """An engine that walks at random by the seed of each turn, with random entropies."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer, self.numbers = tokenizer, count()
+
+    def replicas(self, most):
+        return [self]
+
+    def release(self):
+        pass
+
+    @contextmanager
+    def session(self, paths, context, temperature, top_p, stop):
+        self.context = context
+        yield self
+
+    def open(self):
+        return next(self.numbers)
+
+    def fork(self, handle):
+        return next(self.numbers)
+
+    def close(self, handle):
+        pass
+
+    def sample(self, requests):
+        return [self._turn(request) for request in requests]
+
+    def _turn(self, request):
+        assert len(request.tokens) + request.max_tokens <= self.context
+        draw = random.Random(request.seed)
+        text = f"<move>{draw.choice(['left', 'right', 'up', 'down'])}</move>"
+        if draw.random() < 0.1:
+            text = "<think>enough</think><answer>\\boxed{7}</answer>"
+        tokens = talk.encode(self.tokenizer, text)[: request.max_tokens]
+        whole = len(tokens) == len(talk.encode(self.tokenizer, text))
+        entropies = np.array([draw.random() for _ in tokens], np.float32)
+        stopped = StopReason.STOP if whole else StopReason.LENGTH
+        return Sample(tokens, -entropies, entropies, stopped)
+
+
+def grown(tokenizer, world, form, branching, workers=1):
+    """Grow the trees of three levels; return them."""
+    kind = EnvironmentKind(FrozenLakeSettings, world, ENVIRONMENT.specs, ENVIRONMENT.tasks)
+    dialogue = Dialogue(
+        system="",
+        turn_tokens=60,
+        result_tokens=300,
+        response_tokens=3000,
+        tool_calls=20,
+        **FORMS[form],
+    )
+    budget = Rollout(
+        leaves=6,
+        initial=2,
+        branch=2,
+        marks_per_rollout=2,
+        entropy_window=3,
+        base_probability=0.5,
+        entropy_weight=0.2,
+        threshold=0.5,
+        draw=False,
+        temperature=1.0,
+        rows=64,
+    )
+    specs = list(ENVIRONMENT.specs(LAKE))
+    with open_worlds(kind, LAKE, workers, 20.0) as worlds:
+        setting = Setting(
+            tokenizer,
+            dialogue,
+            budget,
+            open_tags(Tags(), tokenizer, dialogue, specs),
+            OpenEnvironment(specs, worlds.session),
+            "0/0",
+            branching,
+            Marks(kind="tool_call" if branching == "marks" else "none"),
+        )
+        return grow(ENVIRONMENT.tasks(LAKE, "train", 3, 0), Walker(tokenizer), setting)
+
+
+def told(trees):
+    """Return all that trees hold, as values that compare."""
+    return [
+        (
+            [
+                (n.parent, n.kind, n.outcome, n.text, n.tokens.tolist(), n.observation)
+                for n in t.nodes
+            ],
+            t.leaves,
+            t.decisions,
+        )
+        for t in trees
+    ]
+
+
+OWN = "tests/tasks/rollouts/test_worlds.py:Replayed"
+FORKED = "tasks/environments/frozen_lake.py:FrozenLake"
+
+
+@pytest.mark.parametrize("form", list(FORMS))
+@pytest.mark.parametrize("branching", ["none", "entropy", "marks"])
+def test_a_fork_and_a_replay_grow_equal_trees(tokenizer, form, branching):
+    forked = grown(tokenizer, FORKED, form, branching)
+    assert told(grown(tokenizer, OWN, form, branching, workers=2)) == told(forked)
+    assert all(len(tree.leaves) == 6 for tree in forked)
+    assert branching == "none" or any(d.added for tree in forked for d in tree.decisions)
+
+
+@pytest.mark.parametrize("form", list(FORMS))
+def test_an_episode_is_a_path(tokenizer, form, tmp_path):
+    trees = grown(tokenizer, FORKED, form, "entropy")
+    between = {"growing": RESULT, "fresh": PROMPT}[form]
+    outcomes = set()
+    for tree in trees:
+        start = tree.nodes[0].observation
+        assert start.text in tree.nodes[0].text and "actions: " in tree.nodes[0].text
+        for leaf, trajectory in zip(tree.leaves, tree.trajectories(), strict=True):
+            kinds = [node.kind for node in trajectory]
+            assert kinds[0] == PROMPT and set(kinds[2::2]) <= {between}
+            assert set(kinds[1::2]) == {TURN} and tree.nodes[leaf].kind == TURN
+            seen = [node.observation for node in trajectory[1:] if node.kind == TURN]
+            last = trajectory[-1]
+            outcomes.add(last.outcome)
+            if last.outcome == Outcome.TERMINATED:
+                assert last.observation.terminated
+                assert last.observation.info["success"] == (last.observation.reward == 1.0)
+            if last.outcome == Outcome.TRUNCATED:
+                assert last.observation.truncated and len(seen) == LAKE.steps
+            for observation, node in zip(seen[:-1], trajectory[2::2], strict=True):
+                assert observation.text.splitlines()[-1] in node.text
+    assert {Outcome.TERMINATED, Outcome.ANSWER} <= outcomes
+    save_trees(trees, tmp_path)
+    assert told(load_trees(tmp_path)) == told(trees)
+
+
+def test_a_fresh_prompt_shows_the_last_steps(tokenizer):
+    (tree, *_) = grown(tokenizer, FORKED, "fresh", "none")
+    prompts = [node for node in tree.nodes if node.kind == PROMPT and node.parent >= 0]
+    longest = max(prompts, key=lambda node: node.text.count("step "))
+    assert longest.text.count("step ") == 2
+    assert json.dumps(longest.text).count("move ") == 2
+
+
+def test_a_branch_at_a_mark_has_the_history_of_its_own_path(tokenizer):
+    for tree in grown(tokenizer, FORKED, "fresh", "marks"):
+        for trajectory in tree.trajectories():
+            prompts = [node.text for node in trajectory if node.kind == PROMPT][1:]
+            for acts, text in enumerate(prompts, start=1):
+                assert f"step {acts}: move" in text and f"step {acts + 1}:" not in text
