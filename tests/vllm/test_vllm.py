@@ -273,16 +273,16 @@ def test_killed_engine_restarts_and_trees_are_equal(engine, make, tokenizer, cap
     victim = held.connection.process
     killed = []
 
-    def tools(calls):
+    interrupted = setting(tokenizer)
+    read = interrupted.dialect.read
+
+    def killing(*turn):  # between the first turns and the branches from them
         if not killed:
             killed.append(os.kill(victim.pid, signal.SIGKILL))
-        return [Observation("ok", "7") for _ in calls]
+        return read(*turn)
 
-    again = grow(
-        QUESTIONS,
-        held,
-        setting_of(tokenizer, DIALOGUE, BUDGET, {"python": tools}, "0/0", "entropy"),
-    )
+    interrupted.dialect.read = killing
+    again = grow(QUESTIONS, held, interrupted)
     assert killed and held.connection.process is not victim
     assert as_rows(again) == whole
     assert "restarting" in capfd.readouterr().out
