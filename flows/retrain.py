@@ -337,10 +337,11 @@ def _here(recipe: str) -> int:
         send_unsent()
         print(f"nothing to do: {recipe} is up to date\n\n{_table(recipe)}")
         return 0
-    ran_before = Path("dvc.lock").exists()
-    for name, reasons in changed.items() if ran_before else ():
-        more = f" and {len(reasons) - 1} more" if len(reasons) > 1 else ""
-        print(f"{name} has to run: {reasons[0]}{more}")
+    ran_before = pipeline.locked()
+    for name, reasons in changed.items():
+        if name in ran_before:
+            more = f" and {len(reasons) - 1} more" if len(reasons) > 1 else ""
+            print(f"{name} has to run: {reasons[0]}{more}")
     return _run(recipe)
 
 

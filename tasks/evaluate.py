@@ -18,14 +18,17 @@ from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
 from tasks.scorers import is_graded
 from tasks.trees.intervals import bootstrap_interval
+from tasks.trees.outcomes import ENDED_BY_WORLD, Outcome
 from tasks.trees.tables import write_table
 
 Rows = list[dict[str, Any]]
 AGENTS = ("cold start", "trained", "champion")  # the last one where there is one
 
-# what is measured of one answer: label, value, unit
-MEASURES: tuple[tuple[str, Callable[[dict[str, Any]], float], str], ...] = (
-    ("answer rate", lambda row: row["answer"] is not None, "%"),
+# what is measured of one answer or episode: label, value, unit
+Measure = tuple[str, Callable[[dict[str, Any]], float], str]
+ANSWERED: Measure = ("answer rate", lambda row: row["answer"] is not None, "%")
+ENDED: Measure = ("episodes that ended", lambda row: row["outcome"] == Outcome.TERMINATED, "%")
+MEASURES: tuple[Measure, ...] = (
     ("tool calls a question", lambda row: row["tool_calls"], ""),
     ("tool errors a question", lambda row: row["tool_errors"], ""),
     ("response length", lambda row: row["response_tokens"], "tokens"),
@@ -76,12 +79,19 @@ def compare(answers: Mapping[str, Rows], resamples: int, seed: int) -> list[dict
         }
         rows.append(_measure(name, "%", values, resamples, seed))
     rows += _graded(answers, resamples, seed)
-    for name, value, unit in MEASURES:
+    for name, value, unit in (ENDED if in_a_world(answers) else ANSWERED, *MEASURES):
         values = {
             agent: [float(value(row)) for row in entries] for agent, entries in answers.items()
         }
         rows.append(_measure(name, unit, values, resamples, seed))
     return rows
+
+
+def in_a_world(answers: Mapping[str, Rows]) -> bool:
+    """Return whether an environment ended episodes and no agent gave an answer."""
+    rows = [row for entries in answers.values() for row in entries]
+    answered = any(row["answer"] is not None for row in rows)
+    return not answered and any(row["outcome"] in ENDED_BY_WORLD for row in rows)
 
 
 def _graded(answers: Mapping[str, Rows], resamples: int, seed: int) -> list[dict[str, Any]]:

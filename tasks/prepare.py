@@ -113,11 +113,7 @@ def _prepared(
         check_episodes(traces, without, inputs)
         sights = [] if traces or not inputs.environment else first_sights(opened, own)
     texts = [*known_texts(own, traces), *sights]
-    tags = dialect_kind(inputs.dialect).tags([spec.name for spec in opened.specs])
-    model, tokenizer = first.POLICIES[settings.policy.kind](settings.policy, texts, tags, step.seed)
-    dialect = open_dialect(inputs.dialect, tokenizer, inputs.dialogue, opened.specs)
-    if isinstance(settings.policy, PretrainedPolicy):
-        name_dialect(tokenizer, inputs.dialect, dialect)
+    model, tokenizer, dialect = first_policy(inputs, texts, opened.specs, step.seed)
     names_of_tools = [spec.name for spec in opened.specs]
     traces, forging = written.without_marks(traces, talk.forged(tokenizer, names_of_tools))
     kept, traces, table, long, faults = leave_out_long(
@@ -143,8 +139,21 @@ def _prepared(
         offered = [spec.name for spec in opened.specs]
         verdict = step.out / "gates" / "traces.json"
         check_traces(table, traces, material, inputs, offered, verdict, docs)
-    _print_summary(len(traces), dropped)
+    _print_summary(len(traces), len(material.questions["train"]), dropped)
     return {"metrics": _metrics(material.questions, traces, dropped, model)}
+
+
+def first_policy(
+    inputs: PrepareInputs, texts: Sequence[str], specs: Sequence[ToolSpec], seed: int
+) -> tuple[Any, Any, Dialect]:
+    """Return the first policy, its tokenizer and the dialect; a tiny one learns ``texts``."""
+    policy = inputs.settings.policy
+    tags = dialect_kind(inputs.dialect).tags([spec.name for spec in specs])
+    model, tokenizer = first.POLICIES[policy.kind](policy, texts, tags, seed)
+    dialect = open_dialect(inputs.dialect, tokenizer, inputs.dialogue, specs)
+    if isinstance(policy, PretrainedPolicy):
+        name_dialect(tokenizer, inputs.dialect, dialect)
+    return model, tokenizer, dialect
 
 
 def check_episodes(
@@ -178,7 +187,7 @@ def first_sights(opened: OpenEnvironment, material: Material) -> list[str]:
         started = session.open(material.questions["train"][:FIRST_SIGHTS])
         for handle, _ in started:
             session.close(handle)
-    return [talk.shown_text(first) for _, first in started if first]
+    return [talk.first_text(first) for _, first in started if first]
 
 
 def name_dialect(tokenizer: Any, section: Mapping[str, Frozen], dialect: Dialect) -> None:
@@ -195,14 +204,17 @@ def known_texts(material: Material, traces: Sequence[Trace]) -> list[str]:
     texts = [question.text for question in material.questions["train"]]
     texts += [f"{document.title}\n{document.text}" for document in material.documents]
     texts += ["".join(text for text, _ in trace.parts) for trace in traces]
-    return texts + [talk.shown_text(seen) for trace in traces for seen in trace.seen]
+    return texts + [talk.first_text(seen) for trace in traces for seen in trace.seen]
 
 
-def _print_summary(traces: int, dropped: Sequence[Dropped]) -> None:
+def _print_summary(traces: int, questions: int, dropped: Sequence[Dropped]) -> None:
+    made = f"{traces} traces for the cold start"
+    if not traces:
+        made = f"{questions} questions to train on, no traces yet"
     reasons = Counter(each.reason for each in dropped)
     counts = [f"{count} {reason}" for reason, count in reasons.most_common()]
     left_out = f"; left out: {', '.join(counts)}" if counts else ""
-    print(f"prepare: {traces} traces for the cold start{left_out}")
+    print(f"prepare: {made}{left_out}")
 
 
 def _metrics(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from params.schema.agent import Dialogue
 from tasks.dialects.contract import Exchange
-from tasks.trees.dialogue import shown_text as first_text
+from tasks.trees.dialogue import first_text
 from tasks.trees.tree import Observation
 
 

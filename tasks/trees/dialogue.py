@@ -220,7 +220,7 @@ def actions_line(observation: Observation) -> str:
     return f"\nactions: {', '.join(observation.actions)}" if observation.actions else ""
 
 
-def shown_text(observation: Observation | None) -> str:
+def first_text(observation: Observation | None) -> str:
     """Return what an agent reads of an environment's first observation; "" for none."""
     if observation is None:
         return ""

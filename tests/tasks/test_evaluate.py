@@ -112,6 +112,16 @@ def test_a_graded_score_has_a_row_of_its_own():
     ] * 2
 
 
+def test_a_world_has_ended_episodes_instead_of_answers():
+    episodes = [
+        answer(number, "frozen_lake", number == 0, answer=None, outcome=outcome)
+        for number, outcome in enumerate(["terminated", "truncated", "cut", "terminated"])
+    ]
+    compared = compare({"cold start": episodes, "trained": episodes}, resamples=50, seed=7)
+    assert named(compared, "episodes that ended")["trained"]["mean"] == 0.5
+    assert "answer rate" not in [row["measure"] for row in compared]
+
+
 def test_an_agent_that_is_always_right_has_no_width(rows):
     assert named(rows, "success, story")["trained"] == {"mean": 1.0, "low": 1.0, "high": 1.0}
 

@@ -118,7 +118,7 @@ def test_a_system_message_describes_the_tools_where_it_says(tokenizer):
 
 def test_what_a_world_shows_first_follows_the_question(tokenizer):
     first = Observation("ok", " S.G ", actions=("left", "right"))
-    shown = talk.shown_text(first)
+    shown = talk.first_text(first)
     text = tokenizer.decode(opened(tokenizer, [MOVE]).prompt(QUESTION, shown))
     assert "Go to the goal.\n\nS.G\nactions: left, right" in text
 
