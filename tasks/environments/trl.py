@@ -96,12 +96,18 @@ class _Episode:
                 return Observation(Outcome.ERROR, str({"error": str(error)}))
 
     def end(self, text: str) -> Observation | None:
-        """Return the reward, where the class gives one; None for an episode without."""
+        """Return the reward, where the class gives one; None for an episode without.
+
+        It is the episode's score, too, as far as it lies between 0 and 1.
+        """
         if not callable(getattr(self.made, "get_reward", None)):
             return None
         with self._own_chance():
             reward = self._result(self._environment.get_reward())
-        return None if reward is None else Observation(Outcome.OK, "", reward=float(reward))
+        if reward is None:
+            return None
+        score = min(1.0, max(0.0, float(reward)))
+        return Observation(Outcome.OK, "", reward=float(reward), info={"score": score})
 
     def close(self) -> None:
         """Close the loop of async methods."""

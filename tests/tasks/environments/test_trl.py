@@ -289,7 +289,7 @@ def test_class_of_a_users_file_is_an_environment(tmp_path, monkeypatch):
     assert [each.text for each in answers[:3]].count("on") == 1
     assert (answers[3].outcome, answers[3].text) == (Outcome.ERROR, "{'error': 'no light 3'}")
     assert answers[:4] == answers[4:]
-    assert [each.reward for each in last] == [1.0, 1.0]
+    assert [(each.reward, each.info) for each in last] == [(1.0, {"score": 1.0})] * 2
 
 
 def test_environment_of_gymnasium_is_no_class_for_trl():
