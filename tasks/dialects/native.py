@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -27,6 +27,7 @@ from params.schema.agent import Dialogue
 from params.schema.base import Frozen
 from tasks.dialects import family
 from tasks.dialects.contract import DialectKind, Exchange, Tokens, Turn
+from tasks.dialects.json_values import depth, object_of, quoted
 from tasks.dialects.tags import TOOLS
 from tasks.dialects.written import in_tags
 from tasks.trees import dialogue as talk
@@ -81,7 +82,7 @@ class NativeDialect:
         self.opening = self._rendered([ASKED])
         self._find_marks()
         if self.specs and not self.free:
-            self.tools = [_quoted(_openai(spec), self._quote) for spec in specs]
+            self.tools = [quoted(_openai(spec), self._quote) for spec in specs]
         self.opening = self._rendered([ASKED])
 
     def _find_marks(self) -> None:
@@ -204,8 +205,8 @@ class NativeDialect:
 
         None, too, where these are nested so deeply that they could not be written again.
         """
-        arguments = _object(parsed.arguments)
-        if not isinstance(parsed.name, str) or arguments is None or _depth(arguments) > DEPTH:
+        arguments = object_of(parsed.arguments)
+        if not isinstance(parsed.name, str) or arguments is None or depth(arguments) > DEPTH:
             return None
         spec = self.specs.get(parsed.name)
         written = talk.readable(json.dumps(arguments, ensure_ascii=False, sort_keys=True))
@@ -229,10 +230,10 @@ class NativeDialect:
             return None
 
         def added(text: str) -> list[int]:
-            quoted = self._quote(text)
-            tokens = bridged(quoted) or []
+            shown = self._quote(text)
+            tokens = bridged(shown) or []
             if self._added(tokens) != self._added(frame):
-                tokens = bridged(BREAK + quoted + BREAK) or []
+                tokens = bridged(BREAK + shown + BREAK) or []
             return tokens
 
         tokens = shortened(observation, added, limit)
@@ -350,8 +351,8 @@ class NativeDialect:
         if call:
             spec = self.specs.get(call.tool)
             parameter = spec.text_parameter if spec else None
-            values = {parameter: call.argument} if parameter else _object(call.argument or "{}")
-            name, arguments = self._quote(call.tool), _quoted(values or {}, self._quote)
+            values = {parameter: call.argument} if parameter else object_of(call.argument or "{}")
+            name, arguments = self._quote(call.tool), quoted(values or {}, self._quote)
             function = {"name": name, "arguments": arguments}
             message["tool_calls"] = [{"id": "call_0", "type": "function", "function": function}]
         return message
@@ -414,43 +415,10 @@ def _sound(parsed: Any) -> bool:
     return str(parsed.status) in ("ok", "unknown_tool")
 
 
-def _object(value: Any) -> dict[str, Any] | None:
-    """Return a JSON object, which may be written as a text; None for anything else."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return None
-    return value if isinstance(value, dict) else None
-
-
-def _depth(value: Any) -> int:
-    """Return how many levels a value of JSON has; a text or a number has 1."""
-    levels, layer = 0, [value]
-    while layer:
-        levels += 1
-        nested = [
-            each.values() if isinstance(each, dict) else each
-            for each in layer
-            if isinstance(each, dict | list)
-        ]
-        layer = [inner for values in nested for inner in values]
-    return levels
-
-
 def _openai(spec: ToolSpec) -> Message:
     parameters = json.loads(json.dumps(dict(spec.parameters)))
     function = {"name": spec.name, "description": spec.description, "parameters": parameters}
     return {"type": "function", "function": function}
-
-
-def _quoted(value: Any, show: Callable[[str], str]) -> Any:
-    """Quote every text of a JSON value, names included."""
-    if isinstance(value, str):
-        return show(value)
-    if isinstance(value, Mapping):
-        return {show(name): _quoted(each, show) for name, each in value.items()}
-    return [_quoted(each, show) for each in value] if isinstance(value, list | tuple) else value
 
 
 def open_native(
