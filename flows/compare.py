@@ -324,8 +324,7 @@ def spent(iteration: Iteration) -> dict[str, float]:
 # ---------------------------------------------------------------- the command
 
 
-def main(arguments: list[str]) -> int:
-    """Run the command line; return the exit status. 2: there is nothing that can be started."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m flows.compare",
         description=__doc__,
@@ -348,7 +347,12 @@ def main(arguments: list[str]) -> int:
         help="variants: each a quoted list of section.key=value; the recipe's algorithm unless "
         "--algorithms names others",
     )
-    chosen = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command line; return the exit status. 2: there is nothing that can be started."""
+    chosen = _parser().parse_args(arguments)
     try:
         Budget.parse(chosen.budget)
         recipe = settings.load(chosen.recipe, Path("params"))

@@ -31,6 +31,7 @@ from tasks.trees.outcomes import TURN_OUTCOMES, Outcome
 from tasks.trees.tables import load_trees, write_table
 from tasks.trees.tree import RESULT, Node, acts, response, sampled
 
+Checked = tuple[pd.DataFrame, Sequence[gate.Expectation]]  # a prepared table, what it has to be
 Iteration = Mapping[str, Sequence[Record]]  # verb -> its records; several where groups are filtered
 TABLES = ("questions", "nodes", "leaves", "decisions")
 STEPS = "trees/steps.parquet"  # only environments with a state have it
@@ -85,52 +86,56 @@ def _check(
     advantages: pa.Table,
 ) -> None:
     """Run the gates of an iteration's tables, in the order in which they are made."""
-    leaves = settings.rollout.leaves
-    outcomes = set(TURN_OUTCOMES)
     whole = pd.MultiIndex.from_frame(trajectories[["iteration", "question_id", "leaf"]])
     rewarded = rewards.to_pandas()
-    in_reward = algorithm.kl_in("reward")  # equal rewards then differ by it
     tables = {
-        "trajectories": (
-            trajectory_gate.prepare(trajectories, outcomes - FINISHED),
-            trajectory_gate.expectations(
-                leaves=leaves,
-                outcomes=outcomes,
-                response_tokens=dialogue.response_tokens,
-                tool_calls=dialogue.tool_calls,
-            ),
-        ),
-        "rewards": (
-            reward_gate.prepare(
-                rewarded,
-                whole,
-                of_parts.to_pandas(),
-                parts.broken_format(settings.reward),
-                parts.silent(settings.reward),
-            ),
-            reward_gate.expectations(
-                rows=len(whole),
-                leaves=leaves,
-                outcomes=outcomes,
-                scorers=[name for name in rewarded["scorer"].unique() if _is_known(name)],
-                reward=parts.reward_range(settings.reward),
-            ),
-        ),
-        "advantages": (
-            advantage_gate.prepare(
-                advantages.to_pandas(),
-                rewarded.assign(reward=rewarded["reward"] + rewarded["length_penalty"]),
-            ),
-            advantage_gate.expectations(
-                rows=len(rewarded),
-                leaves=leaves,
-                centred=algorithm.estimator.kind in CENTRED and not in_reward,
-            ),
-        ),
+        "trajectories": _of_trajectories(settings, dialogue, trajectories),
+        "rewards": _of_rewards(settings, whole, rewarded, of_parts.to_pandas()),
+        "advantages": _of_advantages(settings, algorithm, rewarded, advantages.to_pandas()),
     }
     verdicts = Path("data", recipe, "gates", "reinforce")
     for name, (table, expectations) in tables.items():
         gate.check(name, table, expectations, verdicts / f"{name}.json", gate.DOCS / recipe / name)
+
+
+def _of_trajectories(
+    settings: Reinforce, dialogue: Dialogue, trajectories: pd.DataFrame
+) -> Checked:
+    outcomes = set(TURN_OUTCOMES)
+    expectations = trajectory_gate.expectations(
+        leaves=settings.rollout.leaves,
+        outcomes=outcomes,
+        response_tokens=dialogue.response_tokens,
+        tool_calls=dialogue.tool_calls,
+    )
+    return trajectory_gate.prepare(trajectories, outcomes - FINISHED), expectations
+
+
+def _of_rewards(
+    settings: Reinforce, whole: pd.MultiIndex, rewards: pd.DataFrame, of_parts: pd.DataFrame
+) -> Checked:
+    broken, silent = parts.broken_format(settings.reward), parts.silent(settings.reward)
+    expectations = reward_gate.expectations(
+        rows=len(whole),
+        leaves=settings.rollout.leaves,
+        outcomes=set(TURN_OUTCOMES),
+        scorers=[name for name in rewards["scorer"].unique() if _is_known(name)],
+        reward=parts.reward_range(settings.reward),
+    )
+    return reward_gate.prepare(rewards, whole, of_parts, broken, silent), expectations
+
+
+def _of_advantages(
+    settings: Reinforce, algorithm: Algorithm, rewards: pd.DataFrame, advantages: pd.DataFrame
+) -> Checked:
+    shaped = rewards.assign(reward=rewards["reward"] + rewards["length_penalty"])
+    in_reward = algorithm.kl_in("reward")  # equal rewards then differ by it
+    expectations = advantage_gate.expectations(
+        rows=len(rewards),
+        leaves=settings.rollout.leaves,
+        centred=algorithm.estimator.kind in CENTRED and not in_reward,
+    )
+    return advantage_gate.prepare(advantages, shaped), expectations
 
 
 def _is_known(scorer: Any) -> bool:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from prefect import task
 
@@ -18,7 +19,8 @@ from params.schema.base import Machine
 from params.schema.reinforce import Rollout
 from tasks.dialects import open_dialect
 from tasks.engines import ENGINES
-from tasks.environments.contract import OpenEnvironment, Recorded, Session
+from tasks.environments.contract import OpenEnvironment, Recorded
+from tasks.environments.timed import Stopwatch
 from tasks.ledger import prefect_cache, substeps
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
@@ -28,7 +30,7 @@ from tasks.rollouts.rounds import Setting, grow
 from tasks.tools.recording import Origin
 from tasks.trees import metrics
 from tasks.trees.tables import STORED_TREES, load_questions, load_trees, save_trees
-from tasks.trees.tree import Call, Observation, Question, Tree
+from tasks.trees.tree import Question, Tree
 
 
 @dataclass(frozen=True)
@@ -71,16 +73,8 @@ def rollout(
     origin = Origin(step.stage, step.iteration, inputs.attempt)
     with _recorded(environment, origin, step) as recorded:
         timed = Stopwatch(recorded.environment)
-        setting = Setting(
-            tokenizer=actor.tokenizer,
-            dialogue=agent.dialogue,
-            rollout=budget,
-            dialect=open_dialect(agent.dialect, actor.tokenizer, agent.dialogue, environment.specs),
-            environment=OpenEnvironment(environment.specs, timed.session),
-            seed=f"{step.seed}/{step.iteration}" + (f"/{inputs.attempt}" if inputs.attempt else ""),
-            branching=inputs.branching,
-            marks=inputs.marks,
-        )
+        answering = OpenEnvironment(environment.specs, timed.session)
+        setting = _setting(step, inputs, actor.tokenizer, answering)
         began = time.perf_counter()
         sampling = ENGINES[agent.engine.kind].open(
             actor, inputs.policy, agent.engine, agent.machine, budget.rows
@@ -102,6 +96,23 @@ def rollout(
         "questions": [question.id for question in chosen],
         "cursor": inputs.first + (inputs.attempt + 1) * inputs.size,  # the next place
     }
+
+
+def _setting(
+    step: Step, inputs: RolloutInputs, tokenizer: Any, environment: OpenEnvironment
+) -> Setting:
+    """Return how the batch is rolled out; its seed is that of the iteration and the attempt."""
+    agent, attempt = inputs.agent, f"/{inputs.attempt}" if inputs.attempt else ""
+    return Setting(
+        tokenizer=tokenizer,
+        dialogue=agent.dialogue,
+        rollout=inputs.budget,
+        dialect=open_dialect(agent.dialect, tokenizer, agent.dialogue, environment.specs),
+        environment=environment,
+        seed=f"{step.seed}/{step.iteration}{attempt}",
+        branching=inputs.branching,
+        marks=inputs.marks,
+    )
 
 
 def _stored(step: Step, chosen: Sequence[Question]) -> list[Tree]:
@@ -148,52 +159,3 @@ def _recorded(
     if environment.recorded is None:
         return nullcontext(Recorded(environment, lambda folder: None))
     return environment.recorded(origin, lambda: step.ledger.scratch(step))
-
-
-@dataclass(frozen=True)
-class Stopwatch:
-    """An environment, and the seconds that each round of its acts has taken."""
-
-    environment: OpenEnvironment
-    seconds: list[float] = field(default_factory=list)
-
-    @contextmanager
-    def session(self) -> Iterator[Session]:
-        """Open a session of the environment that is timed."""
-        with self.environment.session() as opened:
-            yield TimedSession(opened, self.seconds)
-
-
-@dataclass(frozen=True)
-class TimedSession:
-    """A session of an environment whose seconds are added to a list. See ``Session``."""
-
-    inner: Session
-    seconds: list[float]
-
-    def open(self, tasks: Sequence[Question]) -> list[tuple[int, Observation | None]]:
-        with self._timed():
-            return self.inner.open(tasks)
-
-    def fork(self, handle: int, acts: int) -> int:
-        return self.inner.fork(handle, acts)
-
-    def act(self, moves: Sequence[tuple[int, Call]]) -> list[Observation]:
-        with self._timed():
-            return self.inner.act(moves)
-
-    def end(self, endings: Sequence[tuple[int, str]]) -> list[Observation | None]:
-        with self._timed():
-            return self.inner.end(endings)
-
-    def solve(self, handles: Sequence[int]) -> list[Call | None]:
-        return self.inner.solve(handles)
-
-    def close(self, handle: int) -> None:
-        self.inner.close(handle)
-
-    @contextmanager
-    def _timed(self) -> Iterator[None]:
-        began = time.perf_counter()
-        yield
-        self.seconds.append(time.perf_counter() - began)
