@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,8 +31,11 @@ from tasks.questions.sampled import Sampled
 from tasks.questions.sources import source_files
 from tasks.rollout import RolloutInputs, rollout
 from tasks.select_traces import SelectInputs, fetch_teacher, rewriting_fault, select_traces
+from tasks.tools import recording
+from tasks.tools.recording import CALLS, Origin
 from tasks.trees.tables import load_questions
 
+SAMPLED = "prepare/sampled"  # the stage of sub-steps that sample traces
 PORTION = 4  # batches of an engine that are sampled between two records in the ledger
 
 
@@ -74,7 +78,20 @@ def prepare(recipe: str) -> None:
         artifacts.publish(artifacts.output(made, "corpus"), data / "corpus")
         artifacts.publish(artifacts.output(of_traces, "gates"), data / "gates" / "prepare")
         artifacts.publish(artifacts.output(made, "initial"), models / "initial")
+        recording.publish_calls(recorded_calls(made, sampled), data / "calls_of_prepare" / CALLS)
         artifacts.publish_records([made, *sampled], data / "records" / "prepare.jsonl")
+
+
+def recorded_calls(made: Record, sampled: Sequence[Record]) -> dict[Origin, Path]:
+    """Return the tables of recorded results, where tools or the world are not repeatable."""
+    rollouts = [record for record in sampled if record["verb"] == "rollout"]
+    found = {
+        Origin(SAMPLED, number): Path(artifacts.output(record, "trees").path, CALLS)
+        for number, record in enumerate(rollouts)
+    }
+    if "calls" in made["artifacts"]:
+        found[Origin("prepare", 0)] = Path(artifacts.output(made, "calls").path, CALLS)
+    return {origin: file for origin, file in found.items() if file.exists()}
 
 
 def named_sources(recipe: Recipe) -> dict[str, str]:
@@ -109,7 +126,7 @@ def sample_traces(step: Step, recipe: Recipe, made: Record) -> list[Record]:
         recipe.tools, recipe.environment, recipe.machine.threads, Path(corpus.path)
     ) as environment:
         sampling = Sampling(expert, agent, teacher, questions, corpus, environment)
-        rolled_out = roll_out(sampling, replace(step, stage="prepare/sampled"))
+        rolled_out = roll_out(sampling, replace(step, stage=SAMPLED))
         inputs = SelectInputs(
             trees=[artifacts.output(record, "trees") for record in rolled_out],
             expert=expert,

@@ -21,7 +21,7 @@ from params.schema.base import Frozen, Machine
 from params.schema.prepare import Prepare, PretrainedPolicy
 from tasks.dialects import dialect_kind, open_dialect
 from tasks.dialects.contract import Dialect
-from tasks.environments.contract import OpenEnvironment
+from tasks.environments.contract import OpenEnvironment, recording
 from tasks.gates import gate
 from tasks.gates import questions as question_gate
 from tasks.gates import traces as trace_gate
@@ -40,6 +40,7 @@ from tasks.questions.sources import Sets, World
 from tasks.scorers import names, open_scorers
 from tasks.scorers.contract import Scorer
 from tasks.tools.own import offered
+from tasks.tools.recording import Origin
 from tasks.tools.search import save_corpus
 from tasks.trees import dialogue as talk
 from tasks.trees.tables import save_questions, write_table
@@ -74,7 +75,8 @@ def prepare(step: Step, inputs: PrepareInputs, *, open_environment: OpenWorld) -
     """Make the questions, the corpus, the SFT traces and the first policy, and check them.
 
     Artifacts: ``questions`` (a table a split), ``corpus``, ``traces``, ``dropped`` (questions that
-    were left out or got no trace, each with its reason), ``initial`` (the policy), ``gates``.
+    were left out or got no trace, each with its reason), ``initial`` (the policy), ``gates``, and
+    ``calls``, where results of tools or of the world are not repeatable.
 
     ``open_environment`` opens the tools and the world, given the folder of the corpus.
     Raises ValueError for a fault in the user's files, those of the intake folder excepted, or a
@@ -107,11 +109,17 @@ def _prepared(
     check_questions(own, own, settings, scorers, step.out / "gates" / "questions.json", docs)
     save_corpus([*own.documents, *documents], step.out / "corpus")
 
-    with open_environment(step.out / "corpus") as opened:
-        with at_hand(inputs, opened) as tools:
+    scratch = partial(step.ledger.scratch, step)
+    with (
+        open_environment(step.out / "corpus") as opened,
+        recording(opened, Origin("prepare", 0), scratch) as recorded,
+    ):
+        with at_hand(inputs, recorded.environment) as tools:
             traces, without = own.write_traces(tools)
         check_episodes(traces, without, inputs)
-        sights = [] if traces or not inputs.environment else first_sights(opened, own)
+        lacking = inputs.environment and not traces
+        sights = first_sights(recorded.environment, own) if lacking else []
+        recorded.save_calls(step.out / "calls")
     texts = [*known_texts(own, traces), *sights]
     model, tokenizer, dialect = first_policy(inputs, texts, opened.specs, step.seed)
     names_of_tools = [spec.name for spec in opened.specs]

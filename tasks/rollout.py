@@ -6,7 +6,6 @@ import os
 import random
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from params.schema.base import Machine
 from params.schema.reinforce import Rollout
 from tasks.dialects import open_dialect
 from tasks.engines import ENGINES
-from tasks.environments.contract import OpenEnvironment, Recorded
+from tasks.environments.contract import OpenEnvironment, recording
 from tasks.environments.timed import Stopwatch
 from tasks.ledger import prefect_cache, substeps
 from tasks.ledger.artifacts import Artifact, Record
@@ -71,7 +70,7 @@ def rollout(
     chosen = batch(every, step.seed, inputs.first, inputs.attempt, inputs.size)
     actor = acting(Path(inputs.policy.path), agent.machine)
     origin = Origin(step.stage, step.iteration, inputs.attempt)
-    with _recorded(environment, origin, step) as recorded:
+    with recording(environment, origin, lambda: step.ledger.scratch(step)) as recorded:
         timed = Stopwatch(recorded.environment)
         answering = OpenEnvironment(environment.specs, timed.session)
         setting = _setting(step, inputs, actor.tokenizer, answering)
@@ -150,12 +149,3 @@ def batch(
     chosen = [orders[place // len(questions)][place % len(questions)] for place in places]
     before = set(chosen[: attempt * size])
     return [questions[i] for i in dict.fromkeys(chosen[attempt * size :]) if i not in before]
-
-
-def _recorded(
-    environment: OpenEnvironment, origin: Origin, step: Step
-) -> AbstractContextManager[Recorded]:
-    """Record what no second rollout would get again; nothing where all results are repeatable."""
-    if environment.recorded is None:
-        return nullcontext(Recorded(environment, lambda folder: None))
-    return environment.recorded(origin, lambda: step.ledger.scratch(step))

@@ -8,7 +8,7 @@ questions with tools are one implementer of it (question.py), worlds with a stat
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -73,6 +73,15 @@ class Recorded:
 
     environment: OpenEnvironment
     save_calls: Callable[[Path], None]  # into a folder, as calls.parquet
+
+
+def recording(
+    environment: OpenEnvironment, origin: Origin, scratch: Callable[[], Path]
+) -> AbstractContextManager[Recorded]:
+    """Record what no second run of a sub-step would get again; nothing where all is repeatable."""
+    if environment.recorded is None:
+        return nullcontext(Recorded(environment, lambda folder: None))
+    return environment.recorded(origin, scratch)
 
 
 class World(Protocol):

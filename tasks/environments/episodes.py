@@ -291,8 +291,6 @@ class Episodes:
                 return failed(Outcome.WORLD_TIMEOUT, reply.message)
             if reply.failure == DIED:
                 return failed(Outcome.WORLD_FAILED, reply.message) if died else DIED
-            if reply.failure and before:
-                return failed(Outcome.REPLAY_DIFFERS, f"{before.text}\n---\n{reply.message}")
             if reply.failure:
                 return failed(Outcome.WORLD_FAILED, reply.message)
             if "lost" in reply.value:

@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import count
 
 from tasks.environments.contract import Session
@@ -66,7 +66,12 @@ class RecordedEpisodes:
         return self._answered([handle for handle, _ in endings], made)
 
     def solve(self, handles: Sequence[int]) -> list[Call | None]:
-        return self.inner.solve([self.episodes[handle].handle for handle in handles])
+        if self.recorder.replays:
+            return [_call(self._found(handle)) for handle in handles]
+        acts = self.inner.solve([self.episodes[handle].handle for handle in handles])
+        for handle, act in zip(handles, acts, strict=True):
+            self._keep(handle, Observation("", json.dumps(asdict(act)) if act else ""))
+        return acts
 
     def close(self, handle: int) -> None:
         episode = self.episodes.pop(handle)
@@ -95,21 +100,30 @@ class RecordedEpisodes:
         self, handles: Sequence[int], seen: Sequence[Observation | None]
     ) -> list[Observation | None]:
         """Record what was seen, or return what is recorded in its place."""
-        found: list[Observation | None] = []
+        if self.recorder.replays:
+            kept = [self._found(handle) for handle in handles]
+            return [_read(each.text) if each else NOT_FOUND for each in kept]
         for handle, observation in zip(handles, seen, strict=True):
-            episode = self.episodes[handle]
-            key = (WORLD, f"{episode.name}/{episode.answers}")
-            episode.answers += 1
-            if self.recorder.replays:
-                kept = self.recorder.results.get(key)
-                observation = _read(kept.text) if kept else NOT_FOUND
-            else:
-                text = "" if observation is None else json.dumps(asdict(observation))
-                outcome = "" if observation is None else observation.outcome
-                with self.recorder.lock:
-                    self.recorder.results[key] = Observation(outcome, whole(text))
-            found.append(observation)
-        return found
+            text = "" if observation is None else json.dumps(asdict(observation))
+            outcome = "" if observation is None else observation.outcome
+            self._keep(handle, Observation(outcome, text))
+        return list(seen)
+
+    def _found(self, handle: int) -> Observation | None:
+        """Return the next answer of an episode in the record; None where there is none."""
+        return self.recorder.results.get(self._next_key(handle))
+
+    def _keep(self, handle: int, answer: Observation) -> None:
+        """Record the next answer of an episode."""
+        key = self._next_key(handle)
+        with self.recorder.lock:
+            self.recorder.results[key] = replace(answer, text=whole(answer.text))
+
+    def _next_key(self, handle: int) -> tuple[str, str]:
+        """Return the key of the next answer of an episode, and count it."""
+        episode = self.episodes[handle]
+        episode.answers += 1
+        return WORLD, f"{episode.name}/{episode.answers - 1}"
 
 
 def _read(text: str) -> Observation | None:
@@ -118,6 +132,11 @@ def _read(text: str) -> Observation | None:
         return None
     values = json.loads(text)
     return Observation(**{**values, "actions": tuple(values["actions"])})
+
+
+def _call(kept: Observation | None) -> Call | None:
+    """Return the expert's act that was recorded; None where it had none."""
+    return Call(**json.loads(kept.text)) if kept and kept.text else None
 
 
 @contextmanager

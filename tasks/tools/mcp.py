@@ -25,6 +25,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from params.schema.base import Frozen, Positive, PositiveFloat
 from tasks.tools.contract import Opening, OpenTool, ToolKind
+from tasks.tools.recording import NOT_RECORDED, replay_folder, replayed_specs
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Call, Observation, ToolSpec
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]+$")]
 Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+NAME = "mcp"  # of this kind of tool, in a recipe
 SHORTEST_SECRET = 4  # characters; a shorter value is no secret, and would be found everywhere
 
 
@@ -82,8 +84,13 @@ def _is_plain(url: str) -> bool:
 
 
 def setting_faults(settings: McpTools, source: str) -> list[str]:
-    """Return what cannot work on this machine: a missing program, a variable that is not set."""
-    found = []
+    """Return what cannot work on this machine: a missing program, a variable that is not set.
+
+    A replay reaches no server and needs neither.
+    """
+    found: list[str] = []
+    if replay_folder():
+        return found
     for name, server in settings.servers.items():
         if server.command and not shutil.which(server.command[0]):
             found.append(
@@ -103,8 +110,13 @@ def open_servers(settings: McpTools, opening: Opening) -> Iterator[OpenTool]:
     """Start or reach all servers, and keep them until the block ends.
 
     Raises ValueError for a server that cannot be reached, lacks a tool that ``only`` names, or has
-    a tool whose schema is none.
+    a tool whose schema is none. A replay reaches no server: it has the tools of the recorded run.
     """
+    recorded = replayed_specs(NAME)
+    if recorded is not None:
+        gone = Observation(Outcome.UNAVAILABLE, NOT_RECORDED)
+        yield OpenTool(recorded, lambda calls: [gone for _ in calls])
+        return
     from tasks.tools.mcp_connection import connected  # takes a second
 
     with connected(settings) as (call, connections):

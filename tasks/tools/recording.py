@@ -28,11 +28,12 @@ import pyarrow.parquet as pq
 from tasks.tools.contract import OpenTool
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tables import write_table
-from tasks.trees.tree import Call, Observation
+from tasks.trees.tree import Call, Observation, ToolSpec
 
 REPLAYED = "BEAMLINE_CALLS"  # environment variable: folder with the recorded calls of a run
 CALLS = "calls.parquet"
 SCRATCH = "calls.jsonl"
+SPECS = "specs"  # in place of a tool's name, in the table: what a tool has told of itself
 NOT_RECORDED = "this call is not recorded, and a replay asks no server"
 CALL_TABLE = pa.schema(
     {"tool": pa.string(), "argument": pa.string(), "outcome": pa.string(), "text": pa.string()}
@@ -136,6 +137,8 @@ def open_recorded(
         recorder = Recorder(dict(recorded), True, None)
     else:
         recorder = Recorder(_resumed(kept) if kept else {}, False, kept)
+        for name, tool in tools.items():
+            recorder.results |= {} if repeatable[name] else _told(name, tool)
     recorder.tools = {
         name: tool if repeatable[name] else replace(tool, run=_recording(recorder, tool))
         for name, tool in tools.items()
@@ -143,6 +146,12 @@ def open_recorded(
     yield recorder
     if recorder.missed:
         print(f"replay: {len(recorder.missed)} different calls were not recorded", flush=True)
+
+
+def _told(name: str, tool: OpenTool) -> Results:
+    """Return the entry of what an agent was told of a tool; none where there was nothing."""
+    specs = [vars(spec) for spec in tool.specs]
+    return {(SPECS, name): Observation("", whole(json.dumps(specs)))} if specs else {}
 
 
 def _recording(recorder: Recorder, tool: OpenTool) -> Any:
@@ -199,6 +208,19 @@ def replayed_calls(origin: Origin) -> Results | None:
         for row in pq.read_table(file, filters=wanted).select(CALL_TABLE.names).to_pylist()
     ]
     return _results(rows)
+
+
+def replayed_specs(name: str) -> list[ToolSpec] | None:
+    """Return what a tool of the recipe told of itself in the run that is replayed.
+
+    None where this process is no replay, or nothing is recorded of the tool.
+    """
+    folder = replay_folder()
+    wanted = [("tool", "=", SPECS), ("argument", "=", name)]
+    for file in sorted(folder.rglob(CALLS)) if folder else ():
+        for row in pq.read_table(file, filters=wanted).to_pylist():
+            return [ToolSpec(**told) for told in json.loads(row["text"])]
+    return None
 
 
 def publish_calls(tables: Mapping[Origin, Path], file: Path) -> None:

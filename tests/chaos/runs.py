@@ -20,6 +20,7 @@ from tests.toy_project import git, processes
 
 HERE = retrain("smoke")
 AS_COMMIT = (sys.executable, "-m", "flows.retrain", "smoke")
+TRAINING = (sys.executable, "-m", "dvc", "repro", "reinforce@smoke")  # alone, to save time
 LEDGER = Path(".beamline/ledger/smoke")
 VERBS = ("rollout", "reward", "advantage", "update")
 PATIENCE = 1200.0  # seconds that a run has at most; a quiet machine takes under a minute
@@ -32,6 +33,22 @@ def create(folder):
     for key, value in {"name": "test", "email": "test@example.org"}.items():
         git(folder, "config", f"user.{key}", value)
     return folder
+
+
+def act_in_a_world(folder):
+    """Make smoke, in a clean checkout, a recipe of a world: tiny-lake, made small."""
+    place = folder / "params/smoke.yaml"
+    smoke = yaml.safe_load(place.read_text())
+    lake = yaml.safe_load((folder / "params/tiny-lake.yaml").read_text())
+    lake["machine"], lake["cold_start"] = smoke["machine"], smoke["cold_start"] | {"steps": 20}
+    prepare = lake["prepare"]
+    prepare["policy"] = smoke["prepare"]["policy"] | {"vocabulary": 320}
+    prepare["questions"] |= {"train": 60, "validation": 4, "test": 20}
+    prepare["expert"]["traces"] = 60
+    lake["reinforce"] |= {"iterations": 3, "questions": 4, "keep": smoke["reinforce"]["keep"]}
+    lake["evaluate"], lake["verdict"] = smoke["evaluate"] | {"questions": 20}, smoke["verdict"]
+    place.write_text(yaml.safe_dump(lake))
+    git(folder, "commit", "--quiet", "--all", "--message", "a world")
 
 
 def copy(template, folder):
@@ -151,7 +168,7 @@ def name(number):
 
 def outcome(folder, command=HERE):
     """Digest of each out of the finished run: of the checkout, or of the one commit of a run."""
-    if command == HERE:
+    if command != AS_COMMIT:
         text = (folder / "dvc.lock").read_text()
     else:
         [branch] = git(folder, "for-each-ref", "--format=%(refname)", "refs/heads/runs").split()

@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 
 from tests.chaos import runs
+from tests.checkout import call
 
 SEED = int(os.environ.get("CHAOS_SEED", "0"))  # of the moments and the victims
 MOMENTS = [
@@ -23,7 +24,7 @@ def call_again(folder, expected, command=runs.HERE):
     runs.finish(folder, command)
     assert runs.outcome(folder, command) == expected
     now = runs.records(folder)
-    assert command != runs.HERE or {place: now[place] for place in had} == had
+    assert command == runs.AS_COMMIT or {place: now[place] for place in had} == had
     runs.check_sound(folder)
 
 
@@ -72,6 +73,31 @@ def test_a_kill_at_a_random_moment(bare, prepared, whole, expected, folder, numb
     runs.kill(chosen)
     run.wait(runs.PATIENCE)
     call_again(folder, expected, command)
+
+
+@pytest.mark.kills
+def test_a_kill_while_the_agent_acts_in_a_world(bare, tmp_path, folder):
+    """At a random moment between the first rollout and the last update."""
+    draw = random.Random(f"{SEED}/world")
+    unbroken = runs.copy(bare, tmp_path / "unbroken/main")
+    runs.act_in_a_world(unbroken)
+    made = call(unbroken, "dvc", "repro", "cold_start@smoke")
+    assert made.returncode == 0, made.stdout
+    runs.copy(unbroken, folder)
+    run = runs.start(unbroken, runs.TRAINING)
+    runs.wait_for(run, lambda: runs.begun(unbroken, "0000-rollout"))
+    began = time.monotonic()
+    runs.wait_for(run, lambda: runs.ended(unbroken, "0002-update"))
+    moment = draw.uniform(0, time.monotonic() - began)
+    assert run.wait(runs.PATIENCE) == 0, runs.said(unbroken).read_text()
+
+    run = runs.start(folder, runs.TRAINING)
+    runs.wait_for(run, lambda: runs.begun(folder, "0000-rollout"))
+    time.sleep(moment)
+    print(f"after {moment:.1f} s, {len(runs.records(folder))} sub-steps have ended")
+    runs.kill(runs.below(run.pid))
+    run.wait()
+    call_again(folder, runs.outcome(unbroken), runs.TRAINING)
 
 
 @pytest.mark.parametrize("kind", ["idle", "working"])

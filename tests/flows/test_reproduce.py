@@ -14,6 +14,7 @@ import pytest
 from flows import reproduce
 from flows.runs import transfer
 from tests import toy_project as toy
+from tests import toy_training as training
 
 
 @pytest.fixture
@@ -149,6 +150,52 @@ def test_killed_verification_continues_and_names_the_difference(trained, api, ca
     before, now = policy.split("was ")[1].split(", is ")
     assert len(before) == len(now) == 32
     assert any(line.startswith("  out models/toy/trained: was ") for line in text.splitlines())
+
+
+DICE = """
+import random
+
+def roll(die: str) -> float:
+    \"\"\"Roll a die.\"\"\"
+    return random.SystemRandom().random()
+
+roll.repeatable = False
+"""
+ROLLED = """
+from pathlib import Path
+from tasks.environments import open_environment
+from tasks.environments.contract import recording
+from tasks.settings import kind_of
+from tasks.tools.recording import CALLS, Origin, publish_calls
+from tasks.trees.tree import Call, Question
+
+def loss(value):
+    name, origin = "own/dice.py:roll", Origin("reinforce", value)
+    tools = {name: kind_of("tools", name).settings()}
+    with (
+        open_environment(tools, {}, 1, Path()) as environment,
+        recording(environment, origin, Path) as recorded,
+        recorded.environment.session() as session,
+    ):
+        ((handle, _),) = session.open([Question("q", "toy", "roll", ())])
+        (seen,) = session.act([(handle, Call("roll", str(value)))])
+        place = Path("data/toy/trees", str(value))
+        recorded.save_calls(place)
+    publish_calls({origin: place / CALLS}, place / CALLS)
+    return float(seen.text)
+"""
+
+
+def test_results_that_no_run_gets_again_are_taken_from_the_record(trained, api, call):
+    project, branch = trained
+    (project / "own").mkdir()
+    (project / "own/dice.py").write_text(DICE)
+    plant(project, branch, {"loss.py": (training.LOSS, ROLLED)})
+    branch = training.retrain(project, api, "reinforce.iterations=1")
+    status, text = call(branch, "--verify")
+    assert (status, "reinforce has run" in text) == (0, True), text
+    commit = toy.git(project, "rev-parse", branch)
+    assert text.splitlines()[-1] == f"identical: toy at {commit[:12]}"
 
 
 def test_unknown_and_unreachable_runs_have_a_status_and_a_message(

@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+import shutil
 from collections import Counter
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -31,6 +32,7 @@ from tasks.dialects import open_dialect
 from tasks.dialects.tags import DIALECT, Tags
 from tasks.environments.contract import OpenEnvironment
 from tasks.environments.frozen_lake import FrozenLakeSettings
+from tasks.environments.own import environment_kind
 from tasks.environments.question import Questions
 from tasks.gates.gate import GateError
 from tasks.ledger import artifacts
@@ -50,6 +52,7 @@ from tasks.questions.written import WrittenTraces
 from tasks.scorers import project_scorers
 from tasks.settings import load as settings_of
 from tasks.tools.contract import text_spec
+from tasks.tools.recording import CALLS, REPLAYED, Origin, publish_calls
 from tasks.tools.search import Search
 from tasks.trees import dialogue as talk
 from tasks.trees.tables import load_questions, read_rows
@@ -859,8 +862,8 @@ FRESH = Dialogue(
 )
 
 
-def run_lake(dialogue, expert=SOLVER):
-    world = {"frozen_lake": LAKE}
+def run_lake(dialogue, expert=SOLVER, world=None):
+    world = world or {"frozen_lake": LAKE}
     long = POLICY.model_copy(update={"context": 640})
     return run(
         partial(environments.open_environment, {}, world, 1),
@@ -869,6 +872,41 @@ def run_lake(dialogue, expert=SOLVER):
         dialogue=dialogue,
         tools={},
     )
+
+
+DICE = """
+from random import SystemRandom
+from tasks.trees.tree import Call, Observation
+
+class Dice:
+    \"\"\"Roll a six.\"\"\"
+    repeatable = False
+
+    def start(self, task, seed):
+        return f"a die that shows {SystemRandom().randrange(1, 7)}"
+
+    def act(self, call):
+        number = SystemRandom().randrange(1, 7)
+        return Observation("ok", f"rolled {number}", terminated=number > 4)
+
+    def solve(self):
+        return Call("act", "roll") if SystemRandom().random() < 0.9 else None
+"""
+
+
+@pytest.mark.parametrize("expert", [SOLVER.model_copy(update={"wrong_act": 0.0}), None])
+def test_answers_of_a_world_that_is_not_repeatable_are_replayed(tmp_path, monkeypatch, expert):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/dice.py").write_text(DICE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    name = "own/dice.py:Dice"
+    world = {name: environment_kind(name).settings()}
+    made = run_lake(DIALOGUE, expert, world)
+    publish_calls({Origin("prepare", 0): places_of(made)["calls"] / CALLS}, Path("data") / CALLS)
+    monkeypatch.setenv(REPLAYED, "data")
+    shutil.rmtree(artifacts.ROOT)
+    assert run_lake(DIALOGUE, expert, world)["artifacts"] == made["artifacts"]
 
 
 def test_prepare_of_a_world(tmp_path, monkeypatch):

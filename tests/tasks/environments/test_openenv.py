@@ -5,21 +5,26 @@ tests/openenv runs the same tests against a server of the real package.
 
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
+from tasks.environments import open_environment
 from tasks.environments.episodes import open_worlds
 from tasks.environments.openenv import ENVIRONMENT, OpenEnv, OpenEnvWorld
+from tasks.tools.recording import REPLAYED, Origin, publish_calls
 from tasks.tools.schema import with_values
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Call, Question
+from tests.tasks.rollouts.test_hostile_worlds import contents, play
 
 GUESS = {
     "name": "guess",
@@ -213,6 +218,93 @@ def test_server_is_an_environment_whose_episodes_fork_by_replay(server):
         twin = session.fork(one, 1)
         assert session.act([(twin, guess(7))]) == answers[1:]
     assert first.text.startswith("Guess a digit below 8") and answers[0].outcome == Outcome.OK
+
+
+def wander(context, seed):
+    """An agent that guesses at random, as its seed says."""
+    guessed = random.Random(seed).randrange(8)
+    return f'hm {seed % 7}\n\n<guess>{{"guess": {guessed}}}</guess>'
+
+
+def rolled_out(environment, folder, tokenizer, before):
+    """Roll out two tasks, one after the other, with branches; return the trees.
+
+    ``before``: number of a turn of the rollout -> what happens before it is sampled. The answers of
+    the server are recorded in a folder.
+    """
+    turns = count()
+
+    def write(context, seed):
+        before.get(next(turns), lambda: None)()
+        return wander(context, seed)
+
+    tasks = [replace(TASK, id=name) for name in ("first", "second")]
+    budget = {"leaves": 4, "initial": 2, "branch": 2, "rows": 4, "base_probability": 0.6}
+    folder.mkdir(exist_ok=True)
+    with environment.recorded(Origin("reinforce", 0), lambda: folder) as recorded:
+        trees, _ = play(
+            recorded.environment, tokenizer, write, tasks, "fresh", kind="entropy", **budget
+        )
+        recorded.save_calls(folder)
+    return trees
+
+
+def test_rollout_does_not_notice_a_server_that_is_killed_and_started_again(
+    own, tokenizer, tmp_path, monkeypatch
+):
+    def restart():
+        own.kill()
+        own.start()
+
+    asked = {"openenv": world(own)._settings}
+    with open_environment({}, asked, 2, tmp_path) as environment:
+        calm = rolled_out(environment, tmp_path / "calm", tokenizer, {})
+        restarts = dict.fromkeys((1, 4, 5, 11), restart)
+        trees = rolled_out(environment, tmp_path / "other", tokenizer, restarts)
+        assert contents(trees) == contents(calm)
+        assert all(len({*tree.leaves}) == 4 and tree.decisions for tree in trees)
+
+        tables = {Origin("reinforce", 0): tmp_path / "other/calls.parquet"}
+        publish_calls(tables, tmp_path / "data/calls.parquet")
+        own.kill()
+        monkeypatch.setenv(REPLAYED, str(tmp_path / "data"))
+        assert contents(rolled_out(environment, tmp_path / "replay", tokenizer, {})) == contents(
+            calm
+        )
+
+
+def test_rollout_outlives_a_server_that_stays_away_for_a_while(own, tokenizer, tmp_path):
+    """Episodes that need it then have failed by name; those that need it later go on."""
+    right = '<guess>{"guess": 1}</guess>'
+    wrong, unread = right.replace("1", "0"), "<guess>one</guess>"
+    turns = {"Now.": [wrong, right], "Later.": [wrong, unread, wrong, right]}
+    before = {1: own.kill, 2: own.start}
+
+    def write(context, seed):
+        done = context.count("<result>")
+        before.pop(done, lambda: None)()
+        return next(turns[name][done] for name in turns if name in context)
+
+    tasks = [replace(TASK, id=name, text=name) for name in turns]
+    asked = {"openenv": world(own, attempts=2)._settings}
+    with open_environment({}, asked, 2, tmp_path) as environment:
+        trees, _ = play(environment, tokenizer, write, tasks, leaves=2, initial=2)
+    now, later = ([path[-1] for path in tree.trajectories()] for tree in trees)
+    assert [node.outcome for node in now] == [Outcome.WORLD_FAILED] * 2
+    assert "cannot be reached" in now[0].observation.text
+    assert [node.outcome for node in later] == [Outcome.TERMINATED] * 2
+    assert [node.observation.reward for node in later] == [1.0, 1.0]
+
+
+def test_branch_that_no_server_can_replay_has_failed(own):
+    settings = world(own, attempts=2)._settings
+    with open_worlds(ENVIRONMENT, settings, 1) as worlds, worlds.session() as session:
+        ((one, _),) = session.open([TASK])
+        session.act([(one, guess(0))])
+        twin = session.fork(one, 1)
+        own.kill()
+        (seen,) = session.act([(twin, guess(1))])
+    assert seen.outcome == Outcome.WORLD_FAILED and "cannot be reached" in seen.text
 
 
 def test_settings_are_checked_before_any_work(monkeypatch):

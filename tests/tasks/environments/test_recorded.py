@@ -13,7 +13,7 @@ CLOCK = '''
 import time
 from pathlib import Path
 
-from tasks.trees.tree import Observation
+from tasks.trees.tree import Call, Observation
 
 
 class Clock:
@@ -28,6 +28,10 @@ class Clock:
     def act(self, call):
         Path("asked").open("a").write("act\\n")
         return Observation("ok", str(time.time_ns()), reward=0.5, info={"at": 1})
+
+    def solve(self):
+        Path("asked").open("a").write("solve\\n")
+        return Call("act", str(time.time_ns())) if time.time_ns() % 7 else None
 
     def end(self, text):
         return Observation("ok", "", reward=float(time.time_ns() % 7))
@@ -51,6 +55,7 @@ def played(folder, origin):
             seen += session.act([(second, Call("act", "x")), (first, Call("act", "x"))])
             branch = session.fork(first, 0)
             seen += session.act([(branch, Call("act", "y")), (first, Call("act", "y"))])
+            seen += session.solve([second, first])
             seen += session.end([(first, "done")])
             for handle in (first, second, branch):
                 session.close(handle)

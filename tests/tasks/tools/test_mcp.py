@@ -1,23 +1,29 @@
 """Tools of real MCP servers, by standard input and by HTTP, killed and started again."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 from mcp_types import Tool
 from pydantic import ValidationError
 
+from tasks.environments import open_environment
+from tasks.environments.contract import recording
 from tasks.tools.contract import Opening
 from tasks.tools.mcp import TOOL, McpTools, _spec
+from tasks.tools.recording import CALLS, REPLAYED, Origin, publish_calls
 from tasks.tools.schema import with_values
 from tasks.trees.outcomes import Outcome
-from tasks.trees.tree import Call
+from tasks.trees.tree import RESULT, Call, Question
+from tests.tasks.rollouts.test_hostile_worlds import play
 
 PROGRAM = str(Path(__file__).with_name("mcp_server.py"))
 STDIO = {"command": [sys.executable, PROGRAM]}
@@ -263,3 +269,89 @@ def test_strange_answers_are_outcomes():
     assert seen["shape"][0] == Outcome.ERROR
     assert seen["dies"][0] == Outcome.UNAVAILABLE
     assert seen["fine"] == (Outcome.OK, "fine")
+
+
+def asked_and_saved(tmp_path, server):
+    """Ask a server in a sub-step; return the tools, the answers, and the table of the calls."""
+    tools = {"mcp": settings({"demo": server})}
+    with (
+        open_environment(tools, {}, 1, tmp_path) as environment,
+        recording(environment, Origin("reinforce", 0), lambda: tmp_path) as recorded,
+        recorded.environment.session() as session,
+    ):
+        seen = session.act([(0, Call("process", "{}")), (0, Call("add", '{"a": 1, "b": 2}'))])
+        recorded.save_calls(tmp_path)
+        return environment.specs, seen, (tmp_path / CALLS).read_bytes()
+
+
+def test_replay_needs_no_server(tmp_path, monkeypatch):
+    made = asked_and_saved(tmp_path, STDIO)
+    publish_calls({Origin("reinforce", 0): tmp_path / CALLS}, tmp_path / "data" / CALLS)
+    monkeypatch.setenv(REPLAYED, str(tmp_path / "data"))
+    gone = {"command": ["no-program"]}
+    assert TOOL.faults(settings({"demo": gone}), "any") == []
+    assert asked_and_saved(tmp_path, gone) == made
+
+
+def rolled_out(tokenizer, tmp_path, server, turns, before):
+    """Roll out two questions with two paths each, whose agent says ``turns`` one after the other.
+
+    ``before``: number of a round -> what happens before its calls. A number of its own, so that no
+    two calls are equal, takes the place of N in a turn. Returns the results of each path.
+    """
+    before = dict(before)
+
+    def write(context, seed):
+        done = context.count("<result>")
+        before.pop(done, lambda context: None)(context)
+        return turns[done].replace("N", str(seed % 10**9))
+
+    asked = settings({"demo": server}, seconds=20.0)
+    questions = [Question(name, "toy", f"{name}?", ("7",)) for name in ("apples", "baskets")]
+    with open_environment({"mcp": asked}, {}, 4, tmp_path) as environment:
+        trees, _ = play(environment, tokenizer, write, questions, leaves=2, initial=2)
+    assert not before, "a round was never reached"
+    paths = [path for tree in trees for path in tree.trajectories()]
+    assert [path[-1].outcome for path in paths] == [Outcome.ANSWER] * 4
+    return [[(n.outcome, n.text) for n in path if n.kind == RESULT] for path in paths]
+
+
+SUM, ANSWER = '<add>{"a": N, "b": 1}</add>', "<answer>\\boxed{7}</answer>"
+
+
+def test_rollout_outlives_a_service_that_is_away_for_a_round(tokenizer, tmp_path):
+    number, running = port(), []
+    address = {"url": f"http://127.0.0.1:{number}/mcp"}
+
+    def kill(context):
+        running[0].kill()
+        running[0].wait()
+
+    with ExitStack() as stack:
+        running.append(stack.enter_context(service(number)))
+        before = {1: kill, 2: lambda context: stack.enter_context(service(number))}
+        found = rolled_out(tokenizer, tmp_path, address, [SUM] * 4 + [ANSWER], before)
+    for results in found:
+        away = Outcome.UNAVAILABLE
+        assert [outcome for outcome, _ in results] == [Outcome.OK, away, Outcome.OK, Outcome.OK]
+        assert "demo is not available: " in results[1][1]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.5])
+def test_rollout_does_not_notice_a_program_that_is_killed(tokenizer, tmp_path, seconds):
+    """Between two calls or during one, which is then asked again."""
+
+    def kill(context):
+        first = int(re.findall(r"<result>(\d+)</result>", context)[0])
+        threading.Timer(seconds, os.kill, (first, signal.SIGKILL)).start()
+
+    turns = [
+        "<process>{}</process>",
+        '<slow>{"seconds": 1}</slow>',
+        "<process>{}</process>",
+        ANSWER,
+    ]
+    found = rolled_out(tokenizer, tmp_path, STDIO, turns, {1: kill})
+    for (_, first), slow, (ended, second) in found:
+        assert slow == (Outcome.OK, "<result>late</result>")
+        assert (ended, second != first) == (Outcome.OK, True), "another process answers"
