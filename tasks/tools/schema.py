@@ -15,6 +15,7 @@ from referencing import Registry
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Call, Observation, ToolSpec
 
+SAYS_NOTHING = {"type", "description", "title", "default", "examples"}  # of which string fits
 SHOWN = 300  # characters of a fault
 PATTERN_SECONDS = 0.5  # to search a text for a pattern: a server writes the one, an agent the other
 
@@ -22,17 +23,26 @@ PATTERN_SECONDS = 0.5  # to search a text for a pattern: a server writes the one
 def with_values(call: Call, spec: ToolSpec) -> Call | Observation:
     """Return the call with its parameters by name, or an observation that says what does not fit.
 
-    A tool whose only parameter is a string takes the whole argument; any other tool takes a JSON
-    object. Values that a call already has, in a dialect that names all parameters, are checked.
+    A tool whose only parameter is a string takes the whole argument, without the space around it
+    where the schema says more of it; any other tool takes a JSON object. In a dialect that names
+    all parameters, a call already has its values.
     """
-    if spec.text_parameter and not call.values:
-        return replace(call, values={spec.text_parameter: call.argument})
+    parameter = spec.text_parameter
+    if parameter and not call.values:
+        if not spec.parameters["properties"][parameter].keys() - SAYS_NOTHING:
+            return replace(call, values={parameter: call.argument})
+        return _fitting(call, spec, {parameter: call.argument.strip()})
     try:
         values = dict(call.values) or json.loads(call.argument or "{}")
     except (ValueError, RecursionError) as error:
         return _refused(f"the arguments of {call.tool} are not a JSON object: {error}")
     if not isinstance(values, dict):
         return _refused(f"the arguments of {call.tool} are not a JSON object")
+    return _fitting(call, spec, values)
+
+
+def _fitting(call: Call, spec: ToolSpec, values: dict[str, Any]) -> Call | Observation:
+    """Return the call with these values, or an observation that says what does not fit."""
     try:
         # Without a check of the schema itself, which takes a hundred times as long. The empty
         # registry keeps references of a schema from being fetched.

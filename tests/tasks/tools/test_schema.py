@@ -53,6 +53,17 @@ def test_what_does_not_fit_is_said(argument, reason):
 
 
 @pytest.mark.parametrize(
+    ("more", "fitting", "other"),
+    [({"enum": ["up", "down"]}, " up\n", "north"), ({"pattern": "^[a-z]+$"}, "a", "A")],
+)
+def test_only_text_of_a_call_fits_its_schema(more, fitting, other):
+    """The whole argument is the text; a schema may say which texts there are."""
+    way = {"type": "object", "properties": {"way": {"type": "string", **more}}, "required": ["way"]}
+    assert check(way, fitting).values == {"way": fitting.strip()}
+    assert check(way, other).outcome == "bad_arguments"
+
+
+@pytest.mark.parametrize(
     "schema",
     [
         {"type": "object", "properties": {"a": {"type": "objekt"}}},
