@@ -6,7 +6,7 @@
 # make test-gpu  the tests that need a GPU
 # make test-openenv  the tests of OpenEnv worlds against a server of the package openenv, which is
 #                installed into an environment of its own
-# make kills     eight tests that kill runs of the recipe smoke, in the middle of sub-steps too
+# make kills     the tests marked kills: runs, trainings and servers die, in the middle of sub-steps too
 # make chaos     kill, damage and cut off runs of the recipe smoke in some 40 ways: half an hour
 # make lint      ruff, mypy and import-linter
 # make plan      whether RECIPE fits GPUs of 24, 80 and 141 GB, or CARD=80 alone: memory by part,
@@ -86,10 +86,10 @@ test-openenv: .venv/installed
 	@$(PYTEST) tests/openenv
 
 kills: .venv/installed
-	@$(PYTEST) $(BY_TEST) -vv -m kills tests/chaos
+	@$(PYTEST) $(BY_TEST) -vv -m kills tests/flows tests/tasks tests/chaos
 
 chaos: .venv/installed
-	@$(PYTEST) $(BY_TEST) -vv tests/chaos
+	@$(PYTEST) $(BY_TEST) -vv -m '' tests/chaos
 
 lint: .venv/installed
 	@$(PYTHON) -m ruff check .

@@ -376,6 +376,7 @@ def test_flow_runs_of_other_machines_are_left_alone(project, look):
     assert found.endswith(f"their processes have ended: on {processes.host()}")
 
 
+@pytest.mark.kills
 def test_leftovers_of_a_killed_run_are_cleared(project, look, start):
     before = f"""
     from flows.tracking.run import stage_run

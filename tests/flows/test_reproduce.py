@@ -114,6 +114,7 @@ def plant(project, branch, changes):
     return toy.commit(project, "planted")
 
 
+@pytest.mark.kills
 def test_killed_verification_continues_and_names_the_difference(trained, api, call):
     project, branch = trained
     rate = "learning_rate: 0.5\n    micro", "learning_rate: 0.2\n    micro"

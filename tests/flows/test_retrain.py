@@ -83,6 +83,7 @@ def test_a_run_its_tree_in_the_ui_and_the_calls_after_it(project, api, capsys):
     assert capsys.readouterr().out.startswith("nothing to do")
 
 
+@pytest.mark.kills
 def test_a_killed_run_leaves_no_process_and_the_next_call_goes_on_to_where_a_stage_fails(project):
     before = "import time; Path('begun').touch(); time.sleep(60)"
     toy.write_stage(project, "later", flows=True, before=before)
@@ -233,6 +234,7 @@ def test_two_runs_side_by_side_become_commits_and_the_checkout_stays_as_it_is(pr
     assert sum(name.startswith("toy ") for name in names) == 2, "in the checkout's own store"
 
 
+@pytest.mark.kills
 def test_a_killed_run_goes_on_in_its_worktree_and_an_equal_one_is_nothing_new(project, api):
     before = "import time; Path('begun').touch(); time.sleep(0 if Path('go').exists() else 60)"
     toy.write_stage(project, "later", flows=True, before=before)

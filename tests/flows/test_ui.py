@@ -53,6 +53,7 @@ def test_make_ui_shows_both_uis_until_ctrl_c(project, shown, monkeypatch, capsys
     assert connection.ui_server() is None
 
 
+@pytest.mark.kills
 def test_killed_make_ui_leaves_no_server(project, shown):
     lines = [shown.stdout.readline() for _ in range(3)]
     assert "Ctrl-C" in lines[2], lines

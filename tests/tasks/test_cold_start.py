@@ -193,6 +193,7 @@ def checkpoints():
     )
 
 
+@pytest.mark.kills
 def test_a_killed_training_goes_on_and_ends_as_an_unbroken_one(initial, folder, unbroken):
     kill_while_training(initial)
     assert checkpoints() == ["checkpoint-2", "checkpoint-4"]
@@ -209,6 +210,7 @@ def test_a_killed_training_goes_on_and_ends_as_an_unbroken_one(initial, folder, 
     assert checkpoints() == []
 
 
+@pytest.mark.kills
 def test_a_training_that_was_killed_here_goes_on_elsewhere(initial, folder, unbroken, monkeypatch):
     monkeypatch.setenv(ledger_mirror.VARIABLE, str(folder / "shared"))
     for name in ("first", "second"):

@@ -59,6 +59,7 @@ def run(project, remote):
     process.wait()
 
 
+@pytest.mark.kills
 def test_run_survives_outages_of_its_server(api, remote, run, query, monkeypatch):
     def proceed():
         run.stdin.write("\n")

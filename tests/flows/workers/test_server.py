@@ -34,6 +34,7 @@ print(os.environ.get("PREFECT_API_URL"))
 """
 
 
+@pytest.mark.kills
 def test_own_server_that_is_killed_misses_nothing(project, query):
     ran = toy.run(project, sys.executable, "-c", RUN)
     assert ran.returncode == 0, ran.stdout
