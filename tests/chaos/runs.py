@@ -168,7 +168,7 @@ def name(number):
 
 def outcome(folder, command=HERE):
     """Digest of each out of the finished run: of the checkout, or of the one commit of a run."""
-    if command != AS_COMMIT:
+    if command in (HERE, TRAINING):
         text = (folder / "dvc.lock").read_text()
     else:
         [branch] = git(folder, "for-each-ref", "--format=%(refname)", "refs/heads/runs").split()
