@@ -6,6 +6,7 @@
 # make test-gpu  the tests that need a GPU
 # make test-openenv  the tests of OpenEnv worlds against a server of the package openenv, which is
 #                installed into an environment of its own
+# make test-worlds  the tests of household, with ALFWorld's packages, which are added to .venv
 # make kills     the tests marked kills: runs, trainings and servers die, in the middle of sub-steps too
 # make chaos     kill, damage and cut off runs of the recipe smoke in some 40 ways: half an hour
 # make lint      ruff, mypy and import-linter
@@ -40,6 +41,9 @@ endif
 # A recipe that samples through vLLM runs in an environment of its own.
 USES_VLLM := $(shell [ -f params/$(RECIPE).yaml ] && grep '^  kind: *vllm' params/$(RECIPE).yaml)
 RUN_VENV := $(if $(USES_VLLM),.venv-vllm,.venv)
+# ALFWorld's packages, for recipes with its world: an extra, which takes minutes to build.
+USES_WORLDS := $(shell [ -f params/$(RECIPE).yaml ] && grep '^  household:' params/$(RECIPE).yaml)
+RUN_READY := $(RUN_VENV)/installed $(if $(USES_WORLDS),$(RUN_VENV)/worlds)
 VENV := .venv
 run plan ask compare: VENV := $(RUN_VENV)
 test-vllm serve: VENV := .venv-vllm
@@ -58,11 +62,11 @@ PYTEST = $(PYTHON) -m pytest
 BY_FILE = -n 2 --dist loadfile --no-loadscope-reorder
 BY_TEST = -n 2 --dist load --maxschedchunk 1
 
-.PHONY: run test test-data test-vllm test-gpu test-openenv kills chaos lint plan ask compare bench \
+.PHONY: run test test-data test-vllm test-gpu test-openenv test-worlds kills chaos lint plan ask compare bench \
 	serve ui deploy doctor clean
 .DEFAULT_GOAL := run
 
-run: $(RUN_VENV)/installed
+run: $(RUN_READY)
 	@if [ -n "$(ENGINE)" ] && ! grep -qs '^  kind: *$(ENGINE)\b' params/$(RECIPE).yaml; then \
 		echo "params/$(RECIPE).yaml does not sample with $(ENGINE): set its engine.kind," \
 			"or add params/$(RECIPE)-$(ENGINE).yaml"; \
@@ -85,6 +89,9 @@ test-gpu: .venv/installed
 test-openenv: .venv/installed
 	@$(PYTEST) tests/openenv
 
+test-worlds: .venv/worlds
+	@$(PYTEST) tests/worlds
+
 kills: .venv/installed
 	@$(PYTEST) $(BY_TEST) -vv -m kills tests/flows tests/tasks tests/chaos
 
@@ -97,13 +104,13 @@ lint: .venv/installed
 	@$(PYTHON) -m mypy
 	@$(VENV)/bin/lint-imports
 
-plan: $(RUN_VENV)/installed
+plan: $(RUN_READY)
 	@$(PYTHON) -m flows.plan $(RECIPE) $(if $(CARD),--card $(CARD))
 
-ask: $(RUN_VENV)/installed # a question reaches the shell as a variable, so that it may have quotes
+ask: $(RUN_READY) # a question reaches the shell as a variable, so that it may have quotes
 	@$(PYTHON) -m flows.ask $(RECIPE) $${QUESTION:+--question "$$QUESTION"} $(if $(TASK),--task $(TASK))
 
-compare: $(RUN_VENV)/installed
+compare: $(RUN_READY)
 	@$(PYTHON) -m flows.compare $(RECIPE) --budget $(BUDGET) --seeds $(SEEDS)
 
 bench: .venv/installed # TRL is faster where threads wait as OpenMP has them do
@@ -131,6 +138,9 @@ clean:
 		recipe=$$(basename $$file .yaml); \
 		[ $$recipe = sources ] || rm -rf data/$$recipe models/$$recipe reports/$$recipe; \
 	done
+
+%/worlds: %/installed
+	@PATH="$(SYSTEM_PATH)" python3 .ci/install.py $* worlds
 
 %/installed: pyproject.toml constraints.txt .ci/install.py
 	@PATH="$(SYSTEM_PATH)" python3 .ci/install.py $*

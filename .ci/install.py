@@ -1,5 +1,8 @@
 """Install Beamline into a virtual environment: ``python3 .ci/install.py .venv``, or .venv-vllm.
 
+``python3 .ci/install.py .venv worlds`` adds an extra of pyproject.toml to one that is installed; its
+mark is ``<environment>/worlds``.
+
 Runs on any Python 3.8 or newer. It puts one pinned uv into ``.uv/``, which makes the environment
 with Python 3.11 and installs the versions in constraints.txt. Both uv and the mark of a finished
 environment, ``<environment>/installed``, appear in one step, and an environment without the mark is
@@ -99,15 +102,23 @@ def uv_settings(environment: Mapping[str, str]) -> dict[str, str]:
 # ---------------------------------------------------------------- the installation
 
 
-def main(name: str) -> None:
-    """Make or repair the environment ``name`` of this checkout; it ends with the file installed."""
+def main(name: str, extra: str = "") -> None:
+    """Make or repair the environment ``name`` of this checkout; it ends with the file installed.
+
+    With an ``extra``, add its packages to the environment; it ends with a file of that name.
+    """
     place = ROOT / name
     os.environ.update(uv_settings(os.environ))
     UV.parent.mkdir(exist_ok=True)
     with (UV.parent / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # a second call waits, and then finds everything there
-        print(f"installing into {name}; this takes a minute or some, once", flush=True)
+        what = f"{extra} into {name}" if extra else f"into {name}"
+        print(f"installing {what}; this takes a minute or some, once", flush=True)
         provide_uv()
+        if extra:
+            install(place, (f".[{extra}]",))
+            (place / extra).touch()
+            return
         mark = place / "installed"
         if mark.exists():  # finished earlier, of other versions
             mark.unlink()
@@ -168,6 +179,6 @@ def run(*command: str | Path, remedy: str = "") -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2 or sys.argv[1] not in (".venv", ".venv-vllm"):
-        sys.exit("usage: python3 .ci/install.py .venv | .venv-vllm")
-    main(sys.argv[1])
+    if sys.argv[1:2] not in ([".venv"], [".venv-vllm"]) or sys.argv[2:] not in ([], ["worlds"]):
+        sys.exit("usage: python3 .ci/install.py .venv | .venv-vllm [worlds]")
+    main(*sys.argv[1:])

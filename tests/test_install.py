@@ -84,3 +84,11 @@ def test_unfinished_environment_is_made_anew(checkout):
     assert call() == (0, ["pip"], True), "a finished one is brought up to date in place"
     (checkout / "fails").write_text("pip")
     assert call() == (1, ["pip"], False), "and may be unfinished after that"
+
+
+def test_extra_is_added_to_an_environment(checkout):
+    (checkout / ".venv").mkdir()
+    command = [sys.executable, checkout / ".ci/install.py", ".venv", "worlds"]
+    subprocess.run(command, cwd="/", check=True, capture_output=True)
+    assert "--editable .[worlds]" in (checkout / "calls").read_text()
+    assert (checkout / ".venv/worlds").exists() and not (checkout / ".venv/installed").exists()

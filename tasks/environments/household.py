@@ -1,0 +1,221 @@
+"""household: tasks in the rooms of a house, as in ALFWorld (arXiv 2010.03768), with its own engine.
+
+The agent goes to receptacles, opens them, takes a thing, cleans, heats or cools it, and puts it
+where the task wants it. Games are ALFWorld's own, or made in its domain (alfworld/problems.py).
+It needs the packages of the extra ``worlds``.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import random
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from tqdm import tqdm
+
+from params.schema.base import Flag, Float, Frozen, Positive, Probability
+from tasks.environments.alfworld import engine, files, problems
+from tasks.environments.alfworld.problems import Problem
+from tasks.environments.contract import FREE_TEXT, EnvironmentKind
+from tasks.extensions.pool import open_pool
+from tasks.trees.outcomes import Outcome
+from tasks.trees.tree import Call, Observation, Question
+
+TRIES = 400  # draws of a problem that can be solved and fits its split
+SOLVABLE = "tasks/environments/household.py:solvable"
+AT_ONCE = 24  # problems that are given to the processes together
+SOLVE_SECONDS = 600.0  # for one of them
+NOTHING = "Nothing happens."  # ALFWorld's answer to a command that is not admissible
+INSIDE = re.compile(r"On the (.+?), you see|The (.+?) is open\. In it, you see")
+NAMED = re.compile(r"an? (\w+ \d+)")
+AT = re.compile(r"You arrive at (.+?)\. ")
+TAKEN_FROM = re.compile(r"take .+ from (.+)")
+
+
+class HouseholdSettings(Frozen):
+    """Which games are played, what an agent sees, and what a step is worth."""
+
+    games: Literal["made", "alfworld", "available"]  # available: ALFWORLD_DATA where it is set
+    receptacles: Positive  # of a room that is made, at most, beside those that the goal needs
+    things: Positive  # in such a room, at most, beside those of the goal
+    steps: Positive  # acts of an episode, at most
+    hidden: Flag  # true: the agent is not told which commands are admissible
+    success: Float  # reward at the end of an episode that reaches its goal
+    penalty: Float  # reward of a command that is not admissible
+    expert: Literal["planner", "searcher"]  # searcher: looks for things; planner: knows where
+    wrong_act: Probability  # chance that an act of the expert is a random admissible one
+    seconds: Positive = 60  # of a start or an act; a room of 40 receptacles takes some to load
+
+
+class Household:
+    """One episode of a game."""
+
+    def __init__(self, settings: HouseholdSettings) -> None:
+        self.settings = settings
+
+    def start(self, task: Question, seed: int) -> Observation:
+        """Put the agent in the middle of the room; ``seed`` decides the expert's mistakes."""
+        self.play = engine.Play(_game(json.loads(task.data)))
+        self.seed, self.taken, self.here = seed, 0, ""
+        self.seen: frozenset[str] = frozenset()  # receptacles whose content has been seen
+        self.next: tuple[str, ...] = ()  # the planner's commands, while they are followed
+        self.wanted = ""  # the receptacle from which the plan takes a thing next
+        text = self.play.look()
+        self.receptacles = tuple(NAMED.findall(text))
+        return self._seen(Outcome.OK, text, 0.0)
+
+    def act(self, call: Call) -> Observation:
+        """Do a command of ALFWorld; one that is not admissible costs the penalty."""
+        self.taken += 1
+        command = " ".join(str(call.values.get("text", call.argument)).lower().split())
+        text = self.play.act(command)
+        if text is None:
+            return self._seen(Outcome.NOT_ADMISSIBLE, NOTHING, self.settings.penalty)
+        self.next = self.next[1:] if self.next[:1] == (command,) else ()
+        self.here = next(iter(AT.findall(text)), self.here)
+        self.seen |= {name for pair in INSIDE.findall(text) for name in pair if name}
+        return self._seen(Outcome.OK, text, 0.0)
+
+    def fork(self) -> Household:
+        """Return a copy that goes on from here."""
+        new = copy.copy(self)
+        new.play = self.play.copy()
+        return new
+
+    def solve(self) -> Call | None:
+        """Return the expert's next command, or at the rate ``wrong_act`` a random one."""
+        chance = random.Random(f"{self.seed}/{self.taken}/expert")
+        if chance.random() < self.settings.wrong_act:
+            return Call(FREE_TEXT.name, chance.choice(list(self.play.admissible())))
+        if self._looks():
+            return Call(FREE_TEXT.name, self._search())
+        self.next = self.next or tuple(self.play.plan())
+        taken = (TAKEN_FROM.fullmatch(command) for command in self.next)
+        self.wanted = next((found[1] for found in taken if found), "")
+        if not self.next:
+            return None
+        return Call(FREE_TEXT.name, self._search() if self._looks() else self.next[0])
+
+    def _looks(self) -> bool:
+        """Return whether the expert does not know yet where the thing is that it wants."""
+        return self.settings.expert == "searcher" and self.wanted not in {"", *self.seen}
+
+    def _search(self) -> str:
+        """Return the command that looks into the next receptacle, in the order of the first look."""
+        if f"open {self.here}" in self.play.admissible() and self.here not in self.seen:
+            return f"open {self.here}"
+        unseen = (name for name in self.receptacles if name not in self.seen)
+        return f"go to {next(unseen, self.receptacles[0])}"
+
+    def _seen(self, outcome: str, text: str, reward: float) -> Observation:
+        won = self.play.won()
+        return Observation(
+            outcome,
+            text,
+            reward + self.settings.success * won,
+            terminated=won,
+            truncated=not won and self.taken >= self.settings.steps,
+            actions=() if self.settings.hidden else tuple(self.play.admissible()),
+            info={"success": won},
+        )
+
+
+def _game(data: dict[str, Any]) -> engine.Game:
+    """Return the game of a task. Raises ValueError where its file is missing or has changed."""
+    if "file" in data:
+        game = files.read(data)
+        return engine.open_game(game["problem"], game["domain"], game["grammar"])
+    problem = problems.pddl(Problem.of_data(data["problem"]))
+    return engine.open_game(problem, engine.domain(), engine.grammar())
+
+
+# ---------------------------------------------------------------- tasks
+
+
+def tasks(settings: HouseholdSettings, split: str, count: int, seed: int) -> list[Question]:
+    """Return ``count`` games of a split, of all types in turn where they are made.
+
+    Each made game has been solved by the planner. Raises ValueError where there are too few, and
+    RuntimeError where ALFWorld's packages are missing.
+    """
+    engine.check_installed()
+    if settings.games == "alfworld" or (settings.games == "available" and files.folder()):
+        found = files.listed(split, count, seed)
+        return [
+            _question(split, n, kind, files.read(data)["task"], data)
+            for n, (kind, data) in enumerate(found)
+        ]
+    return [
+        _question(split, n, one.kind, problems.wording(one), {"problem": one.as_data()})
+        for n, one in enumerate(_made(settings, split, count, seed))
+    ]
+
+
+def _question(split: str, number: int, kind: str, task: str, data: dict[str, Any]) -> Question:
+    text = f"Your task is to: {task}."
+    return Question(
+        f"{split}-{number:05d}", kind, text, (), data=json.dumps({"seed": number, **data})
+    )
+
+
+def _made(settings: HouseholdSettings, split: str, count: int, seed: int) -> list[Problem]:
+    """Return problems that the planner has solved; which they are depends on no process."""
+    chosen = settings.model_dump(mode="json")
+    orders = [[chosen, split, number, seed] for number in range(count)]
+    found: list[Problem] = []
+    with (
+        open_pool(SOLVABLE, {}, min(count, os.cpu_count() or 1), SOLVE_SECONDS) as pool,
+        tqdm(total=count, desc=f"games for {split}", disable=None) as progress,
+    ):
+        for start in range(0, count, AT_ONCE):
+            for reply in pool.call_all(orders[start:][:AT_ONCE]):
+                if not reply.value:
+                    raise ValueError(
+                        f"environment.household: after {len(found)} games for {split} no other "
+                        "one that can be solved is found: raise steps, receptacles or things"
+                        + (f" ({reply.message})" if reply.failure else "")
+                    )
+                found.append(Problem.of_data(reply.value))
+                progress.update()
+    return found
+
+
+def solvable(
+    chosen: Mapping[str, Any], split: str, number: int, seed: int
+) -> dict[str, Any] | None:
+    """Return the data of the first problem drawn for a number that fits and can be solved."""
+    settings = HouseholdSettings(**chosen)
+    chance = random.Random(f"{seed}/{split}/{number}")
+    kind = list(problems.TYPES.values())[number % len(problems.TYPES)]
+    shortest = problems.shortest(kind, number)
+    for _ in range(TRIES):
+        problem = problems.draw(kind, split, settings.receptacles, settings.things, chance)
+        if (
+            problem
+            and shortest <= problems.fewest_acts(problem) <= settings.steps
+            and split in ("test", problems.split_of(problem))
+            and shortest <= len(plan_of(problem)) <= settings.steps
+        ):
+            return problem.as_data()
+    return None
+
+
+def plan_of(problem: Problem) -> list[str]:
+    """Return the planner's commands for a problem; [] where it finds none."""
+    game = engine.open_game(problems.pddl(problem), engine.domain(), engine.grammar())
+    play = engine.Play(game)
+    plan = play.plan()
+    done = all(play.act(command) is not None for command in plan)
+    return plan if done and play.won() else []
+
+
+ENVIRONMENT = EnvironmentKind(
+    settings=HouseholdSettings,
+    world="tasks/environments/household.py:Household",
+    specs=lambda settings: [FREE_TEXT],
+    tasks=tasks,
+)
