@@ -1,7 +1,7 @@
 """Install Beamline into a virtual environment: ``python3 .ci/install.py .venv``, or .venv-vllm.
 
-``python3 .ci/install.py .venv worlds`` adds an extra of pyproject.toml to one that is installed; its
-mark is ``<environment>/worlds``.
+``python3 .ci/install.py .venv worlds`` adds an extra of pyproject.toml to one that is installed;
+its mark is ``<environment>/worlds``.
 
 Runs on any Python 3.8 or newer. It puts one pinned uv into ``.uv/``, which makes the environment
 with Python 3.11 and installs the versions in constraints.txt. Both uv and the mark of a finished

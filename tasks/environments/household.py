@@ -105,7 +105,7 @@ class Household:
         return self.settings.expert == "searcher" and self.wanted not in {"", *self.seen}
 
     def _search(self) -> str:
-        """Return the command that looks into the next receptacle, in the order of the first look."""
+        """Return the command that looks into the next receptacle, in the order of the room."""
         if f"open {self.here}" in self.play.admissible() and self.here not in self.seen:
             return f"open {self.here}"
         unseen = (name for name in self.receptacles if name not in self.seen)

@@ -115,7 +115,7 @@ def test_equal_seeds_give_equal_episodes_elsewhere(splits):
     commands = {}
     for task in tasks:
         world, _ = started(task)
-        commands[task.id] = [call for call in iter(lambda w=world: walked(w), None)]
+        commands[task.id] = list(iter(lambda w=world: walked(w), None))
 
     def told(workers):
         with open_worlds(ENVIRONMENT, SHOWN, workers) as worlds, worlds.session() as session:
@@ -145,7 +145,7 @@ def walked(world):
 
 
 def test_made_games(splits):
-    """Every split has all types, plans of eight acts or more in the median, and rooms of its own."""
+    """Every split has all types, and plans of eight acts in the median; test has rooms of its own."""
     told = {split: [problem_of(task) for task in tasks] for split, tasks in splits.items()}
     for split, found in told.items():
         assert [one.kind for one in found] == 2 * list(TYPES.values())
@@ -169,7 +169,7 @@ def test_no_game_is_won_at_first(splits):
 
 
 def test_games_that_nothing_can_solve_are_refused():
-    with pytest.raises(ValueError, match="after 0 games for test .* raise steps"):
+    with pytest.raises(ValueError, match=r"after 0 games for test .* raise steps"):
         household.tasks(SHOWN.model_copy(update={"steps": 4}), "test", 3, 0)
 
 
@@ -239,7 +239,7 @@ def test_hostile_acts_cost_the_penalty_alone(splits, text):
 
 @pytest.fixture
 def downloaded(splits, tmp_path, monkeypatch):
-    """A folder in the form of alfworld-download, with three games that can be played and two not."""
+    """A folder in the form of alfworld-download: three games that can be played, and two not."""
     names = {ours: theirs for theirs, ours in TYPES.items()}
     for number, task in enumerate(splits["train"][:5]):
         problem = problem_of(task)

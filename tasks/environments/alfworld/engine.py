@@ -1,9 +1,9 @@
 """ALFWorld's engine: TextWorld's state of a PDDL problem, with states that can be copied.
 
-ALFWorld (arXiv 2010.03768) plays a problem with TextWorld, which keeps its states in Fast Downward's
-library and words them with a grammar. TextWorld's own environment words every admissible command
-anew at each step, which is most of its time, and cannot go back. Here the library's numbered states
-are used, so that episodes of a problem share one library, and a command is worded once.
+ALFWorld (arXiv 2010.03768) plays a problem with TextWorld, which keeps its states in the library of
+Fast Downward and words them with a grammar. TextWorld's own environment words every admissible
+command anew at each step, which is most of its time, and cannot go back. Here the numbered states of
+the library are used: episodes of a problem share one library, and a command is worded once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """ALFWorld's own games, from the folder that the variable ALFWORLD_DATA names.
 
 ``alfworld-download`` puts them there: ``json_2.1.1/<split>/<task>/<trial>/`` with ``game.tw-pddl``
-and ``traj_data.json``. A game's grammar is evaluated as code by TextWorld: take files that you trust.
+and ``traj_data.json``. TextWorld evaluates a game's grammar as code: take files that you trust.
 """
 
 from __future__ import annotations
