@@ -161,10 +161,11 @@ def _advice(remedy: Remedy | None) -> str:
 
 def _tokens(planned: Planned) -> list[str]:
     tokens, settings = gpu_memory.tokens_of(planned.recipe, planned.row), planned.recipe.reinforce
+    paths = settings.questions * settings.rollout.leaves
     return [
         "",
         f"tokens an iteration, at most: {settings.questions} questions x {settings.rollout.leaves} "
-        f"paths x {planned.recipe.prepare.policy.context} = {tokens.paths:,}",
+        f"paths x {tokens.paths // paths} = {tokens.paths:,}",
         f"    sampled and trained once each: {tokens.most:,} where paths share the prompt alone, "
         f"{tokens.expected:,} where a branch shares half of its parent",
     ]

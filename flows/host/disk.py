@@ -60,7 +60,7 @@ def needs(
     """
     critic = row.critic is not None and row.critic.backbone == "own"
     one = (weights if learned is None else learned) + critic * weights
-    settings, tokens = recipe.reinforce, recipe.dialogue.response_tokens
+    settings, tokens = recipe.reinforce, recipe.dialogue.path_tokens
     batches = 1 if row.group_filter == "none" else MOST_BATCHES
     leaves = settings.iterations * batches * settings.questions * settings.rollout.leaves
     asked = 3 * recipe.evaluate.questions  # cold start, candidate, and a champion

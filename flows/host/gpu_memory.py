@@ -379,8 +379,9 @@ class Tokens:
 
 def tokens_of(recipe: Recipe, row: Algorithm) -> Tokens:
     """Count an iteration's tokens; each token of a tree is sampled and trained once (packing)."""
-    rollout, response = recipe.reinforce.rollout, recipe.dialogue.response_tokens
-    prompt = recipe.prepare.policy.context - response
+    rollout, response = recipe.reinforce.rollout, recipe.dialogue.path_tokens
+    # a fresh prompt is of limited length; a growing dialogue has what the context leaves
+    prompt = recipe.dialogue.prompt_tokens or recipe.prepare.policy.context - response
     questions, leaves = recipe.reinforce.questions, rollout.leaves
     branched = 0 if row.branching == "none" else leaves - rollout.initial
     return Tokens(

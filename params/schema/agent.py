@@ -35,6 +35,11 @@ class Dialogue(Frozen):
             )
         return self
 
+    @property
+    def path_tokens(self) -> int:
+        """Return the most tokens of a path after its first prompt, later prompts included."""
+        return self.response_tokens + self.tool_calls * (self.prompt_tokens or 0)
+
 
 class Engine(Frozen):
     """The section ``engine``: what samples. Only ``kind`` decides the result and enters keys."""

@@ -46,7 +46,15 @@ class Recipe(Frozen):
 
     @model_validator(mode="after")
     def _context_covers_response(self) -> Recipe:
-        if self.dialogue.response_tokens >= self.prepare.policy.context:
+        context, dialogue = self.prepare.policy.context, self.dialogue
+        if dialogue.prompt_tokens is not None:
+            if dialogue.prompt_tokens + dialogue.turn_tokens > context:
+                raise ValueError(
+                    f"dialogue.prompt_tokens {dialogue.prompt_tokens} and turn_tokens "
+                    f"{dialogue.turn_tokens} do not fit into prepare.policy.context {context}: "
+                    "lower one of the former, or raise the latter"
+                )
+        elif dialogue.response_tokens >= context:
             raise ValueError(
                 f"dialogue.response_tokens {self.dialogue.response_tokens} leaves no room for a "
                 f"prompt in prepare.policy.context {self.prepare.policy.context}: lower the "

@@ -145,7 +145,7 @@ def walked(world):
 
 
 def test_made_games(splits):
-    """Every split has all types, and plans of eight acts in the median; test has rooms of its own."""
+    """All types, plans of eight acts in the median, and rooms of its own for the test split."""
     told = {split: [problem_of(task) for task in tasks] for split, tasks in splits.items()}
     for split, found in told.items():
         assert [one.kind for one in found] == 2 * list(TYPES.values())

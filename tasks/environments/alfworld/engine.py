@@ -2,8 +2,8 @@
 
 ALFWorld (arXiv 2010.03768) plays a problem with TextWorld, which keeps its states in the library of
 Fast Downward and words them with a grammar. TextWorld's own environment words every admissible
-command anew at each step, which is most of its time, and cannot go back. Here the numbered states of
-the library are used: episodes of a problem share one library, and a command is worded once.
+command anew at each step, which is most of its time, and cannot go back. Here the library's states
+are used by their numbers: episodes of a problem share one library, and commands are worded once.
 """
 
 from __future__ import annotations
