@@ -167,6 +167,6 @@ def test_program_returns_its_status(capsys, monkeypatch):
 
 
 def test_fresh_prompts_are_counted_for_each_step(capsys):
-    """alfworld-1.5b: 16 tasks x 8 paths, of 50 prompts of 2,048 tokens and 25,600 sampled tokens."""
+    """16 tasks x 8 paths, each of 50 prompts of 2,048 tokens and 25,600 sampled tokens."""
     status, text = said(capsys, "alfworld-1.5b", "--card", "80")
     assert status == 0 and "16 questions x 8 paths x 130048 = 16,646,144" in text

@@ -6,8 +6,6 @@ import random
 import statistics
 
 import pytest
-from textworld import EnvInfos
-from textworld.envs.pddl import PddlEnv
 
 from tasks.environments import household
 from tasks.environments.alfworld import engine, files, problems
@@ -66,17 +64,8 @@ def solved(world, observation):
 @pytest.mark.parametrize("number", range(3))
 def test_engine_equals_textworld(splits, number):
     problem = problems.pddl(problem_of(splits["train"][number]))
-    theirs = PddlEnv(EnvInfos(won=True, admissible_commands=True))
-    theirs.load(
-        {
-            "pddl_domain": engine.domain(),
-            "grammar": engine.grammar(),
-            "pddl_problem": problem,
-        }
-    )
+    theirs, _ = engine.textworld_environment(problem)
     game = engine.open_game(problem, engine.domain(), engine.grammar())
-    for entity in theirs._entity_infos.values():  # what ALFWorld's wrapper does
-        entity.name = game.entities[entity.id].name
     state, ours = theirs.reset(), engine.Play(game)
     assert ours.look() in state.feedback
     chance = random.Random(number)

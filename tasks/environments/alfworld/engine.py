@@ -280,6 +280,24 @@ class Play:
         return said.strip()
 
 
+def textworld_environment(problem: str) -> tuple[Any, list[str]]:
+    """Return TextWorld's own environment of a problem, and its first admissible commands.
+
+    Nothing here plays in it: tests and a benchmark compare with it.
+    """
+    check_installed()
+    from textworld import EnvInfos
+    from textworld.envs.pddl import PddlEnv
+
+    environment = PddlEnv(EnvInfos(won=True, admissible_commands=True))
+    data = {"pddl_domain": domain(), "grammar": grammar(), "pddl_problem": problem}
+    environment.load(data)
+    names = open_game(problem, domain(), grammar()).entities
+    for entity in environment._entity_infos.values():  # as ALFWorld's wrapper names things
+        entity.name = names[entity.id].name
+    return environment, list(environment.reset()["admissible_commands"])
+
+
 def _copied(state: Any) -> Any:
     """Return a copy of textworld's state with facts of its own."""
     new = copy.copy(state)
