@@ -1,0 +1,1 @@
+"""WebShop's task: its catalogue, pages, search and reward (arXiv 2207.01206)."""
