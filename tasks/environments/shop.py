@@ -32,7 +32,7 @@ ACT = re.compile(r"(search|click)\[(.*)\]", re.DOTALL)
 WORD = re.compile(r"[\w'.-]+")
 LIMIT = re.compile(r"price lower than ([0-9]+(?:\.[0-9]+)?) dollars")
 UNSAID = frozenset(
-    "i am looking find me need would like choose want buy color size scent pack flavor style".split()
+    "i am looking find me need would like choose want buy color size scent pack flavor".split()
 )
 LISTED_SEARCH = "search[<your query>]"  # how a list of admissible acts names the search
 LONGEST_QUERY = 400  # characters
@@ -221,7 +221,7 @@ def _faults(settings: ShopSettings) -> list[str]:
     """Return what is wrong with the settings, one line each."""
     if settings.files is None and settings.products is None:
         return ["products is null, and files too: say how many products are made, 1000 for example"]
-    return files.missing(Path(settings.files)) if settings.files else []
+    return []
 
 
 ENVIRONMENT = EnvironmentKind(

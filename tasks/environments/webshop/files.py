@@ -47,6 +47,8 @@ def products(folder: Path, count: int | None, seed: int) -> list[Product]:
 
     ``seed`` draws prices from ranges. Raises ValueError with all faults.
     """
+    if absent := missing(folder):
+        raise ValueError("\n".join(absent))
     entries, attributes = _read(folder, CATALOGUE), _read(folder, MADE)
     if not isinstance(entries, list) or not isinstance(attributes, dict):
         raise ValueError(f"{folder}: {CATALOGUE} must hold a list, and {MADE} an object")
@@ -66,10 +68,7 @@ def products(folder: Path, count: int | None, seed: int) -> list[Product]:
 
 
 def _file(folder: Path, name: str) -> Path:
-    found = sorted(folder.glob(name))
-    if not found:
-        raise ValueError("\n".join(missing(folder)))
-    return found[0]
+    return min(folder.glob(name))
 
 
 @functools.lru_cache(maxsize=3)

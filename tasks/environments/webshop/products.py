@@ -58,8 +58,8 @@ def digest(products: Sequence[Product]) -> str:
 def most_price(price: float, chances: Sequence[float]) -> float:
     """Return the limit that a customer names for a product of this price.
 
-    As in WebShop: the larger of two of the next four tens of dollars; here the second of ``chances``
-    (two numbers below 1) chooses it.
+    As in WebShop: the larger of two of the next four tens of dollars, which ``chances``, two
+    numbers from 0 to 1, choose.
     """
     tens = [10.0 * count for count in range(1, 100) if 10.0 * count > price][:4]
     if len(tens) < 2:
