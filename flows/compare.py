@@ -50,6 +50,7 @@ from tasks.ledger.artifacts import ROOT, Artifact
 from tasks.ledger.substeps import Ledger, Step
 from tasks.policy.machine import use_machine
 from tasks.rewards.scoring import Reader
+from tasks.trees import panels
 from tasks.trees.metrics import together
 from tasks.trees.tables import read_rows
 
@@ -167,6 +168,7 @@ class Common:
     cold_start: Artifact
     questions: Artifact
     test: Artifact
+    panel: Artifact  # of the held-out tasks
     corpus: Artifact
     environment: OpenEnvironment
     reader: Reader
@@ -181,11 +183,11 @@ class Common:
         """Return the key of a result: everything that decides it, the sources included."""
         inputs: dict[str, Any] = {
             "seed": seed,
-            "artifacts": [self.cold_start, self.questions, self.test, self.corpus],
+            "artifacts": [self.cold_start, self.questions, self.test, self.panel, self.corpus],
             "exam": [
                 *(self.recipe.machine, self.recipe.engine, settings.agent_of(self.recipe)),
                 *(self.recipe.single_answers(), self.recipe.reinforce.reward),
-                self.recipe.evaluate.model_dump(exclude={"bootstrap"}),
+                self.recipe.evaluate.model_dump(exclude={"bootstrap", "panel"}),
                 settings.reward_sources(self.recipe, Path("params")),
             ],
         }
@@ -232,6 +234,7 @@ def compare(
             cold_start=cold_start,
             questions=questions,
             test=test,
+            panel=Artifact.at(data / "panels" / "test.json"),
             corpus=corpus,
             environment=environment,
             reader=reader_of(chosen, cold_start, environment),
@@ -277,13 +280,16 @@ def _measured(common: Common, variant: Variant | None, step: Step) -> dict[str, 
             "trained_tokens": sum(one["update"][0]["metrics"]["trained_tokens"] for one in done),
         }
     asked = replace(step, stage=f"{step.stage}/evaluate")
-    exam = Exam(common.recipe, common.test, common.corpus, common.environment, common.reader)
+    held_out = (common.test, common.panel, common.corpus)
+    exam = Exam(common.recipe, *held_out, common.environment, common.reader)
+    whole = panels.load(Path(common.panel.path))
     rows = read_rows(Path(rewards_of(answer(exam, asked, policy)).path))
     right = {row["question"]: int(row["success"]) for row in rows}
     return {
         **trained,
         "commit": git.revision().commit,
         "uncommitted": git.revision().dirty,
+        "panel": panels.summary(whole, exam.first, common.recipe.evaluate.questions),
         "success": sum(right.values()) / len(right),
         "right": [right[question] for question in sorted(right)],  # paired by question
     }

@@ -12,7 +12,7 @@ from prefect import flow
 
 from flows.runs import ledger_mirror
 from flows.tracking import figures
-from flows.tracking.outcome_report import outcome_metrics, rows_by_measure
+from flows.tracking.outcome_report import outcome_metrics, panel_tags, rows_by_measure
 from flows.tracking.progress import Progress
 from flows.tracking.run import stage_run
 from flows.workers import stage
@@ -35,7 +35,7 @@ from tasks.rewards.scoring import Reader
 from tasks.rollout import RolloutInputs, rollout
 from tasks.tools import recording
 from tasks.tools.recording import CALLS, Origin
-from tasks.trees.tables import load_questions
+from tasks.trees import panels
 
 
 @flow(name="evaluate")
@@ -44,9 +44,10 @@ def evaluate(recipe: str) -> None:
     chosen = settings.load(recipe, Path("params"))
     policies = _policies(Path("models", recipe))
     questions = Artifact.at(Path("data", recipe, "questions", "test.parquet"))
+    panel = Artifact.at(Path("data", recipe, "panels", "test.json"))
     corpus = Artifact.at(Path("data", recipe, "corpus"))
     use_machine(chosen.machine)
-    key = keys.stage_key(chosen, questions, corpus, *policies.values())
+    key = keys.stage_key(chosen, questions, panel, corpus, *policies.values())
     with (
         ledger_mirror.opened() as ledger,
         stage_run(recipe, "evaluate", key, stage.run_tags()) as run,
@@ -55,18 +56,20 @@ def evaluate(recipe: str) -> None:
         ) as environment,
     ):
         step = Step(recipe, "evaluate", 0, chosen.seed, ledger)
-        available = len(load_questions(Path(questions.path)))
-        size = chosen.evaluate.questions
+        whole, size = panels.load(Path(panel.path)), chosen.evaluate.questions
+        available = len(whole.tasks)
         first = slice_for(policies["trained"], policies.get("champion"), available, size)
+        asked = panels.summary(whole, first, size)
+        run.set_tags(panel_tags(asked))
         tokenizer = load_tokenizer(policies["trained"].path)
         reader = open_dialect(chosen.dialect, tokenizer, chosen.dialogue, environment.specs)
-        exam = Exam(chosen, questions, corpus, environment, reader, first)
+        exam = Exam(chosen, questions, panel, corpus, environment, reader, first)
         answered = {
             name: answer(exam, replace(step, stage=f"evaluate/{name}"), policy)
             for name, policy in policies.items()
         }
         rewards = {name: rewards_of(records) for name, records in answered.items()}
-        made = compare(step, EvaluateInputs(settings=chosen.evaluate, **rewards))
+        made = compare(step, EvaluateInputs(settings=chosen.evaluate, panel=asked, **rewards))
         _publish(recipe, [*chain.from_iterable(answered.values()), made])
         recording.publish_calls(recorded_calls(answered), Path("data", recipe, "calls", CALLS))
         figures_by_name = outcome_metrics(rows_by_measure(made["rows"]))
@@ -105,19 +108,19 @@ class Exam:
     """What every policy is asked, and the environment of its answers."""
 
     recipe: Recipe
-    questions: Artifact
+    questions: Artifact  # of the split
+    panel: Artifact  # the tasks that are asked, in their order
     corpus: Artifact
     environment: OpenEnvironment
     reader: Reader  # of the agent's turns: the dialect
-    first: int = 0  # place of the first question asked
+    first: int = 0  # place of the first task asked in the panel
 
 
 def slice_for(candidate: Artifact, champion: Artifact | None, available: int, size: int) -> int:
-    """Return the place at which the slice of held-out questions for a candidate begins.
+    """Return the place in the panel at which the slice of tasks for a candidate begins.
 
     Of two or more slices, the digests of the candidate and of the champion choose one.
-    So retrainings do not all search through the same questions for one that favours them. The order
-    of the questions is that of the recipe's seed.
+    So retrainings do not all search through the same questions for one that favours them.
     """
     slices = max(1, available // size)
     text = candidate.digest + (champion.digest if champion else "")
@@ -125,12 +128,13 @@ def slice_for(candidate: Artifact, champion: Artifact | None, available: int, si
 
 
 def answer(exam: Exam, step: Step, policy: Artifact) -> list[Record]:
-    """Let one policy answer each held-out question once; its rollout's and its reward's record."""
+    """Let one policy do each task of the panel once; its rollout's and its reward's record."""
     recipe = exam.recipe
     progress = Progress(step.stage, recipe.evaluate.questions)
     inputs = RolloutInputs(
         policy=policy,
         questions=exam.questions,
+        panel=exam.panel,
         size=recipe.evaluate.questions,
         first=exam.first,
         attempt=0,

@@ -17,6 +17,7 @@ from flows.workers import stage
 from params.schema import recipe as schema
 from params.schema.agent import Agent
 from params.schema.algorithms import Marks
+from params.schema.prepare import BenchmarkQuestions
 from params.schema.recipe import Recipe
 from tasks import settings
 from tasks.environments import open_environment
@@ -33,18 +34,23 @@ from tasks.rollout import RolloutInputs, rollout
 from tasks.select_traces import SelectInputs, fetch_teacher, rewriting_fault, select_traces
 from tasks.tools import recording
 from tasks.tools.recording import CALLS, Origin
+from tasks.trees import panels
+from tasks.trees.panels import Panel
 from tasks.trees.tables import load_questions
 
 SAMPLED = "prepare/sampled"  # the stage of sub-steps that sample traces
+EVALUATED = ("validation", "test")  # splits with a panel
 PORTION = 4  # batches of an engine that are sampled between two records in the ledger
 
 
 @flow(name="prepare")
 def prepare(recipe: str) -> None:
-    """Fill ``data/<recipe>`` (questions, corpus, traces) and ``models/<recipe>/initial``."""
+    """Fill ``data/<recipe>`` (questions, panels, corpus, traces), ``models/<recipe>/initial``."""
     chosen = settings.load(recipe, Path("params"))
     sets = schema.named_sets(chosen, Path("params"))
     sources = source_files(chosen.prepare, chosen.tools, sets)
+    file = chosen.evaluate.panel
+    named = panels.load(file) if file else None
     inputs = PrepareInputs(
         settings=chosen.prepare,
         sets=sets,
@@ -57,7 +63,7 @@ def prepare(recipe: str) -> None:
         named=named_sources(chosen),
         scorers=settings.scorer_sources(chosen, Path("params")),
     )
-    key = keys.stage_key(chosen, *sources)
+    key = keys.stage_key(chosen, *sources, *([Artifact.at(file)] if file else []))
     with (
         ledger_mirror.opened() as ledger,
         stage_run(recipe, "prepare", key, stage.run_tags()) as run,
@@ -67,11 +73,12 @@ def prepare(recipe: str) -> None:
         opened = partial(open_environment, chosen.tools, chosen.environment, chosen.machine.threads)
         made = prepare_data(step, inputs, open_environment=opened)
         run.log_metrics(made["metrics"], step=0, at=made["finished"])
+        data, models = Path("data", recipe), Path("models", recipe)
+        write_panels(chosen, artifacts.output(made, "questions"), named, data / "panels")
         sampled = sample_traces(step, chosen, made)
         of_traces = sampled[-1] if sampled else made
         if sampled:
             run.log_metrics(of_traces["metrics"], step=0, at=of_traces["finished"])
-        data, models = Path("data", recipe), Path("models", recipe)
         artifacts.publish(artifacts.output(made, "questions"), data / "questions")
         artifacts.publish(artifacts.output(of_traces, "traces"), data / "traces.parquet")
         artifacts.publish(artifacts.output(of_traces, "dropped"), data / "dropped.parquet")
@@ -80,6 +87,28 @@ def prepare(recipe: str) -> None:
         artifacts.publish(artifacts.output(made, "initial"), models / "initial")
         recording.publish_calls(recorded_calls(made, sampled), data / "calls_of_prepare" / CALLS)
         artifacts.publish_records([made, *sampled], data / "records" / "prepare.jsonl")
+
+
+def write_panels(recipe: Recipe, questions: Artifact, named: Panel | None, folder: Path) -> None:
+    """Write the panels of the validation and the test split; ``named`` is the recipe's other one.
+
+    Raises ValueError with all tasks of ``named`` that the test split has not, or not so.
+    """
+    source = source_of(recipe)
+    for split in EVALUATED:
+        every = load_questions(Path(questions.path, f"{split}.parquet"))
+        panel = panels.panel_of(every, split, source, recipe.seed)
+        if named and split == "test":
+            panels.questions_of(named, every, f"evaluate.panel {recipe.evaluate.panel}")
+            panel = named
+        panels.save(panel, folder / f"{split}.json")
+
+
+def source_of(recipe: Recipe) -> str:
+    """Return where a recipe's held-out tasks come from, with their sets or their world."""
+    questions = recipe.prepare.questions
+    sets = questions.test if isinstance(questions, BenchmarkQuestions) else ()
+    return " ".join([questions.source, *sets, *recipe.environment])
 
 
 def recorded_calls(made: Record, sampled: Sequence[Record]) -> dict[Origin, Path]:

@@ -17,6 +17,7 @@ from tasks.ledger import prefect_cache, substeps
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
 from tasks.scorers import is_graded
+from tasks.trees import panels
 from tasks.trees.intervals import bootstrap_interval
 from tasks.trees.outcomes import ENDED_BY_WORLD, Outcome
 from tasks.trees.tables import write_table
@@ -42,6 +43,7 @@ class EvaluateInputs:
     cold_start: Artifact
     trained: Artifact
     settings: Evaluate
+    panel: Mapping[str, Any]  # what they were asked: panels.summary
     champion: Artifact | None = None
 
 
@@ -50,8 +52,8 @@ class EvaluateInputs:
 def evaluate(step: Step, inputs: EvaluateInputs) -> Record:
     """Aggregate the rewards of the agents on the same questions.
 
-    Artifacts ``answers`` (a row an answer), ``metrics`` (JSON) and ``table`` (Markdown). Intervals
-    are 95 % percentile bootstrap over questions.
+    Artifacts ``answers`` (a row an answer), ``metrics`` (JSON) and ``table`` (Markdown), each with
+    the panel. Intervals are 95 % percentile bootstrap over questions.
     """
     rewards = zip(AGENTS, (inputs.cold_start, inputs.trained, inputs.champion), strict=True)
     tables = {agent: pq.read_table(made.path) for agent, made in rewards if made}
@@ -61,9 +63,12 @@ def evaluate(step: Step, inputs: EvaluateInputs) -> Record:
         table.add_column(0, "agent", pa.array([agent] * len(table)))
         for agent, table in tables.items()
     ]
-    write_table(pa.concat_tables(labelled), step.out / "answers.parquet")
-    (step.out / "metrics.json").write_text(json.dumps(_nested(rows), indent=1) + "\n")
-    (step.out / "table.md").write_text(markdown(rows))
+    said = {panels.METADATA: json.dumps(inputs.panel)}
+    asked = pa.concat_tables(labelled).replace_schema_metadata(said)
+    write_table(asked, step.out / "answers.parquet")
+    metrics = {"panel": inputs.panel, **_nested(rows)}
+    (step.out / "metrics.json").write_text(json.dumps(metrics, indent=1) + "\n")
+    (step.out / "table.md").write_text(f"{markdown(rows)}\n{panels.sentence(inputs.panel)}\n")
     return {"rows": rows}
 
 

@@ -27,7 +27,7 @@ from tasks.policy import resident
 from tasks.policy.resident import Learner
 from tasks.rollouts.rounds import Setting, grow
 from tasks.tools.recording import Origin
-from tasks.trees import metrics
+from tasks.trees import metrics, panels
 from tasks.trees.tables import STORED_TREES, load_questions, load_trees, save_trees
 from tasks.trees.tree import Question, Tree
 
@@ -47,6 +47,7 @@ class RolloutInputs:
     top_p: float  # 1 in training
     agent: Agent
     corpus: Artifact  # that the agent's tools look in
+    panel: Artifact | None = None  # whose tasks are asked, in its order; None: they are drawn
 
 
 @task(**prefect_cache.TASK_OPTIONS)
@@ -67,7 +68,7 @@ def rollout(
     """
     agent, budget = inputs.agent, inputs.budget
     every = load_questions(Path(inputs.questions.path))
-    chosen = batch(every, step.seed, inputs.first, inputs.attempt, inputs.size)
+    chosen = questions_of(inputs, every, step.seed, inputs.attempt)
     actor = acting(Path(inputs.policy.path), agent.machine)
     origin = Origin(step.stage, step.iteration, inputs.attempt)
     with recording(environment, origin, lambda: step.ledger.scratch(step)) as recorded:
@@ -90,7 +91,7 @@ def rollout(
         "profile": metrics.entropy_profile(trees),
         "seconds": {"sampling": seconds - waited, "tools": waited},
         "another_batch": bool(  # are there questions that this iteration has not asked yet?
-            batch(every, step.seed, inputs.first, inputs.attempt + 1, inputs.size)
+            questions_of(inputs, every, step.seed, inputs.attempt + 1)
         ),
         "questions": [question.id for question in chosen],
         "cursor": inputs.first + (inputs.attempt + 1) * inputs.size,  # the next place
@@ -129,6 +130,17 @@ def _stored(step: Step, chosen: Sequence[Question]) -> list[Tree]:
             "is now: the questions, or how they are drawn, are not what they were"
         )
     return [trees[question] for question in chosen]
+
+
+def questions_of(
+    inputs: RolloutInputs, every: Sequence[Question], seed: int, attempt: int
+) -> list[Question]:
+    """Return the questions of a batch: drawn by the seed, or the panel's from ``first`` on."""
+    if inputs.panel is None:
+        return batch(every, seed, inputs.first, attempt, inputs.size)
+    panel = panels.load(Path(inputs.panel.path))
+    asked = panel.part(inputs.first + attempt * inputs.size, inputs.size)
+    return panels.questions_of(asked, every, inputs.panel.path)
 
 
 def batch(

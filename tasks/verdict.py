@@ -23,6 +23,7 @@ from tasks.ledger import prefect_cache, substeps
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
 from tasks.policy import champion as champions
+from tasks.trees import panels
 from tasks.trees.intervals import Difference, paired_bootstrap
 from tasks.trees.tables import read_rows
 
@@ -42,15 +43,17 @@ class VerdictInputs:
 @task(**prefect_cache.TASK_OPTIONS)
 @substeps.recorded
 def verdict(step: Step, inputs: VerdictInputs) -> Record:
-    """Judge the candidate; artifact ``verdict`` (JSON): promote, reason and the figures."""
+    """Judge the candidate; artifact ``verdict`` (JSON): promote, reason, panel and the figures."""
     reigning = champions.read(Path(inputs.champion.path))
+    answers = Path(inputs.answers.path)
     judged = judge(
-        values(read_rows(Path(inputs.answers.path)), inputs.settings.measure),
+        values(read_rows(answers), inputs.settings.measure),
         reigning,
         [verdict for made in inputs.gates for verdict in gate_verdicts(Path(made.path))],
         inputs.settings,
         step.seed,
     )
+    judged["panel"] = panels.of_answers(answers)
     (step.out / "verdict.json").write_text(json.dumps(judged, indent=1) + "\n")
     return {"promote": judged["promote"], "reason": judged["reason"]}
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from flows.host import files
 from flows.tracking import figures
+from tasks.trees import panels
 from tasks.trees.intervals import interval_over_seeds
 
 COLD_START = "cold start"
@@ -62,8 +63,13 @@ def write(recipe: str, results: Sequence[Result], resamples: int) -> None:
     folder = Path("reports", recipe)
     rows = table_rows(results, resamples)
     with files.replaced(folder / "comparison.md") as partial:
-        partial.write_text(markdown(rows))
+        partial.write_text(f"{markdown(rows)}\n{_panel(results)}\n")
     figures.save(figures.comparison(rows), folder / "comparison.png")
+
+
+def _panel(results: Sequence[Result]) -> str:
+    """Return the line that names the panel that all variants were asked."""
+    return panels.sentence(results[0]["panel"])
 
 
 def table_rows(results: Sequence[Result], resamples: int) -> list[dict[str, Any]]:

@@ -43,6 +43,11 @@ def outcome_metrics(measured: Mapping[str, Mapping[str, Any]]) -> dict[str, floa
     }
 
 
+def panel_tags(panel: Mapping[str, Any]) -> dict[str, str]:
+    """Return the tags that name the tasks that were asked, and the panel that they are part of."""
+    return {"panel": panel["digest"], "panel.of": panel["of"]["digest"]}
+
+
 def rows_by_measure(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return evaluate's rows as measures by agent."""
     return {
@@ -56,7 +61,10 @@ def log_outcome(run: Run, recipe: str, seconds: Mapping[str, float]) -> None:
     reports, data = Path("reports", recipe), Path("data", recipe)
     figures = {f"seconds/{stage}": value for stage, value in seconds.items()}
     figures["seconds/all"] = sum(seconds.values())
-    figures |= outcome_metrics(_read(reports / "metrics.json"))
+    measured = _read(reports / "metrics.json")
+    if panel := measured.pop("panel", None):
+        run.set_tags(panel_tags(panel))
+    figures |= outcome_metrics(measured)
     if verdict := _read(reports / "verdict.json"):
         figures["promote"] = float(verdict["promote"])
         run.set_tags({"verdict": _sentence(verdict)})

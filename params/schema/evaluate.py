@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from params.schema.base import Float, Frozen, Positive, PositiveFloat
+from params.schema.base import Float, Frozen, Positive, PositiveFloat, check_below_sources
 
 
 class Evaluate(Frozen):
     """The evaluation on the test split: one answer per question."""
 
-    questions: Positive  # most questions of the test split
+    panel: Path | None  # file of the tasks of another run; null: this recipe's own test split
+    questions: Positive  # most tasks of the panel
     temperature: PositiveFloat
     top_p: Annotated[Float, Field(gt=0, le=1)]  # nucleus sampling
     bootstrap: Positive  # resamples
+
+    @model_validator(mode="after")
+    def _panel_is_watched(self) -> Evaluate:
+        if self.panel:
+            check_below_sources(self.panel)
+        return self

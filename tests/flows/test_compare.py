@@ -6,6 +6,7 @@ is run in tests/flows/test_smoke.py.
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,12 +19,14 @@ from params.schema import recipe as schema
 from tasks import settings
 from tasks.ledger.artifacts import Artifact
 from tasks.policy import resident
+from tasks.trees import panels
 from tasks.trees.tables import save_questions
 from tasks.trees.tree import Question
 
 ROWS = ("reinforce", "ppo")
 BUDGET = "sampled_tokens=100"
 ROLLOUTS, FIRST = "*-rollout-*/record.json", "0000-rollout-*/record.json"
+PANEL = Path("data/toy/panels/test.json")
 SIZES = {
     "dialogue": {"turn_tokens": 6, "response_tokens": 24},
     "evaluate": {"questions": 4, "bootstrap": 50},
@@ -45,6 +48,7 @@ def project(policy, tokenizer, tmp_path, monkeypatch):
     questions = [Question(str(i), "toy", f"question {i}", ("1",)) for i in range(8)]
     for split in ("train", "test"):
         save_questions(questions, Path(f"data/toy/questions/{split}.parquet"))
+    panels.save(panels.panel_of(questions, "test", "toy", seed=0), PANEL)
     Path("data/toy/corpus").mkdir()
     policy.save_pretrained("models/toy/cold_start")
     tokenizer.save_pretrained("models/toy/cold_start")
@@ -108,7 +112,8 @@ def test_an_override_is_checked_with_its_row_and_may_have_spaces():
 
 def common(recipe):
     artifact = Artifact("x", "0" * 64)
-    artifacts = dict.fromkeys(("cold_start", "questions", "test", "corpus"), artifact)
+    names = ("cold_start", "questions", "test", "panel", "corpus")
+    artifacts = dict.fromkeys(names, artifact)
     budget = compare.Budget("sampled_tokens", 100.0)
     return compare.Common(
         "smoke", recipe, budget, **artifacts, environment=None, reader=None, ledger=None
@@ -139,6 +144,12 @@ def test_a_key_has_what_decides_a_result_and_nothing_else(change, decides):
     assert keys[0][0] != keys[0][1]
 
 
+def test_a_result_of_another_panel_is_not_used_again():
+    own = common(settings.load("smoke"))
+    other = replace(own, panel=Artifact("x", "1" * 64))
+    assert own.key(None, 0) != other.key(None, 0)
+
+
 def test_each_variant_and_seed_spends_the_budget_and_leaves_a_file(project):
     found = run(seeds=(0, 7))
     assert set(found) == {(name, seed) for name in ("cold start", *ROWS) for seed in (0, 7)}
@@ -158,8 +169,18 @@ def test_each_variant_and_seed_spends_the_budget_and_leaves_a_file(project):
         assert result["spent"]["sampled_tokens"] - last < 100 <= result["spent"]["sampled_tokens"]
     assert [found[name, 0]["steps_a_batch"] for name in ROWS] == [1, 2]
     text = Path("reports/toy/comparison.md").read_text()
-    assert [line.split("|")[1].strip() for line in text.splitlines()[2:]] == ["cold start", *ROWS]
+    lines = [line for line in text.splitlines()[2:] if line.startswith("|")]
+    assert [line.split("|")[1].strip() for line in lines] == ["cold start", *ROWS]
     assert Path("reports/toy/comparison.png").stat().st_size > 5000
+
+    whole = panels.load(PANEL)
+    order = [task["id"] for task in whole.tasks[: SIZES["evaluate"]["questions"]]]
+    files = Path(".beamline/ledger/toy/compare").rglob("evaluate/*-rollout-*/record.json")
+    asked = [json.loads(file.read_text())["questions"] for file in files]
+    assert asked == [order] * len(found), "each seed asks the same tasks in the same order"
+    summary = panels.summary(whole, 0, len(order))
+    assert all(result["panel"] == summary for result in found.values())
+    assert text.endswith(f"\n{panels.sentence(summary)}\n")
 
 
 def test_a_finished_result_is_not_computed_again_with_its_file_alone(project):

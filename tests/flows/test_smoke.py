@@ -1,5 +1,6 @@
 """The whole pipeline on the smoke recipe, with real processes; tests/chaos kills it."""
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -78,6 +79,30 @@ def test_runs_in_mlflow_have_the_figures_of_the_table(unbroken):
             }
 
 
+def test_every_result_names_the_digest_of_the_panel_that_was_asked(unbroken):
+    folder, _ = unbroken
+    panel = json.loads((folder / "data/smoke/panels/test.json").read_text())
+    text = json.dumps(
+        {name: panel[name] for name in ("source", "split", "tasks")},
+        sort_keys=True,
+        separators=(",", ":"),
+    )
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    assert panel["digest"] == digest
+    for name in ("metrics", "verdict"):
+        named = json.loads((folder / f"reports/smoke/{name}.json").read_text())["panel"]
+        assert (named["digest"], named["of"]) == (digest, {"digest": digest, "tasks": 30})
+    assert f"\nPanel {digest[:12]}: 30 tasks " in (folder / "reports/smoke/table.md").read_text()
+    client = store.connect(f"sqlite:///{folder}/.beamline/mlflow.db")
+    experiment = client.get_experiment_by_name(store.EXPERIMENT).experiment_id
+    runs = client.search_runs([experiment], f"tags.panel = '{digest}'")
+    kinds = {run.data.tags.get("stage", run.data.tags.get(store.KIND_TAG)) for run in runs}
+    assert kinds == {"evaluate", "pipeline"}
+    records = (folder / "data/smoke/records/evaluate.jsonl").read_text().splitlines()
+    asked = [one["questions"] for one in map(json.loads, records) if one["verb"] == "rollout"]
+    assert asked == [[task["id"] for task in panel["tasks"]]] * 2
+
+
 def test_policies_answer_held_out_questions_as_the_recipe_says(unbroken):
     folder, _ = unbroken
     wanted = yaml.safe_load((folder / "params/smoke.yaml").read_text())["evaluate"]
@@ -130,7 +155,9 @@ def test_a_comparison_of_algorithms_takes_the_stages_before_as_they_are(
     assert "Running stage" not in said
     table = (folder / "reports/smoke/comparison.md").read_text()
     assert table in said
-    assert [line.split()[1] for line in table.splitlines()[2:]] == ["cold", "grpo", "arpo"]
+    *rows, _, panel = table.splitlines()[2:]
+    assert [line.split()[1] for line in rows] == ["cold", "grpo", "arpo"]
+    assert panel in (folder / "reports/smoke/table.md").read_text(), "the same tasks"
 
 
 def test_a_change_that_needs_pruned_weights_replays_the_updates(unbroken, api):

@@ -20,10 +20,16 @@ from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
 from tasks.reward import TABLE
+from tasks.trees import panels
 from tasks.trees.intervals import bootstrap_interval
 from tasks.trees.tables import write_table
+from tasks.trees.tree import Question
 
-SETTINGS = Evaluate(questions=4, temperature=0.6, top_p=0.95, bootstrap=200)
+SETTINGS = Evaluate(panel=None, questions=4, temperature=0.6, top_p=0.95, bootstrap=200)
+
+
+TASKS = [Question(f"test-{number:05d}", "story", "", ("1",)) for number in range(4)]
+PANEL = panels.summary(panels.panel_of(TASKS, "test", "computation", seed=0), 0, 4)
 
 
 def answer(number, kind, success, **values):
@@ -202,6 +208,7 @@ def evaluated(before, after, champion=None):
         trained=Artifact.at(Path("after.parquet")),
         champion=Artifact.at(Path("champion.parquet")) if champion else None,
         settings=SETTINGS,
+        panel=PANEL,
     )
     return evaluate.fn(Step("smoke", "evaluate", 0, 7), inputs)
 
@@ -210,8 +217,10 @@ def test_the_whole_evaluation_leaves_answers_metrics_and_table(folder, rows):
     made = evaluated(BEFORE, AFTER)
     assert made["rows"] == rows
     table = Path(artifacts.output(made, "table").path).read_text()
-    assert table == markdown(rows)
+    assert table == f"{markdown(rows)}\n{panels.sentence(PANEL)}\n"
     metrics = json.loads(Path(artifacts.output(made, "metrics").path).read_text())
+    assert metrics["panel"] == panels.of_answers(Path(artifacts.output(made, "answers").path))
+    assert metrics["panel"] == PANEL
     assert metrics["success"]["trained"] == named(rows, "success")["trained"]
     assert set(metrics["success"]) == set(TWO)
     answers = pq.read_table(artifacts.output(made, "answers").path).to_pylist()

@@ -23,6 +23,7 @@ from tasks.ledger.substeps import Step
 from tasks.policy import resident
 from tasks.rollout import RolloutInputs, batch, rollout
 from tasks.tools.search import Search, save_corpus
+from tasks.trees import panels
 from tasks.trees.tables import STORED_TREES, load_trees, save_questions
 from tasks.trees.tree import Document, Observation, Question
 from tests.agents import questions_with
@@ -189,6 +190,31 @@ def test_a_rollout_is_a_tree_a_question_and_is_done_once(arguments):
     assert sum(finished) == 2, "what is finished is not done again"
 
 
+def test_a_panel_is_asked_in_its_order_whatever_the_seed_and_whatever_is_asked_beside(arguments):
+    panels.save(panels.panel_of(questions(3), "test", "toy", seed=5), Path("panel.json"))
+    arguments["panel"] = Artifact.at(Path("panel.json"))
+    order = [task["id"] for task in panels.load(Path("panel.json")).tasks]
+    grown = {}
+    for seed, first, size in ((7, 0, 3), (8, 0, 3), (7, 1, 2), (7, 2, 9)):
+        step = Step("toy", "evaluate", 0, seed)
+        made = run(arguments, step=step, first=first, size=size)
+        assert made["questions"] == order[first : first + size]
+        trees = load_trees(Path(artifacts.output(made, "trees").path))
+        turns = {tree.question.id: [node.text for node in tree.nodes] for tree in trees}
+        assert list(turns) == made["questions"]
+        grown[seed, first] = turns
+    assert grown[7, 0] != grown[8, 0], "samples have the seed of the step"
+    for first in (1, 2):
+        assert grown[7, first].items() <= grown[7, 0].items(), "and depend on nothing beside them"
+
+
+def test_a_panel_of_other_questions_is_refused_before_the_policy_is_loaded(arguments):
+    panels.save(panels.panel_of(questions(4), "test", "toy", seed=5), Path("panel.json"))
+    arguments |= {"panel": Artifact.at(Path("panel.json")), "size": 4}
+    with pytest.raises(ValueError, match=r"panel\.json.*: 1 missing here: 3\."):
+        run(arguments, acting=lambda *_: pytest.fail("loaded"))
+
+
 def test_what_the_tools_are_made_of_decides_the_outcome(arguments):
     save_corpus([Document("Ada", "a baker")], Path("other"))
     changes = [
@@ -276,13 +302,15 @@ def test_the_choices_of_a_row_are_part_of_the_key(arguments):
             {},
             {"first": 1},
             {"attempt": 1},
+            {"panel": Artifact("panel.json", "of one")},
+            {"panel": Artifact("panel.json", "of another")},
             {"branching": "entropy"},
             {"branching": "marks"},
             {"marks": Marks(kind="tool_call")},
             {"budget": BUDGET.model_copy(update={"marks_per_rollout": 2})},
         )
     }
-    assert len(places) == 7
+    assert len(places) == 9
 
 
 def test_stored_trees_of_the_iteration_stand_for_what_would_be_sampled(

@@ -9,6 +9,7 @@ from params.schema.verdict import Verdict
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
+from tasks.trees import panels
 from tasks.trees.intervals import paired_bootstrap
 from tasks.trees.tables import write_table
 from tasks.verdict import VerdictInputs, judge, values, verdict
@@ -16,6 +17,7 @@ from tasks.verdict import VerdictInputs, judge, values, verdict
 SETTINGS = Verdict(measure="success", confidence=0.95, margin=0.0, bootstrap=500)
 GATES = [("questions", True), ("rewards", True)]
 REIGNING = {"version": 3, "commit": "a" * 40, "digest": "b" * 32 + ".dir"}
+PANEL = {"digest": "d" * 64, "tasks": 100}
 HARD = [float(number % 2) for number in range(100)]
 BETTER = [1.0 if number < 30 else value for number, value in enumerate(HARD)]
 
@@ -162,7 +164,9 @@ def folder(tmp_path, monkeypatch):
         for agent, values in agents.items()
         for question, value in answered(values).items()
     ]
-    write_table(pa.Table.from_pylist(rows), Path("evaluation.parquet"))
+    table = pa.Table.from_pylist(rows)
+    said = {panels.METADATA: json.dumps(PANEL)}
+    write_table(table.replace_schema_metadata(said), Path("evaluation.parquet"))
     write_gate("prepare", "questions", True)
     write_gate("reinforce", "rewards", True)
     Path("champion").mkdir()
@@ -189,7 +193,7 @@ def decided():
 
 def test_the_verdict_is_a_file_with_every_figure(folder):
     said = json.loads(decided().read_text())
-    assert said == judged(BETTER, champion=HARD)
+    assert said == {**judged(BETTER, champion=HARD), "panel": PANEL}
 
 
 def test_equal_inputs_give_equal_bytes_and_another_champion_another_verdict(folder):

@@ -14,6 +14,7 @@ from flows.tracking.run import start_run
 from tasks.trees.tables import save_questions
 from tasks.trees.tree import Question
 
+PANEL = {"digest": "d" * 64, "of": {"digest": "e" * 64, "tasks": 900}}
 MEASURED = {
     "success": {
         "cold start": {"mean": 0.5, "low": 0.4, "high": 0.6},
@@ -29,7 +30,7 @@ def finished(folder):
     """What the stages of the recipe "toy" leave behind."""
     reports = Path("reports/toy")
     reports.mkdir(parents=True)
-    (reports / "metrics.json").write_text(json.dumps(MEASURED))
+    (reports / "metrics.json").write_text(json.dumps({"panel": PANEL, **MEASURED}))
     (reports / "verdict.json").write_text(json.dumps(VERDICT))
     (reports / "table.md").write_text("| | questions |\n|---|---:|\n| success (%) | 900 |\n")
     for split in ("train", "test"):
@@ -57,6 +58,8 @@ def test_run_has_figures_datasets_and_verdict(finished, client):
         **{"seconds/prepare": 1.5, "seconds/reinforce": 2.0, "seconds/all": 3.5},
     }
     assert found.data.tags["verdict"] == "promote: every gate passed"
+    named = {name: found.data.tags[name] for name in ("panel", "panel.of")}
+    assert named == {"panel": "d" * 64, "panel.of": "e" * 64}
     assert "| success (%) | 900 |" in found.data.tags["mlflow.note.content"]
     inputs = [
         (given.dataset.name, given.dataset.digest, given.tags[0].value)
