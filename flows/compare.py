@@ -2,8 +2,9 @@
 
 ``python -m flows.compare RECIPE --budget sampled_tokens=500000 --seeds 0 1 2`` trains each row of
 params/algorithms.yaml from the recipe's cold start until the budget is spent, asks each the
-held-out questions, and writes a table and a figure. ``--algorithms`` chooses rows; each
-``--overrides "reinforce.ahead=1 …"`` is a variant of its own beside the recipe as it is.
+held-out questions, and writes tables and figures. ``--algorithms`` chooses rows; each
+``--overrides "reinforce.ahead=1 …"`` is a variant of its own beside the recipe as it is, and
+``--overrides "algorithm.estimator.lambda=0"`` changes the row.
 
 Variants of one seed start from the same policy and see the same questions in the same order. Rows
 with an importance ratio take at least two optimizer steps a batch, since with one every ratio is 1;
@@ -17,12 +18,14 @@ interrupted comparison resumes when it is called again.
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +36,13 @@ from flows.evaluate import Exam, answer, rewards_of
 from flows.reinforce import Iteration, Training, policy_of, reader_of, replaying, train
 from flows.runs import dvc_command, git, ledger_mirror, recipes
 from flows.tracking import comparison_report
-from flows.tracking.comparison_report import COLD_START, SPENT, Result
+from flows.tracking.comparison_tables import COLD_START, SPENT, Result
 from flows.tracking.progress import Progress
-from flows.tracking.reinforce_report import sum_seconds
+from flows.tracking.reinforce_report import sum_seconds, training_curve
 from flows.workers.connection import name_process, prefect_server
 from flows.workers.stage import INTERRUPTED
+from params import overrides
 from params.schema import algorithms
-from params.schema import recipe as schema
 from params.schema.algorithms import Algorithm
 from params.schema.recipe import Recipe
 from tasks import settings
@@ -52,7 +55,7 @@ from tasks.policy.machine import use_machine
 from tasks.rewards.scoring import Reader
 from tasks.trees import panels
 from tasks.trees.metrics import together
-from tasks.trees.tables import read_rows
+from tasks.trees.tables import load_questions, read_rows
 
 BEFORE = ("champion", "prepare", "cold_start")  # stages that all variants share
 OWN_SECTIONS = ("reinforce", "lora", "engine")  # what a variant may override
@@ -103,40 +106,56 @@ class Variant:
 def variants(name: str, rows: Sequence[str], changes: Sequence[str]) -> list[Variant]:
     """Return every row with the recipe as it is and with each of ``changes``.
 
+    A change that begins with the name of a row and a colon, ``gagpo: …``, is for that row alone.
     Raises ValueError with all faults: unknown rows, overrides that do not hold or that decide what
     all variants share.
     """
     found, faults = [], []
-    for row in dict.fromkeys(rows):
-        for change in dict.fromkeys(("", *changes)):
+    for change in dict.fromkeys(("", *changes)):
+        only, text = _scope(change)
+        if only and only not in rows:
+            faults.append(f"--overrides {change}: {only} is none of the compared rows {list(rows)}")
+        for row in dict.fromkeys(rows):
             try:
-                found.append(_variant(name, row, shlex.split(change)))
+                if only in ("", row):
+                    found.append(_variant(name, row, shlex.split(text)))
             except ValueError as error:
                 faults.append(str(error))
     if faults:
         raise ValueError("\n".join(dict.fromkeys(faults)))
-    return found
+    order = list(dict.fromkeys(rows))
+    return sorted(found, key=lambda variant: order.index(variant.recipe.reinforce.algorithm))
+
+
+def _scope(change: str) -> tuple[str, str]:
+    """Return the row that a change is for, "" for every row, and the change itself."""
+    scoped = re.fullmatch(r"([\w.-]+):\s+(.*)", change)
+    return (scoped[1], scoped[2]) if scoped else ("", change)
 
 
 def _variant(name: str, row: str, changes: Sequence[str]) -> Variant:
     for change in changes:
-        if change.split(".")[0].split("=")[0] not in OWN_SECTIONS:
+        section = change.split(".")[0].split("=")[0]
+        if section not in OWN_SECTIONS and not change.startswith(overrides.OF_ROW):
             raise ValueError(
-                f"--overrides {change}: variants share everything but {list(OWN_SECTIONS)}; "
+                f"--overrides {change}: variants share everything but {list(OWN_SECTIONS)} and "
+                "the algorithm's choices (algorithm.estimator.lambda=0); "
                 "compare recipes by runs of their own instead (python -m flows.retrain)"
             )
         if change.split("=")[0] in DECIDED:
             raise ValueError(f"--overrides {change}: {DECIDED[change.split('=')[0]]}")
-    known = algorithms.load_algorithms(Path("params"))
-    ratio = known[row].ratio if row in known else "none"
     own = [f"reinforce.algorithm={row}"]
+    choices = [change for change in changes if change.startswith(overrides.OF_ROW)]
+    algorithm = algorithms.load_algorithms(Path("params")).get(row)
+    if algorithm and choices:
+        algorithm = settings.row_changed(name, [*own, *choices], Path("params"))
+    ratio = algorithm.ratio if algorithm else "none"
     if not any(change.startswith(STEPS) for change in changes):
         steps = enough_steps(settings.load(name, Path("params")), ratio)
         own += [f"{STEPS[0]}={steps.epochs}", f"{STEPS[1]}={steps.mini_batches}"]
     chosen = settings.load_changed(name, [*own, *changes], Path("params"))
-    variant = Variant(
-        ", ".join([row, *changes]), chosen, schema.algorithm_of(chosen, Path("params"))
-    )
+    assert algorithm, "without its row, a recipe does not load"
+    variant = Variant(", ".join([row, *changes]), chosen, algorithm)
     if ratio != "none" and variant.steps < 2:
         raise ValueError(
             f"--overrides {' '.join(changes)}: {row} has a ratio, which is 1 with one optimizer "
@@ -210,9 +229,14 @@ class Common:
 
 @flow(name="compare", flow_run_name="compare {name}", on_running=[name_process])
 def compare(
-    name: str, rows: Sequence[str], changes: Sequence[str], seeds: Sequence[int], budget: str
+    name: str,
+    rows: Sequence[str],
+    changes: Sequence[str],
+    seeds: Sequence[int],
+    budget: str,
+    baseline: str = "",
 ) -> None:
-    """Write ``reports/<recipe>/comparison.md`` and ``.png``, and a file for each result."""
+    """Write ``reports/<recipe>/comparison.md`` and figures, and a file for each result."""
     for stage in BEFORE:
         dvc_command.reproduce(f"{stage}@{name}")
     chosen = settings.load(name, Path("params"))
@@ -241,26 +265,41 @@ def compare(
             ledger=ledger,
         )
         found: list[Result] = []
-        for result in results(common, variants(name, rows, changes), seeds):
+        tables = partial(
+            comparison_report.write,
+            name,
+            resamples=chosen.evaluate.bootstrap,
+            budget=common.budget.kind,
+            baseline=baseline,
+        )
+        for result, computed in results(common, variants(name, rows, changes), seeds):
             found.append(result)
-            comparison_report.write(name, found, chosen.evaluate.bootstrap)
+            if computed:
+                tables(found)
+        tables(found)
 
 
-def results(common: Common, wanted: Iterable[Variant], seeds: Sequence[int]) -> Iterator[Result]:
-    """Yield the result of the cold start and of each variant, for one seed after the other."""
+def results(
+    common: Common, wanted: Iterable[Variant], seeds: Sequence[int]
+) -> Iterator[tuple[Result, bool]]:
+    """Yield the result of the cold start and of each variant, for one seed after the other.
+
+    With each comes whether it was computed now, and not read from its file.
+    """
     chosen = list(wanted)
     for seed in seeds:
         common.ledger.beside = [ROOT / common.name / "reinforce"]
         for variant in (None, *chosen):
             name = variant.name if variant else COLD_START
             key = common.key(variant, seed)
-            if not (found := comparison_report.read(common.name, name, seed, key)):
+            known = found = comparison_report.read(common.name, name, seed, key)
+            if not found:
                 step = common.step(name, seed)
                 work = partial(_measured, common, variant, step)
                 found = {"variant": name, "seed": seed, "key": key, **replaying(step, work)}
                 comparison_report.save(common.name, found)
             common.ledger.beside.append(common.step(name, seed).folder)
-            yield found
+            yield found, not known
 
 
 def _measured(common: Common, variant: Variant | None, step: Step) -> dict[str, Any]:
@@ -274,10 +313,12 @@ def _measured(common: Common, variant: Variant | None, step: Step) -> dict[str, 
         )
         policy = policy_of(done[-1])
         trained = {
+            "algorithm": variant.algorithm.model_dump(mode="json", by_alias=True),
             "steps_a_batch": variant.steps,
             "iterations": len(done),
             "spent": spent,
             "trained_tokens": sum(one["update"][0]["metrics"]["trained_tokens"] for one in done),
+            "curve": curve_of(done),
         }
     asked = replace(step, stage=f"{step.stage}/evaluate")
     held_out = (common.test, common.panel, common.corpus)
@@ -285,12 +326,14 @@ def _measured(common: Common, variant: Variant | None, step: Step) -> dict[str, 
     whole = panels.load(Path(common.panel.path))
     rows = read_rows(Path(rewards_of(answer(exam, asked, policy)).path))
     right = {row["question"]: int(row["success"]) for row in rows}
+    kinds = {one.id: one.kind for one in load_questions(Path(common.test.path))}
     return {
         **trained,
         "commit": git.revision().commit,
         "uncommitted": git.revision().dirty,
         "panel": panels.summary(whole, exam.first, common.recipe.evaluate.questions),
         "success": sum(right.values()) / len(right),
+        "kinds": [kinds[question] for question in sorted(right)],
         "right": [right[question] for question in sorted(right)],  # paired by question
     }
 
@@ -316,6 +359,16 @@ def train_until(
                 break
     progress.close()
     return done, total
+
+
+def curve_of(done: Sequence[Iteration]) -> dict[str, list[float]]:
+    """Return the training curve: by measure, and by kind of what was spent so far, a list each."""
+    each = [spent(iteration) for iteration in done]
+    columns = {kind: list(accumulate(one[kind] for one in each)) for kind in SPENT}
+    return {
+        name: [float(f"{value:.6g}") for value in values]
+        for name, values in (columns | training_curve(done)).items()
+    }
 
 
 def spent(iteration: Iteration) -> dict[str, float]:
@@ -350,8 +403,14 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         default=[],
         metavar="CHANGES",
-        help="variants: each a quoted list of section.key=value; the recipe's algorithm unless "
-        "--algorithms names others",
+        help="variants: each a quoted list of section.key=value, for one row alone after 'ROW: '; "
+        "the recipe's algorithm unless --algorithms names others",
+    )
+    parser.add_argument(
+        "--baseline",
+        default="",
+        metavar="VARIANT",
+        help="that the others are compared with, named as in the table; else the best",
     )
     return parser
 
@@ -365,6 +424,9 @@ def main(arguments: list[str]) -> int:
         own = [recipe.reinforce.algorithm] if chosen.overrides else []
         rows = chosen.algorithms or own or list(algorithms.load_algorithms(Path("params")))
         wanted = variants(chosen.recipe, rows, chosen.overrides)
+        known = [COLD_START, *(variant.name for variant in wanted)]
+        if chosen.baseline and chosen.baseline not in known:
+            raise ValueError(f"--baseline {chosen.baseline} is no variant: choose one of {known}")
         if Budget.parse(chosen.budget).kind == "seconds" and any(
             variant.recipe.reinforce.ahead for variant in wanted
         ):
@@ -376,7 +438,8 @@ def main(arguments: list[str]) -> int:
             print(f"compare: added {chosen.recipe} to the recipes in dvc.yaml")
         seeds = list(dict.fromkeys(chosen.seeds or [recipe.seed]))
         with prefect_server():
-            compare(chosen.recipe, rows, chosen.overrides, seeds, chosen.budget)
+            given = (chosen.recipe, rows, chosen.overrides, seeds, chosen.budget)
+            compare(*given, chosen.baseline)
     except (ValueError, RuntimeError) as error:
         print(f"compare: {error}", file=sys.stderr)
         return 2

@@ -6,7 +6,8 @@ that it prints. Other runs and edits in the checkout do not disturb it. After a 
 resumes the run.
 
 Tracked files that differ from the last commit are refused, since the run could not be reproduced
-from its commit. ``--set`` changes values of the recipe for this run alone.
+from its commit. ``--set`` changes values of the recipe for this run alone, or choices of its
+algorithm: ``algorithm.estimator.lambda=0``.
 
 ``--here`` runs in this checkout and commits nothing. A stage that nothing has changed for is
 skipped, as by ``dvc repro``.
@@ -161,7 +162,7 @@ def set_up(place: Path, recipe: str, changes: Sequence[str], commit: str) -> Non
     git.add_worktree(place, commit)
     transfer.share(place)
     transfer.provide_sources(place)
-    overrides.apply(changes, place / "params" / f"{recipe}.yaml")
+    overrides.apply_to(recipe, changes, place / "params")
     name_champion(recipe, place)
     worktree.link_ledger(recipe, place)
     worktree.set_ready(place)

@@ -1,6 +1,7 @@
 """Write the values of ``--set key=value`` into a recipe's file.
 
-Only the characters of a value change; comments, order and layout of the file stay.
+Only the characters of a value change; comments, order and layout of the file stay. Keys that begin
+with ``algorithm.`` are choices of the row of ``algorithms.yaml`` that the recipe names.
 """
 
 from __future__ import annotations
@@ -14,6 +15,26 @@ import yaml
 
 from params import strict_yaml
 
+OF_ROW = "algorithm."  # prefix of a choice of the recipe's algorithm
+WHOLE = ", or give a section that the row leaves out as a whole: algorithm.<section>={key: value}"
+
+
+def apply_to(recipe: str, overrides: Sequence[str], folder: Path) -> None:
+    """Write overrides into ``<folder>/<recipe>.yaml`` and its row of ``algorithms.yaml``.
+
+    ``algorithm.estimator.lambda=0`` changes the row that ``reinforce.algorithm`` names once the
+    other overrides are in place; a choice that the row leaves out is added to it. A row that does
+    not exist is left to the schema. Raises ValueError as ``apply``; both files then stay.
+    """
+    of_row = [override for override in overrides if override.lstrip().startswith(OF_ROW)]
+    file, table = folder / f"{recipe}.yaml", folder / "algorithms.yaml"
+    changed = {file: _changed([one for one in overrides if one not in of_row], file)}
+    row = _row_of(strict_yaml.parse(changed[file], str(file)))
+    if of_row and table.exists() and row in (strict_yaml.read(table) or {}):
+        changed[table] = _changed(of_row, table, row)
+    for place, text in changed.items():
+        _write(text, place)
+
 
 def apply(overrides: Sequence[str], file: Path) -> None:
     """Write overrides of the form ``section.key=value``, with the value as YAML, into ``file``.
@@ -22,28 +43,46 @@ def apply(overrides: Sequence[str], file: Path) -> None:
     does not have, for a value that is not one YAML value, and for a file that is no sound YAML;
     the file then stays as it was. Types are not checked here: the schema does that.
     """
+    _write(_changed(overrides, file), file)
+
+
+def _row_of(values: Any) -> str:
+    """Return the name of the algorithm in a parsed recipe; "" where it names none."""
+    reinforce = values.get("reinforce") if isinstance(values, dict) else None
+    row = reinforce.get("algorithm") if isinstance(reinforce, dict) else None
+    return row if isinstance(row, str) else ""
+
+
+def _changed(overrides: Sequence[str], file: Path, row: str = "") -> str:
+    """Return the text of a file with overrides of its keys, or with ``row`` of that row's."""
     text = strict_yaml.read_text(file)
     for override in overrides:
-        key, equals, value = override.partition("=")
-        if not equals or not key.strip():
+        key, equals, value = (part.strip() for part in override.partition("="))
+        if not equals or not key:
             raise ValueError(f"--set {override}: write it as section.key=value")
+        path = [row, *key.removeprefix(OF_ROW).split(".")] if row else key.split(".")
         values = strict_yaml.parse(text, str(file))
-        text = _replace(text, values, key.strip(), value.strip(), f"--set {override}: {file}")
+        text = _replace(text, values, path, value, f"--set {override}: {file}", bool(row))
+    return text
+
+
+def _write(text: str, file: Path) -> None:
     partial = file.with_name(f".{file.name}.partial")
     partial.write_text(text, encoding="utf-8", newline="")
     partial.replace(file)
 
 
-def _replace(text: str, values: Any, key: str, value: str, where: str) -> str:
-    """Return the text with another value at ``key``, and with the same ``values`` elsewhere."""
-    node = _find(text, key, where)
-    begin, end = node.start_mark.index, node.end_mark.index
-    old = text[begin:end]
-    tail = old[len(old.rstrip()) :]  # the end mark of a block is after the blank lines behind it
-    space = " " if begin == end else ""  # there was nothing after the colon
-    changed = text[:begin] + space + value + tail + text[end:]
+def _replace(
+    text: str, values: Any, path: Sequence[str], value: str, where: str, may_add: bool
+) -> str:
+    """Return the text with another value at ``path``, and with the same ``values`` elsewhere."""
+    above = _find(text, path[:-1], where, WHOLE) if may_add else None
+    if isinstance(above, yaml.MappingNode) and path[-1] not in _entries(above):
+        changed = _added(text, above, path[-1], value)
+    else:
+        changed = _exchanged(text, _find(text, path, where), value)
     try:
-        wanted = _edited(values, key.split("."), strict_yaml.parse(value, "it"))
+        wanted = _edited(values, path, strict_yaml.parse(value, "it"))
         if strict_yaml.parse(changed, "it") == wanted:
             return changed
         reason = ""
@@ -52,15 +91,33 @@ def _replace(text: str, values: Any, key: str, value: str, where: str) -> str:
     raise ValueError(f"{where}: {value!r} is not one YAML value: put it in quotes{reason}")
 
 
-def _find(text: str, key: str, where: str) -> yaml.Node:
-    """Return the YAML node of the value at a dotted key. Raises ValueError where there is none."""
+def _exchanged(text: str, node: yaml.Node, value: str) -> str:
+    """Return the text with another value in place of a node."""
+    begin, end = node.start_mark.index, node.end_mark.index
+    old = text[begin:end]
+    tail = old[len(old.rstrip()) :]  # the end mark of a block is after the blank lines behind it
+    space = " " if begin == end else ""  # there was nothing after the colon
+    return text[:begin] + space + value + tail + text[end:]
+
+
+def _added(text: str, node: yaml.MappingNode, key: str, value: str) -> str:
+    """Return the text with a first entry added to a mapping, in its own style."""
+    at = node.start_mark.index + bool(node.flow_style)  # of a flow mapping, behind its brace
+    entry = f"{key}: {value}"
+    if node.flow_style:
+        return f"{text[:at]}{entry}{', ' if node.value else ''}{text[at:]}"
+    return f"{text[:at]}{entry}\n{' ' * node.start_mark.column}{text[at:]}"
+
+
+def _find(text: str, path: Sequence[str], where: str, hint: str = "") -> yaml.Node:
+    """Return the YAML node of the value at a path of keys. Raises ValueError for none."""
     node = yaml.compose(text, strict_yaml.Loader)
-    for place, part in enumerate(parts := key.split(".")):
+    for place, part in enumerate(path):
         found = _entries(node)
         if part not in found:
-            above = ".".join(parts[:place])
+            above, key = ".".join(path[:place]), ".".join(path)
             known = f"choose one of {sorted(found)}" if found else f"'{above}' is a single value"
-            raise ValueError(f"{where} has no key '{key}' ('{part}' is missing): {known}")
+            raise ValueError(f"{where} has no key '{key}' ('{part}' is missing): {known}{hint}")
         node = found[part]
     assert node
     return node

@@ -100,9 +100,11 @@ def advantage(step: Step, inputs: AdvantageInputs) -> Record:
         *_dropped(scored, kept),
     ]
     write_table(pa.Table.from_pylist(rows, schema=TABLE), step.out / "advantages.parquet")
+    sizes = steps.state_group_sizes(groups) if inputs.algorithm.marks.kind == "step" else {}
     return {
         "metrics": _metrics(scored, kept, groups, penalties, rows, inputs.algorithm),
         "seconds": {"advantage": time.perf_counter() - began},
+        "state_groups": sizes,  # a metric for each size would be too many
     }
 
 
@@ -315,7 +317,7 @@ def _metrics(
 ) -> dict[str, float]:
     learned = [entry for entry in rows if entry["kept"]]
     found = {
-        "advantage_spread": _spread(learned, groups, CREDITED[algorithm.estimator.kind]),
+        **_spread(_credits(learned, groups, CREDITED[algorithm.estimator.kind])),
         "groups_kept": len(kept) / len(scored),
     }
     if algorithm.marks.kind == "step" and groups:
@@ -336,12 +338,10 @@ def _metrics(
     return found
 
 
-def _spread(
+def _credits(
     learned: Sequence[Mapping[str, Any]], groups: Sequence[Sequence[Episode]], unit: str
-) -> float:
-    """Return the standard deviation of the advantages over leaves, steps or tokens."""
-    if not learned:
-        return 0.0
+) -> Floats:
+    """Return the advantage of each leaf, step or token that gets one of its own. [N]"""
     firsts = {  # where a unit's advantage stands among the leaf's tokens
         "leaf": lambda steps: [0],
         "step": lambda steps: np.unique(steps, return_index=True)[1],
@@ -353,4 +353,18 @@ def _spread(
         for row, episode in zip(learned, episodes, strict=True)
         if len(episode.steps)
     ]
-    return float(np.std(np.concatenate(values))) if values else 0.0
+    return np.concatenate([np.zeros(0), *values])
+
+
+def _spread(credits_N: Floats) -> dict[str, float]:
+    """Return standard deviation, interquartile range and share with |A| > 1; 0 for no advantages.
+
+    GAGPO (arXiv 2605.13217) shows these three over training, in its figure 4.
+    """
+    values_N = credits_N if len(credits_N) else np.zeros(1)
+    low, high = np.percentile(values_N, [25, 75])
+    return {
+        "advantage_spread": float(np.std(values_N)),
+        "advantage_interquartile_range": float(high - low),
+        "advantage_share_above_1": float(np.mean(np.abs(values_N) > 1)),
+    }

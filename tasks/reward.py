@@ -87,6 +87,7 @@ def reward(step: Step, inputs: RewardInputs, *, reader: Reader = TAGS) -> Record
         "metrics": {
             "reward": sum(row["reward"] for row in rows) / len(rows),
             "success": sum(row["success"] for row in rows) / len(rows),
+            "score": sum(row["score"] for row in rows) / len(rows),
             "broken_format": sum(bool(row["faults"]) for row in rows) / len(rows),
             "groups_without_spread": 1
             - _groups_that_differ(rows, _shaped) / len({r["question"] for r in rows}),

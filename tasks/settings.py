@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from params import overrides, strict_yaml
 from params.schema import recipe as schema
 from params.schema.agent import Agent
+from params.schema.algorithms import Algorithm, load_algorithms
 from params.schema.base import PARAMS, Frozen
 from params.schema.reading import validate
 from params.schema.recipe import Recipe, algorithm_of, named_sets
@@ -69,18 +71,34 @@ def _of_questions(recipe: Recipe, folder: Path) -> list[str]:
 def load_changed(name: str, changes: Sequence[str], folder: Path = PARAMS) -> Recipe:
     """Read and check a recipe with ``changes``, each ``section.key=value``, and keep its file.
 
-    Raises ValueError as ``load`` and ``overrides.apply`` do.
+    Raises ValueError as ``load`` and ``overrides.apply_to`` do.
     """
     if not changes:
         return load(name, folder)
+    with changed(name, changes, folder) as copy:
+        return load(name, copy)
+
+
+def row_changed(name: str, changes: Sequence[str], folder: Path = PARAMS) -> Algorithm | None:
+    """Return the row that a recipe names with ``changes``; None where there is no such row.
+
+    Whether the recipe fits the row is not checked. Raises ValueError as ``load_changed``.
+    """
+    with changed(name, changes, folder) as copy:
+        return load_algorithms(copy).get(schema.read(name, copy)["reinforce"]["algorithm"])
+
+
+@contextmanager
+def changed(name: str, changes: Sequence[str], folder: Path = PARAMS) -> Iterator[Path]:
+    """Give a copy of ``folder`` with changes to a recipe; errors in it name ``folder``."""
     for file in folder.glob("*.yaml"):
         strict_yaml.check_regular(file)
     with tempfile.TemporaryDirectory() as temporary:
         copy = Path(shutil.copytree(folder, Path(temporary, "params")))
         try:
             if (copy / f"{name}.yaml").is_file():
-                overrides.apply(changes, copy / f"{name}.yaml")
-            return load(name, copy)
+                overrides.apply_to(name, changes, copy)
+            yield copy
         except ValueError as error:
             raise ValueError(str(error).replace(str(copy), str(folder))) from None
 

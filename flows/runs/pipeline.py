@@ -225,7 +225,7 @@ def is_done(stage: str) -> bool:
 
 
 def kept_in_git(recipe: str, root: Path) -> list[str]:
-    """List what a run commits: dvc.lock, the recipe, and the outs that DVC does not cache."""
+    """List what a run commits: dvc.lock, recipe, algorithms, and the outs DVC does not cache."""
     with open_repository(root) as repository:
         outs = [
             Path(out.fs_path).relative_to(root.absolute()).as_posix()
@@ -234,4 +234,4 @@ def kept_in_git(recipe: str, root: Path) -> list[str]:
             for out in stage.outs
             if not out.use_cache
         ]
-    return ["dvc.lock", f"params/{recipe}.yaml", *sorted(outs)]
+    return ["dvc.lock", f"params/{recipe}.yaml", "params/algorithms.yaml", *sorted(outs)]

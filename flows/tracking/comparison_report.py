@@ -1,4 +1,4 @@
-"""Results of a comparison: a small file for each variant and seed, a table and a figure of all."""
+"""Results of a comparison: a small file for each variant and seed, tables and figures of all."""
 
 from __future__ import annotations
 
@@ -9,18 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from flows.host import files
+from flows.tracking import comparison_tables as tables
 from flows.tracking import figures
-from tasks.trees import panels
-from tasks.trees.intervals import interval_over_seeds
+from flows.tracking.comparison_tables import COLD_START, Result
 
-COLD_START = "cold start"
-SPENT = ("sampled_tokens", "tool_calls", "environment_steps", "seconds")
 LONGEST_NAME = 100  # characters of a folder's name, of the 255 that file systems allow
-
-Result = Mapping[str, Any]  # of one variant and seed
 
 
 def slug(variant: str) -> str:
@@ -38,86 +32,47 @@ def place(recipe: str, variant: str, seed: int) -> Path:
 
 
 def read(recipe: str, variant: str, seed: int, key: str) -> Result | None:
-    """Return a result that was saved with this key, or None."""
+    """Return a result that was saved with this key; None for none, and for one of another form."""
     file = place(recipe, variant, seed)
     try:
-        found: Result = json.loads(file.read_text())
+        found = json.loads(file.read_text())
     except (FileNotFoundError, ValueError):
         return None
-    return found if found.get("key") == key else None
+    needed = {"key", "right", "kinds", *({"algorithm", "curve"} if variant != COLD_START else ())}
+    if not isinstance(found, dict) or not needed <= set(found) or found["key"] != key:
+        return None
+    return found
 
 
 def save(recipe: str, result: Result) -> None:
-    """Write one result; the answers stand on one line."""
+    """Write one result; each list stands on a line of its own."""
     file = place(recipe, result["variant"], result["seed"])
     file.parent.mkdir(parents=True, exist_ok=True)
-    rest = {name: value for name, value in result.items() if name != "right"}
-    text = json.dumps(rest, indent=1).removesuffix("\n}")
-    right = json.dumps(result["right"], separators=(",", ":"))
     with files.replaced(file) as partial:
-        partial.write_text(f'{text},\n "right": {right}\n}}\n')
+        partial.write_text(f"{_in_lines(result)}\n")
 
 
-def write(recipe: str, results: Sequence[Result], resamples: int) -> None:
-    """Write the table and the figure of the results so far."""
-    folder = Path("reports", recipe)
-    rows = table_rows(results, resamples)
-    with files.replaced(folder / "comparison.md") as partial:
-        partial.write_text(f"{markdown(rows)}\n{_panel(results)}\n")
-    figures.save(figures.comparison(rows), folder / "comparison.png")
+def _in_lines(value: Any, indent: str = " ") -> str:
+    """Format mappings over several lines, and everything else on one."""
+    if not isinstance(value, Mapping):
+        return json.dumps(value, separators=(",", ":"))
+    entries = [f'{indent}"{name}": {_in_lines(one, indent + " ")}' for name, one in value.items()]
+    return "{\n" + ",\n".join(entries) + f"\n{indent[1:]}}}"
 
 
-def _panel(results: Sequence[Result]) -> str:
-    """Return the line that names the panel that all variants were asked."""
-    return panels.sentence(results[0]["panel"])
+def write(
+    recipe: str, results: Sequence[Result], resamples: int, budget: str, baseline: str = ""
+) -> None:
+    """Write the tables and figures of the results so far.
 
-
-def table_rows(results: Sequence[Result], resamples: int) -> list[dict[str, Any]]:
-    """Return a row for each variant, in the order of its first result.
-
-    Success is the mean over seeds, with a 95 % interval over seeds and questions; what was spent
-    and done is the mean over seeds.
+    ``budget``: the kind of cost that training curves are drawn against. ``baseline``: the variant
+    that the others are compared with; without one, or while it has no result, the best so far.
     """
-    rows = []
-    for variant in dict.fromkeys(result["variant"] for result in results):
-        own = [result for result in results if result["variant"] == variant]
-        right_SQ = np.array([result["right"] for result in own], np.float64)
-        low, high = interval_over_seeds(right_SQ, resamples, seed=0)
-        row = {
-            "variant": variant,
-            "success": float(right_SQ.mean()),
-            "low": low,
-            "high": high,
-            "by_seed": {result["seed"]: result["success"] for result in own},
-        }
-        if "spent" in own[0]:
-            spent = {kind: _mean([one["spent"][kind] for one in own]) for kind in SPENT}
-            trained = ("steps_a_batch", "iterations", "trained_tokens")
-            row |= spent | {name: _mean([one[name] for one in own]) for name in trained}
-        rows.append(row)
-    return rows
-
-
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values))
-
-
-def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Format the table, one row per variant."""
-    head = (
-        *("variant", "success (%)", "by seed (%)", "steps a batch", "iterations"),
-        *("sampled tokens", "tool calls", "environment steps", "trained tokens", "minutes"),
-    )
-    lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
-    for row in rows:
-        mean, low, high = (100 * row[name] for name in ("success", "low", "high"))
-        by_seed = ", ".join(f"{100 * value:.1f}" for value in row["by_seed"].values())
-        cells = [row["variant"], f"{mean:.1f} [{low:.1f}, {high:.1f}]", by_seed]
-        if "seconds" in row:
-            counted = ("sampled_tokens", "tool_calls", "environment_steps", "trained_tokens")
-            cells += [f"{row['steps_a_batch']:g}", f"{row['iterations']:.1f}"]
-            cells += [*(f"{row[name]:,.0f}" for name in counted), f"{row['seconds'] / 60:.1f}"]
-        else:
-            cells += [""] * (len(head) - len(cells))
-        lines.append(f"| {' | '.join(cells)} |".replace("  ", " "))
-    return "\n".join(lines) + "\n"
+    folder = Path("reports", recipe)
+    rows = tables.table_rows(results, resamples)
+    with files.replaced(folder / "comparison.md") as partial:
+        partial.write_text(tables.report(results, rows, resamples, baseline))
+    figures.save(figures.comparison(rows), folder / "comparison.png")
+    if curves := tables.curves_of(results):
+        drawn = figures.training_curves(curves, budget, budget.replace("_", " "))
+        figures.save(drawn, folder / "comparison_curves.png")

@@ -34,6 +34,19 @@ AGENTS = {  # colour, mark, offset
     "champion": (VERMILION, "D", 0.0),
 }
 
+LINES = (BLUE, VERMILION, GREEN, "#CC79A7", "#E69F00", "#56B4E9", INK)  # a variant each
+DASHES = ("-", "--", "-.", ":")  # and for more variants
+POINTS = 200  # at which the mean of several seeds is drawn
+PANELS = {  # of training dynamics, and how their axes are called
+    "success": "success of rollouts (%)",
+    "episode_steps": "environment steps\nan episode",
+    "gradient_norm": "gradient norm",
+    "entropy": "token entropy / ln |V|",
+    "advantage_spread": "standard deviation\nof advantages",
+    "singleton_share": "steps with a state\nof their own (%)",
+}
+SHARES = ("success", "singleton_share")  # drawn in %
+
 
 def learning_curve(rows: Sequence[Mapping[str, float]]) -> Figure:
     """Draw mean reward and success by iteration: faint values, their running mean as a line.
@@ -156,6 +169,111 @@ def comparison(found: Sequence[Mapping[str, Any]]) -> Figure:
         ylim=(len(found) - 0.5, -0.5),
     )
     _tidy(axes, "Success by variant", grid="x")
+    return figure
+
+
+def training_curves(
+    curves: Mapping[str, Sequence[Mapping[str, Sequence[float]]]], position: str, label: str
+) -> Figure:
+    """Draw how training went: a panel for each of PANELS, a line for each variant.
+
+    ``curves``: variant -> the curve of each seed: measure -> a value an iteration. ``position`` is
+    the measure that they are drawn against, ``label`` its name. A line is the mean over seeds, each
+    smoothed over an eighth of its iterations, where all seeds have values; the band goes from the
+    lowest to the highest seed. A panel that no variant has values for is left out.
+    """
+    _need([{"seeds": len(seeds) or None} for seeds in curves.values()], "training curves", "seeds")
+    shown = [
+        name
+        for name in PANELS
+        if any(name in curve for seeds in curves.values() for curve in seeds)
+    ]
+    rows = -(-len(shown) // 2)
+    figure = _figure(9.0, 0.9 + 2.3 * rows + 0.22 * -(-len(curves) // 2))
+    grid = list(figure.subplots(rows, 2, sharex=True, squeeze=False).flat)
+    for name, axes in zip(shown, grid, strict=False):
+        for number, (variant, seeds) in enumerate(curves.items()):
+            look = {
+                "color": LINES[number % len(LINES)],
+                "linestyle": DASHES[number // len(LINES) % 4],
+            }
+            if own := [curve for curve in seeds if name in curve]:
+                _seeds_with_band(axes, own, position, name, label=variant, **look)
+        axes.set(ylabel=PANELS[name], xlabel=label)
+        _tidy(axes)
+        axes.tick_params(labelbottom=True)
+    for axes in grid[len(shown) :]:
+        axes.remove()
+    most = max(map(len, curves.values()))
+    figure.suptitle(
+        f"Training: {'one seed' if most == 1 else f'mean of {most} seeds, band: lowest to highest'}"
+        ", smoothed over an eighth of the iterations",
+        x=0.01,
+        ha="left",
+        weight="bold",
+        color=INK,
+        size=11,
+    )
+    if len(curves) > 1:
+        handles, names = figure.axes[0].get_legend_handles_labels()
+        _legend(figure, handles=handles, labels=names, loc="outside lower center", ncols=2)
+    return figure
+
+
+def _seeds_with_band(
+    axes: Axes,
+    curves: Sequence[Mapping[str, Sequence[float]]],
+    position: str,
+    measure: str,
+    **look: Any,
+) -> None:
+    """Draw the mean of several seeds' curves between the positions that all of them reach."""
+    scale = 100 if measure in SHARES else 1
+    starts, ends = ([curve[position][end] for curve in curves] for end in (0, -1))
+    places = np.linspace(max(starts), max(max(starts), min(ends)), POINTS)
+    values = np.array(
+        [
+            np.interp(places, curve[position], running_mean(np.array(curve[measure]), reach))
+            for curve in curves
+            for reach in [len(curve[measure]) // 16]
+        ]
+    )
+    one = len(np.unique(places)) == 1
+    axes.plot(places, scale * values.mean(axis=0), linewidth=1.8, marker="o" if one else "", **look)
+    if len(curves) > 1:
+        low, high = scale * values.min(axis=0), scale * values.max(axis=0)
+        axes.fill_between(places, low, high, color=look["color"], alpha=0.15, linewidth=0)
+
+
+def state_groups(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """Draw the share of environment steps by how many steps of the group have an equal state.
+
+    ``rows``: one an iteration with ``iteration`` and ``sizes``, size -> steps, in equal order.
+    """
+    _need(rows, "state groups", "iteration", "sizes")
+    names = list(rows[0]["sizes"])
+    counts = np.array([[row["sizes"][name] for name in names] for row in rows], np.float64)
+    shares = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    figure = _figure(7.0, 3.6)
+    axes = figure.subplots()
+    lower = np.zeros(len(rows))
+    for number, name in enumerate(names):
+        shade = (number + 1) / len(names)
+        axes.bar(
+            [row["iteration"] for row in rows],
+            shares[:, number],
+            bottom=lower,
+            width=1.0,
+            color=BLUE,
+            alpha=shade,
+            linewidth=0,
+            label=name,
+        )
+        lower += shares[:, number]
+    axes.set(xlabel="iteration", ylabel="environment steps (%)", ylim=(0, 100))
+    _whole_numbers(axes)
+    _tidy(axes, "Steps by how many of their group have the same state")
+    _legend(figure, loc="outside lower center", ncols=len(names))
     return figure
 
 

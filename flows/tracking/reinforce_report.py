@@ -26,6 +26,20 @@ from tasks.trees.tables import read_rows
 
 Iteration = Mapping[str, Sequence[Record]]  # verb -> the ledger's records of its calls
 Seconds = dict[str, float]  # part of an iteration -> seconds
+Curve = dict[str, list[float]]  # measure -> a value an iteration
+
+MEASURES = {  # of training dynamics: the verb whose records have them
+    "success": "reward",
+    "score": "reward",
+    "episode_steps": "rollout",
+    "entropy": "rollout",
+    "gradient_norm": "update",
+    "advantage_spread": "advantage",
+    "advantage_interquartile_range": "advantage",
+    "advantage_share_above_1": "advantage",
+    "singleton_share": "advantage",
+    "mean_state_group": "advantage",
+}
 
 
 def log_iteration(
@@ -77,6 +91,22 @@ def sum_seconds(iteration: Iteration) -> Seconds:
     return total
 
 
+def training_curve(iterations: Sequence[Iteration]) -> Curve:
+    """Return the MEASURES of each iteration; one that any iteration lacks is left out.
+
+    Episodes are counted in environment steps; several batches of an iteration are averaged.
+    """
+    by_verb = [
+        {verb: together([record["metrics"] for record in records]) for verb, records in one.items()}
+        for one in iterations
+    ]
+    return {
+        name: [metrics[verb][name] for metrics in by_verb]
+        for name, verb in MEASURES.items()
+        if all(name in metrics[verb] for metrics in by_verb)
+    }
+
+
 def sample_traces(iteration: Iteration, size: int) -> list[Trace]:
     """Return the trajectories of an iteration's first ``size`` questions as MLflow traces."""
     rollout, reward = iteration["rollout"][0], iteration["reward"][0]
@@ -96,6 +126,11 @@ def draw_figures(run: Run, iterations: Sequence[Iteration], settings: Reinforce)
         for number, iteration in enumerate(iterations)
     ]
     run.log_figure(figures.learning_curve(curve), "learning_curve.png")
+    numbers = [float(point["iteration"]) for point in curve]
+    dynamics = {"": [{"iteration": numbers, **training_curve(iterations)}]}
+    drawn = figures.training_curves(dynamics, "iteration", "iteration")
+    run.log_figure(drawn, "training_dynamics.png")
+    draw_state_groups(run, iterations)
     profile = [
         {"iteration": number, **point}
         for number, iteration in enumerate(iterations)
@@ -107,6 +142,17 @@ def draw_figures(run: Run, iterations: Sequence[Iteration], settings: Reinforce)
     if decisions := read_rows(Path(last_trees.path) / "decisions.parquet"):
         rise = least_rise(settings.rollout)
         run.log_figure(figures.decisions(decisions, rise), "branching_decisions.png")
+
+
+def draw_state_groups(run: Run, iterations: Sequence[Iteration]) -> None:
+    """Log how many environment steps share their state, where the algorithm's marks are steps."""
+    rows = [
+        {"iteration": number, "sizes": sizes}
+        for number, iteration in enumerate(iterations)
+        if (sizes := iteration["advantage"][0].get("state_groups"))
+    ]
+    if rows:
+        run.log_figure(figures.state_groups(rows), "state_groups.png")
 
 
 def report_time(run: Run, seconds: Sequence[Seconds]) -> None:

@@ -92,6 +92,8 @@ class GroupedGae(Frozen):
     kind: Literal["grouped_gae"]
     gamma: Probability
     lambda_: Probability = Field(alias="lambda")
+    normalisation: Literal["group", "batch", "none"] = "group"  # of the steps' advantages
+    omega: Annotated[Float, Field(ge=0)] = 0.0  # of an added episode term
 
 
 class PrefixCalibrated(Frozen):

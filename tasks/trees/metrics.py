@@ -21,8 +21,9 @@ def tree_metrics(trees: Sequence[Tree], window: int) -> dict[str, float]:
 
     A node that several trajectories share counts once for calls, tokens and entropies. Entropies
     are divided by ln|V|, so in [0, 1]; ``window`` is the number of tokens to average after
-    a result. An environment step is a whole turn of the agent, whether it calls a tool or answers;
-    in a world, a tool call is an act that was executed. Only worlds have ``step_metrics``.
+    a result. An environment step is a whole turn of the agent, whether it calls a tool or answers,
+    and ``episode_steps`` is their mean number in a leaf; in a world, a tool call is an act that was
+    executed. Only worlds have ``step_metrics``.
     """
     turns = [node for tree in trees for node in sampled(tree.nodes)]
     executed = [outcome for tree in trees for outcome in tree.acts()]
@@ -35,6 +36,7 @@ def tree_metrics(trees: Sequence[Tree], window: int) -> dict[str, float]:
         "tool_errors": sum(outcome != Outcome.OK for outcome in executed),
         "tool_calls_a_leaf": _mean([len(acts(leaf)) for leaf in leaves]),
         "environment_steps": sum(node.outcome != Outcome.PART for node in turns),
+        "episode_steps": _mean([len(sampled(leaf)) for leaf in leaves]),
         "sampled_tokens": sum(len(node.tokens) for node in turns),
         "response_tokens": _mean([response_tokens(leaf) for leaf in leaves]),
         "answer_rate": _mean([leaf[-1].outcome == Outcome.ANSWER for leaf in leaves]),
@@ -48,13 +50,12 @@ def tree_metrics(trees: Sequence[Tree], window: int) -> dict[str, float]:
 def step_metrics(turns: Sequence[Node], leaves: Sequence[Sequence[Node]]) -> dict[str, float]:
     """Return the metrics of environments with a state: turns are unique nodes, leaves whole.
 
-    ``episode_steps``: turns a leaf. ``terminated``: the share of leaves that their world ended;
-    ``truncated``: that a limit of steps ended, the world's or the recipe's. ``step_reward``: the
-    mean reward of a step, one that leaves share counting once.
+    ``terminated``: the share of leaves that their world ended; ``truncated``: that a limit of steps
+    ended, the world's or the recipe's. ``step_reward``: the mean reward of a step, one that leaves
+    share counting once.
     """
     ended = [leaf[-1].outcome for leaf in leaves]
     return {
-        "episode_steps": _mean([len(sampled(leaf)) for leaf in leaves]),
         "terminated": _mean([outcome == Outcome.TERMINATED for outcome in ended]),
         "truncated": _mean([outcome in OUT_OF_STEPS for outcome in ended]),
         "step_reward": _mean([turn.observation.reward for turn in turns if turn.observation]),

@@ -14,6 +14,7 @@ import yaml
 
 from flows import compare, evaluate, reinforce
 from flows.tracking import comparison_report
+from flows.tracking.reinforce_report import MEASURES
 from params.schema import base
 from params.schema import recipe as schema
 from tasks import settings
@@ -25,6 +26,7 @@ from tasks.trees.tree import Question
 
 ROWS = ("reinforce", "ppo")
 BUDGET = "sampled_tokens=100"
+KINDS = ("toy", "play")  # of questions, in turn
 ROLLOUTS, FIRST = "*-rollout-*/record.json", "0000-rollout-*/record.json"
 PANEL = Path("data/toy/panels/test.json")
 SIZES = {
@@ -45,7 +47,7 @@ def project(policy, tokenizer, tmp_path, monkeypatch):
     recipe["reinforce"]["questions"] = 2
     recipe["reinforce"]["rollout"] |= {"leaves": 4, "initial": 2, "branch": 1, "rows": 8}
     Path("params/toy.yaml").write_text(yaml.dump(recipe))
-    questions = [Question(str(i), "toy", f"question {i}", ("1",)) for i in range(8)]
+    questions = [Question(str(i), KINDS[i % 2], f"question {i}", ("1",)) for i in range(8)]
     for split in ("train", "test"):
         save_questions(questions, Path(f"data/toy/questions/{split}.parquet"))
     panels.save(panels.panel_of(questions, "test", "toy", seed=0), PANEL)
@@ -96,11 +98,54 @@ def test_stages_before_a_comparison_make_each_others_inputs():
         ("reinforce.iterations=5", "--budget decides when training ends"),
         ("reinforce.update.mini_batches=1", "grpo has a ratio, which is 1 with one optimizer step"),
         ("prepare.overlap_words=3", "variants share everything but"),
+        (
+            "algorithm.estimator.lamda=0",
+            "params/algorithms.yaml, row grpo: unknown key 'estimator.lamda'",
+        ),
+        ("algorithm.averaging=unit_mean", "unit_mean averages over the units of the ratio"),
+        ("algorithm.kl.coefficient=1", r"no key 'grpo.kl' .* or give a section that"),
+        ("algorithm=grpo", "variants share everything but"),
     ],
 )
 def test_overrides_that_could_not_hold_are_refused(changes, said):
     with pytest.raises(ValueError, match=said):
         compare.variants("smoke", ["grpo"], [changes])
+
+
+ABLATIONS = [  # of GAGPO, table 2
+    "algorithm.estimator.lambda=0",
+    "algorithm.estimator.lambda=1",
+    "algorithm.ratio=token algorithm.averaging=token_mean",
+    "algorithm.estimator.omega=1",
+    "algorithm.estimator.normalisation=none",
+    "algorithm.estimator.normalisation=batch",
+]
+
+
+def both_rows(*changes):
+    return compare.variants("smoke", ["gagpo", "grpo"], changes)
+
+
+def test_choices_of_the_row_are_overrides_with_a_key_of_their_own():
+    found = compare.variants("smoke", ["gagpo"], ABLATIONS)
+    assert [variant.name for variant in found[1:4]] == [
+        "gagpo, algorithm.estimator.lambda=0",
+        "gagpo, algorithm.estimator.lambda=1",
+        "gagpo, algorithm.ratio=token, algorithm.averaging=token_mean",
+    ]
+    whole = common(found[0].recipe)
+    assert len({whole.key(variant, 0) for variant in found}) == len(found) == 7
+    assert (found[3].algorithm.ratio, found[3].algorithm.averaging) == ("token", "token_mean")
+    assert [variant.name for variant in both_rows(f"gagpo: {ABLATIONS[0]}")] == [
+        "gagpo",
+        "gagpo, algorithm.estimator.lambda=0",
+        "grpo",
+    ]
+    with pytest.raises(ValueError, match="gspo is none of the compared rows"):
+        both_rows("gspo: algorithm.clip.low=0.1")
+    on_policy = "algorithm.ratio=none algorithm.clip=null algorithm.averaging=token_mean"
+    _, changed = compare.variants("smoke", ["gagpo"], [on_policy])
+    assert changed.steps == 1, "without a ratio, one optimizer step a batch"
 
 
 def test_an_override_is_checked_with_its_row_and_may_have_spaces():
@@ -155,6 +200,8 @@ def test_each_variant_and_seed_spends_the_budget_and_leaves_a_file(project):
     assert set(found) == {(name, seed) for name in ("cold start", *ROWS) for seed in (0, 7)}
     for (name, seed), result in found.items():
         assert len(result["right"]) == SIZES["evaluate"]["questions"]
+        assert result["kinds"] == found["cold start", 0]["kinds"], "all seeds have the same exam"
+        assert set(result["kinds"]) == set(KINDS)
         assert result["success"] == sum(result["right"]) / len(result["right"])
         if name == "cold start":
             continue
@@ -167,11 +214,21 @@ def test_each_variant_and_seed_spends_the_budget_and_leaves_a_file(project):
             assert result["spent"][kind] == sum(one["metrics"][kind] for one in rollouts)
         last = max(rollouts, key=lambda one: one["step"]["iteration"])["metrics"]["sampled_tokens"]
         assert result["spent"]["sampled_tokens"] - last < 100 <= result["spent"]["sampled_tokens"]
+        curve = result["curve"]
+        assert {len(values) for values in curve.values()} == {result["iterations"]}
+        assert set(curve) >= set(MEASURES) - {"singleton_share", "mean_state_group"}
+        assert curve["environment_steps"][-1] == result["spent"]["environment_steps"]
+        assert result["algorithm"]["ratio"] == {"reinforce": "none", "ppo": "token"}[name]
     assert [found[name, 0]["steps_a_batch"] for name in ROWS] == [1, 2]
     text = Path("reports/toy/comparison.md").read_text()
-    lines = [line for line in text.splitlines()[2:] if line.startswith("|")]
-    assert [line.split("|")[1].strip() for line in lines] == ["cold start", *ROWS]
-    assert Path("reports/toy/comparison.png").stat().st_size > 5000
+    table, kinds, differences = (part.splitlines() for part in text.split("| variant |")[1:])
+    for rows in (table, kinds):
+        names = [line.split("|")[1].strip() for line in rows[2:5]]
+        assert names == ["cold start", *ROWS]
+    assert kinds[0].split("|")[:2] == [" play (%) ", " toy (%) "]
+    assert differences[3] and not differences[4], "the better of the rows is the baseline"
+    for figure in ("comparison", "comparison_curves"):
+        assert Path(f"reports/toy/{figure}.png").stat().st_size > 5000
 
     whole = panels.load(PANEL)
     order = [task["id"] for task in whole.tasks[: SIZES["evaluate"]["questions"]]]
@@ -195,6 +252,16 @@ def test_a_finished_result_is_not_computed_again_with_its_file_alone(project):
     assert more["ppo", 0]["spent"]["sampled_tokens"] >= 200
     assert more["ppo", 0]["key"] != found["ppo", 0]["key"]
     assert more["cold start", 0] == found["cold start", 0]
+
+
+@pytest.mark.parametrize("older", ["no mapping", "fields missing"])
+def test_a_result_of_an_older_form_is_computed_anew(project, older):
+    found = run(["reinforce"])
+    file = comparison_report.place("toy", "reinforce", 0)
+    result = found["reinforce", 0]
+    kept = {name: result[name] for name in ("variant", "seed", "key", "right", "success")}
+    file.write_text(json.dumps([1] if older == "no mapping" else kept))
+    assert run(["reinforce"]) == found
 
 
 def test_killed_comparison_resumes_from_the_ledger(project, monkeypatch):
@@ -226,7 +293,9 @@ def test_budget_may_grow_and_shrink(project):
     assert before.items() < records().items()
     assert many["iterations"] > few["iterations"]
     again = run(["reinforce"], budget="environment_steps=8")["reinforce", 0]  # a policy now pruned
-    assert {**again, "spent": 0} == {**few, "spent": 0}
+    for result in (few, again):
+        result["spent"]["seconds"] = result["curve"]["seconds"] = 0
+    assert again == few
 
 
 def test_overrides_are_variants_of_their_own(project):
@@ -253,6 +322,10 @@ def test_overrides_are_variants_of_their_own(project):
         (["toy", "--budget", "tool_calls=inf"], "--budget tool_calls=inf"),
         (["toy", "--budget", BUDGET, "--overrides", "cold_start.steps=3"], "variants share"),
         (
+            ["toy", "--budget", BUDGET, "--algorithms", "grpo", "--baseline", "gspo"],
+            "--baseline gspo is no variant: choose one of ['cold start', 'grpo']",
+        ),
+        (
             ["toy", "--budget", BUDGET, "--overrides", "reinforce.magic=3"],
             "no key 'reinforce.magic'",
         ),
@@ -273,31 +346,6 @@ def test_all_faults_of_the_variants_are_named_at_once(project):
         compare.variants("toy", ["magic", "grpo"], ["prepare.questions.train=3"])
     assert "magic" in str(raised.value)
     assert "prepare.questions.train=3" in str(raised.value)
-
-
-def result(variant, seed, right, **others):
-    success = sum(right) / len(right)
-    return {"variant": variant, "seed": seed, "right": right, "success": success, **others}
-
-
-def test_table_has_a_row_a_variant():
-    spent = {"sampled_tokens": 1000.0, "tool_calls": 20, "environment_steps": 40, "seconds": 90.0}
-    trained = {"spent": spent, "steps_a_batch": 2, "iterations": 3, "trained_tokens": 1234.0}
-    found = [
-        result("cold start", 0, [1, 0]),
-        result("arpo", 0, [1, 1], **trained),
-        result("cold start", 1, [0, 0]),
-        result("arpo", 1, [1, 0], **{**trained, "iterations": 4}),
-    ]
-    rows = comparison_report.table_rows(found, resamples=200)
-    assert [(row["success"], row["by_seed"]) for row in rows] == [
-        (0.25, {0: 0.5, 1: 0.0}),
-        (0.75, {0: 1.0, 1: 0.5}),
-    ]
-    assert all(row["low"] <= row["success"] <= row["high"] for row in rows)
-    lines = comparison_report.markdown(rows).splitlines()
-    assert lines[3].endswith("| 100.0, 50.0 | 2 | 3.5 | 1,000 | 20 | 40 | 1,234 | 1.5 |")
-    assert {line.count("|") for line in lines} == {11}
 
 
 def test_every_variant_has_a_folder_of_its_own():

@@ -85,3 +85,53 @@ def test_an_entry_of_a_list_is_named_by_its_number(tmp_path):
     )
     with pytest.raises(ValueError, match=r"'2' is missing\): choose one of \['0', '1'\]"):
         overrides.apply(["reward.2.steps=1"], file)
+
+
+TABLE = """\
+# rows
+other: {estimator: {kind: return}, ratio: none}
+
+gagpo: # steps
+  marks: step
+  estimator: {kind: grouped_gae, lambda: 0.8} # of time
+  kl: {}
+  ratio: segment
+"""
+CHOSEN = "seed: 1\nreinforce: {algorithm: other} # a row\n"
+OF_GAGPO = "reinforce.algorithm=gagpo"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "mine.yaml").write_text(CHOSEN)
+    (tmp_path / "algorithms.yaml").write_text(TABLE)
+    return tmp_path
+
+
+def test_choices_of_an_algorithm_change_or_complete_the_row_that_the_recipe_names(folder):
+    choices = ["algorithm.estimator.lambda=0", "algorithm.estimator.omega = 0.5"]
+    choices += ["algorithm.overlong={buffer: 0.2}", "algorithm.kl.refresh=3"]
+    overrides.apply_to("mine", [*choices, OF_GAGPO, "seed=2"], folder)
+    assert (folder / "mine.yaml").read_text() == CHOSEN.replace("1", "2").replace("other", "gagpo")
+    assert (folder / "algorithms.yaml").read_text() == TABLE.replace(
+        "{kind: grouped_gae, lambda: 0.8}", "{omega: 0.5, kind: grouped_gae, lambda: 0}"
+    ).replace("  marks", "  overlong: {buffer: 0.2}\n  marks").replace("{}", "{refresh: 3}")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("algorithm.estimator.deep.er=1", r"'gagpo.estimator.deep' \('deep' is missing\)"),
+        ("algorithm.ratio.unit=token", "'gagpo.ratio' is a single value"),
+        ("algorithm.ratio=[1", "is not one YAML value"),
+        ("algorithm.new=1\nother: 2", "is not one YAML value"),
+        ("algorithm.ratio", "write it as section.key=value"),
+    ],
+)
+def test_faulty_choice_leaves_both_files(folder, override, message):
+    with pytest.raises(ValueError, match=message):
+        overrides.apply_to("mine", ["seed=2", OF_GAGPO, override], folder)
+    assert (folder / "mine.yaml").read_text() == CHOSEN
+    assert (folder / "algorithms.yaml").read_text() == TABLE
+    overrides.apply_to("mine", ["reinforce.algorithm=no_row", "algorithm.ratio=token"], folder)
+    assert (folder / "algorithms.yaml").read_text() == TABLE, "the schema refuses the recipe"

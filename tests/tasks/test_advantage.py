@@ -174,7 +174,13 @@ def test_spread_is_over_what_gets_an_advantage_of_its_own(initial, name):
             "step": [steps.index(s) for s in set(steps)],
         }
         values += [row["advantages"][place] for place in starts[kinds[name]]]
-    assert made["metrics"]["advantage_spread"] == pytest.approx(np.std(values), abs=1e-6)
+    metrics = made["metrics"]
+    assert metrics["advantage_spread"] == pytest.approx(np.std(values), abs=1e-6)
+    quarter = np.quantile(values, 0.75) - np.quantile(values, 0.25)
+    assert metrics["advantage_interquartile_range"] == pytest.approx(quarter, abs=1e-6)
+    above = sum(abs(value) > 1 for value in values) / len(values)
+    assert metrics["advantage_share_above_1"] == pytest.approx(above)
+    assert sum(made["state_groups"].values()) == (len(values) if name == "gagpo" else 0)
     assert len(values) > len(rows) or name == "grpo"
 
 
@@ -219,7 +225,9 @@ def test_where_no_group_has_a_spread_nothing_is_left_and_nothing_breaks(initial,
     reference = Artifact.at(cold_start) if in_reward else None
     made, rows = run(initial, grown(rewards), rewards, row, reference=reference)
     assert [row["kept"] for row in rows] == [False] * 4
-    assert made["metrics"] == {"advantage_spread": 0.0, "groups_kept": 0.0}
+    spread = dict.fromkeys(("spread", "interquartile_range", "share_above_1"), 0.0)
+    expected = {f"advantage_{measure}": nothing for measure, nothing in spread.items()}
+    assert made["metrics"] == {**expected, "groups_kept": 0.0}
 
 
 def test_without_a_filter_groups_without_spread_are_kept_and_get_nothing(initial):
@@ -479,6 +487,7 @@ def test_golden_values_of_gagpo_from_a_worlds_states_and_rewards(initial, fresh,
     for steps, (_, _, raw) in zip(found, GAGPO, strict=True):
         assert steps == pytest.approx((np.array(raw) - 0.0381056) / 3.7021821, abs=1e-5)
     assert made["metrics"]["singleton_share"] == pytest.approx(1 / 12)
+    assert made["state_groups"] == {"1": 1, "2": 4, "3-4": 7, "5-8": 0, ">8": 0}
 
 
 @forms

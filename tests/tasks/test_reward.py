@@ -337,6 +337,7 @@ def test_groups_with_spread_are_those_whose_answers_score_differently(tmp_path, 
     assert made["metrics"]["groups_without_spread"] == 0.5, "of rewards"
     assert made["metrics"]["reward"] == pytest.approx((1 + 1 + 1 + 0 - 1 + 0 + 0 - 1) / 8)
     assert made["metrics"]["success"] == pytest.approx(3 / 8)
+    assert made["metrics"]["score"] == pytest.approx(np.mean([row["score"] for row in rows]))
     assert made["metrics"]["broken_format"] == pytest.approx(2 / 8)
     assert [row["length_penalty"] for row in rows] == [0.0] * 8
 

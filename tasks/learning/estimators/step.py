@@ -9,7 +9,7 @@ for each of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -50,14 +50,37 @@ def two_level(groups: Sequence[Group], choice: algorithms.TwoLevel) -> Advantage
 def grouped_gae(groups: Sequence[Group], choice: algorithms.GroupedGae) -> Advantages:
     """Return GAE over steps with the group as the critic; GAGPO, arXiv 2605.13217.
 
-    ``step_advantages``, then (x - mean) / (std + 1e-6) over all steps of the group. There is no
-    episode term. Raises ValueError as ``two_level``.
+    ``step_advantages``, then by ``normalisation`` (x - mean) / (std + 1e-6) over all steps of the
+    group, or of the batch, or nothing. Under ``batch`` every group shifts the others, so one
+    without spread gets the same value at each step instead of exactly 0.
+
+    ``omega`` adds an episode term, A = A_step + omega A_episode (0, the paper's algorithm, adds
+    none). **Chosen**: A_episode is the group-relative whole reward, divided by its standard
+    deviation as GRPO's is, and is added after the normalisation, so omega does not depend on the
+    scale of the rewards. Raises ValueError as ``two_level``.
     """
+    batch = [step_advantages(group, choice.gamma, choice.lambda_) for group in groups]
     advantages = []
-    for group in groups:
-        (steps,) = whitened([step_advantages(group, choice.gamma, choice.lambda_)])
-        advantages.append([A_E[leaf.steps] for A_E, leaf in zip(steps, group, strict=True)])
+    for steps, group in zip(NORMALISATIONS[choice.normalisation](batch), groups, strict=True):
+        episode_L = choice.omega * group_advantages(group, std=True)
+        leaves = zip(steps, episode_L, group, strict=True)
+        advantages.append([(A_E + episode)[leaf.steps] for A_E, episode, leaf in leaves])
     return advantages
+
+
+def _by_group(batch: Sequence[Sequence[Floats]]) -> Advantages:
+    return [whitened([group])[0] for group in batch]
+
+
+def _as_they_are(batch: Sequence[Sequence[Floats]]) -> Advantages:
+    return [list(group) for group in batch]
+
+
+NORMALISATIONS: dict[str, Callable[[Sequence[Sequence[Floats]]], Advantages]] = {
+    "group": _by_group,
+    "batch": whitened,
+    "none": _as_they_are,
+}
 
 
 def step_advantages(group: Group, gamma: float, lambda_: float) -> list[Floats]:
@@ -98,14 +121,30 @@ def state_sharing(groups: Sequence[Group]) -> dict[str, float]:
     ``mean_state_group``: steps per distinct state of a group. **Chosen**: both over all steps of
     all groups; 0 where there is no step.
     """
-    sizes = [np.bincount(_state_keys(group)) for group in groups]
-    sizes_K = np.concatenate([np.zeros(0, np.int64), *sizes])
+    sizes_K = _state_counts(groups)
     if not len(sizes_K):
         return {"singleton_share": 0.0, "mean_state_group": 0.0}
     return {
         "singleton_share": float((sizes_K == 1).sum() / sizes_K.sum()),
         "mean_state_group": float(sizes_K.mean()),
     }
+
+
+SIZES = {"1": 1, "2": 2, "3-4": 4, "5-8": 8, ">8": np.inf}  # of state groups -> the largest
+
+
+def state_group_sizes(groups: Sequence[Group]) -> dict[str, int]:
+    """Count the steps whose state has that many steps in the group, by SIZES (GAGPO, table 5)."""
+    sizes_K = _state_counts(groups)
+    places_K = np.searchsorted(list(SIZES.values()), sizes_K)
+    steps = np.bincount(places_K, sizes_K, minlength=len(SIZES))
+    return {name: int(count) for name, count in zip(SIZES, steps, strict=True)}
+
+
+def _state_counts(groups: Sequence[Group]) -> Keys:
+    """Return how many steps each distinct state of each group has. [K]"""
+    counts = [np.bincount(_state_keys(group)) for group in groups]
+    return np.concatenate([np.zeros(0, np.int64), *counts])
 
 
 def _state_keys(group: Group) -> Keys:

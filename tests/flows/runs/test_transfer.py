@@ -27,6 +27,7 @@ def test_worktree_shares_cache_remote_and_sources(ran, place):
     assert pipeline.kept_in_git("toy", place) == [
         "dvc.lock",
         "params/toy.yaml",
+        "params/algorithms.yaml",
         "reports/toy/table.md",
     ]
     transfer.push("toy", place)

@@ -163,6 +163,55 @@ def test_figure_grows_with_its_variants():
     assert many > few + 3
 
 
+# training dynamics
+
+
+def seed_curve(steps, **measures):
+    """The curve of a seed that spends ``steps`` environment steps an iteration."""
+    count = len(next(iter(measures.values())))
+    return {"environment_steps": [steps * (i + 1) for i in range(count)], **measures}
+
+
+def dynamics():
+    """Two seeds of one variant, at different paces, and one seed of another without steps."""
+    return {
+        "gagpo": [
+            seed_curve(10, success=[0.0, 0.5, 1.0], singleton_share=[0.5, 0.4, 0.3]),
+            seed_curve(20, success=[0.2, 0.4, 0.6], singleton_share=[0.1, 0.2, 0.3]),
+        ],
+        "grpo": [seed_curve(10, success=[0.3, 0.6, 0.9])],
+    }
+
+
+def test_training_curves_have_a_panel_a_measure_and_a_line_a_variant():
+    figure = figures.training_curves(dynamics(), "environment_steps", "environment steps")
+    success, singletons = figure.axes
+    assert [line.get_label() for line in success.get_lines()] == ["gagpo", "grpo"]
+    assert [line.get_label() for line in singletons.get_lines()] == ["gagpo"], "grpo has none"
+    mean = success.get_lines()[0]
+    assert (xs(mean)[0], xs(mean)[-1]) == (20, 30), "where both seeds have values"
+    assert (ys(mean)[0], ys(mean)[-1]) == pytest.approx((35, 65))
+    (band,) = success.collections
+    box = band.get_paths()[0].get_extents()
+    assert (box.ymin, box.ymax) == pytest.approx((20, 100))
+    assert success.get_xlabel() == "environment steps"
+    assert "mean of 2 seeds" in figure.get_suptitle()
+    assert names(figure.legends[0]) == ["gagpo", "grpo"]
+    alone = figures.training_curves({"": dynamics()["grpo"]}, "environment_steps", "steps")
+    assert not alone.legends and "one seed" in alone.get_suptitle()
+
+
+def group_rows():
+    return [{"iteration": i, "sizes": {"1": 1 + i, "2": 3}} for i in range(3)]
+
+
+def test_state_groups_are_shares_that_add_up():
+    (axes,) = figures.state_groups(group_rows()).axes
+    ones, twos = axes.containers
+    assert [bar.get_height() for bar in ones] == pytest.approx([25, 40, 50])
+    assert [bar.get_y() + bar.get_height() for bar in twos] == pytest.approx([100] * 3)
+
+
 # branching decisions
 
 
@@ -232,6 +281,7 @@ def test_seconds_are_ordered_and_labelled():
             [{"variant": "grpo", "success": 1}],
             r"row 0 has no value of \['low",
         ),
+        (figures.state_groups, [{"iteration": 1}], r"row 0 has no value of \['sizes'\]"),
         (figures.decisions, [], "branching decisions: there are no rows"),
         (figures.decisions, [{"position": 1, "rise": 0.1, "wanted": True}], r"\['added'\]"),
         (figures.seconds_by_part, {}, "positive seconds"),
@@ -248,6 +298,8 @@ DRAWINGS = {
     "entropy": lambda: figures.entropy_around_tools(profile_rows(0, 3)),
     "success": lambda: figures.success_by_kind(success_rows("cold start", "trained")),
     "comparison": lambda: figures.comparison(variant_rows()),
+    "dynamics": lambda: figures.training_curves(dynamics(), "environment_steps", "steps"),
+    "groups": lambda: figures.state_groups(group_rows()),
     "decisions": lambda: figures.decisions(decision_rows(), 0.0),
     "seconds": lambda: figures.seconds_by_part({"sampling": 2.0, "update": 1.0}),
 }

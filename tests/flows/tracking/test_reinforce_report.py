@@ -101,3 +101,21 @@ def test_mean_seconds_are_printed_and_drawn(capsys):
     split = [line.split() for line in parts]
     assert split == [["update", "3.000", "75.0%"], ["tools", "1.000", "25.0%"]]
     assert logged.figures == ["seconds_by_part.png"]
+
+
+def test_training_curve_has_the_measures_that_every_iteration_has():
+    first, second = iteration(0, 1.0, 1.0), iteration(1, 1.0, 1.0)
+    for one, spread in ((first, 0.5), (second, 0.25)):
+        one["advantage"][0]["metrics"] = {"advantage_spread": spread}
+    first["update"][0]["metrics"]["gradient_norm"] = 2.0
+    found = reinforce_report.training_curve([first, second])
+    assert found == {"success": [0.75, 0.75], "advantage_spread": [0.5, 0.25]}
+
+
+def test_state_groups_are_drawn_where_records_have_them():
+    logged, found = Log(), iteration(0, 1.0, 1.0)
+    reinforce_report.draw_state_groups(logged, [found])
+    found["advantage"][0]["state_groups"] = {"1": 3, "2": 4}
+    assert logged.figures == []
+    reinforce_report.draw_state_groups(logged, [found])
+    assert logged.figures == ["state_groups.png"]

@@ -15,6 +15,7 @@ from tasks.learning.estimators import Episode, critic, group, step, tree
 BUDGET = 40  # response tokens
 TWENTY = {"low": 0.2, "high": 0.2, "dual": None}
 RELATIVE = {"kind": "group_relative", "std": True}
+GROUPED = {"kind": "grouped_gae", "gamma": 0.95, "lambda_": 0.8}
 CALIBRATED = {"kind": "prefix_calibrated", "key": "lineage"}
 
 
@@ -72,7 +73,7 @@ TABLE = {
         *("token", TWENTY, "token_mean", {"kl": kl("loss", "k3", 0.01)}),
     ),
     "gagpo": (
-        *("none", "step", {"kind": "grouped_gae", "gamma": 0.95, "lambda_": 0.8}),
+        *("none", "step", {**GROUPED, "normalisation": "group", "omega": 0.0}),
         *("segment", TWENTY, "unit_mean", {"kl": kl("loss", "k3", 0.01)}),
     ),
     "gpg": ("marks", "tool_call", CALIBRATED, "token", TWENTY, "sequence_mean", {}),
@@ -105,7 +106,7 @@ EXPECTED = {
     "ppo": chosen(critic.gae, gamma=1.0, lambda_=1.0),
     "gspo": chosen(group.group_relative, std=True),
     "gigpo": chosen(step.two_level, omega=1.0, gamma=0.95, std=True),
-    "gagpo": chosen(step.grouped_gae, gamma=0.95, lambda_=0.8),
+    "gagpo": chosen(step.grouped_gae, gamma=0.95, lambda_=0.8, normalisation="group", omega=0.0),
     "gpg": chosen(tree.prefix_calibrated),
     "arpo": chosen(group.group_relative, std=True),
     "arpo_hard": chosen(tree.prefix_calibrated),
@@ -209,17 +210,21 @@ def test_settings_of_a_choice_reach_its_function():
         "reinforce_pp": {"baseline": True},
         "ppo": {"gamma": 0.5},
         "gigpo": {"omega": 0.5},
-        "gagpo": {"gamma": 0.5},
     }.items():
         row = ROWS[name]
         other = row.model_copy(update={"estimator": row.estimator.model_copy(update=changes)})
         one, two = (assemble(r, BUDGET).estimator(groups())[0][0] for r in (row, other))
         assert not np.allclose(one, two), name
-    for name in ("ppo", "gagpo"):
+    for name, changes in (
+        ("ppo", {"lambda_": 0.3}),
+        ("gagpo", {"lambda_": 0.3}),
+        ("gagpo", {"gamma": 0.5}),
+        ("gagpo", {"omega": 0.5}),
+        ("gagpo", {"normalisation": "batch"}),
+        ("gagpo", {"normalisation": "none"}),
+    ):
         row = ROWS[name]
-        other = row.model_copy(
-            update={"estimator": row.estimator.model_copy(update={"lambda_": 0.3})}
-        )
+        other = row.model_copy(update={"estimator": row.estimator.model_copy(update=changes)})
         one, two = (assemble(r, BUDGET).estimator(groups())[0][0] for r in (row, other))
         assert not np.allclose(one, two), name
     values = ROWS["grpo"].model_dump() | {

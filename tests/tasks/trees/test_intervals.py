@@ -35,11 +35,25 @@ def test_interval_over_seeds_covers_both_sources_of_chance():
     alone = interval_over_seeds(one[None].astype(float), 2000, seed=0)
     assert alone == pytest.approx(bootstrap_interval(one.astype(float), 2000, seed=5), abs=0.01)
     equal = interval_over_seeds(np.stack([one, one, one]).astype(float), 2000, seed=0)
-    assert equal[1] - equal[0] < alone[1] - alone[0], "three exams are more than one"
+    assert equal == pytest.approx(alone, abs=0.01), "the same questions, three times, are one exam"
     apart = np.stack([np.zeros(400), one, np.ones(400)]).astype(float)
     low, high = interval_over_seeds(apart, 2000, seed=0)
     assert high - low > 0.5, "seeds that differ widen it"
     assert interval_over_seeds(apart, 2000, seed=0) == (low, high)
+
+
+@pytest.mark.parametrize("apart", [0.0, 0.02])
+def test_intervals_over_seeds_cover_the_truth(apart):
+    """Questions differ in difficulty, and every seed answers the same ones."""
+    random, runs = np.random.default_rng(4), 300
+    covered = 0
+    for seed in range(runs):
+        hard = 0.2 + 0.6 * random.random(150)
+        ability = apart * random.normal(size=(5, 1))
+        right = (random.random((5, 150)) < hard + ability).astype(float)
+        low, high = interval_over_seeds(right, 200, seed)
+        covered += low <= 0.5 <= high
+    assert covered / runs > 0.93
 
 
 @pytest.mark.parametrize("rate", [0.5, 0.8])

@@ -58,6 +58,7 @@ def test_golden_metrics_of_a_small_tree():
             "tool_errors": 1,
             "tool_calls_a_leaf": 1.5,
             "environment_steps": 4,
+            "episode_steps": (2 + 3) / 2,
             "sampled_tokens": 7,
             "response_tokens": (2 + 3 + 3 + 2 + 3 + 1 + 2 + 1) / 2,
             "answer_rate": 0.5,
@@ -199,7 +200,7 @@ def test_metrics_of_a_world(fresh):
     )
     found = tree_metrics([tree], window=2)
     plain = tree_metrics([small_tree()], window=2)
-    assert list(found) == [*plain, "episode_steps", "terminated", "truncated", "step_reward"]
+    assert list(found) == [*plain, "terminated", "truncated", "step_reward"]
     assert (found["tool_calls"], found["tool_errors"], found["environment_steps"]) == (7, 0, 7)
     assert found["tool_calls_a_leaf"] == found["episode_steps"] == pytest.approx(8 / 3)
     assert (found["terminated"], found["truncated"]) == pytest.approx((2 / 3, 1 / 3))

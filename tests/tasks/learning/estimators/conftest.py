@@ -21,8 +21,8 @@ def estimator(kind, **settings):
     return partial(ESTIMATORS[kind], choice=choice)
 
 
-def gae(gamma, lambda_, kind="gae"):
-    return estimator(kind, gamma=gamma, **{"lambda": lambda_})
+def gae(gamma, lambda_, kind="gae", **settings):
+    return estimator(kind, gamma=gamma, **{"lambda": lambda_}, **settings)
 
 
 def episode(reward=0.0, length=1, **given):

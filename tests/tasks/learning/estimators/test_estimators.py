@@ -29,14 +29,19 @@ BY_STEP = {
     "two level": estimator("two_level", omega=1.0, gamma=0.95, std=True),
     "two level without std": estimator("two_level", omega=1.0, gamma=0.95, std=False),
     "grouped GAE": gae(0.95, 0.8, "grouped_gae"),
+    "grouped GAE, not normalised": gae(0.95, 0.8, "grouped_gae", normalisation="none"),
+    "grouped GAE and an episode term": gae(0.95, 0.8, "grouped_gae", omega=0.5),
 }
 BY_BATCH = {
     "batch whitened": estimator("batch_whitened", baseline=False),
     "batch whitened after the mean": estimator("batch_whitened", baseline=True),
     "GAE": gae(gamma=0.99, lambda_=0.95),
 }
+BY_STEPS_OF_A_BATCH = {
+    "grouped GAE, over the batch": gae(0.95, 0.8, "grouped_gae", normalisation="batch"),
+}
 WITHIN_GROUP = BY_REWARD | BY_STEP
-EVERY = WITHIN_GROUP | BY_BATCH
+EVERY = WITHIN_GROUP | BY_BATCH | BY_STEPS_OF_A_BATCH
 COMPARING = {name: chosen for name, chosen in EVERY.items() if name not in ("return", "GAE")}
 
 

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.learning.estimators.step import (
+    state_group_sizes,
     state_sharing,
     step_advantages,
     step_rewards,
@@ -35,8 +36,8 @@ def two_level(omega, gamma, std=True):
     return estimator("two_level", omega=omega, gamma=gamma, std=std)
 
 
-def grouped_gae(gamma, lambda_):
-    return gae(gamma, lambda_, "grouped_gae")
+def grouped_gae(gamma, lambda_, **settings):
+    return gae(gamma, lambda_, "grouped_gae", **settings)
 
 
 def slow_rewards(leaf):
@@ -87,19 +88,62 @@ def on_tokens(per_step, group):
     return [[steps[t] for t in leaf.steps] for steps, leaf in zip(per_step, group, strict=True)]
 
 
+GOLDEN = [
+    [3.61, 4.75, 0.0],
+    [-3.61, -4.75, 0.0],
+    [3.309167, 6.333333, 0.0],
+    [-3.453567, -2.565, -3.166667],
+]
+
+
 def test_golden_values_of_grouped_gae():
-    expected = [
-        [3.61, 4.75, 0.0],
-        [-3.61, -4.75, 0.0],
-        [3.309167, 6.333333, 0.0],
-        [-3.453567, -2.565, -3.166667],
-    ]
+    expected = GOLDEN
     some = step_advantages(FOUR, 0.95, 0.8)
     assert_same([some], [expected], tolerance=1e-5)
     flat = np.concatenate(some)
     np.testing.assert_allclose([flat.mean(), flat.std(ddof=1)], [0.0381056, 3.7021811], atol=1e-5)
     standardised = [(np.array(steps) - 0.0381056) / 3.7021811 for steps in expected]
     assert_same(grouped_gae(0.95, 0.8)([FOUR]), [standardised], tolerance=1e-5)
+
+
+ABLATIONS = {  # of GAGPO, its table 2: other choices, and its credit before normalisation
+    "lambda 0": (
+        {"lambda_": 0.0},
+        [[0, 4.75, 0], [0, -4.75, 0], [-1.504167, 6.333333, 0], [-1.504167, -0.158333, -3.166667]],
+    ),
+    "Monte Carlo": (
+        {"lambda_": 1.0},
+        [
+            [4.5125, 4.75, 0],
+            [-4.5125, -4.75, 0],
+            [4.5125, 6.333333, 0],
+            [-4.5125] + [-3.166667] * 2,
+        ],
+    ),
+    "episode term": ({"omega": 0.5}, None),
+    "over the batch": ({"normalisation": "batch"}, None),
+    "not normalised": ({"normalisation": "none"}, None),
+}
+SHORT = ([0.5], [-0.5])  # credit of a second group: two episodes of one step, rewards 1 and 0
+
+
+@pytest.mark.parametrize(("changes", "raw"), ABLATIONS.values(), ids=ABLATIONS)
+def test_golden_values_of_the_ablations(changes, raw):
+    raw = raw or GOLDEN
+    credit = grouped_gae(**{"gamma": 0.95, "lambda_": 0.8, **changes})
+    found = credit([FOUR, [walk("A", [1.0]), walk("A", [0.0])]])
+    expected = {
+        "group": [slow_whitened([raw])[0], slow_whitened([SHORT])[0]],
+        "batch": slow_whitened([raw, SHORT]),
+        "none": [raw, SHORT],
+    }[changes.get("normalisation", "group")]
+    omega = changes.get("omega", 0.0)
+    terms = [[HALF, -HALF, HALF, -HALF], [0.5**0.5, -(0.5**0.5)]]  # group-relative 10, 0, 10, 0
+    expected = [
+        [[a + omega * term for a in leaf] for leaf, term in zip(group, of_group, strict=True)]
+        for group, of_group in zip(expected, terms, strict=True)
+    ]
+    assert_same(found, expected, tolerance=1e-5)
 
 
 def test_golden_values_of_a_states_mean_return():
@@ -153,16 +197,30 @@ def test_two_level_is_a_slow_loop_over_its_formula(std, batch, gamma, omega):
     assert_same(two_level(omega, gamma, std)(batch), expected)
 
 
-@given(batches, factors, factors)
-def test_grouped_gae_is_a_slow_loop_over_its_formula(batch, gamma, lambda_):
+@pytest.mark.parametrize("normalisation", ["group", "batch", "none"])
+@given(batch=batches, gamma=factors, lambda_=factors, omega=st.sampled_from([0.0, 0.5]))
+def test_grouped_gae_is_a_slow_loop_over_its_formula(normalisation, batch, gamma, lambda_, omega):
     slow = [slow_step_advantages(group, gamma, lambda_) for group in batch]
     for group, expected in zip(batch, slow, strict=True):
         assert_same([step_advantages(group, gamma, lambda_)], [expected])
-    expected = [
-        on_tokens(slow_whitened([steps])[0], group)
-        for steps, group in zip(slow, batch, strict=True)
-    ]
-    assert_same(grouped_gae(gamma, lambda_)(batch), expected, tolerance=1e-7)
+    normalised = {
+        "group": lambda: [slow_whitened([steps])[0] for steps in slow],
+        "batch": lambda: slow_whitened(slow),
+        "none": lambda: slow,
+    }[normalisation]()
+    expected = []
+    for steps, group in zip(normalised, batch, strict=True):
+        terms = slow_relative([slow_whole(leaf) for leaf in group])
+        credit = [[a + omega * term for a in leaf] for leaf, term in zip(steps, terms, strict=True)]
+        expected.append(on_tokens(credit, group))
+    settings = {"normalisation": normalisation, "omega": omega}
+    assert_same(grouped_gae(gamma, lambda_, **settings)(batch), expected, tolerance=1e-7)
+
+
+@given(groups(), factors, factors)
+def test_a_batch_of_one_group_is_normalised_as_the_group_is(group, gamma, lambda_):
+    one, other = (grouped_gae(gamma, lambda_, normalisation=n)([group]) for n in ("batch", "group"))
+    assert_same(one, other, tolerance=0)
 
 
 @given(groups(), factors)
@@ -211,6 +269,7 @@ def test_equal_walks_give_exactly_zero(value, size):
     alike = [walk("ABC", [0.0, -0.1, 0.0], value)] * size
     for credit in (
         grouped_gae(0.95, 0.8),
+        grouped_gae(0.95, 0.8, normalisation="none", omega=0.5),
         two_level(1.0, 0.95, True),
     ):
         assert (np.concatenate(credit([alike])[0]) == 0).all()
@@ -250,5 +309,9 @@ def test_state_sharing_counts_within_groups():
         "singleton_share": 3 / 14,
         "mean_state_group": 14 / 7,
     }
+    nine = walk("B" * 9, [0.0] * 9)
+    sizes = state_group_sizes([FOUR, [walk("AZ", [0.0, 0.0]), nine], [walk("C" * 8, [0.0] * 8)]])
+    assert sizes == {"1": 3, "2": 4, "3-4": 7, "5-8": 8, ">8": 9}
+    assert state_group_sizes([]) == dict.fromkeys(sizes, 0)
     assert state_sharing([]) == {"singleton_share": 0.0, "mean_state_group": 0.0}
     assert state_sharing([[episode(1.0)]]) == {"singleton_share": 1.0, "mean_state_group": 1.0}
