@@ -265,18 +265,16 @@ def compare(
             ledger=ledger,
         )
         found: list[Result] = []
-        tables = partial(
-            comparison_report.write,
-            name,
-            resamples=chosen.evaluate.bootstrap,
-            budget=common.budget.kind,
-            baseline=baseline,
-        )
         for result, computed in results(common, variants(name, rows, changes), seeds):
             found.append(result)
             if computed:
-                tables(found)
-        tables(found)
+                _write(common, found, baseline)
+        _write(common, found, baseline)
+
+
+def _write(common: Common, found: Sequence[Result], baseline: str) -> None:
+    resamples = common.recipe.evaluate.bootstrap
+    comparison_report.write(common.name, found, resamples, common.budget.kind, baseline)
 
 
 def results(
