@@ -149,10 +149,12 @@ def tasks(settings: HouseholdSettings, split: str, count: int, seed: int) -> lis
             _question(split, n, kind, files.read(data)["task"], data)
             for n, (kind, data) in enumerate(found)
         ]
-    return [
-        _question(split, n, one.kind, problems.wording(one), {"problem": one.as_data()})
-        for n, one in enumerate(_made(settings, split, count, seed))
-    ]
+    questions = []
+    for number, data in enumerate(_made(settings, split, count, seed)):
+        problem = Problem.of_data(data["problem"])
+        task = problems.wording(problem)
+        questions.append(_question(split, number, problem.kind, task, data))
+    return questions
 
 
 def _question(split: str, number: int, kind: str, task: str, data: dict[str, Any]) -> Question:
@@ -162,11 +164,11 @@ def _question(split: str, number: int, kind: str, task: str, data: dict[str, Any
     )
 
 
-def _made(settings: HouseholdSettings, split: str, count: int, seed: int) -> list[Problem]:
-    """Return problems that the planner has solved; which they are depends on no process."""
+def _made(settings: HouseholdSettings, split: str, count: int, seed: int) -> list[dict[str, Any]]:
+    """Return what ``solvable`` returns for each number; which problems depends on no process."""
     chosen = settings.model_dump(mode="json")
     orders = [[chosen, split, number, seed] for number in range(count)]
-    found: list[Problem] = []
+    found: list[dict[str, Any]] = []
     with (
         open_pool(SOLVABLE, {}, min(count, os.cpu_count() or 1), SOLVE_SECONDS) as pool,
         tqdm(total=count, desc=f"games for {split}", disable=None) as progress,
@@ -179,7 +181,7 @@ def _made(settings: HouseholdSettings, split: str, count: int, seed: int) -> lis
                         "one that can be solved is found: raise steps, receptacles or things"
                         + (f" ({reply.message})" if reply.failure else "")
                     )
-                found.append(Problem.of_data(reply.value))
+                found.append(reply.value)
                 progress.update()
     return found
 
@@ -187,7 +189,10 @@ def _made(settings: HouseholdSettings, split: str, count: int, seed: int) -> lis
 def solvable(
     chosen: Mapping[str, Any], split: str, number: int, seed: int
 ) -> dict[str, Any] | None:
-    """Return the data of the first problem drawn for a number that fits and can be solved."""
+    """Return the first problem drawn for a number that fits and can be solved, as data.
+
+    ``acts`` is the length of the planner's plan.
+    """
     settings = HouseholdSettings(**chosen)
     chance = random.Random(f"{seed}/{split}/{number}")
     kind = list(problems.TYPES.values())[number % len(problems.TYPES)]
@@ -198,9 +203,9 @@ def solvable(
             problem
             and shortest <= problems.fewest_acts(problem) <= settings.steps
             and split in ("test", problems.split_of(problem))
-            and shortest <= len(plan_of(problem)) <= settings.steps
+            and shortest <= (acts := len(plan_of(problem))) <= settings.steps
         ):
-            return problem.as_data()
+            return {"acts": acts, "problem": problem.as_data()}
     return None
 
 
