@@ -4,6 +4,8 @@ import json
 import os
 import random
 import statistics
+import subprocess
+import sys
 
 import pytest
 
@@ -76,6 +78,20 @@ def test_engine_equals_textworld(splits, number):
         state, *_ = theirs.step(command)
         assert (said or "Nothing happens.") == state.feedback.strip()
         assert ours.won() == bool(state.won)
+
+
+def test_a_process_with_games_ends_well(splits):
+    tasks = [json.loads(task.data)["problem"] for task in splits["train"][:3]]
+    code = (
+        "import json, sys\n"
+        "from tasks.environments.household import plan_of\n"
+        "from tasks.environments.alfworld.problems import Problem\n"
+        "print([len(plan_of(Problem.of_data(one))) for one in json.loads(sys.argv[1])])"
+    )
+    ran = subprocess.run([sys.executable, "-c", code, json.dumps(tasks)], capture_output=True)
+    assert ran.returncode == 0, ran.stderr
+    acts = [json.loads(task.data)["acts"] for task in splits["train"][:3]]
+    assert json.loads(ran.stdout) == acts
 
 
 def test_copies_go_their_own_ways(splits):

@@ -103,7 +103,8 @@ def open_game(problem: str, domain: str, grammar: str) -> Game:
     library.get_state_id.restype = library.set_state_id.restype = int
     state = _first_state(library, problem, _logic(domain, grammar))
     game = Game(library, state, library.get_state_id(), _entities(state))
-    weakref.finalize(game, fast_downward.close_lib, library)
+    closing = weakref.finalize(game, fast_downward.close_lib, library)
+    closing.atexit = False  # while an interpreter ends, unloading libraries crashes it
     return game
 
 
