@@ -121,7 +121,7 @@ class WebShop:
             return f"search[{' '.join(_words(said))}]"
         if place.page == RESULTS:
             product = self._choice(pages.shown(place, self.settings.results))
-            return f"click[{product.asin.lower()}]" if product else "click[back to search]"
+            return f"click[{product.asin}]" if product else "click[back to search]"
         if place.page != ITEM or place.product is None:
             return "click[< prev]"
         self.looked |= {place.product.asin}
