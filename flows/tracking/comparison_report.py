@@ -38,7 +38,13 @@ def read(recipe: str, variant: str, seed: int, key: str) -> Result | None:
         found = json.loads(file.read_text())
     except (FileNotFoundError, ValueError):
         return None
-    needed = {"key", "right", "kinds", *({"algorithm", "curve"} if variant != COLD_START else ())}
+    needed = {
+        "key",
+        "right",
+        "kinds",
+        "panel",
+        *({"algorithm", "curve"} if variant != COLD_START else ()),
+    }
     if not isinstance(found, dict) or not needed <= set(found) or found["key"] != key:
         return None
     return found

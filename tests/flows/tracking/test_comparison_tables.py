@@ -6,6 +6,14 @@ import pytest
 from flows.tracking import comparison_tables as tables
 
 SPENT = {"sampled_tokens": 1000.0, "tool_calls": 20, "environment_steps": 40, "seconds": 90.0}
+PANEL = {
+    "digest": "1f2e" * 16,
+    "split": "test",
+    "source": "toy",
+    "tasks": 2,
+    "first": 0,
+    "of": {"digest": "1f2e" * 16, "tasks": 2},
+}
 TRAINED = {"spent": SPENT, "steps_a_batch": 2, "iterations": 3, "trained_tokens": 1234.0}
 
 
@@ -14,6 +22,7 @@ def result(variant, seed, right, **others):
     kinds = ["story", "chain"] * len(right)
     others = {
         "kinds": kinds[: len(right)],
+        "panel": PANEL,
         **({} if variant == "cold start" else TRAINED),
         **others,
     }
@@ -73,6 +82,7 @@ def test_success_by_kind_is_of_the_questions_of_that_kind():
     for results, said in ((FOUND, True), (of_one_kind, False)):
         text = tables.report(results, tables.table_rows(results, 50), 50)
         assert ("by kind" in text) == said
+        assert text.endswith("\nPanel 1f2e1f2e1f2e: 2 tasks of the split test (toy)\n")
 
 
 def test_differences_are_paired_with_the_best_or_the_baseline():
