@@ -121,9 +121,10 @@ SHARES = {"train": range(14), "validation": range(14, 18), "test": range(18, 24)
 def catalogue(count: int, seed: int) -> list[Product]:
     """Return ``count`` products, of all kinds in turn."""
     chance = random.Random(f"{seed}/catalogue")
-    numbers = chance.sample(range(100_000), count)
+    digits = len(str(count - 1))  # short numbers can be copied by a small policy
+    numbers = chance.sample(range(10**digits), count)
     return [
-        _product(KINDS[place % len(KINDS)], f"B{number:05d}", chance)
+        _product(KINDS[place % len(KINDS)], f"B{number:0{digits}d}", chance)
         for place, number in enumerate(numbers)
     ]
 
