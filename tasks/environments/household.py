@@ -40,8 +40,8 @@ class HouseholdSettings(Frozen):
     """Which games are played, what an agent sees, and what a step is worth."""
 
     games: Literal["made", "alfworld", "available"]  # available: ALFWORLD_DATA where it is set
-    receptacles: Positive  # of a room that is made, at most, beside those that the goal needs
-    things: Positive  # in such a room, at most, beside those of the goal
+    receptacles: Positive  # of a room that is made, at most; those that the goal needs always stay
+    things: Positive  # in such a room, at most; those of the goal always stay
     steps: Positive  # acts of an episode, at most
     hidden: Flag  # true: the agent is not told which commands are admissible
     success: Float  # reward at the end of an episode that reaches its goal

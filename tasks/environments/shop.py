@@ -44,9 +44,7 @@ class ShopSettings(Frozen):
     files: str | None  # a folder with WebShop's files; null: a catalogue that is made
     products: Annotated[Positive, Field(ge=24)] | None  # how many, made or the first of the files
     catalogue_seed: NonNegative  # of a catalogue that is made, and of prices in files
-    written: (
-        Flag  # of files: true for instructions that people wrote, false for WebShop's made ones
-    )
+    written: Flag  # of files: instructions that people wrote; false: those that were made
     results: Positive  # products on a page of results
     title_words: Positive | None  # words of a title that are shown; null: all
     steps: Positive  # acts of an episode, at most
@@ -177,7 +175,7 @@ def _says(instruction: str, name: str, value: str) -> bool:
 
 
 @functools.lru_cache(maxsize=2)
-def _opened(folder: str | None, count: int | None, seed: int, written: bool) -> Shop:
+def _opened(folder: str | None, count: int | None, seed: int) -> Shop:
     """Return the shop of a catalogue; it is opened once in a process."""
     products = (
         files.products(Path(folder), count, seed) if folder else made.catalogue(count or 0, seed)
@@ -187,7 +185,7 @@ def _opened(folder: str | None, count: int | None, seed: int, written: bool) -> 
 
 def shop_of(settings: ShopSettings) -> Shop:
     """Return the shop of these settings. Raises ValueError for faulty files, with all faults."""
-    return _opened(settings.files, settings.products, settings.catalogue_seed, settings.written)
+    return _opened(settings.files, settings.products, settings.catalogue_seed)
 
 
 def tasks(settings: ShopSettings, split: str, count: int, seed: int) -> list[Question]:
