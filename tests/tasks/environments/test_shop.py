@@ -168,6 +168,9 @@ def test_equal_pages_are_equal_states(splits):
     once = act(world, "search[red boots]")
     act(world, "click[back to search]")
     assert act(world, "search[red  BOOTS]").key == once.key
+    hidden, _ = started(splits["train"][0], hidden=True)
+    assert act(hidden, "search[red boots]").key == once.key, "whatever the agent is told"
+    assert act(hidden, "search[xyzzy]").key != act(hidden, "search[plugh]").key, "both find nothing"
 
 
 @pytest.mark.parametrize(("graded", "expected"), [(False, 0.0), (True, 8.0)])
