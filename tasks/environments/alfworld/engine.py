@@ -3,7 +3,8 @@
 ALFWorld (arXiv 2010.03768) plays a problem with TextWorld, which keeps its states in the library of
 Fast Downward and words them with a grammar. TextWorld's own environment words every admissible
 command anew at each step, which is most of its time, and cannot go back. Here the library's states
-are used by their numbers: episodes of a problem share one library, and commands are worded once.
+are used by their numbers: episodes of a problem share one library, and commands are worded once,
+by wording.py.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from tasks.environments.alfworld.wording import Scope, say
 
 GAMES = 96  # problems that a process keeps ready
 INTRODUCTION = "#look.feedback#"  # the grammar's symbol of a first look at the room
@@ -270,15 +273,8 @@ class Play:
         return self.game.texts[key]
 
     def _say(self, symbol: str, mapping: Any) -> str:
-        context = {
-            "state": self.state,
-            "facts": list(self.state.facts),
-            "variables": {ph.name: self.game.entities[var.name] for ph, var in mapping.items()},
-            "mapping": mapping,
-            "entity_infos": self.game.entities,
-        }
-        said: str = self.state._logic.grammar.derive(symbol, context)
-        return said.strip()
+        rules = self.state._logic.grammar._rules
+        return say(symbol, Scope(rules, self.state, self.game.entities, mapping))
 
 
 def textworld_environment(problem: str) -> tuple[Any, list[str]]:
