@@ -100,7 +100,7 @@ def in_a_world(answers: Mapping[str, Rows]) -> bool:
 
 
 def _graded(answers: Mapping[str, Rows], resamples: int, seed: int) -> list[dict[str, Any]]:
-    """Return rows of the mean score of graded scorers; a broken format scores 0.
+    """Return rows of the mean score of graded scorers; a broken format that counts scores 0.
 
     A scorer is graded if it says so, or if it has given a score between 0 and 1.
     """
@@ -108,7 +108,7 @@ def _graded(answers: Mapping[str, Rows], resamples: int, seed: int) -> list[dict
     between = {row["scorer"] for row in every if row["score"] not in (0, 1)}
     graded = between | {name for name in {row["scorer"] for row in every} if is_graded(name)}
     values = {
-        agent: [row["score"] * (not row["faults"]) for row in rows if row["scorer"] in graded]
+        agent: [row["score"] * row["sound"] for row in rows if row["scorer"] in graded]
         for agent, rows in answers.items()
     }
     return [_measure("score", "%", values, resamples, seed)] if all(values.values()) else []

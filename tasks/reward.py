@@ -34,6 +34,7 @@ TABLE = pa.schema(
         "success": pa.bool_(),  # the highest score in a sound format
         "answer": pa.string(),  # null where none could be extracted
         "faults": pa.list_(pa.string()),  # what is wrong with the format
+        "sound": pa.bool_(),  # nothing is, an answer is there if one is due; or it does not count
         "outcome": pa.string(),  # how the last turn ended
         "tool_calls": pa.int32(),
         "tool_errors": pa.int32(),

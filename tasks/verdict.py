@@ -71,7 +71,7 @@ def values(rows: Sequence[Mapping[str, Any]], measure: str) -> dict[str, dict[st
                 f"evaluation.parquet: {row['agent']} answers {row['question']} twice; a verdict "
                 "compares one answer a question: run evaluate again"
             )
-        sound = measure == "success" or not row["faults"]
+        sound = measure == "success" or row["sound"]
         answered[row["question"]] = float(row[measure]) if sound else 0.0
     return found
 

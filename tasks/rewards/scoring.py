@@ -220,6 +220,7 @@ def score(ending: Ending, values: Mapping[str, float]) -> dict[str, Any]:
         "success": ending.success,
         "answer": ending.answer,
         "faults": list(ending.faults),
+        "sound": ending.sound,
         "outcome": trajectory[-1].outcome,
         "tool_calls": len(executed),
         "tool_errors": sum(outcome != Outcome.OK for outcome in executed),

@@ -44,6 +44,7 @@ def answer(number, kind, success, **values):
         "success": success,
         "answer": "1",
         "faults": [],
+        "sound": True,
         "outcome": "answer",
         "tool_calls": 1,
         "tool_errors": 0,
@@ -106,7 +107,7 @@ def test_a_graded_score_has_a_row_of_its_own():
     graded = [
         answer(0, "film", False, scorer="f1", score=0.5),
         answer(1, "film", True, scorer="f1"),
-        answer(2, "film", False, scorer="f1", score=0.7, faults=["think"]),
+        answer(2, "film", False, scorer="f1", score=0.7, sound=False),
         answer(3, "sum", True),
     ]
     compared = compare({"cold start": graded, "trained": graded}, resamples=50, seed=7)

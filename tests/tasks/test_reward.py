@@ -98,6 +98,7 @@ def test_the_breakdown_says_what_a_reward_was_made_from():
         "success": True,
         "answer": "408",
         "faults": [],
+        "sound": True,
         "outcome": "answer",
         "tool_calls": 1,
         "tool_errors": 1,

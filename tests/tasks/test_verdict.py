@@ -76,7 +76,7 @@ def test_graded_scores_promote_where_no_more_answers_are_wholly_right():
             "question": f"test-{n:05d}",
             "success": n % 2,
             "score": score,
-            "faults": [],
+            "sound": True,
         }
         for agent, gain in (("cold start", 0.0), ("trained", 0.2))
         for n in range(100)
@@ -89,7 +89,7 @@ def test_graded_scores_promote_where_no_more_answers_are_wholly_right():
     }
     assert [made[name]["promote"] for name in ("success", "score")] == [False, True]
     assert "10.0 points of score" in made["score"]["reason"]
-    broken = [{**row, "faults": ["answer"]} for row in rows]
+    broken = [{**row, "sound": False} for row in rows]
     assert set(values(broken, "score")["trained"].values()) == {0.0}
 
 

@@ -96,6 +96,7 @@ def test_without_the_part_format_a_broken_one_costs_nothing():
     broken = "<answer>\\boxed{408}</answer>"
     row = scored(broken, listed({"answer": {}}))
     assert (row["reward"], row["success"], row["faults"]) == (1.0, True, ["think"])
+    assert row["sound"], "what does not count makes no answer unsound"
     row = scored("<think>t", listed({"answer": {"wrong": -0.25}}))
     assert (row["reward"], row["success"], row["answer"]) == (-0.25, False, None)
 
