@@ -323,16 +323,17 @@ def _measured(common: Common, variant: Variant | None, step: Step) -> dict[str, 
     exam = Exam(common.recipe, *held_out, common.environment, common.reader)
     whole = panels.load(Path(common.panel.path))
     rows = read_rows(Path(rewards_of(answer(exam, asked, policy)).path))
-    right = {row["question"]: int(row["success"]) for row in rows}
+    answers = sorted(rows, key=lambda row: row["question"])  # paired by question
     kinds = {one.id: one.kind for one in load_questions(Path(common.test.path))}
     return {
         **trained,
         "commit": git.revision().commit,
         "uncommitted": git.revision().dirty,
         "panel": panels.summary(whole, exam.first, common.recipe.evaluate.questions),
-        "success": sum(right.values()) / len(right),
-        "kinds": [kinds[question] for question in sorted(right)],
-        "right": [right[question] for question in sorted(right)],  # paired by question
+        "success": sum(row["success"] for row in answers) / len(answers),
+        "kinds": [kinds[row["question"]] for row in answers],
+        "right": [int(row["success"]) for row in answers],
+        "scores": [row["score"] * row["sound"] for row in answers],
     }
 
 

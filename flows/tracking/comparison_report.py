@@ -41,6 +41,7 @@ def read(recipe: str, variant: str, seed: int, key: str) -> Result | None:
     needed = {
         "key",
         "right",
+        "scores",
         "kinds",
         "panel",
         *({"algorithm", "curve"} if variant != COLD_START else ()),

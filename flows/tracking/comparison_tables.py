@@ -41,15 +41,19 @@ def table_rows(results: Sequence[Result], resamples: int) -> list[dict[str, Any]
     """Return a row for each variant, in the order of its first result.
 
     Success is the mean over seeds, with a 95 % interval over seeds and questions; what was spent
-    and done is the mean over seeds.
+    and done is the mean over seeds. Where scores are graded, there is their mean, too: ``score``.
     """
+    graded = any(score not in (0, 1) for result in results for score in result["scores"])
     rows = []
     for variant, own in by_variant(results).items():
         row = {
             "variant": variant,
-            **_success(_right([*own.values()]), resamples),
+            **_interval(_right([*own.values()]), resamples),
             "by_seed": {seed: result["success"] for seed, result in own.items()},
         }
+        if graded:
+            scores_SQ = np.array([result["scores"] for result in own.values()], np.float64)
+            row["score"] = _interval(scores_SQ, resamples, "mean")
         if trained := [result for result in own.values() if "spent" in result]:
             spent = {kind: _mean([one["spent"][kind] for one in trained]) for kind in SPENT}
             names = ("steps_a_batch", "iterations", "trained_tokens")
@@ -65,7 +69,7 @@ def kind_rows(results: Sequence[Result], resamples: int) -> list[dict[str, Any]]
         right_SQ = _right([*own.values()])
         kinds_Q = np.array(next(iter(own.values()))["kinds"])
         found = {
-            str(kind): _success(right_SQ[:, kinds_Q == kind], resamples)
+            str(kind): _interval(right_SQ[:, kinds_Q == kind], resamples)
             for kind in np.unique(kinds_Q)
         }
         rows.append({"variant": variant, "kinds": found})
@@ -142,9 +146,11 @@ def _right(results: Sequence[Result]) -> NDArray[np.float64]:
     return np.array([result["right"] for result in results], np.float64)
 
 
-def _success(right_SQ: NDArray[np.float64], resamples: int) -> dict[str, float]:
-    low, high = interval_over_seeds(right_SQ, resamples, seed=0)
-    return {"success": float(right_SQ.mean()), "low": low, "high": high}
+def _interval(
+    values_SQ: NDArray[np.float64], resamples: int, name: str = "success"
+) -> dict[str, float]:
+    low, high = interval_over_seeds(values_SQ, resamples, seed=0)
+    return {name: float(values_SQ.mean()), "low": low, "high": high}
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -153,14 +159,17 @@ def _mean(values: Sequence[float]) -> float:
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     """Format the table, one row per variant."""
+    graded = "score" in rows[0]
     head = (
-        *("variant", "success (%)", "by seed (%)", "steps a batch", "iterations"),
+        *("variant", "success (%)", "by seed (%)", *(["score (%)"] if graded else [])),
+        *("steps a batch", "iterations"),
         *("sampled tokens", "tool calls", "environment steps", "trained tokens", "minutes"),
     )
     lines = []
     for row in rows:
         by_seed = ", ".join(f"{100 * value:.1f}" for value in row["by_seed"].values())
         cells = [row["variant"], _percent(row), by_seed]
+        cells += [_percent(row["score"], "mean")] if graded else []
         if "seconds" in row:
             counted = ("sampled_tokens", "tool_calls", "environment_steps", "trained_tokens")
             cells += [f"{row['steps_a_batch']:g}", f"{row['iterations']:.1f}"]

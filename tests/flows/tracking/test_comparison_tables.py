@@ -22,6 +22,7 @@ def result(variant, seed, right, **others):
     kinds = ["story", "chain"] * len(right)
     others = {
         "kinds": kinds[: len(right)],
+        "scores": [float(value) for value in right],
         "panel": PANEL,
         **({} if variant == "cold start" else TRAINED),
         **others,
@@ -63,6 +64,18 @@ def test_table_has_a_row_a_variant():
     lines = tables.markdown(rows).splitlines()
     assert lines[3].endswith("| 100.0, 50.0 | 2 | 3.5 | 1,000 | 20 | 40 | 1,234 | 1.5 |")
     assert {line.count("|") for line in lines} == {11}
+
+
+def test_graded_scores_have_a_column():
+    graded = [{**FOUND[0], "scores": [1.0, 0.5]}, {**FOUND[2], "scores": [0.0, 0.1]}, FOUND[1]]
+    rows = tables.table_rows(graded, resamples=200)
+    assert [row["score"]["mean"] for row in rows] == [0.4, 1.0]
+    lines = tables.markdown(rows).splitlines()
+    assert lines[0].startswith(
+        "| variant | success (%) | by seed (%) | score (%) | steps a batch |"
+    )
+    assert "| 50.0, 0.0 | 40.0 [" in lines[2]
+    assert {line.count("|") for line in lines} == {12}
 
 
 def test_success_by_kind_is_of_the_questions_of_that_kind():
