@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 import string
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 
 from tasks.environments.webshop.products import Goal, Product, most_price
 
+LETTERS = "BCDFGHJKLMNPQRSTVWXZ"  # no vowels, no words
 COLORS = tuple("black white red blue green grey pink purple brown yellow orange navy".split())
 SIZES = ("small", "medium", "large", "x-large", "xx-large")
 SHOES = tuple(f"{size}" for size in range(6, 13))
@@ -121,12 +123,29 @@ SHARES = {"train": range(14), "validation": range(14, 18), "test": range(18, 24)
 def catalogue(count: int, seed: int) -> list[Product]:
     """Return ``count`` products, of all kinds in turn."""
     chance = random.Random(f"{seed}/catalogue")
-    digits = len(str(count - 1))  # short numbers can be copied by a small policy
-    numbers = chance.sample(range(10**digits), count)
     return [
-        _product(KINDS[place % len(KINDS)], f"B{number:0{digits}d}", chance)
-        for place, number in enumerate(numbers)
+        _product(KINDS[place % len(KINDS)], asin, chance)
+        for place, asin in enumerate(_asins(count, chance))
     ]
+
+
+def _asins(count: int, chance: random.Random) -> list[str]:
+    """Draw different numbers of products, such as BQ7K, as short as they can be.
+
+    A small policy can copy one of letters and digits in turn, in which few signs follow themselves;
+    of digits alone, it swaps them.
+    """
+    signs = [LETTERS]
+    while math.prod(map(len, signs)) < count:
+        signs.append(string.digits if signs[-1] == LETTERS else LETTERS)
+    found = []
+    for number in chance.sample(range(math.prod(map(len, signs))), count):
+        asin = ""
+        for each in signs:
+            number, place = divmod(number, len(each))
+            asin += each[place]
+        found.append(f"B{asin}")
+    return found
 
 
 def _product(kind: Kind, asin: str, chance: random.Random) -> Product:
