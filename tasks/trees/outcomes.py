@@ -74,6 +74,14 @@ ENDED_BY_WORLD = (  # outcomes of a trajectory whose environment has ended it
     Outcome.WORLD_FAILED,
     Outcome.WORLD_TIMEOUT,
 )
+ENDED_BY_AGENT = (  # of one that ends with a turn which is no act
+    Outcome.ANSWER,
+    Outcome.NO_ANSWER,
+    Outcome.CUT,
+    Outcome.BAD_CALL,
+    Outcome.FORGED_RESULT,
+    Outcome.FORGED_TURN,
+)
 # of a turn whose act was executed
 ACTED = (Outcome.CALL, Outcome.OUT_OF_SPACE, *ENDED_BY_WORLD)
 

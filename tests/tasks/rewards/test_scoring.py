@@ -12,6 +12,7 @@ from tasks.rewards import parts as parts_module
 from tasks.rewards.contract import Ending
 from tasks.rewards.parts import open_parts, reward_range
 from tasks.rewards.scoring import score, score_trees
+from tasks.trees.outcomes import ENDED_BY_WORLD, TURN_OUTCOMES
 from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Observation, Question, Tree
 from tests.reward_parts import listed, usual
 
@@ -148,6 +149,17 @@ def test_the_last_observation_scores_an_episode(observations, expected):
     assert row["scorer"] == "world"
 
 
+@pytest.mark.parametrize("outcome", list(TURN_OUTCOMES))
+def test_an_episode_that_its_agent_ended_earns_the_penalty(outcome):
+    tree = world(step(0.5))
+    tree.nodes[-1] = replace(tree.nodes[-1], outcome=outcome)
+    (row,) = score_trees([tree], listed({"steps": {}}, {"unfinished": {"penalty": -2.0}}))
+    limits = {"call", "too_many_calls", "out_of_space", *ENDED_BY_WORLD}
+    assert row["parts"]["unfinished"] == (0.0 if outcome in limits else -2.0)
+    row = scored("<think>t", listed({"answer": {}}, {"unfinished": {}}))
+    assert row["parts"]["unfinished"] == 0.0, "a question without a world"
+
+
 @given(st.text(alphabet="<>/\\{}408answerboxedthink ", max_size=60))
 def test_what_an_agent_writes_earns_nothing_in_a_world(said):
     quiet, loud = (world(step(0.5), step(0.25), said=text) for text in ("", said))
@@ -208,7 +220,10 @@ def test_all_faults_of_a_list_are_named_with_their_keys():
 def test_what_is_no_list_of_parts_is_refused(values):
     typed, (fault,) = parts_module.parts_of(values, "mine.yaml")
     assert not typed
-    assert "'reinforce.reward'" in fault and "answer, format, many_tools, scorer, steps" in fault
+    assert (
+        "'reinforce.reward'" in fault
+        and "answer, format, many_tools, scorer, steps, unfinished" in fault
+    )
 
 
 def test_keys_see_the_source_of_each_part_and_scorer():
