@@ -42,6 +42,7 @@ class HouseholdSettings(Frozen):
     games: Literal["made", "alfworld", "available"]  # available: ALFWORLD_DATA where it is set
     receptacles: Positive  # of a room that is made, at most; those that the goal needs always stay
     things: Positive  # in such a room, at most; those of the goal always stay
+    held_out: Probability  # of a made test game: to ask for what no other split's games ask for
     steps: Positive  # acts of an episode, at most
     hidden: Flag  # true: the agent is not told which commands are admissible
     success: Float  # reward at the end of an episode that reaches its goal
@@ -198,7 +199,8 @@ def solvable(
     kind = list(problems.TYPES.values())[number % len(problems.TYPES)]
     shortest = problems.shortest(kind, number)
     for _ in range(TRIES):
-        problem = problems.draw(kind, split, settings.receptacles, settings.things, chance)
+        most = settings.receptacles, settings.things
+        problem = problems.draw(kind, split, *most, settings.held_out, chance)
         if (
             problem
             and shortest <= problems.fewest_acts(problem) <= settings.steps

@@ -21,6 +21,7 @@ SHOWN = HouseholdSettings(
     games="made",
     receptacles=7,
     things=10,
+    held_out=0.5,
     steps=50,
     hidden=False,
     success=10.0,

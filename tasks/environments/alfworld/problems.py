@@ -120,16 +120,21 @@ def _kind_of_place(place: str) -> str:
 
 
 def draw(
-    kind: str, split: str, most_receptacles: int, most_things: int, chance: random.Random
+    kind: str,
+    split: str,
+    most_receptacles: int,
+    most_things: int,
+    held_out: float,
+    chance: random.Random,
 ) -> Problem | None:
     """Draw a problem of a type; None where the room that was drawn allows none.
 
-    Rooms of the test split are met in no other, and every second goal of it asks for a thing that
-    no goal of another split asks for (HELD_OUT).
+    Rooms of the test split are met in no other, and the share ``held_out`` of its goals asks for
+    things that no goal of another split asks for (HELD_OUT).
     """
     number = chance.choice(_numbers(kind, split))
     places, kinds = floor_plan(number)
-    new = split == "test" and chance.random() < 0.5
+    new = split == "test" and chance.random() < held_out
     target = _target(kind, kinds, new, chance)
     lamp = next((each for each in LAMPS if each in kinds), "")
     stands = [place for place in places if place in STANDS]
