@@ -17,7 +17,7 @@ from params.schema.evaluate import Evaluate
 from tasks.ledger import prefect_cache, substeps
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
-from tasks.scorers import is_graded
+from tasks.scorers import is_graded, project_scorers
 from tasks.trees import panels
 from tasks.trees.intervals import bootstrap_interval, paired_bootstrap
 from tasks.trees.outcomes import ENDED_BY_WORLD, Outcome
@@ -146,7 +146,15 @@ def _right_of(estimate: Callable[[Sequence[bool]], float], rows: Rows) -> float:
 
 
 def _majority_of(rows: Rows) -> float:
-    return majority_right([row["answer"] for row in rows], [row["success"] for row in rows])
+    answers, right = ([row[name] for row in rows] for name in ("answer", "success"))
+    return majority_right(answers, right, partial(_same_value, rows[0]["scorer"]))
+
+
+def _same_value(scorer: str, one: str, other: str) -> bool:
+    """Return whether a scorer of this project that does not grade calls two answers equal."""
+    if is_graded(scorer) or scorer not in (known := project_scorers()):
+        return False
+    return any(known[scorer](*pair)["score"] >= 1 for pair in ((one, [other]), (other, [one])))
 
 
 def _score_of(graded: Collection[str], rows: Rows) -> float | None:

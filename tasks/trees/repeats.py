@@ -13,7 +13,7 @@ pass@1 and pass^1 are both c / n, which papers also call avg@n.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import comb
 
 
@@ -29,19 +29,36 @@ def all_right(right: Sequence[bool], k: int) -> float:
     return comb(sum(right), k) / comb(len(right), k)
 
 
-def majority_right(answers: Sequence[str | None], right: Sequence[bool]) -> float:
+def majority_right(
+    answers: Sequence[str | None],
+    right: Sequence[bool],
+    same: Callable[[str, str], bool] = lambda one, other: False,
+) -> float:
     """Return maj@n of a question: whether the answer that is given most often is right.
 
-    Answers are equal where their texts are, case and space aside; None is no answer and does not
-    vote. Of several that are given equally often, each is chosen with the same probability, so the
-    result may lie between 0 and 1. The first answer of a text decides whether the text is right.
-    (Wang et al. 2022, arXiv 2203.11171.)
+    Answers are equal where their texts are, case and space aside, or where ``same`` says that
+    their values are, and right ones are all equal: each equals the gold answer. None is no answer
+    and does not vote. Of several that are given equally often, each is chosen with the same
+    probability, so the result may lie between 0 and 1. (Wang et al. 2022, arXiv 2203.11171.)
     """
     texts = [None if text is None else " ".join(text.casefold().split()) for text in answers]
-    votes = Counter(text for text in texts if text is not None)
+    values: list[tuple[str, bool]] = []  # the first answer of each value, and whether it is right
+    votes: Counter[int] = Counter()
+    for text, is_right in zip(texts, right, strict=True):
+        if text is None:
+            continue
+        known = (
+            place
+            for place, (first, was_right) in enumerate(values)
+            if text == first or (is_right == was_right and (is_right or same(first, text)))
+        )
+        place = next(known, len(values))
+        if place == len(values):
+            values.append((text, is_right))
+        votes[place] += 1
     most = max(votes.values(), default=0)
-    chosen = [text for text, count in votes.items() if count == most]
-    return sum(bool(right[texts.index(text)]) for text in chosen) / len(chosen) if chosen else 0.0
+    chosen = [values[place][1] for place, count in votes.items() if count == most]
+    return sum(chosen) / len(chosen) if chosen else 0.0
 
 
 def _check(right: Sequence[bool], k: int) -> None:

@@ -1,5 +1,6 @@
 """Estimates from several answers, against all subsets of them."""
 
+from functools import partial
 from itertools import combinations
 
 import pytest
@@ -39,3 +40,13 @@ def test_k_is_between_one_and_the_answers(k):
 )
 def test_the_majority_of_answers(answers, right, expected):
     assert majority_right(answers, right) == expected
+
+
+def test_the_majority_counts_values_not_texts():
+    right = [True, True, False, False, False]
+    answers = ["1/2", "0.5", "3", "2", "4"]
+    assert majority_right(answers, right) == 1.0
+    wrong = ["3", "3.0", "3.00", "1/2", "0.5"]
+    by_value = partial(majority_right, wrong, [False, False, False, True, True])
+    assert by_value() == 1.0  # as texts, the three wrong ones differ
+    assert by_value(same=lambda one, other: float(one) == float(other)) == 0.0
