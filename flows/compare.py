@@ -10,6 +10,10 @@ Variants of one seed start from the same policy and see the same questions in th
 with an importance ratio take at least two optimizer steps a batch, since with one every ratio is 1;
 rows without one take one. What variants have in common is computed once.
 
+Variants train without validation during training, unless one publishes the best policy by it
+(``--overrides reinforce.validation.publish=best``): what it asks for that spends nothing of the
+budget, and the policy that it publishes answers the held-out questions.
+
 Each finished variant and seed leaves a small file in ``reports/<recipe>/comparison/``, which can be
 committed: while nothing that decides it changes, it is not trained again, here or in a clone. An
 interrupted comparison resumes when it is called again.
@@ -32,8 +36,18 @@ from typing import Any
 from prefect import flow
 
 from flows import end_import_phase, exit_fast
-from flows.evaluate import Exam, answer, rewards_of
-from flows.reinforce import Iteration, Training, policy_of, reader_of, replaying, train
+from flows.reinforce import (
+    Iteration,
+    Training,
+    exam_of,
+    is_asked,
+    policy_of,
+    published,
+    reader_of,
+    replaying,
+    train,
+    validate,
+)
 from flows.runs import dvc_command, git, ledger_mirror, recipes
 from flows.tracking import comparison_report
 from flows.tracking.comparison_tables import COLD_START, SPENT, Result
@@ -49,6 +63,7 @@ from tasks import settings
 from tasks.environments import open_environment
 from tasks.environments.contract import OpenEnvironment
 from tasks.evaluate import by_question
+from tasks.exam import Exam, answer, rewards_of
 from tasks.ledger import keys
 from tasks.ledger.artifacts import ROOT, Artifact
 from tasks.ledger.substeps import Ledger, Step
@@ -162,6 +177,7 @@ def _variant(name: str, row: str, changes: Sequence[str]) -> Variant:
         own += [f"{STEPS[0]}={steps.epochs}", f"{STEPS[1]}={steps.mini_batches}"]
     chosen = settings.load_changed(name, [*own, *changes], Path("params"))
     assert algorithm, "without its row, a recipe does not load"
+    chosen = without_idle_validation(chosen)
     variant = Variant(", ".join([row, *changes]), chosen, algorithm)
     if ratio != "none" and variant.steps < 2:
         raise ValueError(
@@ -169,6 +185,15 @@ def _variant(name: str, row: str, changes: Sequence[str]) -> Variant:
             "step a batch: let epochs times mini_batches be two or more"
         )
     return variant
+
+
+def without_idle_validation(recipe: Recipe) -> Recipe:
+    """Return the recipe without validation during training, unless that chooses the policy."""
+    validation = recipe.reinforce.validation
+    if validation is None or validation.publish == "best":
+        return recipe
+    chosen = recipe.reinforce.model_copy(update={"validation": None})
+    return recipe.model_copy(update={"reinforce": chosen})
 
 
 def enough_steps(recipe: Recipe, ratio: str) -> Any:
@@ -205,6 +230,11 @@ class Common:
         stage = f"compare/{comparison_report.slug(variant)}/seed-{seed}"
         return Step(self.name, stage, 0, seed, self.ledger)
 
+    def exam(self, variant: Variant) -> Exam | None:
+        """Return what a variant's policies are asked during training; None for most variants."""
+        shared = (self.name, self.corpus, self.environment, self.reader)
+        return exam_of(variant.recipe, *shared)
+
     def key(self, variant: Variant | None, seed: int) -> str:
         """Return the key of a result: everything that decides it, the sources included."""
         inputs: dict[str, Any] = {
@@ -224,12 +254,14 @@ class Common:
                 "training": variant.recipe.reinforce.model_dump(mode="json", exclude=NOT_DECIDING),
                 "engine": [variant.recipe.engine, variant.recipe.lora],
             }
+            if exam := self.exam(variant):
+                inputs["validation"] = [exam.questions, exam.panel, self.recipe.verdict.measure]
         code = {
             f"source of {name}": keys.source_digest(keys.PROJECT / "tasks" / f"{name}.py")
-            for name in ("rollout", "reward", "advantage", "update")
+            for name in ("rollout", "reward", "advantage", "update", "exam")
         } | {
             f"code of {name}": keys.code_digest(keys.PROJECT / "flows" / f"{name}.py")
-            for name in ("compare", "reinforce", "evaluate")
+            for name in ("compare", "reinforce")
         }
         return keys.key_of({name: keys.identity(value) for name, value in inputs.items()} | code)
 
@@ -314,13 +346,17 @@ def _measured(common: Common, variant: Variant | None, step: Step) -> dict[str, 
     if variant:
         made = (step, recipe, variant.algorithm, policy, common.questions, common.corpus)
         done, spent = train_until(
-            Training(*made, common.environment, common.reader), common.budget, variant.name
+            training := Training(*made, common.environment, common.reader, common.exam(variant)),
+            common.budget,
+            variant.name,
         )
-        policy = policy_of(done[-1])
+        chosen = published(training, done)
+        policy = policy_of(done[chosen])
         trained = {
             "algorithm": variant.algorithm.model_dump(mode="json", by_alias=True),
             "steps_a_batch": variant.steps,
             "iterations": len(done),
+            **({"published_iteration": chosen} if training.exam else {}),
             "spent": spent,
             "trained_tokens": sum(one["update"][0]["metrics"]["trained_tokens"] for one in done),
             "curve": curve_of(done),
@@ -370,6 +406,9 @@ def train_until(
             if total[budget.kind] >= budget.amount:
                 break
     progress.close()
+    if not is_asked(training, len(done)) and len(done) < most:  # the last one is asked, too
+        last = validate(training, policy_of(done[-1]), len(done))
+        done[-1] = {**done[-1], "validation": [*done[-1].get("validation", ()), *last]}
     return done, total
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -16,23 +16,18 @@ from flows.tracking.outcome_report import outcome_metrics, panel_tags, rows_by_m
 from flows.tracking.progress import Progress
 from flows.tracking.run import stage_run
 from flows.workers import stage
-from params.schema.algorithms import Marks
-from params.schema.recipe import Recipe
 from tasks import settings
 from tasks.dialects import open_dialect
 from tasks.environments import open_environment
-from tasks.environments.contract import OpenEnvironment
 from tasks.evaluate import EvaluateInputs, success_rows, table_rows
 from tasks.evaluate import evaluate as compare
+from tasks.exam import Exam, answer, rewards_of
 from tasks.ledger import artifacts, keys
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
 from tasks.policy import champion
 from tasks.policy.machine import use_machine
 from tasks.policy.model import load_tokenizer
-from tasks.reward import RewardInputs, reward
-from tasks.rewards.scoring import Reader
-from tasks.rollout import RolloutInputs, rollout
 from tasks.tools import recording
 from tasks.tools.recording import CALLS, Origin
 from tasks.trees import panels
@@ -65,7 +60,7 @@ def evaluate(recipe: str) -> None:
         reader = open_dialect(chosen.dialect, tokenizer, chosen.dialogue, environment.specs)
         exam = Exam(chosen, questions, panel, corpus, environment, reader, first)
         answered = {
-            name: answer(exam, replace(step, stage=f"evaluate/{name}"), policy)
+            name: _answered(exam, replace(step, stage=f"evaluate/{name}"), policy)
             for name, policy in policies.items()
         }
         rewards = {name: rewards_of(records) for name, records in answered.items()}
@@ -76,6 +71,14 @@ def evaluate(recipe: str) -> None:
         run.log_metrics(figures_by_name, step=0, at=made["finished"])
         run.log_table(table_rows(made["rows"]), "evaluation.json")
         run.log_figure(figures.success_by_kind(success_rows(made["rows"])), "success_by_kind.png")
+
+
+def _answered(exam: Exam, step: Step, policy: Artifact) -> list[Record]:
+    """Let one policy answer, with a progress bar of its own."""
+    progress = Progress(step.stage, exam.recipe.evaluate.questions)
+    records = answer(exam, step, policy, progress.advance)
+    progress.close()
+    return records
 
 
 def recorded_calls(answered: Mapping[str, Sequence[Record]]) -> dict[Origin, Path]:
@@ -103,19 +106,6 @@ def _publish(recipe: str, records: Sequence[Record]) -> None:
     artifacts.publish(artifacts.output(made, "table"), reports / "table.md")
 
 
-@dataclass(frozen=True)
-class Exam:
-    """What every policy is asked, and the environment of its answers."""
-
-    recipe: Recipe
-    questions: Artifact  # of the split
-    panel: Artifact  # the tasks that are asked, in their order
-    corpus: Artifact
-    environment: OpenEnvironment
-    reader: Reader  # of the agent's turns: the dialect
-    first: int = 0  # place of the first task asked in the panel
-
-
 def slice_for(candidate: Artifact, champion: Artifact | None, available: int, size: int) -> int:
     """Return the place in the panel at which the slice of tasks for a candidate begins.
 
@@ -125,43 +115,6 @@ def slice_for(candidate: Artifact, champion: Artifact | None, available: int, si
     slices = max(1, available // size)
     text = candidate.digest + (champion.digest if champion else "")
     return size * (int(hashlib.sha256(text.encode()).hexdigest(), 16) % slices)
-
-
-def answer(exam: Exam, step: Step, policy: Artifact) -> list[Record]:
-    """Let one policy do each task of the panel; return its rollout's and its reward's record."""
-    recipe = exam.recipe
-    progress = Progress(step.stage, recipe.evaluate.questions)
-    inputs = RolloutInputs(
-        policy=policy,
-        questions=exam.questions,
-        panel=exam.panel,
-        size=recipe.evaluate.questions,
-        first=exam.first,
-        attempt=0,
-        branching="none",
-        marks=Marks(kind="none"),
-        budget=recipe.evaluation_budget(),
-        top_p=recipe.evaluate.top_p,
-        agent=settings.agent_of(recipe),
-        corpus=exam.corpus,
-    )
-    rolled_out = rollout(step, inputs, environment=exam.environment, advance=progress.advance)
-    progress.close()
-    scoring = RewardInputs(
-        trees=artifacts.output(rolled_out, "trees"),
-        settings=recipe.reinforce.reward,
-        overlong=None,
-        response_tokens=recipe.dialogue.response_tokens,
-        sources=settings.reward_sources(recipe, Path("params")),
-        dialect=recipe.dialect,
-        tools=tuple(spec.name for spec in exam.environment.specs),
-    )
-    return [rolled_out, reward(step, scoring, reader=exam.reader)]
-
-
-def rewards_of(answered: Sequence[Record]) -> Artifact:
-    """Return the table of scored answers among the records of ``answer``."""
-    return artifacts.output(answered[-1], "rewards")
 
 
 if __name__ == "__main__":

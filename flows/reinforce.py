@@ -2,14 +2,15 @@
 
 For each iteration: take a batch of questions, keep the policy that samples, roll out with beaming,
 score the leaves (and take further batches while too few groups have a spread, where the algorithm
-asks for it), estimate advantages, update the policy. Reports are in tracking/reinforce_report.py.
+asks for it), estimate advantages, update the policy. Every few iterations, ask the policy the
+validation questions. Reports are in tracking/reinforce_report.py.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,6 +35,7 @@ from tasks.collect import collect
 from tasks.dialects import open_dialect
 from tasks.environments import open_environment
 from tasks.environments.contract import OpenEnvironment
+from tasks.exam import Exam, answer
 from tasks.ledger import artifacts, keys
 from tasks.ledger.artifacts import Artifact, PrunedError, Record
 from tasks.ledger.substeps import Step
@@ -43,9 +45,12 @@ from tasks.policy.model import load_tokenizer
 from tasks.reward import RewardInputs, reward
 from tasks.rewards.scoring import Reader
 from tasks.rollout import RolloutInputs, rollout
+from tasks.trees import validation
+from tasks.trees.validation import Validated
 from tasks.update import UpdateInputs, update
 
-Iteration = Mapping[str, Sequence[Record]]  # verb -> records of its calls
+# verb -> records of its calls; "validation", where it was asked -> those of the policies' exams
+Iteration = Mapping[str, Sequence[Record]]
 Result = TypeVar("Result")
 
 
@@ -61,6 +66,7 @@ class Training:
     corpus: Artifact
     environment: OpenEnvironment
     reader: Reader  # of the agent's turns: the dialect
+    exam: Exam | None = None  # the validation questions; None: they are not asked
 
 
 @dataclass(frozen=True)
@@ -107,25 +113,35 @@ def train(training: Training, iterations: int) -> Generator[Iteration, None, Non
     With ``ahead``, the next iteration's questions are rolled out by the policy that this one began
     with, while it learns.
 
+    Where the training has an exam, the first policy is asked the validation questions in the first
+    iteration, and the policies of every so many iterations and of the last one after their update.
+
     Raises PrunedError where an iteration that the ledger does not hold needs weights that are gone.
     """
     algorithm, chosen = training.algorithm, training.recipe.reinforce
     agents, place = Agents(training.policy, 0, None, None, training.policy), 0
     ahead: Future[Scored] | None = None
+    asked: list[tuple[Artifact, Validated]] = []  # trained policies, and what they got
     with ThreadPoolExecutor(1, thread_name_prefix="ahead") as pool:
         for number in range(iterations):
             step = replace(training.start, iteration=number)
             agents = agents.at(number, algorithm)
+            exams = validate(training, agents.policy, 0) if number == 0 else []
             scored = ahead.result() if ahead else sample(training, step, agents, place)
             place += len(scored.rollouts) * chosen.questions
             if chosen.ahead and number + 1 < iterations:
                 later = replace(step, iteration=number + 1)
                 context = copy_context()  # Prefect's: the flow run that the sub-steps belong to
                 ahead = pool.submit(context.run, sample, training, later, agents, place)
-            done = learn(training, step, agents, scored)
+            done = learn(training, step, agents, scored, spared(training, agents, asked))
             agents = agents.after(done, algorithm)
-            forget(step, chosen.keep, agents.reference, least=1 + chosen.ahead)
-            yield done
+            if is_asked(training, number + 1) or number + 1 == iterations:
+                wait([ahead] if ahead else [])  # an engine may hold one policy at a time
+                made = validate(training, agents.policy, number + 1)
+                asked += [(agents.policy, one) for one in validation.validated(made)]
+                exams += made
+            forget(step, chosen.keep, spared(training, agents, asked), least=1 + chosen.ahead)
+            yield {**done, "validation": exams} if exams else done
 
 
 def sample(training: Training, step: Step, agents: Agents, place: int) -> Scored:
@@ -149,30 +165,80 @@ def sample(training: Training, step: Step, agents: Agents, place: int) -> Scored
     return Scored(agents.policy, agents.steps, rollouts, rewards)
 
 
-def learn(training: Training, step: Step, agents: Agents, scored: Scored) -> Iteration:
-    """Estimate advantages of the scored trees and update the policy."""
+def learn(
+    training: Training, step: Step, agents: Agents, scored: Scored, spare: Sequence[Artifact]
+) -> Iteration:
+    """Estimate advantages of the scored trees and update the policy.
+
+    ``spare``: older policies that stay when room is made for the new one.
+    """
     credited = advantage(step, advantage_inputs(training, agents, scored))
     inputs = update_inputs(training, agents, scored, credited)
     keep = training.recipe.reinforce.keep
-    make_room = partial(forget, step, keep, agents.reference, least=2)
+    make_room = partial(forget, step, keep, spare, least=2)
     updated = update(step, inputs, make_room=make_room)
     sampled = {"rollout": scored.rollouts, "reward": scored.rewards}
     return {**sampled, "advantage": [credited], "update": [updated]}
 
 
-def forget(step: Step, keep: Keep, reference: Artifact, least: int = 1) -> None:
+def forget(step: Step, keep: Keep, spare: Sequence[Artifact], least: int = 1) -> None:
     """Drop checkpoints that the recipe does not keep; trees, rewards and advantages stay.
 
     The newest ``least`` stay in any case: before this iteration has one, that is the last one's.
     """
     last = max(least, keep.optimizer_last)
     weights = ("policy", "critic")
-    step.ledger.retire(step, "update", last, keep.weights_every, weights, spare=reference)
+    step.ledger.retire(step, "update", last, keep.weights_every, weights, spare)
 
 
 def policy_of(iteration: Iteration) -> Artifact:
     """Return the policy that an iteration has made."""
     return artifacts.output(iteration["update"][0], "policy")
+
+
+# ---------------------------------------------------------------- validation
+
+
+def is_asked(training: Training, iterations: int) -> bool:
+    """Return whether a policy that has learned from so many iterations is asked in any case."""
+    chosen = training.recipe.reinforce.validation
+    return chosen is not None and iterations % chosen.every == 0
+
+
+def validate(training: Training, policy: Artifact, iterations: int) -> list[Record]:
+    """Ask a policy that has learned from so many iterations the validation questions.
+
+    Returns the records of its rollout and reward; none where the training has no exam.
+    """
+    if training.exam is None:
+        return []
+    start = training.start
+    step = replace(start, stage=f"{start.stage}/validation", iteration=iterations)
+    return answer(training.exam, step, policy)
+
+
+def asked_in(done: Sequence[Iteration]) -> list[Validated]:
+    """Return what the policies of these iterations got for the validation questions."""
+    return validation.validated([one for entry in done for one in entry.get("validation", ())])
+
+
+def spared(
+    training: Training, agents: Agents, asked: Sequence[tuple[Artifact, Validated]]
+) -> list[Artifact]:
+    """Return the policies that stay however old: the reference, and the best if it is published."""
+    chosen = training.recipe.reinforce.validation
+    if not asked or chosen is None or chosen.publish == "last":
+        return [agents.reference]
+    best = validation.best([one for _, one in asked], training.recipe.verdict.measure)
+    return [agents.reference, *(policy for policy, one in asked if one is best)]
+
+
+def published(training: Training, done: Sequence[Iteration]) -> int:
+    """Return the iteration whose policy is published: the last, or the best by validation."""
+    chosen = training.recipe.reinforce.validation
+    if training.exam is None or chosen is None or chosen.publish == "last":
+        return len(done) - 1
+    return validation.best(asked_in(done), training.recipe.verdict.measure).iterations - 1
 
 
 # ---------------------------------------------------------------- inputs of the verbs
@@ -281,12 +347,26 @@ def reinforce(recipe: str) -> None:
     ):
         start = Step(recipe, "reinforce", 0, chosen.seed, ledger)
         reader = reader_of(chosen, policy, environment)
+        exam = exam_of(chosen, recipe, corpus, environment, reader)
         training = Training(
-            start, chosen, algorithm, policy, questions, corpus, environment, reader
+            start, chosen, algorithm, policy, questions, corpus, environment, reader, exam
         )
         done, seconds = replaying(start, partial(run_all, training, run))
-        reinforce_report.draw_figures(run, done, chosen.reinforce)
+        reinforce_report.draw_figures(run, done, chosen.reinforce, chosen.seed)
         reinforce_report.report_time(run, seconds)
+
+
+def exam_of(
+    recipe: Recipe, name: str, corpus: Artifact, environment: OpenEnvironment, reader: Reader
+) -> Exam | None:
+    """Return what policies are asked during training; None where the recipe has no validation."""
+    chosen = recipe.reinforce.validation
+    if chosen is None:
+        return None
+    questions = Artifact.at(Path("data", name, "questions", "validation.parquet"))
+    panel = Artifact.at(Path("data", name, "panels", "validation.json"))
+    asked = {"size": chosen.questions, "samples": chosen.samples}
+    return Exam(recipe, questions, panel, corpus, environment, reader, **asked)
 
 
 def replaying(start: Step, work: Callable[[], Result]) -> Result:
@@ -309,13 +389,15 @@ def run_all(training: Training, run: Run) -> tuple[list[Iteration], list[reinfor
     done: list[Iteration] = []
     seconds: list[reinforce_report.Seconds] = []
     progress = Progress("reinforce", recipe.reinforce.iterations)
-    watch = Watch(name, recipe.reinforce.stop_on)
+    watch = Watch(name, recipe.reinforce.stop_on, recipe.reinforce.questions)
     began = time.time()
     for iteration in train(training, recipe.reinforce.iterations):
         done.append(iteration)
         seconds += reinforce_report.log_iteration(run, progress, iteration, recipe.reinforce, began)
         finished = iteration["update"][0]["finished"]
-        watch.look(reinforce_report.metrics_of(iteration), run, progress, finished)
+        asked = asked_in([iteration])
+        reinforce_report.log_validation(run, progress, asked, recipe.seed)
+        watch.look(reinforce_report.metrics_of(iteration), asked, run, progress, finished)
         began = time.time()
     progress.close()
     # collect holds the gates: a policy whose trajectories fail one is not published
@@ -326,8 +408,15 @@ def run_all(training: Training, run: Run) -> tuple[list[Iteration], list[reinfor
         dialogue=recipe.dialogue,
         done=done,
     )
-    artifacts.publish(policy_of(done[-1]), Path("models", name, "trained"), checkpoint.merged)
-    records = [record for iteration in done for record in in_order(iteration)]
+    chosen = published(training, done)
+    reinforce_report.report_published(run, chosen, asked_in(done), recipe)
+    artifacts.publish(policy_of(done[chosen]), Path("models", name, "trained"), checkpoint.merged)
+    (made,) = done[chosen]["update"]
+    records = [
+        {**record, "published": True} if record is made else record
+        for iteration in done
+        for record in in_order(iteration)
+    ]
     artifacts.publish_records(records, Path("data", name, "records", "reinforce.jsonl"))
     return done, seconds
 
@@ -338,7 +427,8 @@ def in_order(iteration: Iteration) -> list[Record]:
     sampled = [
         {**record, "attempt": attempt} for attempt, both in enumerate(batches) for record in both
     ]
-    return [*sampled, *iteration["advantage"], *iteration["update"]]
+    exams = iteration.get("validation", ())
+    return [*sampled, *iteration["advantage"], *iteration["update"], *exams]
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from tasks.ledger.artifacts import Record
 from tasks.rewards import parts, scoring
 from tasks.scorers import scorer_fault
 from tasks.tools import recording
+from tasks.trees import validation
 from tasks.trees.metrics import together
 from tasks.trees.outcomes import TURN_OUTCOMES, Outcome
 from tasks.trees.tables import load_trees, write_table
@@ -69,7 +70,7 @@ def collect(
     if not parts.is_default(settings.reward):  # else the reward's row tells them
         write_table(of_parts, data / "trees" / "parts.parquet")
     write_table(advantages, data / "trees" / "advantages.parquet")
-    curve = pd.DataFrame([_point(number, iteration) for number, iteration in enumerate(done)])
+    curve = _curve(done)
     partial = data / ".curve.csv.partial"
     curve.to_csv(partial, index=False, float_format="%.6g")
     partial.rename(data / "curve.csv")
@@ -141,6 +142,20 @@ def _of_advantages(
 def _is_known(scorer: Any) -> bool:
     """Return whether a leaf can have been scored by this."""
     return scorer == scoring.WORLD or (isinstance(scorer, str) and not scorer_fault(scorer))
+
+
+def _curve(done: Sequence[Iteration]) -> pd.DataFrame:
+    """Return a row an iteration: training metrics, and validation of the policy that sampled it.
+
+    The policy that the last iteration made has a row of its own, without training metrics.
+    """
+    curve = pd.DataFrame([_point(number, iteration) for number, iteration in enumerate(done)])
+    exams = [record for iteration in done for record in iteration.get("validation", ())]
+    if not exams:
+        return curve
+    rows = validation.points(validation.validated(exams), exams[0]["step"]["seed"])
+    asked = pd.DataFrame(rows).set_index("iteration").add_prefix("validation_")
+    return curve.merge(asked, how="outer", left_on="iteration", right_index=True)
 
 
 def _point(number: int, iteration: Iteration) -> dict[str, float]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean, pstdev
 from typing import Any
 
 import pyarrow as pa
@@ -87,6 +88,7 @@ def reward(step: Step, inputs: RewardInputs, *, reader: Reader = TAGS) -> Record
     return {
         "metrics": {
             "reward": sum(row["reward"] for row in rows) / len(rows),
+            "reward_deviation": _deviation_of_questions(rows),
             "success": sum(row["success"] for row in rows) / len(rows),
             "score": sum(row["score"] for row in rows) / len(rows),
             "broken_format": sum(bool(row["faults"]) for row in rows) / len(rows),
@@ -127,6 +129,14 @@ def length_penalty(tokens: int, budget: int, overlong: Overlong | None) -> float
         return 0.0
     buffer = overlong.buffer * budget
     return -overlong.factor * min(1.0, max(0.0, (tokens - (budget - buffer)) / buffer))
+
+
+def _deviation_of_questions(rows: Sequence[Mapping[str, Any]]) -> float:
+    """Return the standard deviation, over questions, of the mean reward of their leaves."""
+    values: dict[str, list[float]] = {}
+    for row in rows:
+        values.setdefault(row["question"], []).append(row["reward"])
+    return float(pstdev(fmean(own) for own in values.values()))
 
 
 def _groups_that_differ(

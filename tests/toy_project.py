@@ -56,6 +56,7 @@ reinforce:
   trace_every: 1
   trace_questions: 0
   stop_on: []
+  validation: null
 evaluate: {panel: null, questions: 1, samples: 1, temperature: 1, top_p: 1, bootstrap: 1}
 verdict: {measure: success, confidence: 0.95, margin: 0, bootstrap: 1}
 """)

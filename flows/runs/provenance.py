@@ -366,9 +366,13 @@ def _reinforce(stage: str, asked: Asked) -> list[Link]:
         return [_out(asked, "checkpoint", path, facts=["the records of its sub-steps are gone"])]
     made = _update(asked, updates)
     number, policy = made["iteration"], made["artifacts"]["policy"]
-    steps = [record for record in records if record["iteration"] == number]
+    steps = [
+        record
+        for record in records
+        if record["iteration"] == number and record["stage"] == made["stage"]  # no validation's
+    ]
     checkpoint = _out(asked, "checkpoint", path, facts=[f"policy {policy} in the ledger"])
-    if made is not updates[-1]:
+    if made is not _update(replace(asked, iteration=None), updates):
         facts = ["of an earlier iteration: in no out, but perhaps in the ledger"]
         checkpoint = Link("checkpoint", "", policy, _in_ledger(asked, made), facts)
     name = f"{number} of 0 to {updates[-1]['iteration']}, seed {made['seed']}"
@@ -394,7 +398,8 @@ def _update(asked: Asked, updates: Sequence[Record]) -> Record:
         for record in _records(asked, "evaluate")
         if record["stage"] == "evaluate/trained"
     ]
-    made = [update for update in updates if update["artifacts"]["policy"] in evaluated]
+    made = [update for update in updates if update.get("published")]
+    made = made or [update for update in updates if update["artifacts"]["policy"] in evaluated]
     return (made or updates)[-1]
 
 

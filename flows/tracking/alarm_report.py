@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 
 from prefect.artifacts import create_markdown_artifact
 
-from flows.tracking.alarms import Alarm, alarms
+from flows.tracking.alarms import Alarm, Seen, alarms
 from flows.tracking.progress import Progress
 from flows.tracking.run import Run
+from tasks.trees.validation import Validated
 
 log = logging.getLogger(__name__)
 
@@ -22,22 +23,32 @@ class StoppedError(RuntimeError):
 class Watch:
     """The metrics of a training run so far, and the alarms that it has raised."""
 
-    def __init__(self, recipe: str, stop_on: Sequence[str]) -> None:
-        self.recipe, self.stop_on = recipe, stop_on
+    def __init__(self, recipe: str, stop_on: Sequence[str], questions: int) -> None:
+        self.recipe, self.stop_on, self.questions = recipe, stop_on, questions
+        self.validated: list[Validated] = []
         self.curve: dict[str, list[float]] = {}
         self.raised: dict[str, Alarm] = {}  # the first of each name
 
     def look(
-        self, metrics: Mapping[str, float], run: Run, progress: Progress, finished: float
+        self,
+        metrics: Mapping[str, float],
+        asked: Sequence[Validated],
+        run: Run,
+        progress: Progress,
+        finished: float,
     ) -> None:
         """Add the metrics of an iteration, and report each alarm the first time that it is raised.
+
+        ``asked``: the policies that were asked the validation questions in this iteration.
 
         ``finished``: when the iteration ended, in unix seconds. Raises StoppedError for an alarm
         that ends the run.
         """
         for name, value in metrics.items():
             self.curve.setdefault(name, []).append(value)
-        found = [alarm for alarm in alarms(self.curve) if alarm.name not in self.raised]
+        self.validated += asked
+        seen = Seen(self.curve, self.questions, self.validated)
+        found = [alarm for alarm in alarms(seen) if alarm.name not in self.raised]
         for alarm in found:
             self.raised[alarm.name] = alarm
             progress.write(sentence(alarm))

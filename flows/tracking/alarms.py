@@ -1,7 +1,8 @@
 """Alarms: what goes wrong in training, seen in the metrics of its iterations. Pure.
 
-Each alarm looks at the newest iteration and those before it. The limits are wide: in the 21 trained
-runs of reports/shop and reports/household that were there when they were set, none is passed.
+Each alarm looks at the newest iteration and those before it. Losses are measured in standard errors
+of what chance alone gives, so a limit holds for any number of questions; the other limits are wide.
+None is passed in the 48 trained runs of reports/shop and reports/household.
 """
 
 from __future__ import annotations
@@ -10,14 +11,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
+from tasks.trees.intervals import student_interval
+from tasks.trees.validation import Validated, differences
+
 Curve = Mapping[str, Sequence[float]]  # metric -> a value an iteration
 
 WINDOW = 5  # iterations of a mean, since a batch of questions may be hard by chance
 LEAST_ENTROPY = 0.1  # of that in the first iterations
-LEAST_SUCCESS = 0.3  # of the best mean
-NOTABLE = 0.1  # success from which a loss of it is an alarm
+SURE = 4.0  # standard errors; the best of many means is compared with each later one
+RISEN = 3.0  # standard errors, beside a fall that is tested by itself
+CONFIDENCE = 0.999  # of the interval of a paired difference; one for each validation
 SPIKE = 10.0  # times the median of the iterations before
 MISMATCH = 1.0  # of log-probabilities, below which a spike does no harm
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What training has shown so far."""
+
+    curve: Curve
+    questions: int = 1  # asked an iteration, at least
+    validated: Sequence[Validated] = ()  # policies that were asked the validation questions
 
 
 @dataclass(frozen=True)
@@ -29,16 +43,16 @@ class Alarm:
     message: str
 
 
-def alarms(curve: Curve) -> list[Alarm]:
+def alarms(seen: Seen) -> list[Alarm]:
     """Return the alarms of the newest iteration. Metrics that are missing raise none."""
-    found = {name: look(curve) for name, look in ALARMS.items()}
-    newest = max((len(values) for values in curve.values()), default=0) - 1
+    found = {name: look(seen) for name, look in ALARMS.items()}
+    newest = max((len(values) for values in seen.curve.values()), default=0) - 1
     return [Alarm(name, newest, message) for name, message in found.items() if message]
 
 
-def entropy_collapse(curve: Curve) -> str:
+def entropy_collapse(seen: Seen) -> str:
     """Return a message where the policy hardly varies any more what it samples, else ""."""
-    values = curve.get("entropy", ())
+    values = seen.curve.get("entropy", ())
     if len(values) <= WINDOW:
         return ""
     first, last = fmean(values[:WINDOW]), fmean(values[-WINDOW:])
@@ -51,9 +65,9 @@ def entropy_collapse(curve: Curve) -> str:
     )
 
 
-def no_spread(curve: Curve) -> str:
+def no_spread(seen: Seen) -> str:
     """Return a message where all leaves of every group have the same reward, twice running."""
-    if not all(share >= 1.0 for share in _last(curve, "groups_without_spread", 2)):
+    if not all(share >= 1.0 for share in _last(seen.curve, "groups_without_spread", 2)):
         return ""
     return (
         "in two iterations, all answers to each question had the same reward, so no advantage was "
@@ -62,33 +76,79 @@ def no_spread(curve: Curve) -> str:
     )
 
 
-def success_lost(curve: Curve) -> str:
-    """Return a message where success is far below its best, else ""."""
-    values = curve.get("success", ())
-    if len(values) <= WINDOW:
-        return ""
-    means = [fmean(values[end - WINDOW : end]) for end in range(WINDOW, len(values) + 1)]
-    best, last = max(means), means[-1]
-    if best < NOTABLE or last >= LEAST_SUCCESS * best:
+def success_lost(seen: Seen) -> str:
+    """Return a message where success is below its best by more than chance gives, else "".
+
+    The standard deviation of a question's share of right leaves is at most that of one leaf.
+    """
+    values = seen.curve.get("success", ())
+    means = _means(values)
+    errors = [_error((mean * (1 - mean)) ** 0.5, seen.questions) for mean in means]
+    if (best := _fallen(means, errors)) is None:
         return ""
     return (
-        f"success has fallen to {100 * last:.1f} %, from {100 * best:.1f} % at its best (means of "
-        f"{WINDOW} iterations): lower the learning rate, or clip more"
+        f"success has fallen to {100 * means[-1]:.1f} %, from {100 * best:.1f} % at its best "
+        f"(means of {WINDOW} iterations): lower the learning rate, or clip more"
     )
 
 
-def gradient_spike(curve: Curve) -> str:
+def reward_lost(seen: Seen) -> str:
+    """Return a message where the reward is below its best by more than chance gives, else ""."""
+    means, errors = _rewards(seen)
+    if (best := _fallen(means, errors)) is None:
+        return ""
+    return (
+        f"the reward has fallen to {means[-1]:.3g}, from {best:.3g} at its best (means of {WINDOW} "
+        "iterations): lower the learning rate, or clip more"
+    )
+
+
+def validation_lost(seen: Seen) -> str:
+    """Return a message where validation success is below its best beyond its interval, else ""."""
+    if not (lost := _lost(seen.validated)):
+        return ""
+    best, now, high = lost
+    return (
+        f"validation success has fallen to {100 * now.mean('success'):.1f} % after "
+        f"{now.iterations} iterations, from {100 * best.mean('success'):.1f} % after "
+        f"{best.iterations} ({100 * CONFIDENCE:.1f} % interval of the paired difference: below "
+        f"{100 * high:.1f} points): lower the learning rate, or publish the best policy"
+    )
+
+
+def reward_hacked(seen: Seen) -> str:
+    """Return a message where the reward has risen since validation success was best, else "".
+
+    Only where validation success has fallen since then, beyond its interval.
+    """
+    means, errors = _rewards(seen)
+    if not (lost := _lost(seen.validated)) or not means:
+        return ""
+    best, now, _ = lost
+    before = min(best.iterations, len(means) - 1)  # place of the window that begins there
+    if means[-1] - means[before] <= RISEN * (errors[-1] ** 2 + errors[before] ** 2) ** 0.5:
+        return ""
+    return (
+        f"the reward has risen to {means[-1]:.3g}, from {means[before]:.3g} after "
+        f"{best.iterations} iterations, and validation success has fallen to "
+        f"{100 * now.mean('success'):.1f} %, from {100 * best.mean('success'):.1f} %: the policy "
+        "may collect a part of the reward that asks for something else; compare the parts "
+        "of the reward (reward_<part>), and lower the weight of the one that has risen"
+    )
+
+
+def gradient_spike(seen: Seen) -> str:
     """Return a message where the gradient is far longer than before, else ""."""
     return _spike(
-        curve.get("gradient_norm", ()),
+        seen.curve.get("gradient_norm", ()),
         "the gradient's norm",
         "one batch may undo what was learned; lower the learning rate or gradient_clip",
     )
 
 
-def mismatch_spike(curve: Curve) -> str:
+def mismatch_spike(seen: Seen) -> str:
     """Return a message where sampler and learner disagree far more than before, else ""."""
-    values = curve.get("mismatch_highest", ())
+    values = seen.curve.get("mismatch_highest", ())
     if not values or values[-1] < MISMATCH:
         return ""
     return _spike(
@@ -98,6 +158,45 @@ def mismatch_spike(curve: Curve) -> str:
         "the engine may sample with other weights or another precision; use precision float32, or "
         "truncate with importance weights",
     )
+
+
+def _means(values: Sequence[float]) -> list[float]:
+    """Return the means of all windows; none before there are more iterations than one window."""
+    if len(values) <= WINDOW:
+        return []
+    return [fmean(values[end - WINDOW : end]) for end in range(WINDOW, len(values) + 1)]
+
+
+def _error(deviation: float, questions: int) -> float:
+    """Return the standard error of a window's mean, for the deviation of one question's value."""
+    return deviation / (WINDOW * questions) ** 0.5
+
+
+def _rewards(seen: Seen) -> tuple[list[float], list[float]]:
+    """Return the mean rewards of all windows and their standard errors."""
+    spread = [value**2 for value in seen.curve.get("reward_deviation", ())]
+    errors = [_error(mean**0.5, seen.questions) for mean in _means(spread)]
+    return (_means(seen.curve.get("reward", ())), errors) if errors else ([], [])
+
+
+def _fallen(means: Sequence[float], errors: Sequence[float]) -> float | None:
+    """Return the best mean where the last one is SURE standard errors below it, else None."""
+    for mean, error in sorted(zip(means, errors, strict=True), reverse=True):
+        if mean - means[-1] > SURE * (error**2 + errors[-1] ** 2) ** 0.5:
+            return mean
+    return None
+
+
+def _lost(asked: Sequence[Validated]) -> tuple[Validated, Validated, float] | None:
+    """Return the best policy, the newest and the upper bound of their difference if it is below 0.
+
+    The policy that training began with may be the best one.
+    """
+    if len(asked) < 2:
+        return None
+    best, now = max(asked[:-1], key=lambda one: one.mean("success")), asked[-1]
+    _, high = student_interval(differences(now, best, "success"), CONFIDENCE)
+    return (best, now, high) if high < 0 else None
 
 
 def _spike(values: Sequence[float], what: str, remedy: str) -> str:
@@ -115,10 +214,13 @@ def _last(curve: Curve, name: str, count: int) -> Sequence[float]:
     return values[-count:] if len(values) >= count else [0.0]
 
 
-ALARMS: dict[str, Callable[[Curve], str]] = {
+ALARMS: dict[str, Callable[[Seen], str]] = {
     "entropy_collapse": entropy_collapse,
     "no_spread": no_spread,
     "success_lost": success_lost,
+    "reward_lost": reward_lost,
+    "validation_lost": validation_lost,
+    "reward_hacked": reward_hacked,
     "gradient_spike": gradient_spike,
     "mismatch_spike": mismatch_spike,
 }

@@ -48,11 +48,14 @@ PANELS = {  # of training dynamics, and how their axes are called
 SHARES = ("success", "singleton_share")  # drawn in %
 
 
-def learning_curve(rows: Sequence[Mapping[str, float]]) -> Figure:
+def learning_curve(
+    rows: Sequence[Mapping[str, float]], validation: Sequence[Mapping[str, float]] = ()
+) -> Figure:
     """Draw mean reward and success by iteration: faint values, their running mean as a line.
 
     ``rows``: one an iteration, in any order, with ``iteration``, ``reward`` and ``success`` (a
-    fraction); a row may have ``validation``, the success on the validation questions.
+    fraction). ``validation``: policies that were asked the validation questions, with
+    ``iteration``, ``success`` and the bounds of its interval, ``success_low`` and ``success_high``.
     """
     _need(rows, "learning curve", "iteration", "reward", "success")
     rows = sorted(rows, key=lambda row: row["iteration"])
@@ -61,14 +64,18 @@ def learning_curve(rows: Sequence[Mapping[str, float]]) -> Figure:
     upper, lower = figure.subplots(2, 1, sharex=True)
     _smoothed(upper, iteration, np.array([row["reward"] for row in rows]), BLUE)
     _smoothed(lower, iteration, 100 * np.array([row["success"] for row in rows]), VERMILION)
-    if checked := [row for row in rows if row.get("validation") is not None]:
-        lower.plot(
-            [row["iteration"] for row in checked],
-            [100 * row["validation"] for row in checked],
-            linestyle="none",
-            marker="D",
+    if validation:
+        place, mean, low, high = (
+            np.array([row[name] for row in validation], dtype=float)
+            for name in ("iteration", "success", "success_low", "success_high")
+        )
+        lower.errorbar(
+            place,
+            100 * mean,
+            yerr=100 * np.maximum(0, [mean - low, high - mean]),
+            fmt="D",
             color=GREEN,
-            label="validation questions",
+            label="validation questions, with 95 % interval",
         )
     upper.set(ylabel="mean reward of a trajectory")
     lower.set(ylabel="trajectories with the\nright answer (%)", xlabel="iteration", ylim=(0, 100))

@@ -16,15 +16,19 @@ from flows.tracking import figures, traces
 from flows.tracking.progress import Progress
 from flows.tracking.run import Run
 from flows.tracking.traces import Trace
+from params.schema.recipe import Recipe
 from params.schema.reinforce import Reinforce
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Record
 from tasks.ledger.substeps import Step
 from tasks.rollouts.branching import least_rise
+from tasks.trees import validation
 from tasks.trees.metrics import together
 from tasks.trees.tables import read_rows
+from tasks.trees.validation import Validated
 
 Iteration = Mapping[str, Sequence[Record]]  # verb -> the ledger's records of its calls
+TRAINING = ("rollout", "reward", "advantage", "update")  # verbs; "validation" is beside them
 Seconds = dict[str, float]  # part of an iteration -> seconds
 Curve = dict[str, list[float]]  # measure -> a value an iteration
 
@@ -67,6 +71,10 @@ def log_iteration(
         run.log_traces(partial(sample_traces, iteration, settings.trace_questions))
     # with `ahead`, rollout and reward may have run during the previous iteration
     timed = [*iteration["advantage"], *iteration["update"]] if settings.ahead else records
+    exams = iteration.get("validation", ())
+    timed = [*timed, *exams]
+    if settings.validation:
+        parts["validation"] = sum(record["duration"] for record in exams)
     if any(record["finished"] < began for record in timed):
         return []
     now = time.time()
@@ -83,8 +91,8 @@ def log_iteration(
 def metrics_of(iteration: Iteration) -> dict[str, float]:
     """Return the metrics of an iteration by name; several batches are averaged."""
     metrics: dict[str, float] = {}
-    for of_verb in iteration.values():
-        metrics |= together([record["metrics"] for record in of_verb])
+    for verb in TRAINING:
+        metrics |= together([record["metrics"] for record in iteration[verb]])
     return metrics
 
 
@@ -103,7 +111,7 @@ def training_curve(iterations: Sequence[Iteration]) -> Curve:
     Episodes are counted in environment steps; several batches of an iteration are averaged.
     """
     by_verb = [
-        {verb: together([record["metrics"] for record in records]) for verb, records in one.items()}
+        {verb: together([record["metrics"] for record in one[verb]]) for verb in TRAINING}
         for one in iterations
     ]
     return {
@@ -125,13 +133,42 @@ def sample_traces(iteration: Iteration, size: int) -> list[Trace]:
     )
 
 
-def draw_figures(run: Run, iterations: Sequence[Iteration], settings: Reinforce) -> None:
+def log_validation(run: Run, progress: Progress, asked: Sequence[Validated], seed: int) -> None:
+    """Log what policies got for the validation questions, with intervals, and print it.
+
+    The step in MLflow is the number of iterations that the policy has learned from.
+    """
+    for one, row in zip(asked, validation.points(asked, seed), strict=True):
+        values = {f"validation/{name}": row[name] for name in row if name != "iteration"}
+        run.log_metrics(values, step=one.iterations, at=one.finished)
+        progress.write(
+            f"validation after {one.iterations} iterations: success {100 * row['success']:.1f} % "
+            f"[{100 * row['success_low']:.1f}, {100 * row['success_high']:.1f}] of "
+            f"{len(one.values['success'])} questions"
+        )
+
+
+def report_published(run: Run, iteration: int, asked: Sequence[Validated], recipe: Recipe) -> None:
+    """Print which iteration's policy is published, and keep it as a tag."""
+    chosen = recipe.reinforce.validation
+    why = "the last one"
+    if chosen and chosen.publish == "best":
+        measure = recipe.verdict.measure
+        mean = validation.best(asked, measure).mean(measure)
+        why = f"the best by validation, {measure} {100 * mean:.1f} %"
+    print(f"reinforce: the policy of iteration {iteration} is published, {why}")
+    run.set_tags({"published_iteration": str(iteration), "published": why})
+
+
+def draw_figures(run: Run, iterations: Sequence[Iteration], settings: Reinforce, seed: int) -> None:
     """Log the figures of a whole run: learning curve, entropy around tool results, branching."""
     curve: list[dict[str, Any]] = [
         {"iteration": number, **together([record["metrics"] for record in iteration["reward"]])}
         for number, iteration in enumerate(iterations)
     ]
-    run.log_figure(figures.learning_curve(curve), "learning_curve.png")
+    exams = [record for iteration in iterations for record in iteration.get("validation", ())]
+    asked = validation.points(validation.validated(exams), seed)
+    run.log_figure(figures.learning_curve(curve, asked), "learning_curve.png")
     numbers = [float(point["iteration"]) for point in curve]
     dynamics = {"": [{"iteration": numbers, **training_curve(iterations)}]}
     drawn = figures.training_curves(dynamics, "iteration", "iteration")
@@ -177,4 +214,4 @@ def report_time(run: Run, seconds: Sequence[Seconds]) -> None:
 
 
 def _records(iteration: Iteration) -> list[Record]:
-    return [record for of_verb in iteration.values() for record in of_verb]
+    return [record for verb in TRAINING for record in iteration[verb]]

@@ -10,7 +10,14 @@ from params.schema.base import Flag, Float, Frozen, Integer, NonNegative, Positi
 
 Decay = Annotated[Float, Field(ge=0, lt=1)]
 AlarmName = Literal[
-    "entropy_collapse", "no_spread", "success_lost", "gradient_spike", "mismatch_spike"
+    "entropy_collapse",
+    "no_spread",
+    "success_lost",
+    "reward_lost",
+    "validation_lost",
+    "reward_hacked",
+    "gradient_spike",
+    "mismatch_spike",
 ]
 
 
@@ -85,6 +92,18 @@ class Keep(Frozen):
     optimizer_last: Positive  # newest iterations that keep weights and optimizer state
 
 
+class Validation(Frozen):
+    """Which policies are asked the validation questions, and which one the stage publishes.
+
+    Temperature and top_p are those of the section ``evaluate``, the measure that of ``verdict``.
+    """
+
+    every: Positive  # iterations between those whose policy is asked; the first and last are, too
+    questions: Positive  # most tasks of the panel of the validation split
+    samples: Positive  # answers a question
+    publish: Literal["last", "best"]  # models/<recipe>/trained: the last policy, or the best asked
+
+
 class Reinforce(Frozen):
     """Reinforcement learning: the algorithm, its budgets, and what is kept and traced."""
 
@@ -99,3 +118,4 @@ class Reinforce(Frozen):
     trace_every: Positive  # iterations between those whose trajectories are logged to MLflow
     trace_questions: NonNegative  # how many questions of such an iteration are logged
     stop_on: tuple[AlarmName, ...]  # alarms that end the run; the others are only reported
+    validation: Validation | None  # null: the validation questions are not asked

@@ -128,8 +128,8 @@ def publish_records(records: Sequence[Record], target: Path) -> None:
     """Write what equal runs have in common of ``records`` to ``target``, as JSON lines.
 
     A line has stage, iteration, verb, key, inputs (name -> identity), artifacts (name -> digest)
-    and seed, and if the record has them attempt, questions (ids) and cursor. It has no times, hosts
-    or paths.
+    and seed, and if the record has them attempt, questions (ids), cursor and published. It has no
+    times, hosts or paths.
     """
     lines = [json.dumps(_repeatable(record)) + "\n" for record in records]
     partial = target.with_name(f".{target.name}.partial")
@@ -142,7 +142,9 @@ def _repeatable(record: Record) -> Record:
     step = record["step"]
     digests = {name: made["digest"] for name, made in record["artifacts"].items()}
     optional: Record = {
-        name: record[name] for name in ("attempt", "questions", "cursor") if name in record
+        name: record[name]
+        for name in ("attempt", "questions", "cursor", "published")
+        if name in record
     }
     return {
         "stage": step["stage"],

@@ -253,18 +253,18 @@ class Ledger:
         last: int,
         every: int,
         weights: Collection[str],
-        spare: Artifact | None = None,
+        spare: Collection[Artifact] = (),
     ) -> None:
         """Drop the artifacts that ``verb`` made ``last`` or more iterations ago; records stay.
 
-        The artifacts ``weights`` of every ``every``-th iteration stay for good, and so do those of
-        the sub-step that made ``spare``.
+        The artifacts ``weights`` of every ``every``-th iteration stay for good; those of the
+        sub-steps that made one of ``spare`` stay this time.
         """
         for place in step.folder.glob(f"[0-9]*-{verb}-*"):
             number = place.name.partition("-")[0]
             if not number.isdecimal() or int(number) > step.iteration - last:
                 continue
-            spared = spare and Path(spare.path).is_relative_to(place)
+            spared = any(Path(made.path).is_relative_to(place) for made in spare)
             kept = weights if spared or (int(number) + 1) % every == 0 else ()
             paths = [p for p in place.iterdir() if p.name not in MARKS and p.stem not in kept]
             self._drop(place, paths)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 AT_ONCE = 100  # resamples, which bounds the memory
 
@@ -77,6 +78,20 @@ def paired_bootstrap(
     low, high = np.percentile(means, [outside, 100 - outside])
     better = float(np.mean(means > 0) + np.mean(means == 0) / 2)
     return Difference(float(differences.mean()), float(low), float(high), better)
+
+
+def student_interval(values_Q: NDArray[np.float64], confidence: float) -> tuple[float, float]:
+    """Return the interval of the mean of ``values_Q`` by Student's t distribution. [Q]
+
+    For confidences near 1, whose percentiles a bootstrap would need very many resamples for. With
+    fewer than two values the interval has no bounds.
+    """
+    mean, Q = float(values_Q.mean()), len(values_Q)
+    if Q < 2:
+        return -np.inf, np.inf
+    error = float(values_Q.std(ddof=1)) / Q**0.5
+    reach = float(stats.t.ppf((1 + confidence) / 2, Q - 1)) * error
+    return mean - reach, mean + reach
 
 
 def _resampled_means(values: NDArray[np.float64], resamples: int, seed: int) -> NDArray[np.float64]:
