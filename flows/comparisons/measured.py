@@ -6,7 +6,7 @@ function by function, so that an edit of a command, a table or a figure leaves r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import accumulate

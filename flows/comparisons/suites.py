@@ -40,9 +40,7 @@ def _with_parts(suite: Suite, parts: dict[str, Part]) -> Suite:
         if (values := {label: one for label, one in table.values.items() if label in labels})
     ]
     baseline = suite.baseline if suite.baseline in labels else labels[0]
-    return suite.model_copy(
-        update={"parts": parts, "published": tuple(kept), "baseline": baseline}
-    )
+    return suite.model_copy(update={"parts": parts, "published": tuple(kept), "baseline": baseline})
 
 
 def variants_of(recipe: str, suite: Suite) -> dict[str, Variant]:

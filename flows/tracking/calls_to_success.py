@@ -124,8 +124,8 @@ def calls_markdown(rows: Sequence[Mapping[str, Any]], what: str = "tool calls") 
     head = ["variant", *(f"{100 * level:.0f} %" for level in wanted)]
     return (
         f"Executed {what} that training had spent when success first reached a level: the success "
-        f"of rollouts at the\ntemperature of training, as the mean of the last {WINDOW} iterations, "
-        "which the first window has to fill. With 95 %\nintervals over seeds, where all reached "
+        f"of rollouts at the\ntemperature of training, as the mean of the last {WINDOW} "
+        "iterations, which the first window has to fill. With 95 %\nintervals over seeds, where all reached "
         f"it; else how many did.\n\n{table(head, lines)}"
     )
 
@@ -143,8 +143,8 @@ def ratio_sentence(
     """Say how many times ``to``'s cost ``of`` needed, and what it says of the paper's claim."""
     if not found:
         return (
-            f"Whether {of} needs {claimed:g} times the {what} of {to} cannot be told here: there is "
-            f"no level of success above their starts that all seeds of both reached."
+            f"Whether {of} needs {claimed:g} times the {what} of {to} cannot be told here: there "
+            "is no level of success above their starts that all seeds of both reached."
         )
     one = found["seeds"] == 1
     interval = "" if one else f" [{found['low']:.2f}, {found['high']:.2f}]"

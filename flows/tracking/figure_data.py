@@ -1,26 +1,28 @@
-"""What the papers' figures need of a training and of answers, small enough to be kept with a result.
+"""What the papers' figures need of a training and of answers, small enough for a result's file.
 
 Everything is read from the ledger's records and tables; nothing here decides a result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flows.tracking.reinforce_report import Iteration
 from params.schema.algorithms import Algorithm
 from tasks.evaluate import KS, MEASURES
 from tasks.learning.algorithm import CREDITED
 from tasks.ledger import artifacts
+from tasks.ledger.artifacts import Record
 from tasks.rewards.scoring import Reader
 from tasks.trees.profiles import entropy_by_tool, pooled
 from tasks.trees.repeats import any_right
 from tasks.trees.tables import load_trees, read_rows
+
+Iteration = Mapping[str, Sequence[Record]]  # verb -> the ledger's records of its calls
 
 ENDS = 4  # iterations at the start and at the end whose entropies are pooled, at most
 SHOWN = (3 / 8, 3 / 4)  # of the updates: GAGPO shows 60 and 120 of 160 (figure 5)
@@ -36,16 +38,22 @@ def of_training(done: Sequence[Iteration], row: Algorithm, reader: Reader) -> di
     """
     few = min(ENDS, max(1, len(done) // 2))
     sizes = [one["advantage"][0].get("state_groups") or {} for one in done]
-    shown = sorted({min(len(done) - 1, int(share * len(done))) for share in SHOWN})
     return {
         "entropy_by_tool": {
             when: _entropies(part, reader)
             for when, part in (("first", done[:few]), ("last", done[-few:]))
         },
-        "advantages": [histogram(number, _credits(done[number], row)) for number in shown],
+        "advantages": [
+            histogram(number, _credits(done[number], row)) for number in shown(len(done))
+        ],
         "state_groups": {name: [one[name] for one in sizes] for name in sizes[0]},
         "branches": sum(one["metrics"]["branches"] for it in done for one in it["rollout"]),
     }
+
+
+def shown(iterations: int) -> list[int]:
+    """Return the iterations, from 0, whose advantages are shown."""
+    return sorted({min(iterations - 1, int(share * iterations)) for share in SHOWN})
 
 
 def of_answers(answers: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
@@ -110,13 +118,14 @@ def credited(rows: Sequence[Mapping[str, Any]], unit: str) -> NDArray[np.float64
 
     ``rows``: of the table of advantages; those that the group filter dropped do not count.
     """
-    firsts = {
+    firsts: dict[str, Callable[[Any], Any]] = {
         "leaf": lambda segments: [0],
         "step": lambda segments: np.unique(segments, return_index=True)[1],
         "token": lambda segments: np.arange(len(segments)),
-    }[unit]
+    }
+    first = firsts[unit]
     values = [
-        np.array(row["advantages"], np.float64)[firsts(row["segments"])]
+        np.array(row["advantages"], np.float64)[first(row["segments"])]
         for row in rows
         if row["kept"] and len(row["advantages"] or ())
     ]

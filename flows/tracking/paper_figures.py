@@ -13,7 +13,6 @@ import numpy as np
 
 from flows.tracking.calls_to_success import WINDOW, Curve, smoothed
 from flows.tracking.figure_data import EDGES
-from flows.tracking.figures import _need as _need_columns
 from flows.tracking.figures import (
     DASHES,
     GREY,
@@ -25,6 +24,7 @@ from flows.tracking.figures import (
     _tidy,
     _whole_numbers,
 )
+from flows.tracking.figures import _need as _need_columns
 from tasks.trees.profiles import Profile
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def entropy_by_tool(profiles: Mapping[str, Profile], seeds: int, when: str) -> F
             np.array(profile[name]) for name in ("position", "mean", "standard_error")
         )
         for side, label in ((position < 0, "_"), (position > 0, tool)):
-            look = {"color": LINES[number % len(LINES)], "linewidth": 2}
+            look: dict[str, Any] = {"color": LINES[number % len(LINES)], "linewidth": 2}
             axes.plot(position[side], mean[side], marker=".", label=label, **look)
             low, high = (mean - error)[side], (mean + error)[side]
             axes.fill_between(position[side], low, high, color=look["color"], alpha=0.2, lw=0)
@@ -77,6 +77,24 @@ def entropy_by_tool(profiles: Mapping[str, Profile], seeds: int, when: str) -> F
         for tool, profile in profiles.items()
     )
     return _noted(figure, f"{tokens}; {_seeds(seeds)}")
+
+
+def of_run(curve: Curve) -> dict[str, Figure]:
+    """Draw what a run's curve has of the papers' figures: name -> figure.
+
+    ``curve``: measure -> a value an iteration, with what was spent so far (SPENT).
+    """
+    every = {"": [curve]}
+    wanted = {
+        "success_by_calls": (("success",), "tool_calls", "Success against tool calls"),
+        "episode_length": (("episode_steps",), "iteration", "Length of episodes"),
+        "dynamics": (DYNAMICS, "iteration", "Training dynamics"),
+    }
+    return {
+        name: curves_by(every, measures, spent, title)
+        for name, (measures, spent, title) in wanted.items()
+        if any(_has(curve, measure) for measure in measures) and _has(curve, spent)
+    }
 
 
 def curves_by(
@@ -110,8 +128,9 @@ def curves_by(
     for axes in grid[len(shown) :]:
         axes.remove()
     figure.suptitle(title, x=0.01, ha="left", weight="bold", color=INK, size=11)
-    handles, labels = grid[0].get_legend_handles_labels()
-    _legend(figure, handles=handles, labels=labels, loc="outside upper center", ncols=3)
+    if len(curves) > 1:
+        handles, labels = grid[0].get_legend_handles_labels()
+        _legend(figure, handles=handles, labels=labels, loc="outside upper center", ncols=3)
     note = f"means of {WINDOW} iterations; {_points(curves)}; band: lowest to highest seed"
     return _noted(figure, note)
 
@@ -173,7 +192,7 @@ def pass_at_k(rows: Mapping[str, Sequence[Mapping[str, float]]], seeds: int) -> 
             np.array([row[name] for row in own]) for name in ("k", "mean", "low", "high")
         )
         lengths = 100 * np.maximum(0, [mean - low, high - mean])
-        look = {"color": LINES[number % len(LINES)], "marker": "o", "capsize": 3}
+        look: dict[str, Any] = {"color": LINES[number % len(LINES)], "marker": "o", "capsize": 3}
         axes.errorbar(k + 0.04 * number, 100 * mean, yerr=lengths, label=variant, **look)
     axes.set(xlabel="answers a question, k", ylabel="pass@k of held-out questions (%)")
     _whole_numbers(axes)
@@ -208,7 +227,9 @@ def advantages(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     grid[-1].set(xlabel="advantage; what is beyond the ends is counted there")
     figure.suptitle("Distribution of advantages", x=0.01, ha="left", weight="bold", color=INK)
     total = sum(sum(row["counts"]) for rows in own.values() for row in rows)
-    seeds = max(sum(row["iteration"] == rows[0]["iteration"] for row in rows) for rows in own.values())
+    seeds = max(
+        sum(row["iteration"] == rows[0]["iteration"] for row in rows) for rows in own.values()
+    )
     return _noted(figure, f"{total:,} advantages in {len(middle)} bins; {_seeds(seeds)}")
 
 

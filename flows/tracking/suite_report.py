@@ -251,6 +251,8 @@ def _scaling(part: Part, results: ByLabel, suite: Suite, resamples: int) -> Any:
         {"value": part.variants[label].value, **tables.table_rows(list(own), resamples)[0]}
         for label, own in results.items()
     ]
+    if len(rows) < 2:
+        raise ValueError("fewer than two of its variants have results")
     return paper_figures.scaling(rows, part.axis, _most(results))
 
 
