@@ -226,8 +226,8 @@ def _suite(chosen: argparse.Namespace, recipe: Recipe) -> Path:
     decided = ("algorithms", "overrides", "baseline")
     if given := [f"--{name}" for name in decided if getattr(chosen, name)]:
         raise ValueError(
-            f"{' and '.join(given)}: a suite chooses its rows and changes, so that it compares what "
-            "the paper does; leave them out, or compare without --suite"
+            f"{' and '.join(given)}: a suite chooses its rows and changes, so that it compares "
+            "what the paper does; leave them out, or compare without --suite"
         )
     suite = suites.suite_of(chosen.suite, chosen.part)
     wanted = suites.variants_of(chosen.recipe, suite)

@@ -125,8 +125,8 @@ def calls_markdown(rows: Sequence[Mapping[str, Any]], what: str = "tool calls") 
     return (
         f"Executed {what} that training had spent when success first reached a level: the success "
         f"of rollouts at the\ntemperature of training, as the mean of the last {WINDOW} "
-        "iterations, which the first window has to fill. With 95 %\nintervals over seeds, where all reached "
-        f"it; else how many did.\n\n{table(head, lines)}"
+        "iterations, which the first window has to fill. With 95 %\nintervals "
+        f"over seeds, where all reached it; else how many did.\n\n{table(head, lines)}"
     )
 
 

@@ -37,7 +37,7 @@ def of_training(done: Sequence[Iteration], row: Algorithm, reader: Reader) -> di
     ``state_groups``: size -> environment steps, a count an iteration. ``branches``: how many.
     """
     few = min(ENDS, max(1, len(done) // 2))
-    sizes = [one["advantage"][0].get("state_groups") or {} for one in done]
+    sizes: list[dict[str, Any]] = [one["advantage"][0].get("state_groups") or {} for one in done]
     return {
         "entropy_by_tool": {
             when: _entropies(part, reader)
@@ -56,7 +56,7 @@ def shown(iterations: int) -> list[int]:
     return sorted({min(iterations - 1, int(share * iterations)) for share in SHOWN})
 
 
-def of_answers(answers: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+def of_answers(answers: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
     """Return measures of the answers to each question, and pass@k where there are several.
 
     ``measures``: label -> mean of each question; ``pass_at``: k -> estimate of each question.
