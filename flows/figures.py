@@ -110,7 +110,7 @@ def _advantages(recipe: Recipe, data: Path, iterations: int) -> Any:
         figure_data.histogram(number, figure_data.credited(read_rows(file, number), unit))
         for number in figure_data.shown(iterations)
     ]
-    return paper_figures.advantages({recipe.reinforce.algorithm: histograms})
+    return paper_figures.advantages({recipe.reinforce.algorithm: [histograms]})
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -70,13 +70,13 @@ def entropy_by_tool(profiles: Mapping[str, Profile], seeds: int, when: str) -> F
     axes.set(xlabel="sampled token, counted from the tool result", ylabel="mean entropy / ln |V|")
     axes.set_ylim(bottom=0)
     _whole_numbers(axes)
-    _tidy(axes, f"Token entropy around tool results, {when} (band: ± 1 standard error)")
+    _tidy(axes, "Token entropy around tool results")
     _legend(axes)
     tokens = ", ".join(
         f"{tool}: {sum(profile['tokens']):,.0f} tokens at {len(profile['position'])} positions"
         for tool, profile in profiles.items()
     )
-    return _noted(figure, f"{tokens}; {_seeds(seeds)}")
+    return _noted(figure, f"{when}; {tokens}; {_seeds(seeds)}; band: ± 1 standard error")
 
 
 def of_run(curve: Curve) -> dict[str, Figure]:
@@ -202,35 +202,34 @@ def pass_at_k(rows: Mapping[str, Sequence[Mapping[str, float]]], seeds: int) -> 
     return _noted(figure, f"{points} points; {_seeds(seeds)}")
 
 
-def advantages(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
+def advantages(found: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]) -> Figure:
     """Draw the distribution of advantages at two updates, a line for each variant (GAGPO 5).
 
-    ``found``: variant -> histograms (flows/tracking/figure_data.py), of all seeds.
+    ``found``: variant -> the histograms of each seed, in the order of their updates
+    (flows/tracking/figure_data.py). Seeds may differ in their updates at an equal budget.
     """
-    own = {variant: rows for variant, rows in found.items() if rows}
+    own = {variant: rows for variant, seeds in found.items() if (rows := [o for o in seeds if o])}
     _need(own, "advantages: no result has histograms, so")
-    places = max(len({row["iteration"] for row in rows}) for rows in own.values())
-    figure = _figure(7.0, 2.6 * places + 1.0)
+    places = max(len(rows) for seeds in own.values() for rows in seeds)
+    figure = _figure(7.0, 2.6 * places + 1.2)
     grid = figure.subplots(places, 1, sharex=True, squeeze=False)[:, 0]
     middle = (EDGES[:-1] + EDGES[1:]) / 2
     for order, axes in enumerate(grid):
-        for number, (variant, rows) in enumerate(own.items()):
-            shown = sorted({row["iteration"] for row in rows})
-            at = shown[min(order, len(shown) - 1)]
-            counts = np.sum([r["counts"] for r in rows if r["iteration"] == at], axis=0)
+        for number, (variant, seeds) in enumerate(own.items()):
+            rows = [rows[min(order, len(rows) - 1)] for rows in seeds]
+            counts = np.sum([row["counts"] for row in rows], axis=0)
+            updates = sorted({row["iteration"] + 1 for row in rows})
+            label = f"{variant}, update {' or '.join(map(str, updates))}"
             shares = 100 * counts / max(1, counts.sum())
-            label = f"{variant}, update {at + 1}"
             axes.step(middle, shares, where="mid", label=label, color=LINES[number % len(LINES)])
         axes.set(ylabel="advantages (%)")
         _tidy(axes)
-        _legend(axes)
+        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8, edgecolor="none")
     grid[-1].set(xlabel="advantage; what is beyond the ends is counted there")
     figure.suptitle("Distribution of advantages", x=0.01, ha="left", weight="bold", color=INK)
-    total = sum(sum(row["counts"]) for rows in own.values() for row in rows)
-    seeds = max(
-        sum(row["iteration"] == rows[0]["iteration"] for row in rows) for rows in own.values()
-    )
-    return _noted(figure, f"{total:,} advantages in {len(middle)} bins; {_seeds(seeds)}")
+    total = sum(sum(row["counts"]) for seeds in own.values() for rows in seeds for row in rows)
+    most = max(map(len, own.values()))
+    return _noted(figure, f"{total:,} advantages in {len(middle)} bins; {_seeds(most)}")
 
 
 def state_groups(found: Mapping[str, Mapping[str, float]], seeds: int) -> Figure:

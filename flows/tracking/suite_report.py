@@ -275,10 +275,7 @@ def _mean(values: Sequence[Sequence[float]], resamples: int) -> dict[str, float]
 
 
 def _advantages(part: Part, results: ByLabel, suite: Suite, resamples: int) -> Any:
-    found = {
-        label: [row for one in own for row in one.get("advantages", [])]
-        for label, own in results.items()
-    }
+    found = {label: [one.get("advantages", []) for one in own] for label, own in results.items()}
     return paper_figures.advantages(found)
 
 
