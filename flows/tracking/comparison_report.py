@@ -51,6 +51,24 @@ def read(recipe: str, variant: str, seed: int, key: str) -> Result | None:
     return found
 
 
+def committed(recipe: str, variants: Sequence[str]) -> list[Result]:
+    """Return the results of these variants that are there, whatever their keys.
+
+    Raises ValueError with the file for one that cannot be read.
+    """
+    found = []
+    for variant in dict.fromkeys(variants):
+        for file in sorted(place(recipe, variant, 0).parent.glob("seed-*.json")):
+            try:
+                result = json.loads(file.read_text())
+                found.append(read(recipe, variant, result["seed"], result["key"]))
+            except (ValueError, KeyError, TypeError):
+                found.append(None)
+            if found[-1] is None:
+                raise ValueError(f"{file} is no result of a comparison, or has an older form")
+    return [result for result in found if result is not None]
+
+
 def save(recipe: str, result: Result) -> None:
     """Write one result; each list stands on a line of its own."""
     file = place(recipe, result["variant"], result["seed"])

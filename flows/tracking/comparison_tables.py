@@ -178,8 +178,8 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = []
     for row in rows:
         by_seed = ", ".join(f"{100 * value:.1f}" for value in row["by_seed"].values())
-        cells = [row["variant"], _percent(row), by_seed]
-        cells += [_percent(row["score"], "mean")] if graded else []
+        cells = [row["variant"], percent(row), by_seed]
+        cells += [percent(row["score"], "mean")] if graded else []
         if "seconds" in row:
             counted = ("sampled_tokens", "tool_calls", "environment_steps", "trained_tokens")
             cells += [f"{row['steps_a_batch']:g}", f"{row['iterations']:.1f}"]
@@ -187,14 +187,14 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
         else:
             cells += [""] * (len(head) - len(cells))
         lines.append(cells)
-    return _table(head, lines)
+    return table(head, lines)
 
 
 def kind_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     """Format the success of each variant by kind of question."""
     head = ["variant", *(f"{kind} (%)" for kind in rows[0]["kinds"])]
-    lines = [[row["variant"], *map(_percent, row["kinds"].values())] for row in rows]
-    return f"Success by kind of question:\n\n{_table(head, lines)}"
+    lines = [[row["variant"], *map(percent, row["kinds"].values())] for row in rows]
+    return f"Success by kind of question:\n\n{table(head, lines)}"
 
 
 def difference_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -214,10 +214,10 @@ def difference_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Format the differences from the baseline, and what it would take to tell them."""
     head = ["variant", f"less {rows[0]['baseline']} (points)", "finds (points)", "to tell it"]
     lines = [
-        [row["variant"], _percent(row, "mean"), _points(row.get("finds")), _to_tell(row)]
+        [row["variant"], percent(row, "mean"), _points(row.get("finds")), _to_tell(row)]
         for row in rows
     ]
-    return _table(head, lines)
+    return table(head, lines)
 
 
 def _to_tell(row: Mapping[str, Any]) -> str:
@@ -244,7 +244,7 @@ def _about(count: int) -> str:
     return f"{-(-count // 10**digits) * 10**digits:,}"
 
 
-def _percent(row: Mapping[str, float], name: str = "success") -> str:
+def percent(row: Mapping[str, float], name: str = "success") -> str:
     mean, low, high = (100 * row[column] for column in (name, "low", "high"))
     return f"{mean:.1f} [{low:.1f}, {high:.1f}]"
 
@@ -253,7 +253,7 @@ def _points(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.1f}"
 
 
-def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     """Format a Markdown table: the first column to the left, the others to the right."""
     rows = [head, *lines]
     written = [f"| {' | '.join(cells)} |".replace("  ", " ") for cells in rows]
@@ -268,7 +268,7 @@ def sensitivity_markdown(results: Sequence[Result], rows: Sequence[Mapping[str, 
         chosen = first[row["variant"]].get("algorithm", {}).get("estimator", {})
         if {"gamma", "lambda"} <= set(chosen):
             place = (chosen["gamma"], chosen["lambda"])
-            cells.setdefault(_without_factors(row["variant"]), {})[place] = _percent(row)
+            cells.setdefault(_without_factors(row["variant"]), {})[place] = percent(row)
     grids = [(name, grid) for name, grid in cells.items() if len(grid) > 1]
     return "\n".join(_grid(name, grid) for name, grid in grids)
 
@@ -287,4 +287,4 @@ def _grid(name: str, cells: Mapping[tuple[float, float], str]) -> str:
         [f"{gamma:g}", *(cells.get((gamma, value), "") for value in sorted(lambdas))]
         for gamma in gammas
     ]
-    return f"Success (%) of {name} by gamma and lambda:\n\n{_table(head, lines)}"
+    return f"Success (%) of {name} by gamma and lambda:\n\n{table(head, lines)}"

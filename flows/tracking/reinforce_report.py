@@ -9,10 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from flows.tracking import figures, traces
+from flows.tracking import figures, paper_figures, traces
 from flows.tracking.progress import Progress
 from flows.tracking.run import Run
 from flows.tracking.traces import Trace
@@ -121,6 +122,13 @@ def training_curve(iterations: Sequence[Iteration]) -> Curve:
     }
 
 
+def spent_so_far(iterations: Sequence[Iteration]) -> Curve:
+    """Return what training had spent by the end of each iteration, by kind."""
+    each = [together([record["metrics"] for record in one["rollout"]]) for one in iterations]
+    kinds = ("tool_calls", "environment_steps", "sampled_tokens")
+    return {kind: list(accumulate(one[kind] for one in each)) for kind in kinds}
+
+
 def sample_traces(iteration: Iteration, size: int) -> list[Trace]:
     """Return the trajectories of an iteration's first ``size`` questions as MLflow traces."""
     rollout, reward = iteration["rollout"][0], iteration["reward"][0]
@@ -170,10 +178,13 @@ def draw_figures(run: Run, iterations: Sequence[Iteration], settings: Reinforce,
     asked = validation.points(validation.validated(exams), seed)
     run.log_figure(figures.learning_curve(curve, asked), "learning_curve.png")
     numbers = [float(point["iteration"]) for point in curve]
-    dynamics = {"": [{"iteration": numbers, **training_curve(iterations)}]}
+    curve_of_run = {"iteration": numbers, **training_curve(iterations), **spent_so_far(iterations)}
+    dynamics = {"": [curve_of_run]}
     drawn = figures.training_curves(dynamics, "iteration", "iteration")
     run.log_figure(drawn, "training_dynamics.png")
     draw_state_groups(run, iterations)
+    for name, figure in paper_figures.of_run(curve_of_run).items():
+        run.log_figure(figure, f"{name}.png")
     profile = [
         {"iteration": number, **point}
         for number, iteration in enumerate(iterations)

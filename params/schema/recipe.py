@@ -19,7 +19,7 @@ from params.schema.prepare import BenchmarkQuestions, Prepare
 from params.schema.reinforce import Lora, Reinforce, Rollout
 from params.schema.verdict import Verdict
 
-TABLES = ("algorithms", "architectures", "benchmarks")  # files of params/ that are not recipes
+TABLES = ("algorithms", "architectures", "benchmarks", "suites")  # files that are no recipes
 REWARD_BEFORE = {"broken_format": -1.0, "wrong": 0.0, "many_tools_bonus": 0.1}  # now a list
 TOOLS_BEFORE = ("python", "search")  # sections of older recipes that are in ``tools`` now
 

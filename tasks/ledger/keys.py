@@ -96,19 +96,21 @@ def sources_digest(digests: Mapping[str, str]) -> str:
 
 def code_digest(file: Path) -> str:
     """Digest the parsed source of a file, without what does not run. Hexadecimal, 16 letters."""
-    tree = ast.parse(file.read_text())
+    tree: ast.AST = ast.parse(file.read_text())
     if not any(file.is_relative_to(PROJECT / room) for room in DESCRIBED):
-        _drop_docstrings(tree)
+        tree = without_docstrings(tree)
     text = ast.dump(tree)  # without line numbers
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def _drop_docstrings(tree: ast.Module) -> None:
+def without_docstrings(tree: ast.AST) -> ast.AST:
+    """Return parsed source with the docstrings of its definitions taken out, in place."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0] if node.body else None
             if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
                 del node.body[0]
+    return tree
 
 
 def import_closure(module: Path) -> list[Path]:

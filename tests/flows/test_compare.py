@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from flows import compare, evaluate, reinforce
+from flows.comparisons import measured, variants
 from flows.tracking import comparison_report
 from flows.tracking.reinforce_report import MEASURES
 from params.schema import base
@@ -109,7 +110,7 @@ def test_stages_before_a_comparison_make_each_others_inputs():
 )
 def test_overrides_that_could_not_hold_are_refused(changes, said):
     with pytest.raises(ValueError, match=said):
-        compare.variants("smoke", ["grpo"], [changes])
+        variants.variants("smoke", ["grpo"], [changes])
 
 
 ABLATIONS = [  # of GAGPO, table 2
@@ -123,11 +124,11 @@ ABLATIONS = [  # of GAGPO, table 2
 
 
 def both_rows(*changes):
-    return compare.variants("smoke", ["gagpo", "grpo"], changes)
+    return variants.variants("smoke", ["gagpo", "grpo"], changes)
 
 
 def test_choices_of_the_row_are_overrides_with_a_key_of_their_own():
-    found = compare.variants("smoke", ["gagpo"], ABLATIONS)
+    found = variants.variants("smoke", ["gagpo"], ABLATIONS)
     assert [variant.name for variant in found[1:4]] == [
         "gagpo, algorithm.estimator.lambda=0",
         "gagpo, algorithm.estimator.lambda=1",
@@ -144,13 +145,13 @@ def test_choices_of_the_row_are_overrides_with_a_key_of_their_own():
     with pytest.raises(ValueError, match="gspo is none of the compared rows"):
         both_rows("gspo: algorithm.clip.low=0.1")
     on_policy = "algorithm.ratio=none algorithm.clip=null algorithm.averaging=token_mean"
-    _, changed = compare.variants("smoke", ["gagpo"], [on_policy])
+    _, changed = variants.variants("smoke", ["gagpo"], [on_policy])
     assert changed.steps == 1, "without a ratio, one optimizer step a batch"
 
 
 def test_an_override_is_checked_with_its_row_and_may_have_spaces():
     changes = ["'reinforce.update.adam_betas=[0.9, 0.99]' reinforce.rollout.initial=6"]
-    first, second = compare.variants("smoke", ["grpo", "grpo"], changes)
+    first, second = variants.variants("smoke", ["grpo", "grpo"], changes)
     assert second.recipe.reinforce.update.adam_betas == (0.9, 0.99)
     assert (first.name, first.steps) == ("grpo", 2)
 
@@ -159,8 +160,8 @@ def common(recipe):
     artifact = Artifact("x", "0" * 64)
     names = ("cold_start", "questions", "test", "panel", "corpus")
     artifacts = dict.fromkeys(names, artifact)
-    budget = compare.Budget("sampled_tokens", 100.0)
-    return compare.Common(
+    budget = measured.Budget("sampled_tokens", 100.0)
+    return measured.Common(
         "smoke", recipe, budget, **artifacts, environment=None, reader=None, ledger=None
     )
 
@@ -183,7 +184,7 @@ def test_a_key_has_what_decides_a_result_and_nothing_else(change, decides):
     for changes in ([], [change]):
         recipe = settings.load_changed("smoke", ["reinforce.algorithm=grpo", *changes])
         algorithm = schema.algorithm_of(recipe)
-        variant = compare.Variant("grpo", recipe, algorithm)
+        variant = variants.Variant("grpo", recipe, algorithm)
         keys.append([common(recipe).key(variant, 0), common(recipe).key(variant, 1)])
     assert (keys[0] != keys[1]) == decides
     assert keys[0][0] != keys[0][1]
@@ -268,18 +269,18 @@ def test_killed_comparison_resumes_from_the_ledger(project, monkeypatch):
     whole = run()
     shutil.rmtree(".beamline")
     shutil.rmtree("reports")
-    asked = compare.answer
+    asked = measured.answer
 
     def killed(exam, step, policy):
         if "/ppo/" in step.stage:
             raise KeyboardInterrupt
         return asked(exam, step, policy)
 
-    monkeypatch.setattr(compare, "answer", killed)
+    monkeypatch.setattr(measured, "answer", killed)
     with pytest.raises(KeyboardInterrupt):
         run()
     before = records()
-    monkeypatch.setattr(compare, "answer", asked)
+    monkeypatch.setattr(measured, "answer", asked)
     again = run()
     assert before.items() < records().items(), "nothing that was finished runs again"
     for place, result in again.items():
@@ -343,7 +344,7 @@ def test_what_cannot_be_compared_is_refused_before_any_work(project, capsys, arg
 
 def test_all_faults_of_the_variants_are_named_at_once(project):
     with pytest.raises(ValueError) as raised:
-        compare.variants("toy", ["magic", "grpo"], ["prepare.questions.train=3"])
+        variants.variants("toy", ["magic", "grpo"], ["prepare.questions.train=3"])
     assert "magic" in str(raised.value)
     assert "prepare.questions.train=3" in str(raised.value)
 

@@ -1,0 +1,138 @@
+"""Draw the papers' figures again, from what a run has left in ``data/<recipe>``.
+
+``python -m flows.figures RECIPE`` writes ``reports/<recipe>/figures/*.png``: success against tool
+calls, episode length and training dynamics, entropy around tool results by tool, and the
+distribution of advantages at two updates. Nothing is computed anew, and no run is needed.
+A comparison's are drawn by ``python -m flows.compare RECIPE --suite NAME --committed``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from flows import end_import_phase, exit_fast
+from flows.tracking import figure_data, figures, paper_figures
+from params.schema.recipe import Recipe, algorithm_of
+from tasks import settings
+from tasks.dialects import open_dialect
+from tasks.environments import open_environment
+from tasks.learning.algorithm import CREDITED
+from tasks.policy.model import load_tokenizer
+from tasks.rewards.scoring import Reader
+from tasks.trees.profiles import entropy_by_tool, pooled
+from tasks.trees.tables import load_trees, read_rows
+
+NEEDED = ("curve.csv", "trees/nodes.parquet", "trees/advantages.parquet")  # that a run leaves
+
+
+def draw(name: str) -> tuple[list[Path], list[str]]:
+    """Write the figures of a recipe's run; return their files, and why others are missing.
+
+    Raises ValueError with the file and the remedy where no run has left its tables.
+    """
+    recipe, data = settings.load(name, Path("params")), Path("data", name)
+    if lacking := [file for file in NEEDED if not (data / file).is_file()]:
+        raise ValueError(
+            f"{data / lacking[0]} does not exist: train first (make run RECIPE={name}), or fetch a "
+            "run (python -m flows.reproduce <branch>)"
+        )
+    curve = _curve(data / "curve.csv")
+    iterations = len(curve["success"])
+    makers: dict[str, Callable[[], Any]] = {
+        **{key: partial(_as_it_is, figure) for key, figure in _of_curve(curve).items()},
+        "entropy_by_tool": lambda: _entropies(name, recipe, data, iterations),
+        "advantages": lambda: _advantages(recipe, data, iterations),
+    }
+    drawn, missing = [], []
+    for key, make in makers.items():
+        file = Path("reports", name, "figures", f"{key}.png")
+        try:
+            figures.save(make(), file)
+            drawn.append(file)
+        except ValueError as error:
+            missing.append(f"{key}: {error}")
+    return drawn, missing
+
+
+def _as_it_is(figure: Any) -> Any:
+    return figure
+
+
+def _of_curve(curve: dict[str, list[float]]) -> dict[str, Any]:
+    spent = {kind: list(accumulate(curve[kind])) for kind in paper_figures.SPENT if kind in curve}
+    numbers = [float(number + 1) for number in range(len(curve["success"]))]
+    return paper_figures.of_run({**curve, **spent, "iteration": numbers})
+
+
+def _curve(file: Path) -> dict[str, list[float]]:
+    """Read a run's curve: measure -> a value an iteration; measures that some lack are left out."""
+    with file.open(newline="") as opened:
+        rows = list(csv.DictReader(opened))
+    return {
+        column: [float(row[column]) for row in rows]
+        for column in rows[0]
+        if all(row[column] for row in rows)
+    }
+
+
+def _entropies(name: str, recipe: Recipe, data: Path, iterations: int) -> Any:
+    """Draw entropies around tool results in the last iterations."""
+    last = range(max(0, iterations - figure_data.ENDS), iterations)
+    found: dict[str, list[Any]] = {}
+    tool_of = figure_data.tool_named(_reader(name, recipe, data))
+    for number in last:
+        for tool, profile in entropy_by_tool(load_trees(data / "trees", number), tool_of).items():
+            found.setdefault(tool, []).append(profile)
+    profiles = {tool: pooled(own) for tool, own in found.items()}
+    when = f"iterations {last.start + 1} to {iterations}"
+    return paper_figures.entropy_by_tool(profiles, 1, when)
+
+
+def _reader(name: str, recipe: Recipe, data: Path) -> Reader:
+    """Return what reads the agent's turns: the recipe's dialect, for its tokenizer."""
+    tokenizer = load_tokenizer(str(Path("models", name, "trained")))
+    tools = (recipe.tools, recipe.environment, recipe.machine.threads, data / "corpus")
+    with open_environment(*tools) as environment:
+        return open_dialect(recipe.dialect, tokenizer, recipe.dialogue, environment.specs)
+
+
+def _advantages(recipe: Recipe, data: Path, iterations: int) -> Any:
+    unit = CREDITED[algorithm_of(recipe, Path("params")).estimator.kind]
+    file = data / "trees" / "advantages.parquet"
+    histograms = [
+        figure_data.histogram(number, figure_data.credited(read_rows(file, number), unit))
+        for number in figure_data.shown(iterations)
+    ]
+    return paper_figures.advantages({recipe.reinforce.algorithm: [histograms]})
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command line; return the exit status. 2: there is nothing to draw."""
+    parser = argparse.ArgumentParser(
+        prog="python -m flows.figures",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("recipe", help="params/<recipe>.yaml")
+    try:
+        drawn, missing = draw(parser.parse_args(arguments).recipe)
+    except ValueError as error:
+        print(f"figures: {error}", file=sys.stderr)
+        return 2
+    for file in drawn:
+        print(file)
+    for reason in missing:
+        print(f"not drawn: {reason}")
+    return 0
+
+
+if __name__ == "__main__":
+    end_import_phase()
+    exit_fast(main(sys.argv[1:]))

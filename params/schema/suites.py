@@ -1,0 +1,137 @@
+"""Rows of params/suites.yaml: what each paper compares, its figures, and what it reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from params.schema.algorithms import load_algorithms
+from params.schema.base import PARAMS, Float, Frozen, PositiveFloat
+from params.schema.reading import read_table
+
+Spent = Literal["sampled_tokens", "tool_calls", "environment_steps"]
+FigureName = Literal[
+    "entropy_by_tool",  # ARPO 2
+    "success_by_calls",  # ARPO 7
+    "scaling",  # ARPO 8
+    "pass_at_k",  # ARPO 6
+    "success_by_update",  # GAGPO 2
+    "episode_length",  # GAGPO 3
+    "dynamics",  # GAGPO 4
+    "advantages",  # GAGPO 5
+    "state_groups",  # GAGPO, table 5
+]
+Named = Annotated[str, Field(min_length=1)]
+
+
+class SuiteVariant(Frozen):
+    """A row of algorithms.yaml, with changes as ``--overrides`` of a comparison takes them.
+
+    ``{M}``, ``{M/2}`` and ``{M*2}`` in a change are products with the recipe's own
+    ``reinforce.rollout.leaves``, so that a suite has the size of a recipe.
+    """
+
+    row: Named
+    set: tuple[Named, ...] = ()
+    value: Float | None = None  # where the variant stands on the axis of a scaling figure
+
+
+class Part(Frozen):
+    """One table or figure of a paper, as variants by label."""
+
+    of: Named  # which table or figure
+    statement: Named  # what it varies, in one sentence
+    variants: Annotated[dict[str, SuiteVariant], Field(min_length=1)]
+    figures: tuple[FigureName, ...] = ()
+    axis: str = ""  # of a scaling figure: what ``value`` is
+
+    @model_validator(mode="after")
+    def _scaling_has_values(self) -> Part:
+        lacking = [name for name, one in self.variants.items() if one.value is None]
+        if "scaling" in self.figures and (lacking or not self.axis):
+            raise ValueError(
+                f"a figure of scaling needs 'axis', and a 'value' of each variant: {lacking} have "
+                "none"
+            )
+        return self
+
+
+class Published(Frozen):
+    """A column of figures that a paper reports, by label of a variant."""
+
+    column: Named  # what was measured, on which model and set
+    source: Named  # paper, table, and whether another text quotes it
+    values: dict[str, Float]
+
+
+class Ratio(Frozen):
+    """A claim: ``of`` reaches a success with ``claimed`` times what ``to`` spends."""
+
+    of: Named
+    to: Named
+    claimed: PositiveFloat
+
+
+class Suite(Frozen):
+    """A row of params/suites.yaml."""
+
+    statement: Named  # what the paper claims, in one sentence
+    paper: Named
+    budget: Spent  # what each variant may spend
+    baseline: str  # label of the variant that the others are compared with
+    parts: Annotated[dict[str, Part], Field(min_length=1)]
+    published: tuple[Published, ...]
+    ratio: Ratio | None = None
+    claims: tuple[Named, ...] = ()  # what the paper says without a table of figures
+    missing: tuple[Named, ...] = ()  # what the paper reports, and no source here has
+    incomparable: Named  # why the columns of the paper are no target
+
+    @property
+    def variants(self) -> dict[str, SuiteVariant]:
+        """Return the variants of all parts by label."""
+        return {label: one for part in self.parts.values() for label, one in part.variants.items()}
+
+    @model_validator(mode="after")
+    def _labels_are_known(self) -> Suite:
+        known = self.variants
+        faults = [
+            f"published '{table.column}' has a value of '{label}', which is no variant"
+            for table in self.published
+            for label in table.values
+            if label not in known
+        ]
+        if self.baseline not in known:
+            faults.append(f"baseline '{self.baseline}' is no variant: choose one of {list(known)}")
+        faults += [
+            f"'{label}' in part {name} differs from '{label}' elsewhere: give it another label"
+            for name, part in self.parts.items()
+            for label, one in part.variants.items()
+            if (one.row, one.set) != (known[label].row, known[label].set)
+        ]
+        if faults:
+            raise ValueError("; ".join(faults))
+        return self
+
+
+def load_suites(folder: Path = PARAMS) -> dict[str, Suite]:
+    """Read ``<folder>/suites.yaml``. Raises ValueError with all faults, a line each."""
+    file = folder / "suites.yaml"
+    suites = read_table(file, Suite)
+    if faults := list(_unknown_rows(suites, folder)):
+        raise ValueError("\n".join(f"{file}, {line}" for line in faults))
+    return suites
+
+
+def _unknown_rows(suites: Mapping[str, Suite], folder: Path) -> list[str]:
+    rows = load_algorithms(folder)
+    return [
+        f"row {name}: 'parts.{part}.variants.{label}.row' = '{one.row}' is no row of "
+        f"{folder / 'algorithms.yaml'}: choose one of {list(rows)}"
+        for name, suite in suites.items()
+        for part, table in suite.parts.items()
+        for label, one in table.variants.items()
+        if one.row not in rows
+    ]
