@@ -1,0 +1,96 @@
+"""Read the turns of a run as its recipe's dialect does, and name what is missing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, chdir
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tasks import settings
+from tasks.dialects.tags import TagsReader
+from tasks.trees.dialogue import OTHER_TAGS
+from tasks.trees.tree import Call, ToolSpec
+
+ReadCall = Callable[[str], Call | None]  # the text of a turn -> the call that it ends with
+
+CLOSING = re.compile(r"</([A-Za-z][\w-]*)>(?!.*</)", re.DOTALL)  # the last tag of a turn
+
+
+def missing(recipe: str, file: Path) -> ValueError:
+    """Return the error for a file of a run that is not there: the file, and what makes it."""
+    recipes = Path(*file.parts[: file.parts.index(recipe) - 1], "params")
+    if not (recipes / f"{recipe}.yaml").is_file():
+        known = ", ".join(each.stem for each in sorted(recipes.glob("*.yaml")))
+        return ValueError(f"no recipe '{recipe}' in {recipes}: {known or 'name a checkout'}")
+    return ValueError(
+        f"{file} does not exist: run `make run RECIPE={recipe}` first, or restore a run with "
+        "`python -m flows.reproduce <branch>`"
+    )
+
+
+def call_reader(recipe: str, turns: Sequence[str], project: Path) -> ReadCall:
+    """Return what finds the call in the text of a turn.
+
+    ``turns`` are turns that called: in the dialect of tags, the tag that a turn ends with is its
+    tool's. Another dialect is opened with the tokenizer and the tools of the recipe.
+    """
+    written = yaml.safe_load((project / "params" / f"{recipe}.yaml").read_text())
+    if [*written.get("dialect", {})] == ["tags"]:
+        ends = {found[1] for turn in turns if (found := CLOSING.search(turn))}
+        return TagsReader(sorted(ends - {*OTHER_TAGS})).call
+    return open_reader(recipe, project).call
+
+
+def open_reader(recipe: str, project: Path, specs: Sequence[ToolSpec] | None = None) -> Any:
+    """Return the recipe's dialect for the trained policy's tokenizer.
+
+    ``specs`` are the agent's tools; None: they are opened to ask them.
+    """
+    from tasks.dialects import open_dialect  # with transformers, which takes seconds to import
+    from tasks.policy.model import load_tokenizer
+
+    folder = project / "models" / recipe / "trained"
+    if not folder.is_dir():
+        raise missing(recipe, folder)
+    with chdir(project):  # a recipe names files of its own below the current folder
+        chosen = settings.load(recipe, Path("params"))
+        told = specs_of(recipe, project=Path()) if specs is None else specs
+        tokenizer = load_tokenizer(str(folder.relative_to(project)))
+        return open_dialect(chosen.dialect, tokenizer, chosen.dialogue, told)
+
+
+def specs_of(recipe: str, project: Path) -> list[ToolSpec]:
+    """Return what the agent of a recipe is told about its tools and the acts of its world.
+
+    Tools are opened for it, since a server tells its own; no world is.
+    """
+    from tasks.environments import open_environment
+    from tasks.environments.own import environment_kind
+
+    with chdir(project), ExitStack() as stack:
+        chosen = settings.load(recipe, Path("params"))
+        acts = [
+            spec
+            for name, section in chosen.environment.items()
+            for spec in environment_kind(name).specs(section)
+        ]
+        if not chosen.tools:
+            return acts
+        corpus = Path("data", recipe, "corpus")
+        opened = open_environment(chosen.tools, {}, 1, corpus)
+        return [*acts, *stack.enter_context(opened).specs]
+
+
+def token_texts(recipe: str, tokens: Sequence[int], project: Path) -> list[str | None]:
+    """Return the text of each token alone; None where the trained policy has no tokenizer file."""
+    from tokenizers import Tokenizer
+
+    file = project / "models" / recipe / "trained" / "tokenizer.json"
+    if not file.is_file():
+        return [None] * len(tokens)
+    tokenizer = Tokenizer.from_file(str(file))
+    return [tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
