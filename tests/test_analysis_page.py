@@ -70,7 +70,7 @@ def test_iterations_are_chosen(page, run):
 
 
 def test_missing_tables_name_file_and_command(run):
-    with pytest.raises(ValueError, match="data/tiny/trees/nodes.parquet .* `make run RECIPE=tiny`"):
+    with pytest.raises(ValueError, match=r"tiny/trees/nodes\.parquet .* `make run RECIPE=tiny`"):
         frames.nodes("tiny", project=run)
     with pytest.raises(ValueError, match="only recipes with an environment have steps"):
         frames.steps(RUN, project=run)

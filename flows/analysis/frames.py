@@ -185,7 +185,7 @@ def tokens(recipe: str, iteration: Iterations = None, project: Path | str = HERE
     rows = _rows_of(ends, every)
     through = _leaves_through(parents, rows)
     made = []
-    for (key, row) in zip(ends[[*KEYS, "leaf"]].itertuples(index=False), rows, strict=True):
+    for key, row in zip(ends[[*KEYS, "leaf"]].itertuples(index=False), rows, strict=True):
         path = _path(parents, row)
         sizes = np.array([len(flat["tokens"][at]) for at in path])
         own = np.repeat(kinds[path] == TURN, sizes)

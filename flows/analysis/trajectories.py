@@ -53,7 +53,7 @@ def evaluation(recipe: str, project: Path) -> Iterator[Scored]:
         raise reading.missing(recipe, records)
     every = [json.loads(line) for line in records.read_text().splitlines()]
     keys = {(each["stage"], each["verb"]): each["key"] for each in every}
-    for folder, agent in AGENTS.items():
+    for folder in AGENTS:
         stage = f"evaluate/{folder}"
         if (stage, "rollout") not in keys:
             continue
@@ -116,7 +116,7 @@ def _rows(
     for batch in table.iter_batches(AT_ONCE, columns=chosen):
         if iterations is not None:
             wanted = [value in iterations for value in batch["iteration"].to_pylist()]
-            batch = batch.filter(wanted)  # noqa: PLW2901
+            batch = batch.filter(wanted)
         yield from batch.to_pylist()
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows import compare, evaluate, reinforce
+from flows import compare, reinforce
 from flows.comparisons import measured, variants
 from flows.tracking import comparison_report
 from flows.tracking.reinforce_report import MEASURES
 from params.schema import base
 from params.schema import recipe as schema
-from tasks import settings
+from tasks import exam, settings
 from tasks.ledger.artifacts import Artifact
 from tasks.policy import resident
 from tasks.trees import panels
@@ -57,7 +57,7 @@ def project(policy, tokenizer, tmp_path, monkeypatch):
     tokenizer.save_pretrained("models/toy/cold_start")
     for flow, verbs in (
         (reinforce, ("rollout", "reward", "advantage", "update")),
-        (evaluate, ("rollout", "reward")),
+        (exam, ("rollout", "reward")),
     ):
         for verb in verbs:
             monkeypatch.setattr(flow, verb, getattr(flow, verb).fn)
@@ -184,7 +184,8 @@ def test_a_key_has_what_decides_a_result_and_nothing_else(change, decides):
     for changes in ([], [change]):
         recipe = settings.load_changed("smoke", ["reinforce.algorithm=grpo", *changes])
         algorithm = schema.algorithm_of(recipe)
-        variant = variants.Variant("grpo", recipe, algorithm)
+        trained = variants.without_idle_validation(recipe)
+        variant = variants.Variant("grpo", trained, algorithm)
         keys.append([common(recipe).key(variant, 0), common(recipe).key(variant, 1)])
     assert (keys[0] != keys[1]) == decides
     assert keys[0][0] != keys[0][1]

@@ -4,57 +4,106 @@ import json
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from flows.tracking.alarm_report import StoppedError, Watch
-from flows.tracking.alarms import ALARMS, alarms
+from flows.tracking.alarms import ALARMS, Seen, alarms
 from flows.tracking.progress import Progress
 from params.schema.reinforce import AlarmName
+from tasks.settings import load
+from tasks.trees.validation import Validated
 
 REPORTS = Path(__file__).parents[3] / "reports"
+QUESTIONS = 32  # an iteration
 STEADY = {
     "entropy": [0.5] * 12,
     "groups_without_spread": [0.25] * 12,
     "success": [0.4] * 12,
+    "reward": [0.4] * 12,
+    "reward_deviation": [0.2] * 12,
     "gradient_norm": [0.3] * 12,
     "mismatch_highest": [0.01] * 12,
 }
 SPOILT = {
     "entropy_collapse": {"entropy": [0.5] * 7 + [0.02] * 5},
     "no_spread": {"groups_without_spread": [0.25] * 10 + [1.0] * 2},
-    "success_lost": {"success": [0.4] * 6 + [0.02] * 6},
+    "success_lost": {"success": [0.85] * 6 + [0.5] * 6},
+    "reward_lost": {"reward": [0.4] * 6 + [0.1] * 6},
     "gradient_spike": {"gradient_norm": [0.3] * 11 + [4.0]},
     "mismatch_spike": {"mismatch_highest": [0.15] * 11 + [1.6]},
 }
 
 
+def exam(iterations, right, questions=120):
+    """Return a policy that got so many of the validation questions right, the first ones."""
+    values = {f"q{number:03}": float(number < right) for number in range(questions)}
+    return Validated(iterations, {"success": values, "score": values}, float(iterations))
+
+
+def seen(curve, *asked):
+    return Seen(curve, QUESTIONS, asked)
+
+
+def names(curve, *asked):
+    return [alarm.name for alarm in alarms(seen(curve, *asked))]
+
+
 def test_the_recipe_can_name_every_alarm():
-    assert set(get_args(AlarmName)) == set(ALARMS) == set(SPOILT)
+    assert set(get_args(AlarmName)) == set(ALARMS) == {*SPOILT, "validation_lost", "reward_hacked"}
 
 
 @pytest.mark.parametrize("name", SPOILT)
 def test_each_alarm_is_raised_by_its_own_metric_alone(name):
-    (alarm,) = alarms(STEADY | SPOILT[name])
+    (alarm,) = alarms(seen(STEADY | SPOILT[name]))
     assert (alarm.name, alarm.iteration) == (name, 11)
-    assert alarms(STEADY) == []
+    assert names(STEADY) == []
+
+
+def test_validation_below_its_best_beyond_chance():
+    assert names(STEADY, exam(0, 80), exam(10, 60)) == ["validation_lost"]
+    assert names(STEADY, exam(0, 80), exam(10, 78)) == [], "two questions are within chance"
+    assert names(STEADY, exam(0, 60), exam(10, 80)) == []
+    assert names(STEADY, exam(0, 60)) == []
+
+
+def test_a_reward_that_rises_while_validation_falls():
+    rising = STEADY | {"reward": [0.1 * number for number in range(12)]}
+    assert names(rising, exam(0, 80), exam(10, 60)) == ["validation_lost", "reward_hacked"]
+    assert names(rising, exam(0, 60), exam(10, 80)) == []
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(max_examples=25, deadline=None)
+def test_chance_alone_raises_no_alarm_of_loss(seed):
+    drawn = np.random.default_rng(seed)
+    curve = {"success": (drawn.random((60, QUESTIONS)) < 0.7).mean(axis=1).tolist()}
+    for end in range(1, 61):
+        assert names({"success": curve["success"][:end]}) == []
 
 
 @pytest.mark.parametrize("name", SPOILT)
 def test_first_iterations_raise_none(name):
     metric, values = next(iter(SPOILT[name].items()))
-    assert alarms({metric: values[-1:]}) == [], "one bad batch at the start shows nothing"
-    assert alarms({}) == []
+    assert names({metric: values[-1:]}) == [], "one bad batch at the start shows nothing"
+    assert names({}) == []
 
 
 def test_trained_runs_raise_none():
     files = sorted(REPORTS.glob("*/comparison/*/seed-*.json"))
-    curves = [
-        found["curve"] for file in files if "curve" in (found := json.loads(file.read_text()))
+    trained = [
+        (file.parts[-4], found["curve"])
+        for file in files
+        if "curve" in (found := json.loads(file.read_text()))
     ]
-    assert len(curves) >= 9
-    for curve in curves:
+    assert len(trained) >= 80
+    for recipe, curve in trained:
+        questions = load(recipe).reinforce.questions
         for end in range(1, 1 + len(curve["success"])):
-            assert alarms({name: values[:end] for name, values in curve.items()}) == []
+            until = {name: values[:end] for name, values in curve.items()}
+            assert alarms(Seen(until, questions)) == [], recipe
 
 
 class Log:
@@ -71,11 +120,11 @@ class Log:
 
 
 def watched(stop_on, log):
-    watch = Watch("toy", stop_on)
+    watch = Watch("toy", stop_on, QUESTIONS)
     curve = STEADY | SPOILT["gradient_spike"] | SPOILT["success_lost"]
     for number in range(12):
         metrics = {name: values[number] for name, values in curve.items()}
-        watch.look(metrics, log, Progress("reinforce", 12), finished=float(number))
+        watch.look(metrics, (), log, Progress("reinforce", 12), finished=float(number))
 
 
 def test_an_alarm_is_reported_once(capsys, monkeypatch):
@@ -88,12 +137,12 @@ def test_an_alarm_is_reported_once(capsys, monkeypatch):
     watched([], log)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines] == [
-        "alarm success_lost in iteration 9",
+        "alarm success_lost in iteration 8",
         "alarm gradient_spike in iteration 11",
     ]
-    assert "from 40.0 % at its best" in lines[0] and "was 0.3 before" in lines[1]
+    assert "from 85.0 % at its best" in lines[0] and "was 0.3 before" in lines[1]
     assert log.metrics == [
-        ({"alarm/success_lost": 1.0}, 9, 9.0),
+        ({"alarm/success_lost": 1.0}, 8, 8.0),
         ({"alarm/gradient_spike": 1.0}, 11, 11.0),
     ]
     assert log.tags == {"alarms": "success_lost, gradient_spike"}
@@ -108,4 +157,4 @@ def test_a_recipe_may_stop_on_an_alarm(monkeypatch, capsys):
     log = Log()
     with pytest.raises(StoppedError, match=r"reinforce\.stop_on names success_lost"):
         watched(["success_lost"], log)
-    assert [step for _, step, _ in log.metrics] == [9]
+    assert [step for _, step, _ in log.metrics] == [8]

@@ -67,11 +67,13 @@ def test_learning_curve_shows_values_and_their_mean():
 
 
 def test_validation_points_lie_where_measured():
-    rows = curve_rows(4)
-    rows[2]["validation"] = 0.75
-    line = figures.learning_curve(rows).axes[1].get_lines()[-1]
-    assert line.get_label() == "validation questions"
-    assert (xs(line), ys(line)) == ([2], [75])
+    asked = [{"iteration": 2, "success": 0.75, "success_low": 0.7, "success_high": 0.9}]
+    axes = figures.learning_curve(curve_rows(4), asked).axes[1]
+    (points,) = axes.containers
+    assert points.get_label().startswith("validation questions")
+    assert (xs(points.lines[0]), ys(points.lines[0])) == ([2], [75])
+    (low, high) = points.lines[2][0].get_segments()[0][:, 1]
+    assert (low, high) == pytest.approx((70, 90))
 
 
 def test_running_mean_uses_fewer_values_at_the_ends():

@@ -53,7 +53,9 @@ PARTS = {"sampling": 4.0, "tools": 2.0, "reward": 0.5, "advantage": 0.5, "update
 
 
 def log(found, began, ahead=0):
-    settings = Reinforce.model_construct(ahead=ahead, trace_every=2, trace_questions=1)
+    settings = Reinforce.model_construct(
+        ahead=ahead, trace_every=2, trace_questions=1, validation=None
+    )
     logged = Log()
     return logged, reinforce_report.log_iteration(
         logged, Progress("reinforce", 1), found, settings, began
