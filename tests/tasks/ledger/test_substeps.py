@@ -290,7 +290,7 @@ def test_only_the_named_verb_is_retired(run):
 def test_spared_substep_stays_until_it_is_not_spared(run, name):
     records = [run.train(i) for i in range(5)]
     spare = artifacts.output(records[1], name)
-    run.retire(4, last=1, weights=("table", "weights"), spare=spare)
+    run.retire(4, last=1, weights=("table", "weights"), spare=[spare])
     for artifact in ("table", "weights"):
         assert [i for i, record in enumerate(records) if there(record, artifact)] == [1, 4]
     assert not (Path(spare.path).parent / RETIRED).exists()
@@ -302,9 +302,9 @@ def test_spared_substep_stays_until_it_is_not_spared(run, name):
 @pytest.mark.parametrize("path", ["models/smoke/cold_start", str(artifacts.ROOT / "other")])
 def test_spare_elsewhere_changes_nothing(run, path):
     record = run.train(0)
-    run.retire(0, last=1, spare=Artifact(path, ""))
+    run.retire(0, last=1, spare=[Artifact(path, "")])
     assert there(record, "table")
-    run.retire(1, last=1, spare=Artifact(path, ""))
+    run.retire(1, last=1, spare=[Artifact(path, "")])
     assert not there(record, "table")
 
 

@@ -54,7 +54,7 @@ class Run:
         """Return the folder of the sub-step with these inputs."""
         return self.step(iteration, seed).place(train, Inputs(**inputs))
 
-    def retire(self, iteration, last, every=99, weights=(), spare=None):
+    def retire(self, iteration, last, every=99, weights=(), spare=()):
         """Drop old artifacts of ``train`` at the end of an iteration."""
         self.ledger.retire(self.step(iteration), "train", last, every, weights, spare)
 
