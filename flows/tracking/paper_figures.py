@@ -54,7 +54,7 @@ def entropy_by_tool(profiles: Mapping[str, Profile], seeds: int, when: str) -> F
 
     ``profiles``: tool -> columns of tasks/trees/profiles.py; ``when``: the iterations they are of.
     """
-    _need(profiles, "entropy by tool")
+    _need(profiles, "entropy by tool: no result has profiles around tool results")
     figure = _figure(7.0, 4.4)
     axes = figure.subplots()
     for number, (tool, profile) in enumerate(profiles.items()):
@@ -108,7 +108,7 @@ def curves_by(
     2: success, 3: episode length, 4: DYNAMICS, all by updates.
     """
     shown = [name for name in measures if any(_has(curve, name) for curve in _all(curves))]
-    _need(shown, f"{title}: no result has {list(measures)}, so")
+    _need(shown, f"{title}: no result has {list(measures)}")
     rows, columns = -(-len(shown) // 2), min(2, len(shown))
     below = -(-len(curves) // 3)
     figure = _figure(4.6 * columns + (2.4 if columns == 1 else 0), 2.7 * rows + 1.2)
@@ -184,7 +184,7 @@ def pass_at_k(rows: Mapping[str, Sequence[Mapping[str, float]]], seeds: int) -> 
 
     ``rows``: variant -> ``k``, ``mean``, ``low`` and ``high`` (shares).
     """
-    _need(rows, "pass@k: no result has several answers a question, so")
+    _need(rows, "pass@k: no result has several answers a question")
     figure = _figure(6.0, 4.4)
     axes = figure.subplots()
     for number, (variant, own) in enumerate(rows.items()):
@@ -209,7 +209,7 @@ def advantages(found: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]) -> Fi
     (flows/tracking/figure_data.py). Seeds may differ in their updates at an equal budget.
     """
     own = {variant: rows for variant, seeds in found.items() if (rows := [o for o in seeds if o])}
-    _need(own, "advantages: no result has histograms, so")
+    _need(own, "advantages: no result has histograms")
     places = max(len(rows) for seeds in own.values() for rows in seeds)
     figure = _figure(7.0, 2.6 * places + 1.2)
     grid = figure.subplots(places, 1, sharex=True, squeeze=False)[:, 0]
@@ -237,7 +237,7 @@ def state_groups(found: Mapping[str, Mapping[str, float]], seeds: int) -> Figure
 
     ``found``: variant -> size of the group of equal states -> steps (GAGPO, table 5).
     """
-    _need(found, "state groups: no result counts equal states, so")
+    _need(found, "state groups: no result counts equal states")
     names = list(next(iter(found.values())))
     figure = _figure(7.0, 1.5 + 0.4 * len(found))
     axes = figure.subplots()
@@ -278,7 +278,7 @@ def _seeds(count: int) -> str:
 
 def _need(found: Any, name: str) -> None:
     if not found:
-        raise ValueError(f"{name} there is nothing to draw")
+        raise ValueError(f"{name}, so there is nothing to draw")
 
 
 def _noted(figure: Figure, text: str) -> Figure:
