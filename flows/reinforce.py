@@ -185,10 +185,11 @@ def forget(step: Step, keep: Keep, spare: Sequence[Artifact], least: int = 1) ->
     """Drop checkpoints that the recipe does not keep; trees, rewards and advantages stay.
 
     The newest ``least`` stay in any case: before this iteration has one, that is the last one's.
+    Tables of tokens stay, too: ``collect`` joins them.
     """
     last = max(least, keep.optimizer_last)
     weights = ("policy", "critic")
-    step.ledger.retire(step, "update", last, keep.weights_every, weights, spare)
+    step.ledger.retire(step, "update", last, keep.weights_every, weights, spare, ["tokens"])
 
 
 def policy_of(iteration: Iteration) -> Artifact:

@@ -70,6 +70,7 @@ def collect(
     if not parts.is_default(settings.reward):  # else the reward's row tells them
         write_table(of_parts, data / "trees" / "parts.parquet")
     write_table(advantages, data / "trees" / "advantages.parquet")
+    write_table(_join(done, "update", "tokens.parquet"), data / "trees" / "tokens.parquet")
     curve = _curve(done)
     partial = data / ".curve.csv.partial"
     curve.to_csv(partial, index=False, float_format="%.6g")

@@ -14,14 +14,14 @@ from prefect import task
 from params.schema.algorithms import Algorithm
 from params.schema.base import Machine
 from params.schema.reinforce import Lora, Update
-from tasks.learning import learner
+from tasks.learning import learner, token_values
 from tasks.learning.algorithm import assemble
 from tasks.learning.packing import ByNode, Credit, Credited
 from tasks.ledger import prefect_cache, substeps
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
 from tasks.policy import checkpoint, resident
-from tasks.trees.tables import load_trees, read_rows
+from tasks.trees.tables import load_trees, read_rows, write_table
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,9 @@ def update(
 ) -> Record:
     """Update the policy on one batch; artifacts ``policy``, ``optimizer``, and maybe ``critic``.
 
+    A further one, ``tokens``, is a table of what the loss saw of each token
+    (tasks/learning/token_values.py).
+
     ``make_room`` drops old checkpoints right before the new one is written: the disk never holds
     one too many, and the new one takes the memory that the old one's files had.
     """
@@ -62,14 +65,16 @@ def update(
     batch = _batch(learning, inputs)
     loss = assemble(inputs.algorithm, inputs.response_tokens).loss
     draws = (step.seed, step.iteration)
+    seen: token_values.Seen = {}
     metrics = learner.optimize(
-        learning, batch, loss, inputs.settings, inputs.temperature, inputs.machine, draws
+        learning, batch, loss, inputs.settings, inputs.temperature, inputs.machine, draws, seen
     )
     metrics["staleness"] = float(inputs.staleness)
     resident.drop_gradients(learning)
     trained = time.perf_counter()
     make_room()
     checkpoint.save(learning, step.out)
+    write_table(token_values.table(seen), step.out / "tokens.parquet")
     resident.POLICIES.keep(learning, step.final() / checkpoint.POLICY)
     seconds = {"update": trained - began, "checkpoint": time.perf_counter() - trained}
     questions = [tree.tree.question.id for tree in batch]

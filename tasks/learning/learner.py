@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from params.schema.base import Machine
 from params.schema.reinforce import Update
+from tasks.learning import token_values
 from tasks.learning.attention import PAIRS, attending, form_for
 from tasks.learning.losses import Loss, Views, policy_loss, value_loss
 from tasks.learning.packing import (
@@ -27,6 +28,7 @@ from tasks.learning.packing import (
     forests,
     to_nodes,
 )
+from tasks.learning.token_values import Seen
 from tasks.policy.machine import in_precision
 from tasks.policy.parallel import balanced_parts, lanes, side_by_side
 from tasks.policy.resident import Critic, Learner
@@ -166,13 +168,14 @@ def optimize(
     temperature: float,
     machine: Machine,
     seed: int | Sequence[int],
+    seen: Seen | None = None,
 ) -> dict[str, float]:
     """Train on one batch, epochs x mini-batches steps; return metrics averaged over tokens.
 
     A mini-batch has whole trees, in an order drawn from ``seed``. Trees without old
     log-probabilities were sampled by the policy that learns: with one step a batch they need no
-    forward pass, with more they are computed first. Raises RuntimeError for a gradient that is not
-    finite.
+    forward pass, with more they are computed first. ``seen`` gets the values of tokens in the last
+    epoch. Raises RuntimeError for a gradient that is not finite.
     """
     learner.changed = True
     known = all(tree.old_logprobs is not None for tree in trees)
@@ -187,9 +190,11 @@ def optimize(
         recomputing(learner.model, settings.recompute),
     ):
         for _ in range(settings.epochs if count else 0):
+            if seen:
+                seen.clear()
             for part in np.array_split(order.permutation(len(trees)), count):
                 chosen = [trees[i] for i in part]
-                sums.append(_step(learner, chosen, loss, settings, temperature, machine))
+                sums.append(_step(learner, chosen, loss, settings, temperature, machine, seen))
     return _averages(sums or [NOTHING])
 
 
@@ -237,6 +242,7 @@ def _step(
     settings: Update,
     temperature: float,
     machine: Machine,
+    seen: Seen | None,
 ) -> dict[str, float]:
     """Take one optimizer step over all micro-batches; return sums for metrics."""
     assert learner.optimizer, "prepare_optimizer comes first"
@@ -247,7 +253,7 @@ def _step(
 
     def share(forest: Forest) -> tuple[Tensor, dict[str, float]]:
         value, metrics = objective(
-            learner, forest, loss, temperature, denominator, value_tokens, machine
+            learner, forest, loss, temperature, denominator, value_tokens, machine, seen
         )
         metrics["trained_tokens"] = len(forest.targets)
         metrics["trained_views"] = float(forest.mask.sum())
@@ -367,18 +373,23 @@ def objective(
     denominator: float,
     value_tokens: int,
     machine: Machine,
+    seen: Seen | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
     """Return a micro-batch's share of the loss, a scalar, and sums for metrics.
 
     The loss is that of the policy, plus that of a critic on the same backbone. ``denominator``
-    belongs to the policy loss of the whole step, ``value_tokens`` to the value loss.
+    belongs to the policy loss of the whole step, ``value_tokens`` to the value loss. ``seen`` gets
+    the values of the tokens.
     """
     with in_precision(machine):
         hidden = states(learner.model.base_model, forest)
         logprobs, entropies = token_logprobs(
             learner.model, hidden, forest.targets, temperature, loss.entropy_bonus > 0
         )
-    value, metrics = policy_loss(_views(forest, logprobs, entropies), loss, denominator)
+    views = _views(forest, logprobs, entropies)
+    value, metrics = policy_loss(views, loss, denominator)
+    if seen is not None:
+        token_values.add(seen, forest, views, loss)
     critic = learner.critic
     if critic and critic.backbone is None:
         part, more = _value_loss(critic, forest, hidden, value_tokens)

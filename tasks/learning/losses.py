@@ -227,6 +227,15 @@ def clipped_objective(ratio: Tensor, advantages: Tensor, clip: Clip | None) -> T
     return torch.where(advantages < 0, bounded, clipped)
 
 
+def clipped_tokens(ratio: Tensor, advantages: Tensor, clip: Clip) -> dict[str, Tensor]:
+    """Return by which bound the clip decides a token's loss: name -> bool [L, S]."""
+    return {
+        "clip_low": (ratio < 1 - clip.low) & (advantages < 0),
+        "clip_high": (ratio > 1 + clip.high) & (advantages > 0),
+        "clip_dual": (ratio > (clip.dual or torch.inf)) & (advantages < 0),
+    }
+
+
 def importance_weights(views: Views, cap: float | None) -> Tensor:
     """Return min(pi_old / pi_sampler, cap), without gradient; 1 if ``cap`` is None. [L, S]
 
@@ -332,9 +341,7 @@ def _metrics(views: Views, ratio: Tensor, weights: Tensor, clip: Clip) -> Metric
     log_ratio = _clamped(views.logprobs - views.old_logprobs, LOG_RATIO_LIMIT)
     sums = {
         "tokens": mask,
-        "clip_low": (ratio < 1 - clip.low) & (advantages < 0),
-        "clip_high": (ratio > 1 + clip.high) & (advantages > 0),
-        "clip_dual": (ratio > (clip.dual or torch.inf)) & (advantages < 0),
+        **clipped_tokens(ratio, advantages, clip),
         "kl": k3(log_ratio),  # of log(pi / pi_old), samples from pi_old
         "entropy": views.entropies,
         "importance_weight": torch.where(mask, weights, 0),

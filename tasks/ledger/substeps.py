@@ -254,11 +254,12 @@ class Ledger:
         every: int,
         weights: Collection[str],
         spare: Collection[Artifact] = (),
+        small: Collection[str] = (),
     ) -> None:
         """Drop the artifacts that ``verb`` made ``last`` or more iterations ago; records stay.
 
         The artifacts ``weights`` of every ``every``-th iteration stay for good; those of the
-        sub-steps that made one of ``spare`` stay this time.
+        sub-steps that made one of ``spare`` stay this time. The artifacts ``small`` always stay.
         """
         for place in step.folder.glob(f"[0-9]*-{verb}-*"):
             number = place.name.partition("-")[0]
@@ -266,7 +267,8 @@ class Ledger:
                 continue
             spared = any(Path(made.path).is_relative_to(place) for made in spare)
             kept = weights if spared or (int(number) + 1) % every == 0 else ()
-            paths = [p for p in place.iterdir() if p.name not in MARKS and p.stem not in kept]
+            stay = {*kept, *small}
+            paths = [p for p in place.iterdir() if p.name not in MARKS and p.stem not in stay]
             self._drop(place, paths)
 
     def _drop(self, place: Path, paths: Sequence[Path]) -> None:

@@ -244,7 +244,7 @@ def test_every_row_of_the_table_goes_through_its_iterations_and_its_gates(
     for entry in done:
         assert [len(entry[verb]) for verb in ("advantage", "update")] == [1, 1]
         made = set(entry["update"][0]["artifacts"])
-        assert made == {"policy", "optimizer"} | ({"critic"} if row.critic else set())
+        assert made == {"policy", "optimizer", "tokens"} | ({"critic"} if row.critic else set())
         for records in entry.values():
             for record in records:
                 assert np.isfinite(list(record["metrics"].values())).all()

@@ -13,6 +13,7 @@ from params.schema.algorithms import Kl, load_algorithms
 from tasks import advantage, reward
 from tasks.collect import _measures, collect
 from tasks.gates.gate import GateError
+from tasks.learning import token_values
 from tasks.rewards.scoring import score_trees
 from tasks.settings import load as settings_of
 from tasks.trees.tables import load_trees, read_rows, save_trees, write_table
@@ -81,7 +82,13 @@ def iteration(
     file = folder / "advantage" / "advantages.parquet"
     write_table(pa.Table.from_pylist(advantages, schema=advantage.TABLE), file)
     made["advantage"].append({"advantages": file})
-    made["update"].append({})
+    file = folder / "update" / "tokens.parquet"
+    rows = [
+        {"question": question, "node": 1, "logprob_gap": [0.0], "ratio": [1.0], "clipped": [0.0]}
+        for question in questions
+    ]
+    write_table(pa.Table.from_pylist(rows, schema=token_values.TABLE), file)
+    made["update"].append({"tokens": file})
     return {
         verb: [
             {
@@ -130,6 +137,8 @@ def test_tables_of_all_iterations_are_joined_and_pass_their_gates(done):
     assert len(read_rows(data / "trees" / "advantages.parquet")) == 8
     assert len(read_rows(data / "trees" / "nodes.parquet")) == 20
     assert len(read_rows(data / "trees" / "leaves.parquet")) == 8
+    values = pd.read_parquet(data / "trees" / "tokens.parquet")
+    assert values.groupby("iteration")["question"].agg(list).tolist() == [["q0", "q1"]] * 2
     assert (data / "curve.csv").read_text().splitlines()[0] == (
         "iteration,reward_metric,rollout_metric,advantage_metric,update_metric"
     )
@@ -213,7 +222,7 @@ def test_worlds_are_joined_with_their_steps_and_tasks(tmp_path, monkeypatch, fre
 def test_a_run_without_worlds_has_no_table_of_steps(done):
     run(done)
     names = {path.name for path in Path("data/toy/trees").iterdir()}
-    tables = ("questions", "nodes", "leaves", "decisions", "rewards", "advantages")
+    tables = ("questions", "nodes", "leaves", "decisions", "rewards", "advantages", "tokens")
     assert names == {f"{name}.parquet" for name in tables}
     assert "data" not in read_rows(Path("data/toy/trees/questions.parquet"))[0]
 

@@ -17,7 +17,7 @@ from tasks.ledger.substeps import Step
 from tasks.policy import checkpoint, resident
 from tasks.policy.machine import use_machine
 from tasks.trees.metrics import tree_metrics
-from tasks.trees.tables import load_trees, save_trees, write_table
+from tasks.trees.tables import load_trees, read_rows, save_trees, write_table
 from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree
 from tasks.update import UpdateInputs, update
 from tests.sections import MACHINE, UPDATE
@@ -147,7 +147,7 @@ def run(policy, **changes):
 
 def test_an_update_makes_a_policy_that_others_can_load(initial):
     made = run(Artifact.at(initial))
-    assert set(made["artifacts"]) == {"policy", "optimizer"}
+    assert set(made["artifacts"]) == {"policy", "optimizer", "tokens"}
     before, after = (
         AutoModelForCausalLM.from_pretrained(path)
         for path in (initial, ledger.output(made, "policy").path)
@@ -157,6 +157,9 @@ def test_an_update_makes_a_policy_that_others_can_load(initial):
     assert made["metrics"]["trained_views"] == sum(LEAVES.values()), "and seen by each leaf"
     assert made["metrics"]["gradient_norm"] > 0
     assert set(made["seconds"]) == {"update", "checkpoint"}
+    rows = read_rows(Path(ledger.output(made, "tokens").path))
+    sizes = {(row["question"], row["node"]): len(row["ratio"]) for row in rows}
+    assert sizes == {("q0", 1): 4, ("q0", 3): 3, ("q0", 4): 5, ("q1", 1): 6}
 
 
 def test_an_update_measures_under_names_of_its_own(initial):
@@ -276,7 +279,8 @@ def test_a_pruned_policy_that_is_needed_again_can_be_made_again(initial):
     last = replace(first, iteration=5)  # of the same run, and so with the same ledger
     made = run(Artifact.at(initial), step=first)
     policy = ledger.output(made, "policy")
-    last.ledger.retire(last, "update", last=1, every=9, weights=())
+    last.ledger.retire(last, "update", last=1, every=9, weights=(), small=("tokens",))
+    assert Path(ledger.output(made, "tokens").path).is_file(), "for the table of the whole run"
     resident.POLICIES.clear()
     with pytest.raises(ledger.PrunedError, match="has been pruned"):
         run(policy, iteration=1, data=batch(seed=1))
@@ -424,7 +428,7 @@ def values_of(folder):
 
 def test_a_critic_of_its_own_is_an_artifact_and_learns_its_returns(initial):
     made = run(Artifact.at(initial), algorithm=WITHOUT_KL, data=batch(values=True))
-    assert set(made["artifacts"]) == {"policy", "optimizer", "critic"}
+    assert set(made["artifacts"]) == {"policy", "optimizer", "critic", "tokens"}
     critic = Path(ledger.output(made, "critic").path)
     AutoModel.from_pretrained(critic)
     assert (critic / "head.safetensors").is_file()
@@ -470,4 +474,4 @@ def test_a_row_without_a_critic_keeps_none_of_another_rows_critic(initial):
     learning = resident.POLICIES.load_learner(initial, MACHINE)
     checkpoint.prepare_critic(learning, PPO.critic, MACHINE)
     made = run(Artifact.at(initial))
-    assert set(made["artifacts"]) == {"policy", "optimizer"}
+    assert set(made["artifacts"]) == {"policy", "optimizer", "tokens"}
