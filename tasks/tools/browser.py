@@ -23,6 +23,7 @@ import httpx
 from anyio.from_thread import start_blocking_portal
 from pydantic import AfterValidator, model_validator
 
+from params.schema.addresses import check_endpoint, check_key_travels_safely
 from params.schema.base import Frozen, NonNegative, Positive, PositiveFloat
 from tasks.tools import page_text
 from tasks.tools.contract import Opening, OpenTool, ToolKind
@@ -33,8 +34,6 @@ from tasks.tools.web_client import (
     ENCODINGS,
     Budget,
     WebError,
-    check_endpoint,
-    check_key_travels_safely,
     exchange,
     key_faults,
     read_key,

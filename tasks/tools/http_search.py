@@ -20,6 +20,7 @@ import httpx
 from anyio.from_thread import start_blocking_portal
 from pydantic import AfterValidator, model_validator
 
+from params.schema.addresses import check_endpoint, check_key_travels_safely
 from params.schema.base import Frozen, NonNegative, Positive, PositiveFloat
 from tasks.tools.contract import Opening, OpenTool, ToolKind
 from tasks.tools.web_cache import Cache
@@ -27,8 +28,6 @@ from tasks.tools.web_client import (
     ENCODINGS,
     Budget,
     WebError,
-    check_endpoint,
-    check_key_travels_safely,
     exchange,
     key_faults,
     read_key,

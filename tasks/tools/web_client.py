@@ -20,6 +20,7 @@ from typing import TypeVar
 import anyio
 import httpx
 
+from params.schema.addresses import key_fault
 from tasks.tools.recording import replay_folder
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Observation
@@ -31,8 +32,6 @@ FIRST_WAIT = 0.5  # seconds before the first retry; each further one waits twice
 LONGEST_WAIT = 60.0  # seconds; a server that asks for more is not asked again
 PACKED = ("gzip", "x-gzip", "deflate")  # codings of a body that are unpacked here
 ENCODINGS = {"Accept-Encoding": "gzip, deflate"}
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
-_KEY = re.compile(r"[!-~]+")  # what a header can carry
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
 
 
@@ -190,36 +189,7 @@ def safe(text: str) -> str:
     return _CONTROL.sub(lambda found: "\ufffd" if found[0] >= "\ud800" else " ", text)
 
 
-# ---------------------------------------------------------------- addresses and keys in settings
-
-
-def check_endpoint(url: str) -> str:
-    """Return the address of a server, for a setting. Raises ValueError for one that cannot be.
-
-    An address stands in the recipe and in keys of the ledger, so it has no room for a secret.
-    """
-    try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL as error:
-        raise ValueError(f"'{url}' is no address ({error}): write https://host/path") from None
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise ValueError(f"'{url}' is no address of a web server: write https://host/path")
-    if parsed.userinfo or parsed.query or parsed.fragment:
-        raise ValueError(
-            f"the address of {parsed.host} has a password, a query or a fragment: leave them out, "
-            "and name the environment variable with the key in key_variable"
-        )
-    return url
-
-
-def check_key_travels_safely(url: str, key_variable: str | None) -> None:
-    """Raise ValueError where a key would cross a network in plain text."""
-    parsed = httpx.URL(url)
-    if key_variable and parsed.scheme == "http" and parsed.host not in LOOPBACK:
-        raise ValueError(
-            f"{url} would send the key of {key_variable} in plain text: use https, or set "
-            "key_variable to null where the server needs no key"
-        )
+# ---------------------------------------------------------------- keys
 
 
 def key_faults(place: str, variable: str | None) -> list[str]:
@@ -227,18 +197,8 @@ def key_faults(place: str, variable: str | None) -> list[str]:
 
     A replay asks no server and needs no key.
     """
-    if variable is None or replay_folder():
-        return []
-    key = os.environ.get(variable, "").strip()
-    if not key:
-        return [
-            f"{place}.key_variable: the environment variable {variable} is not set: put the API "
-            f"key into it (export {variable}=...), or set key_variable to null for a server "
-            "without keys"
-        ]
-    if not _KEY.fullmatch(key):
-        return [f"{place}.key_variable: {variable} holds characters that no key has: correct it"]
-    return []
+    fault = "" if replay_folder() else key_fault(place, variable)
+    return [fault] if fault else []
 
 
 def read_key(place: str, variable: str | None) -> str:

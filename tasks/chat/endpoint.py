@@ -1,0 +1,214 @@
+"""Ask a model behind an OpenAI-compatible server: attempts, waits between them, and their cost."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from functools import partial
+from urllib.parse import urlsplit
+
+import anyio
+import httpx2
+import openai
+from openai.types.chat import ChatCompletion
+
+from params.schema.addresses import LOOPBACK, read_key
+from params.schema.chat import ChatEndpoint, ChatLimits
+from tasks.chat.budget import Budget, Spent
+from tasks.chat.cached import Answer
+from tasks.chat.contract import ChatReply, ChatRequest
+
+FIRST_WAIT = 0.5  # seconds before the first retry; each further one waits twice as long
+LONGEST_WAIT = 120.0  # seconds; a server that asks for more is not asked again
+TEMPORARY = (408, 409, 429)  # statuses after which a retry may succeed, beside those from 500 on
+MESSAGE_TOKENS = 16  # more than a chat template adds to a message
+SHOWN = 200  # characters of a server's message
+FREE = Spent(0, 0)  # what an attempt costs that the server refused
+
+
+class AttemptError(Exception):
+    """An attempt without an answer.
+
+    ``spent``: what it has cost, None where that is unknown. ``wait``: the seconds that the server
+    asks for. ``final``: no retry will help.
+    """
+
+    def __init__(
+        self,
+        fault: str,
+        spent: Spent | None = None,
+        wait: float | None = None,
+        final: bool = False,
+    ) -> None:
+        super().__init__(fault)
+        self.fault = fault
+        self.spent = spent
+        self.wait = wait
+        self.final = final
+
+
+@dataclass(frozen=True)
+class Server:
+    """A connection to a server, and the settings of its section of the recipe (``place``)."""
+
+    client: openai.AsyncOpenAI
+    endpoint: ChatEndpoint
+    limits: ChatLimits
+    place: str
+
+
+@asynccontextmanager
+async def open_endpoint(
+    endpoint: ChatEndpoint, limits: ChatLimits, budget: Budget, place: str
+) -> AsyncIterator[Answer]:
+    """Keep connections to a server; yield a function that answers one request.
+
+    The function raises RuntimeError, with the remedy, where no request can succeed. Raises
+    ValueError where the key is not set.
+    """
+    key = read_key(place, endpoint.key_variable)
+    local = urlsplit(endpoint.url).hostname in LOOPBACK  # is not asked for through a proxy
+    client = openai.AsyncOpenAI(
+        api_key=key or "none",  # the library would look for OPENAI_API_KEY without one
+        base_url=endpoint.url,
+        timeout=limits.timeout_seconds,
+        max_retries=0,
+        http_client=openai.DefaultAsyncHttpxClient(trust_env=not local),
+    )
+    async with client:
+        yield partial(answer, Server(client, endpoint, limits, place), budget)
+
+
+async def answer(server: Server, budget: Budget, request: ChatRequest) -> ChatReply:
+    """Return the first good answer of several attempts, or a reply with the last one's fault."""
+    dice = random.Random(os.urandom(8))  # its own: a wait must not move the seeded one
+    for number in range(server.limits.retries + 1):
+        try:
+            return await _paid_attempt(server, budget, request)
+        except AttemptError as error:
+            last = error
+            if error.final or (error.wait or 0) > LONGEST_WAIT:
+                break
+        if number < server.limits.retries:
+            own = min(FIRST_WAIT * 2**number, LONGEST_WAIT)
+            wait = own if last.wait is None else last.wait
+            await anyio.sleep(wait * dice.uniform(1.0, 1.25))
+    if last.fault == "no connection":
+        raise RuntimeError(
+            f"{server.place}: no connection to {server.endpoint.url} in {number + 1} attempts: "
+            f"start the server of {server.endpoint.name}, or correct the url; all answers so far "
+            "are kept"
+        )
+    return ChatReply("", fault=last.fault)
+
+
+async def _paid_attempt(server: Server, budget: Budget, request: ChatRequest) -> ChatReply:
+    """Make one attempt within the budget, and finish it even where the others end with an error.
+
+    Raises AttemptError.
+    """
+    call = await budget.reserve(most_tokens(request))
+    spent: Spent | None = None  # also where the attempt ends with another error
+    try:
+        with anyio.CancelScope(shield=True):
+            reply, spent = await _attempt(server, request)
+    except AttemptError as error:
+        spent = error.spent
+        raise
+    finally:
+        budget.settle(call, spent)
+    return reply
+
+
+def most_tokens(request: ChatRequest) -> int:
+    """Return a bound of what a request costs: a token of a prompt is a byte of it at least."""
+    prompt = sum(len(each.content.encode(errors="replace")) for each in request.messages)
+    return prompt + MESSAGE_TOKENS * (len(request.messages) + 1) + request.max_tokens
+
+
+async def _attempt(server: Server, request: ChatRequest) -> tuple[ChatReply, Spent | None]:
+    """Send a request once. Return the reply, and its cost where the server tells it."""
+    try:
+        with anyio.fail_after(server.limits.timeout_seconds):
+            made = await server.client.chat.completions.create(
+                model=server.endpoint.name,
+                messages=[{"role": m.role, "content": m.content} for m in request.messages],  # type: ignore[misc]
+                max_tokens=request.max_tokens,
+                temperature=request.temperature,
+                top_p=request.top_p,
+                seed=request.seed,
+                stop=list(request.stop) or openai.omit,
+            )
+    except (TimeoutError, openai.APITimeoutError):
+        raise AttemptError("timeout") from None
+    except openai.APIConnectionError as error:
+        if isinstance(error.__cause__, httpx2.ConnectError):
+            raise AttemptError("no connection", FREE) from None
+        raise AttemptError("connection lost") from None
+    except openai.APIStatusError as error:
+        raise _refused(server, error) from None
+    except (openai.APIError, ValueError):
+        raise AttemptError("malformed") from None
+    return _read(made)
+
+
+def _refused(server: Server, error: openai.APIStatusError) -> Exception:
+    """Return what a status other than 200 means."""
+    endpoint, status = server.endpoint, error.status_code
+    place = f"{server.place}: {endpoint.url} answered with the status {status}"
+    if status in (401, 403):
+        remedy = (
+            f"put a valid key into the environment variable {endpoint.key_variable}"
+            if endpoint.key_variable
+            else "the server wants a key: name its environment variable in key_variable"
+        )
+        return RuntimeError(f"{place}: {remedy}")
+    if status == 404:
+        return RuntimeError(
+            f"{place}: it has no model '{endpoint.name}', or the url is wrong: curl "
+            f"{endpoint.url.rstrip('/')}/models lists its models"
+        )
+    if error.code == "insufficient_quota":
+        return RuntimeError(f"{place}: the account of the key has no credit left: top it up")
+    if status in TEMPORARY or status >= 500:
+        return AttemptError(str(status), FREE, _retry_after(error.response.headers))
+    said = error.message
+    if endpoint.key_variable:
+        said = said.replace(server.client.api_key, "***")
+    return AttemptError(f"{status}: {said[:SHOWN]}", FREE, final=True)
+
+
+def _retry_after(headers: httpx2.Headers) -> float | None:
+    """Return the seconds that a server asks to wait, given as a number or a date."""
+    text = headers.get("retry-after", "").strip()
+    try:
+        wait = float(text)
+    except ValueError:
+        try:
+            wait = (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds()
+        except (ValueError, TypeError, OverflowError):
+            return None
+    return max(0.0, wait) if wait == wait else None
+
+
+def _read(made: object) -> tuple[ChatReply, Spent | None]:
+    """Return a server's answer and its cost. Raises AttemptError where it has no text."""
+    usage = made.usage if isinstance(made, ChatCompletion) else None
+    try:
+        prompt, completion = int(usage.prompt_tokens), int(usage.completion_tokens)  # type: ignore[union-attr]
+        spent = Spent(1, prompt + completion)
+    except (AttributeError, TypeError, ValueError):
+        prompt, completion, spent = 0, 0, None
+    try:
+        choice = made.choices[0]  # type: ignore[attr-defined]
+        text, finish = choice.message.content, choice.finish_reason
+    except (AttributeError, TypeError, IndexError):
+        raise AttemptError("malformed", spent) from None
+    if not isinstance(text, str) or not text:
+        raise AttemptError("malformed", spent)
+    return ChatReply(text, prompt, completion, str(finish or "")), spent

@@ -1,0 +1,306 @@
+"""Chat models over a scripted server: retries, time-outs, the cache, and the budget."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from email.utils import formatdate
+from pathlib import Path
+
+import pytest
+
+from params.schema.chat import ChatBudget, ChatEndpoint, ChatLimits
+from tasks.chat import FOLDER, endpoint, open_chat
+from tasks.chat.contract import ChatRequest
+from tasks.trees.tree import Message
+from tests.chat_server import Response, open_chat_server, refused, said
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(endpoint, "FIRST_WAIT", 0.01)
+    monkeypatch.setenv(FOLDER, str(tmp_path / "chat"))
+    return tmp_path / "chat"
+
+
+def limits(retries=2, seconds=5.0, concurrency=4, calls=None, tokens=None):
+    return ChatLimits(
+        concurrency=concurrency,
+        timeout_seconds=seconds,
+        retries=retries,
+        budget=ChatBudget(calls=calls, tokens=tokens),
+    )
+
+
+def at(server, name="small", key_variable=None):
+    return ChatEndpoint(kind="endpoint", url=server.url, name=name, key_variable=key_variable)
+
+
+def request(text, **others):
+    chosen = {"max_tokens": 20, "temperature": 0.5, **others}
+    return ChatRequest((Message("user", text),), **chosen)
+
+
+def ask(server, texts, place="judge", **settings):
+    with open_chat([at(server)], limits(**settings), place, "a") as [model]:
+        return model.ask([request(text) for text in texts])
+
+
+def echo(asked, number):
+    return said(f"re: {asked['messages'][-1]['content']}")
+
+
+def test_replies_in_order_with_the_fields_of_the_request():
+    texts = [str(number) for number in range(20)]
+    with open_chat_server(lambda asked, n: replace(echo(asked, n), after=0.03)) as server:
+        with open_chat([at(server)], limits(concurrency=4), "judge", "a") as [model]:
+            replies = model.ask([request(text, seed=7, stop=("!",), top_p=0.9) for text in texts])
+        assert [reply.text for reply in replies] == [f"re: {text}" for text in texts]
+        assert server.side_by_side == 4
+        sent = server.requests[0]
+    given = {"model": "small", "seed": 7, "stop": ["!"], "top_p": 0.9, "temperature": 0.5}
+    assert given.items() <= sent.items()
+    assert sent["max_tokens"] == 20
+    assert (replies[0].prompt_tokens, replies[0].completion_tokens) == (10, 5)
+
+
+FAULTS = {
+    "408": refused(408),
+    "409": refused(409),
+    "429": refused(429),
+    "503": refused(503),
+    "timeout": said("late", after=1.0),
+    "connection lost": said("half", dropped=True),
+    "malformed": Response(body="{not json"),
+    "a page": Response(body="<html>", headers={"Content-Type": "text/html"}),
+    "no choices": Response(body='{"id": "1"}'),
+    "no text": said(None),
+    "empty": said(""),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_fault_is_retried_as_often_as_set(fault):
+    def script(asked, number):
+        return FAULTS[fault] if number < 2 else echo(asked, number)
+
+    named = "malformed" if fault in ("a page", "no choices", "no text", "empty") else fault
+    with open_chat_server(script) as server:
+        (reply,) = ask(server, ["a"], retries=2, seconds=0.3)
+        assert (reply.text, len(server.requests)) == ("re: a", 3)
+    with open_chat_server(script) as server:
+        (reply,) = ask(server, ["b"], retries=1, seconds=0.3)
+        assert (reply.fault, reply.text, len(server.requests)) == (named, "", 2)
+
+
+def test_trickling_answer_is_a_timeout():
+    with open_chat_server(echo) as server:
+        server.serve = slowly_served
+        (reply,) = ask(server, ["a"], retries=0, seconds=0.3)
+    assert reply.fault == "timeout"
+
+
+def slowly_served(handler):
+    handler.rfile.read(int(handler.headers["Content-Length"]))
+    handler.send_response(200)
+    handler.send_header("Content-Length", "20")
+    handler.end_headers()
+    for _ in range(20):
+        handler.wfile.write(b" ")
+        time.sleep(0.05)
+
+
+def test_waits_as_long_as_the_server_asks():
+    date = formatdate(time.time() + 2, usegmt=True)  # whole seconds: at least one from now
+    for header, least in (("0.4", 0.4), (date, 0.5)):
+        times = []
+
+        def script(asked, number, times=times, header=header):
+            times.append(time.monotonic())
+            return echo(asked, number) if number else refused(429, headers={"Retry-After": header})
+
+        with open_chat_server(script) as server:
+            ask(server, [f"a{header}"], retries=1)
+        assert times[1] - times[0] >= least
+
+
+def test_longer_wait_than_allowed_ends_the_attempts():
+    script = [refused(429, headers={"Retry-After": "3600"})]
+    with open_chat_server(lambda asked, n: script[0]) as server:
+        (reply,) = ask(server, ["a"], retries=5)
+        assert (reply.fault, len(server.requests)) == ("429", 1)
+
+
+def test_server_that_restarts(folder):
+    """Requests that meet no server are asked again when it is back."""
+    with open_chat_server(echo) as server:
+        port = int(server.url.split(":")[2].split("/")[0])
+    endpoint.FIRST_WAIT = 0.1  # set back by the fixture
+    found = []
+    there = ChatEndpoint(kind="endpoint", url=server.url, name="small", key_variable=None)
+    with open_chat([there], limits(retries=6), "judge", "a") as [model]:
+        thread = threading.Thread(target=lambda: found.extend(model.ask([request("a")])))
+        thread.start()
+        time.sleep(0.2)
+        with open_chat_server(echo, port):
+            thread.join()
+    assert [reply.text for reply in found] == ["re: a"]
+
+
+def test_error_that_no_request_survives(monkeypatch):
+    monkeypatch.setenv("A_KEY", "sk-secret")
+    quota = Response(429, json.dumps({"error": {"message": "", "code": "insufficient_quota"}}))
+    cases = {"A_KEY": refused(401), "no model 'small'": refused(404), "credit": quota}
+    for word, response in cases.items():
+        with open_chat_server(lambda asked, n, response=response: response) as server:
+            place = at(server, key_variable="A_KEY")
+            with (
+                open_chat([place], limits(), "judge", "a") as [model],
+                pytest.raises(RuntimeError, match=word) as caught,
+            ):
+                model.ask([request("a"), request("b")])
+            assert "sk-secret" not in str(caught.value)
+            assert server.keys[0] == "Bearer sk-secret"
+    with pytest.raises(RuntimeError, match=r"no connection to .* start the server"):
+        ask(server, ["c"], retries=1)
+    monkeypatch.delenv("A_KEY")
+    with (
+        pytest.raises(ValueError, match=r"judge.key_variable.*A_KEY"),
+        open_chat([place], limits(), "judge", "a"),
+    ):
+        pass
+
+
+def test_error_keeps_answers_under_way():
+    def script(asked, number):
+        return refused(401, after=0.1) if asked["seed"] else said("x", after=0.3)
+
+    with open_chat_server(script) as server:
+        with open_chat([at(server)], limits(), "judge", "a") as [model]:
+            with pytest.raises(RuntimeError, match="401"):
+                model.ask([request("a", seed=1), request("b"), request("c")])
+            assert len(server.requests) == 3
+            model.ask([request("b"), request("c")])
+        assert len(server.requests) == 3
+
+
+def test_bad_request_is_not_repeated():
+    with open_chat_server(lambda asked, n: refused(400)) as server:
+        (reply,) = ask(server, ["a"])
+        assert (reply.fault[:3], len(server.requests)) == ("400", 1)
+
+
+def test_equal_requests_are_asked_once():
+    with open_chat_server(lambda asked, n: said("x", after=0.1)) as server:
+        replies = ask(server, ["a"] * 5 + ["b"])
+        assert [reply.text for reply in replies] == ["x"] * 6
+        assert len(server.requests) == 2
+        ask(server, ["b", "a"])  # opened again
+        assert len(server.requests) == 2
+
+
+def test_each_field_asks_anew():
+    fields = [{}, {"seed": 1}, {"temperature": 0.0}, {"stop": ("x",)}, {"max_tokens": 3}]
+    with open_chat_server(echo) as server:
+        models = [at(server), at(server, name="other")]
+        with open_chat(models, limits(), "judge", "a") as opened:
+            for model in opened:
+                model.ask([request("a", **each) for each in fields])
+        assert len(server.requests) == 10
+
+
+def test_failed_request_is_asked_again():
+    with open_chat_server(lambda asked, n: refused(500)) as server:
+        ask(server, ["a"], retries=0)
+        server.script = echo
+        assert ask(server, ["a"], retries=0)[0].text == "re: a"
+
+
+def test_damaged_answer_is_asked_again(folder):
+    with open_chat_server(echo) as server:
+        ask(server, ["a"])
+        (file,) = (folder / "answers").rglob("*.json")
+        file.write_text(file.read_text()[:40])
+        assert ask(server, ["a"])[0].text == "re: a"
+        assert len(server.requests) == 2
+
+
+# ---------------------------------------------------------------- budget
+
+
+def test_calls_end_before_the_budget_is_exceeded():
+    with open_chat_server(echo) as server:
+        with pytest.raises(RuntimeError, match=r"judge\.budget\.calls = 3"):
+            ask(server, [str(number) for number in range(10)], calls=3)
+        assert len(server.requests) == 3
+        with pytest.raises(RuntimeError, match=r"judge\.budget\.calls = 3"):
+            ask(server, ["new"], calls=3)  # after a restart
+        answered = [asked["messages"][0]["content"] for asked in server.answered]
+        assert [reply.text for reply in ask(server, answered, calls=3)] == [
+            f"re: {text}" for text in answered
+        ]
+        assert len(server.requests) == 3
+
+
+def test_tokens_end_before_the_budget_is_exceeded():
+    """Reservations that are larger than the cost wait for open calls, and do not end the run."""
+    cost, most = 15, endpoint.most_tokens(request("0"))
+    with open_chat_server(lambda asked, n: said("x", after=0.02)) as server:
+        with pytest.raises(RuntimeError, match=r"judge\.budget\.tokens = 200"):
+            ask(server, [str(number) for number in range(30)], tokens=200)
+        sent = len(server.requests)
+    assert sent * cost <= 200
+    assert sent * cost + most > 200  # as many as fit
+
+
+def test_refused_attempt_is_free_and_lost_one_counts():
+    with open_chat_server(lambda asked, n: refused(503)) as server:
+        ask(server, ["a"], retries=3, calls=1)
+        server.script = echo
+        ask(server, ["a"], calls=1)
+    with open_chat_server(lambda asked, n: said("late", after=0.5)) as server:
+        with pytest.raises(RuntimeError, match="calls = 3"):
+            ask(server, ["b"], retries=3, seconds=0.1, calls=3)
+        assert len(server.requests) == 2
+
+
+ASKER = """
+import sys
+from tests.tasks.chat.test_chat import limits, request
+from params.schema.chat import ChatEndpoint
+from tasks.chat import open_chat
+there = ChatEndpoint(kind="endpoint", url=sys.argv[1], name="small", key_variable=None)
+with open_chat([there], limits(concurrency=2), "judge", "a") as [model]:
+    model.ask([request(str(number)) for number in range(12)])
+"""
+
+
+def test_killed_asker_repeats_no_answered_call(folder):
+    """Kill the asking process in the middle: what it had received is not asked again."""
+    with open_chat_server(lambda asked, n: said("x", after=0.1)) as server:
+        asker = subprocess.Popen([sys.executable, "-c", ASKER, server.url], cwd=ROOT)
+        while len(list((folder / "answers").rglob("*.json"))) < 4:
+            assert asker.poll() is None
+            time.sleep(0.01)
+        os.kill(asker.pid, signal.SIGKILL)
+        asker.wait()
+        before = len(server.requests)
+        kept = {asked_in(file) for file in (folder / "answers").rglob("*.json")}
+        assert all(reply.text == "x" for reply in ask(server, map(str, range(12))))
+        again = {asked["messages"][0]["content"] for asked in server.requests[before:]}
+    assert len(kept) >= 4
+    assert not kept & again
+    assert kept | again == {str(number) for number in range(12)}
+    lines = (folder / "spent" / "a.jsonl").read_text().splitlines()
+    calls = {entry["call"]: entry["calls"] for entry in map(json.loads, lines)}
+    assert sum(calls.values()) == len(server.requests)
+
+
+def asked_in(file):
+    return json.loads(file.read_text())["request"]["messages"][0]["content"]
