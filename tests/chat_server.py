@@ -95,7 +95,7 @@ def open_chat_server(script: Script, port: int = 0):
         def do_POST(self):
             try:
                 state.serve(self)
-            except (BrokenPipeError, ConnectionResetError):
+            except (BrokenPipeError, ConnectionResetError, json.JSONDecodeError):
                 self.close_connection = True  # the client did not wait
 
         def log_message(self, *values):

@@ -20,7 +20,17 @@ from tasks.scorers.contract import ScorerKind
 from tasks.scorers.maths import OVER_BUDGET, WORKERS
 from tasks.scorers.maths_worker import TIMEOUT
 from tasks.trees.outcomes import Outcome
-from tasks.trees.tree import TURN, Call, Node, Question, Tree, acts, response_tokens, sampled
+from tasks.trees.tree import (
+    TURN,
+    Call,
+    Node,
+    Observation,
+    Question,
+    Tree,
+    acts,
+    response_tokens,
+    sampled,
+)
 
 TAGS = TagsReader()  # of the usual tools
 WORLD = "world"  # in place of a scorer, where a world's observations are the score
@@ -145,25 +155,34 @@ def _compared(
 
 
 def _episode(tree: Tree, leaf: int, trajectory: Sequence[Node]) -> dict[str, float]:
-    """Return the breakdown of an episode: what its last observation says of it.
-
-    The score is "score" or "success" in the observation's ``info``; without either, 1 where the
-    world ended the episode and the rewards of its steps add up to more than 0.
-    """
+    """Return the breakdown of an episode: its score."""
     seen = [turn.observation for turn in sampled(trajectory) if turn.observation]
+    try:
+        return {"score": episode_score(seen)}
+    except ValueError as error:
+        raise ValueError(f"question {tree.question.id}, leaf {leaf}: {error}") from None
+
+
+def episode_score(seen: Sequence[Observation]) -> float:
+    """Return the score of an episode, in [0, 1], from what answered its acts.
+
+    It is "score" or "success" in the last observation's ``info``; without either, 1 where the world
+    ended the episode and the rewards of its steps add up to more than 0. Without acts it is 0.
+    Raises ValueError for a score that is none.
+    """
     if not seen:
-        return {"score": 0.0}
+        return 0.0
     info = seen[-1].info
     given = next((info[name] for name in ("score", "success") if name in info), None)
     if given is None:
         earned = math.fsum(observation.reward for observation in seen)
-        return {"score": float(seen[-1].terminated and earned > 0)}
+        return float(seen[-1].terminated and earned > 0)
     if fault := number_fault(given, 0, 1):
         raise ValueError(
-            f"question {tree.question.id}, leaf {leaf}: the score in the info of the world's last "
-            f"observation {fault}: give a number between 0 and 1"
+            f"the score in the info of the world's last observation {fault}: give a number "
+            "between 0 and 1"
         )
-    return {"score": float(given)}
+    return float(given)
 
 
 def _tools(trajectory: Sequence[Node], reader: Reader) -> frozenset[str]:

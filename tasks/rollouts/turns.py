@@ -15,7 +15,7 @@ from tasks.engines import Sample
 from tasks.rollouts.paths import NO_TOKENS, NOTHING, Lane, Path
 from tasks.trees import marks as segment
 from tasks.trees.metrics import window_entropy
-from tasks.trees.outcomes import ENDED_BY_WORLD, Outcome, StopReason
+from tasks.trees.outcomes import Outcome, StopReason
 from tasks.trees.tree import (
     PROMPT,
     RESULT,
@@ -110,7 +110,7 @@ def observe(path: Path, call: Call, observation: Observation, lane: Lane) -> Non
     if path.has_state:
         _on_turn(path, observation=observation)
         if observation.ends:
-            _on_turn(path, outcome=ended(observation))
+            _on_turn(path, outcome=observation.ending)
             path.live = False
             return
     forms = {"growing": _go_on, "fresh": _begin_anew}
@@ -119,14 +119,6 @@ def observe(path: Path, call: Call, observation: Observation, lane: Lane) -> Non
         _on_turn(path, outcome=Outcome.OUT_OF_SPACE)
         return
     path.judged = path.node
-
-
-def ended(observation: Observation) -> str:
-    """Return the outcome of a turn with whose act an episode has ended."""
-    if observation.terminated:
-        return Outcome.TERMINATED
-    named = observation.outcome in ENDED_BY_WORLD
-    return observation.outcome if named else Outcome.TRUNCATED
 
 
 def _whole_turn(path: Path) -> Node:

@@ -52,7 +52,12 @@ def panel_of(questions: Sequence[Question], split: str, source: str, seed: int) 
     """Return the panel of all questions of a split, in an order that the seed decides."""
     order = list(questions)
     random.Random(f"{seed}/pass 0").shuffle(order)
-    return Panel(split, source, tuple(_task(question) for question in order))
+    return in_order(order, split, source)
+
+
+def in_order(questions: Sequence[Question], split: str, source: str) -> Panel:
+    """Return the panel of questions in the order that they have."""
+    return Panel(split, source, tuple(_task(question) for question in questions))
 
 
 def _task(question: Question) -> Task:

