@@ -21,13 +21,14 @@ from tasks.dialects import open_dialect
 from tasks.environments import open_environment
 from tasks.evaluate import EvaluateInputs, success_rows, table_rows
 from tasks.evaluate import evaluate as compare
-from tasks.exam import Exam, answer, rewards_of
+from tasks.exam import Exam, answer, rewards_of, verdicts_of
 from tasks.ledger import artifacts, keys
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
 from tasks.policy import champion
 from tasks.policy.machine import use_machine
 from tasks.policy.model import load_tokenizer
+from tasks.rewards import judging
 from tasks.tools import recording
 from tasks.tools.recording import CALLS, Origin
 from tasks.trees import panels
@@ -67,6 +68,8 @@ def evaluate(recipe: str) -> None:
         made = compare(step, EvaluateInputs(settings=chosen.evaluate, panel=asked, **rewards))
         _publish(recipe, [*chain.from_iterable(answered.values()), made])
         recording.publish_calls(recorded_calls(answered), Path("data", recipe, "calls", CALLS))
+        verdicts = [verdicts_of(records) for records in answered.values()]
+        judging.publish_verdicts(verdicts, Path("data", recipe, "calls", judging.VERDICTS))
         figures_by_name = outcome_metrics(rows_by_measure(made["rows"]))
         run.log_metrics(figures_by_name, step=0, at=made["finished"])
         run.log_table(table_rows(made["rows"]), "evaluation.json")

@@ -35,7 +35,7 @@ from tasks.collect import collect
 from tasks.dialects import open_dialect
 from tasks.environments import open_environment
 from tasks.environments.contract import OpenEnvironment
-from tasks.exam import Exam, answer
+from tasks.exam import Exam, answer, judges_of
 from tasks.ledger import artifacts, keys
 from tasks.ledger.artifacts import Artifact, PrunedError, Record
 from tasks.ledger.substeps import Step
@@ -43,6 +43,7 @@ from tasks.policy import checkpoint, resident
 from tasks.policy.machine import use_machine
 from tasks.policy.model import load_tokenizer
 from tasks.reward import RewardInputs, reward
+from tasks.rewards import judging
 from tasks.rewards.scoring import Reader
 from tasks.rollout import RolloutInputs, rollout
 from tasks.trees import validation
@@ -157,7 +158,14 @@ def sample(training: Training, step: Step, agents: Agents, place: int) -> Scored
     for attempt in range(MOST_BATCHES):
         inputs = rollout_inputs(training, agents.policy, place, attempt)
         rollouts.append(rollout(step, inputs, environment=training.environment, acting=acting))
-        rewards.append(reward(step, reward_inputs(training, rollouts[-1]), reader=training.reader))
+        rewards.append(
+            reward(
+                step,
+                reward_inputs(training, rollouts[-1]),
+                reader=training.reader,
+                open_policy=judges_of(training.recipe),
+            )
+        )
         spread += rewards[-1]["groups_with_spread"]
         enough = algorithm.group_filter == "none" or spread >= chosen.questions
         if enough or not rollouts[-1]["another_batch"]:
@@ -273,6 +281,7 @@ def reward_inputs(training: Training, rolled_out: Record) -> RewardInputs:
         sources=settings.reward_sources(training.recipe, Path("params")),
         dialect=training.recipe.dialect,
         tools=tuple(spec.name for spec in training.environment.specs),
+        **judging.inputs(training.recipe, Path("params"), evaluation=False),
     )
 
 
@@ -366,8 +375,17 @@ def exam_of(
         return None
     questions = Artifact.at(Path("data", name, "questions", "validation.parquet"))
     panel = Artifact.at(Path("data", name, "panels", "validation.json"))
-    asked = {"size": chosen.questions, "samples": chosen.samples}
-    return Exam(recipe, questions, panel, corpus, environment, reader, **asked)
+    return Exam(
+        recipe,
+        questions,
+        panel,
+        corpus,
+        environment,
+        reader,
+        size=chosen.questions,
+        samples=chosen.samples,
+        evaluation=False,
+    )
 
 
 def replaying(start: Step, work: Callable[[], Result]) -> Result:

@@ -48,7 +48,7 @@ from flows.workers.stage import (
 )
 from params import overrides, strict_yaml
 from params.schema.base import SOURCES
-from tasks import settings
+from tasks import chat, settings
 from tasks.extensions.named import OWN
 from tasks.questions.files import check_folder
 from tasks.tools import web_cache
@@ -302,8 +302,9 @@ def main(arguments: list[str]) -> int:
 
 
 def _as_commit(recipe: str, changes: Sequence[str]) -> int:
-    # the worktree of a run shares the answers of the web that this checkout has
+    # the worktree of a run shares the answers of the web and of models that this checkout has
     os.environ.setdefault(web_cache.FOLDER, str(web_cache.DEFAULT.absolute()))
+    os.environ.setdefault(chat.FOLDER, str(chat.DEFAULT.absolute()))
     try:
         print(run(recipe, changes))
     except (ValueError, RuntimeError) as error:

@@ -23,7 +23,7 @@ from tasks.gates import trajectories as trajectory_gate
 from tasks.learning.algorithm import CENTRED
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Record
-from tasks.rewards import parts, scoring
+from tasks.rewards import judging, parts, scoring
 from tasks.scorers import scorer_fault
 from tasks.tools import recording
 from tasks.trees import validation
@@ -66,6 +66,7 @@ def collect(
         write_table(pa.concat_tables(steps), data / STEPS)
     if calls := _recorded_calls(done):
         recording.publish_calls(calls, data / "trees" / recording.CALLS)
+    judging.publish_verdicts(_verdicts(done), data / "trees" / judging.VERDICTS)
     write_table(rewards, data / "trees" / "rewards.parquet")
     if not parts.is_default(settings.reward):  # else the reward's row tells them
         write_table(of_parts, data / "trees" / "parts.parquet")
@@ -192,6 +193,12 @@ def _recorded_calls(done: Sequence[Iteration]) -> dict[recording.Origin, Path]:
         for attempt, record in enumerate(iteration["rollout"])
     }
     return {origin: file for origin, file in found.items() if file.exists()}
+
+
+def _verdicts(done: Sequence[Iteration]) -> list[Path]:
+    """Return where the tables of a judge's verdicts are; they exist where a judge was asked."""
+    rewards = [artifacts.output(one, "rewards") for each in done for one in each["reward"]]
+    return [Path(made.path).with_name(judging.VERDICTS) for made in rewards]
 
 
 def _trajectories(done: Sequence[Iteration]) -> pd.DataFrame:

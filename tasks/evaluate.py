@@ -35,6 +35,8 @@ FIGURES = ("questions", "mean", "low", "high", "p", "p_holm")  # of a difference
 KS = (3, 5)  # of pass@k and pass^k, beside the number of answers
 BY_SET = ("success", "score", "pass@", "pass^", "maj@")  # measures that the table has by set, too
 
+JUDGED = "answers without a verdict"  # measured where a judge scores them
+
 OfAnswer = Callable[[Row], float]
 OfQuestion = Callable[[Rows], float | None]
 # what is measured of one answer or episode: label, value, unit
@@ -120,6 +122,7 @@ def measures(answers: Mapping[str, Rows]) -> list[tuple[str, OfQuestion, str]]:
         *_repeated(samples, votes=not world),
         ("score", partial(_score_of, graded_scorers(answers)), "%"),
         *((name, partial(_mean_of, value), unit) for name, value, unit in (ended, *MEASURES)),
+        (JUDGED, _without_verdict, "%"),
     ]
 
 
@@ -162,6 +165,13 @@ def _score_of(graded: Collection[str], rows: Rows) -> float | None:
     if rows[0]["scorer"] not in graded:
         return None
     return _mean_of(lambda row: row["score"] * row["sound"], rows)
+
+
+def _without_verdict(rows: Rows) -> float | None:
+    """Return the share of answers that a judge gave no verdict on; None where none was judged."""
+    found = [dict(row["breakdown"]).get("without_verdict") for row in rows]
+    lacking = [one > 0 for one in found if one is not None]
+    return sum(lacking) / len(lacking) if lacking else None
 
 
 def _values(asked: Mapping[str, Rows], value: OfQuestion) -> list[tuple[str, float]]:

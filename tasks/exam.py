@@ -9,11 +9,14 @@ from pathlib import Path
 from params.schema.algorithms import Marks
 from params.schema.recipe import Recipe
 from tasks import settings
+from tasks.agents.policy import open_policy
 from tasks.environments.contract import OpenEnvironment
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
 from tasks.reward import RewardInputs, reward
+from tasks.rewards import judging
+from tasks.rewards.judging import OpenPolicy
 from tasks.rewards.scoring import Reader
 from tasks.rollout import RolloutInputs, rollout
 
@@ -31,6 +34,7 @@ class Exam:
     first: int = 0  # place of the first task asked in the panel
     size: int | None = None  # most tasks that are asked; None: as many as an evaluation
     samples: int | None = None  # answers a task; None: as many as an evaluation
+    evaluation: bool = True  # whether answers are scored by the protocol of the evaluation
 
 
 def answer(
@@ -67,10 +71,25 @@ def answer(
         sources=settings.reward_sources(recipe, Path("params")),
         dialect=recipe.dialect,
         tools=tuple(spec.name for spec in exam.environment.specs),
+        **judging.inputs(recipe, Path("params"), exam.evaluation),
     )
-    return [rolled_out, reward(step, scoring, reader=exam.reader)]
+    return [
+        rolled_out,
+        reward(step, scoring, reader=exam.reader, open_policy=judges_of(recipe)),
+    ]
+
+
+def judges_of(recipe: Recipe) -> OpenPolicy:
+    """Return what opens a policy of this machine as a judge, sampled by the recipe's engine."""
+    agent, rows = settings.agent_of(recipe), recipe.reinforce.rollout.rows
+    return lambda folder: open_policy(folder, agent, rows, folder.as_posix())
 
 
 def rewards_of(answered: Sequence[Record]) -> Artifact:
     """Return the table of scored answers among the records of ``answer``."""
     return artifacts.output(answered[-1], "rewards")
+
+
+def verdicts_of(answered: Sequence[Record]) -> Path:
+    """Return where the table of a judge's verdicts is; it exists where a judge was asked."""
+    return Path(rewards_of(answered).path).with_name(judging.VERDICTS)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
@@ -14,11 +16,13 @@ from prefect import task
 
 from params.schema.algorithms import Overlong
 from params.schema.base import Frozen
+from params.schema.judge import Judge
 from params.schema.reinforce import RewardPart
 from tasks.ledger import prefect_cache, substeps
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
-from tasks.rewards import parts, scoring
+from tasks.rewards import judging, parts, scoring
+from tasks.rewards.judging import OpenPolicy
 from tasks.rewards.scoring import TAGS, Reader
 from tasks.trees.tables import load_trees, write_table
 
@@ -66,19 +70,42 @@ class RewardInputs:
     # what the turns are read with: the dialect's settings by name, and the names of the tools
     dialect: Mapping[str, Frozen] = field(default_factory=dict)
     tools: tuple[str, ...] = ()
+    judge: Judge | None = None  # None: no question names it, and the protocol does not ask it
+    prompt: str = ""  # of the judge: the text of its file
+    papers: Mapping[str, str] | None = None  # scorers of sets in the papers; None: verified answers
+    judges: tuple[Artifact, ...] = ()  # policies of this machine among the judge's models
+    sampling: tuple[Frozen, ...] = ()  # engine, machine and dialogue, which they are sampled with
 
 
 @task(**prefect_cache.TASK_OPTIONS)
 @substeps.recorded
-def reward(step: Step, inputs: RewardInputs, *, reader: Reader = TAGS) -> Record:
+def reward(
+    step: Step,
+    inputs: RewardInputs,
+    *,
+    reader: Reader = TAGS,
+    open_policy: OpenPolicy | None = None,
+) -> Record:
     """Score every leaf.
 
     Artifacts: ``rewards``, a row a leaf with the reward's breakdown; ``parts``, a row for each leaf
-    and part of the reward. ``reader`` reads the agent's turns: the dialect.
+    and part of the reward; ``verdicts``, what a judge has said, where one is asked. ``reader``
+    reads the agent's turns: the dialect. ``open_policy`` opens policies of this machine that judge.
+    Raises RuntimeError where the judge cannot be asked.
     """
     began = time.perf_counter()
     trees = load_trees(Path(inputs.trees.path))
-    rows = scoring.score_trees(trees, inputs.settings, reader=reader)
+    if inputs.papers is not None:
+        graded = partial(judging.as_in_papers, of_sets=inputs.papers)
+        trees = [replace(tree, question=graded(tree.question)) for tree in trees]
+    with ExitStack() as stack:
+        judge = None
+        if inputs.judge:
+            opened = judging.open_judge(inputs.judge, inputs.prompt, step.recipe, open_policy)
+            judge = stack.enter_context(opened)
+        rows = scoring.score_trees(trees, inputs.settings, reader=reader, judge=judge)
+        if judge:
+            judge.save(step.out)
     for row in rows:
         row["length_penalty"] = length_penalty(
             row["response_tokens"], inputs.response_tokens, inputs.overlong
@@ -95,6 +122,7 @@ def reward(step: Step, inputs: RewardInputs, *, reader: Reader = TAGS) -> Record
             "groups_without_spread": 1
             - _groups_that_differ(rows, _shaped) / len({r["question"] for r in rows}),
             **({} if parts.is_default(inputs.settings) else _means_of_parts(rows)),
+            **_without_verdict(rows),
         },
         "seconds": {"reward": time.perf_counter() - began},
         "groups_with_spread": _groups_that_differ(rows, lambda row: row["score"]),
@@ -117,6 +145,12 @@ def _means_of_parts(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         f"reward_{part}": sum(row["parts"][part] for row in rows) / len(rows)
         for part in rows[0]["parts"]
     }
+
+
+def _without_verdict(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the share of judged answers that lack a verdict; {} where none is judged."""
+    lacking = [one for row in rows if (one := row["breakdown"].get("without_verdict")) is not None]
+    return {"without_verdict": sum(one > 0 for one in lacking) / len(lacking)} if lacking else {}
 
 
 def length_penalty(tokens: int, budget: int, overlong: Overlong | None) -> float:

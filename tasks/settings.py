@@ -25,7 +25,8 @@ from tasks import scorers
 from tasks.environments.own import environment_kind
 from tasks.extensions import named
 from tasks.questions import choice
-from tasks.rewards import parts
+from tasks.questions.sampled import Sampled
+from tasks.rewards import judging, parts
 from tasks.rewards.steps import Steps
 from tasks.tools.own import offered, tool_kind
 
@@ -38,11 +39,25 @@ def load(name: str, folder: Path = PARAMS) -> Recipe:
 
     Raises ValueError with file, key, value and remedy, one line for each fault.
     """
-    recipe = check(schema.read(name, folder), str(folder / f"{name}.yaml"))
+    recipe = check(schema.read(name, folder), file := str(folder / f"{name}.yaml"))
     if faults := scorers.scorer_faults(scorers_of(recipe, folder)):
         raise ValueError("\n".join(f"{folder / 'benchmarks.yaml'}, {line}" for line in faults))
+    if faults := judging.faults(recipe, name, folder) + _unjudged(recipe, folder):
+        raise ValueError("\n".join(f"{file}: {line}" for line in faults))
     algorithm_of(recipe, folder)
     return recipe
+
+
+def _unjudged(recipe: Recipe, folder: Path) -> list[str]:
+    """Return a line where answers of a sampled expert would need a judge."""
+    if not isinstance(recipe.prepare.expert, Sampled):
+        return []
+    if not judging.asked_in_training(recipe, folder):
+        return []
+    return [
+        "prepare.expert samples answers, and a set has the scorer 'judge', which is not asked "
+        "then: give the set another scorer, or name another expert"
+    ]
 
 
 def scorers_of(recipe: Recipe, folder: Path = PARAMS) -> dict[str, list[str]]:

@@ -36,6 +36,7 @@ tools:
            file_mib: 1, output_characters: 64}
 environment: null
 dialect: {tags: {}}
+judge: null
 engine: {kind: transformers, memory: 1, server: null, lanes: 1}
 lora: null
 cold_start: {steps: 1, batch: 1, micro_batch: 1, learning_rate: 0.1, warmup_steps: 0,
@@ -57,7 +58,8 @@ reinforce:
   trace_questions: 0
   stop_on: []
   validation: null
-evaluate: {panel: null, questions: 1, samples: 1, temperature: 1, top_p: 1, bootstrap: 1}
+evaluate: {panel: null, questions: 1, samples: 1, temperature: 1, top_p: 1, bootstrap: 1,
+           protocol: verified}
 verdict: {measure: success, confidence: 0.95, margin: 0, bootstrap: 1}
 """)
 

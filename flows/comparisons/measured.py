@@ -38,6 +38,7 @@ from tasks.ledger import keys
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.functions import function_digests
 from tasks.ledger.substeps import Ledger, Step
+from tasks.rewards import judging
 from tasks.rewards.scoring import Reader
 from tasks.trees import panels
 from tasks.trees.metrics import together
@@ -112,6 +113,7 @@ class Common:
                 *(self.recipe.evaluation_budget(), self.recipe.reinforce.reward),
                 self.recipe.evaluate.model_dump(exclude={"bootstrap", "panel"}),
                 settings.reward_sources(self.recipe, Path("params")),
+                judging.inputs(self.recipe, Path("params"), evaluation=True),
             ],
         }
         if variant:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -19,6 +19,8 @@ class Evaluate(Frozen):
     temperature: PositiveFloat
     top_p: Annotated[Float, Field(gt=0, le=1)]  # nucleus sampling
     bootstrap: Positive  # resamples
+    # verified: each question's own scorer; papers: a judge, but for the knowledge sets
+    protocol: Literal["verified", "papers"]
 
     @model_validator(mode="after")
     def _panel_is_watched(self) -> Evaluate:

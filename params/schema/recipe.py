@@ -15,6 +15,7 @@ from params.schema.benchmarks import Benchmark, benchmark_of, load_benchmarks
 from params.schema.champion import Champion
 from params.schema.cold_start import ColdStart
 from params.schema.evaluate import Evaluate
+from params.schema.judge import Judge
 from params.schema.prepare import BenchmarkQuestions, Prepare
 from params.schema.reinforce import Lora, Reinforce, Rollout
 from params.schema.verdict import Verdict
@@ -37,6 +38,7 @@ class Recipe(Frozen):
     tools: Sections
     environment: Sections  # the world that the agent acts in; none: single questions
     dialect: Sections  # how turns and calls are written
+    judge: Judge | None  # null: no answer is scored by a model
     engine: Engine
     lora: Lora | None  # null: train all weights
     cold_start: ColdStart | None  # null: reinforcement learning starts from the first policy
@@ -74,6 +76,15 @@ class Recipe(Frozen):
             raise ValueError(
                 "prepare.expert is null, so cold_start has no traces to learn from: set cold_start "
                 "to null too, or name an expert"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _papers_have_a_judge(self) -> Recipe:
+        if self.evaluate.protocol == "papers" and self.judge is None:
+            raise ValueError(
+                "evaluate.protocol is papers, which asks a judge, and judge is null: write the "
+                "section judge (docs/judge.md), or set the protocol to verified"
             )
         return self
 

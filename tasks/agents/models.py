@@ -10,6 +10,7 @@ from pathlib import Path
 from params.schema.chat import ChatEndpoint, ChatLimits
 from params.schema.reading import validate
 from params.schema.recipe import Recipe
+from tasks import settings
 from tasks.agents.policy import open_policy
 from tasks.chat import open_chat
 from tasks.chat.contract import ChatModel
@@ -56,7 +57,8 @@ def open_model(
     where a key is not set, and RuntimeError or ValueError for a policy that cannot be loaded.
     """
     if isinstance(choice.held, Path):
-        with open_policy(choice.held, recipe, choice.name) as policy:
+        agent, rows = settings.agent_of(recipe), recipe.reinforce.rollout.rows
+        with open_policy(choice.held, agent, rows, choice.name) as policy:
             yield policy
     else:
         with open_chat([choice.held], limits, "--model", account) as (model,):

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from params.schema.agent import Dialogue
-from params.schema.recipe import Recipe
+from params.schema.agent import Agent, Dialogue
 from tasks.chat.contract import ChatReply, ChatRequest
 from tasks.engines import ENGINES, Engine, Request
 from tasks.ledger.artifacts import Artifact
@@ -128,23 +127,24 @@ def _way(request: ChatRequest) -> tuple[float, float, tuple[str, ...]]:
 
 
 @contextmanager
-def open_policy(folder: Path, recipe: Recipe, name: str = "") -> Iterator[PolicyModel]:
-    """Load a policy as the recipe's engine samples it, for the length of the block.
+def open_policy(folder: Path, agent: Agent, rows: int, name: str = "") -> Iterator[PolicyModel]:
+    """Load a policy as a recipe's engine samples it, for the length of the block.
+
+    ``rows``: requests that are sampled side by side, at most.
 
     Raises ValueError or RuntimeError, with the remedy, for an engine or a policy that is missing.
     """
-    kind = ENGINES[recipe.engine.kind]
-    if missing := kind.installed(recipe.engine):
-        raise ValueError(f"'engine.kind' = {recipe.engine.kind!r}, {missing}")
-    actor = Resident().load_learner(folder, recipe.machine)
-    rows = recipe.reinforce.rollout.rows
-    engine = kind.open(actor, Artifact.at(folder), recipe.engine, recipe.machine, rows)
+    kind = ENGINES[agent.engine.kind]
+    if missing := kind.installed(agent.engine):
+        raise ValueError(f"'engine.kind' = {agent.engine.kind!r}, {missing}")
+    actor = Resident().load_learner(folder, agent.machine)
+    engine = kind.open(actor, Artifact.at(folder), agent.engine, agent.machine, rows)
     yield PolicyModel(
         name=name or folder.name,
         engine=engine,
         tokenizer=actor.tokenizer,
-        dialogue=recipe.dialogue,
-        in_tags="tags" in recipe.dialect,
+        dialogue=agent.dialogue,
+        in_tags="tags" in agent.dialect,
         context=actor.model.config.max_position_embeddings,
         rows=rows,
     )

@@ -9,7 +9,7 @@ from functools import partial
 
 from params.schema.base import Float, Frozen
 from tasks.rewards.contract import Ending, Part, PartKind
-from tasks.scorers import MOST_TIMEOUTS, WORKERS, label, open_scorers, scorer_fault
+from tasks.scorers import MOST_TIMEOUTS, WORKERS, judge, label, open_scorers, scorer_fault
 from tasks.scorers.contract import ScorerKind
 
 
@@ -56,6 +56,8 @@ def bounds(settings: ScorerPart) -> tuple[float, float]:
 def faults(settings: ScorerPart) -> list[str]:
     """Return a line where the scorer cannot be used."""
     fault = scorer_fault(settings.name)
+    if settings.name == judge.NAME:
+        fault = "a judge scores a question's answer: name it as 'scorer' of a set, and use 'answer'"
     return [f"name: {fault}"] if fault else []
 
 

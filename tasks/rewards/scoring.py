@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -14,8 +14,10 @@ from params.schema.reinforce import RewardPart
 from tasks.dialects.tags import TagsReader
 from tasks.extensions.checks import number_fault
 from tasks.rewards.contract import Ending, Part
+from tasks.rewards.judging import Breakdowns, OpenJudge
 from tasks.rewards.parts import FORMAT, open_parts
 from tasks.scorers import MOST_TIMEOUTS, open_scorers, scorer_fault
+from tasks.scorers import judge as judge_scorer
 from tasks.scorers.contract import ScorerKind
 from tasks.scorers.maths import OVER_BUDGET, WORKERS
 from tasks.scorers.maths_worker import TIMEOUT
@@ -34,6 +36,8 @@ from tasks.trees.tree import (
 
 TAGS = TagsReader()  # of the usual tools
 WORLD = "world"  # in place of a scorer, where a world's observations are the score
+
+Breakdown = dict[str | None, dict[str, float]]  # by answer
 
 
 class Reader(Protocol):
@@ -54,6 +58,7 @@ def score_trees(
     parts: Sequence[RewardPart],
     most_timeouts: int = MOST_TIMEOUTS,
     reader: Reader = TAGS,
+    judge: OpenJudge | None = None,
 ) -> list[dict[str, Any]]:
     """Return a row of tasks/reward.py's table for each leaf, without the length penalty.
 
@@ -62,18 +67,20 @@ def score_trees(
     ``most_timeouts`` different answers of a tree, in the order of its leaves, with which the
     mathematics verifier ran out of processor time, further ones that only it could compare score 0,
     as "over_budget". A tree of one leaf, as in an evaluation, has no budget. Which answers run out
-    of time depends on the speed of the processor.
+    of time depends on the speed of the processor. ``judge`` is asked about all answers to questions
+    that name it as their scorer, at once.
 
     Raises ValueError with question and leaf: for a scorer that is unknown, for a user's scorer or
-    part that fails or exceeds its range, and for a world's score that is none.
+    part that fails or exceeds its range, for a world's score that is none, and for a question that
+    names the judge where there is none; RuntimeError where the judge cannot be asked.
     """
     _check_scorers(trees)
     names = {tree.question.scorer for tree in trees if not tree.of_world}
     strict = any(part.name == FORMAT for part in parts)
+    judged = _judged(trees, reader, judge)
     with open_scorers(sorted(names)) as scorers, open_parts(parts) as opened:
-        read = partial(
-            _endings, scorers=scorers, most=most_timeouts, reader=reader, format_counts=strict
-        )
+        compare = partial(_compared, scorers, most_timeouts, judged)
+        read = partial(_endings, compare=compare, reader=reader, format_counts=strict)
         with _threads(WORKERS) as threads:
             endings = [ending for tree in threads.map(read, trees) for ending in tree]
         values = {label: _finite(label, part, endings) for label, part in opened.items()}
@@ -108,16 +115,15 @@ def _check_scorers(trees: Sequence[Tree]) -> None:
 
 def _endings(
     tree: Tree,
-    scorers: Mapping[str, ScorerKind],
-    most: int,
+    compare: Callable[[Question, Sequence[str | None]], Breakdown],
     reader: Reader,
     format_counts: bool,
 ) -> list[Ending]:
     """Return the endings of a tree, in leaf order, with the breakdowns of their scores."""
     world, trajectories = tree.of_world, list(tree.trajectories())
-    turns = [[_storable(turn.text) for turn in sampled(each)] for each in trajectories]
+    turns = _turns(trajectories)
     answers = [None if world else reader.answer(texts) for texts in turns]
-    compared = {} if world else _compared(tree.question, scorers, most, answers)
+    compared = {} if world else compare(tree.question, answers)
     return [
         Ending(
             question=tree.question,
@@ -137,13 +143,40 @@ def _endings(
     ]
 
 
+def _turns(trajectories: Sequence[Sequence[Node]]) -> list[list[str]]:
+    """Return the texts of the agent's turns in each trajectory."""
+    return [[_storable(turn.text) for turn in sampled(each)] for each in trajectories]
+
+
+def _judged(trees: Sequence[Tree], reader: Reader, judge: OpenJudge | None) -> Breakdowns:
+    """Ask the judge about all answers to questions that name it; {} where there are none."""
+    asked = [
+        judge_scorer.asked_of(tree.question, answer)
+        for tree in trees
+        if tree.question.scorer == judge_scorer.NAME and not tree.of_world
+        for texts in _turns(list(tree.trajectories()))
+        if (answer := reader.answer(texts)) is not None
+    ]
+    if asked and judge is None:
+        raise ValueError(
+            f"{len(asked)} answers are to be scored by a judge, and there is none here"
+        )
+    return judge.judge(asked) if asked and judge else {}
+
+
 def _compared(
-    question: Question,
     scorers: Mapping[str, ScorerKind],
     most: int,
+    judged: Breakdowns,
+    question: Question,
     answers: Sequence[str | None],
-) -> dict[str | None, dict[str, float]]:
+) -> Breakdown:
     """Return the breakdown of each different answer; empty where there is none."""
+    if question.scorer == judge_scorer.NAME:
+        return {
+            answer: {} if answer is None else dict(judged[judge_scorer.asked_of(question, answer)])
+            for answer in answers
+        }
     compare = scorers[question.scorer].limited(most)
     try:
         return {

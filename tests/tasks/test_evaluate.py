@@ -27,7 +27,15 @@ from tasks.trees.intervals import bootstrap_interval
 from tasks.trees.tables import write_table
 from tasks.trees.tree import Question
 
-SETTINGS = Evaluate(panel=None, questions=4, samples=1, temperature=0.6, top_p=0.95, bootstrap=200)
+SETTINGS = Evaluate(
+    panel=None,
+    questions=4,
+    samples=1,
+    temperature=0.6,
+    top_p=0.95,
+    bootstrap=200,
+    protocol="verified",
+)
 
 
 TASKS = [Question(f"test-{number:05d}", "story", "", ("1",)) for number in range(4)]

@@ -154,7 +154,7 @@ def test_the_question_names_its_scorer():
 
 def test_an_unknown_scorer_is_refused_by_name():
     question = Question("train-00007", "toy", "?", ("1",), "rouge")
-    with pytest.raises(ValueError, match=r"train-00007.*'rouge'.*exact, f1, maths"):
+    with pytest.raises(ValueError, match=r"train-00007.*'rouge'.*exact, f1, judge, maths"):
         score(trajectory(THINK + RIGHT), question, SETTINGS)
 
 

@@ -207,7 +207,7 @@ def test_all_faults_of_a_list_are_named_with_their_keys():
         ["'reinforce.reward.2' = 'format'", "- answer: {weight"],
         ["unknown key 'reinforce.reward.3.many_tools.malus'"],
         ["'reinforce.reward.4.steps'", "low 1 exceeds high 0"],
-        ["'reinforce.reward.5.scorer'", "is called 'rouge'", "exact, f1, maths"],
+        ["'reinforce.reward.5.scorer'", "is called 'rouge'", "exact, f1, judge, maths"],
         ["several parts called 'format'"],
     ]
     assert [part.name for part in typed] == ["format", "format"]
@@ -230,9 +230,9 @@ def test_keys_see_the_source_of_each_part_and_scorer():
     found = parts_module.sources(listed(*LIST))
     assert set(found) == {
         *(f"reward {name}" for name in ("answer", "format", "scorer")),
-        *(f"scorer {name}" for name in ("exact", "f1", "maths")),
+        *(f"scorer {name}" for name in ("exact", "f1", "judge", "maths")),
     }
-    assert len(set(found.values())) == 6
+    assert len(set(found.values())) == 7
 
 
 @pytest.mark.parametrize("kind", [RESULT, PROMPT])

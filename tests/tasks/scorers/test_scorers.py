@@ -43,7 +43,7 @@ def golds(data, name):
 
 
 def test_the_table_has_the_kinds_that_a_recipe_may_name():
-    assert set(SCORERS) == {"exact", "f1", "maths"}
+    assert set(SCORERS) == {"exact", "f1", "judge", "maths"}
     assert [name for name in SCORERS if is_graded(name)] == ["f1"]
     for scorer in SCORERS.values():
         assert scorer("7", ["7"])["score"] == 1
