@@ -5,8 +5,10 @@ import json
 import subprocess
 import sys
 
+import datasets
 import pytest
 import yaml
+from huggingface_hub import ModelCard
 from prefect.context import refresh_global_settings_context
 
 from flows import compare
@@ -140,6 +142,65 @@ def test_the_trained_agent_answers_in_a_terminal_as_in_the_evaluation(unbroken):
     assert said.count("\nquestion: ") == 2
     assert "\x1b" not in said
     assert "never asked" not in said
+
+
+def test_exported_trajectories_load_as_a_dataset_of_chats(unbroken, tmp_path):
+    folder, _ = unbroken
+    export = (sys.executable, "-m", "flows.export", "smoke", "--out", str(tmp_path))
+    rewards = read_rows(folder / "data/smoke/trees/rewards.parquet")
+    least = sorted(row["reward"] for row in rewards)[len(rewards) // 2]
+    ran = call(folder, *export, "--iterations", "1", "1", "--min-reward", str(least), "--gzip")
+    assert ran.returncode == 0, ran.stdout
+    written = datasets.load_dataset(
+        "json",
+        data_files=str(tmp_path / "trajectories.jsonl.gz"),
+        split="train",
+        cache_dir=str(tmp_path / "cache"),
+    )
+    kept = [row for row in rewards if row["iteration"] == 1 and row["reward"] >= least]
+    columns = ("question", "leaf", "reward", "sampled_tokens", "outcome")
+    assert [[line[c] for c in columns] for line in written] == [
+        [row[c] for c in columns] for row in kept
+    ]
+    for line, row in zip(written, kept, strict=True):
+        roles = [message["role"] for message in line["messages"]]
+        assert roles == ["user", *["assistant", "tool"] * row["tool_calls"], "assistant"]
+        if row["answer"] is not None:
+            assert row["answer"] in line["messages"][-1]["content"]
+    ran = call(folder, *export, "--split", "test")
+    assert ran.returncode == 0, ran.stdout
+    lines = [json.loads(line) for line in (tmp_path / "evaluation.jsonl").open()]
+    answers = read_rows(folder / "data/smoke/evaluation.parquet")
+    columns = ("agent", "question", "success", "answer")
+    assert [[line[c] for c in columns] for line in lines] == [
+        [row[c] for c in columns] for row in answers
+    ]
+
+
+def test_the_exported_policy_has_a_card_and_answers_alike(unbroken, tmp_path):
+    folder, _ = unbroken
+    before = digests(folder)["models/smoke/trained"]
+    export = (sys.executable, "-m", "flows.export", "smoke", "--out", str(tmp_path))
+    assert call(folder, *export, "--license", "mit").returncode == 0
+    card = ModelCard.load(tmp_path / "policy/README.md")
+    verdict = json.loads((folder / "reports/smoke/verdict.json").read_text())
+    [result] = card.data.eval_results
+    assert (card.data.license, card.data.base_model) == ("mit", None)
+    assert result.metric_value == verdict["means"]["trained"]
+    table = (folder / "reports/smoke/table.md").read_text().strip()
+    recipe = (folder / "params/smoke.yaml").read_text().strip()
+    for told in (table, verdict["reason"], recipe, *digests(folder)):
+        assert told in card.text or told.startswith(("reports/", "models/smoke/champion"))
+    for file in (folder / "models/smoke/trained").iterdir():
+        assert (tmp_path / "policy" / file.name).read_bytes() == file.read_bytes()
+    assert not (folder / "models/smoke/trained/README.md").exists()
+    file = folder / "params/smoke.yaml"
+    file.write_text(recipe.replace("iterations: 2", "iterations: 3"))
+    refused = call(folder, *export)
+    file.write_text(recipe + "\n")
+    assert refused.returncode == 2
+    assert "'reinforce.iterations' is 3 and was 2: restore" in refused.stdout
+    assert before == digests(folder)["models/smoke/trained"]
 
 
 def test_a_comparison_of_algorithms_takes_the_stages_before_as_they_are(

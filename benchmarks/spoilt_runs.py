@@ -1,0 +1,236 @@
+"""Train runs that are spoilt on purpose, and good ones, and show which alarms each of them raises.
+
+    dvc repro cold_start@tiny
+    python -m benchmarks.spoilt_runs
+
+Every run is the recipe tiny with the changes in RUNS, from one cold start. A fault of the engine
+begins in the middle of its run: it then samples with other weights than the learner believes. The
+alarms are those of a training (flows/tracking/alarms.py), asked after each iteration.
+
+Runs are named on the command line, or all are made. A run that is killed goes on where it was;
+finished ones are read from ``.beamline/spoilt_runs``. The table has all that are finished.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import chdir
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from flows import reinforce
+from flows.host import files
+from flows.reinforce import Training
+from flows.tracking.alarms import WINDOW, Alarm, Seen, alarms
+from flows.tracking.progress import Progress
+from flows.tracking.reinforce_report import metrics_of, sum_seconds
+from params.schema import recipe as schema
+from params.schema.recipe import Recipe
+from tasks import exam, settings
+from tasks.environments import open_environment
+from tasks.ledger.artifacts import Artifact
+from tasks.ledger.substeps import Step
+from tasks.policy.machine import use_machine
+from tasks.rollout import RolloutInputs
+from tasks.trees.validation import Validated
+
+ROOT = Path(__file__).parents[1]
+HOME = ROOT / ".beamline" / "spoilt_runs"  # a project of its own, with params/ and own/
+RECIPE = "tiny"
+VERBS = ("rollout", "reward", "advantage", "update")
+BREVITY = '''
+def brevity(ending):
+    """Return 1 for a response without text, 0 for one of 100 characters or more."""
+    return max(0.0, 1 - len(ending.text) / 100)
+'''
+BRIEF = (
+    "reinforce.reward=[answer: {weight: 1.0, wrong: 0.0}, format: {broken: -1.0}, "
+    "'own/brevity.py:brevity': {weight: 6.0, low: 0.0, high: 1.0}]"
+)
+
+Fault = Callable[[RolloutInputs, Training], RolloutInputs]
+
+
+def stale(inputs: RolloutInputs, training: Training) -> RolloutInputs:
+    """Let the engine sample with the weights that the training began with."""
+    return replace(inputs, policy=training.policy)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run: what differs from the recipe."""
+
+    changes: Sequence[str] = ()
+    iterations: int = 60
+    fault: Fault | None = None  # of the engine
+    begins: int = 0  # the iteration in which the fault begins
+
+
+RUNS = {
+    "seed-0": Run(["seed=0"]),
+    "seed-1": Run(["seed=1"]),
+    "seed-2": Run(["seed=2"]),
+    "learning-rate-0.003": Run(["reinforce.update.learning_rate=0.003"], 15),
+    "learning-rate-0.02": Run(["reinforce.update.learning_rate=0.02"], 20),
+    "brevity-rewarded": Run([BRIEF], 20),
+    "temperature-0.01": Run(["reinforce.rollout.temperature=0.01"], 10),
+    "stale-engine": Run([], 20, stale, 12),
+}
+
+
+# ---------------------------------------------------------------- one run
+
+
+def measure(name: str, run: Run) -> dict[str, Any]:
+    """Train a run; return its alarms, with the iteration of each, and what became of it."""
+    changes = [*run.changes, "machine.threads=1"]
+    recipe = settings.load_changed(RECIPE, changes, Path("params"))
+    use_machine(recipe.machine)
+    corpus = Path("data", RECIPE, "corpus")
+    tools = (recipe.tools, recipe.environment, recipe.machine.threads, corpus)
+    with open_environment(*tools) as environment, faulty(run):
+        training = training_of(name, recipe, environment)
+        return watched(training, run.iterations, name)
+
+
+def training_of(name: str, recipe: Recipe, environment: Any) -> Training:
+    """Return a training of the shared cold start whose sub-steps have the run's name."""
+    policy = Artifact.at(Path("models", RECIPE, "cold_start"))
+    corpus = Artifact.at(Path("data", RECIPE, "corpus"))
+    reader = reinforce.reader_of(recipe, policy, environment)
+    return Training(
+        start=Step(RECIPE, f"spoilt/{name}", 0, recipe.seed),
+        recipe=recipe,
+        algorithm=schema.algorithm_of(recipe, Path("params")),
+        policy=policy,
+        questions=Artifact.at(Path("data", RECIPE, "questions", "train.parquet")),
+        corpus=corpus,
+        environment=environment,
+        reader=reader,
+        exam=reinforce.exam_of(recipe, RECIPE, corpus, environment, reader),
+    )
+
+
+@contextlib.contextmanager
+def faulty(run: Run) -> Iterator[None]:
+    """Give the engine other inputs than the learner believes, from the run's iteration on."""
+    sound = reinforce.rollout_inputs
+
+    def spoilt(training: Training, policy: Artifact, place: int, attempt: int) -> RolloutInputs:
+        inputs = sound(training, policy, place, attempt)
+        iteration = place // training.recipe.reinforce.questions
+        return run.fault(inputs, training) if run.fault and iteration >= run.begins else inputs
+
+    reinforce.rollout_inputs = spoilt
+    try:
+        yield
+    finally:
+        reinforce.rollout_inputs = sound
+
+
+def watched(training: Training, iterations: int, name: str) -> dict[str, Any]:
+    """Train, and look for alarms after each iteration, as a training does."""
+    curve: dict[str, list[float]] = {}
+    asked: list[Validated] = []
+    raised: dict[str, Alarm] = {}
+    seconds = {"training": 0.0, "validation": 0.0}
+    progress = Progress(name, iterations)
+    for done in reinforce.train(training, iterations):
+        metrics = metrics_of(done)
+        for metric, value in metrics.items():
+            curve.setdefault(metric, []).append(value)
+        asked += reinforce.asked_in([done])
+        for alarm in alarms(Seen(curve, training.recipe.reinforce.questions, asked)):
+            raised.setdefault(alarm.name, alarm)
+        seconds["training"] += sum(sum_seconds(done).values())
+        seconds["validation"] += sum(one["duration"] for one in done.get("validation", ()))
+        progress.note(reward=metrics["reward"], success=metrics["success"], alarms=len(raised))
+        progress.advance(1)
+    progress.close()
+    shown = ("reward", "success", "entropy", "gradient_norm", "mismatch_highest")
+    return {
+        "iterations": iterations,
+        "alarms": {alarm.name: alarm.iteration for alarm in raised.values()},
+        "validation": {one.iterations: one.mean("success") for one in asked},
+        "seconds": seconds,
+        "curve": {metric: curve[metric] for metric in shown if metric in curve},
+    }
+
+
+# ---------------------------------------------------------------- the table
+
+
+def table(found: dict[str, dict[str, Any]]) -> str:
+    """Return the table of the runs that are finished."""
+    lines = [
+        "| run | iterations | reward | success (%) | validation (%) | alarms (iteration) |",
+        "|---|---:|---:|---:|---:|---|",
+    ]
+    for name, one in found.items():
+        reward, success = (ends(one["curve"][metric]) for metric in ("reward", "success"))
+        asked = [100 * share for share in one["validation"].values()]
+        rang = ", ".join(f"`{alarm}` ({at})" for alarm, at in one["alarms"].items()) or "none"
+        cells = [
+            name,
+            str(one["iterations"]),
+            f"{reward[0]:.2f} → {reward[1]:.2f}",
+            f"{100 * success[0]:.1f} → {100 * success[1]:.1f}",
+            f"{asked[0]:.1f} → {asked[-1]:.1f}",
+            rang,
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def ends(values: Sequence[float]) -> tuple[float, float]:
+    """Return the means of the first and the last iterations."""
+    return fmean(values[:WINDOW]), fmean(values[-WINDOW:])
+
+
+def open_home() -> None:
+    """Make the project of the runs: the recipe and the cold start of this checkout."""
+    cold_start = ROOT / "models" / RECIPE / "cold_start"
+    if not cold_start.is_dir():
+        raise SystemExit(f"{cold_start} does not exist: run `dvc repro cold_start@{RECIPE}` first")
+    HOME.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(ROOT / "params", HOME / "params", dirs_exist_ok=True)
+    for folder in ("data", "models"):
+        if not (HOME / folder).exists():
+            (HOME / folder).symlink_to(ROOT / folder)
+    (HOME / "own").mkdir(exist_ok=True)
+    (HOME / "own" / "brevity.py").write_text(BREVITY)
+
+
+def main() -> None:
+    """Make the runs that are not finished, and print the table of all."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.spoilt_runs",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("runs", nargs="*", metavar="RUN", help=f"of {', '.join(RUNS)}; else all")
+    chosen = parser.parse_args().runs or [*RUNS]
+    if unknown := [name for name in chosen if name not in RUNS]:
+        parser.error(f"no run {unknown[0]}: choose of {', '.join(RUNS)}")
+    for module, verbs in ((reinforce, VERBS), (exam, ("rollout", "reward"))):
+        for verb in verbs:
+            setattr(module, verb, getattr(module, verb).fn)  # without Prefect
+    open_home()
+    with chdir(HOME):
+        for name in chosen:
+            file = Path(f"{name}.json")
+            with files.locked(Path(f"{name}.lock")):  # several calls may make runs side by side
+                if not file.exists():
+                    file.write_text(json.dumps(measure(name, RUNS[name]), indent=1) + "\n")
+        made = {name: Path(f"{name}.json") for name in RUNS}
+        print(table({n: json.loads(f.read_text()) for n, f in made.items() if f.exists()}))
+
+
+if __name__ == "__main__":
+    main()

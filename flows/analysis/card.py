@@ -1,0 +1,200 @@
+"""Write the card of a trained policy, in the format of the Hugging Face hub.
+
+A card says what dvc.lock, the recipe and the reports of the run say. What these do not know, such
+as a licence, is left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+from flows.analysis import reading
+from flows.runs import cache, git, pipeline
+
+MADE_BY = ("prepare", "cold_start", "reinforce", "evaluate")  # stages whose outs have digests
+LOAD = """```python
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+model = AutoModelForCausalLM.from_pretrained("<this folder>")
+tokenizer = PreTrainedTokenizerFast.from_pretrained("<this folder>")
+```"""
+
+
+def written(recipe: str, license: str | None = None) -> str:
+    """Return the card of a recipe's trained policy as Markdown, with its metadata before it.
+
+    ``license``: an identifier of the hub, such as apache-2.0. Raises ValueError where the recipe
+    has not run, or the policy or the recipe are not those in dvc.lock.
+    """
+    file = Path("params", f"{recipe}.yaml")
+    locked = _checked(recipe, file)
+    chosen = yaml.safe_load(file.read_text())
+    verdict = _json(Path("reports", recipe, "verdict.json"))
+    table = Path("reports", recipe, "table.md")
+    sections = {
+        "": _introduction(recipe, chosen),
+        "Load": LOAD,
+        "Evaluation": table.read_text().strip() if table.is_file() else "",
+        "Verdict": _verdict(verdict),
+        "Recipe": f"`{file}`:\n\n```yaml\n{file.read_text().strip()}\n```",
+        "Data": _digests(recipe, locked),
+        "Origin": _origin(recipe, locked),
+    }
+    metadata = _metadata(recipe, chosen, verdict, license)
+    text = "\n\n".join(
+        f"## {title}\n\n{body}" if title else body for title, body in sections.items() if body
+    )
+    return str(ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n{text}\n"))
+
+
+def _checked(recipe: str, file: Path) -> Mapping[str, Any]:
+    """Return dvc.lock's stages. Raises ValueError where they are not of what is here."""
+    trained, locked = Path("models", recipe, "trained"), pipeline.locked()
+    if not trained.is_dir() or f"reinforce@{recipe}" not in locked:
+        raise reading.missing(recipe, trained)
+    digest = pipeline.digests(f"reinforce@{recipe}")[trained.as_posix()]
+    if cache.digest_of(trained) != digest:
+        raise ValueError(
+            f"{trained} is not what dvc.lock says ({digest}): `dvc checkout {trained}` brings it "
+            "back"
+        )
+    now, faults = yaml.safe_load(file.read_text()), set[str]()
+    for stage in MADE_BY:
+        then = locked.get(f"{stage}@{recipe}", {}).get("params", {}).get(file.as_posix(), {})
+        for key, value in then.items():
+            faults |= set(_changes(key, value, _value(now, key)))
+    if faults:
+        raise ValueError(
+            f"{file} is not that of the run: {', '.join(sorted(faults))}: restore the file, or run "
+            f"`make run RECIPE={recipe}`"
+        )
+    return locked
+
+
+def _value(recipe: Any, key: str) -> Any:
+    """Return the value at a path such as evaluate.panel; None where there is none."""
+    return reduce(lambda place, name: (place or {}).get(name), key.split("."), recipe)
+
+
+def _changes(key: str, then: Any, now: Any) -> Iterator[str]:
+    """Yield the values of a section that have changed, each with its path."""
+    if isinstance(then, dict) and isinstance(now, dict):
+        for name in [*then, *(now.keys() - then.keys())]:
+            yield from _changes(f"{key}.{name}", then.get(name), now.get(name))
+    elif then != now:
+        yield f"'{key}' is {now!r} and was {then!r}"
+
+
+def _json(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text()) if file.is_file() else {}
+
+
+# ---------------------------------------------------------------- metadata
+
+
+def _metadata(
+    recipe: str, chosen: Mapping[str, Any], verdict: Mapping[str, Any], license: str | None
+) -> ModelCardData:
+    """Return the metadata of the hub; the result is the verdict's measure, as a share."""
+    policy, algorithm = chosen["prepare"]["policy"], chosen["reinforce"]["algorithm"]
+    results = [_result(recipe, verdict)] if verdict else None
+    return ModelCardData(
+        base_model=policy["name"] if _on_hub(policy) else None,
+        base_model_revision=policy["revision"] if _on_hub(policy) else None,
+        license=license,
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=["beamline", "reinforcement-learning", "tool-use", algorithm],
+        model_name=recipe if results else None,
+        eval_results=results,
+    )
+
+
+def _result(recipe: str, verdict: Mapping[str, Any]) -> EvalResult:
+    return EvalResult(
+        task_type="text-generation",
+        task_name="Held-out tasks with tools",
+        dataset_type="beamline",
+        dataset_name=f"{recipe}, {verdict['questions']} tasks of the test split",
+        metric_type=verdict["measure"],
+        metric_value=verdict["means"]["trained"],
+    )
+
+
+def _on_hub(policy: Mapping[str, Any]) -> bool:
+    """Whether a policy's section names a commit of the hub, not a folder or random weights."""
+    return policy["kind"] == "pretrained" and policy["revision"] is not None
+
+
+# ---------------------------------------------------------------- sections
+
+
+def _introduction(recipe: str, chosen: Mapping[str, Any]) -> str:
+    policy, learning = chosen["prepare"]["policy"], chosen["reinforce"]
+    began = (
+        f"{policy['name']} at `{policy['revision']}`"
+        if _on_hub(policy)
+        else f"`{policy['name']}`, a folder"
+        if policy["kind"] == "pretrained"
+        else "random weights"
+    )
+    tools = [*(chosen["tools"] or {}), *(chosen["environment"] or {})]
+    acts = f" that acts with {', '.join(tools)}" if tools else ""
+    return (
+        f"# {recipe}\n\nA language model{acts}, trained by reinforcement learning with Beamline: "
+        f"{learning['iterations']} iterations of {learning['algorithm']}, after a cold start of "
+        f"{chosen['cold_start']['steps']} supervised steps, from {began}."
+    )
+
+
+def _verdict(verdict: Mapping[str, Any]) -> str:
+    if not verdict:
+        return ""
+    said = "Promoted" if verdict["promote"] else "Rejected"
+    gates = ", ".join(
+        f"{gate['table']} {'passed' if gate['passed'] else '**failed**'}"
+        for gate in verdict["gates"]
+    )
+    return f"{said}: {verdict['reason']}.\n\nGates of the tables: {gates}."
+
+
+def _digests(recipe: str, locked: Mapping[str, Any]) -> str:
+    """Return a table of the files that the policy was made from, and of what the run made."""
+    stages = [locked[name] for stage in MADE_BY if (name := f"{stage}@{recipe}") in locked]
+    files = [*(dep for dep in stages[0]["deps"] if dep["path"].startswith("data/"))]
+    files += [out for stage in stages for out in stage.get("outs", []) if "md5" in out]
+    lines = dict.fromkeys(f"| `{each['path']}` | `{each['md5']}` |" for each in files)
+    return "\n".join(["DVC's digests:", "", "| | MD5 |", "|---|---|", *lines])
+
+
+def _origin(recipe: str, locked: Mapping[str, Any]) -> str:
+    """Return the commit that restores the run, and the version that wrote the weights."""
+    lines = []
+    if restored := _commit(recipe, locked):
+        commit, named = restored
+        lines.append(
+            f"- Commit `{commit}`; `python -m flows.reproduce {named}` restores the run. "
+            "The versions of all packages are in its `constraints.txt`."
+        )
+    config = _json(Path("models", recipe, "trained", "config.json"))
+    if version := config.get("transformers_version"):
+        lines.append(f"- Weights in the format of transformers {version}.")
+    return "\n".join(lines)
+
+
+def _commit(recipe: str, locked: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the commit of the run and a name for it, or None where it has not been committed."""
+    digest = pipeline.digests(f"reinforce@{recipe}")[f"models/{recipe}/trained"]
+    for branch in git.runs_with(digest):
+        return git.resolve(branch), branch
+    here = git.revision().commit
+    if here and git.committed("dvc.lock") and git.locked_at(here) == locked:
+        return here, here
+    return None
