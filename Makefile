@@ -7,6 +7,7 @@
 # make test-openenv  the tests of OpenEnv worlds against a server of the package openenv, which is
 #                installed into an environment of its own
 # make test-worlds  the tests of household, with ALFWorld's packages, which are added to .venv
+# make test-page the tests of pages in a browser without a window: Chromium with its driver
 # make kills     the tests marked kills: runs, trainings and servers die, in the middle of sub-steps too
 # make chaos     kill, damage and cut off runs of the recipe smoke in some 40 ways: half an hour
 # make lint      ruff, mypy and import-linter
@@ -62,7 +63,7 @@ PYTEST = $(PYTHON) -m pytest
 BY_FILE = -n 2 --dist loadfile --no-loadscope-reorder
 BY_TEST = -n 2 --dist load --maxschedchunk 1
 
-.PHONY: run test test-data test-vllm test-gpu test-openenv test-worlds kills chaos lint plan ask compare bench \
+.PHONY: run test test-data test-vllm test-gpu test-openenv test-worlds test-page kills chaos lint plan ask compare bench \
 	serve ui deploy doctor clean
 .DEFAULT_GOAL := run
 
@@ -91,6 +92,9 @@ test-openenv: .venv/installed
 
 test-worlds: .venv/worlds
 	@$(PYTEST) tests/worlds
+
+test-page: .venv/installed
+	@$(PYTEST) tests/page
 
 kills: .venv/installed
 	@$(PYTEST) $(BY_TEST) -vv -m kills tests/flows tests/tasks tests/chaos

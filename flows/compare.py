@@ -26,6 +26,7 @@ one of its tables, and ``--committed`` reports from the files that are there, wi
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -37,6 +38,7 @@ from flows import end_import_phase, exit_fast
 from flows.comparisons import suites
 from flows.comparisons.measured import Budget, Common, measured
 from flows.comparisons.variants import Variant, variants
+from flows.pages.page import write_comparison
 from flows.reinforce import reader_of, replaying
 from flows.runs import dvc_command, ledger_mirror, recipes
 from flows.tracking import comparison_report, suite_report
@@ -52,6 +54,8 @@ from tasks.ledger.artifacts import ROOT, Artifact
 from tasks.policy.machine import use_machine
 
 BEFORE = ("champion", "prepare", "cold_start")  # stages that all variants share
+log = logging.getLogger(__name__)
+
 Write = Callable[[Sequence[Result]], None]  # of the results so far
 
 
@@ -104,6 +108,17 @@ def compare(
             if computed:
                 write(found)
         write(found)
+        if not suite:
+            write_page(common, found, baseline)
+
+
+def write_page(common: Common, found: Sequence[Result], baseline: str) -> None:
+    """Write ``reports/<recipe>/comparison.html``; a failure does not end a comparison."""
+    resamples, kind = common.recipe.evaluate.bootstrap, common.budget.kind
+    try:
+        write_comparison(common.name, found, resamples, kind, baseline)
+    except Exception as error:  # whatever it is, the results are there
+        log.warning("the page was not written: %s: %s", type(error).__name__, error)
 
 
 def _asked(

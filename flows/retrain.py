@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import sys
 import time
@@ -30,13 +31,12 @@ from prefect.runtime import task_run
 
 from flows import end_import_phase, exit_fast
 from flows.host import disk, gpu
-from flows.host.addresses import address_without_password
 from flows.runs import champions, dvc_command, git, pipeline, recipes, transfer, worktree
 from flows.tracking import outcome_report, store
-from flows.tracking.run import pipeline_run, send_unsent
+from flows.tracking.run import Run, pipeline_run, send_unsent
 from flows.workers import dispatch
 from flows.workers.connection import name_process, prefect_server
-from flows.workers.server import HOST, MLFLOW_PORT
+from flows.workers.server import ui_address
 from flows.workers.stage import (
     INTERRUPTED,
     PARENT_TASK_RUN,
@@ -48,12 +48,15 @@ from flows.workers.stage import (
 )
 from params import overrides, strict_yaml
 from params.schema.base import SOURCES
+from params.schema.recipe import Recipe
 from tasks import chat, settings
 from tasks.extensions.named import OWN
 from tasks.questions.files import check_folder
 from tasks.tools import web_cache
 
 VERDICT = "reports/{}/verdict.json"
+log = logging.getLogger(__name__)
+
 REMEDY = "commit them, stash them (git stash), or run with --here"
 
 
@@ -73,12 +76,20 @@ def retrain(recipe: str = "tiny") -> None:
             )
         outcome_report.log_outcome(run, recipe, seconds)
         outcome_report.show_in_prefect(recipe, store.page_of(ui_address(), run.id))
+        write_page(recipe, checked, run)
 
 
-def ui_address() -> str:
-    """Return the address of MLflow's UI: the store's server, or that of `make ui`."""
-    uri = address_without_password(store.store_uri())
-    return uri.rstrip("/") if uri.startswith("http") else f"http://{HOST}:{MLFLOW_PORT}"
+def write_page(name: str, recipe: Recipe, run: Run) -> None:
+    """Write the run's page and keep it in MLflow; a failure does not end a run with its results."""
+    try:
+        from flows.pages import page  # with pandas, which no stage waits for
+
+        file = page.write_run(name, recipe, page.links_to(run.id, ui_address()))
+    except Exception as error:  # whatever it is, the run has its results
+        log.warning("the page of the run was not written: %s: %s", type(error).__name__, error)
+        return
+    run.log_file(file)
+    run.set_tags({"page": file.as_posix()})
 
 
 def as_task(stage: pipeline.Stage, device: str) -> Task[[], None]:

@@ -51,6 +51,8 @@ def test_frames_agree_with_each_other_and_with_the_curve(page, run):
     assert leaves["branched_from"].notna().sum() == decisions["added"].sum() > 0
     assert len(names["calls"]) == curve["tool_calls"].sum()
     assert nodes[nodes["kind"] == "turn"]["tokens"].sum() == curve["sampled_tokens"].sum()
+    trained = frames.token_values(RUN, project=run)["ratio"].str.len()
+    assert trained.sum() == curve["trained_tokens"].sum(), "in one pass over each batch"
     lengths = leaves["shared_tokens"] + leaves["own_tokens"]
     assert (lengths == rewards["response_tokens"]).all()
     parts = frames.parts(RUN, project=run).groupby([*frames.KEYS, "leaf"], sort=False)["value"]

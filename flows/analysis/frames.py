@@ -215,6 +215,13 @@ def tokens(recipe: str, iteration: Iterations = None, project: Path | str = HERE
     return frame
 
 
+def token_values(
+    recipe: str, iteration: Iterations = None, project: Path | str = HERE
+) -> pd.DataFrame:
+    """Return what the update saw of each trained node's tokens (tasks/learning/token_values.py)."""
+    return _trees(recipe, "tokens", iteration, project).to_pandas()
+
+
 def answers(recipe: str, project: Path | str = HERE) -> pd.DataFrame:
     """Return the answers of the evaluation, a row an answer; ``agent`` says whose it is."""
     file = _file(recipe, "evaluation.parquet", project)

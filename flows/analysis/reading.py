@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, chdir
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ from tasks.trees.tree import Call, ToolSpec
 
 ReadCall = Callable[[str], Call | None]  # the text of a turn -> the call that it ends with
 
+Decode = Callable[[list[int]], str]
+
+BROKEN = "\N{REPLACEMENT CHARACTER}"  # in a decoded text: part of a character
+LONGEST = 4  # tokens that share a character, at most: one a byte
 CLOSING = re.compile(r"</([A-Za-z][\w-]*)>(?!.*</)", re.DOTALL)  # the last tag of a turn
 
 
@@ -87,10 +92,29 @@ def specs_of(recipe: str, project: Path) -> list[ToolSpec]:
 
 def token_texts(recipe: str, tokens: Sequence[int], project: Path) -> list[str | None]:
     """Return the text of each token alone; None where the trained policy has no tokenizer file."""
+    decode = open_decoder(recipe, project)
+    return [decode([token]) if decode else None for token in tokens]
+
+
+def open_decoder(recipe: str, project: Path) -> Decode | None:
+    """Return what turns tokens into text; None where the trained policy has no tokenizer file."""
     from tokenizers import Tokenizer
 
     file = project / "models" / recipe / "trained" / "tokenizer.json"
     if not file.is_file():
-        return [None] * len(tokens)
-    tokenizer = Tokenizer.from_file(str(file))
-    return [tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
+        return None
+    return partial(Tokenizer.from_file(str(file)).decode, skip_special_tokens=False)
+
+
+def spelled(decode: Decode, tokens: list[int]) -> list[str]:
+    """Return the text of each token of a sequence.
+
+    A character whose bytes several tokens share belongs to the last of them.
+    """
+    texts, start = [], 0
+    for end in range(1, len(tokens) + 1):
+        text = decode(tokens[start:end])
+        whole = not text.endswith(BROKEN) or end - start == LONGEST or end == len(tokens)
+        texts.append(text if whole else "")
+        start = end if whole else start
+    return texts

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 from numpy.typing import NDArray
 
@@ -28,6 +29,7 @@ from tasks.trees.tables import load_trees, read_rows
 from tasks.trees.tree import TURN, Call, Node, Question, Tree, join
 
 AGENT, CHAT_MODEL, TOOL = "AGENT", "CHAT_MODEL", "TOOL"  # kinds of spans, as MLflow names them
+PAGE = "reports/{}/page.html"  # of a run (flows/pages/)
 TEXT_CHARACTERS = 20_000  # of one text in a span, at most
 PREVIEW_CHARACTERS = 1_000  # of a question, an answer or a tag in a list of traces, at most
 NAME_CHARACTERS = 250
@@ -104,7 +106,7 @@ def sample(
             leaf,
             scores[tree.question.id, leaf],
             step,
-            key=_key(step, trees.digest, rewards.digest, tree.question.id, leaf),
+            key=key_of(step, trees.digest, rewards.digest, tree.question.id, leaf),
             began=round(at * 1000) - place,
             read=read,
         )
@@ -135,6 +137,7 @@ def trace(
         "reward": f"{score['reward']:g}",
         "success": str(success).lower(),
         "faults": ", ".join(score["faults"]) or "none",
+        "page": place_in_page(step.recipe, step.iteration, question.id, leaf),
     }
     return Trace(
         key=key,
@@ -300,7 +303,18 @@ def _reason(score: Mapping[str, Any]) -> str:
     return f"the answer is partly right: {parts}"
 
 
-def _key(*parts: Any) -> str:
-    step, *rest = parts
-    text = json.dumps([step.recipe, step.stage, step.iteration, *rest])
+def key_of(step: Step, trees: str, rewards: str, question: str, leaf: int) -> str:
+    """Return the key of a trajectory's trace; ``trees`` and ``rewards`` are digests."""
+    text = json.dumps([step.recipe, step.stage, step.iteration, trees, rewards, question, leaf])
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def trace_id(step: Step, trees: str, rewards: str, question: str, leaf: int) -> str:
+    """Return the id that the store knows a trajectory's trace by."""
+    return f"tr-{key_of(step, trees, rewards, question, leaf)}"
+
+
+def place_in_page(recipe: str, iteration: int, question: str, leaf: int) -> str:
+    """Return the address of a trajectory in the page of its run, as seen from the checkout."""
+    place = urlencode({"iteration": iteration, "question": question, "leaf": leaf})
+    return f"{PAGE.format(recipe)}#{place}"

@@ -24,7 +24,9 @@ from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import IO, Any
 
+from flows.host.addresses import address_without_password
 from flows.runs.dvc_command import PARENT, die_with_parent
+from flows.tracking.store import store_uri
 from flows.workers.prefect_patches import begin_transactions_as_writes, settle_events
 
 HOME = Path(".beamline/prefect")
@@ -38,6 +40,12 @@ STOP_TIMEOUT = 10.0  # seconds that a server has to end
 RESTARTS = 5  # of a run's own server
 SHOWN = 80  # characters of a header in an answer
 Application = Callable[[Any, Any, Any], Awaitable[None]]  # of ASGI
+
+
+def ui_address() -> str:
+    """Return the address of MLflow's UI: the store's server, or that of `make ui`."""
+    uri = address_without_password(store_uri())
+    return uri.rstrip("/") if uri.startswith("http") else f"http://{HOST}:{MLFLOW_PORT}"
 
 
 @contextmanager

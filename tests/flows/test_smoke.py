@@ -1,9 +1,13 @@
 """The whole pipeline on the smoke recipe, with real processes; tests/chaos kills it."""
 
+import base64
+import gzip
 import hashlib
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import datasets
 import pytest
@@ -12,7 +16,7 @@ from huggingface_hub import ModelCard
 from prefect.context import refresh_global_settings_context
 
 from flows import compare
-from flows.tracking import store
+from flows.tracking import store, traces
 from tasks.trees.tables import load_questions, read_rows
 from tests.checkout import call, checkout, environment, retrain
 
@@ -79,6 +83,31 @@ def test_runs_in_mlflow_have_the_figures_of_the_table(unbroken):
             assert {given.dataset.name for given in run.inputs.dataset_inputs} == {
                 *("smoke/traces", "smoke/train", "smoke/validation", "smoke/test")
             }
+
+
+def test_page_and_traces_name_each_other(unbroken):
+    folder, _ = unbroken
+    client = store.connect(f"sqlite:///{folder}/.beamline/mlflow.db")
+    experiment = client.get_experiment_by_name(store.EXPERIMENT).experiment_id
+    [run] = client.search_runs([experiment], f"tags.`{store.KIND_TAG}` = 'pipeline'")
+    assert run.data.tags["page"] == "reports/smoke/page.html"
+    kept = Path(client.download_artifacts(run.info.run_id, "page.html"))
+    text = (folder / "reports/smoke/page.html").read_text()
+    assert kept.read_text() == text
+    data = json.loads(re.search('id="data">(.*?)</script>', text)[1])
+    assert run.info.run_id in data["links"]["run"]
+    named = {}  # place in the page -> trace
+    for one in data["iterations"]:
+        packed = re.search(f'id="block-{one["number"]}">(.*?)</script>', text)[1]
+        block = json.loads(gzip.decompress(base64.b64decode(packed)))
+        for question in block["questions"]:
+            for leaf, entry in enumerate(question["leaves"]):
+                if "trace" in entry:
+                    place = traces.place_in_page("smoke", one["number"], question["id"], leaf)
+                    named[place] = entry["trace"]
+    found = client.search_traces(locations=[experiment], include_spans=False)
+    assert named == {one.info.tags["page"]: one.info.trace_id for one in found}
+    assert len(named) == 6, "the leaves of one question of the first iteration"
 
 
 def test_every_result_names_the_digest_of_the_panel_that_was_asked(unbroken):

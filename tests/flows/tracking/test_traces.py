@@ -214,6 +214,7 @@ def test_trace_has_question_answer_and_reward(tree):
         "reward": "1",
         "success": "true",
         "faults": "none",
+        "page": "reports/tiny/page.html#iteration=20&question=train-00007&leaf=0",
     }
 
 

@@ -1,0 +1,108 @@
+// What both kinds of page share. Texts of agents and users reach the page through text nodes alone.
+"use strict";
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const find = (id) => document.getElementById(id);
+const COLOURS = ["#1b6ca8", "#c2571a", "#2a7f4f", "#8a3ea6", "#a3333d", "#5b6b00", "#00747c", "#6a4b2a"];
+const LAYOUT = {
+  font: { family: "system-ui, sans-serif", size: 12, color: "#1d2530" },
+  margin: { l: 55, r: 10, t: 28, b: 40 },
+  paper_bgcolor: "rgba(0,0,0,0)",
+  plot_bgcolor: "#fff",
+};
+const CONFIG = { displayModeBar: false, responsive: true };
+
+// Invisible and direction-changing characters, written out.
+const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
+const visible = (text) =>
+  text.replace(HIDDEN, (sign) => `⟨U+${sign.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`);
+
+// Return a new element. Strings among the children become text nodes.
+function element(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
+    else if (value !== null && value !== false) made.setAttribute(key, value === true ? "" : value);
+  }
+  made.append(...children.filter((child) => child !== null).map((c) => (c instanceof Node ? c : visible(String(c)))));
+  return made;
+}
+
+// Return a label for plotly, which would read tags in it.
+const label = (text) => visible(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+
+// Return the text of a compressed block of the page.
+async function unpacked(id) {
+  const packed = atob(find(id).textContent);
+  const bytes = new Uint8Array(packed.length);
+  for (let i = 0; i < packed.length; i++) bytes[i] = packed.charCodeAt(i);
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+}
+
+let drawing = null; // of plotly.js, which is unpacked once
+
+function plotly() {
+  drawing ??= unpacked("plotly").then((source) => {
+    document.head.append(Object.assign(document.createElement("script"), { textContent: source }));
+    return window.Plotly;
+  });
+  return drawing;
+}
+
+async function draw(id, traces, layout) {
+  const library = await plotly();
+  await library.react(find(id), traces, { ...LAYOUT, ...layout }, CONFIG);
+  performance.mark(`drawn-${id}`);
+}
+
+const round = (value, digits = 3) => (value === null || value === undefined ? "" : String(+Number(value).toPrecision(digits)));
+const signed = (value, digits = 3) => (value > 0 ? "+" : "") + round(value, digits).replace("-", "−");
+const interval = (one, scale) =>
+  one ? `${(scale * one.mean).toFixed(scale === 100 ? 1 : 2)} [${(scale * one.low).toFixed(scale === 100 ? 1 : 2)}, ${(scale * one.high).toFixed(scale === 100 ? 1 : 2)}]` : "";
+
+// Return a table: a caption, column titles, and rows of texts.
+function table(caption, titles, rows) {
+  const cells = (row, kind) => row.map((text, i) => element(i ? kind : "th", { scope: i ? null : "row" }, text));
+  return element(
+    "table",
+    {},
+    element("caption", {}, caption),
+    element("thead", {}, element("tr", {}, ...titles.map((text) => element("th", { scope: "col" }, text)))),
+    element("tbody", {}, ...rows.map((row) => element("tr", {}, ...cells(row, "td")))),
+  );
+}
+
+// Return a plotly trace of points with intervals, one a name; `of` gives mean, low and high.
+function withIntervals(names, of, name, colour, scale) {
+  const each = names.map(of);
+  const values = each.map((one) => one && scale * one.mean);
+  return {
+    type: "scatter",
+    mode: "markers",
+    orientation: "h",
+    name,
+    x: values,
+    y: names.map(label),
+    marker: { color: colour, size: 8 },
+    error_x: {
+      type: "data",
+      symmetric: false,
+      array: each.map((one, i) => one && scale * one.high - values[i]),
+      arrayminus: each.map((one, i) => one && values[i] - scale * one.low),
+      color: colour,
+    },
+  };
+}
+
+// Return a layout of small plots beside each other, and what a trace of each has to say.
+function panels(titles, below) {
+  const layout = { grid: { rows: 1, columns: titles.length, pattern: "independent" }, height: 260, annotations: [] };
+  titles.forEach((title, i) => {
+    const end = i ? i + 1 : "";
+    layout[`xaxis${end}`] = { title: { text: below }, gridcolor: "#e3e7ec", nticks: 6 };
+    layout[`yaxis${end}`] = { gridcolor: "#e3e7ec", zeroline: false };
+    layout.annotations.push({ text: title, showarrow: false, xref: `x${end} domain`, yref: `y${end} domain`, x: 0, y: 1.12, xanchor: "left" });
+  });
+  return layout;
+}
+const axes = (i) => (i ? { xaxis: `x${i + 1}`, yaxis: `y${i + 1}` } : {});

@@ -1,0 +1,122 @@
+// The chosen path as a conversation, with tinted tokens, cards of calls, and siblings side by side.
+
+function showFacts(question) {
+  const leaf = question.leaves[view.leaf];
+  const address = leaf.trace && data.links.traces ? `${data.links.traces}${leaf.trace}` : null;
+  const trace = !leaf.trace ? [] : [" · trace ", address ? element("a", { href: address, rel: "noreferrer" }, leaf.trace) : leaf.trace];
+  const given = leaf.answer === null ? "no answer" : `answer ${leaf.answer}`;
+  find("leaf").replaceChildren(
+    element("h3", {}, `Leaf ${view.leaf}: ${leaf.outcome}, reward ${round(leaf.reward)}`),
+    element(
+      "p", {},
+      `${given}, ${leaf.success ? "right" : "not right"} (accepted: ${question.answers.join(" or ") || "none"}); score ${round(leaf.score)}`,
+      leaf.faults.length ? `; faults: ${leaf.faults.join(", ")}` : "",
+      leaf.kept ? "" : "; dropped by the group filter",
+      ...trace,
+    ),
+  );
+}
+
+// Return the largest distance from the middle of a measure in the question, for its colours.
+function spanOf(question, name) {
+  const { middle, most } = TINTS[name];
+  if (most) return most;
+  const packed = (name === "advantage" ? question.leaves : question.nodes).map((one) => one[name]);
+  const values = packed.flat().filter((value) => value !== undefined);
+  return Math.max(0.001, ...values.map((value) => Math.abs(value / data.scales[name] - middle)));
+}
+
+function tinted(value, name, span) {
+  if (value === null) return "";
+  const { middle, signed: both } = TINTS[name];
+  const part = Math.min(1, Math.abs(value - middle) / span);
+  const colour = !both ? "230, 126, 34" : value >= middle ? "52, 120, 190" : "214, 69, 65";
+  return `rgba(${colour}, ${(0.65 * part).toFixed(3)})`;
+}
+
+// Return the text of a turn, a span a token, tinted by the chosen measure; of a sibling the first FEW.
+function tokensOf(question, at, leaf, start, span, most = Infinity) {
+  const node = question.nodes[at];
+  const values = valuesOf(node, view.tint, leaf, start);
+  const texts = node.tokens?.length ? node.tokens.map((i) => view.block.texts[i]) : null;
+  if (!texts) return [element("span", { class: "untinted" }, node.text ?? "")];
+  const rest = texts.length - most;
+  const spans = texts.slice(0, most).map((text, i) => {
+    const made = element("span", { class: "token", "data-node": at, "data-place": i, "data-start": start }, text);
+    const colour = tinted(values[i], view.tint, span);
+    if (colour) made.style.backgroundColor = colour;
+    return made;
+  });
+  return rest > 0 ? [...spans, element("em", {}, ` … ${rest} more tokens`)] : spans;
+}
+
+// Return a turn where leaves part: the siblings beside each other, the chosen one marked.
+function besides(question, parent, chosen, span) {
+  const columns = question.children[parent].filter((at) => isTurn(question.nodes[at])).map((at) => {
+    const through = question.through[at];
+    const leaf = through.includes(view.leaf) ? view.leaf : through[0];
+    const right = through.filter((i) => question.leaves[i].success).length;
+    const name = `${through.length > 1 ? "leaves" : "leaf"} ${through.join(", ")}`;
+    const advantage = question.advantages[at] === null ? "" : `, A ${signed(question.advantages[at])}`;
+    return element(
+      "div",
+      { class: at === chosen ? "sibling chosen" : "sibling" },
+      element("button", { type: "button", onclick: () => showLeaf(leaf), "aria-current": String(at === chosen) }, `${name}: ${right} right${advantage}`),
+      element("div", { class: "text" }, ...tokensOf(question, at, question.leaves[leaf], question.starts[leaf][at] ?? 0, span, at === chosen ? Infinity : FEW)),
+    );
+  });
+  const rules = question.decisions.filter((one) => one.node === parent && one.added).map(ruleOf);
+  return element(
+    "div",
+    { class: "parting" },
+    element("p", { class: "role" }, `${columns.length} siblings part here${rules.length ? `: ${rules.join("; ")}` : ""}`),
+    element("div", { class: "siblings" }, ...columns),
+  );
+}
+
+// Return a card of a call and of its result, or of the act that ended an episode.
+function card(call, outcome, result) {
+  return element(
+    "div",
+    { class: "call" },
+    element("p", { class: "role" }, `${call ? call[0] : "tool"} · ${outcome}`),
+    call ? element("pre", { class: "argument" }, call[1]) : null,
+    element("pre", { class: "result" }, result),
+  );
+}
+
+function showConversation(question) {
+  const leaf = question.leaves[view.leaf];
+  const span = spanOf(question, view.tint);
+  const message = (role, ...text) => element("div", { class: `message ${role}` }, element("p", { class: "role" }, role), ...text);
+  const parts = [...question.before, ["user", question.text]].map(([role, text]) => message(role, element("div", { class: "text" }, text)));
+  for (const at of pathTo(question, leaf.node).slice(1)) {
+    const node = question.nodes[at];
+    const siblings = question.children[node.parent].filter((other) => isTurn(question.nodes[other]));
+    if (!isTurn(node)) parts.push(card(node.call, node.outcome, node.text ?? ""));
+    else if (siblings.length > 1) parts.push(besides(question, node.parent, at, span));
+    else parts.push(message("assistant", element("div", { class: "text" }, ...tokensOf(question, at, leaf, question.starts[view.leaf][at], span))));
+    if (node.step && at === leaf.node) parts.push(card(null, node.step[0], node.step[1]));
+  }
+  find("conversation").replaceChildren(...parts);
+  const { title, middle, signed: both } = TINTS[view.tint];
+  const ends = both ? [middle - span, middle, middle + span] : [middle, middle + span];
+  find("legend").replaceChildren(
+    `${title}: `,
+    ...ends.map((value) => Object.assign(element("span", { class: "token" }, ` ${round(value)} `), { style: `background-color: ${tinted(value, view.tint, span)}` })),
+  );
+}
+
+function showToken(event) {
+  const token = event.target.closest?.(".token[data-node]");
+  if (!token) return;
+  const question = view.block.questions[view.question];
+  const at = Number(token.dataset.node), place = Number(token.dataset.place);
+  const through = question.through[at];
+  const leaf = question.leaves[through.includes(view.leaf) ? view.leaf : through[0]];
+  const each = Object.entries(TINTS).map(([name, { title }]) => {
+    const value = valuesOf(question.nodes[at], name, leaf, Number(token.dataset.start))[place];
+    return `${title} ${value === null ? "none" : round(value, 4)}`;
+  });
+  find("token").textContent = `${JSON.stringify(visible(token.textContent))}: ${each.join(", ")}`;
+}

@@ -1,0 +1,284 @@
+"""Read the trees of a run, one iteration at a time, as the small JSON of its page.
+
+An iteration is a mapping: its number, its questions with nodes, leaves and branching decisions, and
+``texts``, the distinct texts of tokens, which nodes name by index. Values of tokens are integers:
+the value times its entry of SCALES, one integer instead of a list where all are equal.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from flows.analysis import reading
+from flows.tracking import traces
+from params.schema.reinforce import Reinforce
+from tasks.ledger.substeps import Step
+from tasks.trees.tree import TURN, Call
+
+SCALES = {"entropy": 1000, "gap": 10_000, "ratio": 1000, "clipped": 100, "advantage": 1000}
+OF_TOKENS = {"gap": "logprob_gap", "ratio": "ratio", "clipped": "clipped"}  # of tokens.parquet
+LARGEST = 2**31  # stands for an infinite value
+NEEDED = ("questions", "nodes", "leaves", "rewards", "advantages", "decisions")
+OPTIONAL = ("tokens", "steps")
+UNUSED = {"nodes": ["logprobs"], "advantages": ["segments", "returns", "values"]}  # by the page
+DECISION = ("node", "kind", "initial_entropy", "entropy", "rise", "probability", "wanted", "added")
+
+Tables = Mapping[str, pa.Table]
+Rows = Mapping[str, Sequence[Any]]  # question -> its rows of a table
+
+log = logging.getLogger(__name__)
+
+
+def open_tables(recipe: str) -> dict[str, pa.Table]:
+    """Return the tables of a run's trees. Raises ValueError with the file and the remedy."""
+    folder = Path("data", recipe, "trees")
+    found: dict[str, pa.Table] = {}
+    for name in (*NEEDED, *OPTIONAL):
+        file = folder / f"{name}.parquet"
+        if file.is_file():
+            names = pq.read_schema(file).names
+            columns = [column for column in names if column not in UNUSED.get(name, ())]
+            found[name] = pq.read_table(file, columns=columns)
+        elif name in NEEDED:
+            raise reading.missing(recipe, file)
+    return found
+
+
+def iterations(tables: Tables) -> list[dict[str, int]]:
+    """Return the number of each iteration, with how many questions and leaves it has."""
+    asked, ended = (pc.value_counts(tables[name]["iteration"]) for name in ("questions", "leaves"))
+    questions, leaves = (
+        {entry["values"]: entry["counts"] for entry in counts.to_pylist()}
+        for counts in (asked, ended)
+    )
+    return [
+        {"number": number, "questions": questions[number], "leaves": leaves.get(number, 0)}
+        for number in sorted(questions)
+    ]
+
+
+def iteration(
+    recipe: str, tables: Tables, number: int, traced: Mapping[tuple[str, int], str], most: int = -1
+) -> dict[str, Any]:
+    """Return what the page shows of an iteration, or of its first ``most`` questions.
+
+    ``traced``: (question, leaf) -> the id of its trace in MLflow.
+    """
+    own = {name: _of(table, number) for name, table in tables.items()}
+    asked: list[dict[str, Any]] = own["questions"].to_dict("records")  # type: ignore[assignment]
+    asked = asked[:most] if most >= 0 else asked
+    chosen = {question["id"] for question in asked}
+    own["nodes"] = own["nodes"][own["nodes"]["question"].isin(chosen)]
+    texts = Texts(recipe, own["nodes"])
+    rows = {name: _by_question(frame) for name, frame in own.items() if name != "questions"}
+    called = _calls(recipe, [rows["nodes"][question["id"]] for question in asked])
+    return {
+        "iteration": number,
+        "questions": [
+            _question(question, rows, texts, calls, traced)
+            for question, calls in zip(asked, called, strict=True)
+        ],
+        "texts": texts.distinct(),
+    }
+
+
+def _of(table: pa.Table, number: int) -> pd.DataFrame:
+    return table.filter(pc.equal(table["iteration"], number)).to_pandas()
+
+
+def _by_question(frame: pd.DataFrame) -> dict[str, list[Any]]:
+    """Return the rows of each question as tuples with names."""
+    found: dict[str, list[Any]] = {}
+    row: Any
+    for row in frame.itertuples(index=False):
+        found.setdefault(row.question, []).append(row)
+    return found
+
+
+# ---------------------------------------------------------------- a question
+
+
+def _question(
+    question: Mapping[str, Any],
+    rows: Mapping[str, Rows],
+    texts: Texts,
+    calls: Mapping[int, Call],
+    traced: Mapping[tuple[str, int], str],
+) -> dict[str, Any]:
+    name = question["id"]
+    seen = {row.node: row for row in rows.get("tokens", {}).get(name, ())}
+    steps = {row.node: row for row in rows.get("steps", {}).get(name, ())}
+    credits = {row.leaf: row for row in rows["advantages"].get(name, ())}
+    rewards = {row.leaf: row for row in rows["rewards"].get(name, ())}
+    return {
+        "id": name,
+        "kind": question["kind"],
+        "text": question["text"],
+        "before": [[one["role"], one["content"]] for one in question["before"]],
+        "answers": list(question["answers"]),
+        "nodes": [
+            _node(row, texts, seen.get(row.node), steps.get(row.node), calls.get(row.node))
+            for row in rows["nodes"][name]
+        ],
+        "leaves": [
+            _leaf(row, rewards[row.leaf], credits[row.leaf], traced.get((name, row.leaf)))
+            for row in rows["leaves"].get(name, ())
+        ],
+        "decisions": [_decision(row) for row in rows["decisions"].get(name, ())],
+    }
+
+
+def _node(row: Any, texts: Texts, seen: Any, step: Any, call: Call | None) -> dict[str, Any]:
+    """Return a node; ``seen``: its row of the table of tokens, ``step``: of that of steps."""
+    node = {"parent": row.parent, "kind": row.kind, "outcome": row.outcome, "size": len(row.tokens)}
+    if row.kind != TURN or not texts.known:
+        node["text"] = row.text
+    if row.kind == TURN:
+        node["tokens"] = texts.of(row.tokens)
+        node["entropy"] = packed(row.entropies, "entropy")
+    if seen:
+        node |= {name: packed(getattr(seen, own), name) for name, own in OF_TOKENS.items()}
+    if call:
+        node["call"] = [call.tool, call.argument]
+    if step:
+        node["step"] = [step.outcome, step.text, step.reward]
+    return node
+
+
+def _leaf(row: Any, reward: Any, credit: Any, trace: str | None) -> dict[str, Any]:
+    values = credit.advantages if credit.kept and credit.advantages is not None else ()
+    return {
+        "node": row.node,
+        "reward": round(reward.reward, 4),
+        "score": round(reward.score, 4),
+        "success": bool(reward.success),
+        "outcome": reward.outcome,
+        "answer": None if pd.isna(reward.answer) else reward.answer,
+        "faults": list(reward.faults),
+        "kept": bool(credit.kept),
+        "advantage": packed(values, "advantage"),
+        **({"trace": trace} if trace else {}),
+    }
+
+
+def _decision(row: Any) -> dict[str, Any]:
+    values = {name: getattr(row, name) for name in DECISION}
+    return {
+        name: None if pd.isna(value) else round(value, 4) if isinstance(value, float) else value
+        for name, value in values.items()
+    }
+
+
+def packed(values: Any, name: str) -> int | list[int]:
+    """Return values of tokens as integers, as the page's script reads them (SCALES)."""
+    scaled = np.asarray(values, np.float64) * SCALES[name]
+    whole = np.rint(np.nan_to_num(scaled, posinf=LARGEST, neginf=-LARGEST)).astype(np.int64)
+    if len(whole) and (whole == whole[0]).all():
+        return int(whole[0])
+    return list(map(int, whole))
+
+
+# ---------------------------------------------------------------- texts and calls
+
+
+class Texts:
+    """The distinct texts of an iteration's sampled tokens; nodes name them by index."""
+
+    def __init__(self, recipe: str, nodes: pd.DataFrame) -> None:
+        """Read the tokenizer of the run's policy; without its file, no text is known."""
+        turns = nodes["tokens"][nodes["kind"] == TURN]
+        ids = np.unique(np.concatenate([np.zeros(0, np.int32), *turns]))
+        decode = self._decode = reading.open_decoder(recipe, Path())
+        self.known = decode is not None
+        self._index: dict[str, int] = {}
+        self._of_id: dict[int, int] = {}
+        if decode is None:
+            return
+        for one in ids.tolist():
+            text = decode([one])
+            # part of a character: its text depends on its neighbours
+            self._of_id[one] = -1 if reading.BROKEN in text else self._add(text)
+
+    def of(self, tokens: Any) -> list[int]:
+        """Return the index of each token's text; [] where no text is known."""
+        if self._decode is None:
+            return []
+        found = [self._of_id[one] for one in tokens.tolist()]
+        if -1 in found:
+            return [self._add(text) for text in reading.spelled(self._decode, tokens.tolist())]
+        return found
+
+    def distinct(self) -> list[str]:
+        """Return the texts by their index."""
+        return list(self._index)
+
+    def _add(self, text: str) -> int:
+        return self._index.setdefault(text, len(self._index))
+
+
+def _calls(recipe: str, questions: Iterable[Sequence[Any]]) -> list[dict[int, Call]]:
+    """Return, for each question, the calls by the node that answers them.
+
+    Where nothing can read them, as without the tools of a native chat format, there are none.
+    """
+    trees = [(nodes, _turns_that_called(nodes)) for nodes in questions]
+    texts = [text for _, turns in trees for text in turns.values()]
+    try:
+        read = reading.call_reader(recipe, texts, Path()) if texts else None
+    except (ValueError, OSError, RuntimeError) as error:
+        log.warning("page: calls are shown without tool and argument: %s", error)
+        read = None
+    if read is None:
+        return [{} for _ in trees]
+    found = [{node: read(text) for node, text in turns.items()} for _, turns in trees]
+    return [{node: call for node, call in calls.items() if call} for calls in found]
+
+
+def _turns_that_called(nodes: Sequence[Any]) -> dict[int, str]:
+    """Return the text of the whole turn before each node that answers one."""
+    texts: list[str] = []  # of the turn up to each node
+    for node in nodes:  # parents come before their children
+        part = node.parent >= 0 and node.kind == nodes[node.parent].kind == TURN
+        texts.append(texts[node.parent] + node.text if part else node.text)
+    return {n.node: texts[n.parent] for n in nodes if n.kind != TURN and n.parent >= 0}
+
+
+# ---------------------------------------------------------------- traces in MLflow
+
+
+def traced(
+    recipe: str, tables: Tables, settings: Reinforce, seed: int
+) -> dict[int, dict[tuple[str, int], str]]:
+    """Return the ids of the traces that the run has written: iteration -> (question, leaf) -> id.
+
+    They are derived from the ledger's records, as the run derived them.
+    """
+    file = Path("data", recipe, "records", "reinforce.jsonl")
+    if not file.is_file() or not settings.trace_questions:
+        return {}
+    made: dict[tuple[int, str], str] = {}  # iteration and artifact -> digest
+    for record in map(json.loads, file.read_text().splitlines()):
+        if record["stage"] == "reinforce" and record.get("attempt") == 0:
+            made |= {(record["iteration"], n): d for n, d in record["artifacts"].items()}
+    asked = tables["questions"].select(["iteration", "id"]).to_pandas()
+    leaves = tables["leaves"].select(["iteration", "question", "leaf"]).to_pandas()
+    found: dict[int, dict[tuple[str, int], str]] = {}
+    for number in sorted({number for number, _ in made if number % settings.trace_every == 0}):
+        step = Step(recipe, "reinforce", number, seed)
+        name = partial(traces.trace_id, step, made[number, "trees"], made[number, "rewards"])
+        shown = asked["id"][asked["iteration"] == number][: settings.trace_questions]
+        own = leaves[(leaves["iteration"] == number) & leaves["question"].isin(shown)]
+        pairs = list(zip(own["question"], own["leaf"].tolist(), strict=True))
+        found[number] = {pair: name(*pair) for pair in pairs}
+    return found

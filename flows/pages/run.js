@@ -1,0 +1,85 @@
+// The page of a run: results and curves. The trees are in tree.js.
+
+const MOST_CURVES = [
+  ["reward", "reward"],
+  ["success", "success"],
+  ["entropy", "entropy"],
+  ["tool_calls_a_leaf", "tool calls a leaf"],
+];
+
+function showResults() {
+  const links = data.links.run ? [" · ", element("a", { href: data.links.run, rel: "noreferrer" }, "the run in MLflow")] : [];
+  find("facts").append(
+    `algorithm ${data.algorithm}, ${data.iterations.length} iterations, commit ${data.commit.slice(0, 10) || "none"}`,
+    ...links,
+  );
+  if (!data.results.length) {
+    find("results").append(element("p", {}, "This run has no evaluation yet."));
+    return;
+  }
+  const agents = Object.keys(data.results[0].agents);
+  const scale = (row) => (row.unit === "%" ? 100 : 1);
+  const head = data.results.filter((row) => !row.measure.includes(", ") || row.measure.startsWith("success"));
+  find("results").append(
+    table(
+      "Held-out questions, with 95 % bootstrap intervals",
+      ["", ...agents],
+      head.map((row) => [row.unit ? `${row.measure} (${row.unit})` : row.measure, ...agents.map((agent) => interval(row.agents[agent], scale(row)))]),
+    ),
+  );
+  if (data.differences.length) {
+    const p = (value) => (value === undefined ? "" : value < 0.001 ? "< 0.001" : value.toFixed(3));
+    find("results").append(
+      table(
+        "Trained, paired by question",
+        ["", "points", "p", "p for all sets (Holm)"],
+        data.differences.map((row) => [`${row.measure}, less ${row.agent}`, interval(row, 100), p(row.p), p(row.p_holm)]),
+      ),
+    );
+  }
+  find("verdict").textContent = [data.verdict && `Verdict: ${data.verdict}.`, data.panel].filter(Boolean).join(" ");
+}
+
+async function showIntervals() {
+  const rows = data.results.filter((row) => row.measure.startsWith("success")).reverse();
+  if (!rows.length) return;
+  const names = rows.map((row) => row.measure);
+  const traces = Object.keys(rows[0].agents).map((agent, i) =>
+    withIntervals(names, (name) => rows[names.indexOf(name)].agents[agent] || null, label(agent), COLOURS[1 - (i % 2)], 100),
+  );
+  await draw("intervals", traces, {
+    ...{ height: 110 + 36 * names.length, xaxis: { title: { text: "success (%)" } }, yaxis: { automargin: true } },
+    ...{ legend: { orientation: "h", y: 1.15 }, scattermode: "group", scattergap: 0.6 },
+  });
+}
+
+async function showCurves() {
+  const curve = data.curve;
+  const shown = MOST_CURVES.filter(([name]) => curve[name]);
+  if (!shown.length) return;
+  const line = (name, title, style, i) => ({
+    ...{ type: "scatter", mode: "lines+markers", x: curve.iteration, y: curve[name], name: title, connectgaps: true },
+    ...{ line: { width: 1.6, ...style }, marker: { size: 4 }, ...axes(i) },
+  });
+  const traces = shown.map(([name, title], i) => line(name, title, { color: COLOURS[0] }, i));
+  const place = shown.findIndex(([name]) => name === "success");
+  if (curve.validation_success && place >= 0) {
+    const there = curve.iteration.map((_, i) => i).filter((i) => curve.validation_success[i] !== null);
+    const of = (name) => there.map((i) => curve[name][i]);
+    const middle = of("validation_success");
+    traces.push({
+      ...{ type: "scatter", mode: "lines+markers", name: "validation", x: of("iteration"), y: middle, ...axes(place) },
+      ...{ line: { color: COLOURS[1], dash: "dot" }, marker: { size: 6 } },
+      error_y: {
+        ...{ type: "data", symmetric: false, color: COLOURS[1], thickness: 1 },
+        array: of("validation_success_high").map((high, i) => high - middle[i]),
+        arrayminus: of("validation_success_low").map((low, i) => middle[i] - low),
+      },
+    });
+  }
+  const titles = shown.map(([name, title]) => (name === "success" && curve.validation_success ? "success, and validation (dotted)" : title));
+  const layout = panels(titles, "iteration");
+  const apart = Math.max(1, Math.ceil(curve.iteration.length / 6)); // whole iterations
+  shown.forEach((_, i) => Object.assign(layout[`xaxis${i ? i + 1 : ""}`], { tick0: 0, dtick: apart }));
+  await draw("curves", traces, { ...layout, showlegend: false });
+}

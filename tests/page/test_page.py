@@ -1,0 +1,170 @@
+"""The page of a run in a browser: what it shows, how to walk it, that it is safe and offline."""
+
+import re
+
+import numpy as np
+import pytest
+
+from flows.pages import forest, page
+from tests.page.conftest import RECIPE
+
+HOSTILE = (
+    "</script><img src=x onerror=\"document.title='hacked'\"><!-- <b>&amp;\u2028\u2029"
+    "\u202e\u05d0\u0000\u001b " + "é漢🙂" + "W" * 3000
+)
+SHOWN = HOSTILE
+for sign in "\u202e\u0000\u001b\u2028\u2029":
+    SHOWN = SHOWN.replace(sign, f"⟨U+{ord(sign):04X}⟩")
+
+
+@pytest.fixture(scope="module")
+def file(written, grown):
+    """Three iterations of three questions, of which one is about a frog."""
+    texts = {1: "How many legs has a frog?"}
+    trees = [
+        [grown(f"q{number}{i}", texts.get(i, "What is 2+2?")) for i in range(3)]
+        for number in range(3)
+    ]
+    links = {"run": "http://127.0.0.1:5000/#/run", "traces": "http://127.0.0.1:5000/#/t="}
+    return written(trees, links=links)
+
+
+def test_opens_offline_without_a_complaint(opened, file):
+    shown = opened(file).drawn("curves")
+    assert shown.requests() == []
+    assert shown.complaints() == []
+    assert "60.0 [50.0, 70.0]" in shown.text("results")
+    assert shown.place() == {"iteration": "2", "question": "q20", "leaf": "0"}
+    for figure in ("intervals", "curves", "icicle"):
+        marks = "return document.querySelectorAll(`#${arguments[0]} svg path`).length"
+        assert shown.run(marks, figure) > 0
+
+
+def test_keys_walk_questions_leaves_iterations_and_tints(opened, file):
+    shown = opened(file).drawn("icicle")
+    shown.press("ArrowDown", question="q21", leaf=0).press("ArrowRight", leaf=1)
+    assert "Leaf 1: cut, reward -1" in shown.text("leaf")
+    assert "legs has a frog" in shown.text("conversation")
+    shown.press("ArrowRight", leaf=2).press("ArrowLeft", leaf=1).press("ArrowUp", question="q20")
+    shown.press("[", iteration=1, question="q10")
+    shown.press("t")
+    assert shown.run("return document.getElementById('measure').value") == "advantage"
+    shown.press("/")
+    assert shown.run("return document.activeElement.id") == "search"
+    shown.run("document.activeElement.blur()")
+    shown.press("ArrowUp")
+    assert shown.place()["question"] == "q10", "there is none above the first"
+
+
+def test_search_by_text_reward_and_outcome(opened, file):
+    shown = opened(file).drawn("icicle")
+    listed = (
+        "return [...document.querySelectorAll('#questions button')].map(b => b.dataset.question)"
+    )
+    shown.type("search", "FROG")
+    assert shown.run(listed) == ["1"]
+    shown.until("return location.hash.includes('q21')")
+    shown.type("search", "")
+    shown.type("outcome", "cut")
+    shown.press("ArrowRight", leaf=1).press("ArrowRight")
+    assert shown.place()["leaf"] == "1", "the only leaf that was cut"
+    shown.type("reward-from", "0.5")
+    assert shown.run(listed) == []
+    shown.type("outcome", "")
+    assert len(shown.run(listed)) == 3
+
+
+@pytest.mark.parametrize("iteration", [0, 1])
+def test_address_opens_a_leaf(opened, file, iteration):
+    shown = opened(file, f"#iteration={iteration}&question=q{iteration}1&leaf=2").drawn("icicle")
+    assert shown.place() == {"iteration": str(iteration), "question": f"q{iteration}1", "leaf": "2"}
+    assert f"iteration {iteration}, question 2 of 3, leaf 2 of 4" in shown.text("where")
+    assert "boxed{2}" in shown.text("conversation")
+    shown.run(f"location.hash = '#iteration=2&question=q2{iteration}&leaf=1'")
+    where = f"iteration 2, question {iteration + 1}"
+    shown.until("return document.getElementById('where').textContent.includes(arguments[0])", where)
+
+
+def test_siblings_stand_beside_each_other_and_calls_in_cards(opened, file):
+    shown = opened(file, "#iteration=0&question=q00&leaf=0").drawn("icicle")
+    rows = shown.run(
+        "return [...document.querySelectorAll('.siblings')].map(row => "
+        "[...row.children].map(one => one.classList.contains('chosen')))"
+    )
+    assert rows == [[True, False], [True, False, False]]
+    card = shown.run("return document.querySelector('.call').textContent")
+    assert card.startswith("python · ok2+2")
+    shown.run(
+        "document.querySelectorAll('.siblings')[1].children[2].querySelector('button').click()"
+    )
+    shown.until("return location.hash.endsWith('leaf=3')")
+    assert "ΔH = 0.25 − 0.1 = +0.15; P = 0.5 + 0.2 × ΔH = 0.53, P > 0.5; 2 branches" in shown.text(
+        "decisions"
+    )
+
+
+def test_tints_follow_the_values(opened, file):
+    shown = opened(file, "#iteration=0&question=q00&leaf=1").drawn("icicle")  # node 3 is clipped
+    of_node = (
+        "return [...document.querySelectorAll('.sibling.chosen .token')]"
+        ".map(one => parseFloat((one.style.backgroundColor.match(/[\\d.]+(?=\\))/) ?? [0])[0]))"
+    )
+    sizes = {}
+    for name in ("entropy", "advantage", "gap", "ratio", "clipped"):
+        shown.run("showTint(arguments[0])", name)
+        sizes[name] = shown.run(of_node)
+    assert len(set(sizes["entropy"])) > 3, "each token has a tint of its own"
+    assert min(sizes["ratio"]) > 0.6 and set(sizes["clipped"]) == {0.65}
+    entropies = shown.run("return view.block.questions[0].nodes[3].entropy")
+    order = np.argsort(entropies, kind="stable")
+    assert np.all(np.diff(np.array(sizes["entropy"])[order]) >= -2e-3)
+    other = of_node.replace(".chosen", ":not(.chosen)")
+    assert set(shown.run(other)) == {0}, "no token of node 1 is clipped"
+    shown.run("showTint('ratio')")
+    assert max(shown.run(other)) < 0.05, "its ratios are near 1"
+    shown.run("showTint('advantage')")
+    shown.press("ArrowRight", leaf=2)
+    growing = shown.run(of_node)  # over both turns of the leaf
+    assert np.all(np.diff(growing) >= 0) and growing[0] < growing[-1] == 0.65
+
+
+def test_hostile_texts_are_shown_and_do_nothing(opened, written, grown):
+    said = (HOSTILE, HOSTILE)
+    for with_tokenizer in (True, False):
+        file = written([[grown(HOSTILE[:200], HOSTILE, said)]], with_tokenizer)
+        shown = opened(file).drawn("curves")
+        assert shown.run("return document.title") == f"{RECIPE}: run"
+        assert shown.run("return document.images.length") == 0
+        assert shown.complaints() == []
+        assert shown.requests() == []
+        for place in ("conversation", "questions"):
+            assert SHOWN[:60] in shown.text(place)
+        conversation = shown.text("conversation")
+        assert conversation.count(SHOWN) >= 4, "the question, a turn, a call and its result"
+        assert shown.run("return document.documentElement.scrollWidth <= innerWidth"), "it wraps"
+
+
+def test_blocks_that_do_not_fit_are_left_out(opened, written, grown, monkeypatch):
+    trees = [[grown(f"q{number}", leaves=3)] for number in range(5)]
+    sizes = map(len, re.findall(r'id="block-\d+">([^<]*)<', written(trees).read_text()))
+    monkeypatch.setattr(page, "MOST_BYTES", int(2.5 * max(sizes)))
+    shown = opened(written(trees), "#iteration=1&question=q1&leaf=0").drawn("icicle")
+    assert shown.run("return here()") == [0, 4]
+    assert "1 (not in this page)" in shown.text("iteration")
+    assert "--iteration 1" in shown.text("note")
+    chosen = opened(written(trees, numbers=[1])).drawn("icicle")
+    assert chosen.run("return here()") == [1]
+
+
+def test_spread_numbers_begin_everywhere():
+    numbers = [*range(10, 60)]
+    ordered = page.spread(numbers)
+    assert sorted(ordered) == numbers and ordered[:2] == [59, 10]
+    assert max(np.diff(sorted(ordered[:8]))) <= 13
+    assert page.spread([3]) == [3] and page.spread([3, 4]) == [4, 3]
+
+
+def test_values_are_packed():
+    assert forest.packed([1.0, 1.0], "ratio") == 1000
+    assert forest.packed([0.1234, float("inf")], "entropy")[0] == 123
+    assert forest.packed([], "gap") == []
