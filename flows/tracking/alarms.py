@@ -18,6 +18,7 @@ Curve = Mapping[str, Sequence[float]]  # metric -> a value an iteration
 
 WINDOW = 5  # iterations of a mean, since a batch of questions may be hard by chance
 LEAST_ENTROPY = 0.1  # of that in the first iterations
+SOLVED = 0.9  # success of rollouts, from which on a low entropy is what training is for
 SURE = 4.0  # standard errors; the best of many means is compared with each later one
 RISEN = 3.0  # standard errors, beside a fall that is tested by itself
 CONFIDENCE = 0.999  # of the interval of a paired difference; one for each validation
@@ -51,9 +52,12 @@ def alarms(seen: Seen) -> list[Alarm]:
 
 
 def entropy_collapse(seen: Seen) -> str:
-    """Return a message where the policy hardly varies any more what it samples, else ""."""
-    values = seen.curve.get("entropy", ())
-    if len(values) <= WINDOW:
+    """Return a message where the policy hardly varies any more what it samples, else "".
+
+    A policy that is nearly always right varies little as well, and raises none.
+    """
+    values, success = seen.curve.get("entropy", ()), seen.curve.get("success", ())
+    if len(values) <= WINDOW or (success and fmean(success[-WINDOW:]) >= SOLVED):
         return ""
     first, last = fmean(values[:WINDOW]), fmean(values[-WINDOW:])
     if last >= LEAST_ENTROPY * first:

@@ -62,6 +62,12 @@ def test_each_alarm_is_raised_by_its_own_metric_alone(name):
     assert names(STEADY) == []
 
 
+def test_low_entropy_where_little_is_left_to_learn():
+    low = STEADY | SPOILT["entropy_collapse"]
+    assert names(low | {"success": [0.4] * 6 + [0.95] * 6}) == []
+    assert names(low | {"success": [0.4] * 6 + [0.85] * 6}) == ["entropy_collapse"]
+
+
 def test_validation_below_its_best_beyond_chance():
     assert names(STEADY, exam(0, 80), exam(10, 60)) == ["validation_lost"]
     assert names(STEADY, exam(0, 80), exam(10, 78)) == [], "two questions are within chance"
