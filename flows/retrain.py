@@ -76,7 +76,8 @@ def retrain(recipe: str = "tiny") -> None:
             )
         outcome_report.log_outcome(run, recipe, seconds)
         outcome_report.show_in_prefect(recipe, store.page_of(ui_address(), run.id))
-        write_page(recipe, checked, run)
+        if Path("data", recipe, "trees", "questions.parquet").is_file():
+            write_page(recipe, checked, run)
 
 
 def write_page(name: str, recipe: Recipe, run: Run) -> None:

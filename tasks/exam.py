@@ -9,7 +9,7 @@ from pathlib import Path
 from params.schema.algorithms import Marks
 from params.schema.recipe import Recipe
 from tasks import settings
-from tasks.agents.policy import open_policy
+from tasks.engines.chat import open_policy
 from tasks.environments.contract import OpenEnvironment
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact, Record

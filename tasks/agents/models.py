@@ -11,9 +11,9 @@ from params.schema.chat import ChatEndpoint, ChatLimits
 from params.schema.reading import validate
 from params.schema.recipe import Recipe
 from tasks import settings
-from tasks.agents.policy import open_policy
 from tasks.chat import open_chat
 from tasks.chat.contract import ChatModel
+from tasks.engines.chat import open_policy
 from tasks.ledger.artifacts import Artifact
 
 PUBLISHED = ("trained", "cold_start")  # policies of a recipe, in models/<recipe>

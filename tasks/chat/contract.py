@@ -2,7 +2,7 @@
 
 A judge and the agents that are prompted, not trained, ask one. It is a server that speaks the
 OpenAI-compatible protocol (tasks/chat/endpoint.py), or a policy of this machine
-(tasks/agents/policy.py).
+(tasks/engines/chat.py).
 """
 
 from __future__ import annotations

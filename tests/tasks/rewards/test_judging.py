@@ -10,8 +10,8 @@ import pytest
 from params.schema.agent import Dialogue
 from params.schema.judge import Judge, JudgePolicy
 from tasks import settings as recipes
-from tasks.agents.policy import PolicyModel
 from tasks.chat import FOLDER, endpoint
+from tasks.engines.chat import PolicyModel
 from tasks.engines.transformers.engine import TransformersEngine
 from tasks.ledger.artifacts import Artifact, output
 from tasks.ledger.substeps import Ledger, Step

@@ -4,9 +4,9 @@ import pytest
 
 from params.schema.agent import Dialogue
 from tasks.agents.contract import assistant, user
-from tasks.agents.policy import TOO_LONG, PolicyModel
 from tasks.chat.contract import ChatRequest
 from tasks.dialects.tags import Tags, open_tags
+from tasks.engines.chat import TOO_LONG, PolicyModel
 from tasks.engines.transformers.engine import TransformersEngine
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Call, Observation, Question
