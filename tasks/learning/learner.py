@@ -137,7 +137,7 @@ def _by_node(
     @torch.no_grad()  # applies to the current thread, so each lane enters it
     def lane(pieces: Iterable[Forest]) -> None:
         for forest in pieces:
-            for tree, node, numbers in to_nodes(forest, compute(forest)):
+            for tree, node, numbers in to_nodes(forest, compute(forest)[forest.entries]):
                 found[id(tree)][node] = numbers
 
     with attending(model, form):
@@ -255,7 +255,7 @@ def _step(
         value, metrics = objective(
             learner, forest, loss, temperature, denominator, value_tokens, machine, seen
         )
-        metrics["trained_tokens"] = len(forest.targets)
+        metrics["trained_tokens"] = len(forest.entries)
         metrics["trained_views"] = float(forest.mask.sum())
         return value, metrics
 
@@ -400,9 +400,10 @@ def objective(
 def _views(forest: Forest, logprobs: Tensor, entropies: Tensor | None) -> Views:
     """Gather values of unique tokens [P] into leaves [L, S]; autograd sums their gradients."""
     known = forest.known
+    logprobs = logprobs[forest.entries]
     reference = known.get("reference_logprobs")
     old = known.get("old_logprobs", logprobs.detach())
-    entropies = known["entropies"] if entropies is None else entropies
+    entropies = known["entropies"] if entropies is None else entropies[forest.entries]
     return Views(
         logprobs=logprobs[forest.views],
         old_logprobs=old[forest.views],
@@ -421,7 +422,7 @@ def _value_loss(
     """Return a micro-batch's share of the value loss, a scalar, and sums for metrics."""
     assert forest.returns is not None and forest.values is not None, "a critic has its returns"
     total, metrics = value_loss(
-        values(critic, hidden)[forest.views],
+        values(critic, hidden)[forest.entries][forest.views],
         forest.values,
         forest.returns,
         forest.mask,

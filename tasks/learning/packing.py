@@ -1,18 +1,20 @@
 """Pack trees into micro-batches in which every token of a tree occurs once. Pure.
 
-Trajectories of a question share their prompt, and branches share whole prefixes. A forest lays the
-nodes of its trees end to end, depth first: a token's slot is its index in that sequence. For each
-leaf it has the slots of its path, so that attention and losses see trajectories while everything
-between them is computed once a slot.
+Trajectories of a question share their prompt, branches share whole prefixes, and trajectories that
+were sampled apart often begin with the same tokens. What a causal model computes for a token
+depends on the tokens before it alone, so equal prefixes are computed once, whatever node they are
+in. A forest lays the prefix trees of its trees end to end, depth first: a token's slot is its index
+in that sequence. For each leaf it has the slots of its path, so that attention and losses see
+trajectories while everything between them is computed once a slot.
 
 A fresh prompt on a path starts a new context: attention and positions begin anew there, as at the
-root of a tree of its own. Losses still see the whole path. Fresh prompts of a tree with the same
-tokens, as of a world that is in the same state again, are computed once.
+root of a tree of its own. Losses still see the whole path. Contexts of a tree share prefixes, too:
+fresh prompts that begin alike, or the same one of a world that is in the same state again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -73,22 +75,23 @@ def uncredited(tree: Tree) -> Credited:
 
 @dataclass(frozen=True)
 class Layout:
-    """The nodes of L leaves of a tree, depth first, each once: U slots.
+    """The prefix tree of the contexts of L leaves of a tree, depth first: U slots.
 
-    Each prompt is a root: its subtree is in one piece, and has no slots of prompts below it. Of
-    equal prompts only the first is there, and what follows any of them is in its subtree.
+    A slot is a prefix of at least one context: the token that ends it, computed after the tokens
+    before it.
     """
 
     source: Credited
     leaves: list[int]  # [L] indices in the tree, in depth-first order
-    nodes: list[int]  # indices in the tree, in depth-first order
+    nodes: list[int]  # the leaves' turns, indices in the tree, in the order of the leaves
+    node_slots: list[Ints]  # turn -> slots of its tokens
     tokens: Ints  # [U]
     positions: Ints  # [U] index in its context
     parents: Ints  # [U] slot of the token before in its context; -1 for the first
-    sampled: NDArray[np.bool_]  # [U]
-    subtree_ends: Ints  # [U] one past the last slot of the subtree of this token's node
+    sampled: NDArray[np.bool_]  # [U] whether a turn has it
+    subtree_ends: Ints  # [U] one past the last slot of a context with this prefix
     paths: list[Ints]  # leaf -> its slots [T], prompt and all fresh prompts included
-    contexts: list[Ints]  # the slots of each context of each leaf; without fresh prompts, ``paths``
+    contexts: list[Ints]  # context -> its slots, in depth-first order
     owned: list[int]  # context -> its first index that no earlier context contains
 
     @property
@@ -111,70 +114,87 @@ class Layout:
 
 
 def lay_out(source: Credited, leaves: Sequence[int]) -> Layout:
-    """Lay the trajectories of ``leaves`` (indices of leaves) end to end, shared nodes once."""
+    """Lay the trajectories of ``leaves`` (indices of leaves) end to end, equal prefixes once."""
     tree = source.tree
-    cut = _with_shared_prompts(tree, leaves)
-    nodes = _depth_first([context for contexts in cut.values() for context in contexts])
-    place = {node: i for i, node in enumerate(nodes)}
-    lengths = np.array([len(tree.nodes[node].tokens) for node in nodes])
-    starts = np.concatenate([[0], np.cumsum(lengths)])
-    slots = {node: np.arange(starts[i], starts[i + 1]) for i, node in enumerate(nodes)}
-    tokens = np.concatenate([tree.nodes[node].tokens for node in nodes]).astype(np.int64)
-    positions, parents = np.zeros(len(tokens), np.int64), np.zeros(len(tokens), np.int64)
-    ends = np.zeros(len(tokens), np.int64)
-    sampled = np.repeat([tree.nodes[node].kind == TURN for node in nodes], lengths)
-    order = sorted(leaves, key=lambda leaf: place[cut[leaf][-1][-1]])
-    contexts: list[Ints] = []
-    owned: list[int] = []
-    seen: set[int] = set()
-    for chain in [context for leaf in order for context in cut[leaf]]:
-        context = np.concatenate([slots[node] for node in chain])
-        positions[context] = np.arange(len(context))
-        parents[context] = np.concatenate([[-1], context[:-1]])
-        contexts.append(context)
-        owned.append(sum(len(slots[node]) for node in chain if node in seen))
-        seen.update(chain)
-        ends[context] = np.maximum(ends[context], context[-1] + 1)
-    joined = iter(contexts)
-    paths = [np.concatenate([next(joined) for _ in cut[leaf]]) for leaf in order]
+    chains = {leaf: tree.contexts(tree.leaves[leaf]) for leaf in leaves}
+    flat = [(leaf, chain) for leaf, of_leaf in chains.items() for chain in of_leaf]
+    texts = [np.concatenate([tree.nodes[node].tokens for node in chain]) for _, chain in flat]
+    # Big-endian bytes sort as tokens do, and contexts with a common prefix are then neighbours.
+    keys = [text.astype(">u4").tobytes() for text in texts]
+    order = sorted(range(len(flat)), key=lambda context: keys[context])
+    trie = _prefix_tree([texts[context] for context in order])
+    places = {id(flat[context][1]): place for place, context in enumerate(order)}
+    slots = {leaf: [trie.contexts[places[id(c)]] for c in of] for leaf, of in chains.items()}
+    in_order = sorted(leaves, key=lambda leaf: places[id(chains[leaf][-1])])
+    paths = [np.concatenate(slots[leaf]) for leaf in in_order]
+    of_turns = _slots_of_turns(tree, zip(in_order, paths, strict=True))
+    sampled = np.zeros(len(trie.tokens), bool)
+    for some in of_turns.values():
+        sampled[some] = True
     return Layout(
-        source, order, nodes, tokens, positions, parents, sampled, ends, paths, contexts, owned
+        source,
+        in_order,
+        list(of_turns),
+        list(of_turns.values()),
+        sampled=sampled,
+        paths=paths,
+        **trie._asdict(),
     )
 
 
-def _with_shared_prompts(tree: Tree, leaves: Sequence[int]) -> dict[int, list[list[int]]]:
-    """Return the contexts of each leaf, each beginning with the first prompt of its tokens.
+class _Trie(NamedTuple):
+    """The fields of a ``Layout`` that the tokens of its contexts decide."""
 
-    A prompt has nothing before it in its context, so equal ones have equal hidden states.
+    tokens: Ints
+    positions: Ints
+    parents: Ints
+    subtree_ends: Ints
+    contexts: list[Ints]
+    owned: list[int]
+
+
+def _prefix_tree(texts: Sequence[NDArray[np.int32]]) -> _Trie:
+    """Return the prefix tree of contexts (their tokens), which are in lexicographic order.
+
+    In that order a context shares its longest prefix with the one before it, and what it adds comes
+    right after that one's slots: depth first.
     """
-    cut = {leaf: tree.contexts(tree.leaves[leaf]) for leaf in leaves}
-    first: dict[bytes, int] = {}
-    for prompt, *_ in (context for contexts in cut.values() for context in contexts):
-        first.setdefault(_tokens_of(tree, prompt), prompt)
-    return {
-        leaf: [[first[_tokens_of(tree, prompt)], *rest] for prompt, *rest in contexts]
-        for leaf, contexts in cut.items()
-    }
+    owned = [0, *(common_length(one, other) for one, other in pairwise(texts))]
+    tokens = np.concatenate([text[own:] for text, own in zip(texts, owned, strict=True)])
+    positions, parents = np.zeros(len(tokens), np.int64), np.zeros(len(tokens), np.int64)
+    ends = np.full(len(tokens), len(tokens))
+    contexts: list[Ints] = []
+    slots: Ints = np.zeros(0, np.int64)
+    used = 0
+    for text, own in zip(texts, owned, strict=True):
+        ends[slots[own:]] = used  # what the context before has alone ends here
+        slots = np.concatenate([slots[:own], np.arange(used, used + len(text) - own)])
+        new = slots[own:]
+        positions[new] = np.arange(own, len(text))
+        parents[new] = np.concatenate([[-1], slots[:-1]])[own:]
+        contexts.append(slots)
+        used += len(new)
+    return _Trie(tokens.astype(np.int64), positions, parents, ends, contexts, owned)
 
 
-def _tokens_of(tree: Tree, node: int) -> bytes:
-    return np.asarray(tree.nodes[node].tokens, np.int64).tobytes()
+def common_length(one: NDArray[Any], other: NDArray[Any]) -> int:
+    """Return the length of the longest common prefix of two arrays."""
+    length = min(len(one), len(other))
+    differs = one[:length] != other[:length]
+    return int(differs.argmax()) if differs.any() else length
 
 
-def _depth_first(paths: Sequence[Sequence[int]]) -> list[int]:
-    """Return all nodes of the paths, parents first and each subtree in one piece."""
-    below: dict[int, dict[int, None]] = {}
-    roots: dict[int, None] = {}
-    for path in paths:
-        roots[path[0]] = None
-        for parent, child in pairwise(path):
-            below.setdefault(parent, {})[child] = None
-    order: list[int] = []
-    waiting = list(roots)[::-1]
-    while waiting:
-        order.append(waiting.pop())
-        waiting += list(below.get(order[-1], {}))[::-1]
-    return order
+def _slots_of_turns(tree: Tree, paths: Iterable[tuple[int, Ints]]) -> dict[int, Ints]:
+    """Return the slots of the tokens of each turn on the paths of some leaves: node -> slots."""
+    found: dict[int, Ints] = {}
+    for leaf, slots in paths:
+        start = 0
+        for node in tree.path(tree.leaves[leaf]):
+            end = start + len(tree.nodes[node].tokens)
+            if tree.nodes[node].kind == TURN:
+                found.setdefault(node, slots[start:end])
+            start = end
+    return found
 
 
 @dataclass(frozen=True)
@@ -193,10 +213,11 @@ def cost_of(config: Any, weights: int, pairs: Callable[[Layout], int]) -> Cost:
 
 def cheapest(whole: Layout, cost: Cost) -> list[Layout]:
     """Return the layout as it is, or one layout a leaf where that takes fewer multiplications."""
-    if len(whole.leaves) == 1:
+    together = _multiplications([whole], cost)
+    # Rows have the tokens of all paths, and each layout of them at least one pair a token.
+    if len(whole.leaves) == 1 or together <= (cost.token + cost.pair) * sum(map(len, whole.paths)):
         return [whole]
     rows = [lay_out(whole.source, [leaf]) for leaf in whole.leaves]
-    together = _multiplications([whole], cost)
     return [whole] if together <= _multiplications(rows, cost) else rows
 
 
@@ -219,7 +240,11 @@ class Bucket:
 
 @dataclass(frozen=True, eq=False)
 class Forest:
-    """A micro-batch: U slots of some trees, of which P are sampled, in L leaves of at most S."""
+    """A micro-batch: U slots of some trees, of which P are sampled, in L leaves of at most S.
+
+    N entries are the tokens of the leaves' turns, laid end to end. Several may be one slot: turns
+    that were sampled apart have log-probabilities of their own, even for equal tokens.
+    """
 
     tokens: Tensor  # [1, U]
     positions: Tensor  # [1, U]
@@ -229,13 +254,14 @@ class Forest:
     longest: int  # tokens of the longest context
     predicting: Tensor  # [P] the slot whose hidden state predicts the sampled token
     targets: Tensor  # [P] the sampled token
-    views: Tensor  # [L, S] index among the P of each sampled token of a leaf
+    entries: Tensor  # [N] index among the P of each token of a turn
+    views: Tensor  # [L, S] index among the N of each sampled token of a leaf
     mask: Tensor  # bool [L, S]; padding is at the end of a row
     advantages: Tensor  # [L, S]
     segments: Tensor  # [L, S]
     returns: Tensor | None  # [L, S]
     values: Tensor | None  # [L, S] of the critic before its update
-    known: dict[str, Tensor] = field(default_factory=dict)  # name -> [P]; see KNOWN
+    known: dict[str, Tensor] = field(default_factory=dict)  # name -> [N]; see KNOWN
     layouts: Sequence[Layout] = ()
 
 
@@ -279,13 +305,13 @@ def forest(layouts: Sequence[Layout], device: str) -> Forest:
     sampled = np.concatenate([part.sampled for part in layouts])
     parents = np.concatenate([part.parents + offset for part, offset in pairs])
     tokens = np.concatenate([part.tokens for part in layouts])
-    paths = [path + offset for part, offset in pairs for path in part.paths]
     contexts = [context + offset for part, offset in pairs for context in part.contexts]
     owned = [own for part in layouts for own in part.owned]
     buckets, places = _buckets(contexts, owned, len(tokens))
     credits = [part.source.credits[leaf] for part in layouts for leaf in part.leaves]
     number = np.cumsum(sampled) - 1  # slot -> index among the P
-    views, mask = _padded([number[path[sampled[path]]] for path in paths])
+    turns = [slots + offset for part, offset in pairs for slots in part.node_slots]
+    views, mask = _padded(_views(layouts))
 
     def move(array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device)
@@ -304,6 +330,7 @@ def forest(layouts: Sequence[Layout], device: str) -> Forest:
         longest=max(len(context) for context in contexts),
         predicting=move(parents[sampled]),
         targets=move(tokens[sampled]),
+        entries=move(number[np.concatenate(turns)]),
         views=move(views),
         mask=move(mask),
         advantages=of_leaves("advantages"),
@@ -315,6 +342,20 @@ def forest(layouts: Sequence[Layout], device: str) -> Forest:
     )
 
 
+def _views(layouts: Sequence[Layout]) -> list[Ints]:
+    """Return the indices among the entries of each leaf's sampled tokens: leaf -> [S]."""
+    views, used = [], 0
+    for layout in layouts:
+        tree, entries = layout.source.tree, {}
+        for node, slots in zip(layout.nodes, layout.node_slots, strict=True):
+            entries[node] = np.arange(used, used + len(slots))
+            used += len(slots)
+        for leaf in layout.leaves:
+            path = tree.path(tree.leaves[leaf])
+            views.append(np.concatenate([entries[node] for node in path if node in entries]))
+    return views
+
+
 def _padded(rows: Sequence[Any]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
     """Stack rows of up to S entries, padded with zeros: values [L, S] and mask [L, S]."""
     lengths = np.array([len(row) for row in rows])
@@ -324,7 +365,7 @@ def _padded(rows: Sequence[Any]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
     return padded, mask
 
 
-KNOWN: dict[str, Callable[[Credited], ByNode | None]] = {  # values of tokens in a forest
+KNOWN: dict[str, Callable[[Credited], ByNode | None]] = {  # values of a forest's entries
     "sampler_logprobs": lambda credited: [node.logprobs for node in credited.tree.nodes],
     "entropies": lambda credited: [node.entropies for node in credited.tree.nodes],
     "old_logprobs": lambda credited: credited.old_logprobs,
@@ -333,7 +374,7 @@ KNOWN: dict[str, Callable[[Credited], ByNode | None]] = {  # values of tokens in
 
 
 def _known(layouts: Sequence[Layout]) -> dict[str, Floats]:
-    """Return the values of ``KNOWN`` that all layouts have: name -> [P]."""
+    """Return the values of ``KNOWN`` that all layouts have: name -> [N]."""
     found: dict[str, Floats] = {}
     for name, of in KNOWN.items():
         parts = [(of(part.source), part.nodes) for part in layouts]
@@ -388,11 +429,9 @@ def _buckets(
 
 
 def to_nodes(forest: Forest, values: Tensor) -> Iterator[tuple[Credited, int, Floats]]:
-    """Split values of the sampled tokens [P]: yield tree, node and the node's values."""
+    """Split values of a forest's entries [N, ...]: yield tree, node and the node's values."""
     rest = values.detach().float().cpu().numpy()
     for layout in forest.layouts:
-        for node in layout.nodes:
-            source = layout.source.tree.nodes[node]
-            if source.kind == TURN:
-                yield layout.source, node, rest[: len(source.tokens)]
-                rest = rest[len(source.tokens) :]
+        for node, slots in zip(layout.nodes, layout.node_slots, strict=True):
+            yield layout.source, node, rest[: len(slots)]
+            rest = rest[len(slots) :]

@@ -41,8 +41,8 @@ def add(seen: Seen, forest: Forest, views: Views, loss: Loss) -> None:
 
 
 def _over_views(values: Tensor, forest: Forest) -> Tensor:
-    """Add the values [L, S, 4] of all views of each token. [P, 4]"""
-    sums = torch.zeros(len(forest.targets), values.shape[-1], device=values.device)
+    """Add the values [L, S, 4] of all views of each entry. [N, 4]"""
+    sums = torch.zeros(len(forest.entries), values.shape[-1], device=values.device)
     return sums.index_add(0, forest.views[forest.mask], values[forest.mask])
 
 

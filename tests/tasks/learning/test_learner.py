@@ -81,7 +81,9 @@ def in_rows(trees):
     return [lay_out(tree, [leaf]) for tree in trees for leaf in range(len(tree.credits))]
 
 
-# ---------------------------------------------------------------- every node once
+# ---------------------------------------------------------------- every prefix once
+
+KINDS = ["different prompts", "equal prompts", "equal beginnings"]  # of trees
 
 
 @settings(max_examples=6)
@@ -108,12 +110,12 @@ def test_gradient_equals_plain_torch_leaf_by_leaf(name):
 @pytest.mark.parametrize("lay", [in_trees, in_rows])
 @pytest.mark.parametrize("form", [GATHERED, FLEX])
 @pytest.mark.parametrize("name", ["grpo", "gspo", "gagpo"])
-@pytest.mark.parametrize("prompts", [0, 2], ids=["different", "equal"])
-def test_fresh_prompts_have_the_gradient_of_a_row_a_context(name, form, lay, prompts, monkeypatch):
+@pytest.mark.parametrize("kind", [{}, {"prompts": 2}, {"vocabulary": 2}], ids=KINDS)
+def test_fresh_prompts_have_the_gradient_of_a_row_a_context(name, form, lay, kind, monkeypatch):
     """Their branches start inside a step, after a result and at a fresh prompt."""
     monkeypatch.setattr(attention, "flex_attention", masked_attention)
     model, loss = small_policy(), LOSSES[name]
-    made = [random_tree(seed, 7, fresh=0.6, prompts=prompts) for seed in range(2)]
+    made = [random_tree(seed, 7, fresh=0.6, **kind) for seed in range(2)]
     trees = off_policy([credited(tree, seed) for seed, tree in enumerate(made)])
     assert all(len(set(kinds_below(tree.tree))) == 3 for tree in trees)
     denominator = learner.loss_denominator(trees, loss)
@@ -121,10 +123,10 @@ def test_fresh_prompts_have_the_gradient_of_a_row_a_context(name, form, lay, pro
     close(found, plain_gradients(model, trees, loss, denominator))
 
 
-@pytest.mark.parametrize("prompts", [0, 2], ids=["different", "equal"])
-def test_logprobs_after_fresh_prompts_are_those_of_a_row_a_context(prompts):
+@pytest.mark.parametrize("kind", [{}, {"prompts": 2}, {"vocabulary": 2}], ids=KINDS)
+def test_logprobs_after_fresh_prompts_are_those_of_a_row_a_context(kind):
     model = small_policy()
-    trees = [uncredited(random_tree(seed, 7, fresh=0.6, prompts=prompts)) for seed in range(2)]
+    trees = [uncredited(random_tree(seed, 7, fresh=0.6, **kind)) for seed in range(2)]
     found = node_logprobs(model, trees, TEMPERATURE, SETTINGS, MACHINE)
     for tree, by_node in zip([tree.tree for tree in trees], found, strict=True):
         for leaf in tree.leaves:

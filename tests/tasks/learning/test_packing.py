@@ -18,18 +18,19 @@ from tasks.learning.packing import (
     to_nodes,
     uncredited,
 )
-from tasks.trees.tree import PROMPT, TURN
-from tests.trees import credited, lengths, random_tree
+from tasks.trees.tree import TURN
+from tests.trees import VOCABULARY, credited, lengths, random_tree
 
 FREE_ATTENTION = Cost(1.0, 0.0, PAIRS[GATHERED])
 trees = st.builds(
-    lambda seed, leaves, fresh, prompts: credited(
-        random_tree(seed, leaves, fresh=fresh, prompts=prompts), seed
+    lambda seed, leaves, fresh, prompts, vocabulary: credited(
+        random_tree(seed, leaves, vocabulary, fresh=fresh, prompts=prompts), seed
     ),
     st.integers(0, 10_000),
     st.integers(1, 9),
     st.sampled_from([0.0, 0.0, 0.5, 1.0]),
     st.sampled_from([0, 0, 2]),
+    st.sampled_from([VOCABULARY, 2]),  # with two tokens, turns that were sampled apart are alike
 )
 
 
@@ -42,33 +43,52 @@ def sampled_tokens(tree, leaf):
     return np.concatenate([tree.nodes[node].tokens for node in turns])
 
 
+def prefixes(tree, leaf):
+    """Every prefix of every context of a leaf: its tokens, and whether a turn has the last one."""
+    for context in tree.contexts(leaf):
+        tokens = [token for node in context for token in tree.nodes[node].tokens.tolist()]
+        own = [tree.nodes[node].kind == TURN for node in context for _ in tree.nodes[node].tokens]
+        yield from ((tuple(tokens[: end + 1]), own[end]) for end in range(len(tokens)))
+
+
 @given(trees)
-def test_a_layout_holds_each_token_of_the_tree_once_and_each_equal_prompt(source):
+def test_each_prefix_has_one_slot(source):
     tree = source.tree
     layout = lay_out(source, range(len(tree.leaves)))
-    on_a_path = {node for leaf in tree.leaves for node in tree.path(leaf)}
-    prompts = {node for node in on_a_path if tree.nodes[node].kind == PROMPT}
-    kinds = {tuple(tree.nodes[node].tokens) for node in prompts}
-    laid = [tuple(tree.nodes[node].tokens) for node in layout.nodes if node in prompts]
-    assert sorted(laid) == sorted(kinds)
-    assert sorted(set(layout.nodes) - prompts) == sorted(on_a_path - prompts)
-    assert len(layout.tokens) == sum(len(tree.nodes[node].tokens) for node in layout.nodes)
-    assert layout.sampled.sum() == sum(
-        len(tree.nodes[node].tokens) for node in on_a_path if tree.nodes[node].kind == TURN
-    )
+    every = [prefix for leaf in tree.leaves for prefix in prefixes(tree, leaf)]
+    assert len(layout.tokens) == len({tokens for tokens, _ in every})
+    assert layout.sampled.sum() == len({tokens for tokens, own in every if own})
 
 
 @given(trees)
 def test_the_slots_of_a_leaf_are_its_trajectory(source):
-    layout = lay_out(source, range(len(source.tree.leaves)))
+    tree = source.tree
+    layout = lay_out(source, range(len(tree.leaves)))
+    contexts = {tuple(layout.tokens[slots]): slots for slots in layout.contexts}
     for leaf, path in zip(layout.leaves, layout.paths, strict=True):
-        assert layout.tokens[path].tolist() == path_tokens(source.tree, leaf).tolist()
-    contexts = [c for leaf in layout.leaves for c in source.tree.contexts(source.tree.leaves[leaf])]
-    for context, slots in zip(contexts, layout.contexts, strict=True):
-        tokens = np.concatenate([source.tree.nodes[node].tokens for node in context])
-        assert layout.tokens[slots].tolist() == tokens.tolist()
+        assert layout.tokens[path].tolist() == path_tokens(tree, leaf).tolist()
+        own = [
+            contexts[tuple(np.concatenate([tree.nodes[node].tokens for node in context]))]
+            for context in tree.contexts(tree.leaves[leaf])
+        ]
+        assert path.tolist() == np.concatenate(own).tolist()
+    for slots in layout.contexts:
         assert layout.positions[slots].tolist() == list(range(len(slots)))
         assert layout.parents[slots].tolist() == [-1, *slots[:-1].tolist()]
+
+
+@given(trees)
+def test_a_turn_has_the_slots_of_its_leaves(source):
+    tree = source.tree
+    layout = lay_out(source, range(len(tree.leaves)))
+    of_turns = dict(zip(layout.nodes, layout.node_slots, strict=True))
+    for leaf, path in zip(layout.leaves, layout.paths, strict=True):
+        ends = np.cumsum([len(tree.nodes[node].tokens) for node in tree.path(tree.leaves[leaf])])
+        for node, end in zip(tree.path(tree.leaves[leaf]), ends, strict=True):
+            if tree.nodes[node].kind == TURN:
+                slots = path[end - len(tree.nodes[node].tokens) : end]
+                assert of_turns.pop(node, slots).tolist() == slots.tolist()
+    assert not of_turns
 
 
 @given(trees, st.data())
@@ -122,7 +142,7 @@ def test_views_gather_each_leafs_sampled_tokens(sources):
     for row, ((source, leaf), view) in enumerate(zip(order, made.views, strict=True)):
         mask = made.mask[row]
         tokens = sampled_tokens(source.tree, leaf)
-        assert made.targets[view[mask]].tolist() == tokens.tolist()
+        assert made.targets[made.entries[view[mask]]].tolist() == tokens.tolist()
         assert mask.tolist() == [i < len(tokens) for i in range(len(mask))]
         credit = source.credits[leaf]
         assert made.advantages[row][mask].tolist() == credit.advantages.tolist()
@@ -174,14 +194,18 @@ def test_each_leaf_is_in_one_forest_of_limited_size(sources, limit, data):
 
 @settings(max_examples=40)
 @given(st.lists(trees, min_size=1, max_size=4))
-def test_trained_tokens_are_unique_where_all_fits(sources):
+def test_predicted_tokens_are_unique_where_all_fits(sources):
     batch = [(source, range(len(source.credits))) for source in sources]
     (made,) = forests(batch, 10**9, FREE_ATTENTION, "cpu")
-    unique = sum(
-        len(node.tokens) for source in sources for node in source.tree.nodes if node.kind == TURN
-    )
-    assert len(made.targets) == unique
-    assert int(made.mask.sum()) == sum(sum(lengths(source.tree)) for source in sources)
+    trees = [source.tree for source in sources]
+    unique = [
+        len({tokens for leaf in tree.leaves for tokens, own in prefixes(tree, leaf) if own})
+        for tree in trees
+    ]
+    turns = [node for tree in trees for node in tree.nodes if node.kind == TURN]
+    assert len(made.targets) == sum(unique)
+    assert len(made.entries) == sum(len(node.tokens) for node in turns)
+    assert int(made.mask.sum()) == sum(sum(lengths(tree)) for tree in trees)
 
 
 def test_an_empty_batch_gives_no_forest():
