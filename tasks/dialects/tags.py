@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from tasks.trees.outcomes import ENDED_BY_WORLD, Outcome
 from tasks.trees.tree import Call, Observation, Question, ToolSpec
 
 TOOLS = "{tools}"  # in a system message; the description of the tools takes its place
+RESULTS = 1024  # written results that are kept: trajectories of a group often get the same one
 UNANSWERED = frozenset({"answer", "boxed"})  # faults of a response without a sound answer
 
 
@@ -65,6 +67,7 @@ class TagsDialect(TagsReader):
         self.dialogue = dialogue.model_copy(update={"system": system})
         self.stop_strings = talk.stop_strings(tokenizer, self.tools)
         self.forged = talk.forged(tokenizer, self.tools)
+        self._written = lru_cache(RESULTS)(self._write)
 
     def prompt(self, question: Question, shown: str = "") -> Tokens:
         if shown:
@@ -78,6 +81,9 @@ class TagsDialect(TagsReader):
     def observe(
         self, prompt: Tokens, turn: Tokens, call: Call, observation: Observation, limit: int
     ) -> tuple[str, Tokens]:
+        return self._written(observation, limit)
+
+    def _write(self, observation: Observation, limit: int) -> tuple[str, Tokens]:
         return talk.result_tokens(self.tokenizer, observation, limit, self.tools)
 
     def restart(self, question: Question, shown: str, past: Sequence[Exchange]) -> Tokens:

@@ -1,9 +1,10 @@
 """The decoding loop of the transformers engine, over a cache whose rows differ in length.
 
-One row of the cache belongs to one path, from its prompt to its last turn. Rows are not padded;
-the rows that still sample are kept in front, so that a step computes live rows only. A branch
-copies its parent's row, equal prompts are computed once, and a later turn feeds only the tokens
-that its row has not seen: the last sampled one and the tool result.
+A row of the cache belongs to paths whose tokens are the same so far. It is computed once for all of
+them: the prompt, and what they sample until they draw different tokens, where the row is copied
+(rows.py). Rows are not padded; those that still sample are in front, so that a step computes them
+only. A later turn feeds only the tokens that its row has not seen: the last sampled one and the
+tool result.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tasks.engines.contract import Request, Sample
+from tasks.engines.transformers.rows import Copies, Rows, Wanted
 from tasks.trees.outcomes import StopReason
 
 FEED_TOKENS = 8192  # padded positions of one prefill pass: bounds its memory
 NO_TOKENS = np.zeros(0, np.int32)
+ALIGNMENT = 64  # bytes, as torch's own allocator's
 SPARE_BYTES, SPARE_TENSORS = 2**28, 4  # limits of SpareMemory: bytes of one tensor, and tensors
 
 
@@ -59,7 +62,7 @@ class SpareMemory:
                 if (spare.dtype, spare.device) == (like.dtype, like.device) and len(spare) >= size:
                     return self.tensors.pop(place)
         with torch.inference_mode(False):  # memory that may be used in any mode
-            return like.new_zeros(size)
+            return _zeros(size, like)
 
     def put(self, memory: Tensor) -> None:
         """Keep the memory of a session that has ended, if it is not too large."""
@@ -67,6 +70,18 @@ class SpareMemory:
             with self.lock:
                 self.tensors.append(memory)
                 del self.tensors[:-SPARE_TENSORS]
+
+
+def _zeros(size: int, like: Tensor) -> Tensor:
+    """Return zeros; on a CPU, memory that the system provides where it is touched first.
+
+    Most rows of a cache are never touched: paths share rows.
+    """
+    if like.device.type != "cpu":
+        return like.new_zeros(size)
+    memory = torch.from_numpy(np.zeros(size * like.itemsize + ALIGNMENT, np.uint8))
+    start = -memory.data_ptr() % ALIGNMENT
+    return memory[start : start + size * like.itemsize].view(like.dtype)
 
 
 class RaggedCache:
@@ -99,9 +114,11 @@ class RaggedCache:
         keys, values = seen[:, :, : self.visible].chunk(2, 1)
         return keys, values
 
-    def copy(self, source: Sequence[int], target: Sequence[int], positions: int) -> None:
-        """Copy the first ``positions`` of the rows ``source`` to the rows ``target``."""
-        self.store[:, target, :, :positions] = self.store[:, source, :, :positions]
+    def copy(self, copies: Copies) -> None:
+        """Copy beginnings of rows to other rows; a row may be both source and target."""
+        if copies.source:
+            taken = self.store[:, copies.source, :, : copies.positions]
+            self.store[:, copies.target, :, : copies.positions] = taken
 
     def get_seq_length(self, *_: object) -> int:
         """Return the visible positions; transformers calls it."""
@@ -130,31 +147,24 @@ class RaggedSession:
         with torch.inference_mode():  # a mode of the thread: each call of a session enters it
             self.cache = RaggedCache(network, paths, context, spare)
         self.context = context
-        self.seen: list[NDArray[np.int32]] = [NO_TOKENS] * paths  # by row: tokens cached
-        self.row: dict[int, int] = {}  # handle -> row
-        self.free = list(range(paths))[::-1]
-        self.handles = 0
+        self.rows = Rows(paths)
+        self.cached: dict[int, NDArray[np.int32]] = {}  # path -> its tokens in the cache
         last = {text[-1] for text in stop}
         self.may_stop = np.array([bool(last & set(piece)) for piece in self.pieces])
 
     def open(self) -> int:
-        if not self.free:
-            raise RuntimeError(f"all {len(self.seen)} paths of this session are in use")
-        self.handles += 1
-        self.row[self.handles] = self.free.pop()
-        self.seen[self.row[self.handles]] = NO_TOKENS
-        return self.handles
+        handle = self.rows.open()
+        self.cached[handle] = NO_TOKENS
+        return handle
 
-    @torch.inference_mode()
     def fork(self, handle: int) -> int:
-        child = self.open()
-        source, target = self.row[handle], self.row[child]
-        self.cache.copy([source], [target], len(self.seen[source]))
-        self.seen[target] = self.seen[source]
+        child = self.rows.fork(handle)
+        self.cached[child] = self.cached[handle]
         return child
 
     def close(self, handle: int) -> None:
-        self.free.append(self.row.pop(handle))
+        self.rows.close(handle)
+        del self.cached[handle]
 
     def end_session(self) -> None:
         """Hand the cache's memory to later sessions; the session cannot be used any more."""
@@ -167,84 +177,70 @@ class RaggedSession:
         longest = max(len(request.tokens) + request.max_tokens for request in requests)
         if longest > self.context:
             raise ValueError(f"a turn may reach {longest} tokens, the session has {self.context}")
-        self._to_front([request.handle for request in requests])
-        order = sorted(range(len(requests)), key=lambda i: self.row[requests[i].handle])
-        in_rows = [requests[i] for i in order]  # request i now belongs to row i
-        samples = self._decode(in_rows, self._feed_all(in_rows))
-        return [samples[place] for place in np.argsort(order)]
+        row_of, logits = self._feed_all(requests)
+        return self._decode(requests, row_of, logits)
 
-    def _to_front(self, handles: Sequence[int]) -> None:
-        """Move the rows of ``handles`` to the front, in any order; swap as few as possible."""
-        count = len(handles)
-        rows = {self.row[handle] for handle in handles}
-        behind = sorted(row for row in rows if row >= count)
-        holes = [row for row in range(count) if row not in rows]
-        if behind:
-            longest = max(len(self.seen[row]) for row in (*behind, *holes))
-            self._rearrange(behind + holes, holes + behind, longest)
+    def _feed_all(self, requests: Sequence[Request]) -> tuple[NDArray[np.int64], Tensor]:
+        """Feed what is not cached; requests with equal tokens share a row from here on.
 
-    def _rearrange(self, source: list[int], target: list[int], positions: int) -> None:
-        """Make row ``target[i]`` what row ``source[i]`` was; both lists hold the same rows."""
-        free = set(self.free)
-        used = [place for place, row in enumerate(source) if row not in free]
-        self.cache.copy([source[i] for i in used], [target[i] for i in used], positions)
-        seen = [self.seen[row] for row in source]
-        for row, tokens in zip(target, seen, strict=True):
-            self.seen[row] = tokens
-        moved = dict(zip(source, target, strict=True))
-        self.row = {handle: moved.get(row, row) for handle, row in self.row.items()}
-        self.free = [moved.get(row, row) for row in self.free]
-
-    def _feed_all(self, requests: Sequence[Request]) -> Tensor:
-        """Feed what each row has not seen; return the last tokens' logits [requests, vocabulary].
-
-        A prompt that several new rows share is computed once and copied.
+        Returns the row of each request, and the last tokens' logits [rows, vocabulary].
         """
-        leaders: dict[bytes, int] = {}
-        leader_of = list(range(len(requests)))
-        pending = []
-        for row, request in enumerate(requests):
-            known = _common_prefix(self.seen[row], request.tokens[:-1])
-            if known == 0:
-                leader_of[row] = leaders.setdefault(request.tokens.tobytes(), row)
-            pending.append(request.tokens[known:])
-            self.seen[row] = request.tokens
-        own = [row for row, leader in enumerate(leader_of) if leader == row]
-        if len(own) == len(requests) and len(own) * max(map(len, pending)) <= FEED_TOKENS:
-            return self._feed(slice(0, len(own)), pending)  # all in front: nothing is copied
-        rows = sorted(own, key=lambda row: len(pending[row]))
-        logits = torch.empty(
-            len(requests), len(self.pieces), device=self.device, dtype=torch.float32
-        )
-        for batch in _chunks(rows, [len(pending[row]) for row in rows]):
-            logits[batch] = self._feed(batch, [pending[row] for row in batch])
-        followers = [row for row, leader in enumerate(leader_of) if leader != row]
-        if followers:
-            sources = [leader_of[row] for row in followers]
-            self.cache.copy(sources, followers, max(len(self.seen[row]) for row in followers))
-            logits[followers] = logits[sources]
+        alike: dict[bytes, list[int]] = {}
+        for place, request in enumerate(requests):
+            alike.setdefault(request.tokens.tobytes(), []).append(place)
+        groups = list(alike.values())
+        wanted = [self._wanted([requests[place] for place in group]) for group in groups]
+        rows, copies = self.rows.arrange(wanted)
+        self.cache.copy(copies)
+        row_of = np.zeros(len(requests), np.int64)
+        tokens, known = [NO_TOKENS] * len(rows), [0] * len(rows)
+        for group, row, one in zip(groups, rows, wanted, strict=True):
+            row_of[group] = row
+            tokens[row], known[row] = requests[group[0]].tokens, one.known
+        return row_of, self._feed_rows(tokens, known)
+
+    def _wanted(self, alike: Sequence[Request]) -> Wanted:
+        """Return the longest cached beginning of requests with equal tokens."""
+        tokens = alike[0].tokens[:-1]  # the last one is fed again, for its logits
+        known = [_common_prefix(self.cached[request.handle], tokens) for request in alike]
+        best = int(np.argmax(known))
+        source = self.rows.row[alike[best].handle] if known[best] else None
+        return Wanted([request.handle for request in alike], source, known[best])
+
+    def _feed_rows(self, tokens: list[NDArray[np.int32]], known: list[int]) -> Tensor:
+        """Feed to each row what follows its first ``known`` tokens. [rows, vocabulary]"""
+        pending = [len(all_of) - cached for all_of, cached in zip(tokens, known, strict=True)]
+        if len(tokens) * max(pending) <= FEED_TOKENS:
+            return self._feed(slice(0, len(tokens)), tokens, known)  # a view: nothing is copied
+        logits = torch.empty(len(tokens), len(self.pieces), device=self.device, dtype=torch.float32)
+        order = sorted(range(len(tokens)), key=lambda row: pending[row])
+        for batch in _chunks(order, [pending[row] for row in order]):
+            some = [tokens[row] for row in batch], [known[row] for row in batch]
+            logits[batch] = self._feed(batch, *some)
         return logits
 
-    def _feed(self, rows: list[int] | slice, pending: list[NDArray[np.int32]]) -> Tensor:
-        """Run one prefill pass: feed ``pending[i]`` as the last tokens of the i-th of ``rows``.
+    def _feed(
+        self, rows: list[int] | slice, tokens: Sequence[NDArray[np.int32]], known: Sequence[int]
+    ) -> Tensor:
+        """Run one prefill pass over ``rows``: of each, the tokens after the first ``known``.
 
         Returns the logits [rows, vocabulary] of the last tokens.
         """
-        fed = max(len(tokens) for tokens in pending)
-        lengths = torch.tensor([len(tokens) for tokens in pending], device=self.device)
-        places = range(len(pending)) if isinstance(rows, slice) else rows
-        ends = torch.tensor([len(self.seen[row]) for row in places], device=self.device)
-        tokens = torch.zeros(len(pending), fed, dtype=torch.long)
-        for i, new in enumerate(pending):
-            tokens[i, : len(new)] = torch.from_numpy(new.astype(np.int64))
-        positions = (ends - lengths)[:, None] + torch.arange(fed, device=self.device)
+        starts = torch.tensor(known, device=self.device)
+        ends = torch.tensor([len(all_of) for all_of in tokens], device=self.device)
+        lengths = ends - starts
+        fed = int(lengths.max())
+        padded = torch.zeros(len(tokens), fed, dtype=torch.long)
+        for i, (all_of, cached) in enumerate(zip(tokens, known, strict=True)):
+            padded[i, : len(all_of) - cached] = torch.from_numpy(all_of[cached:].astype(np.int64))
+        positions = starts[:, None] + torch.arange(fed, device=self.device)
         # a padded position lies behind its row's end: never attended to, and overwritten later
         self.cache.rows = (
             rows if isinstance(rows, slice) else torch.tensor(rows, device=self.device)
         )
         self.cache.positions = positions.clamp(max=self.context - 1)
-        hidden = self.forward(tokens.to(self.device), int(ends.max()))
-        last = hidden[torch.arange(len(pending), device=self.device), lengths - 1]
+        hidden = self.forward(padded.to(self.device), int(ends.max()))
+        last = hidden[torch.arange(len(tokens), device=self.device), lengths - 1]
         return self.network.head(last).float()
 
     def forward(self, tokens: Tensor, visible: int) -> Tensor:
@@ -252,37 +248,43 @@ class RaggedSession:
         self.cache.visible = visible
         return self.network.hidden_states(tokens, self.cache)
 
-    def _decode(self, requests: Sequence[Request], logits: Tensor) -> list[Sample]:
-        """Sample until every row has stopped, from ``logits`` [requests, vocabulary] on.
+    def _decode(
+        self, requests: Sequence[Request], row_of: NDArray[np.int64], logits: Tensor
+    ) -> list[Sample]:
+        """Sample until every request has stopped, from ``logits`` [rows, vocabulary] on.
 
-        A row that stops is swapped with the last live one.
+        ``row_of`` [requests] changes while paths that share a row part.
         """
         count, steps = len(requests), max(request.max_tokens for request in requests)
         noise = torch.from_numpy(_noise(requests, steps)).to(self.device)  # [requests, steps]
         tokens = np.zeros((count, steps), np.int32)
         scores = torch.zeros(2, steps, count, device=self.device)  # logprobs, entropies
         length, stopped = np.zeros(count, np.int64), [""] * count
-        live = np.arange(count)  # live[i]: the request that row i serves
-        ends = torch.tensor([len(request.tokens) for request in requests], device=self.device)
-        self.cache.visible = int(ends.max())  # a row that ends at once is moved whole
+        starts = np.array([len(request.tokens) for request in requests])
+        live = np.argsort(row_of, kind="stable")  # requests that sample, by their rows
         for step in range(steps):
-            at = torch.from_numpy(live).to(self.device)
-            drawn, logprob, entropy = draw(logits, noise[at, step], self.temperature, self.top_p)
-            scores[0, step, at], scores[1, step, at] = logprob, entropy
+            of = torch.from_numpy(live).to(self.device)
+            rows = torch.from_numpy(row_of[live]).to(self.device)
+            drawn, logprob, entropy = draw(
+                logits, noise[of, step], self.temperature, self.top_p, rows
+            )
+            scores[0, step, of], scores[1, step, of] = logprob, entropy
             tokens[live, step] = drawn.cpu().numpy()
             length[live] += 1
             done = self._stops(requests, tokens, live, step, stopped)
-            if done:
-                live = self._compact(live, done)
-                if not len(live):
-                    break
-                at = torch.from_numpy(live).to(self.device)
-            new = torch.from_numpy(tokens[live, step].astype(np.int64)).to(self.device)
-            self.cache.rows = slice(0, len(live))
-            self.cache.positions = (ends[at] + step)[:, None]
-            hidden = self.forward(new[:, None], int(ends[at].max()) + step + 1)
+            for request in live[done]:
+                self._remember(requests[request], tokens[request, :step])
+            live = np.delete(live, done)
+            if not len(live):
+                break
+            live = self._part(requests, live, row_of, tokens[:, step], starts + step)
+            first = np.flatnonzero(np.diff(row_of[live], prepend=-1))  # one request of each row
+            new = torch.from_numpy(tokens[live[first], step].astype(np.int64)).to(self.device)
+            positions = starts[live[first]] + step
+            self.cache.rows = slice(0, len(first))
+            self.cache.positions = torch.from_numpy(positions[:, None]).to(self.device)
+            hidden = self.forward(new[:, None], int(positions.max()) + 1)
             logits = self.network.head(hidden[:, -1]).float()
-        self._remember(requests, tokens, length)
         logprobs, entropies = scores.cpu().numpy()
         return [
             Sample(
@@ -290,6 +292,35 @@ class RaggedSession:
             )
             for i, n in enumerate(length)
         ]
+
+    def _part(
+        self,
+        requests: Sequence[Request],
+        live: NDArray[np.int64],
+        row_of: NDArray[np.int64],
+        drawn: NDArray[np.int32],
+        known: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
+        """Give each different token that follows a row a row of its own, in front.
+
+        ``drawn`` [requests] are the new tokens, ``known`` [requests] the tokens before them. Writes
+        the new rows into ``row_of``; returns the live requests in the order of their rows.
+        """
+        key = row_of[live] * len(self.pieces) + drawn[live]
+        branches, of = np.unique(key, return_inverse=True)
+        sources = branches // len(self.pieces)
+        if (sources == np.arange(len(sources))).all():  # no row before the last has ended or parted
+            return live
+        groups = [live[of == branch] for branch in range(len(branches))]
+        wanted = [
+            Wanted([requests[i].handle for i in group], int(source), int(known[group[0]]))
+            for group, source in zip(groups, sources, strict=True)
+        ]
+        rows, copies = self.rows.arrange(wanted)
+        self.cache.copy(copies)
+        for group, row in zip(groups, rows, strict=True):
+            row_of[group] = row
+        return live[np.argsort(row_of[live], kind="stable")]
 
     def _stops(
         self,
@@ -318,48 +349,40 @@ class RaggedSession:
                 stopped[request] = StopReason.LENGTH
         return [int(row) for row in suspects if stopped[live[row]]]
 
-    def _compact(self, live: NDArray[np.int64], done: list[int]) -> NDArray[np.int64]:
-        """Swap the rows in ``done`` behind the live ones; return the new ``live``."""
-        order = list(range(len(live)))
-        left = len(live)
-        for row in sorted(done, reverse=True):
-            left -= 1
-            order[row], order[left] = order[left], order[row]
-        changed = [row for row in range(len(live)) if order[row] != row]
-        if changed:
-            self._rearrange([order[row] for row in changed], changed, self.cache.visible)
-        return live[order][:left]
-
-    def _remember(
-        self, requests: Sequence[Request], tokens: NDArray[np.int32], length: NDArray[np.int64]
-    ) -> None:
-        """Note what each row has seen: all of its turn but the last token, which was never fed."""
-        for i, request in enumerate(requests):
-            turn = tokens[i, : max(0, length[i] - 1)]
-            self.seen[self.row[request.handle]] = np.concatenate([request.tokens, turn])
+    def _remember(self, request: Request, fed: NDArray[np.int32]) -> None:
+        """Note what is cached of a path that has stopped: all but its last token, never fed."""
+        self.cached[request.handle] = np.concatenate([request.tokens, fed])
+        self.rows.length[request.handle] = len(self.cached[request.handle])
 
 
 def draw(
-    logits: Tensor, noise: Tensor, temperature: float, top_p: float
+    logits: Tensor, noise: Tensor, temperature: float, top_p: float, rows: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw one token a row by inverting the cumulative distribution.
+    """Draw tokens by inverting the cumulative distributions of their rows.
 
-    logits [rows, vocabulary], noise [rows] uniform in [0, 1). Returns tokens, log-probabilities
-    (nats, at the temperature, before top-p) and entropies of that distribution, divided by ln|V|;
-    all [rows].
+    logits [R, vocabulary]; noise [D] uniform in [0, 1), one a draw; rows [D], ascending: where each
+    is drawn from. Returns tokens, log-probabilities (nats, at the temperature, before top-p) and
+    entropies of that distribution, divided by ln|V|; all [D].
     """
     logprobs = torch.log_softmax(logits / temperature, dim=-1)
     probabilities = logprobs.exp()
     entropies = -(probabilities * logprobs).sum(-1) / math.log(logits.shape[-1])
     kept = probabilities if top_p >= 1 else nucleus(probabilities, top_p)
     cumulative = kept.cumsum(-1)
-    target = noise.to(kept.dtype)[:, None] * cumulative[:, -1:]
-    tokens = torch.searchsorted(cumulative, target, right=True)[:, 0]
+    place = _places_in_rows(rows)
+    targets = noise.new_zeros(len(logits), int(place.max()) + 1)  # [R, most draws of a row]
+    targets[rows, place] = noise
+    tokens = torch.searchsorted(cumulative, targets * cumulative[:, -1:], right=True)[rows, place]
     if bool((tokens == kept.shape[-1]).any()):
         # rounding has put a target at the very end: take the last token that has any probability
         last = kept.shape[-1] - 1 - (kept > 0).flip(-1).to(torch.uint8).argmax(-1)
-        tokens = torch.minimum(tokens, last)
-    return tokens, logprobs.gather(-1, tokens[:, None])[:, 0], entropies.clamp(0, 1)
+        tokens = torch.minimum(tokens, last[rows])
+    return tokens, logprobs[rows, tokens], entropies.clamp(0, 1)[rows]
+
+
+def _places_in_rows(rows: Tensor) -> Tensor:
+    """Return 0, 1, ... for the draws of each row; ``rows`` [D] are ascending. [D]"""
+    return torch.arange(len(rows), device=rows.device) - torch.searchsorted(rows, rows)
 
 
 def nucleus(probabilities: Tensor, top_p: float) -> Tensor:

@@ -9,11 +9,13 @@ from hypothesis.extra import numpy as arrays
 
 from tasks.engines.transformers.cache import draw, nucleus
 
+ONE = torch.tensor([0])
+
 
 def frequencies(logits, temperature, top_p, draws=20_000):
     """How often each token is drawn, over noise that is spread evenly."""
     noise = (torch.arange(draws) + 0.5) / draws
-    tokens, _, _ = draw(logits.expand(draws, -1), noise, temperature, top_p)
+    tokens, _, _ = draw(logits[None], noise, temperature, top_p, torch.zeros(draws, dtype=int))
     return torch.bincount(tokens, minlength=logits.shape[-1]) / draws
 
 
@@ -29,7 +31,7 @@ def test_random_noise_gives_the_probabilities_too():
     """Pearson's statistic over 11 degrees of freedom: above 31 once in a thousand."""
     logits = torch.linspace(-2, 2, 12)
     noise = torch.from_numpy(np.random.default_rng(0).random(20_000, np.float32))
-    tokens, _, _ = draw(logits.expand(20_000, -1), noise, 1.0, 1.0)
+    tokens, _, _ = draw(logits.expand(20_000, -1), noise, 1.0, 1.0, torch.arange(20_000))
     expected = 20_000 * torch.softmax(logits, -1)
     found = torch.bincount(tokens, minlength=12)
     assert float(((found - expected) ** 2 / expected).sum()) < 31
@@ -43,7 +45,7 @@ def test_top_p_renormalises_within_the_nucleus():
 
 def test_logprobs_are_those_before_top_p():
     probabilities = torch.tensor([[0.05, 0.5, 0.15, 0.3]])
-    tokens, logprobs, entropies = draw(probabilities.log(), torch.tensor([0.0]), 1.0, 0.4)
+    tokens, logprobs, entropies = draw(probabilities.log(), torch.tensor([0.0]), 1.0, 0.4, ONE)
     assert tokens.tolist() == [1]
     assert float(logprobs) == pytest.approx(np.log(0.5), abs=1e-6)
     p = probabilities.numpy()
@@ -72,7 +74,9 @@ def test_the_nucleus_breaks_ties_by_token():
 )
 def test_a_draw_never_leaves_the_nucleus(logits, noise, temperature, top_p):
     rows = torch.from_numpy(logits)
-    tokens, logprobs, entropies = draw(rows, torch.from_numpy(noise), temperature, top_p)
+    tokens, logprobs, entropies = draw(
+        rows, torch.from_numpy(noise), temperature, top_p, torch.arange(3)
+    )
     probabilities = torch.softmax(rows / temperature, -1)
     kept = nucleus(probabilities, top_p)
     for row, token in enumerate(tokens.tolist()):
@@ -88,5 +92,5 @@ def test_a_draw_never_leaves_the_nucleus(logits, noise, temperature, top_p):
 @pytest.mark.parametrize("noise", [0.0, float(1 - 2**-24), 1.0])
 def test_extreme_noise_draws_probable_tokens(noise):
     logits = torch.tensor([[-200.0, 0.0, -200.0, 1.0, -200.0]])
-    tokens, _, _ = draw(logits, torch.tensor([noise]), 1.0, 1.0)
+    tokens, _, _ = draw(logits, torch.tensor([noise]), 1.0, 1.0, ONE)
     assert tokens.tolist() == ([1] if noise == 0 else [3])

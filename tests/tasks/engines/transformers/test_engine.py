@@ -329,6 +329,16 @@ def test_equal_prompts_are_computed_once(engine, fed):
     assert samples[0].tokens.tolist() != samples[2].tokens.tolist()
 
 
+def test_paths_are_computed_as_one_until_they_part(engine, fed):
+    requests = [(prompt(12), seed, 12) for seed in range(8)]
+    turns = [sample.tokens for sample in sample_once(engine, requests, temperature=0.3)]
+    assert fed == [(1, 12)] + [
+        (len({tuple(turn[:step]) for turn in turns if len(turn) > step}), 1)
+        for step in range(1, max(map(len, turns)))
+    ]
+    assert fed[1][0] < len(requests), "some have drawn the same token"
+
+
 def test_a_later_turn_feeds_only_what_is_new(engine, fed):
     with open_session(engine, stop=()) as session:
         path = session.open()
