@@ -41,10 +41,10 @@ from flows.comparisons.variants import Variant, variants
 from flows.pages.page import write_comparison
 from flows.reinforce import reader_of, replaying
 from flows.runs import dvc_command, ledger_mirror, recipes
+from flows.runs.dvc_command import INTERRUPTED
 from flows.tracking import comparison_report, suite_report
 from flows.tracking.comparison_tables import COLD_START, SPENT, Result
 from flows.workers.connection import name_process, prefect_server
-from flows.workers.stage import INTERRUPTED
 from params.schema import algorithms
 from params.schema.recipe import Recipe
 from params.schema.suites import Suite

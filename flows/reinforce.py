@@ -13,9 +13,9 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from prefect import flow
 
@@ -68,6 +68,14 @@ class Training:
     environment: OpenEnvironment
     reader: Reader  # of the agent's turns: the dialect
     exam: Exam | None = None  # the validation questions; None: they are not asked
+
+    @cached_property
+    def judged(self) -> dict[str, Any]:
+        """Return what decides rewards and is not in the recipe; read from its files once."""
+        return {
+            "sources": settings.reward_sources(self.recipe, Path("params")),
+            **judging.inputs(self.recipe, Path("params"), evaluation=False),
+        }
 
 
 @dataclass(frozen=True)
@@ -278,10 +286,9 @@ def reward_inputs(training: Training, rolled_out: Record) -> RewardInputs:
         settings=training.recipe.reinforce.reward,
         overlong=training.algorithm.overlong,
         response_tokens=training.recipe.dialogue.response_tokens,
-        sources=settings.reward_sources(training.recipe, Path("params")),
         dialect=training.recipe.dialect,
         tools=tuple(spec.name for spec in training.environment.specs),
-        **judging.inputs(training.recipe, Path("params"), evaluation=False),
+        **training.judged,
     )
 
 

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from flows import end_import_phase, exit_fast
 from flows.runs import dvc_command, first_difference, git, pipeline, transfer, worktree
+from flows.runs.dvc_command import INTERRUPTED, RUN
 from flows.runs.first_difference import Difference
 from flows.tracking import store
-from flows.workers.stage import INTERRUPTED, RUN
 from tasks.tools.recording import CALLS, REPLAYED
 from tasks.trees.tables import STORED_TREES
 

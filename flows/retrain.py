@@ -17,103 +17,26 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import sys
-import time
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from pathlib import Path
 
-from prefect import Task, flow, task
-from prefect.cache_policies import NO_CACHE
-from prefect.runtime import task_run
-
 from flows import end_import_phase, exit_fast
-from flows.host import disk, gpu
+from flows.host import disk
 from flows.runs import champions, dvc_command, git, pipeline, recipes, transfer, worktree
-from flows.tracking import outcome_report, store
-from flows.tracking.run import Run, pipeline_run, send_unsent
-from flows.workers import dispatch
-from flows.workers.connection import name_process, prefect_server
-from flows.workers.server import ui_address
-from flows.workers.stage import (
-    INTERRUPTED,
-    PARENT_TASK_RUN,
-    RUN,
-    call,
-    check,
-    explained,
-    run_tags,
-)
+from flows.runs.dvc_command import INTERRUPTED, RUN
+from flows.tracking.run import send_unsent
 from params import overrides, strict_yaml
 from params.schema.base import SOURCES
-from params.schema.recipe import Recipe
 from tasks import chat, settings
 from tasks.extensions.named import OWN
 from tasks.questions.files import check_folder
 from tasks.tools import web_cache
 
 VERDICT = "reports/{}/verdict.json"
-log = logging.getLogger(__name__)
 
 REMEDY = "commit them, stash them (git stash), or run with --here"
-
-
-@flow(name="retrain", on_running=[name_process])
-def retrain(recipe: str = "tiny") -> None:
-    """Run the stages of a recipe that are out of date, and log the run to MLflow."""
-    checked = settings.load(recipe, Path("params"))
-    stages = pipeline.stages(recipe)
-    with pipeline_run(recipe, checked, run_tags()) as run:
-        seconds: dict[str, float] = {}
-        for stage in stages:
-            began = time.monotonic()
-            as_task(stage, checked.machine.device)()
-            seconds[stage.name.partition("@")[0]] = time.monotonic() - began
-            run.set_tags(
-                {f"dvc.{path}": digest for path, digest in pipeline.digests(stage.name).items()}
-            )
-        outcome_report.log_outcome(run, recipe, seconds)
-        outcome_report.show_in_prefect(recipe, store.page_of(ui_address(), run.id))
-        if Path("data", recipe, "trees", "questions.parquet").is_file():
-            write_page(recipe, checked, run)
-
-
-def write_page(name: str, recipe: Recipe, run: Run) -> None:
-    """Write the run's page and keep it in MLflow; a failure does not end a run with its results."""
-    try:
-        from flows.pages import page  # with pandas, which no stage waits for
-
-        file = page.write_run(name, recipe, page.links_to(run.id, ui_address()))
-    except Exception as error:  # whatever it is, the run has its results
-        log.warning("the page of the run was not written: %s: %s", type(error).__name__, error)
-        return
-    run.log_file(file)
-    run.set_tags({"page": file.as_posix()})
-
-
-def as_task(stage: pipeline.Stage, device: str) -> Task[[], None]:
-    """Return a stage as a Prefect task; the stage's own flow run becomes the task run's child.
-
-    The stage is sent to the pool that its ``meta:`` names, if a worker of it is running, else it
-    runs here, with a GPU of its own where the recipe's ``device`` is one.
-    """
-
-    @task(
-        name=stage.name,
-        task_run_name=stage.name,
-        cache_policy=NO_CACHE,
-        retries=stage.retries,
-        retry_delay_seconds=stage.retry_delay_seconds,
-        timeout_seconds=stage.timeout_seconds,
-    )
-    def reproduce() -> None:
-        if not dispatch.send(stage):
-            with gpu.held(device) as visible:
-                dvc_command.reproduce(stage.name, **{PARENT_TASK_RUN: str(task_run.id)}, **visible)
-
-    return reproduce
 
 
 # ---------------------------------------------------------------- a run as a commit
@@ -187,7 +110,9 @@ def complete(place: Path, recipe: str, changes: Sequence[str], base: str) -> str
         if (known := pipeline.already_run(recipe, place)) and not is_overtaken(recipe, known):
             print(f"nothing new since {known}")
             return known
-        run_stages(recipe, place)
+        from flows.all_stages import run_in  # with Prefect, which not every call needs
+
+        run_in(recipe, place)
         tree = git.stage_files(existing(pipeline.kept_in_git(recipe, place), place), place)
         if known := git.equal_run(tree, base, recipe):
             print(f"nothing new: {known} is this run")
@@ -238,23 +163,6 @@ def after_commit(recipe: str, commit: str) -> None:
         print(f"retrain: {champions.promote(recipe, commit)}")
     except champions.RegistryError as error:
         print(f"retrain: {error}", file=sys.stderr)
-
-
-def run_stages(recipe: str, place: Path) -> None:
-    """Run the stages with the code at ``place``; Prefect and MLflow are this checkout's.
-
-    Raises RuntimeError where a stage fails, which has printed why; KeyboardInterrupt on Ctrl-C.
-    """
-    with prefect_server(meanwhile=_open_store):
-        where = {"MLFLOW_TRACKING_URI": store.store_uri(place), RUN: place.name}
-        if task_run.id:  # of a deployment's flow run (flows/deploy.py)
-            where[PARENT_TASK_RUN] = str(task_run.id)
-        command = ["flows.retrain", recipe, "--here"]
-        status = dvc_command.supervise(command, where, place, grace=2 * dvc_command.GRACE)
-    if status == INTERRUPTED:
-        raise KeyboardInterrupt
-    if status:
-        raise RuntimeError(f"the stages of {recipe} have failed")
 
 
 def existing(paths: Sequence[str], place: Path) -> list[str]:
@@ -343,6 +251,8 @@ def _here(recipe: str) -> int:
             print(f"retrain: added {recipe} to the recipes in dvc.yaml")
         changed = pipeline.status(recipe)
         if changed:
+            from flows.workers.stage import check  # with Prefect, which not every call needs
+
             check(recipe, from_the_first_of(changed))
     except (ValueError, RuntimeError) as error:
         print(f"retrain: {error}", file=sys.stderr)
@@ -359,30 +269,12 @@ def _here(recipe: str) -> int:
     return _run(recipe)
 
 
-def from_the_first_of(changed: Collection[str]) -> Sequence[str]:
-    """Return the stages that may run if these do ("reinforce@tiny"): they and those after them."""
-    names = {name.partition("@")[0] for name in changed}
-    first = min((disk.STAGES.index(name) for name in names & {*disk.STAGES}), default=0)
-    return disk.STAGES[first:]
-
-
 def _run(recipe: str) -> int:
+    from flows.all_stages import run_here  # with Prefect, which not every call needs
+
     try:
-        with prefect_server(meanwhile=_open_store):
-            call(retrain.with_options(flow_run_name=f"retrain {recipe}"), recipe)
-    except dvc_command.StageError:  # the stage has printed why
-        return 1
-    except TimeoutError as error:
-        print(
-            f"retrain: {error} The limit is the stage's timeout_seconds in dvc.yaml.",
-            file=sys.stderr,
-        )
-        return 1
-    except Exception as error:
-        if (reason := explained(error)) is None:
-            raise
-        print(f"retrain: {reason}", file=sys.stderr)
-        return 1
+        if status := run_here(recipe):
+            return status
     except KeyboardInterrupt:
         print("retrain: interrupted; the next call goes on from here", file=sys.stderr)
         return INTERRUPTED
@@ -396,10 +288,11 @@ def _run(recipe: str) -> int:
     return 0
 
 
-def _open_store() -> None:
-    """Import MLflow and open its store, which takes seconds; errors are reported later."""
-    with suppress(Exception):
-        store.connect(store.store_uri())
+def from_the_first_of(changed: Collection[str]) -> Sequence[str]:
+    """Return the stages that may run if these do ("reinforce@tiny"): they and those after them."""
+    names = {name.partition("@")[0] for name in changed}
+    first = min((disk.STAGES.index(name) for name in names & {*disk.STAGES}), default=0)
+    return disk.STAGES[first:]
 
 
 def _table(recipe: str) -> str:

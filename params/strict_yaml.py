@@ -9,8 +9,10 @@ few lines of aliases can stand for billions of values.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -72,16 +74,26 @@ def parse(text: str, where: str) -> Any:
     Raises ValueError with all faults, one line each.
     """
     try:
-        faults = [*_references(text), *_colons(text)]
-        node = None if faults else yaml.compose(text, Loader)
-        faults += _doubtful_keys(node, "") if node else []
+        values, faults = _parsed(text)
         if not faults:
-            return yaml.load(text, Loader)
+            return deepcopy(values)
     except yaml.YAMLError as error:
         raise ValueError(f"{where} is not valid YAML: {error}") from None
     except ValueError as error:  # a number of thousands of digits
-        faults = [f": a value cannot be read ({error}): correct it"]
+        faults = (f": a value cannot be read ({error}): correct it",)
     raise ValueError("\n".join(f"{where}{fault}" for fault in faults))
+
+
+@functools.cache  # a run reads the same few files again and again
+def _parsed(text: str) -> tuple[Any, tuple[str, ...]]:
+    """Return the values of a YAML text, and its faults; no values where there are faults."""
+    if faults := [*_references(text), *_colons(text)]:
+        return None, tuple(faults)
+    loader = Loader(text)
+    node = loader.get_single_node()
+    faults = [*_doubtful_keys(node, "")] if node else []
+    values = loader.construct_document(node) if node and not faults else None
+    return values, tuple(faults)
 
 
 def _references(text: str) -> Iterator[str]:

@@ -28,7 +28,7 @@ from tasks.policy.resident import Learner
 from tasks.rollouts.rounds import Setting, grow
 from tasks.tools.recording import Origin
 from tasks.trees import metrics, panels
-from tasks.trees.tables import STORED_TREES, load_questions, load_trees, save_trees
+from tasks.trees.tables import STORED_TREES, StoredQuestions, load_trees, save_trees
 from tasks.trees.tree import Question, Tree
 
 
@@ -67,7 +67,7 @@ def rollout(
     called with the number of questions finished since its last call.
     """
     agent, budget = inputs.agent, inputs.budget
-    every = load_questions(Path(inputs.questions.path))
+    every = StoredQuestions(Path(inputs.questions.path))
     chosen = questions_of(inputs, every, step.seed, inputs.attempt)
     actor = acting(Path(inputs.policy.path), agent.machine)
     origin = Origin(step.stage, step.iteration, inputs.attempt)

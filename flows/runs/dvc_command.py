@@ -30,6 +30,8 @@ PARENT = (
 )
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 GRACE = 10.0  # shutdown grace period in seconds
+RUN = "BEAMLINE_RUN"  # environment variable: the run whose stages this process runs
+INTERRUPTED = 130  # the exit status of a shell after SIGINT
 
 
 class StageError(RuntimeError):

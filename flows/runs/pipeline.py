@@ -50,13 +50,17 @@ def stages(recipe: str, root: Path = HERE) -> list[Stage]:
     Raises ValueError where dvc.yaml is no pipeline, has no stage for the recipe, or has an unknown
     key in ``meta:``.
     """
+    with open_repository(root) as repository:
+        return _stages(recipe, repository)
+
+
+def _stages(recipe: str, repository: Any) -> list[Stage]:
     import networkx
 
-    with open_repository(root) as repository:
-        # DVC's edges run from a stage to its inputs; names decide between possible orders
-        graph = repository.index.graph.reverse()
-        ordered = networkx.lexicographical_topological_sort(graph, key=lambda s: s.addressing)
-        found = [_stage(each) for each in ordered if _name(each).endswith(f"@{recipe}")]
+    # DVC's edges run from a stage to its inputs; names decide between possible orders
+    graph = repository.index.graph.reverse()
+    ordered = networkx.lexicographical_topological_sort(graph, key=lambda s: s.addressing)
+    found = [_stage(each) for each in ordered if _name(each).endswith(f"@{recipe}")]
     if not found:
         raise ValueError(
             f"dvc.yaml has no stage for the recipe '{recipe}': add it to the list 'recipes' at the "
@@ -89,8 +93,8 @@ def status(recipe: str) -> dict[str, list[str]]:
 
     A stage that would run only because an earlier one writes something new is not listed.
     """
-    names = [stage.name for stage in stages(recipe)]
     with open_repository() as repository:
+        names = [stage.name for stage in _stages(recipe, repository)]
         found = repository.status(targets=names)
     return {name: _reasons(found[name]) for name in names if name in found}
 

@@ -25,6 +25,7 @@ from prefect.states import Pending
 from flows import end_import_phase, exit_fast
 from flows.host import disk
 from flows.runs import dvc_command, git
+from flows.runs.dvc_command import INTERRUPTED
 from flows.workers.connection import PARENT_TASK_RUN, name_process, prefect_server
 from params.schema import recipe as schema
 from tasks import settings
@@ -32,9 +33,7 @@ from tasks.engines import ENGINES
 from tasks.questions.sampled import Sampled
 
 RECORD_TIMEOUT = 120.0  # seconds until the server has recorded a task run
-RUN = "BEAMLINE_RUN"  # environment variable: the run whose stages this process runs
 SAMPLING = ("reinforce", "evaluate")  # stages that always need the engine
-INTERRUPTED = 130  # the exit status of a shell after SIGINT
 
 
 def main(flow: Flow[..., Any]) -> NoReturn:

@@ -6,7 +6,7 @@ import ast
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -96,11 +96,24 @@ def sources_digest(digests: Mapping[str, str]) -> str:
 
 def code_digest(file: Path) -> str:
     """Digest the parsed source of a file, without what does not run. Hexadecimal, 16 letters."""
-    tree: ast.AST = ast.parse(file.read_text())
-    if not any(file.is_relative_to(PROJECT / room) for room in DESCRIBED):
-        tree = without_docstrings(tree)
-    text = ast.dump(tree)  # without line numbers
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    return _parsed(file)[1]
+
+
+def _parsed(file: Path) -> tuple[tuple[str, ...], str]:
+    """Return the dotted names that a file may import, and the digest of its code."""
+    described = any(file.is_relative_to(PROJECT / room) for room in DESCRIBED)
+    try:
+        return _parsed_source(file.read_text(), described)
+    except ValueError as error:
+        raise ValueError(f"{file}, {error}") from None
+
+
+@functools.cache  # many modules import the same files
+def _parsed_source(source: str, described: bool) -> tuple[tuple[str, ...], str]:
+    tree: ast.AST = ast.parse(source)
+    names = tuple(_imported_names(tree))
+    text = ast.dump(tree if described else without_docstrings(tree))  # without line numbers
+    return names, hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def without_docstrings(tree: ast.AST) -> ast.AST:
@@ -131,17 +144,21 @@ def imported_files(file: Path) -> list[Path]:
 
 
 def imports(file: Path) -> Iterable[str]:
-    """Yield the dotted names that a file may import; each name after ``from`` may be a module.
+    """Return the dotted names that a file may import; each name after ``from`` may be a module.
 
     Raises ValueError for a relative import, which has no dotted name.
     """
-    for node in ast.walk(ast.parse(file.read_text())):
+    return _parsed(file)[0]
+
+
+def _imported_names(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             if node.level or not node.module:
                 raise ValueError(
-                    f"{file}, line {node.lineno}, has a relative import, which keys do not see: "
+                    f"line {node.lineno}, has a relative import, which keys do not see: "
                     "write the full name of the module"
                 )
             yield node.module

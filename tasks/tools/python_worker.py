@@ -3,13 +3,18 @@
 Started by python.py as ``python -c <this file> <configuration>``; standard library only, because
 the project is not visible inside. Needs Linux 5.14 or newer for everything but ``sandbox: none``.
 
-    warm parent ──fork──► supervisor ──fork──► keeper   pid 1 of the call's namespaces, only waits
-    (sees no call)        (one call)   └─fork──► runner   pid 2, runs the model's code, confined
+    supervisor ──fork──► warm parent ──clone──► keeper ──fork──► runner
+    (all calls)          (sees no call)         pid 1            pid 2 of the call's namespaces
 
-The supervisor enters new namespaces, reads one call from descriptor 0, watches the runner, and
-writes one reply to descriptor 1; then it ends, and the warm parent forks the next one from
-unchanged memory. The runner has no descriptor but its output, so it can return only its exit status
-and its output. When the keeper is killed, the kernel kills all processes that the code has left.
+The supervisor reads calls from descriptor 0 and writes replies to descriptor 1. For each call the
+warm parent clones a keeper into new namespaces, from unchanged memory and before the call is there.
+The keeper mounts the call's /tmp and /proc, gives up every right, and forks the runner, which runs
+the model's code; then it only waits. The runner has no descriptor but its output, so it can return
+only its exit status, which the keeper passes on, and its output. When the keeper is killed, the
+kernel kills all processes that the code has left. A fork, and the pages that are then copied, cost
+more than all namespaces together, so there are two forks a call and no more.
+
+Under ``sandbox: none`` a supervisor of one call is forked, and forks the runner itself.
 
 Descriptor 0 brings first a greeting of GREETING's form, with two descriptors of a control group if
 there is one, then frames. A frame is a 4-byte big-endian length and that many bytes: UTF-8 source
@@ -84,7 +89,8 @@ INNER_USER = 1000  # user id that the code sees; any but root
 
 # From the headers of Linux; Python 3.11 has no names for them.
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWIPC = 0x20000, 0x2000000, 0x8000000
-CLONE_NEWUSER, CLONE_NEWPID = 0x10000000, 0x20000000
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_PARENT = 0x10000000, 0x20000000, 0x8000
+CLONE = {"x86_64": 56, "aarch64": 220}  # number of the system call
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC = 1, 2, 4, 8, 0x1000, 0x4000
 MNT_DETACH, AT_FDCWD, AT_RECURSIVE = 2, -100, 0x8000
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
@@ -96,7 +102,12 @@ COMPARE, COMPARE_MEMORY = {"x86_64": 312, "aarch64": 272}, 1  # kcmp
 SIOCSIFFLAGS, INTERFACE_UP = 0x8914, 1
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")  # per second
 
+SPACES = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWCGROUP
+BIRTH = struct.Struct("=4i")  # a keeper's pid, and the descriptors of its code, output and end
+READY, STATUS = b"1", struct.Struct("=i")  # what a keeper writes before a call and after it
+
 libc = ctypes.CDLL(None, use_errno=True)
+python = ctypes.PyDLL(None, use_errno=True)  # holds the interpreter's lock
 
 
 def kernel(function: str, *arguments: int | bytes) -> int:
@@ -237,54 +248,110 @@ def be_greeted() -> tuple[bool, int | None, int | None]:
 # ---- one call
 
 
-def enter_namespaces(config: dict) -> int:
-    """Enter namespaces of this call alone; return the keeper's pid."""
-    if config["user"] is not None:  # real root: its processes are exempt from RLIMIT_NPROC
+def become(user: int | None) -> None:
+    """Be the code's user for good: as root, its processes are exempt from RLIMIT_NPROC."""
+    if user is not None:
         os.setgroups([])
-        os.setresgid(config["user"], config["user"], config["user"])
-        os.setresuid(config["user"], config["user"], config["user"])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
         kernel("prctl", PR_SET_DUMPABLE, 1)  # else /proc/self belongs to root
-    user, group = os.getuid(), os.getgid()
-    spaces = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWCGROUP
-    kernel("unshare", spaces)
+        kernel("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)  # forgotten with the user
+
+
+def clone(flags: int) -> int:
+    """Fork with further flags of clone(2), which os.fork does not take. Raises OSError."""
+    python.PyOS_BeforeFork()
+    child = python.syscall(*map(ctypes.c_ulong, (CLONE[os.uname().machine], flags, 0, 0, 0, 0)))
+    code = ctypes.get_errno()
+    if child == 0:
+        python.PyOS_AfterFork_Child()
+    else:
+        python.PyOS_AfterFork_Parent()
+    if child < 0:
+        raise OSError(code, f"clone: {os.strerror(code)}")
+    return child
+
+
+def breed(down: int, up: int, config: dict) -> int:
+    """Be the warm parent: clone a keeper for each call; return 0 when no more are wanted.
+
+    A keeper becomes the supervisor's child. A message tells the supervisor its pid, and the numbers
+    here of the descriptors that the supervisor opens before it answers. What happens here is the
+    same for each call, so that each call starts from the same memory.
+    """
+    kernel("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
+    null = os.open("/dev/null", os.O_RDWR)
+    keep_only(null, null, 2, down, up)
+    (down, up), user, group = (3, 4), os.getuid(), os.getgid()
+    while True:
+        (code, to_code), (from_output, output), (from_end, end) = os.pipe(), os.pipe(), os.pipe()
+        keeper = clone(SPACES | CLONE_PARENT | signal.SIGCHLD)
+        if keeper == 0:
+            guarded(keep, code, output, end, user, group, config)
+        os.write(up, BIRTH.pack(keeper, to_code, from_output, from_end))
+        if not os.read(down, 1):
+            return 0
+        for descriptor in (code, to_code, from_output, output, from_end, end):
+            os.close(descriptor)
+        if not os.read(down, 1):
+            return 0
+
+
+def keep(code: int, output: int, end: int, user: int, group: int, config: dict) -> int:
+    """Be pid 1 of a call: prepare it, fork the runner, pass on its status, reap until killed.
+
+    It is confined like the runner, which may attack it, and cannot be read by it. It waits for each
+    orphan, so that their processor time is added to its own.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    furnish(user, group, config)
+    keep_only(os.open("/dev/null", os.O_RDONLY), output, output, code, end)
+    code, end = 3, 4
+    confine(1, config)  # 1: itself
+    kernel("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
+    kernel("prctl", PR_SET_DUMPABLE, 0)
+    runner = os.fork()
+    if runner == 0:
+        guarded(run_confined, code)
+    for descriptor in (1, 2, code):
+        os.dup2(0, descriptor)
+    os.write(end, READY)
+    while True:
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if ended[0] == runner:
+                    os.write(end, STATUS.pack(ended[1]))
+        signal.sigwait({signal.SIGCHLD})
+
+
+def furnish(user: int, group: int, config: dict) -> None:
+    """Fill this process's new namespaces: its user, its /tmp and its /proc."""
     write("/proc/self/setgroups", "deny")
     write("/proc/self/uid_map", f"{INNER_USER} {user} 1")
     write("/proc/self/gid_map", f"{INNER_USER} {group} 1")
+    write("/proc/self/oom_score_adj", LIKELIEST)
     for kind, _, target in config["root"]:
         if kind == "device":  # it can be written to, but its times stay
             restrict(target, MS_RDONLY, whole_tree=False)
     size = config["file_mib"] * MEBIBYTE
     options = f"size={size},nr_inodes={SCRATCH_FILES},mode=1777"
     mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, options)
-    keeper = os.fork()
-    if keeper == 0:
-        guarded(keep, config)
-    return keeper
+    # Read-only, or the code could make the trainer more likely to be killed than itself.
+    mount("proc", "/proc", "proc", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, "subset=pid")
+    os.chdir("/tmp")
 
 
-def keep(config: dict) -> int:
-    """Be pid 1 and reap orphans until killed; confined, since the runner may attack it.
-
-    It waits for each, so that their processor time is added to its own.
-    """
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-    confine(os.open("/dev/null", os.O_WRONLY), os.getppid(), config)
-    kernel("prctl", PR_SET_DUMPABLE, 0)  # its memory is closed to the runner
-    while True:
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        signal.sigwait({signal.SIGCHLD})
+def keep_only(*descriptors: int) -> None:
+    """Make these the descriptors 0, 1, 2, ... of this process, and close all others."""
+    copies = [fcntl.fcntl(each, fcntl.F_DUPFD, len(descriptors)) for each in descriptors]
+    for place, copy in enumerate(copies):
+        os.dup2(copy, place)
+    os.closerange(len(descriptors), 65536)
 
 
-def confine(output: int, parent: int, config: dict) -> None:
-    """Drop every right and descriptor but ``output``, and set the limits."""
+def confine(neighbours: int, config: dict) -> None:
+    """Drop every right and set the limits; ``neighbours`` other tasks of the user are there."""
     os.setsid()  # kill(0, ...) reaches the process group, across process namespaces
-    null = os.open("/dev/null", os.O_RDONLY)
-    for descriptor, source in ((0, null), (1, output), (2, output)):
-        os.dup2(source, descriptor)
-    os.closerange(3, 65536)
-    neighbours = 2 if config["namespaces"] else tasks_of_user()  # 2: supervisor and keeper
     memory = config["memory_mib"] * MEBIBYTE
     limit(resource.RLIMIT_AS, memory, memory + RESERVE)
     limit(resource.RLIMIT_CPU, config["cpu_seconds"], config["cpu_seconds"] + 1)  # SIGXCPU, SIGKILL
@@ -296,9 +363,6 @@ def confine(output: int, parent: int, config: dict) -> None:
     limit(resource.RLIMIT_SIGPENDING, PENDING_SIGNALS)
     kernel("capset", struct.pack("=Ii", 0x20080522, 0), bytes(24))  # no capabilities
     kernel("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    kernel("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() not in (parent, 0):  # 0: outside of the namespace
-        raise RuntimeError("the supervisor ended before its death could be noticed")
     if config["namespaces"]:
         steps = bytes.fromhex(config["filter"])
         buffer = ctypes.create_string_buffer(steps)
@@ -378,15 +442,32 @@ def attempt(source: str) -> tuple[int, str]:
     return OK, ""
 
 
-def run_code(output: int, parent: int, source: str, config: dict) -> int:
-    """Be the runner: confine, run, print the error; return the exit status."""
+def run_confined(code: int) -> int:
+    """Be the runner of a keeper, which has confined both; wait for the code, run it."""
+    os.setsid()
+    kernel("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
+    kernel("prctl", PR_SET_DUMPABLE, 1)  # the keeper's memory is closed, its own is not
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    with open(code, "rb", closefd=False) as file:
+        source = file.read()
+    os.closerange(3, 65536)
+    return run_code(source)
+
+
+def run_here(output: int, parent: int, payload: bytes, config: dict) -> int:
+    """Be the runner without namespaces: confine, run the code."""
     write("/proc/self/oom_score_adj", LIKELIEST)
-    if config["namespaces"]:
-        # Read-only, or the code could make the trainer more likely to be killed than itself.
-        flags = MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC
-        mount("proc", "/proc", "proc", flags, "subset=pid")
-        os.chdir("/tmp")
-    confine(output, parent, config)
+    keep_only(os.open("/dev/null", os.O_RDONLY), output, output)
+    confine(tasks_of_user(), config)
+    kernel("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        raise RuntimeError("the supervisor ended before its death could be noticed")
+    return run_code(payload)
+
+
+def run_code(payload: bytes) -> int:
+    """Run the code, print the error; return the exit status."""
+    source = payload.decode(errors="replace")
     stream, raw = renew_output()
     sys.path.insert(0, "")
     everything = (resource.getrlimit(resource.RLIMIT_AS)[1],) * 2
@@ -416,11 +497,13 @@ def guarded(life, *arguments) -> None:
         os._exit(status)
 
 
-def watch(reader: int, runner: int, family: "Family", config: dict) -> tuple[str, str | None]:
-    """Read the runner's output until it ends; return it, and the outcome that cut it or None."""
+def watch(reader: int, end: int, family: "Family", config: dict) -> tuple[str, str | None]:
+    """Read the runner's output until ``end`` can be read, which is when the runner has ended.
+
+    Return the output, and the outcome that cut it or None.
+    """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     deadline = time.monotonic() + config["wall_seconds"]
-    end = os.pidfd_open(runner)
     poll = select.poll()
     for descriptor, events in ((reader, select.POLLIN), (end, select.POLLIN), (0, 0)):
         poll.register(descriptor, events)
@@ -447,13 +530,21 @@ def watch(reader: int, runner: int, family: "Family", config: dict) -> tuple[str
 # ---- what the processes of a call use together
 
 
-class Family:
-    """The processes of a call, and what they use together. It is made before the runner."""
+def processes(entries: int) -> list[int]:
+    """Return the processes in /proc, of which ``entries`` is a descriptor."""
+    return [int(name) for name in os.listdir(entries) if name.isdigit()]
 
-    def __init__(self, keeper: int | None, config: dict) -> None:
-        self.keeper, self.config = keeper, config
-        self.entries = os.open("/proc", os.O_RDONLY)  # the runner covers it with its own
-        self.others = set(self.everyone()) if keeper else set()
+
+class Family:
+    """The processes of a call, and what they use together.
+
+    With a keeper, these are all of the worker's processes but ``others``; without one, the
+    descendants of this process. ``entries`` is a descriptor of /proc.
+    """
+
+    def __init__(self, entries: int, keeper: int | None, others: set[int], config: dict) -> None:
+        self.entries, self.keeper, self.config = entries, keeper, config
+        self.others = others
         self.seconds = self.held = 0.0  # processor time seen so far; what processes had last
         self.next_clock = self.next_memory = time.monotonic() + TICK
 
@@ -477,7 +568,7 @@ class Family:
 
     def everyone(self) -> list[int]:
         """Return the processes of the worker."""
-        return [int(name) for name in os.listdir(self.entries) if name.isdigit()]  # noqa: PTH208
+        return processes(self.entries)
 
     def members(self) -> list[int]:
         """Return the processes of the call, without the keeper."""
@@ -604,12 +695,8 @@ def killed_for_memory(events: int | None) -> int:
     return int(words[words.index("oom_kill") + 1]) if "oom_kill" in words else 0
 
 
-def end_family(keeper: int | None) -> None:
+def end_children() -> None:
     """Kill all processes that the code has left, and wait for their end."""
-    if keeper is not None:
-        os.kill(keeper, signal.SIGKILL)
-        os.waitpid(keeper, 0)  # returns when no process of the namespace is left
-        return
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     while family := children.read_text().split():
         for child in family:  # orphans become our children: we are their subreaper
@@ -617,45 +704,106 @@ def end_family(keeper: int | None) -> None:
             os.waitpid(int(child), 0)
 
 
+# ---- the supervisor
+
+
 def serve(config: dict) -> int:
-    """Be the supervisor of one call; return 0, or 1 when no call comes any more."""
-    if config["namespaces"]:
-        return answer(enter_namespaces(config), config)
+    """Be the supervisor without namespaces, of one call; return 0, or 1 when no call comes."""
     import tempfile
 
     kernel("prctl", PR_SET_CHILD_SUBREAPER, 1)
     with tempfile.TemporaryDirectory(prefix="call-", ignore_cleanup_errors=True) as scratch:
         os.chdir(scratch)
-        return answer(None, config)
+        payload = read_frame()
+        if payload is None:
+            return 1
+        reader, writer = os.pipe()
+        killed_before = killed_for_memory(config["events"])
+        family = Family(os.open("/proc", os.O_RDONLY), None, set(), config)
+        supervisor = os.getpid()
+        runner = os.fork()
+        if runner == 0:
+            guarded(run_here, writer, supervisor, payload, config)
+        os.close(writer)
+        text, cut = watch(reader, os.pidfd_open(runner), family, config)
+        if family.members() != [runner]:
+            family.processor_seconds()  # of those, too, that nobody waits for
+        os.kill(runner, signal.SIGKILL)
+        _, status = os.waitpid(runner, 0)
+        end_children()
+        used = max(family.seconds, seconds_of(resource.getrusage(resource.RUSAGE_CHILDREN)))
+        reply(text, cut, status, used, killed_before, config)
+        return 0
 
 
-def answer(keeper: int | None, config: dict) -> int:
-    """Wait for a call, run it, reply; return 0, or 1 at the end of input."""
+def supervise(config: dict) -> int:
+    """Be the supervisor of all calls in namespaces; return 0 when no call comes any more.
+
+    Raises EOFError where the warm parent or a keeper has ended by itself.
+    """
+    become(config["user"])
+    entries = os.open("/proc", os.O_RDONLY)
+    others = set(processes(entries))
+    (from_up, up), (down, to_down) = os.pipe(), os.pipe()
+    warm = os.fork()
+    if warm == 0:
+        guarded(breed, down, up, config)
+    os.close(up)
+    os.close(down)
+    while True:
+        message = os.read(from_up, BIRTH.size)
+        if not message:
+            raise EOFError("the warm parent has ended")
+        keeper, *numbers = BIRTH.unpack(message)
+        modes = (os.O_WRONLY, os.O_RDONLY | os.O_NONBLOCK, os.O_RDONLY)
+        code, reader, end = (
+            os.open(f"/proc/{warm}/fd/{n}", mode) for n, mode in zip(numbers, modes, strict=True)
+        )
+        os.write(to_down, b"1")
+        family = Family(entries, keeper, {*others, warm, keeper}, config)
+        if not answer(family, keeper, code, reader, end) or sockets_stay():
+            return 0
+        os.write(to_down, b"1")
+
+
+def answer(family: "Family", keeper: int, code: int, reader: int, end: int) -> bool:
+    """Wait for a call, run it below the keeper, reply; return False at the end of input."""
     payload = read_frame()
     if payload is None:
-        return 1
-    reader, writer = os.pipe()
-    os.set_blocking(reader, False)  # the code can read its output, too
-    killed_before = killed_for_memory(config["events"])
-    family = Family(keeper, config)
-    supervisor = os.getpid()
-    runner = os.fork()
-    if runner == 0:
-        guarded(run_code, writer, supervisor, payload.decode(errors="replace"), config)
-    os.close(writer)
-    text, cut = watch(reader, runner, family, config)
-    if family.members() != [runner]:
+        return False
+    killed_before = killed_for_memory(family.config["events"])
+    ready = os.read(end, len(READY)) == READY
+    if not ready or select.select([end], [], [], 0)[0]:
+        raise EOFError(f"a keeper has ended before its call: {os.read(reader, 65536)!r}")
+    with contextlib.suppress(BrokenPipeError), open(code, "wb") as file:
+        file.write(payload)
+    text, cut = watch(reader, end, family, family.config)
+    if family.members():
         family.processor_seconds()  # of those, too, that nobody waits for
-    os.kill(runner, signal.SIGKILL)
-    _, status = os.waitpid(runner, 0)
-    end_family(keeper)
+    ended = b"" if cut else os.read(end, STATUS.size)
+    os.kill(keeper, signal.SIGKILL)
+    _, _, usage = os.wait4(keeper, 0)  # returns when none of the namespace is left
+    os.close(reader)
+    os.close(end)
+    (status,) = STATUS.unpack(ended or STATUS.pack(signal.SIGKILL))
+    used = max(family.seconds, seconds_of(usage))
+    reply(text, cut, status, used, killed_before, family.config)
+    return True
+
+
+def seconds_of(usage: resource.struct_rusage) -> float:
+    """Return the processor time."""
+    return usage.ru_utime + usage.ru_stime
+
+
+def reply(
+    text: str, cut: str | None, status: int, used: float, killed_before: int, config: dict
+) -> None:
+    """Write the outcome and the text of a call, whose processes have all ended."""
     if killed_for_memory(config["events"]) > killed_before:
         cut = cut or MEMORY_LIMIT
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    used = max(family.seconds, usage.ru_utime + usage.ru_stime)
     outcome = cut or name_outcome(os.waitstatus_to_exitcode(status), used, config)
     write_frame(json.dumps([outcome, text.rstrip("\n")]).encode())
-    return 0
 
 
 def name_outcome(status: int, used: float, config: dict) -> str:
@@ -665,7 +813,7 @@ def name_outcome(status: int, used: float, config: dict) -> str:
     return OUTCOMES.get(status, KILLED)
 
 
-# ---- the warm parent
+# ---- start
 
 
 def warm_up(modules: Sequence[str]) -> None:
@@ -701,7 +849,7 @@ def sockets_stay() -> bool:
 
 
 def main() -> None:
-    """Set up the worker, then fork a supervisor for each call."""
+    """Set up the worker, then answer calls until no more come."""
     fix_addresses()
     config = json.loads(sys.argv[1])
     kernel("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -712,12 +860,14 @@ def main() -> None:
         mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     write("/proc/self/oom_score_adj", LIKELY)
     warm_up(WARM if config["namespaces"] else [*WARM, "tempfile"])
+    if config["namespaces"]:
+        sys.exit(supervise(config))
     while True:
         supervisor = os.fork()
         if supervisor == 0:
             kernel("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
             guarded(serve, config)
-        if os.waitpid(supervisor, 0)[1] or (config["namespaces"] and sockets_stay()):
+        if os.waitpid(supervisor, 0)[1]:
             return
 
 

@@ -154,17 +154,34 @@ def save_questions(questions: Sequence[Question], file: Path) -> None:
 
 def load_questions(file: Path, iteration: int | None = None) -> list[Question]:
     """Read the questions in ``file``; with ``iteration`` those of that iteration."""
-    return [
-        Question(
-            **{
-                **row,
-                "answers": tuple(row["answers"]),
-                "before": tuple(Message(**message) for message in row["before"]),
-                "data": row.get("data") or "",
-            }
-        )
-        for row in read_rows(file, iteration)
-    ]
+    return [_question(row) for row in read_rows(file, iteration)]
+
+
+class StoredQuestions(Sequence[Question]):
+    """The questions in ``file``, each made when it is asked for: a batch needs few of many."""
+
+    def __init__(self, file: Path) -> None:
+        self.table = pq.read_table(file)
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        return _question(self.table.slice(range(len(self))[index], 1).to_pylist()[0])
+
+    def __iter__(self) -> Iterator[Question]:
+        return map(_question, self.table.to_pylist())
+
+
+def _question(row: dict[str, Any]) -> Question:
+    return Question(
+        **{
+            **row,
+            "answers": tuple(row["answers"]),
+            "before": tuple(Message(**message) for message in row["before"]),
+            "data": row.get("data") or "",
+        }
+    )
 
 
 def write_table(table: pa.Table, file: Path) -> None:

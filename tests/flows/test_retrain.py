@@ -70,6 +70,11 @@ def test_a_run_its_tree_in_the_ui_and_the_calls_after_it(project, api, capsys):
     assert again.returncode == 0
     assert again.stdout == f"nothing to do: toy is up to date\n\n{table}\n"
     assert time.monotonic() - began < 10
+    slow = "from flows import retrain; import sys; retrain.main(['toy', '--here']); " + (
+        "print({'prefect', 'mlflow', 'torch', 'pandas'} & {*sys.modules})"
+    )
+    imported = toy.run(project, sys.executable, "-c", slow)
+    assert imported.stdout.endswith("\nset()\n"), "nothing to do needs none of these"
 
     by_dvc = toy.run(project, "dvc", "repro", "later@toy")
     assert "has run" not in by_dvc.stdout

@@ -92,3 +92,8 @@ def test_a_pipe_in_place_of_a_file_is_refused(tmp_path, name):
     for load in (settings.load, lambda *some: settings.load_changed(some[0], ["seed=1"], some[1])):
         with pytest.raises(ValueError, match=rf"{name}\.yaml is no regular file"):
             load(recipe, tmp_path)
+
+
+def test_changed_values_are_read_again_as_they_are_written():
+    strict_yaml.parse("a: [1]", "file")["a"].append(2)
+    assert strict_yaml.parse("a: [1]", "file") == {"a": [1]}

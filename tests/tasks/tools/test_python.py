@@ -235,6 +235,21 @@ def test_memory_holds_nothing_of_earlier_calls(boxed):
     assert one(boxed, search % "secret-of-this-call").text == "['secret-of-this-call']"
 
 
+def test_addresses_tell_nothing_of_earlier_calls(boxed):
+    look = "print(object(), id([]), id({}), id(1e300))"
+    seen = {one(boxed, look)}
+    for code in (
+        "1",
+        "print('x' * 3000)",
+        "import os\nos.fork()\nos.fork()",
+        "1 / 0",
+        "x = [0] * 10**7",
+    ):
+        one(boxed, code)
+        seen.add(one(boxed, look))
+    assert len(seen) == 1
+
+
 def test_daemons_end_with_the_call():
     marker = marker_of(1)
     daemon = (

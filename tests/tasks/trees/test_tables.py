@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as arrays
 
 from tasks.trees import tables
 from tasks.trees.tables import (
+    StoredQuestions,
     load_questions,
     load_trees,
     read_rows,
@@ -198,6 +199,11 @@ def test_questions_come_back_as_they_were_saved(tmp_path_factory, chosen):
     file = tmp_path_factory.mktemp("questions") / "new" / "questions.parquet"
     save_questions(chosen, file)
     assert load_questions(file) == chosen
+    stored = StoredQuestions(file)
+    assert list(stored) == chosen
+    assert [stored[place] for place in reversed(range(len(stored)))] == chosen[::-1]
+    with pytest.raises(IndexError):
+        stored[len(chosen)]
 
 
 def test_defaults_of_a_question(tmp_path):

@@ -1,0 +1,132 @@
+"""Run every stage of a recipe as tasks of one flow of Prefect, here or in a run's worktree.
+
+flows/retrain.py imports this only where something has to run: Prefect takes a second to import.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from prefect import Task, flow, task
+from prefect.cache_policies import NO_CACHE
+from prefect.runtime import task_run
+
+from flows.host import gpu
+from flows.runs import dvc_command, pipeline
+from flows.tracking import outcome_report, store
+from flows.tracking.run import Run, pipeline_run
+from flows.workers import dispatch
+from flows.workers.connection import name_process, prefect_server
+from flows.workers.server import ui_address
+from flows.workers.stage import PARENT_TASK_RUN, call, explained, run_tags
+from params.schema.recipe import Recipe
+from tasks import settings
+
+log = logging.getLogger(__name__)
+
+
+def run_here(recipe: str) -> int:
+    """Run the stages that are out of date in this checkout; return the exit status.
+
+    What has failed is printed. Raises KeyboardInterrupt on Ctrl-C.
+    """
+    try:
+        with prefect_server(meanwhile=open_store):
+            call(retrain.with_options(flow_run_name=f"retrain {recipe}"), recipe)
+    except dvc_command.StageError:  # the stage has printed why
+        return 1
+    except TimeoutError as error:
+        print(
+            f"retrain: {error} The limit is the stage's timeout_seconds in dvc.yaml.",
+            file=sys.stderr,
+        )
+        return 1
+    except Exception as error:
+        if (reason := explained(error)) is None:
+            raise
+        print(f"retrain: {reason}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def run_in(recipe: str, place: Path) -> None:
+    """Run the stages with the code at ``place``; Prefect and MLflow are this checkout's.
+
+    Raises RuntimeError where a stage fails, which has printed why; KeyboardInterrupt on Ctrl-C.
+    """
+    with prefect_server(meanwhile=open_store):
+        where = {"MLFLOW_TRACKING_URI": store.store_uri(place), dvc_command.RUN: place.name}
+        if task_run.id:  # of a deployment's flow run (flows/deploy.py)
+            where[PARENT_TASK_RUN] = str(task_run.id)
+        command = ["flows.retrain", recipe, "--here"]
+        status = dvc_command.supervise(command, where, place, grace=2 * dvc_command.GRACE)
+    if status == dvc_command.INTERRUPTED:
+        raise KeyboardInterrupt
+    if status:
+        raise RuntimeError(f"the stages of {recipe} have failed")
+
+
+def open_store() -> None:
+    """Import MLflow and open its store, which takes seconds; errors are reported later."""
+    with suppress(Exception):
+        store.connect(store.store_uri())
+
+
+@flow(name="retrain", on_running=[name_process])
+def retrain(recipe: str = "tiny") -> None:
+    """Run the stages of a recipe that are out of date, and log the run to MLflow."""
+    checked = settings.load(recipe, Path("params"))
+    stages = pipeline.stages(recipe)
+    with pipeline_run(recipe, checked, run_tags()) as run:
+        seconds: dict[str, float] = {}
+        for stage in stages:
+            began = time.monotonic()
+            as_task(stage, checked.machine.device)()
+            seconds[stage.name.partition("@")[0]] = time.monotonic() - began
+            run.set_tags(
+                {f"dvc.{path}": digest for path, digest in pipeline.digests(stage.name).items()}
+            )
+        outcome_report.log_outcome(run, recipe, seconds)
+        outcome_report.show_in_prefect(recipe, store.page_of(ui_address(), run.id))
+        if Path("data", recipe, "trees", "questions.parquet").is_file():
+            write_page(recipe, checked, run)
+
+
+def write_page(name: str, recipe: Recipe, run: Run) -> None:
+    """Write the run's page and keep it in MLflow; a failure does not end a run with its results."""
+    try:
+        from flows.pages import page  # with pandas, which no stage waits for
+
+        file = page.write_run(name, recipe, page.links_to(run.id, ui_address()))
+    except Exception as error:  # whatever it is, the run has its results
+        log.warning("the page of the run was not written: %s: %s", type(error).__name__, error)
+        return
+    run.log_file(file)
+    run.set_tags({"page": file.as_posix()})
+
+
+def as_task(stage: pipeline.Stage, device: str) -> Task[[], None]:
+    """Return a stage as a Prefect task; the stage's own flow run becomes the task run's child.
+
+    The stage is sent to the pool that its ``meta:`` names, if a worker of it is running, else it
+    runs here, with a GPU of its own where the recipe's ``device`` is one.
+    """
+
+    @task(
+        name=stage.name,
+        task_run_name=stage.name,
+        cache_policy=NO_CACHE,
+        retries=stage.retries,
+        retry_delay_seconds=stage.retry_delay_seconds,
+        timeout_seconds=stage.timeout_seconds,
+    )
+    def reproduce() -> None:
+        if not dispatch.send(stage):
+            with gpu.held(device) as visible:
+                dvc_command.reproduce(stage.name, **{PARENT_TASK_RUN: str(task_run.id)}, **visible)
+
+    return reproduce
