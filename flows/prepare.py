@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import pyarrow.parquet as pq
 from prefect import flow
 
 from flows.runs import ledger_mirror
@@ -204,7 +205,7 @@ class Sampling:
 def roll_out(sampling: Sampling, step: Step) -> list[Record]:
     """Roll out the questions in portions, each a sub-step of its own; their records."""
     expert = sampling.expert
-    available = len(load_questions(Path(sampling.questions.path)))
+    available = pq.read_metadata(sampling.questions.path).num_rows
     asked = min(expert.questions or available, available)
     portion = PORTION * (expert.rows // expert.attempts)
     progress = Progress("prepare: sampled questions", asked)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,12 @@ from tasks.policy import first
 from tasks.policy import machine as policies
 from tasks.questions import choice, sources, tables, unusable, written
 from tasks.questions.contract import ExpertSettings, Rules
-from tasks.questions.entries import Entry, Problem
+from tasks.questions.entries import Entry, Problem, places_in, question_of
 from tasks.questions.experts import Dropped, Material, Trace
 from tasks.questions.faults import Fault
 from tasks.questions.samples import samples_of, trace_table
 from tasks.questions.sources import Sets, World
+from tasks.questions.stored import mapped, portions, where
 from tasks.scorers import names, open_scorers
 from tasks.scorers.contract import Scorer
 from tasks.tools.own import offered
@@ -110,7 +112,7 @@ def _prepared(
     save_corpus([*own.documents, *documents], step.out / "corpus")
 
     traces, without, sights, specs = ask_expert(step, inputs, own, open_environment)
-    texts = [*known_texts(own, traces), *sights]
+    texts = chain(known_texts(own, traces), sights)
     model, tokenizer, dialect = first_policy(inputs, texts, specs, step.seed)
     tool_names = [spec.name for spec in specs]
     traces, forging = written.without_marks(traces, talk.forged(tokenizer, tool_names))
@@ -158,7 +160,7 @@ def ask_expert(
 
 
 def first_policy(
-    inputs: PrepareInputs, texts: Sequence[str], specs: Sequence[ToolSpec], seed: int
+    inputs: PrepareInputs, texts: Iterable[str], specs: Sequence[ToolSpec], seed: int
 ) -> tuple[Any, Any, Dialect]:
     """Return the first policy, its tokenizer and the dialect; a tiny one learns ``texts``."""
     policy = inputs.settings.policy
@@ -213,12 +215,12 @@ def name_dialect(tokenizer: Any, section: Mapping[str, Frozen], dialect: Dialect
     tokenizer.init_kwargs["dialect"] = dialect_kind(section).serving(settings, dialect)
 
 
-def known_texts(material: Material, traces: Sequence[Trace]) -> list[str]:
-    """Return what a tokenizer of one's own is trained on."""
-    texts = [question.text for question in material.questions["train"]]
-    texts += [f"{document.title}\n{document.text}" for document in material.documents]
-    texts += ["".join(text for text, _ in trace.parts) for trace in traces]
-    return texts + [talk.first_text(seen) for trace in traces for seen in trace.seen]
+def known_texts(material: Material, traces: Sequence[Trace]) -> Iterator[str]:
+    """Yield what a tokenizer of one's own is trained on."""
+    yield from (question.text for question in material.questions["train"])
+    yield from (f"{document.title}\n{document.text}" for document in material.documents)
+    yield from ("".join(text for text, _ in trace.parts) for trace in traces)
+    yield from (talk.first_text(seen) for trace in traces for seen in trace.seen)
 
 
 def _print_summary(traces: int, questions: int, dropped: Sequence[Dropped]) -> None:
@@ -273,9 +275,8 @@ def _long_entries(
     tokenizer: Any, dialect: Dialect, inputs: PrepareInputs, entries: Sequence[Entry]
 ) -> list[Fault]:
     """Return a fault for each of the entries that is too long."""
-    questions = {"train": [entry.question for entry in entries]}
-    places = {entry.question.id: entry.place for entry in entries}
-    material = Material(questions, lambda tools: ([], []), places=places)
+    questions = {"train": mapped(question_of, entries)}
+    material = Material(questions, places=partial(places_in, entries))
     context = inputs.settings.policy.context
     return unusable.long_questions(material, tokenizer, dialect, inputs.dialogue, context)
 
@@ -322,7 +323,7 @@ def _likely_lengths(material: Material, inputs: PrepareInputs) -> list[Fault]:
     ]
     whole = replace(material, unsound=unsound, questions={**material.questions, "unsound": unsound})
     try:
-        known = [each.text for each in [*whole.questions["train"], *whole.unsound]]
+        known = (each.text for each in chain(whole.questions["train"], whole.unsound))
         tools = offered(inputs.tools)
         specs = [ToolSpec(name, "", {"type": "object"}) for name in tools]
         tags = dialect_kind(inputs.dialect).tags(tools)
@@ -364,7 +365,7 @@ def leave_out_long(
     without = [each.question.id for each in traces if each.question.id in ids]
     dropped += [Dropped(each, "trace_of_question_left_out", "too_long") for each in without]
     kept = {
-        split: [question for question in members if question.id not in ids]
+        split: where(members, np.array([question.id not in ids for question in members], bool))
         for split, members in material.questions.items()
     }
     too_long = {id(s.trace) for s, length in zip(samples, lengths, strict=True) if length > context}
@@ -397,19 +398,30 @@ def check_questions(
     docs: Path,
 ) -> None:
     """Run the gate of the questions; ``own`` are the recipe's, without those delivered."""
-    entries = [
-        {**vars(question), "answers": list(question.answers), "split": split}
-        for split, members in material.questions.items()
-        for question in members
-    ]
-    # texts that are no UTF-8 are for the gate to name, so they stay what they are
-    table = pd.DataFrame(entries, dtype=object)
+    table = QuestionTables(material.questions)
     prepared = question_gate.prepare(table, scorers, settings.overlap_words)
     rows = settings.questions.rows()
     if rows:
         rows["train"] += len(material.questions["train"]) - len(own.questions["train"])
     expectations = question_gate.expectations(rows=rows)
     gate.check("questions", prepared, expectations, verdict, docs / "questions")
+
+
+@dataclass(frozen=True)
+class QuestionTables:
+    """The questions as tables of a portion of them each, which can be gone through again."""
+
+    questions: Mapping[str, Sequence[Question]]  # by split
+
+    def __iter__(self) -> Iterator[pd.DataFrame]:
+        for split, members in self.questions.items():
+            for portion in portions(members):
+                entries = [
+                    {**vars(question), "answers": list(question.answers), "split": split}
+                    for question in portion
+                ]
+                # texts that are no UTF-8 are for the gate to name, so they stay what they are
+                yield pd.DataFrame(entries, dtype=object)
 
 
 def check_traces(

@@ -9,17 +9,21 @@ compares an answer with them), before (list of Message, which precede the text i
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
+from pandas.api.types import union_categoricals
 
 from tasks.gates.answers import answer_problem, boxed_answer
-from tasks.gates.gate import Expectation, among, between, legible, sum_between, unique, unusable
+from tasks.gates.gate import Expectation, among, between, legible, sum_between, unusable
 from tasks.gates.texts import lost_command, lost_fault, lost_remedy, prose_fault
 from tasks.trees.tree import Message, Question
-from tasks.trees.words import overlaps, printable
+from tasks.trees.words import DIGEST_BYTES, digest, overlaps, printable
 
 # (answer, accepted forms) -> breakdown with "score"; kind of scorer -> scorer
 Scorers = Mapping[str, Callable[[str, Sequence[str]], Mapping[str, float]]]
@@ -32,6 +36,7 @@ ROLES = ("system", "user", "assistant")
 # A missing value that was converted to text.
 MISSING = re.compile(r"\s*(?:none|nan|null|<na>)\s*", re.IGNORECASE)
 
+MOST_SCORED = 2**14  # different answers whose scores are remembered
 SHOWN = 60  # characters of a value in a problem
 NO_ANSWER = "no answer"
 
@@ -76,34 +81,120 @@ def _answers_problems(question: Question, scorers: Scorers) -> list[Problem]:
     return [Problem("answers", words, f": {fault}", "correct it, or choose another scorer")]
 
 
-def prepare(table: pd.DataFrame, scorers: Scorers, words: int) -> pd.DataFrame:
-    """Add the columns that ``expectations`` check. Raises ValueError for a missing column.
+def prepare(
+    tables: pd.DataFrame | Iterable[pd.DataFrame], scorers: Scorers, words: int
+) -> pd.DataFrame:
+    """Return the columns that ``expectations`` check. Raises ValueError for a missing column.
 
+    tables: the questions, in one or in several tables, which are gone through again and again.
     words: a training question that shares that many words in a row with a question of validation or
     test overlaps it (tasks/trees/words.py).
+    The columns ``id`` and ``normalised_text`` have only what occurs more than once, else "".
+    """
+    tables = [tables] if isinstance(tables, pd.DataFrame) else tables
+    scored = lru_cache(MOST_SCORED)(partial(score_fault, scorers=scorers))
+    parts = [_columns(table, scored) for table in tables]
+    whole = {name: _joined([part.pop(name) for part in parts]) for name in list(parts[0])}
+    same_id, _ = _repeated(whole.pop("digest_of_id"))
+    same_text, which_text = _repeated(whole.pop("digest_of_text"))
+    table = pd.DataFrame(whole)
+    same_id &= table["id"].notna().to_numpy()
+    checked = table.assign(
+        id=_only(table["id"], same_id),
+        normalised_text=_repeated_texts(tables, same_text),
+        splits_of_text=_splits_of_text(table["split"], which_text),
+        overlaps=_overlaps(tables, table["split"], words),
+        **{f"in_{split}": (table["split"] == split).astype(np.int8) for split in SPLITS},
+    )
+    return checked.set_index(pd.Index(table["id"], name="id"))
+
+
+def _columns(table: pd.DataFrame, scored: Callable[..., str]) -> dict[str, Any]:
+    """Return the columns that depend on one question each, of a portion of the table.
+
+    Texts that few rows have are categories, so that a row takes one byte and no text.
     """
     table = table.reset_index(drop=True)
-    table = table.assign(
-        unusable=unusable("questions", table, COLUMNS, NAMES), **legible(table, NAMES)
-    )
-    data = table["data"] if "data" in table else pd.Series([""] * len(table))
-    in_world = data.map(bool)
-    texts = [text if isinstance(text, str) else "" for text in table["text"]]
-    normalised = pd.Series([printable(" ".join(text.casefold().split())) for text in texts])
-    normalised = normalised.where(~in_world, normalised + " " + data.astype(str))
-    texts = ["" if world else text for text, world in zip(texts, in_world, strict=True)]
+    faults = unusable("questions", table, COLUMNS, NAMES)
+    names = legible(table, NAMES)
     answers_faults = table["answers"].map(answers_fault)
-    answers_faults = answers_faults.mask(in_world & (answers_faults == NO_ANSWER), "")
-    return table.assign(
-        text_fault=table["text"].map(text_fault),
-        before_fault=table["before"].map(before_fault),
-        answers_fault=answers_faults,
-        score_fault=_score_faults(table, answers_faults, scorers),
-        normalised_text=normalised,
-        splits_of_text=table.groupby(normalised)["split"].transform("nunique"),
-        overlaps=_overlaps(table, texts, words),
-        **{f"in_{split}": (table["split"] == split).astype(int) for split in SPLITS},
-    ).set_index("id", drop=False)
+    answers_faults = answers_faults.mask(_in_world(table) & (answers_faults == NO_ANSWER), "")
+    few: dict[str, Any] = {
+        "split": names["split"],
+        "kind": names["kind"],
+        "unusable": faults,
+        "text_fault": table["text"].map(text_fault),
+        "before_fault": table["before"].map(before_fault),
+        "answers_fault": answers_faults,
+        "score_fault": _score_faults(table, answers_faults, scored),
+    }
+    return {
+        "id": names["id"].astype("str"),
+        "digest_of_id": _digests(map(str, names["id"])),
+        "digest_of_text": _digests(_normalised(table)),
+        **{name: pd.Categorical(values) for name, values in few.items()},
+    }
+
+
+def _digests(texts: Iterable[str]) -> NDArray[np.bytes_]:
+    return np.array([digest(text) for text in texts], f"S{DIGEST_BYTES}")
+
+
+def _in_world(table: pd.DataFrame) -> pd.Series:
+    return table["data"].map(bool) if "data" in table else pd.Series(False, table.index)
+
+
+def _normalised(table: pd.DataFrame) -> list[str]:
+    """Return the texts without case and surplus space; in a world, with what they start from."""
+    texts = [
+        printable(" ".join(text.casefold().split())) if isinstance(text, str) else ""
+        for text in table["text"]
+    ]
+    if "data" not in table:
+        return texts
+    return [
+        f"{text} {data}" if data else text for text, data in zip(texts, table["data"], strict=True)
+    ]
+
+
+def _joined(parts: list[Any]) -> Any:
+    """Return the parts of a column, one after another."""
+    if isinstance(parts[0], pd.Categorical):
+        return union_categoricals(parts)
+    if isinstance(parts[0], np.ndarray):
+        return np.concatenate(parts)
+    return pd.concat(parts, ignore_index=True)
+
+
+def _repeated(digests_N: NDArray[np.bytes_]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Return which values occur more than once, and a number for each different value. [N]"""
+    _, which_N, counts = np.unique(digests_N, return_inverse=True, return_counts=True)
+    return counts[which_N] > 1, which_N
+
+
+def _only(values: pd.Series, flags_N: NDArray[np.bool_]) -> pd.Categorical:
+    """Return the values whose flag is true, and "" for the others."""
+    found = np.full(len(values), "", dtype=object)
+    found[flags_N] = values[flags_N]
+    return pd.Categorical(found)
+
+
+def _repeated_texts(tables: Iterable[pd.DataFrame], twice_N: NDArray[np.bool_]) -> pd.Categorical:
+    """Return the texts that occur more than once, and "" for the others."""
+    found = np.full(len(twice_N), "", dtype=object)
+    first = 0
+    for table in tables if twice_N.any() else ():
+        flags = twice_N[first : first + len(table)]
+        found[first : first + len(table)][flags] = list(compress(_normalised(table), flags))
+        first += len(table)
+    return pd.Categorical(found)
+
+
+def _splits_of_text(splits: pd.Series, which_N: NDArray[np.int64]) -> NDArray[np.int8]:
+    """Return the number of splits in which the text of each question lies."""
+    codes_N = splits.cat.codes.to_numpy()
+    pairs = np.unique(np.stack([which_N, codes_N])[:, codes_N >= 0], axis=1)
+    return np.bincount(pairs[0], minlength=which_N.max(initial=0) + 1)[which_N].astype(np.int8)
 
 
 def expectations(
@@ -116,14 +207,14 @@ def expectations(
     known_kinds = [among("the kind is known", "kind", kinds)] if kinds else []
     return [
         among("every value is present, ids and kinds are printable", "unusable", [""]),
-        unique("no id occurs twice", "id"),
+        among("no id occurs twice", "id", [""]),
         among("the split is train, validation or test", "split", SPLITS),
         *(_size(split, rows) for split in SPLITS),
         *known_kinds,
         among("the text is not empty, damaged or a template's remains", "text_fault", [""]),
         among("the messages before the text are sound, too", "before_fault", [""]),
         between("no text lies in two splits", "splits_of_text", 1, 1),
-        unique("no text occurs twice", "normalised_text"),
+        among("no text occurs twice", "normalised_text", [""]),
         among("no training question overlaps one of validation or test", "overlaps", [""]),
         among("the answers are a list of sound texts, none empty", "answers_fault", [""]),
         among("the question's own scorer gives each answer score 1", "score_fault", [""]),
@@ -176,22 +267,16 @@ def answers_fault(answers: Any) -> str:
     return ""
 
 
-def _score_faults(table: pd.DataFrame, known: pd.Series, scorers: Scorers) -> list[str]:
-    """Return the score fault of each question, or ""; equal answers are scored once.
+def _score_faults(table: pd.DataFrame, known: pd.Series, scored: Callable[..., str]) -> list[str]:
+    """Return the score fault of each question, or "".
 
-    known: other faults of the answers; those with one are not scored.
+    known: other faults of the answers; those with one are not scored. scored: returns the fault of
+    a scorer's answers.
     """
-    seen: dict[tuple[str, tuple[str, ...]], str] = {}
-    faults = []
-    for scorer, answers, fault in zip(table["scorer"], table["answers"], known, strict=True):
-        if fault:
-            faults.append("")
-            continue
-        case = (scorer, tuple(answers))
-        if case not in seen:
-            seen[case] = score_fault(*case, scorers)
-        faults.append(seen[case])
-    return faults
+    return [
+        "" if fault else scored(scorer, tuple(answers))
+        for scorer, answers, fault in zip(table["scorer"], table["answers"], known, strict=True)
+    ]
 
 
 def score_fault(scorer: str, answers: Sequence[str], scorers: Scorers) -> str:
@@ -212,14 +297,25 @@ def score_fault(scorer: str, answers: Sequence[str], scorers: Scorers) -> str:
     return ""
 
 
-def _overlaps(table: pd.DataFrame, texts: Sequence[str], words: int) -> np.ndarray:
+def _overlaps(tables: Iterable[pd.DataFrame], splits: pd.Series, words: int) -> pd.Categorical:
     """Return the id of the held-out question that each training question overlaps, or ""."""
-    splits, ids = list(table["split"]), list(table["id"])
-    training = [row for row, split in enumerate(splits) if split == "train"]
-    held_out = [
-        row for row, split in enumerate(splits) if split in ("validation", "test") and texts[row]
+    rows = [
+        (identity, text)
+        for split, identity, text in _texts(tables)
+        if split in ("validation", "test") and text
     ]
-    found = np.full(len(table), "", dtype=object)
-    pairs = overlaps([texts[row] for row in training], [texts[row] for row in held_out], words)
-    found[training] = ["" if index is None else ids[held_out[index]] for index in pairs]
-    return found
+    training = (text for split, _, text in _texts(tables) if split == "train")
+    pairs = overlaps(training, [text for _, text in rows], words)
+    found = np.full(len(splits), "", dtype=object)
+    found[(splits == "train").to_numpy()] = [
+        "" if index is None else rows[index][0] for index in pairs
+    ]
+    return pd.Categorical(found)
+
+
+def _texts(tables: Iterable[pd.DataFrame]) -> Iterator[tuple[Any, Any, str]]:
+    """Yield split, id and text of the questions; tasks in a world may share their text: ""."""
+    for table in tables:
+        rows = zip(table["split"], table["id"], table["text"], _in_world(table), strict=True)
+        for split, identity, text, world in rows:
+            yield split, identity, "" if world or not isinstance(text, str) else text

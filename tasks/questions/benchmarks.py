@@ -8,21 +8,27 @@ defines how its records are read.
 from __future__ import annotations
 
 import random
+import sys
+from array import array
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 from huggingface_hub import errors, hf_hub_download
+from numpy.typing import NDArray
 
 from params.schema.base import SOURCES
 from params.schema.benchmarks import Benchmark, benchmark_of
 from params.schema.prepare import BenchmarkQuestions
 from tasks.questions.contract import Rules
-from tasks.questions.entries import Entry, Loaded, Problems, read_entries
+from tasks.questions.entries import Entry, Loaded, Problems, places_in, question_of, read_entries
 from tasks.questions.experts import Dropped, Material
 from tasks.questions.faults import unreadable
 from tasks.questions.files import SUFFIXES
+from tasks.questions.stored import chained, mapped, taken, where
 from tasks.trees.tree import Question
-from tasks.trees.words import overlaps, shared_phrase
+from tasks.trees.words import DIGEST_BYTES, overlaps, shared_phrase, text_digest
 
 Sets = Mapping[str, Benchmark]
 
@@ -148,36 +154,39 @@ def material(
     pool, duplicates = distinct(training.entries)
     test, repeated = distinct(testing.entries)
     pool, in_test = apart(pool, test, overlap_words)
-    drawn = draw_in_proportion([entry.question.kind for entry in pool], settings.validation, seed)
-    validation = [pool[index] for index in sorted(drawn)]
-    rest = [entry for index, entry in enumerate(pool) if index not in drawn]
+    drawn = draw_in_proportion(
+        [sys.intern(e.question.kind) for e in pool], settings.validation, seed
+    )
+    set_aside = np.zeros(len(pool), bool)
+    set_aside[list(drawn)] = True
+    validation, rest = where(pool, set_aside), where(pool, ~set_aside)
     train, in_validation = apart(rest, validation, overlap_words)
     splits = {"train": train, "validation": validation, "test": test}
     dropped = [*repeated, *duplicates, *in_test, *in_validation]
     unsound = [*training.unsound, *testing.unsound]
-    every = [*training.entries, *testing.entries, *unsound]
     return Material(
-        {split: [entry.question for entry in members] for split, members in splits.items()},
-        known=[entry.solution for entry in train],
-        read=[entry.question for entry in (*training.entries, *training.unsound)],
-        left_out=_left_out(training, train, dropped),
+        {split: mapped(question_of, members) for split, members in splits.items()},
+        known=mapped(_solution, train),
+        read=mapped(question_of, chained(training.entries, training.unsound)),
+        left_out=_left_out(training, validation, dropped),
         dropped=dropped,
         faults=[*training.faults, *testing.faults],
         unsound=[entry.question for entry in unsound],
-        places={entry.question.id: entry.place for entry in every},
+        places=partial(places_in, chained(training.entries, testing.entries, unsound)),
     )
 
 
+def _solution(entry: Entry) -> str | None:
+    return entry.solution
+
+
 def _left_out(
-    training: Loaded, train: Sequence[Entry], dropped: Sequence[Dropped]
+    training: Loaded, validation: Sequence[Entry], dropped: Sequence[Dropped]
 ) -> dict[str, str]:
     """Return the records of the training sets that are not trained on, each with its reason."""
-    reasons = {entry.question.id: "validation" for entry in training.entries}
+    reasons = {entry.question.id: "validation" for entry in validation}
     reasons |= {entry.question.id: "faulty_record" for entry in training.unsound}
-    reasons |= {each.question_id: each.reason for each in dropped}
-    for entry in train:
-        del reasons[entry.question.id]
-    return reasons
+    return reasons | {each.question_id: each.reason for each in dropped}
 
 
 def _check_named_once(references: Sequence[str]) -> None:
@@ -204,9 +213,9 @@ def draw_in_proportion(kinds: Sequence[str], count: int, seed: int) -> set[int]:
 
     What is left over after rounding down goes to the kinds with the largest remainders.
     """
-    places: dict[str, list[int]] = {}
+    places: dict[str, array[int]] = {}
     for place, kind in enumerate(kinds):
-        places.setdefault(kind, []).append(place)
+        places.setdefault(kind, array("l")).append(place)
     wanted = {kind: min(count, len(kinds)) * len(own) / len(kinds) for kind, own in places.items()}
     shares = {kind: int(share) for kind, share in wanted.items()}
     left = min(count, len(kinds)) - sum(shares.values())
@@ -216,39 +225,48 @@ def draw_in_proportion(kinds: Sequence[str], count: int, seed: int) -> set[int]:
     return {place for kind, own in places.items() for place in draw.sample(own, shares[kind])}
 
 
-def distinct(entries: Sequence[Entry]) -> tuple[list[Entry], list[Dropped]]:
+def distinct(entries: Sequence[Entry]) -> tuple[Sequence[Entry], list[Dropped]]:
     """Split entries into the first of each text and its repetitions; case and space do not count.
 
     A repetition is a "duplicate", or has "conflicting_answers" where its accepted forms share none
     with those of the first.
     """
-    first: dict[str, Question] = {}
-    kept, dropped = [], []
-    for entry in entries:
-        question = entry.question
-        known = first.setdefault(" ".join(question.text.casefold().split()), question)
-        if known is question:
-            kept.append(entry)
-        elif set(known.answers) & set(question.answers):
-            dropped.append(Dropped(question.id, "duplicate", known.id))
-        else:
-            detail = f"{known.id}: {known.answers[0]!r} there, {question.answers[0]!r} here"
-            dropped.append(Dropped(question.id, "conflicting_answers", detail))
-    return kept, dropped
+    first_N = _first_of_each_text(mapped(question_of, entries))
+    kept_N = first_N == np.arange(len(entries))
+    firsts = np.unique(first_N[~kept_N])
+    known = dict(zip(firsts.tolist(), taken(entries, firsts), strict=True))
+    repetitions = zip(first_N[~kept_N].tolist(), where(entries, ~kept_N), strict=True)
+    dropped = [_repetition(known[first].question, entry.question) for first, entry in repetitions]
+    return where(entries, kept_N), dropped
+
+
+def _first_of_each_text(questions: Sequence[Question]) -> NDArray[np.int64]:
+    """Return for each question the place of the first one with its text. [N]"""
+    found = (text_digest(question.text) for question in questions)
+    digests_N = np.fromiter(found, f"S{DIGEST_BYTES}", len(questions))
+    _, firsts, which_N = np.unique(digests_N, return_index=True, return_inverse=True)
+    return firsts[which_N]
+
+
+def _repetition(known: Question, question: Question) -> Dropped:
+    if set(known.answers) & set(question.answers):
+        return Dropped(question.id, "duplicate", known.id)
+    detail = f"{known.id}: {known.answers[0]!r} there, {question.answers[0]!r} here"
+    return Dropped(question.id, "conflicting_answers", detail)
 
 
 def apart(
     entries: Sequence[Entry], held_out: Sequence[Entry], words: int
-) -> tuple[list[Entry], list[Dropped]]:
+) -> tuple[Sequence[Entry], list[Dropped]]:
     """Split entries into those that overlap no held-out question, and the others."""
-    texts, others = ([entry.question.text for entry in each] for each in (entries, held_out))
-    found = overlaps(texts, others, words)
-    kept, dropped = [], []
-    for entry, index in zip(entries, found, strict=True):
-        if index is None:
-            kept.append(entry)
-        else:
-            phrase = shared_phrase(entry.question.text, others[index], words)
-            detail = f"{held_out[index].question.id}: {phrase[:LONGEST_PHRASE]!r}"
-            dropped.append(Dropped(entry.question.id, "overlaps_held_out", detail))
-    return kept, dropped
+    texts = (entry.question.text for entry in entries)
+    found = overlaps(texts, [entry.question.text for entry in held_out], words)
+    flags_N = np.fromiter((index is None for index in found), bool, len(entries))
+    dropped = []
+    others = (index for index in found if index is not None)
+    for entry, index in zip(where(entries, ~flags_N), others, strict=True):
+        other = held_out[index].question
+        phrase = shared_phrase(entry.question.text, other.text, words)
+        detail = f"{other.id}: {phrase[:LONGEST_PHRASE]!r}"
+        dropped.append(Dropped(entry.question.id, "overlaps_held_out", detail))
+    return where(entries, flags_N), dropped

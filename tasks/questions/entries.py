@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from tasks.questions.encrypted import DECODER_FIELDS, decrypted
 from tasks.questions.faults import Fault, Place, RecordError, shown
 from tasks.questions.fields import Record, as_text, text, value
 from tasks.questions.files import rows
+from tasks.questions.stored import Stored
 from tasks.trees import dialogue
 from tasks.trees.tree import Message, Question
 
@@ -37,11 +38,21 @@ class Entry:
     place: Place = ""
 
 
+def question_of(entry: Entry) -> Question:
+    """Return the question of an entry."""
+    return entry.question
+
+
+def places_in(entries: Iterable[Entry], ids: Collection[str]) -> dict[str, Place]:
+    """Return the places of the entries whose questions have these ids."""
+    return {entry.question.id: entry.place for entry in entries if entry.question.id in ids}
+
+
 @dataclass(frozen=True)
 class Loaded:
     """The records of files: sound ones, the faults of the others, and those that are questions."""
 
-    entries: list[Entry] = field(default_factory=list)
+    entries: Stored[Entry] = field(default_factory=Stored)
     faults: list[Fault] = field(default_factory=list)
     unsound: list[Entry] = field(default_factory=list)
 

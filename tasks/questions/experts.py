@@ -8,7 +8,7 @@ at a time, as a rollout does.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,16 +72,17 @@ class Material:
     ``write_traces`` writes the traces, given the open tools or the world.
     """
 
-    questions: dict[str, list[Question]]
+    questions: Mapping[str, Sequence[Question]]
     write_traces: Callable[[Any], tuple[list[Trace], list[Dropped]]] = lambda tools: ([], [])
     known: Any = None  # of the training questions
-    read: list[Question] = field(default_factory=list)  # all records of the training sets
+    read: Sequence[Question] = ()  # all records of the training sets
     left_out: Mapping[str, str] = field(default_factory=dict)  # question id -> why not trained on
     documents: list[Document] = field(default_factory=list)
     dropped: list[Dropped] = field(default_factory=list)  # questions without a place in any split
     faults: list[Fault] = field(default_factory=list)  # of records that are in no split
     unsound: list[Question] = field(default_factory=list)  # of these records, where it can be read
-    places: Mapping[str, Place] = field(default_factory=dict)  # question id -> its record
+    # given ids of questions, returns those that are records of a file, each with its place there
+    places: Callable[[Collection[str]], Mapping[str, Place]] = lambda ids: {}
 
 
 @dataclass(frozen=True)

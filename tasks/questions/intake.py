@@ -13,11 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from params.schema.benchmarks import Benchmark
 from tasks.questions.benchmarks import apart, distinct
-from tasks.questions.entries import Entry, Problems, read_entries
+from tasks.questions.entries import Entry, Problems, question_of, read_entries
 from tasks.questions.experts import Dropped
 from tasks.questions.faults import Fault, summary
+from tasks.questions.stored import Stored, chained, mapped, where
 from tasks.trees.tree import Question
 from tasks.trees.words import printable
 
@@ -30,7 +33,7 @@ REFUSED = "intake_file_refused"  # the reason of a refused file
 class Delivery:
     """The questions of the folder, the refused files, and records that are left out."""
 
-    entries: list[Entry]
+    entries: Stored[Entry]
     refused: list[Dropped]  # each with its faults
     faults: list[Fault]
     long: list[Fault]
@@ -61,7 +64,7 @@ def read(
     A question's id is "intake", its file's path in the folder, and the number of the record.
     ``drop``: whether to leave out faulty records alone, instead of their files.
     """
-    delivery = Delivery([], [], [], [])
+    delivery = Delivery(Stored(), [], [], [])
     for file in files(folder):
         name = printable(file.relative_to(folder).as_posix())
         try:
@@ -83,16 +86,24 @@ def read(
 
 def new_questions(
     delivery: Delivery, train: Sequence[Question], held_out: Sequence[Question], words: int
-) -> tuple[list[Question], list[Dropped]]:
+) -> tuple[Sequence[Question], list[Dropped]]:
     """Split the delivered questions into new ones, and the others with their reasons.
 
     Duplicates of any question are not new, nor are questions that share ``words`` words in a row
     with a held-out one.
     """
-    known = [Entry(question, None) for question in (*train, *held_out)]
-    kept, duplicates = distinct([*known, *delivery.entries])
+    if not delivery.entries:
+        return [], [*delivery.refused]
+    known = mapped(_entry, chained(train, held_out))
+    kept, duplicates = distinct(chained(known, delivery.entries))
     delivered = {entry.question.id for entry in delivery.entries}
-    fresh = [entry for entry in kept if entry.question.id in delivered]
-    fresh, overlapping = apart(fresh, [Entry(question, None) for question in held_out], words)
+    is_new = (entry.question.id in delivered for entry in kept)
+    fresh, overlapping = apart(
+        where(kept, np.fromiter(is_new, bool, len(kept))), mapped(_entry, held_out), words
+    )
     left_out = [each for each in duplicates if each.question_id in delivered]
-    return [entry.question for entry in fresh], [*delivery.refused, *left_out, *overlapping]
+    return mapped(question_of, fresh), [*delivery.refused, *left_out, *overlapping]
+
+
+def _entry(question: Question) -> Entry:
+    return Entry(question, None)

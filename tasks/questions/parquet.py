@@ -6,7 +6,7 @@ which hold each value once, and their size is known before they become Python's.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ def records(
         needed = [name for name in names if fields is None or _holds(name, fields)]
         _check_stated(opened, needed, largest)
         size = number = 0
-        for batch in opened.iter_batches(ROWS, columns=needed, use_threads=False):
+        for batch in _batches(opened, needed):
             sizes = [_unpacked(column) for column in batch.columns]
             size += sum(total for total, _ in sizes)
             longest = max((most for _, most in sizes), default=0)
@@ -57,6 +57,15 @@ def records(
             blank = dict.fromkeys(names)
             for part in _parts(batch, sum(total for total, _ in sizes)):
                 yield from ({**blank, **row} for row in _rows(part))
+
+
+def _batches(opened: pq.ParquetFile, needed: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Yield ``ROWS`` rows at a time, and never of two row groups.
+
+    pyarrow cannot read nested texts as dictionaries across the border between two row groups.
+    """
+    for group in range(opened.num_row_groups):
+        yield from opened.iter_batches(ROWS, [group], columns=needed, use_threads=False)
 
 
 def _holds(name: str, fields: Collection[str]) -> bool:

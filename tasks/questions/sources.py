@@ -21,6 +21,7 @@ from tasks.questions.experts import Material
 from tasks.questions.faults import Fault, Place, RecordError, unreadable
 from tasks.questions.fields import Record, text
 from tasks.questions.files import check_folder, check_regular, rows
+from tasks.questions.stored import Stored, chained
 from tasks.tools.search import Search
 from tasks.trees.tree import Document
 
@@ -151,7 +152,7 @@ def take_in(
     of questions that are too long.
     """
     if settings.intake is None:
-        return made, intake.Delivery([], [], [], [])
+        return made, intake.Delivery(Stored(), [], [], [])
     folder, kind = settings.intake.folder, settings.intake.set
     row = benchmarks_module.benchmark_of(kind, sets)
     drop = settings.faulty == "drop"
@@ -159,9 +160,9 @@ def take_in(
     for refused in delivery.refused:
         print(f"prepare: the file {folder / refused.question_id} is set aside: {refused.detail}")
     train, *others = (made.questions[split] for split in ("train", "validation", "test"))
-    held_out = [question for members in others for question in members]
+    held_out = chained(*others)
     taken, left_out = intake.new_questions(delivery, train, held_out, settings.overlap_words)
     if delivery.entries:
         print(f"prepare: {len(taken)} new questions from {folder}")
-    questions = {**made.questions, "train": [*train, *taken]}
+    questions = {**made.questions, "train": chained(train, taken)}
     return replace(made, questions=questions, dropped=[*made.dropped, *left_out]), delivery

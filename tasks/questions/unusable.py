@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,13 +18,14 @@ from tasks.questions.experts import Dropped, Material, Trace
 from tasks.questions.faults import Fault, Place, summary, write_list
 from tasks.questions.written import LONG_TRACE
 from tasks.trees import dialogue as talk
-from tasks.trees.tree import Question
+from tasks.trees.tree import Message, Question
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 LONGEST_FRAME = len("<answer>\\boxed{}</answer>")  # bytes, so tokens at most
 LISTING = "faulty_records.jsonl"  # all faults of the last run, in the folder of its Data Docs
 
 CHARACTERS_A_TOKEN = 64  # more than a text has on average, whatever the tokenizer
+MERGED = 64  # tokens that a message's frame may have more beside another text, at most
 MOST_FORMS = 1000  # accepted forms of an answer
 LONG_PROMPT = "has a prompt that is too long"
 LONG_ANSWER = "has a gold answer that is too long for a turn"
@@ -113,14 +116,19 @@ def long_questions(
     A prompt and the response budget have to fit into the context (of prompts of single steps, a
     prompt and a turn), an answer into a turn.
     """
-    every = [question for members in material.questions.values() for question in members]
-    prompts = [_prompt_length(dialect, question) for question in every]
     name = "response_tokens" if dialogue.prompt == "growing" else "turn_tokens"
     response = getattr(dialogue, name)
-    needed = max((n for n in prompts if isinstance(n, int)), default=0) + response
     room = min(dialogue.turn_tokens, dialogue.response_tokens)
+    length = _prompt_lengths(dialect, context - response)
+    long = []  # (question, tokens of its prompt)
+    for question in chain.from_iterable(material.questions.values()):
+        prompt = length(question)
+        if isinstance(prompt, str) or prompt + response > context or _may_be_long(question, room):
+            long.append((question, prompt))
+    needed = max((n for _, n in long if isinstance(n, int)), default=0) + response
+    places = material.places({question.id for question, _ in long}) if long else {}
     faults = []
-    for question, prompt in zip(every, prompts, strict=True):
+    for question, prompt in long:
         if isinstance(prompt, str):
             problem = "does not fit the chat template of the policy"
             remedy, detail = "correct the roles and their order", f" ({prompt})"
@@ -131,17 +139,40 @@ def long_questions(
                 f" ({prompt} tokens; with dialogue.{name} {response} it "
                 f"exceeds prepare.policy.context {context})"
             )
-        elif (
-            _may_be_long(question, room) and (answer := _answer_tokens(tokenizer, question)) > room
-        ):
+        elif (answer := _answer_tokens(tokenizer, question)) > room:
             problem = LONG_ANSWER
             remedy = "raise dialogue.turn_tokens, or add a shorter form"
             detail = f" ({answer} tokens, and a turn has {room})"
         else:
             continue
-        place = material.places.get(question.id, f"question {question.id}")
+        place = places.get(question.id, f"question {question.id}")
         faults.append(Fault(place, problem, remedy, "", detail, question.id))
     return faults
+
+
+def _prompt_lengths(dialect: Dialect, room: int) -> Callable[[Question], int | str]:
+    """Return a function from a question to what ``_prompt_length`` returns for it.
+
+    For a prompt that is sure to fit into ``room`` tokens, it returns a number that may be too
+    large: tokenising takes far longer than all else, and a token is at least one byte. What a
+    template writes around the messages, and whether it takes them, depends on their roles.
+    """
+    frames: dict[tuple[str, ...], int] = {}  # roles -> tokens around the messages, at most
+
+    def length(question: Question) -> int | str:
+        texts = [question.text, *(message.content for message in question.before)]
+        if not all(map(str.isascii, texts)):  # other characters may grow when normalised
+            return _prompt_length(dialect, question)
+        roles = tuple(message.role for message in question.before)
+        if roles not in frames:
+            before = tuple(Message(role, "a") for role in roles)
+            frame = _prompt_length(dialect, replace(question, text="a", before=before))
+            slack = MERGED * len(texts)
+            frames[roles] = frame + slack if isinstance(frame, int) else room
+        most = frames[roles] + sum(map(len, texts))
+        return most if most <= room else _prompt_length(dialect, question)
+
+    return length
 
 
 def _prompt_length(dialect: Dialect, question: Question) -> int | str:

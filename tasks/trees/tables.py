@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ import pyarrow.parquet as pq
 
 from tasks.trees.tree import Decision, Message, Node, Observation, Question, Tree
 
+PORTION = 1024  # questions that are rows of Python at once
+ROW_GROUP = 64 * PORTION  # questions of a row group
 STORED_TREES = "BEAMLINE_TREES"  # environment variable: folder of trees to use, not sample
 MESSAGE = pa.struct({"role": pa.string(), "content": pa.string()})
 QUESTION_TABLE = pa.schema(
@@ -144,12 +148,27 @@ def save_questions(questions: Sequence[Question], file: Path) -> None:
     """Write a table with one row a question."""
     with_data = any(question.data for question in questions)
     schema = QUESTION_TABLE.append(DATA) if with_data else QUESTION_TABLE
-    rows: dict[str, list[Any]] = {name: [] for name in schema.names}
-    for question in questions:
-        before = [vars(message) for message in question.before]
-        values = {**vars(question), "before": before}
-        _add(rows, **{name: values[name] for name in schema.names})
-    write_table(pa.table(rows, schema=schema), file)
+    with _whole(file) as partial, pq.ParquetWriter(partial, schema, compression="zstd") as writer:
+        remaining, written = iter(questions), 0
+        while (group := _row_group(remaining, schema)) or not written:
+            writer.write_table(group)
+            written += 1
+
+
+def _row_group(questions: Iterator[Question], schema: pa.Schema) -> pa.Table:
+    """Return the next ``ROW_GROUP`` questions as a table of one piece."""
+    parts = [pa.table({name: [] for name in schema.names}, schema=schema)]
+    for _ in range(0, ROW_GROUP, PORTION):
+        portion = list(islice(questions, PORTION))
+        if not portion:
+            break
+        rows: dict[str, list[Any]] = {name: [] for name in schema.names}
+        for question in portion:
+            before = [vars(message) for message in question.before]
+            values = {**vars(question), "before": before}
+            _add(rows, **{name: values[name] for name in schema.names})
+        parts.append(pa.table(rows, schema=schema))
+    return pa.concat_tables(parts).combine_chunks()
 
 
 def load_questions(file: Path, iteration: int | None = None) -> list[Question]:
@@ -186,9 +205,16 @@ def _question(row: dict[str, Any]) -> Question:
 
 def write_table(table: pa.Table, file: Path) -> None:
     """Write Parquet under a temporary name and rename it, so ``file`` is never half written."""
+    with _whole(file) as partial:
+        pq.write_table(table, partial, compression="zstd")
+
+
+@contextmanager
+def _whole(file: Path) -> Iterator[Path]:
+    """Yield the temporary name of ``file``, and rename it at the end of the block."""
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f".{file.name}.partial")
-    pq.write_table(table, partial, compression="zstd")
+    yield partial
     partial.replace(file)
 
 

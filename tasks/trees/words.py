@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import unicodedata
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
 
 Run = tuple[str, ...]  # consecutive words of a text
 MOST_SHARED = 20  # held-out texts with the same run that are looked at
+MOST_COMPARED = 4096  # held-out texts whose words are kept at once
+PORTION = 1024  # texts whose words are kept at once
+BASE = 0x9E3779B97F4A7C15  # of the hashes of runs, odd
+INVERSE = pow(BASE, -1, 2**64)
+DIGEST_BYTES = 16
 
 # Scripts that put no space between words, for a character class of the package ``regex``.
 UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
@@ -38,30 +49,134 @@ WORD = re.compile(
 )
 
 
-def overlaps(texts: Sequence[str], held_out: Sequence[str], words: int) -> list[int | None]:
+def overlaps(texts: Iterable[str], held_out: Sequence[str], words: int) -> list[int | None]:
     """Return for each text the index of the first held-out text that it overlaps, or None.
 
     Two texts overlap if they are equal after normalisation, or share runs of ``words`` words that
     make up at least half of one of them; a text of fewer words is compared as a whole. So a phrase
     that many problems begin with is no overlap of long ones. A character of Chinese or Japanese
-    counts as half a word. Time and memory grow with the number of words; of the held-out texts that
-    share a run, the first ``MOST_SHARED`` are compared. Raises ValueError for fewer than one word.
+    counts as half a word. Time grows with the number of words, memory with that of the held-out
+    texts: runs are compared by hashes, and what seems to be shared once more word by word. Of the
+    held-out texts that share a run, the first ``MOST_SHARED`` are compared. Raises ValueError for
+    fewer than one word.
     """
     if words < 1:
         raise ValueError(f"words is {words}: at least 1 word must be shared to overlap")
-    others = [_Text.of(text, words) for text in held_out]
-    places: dict[Run, list[int]] = {}
-    for index, other in enumerate(others):
-        for run in other.runs:
-            known = places.setdefault(run, [])
-            if len(known) < MOST_SHARED:
-                known.append(index)
-    found = []
-    for text in texts:
-        own = _Text.of(text, words)
-        shared = {index for run in own.runs for index in places.get(run, ())}
-        found.append(next((i for i in sorted(shared) if _overlap(own, others[i])), None))
+    known: dict[str, int] = {}  # held-out word -> number, from 1 on
+    hashes, owners = [np.zeros(0, np.uint64)], [np.zeros(0, np.int32)]
+    for first, portion in _portions(held_out):
+        texts_of_words = [normalised_words(text) for text in portion]
+        for own in texts_of_words:
+            for word in own:
+                known.setdefault(word, len(known) + 1)
+        hashes_N, owners_N = _run_hashes(texts_of_words, known, words)
+        hashes.append(hashes_N)
+        owners.append(owners_N + first)
+    held = _Runs.of(np.concatenate(hashes), np.concatenate(owners))
+    other = lru_cache(MOST_COMPARED)(lambda index: _Text.of(held_out[index], words))
+    found: list[int | None] = []
+    for _, portion in _portions(texts):
+        texts_of_words = [normalised_words(text) for text in portion]
+        shared = held.sharing(*_run_hashes(texts_of_words, known, words))
+        for place, text in enumerate(portion):
+            if place not in shared:
+                found.append(None)
+                continue
+            whole = _Text.of(text, words)
+            found.append(next((i for i in shared[place] if _overlap(whole, other(i))), None))
     return found
+
+
+def _portions(texts: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
+    """Yield ``PORTION`` texts at a time, with the index of the first of them."""
+    remaining, first = iter(texts), 0
+    while portion := list(islice(remaining, PORTION)):
+        yield first, portion
+        first += len(portion)
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """Hashes of the runs of held-out texts in their order, each with the texts that have it."""
+
+    hashes: NDArray[np.uint64]  # [N]
+    owners: NDArray[np.int32]  # [N]
+
+    @classmethod
+    def of(cls, hashes_N: NDArray[np.uint64], owners_N: NDArray[np.int32]) -> _Runs:
+        order = np.lexsort((owners_N, hashes_N))
+        hashes_N, owners_N = hashes_N[order], owners_N[order]
+        new_N = np.ones(len(order), bool)
+        new_N[1:] = (np.diff(hashes_N) != 0) | (np.diff(owners_N) != 0)
+        return cls(hashes_N[new_N], owners_N[new_N])
+
+    def sharing(
+        self, hashes_N: NDArray[np.uint64], owners_N: NDArray[np.int32]
+    ) -> dict[int, list[int]]:
+        """Return for each text that shares a run the held-out texts that have one, in order."""
+        starts_N = np.searchsorted(self.hashes, hashes_N)
+        ends_N = np.searchsorted(self.hashes, hashes_N, side="right")
+        shared: dict[int, set[int]] = {}
+        for hit in np.flatnonzero(starts_N < ends_N):
+            start = starts_N[hit]
+            end = min(ends_N[hit], start + MOST_SHARED)
+            shared.setdefault(int(owners_N[hit]), set()).update(self.owners[start:end].tolist())
+        return {owner: sorted(others) for owner, others in shared.items()}
+
+
+def _run_hashes(
+    texts: Sequence[Sequence[str]], known: Mapping[str, int], words: int
+) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
+    """Return a hash of each run of the texts' words, and the place of the run's text. [N]
+
+    Equal runs of ``known`` words have equal hashes; the others get hashes of no such run. The hash
+    of a run that starts at word s is the sum of hash(word) * BASE^(place - s), modulo 2^64.
+    """
+    counts = [len(own) for own in texts]
+    ends = np.cumsum([0, *counts])  # of the texts, among all words
+    numbers = np.fromiter((known.get(w, 0) for own in texts for w in own), np.uint64, ends[-1])
+    weights = np.full(ends[-1], 2)
+    for place, own in enumerate(texts):
+        if not all(map(str.isascii, own)):
+            weights[ends[place] : ends[place + 1]] = [_weight(word) for word in own]
+    total = np.cumsum([0, *weights.tolist()])
+    owners = np.repeat(np.arange(len(texts), dtype=np.int32), counts)
+    starts = np.arange(ends[-1])
+    stops = np.searchsorted(total, total[:-1] + 2 * words)
+    light = total[ends[1:]] - total[ends[:-1]] < 2 * words  # texts that are compared as a whole
+    whole = np.zeros(ends[-1], bool)
+    whole[ends[:-1][light]] = True
+    stops = np.where(whole, ends[1:][owners], stops)
+    kept = whole | ((stops <= ends[1:][owners]) & ~light[owners])
+    starts, stops = starts[kept], stops[kept]
+    powers, inverses = (_powers(base, ends[-1]) for base in (BASE, INVERSE))
+    sums = np.zeros(ends[-1] + 1, np.uint64)
+    np.cumsum(_mixed(numbers) * powers[:-1], out=sums[1:])
+    return (sums[stops] - sums[starts]) * inverses[starts], owners[kept]
+
+
+def _powers(base: int, most: int) -> NDArray[np.uint64]:
+    """Return the powers 0 to ``most`` of a number, modulo 2^64."""
+    powers = np.full(most + 1, base, np.uint64)
+    powers[0] = 1
+    return np.cumprod(powers)
+
+
+def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return a hash of 64 bits of each number (the finaliser of MurmurHash3)."""
+    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
+        numbers = (numbers ^ (numbers >> np.uint64(33))) * np.uint64(factor)
+    return numbers ^ (numbers >> np.uint64(33))
+
+
+def text_digest(text: str) -> bytes:
+    """Return ``DIGEST_BYTES`` that are equal for texts that differ in case and space alone."""
+    return digest(" ".join(text.casefold().split()))
+
+
+def digest(text: str) -> bytes:
+    """Return ``DIGEST_BYTES`` of any text, which may hold lone surrogates."""
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=DIGEST_BYTES).digest()
 
 
 def shared_phrase(text: str, other: str, words: int) -> str:
@@ -125,9 +240,14 @@ def normalised_words(text: str) -> list[str]:
     return WORD.findall(text) or [text.strip()]
 
 
+def _weight(word: str) -> int:
+    """Return what a word weighs, in halves of a word."""
+    return 1 if _CHARACTER.match(word) else 2
+
+
 def _spans(text: Sequence[str], words: int) -> Iterator[tuple[int, int]]:
     """Yield start and end of every shortest run that weighs as much as ``words`` words."""
-    weights = [1 if _CHARACTER.match(word) else 2 for word in text]
+    weights = [_weight(word) for word in text]
     if sum(weights) < 2 * words:
         yield 0, len(text)
         return

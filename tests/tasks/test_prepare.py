@@ -362,12 +362,26 @@ def question(number, text):
 def too_long(tokenizer, questions, context):
     """The faults of questions of the test split, of which one comes from a file."""
     return long_questions(
-        Material({"test": questions}, None, places={"test-00001": "a.jsonl, line 1"}),
+        Material({"test": questions}, None, places=lambda ids: {"test-00001": "a.jsonl, line 1"}),
         tokenizer,
         spoken(tokenizer),
         DIALOGUE,
         context,
     )
+
+
+def test_no_prompt_around_the_limit_is_judged_without_being_tokenised():
+    tokenizer = build_tokenizer(["How many apples are there?"], POLICY)
+    texts = [
+        "How many apples are there? " * n + mark for n in range(60) for mark in ("", "é", "7" * n)
+    ]
+    questions = [question(n, text) for n, text in enumerate(texts)]
+    lengths = [len(talk.prompt_tokens(tokenizer, DIALOGUE, each)) for each in questions]
+    for context in (160, 256, 400):
+        room = context - DIALOGUE.response_tokens
+        expected = [each.id for each, n in zip(questions, lengths, strict=True) if n > room]
+        found = [fault.question_id for fault in too_long(tokenizer, questions, context)]
+        assert found == expected and 0 < len(expected) < len(questions)
 
 
 def test_each_prompt_that_is_too_long_is_named_with_the_context_that_would_do():

@@ -148,6 +148,19 @@ def test_faults_of_several_rows_are_named_together(check):
     }
 
 
+def test_several_tables_are_checked_as_one(judge):
+    table = good(60)
+    table.loc[2, "id"] = "q45"  # in tables far from each other, as are the others
+    table.loc[4, "text"] = " what is  50\nPLUS 5? "
+    table.loc[7, "answers"][0] = ""
+    table.loc[59, "kind"] = None
+    rows = {"train": 1, "validation": 15, "test": 15}
+    parts = [table.iloc[start : start + 9] for start in range(0, 60, 9)]
+    whole, cut = (judge("questions", *suited(each, rows=rows)) for each in (table, parts))
+    assert whole == cut
+    assert {"no id occurs twice", TWICE, OVERLAP, ANSWERS, PRESENT} < set(whole)
+
+
 def test_empty_split_is_refused(check):
     table = good()
     assert check(table[table["split"] != "test"]) == {"the test split has questions": 0}

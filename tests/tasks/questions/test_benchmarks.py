@@ -701,7 +701,8 @@ def test_faulty_records_are_in_no_split_and_all_named(tmp_path):
     )
     rows = {name: row() for name in ("mine", "more")}
     made = material(settings, rows, written, 8, RULES, 0, tmp_path)
-    assert sorted(made.questions["train"] + made.questions["validation"], key=lambda q: q.id) == [
+    learned = [*made.questions["train"], *made.questions["validation"]]
+    assert sorted(learned, key=lambda q: q.id) == [
         Question("mine-train-00001", "mine", "one", ("1",)),
         Question("more-train-00001", "more", "three", ("3",)),
     ]

@@ -68,7 +68,8 @@ def test_parquet_gives_values_over_many_batches(tmp_path):
         {"number": i, "share": i / 2, "chat": [{"role": "user", "content": str(i)}], "none": None}
         for i in range(3000)
     ]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "r.parquet")
+    # batches of 1,024 rows would lie across the row groups
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "r.parquet", row_group_size=700)
     found = list(records(tmp_path / "r.parquet"))
     assert [record for _, record in found] == rows
     assert found[2999][0] == f"{tmp_path / 'r.parquet'}, row 3000"
