@@ -14,22 +14,28 @@ import copy
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
+from params.schema.agent import Dialogue
 from params.schema.recipe import Recipe
+from tasks.dialects.contract import Dialect, Exchange
+from tasks.dialects.prompts import shown_text
 from tasks.environments import Respond
 from tasks.policy.tiny import ASSISTANT, END, USER
 from tasks.scorers import project_scorers
 from tasks.trees import dialogue as talk
+from tasks.trees.marks import token_texts
 from tasks.trees.outcomes import StopReason
-from tasks.trees.tree import TURN, Call, Question, Tree
+from tasks.trees.tree import TURN, Call, Node, Observation, Question, Tree
 
 ROLLOUT_FUNC, TOOLS = "rollout_func", "tools"
 
@@ -81,15 +87,37 @@ class Shape:
         return self.questions * self.group
 
 
+@dataclass(frozen=True)
+class Game:
+    """The rules of the dialogues that TRL samples."""
+
+    dialect: Dialect
+    dialogue: Dialogue
+    respond: Respond
+
+
+class Context(NamedTuple):
+    """What one row of TRL holds: a prompt, what follows it, and which tokens are the policy's."""
+
+    prompt: list[int]
+    response: list[int]
+    own: list[int]
+
+
+Trajectory = list[Context]  # one context, or with fresh prompts one for each step
+
+
 class Peer(GRPOTrainer):
     """TRL's trainer, with a clock around its sampling, able to train on given trajectories."""
 
     shape: Shape
+    game: Game
     model: Any
+    sampler: Any  # the model that samples, or with bf16 a copy of it in that precision
     optimizer: Any
     lr_scheduler: Any
     seconds_sampling = 0.0
-    sampled: tuple[Any, Any, Any]  # prompts, responses, and whether tokens are the policy's own
+    played: list[Trajectory]  # what it has sampled last
     given: list[dict[str, Any]] | None = None  # micro-batches to train on instead of sampled ones
     trajectories: Any = None  # returned instead of sampling
     rewards: list[float] | None = None  # instead of scores
@@ -100,7 +128,7 @@ class Peer(GRPOTrainer):
         began = time.perf_counter()
         sampled = super()._generate(prompts)
         self.seconds_sampling = time.perf_counter() - began
-        self.sampled = sampled[:3]
+        self.played = [[Context(*parts)] for parts in zip(*sampled[:3], strict=True)]
         return sampled
 
     def _calculate_rewards(self, *arguments: Any) -> Tensor:
@@ -120,7 +148,7 @@ def peer(
     recipe: Recipe,
     shape: Shape,
     questions: Sequence[Question],
-    respond: Respond,
+    game: Game,
 ) -> Peer:
     """Return a trainer that is ready for ``step``; ``questions`` are all that it will get.
 
@@ -130,14 +158,16 @@ def peer(
 
     model.generation_config.eos_token_id = [
         tokenizer.eos_token_id,
-        *(tokenizer.convert_tokens_to_ids(stop) for stop in talk.stop_strings(tokenizer)),
+        *ending_tokens(tokenizer, game.dialect.stop_strings),
     ]
+    sampler = model if recipe.machine.precision == "float32" else half(model)
     own = copy.deepcopy(tokenizer)
-    ways: dict[str, Any] = {"rollout_func": rounds(recipe, respond)}
+    known = {question.text: question for question in questions}
+    ways: dict[str, Any] = {"rollout_func": rollout_func(known)}
     scored: Any = reward({question.id: question for question in questions}, own)
     if shape.path == TOOLS:
         own.chat_template, own.response_template = TOOL_TEMPLATE, RESPONSE_TEMPLATE
-        ways = {"tools": [python(own, recipe, respond)]}
+        ways = {"tools": [python(own, recipe, game.respond)]}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # rollout_func is experimental
         trainer = Peer(
@@ -148,7 +178,9 @@ def peer(
             processing_class=own,
             **ways,
         )
-    trainer.shape = shape
+    trainer.shape, trainer.game, trainer.sampler = shape, game, sampler
+    # As ``Trainer.train`` does: with bf16, the forward pass then casts.
+    trainer.model = trainer.model_wrapped = trainer.accelerator.prepare(trainer.model)
     trainer.create_optimizer_and_scheduler(num_training_steps=10**6)
     trainer.optimizer = trainer.accelerator.prepare(trainer.optimizer)
     trainer.current_gradient_accumulation_steps = shape.micro_batches
@@ -161,7 +193,7 @@ def config(recipe: Recipe, shape: Shape, folder: str) -> GRPOConfig:
     return GRPOConfig(
         output_dir=folder,
         use_cpu=True,
-        bf16=False,
+        bf16=recipe.machine.precision == "bfloat16",
         fp16=False,
         gradient_checkpointing=False,
         optim="adamw_torch_fused",
@@ -202,11 +234,6 @@ def example(question: Question) -> dict[str, Any]:
     return {"prompt": [{"role": "user", "content": question.text}], "question": question.id}
 
 
-def batch(questions: Sequence[Question], group: int) -> list[dict[str, Any]]:
-    """Return the rows of one step: each question once per rollout of its group."""
-    return [example(question) for question in questions for _ in range(group)]
-
-
 def reward(known: dict[str, Question], tokenizer: Any) -> Callable[..., list[float]]:
     """Return TRL's reward function: the score of the answer, -1 where there is none."""
 
@@ -245,65 +272,178 @@ def python(tokenizer: Any, recipe: Recipe, respond: Respond) -> Callable[[str], 
     return python
 
 
-def rounds(recipe: Recipe, respond: Respond) -> Callable[[list[Any], Any], dict[str, Any]]:
-    """Return the ``rollout_func``: rounds of one turn of every live dialogue, then all tool calls.
+def ending_tokens(tokenizer: Any, stops: Sequence[str]) -> list[int]:
+    """Return the tokens that have a stop string in their text: TRL ends turns at tokens alone."""
+    texts = token_texts(tokenizer, len(tokenizer))
+    return [token for token, text in enumerate(texts) if any(stop in text for stop in stops)]
 
-    Each turn is TRL's own ``generate`` over the left-padded histories.
-    """
-    dialogue = recipe.dialogue
+
+def half(model: Any) -> Any:
+    """Return a copy that samples in bf16, which is faster than to cast weights at each token."""
+    return copy.deepcopy(model).to(torch.bfloat16).requires_grad_(False)
+
+
+# ---------------------------------------------------------------- how TRL's dialogues go
+
+
+@dataclass
+class Episode:
+    """One dialogue of TRL while it grows."""
+
+    question: Question
+    prompt: list[int]
+    response: list[int] = field(default_factory=list)
+    own: list[int] = field(default_factory=list)
+    done: Trajectory = field(default_factory=list)  # contexts before the present one
+    past: list[Exchange] = field(default_factory=list)
+    spent: int = 0  # tokens of all responses
+
+    @property
+    def history(self) -> list[int]:
+        return self.prompt + self.response
+
+    @property
+    def trajectory(self) -> Trajectory:
+        return [*self.done, Context(self.prompt, self.response, self.own)]
+
+    def add(self, tokens: Sequence[int], own: int) -> None:
+        self.response += tokens
+        self.own += [own] * len(tokens)
+        self.spent += len(tokens)
+
+    def begin_anew(self, prompt: list[int]) -> None:
+        self.done = self.trajectory
+        self.prompt, self.response, self.own = prompt, [], []
+
+
+def rollout_func(known: dict[str, Question]) -> Callable[[list[Any], Any], dict[str, Any]]:
+    """Return the ``rollout_func``, given all questions by their text."""
 
     def rollout(prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        starts, _, _ = trainer._tokenize_prompts(prompts)
-        histories = [list(start) for start in starts]
-        own: list[list[int]] = [[] for _ in starts]
-        calls = [0] * len(starts)
-        live = list(range(len(starts)))
-        while live:
-            turns, _ = trainer._generate_single_turn([histories[i] for i in live], None, {}, 1)
-            asked: list[tuple[int, Call]] = []
-            for i, turn in zip(live, turns, strict=True):
-                kept = turn[: dialogue.response_tokens - len(own[i])]
-                histories[i] += kept
-                own[i] += [1] * len(kept)
-                call = _call(trainer.processing_class, kept, calls[i] < dialogue.tool_calls)
-                if call:
-                    asked.append((i, call))
-            observations = respond([call for _, call in asked])
-            live = []
-            for (i, _), observation in zip(asked, observations, strict=True):
-                limit = min(dialogue.result_tokens, dialogue.response_tokens - len(own[i]) - 1)
-                _, tokens = talk.result_tokens(trainer.processing_class, observation, limit)
-                if len(tokens) <= limit:
-                    histories[i] += tokens.tolist()
-                    own[i] += [0] * len(tokens)
-                    calls[i] += 1
-                    live.append(i)
-        responses = [
-            history[len(start) :] for history, start in zip(histories, starts, strict=True)
-        ]
+        questions = [known[prompt[-1]["content"]] for prompt in prompts]
+        contexts = [trajectory[0] for trajectory in play(trainer, questions)]
         return {
-            "prompt_ids": starts,
-            "completion_ids": responses,
+            "prompt_ids": [context.prompt for context in contexts],
+            "completion_ids": [context.response for context in contexts],
             "logprobs": None,
-            "env_mask": own,
+            "env_mask": [context.own for context in contexts],
         }
 
     return rollout
 
 
-def _call(tokenizer: Any, turn: list[int], allowed: bool) -> Call | None:
-    text = tokenizer.decode(turn)
-    closed = any(stop in text for stop in talk.stop_strings(tokenizer))
-    ended = turn[-1] == tokenizer.eos_token_id
-    _, call = talk.read_turn(
+def play(trainer: Peer, questions: Sequence[Question]) -> list[Trajectory]:
+    """Play a dialogue of each question: rounds of a turn of every live one, then all calls.
+
+    Each turn is TRL's own ``generate`` over the left-padded histories.
+    """
+    game, tokenizer = trainer.game, trainer.processing_class
+    prompts = {each.text: game.dialect.prompt(each).tolist() for each in questions}
+    episodes = [Episode(question, list(prompts[question.text])) for question in questions]
+    live = list(episodes)
+    with sampling(trainer):
+        while live:
+            histories = [episode.history for episode in live]
+            turns, _ = trainer._generate_single_turn(histories, None, {}, 1)
+            asked = [
+                (episode, turn, call)
+                for episode, turn in zip(live, turns, strict=True)
+                if (call := take_turn(game, tokenizer, episode, turn))
+            ]
+            observations = game.respond([call for _, _, call in asked])
+            live = [
+                episode
+                for (episode, turn, call), seen in zip(asked, observations, strict=True)
+                if go_on(game, tokenizer, episode, turn, call, seen)
+            ]
+    return [episode.trajectory for episode in episodes]
+
+
+@contextmanager
+def sampling(trainer: Peer) -> Iterator[None]:
+    """Let TRL's ``generate`` use the copy in bf16, where there is one, with the present weights."""
+    learning = trainer.model_wrapped
+    if trainer.sampler is not trainer.model:
+        with torch.no_grad():
+            weights = zip(trainer.sampler.parameters(), trainer.model.parameters(), strict=True)
+            for copied, weight in weights:
+                copied.copy_(weight)
+        trainer.model_wrapped = trainer.sampler
+    try:
+        yield
+    finally:
+        trainer.model_wrapped = learning
+
+
+def take_turn(game: Game, tokenizer: Any, episode: Episode, turn: list[int]) -> Call | None:
+    """Append a turn, as far as there is room; return its call if that is allowed.
+
+    ``turn`` is cut in place.
+    """
+    del turn[game.dialogue.response_tokens - episode.spent :]
+    text, ended = tokenizer.decode(turn), turn[-1] == tokenizer.eos_token_id
+    closed = any(stop in text for stop in game.dialect.stop_strings)
+    read = game.dialect.read(
+        np.array(episode.history, np.int32),
+        np.array(turn, np.int32),
         text.removesuffix(tokenizer.eos_token) if ended else text,
         StopReason.END if ended else StopReason.STOP if closed else StopReason.LENGTH,
-        talk.forged(tokenizer),
     )
-    return call if allowed else None
+    episode.add(turn, 1)
+    return read.call if len(episode.past) < game.dialogue.tool_calls else None
+
+
+def go_on(
+    game: Game, tokenizer: Any, episode: Episode, turn: list[int], call: Call, seen: Observation
+) -> bool:
+    """Append what answers a call, or begin the next step's prompt; False: there is no room."""
+    tokens, dialogue = np.array(turn, np.int32), game.dialogue
+    episode.past.append(Exchange(tokens, tokenizer.decode(turn), call, seen))
+    left = dialogue.response_tokens - episode.spent
+    if dialogue.prompt_tokens is not None:
+        shown = shown_text(episode.past, seen, dialogue)
+        prompt = game.dialect.prompt(episode.question, shown).tolist()
+        fits = left > 0 and len(prompt) <= dialogue.prompt_tokens
+        if fits:
+            episode.begin_anew(prompt)
+        return fits
+    limit = min(dialogue.result_tokens, left - 1)
+    before = np.array(episode.history[: -len(turn)], np.int32)
+    written = game.dialect.observe(before, tokens, call, seen, limit)
+    assert written, "a dialogue in tags goes on from any tokens"
+    fits = len(written[1]) <= limit
+    if fits:
+        episode.add(written[1].tolist(), 0)
+    return fits
 
 
 # ---------------------------------------------------------------- what TRL does
+
+
+Stepped = tuple[float, float, list[Trajectory]]  # seconds of sampling and update; what it sampled
+
+
+def steps_of(dialogue: Dialogue) -> Callable[[Peer, Sequence[Question]], Stepped]:
+    """Return how TRL does a step of such dialogues."""
+    return whole_step if dialogue.prompt_tokens is None else step_in_parts
+
+
+def whole_step(trainer: Peer, questions: Sequence[Question]) -> Stepped:
+    """Do one step, in which TRL itself samples. ``questions``: one for each rollout."""
+    seconds = step(trainer, [example(question) for question in questions])
+    return trainer.seconds_sampling, seconds - trainer.seconds_sampling, trainer.played
+
+
+def step_in_parts(trainer: Peer, questions: Sequence[Question]) -> Stepped:
+    """Sample, then train on rows that are single steps: TRL has no row of several prompts.
+
+    The rows are laid out, and their advantages computed, before the clock of the update starts.
+    """
+    assert trainer.rewards is not None, "rewards of whole trajectories, from outside"
+    began = time.perf_counter()
+    trajectories = play(trainer, questions)
+    seconds = time.perf_counter() - began
+    return seconds, update(trainer, questions, trajectories, trainer.rewards), trajectories
 
 
 def step(trainer: Peer, examples: list[dict[str, Any]]) -> float:
@@ -323,12 +463,17 @@ def step(trainer: Peer, examples: list[dict[str, Any]]) -> float:
     return time.perf_counter() - began
 
 
-def update(trainer: Peer, trees: Sequence[Tree], rewards: Sequence[float]) -> float:
-    """Return the seconds of ``step`` without sampling, on the leaves of ``trees``.
+def update(
+    trainer: Peer,
+    questions: Sequence[Question],
+    trajectories: Sequence[Trajectory],
+    rewards: Sequence[float],
+) -> float:
+    """Return the seconds of ``step`` without sampling, on given trajectories.
 
     TRL lays the trajectories out and computes the advantages by itself, before the clock starts.
     """
-    trainer.given = laid_out(trainer, trees, rewards)
+    trainer.given = laid_out(trainer, questions, trajectories, rewards)
     try:
         return step(trainer, [])
     finally:
@@ -336,30 +481,80 @@ def update(trainer: Peer, trees: Sequence[Tree], rewards: Sequence[float]) -> fl
 
 
 def laid_out(
-    trainer: Peer, trees: Sequence[Tree], rewards: Sequence[float]
+    trainer: Peer,
+    questions: Sequence[Question],
+    trajectories: Sequence[Trajectory],
+    rewards: Sequence[float],
 ) -> list[dict[str, Tensor]]:
-    """Return the micro-batches that TRL makes of trajectories that it has not sampled."""
-    trainer.trajectories, trainer.rewards = _as_sampled(trees), list(rewards)
+    """Return the micro-batches that TRL makes of trajectories that it has not sampled.
+
+    Each context is a row. A row of several counts as much in TRL's mean over rows as its own tokens
+    do in Beamline's mean over trajectories.
+    """
+    places = by_step(trajectories, trainer.shape.group)
+    rows = [trajectories[leaf][place] for leaf, place in places]
+    before = trainer.rewards
+    trainer.trajectories = _as_generated(rows)
+    trainer.rewards = [rewards[leaf] for leaf, _ in places]
     trainer.model.train()
-    examples = [example(tree.question) for tree in trees for _ in tree.leaves]
     try:
-        whole: Any = trainer._generate_and_score_completions(examples)
+        asked = [example(questions[leaf]) for leaf, _ in places]
+        whole: Any = trainer._generate_and_score_completions(asked)
     finally:
-        trainer.trajectories = trainer.rewards = None
+        trainer.trajectories, trainer.rewards = None, before
+    whole["advantages"] = whole["advantages"] * torch.tensor(weights(trajectories, places))
     shuffled: Any = shuffle_sequence_dict(whole)
     parts: list[Any] = split_tensor_dict(shuffled, trainer.shape.micro_batches)
     return parts
 
 
-def _as_sampled(trees: Sequence[Tree]) -> tuple[Any, ...]:
-    """Return these trees' leaves in the form that TRL's ``_generate`` returns."""
-    prompts, responses, own, texts = [], [], [], []
+def by_step(trajectories: Sequence[Trajectory], group: int) -> list[tuple[int, int]]:
+    """Return (trajectory, context) of each row: the same step of a whole group side by side.
+
+    So TRL's advantages, which are relative to such a group, are those of the trajectories. Raises
+    ValueError where trajectories of a group have different numbers of steps.
+    """
+    rows = []
+    for first in range(0, len(trajectories), group):
+        leaves = range(first, first + group)
+        steps = {len(trajectories[leaf]) for leaf in leaves}
+        if len(steps) > 1:
+            raise ValueError(
+                f"the trajectories of a group have {sorted(steps)} steps with prompts of their "
+                "own: raise dialogue.prompt_tokens or response_tokens of the case's world"
+            )
+        rows += [(leaf, place) for place in range(*steps) for leaf in leaves]
+    return rows
+
+
+def weights(trajectories: Sequence[Trajectory], places: Sequence[tuple[int, int]]) -> list[float]:
+    """Return the weight of each row: its share of a trajectory's sampled tokens, 1 on average."""
+    sampled = [[sum(context.own) for context in each] for each in trajectories]
+    share = len(places) / len(trajectories)
+    return [share * sampled[leaf][place] / sum(sampled[leaf]) for leaf, place in places]
+
+
+def trajectories_of(trees: Sequence[Tree]) -> tuple[list[Question], list[Trajectory]]:
+    """Return the leaves of trees as TRL would have sampled them, each with its question."""
+    questions, trajectories = [], []
     for tree in trees:
-        for trajectory in tree.trajectories():
-            nodes = trajectory[1:]
-            prompts.append(trajectory[0].tokens.tolist())
-            responses.append([int(token) for node in nodes for token in node.tokens])
-            own.append([int(node.kind == TURN) for node in nodes for _ in node.tokens])
-            text = "".join(node.text for node in nodes)
-            texts.append([{"role": "assistant", "content": text}])
+        for leaf in tree.leaves:
+            questions.append(tree.question)
+            contexts = [[tree.nodes[i] for i in nodes] for nodes in tree.contexts(leaf)]
+            trajectories.append([_context(prompt, rest) for prompt, *rest in contexts])
+    return questions, trajectories
+
+
+def _context(prompt: Node, rest: Sequence[Node]) -> Context:
+    return Context(
+        prompt.tokens.tolist(),
+        [int(token) for node in rest for token in node.tokens],
+        [int(node.kind == TURN) for node in rest for _ in node.tokens],
+    )
+
+
+def _as_generated(rows: Sequence[Context]) -> tuple[Any, ...]:
+    """Return rows in the form that TRL's ``_generate`` returns; no reward reads their texts."""
+    prompts, responses, own = ([list(part) for part in parts] for parts in zip(*rows, strict=True))
+    texts = [[{"role": "assistant", "content": ""}] for _ in rows]
     return prompts, responses, own, texts, None, {}, None, []

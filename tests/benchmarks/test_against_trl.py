@@ -10,6 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import against_trl as bench
+from benchmarks import cases, floors
 from params.schema import algorithms
 from tasks.policy.tiny import build_policy
 from tasks.tools.python import python_tool
@@ -20,8 +21,12 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from benchmarks import peer
 
-SIDES = (bench.TRL, bench.BEAMLINE, bench.BRANCHING)
-CASE = bench.Case("small", "tiny", 2, 4, SIDES, bench.PEER_PATHS, (1, 2))
+CASE = cases.Case("small", "tiny", 2, 4, cases.SIDES, cases.PEER_PATHS, (1, 2))
+SMALL = {  # the worlds of the benchmark, with limits that the smallest policy has room for
+    "search": {"turn_tokens": 8, "result_tokens": 16, "response_tokens": 150},
+    "household": {"turn_tokens": 5, "result_tokens": 12, "response_tokens": 100, "tool_calls": 4},
+    "household-fresh": {"turn_tokens": 5, "tool_calls": 4, "prompt_tokens": 400},
+}
 QUESTIONS = [
     Question(f"q{number}", "sum", f"What is {number} times 34?", (str(34 * number),))
     for number in range(8)
@@ -29,23 +34,32 @@ QUESTIONS = [
 
 
 @pytest.fixture(scope="module")
-def tools():
+def python():
     """The recipe's real tool."""
-    recipe = bench.load_recipe(CASE.group)
+    recipe = cases.load_recipe(CASE)
     with python_tool(recipe.tools["python"], recipe.machine.threads) as run:
-        yield bench.Tools(run)
+        yield run
 
 
 @pytest.fixture
-def start(tiny, tokenizer):
+def start(tiny, tokenizer, python):
     """A policy of random weights, small enough for a step in a fraction of a second."""
-    recipe = bench.load_recipe(CASE.group)
-    short = recipe.dialogue.model_copy(update={"turn_tokens": 12, "response_tokens": 64})
-    return bench.Start(
-        recipe=recipe.model_copy(update={"dialogue": short}),
-        model=lambda: build_policy(tiny, tokenizer, 0),
-        tokenizer=tokenizer,
-        questions=QUESTIONS,
+    return begin(CASE, tiny, tokenizer, python, {"turn_tokens": 12, "response_tokens": 64})
+
+
+def begin(case, tiny, tokenizer, python, limits):
+    """The start of a case with the smallest policy and shorter dialogues."""
+    recipe = cases.load_recipe(case)
+    short = recipe.dialogue.model_copy(update=limits)
+    return replace(
+        cases.start_of(
+            case,
+            recipe.model_copy(update={"dialogue": short}),
+            lambda: build_policy(tiny, tokenizer, 0),
+            tokenizer,
+            QUESTIONS,
+            python,
+        ),
         draws_rewards=True,
     )
 
@@ -55,17 +69,16 @@ def row():
     return algorithms.load_algorithms()["grpo"]
 
 
-def rolled_out(start, tools, row):
+def rolled_out(start, row, case=CASE):
     """A learner, trees that it has sampled, and rewards for their leaves."""
     learning = bench.beamline_learner(start)
-    questions = bench.batch_of(start, CASE, 0)
-    trees = bench.beamline_sample(start, learning, questions, tools.beamline, row, 0)
-    return learning, trees, bench.drawn_rewards(CASE, 0)
+    trees = bench.beamline_sample(start, learning, cases.batch_of(start, case, 0), row, 0)
+    return learning, trees, cases.drawn_rewards(case, 0)
 
 
 def peers_gradient(trainer, trees, rewards):
     """The gradient that TRL computes of given trajectories, before it is clipped."""
-    trainer.given = peer.laid_out(trainer, trees, rewards)
+    trainer.given = peer.laid_out(trainer, *peer.trajectories_of(trees), rewards)
     trainer._step = 0
     trainer.model.zero_grad()
     for _ in trainer.given:
@@ -74,16 +87,65 @@ def peers_gradient(trainer, trees, rewards):
     return torch.cat([weight.grad.flatten() for weight in trainer.model.parameters()])
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2])
-def test_both_sides_compute_the_same_gradient(start, tools, row, micro_batches):
-    learning, trees, rewards = rolled_out(start, tools, row)
-    trainer = bench.trl_peer(start, CASE, tools, micro_batches, peer.ROLLOUT_FUNC)
+def of_world(world, tiny, tokenizer, **changes):
+    """A case of a world of the benchmark, and its start."""
+    case = replace(CASE, world=world, peer_paths=cases.ROLLOUT_FUNC, **changes)
+    roomy = tiny.model_copy(update={"context": 512})
+    return case, begin(case, roomy, tokenizer, None, SMALL[world])
+
+
+def same_gradient(start, case, micro_batches, row):
+    """Assert that both sides compute the same gradient of the same trees; return these."""
+    learning, trees, rewards = rolled_out(start, row, case)
+    trainer = bench.trl_peer(start, case, micro_batches, peer.ROLLOUT_FUNC)
     theirs = peers_gradient(trainer, trees, rewards)
     metrics = bench.beamline_update(start, learning, trees, rewards, row)
     ours = torch.cat([weight.grad.flatten() for weight in learning.model.parameters()])
     assert torch.cosine_similarity(theirs, ours, dim=0) > 0.9999
     # TRL divides by the standard deviation plus 1e-4, Beamline by that plus 1e-6
     assert metrics["gradient_norm"] == pytest.approx(float(theirs.norm()), rel=1e-3)
+    return trees
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_both_sides_compute_the_same_gradient(start, row, micro_batches):
+    same_gradient(start, CASE, micro_batches, row)
+
+
+@pytest.mark.parametrize("world", SMALL)
+def test_gradients_are_the_same_with_results_and_fresh_prompts(tiny, tokenizer, world):
+    case, start = of_world(world, tiny, tokenizer)
+    trees = same_gradient(start, case, 2, algorithms.load_algorithms()["arpo"])
+    kinds = [node.kind for tree in trees for node in tree.nodes[1:]]
+    assert kinds.count(PROMPT if world == "household-fresh" else "result") > len(trees) * 4
+    assert any(decision.added for tree in trees for decision in tree.decisions)
+
+
+@pytest.mark.parametrize("world", SMALL)
+def test_trl_plays_a_world_as_beamline_does(tiny, tokenizer, row, world):
+    """TRL, given the turns of Beamline's leaves, writes the same prompts, responses and masks."""
+    case, start = of_world(world, tiny, tokenizer)
+    _, trees, _ = rolled_out(start, row, case)
+    questions, expected = peer.trajectories_of(trees)
+    trainer = bench.trl_peer(start, case, 1, peer.ROLLOUT_FUNC)
+    turns = [
+        [node.tokens.tolist() for node in leaf if node.kind == TURN]
+        for tree in trees
+        for leaf in tree.trajectories()
+    ]
+    live = list(range(len(turns)))
+
+    def generate(prompts, *_, **__):
+        nonlocal live
+        live = [leaf for leaf in live if turns[leaf]]
+        assert len(prompts) == len(live)
+        return [turns[leaf].pop(0) for leaf in live], None
+
+    trainer._generate_single_turn = generate
+    assert peer.play(trainer, questions) == expected
+    assert not any(turns)
+    calls = {len(leaf) // 2 for tree in trees for leaf in ([*t] for t in tree.trajectories())}
+    assert calls <= ({3, 4, 5, 6} if world == "search" else {5})
 
 
 def scripted(tokenizer, turns):
@@ -97,7 +159,7 @@ def scripted(tokenizer, turns):
     return generate
 
 
-@pytest.mark.parametrize("path", bench.PEER_PATHS)
+@pytest.mark.parametrize("path", cases.PEER_PATHS)
 @pytest.mark.parametrize(
     "turns",
     [
@@ -107,14 +169,15 @@ def scripted(tokenizer, turns):
         ["<python>print(1)</python>"] * 4,  # a call more than the recipe allows
     ],
 )
-def test_trl_writes_the_dialogue_as_beamline_does(start, tools, tokenizer, path, turns):
+def test_trl_writes_the_dialogue_as_beamline_does(start, tokenizer, path, turns):
     roomy = start.recipe.dialogue.model_copy(update={"response_tokens": 200})
     start = replace(start, recipe=start.recipe.model_copy(update={"dialogue": roomy}))
-    trainer = bench.trl_peer(start, CASE, tools, 1, path)
+    trainer = bench.trl_peer(start, CASE, 1, path)
     trainer._generate_single_turn = scripted(trainer.processing_class, turns)
     trainer.model.train()
-    trainer._generate_and_score_completions(peer.batch(QUESTIONS[:2], CASE.group))
-    prompts, responses, own = trainer.sampled
+    asked = [peer.example(question) for question in QUESTIONS[:2] for _ in range(CASE.group)]
+    trainer._generate_and_score_completions(asked)
+    prompts, responses, own = zip(*(context for (context,) in trainer.played), strict=True)
     assert prompts[0] == talk.prompt_tokens(tokenizer, roomy, QUESTIONS[0]).tolist()
     expected, mask = [], []
     for number, turn in enumerate(turns):
@@ -122,15 +185,17 @@ def test_trl_writes_the_dialogue_as_beamline_does(start, tools, tokenizer, path,
         expected, mask = expected + said, mask + [1] * len(said)
         _, call = talk.read_turn(turn, "stop")
         if call and number < roomy.tool_calls:
-            _, result = talk.result_tokens(tokenizer, tools.trl([call])[0], roomy.result_tokens)
+            _, result = talk.result_tokens(
+                tokenizer, start.tools.trl([call])[0], roomy.result_tokens
+            )
             expected, mask = expected + result.tolist(), mask + [0] * len(result)
-    assert responses == [expected] * 8
+    assert list(responses) == [expected] * 8
     assert [list(one) for one in own] == [mask] * 8
 
 
-@pytest.mark.parametrize("path", bench.PEER_PATHS)
-def test_trl_samples_one_turn_and_stops_at_tags(start, tools, path):
-    trainer = bench.trl_peer(start, CASE, tools, 1, path)
+@pytest.mark.parametrize("path", cases.PEER_PATHS)
+def test_trl_samples_one_turn_and_stops_at_tags(start, path):
+    trainer = bench.trl_peer(start, CASE, 1, path)
     own = trainer.processing_class
     tags = [own.convert_tokens_to_ids(tag) for tag in talk.stop_strings(own)]
     assert set(tags) < set(trainer.generation_config.eos_token_id)
@@ -141,13 +206,13 @@ def test_trl_samples_one_turn_and_stops_at_tags(start, tools, path):
     assert not any(token in ends for turn in turns for token in turn[:-1])
 
 
-def test_a_case_gives_ratios_of_equal_work(start, tools, capsys):
-    entry = bench.run_case(start, CASE, 1, tools)
-    bench.add_floors(entry, 1e9)
+def test_a_case_gives_ratios_of_equal_work(start, capsys):
+    entry = bench.run_case(start, CASE, 1)
+    floors.add_floors(entry, 1e9)
     speeds = ("step", "step_without_tools", "sampling", "update", "step_branching")
     assert all(entry["ratios"][name] > 0 for name in speeds)
     assert set(entry["tried"]) > {"sampling, tools", "update, 2 micro-batches"}
-    trl, ours = entry[bench.TRL], entry[bench.BEAMLINE]
+    trl, ours = entry[cases.TRL], entry[cases.BEAMLINE]
     assert entry["ratios"]["step"] == trl["step"]["median"] / ours["step"]["median"]
     assert ours["unique_tokens"]["median"] < ours["leaf_tokens"]["median"]
     assert trl["sampled_tokens"]["median"] <= CASE.questions * CASE.group * 64
@@ -155,16 +220,45 @@ def test_a_case_gives_ratios_of_equal_work(start, tools, capsys):
     assert "small 1/1" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("world", "precision"), [("search", "bfloat16"), ("household-fresh", "float32")]
+)
+def test_a_case_of_a_world_is_measured_on_all_sides(tiny, tokenizer, world, precision):
+    case, start = of_world(world, tiny, tokenizer, precision=precision, tries=1)
+    entry = bench.run_case(start, case, 1)
+    floors.add_floors(entry, 1e9)
+    assert set(entry["tried"]) == {"update, 1 micro-batches", "update, 2 micro-batches"}
+    speeds = ("step", "sampling", "update", "step_branching", "sampling_branching")
+    assert all(entry["ratios"][name] > 0 for name in speeds)
+    branching, ours, trl = (entry[side] for side in reversed(cases.SIDES))
+    for name in ("sampled_tokens", "response_tokens"):
+        assert trl[name]["median"] == pytest.approx(ours[name]["median"], rel=0.4)
+    shared = entry["ratios"]["tokens_shared_branching"]
+    assert shared > entry["ratios"]["tokens_shared"] > 0
+    assert branching["leaf_tokens"]["median"] > branching["unique_tokens"]["median"]
+
+
+def test_trl_samples_in_bf16_from_the_present_weights(tiny, tokenizer):
+    case, start = of_world("search", tiny, tokenizer, precision="bfloat16")
+    trainer = bench.trl_peer(start, case, 1, peer.ROLLOUT_FUNC)
+    with torch.no_grad():
+        for weight in trainer.model.parameters():
+            weight.fill_(2.5)
+    with peer.sampling(trainer):
+        used = [*trainer.model_wrapped.parameters()]
+        assert {weight.dtype for weight in used} == {torch.bfloat16}
+        assert all((weight == 2.5).all() for weight in used)
+    assert {weight.dtype for weight in trainer.model_wrapped.parameters()} == {torch.float32}
+
+
 def test_repetitions_have_equal_new_questions(start):
-    first, second = (bench.batch_of(start, CASE, number) for number in (0, 1))
+    first, second = (cases.batch_of(start, CASE, number) for number in (0, 1))
     assert [question.id for question in first] == ["q0", "q1"]
     assert [question.id for question in second] == ["q2", "q3"]
-    asked = [example["question"] for example in peer.batch(first, 3)]
-    assert asked == ["q0"] * 3 + ["q1"] * 3
 
 
-def test_weights_are_put_back(start, tools, row):
-    learning, trees, rewards = rolled_out(start, tools, row)
+def test_weights_are_put_back(start, row):
+    learning, trees, rewards = rolled_out(start, row)
     before = [weight.detach().clone() for weight in learning.model.parameters()]
     bench.beamline_update(start, learning, trees, rewards, row)
     changed = [torch.equal(a, b) for a, b in zip(before, learning.model.parameters(), strict=True)]
@@ -178,7 +272,7 @@ def echo(arguments):
 
 
 def test_reading_the_tools_clock_resets_it():
-    clock = bench.Tools(echo)
+    clock = cases.Tools(echo)
     clock.beamline([Call("python", "1")])
     assert clock.take() > 0
     assert clock.take() == 0
@@ -186,7 +280,7 @@ def test_reading_the_tools_clock_resets_it():
 
 def test_trl_runs_all_calls_beamline_different_ones():
     asked = []
-    tools = bench.Tools(lambda arguments: asked.append(list(arguments)) or echo(arguments))
+    tools = cases.Tools(lambda arguments: asked.append(list(arguments)) or echo(arguments))
     calls = [Call("python", "1"), Call("search", "1"), Call("python", "1"), Call("python", "2")]
     ours, theirs = tools.beamline(calls), tools.trl(calls)
     assert asked == [["1", "2"], ["1", "1", "2"]]
@@ -206,8 +300,18 @@ def test_the_floor_counts_each_token_of_a_tree_once():
     nodes = [node(-1, PROMPT, 3), node(0, TURN, 2), node(0, TURN, 1), node(1, "result", 2)]
     tree = Tree(QUESTIONS[0], nodes, [3, 2])
     pairs = (1 + 2 + 3) + (4 + 5) + 4 + (6 + 7)
-    assert bench.counts([tree]) == (8, pairs, 3)
-    assert bench.counts([tree, tree]) == (16, 2 * pairs, 6)
+    assert floors.counts([tree]) == (8, pairs, 3)
+    assert floors.counts([tree, tree]) == (16, 2 * pairs, 6)
+
+
+@pytest.mark.parametrize(("second", "tokens", "pairs"), [(1, 16, 49), (0, 12, 39)])
+def test_the_floor_begins_contexts_anew_and_counts_equal_prompts_once(second, tokens, pairs):
+    """Two leaves act and get a prompt of 4 tokens each, which are different or equal."""
+    prompts = [node(1, PROMPT, 4), node(2, PROMPT, 4)]
+    prompts[1].tokens[:] = second
+    acts = [node(-1, PROMPT, 3), node(0, TURN, 2), node(0, TURN, 1)]
+    tree = Tree(QUESTIONS[0], [*acts, *prompts, node(3, TURN, 1), node(4, TURN, 1)], [5, 6])
+    assert floors.counts([tree]) == (tokens, pairs, 5)
 
 
 def test_operations_are_those_that_torch_counts(tiny, tokenizer):
@@ -216,7 +320,7 @@ def test_operations_are_those_that_torch_counts(tiny, tokenizer):
     tokens = torch.arange(20)[None]
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(tokens)
-    everything = bench.forward_operations(model.config, 20, 20 * 20, 20)  # eager sees all pairs
+    everything = floors.forward_operations(model.config, 20, 20 * 20, 20)  # eager sees all pairs
     assert counter.get_total_flops() == everything
 
 
@@ -226,15 +330,15 @@ def test_a_group_without_spread_needs_no_update(tiny, tokenizer):
         Tree(QUESTIONS[0], [node(-1, PROMPT, 3), node(0, TURN, 2), node(0, TURN, 2)], [1, 2])
         for _ in range(2)
     ]
-    both = bench.needed_operations(config, trees, [0.0, 1.0, 0.0, 1.0])
-    one = bench.needed_operations(config, trees, [0.0, 1.0, 1.0, 1.0])
+    both = floors.needed_operations(config, trees, [0.0, 1.0, 0.0, 1.0])
+    one = floors.needed_operations(config, trees, [0.0, 1.0, 1.0, 1.0])
     assert one["floor_update_operations"] == both["floor_update_operations"] / 2
     assert one["floor_sampling_operations"] == both["floor_sampling_operations"]
     assert both["floor_update_operations"] == 3 * both["floor_sampling_operations"]
 
 
 def test_matrix_rate_is_possible():
-    assert 1e8 < bench.matrix_rate() < 1e14
+    assert 1e8 < floors.matrix_rate() < 1e14
 
 
 # ---------------------------------------------------------------- the figures
@@ -246,10 +350,10 @@ def side(**medians):
 
 def test_ratios_are_speeds_of_beamline_over_trl():
     sides = {
-        bench.TRL: side(
+        cases.TRL: side(
             step=6.0, step_without_tools=4.0, sampled_tokens_a_second=100.0, sampled_tokens=1000
         ),
-        bench.BEAMLINE: side(
+        cases.BEAMLINE: side(
             step=2.0,
             step_without_tools=1.0,
             sampled_tokens_a_second=250.0,
@@ -257,8 +361,9 @@ def test_ratios_are_speeds_of_beamline_over_trl():
             update=0.5,
             peers_update=2.0,
             unique_tokens=1000,
+            leaf_tokens=1250,
         ),
-        bench.BRANCHING: side(
+        cases.BRANCHING: side(
             step=1.5,
             step_without_tools=1.0,
             sampled_tokens_a_second=200.0,
@@ -266,6 +371,7 @@ def test_ratios_are_speeds_of_beamline_over_trl():
             update=0.4,
             peers_update=2.0,
             unique_tokens=750,
+            leaf_tokens=1500,
         ),
     }
     found = bench.ratios(sides)
@@ -276,11 +382,14 @@ def test_ratios_are_speeds_of_beamline_over_trl():
     assert found["sampled_tokens"] == 0.99
     assert found["step_branching"] == 4
     assert found["update_branching"] == 5
+    assert found["sampling_branching"] == 2
+    assert found["tokens_shared"] == pytest.approx(0.2)
+    assert found["tokens_shared_branching"] == 0.5
     assert found["tokens_shared_by_branching"] == 0.25
     assert found["update_saved_by_branching"] == pytest.approx(0.2)
-    del sides[bench.BRANCHING]
+    del sides[cases.BRANCHING]
     assert set(bench.ratios(sides)) == {
-        *("step", "step_without_tools", "sampling", "update", "sampled_tokens")
+        *("step", "step_without_tools", "sampling", "update", "sampled_tokens", "tokens_shared")
     }
 
 
@@ -318,3 +427,46 @@ def test_a_command_line_that_makes_no_sense_is_refused(monkeypatch, capsys, argu
     with pytest.raises(SystemExit):
         bench.parse()
     assert said in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- the worlds and the start
+
+
+def test_prepare_gets_the_sets_that_the_recipe_names():
+    inputs = cases.cold_start_inputs(cases.load_recipe(CASE))
+    assert inputs.settings.intake
+    assert inputs.settings.intake.set in inputs.sets
+
+
+@pytest.mark.parametrize("most", [3, 5])
+def test_numbers_of_calls_are_equally_likely(most):
+    def calls(drawn):
+        made = 0
+        while cases.calls_again(made, drawn.integers(9999, size=5, dtype=np.int32), 3, most):
+            made += 1
+        return made
+
+    drawn = np.random.default_rng(0)
+    found = [calls(drawn) for _ in range(3000)]
+    shares = np.bincount(found, minlength=6)[3 : most + 1] / 3000
+    assert sum(shares) == pytest.approx(1)
+    assert shares == pytest.approx(1 / (most - 2), abs=0.03)
+
+
+def test_answers_have_the_length_that_is_wanted_and_depend_on_the_call(tokenizer):
+    texts = [question.text for question in QUESTIONS]
+    run = cases.answering(texts, tokenizer, (280, 320))
+    calls = [f"query {number}" for number in range(50)]
+    answers = [seen.text for seen in run(calls)]
+    assert answers == [seen.text for seen in run(calls)]
+    assert len(set(answers)) == 50
+    lengths = [len(talk.encode(tokenizer, text)) for text in answers]
+    assert 260 < min(lengths) < max(lengths) < 340
+
+
+def test_turns_end_by_chance_at_the_same_tokens_on_both_sides():
+    texts = ["a", "Xa", "X", "Y", *["b"] * 20, "Zb", "ZX"]
+    stops = cases.ending_letters(texts, 10)
+    assert not {letter for letter in stops if letter.islower()}
+    ending = [text for text in texts if any(stop in text for stop in stops)]
+    assert 0 < len(ending) * 10 <= len(texts)

@@ -1,0 +1,98 @@
+"""The floor of a step: the operations that cannot be left out, at the machine's best rate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from benchmarks.cases import BEAMLINE, BRANCHING, TRL
+from tasks.policy.machine import PRECISION
+from tasks.trees.tree import PROMPT, TURN, Tree
+
+MATRICES = (512, 768, 1024)  # sizes of the multiplications that measure the machine
+
+
+def matrix_rate(precision: str = "float32") -> float:
+    """Measure the floating-point operations a second of the fastest matrix product here."""
+    best, kind = 0.0, PRECISION[precision]
+    for size in MATRICES:
+        left, right = (torch.randn(size, size, dtype=kind) for _ in range(2))
+        for _ in range(12):
+            began = time.perf_counter()
+            torch.mm(left, right)
+            best = max(best, 2 * size**3 / (time.perf_counter() - began))
+    return best
+
+
+def forward_operations(config: Any, tokens: int, pairs: int, predicted: int) -> float:
+    """Count operations of a forward pass: each token in the layers, each (query, visible
+    key) pair in attention, each predicted token in the head; a multiplication and its addition are
+    two. Norms, rotations and softmaxes are left out."""
+    hidden, heads = config.hidden_size, config.num_attention_heads
+    size = hidden // heads
+    attention = 2 * hidden * size * (heads + config.num_key_value_heads)
+    layer = 2 * (attention + 3 * hidden * config.intermediate_size)
+    head = 2 * hidden * config.vocab_size
+    return float(
+        config.num_hidden_layers * (tokens * layer + pairs * 4 * heads * size) + predicted * head
+    )
+
+
+def needed_operations(
+    config: Any, trees: Sequence[Tree], rewards: Sequence[float]
+) -> dict[str, float]:
+    """Count operations without which the trees cannot be sampled (each token once), nor the policy
+    updated on them (the same of the leaves with a gradient, times three for the backward pass)."""
+    rest = iter(rewards)
+    with_spread = [tree for tree in trees if len({next(rest) for _ in tree.leaves}) > 1]
+    return {
+        "floor_sampling_operations": forward_operations(config, *counts(trees)),
+        "floor_update_operations": 3 * forward_operations(config, *counts(with_spread)),
+    }
+
+
+def counts(trees: Sequence[Tree]) -> tuple[int, int, int]:
+    """Count unique tokens of trees, their (query, visible key) pairs, and sampled tokens.
+
+    A context begins anew at a fresh prompt. Of equal prompts of a tree one counts.
+    """
+    tokens = pairs = predicted = 0
+    for tree in trees:
+        ends: list[int] = []
+        prompts: set[bytes] = set()
+        for node in tree.nodes:
+            begin, length = (0 if node.kind == PROMPT else ends[node.parent]), len(node.tokens)
+            ends.append(begin + length)
+            if node.kind == PROMPT:
+                if (prompt := node.tokens.tobytes()) in prompts:
+                    continue
+                prompts.add(prompt)
+            tokens += length
+            pairs += begin * length + length * (length + 1) // 2
+            predicted += length * (node.kind == TURN)
+    return tokens, pairs, predicted
+
+
+def add_floors(entry: dict[str, Any], rate: float) -> None:
+    """Return seconds at the machine's matrix rate, and the share of it that a side reaches.
+
+    TRL's floor is Beamline's without branching: the same task.
+    """
+    for name in (BEAMLINE, BRANCHING):
+        if name in entry:
+            side = entry[name]
+            floors = {
+                part: side.pop(f"floor_{part}_operations")["median"] / rate
+                for part in ("sampling", "update")
+            }
+            side["floor"] = {**floors, "step": sum(floors.values())}
+    entry[TRL]["floor"] = entry[BEAMLINE]["floor"]
+    for name in (TRL, BEAMLINE, BRANCHING):
+        if name in entry:
+            side = entry[name]
+            side["share_of_floor"] = {
+                part: seconds / side[part]["median"] for part, seconds in side["floor"].items()
+            }
