@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from benchmarks.cases import BEAMLINE, BRANCHING, TRL
+from tasks.learning.packing import lay_out, uncredited
 from tasks.policy.machine import PRECISION
-from tasks.trees.tree import PROMPT, TURN, Tree
+from tasks.trees.tree import Tree
 
 MATRICES = (512, 768, 1024)  # sizes of the multiplications that measure the machine
 
@@ -55,25 +56,14 @@ def needed_operations(
 
 
 def counts(trees: Sequence[Tree]) -> tuple[int, int, int]:
-    """Count unique tokens of trees, their (query, visible key) pairs, and sampled tokens.
-
-    A context begins anew at a fresh prompt. Of equal prompts of a tree one counts.
-    """
-    tokens = pairs = predicted = 0
-    for tree in trees:
-        ends: list[int] = []
-        prompts: set[bytes] = set()
-        for node in tree.nodes:
-            begin, length = (0 if node.kind == PROMPT else ends[node.parent]), len(node.tokens)
-            ends.append(begin + length)
-            if node.kind == PROMPT:
-                if (prompt := node.tokens.tobytes()) in prompts:
-                    continue
-                prompts.add(prompt)
-            tokens += length
-            pairs += begin * length + length * (length + 1) // 2
-            predicted += length * (node.kind == TURN)
-    return tokens, pairs, predicted
+    """Count the different prefixes of the contexts of trees, their (query, visible key) pairs, and
+    those that end with a sampled token. A context begins anew at a fresh prompt."""
+    layouts = [lay_out(uncredited(tree), range(len(tree.leaves))) for tree in trees]
+    return (
+        sum(len(layout.tokens) for layout in layouts),
+        sum(int((layout.positions + 1).sum()) for layout in layouts),
+        sum(int(layout.sampled.sum()) for layout in layouts),
+    )
 
 
 def add_floors(entry: dict[str, Any], rate: float) -> None:

@@ -291,26 +291,27 @@ def test_trl_runs_all_calls_beamline_different_ones():
 # ---------------------------------------------------------------- the floor
 
 
-def node(parent, kind, length):
+def node(parent, kind, length, token=0):
     empty = np.zeros(0, np.float32)
-    return Node(parent, kind, "", "", np.zeros(length, np.int32), empty, empty)
+    return Node(parent, kind, "", "", np.full(length, token, np.int32), empty, empty)
 
 
 def test_the_floor_counts_each_token_of_a_tree_once():
-    nodes = [node(-1, PROMPT, 3), node(0, TURN, 2), node(0, TURN, 1), node(1, "result", 2)]
+    nodes = [node(-1, PROMPT, 3), node(0, TURN, 2), node(0, TURN, 1, 1), node(1, "result", 2)]
     tree = Tree(QUESTIONS[0], nodes, [3, 2])
     pairs = (1 + 2 + 3) + (4 + 5) + 4 + (6 + 7)
     assert floors.counts([tree]) == (8, pairs, 3)
     assert floors.counts([tree, tree]) == (16, 2 * pairs, 6)
+    alike = Tree(QUESTIONS[0], [*nodes, node(0, TURN, 3)], [3, 2, 4])  # begins as the first does
+    assert floors.counts([alike]) == (8, pairs, 4)
 
 
 @pytest.mark.parametrize(("second", "tokens", "pairs"), [(1, 16, 49), (0, 12, 39)])
 def test_the_floor_begins_contexts_anew_and_counts_equal_prompts_once(second, tokens, pairs):
     """Two leaves act and get a prompt of 4 tokens each, which are different or equal."""
-    prompts = [node(1, PROMPT, 4), node(2, PROMPT, 4)]
-    prompts[1].tokens[:] = second
-    acts = [node(-1, PROMPT, 3), node(0, TURN, 2), node(0, TURN, 1)]
-    tree = Tree(QUESTIONS[0], [*acts, *prompts, node(3, TURN, 1), node(4, TURN, 1)], [5, 6])
+    prompts = [node(1, PROMPT, 4, 2), node(2, PROMPT, 4, 2 + second)]
+    acts = [node(-1, PROMPT, 3), node(0, TURN, 2), node(0, TURN, 1, 1)]
+    tree = Tree(QUESTIONS[0], [*acts, *prompts, node(3, TURN, 1), node(4, TURN, 1, 1)], [5, 6])
     assert floors.counts([tree]) == (tokens, pairs, 5)
 
 
