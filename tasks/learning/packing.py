@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tasks.trees.tree import TURN, Tree
+from tasks.trees.tree import TURN, Tree, common_length
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -175,13 +175,6 @@ def _prefix_tree(texts: Sequence[NDArray[np.int32]]) -> _Trie:
         contexts.append(slots)
         used += len(new)
     return _Trie(tokens.astype(np.int64), positions, parents, ends, contexts, owned)
-
-
-def common_length(one: NDArray[Any], other: NDArray[Any]) -> int:
-    """Return the length of the longest common prefix of two arrays."""
-    length = min(len(one), len(other))
-    differs = one[:length] != other[:length]
-    return int(differs.argmax()) if differs.any() else length
 
 
 def _slots_of_turns(tree: Tree, paths: Iterable[tuple[int, Ints]]) -> dict[int, Ints]:

@@ -257,6 +257,13 @@ def common_prefix(first: str, second: str) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
+def common_length(one: NDArray[Any], other: NDArray[Any]) -> int:
+    """Return the length of the longest common prefix of two arrays."""
+    length = min(len(one), len(other))
+    differs = one[:length] != other[:length]
+    return int(differs.argmax()) if differs.any() else length
+
+
 def split(
     nodes: Sequence[Node],
     cuts: Mapping[int, Sequence[int]],

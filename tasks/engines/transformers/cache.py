@@ -22,6 +22,7 @@ from torch import Tensor
 from tasks.engines.contract import Request, Sample
 from tasks.engines.transformers.rows import Copies, Rows, Wanted
 from tasks.trees.outcomes import StopReason
+from tasks.trees.tree import common_length
 
 FEED_TOKENS = 8192  # padded positions of one prefill pass: bounds its memory
 NO_TOKENS = np.zeros(0, np.int32)
@@ -202,7 +203,7 @@ class RaggedSession:
     def _wanted(self, alike: Sequence[Request]) -> Wanted:
         """Return the longest cached beginning of requests with equal tokens."""
         tokens = alike[0].tokens[:-1]  # the last one is fed again, for its logits
-        known = [_common_prefix(self.cached[request.handle], tokens) for request in alike]
+        known = [common_length(self.cached[request.handle], tokens) for request in alike]
         best = int(np.argmax(known))
         source = self.rows.row[alike[best].handle] if known[best] else None
         return Wanted([request.handle for request in alike], source, known[best])
@@ -399,13 +400,6 @@ def _noise(requests: Sequence[Request], steps: int) -> NDArray[np.float32]:
         for request in requests
     ]
     return np.stack(rows)
-
-
-def _common_prefix(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
-    """Return how many tokens from the start on are the same."""
-    length = min(len(a), len(b))
-    differs = np.flatnonzero(a[:length] != b[:length])
-    return int(differs[0]) if len(differs) else length
 
 
 def _chunks(rows: list[int], lengths: list[int]) -> Iterator[list[int]]:
