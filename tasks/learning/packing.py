@@ -31,7 +31,8 @@ Floats = NDArray[np.float32]
 ByNode = Sequence[Floats]  # node -> a value for each of its tokens; empty for observed nodes
 
 BLOCK = 128  # slots in a block of block-sparse attention
-PADDING = 1.25  # how much padding may enlarge the attention of a bucket
+PIECE = 256  # most queries of a row of gathered attention; fewer would copy more keys
+PADDING = 1.1  # how much padding may enlarge the attention of a bucket
 BUCKET_PAIRS = 50_000  # (query, key) pairs that are cheaper than one more bucket
 
 
@@ -98,8 +99,9 @@ class Layout:
     def pairs(self) -> int:
         """Count the (query, key) pairs of attention; a token is a query in one context only."""
         return sum(
-            (len(context) - own) * len(context)
+            (end - start) * end
             for context, own in zip(self.contexts, self.owned, strict=True)
+            for start, end in _pieces(own, len(context))
         )
 
     @property
@@ -220,10 +222,11 @@ def _multiplications(layouts: Sequence[Layout], cost: Cost) -> float:
 
 @dataclass(frozen=True)
 class Bucket:
-    """R contexts of similar size as padded rows of attention, with A queries and B keys each.
+    """R pieces of contexts as padded rows of attention, with up to A queries and B keys each.
 
-    A context's queries are the tokens that no earlier one contains, its keys all of its tokens: a
-    shared token is a key of several contexts, and a query of the first.
+    A context's queries are the tokens that no earlier one contains: a shared token is a key of
+    several contexts, and a query of the first. A long context is cut into pieces of its queries,
+    whose keys end with the last query, so that few pairs are computed that no query sees.
     """
 
     queries: Tensor  # [R, A] slots
@@ -386,39 +389,70 @@ class _Rows(NamedTuple):
     visible: NDArray[np.bool_]  # [R, 1, A, B]
 
 
+class _Piece(NamedTuple):
+    """Queries ``start`` to ``end`` of a context, and all of its keys before ``end``."""
+
+    queries: int
+    keys: int
+    context: Ints  # its slots
+
+    @property
+    def own(self) -> Ints:
+        return self.context[self.keys - self.queries : self.keys]
+
+
+def _pieces(own: int, length: int) -> Iterator[tuple[int, int]]:
+    """Cut a context of ``length`` tokens from its own first one on: yield (start, end) of each.
+
+    The first piece has what is left over: the others have equal sizes, and end where those of any
+    other share of the context do, so that a tree never computes more pairs than its leaves apart.
+    """
+    first = own + (length - own - 1) % PIECE + 1
+    return pairwise([own, *range(first, length, PIECE), length])
+
+
 def _buckets(
     contexts: Sequence[Ints], owned: Sequence[int], slots: int
 ) -> tuple[list[_Rows], Ints]:
-    """Group the contexts by size into rows of attention; also return ``Forest.places`` [U].
+    """Group pieces of the contexts by size into rows of attention; also return ``Forest.places``.
 
     ``contexts``: the slots of each; ``owned``: its first index that no earlier one contains. One
     that earlier ones contain whole has no row.
     """
-    sizes = [(len(row) - own, len(row)) for row, own in zip(contexts, owned, strict=True)]
-    rows = sorted((row for row in range(len(sizes)) if sizes[row][0]), key=lambda row: sizes[row])
-    groups: list[list[int]] = []
-    real = 0
-    for row in rows:
-        queries, keys = sizes[row]
-        longest = max(keys, *(sizes[other][1] for other in groups[-1])) if groups else 0
-        padded = (len(groups[-1]) + 1) * queries * longest if groups else 0
-        if not groups or padded > PADDING * (real + queries * keys) + BUCKET_PAIRS:
-            groups.append([])
-            real = 0
-        groups[-1].append(row)
-        real += queries * keys
+    pieces = [
+        _Piece(end - start, end, context)
+        for context, own in zip(contexts, owned, strict=True)
+        for start, end in _pieces(own, len(context))
+        if start < end
+    ]
     places: Ints = np.zeros(slots, np.int64)
     buckets, before = [], 0
-    for group in groups:
-        own_slots, own = _padded([contexts[row][owned[row] :] for row in group])
-        all_slots, _ = _padded([contexts[row] for row in group])
-        first = np.array([owned[row] for row in group])[:, None]
+    for group in _groups(sorted(pieces, key=lambda piece: piece[:2])):
+        own_slots, own = _padded([piece.own for piece in group])
+        all_slots, _ = _padded([piece.context[: piece.keys] for piece in group])
+        first = np.array([piece.keys - piece.queries for piece in group])[:, None]
         reach = np.where(own, first + np.arange(own.shape[1]), 0)  # padding sees the first key
         places[own_slots[own]] = before + np.flatnonzero(own.ravel())
         before += own.size
         visible = np.arange(all_slots.shape[1]) <= reach[:, :, None]
         buckets.append(_Rows(own_slots, all_slots, visible[:, None]))
     return buckets, places
+
+
+def _groups(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
+    """Group pieces, sorted by size, so that padding each to the largest of its group is cheap."""
+    groups: list[list[_Piece]] = []
+    real = longest = 0
+    for piece in pieces:
+        pairs = piece.queries * piece.keys
+        longest = max(longest, piece.keys)
+        padded = (len(groups[-1]) + 1) * piece.queries * longest if groups else 0
+        if not groups or padded > PADDING * (real + pairs) + BUCKET_PAIRS:
+            groups.append([])
+            real, longest = 0, piece.keys
+        groups[-1].append(piece)
+        real += pairs
+    return groups
 
 
 def to_nodes(forest: Forest, values: Tensor) -> Iterator[tuple[Credited, int, Floats]]:

@@ -262,6 +262,20 @@ def test_buckets_pad_no_further_than_allowed(monkeypatch, padding):
         assert rows * queries * keys <= padding * int((visible_keys * own).sum()) + rows * keys
 
 
+def test_few_pairs_are_computed_that_no_query_sees(monkeypatch):
+    monkeypatch.setattr(packing, "PIECE", 64)
+    monkeypatch.setattr(packing, "BUCKET_PAIRS", 0)
+    source = credited(random_tree(0, leaves=1))
+    first = source.tree.nodes[0]
+    source.tree.nodes[0] = replace(first, tokens=np.arange(2000, dtype=np.int32))
+    layout = lay_out(source, range(1))
+    size = len(layout.tokens)
+    assert layout.pairs <= 1.05 * size * (size + 1) // 2
+    made = forest([layout], "cpu")
+    assert sum(bucket.visible.numel() for bucket in made.buckets) <= packing.PADDING * layout.pairs
+    assert sum(int(bucket.visible.sum()) for bucket in made.buckets) == size * (size + 1) // 2
+
+
 def test_uncredited_tree_has_zero_credit():
     tree = random_tree(1)
     made = uncredited(tree)
