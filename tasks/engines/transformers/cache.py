@@ -38,8 +38,8 @@ class Network:
     key_value_heads: int
     head_size: int
     like: Tensor  # a tensor of the type, and on the device, of keys and values
-    # tokens [rows, fed] to hidden states [rows, fed, hidden]
-    hidden_states: Callable[[Tensor, RaggedCache], Tensor]
+    # tokens [rows, fed] and an index of each row [rows] to its hidden states [rows, hidden]
+    last_states: Callable[[Tensor, Tensor, RaggedCache], Tensor]
     head: Callable[[Tensor], Tensor]  # [..., hidden] to logits [..., vocabulary]
 
 
@@ -240,14 +240,15 @@ class RaggedSession:
             rows if isinstance(rows, slice) else torch.tensor(rows, device=self.device)
         )
         self.cache.positions = positions.clamp(max=self.context - 1)
-        hidden = self.forward(padded.to(self.device), int(ends.max()))
-        last = hidden[torch.arange(len(tokens), device=self.device), lengths - 1]
-        return self.network.head(last).float()
+        return self.logits(padded.to(self.device), lengths - 1, int(ends.max()))
 
-    def forward(self, tokens: Tensor, visible: int) -> Tensor:
-        """Return hidden states [rows, fed, hidden] of ``tokens`` at ``self.cache.positions``."""
+    def logits(self, tokens: Tensor, last: Tensor, visible: int) -> Tensor:
+        """Compute ``tokens`` [rows, fed] at ``self.cache.positions``.
+
+        Returns the logits [rows, vocabulary] of the tokens at the indices ``last`` [rows].
+        """
         self.cache.visible = visible
-        return self.network.hidden_states(tokens, self.cache)
+        return self.network.head(self.network.last_states(tokens, last, self.cache)).float()
 
     def _decode(
         self, requests: Sequence[Request], row_of: NDArray[np.int64], logits: Tensor
@@ -284,8 +285,8 @@ class RaggedSession:
             positions = starts[live[first]] + step
             self.cache.rows = slice(0, len(first))
             self.cache.positions = torch.from_numpy(positions[:, None]).to(self.device)
-            hidden = self.forward(new[:, None], int(positions.max()) + 1)
-            logits = self.network.head(hidden[:, -1]).float()
+            only = torch.zeros_like(new)
+            logits = self.logits(new[:, None], only, int(positions.max()) + 1)
         logprobs, entropies = scores.cpu().numpy()
         return [
             Sample(

@@ -58,7 +58,7 @@ def network(decoder: Decoder) -> Network:
         key_value_heads=decoder.key_value_heads,
         head_size=decoder.head_size,
         like=decoder.embedding,
-        hidden_states=partial(hidden_states, decoder),
+        last_states=partial(last_states, decoder),
         head=partial(torch.matmul, other=decoder.head),
     )
 
@@ -144,44 +144,74 @@ def pairs(size: int) -> Tensor:
     return torch.arange(size).view(2, -1).t().flatten()
 
 
-def hidden_states(decoder: Decoder, tokens: Tensor, cache: RaggedCache) -> Tensor:
-    """Return hidden states [rows, fed, hidden] of tokens [rows, fed] at ``cache.positions``."""
+def last_states(decoder: Decoder, tokens: Tensor, last: Tensor, cache: RaggedCache) -> Tensor:
+    """Return the hidden states [rows, hidden] of one token of each row: that at ``last`` [rows].
+
+    ``tokens`` [rows, fed] go to ``cache.positions``. In the last layer all of them have keys and
+    values, and no more: the rest is computed for the wanted tokens alone.
+    """
+    each, fed = torch.arange(len(tokens)), tokens.shape[1]
     shared = decoder.heads // decoder.key_value_heads
-    mask = torch.arange(cache.visible) <= cache.positions[:, None, :, None]
-    mask = mask if tokens.shape[1] == 1 else mask.repeat(1, 1, shared, 1)
+    mask = _mask(cache.positions, cache.visible, shared)
     rotations = decoder.rotations[cache.positions]
     states = embedding(tokens.flatten(), decoder.embedding)  # [rows * fed, hidden]
-    width = states.shape[-1:]
     for number, layer in enumerate(decoder.layers):
-        normed = rms_norm(states, width, layer.attention_norm, decoder.epsilon)
-        seen = _attend(decoder, layer, number, normed, rotations, mask, cache)
-        states = torch.addmm(states, seen, layer.output)
-        normed = rms_norm(states, width, layer.feed_forward_norm, decoder.epsilon)
-        gate, up = torch.mm(normed, layer.gate_up).chunk(2, -1)
-        states = torch.addmm(states, silu(gate).mul_(up), layer.down)
-    return rms_norm(states, width, decoder.norm, decoder.epsilon).view(*tokens.shape, -1)
+        query, key, value = _project(decoder, layer, number, states, rotations, cache)
+        if layer is decoder.layers[-1] and fed > 1:
+            states = states.unflatten(0, (-1, fed))[each, last]
+            query = query[each, last][:, None]
+            mask = _mask(cache.positions[each, last][:, None], cache.visible, shared)
+        states = _mix(decoder, layer, states, query, key, value, mask)
+    return rms_norm(states, states.shape[-1:], decoder.norm, decoder.epsilon)
 
 
-def _attend(
+def _mask(positions: Tensor, visible: int, shared: int) -> Tensor:
+    """Return what queries at ``positions`` [rows, fed] see: 0, or -inf where they do not.
+
+    [rows, 1, shared * fed, visible]: one row of it serves all heads of a single position.
+    """
+    sees = torch.arange(visible) <= positions[:, None, :, None]
+    sees = sees if positions.shape[1] == 1 else sees.repeat(1, 1, shared, 1)
+    return torch.zeros(sees.shape).masked_fill_(~sees, -torch.inf)
+
+
+def _project(
     decoder: Decoder,
     layer: Layer,
     number: int,
     states: Tensor,
     rotations: Tensor,
-    mask: Tensor,
     cache: RaggedCache,
-) -> Tensor:
-    """Return the attention's output, [rows * fed, heads * size]."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries [rows, fed, heads, size], and all visible keys and values."""
     (rows, fed), size = cache.positions.shape, decoder.head_size
     heads, key_value_heads = decoder.heads, decoder.key_value_heads
+    normed = rms_norm(states, states.shape[-1:], layer.attention_norm, decoder.epsilon)
     bias, weight = layer.query_key_value_bias, layer.query_key_value
-    mixed = torch.mm(states, weight) if bias is None else torch.addmm(bias, states, weight)
+    mixed = torch.mm(normed, weight) if bias is None else torch.addmm(bias, normed, weight)
     mixed = mixed.view(rows, fed, heads + 2 * key_value_heads, size)
     # rotary position embedding (arXiv 2104.09864, equation 13)
     rotated = torch.view_as_complex(mixed.unflatten(-1, (-1, 2)))[:, :, : heads + key_value_heads]
     rotated *= rotations  # in place, in ``mixed``
+    return mixed[:, :, :heads], *cache.write(mixed[:, :, heads:].transpose(1, 2), number)
+
+
+def _mix(
+    decoder: Decoder,
+    layer: Layer,
+    states: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+) -> Tensor:
+    """Return the states [rows * fed, hidden] after attention and the feed-forward layer."""
+    rows, fed, heads, size = query.shape
     # query heads that share a key-value head are treated as further positions
-    query = mixed[:, :, :heads].transpose(1, 2).reshape(rows, key_value_heads, -1, size)
-    key, value = cache.write(mixed[:, :, heads:].transpose(1, 2), number)
+    query = query.transpose(1, 2).reshape(rows, decoder.key_value_heads, -1, size)
     seen = scaled_dot_product_attention(query, key, value, attn_mask=mask)
-    return seen.reshape(rows, heads, fed, size).transpose(1, 2).reshape(rows * fed, heads * size)
+    seen = seen.reshape(rows, heads, fed, size).transpose(1, 2).reshape(rows * fed, heads * size)
+    states = torch.addmm(states, seen, layer.output)
+    normed = rms_norm(states, states.shape[-1:], layer.feed_forward_norm, decoder.epsilon)
+    gate, up = torch.mm(normed, layer.gate_up).chunk(2, -1)
+    return torch.addmm(states, silu(gate).mul_(up), layer.down)

@@ -110,7 +110,7 @@ def library(model: Any) -> Network:
     config = model.config
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
-    def hidden_states(tokens: Tensor, cache: RaggedCache) -> Tensor:
+    def last_states(tokens: Tensor, last: Tensor, cache: RaggedCache) -> Tensor:
         keys = torch.arange(cache.visible, device=tokens.device)
         mask = keys <= cache.positions[:, None, :, None]  # [rows, 1, fed, visible]
         output = model.base_model(
@@ -121,14 +121,14 @@ def library(model: Any) -> Network:
             use_cache=True,
         )
         states: Tensor = output.last_hidden_state
-        return states
+        return states[torch.arange(len(tokens), device=tokens.device), last]
 
     return Network(
         layers=config.num_hidden_layers,
         key_value_heads=config.num_key_value_heads,
         head_size=size,
         like=model.get_input_embeddings().weight,
-        hidden_states=hidden_states,
+        last_states=last_states,
         head=model.get_output_embeddings(),
     )
 

@@ -11,7 +11,7 @@ from transformers import (
 
 from tasks.engines.transformers import decoder as decoders
 from tasks.engines.transformers.cache import RaggedCache, SpareMemory
-from tasks.engines.transformers.decoder import decoder, decodes, hidden_states, pairs
+from tasks.engines.transformers.decoder import decoder, decodes, last_states, pairs
 from tasks.engines.transformers.engine import GROUPED, library
 from tests.trees import small_policy
 
@@ -57,8 +57,9 @@ def test_it_gives_what_the_librarys_own_pass_gives(model, count):
     ours.store.copy_(in_pairs(theirs.store))
     model.set_attn_implementation(GROUPED)
     with torch.inference_mode():
-        found = hidden_states(decoder(model, CONTEXT), tokens, ours)
-        expected = library(model).hidden_states(tokens, theirs)
+        last = torch.arange(ROWS) % count
+        found = last_states(decoder(model, CONTEXT), tokens, last, ours)
+        expected = library(model).last_states(tokens, last, theirs)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
     torch.testing.assert_close(ours.store, in_pairs(theirs.store), rtol=0, atol=1e-5)
 
@@ -66,12 +67,13 @@ def test_it_gives_what_the_librarys_own_pass_gives(model, count):
 def test_it_has_the_weights_of_now():
     model = small_policy().eval()
     cache, tokens = fed(model, 20, 1)
+    only = torch.zeros(ROWS, dtype=torch.long)
     with torch.inference_mode():
-        before = hidden_states(decoder(model, CONTEXT), tokens, cache)
+        before = last_states(decoder(model, CONTEXT), tokens, only, cache)
     with torch.no_grad():
         model.base_model.layers[0].self_attn.q_proj.weight.mul_(1.5)
     with torch.inference_mode():
-        after = hidden_states(decoder(model, CONTEXT), tokens, cache)
+        after = last_states(decoder(model, CONTEXT), tokens, only, cache)
     assert not torch.equal(before, after)
 
 

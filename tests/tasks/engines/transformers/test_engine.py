@@ -53,13 +53,13 @@ def engine(attentive, tokenizer):
 def fed(monkeypatch):
     """The shape [rows, tokens] of each pass through the model, as they happen."""
     shapes: list[tuple[int, int]] = []
-    forward = RaggedSession.forward
+    logits = RaggedSession.logits
 
-    def watched(session, tokens, visible):
+    def watched(session, tokens, last, visible):
         shapes.append(tuple(tokens.shape))
-        return forward(session, tokens, visible)
+        return logits(session, tokens, last, visible)
 
-    monkeypatch.setattr(RaggedSession, "forward", watched)
+    monkeypatch.setattr(RaggedSession, "logits", watched)
     return shapes
 
 
