@@ -437,6 +437,7 @@ def apart(what: str, size: Size, repetitions: int) -> dict[str, Any]:
     It is a fork of one that has imported all and computed nothing.
     """
     os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["PYTHONWARNINGS"] = "ignore::RuntimeWarning:runpy"  # this module is also imported
     context = get_context("forkserver")
     context.set_forkserver_preload([__spec__.name])
     with tempfile.TemporaryDirectory() as folder, context.Pool(1) as pool:
@@ -509,7 +510,7 @@ def draw(found: Mapping[str, Any]) -> Any:
             for color, (label, one) in zip(colors, of_names.items(), strict=False):
                 axes.plot(
                     one["x"],
-                    one["y"],
+                    np.maximum(one["y"], LEAST[unit]),
                     "o-",
                     color=color,
                     markersize=3,
