@@ -147,13 +147,13 @@ def test_decoding_step_reads_weights_and_cache():
 
 def test_sampling_takes_the_measured_steps(monkeypatch):
     passes = []
-    forward = cache.RaggedSession.forward
+    logits = cache.RaggedSession.logits
 
-    def spy(session, tokens, visible):
+    def spy(session, tokens, last, visible):
         passes.append((tuple(tokens.shape), session.network.like.dtype))
-        return forward(session, tokens, visible)
+        return logits(session, tokens, last, visible)
 
-    monkeypatch.setattr(cache.RaggedSession, "forward", spy)
+    monkeypatch.setattr(cache.RaggedSession, "logits", spy)
     found = bench.measure_sampling("tiny", ARCHITECTURE, 2, bench.TINY.turn, "cpu", 1e9)
     prefill, *steps = passes
     assert prefill == ((2, bench.TINY.turn.prompt), torch.bfloat16)
