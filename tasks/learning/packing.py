@@ -390,7 +390,7 @@ class _Rows(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """Queries ``start`` to ``end`` of a context, and all of its keys before ``end``."""
+    """The first ``keys`` tokens of a context, of which the last ``queries`` attend to them."""
 
     queries: int
     keys: int
@@ -398,6 +398,7 @@ class _Piece(NamedTuple):
 
     @property
     def own(self) -> Ints:
+        """Return the slots of the queries."""
         return self.context[self.keys - self.queries : self.keys]
 
 
