@@ -17,17 +17,18 @@ from prefect import task
 from params.schema.algorithms import Algorithm, Gae
 from params.schema.base import Machine
 from params.schema.reinforce import Update
-from tasks.learning import learner
+from tasks.learning import batch
 from tasks.learning.algorithm import CREDITED, assemble
 from tasks.learning.estimators import Episode, Floats
 from tasks.learning.estimators import critic as critics
 from tasks.learning.estimators import step as steps
 from tasks.learning.estimators.tree import token_identities
-from tasks.learning.packing import ByNode, uncredited
+from tasks.learning.packing import ByNode
+from tasks.learning.processes import HERE, Learners
 from tasks.ledger import prefect_cache, substeps
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
-from tasks.policy import checkpoint, resident
+from tasks.policy import resident
 from tasks.trees import marks
 from tasks.trees.tables import load_trees, read_rows, write_table
 from tasks.trees.tree import TURN, Tree, observed_before, sampled, step_rewards
@@ -82,14 +83,17 @@ class AdvantageInputs:
 
 @task(**prefect_cache.TASK_OPTIONS)
 @substeps.recorded
-def advantage(step: Step, inputs: AdvantageInputs) -> Record:
-    """Estimate the advantages of every leaf; artifact ``advantages``, a row a leaf."""
+def advantage(step: Step, inputs: AdvantageInputs, *, learners: Learners = HERE) -> Record:
+    """Estimate the advantages of every leaf; artifact ``advantages``, a row a leaf.
+
+    ``learners`` is where a critic and a reference compute.
+    """
     began = time.perf_counter()
     scored = _scored(inputs.trees, inputs.rewards)
     kept = _filtered(scored, inputs.algorithm, inputs.questions)
     acting = resident.POLICIES.load_learner(Path(inputs.policy.path), inputs.machine)
-    values = _values(kept, acting, inputs) if inputs.algorithm.critic else [None] * len(kept)
-    penalties = _penalties(kept, acting, inputs) if inputs.reference else [None] * len(kept)
+    values = _values(kept, inputs, learners) if inputs.algorithm.critic else [None] * len(kept)
+    penalties = _penalties(kept, inputs, learners) if inputs.reference else [None] * len(kept)
     groups = [
         _group(entry, inputs.algorithm, penalty, value, inputs.step_weight)
         for entry, penalty, value in zip(kept, penalties, values, strict=True)
@@ -140,17 +144,18 @@ def _filtered(scored: Sequence[Scored], algorithm: Algorithm, size: int) -> list
     return [entry for entry in scored if entry.has_spread][:size]
 
 
-def _values(
-    kept: Sequence[Scored], acting: resident.Learner, inputs: AdvantageInputs
-) -> list[ByNode]:
+def _values(kept: Sequence[Scored], inputs: AdvantageInputs, learners: Learners) -> list[ByNode]:
     """Return the critic's value of each token, by tree and node."""
-    checkpoint.prepare_critic(acting, inputs.algorithm.critic, inputs.machine)
-    trees = [uncredited(entry.tree) for entry in kept]
-    return learner.node_values(acting, trees, inputs.settings, inputs.machine)
+    trees = [entry.tree for entry in kept]
+    critic = inputs.algorithm.critic
+    assert critic
+    return learners.run(
+        batch.values_of, inputs.policy, critic, trees, inputs.settings, inputs.machine
+    )
 
 
 def _penalties(
-    kept: Sequence[Scored], acting: resident.Learner, inputs: AdvantageInputs
+    kept: Sequence[Scored], inputs: AdvantageInputs, learners: Learners
 ) -> list[list[Floats]]:
     """Return -coefficient * k1 of each sampled token, by tree and node; k1 = log pi - log pi_ref.
 
@@ -160,8 +165,14 @@ def _penalties(
     """
     kl, reference = inputs.algorithm.kl, inputs.reference
     assert kl and reference
-    sampling, referring = (
-        _node_logprobs(kept, acting, policy, inputs) for policy in (inputs.sampler, reference)
+    sampling, referring = learners.run(
+        batch.logprobs_of,
+        [inputs.sampler, reference],
+        inputs.policy,
+        [entry.tree for entry in kept],
+        inputs.temperature,
+        inputs.settings,
+        inputs.machine,
     )
     return [
         [
@@ -170,17 +181,6 @@ def _penalties(
         ]
         for of_sampler, of_reference in zip(sampling, referring, strict=True)
     ]
-
-
-def _node_logprobs(
-    kept: Sequence[Scored], acting: resident.Learner, policy: Artifact, inputs: AdvantageInputs
-) -> list[ByNode]:
-    """Return log-probabilities of the sampled tokens under a policy: tree -> node -> tokens."""
-    trees = [uncredited(entry.tree) for entry in kept]
-    with resident.POLICIES.reference_of(Path(policy.path), acting, inputs.machine) as model:
-        return learner.node_logprobs(
-            model, trees, inputs.temperature, inputs.settings, inputs.machine
-        )
 
 
 def _group(
@@ -269,15 +269,15 @@ def _rows(
     """Return a row of ``TABLE`` for each leaf that is learned from."""
     if not kept:
         return []
-    batch = assemble(algorithm, response_tokens).estimator(groups)
+    credited = assemble(algorithm, response_tokens).estimator(groups)
     targets = _targets(groups, algorithm)
     return [
         {
             "question": entry.tree.question.id,
             "leaf": leaf,
             "kept": True,
-            "advantage": float(np.mean(batch[i][leaf])),
-            "advantages": batch[i][leaf],
+            "advantage": float(np.mean(credited[i][leaf])),
+            "advantages": credited[i][leaf],
             "segments": marks.segments(algorithm.marks, trajectory, texts),
             "returns": targets[i][leaf] if targets else None,
             "values": groups[i][leaf].values,

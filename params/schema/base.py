@@ -32,6 +32,7 @@ class Machine(Frozen):
     threads: Positive  # of torch; also the number of warm sandboxes
     device: Literal["cpu", "cuda"]
     precision: Literal["float32", "bfloat16"]  # of forward passes; master weights are float32
+    processes: Positive = 1  # that learn side by side
     # Limit for the recipe's files on the disk, in GiB; null: none. It decides no result, so it is
     # in no key.
     disk_gib: Annotated[PositiveFloat | None, Field(exclude=True)] = None

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from params.schema.base import Machine
 from params.schema.reinforce import Update
-from tasks.learning import token_values
+from tasks.learning import shares, token_values
 from tasks.learning.attention import PAIRS, attending, form_for
 from tasks.learning.losses import Loss, Views, policy_loss, value_loss
 from tasks.learning.packing import (
@@ -29,16 +30,17 @@ from tasks.learning.packing import (
     to_nodes,
 )
 from tasks.learning.token_values import Seen
+from tasks.policy import sharding, world
 from tasks.policy.machine import in_precision
 from tasks.policy.parallel import balanced_parts, lanes, side_by_side
 from tasks.policy.resident import Critic, Learner
-from tasks.trees.tree import Tree
 
 Batch = Sequence[tuple[Credited, Sequence[int]]]  # trees, with indices of their leaves
 
 # Most logits (tokens x vocabulary) that exist at one time, by device. On a GPU each part must be
 # large enough to be worth its pass over the gradient of the head.
 LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**28}
+NO_VALUES: Floats = np.zeros(0, np.float32)  # of a node that was not sampled
 
 
 def states(backbone: Any, forest: Forest) -> Tensor:
@@ -105,14 +107,16 @@ def node_values(
     """Return the critic's value before each sampled token: tree -> node -> tokens."""
     critic = learner.critic
     assert critic, "an algorithm with a critic comes first"
-    backbone = critic.backbone or learner.model.base_model
+    model = critic.backbone or learner.model
 
     def compute(forest: Forest) -> Tensor:
         with in_precision(machine):
-            hidden = states(backbone, forest)
+            hidden = states(model.base_model, forest)
         return values(critic, hidden)
 
-    return _by_node(backbone, trees, compute, settings, machine)
+    found = _by_node(model, trees, compute, settings, machine)
+    sharding.release(critic.head)
+    return found
 
 
 def values(critic: Critic, states_PH: Tensor) -> Tensor:
@@ -130,25 +134,30 @@ def _by_node(
     """Compute [P] for each forest without gradients; return tree -> node -> its values."""
     batch = [(tree, range(len(tree.tree.leaves))) for tree in trees]
     form = form_for(machine.device)
-    found: dict[int, list[Floats]] = {id(tree): _blank(tree.tree) for tree in trees}
+    places = {id(tree): place for place, tree in enumerate(trees)}
+    found: dict[tuple[int, int], Floats] = {}  # place of a tree and its node -> values
     training = model.training
     model.eval()
 
     @torch.no_grad()  # applies to the current thread, so each lane enters it
     def lane(pieces: Iterable[Forest]) -> None:
         for forest in pieces:
-            for tree, node, numbers in to_nodes(forest, compute(forest)[forest.entries]):
-                found[id(tree)][node] = numbers
+            computed = sharding.run(model, partial(compute, forest))
+            if not forest.spare:
+                for tree, node, numbers in to_nodes(forest, computed[forest.entries]):
+                    found[places[id(tree)], node] = numbers
 
     with attending(model, form):
         cost = training_cost(model, form)
         side_by_side(lane, _forests_of_lanes(batch, settings.micro_batch_tokens, cost, machine))
+    sharding.release(model)
     model.train(training)
-    return [found[id(tree)] for tree in trees]
-
-
-def _blank(tree: Tree) -> list[Floats]:
-    return [np.zeros(0, np.float32)] * len(tree.nodes)
+    for others in world.gathered(found):
+        found.update(others)
+    return [
+        [found.get((place, node), NO_VALUES) for node in range(len(tree.tree.nodes))]
+        for place, tree in enumerate(trees)
+    ]
 
 
 def training_cost(model: Any, form: str) -> Cost:
@@ -195,6 +204,9 @@ def optimize(
             for part in np.array_split(order.permutation(len(trees)), count):
                 chosen = [trees[i] for i in part]
                 sums.append(_step(learner, chosen, loss, settings, temperature, machine, seen))
+    if seen is not None:
+        for others in world.gathered(dict(seen)):
+            seen.update(others)
     return _averages(sums or [NOTHING])
 
 
@@ -252,8 +264,9 @@ def _step(
     learner.optimizer.zero_grad(set_to_none=True)
 
     def share(forest: Forest) -> tuple[Tensor, dict[str, float]]:
+        looking = None if forest.spare else seen
         value, metrics = objective(
-            learner, forest, loss, temperature, denominator, value_tokens, machine, seen
+            learner, forest, loss, temperature, denominator, value_tokens, machine, looking
         )
         metrics["trained_tokens"] = len(forest.entries)
         metrics["trained_views"] = float(forest.mask.sum())
@@ -283,15 +296,16 @@ def _gradients(
 
     ``share``: forest -> scalar loss and metrics. ``pieces``: lane -> its forests. Several lanes
     each sum their own gradients, which are then added in the order of the lanes, so that equal runs
-    stay equal.
+    stay equal. Processes that learn together have one lane each; all get the metrics of all.
     """
     if len(pieces) == 1:
         found = []
         for forest in pieces[0]:
             value, metrics = share(forest)
-            value.backward()
-            found.append({"loss": float(value.detach()), **metrics})
-        return found
+            (value * 0 if forest.spare else value).backward()
+            if not forest.spare:
+                found.append({"loss": float(value.detach()), **metrics})
+        return [metrics for of_process in world.gathered(found) for metrics in of_process]
 
     def lane(forests: Iterable[Forest]) -> tuple[list[Tensor | None], list[dict[str, float]]]:
         total: list[Tensor | None] = [None] * len(weights)
@@ -322,9 +336,12 @@ def _forests_of_lanes(
 ) -> list[Iterator[Forest]]:
     """Divide the trees of a batch among lanes, at least one; return lane -> forests of its trees.
 
-    Forests are laid out lazily, so that a lane has only one in memory.
+    Forests are laid out lazily, so that a lane has only one in memory. Where processes learn
+    together, each has one lane with its share of the trees.
     """
     chosen = [(tree, leaves) for tree, leaves in batch if len(leaves)]
+    if world.size() > 1:
+        return [shares.forests_in_step(chosen, tokens, cost, machine.device)]
     sizes = [sum(len(credit.advantages) for credit in tree.credits) for tree, _ in chosen]
     parts = balanced_parts(sizes, lanes(machine.device, len(chosen)))
     return [forests([chosen[i] for i in part], tokens, cost, machine.device) for part in parts]
@@ -381,11 +398,15 @@ def objective(
     belongs to the policy loss of the whole step, ``value_tokens`` to the value loss. ``seen`` gets
     the values of the tokens.
     """
-    with in_precision(machine):
-        hidden = states(learner.model.base_model, forest)
-        logprobs, entropies = token_logprobs(
-            learner.model, hidden, forest.targets, temperature, loss.entropy_bonus > 0
-        )
+    model = learner.model
+
+    def passes() -> tuple[Tensor, Tensor, Tensor | None]:
+        with in_precision(machine):
+            hidden = states(model.base_model, forest)
+            bonus = loss.entropy_bonus > 0
+            return hidden, *token_logprobs(model, hidden, forest.targets, temperature, bonus)
+
+    hidden, logprobs, entropies = sharding.run(model, passes)
     views = _views(forest, logprobs, entropies)
     value, metrics = policy_loss(views, loss, denominator)
     if seen is not None:
@@ -449,7 +470,7 @@ def _critic_step(
 
         def share(forest: Forest) -> tuple[Tensor, dict[str, float]]:
             with in_precision(machine):
-                hidden = states(critic.backbone, forest)
+                hidden = sharding.run(critic.backbone, partial(states, critic.backbone, forest))
             part, metrics = _value_loss(critic, forest, hidden, value_tokens)
             return critic.coefficient * part, {name: float(v) for name, v in metrics.items()}
 
@@ -469,7 +490,7 @@ def apply_gradients(learner: Learner, settings: Update) -> float:
     """
     assert learner.optimizer
     weights = _weights(learner.optimizer)
-    norm = float(torch.nn.utils.clip_grad_norm_(weights, settings.gradient_clip))
+    norm = float(sharding.whole(torch.nn.utils.clip_grad_norm_(weights, settings.gradient_clip)))
     if not math.isfinite(norm):
         raise RuntimeError(
             f"the gradient of update {learner.updates + 1} is {norm}: lower "

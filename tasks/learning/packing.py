@@ -259,6 +259,7 @@ class Forest:
     values: Tensor | None  # [L, S] of the critic before its update
     known: dict[str, Tensor] = field(default_factory=dict)  # name -> [N]; see KNOWN
     layouts: Sequence[Layout] = ()
+    spare: bool = False  # counts for nothing: it keeps a process in step with others
 
 
 def forests(

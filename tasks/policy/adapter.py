@@ -17,10 +17,12 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from params.schema.reinforce import Lora
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
+from tasks.policy import sharding
 
 NAME = "default"  # peft's name of the only adapter of a policy
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -106,13 +108,20 @@ def load(model: Any, folder: Path) -> Any:
     return model
 
 
-def save(model: Any, folder: Path) -> None:
-    """Write the adapter without its base. Equal adapters give equal bytes."""
+def weights_of(model: Any) -> dict[str, Tensor]:
+    """Return the adapter's weights by their names in peft's files, whole where they are sharded."""
     from peft import get_peft_model_state_dict
 
-    folder.mkdir(parents=True, exist_ok=True)
     own = get_peft_model_state_dict(model, adapter_name=NAME, save_embedding_layers=False)
-    weights = {PREFIX + name: weight.contiguous() for name, weight in own.items()}
+    return {PREFIX + name: sharding.whole(weight).contiguous() for name, weight in own.items()}
+
+
+def save(model: Any, weights: dict[str, Tensor], folder: Path) -> None:
+    """Write the adapter of ``model`` without its base; ``weights`` are those of ``weights_of``.
+
+    Equal adapters give equal bytes.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
     config = {**model.peft_config[NAME].to_dict(), "inference_mode": True}
     listed = {name: sorted(v) if isinstance(v, set) else v for name, v in config.items()}

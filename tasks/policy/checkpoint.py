@@ -17,7 +17,7 @@ from params.schema import algorithms
 from params.schema.base import Machine
 from params.schema.reinforce import Lora, Update
 from tasks.ledger.artifacts import Artifact
-from tasks.policy import adapter
+from tasks.policy import adapter, sharding, world
 from tasks.policy.model import load_backbone, load_policy, load_tokenizer
 from tasks.policy.resident import Critic, Learner
 
@@ -94,6 +94,18 @@ def prepare_adapter(learner: Learner, settings: Lora | None, base: Artifact, see
         adapter.attach(learner.model, settings, base, seed)
 
 
+def shard(learner: Learner) -> None:
+    """Shard policy and critic over the processes that learn together, if there are several.
+
+    The adapter and the critic have to be there before, and optimizers are made after.
+    """
+    sharding.shard(learner.model)
+    if learner.critic:
+        sharding.shard(learner.critic.head)
+        if learner.critic.backbone:
+            sharding.shard(learner.critic.backbone)
+
+
 def prepare_optimizer(learner: Learner, settings: Update) -> None:
     """Make the optimizers of a learner that has none; load their state from its checkpoint."""
     if learner.optimizer:
@@ -140,44 +152,77 @@ def save(learner: Learner, folder: Path) -> None:
     """Write ``folder``/policy, critic and optimizer, those that the learner has.
 
     ``policy`` has weights and tokenizer as transformers loads them, or the adapter alone if there
-    is one; ``optimizer`` has the state of both optimizers. Equal learners give equal bytes.
+    is one; ``optimizer`` has the state of both optimizers. Equal learners give equal bytes. Of
+    processes that learn together, rank 0 writes all but the state of optimizers, of which each
+    writes its part; every process must call this.
     """
-    if adapter.attached(learner.model):
-        adapter.save(learner.model, folder / POLICY)
-    else:
-        learner.model.save_pretrained(folder / POLICY)
-    learner.tokenizer.save_pretrained(folder / POLICY)
+    _save_policy(learner, folder / POLICY)
     if learner.optimizer:
         _save_state(learner.optimizer, folder / OPTIMIZER)
-        updates = json.dumps({"updates": learner.updates})
-        (folder / OPTIMIZER / "updates.json").write_text(updates)
+        if world.rank() == 0:
+            updates = json.dumps({"updates": learner.updates})
+            (folder / OPTIMIZER / "updates.json").write_text(updates)
     if learner.critic:
         _save_critic(learner.critic, folder / CRITIC)
         if learner.critic.optimizer:
             _save_state(learner.critic.optimizer, folder / OPTIMIZER / CRITIC)
 
 
+def _save_policy(learner: Learner, folder: Path) -> None:
+    model = learner.model
+    if adapter.attached(model):
+        weights = adapter.weights_of(model)
+        if world.rank() == 0:
+            adapter.save(model, weights, folder)
+    else:
+        _save_model(model, folder)
+    if world.rank() == 0:
+        learner.tokenizer.save_pretrained(folder)
+
+
+def _save_model(model: Any, folder: Path) -> None:
+    """Write whole weights as transformers loads them; rank 0 writes."""
+    weights = sharding.whole_weights(model)
+    if world.rank() == 0:
+        model.save_pretrained(folder, state_dict=weights)
+
+
 def _save_critic(critic: Critic, folder: Path) -> None:
-    folder.mkdir(parents=True)
-    save_file(critic.head.state_dict(), folder / "head.safetensors")
+    head = {name: sharding.whole(value) for name, value in critic.head.state_dict().items()}
+    if world.rank() == 0:
+        folder.mkdir(parents=True)
+        save_file(head, folder / "head.safetensors")
     if critic.backbone:
-        critic.backbone.save_pretrained(folder)
+        _save_model(critic.backbone, folder)
 
 
 def _save_state(optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    """Write the state of an optimizer; each of several processes writes a file with its part.
+
+    Part r of n has the r-th chunk of the rows of each tensor. A tensor without dimensions, such as
+    the number of steps, is whole in all of them.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     state = {
-        f"{index}.{name}": value.contiguous()
+        f"{index}.{name}": sharding.local(value).contiguous()
         for index, entry in optimizer.state_dict()["state"].items()
         for name, value in entry.items()
     }
-    save_file(state, folder / "state.safetensors")
+    part = f"-{world.rank():05}-of-{world.size():05}" if world.size() > 1 else ""
+    save_file(state, folder / f"state{part}.safetensors")
 
 
 def _state(optimizer: torch.optim.Optimizer, folder: Path) -> dict[str, Any]:
-    """Read the state that ``_save_state`` wrote, in the form of ``load_state_dict``."""
+    """Read the state that ``_save_state`` wrote, in the form of ``load_state_dict``.
+
+    It may be from another number of processes: this one reads its own rows of all parts.
+    """
+    groups = optimizer.state_dict()["param_groups"]
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    parts = [load_file(file) for file in sorted(folder.glob("state*.safetensors"))]
     state: dict[int, dict[str, Tensor]] = {}
-    for key, value in load_file(folder / "state.safetensors").items():
+    for key, first in parts[0].items():
         index, name = key.split(".", 1)
-        state.setdefault(int(index), {})[name] = value
-    return {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
+        values = torch.cat([part[key] for part in parts]) if first.ndim else first
+        state.setdefault(int(index), {})[name] = sharding.like(weights[int(index)], values)
+    return {"state": state, "param_groups": groups}

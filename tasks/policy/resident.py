@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from params.schema.base import Machine
-from tasks.policy import adapter
+from tasks.policy import adapter, sharding
 from tasks.policy.machine import PRECISION
 from tasks.policy.model import load_policy, load_tokenizer
 
@@ -98,7 +98,9 @@ class Resident:
         """
         if not _holds(self.reference, folder):
             self.reference = None  # frees its memory before the next one is loaded
-            self.reference = Learner(folder, load_policy(folder, machine).eval(), None)
+            model = load_policy(folder, machine).eval()
+            sharding.shard(model)
+            self.reference = Learner(folder, model, None)
         assert self.reference
         return self.reference.model
 

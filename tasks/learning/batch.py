@@ -1,0 +1,213 @@
+"""What learner processes do for the verbs: passes over trees, an update, and its checkpoint.
+
+Each function here may run in this process or in several that learn together
+(tasks/learning/processes.py); then all of them call it with equal arguments, and get the results of
+all. Torch only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from params.schema import algorithms
+from params.schema.algorithms import Algorithm
+from params.schema.base import Machine
+from params.schema.reinforce import Lora, Update
+from tasks.learning import learner, token_values
+from tasks.learning.algorithm import assemble
+from tasks.learning.packing import ByNode, Credit, Credited, uncredited
+from tasks.ledger.artifacts import Artifact
+from tasks.policy import adapter, checkpoint, resident, sharding
+from tasks.trees.tables import load_trees, read_rows
+from tasks.trees.tree import Tree
+
+
+@dataclass(frozen=True)
+class UpdateInputs:
+    """What decides an update: the policy, an iteration's credited trees, and how it learns.
+
+    ``critic`` and the state of the ``optimizer`` lie beside ``policy``, from where they are read.
+    """
+
+    policy: Artifact
+    sampler: Artifact  # the policy that sampled the trees: an earlier one, if it sampled ahead
+    staleness: int  # optimizer steps from that policy to ``policy``
+    optimizer: Artifact | None  # None before the first update
+    critic: Artifact | None  # None where the algorithm has none, and before the first update
+    reference: Artifact | None  # the policy that a KL penalty in the loss compares with, or None
+    trees: list[Artifact]
+    advantages: Artifact
+    algorithm: Algorithm
+    settings: Update
+    temperature: float  # of the rollout
+    response_tokens: int  # the budget of a response
+    machine: Machine
+    lora: Lora | None  # the first update freezes the policy, and makes an adapter of it
+
+
+@dataclass(frozen=True)
+class Updated:
+    """What an update reports: metrics, a table of its tokens, and the questions it learned from."""
+
+    metrics: dict[str, float]
+    tokens: pa.Table
+    questions: list[str]
+
+
+# ---------------------------------------------------------------- passes without a gradient
+
+
+def logprobs_of(
+    policies: Sequence[Artifact],
+    learning: Artifact,
+    trees: Sequence[Tree],
+    temperature: float,
+    settings: Update,
+    machine: Machine,
+) -> list[list[ByNode]]:
+    """Return log-probabilities of the sampled tokens: policy -> tree -> node -> tokens.
+
+    ``learning`` is the policy that learns, which may contain the others.
+    """
+    acting = _loaded(learning, machine)
+    batch = [uncredited(tree) for tree in trees]
+    return [
+        _logprobs(batch, acting, policy, temperature, settings, machine) for policy in policies
+    ]
+
+
+def values_of(
+    policy: Artifact,
+    critic: algorithms.Critic,
+    trees: Sequence[Tree],
+    settings: Update,
+    machine: Machine,
+) -> list[ByNode]:
+    """Return the critic's value before each sampled token: tree -> node -> tokens."""
+    acting = _loaded(policy, machine, critic)
+    return learner.node_values(acting, [uncredited(tree) for tree in trees], settings, machine)
+
+
+def _loaded(
+    policy: Artifact, machine: Machine, critic: algorithms.Critic | None = None
+) -> resident.Learner:
+    """Return the policy that learns, with its critic if one is given."""
+    acting = resident.POLICIES.load_learner(Path(policy.path), machine)
+    if critic:
+        checkpoint.prepare_critic(acting, critic, machine)
+    checkpoint.shard(acting)
+    return acting
+
+
+def _logprobs(
+    batch: Sequence[Credited],
+    acting: resident.Learner,
+    policy: Artifact,
+    temperature: float,
+    settings: Update,
+    machine: Machine,
+) -> list[ByNode]:
+    with resident.POLICIES.reference_of(Path(policy.path), acting, machine) as model:
+        return learner.node_logprobs(model, batch, temperature, settings, machine)
+
+
+# ---------------------------------------------------------------- an update
+
+
+def update(inputs: UpdateInputs, seed: int, draws: tuple[int, int]) -> Updated:
+    """Update the policy, which stays in memory until ``save``.
+
+    ``seed`` decides a new adapter, ``draws`` the order of the trees.
+    """
+    learning = _learner(inputs, seed)
+    batch = _batch(learning, inputs)
+    loss = assemble(inputs.algorithm, inputs.response_tokens).loss
+    seen: token_values.Seen = {}
+    metrics = learner.optimize(
+        learning, batch, loss, inputs.settings, inputs.temperature, inputs.machine, draws, seen
+    )
+    resident.drop_gradients(learning)
+    return Updated(metrics, token_values.table(seen), [tree.tree.question.id for tree in batch])
+
+
+def save(
+    inputs: UpdateInputs, seed: int, draws: tuple[int, int], folder: Path, final: Path
+) -> None:
+    """Write the policy that was updated below ``folder``, which will be renamed to ``final``.
+
+    A process that was started since the update repeats it.
+    """
+    if resident.POLICIES.learner is None or not resident.POLICIES.learner.changed:
+        update(inputs, seed, draws)
+    learning = resident.POLICIES.learner
+    assert learning
+    checkpoint.save(learning, folder)
+    resident.POLICIES.keep(learning, final / checkpoint.POLICY)
+
+
+def _learner(inputs: UpdateInputs, seed: int) -> resident.Learner:
+    """Return the policy with its critic, adapter and optimizer, as the last update left them."""
+    policies, folder = resident.POLICIES, Path(inputs.policy.path)
+    learning = policies.load_learner(folder, inputs.machine)
+    if inputs.lora and sharding.is_sharded(learning.model) and not adapter.attached(learning.model):
+        policies.learner = None  # only whole layers get an adapter: load it again
+        learning = policies.load_learner(folder, inputs.machine)
+    checkpoint.prepare_critic(learning, inputs.algorithm.critic, inputs.machine)
+    checkpoint.prepare_adapter(learning, inputs.lora, inputs.policy, seed)
+    checkpoint.shard(learning)
+    checkpoint.prepare_optimizer(learning, inputs.settings)
+    return learning
+
+
+def _batch(learning: resident.Learner, inputs: UpdateInputs) -> list[Credited]:
+    """Return the credited trees with what the loss needs of other policies than the learning one.
+
+    These are the log-probabilities of the reference and, for trees that were sampled ahead, of the
+    policy that sampled them: the ratio and its clip range hold against that one.
+    """
+
+    def known(policy: Artifact) -> list[ByNode]:
+        return _logprobs(
+            batch, learning, policy, inputs.temperature, inputs.settings, inputs.machine
+        )
+
+    batch = _credited(inputs.trees, inputs.advantages)
+    if inputs.reference:
+        pairs = zip(batch, known(inputs.reference), strict=True)
+        batch = [replace(tree, reference_logprobs=logprobs) for tree, logprobs in pairs]
+    if inputs.sampler != inputs.policy:
+        pairs = zip(batch, known(inputs.sampler), strict=True)
+        batch = [replace(tree, old_logprobs=logprobs) for tree, logprobs in pairs]
+    return batch
+
+
+def _credited(trees: Sequence[Artifact], advantages: Artifact) -> list[Credited]:
+    """Return the trees that the group filter has kept, each with the credit of its leaves."""
+    credits: dict[str, list[Credit]] = {}
+    for entry in sorted(read_rows(Path(advantages.path)), key=lambda entry: entry["leaf"]):
+        if entry["kept"]:
+            credits.setdefault(entry["question"], []).append(_credit(entry))
+    return [
+        Credited(tree, credits[tree.question.id])
+        for artifact in trees
+        for tree in load_trees(Path(artifact.path))
+        if tree.question.id in credits
+    ]
+
+
+def _credit(entry: Mapping[str, Any]) -> Credit:
+    def floats(name: str) -> Any:
+        return None if entry[name] is None else np.array(entry[name], np.float32)
+
+    return Credit(
+        advantages=floats("advantages"),
+        segments=np.array(entry["segments"], np.int64),
+        returns=floats("returns"),
+        values=floats("values"),
+    )

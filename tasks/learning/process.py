@@ -1,0 +1,65 @@
+"""One of several processes that learn together, as torchrun starts it (processes.py).
+
+It connects to its stage, which sends functions to call. It ends when the stage closes the channel
+or the process that started it ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Client, Connection
+from typing import Any
+
+from params.schema.base import Machine
+from tasks.learning.processes import ADDRESS, PR_SET_PDEATHSIG, SECRET
+from tasks.policy import world
+from tasks.policy.machine import use_machine
+
+
+def main() -> None:
+    """Serve the stage until it closes the channel."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    host, _, port = os.environ.pop(ADDRESS).rpartition(":")
+    with Client((host, int(port)), authkey=bytes.fromhex(os.environ.pop(SECRET))) as channel:
+        channel.send(int(os.environ["RANK"]))
+        with suppress(EOFError, ConnectionError):
+            serve(channel)
+
+
+def serve(channel: Connection) -> None:
+    """Set up for the machine that comes first, then answer calls (function, arguments)."""
+    machine: Machine = channel.recv()
+    channel.send(_answer(_set_up, (machine,), {}))
+    while True:
+        work, arguments, named = channel.recv()
+        channel.send(_answer(work, arguments, named))
+
+
+def _set_up(machine: Machine) -> None:
+    """Join the other processes, and share the machine's threads with those beside this one."""
+    beside = int(os.environ["LOCAL_WORLD_SIZE"])
+    threads = max(1, machine.threads // beside)
+    world.join(machine.device)
+    use_machine(machine.model_copy(update={"threads": threads}))
+
+
+def _answer(work: Callable[..., Any], arguments: Any, named: Any) -> Any:
+    """Return what rank 0's call returns, None in the others, or the exception."""
+    try:
+        result = work(*arguments, **named)
+    except Exception as error:
+        traceback.print_exc()
+        return error
+    return result if world.rank() == 0 else None
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    os._exit(0)  # without the others' leave-taking, which a dead one would not answer
