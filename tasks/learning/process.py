@@ -17,7 +17,7 @@ from multiprocessing.connection import Client, Connection
 from typing import Any
 
 from params.schema.base import Machine
-from tasks.learning.processes import ADDRESS, PR_SET_PDEATHSIG, SECRET
+from tasks.learning.processes import ADDRESS, PR_SET_PDEATHSIG, SECRET, receive, send
 from tasks.policy import world
 from tasks.policy.machine import use_machine
 
@@ -27,18 +27,18 @@ def main() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     host, _, port = os.environ.pop(ADDRESS).rpartition(":")
     with Client((host, int(port)), authkey=bytes.fromhex(os.environ.pop(SECRET))) as channel:
-        channel.send(int(os.environ["RANK"]))
+        send(channel, int(os.environ["RANK"]))
         with suppress(EOFError, ConnectionError):
             serve(channel)
 
 
 def serve(channel: Connection) -> None:
     """Set up for the machine that comes first, then answer calls (function, arguments)."""
-    machine: Machine = channel.recv()
-    channel.send(_answer(_set_up, (machine,), {}))
+    machine: Machine = receive(channel)
+    send(channel, _answer(_set_up, (machine,), {}))
     while True:
-        work, arguments, named = channel.recv()
-        channel.send(_answer(work, arguments, named))
+        work, arguments, named = receive(channel)
+        send(channel, _answer(work, arguments, named))
 
 
 def _set_up(machine: Machine) -> None:

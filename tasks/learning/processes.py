@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import pickle
 import secrets
 import shlex
 import signal
@@ -132,7 +133,7 @@ class Processes:
             if not self.channels:
                 self._start()
             for channel in self.channels:
-                channel.send(message)
+                send(channel, message)
             return self._answers()[0]
         except BaseException as error:
             died = isinstance(error, OSError | EOFError)
@@ -157,7 +158,7 @@ class Processes:
                 break  # the others wait for the failed one
             for channel in ready:
                 assert isinstance(channel, Connection)
-                answer = channel.recv()
+                answer = receive(channel)
                 answers[self.channels.index(channel)] = answer
                 if isinstance(answer, Exception):
                     failed = failed or answer
@@ -174,7 +175,7 @@ class Processes:
             self.launched = _launch(self.machine, address, key)
             self.channels = self._connected(listener)
         for channel in self.channels:
-            channel.send(self.machine)
+            send(channel, self.machine)
         self._answers()
 
     def _connected(self, listener: Listener) -> list[Connection]:
@@ -192,8 +193,18 @@ class Processes:
                 )
             with suppress(TimeoutError, AuthenticationError, EOFError):
                 channel = listener.accept()
-                found[channel.recv()] = channel
+                found[receive(channel)] = channel
         return [found[rank] for rank in range(self.machine.processes)]
+
+
+def send(channel: Connection, message: Any) -> None:
+    """Send a message with its tensors: multiprocessing's own way shares their memory instead."""
+    channel.send_bytes(pickle.dumps(message))
+
+
+def receive(channel: Connection) -> Any:
+    """Return the next message. Raises EOFError or OSError where the other side has ended."""
+    return pickle.loads(channel.recv_bytes())
 
 
 def _launch(machine: Machine, address: str, key: bytes) -> subprocess.Popen[bytes]:

@@ -1,3 +1,4 @@
+import shutil
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from params.schema.algorithms import Kl, load_algorithms
 from tasks.advantage import TABLE
 from tasks.learning import learner
 from tasks.learning.packing import uncredited
+from tasks.learning.processes import open_learners
 from tasks.ledger import artifacts as ledger
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
@@ -20,6 +22,7 @@ from tasks.trees.metrics import tree_metrics
 from tasks.trees.tables import load_trees, read_rows, save_trees, write_table
 from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree
 from tasks.update import UpdateInputs, update
+from tests.learner_processes import kill_once
 from tests.sections import MACHINE, UPDATE
 from tests.verbs import call
 
@@ -475,3 +478,29 @@ def test_a_row_without_a_critic_keeps_none_of_another_rows_critic(initial):
     checkpoint.prepare_critic(learning, PPO.critic, MACHINE)
     made = run(Artifact.at(initial))
     assert set(made["artifacts"]) == {"policy", "optimizer", "tokens"}
+
+
+# ---------------------------------------------------------------- several processes
+
+
+def test_processes_that_are_killed_repeat_their_update(initial, folder):
+    # twice in processes that live on, and with rank 1 killed in the middle of the second update
+    several = MACHINE.model_copy(update={"processes": 2})
+    digests = []
+    for mark in (None, folder / "killed"):
+        with open_learners(several) as learners:
+            first = run(Artifact.at(initial), machine=several, learners=learners)
+            if mark:
+                learners.run(kill_once, mark)
+            second = run(
+                ledger.output(first, "policy"),
+                iteration=1,
+                data=batch(seed=1),
+                optimizer=ledger.output(first, "optimizer"),
+                machine=several,
+                learners=learners,
+            )
+        digests.append({name: made["digest"] for name, made in second["artifacts"].items()})
+        shutil.rmtree(ledger.ROOT)
+        assert not mark or mark.exists(), "it was killed"
+    assert digests[0] == digests[1]

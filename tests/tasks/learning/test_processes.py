@@ -1,0 +1,175 @@
+"""Processes that learn together do what one does. They are real ones, started by torchrun."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from params.schema.reinforce import Lora
+from tasks.learning import processes
+from tasks.learning.processes import HERE, open_learners
+from tests import learner_processes as work
+from tests.learners import OWN, ROWS, SETTINGS, SHARED, made_trees
+from tests.sections import HALF, MACHINE
+from tests.trees import small_policy
+
+COUNTS = (2, 4)
+WHOLE = SETTINGS.model_copy(update={"gradient_clip": 1e9, "epochs": 1, "mini_batches": 1})
+LORA = Lora(rank=4, alpha=8.0, modules=("q_proj", "down_proj"))
+
+
+def machine(count, base=MACHINE):
+    return base.model_copy(update={"processes": count})
+
+
+@pytest.fixture(scope="module", params=COUNTS)
+def learners(request, tmp_path_factory):
+    """Processes that learn together, two and four of them."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        open_learners(machine(request.param)) as opened,
+    ):
+        patch.chdir(tmp_path_factory.mktemp("learners"))
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, tokenizer):
+    folder = tmp_path_factory.mktemp("policy") / "policy"
+    small_policy(3).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def off_policy(trees):
+    random = np.random.default_rng(0)
+
+    def elsewhere(tree):
+        return [
+            (-4.5 + 0.3 * random.standard_normal(len(node.logprobs))).astype(np.float32)
+            for node in tree.tree.nodes
+        ]
+
+    return [
+        replace(tree, old_logprobs=elsewhere(tree), reference_logprobs=elsewhere(tree))
+        for tree in trees
+    ]
+
+
+def furthest(one, other):
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def same_as_one_process(learners, folder, trees, loss, settings=WHOLE, **others):
+    together = learners.run(work.updated, folder, trees, loss, settings, MACHINE, **others)
+    alone = HERE.run(work.updated, folder, trees, loss, settings, MACHINE, **others)
+    assert alone[1], "something learned"
+    assert furthest(together[1], alone[1]) < 1e-5, "gradients"
+    assert together[0] == pytest.approx(alone[0], abs=1e-5, rel=1e-4), "metrics"
+    return together, alone
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_algorithm_has_the_loss_and_gradient_of_one_process(name, learners, folder):
+    critic = {None: None, "own": OWN, "shared": SHARED}[
+        ROWS[name].critic and ROWS[name].critic.backbone
+    ]
+    trees = off_policy(made_trees(5, seed=7, values=critic is not None))
+    same_as_one_process(learners, folder, trees, name, critic=critic)
+
+
+@pytest.mark.parametrize("critic", [OWN, SHARED], ids=["own", "shared"])
+def test_a_critic_learns_as_in_one_process(critic, learners, folder):
+    trees = made_trees(5, values=True)
+    together, alone = same_as_one_process(learners, folder, trees, "grpo", critic=critic)
+    assert any(name.startswith("head") for name in together[1])
+
+
+def test_an_adapter_learns_as_in_one_process(learners, folder):
+    together, _ = same_as_one_process(learners, folder, made_trees(5), "grpo", lora=LORA)
+    assert all("lora_" in name for name in together[1])
+
+
+def test_recomputed_activations_have_the_same_gradient(learners, folder):
+    recompute = WHOLE.model_copy(update={"recompute": True})
+    same_as_one_process(learners, folder, made_trees(5), "grpo", recompute)
+
+
+def test_several_steps_and_passes_stay_together(learners, folder):
+    # the old log-probabilities are computed in a pass without a gradient
+    several = SETTINGS.model_copy(
+        update={"epochs": 2, "mini_batches": 2, "micro_batch_tokens": 60, "warmup_updates": 0}
+    )
+    together = learners.run(work.updated, folder, made_trees(6), "grpo", several, MACHINE)
+    alone = HERE.run(work.updated, folder, made_trees(6), "grpo", several, MACHINE)
+    assert together[0]["optimizer_steps"] == 4
+    assert furthest(together[2], alone[2]) < 1e-5
+    assert together[0] == pytest.approx(alone[0], abs=1e-4, rel=1e-3)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_processes_without_a_tree_keep_step(count, learners, folder):
+    # one tree has a gradient, or none has
+    trees = made_trees(count, seed=5) + made_trees(2, seed=9, zeros=range(5))
+    together = learners.run(work.updated, folder, trees, "grpo", WHOLE, MACHINE)
+    assert together[0]["optimizer_steps"] == count
+
+
+def test_bfloat16_differs_as_two_packings_do(learners, folder):
+    # in bf16 even one process rounds differently when it packs the trees in another way
+    trees = off_policy(made_trees(5, seed=7))
+    rows = WHOLE.model_copy(update={"micro_batch_tokens": 40})
+    together = learners.run(work.updated, folder, trees, "grpo", WHOLE, HALF)
+    alone, packed = (
+        HERE.run(work.updated, folder, trees, "grpo", settings, HALF) for settings in (WHOLE, rows)
+    )
+    spread = furthest(alone[1], packed[1])
+    assert 0 < furthest(together[1], alone[1]) < 2 * spread
+
+
+def test_each_process_keeps_its_part_of_the_weights(learners, folder):
+    own, every = learners.run(work.parts_of_weights, folder, WHOLE, MACHINE)
+    assert sum(own) == every
+    assert max(own) < 1.2 * every / len(own)
+
+
+@pytest.mark.parametrize("critic", [OWN, SHARED], ids=["own", "shared"])
+def test_a_checkpoint_loads_at_another_number_of_processes(critic, learners, folder, tmp_path):
+    trees = made_trees(5, values=True)
+    arguments = (trees, "grpo", WHOLE, MACHINE, critic)
+    many, one = tmp_path / "many", tmp_path / "one"
+    written = learners.run(work.saved, folder, *arguments, many)
+    alone = HERE.run(work.saved, folder, *arguments, one)
+    files = {path.name for path in (many / "optimizer").glob("state*")}
+    assert len(files) == learners.machine.processes
+    for path in one.rglob("config.json"):
+        assert path.read_text() == (many / path.relative_to(one)).read_text()
+    for found in (
+        HERE.run(work.resumed, many / "policy", WHOLE, MACHINE, critic),
+        learners.run(work.resumed, many / "policy", WHOLE, MACHINE, critic),
+    ):
+        for state, expected in zip(found, written, strict=True):
+            assert furthest(state, expected) == 0
+    for state, expected in zip(
+        learners.run(work.resumed, one / "policy", WHOLE, MACHINE, critic), alone, strict=True
+    ):
+        assert furthest(state, expected) == 0
+
+
+def test_an_error_of_one_process_reaches_the_stage():
+    with open_learners(machine(2)) as opened:
+        with pytest.raises(ValueError, match="rank 1 refuses"):
+            opened.run(work.fails_in_rank_1)
+        assert not opened.channels, "and ends them"
+
+
+def test_processes_that_cannot_start_name_their_log(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(processes.LAUNCH, "false")
+    with (
+        open_learners(machine(2)) as opened,
+        pytest.raises(RuntimeError, match=r"0 of 2 .*learners\.log"),
+    ):
+        opened.run(work.fails_in_rank_1)
