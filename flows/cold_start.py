@@ -13,6 +13,7 @@ from flows.workers import stage
 from tasks import settings
 from tasks.cold_start import ColdStartInputs
 from tasks.cold_start import cold_start as fine_tune
+from tasks.learning.processes import Learners, open_learners
 from tasks.ledger import artifacts, keys
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
@@ -41,7 +42,8 @@ def cold_start(recipe: str) -> None:
         policy = begins or initial
         if chosen.cold_start and not begins:
             inputs = ColdStartInputs(initial, traces, chosen.cold_start, chosen.machine)
-            made = [_fine_tuned(step, inputs, run)]
+            with open_learners(chosen.machine) as learners:
+                made = [_fine_tuned(step, inputs, run, learners)]
             policy = artifacts.output(made[0], "policy")
         if chosen.start == "champion":
             print("cold_start: " + ("the champion as it is" if begins else "no champion yet"))
@@ -51,10 +53,10 @@ def cold_start(recipe: str) -> None:
         artifacts.publish_records(made, Path("data", recipe, "records", "cold_start.jsonl"))
 
 
-def _fine_tuned(step: Step, inputs: ColdStartInputs, run: Run) -> Record:
+def _fine_tuned(step: Step, inputs: ColdStartInputs, run: Run, learners: Learners) -> Record:
     """Fine-tune with a progress bar, and log the curve."""
     progress = Progress("cold start", inputs.settings.steps)
-    made = fine_tune(step, inputs, advance=progress.reach)
+    made = fine_tune(step, inputs, advance=progress.reach, learners=learners)
     progress.close()
     for point in made["curve"]:
         values = {name: value for name, value in point.items() if name != "step"}

@@ -36,6 +36,8 @@ from tasks.dialects import open_dialect
 from tasks.environments import open_environment
 from tasks.environments.contract import OpenEnvironment
 from tasks.exam import Exam, answer, judges_of
+from tasks.learning.batch import UpdateInputs
+from tasks.learning.processes import HERE, Learners, open_learners
 from tasks.ledger import artifacts, keys
 from tasks.ledger.artifacts import Artifact, PrunedError, Record
 from tasks.ledger.substeps import Step
@@ -48,7 +50,7 @@ from tasks.rewards.scoring import Reader
 from tasks.rollout import RolloutInputs, rollout
 from tasks.trees import validation
 from tasks.trees.validation import Validated
-from tasks.update import UpdateInputs, update
+from tasks.update import update
 
 # verb -> records of its calls; "validation", where it was asked -> those of the policies' exams
 Iteration = Mapping[str, Sequence[Record]]
@@ -68,6 +70,7 @@ class Training:
     environment: OpenEnvironment
     reader: Reader  # of the agent's turns: the dialect
     exam: Exam | None = None  # the validation questions; None: they are not asked
+    learners: Learners = HERE  # where the policy learns
 
     @cached_property
     def judged(self) -> dict[str, Any]:
@@ -188,11 +191,12 @@ def learn(
 
     ``spare``: older policies that stay when room is made for the new one.
     """
-    credited = advantage(step, advantage_inputs(training, agents, scored))
+    learners = training.learners
+    credited = advantage(step, advantage_inputs(training, agents, scored), learners=learners)
     inputs = update_inputs(training, agents, scored, credited)
     keep = training.recipe.reinforce.keep
-    make_room = partial(forget, step, keep, spare, least=2)
-    updated = update(step, inputs, make_room=make_room)
+    make_room = partial(forget, step, keep, [*spare, scored.sampler], least=2)
+    updated = update(step, inputs, make_room=make_room, learners=learners)
     sampled = {"rollout": scored.rollouts, "reward": scored.rewards}
     return {**sampled, "advantage": [credited], "update": [updated]}
 
@@ -361,12 +365,13 @@ def reinforce(recipe: str) -> None:
             chosen.tools, chosen.environment, chosen.machine.threads, Path(corpus.path)
         ) as environment,
         gate_report.pages(recipe),
+        open_learners(chosen.machine) as learners,
     ):
         start = Step(recipe, "reinforce", 0, chosen.seed, ledger)
         reader = reader_of(chosen, policy, environment)
         exam = exam_of(chosen, recipe, corpus, environment, reader)
         training = Training(
-            start, chosen, algorithm, policy, questions, corpus, environment, reader, exam
+            start, chosen, algorithm, policy, questions, corpus, environment, reader, exam, learners
         )
         done, seconds = replaying(start, partial(run_all, training, run))
         reinforce_report.draw_figures(run, done, chosen.reinforce, chosen.seed)

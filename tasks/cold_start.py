@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +18,27 @@ from torch.utils.data import Dataset
 
 from params.schema.base import Machine
 from params.schema.cold_start import ColdStart
-from tasks.ledger import prefect_cache, substeps
+from tasks.learning import fine_tuning
+from tasks.learning.processes import HERE, Learners
+from tasks.ledger import artifacts, prefect_cache, substeps
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Ledger, Step
+from tasks.policy import checkpoint
 from tasks.policy.machine import PRECISION, use_machine
 from tasks.policy.model import load_policy, load_tokenizer
 from tasks.trees.tables import read_rows
 
 IGNORED = -100  # the label of a token that no loss is taken of
+POINTS = 50  # of the curve
+CHECKPOINTS = 2  # that are kept
+LOSSES = "losses.json"  # in a checkpoint of several processes: those of its steps
+
+Advance = Callable[[int, Mapping[str, float]], object]  # steps done so far, values to show
+Point = dict[str, Any]  # of the curve: step, loss, learning_rate
+
+
+def no_advance(finished: int, shown: Mapping[str, float]) -> None:
+    """Report no progress."""
 
 
 class Traces(Dataset[dict[str, Any]]):
@@ -53,29 +69,43 @@ class ColdStartInputs:
 @task(**prefect_cache.TASK_OPTIONS)
 @substeps.recorded
 def cold_start(
-    step: Step,
-    inputs: ColdStartInputs,
-    *,
-    advance: Callable[[int, Mapping[str, float]], object] = lambda finished, shown: None,
+    step: Step, inputs: ColdStartInputs, *, advance: Advance = no_advance, learners: Learners = HERE
 ) -> Record:
     """Fine-tune the policy on the traces; artifact ``policy``.
 
-    A killed training goes on at its newest whole checkpoint. ``advance`` is called after every step
-    with the steps done so far and the newest loss.
+    A killed training goes on at its newest whole checkpoint. ``advance`` is called with the steps
+    done so far and the newest loss. ``learners`` is where the policy learns: several processes
+    learn as one does, but for the rounding of sums.
     """
+    began = time.perf_counter()
+    train = _alone if inputs.machine.processes == 1 else partial(_together, learners=learners)
+    curve = train(step, inputs, advance)
+    rows = read_rows(Path(inputs.traces.path))
+    return {
+        "metrics": {"loss": curve[-1]["loss"]},
+        "curve": curve,
+        "seconds": {"training": time.perf_counter() - began},
+        "questions": sorted({row["question_id"] for row in rows}),
+        "cursor": inputs.settings.steps * inputs.settings.batch,  # traces that have been passed
+    }
+
+
+# ---------------------------------------------------------------- one process
+
+
+def _alone(step: Step, inputs: ColdStartInputs, advance: Advance) -> list[Point]:
+    """Train in this process and write the policy; return the curve."""
     from transformers import PrinterCallback, Trainer
 
     settings, machine = inputs.settings, inputs.machine
     use_machine(machine)
     tokenizer = load_tokenizer(inputs.policy.path)
     checkpoints = step.ledger.scratch(step)
-    began = time.perf_counter()
     model = load_policy(inputs.policy.path, machine)
-    rows = read_rows(Path(inputs.traces.path))
     trainer = Trainer(
         model=model,
         args=_arguments(settings, machine, checkpoints, step.seed),
-        train_dataset=Traces(rows),
+        train_dataset=Traces(read_rows(Path(inputs.traces.path))),
         data_collator=_collator(tokenizer),
         callbacks=_callbacks(step.ledger, advance),
     )
@@ -83,23 +113,21 @@ def cold_start(
     trainer.train(resume_from_checkpoint=newest_checkpoint(checkpoints))
     model.save_pretrained(step.out / "policy")
     tokenizer.save_pretrained(step.out / "policy")
-    losses = [entry for entry in trainer.state.log_history if "loss" in entry]
-    return {
-        "metrics": {"loss": losses[-1]["loss"]},
-        "curve": [
-            {"step": entry["step"], "loss": entry["loss"], "learning_rate": entry["learning_rate"]}
-            for entry in losses
-        ],
-        "seconds": {"training": time.perf_counter() - began},
-        "questions": sorted({row["question_id"] for row in rows}),
-        "cursor": settings.steps * settings.batch,  # traces that have been passed
-    }
+    return [
+        {"step": entry["step"], "loss": entry["loss"], "learning_rate": entry["learning_rate"]}
+        for entry in trainer.state.log_history
+        if "loss" in entry
+    ]
 
 
 def newest_checkpoint(folder: Path) -> str | None:
     """Return the newest whole checkpoint in ``folder``, or None."""
     found = sorted(folder.glob("checkpoint-*"), key=lambda path: -int(path.name.split("-")[1]))
     return next((str(path) for path in found if substeps.read(path)), None)
+
+
+def _steps_of_a_point(settings: ColdStart) -> int:
+    return max(1, settings.steps // POINTS)
 
 
 def _arguments(settings: ColdStart, machine: Machine, folder: Path, seed: int) -> Any:
@@ -113,12 +141,14 @@ def _arguments(settings: ColdStart, machine: Machine, folder: Path, seed: int) -
         learning_rate=settings.learning_rate,
         warmup_steps=settings.warmup_steps,
         weight_decay=settings.weight_decay,
-        adam_beta2=0.95,
+        adam_beta1=fine_tuning.ADAM_BETAS[0],
+        adam_beta2=fine_tuning.ADAM_BETAS[1],
+        max_grad_norm=fine_tuning.GRADIENT_CLIP,
         optim="adamw_torch_fused",
         lr_scheduler_type="cosine",
         save_steps=settings.save_every,
-        save_total_limit=2,
-        logging_steps=max(1, settings.steps // 50),
+        save_total_limit=CHECKPOINTS,
+        logging_steps=_steps_of_a_point(settings),
         seed=seed,
         use_cpu=machine.device == "cpu",
         bf16=PRECISION[machine.precision] is torch.bfloat16,
@@ -134,7 +164,7 @@ def _collator(tokenizer: Any) -> Any:
     return DataCollatorForSeq2Seq(tokenizer, label_pad_token_id=IGNORED)
 
 
-def _callbacks(ledger: Ledger, advance: Callable[[int, Mapping[str, float]], object]) -> list[Any]:
+def _callbacks(ledger: Ledger, advance: Advance) -> list[Any]:
     from transformers import TrainerCallback
 
     class Watch(TrainerCallback):
@@ -154,3 +184,63 @@ def _callbacks(ledger: Ledger, advance: Callable[[int, Mapping[str, float]], obj
             ledger.seal(Path(args.output_dir, f"checkpoint-{state.global_step}"))
 
     return [Watch()]
+
+
+# ---------------------------------------------------------------- several processes
+
+
+def _together(
+    step: Step, inputs: ColdStartInputs, advance: Advance, learners: Learners
+) -> list[Point]:
+    """Train in processes that learn together, and write the policy; return the curve."""
+    settings, scratch = inputs.settings, step.ledger.scratch(step)
+    training = fine_tuning.Training(Path(inputs.traces.path), settings, step.seed, inputs.machine)
+    policy, losses = _resumed(scratch, Path(inputs.policy.path))
+    for end in _stops(settings, len(losses)):
+        losses += learners.run(fine_tuning.train, policy, training, end)[len(losses) - end :]
+        advance(end, {"loss": losses[-1]})
+        if end % settings.save_every == 0 and end < settings.steps:
+            folder = scratch / f"checkpoint-{end}"
+            artifacts.remove(folder)
+            learners.run(fine_tuning.save, policy, training, end, folder)
+            (folder / LOSSES).write_text(json.dumps(losses))
+            _drop_old_checkpoints(scratch)
+            step.ledger.seal(folder)
+            policy = folder / checkpoint.POLICY
+    learners.run(fine_tuning.finish, policy, training, step.out / checkpoint.POLICY)
+    return _curve(losses, settings)
+
+
+def _resumed(scratch: Path, first: Path) -> tuple[Path, list[float]]:
+    """Return the policy to go on with, and the losses of the steps that it has made."""
+    newest = newest_checkpoint(scratch)
+    if newest is None:
+        return first, []
+    return Path(newest, checkpoint.POLICY), json.loads(Path(newest, LOSSES).read_text())
+
+
+def _stops(settings: ColdStart, done: int) -> list[int]:
+    """Return the numbers of steps at which training reports or writes a checkpoint."""
+    every = _steps_of_a_point(settings)
+    stops = {*range(0, settings.steps, every), *range(0, settings.steps, settings.save_every)}
+    return sorted(stop for stop in {*stops, settings.steps} if stop > done)
+
+
+def _drop_old_checkpoints(scratch: Path) -> None:
+    """Remove all but the newest checkpoints, the one that is not sealed yet included."""
+    folders = sorted(scratch.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    for folder in folders[:-CHECKPOINTS]:
+        artifacts.remove(folder)
+
+
+def _curve(losses: Sequence[float], settings: ColdStart) -> list[Point]:
+    """Return a point of every so many steps: the mean loss since the one before."""
+    every = _steps_of_a_point(settings)
+    return [
+        {
+            "step": end,
+            "loss": math.fsum(losses[end - every : end]) / every,
+            "learning_rate": fine_tuning.learning_rate(settings, end - 1),
+        }
+        for end in range(every, settings.steps + 1, every)
+    ]

@@ -17,7 +17,7 @@ SEED = 1
 
 
 def updated(folder, trees, loss, settings, machine, critic=None, lora=None):
-    """Update once by a row's ``loss``; return metrics, and rank 0's gradients and weights, whole and by name."""
+    """Update once by a row's ``loss``; return metrics, gradients and weights, whole and by name."""
     learning = loaded(folder, settings, machine, critic, lora)
     metrics = learner.optimize(learning, trees, LOSSES[loss], settings, TEMPERATURE, machine, SEED)
     return metrics, gradients(learning), weights(learning)
@@ -93,9 +93,9 @@ def parts_of_weights(folder, settings, machine):
 
 
 def kill_once(mark):
-    """Kill rank 1 in the middle of its next update, unless the file ``mark`` is there."""
+    """Kill rank 1 in its next pass, unless the file ``mark`` is there."""
     if world.rank() == 1 and not Path(mark).exists():
-        learner.policy_loss = partial(_die, mark)
+        learner.states = partial(_die, mark)
 
 
 def _die(mark, *_):

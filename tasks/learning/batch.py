@@ -77,9 +77,7 @@ def logprobs_of(
     """
     acting = _loaded(learning, machine)
     batch = [uncredited(tree) for tree in trees]
-    return [
-        _logprobs(batch, acting, policy, temperature, settings, machine) for policy in policies
-    ]
+    return [_logprobs(batch, acting, policy, temperature, settings, machine) for policy in policies]
 
 
 def values_of(

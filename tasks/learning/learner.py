@@ -94,11 +94,20 @@ def node_logprobs(
     """Return log-probabilities of the sampled tokens under ``model``: tree -> node -> tokens."""
 
     def compute(forest: Forest) -> Tensor:
+        return forest_logprobs(model, forest, temperature, machine)
+
+    return _by_node(model, trees, compute, settings, machine)
+
+
+def forest_logprobs(model: Any, forest: Forest, temperature: float, machine: Machine) -> Tensor:
+    """Return the log-probabilities [P] of the sampled tokens of a forest under ``model``."""
+
+    def passes() -> Tensor:
         with in_precision(machine):
             hidden = states(model.base_model, forest)
             return token_logprobs(model, hidden, forest.targets, temperature)[0]
 
-    return _by_node(model, trees, compute, settings, machine)
+    return sharding.run(model, passes)
 
 
 def node_values(
@@ -109,10 +118,12 @@ def node_values(
     assert critic, "an algorithm with a critic comes first"
     model = critic.backbone or learner.model
 
-    def compute(forest: Forest) -> Tensor:
+    def passes(forest: Forest) -> Tensor:
         with in_precision(machine):
-            hidden = states(model.base_model, forest)
-        return values(critic, hidden)
+            return states(model.base_model, forest)
+
+    def compute(forest: Forest) -> Tensor:
+        return values(critic, sharding.run(model, partial(passes, forest)))
 
     found = _by_node(model, trees, compute, settings, machine)
     sharding.release(critic.head)
@@ -142,7 +153,7 @@ def _by_node(
     @torch.no_grad()  # applies to the current thread, so each lane enters it
     def lane(pieces: Iterable[Forest]) -> None:
         for forest in pieces:
-            computed = sharding.run(model, partial(compute, forest))
+            computed = compute(forest)
             if not forest.spare:
                 for tree, node, numbers in to_nodes(forest, computed[forest.entries]):
                     found[places[id(tree)], node] = numbers
@@ -281,6 +292,27 @@ def _step(
     if learner.critic and learner.critic.backbone:
         _add_up(sums, _critic_step(learner.critic, trees, settings, machine, value_tokens))
     return sums
+
+
+def accumulate(
+    learner: Learner,
+    trees: Sequence[Credited],
+    share: Callable[[Forest], tuple[Tensor, dict[str, float]]],
+    settings: Update,
+    machine: Machine,
+) -> list[dict[str, float]]:
+    """Compute the gradient of a step's loss over all leaves; return the metrics of each forest.
+
+    ``share``: forest -> its share of the loss, and metrics.
+    """
+    assert learner.optimizer, "prepare_optimizer comes first"
+    learner.optimizer.zero_grad(set_to_none=True)
+    form = form_for(machine.device)
+    batch = [(tree, range(len(tree.credits))) for tree in trees]
+    with attending(learner.model, form):
+        cost = training_cost(learner.model, form)
+        pieces = _forests_of_lanes(batch, settings.micro_batch_tokens, cost, machine)
+        return _gradients(_weights(learner.optimizer), share, pieces)
 
 
 def _weights(optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -139,9 +139,10 @@ class Processes:
             died = isinstance(error, OSError | EOFError)
             self.close()
             if died:
+                reason = str(error) or "its channel is closed"
                 raise ProcessesDiedError(
-                    f"a learner process has ended ({error or 'its channel is closed'}; often for "
-                    f"a lack of memory; its output is in {LOG})"
+                    f"a learner process has ended ({reason}; often for a lack of memory; its "
+                    f"output is in {LOG})"
                 ) from error
             raise
 

@@ -156,7 +156,7 @@ def save(learner: Learner, folder: Path) -> None:
     processes that learn together, rank 0 writes all but the state of optimizers, of which each
     writes its part; every process must call this.
     """
-    _save_policy(learner, folder / POLICY)
+    save_policy(learner, folder / POLICY)
     if learner.optimizer:
         _save_state(learner.optimizer, folder / OPTIMIZER)
         if world.rank() == 0:
@@ -168,7 +168,8 @@ def save(learner: Learner, folder: Path) -> None:
             _save_state(learner.critic.optimizer, folder / OPTIMIZER / CRITIC)
 
 
-def _save_policy(learner: Learner, folder: Path) -> None:
+def save_policy(learner: Learner, folder: Path) -> None:
+    """Write weights and tokenizer alone, as ``save`` does. Every process must call this."""
     model = learner.model
     if adapter.attached(model):
         weights = adapter.weights_of(model)

@@ -114,5 +114,3 @@ def like(weight: Tensor, values: Tensor) -> Tensor:
 def local(tensor: Tensor) -> Tensor:
     """Return this process's part of a tensor; the tensor itself if it is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-

@@ -1,4 +1,5 @@
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,10 +17,12 @@ from params.schema.base import Machine
 from params.schema.cold_start import ColdStart
 from tasks import cold_start as verb
 from tasks.cold_start import IGNORED, ColdStartInputs, Traces, cold_start, newest_checkpoint
+from tasks.learning.processes import open_learners
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Ledger, Step
 from tasks.trees.tables import write_table
+from tests.learner_processes import kill_once
 
 ROOT = Path(__file__).parents[2]
 STEP = Step("toy", "cold_start", 0, 5)
@@ -136,9 +139,14 @@ def test_passes_in_bf16_learn_nearly_the_same_and_leave_float32(initial, folder,
 
 
 @pytest.fixture(scope="module")
-def unbroken(initial, tmp_path_factory):
+def place(tmp_path_factory):
+    """The folder in which a training was not interrupted."""
+    return tmp_path_factory.mktemp("unbroken")
+
+
+@pytest.fixture(scope="module")
+def unbroken(initial, place):
     """The record of a training that nothing interrupted."""
-    place = tmp_path_factory.mktemp("unbroken")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         return train(initial, made_traces())
@@ -259,3 +267,32 @@ def test_the_newest_whole_checkpoint_is_taken(tmp_path):
 def test_a_single_step_has_a_curve(initial, folder):
     settings = SETTINGS.model_copy(update={"steps": 1, "save_every": 500})
     assert [point["step"] for point in train(initial, made_traces(2), settings)["curve"]] == [1]
+
+
+# ---------------------------------------------------------------- several processes
+
+
+def test_processes_learn_as_one_does(initial, folder, place, unbroken):
+    """Also where one is killed between two checkpoints, and where training is called again."""
+    several = MACHINE.model_copy(update={"processes": 2})
+    rows, mark = made_traces(), folder / "killed"
+
+    def kill_after_three(finished, shown):
+        if finished == 3:
+            learners.run(kill_once, mark)
+
+    with open_learners(several) as learners:
+        made = train(initial, rows, machine=several, learners=learners)
+        shutil.rmtree(artifacts.ROOT)
+        again = train(initial, rows, machine=several, learners=learners, advance=kill_after_three)
+        assert mark.exists(), "it was killed"
+    assert made["artifacts"] == again["artifacts"]
+    assert made["curve"] == again["curve"]
+    for point, expected in zip(made["curve"], unbroken["curve"], strict=True):
+        assert point == pytest.approx(expected, rel=1e-4)
+    together, alone = (
+        AutoModelForCausalLM.from_pretrained(root / artifacts.output(record, "policy").path)
+        for root, record in ((folder, made), (place, unbroken))
+    )
+    for weight, expected in zip(together.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(weight, expected, rtol=0, atol=1e-4)

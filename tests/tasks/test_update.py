@@ -11,6 +11,7 @@ from transformers import AutoModel, AutoModelForCausalLM
 from params.schema.algorithms import Kl, load_algorithms
 from tasks.advantage import TABLE
 from tasks.learning import learner
+from tasks.learning.batch import UpdateInputs
 from tasks.learning.packing import uncredited
 from tasks.learning.processes import open_learners
 from tasks.ledger import artifacts as ledger
@@ -21,7 +22,7 @@ from tasks.policy.machine import use_machine
 from tasks.trees.metrics import tree_metrics
 from tasks.trees.tables import load_trees, read_rows, save_trees, write_table
 from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree
-from tasks.update import UpdateInputs, update
+from tasks.update import update
 from tests.learner_processes import kill_once
 from tests.sections import MACHINE, UPDATE
 from tests.verbs import call

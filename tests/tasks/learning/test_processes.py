@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from params.schema.reinforce import Lora
 from tasks.learning import processes
@@ -83,7 +82,7 @@ def test_every_algorithm_has_the_loss_and_gradient_of_one_process(name, learners
 @pytest.mark.parametrize("critic", [OWN, SHARED], ids=["own", "shared"])
 def test_a_critic_learns_as_in_one_process(critic, learners, folder):
     trees = made_trees(5, values=True)
-    together, alone = same_as_one_process(learners, folder, trees, "grpo", critic=critic)
+    together, _alone = same_as_one_process(learners, folder, trees, "grpo", critic=critic)
     assert any(name.startswith("head") for name in together[1])
 
 

@@ -1,0 +1,158 @@
+"""Supervised fine-tuning over several processes that learn together. Torch only.
+
+In one process the cold start is transformers' ``Trainer``. On a CPU that has no FSDP2, and it
+cannot resume a model that is sharded when it is loaded; so several processes learn from traces as
+they learn from trees. Order, schedule and optimizer are the ``Trainer``'s, and so is the result,
+but for the rounding of sums.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from params.schema.base import Machine
+from params.schema.cold_start import ColdStart
+from params.schema.reinforce import Update
+from tasks.learning import learner
+from tasks.learning.packing import Credit, Credited, Forest
+from tasks.policy import checkpoint, resident
+from tasks.trees.tables import read_rows
+from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree
+
+ADAM_BETAS, GRADIENT_CLIP = (0.9, 0.95), 1.0
+Row = Mapping[str, Any]  # of the table of traces
+
+
+@dataclass(frozen=True)
+class Training:
+    """What decides a training: the table of traces, the settings, and the seed of their order."""
+
+    traces: Path
+    settings: ColdStart
+    seed: int
+    machine: Machine
+
+
+def train(policy: Path, training: Training, end: int) -> list[float]:
+    """Train the policy of a checkpoint, or the first one, until it has made ``end`` steps.
+
+    It stays in memory and goes on there with the next call. Return the loss of each step.
+    """
+    rows = read_rows(training.traces)
+    learning = _learner(policy, training, rows)
+    learning.changed = True
+    learning.model.train()
+    losses = []
+    for number in range(learning.updates, end):
+        chosen = [tree_of(rows[place]) for place in places(number, len(rows), training)]
+        settings = optimizer_settings(training.settings, number, rows)
+        losses.append(_step(learning, chosen, settings, training.machine))
+    resident.drop_gradients(learning)
+    return losses
+
+
+def save(policy: Path, training: Training, end: int, folder: Path) -> None:
+    """Write a checkpoint after ``end`` steps to ``folder``, from which training can go on.
+
+    A process that was started since then repeats them.
+    """
+    train(policy, training, end)
+    learning = resident.POLICIES.learner
+    assert learning
+    checkpoint.save(learning, folder)
+    resident.POLICIES.keep(learning, folder / checkpoint.POLICY)
+
+
+def finish(policy: Path, training: Training, folder: Path) -> None:
+    """Write the trained policy alone to ``folder``."""
+    train(policy, training, training.settings.steps)
+    learning = resident.POLICIES.learner
+    assert learning
+    checkpoint.save_policy(learning, folder)
+    resident.POLICIES.clear()
+
+
+def _learner(policy: Path, training: Training, rows: Sequence[Row]) -> resident.Learner:
+    """Return the policy as it learned last, or as its checkpoint has it."""
+    learning = resident.POLICIES.learner
+    if learning is None or learning.folder != policy:
+        learning = resident.POLICIES.load_learner(policy, training.machine)
+        checkpoint.shard(learning)
+        checkpoint.prepare_optimizer(learning, optimizer_settings(training.settings, 0, rows))
+    return learning
+
+
+def places(number: int, count: int, training: Training) -> list[int]:
+    """Return which of ``count`` traces step ``number`` learns from.
+
+    Each pass over the traces has an order of its own, and its last batch may be smaller, as with
+    accelerate's ``SeedableRandomSampler``.
+    """
+    batch = training.settings.batch
+    batches = -(-count // batch)  # of a pass
+    generator = torch.Generator().manual_seed(training.seed + number // batches)
+    order = torch.randperm(count, generator=generator).tolist()
+    first = number % batches * batch
+    return order[first : first + batch]
+
+
+def learning_rate(settings: ColdStart, number: int) -> float:
+    """Return the learning rate of step ``number``: it rises linearly, then falls as a cosine."""
+    if number < settings.warmup_steps:
+        return settings.learning_rate * number / settings.warmup_steps
+    after = (number - settings.warmup_steps) / max(1, settings.steps - settings.warmup_steps)
+    return settings.learning_rate * 0.5 * (1 + math.cos(math.pi * after))
+
+
+def optimizer_settings(settings: ColdStart, number: int, rows: Sequence[Row]) -> Update:
+    """Return how step ``number`` learns: a pass has as many tokens as ``micro_batch`` long traces."""
+    return Update.model_construct(
+        learning_rate=learning_rate(settings, number),
+        warmup_updates=0,
+        weight_decay=settings.weight_decay,
+        adam_betas=ADAM_BETAS,
+        gradient_clip=GRADIENT_CLIP,
+        epochs=1,
+        mini_batches=1,
+        micro_batch_tokens=settings.micro_batch * max(len(row["tokens"]) for row in rows),
+        critic_learning_rate=settings.learning_rate,
+        recompute=False,
+    )
+
+
+def tree_of(row: Row) -> Credited:
+    """Return a trace as a tree of one leaf; its own tokens have the advantage 1."""
+    trained = np.array(row["trained"], bool)
+    ends = [*(np.flatnonzero(np.diff(trained)) + 1), len(trained)]
+    nodes: list[Node] = []
+    for first, end in zip([0, *ends], ends, strict=False):
+        tokens = np.array(row["tokens"][first:end], np.int32)
+        kind = TURN if trained[first] else RESULT if nodes else PROMPT
+        measured = np.zeros(len(tokens) if kind == TURN else 0, np.float32)
+        nodes.append(Node(len(nodes) - 1, kind, "", "", tokens, measured, measured))
+    tree = Tree(Question(row["question_id"], "", "", ()), nodes, [len(nodes) - 1])
+    own = int(trained.sum())
+    return Credited(tree, [Credit(np.ones(own, np.float32), np.zeros(own, np.int64))])
+
+
+def _step(
+    learning: resident.Learner, trees: Sequence[Credited], settings: Update, machine: Machine
+) -> float:
+    """Take one optimizer step; return the mean of -log pi over the traces' own tokens."""
+    tokens = sum(len(credit.advantages) for tree in trees for credit in tree.credits)
+
+    def share(forest: Forest) -> tuple[Tensor, dict[str, float]]:
+        logprobs = learner.forest_logprobs(learning.model, forest, 1.0, machine)
+        return -logprobs[forest.entries][forest.views][forest.mask].sum() / tokens, {}
+
+    found = learner.accumulate(learning, trees, share, settings, machine)
+    learner.apply_gradients(learning, settings)
+    return math.fsum(metrics["loss"] for metrics in found)
