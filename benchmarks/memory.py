@@ -28,7 +28,7 @@ from flows.tracking import figures
 from params.schema.algorithms import load_algorithms
 from params.schema.base import Machine
 from params.schema.reinforce import Update
-from tasks.learning import learner
+from tasks.learning import learner, passes
 from tasks.learning.algorithm import assemble
 from tasks.learning.packing import Credit, Credited
 from tasks.policy import checkpoint, resident
@@ -53,12 +53,12 @@ PARTS, PLAIN = "in parts", "plain"
 def plain_logprobs(
     model: Any, states_PH: Tensor, targets_P: Tensor, temperature: float, entropy: bool = False
 ) -> tuple[Tensor, None]:
-    """Do the work of ``learner.token_logprobs`` with a log-softmax over all logits at once."""
+    """Do the work of ``passes.token_logprobs`` with a log-softmax over all logits at once."""
     logits = model.get_output_embeddings()(states_PH).float() / temperature
     return torch.log_softmax(logits, -1).gather(-1, targets_P[:, None])[:, 0], None
 
 
-FORMS: dict[str, Callable[..., Any]] = {PARTS: learner.token_logprobs, PLAIN: plain_logprobs}
+FORMS: dict[str, Callable[..., Any]] = {PARTS: passes.token_logprobs, PLAIN: plain_logprobs}
 
 
 def small_learner(vocabulary: int, settings: Update) -> resident.Learner:
@@ -115,7 +115,7 @@ def measure(form: str, vocabulary: int, tokens: int) -> int:
         recompute=False,
     )
     learning = small_learner(vocabulary, settings)
-    learner.token_logprobs = FORMS[form]
+    passes.token_logprobs = FORMS[form]
 
     def update(tree: Credited) -> None:
         learner.optimize(learning, [tree], loss, settings, 1.0, machine, 0)
@@ -241,7 +241,7 @@ def main() -> None:
     found = {
         "hidden": HIDDEN,
         "layers": LAYERS,
-        "logits_at_once": learner.LOGITS_AT_ONCE["cpu"],
+        "logits_at_once": passes.LOGITS_AT_ONCE["cpu"],
         "rows": rows,
     }
     temporary = FILE.with_name(f".{FILE.name}.{os.getpid()}")

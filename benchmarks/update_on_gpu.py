@@ -38,7 +38,7 @@ from params.schema.base import Machine
 from params.schema.reinforce import Update
 from tasks.engines import Request
 from tasks.engines.transformers.engine import TransformersEngine
-from tasks.learning import learner
+from tasks.learning import gradients, learner, passes
 from tasks.learning.algorithm import assemble
 from tasks.learning.attention import PAIRS, attending, form_for
 from tasks.learning.losses import Loss
@@ -295,13 +295,13 @@ def measure(
     checkpoint.prepare_optimizer(learning, SETTINGS)
     loss = assemble(load_algorithms()["grpo"], 1).loss
     machine, form = machine_of(device), form_for(device)
-    cost = learner.training_cost(learning.model, form)
+    cost = passes.training_cost(learning.model, form)
     batch = micro_batches(trees, packing, tokens, cost, device)
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    with attending(learning.model, form), learner.recomputing(learning.model, recompute):
+    with attending(learning.model, form), passes.recomputing(learning.model, recompute):
         forward_backward(learning, batch, loss, machine)
-        learner.apply_gradients(learning, SETTINGS)  # the optimizer has its state from now on
+        gradients.apply_gradients(learning, SETTINGS)  # the optimizer has its state from now on
         seconds = [
             timed(lambda: forward_backward(learning, batch, loss, machine), device)
             for _ in range(WARM_UP + REPETITIONS)

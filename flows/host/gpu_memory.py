@@ -21,7 +21,7 @@ from params.schema.prepare import TinyPolicy
 from params.schema.recipe import Recipe
 from params.schema.reinforce import Lora
 from tasks.engines import ENGINES, SamplingLoad
-from tasks.learning.learner import LOGITS_AT_ONCE
+from tasks.learning.passes import LOGITS_AT_ONCE
 from tasks.policy.tiny import tiny_config
 
 GIB, MIB = 2**30, 2**20

@@ -19,7 +19,7 @@ from params.schema import algorithms
 from params.schema.algorithms import Algorithm
 from params.schema.base import Machine
 from params.schema.reinforce import Lora, Update
-from tasks.learning import learner, token_values
+from tasks.learning import learner, passes, token_values
 from tasks.learning.algorithm import assemble
 from tasks.learning.packing import ByNode, Credit, Credited, uncredited
 from tasks.ledger.artifacts import Artifact
@@ -89,7 +89,7 @@ def values_of(
 ) -> list[ByNode]:
     """Return the critic's value before each sampled token: tree -> node -> tokens."""
     acting = _loaded(policy, machine, critic)
-    return learner.node_values(acting, [uncredited(tree) for tree in trees], settings, machine)
+    return passes.node_values(acting, [uncredited(tree) for tree in trees], settings, machine)
 
 
 def _loaded(
@@ -112,7 +112,7 @@ def _logprobs(
     machine: Machine,
 ) -> list[ByNode]:
     with resident.POLICIES.reference_of(Path(policy.path), acting, machine) as model:
-        return learner.node_logprobs(model, batch, temperature, settings, machine)
+        return passes.node_logprobs(model, batch, temperature, settings, machine)
 
 
 # ---------------------------------------------------------------- an update

@@ -21,7 +21,7 @@ from torch import Tensor
 from params.schema.base import Machine
 from params.schema.cold_start import ColdStart
 from params.schema.reinforce import Update
-from tasks.learning import learner
+from tasks.learning import gradients, passes
 from tasks.learning.packing import Credit, Credited, Forest
 from tasks.policy import checkpoint, resident
 from tasks.trees.tables import read_rows
@@ -113,7 +113,7 @@ def learning_rate(settings: ColdStart, number: int) -> float:
 
 
 def optimizer_settings(settings: ColdStart, number: int, rows: Sequence[Row]) -> Update:
-    """Return how step ``number`` learns: a pass has as many tokens as ``micro_batch`` long traces."""
+    """Return how step ``number`` learns; a pass has the tokens of ``micro_batch`` long traces."""
     return Update.model_construct(
         learning_rate=learning_rate(settings, number),
         warmup_updates=0,
@@ -150,9 +150,9 @@ def _step(
     tokens = sum(len(credit.advantages) for tree in trees for credit in tree.credits)
 
     def share(forest: Forest) -> tuple[Tensor, dict[str, float]]:
-        logprobs = learner.forest_logprobs(learning.model, forest, 1.0, machine)
+        logprobs = passes.forest_logprobs(learning.model, forest, 1.0, machine)
         return -logprobs[forest.entries][forest.views][forest.mask].sum() / tokens, {}
 
-    found = learner.accumulate(learning, trees, share, settings, machine)
-    learner.apply_gradients(learning, settings)
+    found = gradients.accumulate(learning, trees, share, settings, machine)
+    gradients.apply_gradients(learning, settings)
     return math.fsum(metrics["loss"] for metrics in found)

@@ -1,183 +1,35 @@
-"""Train a policy: log-probabilities, values of the critic, optimizer steps. Torch only."""
+"""Train a policy and its critic on credited trees. Torch only."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from params.schema.base import Machine
 from params.schema.reinforce import Update
-from tasks.learning import shares, token_values
-from tasks.learning.attention import PAIRS, attending, form_for
+from tasks.learning import token_values
+from tasks.learning.attention import attending, form_for
+from tasks.learning.gradients import add_gradients, apply_gradients, weights_of
 from tasks.learning.losses import Loss, Views, policy_loss, value_loss
-from tasks.learning.packing import (
-    ByNode,
-    Cost,
-    Credited,
-    Floats,
-    Forest,
-    cost_of,
-    forests,
-    to_nodes,
+from tasks.learning.packing import Credited, Forest
+from tasks.learning.passes import (
+    forests_of_lanes,
+    node_logprobs,
+    recomputing,
+    states,
+    token_logprobs,
+    training_cost,
+    values,
 )
 from tasks.learning.token_values import Seen
 from tasks.policy import sharding, world
 from tasks.policy.machine import in_precision
-from tasks.policy.parallel import balanced_parts, lanes, side_by_side
 from tasks.policy.resident import Critic, Learner
-
-Batch = Sequence[tuple[Credited, Sequence[int]]]  # trees, with indices of their leaves
-
-# Most logits (tokens x vocabulary) that exist at one time, by device. On a GPU each part must be
-# large enough to be worth its pass over the gradient of the head.
-LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**28}
-NO_VALUES: Floats = np.zeros(0, np.float32)  # of a node that was not sampled
-
-
-def states(backbone: Any, forest: Forest) -> Tensor:
-    """Return the hidden states that predict the sampled tokens of a forest. [P, H]"""
-    output = backbone(
-        input_ids=forest.tokens, position_ids=forest.positions, use_cache=False, forest=forest
-    )
-    return output.last_hidden_state[0].index_select(0, forest.predicting)
-
-
-def token_logprobs(
-    model: Any, states_PH: Tensor, targets_P: Tensor, temperature: float, entropy: bool = False
-) -> tuple[Tensor, Tensor | None]:
-    """Return log-probabilities [P] of tokens, and with ``entropy`` entropies [P] over ln|V|.
-
-    ``states_PH`` are hidden states, ``targets_P`` the tokens. At most ``LOGITS_AT_ONCE`` logits
-    exist at one time; where that takes several parts, each is computed again in the backward pass
-    instead of being kept. So memory grows with the sum of tokens and vocabulary, not with their
-    product.
-    """
-    head = model.get_output_embeddings()
-    part = max(1, LOGITS_AT_ONCE[states_PH.device.type] // head.weight.shape[0])
-    if len(targets_P) <= part:
-        return _logprobs(head, states_PH, targets_P, temperature, entropy)
-    parts = [
-        checkpoint(_logprobs, head, some, target, temperature, entropy, use_reentrant=False)
-        for some, target in zip(states_PH.split(part), targets_P.split(part), strict=True)
-    ]
-    logprobs, entropies = zip(*parts, strict=True)
-    return torch.cat(logprobs), torch.cat(entropies) if entropy else None
-
-
-def _logprobs(
-    head: Any, states_PH: Tensor, targets_P: Tensor, temperature: float, entropy: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Return log-probabilities [P] and, if wanted, entropies [P] of one part."""
-    logits = head(states_PH).float() / temperature
-    logprobs = -torch.nn.functional.cross_entropy(logits, targets_P, reduction="none")
-    if not entropy:
-        return logprobs, None
-    every = torch.log_softmax(logits, dim=-1)
-    return logprobs, -(every.exp() * every).sum(-1) / math.log(logits.shape[-1])
-
-
-# ---------------------------------------------------------------- values of tokens, by node
-
-
-def node_logprobs(
-    model: Any, trees: Sequence[Credited], temperature: float, settings: Update, machine: Machine
-) -> list[ByNode]:
-    """Return log-probabilities of the sampled tokens under ``model``: tree -> node -> tokens."""
-
-    def compute(forest: Forest) -> Tensor:
-        return forest_logprobs(model, forest, temperature, machine)
-
-    return _by_node(model, trees, compute, settings, machine)
-
-
-def forest_logprobs(model: Any, forest: Forest, temperature: float, machine: Machine) -> Tensor:
-    """Return the log-probabilities [P] of the sampled tokens of a forest under ``model``."""
-
-    def passes() -> Tensor:
-        with in_precision(machine):
-            hidden = states(model.base_model, forest)
-            return token_logprobs(model, hidden, forest.targets, temperature)[0]
-
-    return sharding.run(model, passes)
-
-
-def node_values(
-    learner: Learner, trees: Sequence[Credited], settings: Update, machine: Machine
-) -> list[ByNode]:
-    """Return the critic's value before each sampled token: tree -> node -> tokens."""
-    critic = learner.critic
-    assert critic, "an algorithm with a critic comes first"
-    model = critic.backbone or learner.model
-
-    def passes(forest: Forest) -> Tensor:
-        with in_precision(machine):
-            return states(model.base_model, forest)
-
-    def compute(forest: Forest) -> Tensor:
-        return values(critic, sharding.run(model, partial(passes, forest)))
-
-    found = _by_node(model, trees, compute, settings, machine)
-    sharding.release(critic.head)
-    return found
-
-
-def values(critic: Critic, states_PH: Tensor) -> Tensor:
-    """Return V(s) [P] from hidden states, in float32: bf16 is too coarse for returns."""
-    return critic.head(states_PH.float())[:, 0]
-
-
-def _by_node(
-    model: Any,
-    trees: Sequence[Credited],
-    compute: Callable[[Forest], Tensor],
-    settings: Update,
-    machine: Machine,
-) -> list[ByNode]:
-    """Compute [P] for each forest without gradients; return tree -> node -> its values."""
-    batch = [(tree, range(len(tree.tree.leaves))) for tree in trees]
-    form = form_for(machine.device)
-    places = {id(tree): place for place, tree in enumerate(trees)}
-    found: dict[tuple[int, int], Floats] = {}  # place of a tree and its node -> values
-    training = model.training
-    model.eval()
-
-    @torch.no_grad()  # applies to the current thread, so each lane enters it
-    def lane(pieces: Iterable[Forest]) -> None:
-        for forest in pieces:
-            computed = compute(forest)
-            if not forest.spare:
-                for tree, node, numbers in to_nodes(forest, computed[forest.entries]):
-                    found[places[id(tree)], node] = numbers
-
-    with attending(model, form):
-        cost = training_cost(model, form)
-        side_by_side(lane, _forests_of_lanes(batch, settings.micro_batch_tokens, cost, machine))
-    sharding.release(model)
-    model.train(training)
-    for others in world.gathered(found):
-        found.update(others)
-    return [
-        [found.get((place, node), NO_VALUES) for node in range(len(tree.tree.nodes))]
-        for place, tree in enumerate(trees)
-    ]
-
-
-def training_cost(model: Any, form: str) -> Cost:
-    """Return the costs of training ``model`` with a form of attention."""
-    weights = sum(weight.numel() for weight in model.parameters())
-    return cost_of(model.config, weights, PAIRS[form])
-
-
-# ---------------------------------------------------------------- updates
 
 
 def optimize(
@@ -221,32 +73,6 @@ def optimize(
     return _averages(sums or [NOTHING])
 
 
-@contextmanager
-def recomputing(model: Any, wanted: bool) -> Iterator[None]:
-    """Let layers keep only their inputs, and compute the rest again in the backward pass.
-
-    This is activation checkpointing (arXiv 1604.06174, section 4.1) with one segment a layer. The
-    model is restored after. Raises ValueError for an architecture that does not support it.
-    """
-    if not wanted:
-        yield
-        return
-    if not model.supports_gradient_checkpointing:
-        raise ValueError(
-            f"reinforce.update.recompute is true, and {type(model).__name__} does not support "
-            "gradient checkpointing: set it to false, or use another policy"
-        )
-    training = model.training
-    model.train()  # layers recompute in this mode only
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    model.disable_input_require_grads()  # only reentrant checkpointing needs them
-    try:
-        yield
-    finally:
-        model.gradient_checkpointing_disable()
-        model.train(training)
-
-
 def _with_old_logprobs(
     learner: Learner,
     trees: Sequence[Credited],
@@ -284,7 +110,7 @@ def _step(
         return value, metrics
 
     pieces = _micro_batches(learner, trees, loss, settings, machine)
-    for metrics in _gradients(_weights(learner.optimizer), share, pieces):
+    for metrics in add_gradients(weights_of(learner.optimizer), share, pieces):
         _add_up(sums, metrics)
     if sums["trained_tokens"]:
         sums["gradient_norm"] = apply_gradients(learner, settings)
@@ -292,91 +118,6 @@ def _step(
     if learner.critic and learner.critic.backbone:
         _add_up(sums, _critic_step(learner.critic, trees, settings, machine, value_tokens))
     return sums
-
-
-def accumulate(
-    learner: Learner,
-    trees: Sequence[Credited],
-    share: Callable[[Forest], tuple[Tensor, dict[str, float]]],
-    settings: Update,
-    machine: Machine,
-) -> list[dict[str, float]]:
-    """Compute the gradient of a step's loss over all leaves; return the metrics of each forest.
-
-    ``share``: forest -> its share of the loss, and metrics.
-    """
-    assert learner.optimizer, "prepare_optimizer comes first"
-    learner.optimizer.zero_grad(set_to_none=True)
-    form = form_for(machine.device)
-    batch = [(tree, range(len(tree.credits))) for tree in trees]
-    with attending(learner.model, form):
-        cost = training_cost(learner.model, form)
-        pieces = _forests_of_lanes(batch, settings.micro_batch_tokens, cost, machine)
-        return _gradients(_weights(learner.optimizer), share, pieces)
-
-
-def _weights(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [weight for group in optimizer.param_groups for weight in group["params"]]
-
-
-def _gradients(
-    weights: Sequence[Tensor],
-    share: Callable[[Forest], tuple[Tensor, dict[str, float]]],
-    pieces: Sequence[Iterable[Forest]],
-) -> list[dict[str, float]]:
-    """Add the gradients of each forest's share of the loss to the weights; return metrics of each.
-
-    ``share``: forest -> scalar loss and metrics. ``pieces``: lane -> its forests. Several lanes
-    each sum their own gradients, which are then added in the order of the lanes, so that equal runs
-    stay equal. Processes that learn together have one lane each; all get the metrics of all.
-    """
-    if len(pieces) == 1:
-        found = []
-        for forest in pieces[0]:
-            value, metrics = share(forest)
-            (value * 0 if forest.spare else value).backward()
-            if not forest.spare:
-                found.append({"loss": float(value.detach()), **metrics})
-        return [metrics for of_process in world.gathered(found) for metrics in of_process]
-
-    def lane(forests: Iterable[Forest]) -> tuple[list[Tensor | None], list[dict[str, float]]]:
-        total: list[Tensor | None] = [None] * len(weights)
-        metrics_of_forests = []
-        for forest in forests:
-            value, metrics = share(forest)
-            own = torch.autograd.grad(value, list(weights), allow_unused=True)
-            total = [_plus(one, other) for one, other in zip(total, own, strict=True)]
-            metrics_of_forests.append({"loss": float(value.detach()), **metrics})
-        return total, metrics_of_forests
-
-    done = side_by_side(lane, pieces)
-    for total, _ in done:
-        for weight, gradient in zip(weights, total, strict=True):
-            weight.grad = _plus(weight.grad, gradient)
-    return [metrics for _, of_forests in done for metrics in of_forests]
-
-
-def _plus(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    """Add two gradients, in place of the first; None is a gradient of zeros."""
-    if one is None or other is None:
-        return other if one is None else one
-    return one.add_(other)
-
-
-def _forests_of_lanes(
-    batch: Batch, tokens: int, cost: Cost, machine: Machine
-) -> list[Iterator[Forest]]:
-    """Divide the trees of a batch among lanes, at least one; return lane -> forests of its trees.
-
-    Forests are laid out lazily, so that a lane has only one in memory. Where processes learn
-    together, each has one lane with its share of the trees.
-    """
-    chosen = [(tree, leaves) for tree, leaves in batch if len(leaves)]
-    if world.size() > 1:
-        return [shares.forests_in_step(chosen, tokens, cost, machine.device)]
-    sizes = [sum(len(credit.advantages) for credit in tree.credits) for tree, _ in chosen]
-    parts = balanced_parts(sizes, lanes(machine.device, len(chosen)))
-    return [forests([chosen[i] for i in part], tokens, cost, machine.device) for part in parts]
 
 
 def _micro_batches(
@@ -397,7 +138,7 @@ def _micro_batches(
         for tree in trees
     ]
     cost = training_cost(learner.model, form_for(machine.device))
-    return _forests_of_lanes(batch, settings.micro_batch_tokens, cost, machine)
+    return forests_of_lanes(batch, settings.micro_batch_tokens, cost, machine)
 
 
 def loss_denominator(trees: Sequence[Credited], loss: Loss) -> float:
@@ -506,34 +247,13 @@ def _critic_step(
             part, metrics = _value_loss(critic, forest, hidden, value_tokens)
             return critic.coefficient * part, {name: float(v) for name, v in metrics.items()}
 
-        pieces = _forests_of_lanes(batch, settings.micro_batch_tokens, cost, machine)
-        for metrics in _gradients(critic.weights(), share, pieces):
+        pieces = forests_of_lanes(batch, settings.micro_batch_tokens, cost, machine)
+        for metrics in add_gradients(critic.weights(), share, pieces):
             del metrics["loss"]
             _add_up(sums, metrics)
     torch.nn.utils.clip_grad_norm_(critic.weights(), settings.gradient_clip)
     critic.optimizer.step()
     return sums
-
-
-def apply_gradients(learner: Learner, settings: Update) -> float:
-    """Clip gradients, warm up, step; return the gradient norm before clipping.
-
-    Raises RuntimeError if the norm is not finite.
-    """
-    assert learner.optimizer
-    weights = _weights(learner.optimizer)
-    norm = float(sharding.whole(torch.nn.utils.clip_grad_norm_(weights, settings.gradient_clip)))
-    if not math.isfinite(norm):
-        raise RuntimeError(
-            f"the gradient of update {learner.updates + 1} is {norm}: lower "
-            "reinforce.update.learning_rate, or look at the newest trees in the ledger"
-        )
-    learner.updates += 1
-    share = min(1.0, learner.updates / max(1, settings.warmup_updates))
-    for group in learner.optimizer.param_groups:
-        group["lr"] = settings.learning_rate * share
-    learner.optimizer.step()
-    return norm
 
 
 NOTHING = {"loss": 0.0, "trained_tokens": 0.0, "trained_views": 0.0}  # sums before any step

@@ -5,12 +5,12 @@ import torch
 
 from benchmarks import memory as bench
 from flows.tracking import figures
-from tasks.learning import learner
+from tasks.learning import passes
 from tests.trees import VOCABULARY, small_policy
 
 
 def test_both_forms_give_equal_gradients(monkeypatch):
-    monkeypatch.setattr(learner, "LOGITS_AT_ONCE", dict.fromkeys(("cpu", "cuda"), 5 * VOCABULARY))
+    monkeypatch.setattr(passes, "LOGITS_AT_ONCE", dict.fromkeys(("cpu", "cuda"), 5 * VOCABULARY))
     model, found = small_policy(), []
     hidden = torch.randn(23, 32, generator=torch.Generator().manual_seed(0), requires_grad=True)
     for form in bench.FORMS.values():

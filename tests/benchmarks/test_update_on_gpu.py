@@ -11,7 +11,7 @@ from benchmarks import update_on_gpu as bench
 from params.schema.algorithms import load_algorithms
 from params.schema.base import Machine
 from tasks.engines.transformers import cache
-from tasks.learning import learner
+from tasks.learning import passes
 from tasks.learning.algorithm import assemble
 from tasks.learning.attention import attending, form_for
 from tasks.learning.packing import lay_out
@@ -29,7 +29,7 @@ def learning(tmp_path):
 
 
 def packed(learning, packing, tokens=10_000):
-    cost = learner.training_cost(learning.model, form_for("cpu"))
+    cost = passes.training_cost(learning.model, form_for("cpu"))
     return bench.micro_batches(TREES, packing, tokens, cost, "cpu")
 
 

@@ -23,11 +23,11 @@ from params.schema.base import Machine
 from params.schema.reinforce import Lora
 from tasks.engines import Request
 from tasks.engines.transformers.engine import TransformersEngine
-from tasks.learning import learner
+from tasks.learning import learner, passes
 from tasks.learning.algorithm import assemble
 from tasks.learning.attention import FLEX, GATHERED, attending, form_for
-from tasks.learning.learner import node_logprobs, states, token_logprobs
 from tasks.learning.packing import forest, lay_out, uncredited
+from tasks.learning.passes import node_logprobs, states, token_logprobs
 from tasks.ledger.artifacts import Artifact
 from tasks.policy import adapter, checkpoint, resident
 from tasks.trees.tree import PROMPT, TURN, Node, Question, Tree
@@ -152,7 +152,7 @@ def test_logprobs_in_parts_are_those_of_all_logits(monkeypatch, device, dtype):
     targets = torch.arange(300, device=device) % VOCABULARY
 
     def found(at_once):
-        monkeypatch.setattr(learner, "LOGITS_AT_ONCE", dict.fromkeys(("cpu", "cuda"), at_once))
+        monkeypatch.setattr(passes, "LOGITS_AT_ONCE", dict.fromkeys(("cpu", "cuda"), at_once))
         model.zero_grad()
         hidden.grad = None
         logprobs, entropies = token_logprobs(model, hidden, targets, TEMPERATURE, entropy=True)
@@ -285,7 +285,7 @@ def peak(recompute):
     shape = Shape(prompt=1024, turns=3, turn=256, result=20, leaves=6)
     machine = Machine(threads=1, device="cuda", precision="bfloat16")
     made = forest([lay_out(synthetic_tree(5, shape, VOCABULARY), range(6))], "cuda")
-    with attending(learning.model, FLEX), learner.recomputing(learning.model, recompute):
+    with attending(learning.model, FLEX), passes.recomputing(learning.model, recompute):
         forward_backward(learning, [made], GRPO, machine)
         torch.cuda.reset_peak_memory_stats()
         forward_backward(learning, [made], GRPO, machine)

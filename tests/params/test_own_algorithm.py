@@ -10,7 +10,7 @@ from params import overrides
 from params.schema import algorithms, base
 from params.schema.recipe import algorithm_of
 from tasks import settings
-from tasks.learning import learner
+from tasks.learning import learner, passes
 from tasks.learning.algorithm import assemble
 from tasks.learning.estimators import Episode
 from tasks.policy import checkpoint, resident
@@ -50,7 +50,7 @@ def test_own_algorithm_trains(tmp_path):
     checkpoint.prepare_critic(learning, row.critic, recipe.machine)
     checkpoint.prepare_optimizer(learning, recipe.reinforce.update)
     trees = [credited(random_tree(seed), seed) for seed in range(2)]
-    known = learner.node_logprobs(
+    known = passes.node_logprobs(
         small_policy(seed=1), trees, 1.0, recipe.reinforce.update, recipe.machine
     )
     trees = [

@@ -10,7 +10,7 @@ from transformers import AutoModel, AutoModelForCausalLM
 
 from params.schema.algorithms import Kl, load_algorithms
 from tasks.advantage import TABLE
-from tasks.learning import learner
+from tasks.learning import passes
 from tasks.learning.batch import UpdateInputs
 from tasks.learning.packing import uncredited
 from tasks.learning.processes import open_learners
@@ -381,7 +381,7 @@ def test_a_kl_term_is_measured_against_the_reference(initial):
     differences = []
     for tree in two_trees(1):
         both = [
-            learner.node_logprobs(
+            passes.node_logprobs(
                 checkpoint.load_policy(path, MACHINE), [uncredited(tree)], 1.0, SETTINGS, MACHINE
             )[0]
             for path in (initial, policy.path)
@@ -426,7 +426,7 @@ def values_of(folder):
     learning = resident.POLICIES.load_learner(Path(folder), MACHINE)
     checkpoint.prepare_critic(learning, PPO.critic, MACHINE)
     trees = [uncredited(tree) for tree in two_trees()]
-    found = learner.node_values(learning, trees, SETTINGS, MACHINE)
+    found = passes.node_values(learning, trees, SETTINGS, MACHINE)
     return np.concatenate([node for tree in found for node in tree])
 
 

@@ -17,7 +17,7 @@ from params.schema import reinforce
 from params.schema.algorithms import load_algorithms
 from params.schema.architectures import load_architectures
 from tasks import settings
-from tasks.learning import learner
+from tasks.learning import learner, passes
 from tasks.learning.algorithm import assemble
 from tasks.policy import checkpoint, resident
 from tasks.policy.checkpoint import make_optimizer
@@ -312,9 +312,9 @@ def question(vocabulary, tokens, leaves=8):
 def test_peak_of_a_real_update_is_the_sum_of_parts(
     kind, vocabulary, at_once, bfloat16, monkeypatch
 ):
-    monkeypatch.setattr(learner, "LOGITS_AT_ONCE", {"cpu": at_once})
+    monkeypatch.setattr(passes, "LOGITS_AT_ONCE", {"cpu": at_once})
     monkeypatch.setattr(gpu_memory, "LOGITS_AT_ONCE", {"cpu": at_once})
-    monkeypatch.setattr(learner, "lanes", lambda device, pieces: 1)
+    monkeypatch.setattr(passes, "lanes", lambda device, pieces: 1)
     wide = {**SMALL, "vocab_size": vocabulary, "hidden_size": 128, "intermediate_size": 352}
     config = AutoConfig.for_model(kind, **wide, **KINDS[kind], tie_word_embeddings=False)
     tokens, small = 1024, {"reinforce__update__micro_batch_tokens": 1040}

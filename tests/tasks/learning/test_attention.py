@@ -11,8 +11,8 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from params.schema.base import Machine
 from tasks.learning import attention
 from tasks.learning.attention import FLEX, GATHERED, attending, block_mask, form_for
-from tasks.learning.learner import states
 from tasks.learning.packing import BLOCK, forest, lay_out
+from tasks.learning.passes import states
 from tasks.policy.machine import in_precision
 from tests.trees import VOCABULARY, credited, random_tree, small_policy
 

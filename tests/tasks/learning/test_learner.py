@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from tasks import advantage
 from tasks.engines import Request
 from tasks.engines.transformers.engine import TransformersEngine
-from tasks.learning import attention, learner
+from tasks.learning import attention, learner, passes
 from tasks.learning.algorithm import assemble
 from tasks.learning.attention import FLEX, GATHERED, attending
-from tasks.learning.learner import node_logprobs, token_logprobs
 from tasks.learning.packing import BLOCK, Credited, forest, lay_out, uncredited
+from tasks.learning.passes import node_logprobs, token_logprobs
 from tasks.policy import checkpoint, resident
 from tasks.trees.tree import PROMPT, TURN, Node, Question, Tree
 from tests.learners import (
@@ -275,7 +275,7 @@ def test_a_kl_penalty_needs_every_leaf(initial):
 @pytest.mark.parametrize("at_once", [97, 97 * 5, 2**24])
 @pytest.mark.parametrize("entropy", [False, True])
 def test_logprobs_in_parts_are_those_of_all_logits(monkeypatch, at_once, entropy):
-    monkeypatch.setattr(learner, "LOGITS_AT_ONCE", dict.fromkeys(("cpu", "cuda"), at_once))
+    monkeypatch.setattr(passes, "LOGITS_AT_ONCE", dict.fromkeys(("cpu", "cuda"), at_once))
     model = small_policy()
     states = torch.randn(23, 32, generator=torch.Generator().manual_seed(0), requires_grad=True)
     targets = torch.arange(23)
@@ -294,7 +294,7 @@ def test_logprobs_in_parts_are_those_of_all_logits(monkeypatch, at_once, entropy
 
 
 def test_logits_stay_within_their_limit(monkeypatch):
-    monkeypatch.setattr(learner, "LOGITS_AT_ONCE", dict.fromkeys(("cpu", "cuda"), 97 * 4))
+    monkeypatch.setattr(passes, "LOGITS_AT_ONCE", dict.fromkeys(("cpu", "cuda"), 97 * 4))
     model, kept, made = small_policy(), [], []
 
     def look(tensor):
@@ -445,7 +445,7 @@ def test_bf16_logprobs_and_values_are_near_float32(initial):
     found = {
         machine.precision: (
             node_logprobs(learning.model, trees, TEMPERATURE, SETTINGS, machine),
-            learner.node_values(learning, trees, SETTINGS, machine),
+            passes.node_values(learning, trees, SETTINGS, machine),
         )
         for machine in (MACHINE, HALF)
     }
@@ -510,10 +510,10 @@ def kept_bytes(model, recompute):
     made = forest(in_trees(made_trees(2)), "cpu")
     with (
         attending(model, GATHERED),
-        learner.recomputing(model, recompute),
+        passes.recomputing(model, recompute),
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
     ):
-        learner.states(model.base_model, made)
+        passes.states(model.base_model, made)
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
@@ -662,7 +662,7 @@ def test_a_critic_learns_what_returns_its_leaves_have(initial, choice):
     trees = made_trees(2, values=True, zeros=range(5))  # nothing for the policy to learn
     errors = []
     for _ in range(60):
-        values = learner.node_values(learning, trees, SETTINGS, MACHINE)
+        values = passes.node_values(learning, trees, SETTINGS, MACHINE)
         now = [with_values(tree, by_node) for tree, by_node in zip(trees, values, strict=True)]
         errors.append(run(learning, now, SETTINGS, LOSSES["reinforce"])["value_error"])
     assert errors[-1] < 0.5 * errors[0]
@@ -679,7 +679,7 @@ def with_values(tree, by_node):
 
 def test_a_new_critic_values_everything_at_nothing(initial):
     learning = fresh(initial, critic=OWN)
-    (by_node,) = learner.node_values(learning, [uncredited(random_tree(1))], SETTINGS, MACHINE)
+    (by_node,) = passes.node_values(learning, [uncredited(random_tree(1))], SETTINGS, MACHINE)
     assert not any(values.any() for values in by_node)
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tasks.learning import learner, token_values
+from tasks.learning import learner, passes, token_values
 from tasks.learning.losses import RATIOS, Clip
 from tasks.trees.tree import TURN, Question
 from tests.learners import GRPO, MACHINE, SETTINGS, TEMPERATURE, fresh, made_trees, run
@@ -50,7 +50,7 @@ def test_values_of_tokens_equal_a_loop_over_leaves(initial, unit):
     settings = TWICE.model_copy(update={"learning_rate": 3e-3})
 
     def logprobs(learning):
-        return learner.node_logprobs(learning.model, trees, TEMPERATURE, settings, MACHINE)
+        return passes.node_logprobs(learning.model, trees, TEMPERATURE, settings, MACHINE)
 
     before = logprobs(fresh(initial, settings))
     learning = fresh(initial, settings)

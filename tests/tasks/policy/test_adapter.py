@@ -12,8 +12,8 @@ from params.schema.reinforce import Lora
 from tasks.engines import Request
 from tasks.engines.transformers.engine import TransformersEngine
 from tasks.learning import learner
-from tasks.learning.learner import node_logprobs
 from tasks.learning.packing import Credited, uncredited
+from tasks.learning.passes import node_logprobs
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 from tasks.policy import adapter, checkpoint, resident

@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 from transformers import AutoModel
 
 from params.schema.algorithms import Critic
-from tasks.learning import learner
+from tasks.learning import passes
 from tasks.ledger import artifacts
 from tasks.policy import checkpoint, resident
 from tests.learners import OWN, SETTINGS, SHARED, fresh, made_trees, run, same, weights
@@ -85,7 +85,7 @@ def test_loaded_tokenizer_equals_the_built_one(initial, tokenizer, tmp_path, tex
 
 
 def values(learning):
-    found = learner.node_values(learning, made_trees(2), SETTINGS, MACHINE)
+    found = passes.node_values(learning, made_trees(2), SETTINGS, MACHINE)
     return [node.tolist() for tree in found for node in tree]
 
 

@@ -6,7 +6,7 @@ import torch
 
 from tasks.engines import Request
 from tasks.engines.transformers.engine import TransformersEngine
-from tasks.learning import learner
+from tasks.learning import passes
 from tasks.learning.packing import uncredited
 from tasks.policy import checkpoint, resident
 from tasks.trees.tree import PROMPT, TURN, Node, Question, Tree
@@ -87,7 +87,7 @@ def test_bf16_samples_are_near_the_learners_logprobs(initial):
     )
     tree.leaves = [1]
     for machine in (MACHINE, HALF):
-        found = learner.node_logprobs(learning.model, [uncredited(tree)], 1.0, SETTINGS, machine)
+        found = passes.node_logprobs(learning.model, [uncredited(tree)], 1.0, SETTINGS, machine)
         np.testing.assert_allclose(found[0][1], sample.logprobs, atol=0.05)
 
 

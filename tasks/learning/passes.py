@@ -1,0 +1,214 @@
+"""Pass forests through a model: log-probabilities of tokens, and values of a critic. Torch only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from params.schema.base import Machine
+from params.schema.reinforce import Update
+from tasks.learning import shares
+from tasks.learning.attention import PAIRS, attending, form_for
+from tasks.learning.packing import (
+    ByNode,
+    Cost,
+    Credited,
+    Floats,
+    Forest,
+    cost_of,
+    forests,
+    to_nodes,
+)
+from tasks.learning.shares import Batch
+from tasks.policy import sharding, world
+from tasks.policy.machine import in_precision
+from tasks.policy.parallel import balanced_parts, lanes, side_by_side
+from tasks.policy.resident import Critic, Learner
+
+# Most logits (tokens x vocabulary) that exist at one time, by device. On a GPU each part must be
+# large enough to be worth its pass over the gradient of the head.
+LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**28}
+
+
+NO_VALUES: Floats = np.zeros(0, np.float32)  # of a node that was not sampled
+
+
+def states(backbone: Any, forest: Forest) -> Tensor:
+    """Return the hidden states that predict the sampled tokens of a forest. [P, H]"""
+    output = backbone(
+        input_ids=forest.tokens, position_ids=forest.positions, use_cache=False, forest=forest
+    )
+    return output.last_hidden_state[0].index_select(0, forest.predicting)
+
+
+def token_logprobs(
+    model: Any, states_PH: Tensor, targets_P: Tensor, temperature: float, entropy: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Return log-probabilities [P] of tokens, and with ``entropy`` entropies [P] over ln|V|.
+
+    ``states_PH`` are hidden states, ``targets_P`` the tokens. At most ``LOGITS_AT_ONCE`` logits
+    exist at one time; where that takes several parts, each is computed again in the backward pass
+    instead of being kept. So memory grows with the sum of tokens and vocabulary, not with their
+    product.
+    """
+    head = model.get_output_embeddings()
+    part = max(1, LOGITS_AT_ONCE[states_PH.device.type] // head.weight.shape[0])
+    if len(targets_P) <= part:
+        return _logprobs(head, states_PH, targets_P, temperature, entropy)
+    parts = [
+        checkpoint(_logprobs, head, some, target, temperature, entropy, use_reentrant=False)
+        for some, target in zip(states_PH.split(part), targets_P.split(part), strict=True)
+    ]
+    logprobs, entropies = zip(*parts, strict=True)
+    return torch.cat(logprobs), torch.cat(entropies) if entropy else None
+
+
+def _logprobs(
+    head: Any, states_PH: Tensor, targets_P: Tensor, temperature: float, entropy: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return log-probabilities [P] and, if wanted, entropies [P] of one part."""
+    logits = head(states_PH).float() / temperature
+    logprobs = -torch.nn.functional.cross_entropy(logits, targets_P, reduction="none")
+    if not entropy:
+        return logprobs, None
+    every = torch.log_softmax(logits, dim=-1)
+    return logprobs, -(every.exp() * every).sum(-1) / math.log(logits.shape[-1])
+
+
+def forest_logprobs(model: Any, forest: Forest, temperature: float, machine: Machine) -> Tensor:
+    """Return the log-probabilities [P] of the sampled tokens of a forest under ``model``."""
+
+    def passes() -> Tensor:
+        with in_precision(machine):
+            hidden = states(model.base_model, forest)
+            return token_logprobs(model, hidden, forest.targets, temperature)[0]
+
+    return sharding.run(model, passes)
+
+
+def node_logprobs(
+    model: Any, trees: Sequence[Credited], temperature: float, settings: Update, machine: Machine
+) -> list[ByNode]:
+    """Return log-probabilities of the sampled tokens under ``model``: tree -> node -> tokens."""
+
+    def compute(forest: Forest) -> Tensor:
+        return forest_logprobs(model, forest, temperature, machine)
+
+    return _by_node(model, trees, compute, settings, machine)
+
+
+def node_values(
+    learner: Learner, trees: Sequence[Credited], settings: Update, machine: Machine
+) -> list[ByNode]:
+    """Return the critic's value before each sampled token: tree -> node -> tokens."""
+    critic = learner.critic
+    assert critic, "an algorithm with a critic comes first"
+    model = critic.backbone or learner.model
+
+    def passes(forest: Forest) -> Tensor:
+        with in_precision(machine):
+            return states(model.base_model, forest)
+
+    def compute(forest: Forest) -> Tensor:
+        return values(critic, sharding.run(model, partial(passes, forest)))
+
+    found = _by_node(model, trees, compute, settings, machine)
+    sharding.release(critic.head)
+    return found
+
+
+def values(critic: Critic, states_PH: Tensor) -> Tensor:
+    """Return V(s) [P] from hidden states, in float32: bf16 is too coarse for returns."""
+    return critic.head(states_PH.float())[:, 0]
+
+
+def _by_node(
+    model: Any,
+    trees: Sequence[Credited],
+    compute: Callable[[Forest], Tensor],
+    settings: Update,
+    machine: Machine,
+) -> list[ByNode]:
+    """Compute [P] for each forest without gradients; return tree -> node -> its values."""
+    batch = [(tree, range(len(tree.tree.leaves))) for tree in trees]
+    form = form_for(machine.device)
+    places = {id(tree): place for place, tree in enumerate(trees)}
+    found: dict[tuple[int, int], Floats] = {}  # place of a tree and its node -> values
+    training = model.training
+    model.eval()
+
+    @torch.no_grad()  # applies to the current thread, so each lane enters it
+    def lane(pieces: Iterable[Forest]) -> None:
+        for forest in pieces:
+            computed = compute(forest)
+            if not forest.spare:
+                for tree, node, numbers in to_nodes(forest, computed[forest.entries]):
+                    found[places[id(tree)], node] = numbers
+
+    with attending(model, form):
+        cost = training_cost(model, form)
+        side_by_side(lane, forests_of_lanes(batch, settings.micro_batch_tokens, cost, machine))
+    sharding.release(model)
+    model.train(training)
+    for others in world.gathered(found):
+        found.update(others)
+    return [
+        [found.get((place, node), NO_VALUES) for node in range(len(tree.tree.nodes))]
+        for place, tree in enumerate(trees)
+    ]
+
+
+def training_cost(model: Any, form: str) -> Cost:
+    """Return the costs of training ``model`` with a form of attention."""
+    weights = sum(weight.numel() for weight in model.parameters())
+    return cost_of(model.config, weights, PAIRS[form])
+
+
+def forests_of_lanes(
+    batch: Batch, tokens: int, cost: Cost, machine: Machine
+) -> list[Iterator[Forest]]:
+    """Divide the trees of a batch among lanes, at least one; return lane -> forests of its trees.
+
+    Forests are laid out lazily, so that a lane has only one in memory. Where processes learn
+    together, each has one lane with its share of the trees.
+    """
+    chosen = [(tree, leaves) for tree, leaves in batch if len(leaves)]
+    if world.size() > 1:
+        return [shares.forests_in_step(chosen, tokens, cost, machine.device)]
+    sizes = [sum(len(credit.advantages) for credit in tree.credits) for tree, _ in chosen]
+    parts = balanced_parts(sizes, lanes(machine.device, len(chosen)))
+    return [forests([chosen[i] for i in part], tokens, cost, machine.device) for part in parts]
+
+
+@contextmanager
+def recomputing(model: Any, wanted: bool) -> Iterator[None]:
+    """Let layers keep only their inputs, and compute the rest again in the backward pass.
+
+    This is activation checkpointing (arXiv 1604.06174, section 4.1) with one segment a layer. The
+    model is restored after. Raises ValueError for an architecture that does not support it.
+    """
+    if not wanted:
+        yield
+        return
+    if not model.supports_gradient_checkpointing:
+        raise ValueError(
+            f"reinforce.update.recompute is true, and {type(model).__name__} does not support "
+            "gradient checkpointing: set it to false, or use another policy"
+        )
+    training = model.training
+    model.train()  # layers recompute in this mode only
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.disable_input_require_grads()  # only reentrant checkpointing needs them
+    try:
+        yield
+    finally:
+        model.gradient_checkpointing_disable()
+        model.train(training)
