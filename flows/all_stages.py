@@ -23,6 +23,7 @@ from flows.workers import dispatch
 from flows.workers.connection import name_process, prefect_server
 from flows.workers.server import ui_address
 from flows.workers.stage import PARENT_TASK_RUN, call, explained, run_tags
+from params.schema.base import Machine
 from params.schema.recipe import Recipe
 from tasks import settings
 
@@ -85,7 +86,7 @@ def retrain(recipe: str = "tiny") -> None:
         seconds: dict[str, float] = {}
         for stage in stages:
             began = time.monotonic()
-            as_task(stage, checked.machine.device)()
+            as_task(stage, checked.machine)()
             seconds[stage.name.partition("@")[0]] = time.monotonic() - began
             run.set_tags(
                 {f"dvc.{path}": digest for path, digest in pipeline.digests(stage.name).items()}
@@ -109,11 +110,11 @@ def write_page(name: str, recipe: Recipe, run: Run) -> None:
     run.set_tags({"page": file.as_posix()})
 
 
-def as_task(stage: pipeline.Stage, device: str) -> Task[[], None]:
+def as_task(stage: pipeline.Stage, machine: Machine) -> Task[[], None]:
     """Return a stage as a Prefect task; the stage's own flow run becomes the task run's child.
 
     The stage is sent to the pool that its ``meta:`` names, if a worker of it is running, else it
-    runs here, with a GPU of its own where the recipe's ``device`` is one.
+    runs here, with GPUs of its own where the recipe asks for them.
     """
 
     @task(
@@ -126,7 +127,7 @@ def as_task(stage: pipeline.Stage, device: str) -> Task[[], None]:
     )
     def reproduce() -> None:
         if not dispatch.send(stage):
-            with gpu.held(device) as visible:
+            with gpu.held(stage.name, machine) as visible:
                 dvc_command.reproduce(stage.name, **{PARENT_TASK_RUN: str(task_run.id)}, **visible)
 
     return reproduce

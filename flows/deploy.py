@@ -123,7 +123,7 @@ def reproduce(name: str, place: Path, environment: dict[str, str]) -> None:
     address = environment.get("MLFLOW_TRACKING_URI")
     uri = store.full_uri(address) if address else store.store_uri()
     where = {**environment, "MLFLOW_TRACKING_URI": uri}
-    with gpu.held(recipe.machine.device) as visible:
+    with gpu.held(name, recipe.machine) as visible:
         variables = {PARENT_TASK_RUN: str(task_run.id), **where, **visible}
         dvc_command.reproduce(name, place, **variables)
 

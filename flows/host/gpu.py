@@ -1,4 +1,4 @@
-"""Reserve a GPU for one stage at a time, among all runs of a machine.
+"""Reserve GPUs for one stage at a time, among all runs of a machine.
 
 A GPU is reserved by a lock on a file of its own in the machine's folder for temporary files. The
 kernel releases it when the process that holds it ends, so no lock is ever stale.
@@ -11,31 +11,42 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from flows.host import files
+from params.schema.base import Machine
+from tasks.learning.processes import LAUNCH
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 LIST = ("nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader")
+LEARNING = ("cold_start", "reinforce")  # stages whose learner processes take a GPU each
 AGAIN = 1.0  # seconds between two attempts
 
 
 @contextmanager
-def held(device: str) -> Iterator[Mapping[str, str]]:
-    """Reserve a GPU during the block; yield the environment variables that a stage needs to use it.
+def held(stage: str, machine: Machine) -> Iterator[Mapping[str, str]]:
+    """Reserve a GPU during the block, and for a stage that learns one for each learner process.
 
-    ``device`` is the recipe's ``machine.device``. On "cpu", and on a machine without a GPU, nothing
-    is reserved. Waits until a GPU is free.
+    Yield the environment variables that the stage needs to use them. On a CPU, and on a machine
+    without a GPU, nothing is reserved. Waits until enough GPUs are free. Raises ValueError where
+    the machine has too few, unless the processes are started elsewhere, too (BEAMLINE_LAUNCH).
     """
-    names = visible() if device == "cuda" else []
+    names = visible() if machine.device == "cuda" else []
     if not names:
         yield {}
         return
-    name, lock = _first_free(names)
-    with lock:
-        yield {VISIBLE: name}
+    count = machine.processes if stage.partition("@")[0] in LEARNING else 1
+    if count > len(names):
+        if LAUNCH not in os.environ:
+            raise ValueError(
+                f"machine.processes is {count}, and this machine has {len(names)} GPUs: lower it, "
+                f"or start the processes on several machines with {LAUNCH} (docs/cluster.md)"
+            )
+        count = len(names)
+    with ExitStack() as locks:
+        yield {VISIBLE: ",".join(_reserved(names, count, locks))}
 
 
 def visible() -> list[str]:
@@ -50,16 +61,28 @@ def visible() -> list[str]:
     return []
 
 
-def _first_free(names: list[str]) -> tuple[str, IO[str]]:
-    """Wait for a free GPU; return its name and its lock."""
+def _reserved(names: list[str], count: int, locks: ExitStack) -> list[str]:
+    """Wait until ``count`` GPUs are free at once, lock them, and return their names.
+
+    Nothing stays locked while it waits: two stages that each hold a half would wait for ever.
+    """
     logged = False
     while True:
-        for name in names:
-            if lock := _lock(name):
-                return name, lock
+        with ExitStack() as some:
+            free = []
+            for name in names:
+                if len(free) < count and (lock := _lock(name)):
+                    free.append(name)
+                    some.enter_context(lock)
+            if len(free) == count:
+                locks.push(some.pop_all())
+                return free
         if not logged:
-            count = len(names)
-            print(f"waiting: all {count} GPUs of this machine are in use", flush=True)
+            print(
+                f"waiting: {len(free)} of {len(names)} GPUs of this machine are free, and this "
+                f"stage takes {count}",
+                flush=True,
+            )
             logged = True
         time.sleep(AGAIN)
 

@@ -3,17 +3,23 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from flows.host import gpu
 from tests import toy_project as toy
+from tests.sections import MACHINE
+
+CUDA = MACHINE.model_copy(update={"device": "cuda"})
 
 HOLD = """
 import sys
 from flows.host import gpu
-with gpu.held("cuda") as found:
+from params.schema.base import Machine
+machine = Machine(threads=1, device="cuda", precision="float32")
+with gpu.held("evaluate@toy", machine) as found:
     print(found["CUDA_VISIBLE_DEVICES"], flush=True)
     sys.stdin.read()
 """
@@ -42,7 +48,7 @@ def holder():
 
 def test_each_stage_has_its_gpu_and_the_next_one_waits(machine, capsys):
     first, of_first = holder()
-    with gpu.held("cuda") as found:
+    with gpu.held("reinforce@toy", CUDA) as found:
         assert {of_first, found[gpu.VISIBLE]} == {"GPU-a", "GPU-b"}
         third = subprocess.Popen(
             [sys.executable, "-c", HOLD],
@@ -57,7 +63,7 @@ def test_each_stage_has_its_gpu_and_the_next_one_waits(machine, capsys):
         assert third.stdout.readline().strip() == of_first
         assert third.wait(10) == 0
     first.wait()
-    with gpu.held("cuda"):
+    with gpu.held("reinforce@toy", CUDA):
         assert capsys.readouterr().out == "", "a lock of a killed process is none"
 
 
@@ -70,9 +76,35 @@ def test_only_visible_gpus_are_reserved(machine, monkeypatch, chosen, ids):
 
 
 def test_without_a_gpu_nothing_is_reserved(machine, tmp_path):
-    with gpu.held("cpu") as found:
+    with gpu.held("reinforce@toy", MACHINE) as found:
         assert found == {}
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
-    with gpu.held("cuda") as found:
+    with gpu.held("reinforce@toy", CUDA) as found:
         assert found == {}
     assert not list(Path(tmp_path).glob("*.lock"))
+
+
+def test_a_stage_that_learns_waits_for_a_gpu_a_process(machine):
+    several = CUDA.model_copy(update={"processes": 2})
+
+    def learning():
+        with gpu.held("reinforce@toy", several) as taken:
+            return taken[gpu.VISIBLE]
+
+    with ThreadPoolExecutor(1) as pool:
+        with gpu.held("evaluate@toy", several) as found:
+            assert found == {gpu.VISIBLE: "GPU-a"}
+            waiting = pool.submit(learning)
+            time.sleep(0.2)
+            assert not waiting.done()
+        assert waiting.result(10) == "GPU-a,GPU-b"
+
+
+def test_more_processes_than_gpus_are_refused(machine, monkeypatch):
+    several = CUDA.model_copy(update={"processes": 3})
+    with pytest.raises(ValueError, match=r"machine\.processes is 3, .* 2 GPUs"):
+        with gpu.held("cold_start@toy", several):
+            pass
+    monkeypatch.setenv("BEAMLINE_LAUNCH", "srun torchrun")
+    with gpu.held("cold_start@toy", several) as found:
+        assert found == {gpu.VISIBLE: "GPU-a,GPU-b"}

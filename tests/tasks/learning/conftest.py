@@ -5,7 +5,7 @@ import pytest
 from tasks.learning import packing
 
 
-@pytest.fixture(autouse=True, scope="package")
+@pytest.fixture(autouse=True, scope="module")
 def short_pieces():
     """Let attention cut the contexts of tests, which are short, as it cuts long ones."""
     with pytest.MonkeyPatch.context() as patch:
