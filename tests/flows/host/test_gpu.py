@@ -102,9 +102,9 @@ def test_a_stage_that_learns_waits_for_a_gpu_a_process(machine):
 
 def test_more_processes_than_gpus_are_refused(machine, monkeypatch):
     several = CUDA.model_copy(update={"processes": 3})
-    with pytest.raises(ValueError, match=r"machine\.processes is 3, .* 2 GPUs"):
-        with gpu.held("cold_start@toy", several):
-            pass
+    refused = pytest.raises(ValueError, match=r"machine\.processes is 3, .* 2 GPUs")
+    with refused, gpu.held("cold_start@toy", several):
+        pass
     monkeypatch.setenv("BEAMLINE_LAUNCH", "srun torchrun")
     with gpu.held("cold_start@toy", several) as found:
         assert found == {gpu.VISIBLE: "GPU-a,GPU-b"}
