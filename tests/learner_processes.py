@@ -105,5 +105,5 @@ def _die(mark, *_):
 
 def fails_in_rank_1():
     if world.rank() == 1:
-        raise ValueError("rank 1 refuses")
+        raise FileNotFoundError("rank 1 refuses")
     return world.gathered(torch.zeros(1))

@@ -69,7 +69,7 @@ def _reserved(names: list[str], count: int, locks: ExitStack) -> list[str]:
     logged = False
     while True:
         with ExitStack() as some:
-            free = []
+            free: list[str] = []
             for name in names:
                 if len(free) < count and (lock := _lock(name)):
                     free.append(name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import pickle
 import signal
 import sys
 import traceback
@@ -17,7 +18,14 @@ from multiprocessing.connection import Client, Connection
 from typing import Any
 
 from params.schema.base import Machine
-from tasks.learning.processes import ADDRESS, PR_SET_PDEATHSIG, SECRET, receive, send
+from tasks.learning.processes import (
+    ADDRESS,
+    PR_SET_PDEATHSIG,
+    SECRET,
+    ProcessesDiedError,
+    receive,
+    send,
+)
 from tasks.policy import world
 from tasks.policy.machine import use_machine
 
@@ -28,7 +36,7 @@ def main() -> None:
     host, _, port = os.environ.pop(ADDRESS).rpartition(":")
     with Client((host, int(port)), authkey=bytes.fromhex(os.environ.pop(SECRET))) as channel:
         send(channel, int(os.environ["RANK"]))
-        with suppress(EOFError, ConnectionError):
+        with suppress(ProcessesDiedError):
             serve(channel)
 
 
@@ -55,8 +63,17 @@ def _answer(work: Callable[..., Any], arguments: Any, named: Any) -> Any:
         result = work(*arguments, **named)
     except Exception as error:
         traceback.print_exc()
-        return error
+        return _picklable(error)
     return result if world.rank() == 0 else None
+
+
+def _picklable(error: Exception) -> Exception:
+    """Return the error, or one with its text where it cannot be sent."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # an exception's own code runs
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
 
 
 if __name__ == "__main__":

@@ -135,19 +135,15 @@ class Processes:
             for channel in self.channels:
                 send(channel, message)
             return self._answers()[0]
-        except BaseException as error:
-            died = isinstance(error, OSError | EOFError)
+        except BaseException:
             self.close()
-            if died:
-                reason = str(error) or "its channel is closed"
-                raise ProcessesDiedError(
-                    f"a learner process has ended ({reason}; often for a lack of memory; its "
-                    f"output is in {LOG})"
-                ) from error
             raise
 
     def _answers(self) -> list[Any]:
-        """Return the answers of all ranks. Raises EOFError for a dead one, else a failed one's."""
+        """Return the answers of all ranks; raise the exception that is the answer of one.
+
+        Raises ProcessesDiedError where one has ended: the others' errors are about its silence.
+        """
         answers: dict[int, Any] = {}
         failed: Exception | None = None
         deadline: float | None = None
@@ -188,24 +184,42 @@ class Processes:
         listening.settimeout(1.0)
         while len(found) < self.machine.processes:
             if self.launched.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(
+                raise ProcessesDiedError(
                     f"{len(found)} of {self.machine.processes} learner processes have started "
                     f"(status {self.launched.poll()}): their output is in {LOG}"
                 )
-            with suppress(TimeoutError, AuthenticationError, EOFError):
+            with suppress(TimeoutError, AuthenticationError, ProcessesDiedError, EOFError):
                 channel = listener.accept()
                 found[receive(channel)] = channel
         return [found[rank] for rank in range(self.machine.processes)]
 
 
 def send(channel: Connection, message: Any) -> None:
-    """Send a message with its tensors: multiprocessing's own way shares their memory instead."""
-    channel.send_bytes(pickle.dumps(message))
+    """Send a message with its tensors: multiprocessing's own way shares their memory instead.
+
+    Raises ProcessesDiedError where the other side has ended.
+    """
+    packed = pickle.dumps(message)
+    try:
+        channel.send_bytes(packed)
+    except OSError as error:
+        raise _died(error) from error
 
 
 def receive(channel: Connection) -> Any:
-    """Return the next message. Raises EOFError or OSError where the other side has ended."""
-    return pickle.loads(channel.recv_bytes())
+    """Return the next message. Raises ProcessesDiedError where the other side has ended."""
+    try:
+        return pickle.loads(channel.recv_bytes())
+    except (EOFError, ConnectionError) as error:
+        raise _died(error) from error
+
+
+def _died(error: Exception) -> ProcessesDiedError:
+    reason = str(error) or "its channel is closed"
+    return ProcessesDiedError(
+        f"a learner process has ended ({reason}; often for a lack of memory; its output is in "
+        f"{LOG})"
+    )
 
 
 def _launch(machine: Machine, address: str, key: bytes) -> subprocess.Popen[bytes]:

@@ -51,6 +51,13 @@ def act_in_a_world(folder):
     git(folder, "commit", "--quiet", "--all", "--message", "a world")
 
 
+def learn_in_two_processes(folder):
+    """Make smoke, in a clean checkout, a recipe whose policy learns in two processes."""
+    place = folder / "params/smoke.yaml"
+    place.write_text(place.read_text().replace("\n  processes: 1 ", "\n  processes: 2 "))
+    git(folder, "commit", "--quiet", "--all", "--message", "two processes learn")
+
+
 def copy(template, folder):
     """A checkout in the state of another one, but with an MLflow store of its own; the folder.
 
@@ -137,6 +144,20 @@ def sandboxes(number):
     """The first process of each sandbox of the Python tool below a process."""
     found = [pid for pid in below(number) if name(pid) in ("bwrap", "unshare")]
     return [pid for pid in found if not any(pid in below(other)[1:] for other in found)]
+
+
+def learners(number):
+    """The processes below a process that learn together."""
+    module = "tasks.learning.process"
+    found = [pid for pid in below(number) if module in command(pid)]
+    return [pid for pid in found if not set(children(pid)) & set(found)]
+
+
+def command(pid):
+    """The arguments of a process; none for one that has ended."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    return []
 
 
 def is_working(sandbox):

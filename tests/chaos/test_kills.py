@@ -100,6 +100,27 @@ def test_a_kill_while_the_agent_acts_in_a_world(bare, tmp_path, folder):
     call_again(folder, runs.outcome(unbroken), runs.TRAINING)
 
 
+@pytest.mark.kills
+def test_kills_where_two_processes_learn(bare, tmp_path, folder):
+    """One of them first, which the run survives; then the whole run."""
+    unbroken = runs.copy(bare, tmp_path / "unbroken/main")
+    runs.learn_in_two_processes(unbroken)
+    made = call(unbroken, "dvc", "repro", "cold_start@smoke")
+    assert made.returncode == 0, made.stdout
+    runs.copy(unbroken, folder)
+    whole = runs.start(unbroken, runs.TRAINING)
+    assert whole.wait(runs.PATIENCE) == 0, runs.said(unbroken).read_text()
+
+    run = runs.start(folder, runs.TRAINING)
+    runs.wait_for(run, lambda: len(runs.learners(run.pid)) == 2)
+    runs.kill(runs.learners(run.pid)[-1:])
+    runs.wait_for(run, lambda: runs.begun(folder, "0001-update"))
+    assert "they are started again" in runs.said(folder).read_text()
+    runs.kill(runs.below(run.pid))
+    run.wait()
+    call_again(folder, runs.outcome(unbroken), runs.TRAINING)
+
+
 @pytest.mark.parametrize("kind", ["idle", "working"])
 def test_killed_sandboxes_do_not_show(prepared, expected, folder, kind):
     """As the kernel may do when memory ends. The run goes on, and needs no further call."""

@@ -159,7 +159,7 @@ def test_a_checkpoint_loads_at_another_number_of_processes(critic, learners, fol
 
 def test_an_error_of_one_process_reaches_the_stage():
     with open_learners(machine(2)) as opened:
-        with pytest.raises(ValueError, match="rank 1 refuses"):
+        with pytest.raises(FileNotFoundError, match="rank 1 refuses"):
             opened.run(work.fails_in_rank_1)
         assert not opened.channels, "and ends them"
 
