@@ -32,7 +32,7 @@ CONTENT = yaml.safe_load((ROOT / "prefect.yaml").read_text())
 FLOWS = {"retraining": deploy.retraining, "stage": deploy.stage}
 NOBODY = PrefectClient("http://127.0.0.1:9/api")  # asked for blocks, of which there are none
 VIEWS = Path(collections.__file__).with_name("collections_data") / "views"
-POOLS = sorted((ROOT / "docs/pools").glob("*.json"))
+POOLS = sorted((ROOT / "deploy/pools").glob("*.json"))
 
 
 # The keys of Prefect's file that this project uses. Prefect ignores any other key without a word;

@@ -1,0 +1,287 @@
+"""Print what a run would start, and on which machine, without starting it.
+
+``python -m flows.launch RECIPE`` lists the stages, learner processes and servers of a recipe with
+their commands and environment variables, as the environment has it: under Slurm that of the
+allocation (``DRY=1 sbatch … deploy/slurm/run.sbatch RECIPE``). What can be seen to be wrong is
+listed at once: too few GPUs, a server that does not answer, a missing token, a folder that the
+machines do not share. The exit status is 1 then, and 2 for a recipe that does not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+
+from flows import end_import_phase
+from flows.host import gpu
+from flows.runs import pipeline
+from params.schema.addresses import LOOPBACK
+from params.schema.recipe import Recipe
+from tasks import settings
+from tasks.engines import ENGINES
+from tasks.engines.vllm.guard import SHORTEST, TOKEN
+from tasks.learning.processes import ADDRESS, HOST, LAUNCH, SECRET, launch_command
+
+ANSWER = 3.0  # seconds that a server has to accept a connection
+# file systems of one machine; what is on another one is taken for shared
+LOCAL = ("btrfs", "ext2", "ext3", "ext4", "overlay", "ramfs", "tmpfs", "xfs", "zfs")
+NODES, PER_NODE = (re.compile(rf"--{name}[= ](\d+)") for name in ("nnodes", "nproc[-_]per[-_]node"))
+
+
+@dataclass(frozen=True)
+class Program:
+    """Processes that a run starts, or that have to be there for it."""
+
+    title: str
+    machine: str
+    command: str
+    variables: Sequence[str] = ()  # of its environment; secrets by their names alone
+
+
+# ---------------------------------------------------------------- what would start
+
+
+def programs(
+    name: str, recipe: Recipe, environment: Mapping[str, str], pools: Mapping[str, str]
+) -> list[Program]:
+    """Return the programs of a run, in the order in which they have to be there.
+
+    ``pools``: the pool of each stage that has one (dvc.yaml).
+    """
+    return [
+        *(_server(name, address) for address in servers(recipe)),
+        *_stages(name, environment, pools),
+        *_learners(recipe, environment),
+        *_own_engine(recipe),
+    ]
+
+
+def servers(recipe: Recipe) -> list[str]:
+    """Return the addresses of the servers that sample for a recipe."""
+    several = getattr(recipe.engine, "servers", None) or ()
+    return [*several] or [one for one in [recipe.engine.server] if one]
+
+
+def _server(name: str, address: str) -> Program:
+    host, port = _place(address)
+    serve = f"python -m tasks.engines.vllm.serve models/{name}/initial --host {host} --port {port}"
+    return Program("a server that samples", host, serve, [f"{TOKEN}=(secret)"])
+
+
+def _stages(
+    name: str, environment: Mapping[str, str], pools: Mapping[str, str]
+) -> Iterator[Program]:
+    here = environment.get(HOST) or socket.gethostname()
+    yield Program("the stages, one after the other", here, f"python -m flows.retrain {name} --here")
+    for stage, pool in pools.items():
+        there = f"a worker of the pool {pool}, else {here}"
+        module, _, recipe = stage.partition("@")
+        yield Program(f"of these {stage}", there, f"python -m flows.{module} {recipe}")
+
+
+def _learners(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[Program]:
+    count = recipe.machine.processes
+    if count == 1:
+        return
+    own = environment.get(LAUNCH)
+    where = "the machines of the command" if own else "beside the stage"
+    threads = max(1, recipe.machine.threads // count)
+    yield Program(
+        f"{count} learner processes, while cold_start or reinforce runs",
+        where,
+        shlex.join([*(shlex.split(own) if own else launch_command(count))])
+        + " -m tasks.learning.process",
+        [f"OMP_NUM_THREADS={threads}", f"{ADDRESS}=(the stage's)", f"{SECRET}=(secret)"],
+    )
+
+
+def _own_engine(recipe: Recipe) -> Iterator[Program]:
+    if not servers(recipe) and recipe.engine.kind == "vllm":
+        command = "(started by the stage; its output is in .beamline/vllm.log)"
+        yield Program("a vLLM that samples", "beside the stage", command)
+
+
+def _place(address: str) -> tuple[str, int]:
+    """Return host and port of a server's address."""
+    parsed = urlsplit(address)
+    return parsed.hostname or "", parsed.port or (443 if parsed.scheme == "https" else 80)
+
+
+# ---------------------------------------------------------------- what is wrong
+
+
+def faults(
+    recipe: Recipe, environment: Mapping[str, str], folder: Path, starting: bool = False
+) -> list[str]:
+    """Return everything that is seen to be wrong without a start, with its remedy.
+
+    ``starting``: the servers start with the run, so that only their names are looked up.
+    """
+    return [
+        *_of_engine(recipe, environment, _unknown if starting else _silence),
+        *_of_gpus(recipe, environment),
+        *_of_processes(recipe, environment, folder),
+    ]
+
+
+def _of_engine(
+    recipe: Recipe, environment: Mapping[str, str], ask: Callable[[str], str]
+) -> Iterator[str]:
+    addresses = servers(recipe)
+    if missing := ENGINES[recipe.engine.kind].installed(recipe.engine):
+        yield f"engine.kind is {recipe.engine.kind}, {missing}"
+    if not addresses:
+        return
+    if len(environment.get(TOKEN, "").strip()) < SHORTEST:
+        yield (
+            f"{TOKEN} is not set, or shorter than {SHORTEST} characters: give it the servers' "
+            "token, which they keep in .beamline/server.token"
+        )
+    if twice := sorted({one for one in addresses if addresses.count(one) > 1}):
+        yield f"engine.servers names {', '.join(twice)} more than once: name each server once"
+    with ThreadPoolExecutor(len(addresses)) as pool:
+        for address, why in zip(addresses, pool.map(ask, addresses), strict=True):
+            if why:
+                yield f"the server {address} does not answer ({why}): start it, or correct it"
+
+
+def _silence(address: str) -> str:
+    """Return why no connection to a server's port can be made, or ""."""
+    try:
+        socket.create_connection(_place(address), ANSWER).close()
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def _unknown(address: str) -> str:
+    """Return why the name of a server's machine is not known here, or ""."""
+    try:
+        socket.getaddrinfo(*_place(address))
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def _of_gpus(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[str]:
+    if recipe.machine.device != "cuda":
+        return
+    count, found = recipe.machine.processes, len(gpu.visible())
+    if LAUNCH in environment:
+        count = min(count, _per_node(environment) or 1)
+    if found < count:
+        yield (
+            f"machine.device is cuda, {count} learner processes run on this machine, and it has "
+            f"{found} GPUs: lower machine.processes, take a larger machine, or start the processes "
+            f"on several with {LAUNCH}"
+        )
+
+
+def _of_processes(
+    recipe: Recipe, environment: Mapping[str, str], folder: Path
+) -> Iterator[str]:
+    own, count = environment.get(LAUNCH), recipe.machine.processes
+    if not own:
+        return
+    try:
+        words = shlex.split(own)
+    except ValueError as error:
+        yield f"{LAUNCH} is no command ({error}): {own}"
+        return
+    if not words or not shutil.which(words[0], path=environment.get("PATH")):
+        yield f"{LAUNCH} begins with {''.join(words[:1])!r}, which is no program here: correct it"
+    nodes, each = _number(NODES, own) or 1, _per_node(environment)
+    if each and nodes * each != count:
+        yield (
+            f"{LAUNCH} starts {nodes} x {each} processes, and machine.processes is {count}: make "
+            "them equal"
+        )
+    if nodes > 1:
+        if environment.get(HOST, "127.0.0.1") in LOOPBACK:
+            yield (
+                f"{HOST} is not set to an address that the other {nodes - 1} machines reach: set "
+                "it to this machine's name"
+            )
+        if (kind := file_system(folder)) in LOCAL:
+            yield (
+                f"{folder} is on {kind}, a file system of this machine alone, and {nodes} machines "
+                "read and write there: run from a folder that they share (NFS, Lustre)"
+            )
+
+
+def _per_node(environment: Mapping[str, str]) -> int | None:
+    return _number(PER_NODE, environment.get(LAUNCH, ""))
+
+
+def _number(pattern: re.Pattern[str], text: str) -> int | None:
+    found = pattern.search(text)
+    return int(found[1]) if found else None
+
+
+def file_system(folder: Path) -> str:
+    """Return the kind of the file system that a folder is on, "" where it is not known."""
+    mounts = [(Path(part.mountpoint), part.fstype) for part in psutil.disk_partitions(all=True)]
+    holding = [(place, kind) for place, kind in mounts if folder.is_relative_to(place)]
+    return max(holding, key=lambda mount: len(mount[0].parts), default=(folder, ""))[1]
+
+
+# ---------------------------------------------------------------- output
+
+
+def report(name: str, started: Sequence[Program], wrong: Sequence[str]) -> str:
+    """Format programs and faults."""
+    lines = [f"{name}: what would start where; nothing is started", ""]
+    for one in started:
+        lines += [f"{one.title}: {one.machine}", f"    {one.command}"]
+        lines += [f"    with {variable}" for variable in one.variables]
+    lines += ["", *(f"wrong: {fault}" for fault in wrong)] if wrong else ["", "no fault was seen"]
+    return "\n".join(lines)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command line; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m flows.launch",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("recipe", help="params/<recipe>.yaml")
+    parser.add_argument(
+        "--set",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="section.key=value",
+        help="values of the recipe for this run, as of flows.retrain",
+    )
+    parser.add_argument(
+        "--starting", action="store_true", help="the servers start with the run: ask none of them"
+    )
+    chosen = parser.parse_args(arguments)
+    try:
+        recipe = settings.load_changed(chosen.recipe, chosen.set, Path("params"))
+        stages = pipeline.stages(chosen.recipe)
+    except (ValueError, RuntimeError) as error:
+        print(f"launch: {error}", file=sys.stderr)
+        return 2
+    wrong = faults(recipe, os.environ, Path.cwd(), chosen.starting)
+    pools = {stage.name: stage.pool for stage in stages if stage.pool}
+    print(report(chosen.recipe, programs(chosen.recipe, recipe, os.environ, pools), wrong))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    end_import_phase()
+    sys.exit(main(sys.argv[1:]))
