@@ -189,9 +189,7 @@ def _of_gpus(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[str]:
         )
 
 
-def _of_processes(
-    recipe: Recipe, environment: Mapping[str, str], folder: Path
-) -> Iterator[str]:
+def _of_processes(recipe: Recipe, environment: Mapping[str, str], folder: Path) -> Iterator[str]:
     own, count = environment.get(LAUNCH), recipe.machine.processes
     if not own:
         return

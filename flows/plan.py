@@ -2,8 +2,10 @@
 
 ``python -m flows.plan RECIPE`` prints GPU memory by part, tokens, seconds and disk space, for cards
 of 24, 80 and 141 GB and for this machine's GPU, if it has one; ``--card 80`` for that card alone.
-For a card that is too small it prints the largest parts and the keys to change. Several recipes
-give a table. The exit status is 1 where a card that was asked for, or the GPU here, is too small.
+Of several learner processes (``machine.processes``) each has such a card, ``--network`` connects
+them, and the memory is that of the first one. For a card that is too small it prints the largest
+parts and the keys to change. Several recipes give a table. The exit status is 1 where a card that
+was asked for, or the GPU here, is too small.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Any
 
 from flows import end_import_phase
 from flows.host import disk, gpu_memory, remedies
-from flows.host.gpu_memory import CARDS, GIB, Card, Memory, Seconds, Shape
+from flows.host.gpu_memory import CARDS, GIB, NETWORKS, Card, Memory, Seconds, Shape
 from flows.host.remedies import Remedy
 from params.schema import recipe as schema
 from params.schema.algorithms import Algorithm
@@ -63,7 +65,7 @@ def read(name: str) -> Planned:
     )
 
 
-def answer(planned: Planned, card: Card) -> Answer:
+def answer(planned: Planned, card: Card, network: float = NETWORKS["400"]) -> Answer:
     """Return whether the recipe fits the card, and if not which changes make it fit."""
     recipe, row, shape = planned.recipe, planned.row, planned.shape
     fits = gpu_memory.fits(recipe, row, shape, card)
@@ -71,7 +73,7 @@ def answer(planned: Planned, card: Card) -> Answer:
     return Answer(
         card,
         needed,
-        gpu_memory.seconds_of(recipe, row, shape, card),
+        gpu_memory.seconds_of(recipe, row, shape, card, network),
         fits,
         "" if fits else _lacking(planned, needed, card),
         None if fits else remedies.remedy(recipe, row, planned.config, card),
@@ -143,13 +145,22 @@ def _cards(answers: Sequence[Answer]) -> list[str]:
         if each.fits:
             seconds = each.seconds
             lines.append(
-                f"    an iteration takes some {_time(seconds.sampling + seconds.update)}: sampling "
+                f"    an iteration takes some {_time(seconds.total)}: sampling "
                 f"{_time(seconds.sampling)} ({seconds.abreast} full paths at once), update "
-                f"{_time(seconds.update)}"
+                f"{_time(seconds.update)}" + _network(seconds)
             )
         else:
             lines += [f"    {each.lacking}", f"    {_advice(each.remedy)}"]
     return lines
+
+
+def _network(seconds: Seconds) -> str:
+    """Format what processes and servers wait for the network, "" where there are none."""
+    parts = {
+        "communication of the processes": seconds.communication,
+        "weights to the servers": seconds.loading,
+    }
+    return "".join(f", {part} {_time(size)}" for part, size in parts.items() if size)
 
 
 def _advice(remedy: Remedy | None) -> str:
@@ -197,6 +208,11 @@ def _assumptions(recipe: Recipe) -> list[str]:
         f"{1 - gpu_memory.MEMORY_SHARE:.0%} of its memory is left to CUDA; tools, loading, saving "
         "and the cold start are not counted"
     ]
+    if recipe.machine.processes > 1 or gpu_memory.servers(recipe):
+        lines.append(
+            f"processes: {recipe.machine.processes}, servers: {gpu_memory.servers(recipe)}; work "
+            "is shared evenly, and communication does not overlap with computing"
+        )
     if recipe.machine.device == "cpu":
         lines.append("machine.device is cpu: the cards are those that it would need with cuda")
     return ["", *lines]
@@ -214,8 +230,7 @@ def table(answers: Mapping[str, Sequence[Answer]]) -> str:
 def _cell(each: Answer) -> str:
     peak = f"{_gib(each.memory.peak)} of {_gib(each.card.usable)} GiB"
     if each.fits:
-        seconds = each.seconds.sampling + each.seconds.update
-        return f"fits: {peak}, some {_time(seconds)} an iteration"
+        return f"fits: {peak}, some {_time(each.seconds.total)} an iteration"
     if each.remedy is None:
         return f"refused: {peak}, whatever is set"
     changes = " and ".join(f"`{change.short}`" for change in each.remedy.changes)
@@ -246,7 +261,14 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.plan", description=__doc__)
     parser.add_argument("recipes", metavar="RECIPE", nargs="+", help="recipes of params/")
     parser.add_argument("--card", nargs="+", choices=list(CARDS), help="GB of GPU memory")
+    parser.add_argument(
+        "--network",
+        choices=list(NETWORKS),
+        default="400",
+        help="that connects learner processes and servers: nvlink, or Gb/s",
+    )
     chosen = parser.parse_args(arguments)
+    network = NETWORKS[chosen.network]
     here = None if chosen.card else gpu_memory.card_here()
     cards = [CARDS[size] for size in chosen.card or CARDS] + ([here] if here else [])
     try:
@@ -254,7 +276,9 @@ def main(arguments: list[str]) -> int:
     except ValueError as error:
         print(f"plan: {error}", file=sys.stderr)
         return 2
-    answers = {name: [answer(each, card) for card in cards] for name, each in planned.items()}
+    answers = {
+        name: [answer(each, card, network) for card in cards] for name, each in planned.items()
+    }
     if len(planned) > 1:
         print(table(answers))
     else:

@@ -63,6 +63,10 @@ CARDS = {  # by nominal GB
     "141": Card("141 GB (H200)", 143771 * MIB, HOPPER, 4.8e12),
 }
 
+# Bytes per second that a process sends and receives at once. NVLink: 900 GB/s both ways of an H100
+# (NVIDIA's data sheet); the others at their nominal rate, a port for each card.
+NETWORKS = {"nvlink": 450e9, "400": 50e9, "100": 12.5e9, "10": 1.25e9}  # else Gb/s
+
 
 def card_here() -> Card | None:
     """Return this machine's first GPU, with the speed of the next smaller card, or None."""
@@ -97,6 +101,15 @@ class Shape:
     @property
     def learning(self) -> int:
         return self.adapters or self.weights
+
+    @property
+    def root(self) -> int:
+        """Weights outside the layers: the embedding, and an LM head of its own."""
+        return self.vocabulary * self.hidden + self.weights - self.backbone
+
+    @property
+    def layer(self) -> float:
+        return (self.weights - self.root) / self.layers
 
 
 def shape_of(config: Any, lora: Lora | None = None) -> Shape:
@@ -213,23 +226,28 @@ class Memory:
 
 
 def memory(recipe: Recipe, row: Algorithm, shape: Shape, card: Card) -> Memory:
-    """Return what a recipe needs on a card. Phases take turns; vLLM sleeps during the update."""
+    """Return what a recipe needs on a card. Phases take turns; vLLM sleeps during the update.
+
+    Of several learner processes, each with a card, it is the first one's, where the stage samples.
+    """
     return Memory(
-        stays=_staying(row, shape, recipe.reinforce.ahead > 0),
+        stays=_staying(recipe, row, shape),
         update=_of_update(recipe, shape),
         sampling=_of_sampling(recipe, shape, card),
         together=recipe.reinforce.ahead > 0,
     )
 
 
-def _staying(row: Algorithm, shape: Shape, ahead: bool) -> dict[str, float]:
+def _staying(recipe: Recipe, row: Algorithm, shape: Shape) -> dict[str, float]:
     """Return what stays on the GPU from the first update on, in float32.
 
     Weights; for those that learn, gradients (freed when the next step begins) and AdamW's two
     moments; a reference where the row has a KL term and the learner does not hold it, or the policy
     that sampled ahead in its place; and a critic with its own backbone, which has all of these too,
-    but no LM head.
+    but no LM head. Each of several processes has its share of all of them, and the stage a whole
+    policy that samples.
     """
+    ahead = recipe.reinforce.ahead > 0
     adapters = {"adapters": FULL * shape.adapters} if shape.adapters else {}
     parts: dict[str, float] = {
         "master weights": FULL * shape.weights,
@@ -242,7 +260,17 @@ def _staying(row: Algorithm, shape: Shape, ahead: bool) -> dict[str, float]:
         parts["reference"] = FULL * shape.weights
     if row.critic and row.critic.backbone == "own":
         parts["critic"] = (2 + MOMENTS) * FULL * shape.backbone
-    return parts
+    count = recipe.machine.processes
+    if count == 1:
+        return parts
+    own = {} if servers(recipe) else {"policy that samples": FULL * shape.weights}
+    return {part: size / count for part, size in parts.items()} | own
+
+
+def servers(recipe: Recipe) -> int:
+    """Return how many servers sample for a recipe; 0: an engine of this machine does."""
+    several = getattr(recipe.engine, "servers", None) or ()
+    return len(several) or int(recipe.engine.server is not None)
 
 
 def _of_update(recipe: Recipe, shape: Shape) -> dict[str, float]:
@@ -251,7 +279,8 @@ def _of_update(recipe: Recipe, shape: Shape) -> dict[str, float]:
     Cast: autocast makes a bfloat16 copy of each matrix once a pass. Logits: at most LOGITS_AT_ONCE
     exist, and the backward pass holds their log-softmax, its gradient and their gradient at once,
     in float32. The gradient of the largest matrix, the LM head, is computed in parts in the
-    precision of the pass: the sum so far, and the part to add.
+    precision of the pass: the sum so far, and the part to add. Casts and activations are whole in
+    each of several processes.
     """
     precision = recipe.machine.precision
     tokens = slots(recipe)
@@ -263,6 +292,22 @@ def _of_update(recipe: Recipe, shape: Shape) -> dict[str, float]:
         "gradients of activations": tokens * _backward(shape, precision),
         "logits": 3 * FULL * logits,
         "gradient being made": 2 * NUMBER[precision] * head,
+        **_gathered(recipe, shape),
+    }
+
+
+def _gathered(recipe: Recipe, shape: Shape) -> dict[str, float]:
+    """Return what several processes gather in float32 (tasks/policy/sharding.py).
+
+    Embedding and LM head stay for the whole pass; of the layers there is the one that computes and
+    the next one. Where weights learn, their gradients are whole until they have been dealt.
+    """
+    if recipe.machine.processes == 1:
+        return {}
+    gradients = 0 if shape.adapters else shape.root + shape.layer
+    return {
+        "gathered weights": FULL * (shape.root + 2 * shape.layer),
+        **({"whole gradients": FULL * gradients} if gradients else {}),
     }
 
 
@@ -315,7 +360,7 @@ def _of_sampling(recipe: Recipe, shape: Shape, card: Card) -> dict[str, float]:
     """Return what sampling adds to the learner; an engine on another machine adds nothing."""
     ahead = recipe.reinforce.ahead > 0  # with the weights before the update
     own: dict[str, float] = {"weights that sample": FULL * shape.weights} if ahead else {}
-    if recipe.engine.server:
+    if servers(recipe):
         return own
     return own | ENGINES[recipe.engine.kind].memory(sampling_load(recipe, shape, card))
 
@@ -350,7 +395,7 @@ def has_share(recipe: Recipe) -> bool:
     """Return whether the engine takes a fixed share of this machine's GPU (engine.memory)."""
     engine = recipe.engine
     takes_share = ENGINES[engine.kind].reserve is not None
-    return takes_share and not engine.server and recipe.machine.device == "cuda"
+    return takes_share and not servers(recipe) and recipe.machine.device == "cuda"
 
 
 def _reserve(recipe: Recipe) -> float:
@@ -393,23 +438,68 @@ def tokens_of(recipe: Recipe, row: Algorithm) -> Tokens:
 
 @dataclass(frozen=True)
 class Seconds:
-    """Seconds of one iteration, without tools, loading and saving."""
+    """Seconds of one iteration, without tools and saving."""
 
-    update: float
+    update: float  # computing
     sampling: float
     abreast: int  # paths of full length whose keys and values fit at once
+    communication: float = 0.0  # of learner processes, if it does not overlap with computing
+    loading: float = 0.0  # of new weights by all servers
+
+    @property
+    def total(self) -> float:
+        return self.update + self.sampling + self.communication + self.loading
 
 
-def seconds_of(recipe: Recipe, row: Algorithm, shape: Shape, card: Card) -> Seconds:
-    """Estimate seconds at PEAK_SHARE of the operations and BANDWIDTH_SHARE of the bandwidth."""
+def seconds_of(
+    recipe: Recipe,
+    row: Algorithm,
+    shape: Shape,
+    card: Card,
+    network: float = NETWORKS["400"],
+) -> Seconds:
+    """Estimate seconds at PEAK_SHARE of the operations and BANDWIDTH_SHARE of the bandwidth.
+
+    Processes share the update and servers share the questions evenly; ``network``: bytes per second
+    of each process, and of the folder from which servers load.
+    """
     tokens = tokens_of(recipe, row).expected
     once = _operations(shape, tokens, recipe.prepare.policy.context)
     rate = PEAK_SHARE * card.operations[recipe.machine.precision]
     abreast = rows_abreast(recipe, shape, card)
     decoding = _decoding(recipe, shape, abreast, BANDWIDTH_SHARE * card.bandwidth)
     return Seconds(
-        forward_equivalents(recipe, row) * once / rate, max(once / rate, decoding), abreast
+        update=forward_equivalents(recipe, row) * once / rate / recipe.machine.processes,
+        sampling=max(once / rate, decoding) / max(1, servers(recipe)),
+        abreast=abreast,
+        communication=communicated(recipe, row, shape) / network,
+        loading=servers(recipe) * FULL * shape.weights / network,
     )
+
+
+def communicated(recipe: Recipe, row: Algorithm, shape: Shape) -> float:
+    """Return the bytes that each learner process receives in an update; it sends as many.
+
+    A process lacks (n - 1) / n of all weights. For each of its micro-batches it receives those of
+    the layers for the forward and the backward pass, embedding and LM head once for both, and its
+    share of the gradients of what learns, of the n - 1 others; for a pass without a gradient all
+    weights once.
+    """
+    count, update = recipe.machine.processes, recipe.reinforce.update
+    if count == 1:
+        return 0.0
+    layers = shape.weights - shape.root
+    trained = FULL * (2 * layers + shape.root + shape.learning)
+    batches = math.ceil(tokens_of(recipe, row).expected / slots(recipe) / count)
+    looked = _passes_without_gradient(recipe, row)
+    return (count - 1) / count * batches * (update.epochs * trained + looked * FULL * shape.weights)
+
+
+def _passes_without_gradient(recipe: Recipe, row: Algorithm) -> int:
+    """Return how often an update looks at its tokens before it learns (forward_equivalents)."""
+    update = recipe.reinforce.update
+    steps = update.epochs * update.mini_batches
+    return (steps > 1 or recipe.reinforce.ahead > 0) + row.kl_in("loss") + 2 * row.kl_in("reward")
 
 
 def _operations(shape: Shape, tokens: int, context: int) -> float:
@@ -431,8 +521,7 @@ def forward_equivalents(recipe: Recipe, row: Algorithm) -> float:
     """
     update = recipe.reinforce.update
     trained = (2 if recipe.lora else 3) + update.recompute
-    steps = update.epochs * update.mini_batches
-    looked = (steps > 1 or recipe.reinforce.ahead > 0) + row.kl_in("loss") + 2 * row.kl_in("reward")
+    looked = _passes_without_gradient(recipe, row)
     own = row.critic is not None and row.critic.backbone == "own"
     return update.epochs * (trained + own * (3 + update.recompute)) + looked + own
 

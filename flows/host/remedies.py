@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from flows.host.gpu_memory import Card, fits, has_share, memory, shape_of
+from flows.host.gpu_memory import Card, Shape, fits, has_share, memory, servers, shape_of
 from params.schema.algorithms import Algorithm
 from params.schema.recipe import Recipe
 from params.schema.reinforce import Lora
@@ -60,6 +60,24 @@ def remedy(recipe: Recipe, row: Algorithm, config: Any, card: Card) -> Remedy | 
                 shape = shapes[changed.lora]
                 if fits(changed, row, shape, card):
                     return Remedy(changes, memory(changed, row, shape, card).peak)
+    return _more_processes(recipe, row, shapes[recipe.lora], card)
+
+
+def _more_processes(recipe: Recipe, row: Algorithm, shape: Shape, card: Card) -> Remedy | None:
+    """Return the fewest processes, each with such a card, that make the recipe fit.
+
+    Fewer changes beside them come before fewer processes.
+    """
+    for beside in range(len(SPARING) + 1):
+        for count in PROCESSES:
+            machine = recipe.machine.model_copy(update={"processes": count})
+            change = Change("machine.processes", str(count))
+            shared = recipe.model_copy(update={"machine": machine})
+            for chosen in combinations(SPARING, beside):
+                for changed, changes in _settings(shared, chosen, card):
+                    if count > recipe.machine.processes and fits(changed, row, shape, card):
+                        peak = memory(changed, row, shape, card).peak
+                        return Remedy([change, *changes], peak)
     return None
 
 
@@ -82,6 +100,14 @@ def _share(recipe: Recipe, card: Card) -> Iterator[Candidate]:
             engine = recipe.engine.model_copy(update={"memory": hundredths / 100})
             changed = recipe.model_copy(update={"engine": engine})
             yield changed, Change("engine.memory", f"{hundredths / 100:g}")
+
+
+def _elsewhere(recipe: Recipe, card: Card) -> Iterator[Candidate]:
+    """Yield a server elsewhere, so that the stage holds no policy and no vLLM."""
+    if recipe.engine.kind == "vllm" and not servers(recipe):
+        engine = recipe.engine.model_copy(update={"server": "http://HOST:8000"})
+        changed = recipe.model_copy(update={"engine": engine})
+        yield changed, Change("engine.server", "http://HOST:8000")
 
 
 def _rows(recipe: Recipe, card: Card) -> Iterator[Candidate]:
@@ -142,3 +168,6 @@ CHANGES: tuple[Kind, ...] = (
     _precision,
     _lora,
 )
+# Where no setting of one card helps: processes, and what saves memory beside them.
+PROCESSES = (2, 4, 8, 16, 32, 64)
+SPARING: tuple[Kind, ...] = (_elsewhere, _share, _recompute, _micro_batch)

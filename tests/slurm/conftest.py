@@ -76,9 +76,7 @@ def slurm(tmp_path_factory):
         for daemon in daemons:
             with (folder / "daemons.log").open("ab") as log:
                 started.append(
-                    subprocess.Popen(
-                        daemon, env=os.environ | environment, stdout=log, stderr=log
-                    )
+                    subprocess.Popen(daemon, env=os.environ | environment, stdout=log, stderr=log)
                 )
             time.sleep(1)
         await_idle(environment, folder)
