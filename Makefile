@@ -7,12 +7,14 @@
 # make test-openenv  the tests of OpenEnv worlds against a server of the package openenv, which is
 #                installed into an environment of its own
 # make test-worlds  the tests of household, with ALFWorld's packages, which are added to .venv
+# make test-slurm  the recipe smoke under deploy/slurm, on a Slurm of this machine that the tests start
 # make test-page the tests of pages in a browser without a window: Chromium with its driver
 # make kills     the tests marked kills: runs, trainings and servers die, in the middle of sub-steps too
 # make chaos     kill, damage and cut off runs of the recipe smoke in some 40 ways: half an hour
 # make lint      ruff, mypy and import-linter
 # make plan      whether RECIPE fits GPUs of 24, 80 and 141 GB, or CARD=80 alone: memory by part,
 #                tokens, seconds, disk, and what to change
+# make launch    what a run of RECIPE would start, and where; nothing is started
 # make ask       talk to the trained agent of RECIPE: type questions, or QUESTION="..."; in a world, an
 #                episode of task TASK
 # make compare   train RECIPE with every row of params/algorithms.yaml and each of SEEDS (0 1 2) until
@@ -46,7 +48,7 @@ RUN_VENV := $(if $(USES_VLLM),.venv-vllm,.venv)
 USES_WORLDS := $(shell [ -f params/$(RECIPE).yaml ] && grep '^  household:' params/$(RECIPE).yaml)
 RUN_READY := $(RUN_VENV)/installed $(if $(USES_WORLDS),$(RUN_VENV)/worlds)
 VENV := .venv
-run plan ask compare: VENV := $(RUN_VENV)
+run plan launch ask compare: VENV := $(RUN_VENV)
 test-vllm serve: VENV := .venv-vllm
 
 SYSTEM_PATH := $(PATH)
@@ -63,7 +65,7 @@ PYTEST = $(PYTHON) -m pytest
 BY_FILE = -n 2 --dist loadfile --no-loadscope-reorder
 BY_TEST = -n 2 --dist load --maxschedchunk 1
 
-.PHONY: run test test-data test-vllm test-gpu test-openenv test-worlds test-page kills chaos lint plan ask compare bench \
+.PHONY: run test test-data test-vllm test-gpu test-openenv test-worlds test-slurm test-page kills chaos lint plan launch ask compare bench \
 	serve ui deploy doctor clean
 .DEFAULT_GOAL := run
 
@@ -93,6 +95,9 @@ test-openenv: .venv/installed
 test-worlds: .venv/worlds
 	@$(PYTEST) tests/worlds
 
+test-slurm: .venv/installed
+	@$(PYTEST) tests/slurm
+
 test-page: .venv/installed
 	@$(PYTEST) tests/page
 
@@ -110,6 +115,9 @@ lint: .venv/installed
 
 plan: $(RUN_READY)
 	@$(PYTHON) -m flows.plan $(RECIPE) $(if $(CARD),--card $(CARD))
+
+launch: $(RUN_READY)
+	@$(PYTHON) -m flows.launch $(RECIPE)
 
 ask: $(RUN_READY) # a question reaches the shell as a variable, so that it may have quotes
 	@$(PYTHON) -m flows.ask $(RECIPE) $${QUESTION:+--question "$$QUESTION"} $(if $(TASK),--task $(TASK))

@@ -64,15 +64,12 @@ def remedy(recipe: Recipe, row: Algorithm, config: Any, card: Card) -> Remedy | 
 
 
 def _more_processes(recipe: Recipe, row: Algorithm, shape: Shape, card: Card) -> Remedy | None:
-    """Return the fewest processes, each with such a card, that make the recipe fit.
-
-    Fewer changes beside them come before fewer processes.
-    """
-    for beside in range(len(SPARING) + 1):
-        for count in PROCESSES:
-            machine = recipe.machine.model_copy(update={"processes": count})
-            change = Change("machine.processes", str(count))
-            shared = recipe.model_copy(update={"machine": machine})
+    """Return the fewest processes, each with such a card, that make the recipe fit."""
+    for count in PROCESSES:
+        machine = recipe.machine.model_copy(update={"processes": count})
+        change = Change("machine.processes", str(count))
+        shared = recipe.model_copy(update={"machine": machine})
+        for beside in range(len(SPARING) + 1):
             for chosen in combinations(SPARING, beside):
                 for changed, changes in _settings(shared, chosen, card):
                     if count > recipe.machine.processes and fits(changed, row, shape, card):

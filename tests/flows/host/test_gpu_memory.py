@@ -470,6 +470,64 @@ def test_decoding_step_has_a_least_time():
     )
 
 
+# ---------------------------------------------------------------- processes, servers, the network
+
+# Of SHAPE: embedding and head 2 x 97 x 64; three layers of 46,336 and a norm of 64.
+ROOT, LAYERS = 12_416, 139_072
+FLEET = {"engine__kind": "vllm", "engine__server": "http://gpu:8000"}
+
+
+def test_processes_share_what_stays_and_gather_a_layer_at_a_time():
+    assert (SHAPE.root, SHAPE.weights) == (ROOT, ROOT + LAYERS)
+    four = memory(edited(TINY, machine__processes=4), row="ppo")
+    one = memory(row="ppo")
+    own = four.stays.pop("policy that samples")
+    assert own == 4 * (ROOT + LAYERS)
+    assert four.stays == {part: size / 4 for part, size in one.stays.items()}
+    assert four.update["gathered weights"] == pytest.approx(4 * (ROOT + 2 * LAYERS / 3))
+    assert four.update["whole gradients"] == pytest.approx(4 * (ROOT + LAYERS / 3))
+    assert one.update.items() <= four.update.items()
+    away = memory(edited(TINY, machine__processes=4, **FLEET), row="ppo")
+    assert "policy that samples" not in away.stays
+
+
+def test_processes_receive_weights_twice_and_gradients_once_a_micro_batch():
+    """31,232 tokens in micro-batches of 8,192: one of each of four processes, two of each of two."""
+    received = {
+        count: gpu_memory.communicated(edited(TINY, machine__processes=count), ROWS["arpo"], SHAPE)
+        for count in (1, 2, 4)
+    }
+    whole = 4 * (2 * LAYERS + ROOT + LAYERS + ROOT)  # weights, and gradients of all weights
+    assert received == {1: 0, 2: 2 * whole / 2, 4: whole * 3 / 4}
+    assert received[4] == 1_326_144
+    looked = edited(TINY, machine__processes=4, reinforce__update__mini_batches=2)
+    more = gpu_memory.communicated(looked, ROWS["arpo"], SHAPE) - received[4]
+    assert more == 3 * (ROOT + LAYERS), "the pass for the old log-probabilities"
+
+
+def test_seconds_of_processes_and_servers():
+    chosen, card = edited(TINY, machine__processes=4, **FLEET), CARDS["80"]
+    one = gpu_memory.seconds_of(TINY, ROWS["arpo"], SHAPE, card)
+    four = gpu_memory.seconds_of(chosen, ROWS["arpo"], SHAPE, card, network=1e6)
+    assert four.update == one.update / 4
+    assert four.communication == pytest.approx(1.326144)
+    assert four.loading == pytest.approx(4 * (ROOT + LAYERS) / 1e6)
+    assert (one.communication, one.loading) == (0, 0)
+
+
+def test_model_too_large_for_a_card_is_dealt_to_processes():
+    recipe, row = settings_of("qwen3-14b"), ROWS["arpo"]
+    found = remedies.remedy(recipe, row, gpu_memory.config_of(recipe), CARDS["80"])
+    keys = [change.key for change in found.changes]
+    assert keys[:2] == ["machine.processes", "engine.server"]
+    changed = with_changes(recipe, found.changes)
+    shape = shape_of(gpu_memory.config_of(recipe))
+    assert gpu_memory.fits(changed, row, shape, CARDS["80"])
+    fewer = changed.machine.model_copy(update={"processes": changed.machine.processes // 2})
+    less = changed.model_copy(update={"machine": fewer})
+    assert not gpu_memory.fits(less, row, shape, CARDS["80"])
+
+
 # ---------------------------------------------------------------- what to change
 
 
