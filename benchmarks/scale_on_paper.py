@@ -218,6 +218,7 @@ def draw(found: Mapping[str, Sequence[Reckoned]]) -> Any:
             axes.plot(MACHINES, values, "o-", color=color, markersize=3, linewidth=1, label=label)
         axes.set(title=batch, xlabel="machines of 8 GPUs", ylabel="seconds an iteration")
         axes.set_xscale("log", base=2)
+        axes.set_xticks(MACHINES, [str(count) for count in MACHINES])
         axes.set_yscale("log")
         axes.grid(color=figures.PALE, linewidth=0.6)
         axes.legend(fontsize=7, edgecolor="none")

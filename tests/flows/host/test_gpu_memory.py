@@ -492,7 +492,7 @@ def test_processes_share_what_stays_and_gather_a_layer_at_a_time():
 
 
 def test_processes_receive_weights_twice_and_gradients_once_a_micro_batch():
-    """31,232 tokens in micro-batches of 8,192: one of each of four processes, two of each of two."""
+    """31,232 tokens in micro-batches of 8,192: one for each of four processes, two of two."""
     received = {
         count: gpu_memory.communicated(edited(TINY, machine__processes=count), ROWS["arpo"], SHAPE)
         for count in (1, 2, 4)
