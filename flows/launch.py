@@ -54,15 +54,19 @@ class Program:
 
 
 def programs(
-    name: str, recipe: Recipe, environment: Mapping[str, str], pools: Mapping[str, str]
+    name: str,
+    recipe: Recipe,
+    environment: Mapping[str, str],
+    pools: Mapping[str, str],
+    changes: Sequence[str] = (),
 ) -> list[Program]:
     """Return the programs of a run, in the order in which they have to be there.
 
-    ``pools``: the pool of each stage that has one (dvc.yaml).
+    ``pools``: the pool of each stage that has one (dvc.yaml); ``changes``: those of ``--set``.
     """
     return [
         *(_server(name, address) for address in servers(recipe)),
-        *_stages(name, environment, pools),
+        *_stages(name, environment, pools, changes),
         *_learners(recipe, environment),
         *_own_engine(recipe),
     ]
@@ -81,10 +85,12 @@ def _server(name: str, address: str) -> Program:
 
 
 def _stages(
-    name: str, environment: Mapping[str, str], pools: Mapping[str, str]
+    name: str, environment: Mapping[str, str], pools: Mapping[str, str], changes: Sequence[str]
 ) -> Iterator[Program]:
     here = environment.get(HOST) or socket.gethostname()
-    yield Program("the stages, one after the other", here, f"python -m flows.retrain {name} --here")
+    how = ["--set", *changes] if changes else ["--here"]
+    command = shlex.join(["python", "-m", "flows.retrain", name, *how])
+    yield Program("the stages, one after the other", here, command)
     for stage, pool in pools.items():
         there = f"a worker of the pool {pool}, else {here}"
         module, _, recipe = stage.partition("@")
@@ -101,8 +107,7 @@ def _learners(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[Progra
     yield Program(
         f"{count} learner processes, while cold_start or reinforce runs",
         where,
-        shlex.join([*(shlex.split(own) if own else launch_command(count))])
-        + " -m tasks.learning.process",
+        (own or shlex.join(launch_command(count))) + " -m tasks.learning.process",
         [f"OMP_NUM_THREADS={threads}", f"{ADDRESS}=(the stage's)", f"{SECRET}=(secret)"],
     )
 
@@ -248,6 +253,14 @@ def report(name: str, started: Sequence[Program], wrong: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
+def _pools(name: str) -> dict[str, str]:
+    """Return the pool of each stage that has one; a recipe that is new in dvc.yaml has none."""
+    try:
+        return {stage.name: stage.pool for stage in pipeline.stages(name) if stage.pool}
+    except ValueError:
+        return {}
+
+
 def main(arguments: list[str]) -> int:
     """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(
@@ -270,13 +283,12 @@ def main(arguments: list[str]) -> int:
     chosen = parser.parse_args(arguments)
     try:
         recipe = settings.load_changed(chosen.recipe, chosen.set, Path("params"))
-        stages = pipeline.stages(chosen.recipe)
     except (ValueError, RuntimeError) as error:
         print(f"launch: {error}", file=sys.stderr)
         return 2
     wrong = faults(recipe, os.environ, Path.cwd(), chosen.starting)
-    pools = {stage.name: stage.pool for stage in stages if stage.pool}
-    print(report(chosen.recipe, programs(chosen.recipe, recipe, os.environ, pools), wrong))
+    started = programs(chosen.recipe, recipe, os.environ, _pools(chosen.recipe), chosen.set)
+    print(report(chosen.recipe, started, wrong))
     return 1 if wrong else 0
 
 
