@@ -20,7 +20,7 @@
 # make compare   train RECIPE with every row of params/algorithms.yaml and each of SEEDS (0 1 2) until
 #                BUDGET is spent (sampled_tokens=200000); the table goes to reports/
 # make bench     the speed of a training step beside TRL's, in one run
-# make serve     vLLM's server with the policy in the folder POLICY at HOST and PORT, for engine.server;
+# make serve     vLLM's server with the policy in the folder POLICY at HOST and PORT, for engine.servers;
 #                NAME is another name that runs call it by
 # make ui        the runs of this checkout in Prefect and in MLflow
 # make deploy    the pools POOLS, and what prefect.yaml declares, to the server at PREFECT_API_URL

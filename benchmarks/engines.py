@@ -65,7 +65,7 @@ def measure(folder: Path, questions: Sequence[Question], recipe: Recipe) -> dict
     model, tokenizer = load_policy(folder, recipe.machine).eval(), load_tokenizer(folder)
 
     def vllm(lanes: int) -> VllmEngine:
-        settings = Settings(kind="vllm", memory=0.5, server=None, lanes=lanes)
+        settings = Settings(kind="vllm", memory=0.5, servers=(), lanes=lanes)
         return vllm_engine(
             settings,
             recipe.machine,

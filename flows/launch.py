@@ -74,8 +74,7 @@ def programs(
 
 def servers(recipe: Recipe) -> list[str]:
     """Return the addresses of the servers that sample for a recipe."""
-    several = getattr(recipe.engine, "servers", None) or ()
-    return [*several] or [one for one in [recipe.engine.server] if one]
+    return list(recipe.engine.servers)
 
 
 def _server(name: str, address: str) -> Program:
@@ -154,8 +153,6 @@ def _of_engine(
             f"{TOKEN} is not set, or shorter than {SHORTEST} characters: give it the servers' "
             "token, which they keep in .beamline/server.token"
         )
-    if twice := sorted({one for one in addresses if addresses.count(one) > 1}):
-        yield f"engine.servers names {', '.join(twice)} more than once: name each server once"
     with ThreadPoolExecutor(len(addresses)) as pool:
         for address, why in zip(addresses, pool.map(ask, addresses), strict=True):
             if why:

@@ -193,6 +193,8 @@ def learn(
     """
     learners = training.learners
     credited = advantage(step, advantage_inputs(training, agents, scored), learners=learners)
+    if training.recipe.machine.processes > 1:  # the copy here has sampled; processes learn
+        resident.POLICIES.learner = None
     inputs = update_inputs(training, agents, scored, credited)
     keep = training.recipe.reinforce.keep
     make_room = partial(forget, step, keep, [*spare, scored.sampler], least=2)

@@ -269,8 +269,7 @@ def _staying(recipe: Recipe, row: Algorithm, shape: Shape) -> dict[str, float]:
 
 def servers(recipe: Recipe) -> int:
     """Return how many servers sample for a recipe; 0: an engine of this machine does."""
-    several = getattr(recipe.engine, "servers", None) or ()
-    return len(several) or int(recipe.engine.server is not None)
+    return len(recipe.engine.servers)
 
 
 def _of_update(recipe: Recipe, shape: Shape) -> dict[str, float]:

@@ -102,9 +102,9 @@ def _share(recipe: Recipe, card: Card) -> Iterator[Candidate]:
 def _elsewhere(recipe: Recipe, card: Card) -> Iterator[Candidate]:
     """Yield a server elsewhere, so that the stage holds no policy and no vLLM."""
     if recipe.engine.kind == "vllm" and not servers(recipe):
-        engine = recipe.engine.model_copy(update={"server": "http://HOST:8000"})
+        engine = recipe.engine.model_copy(update={"servers": ("http://HOST:8000",)})
         changed = recipe.model_copy(update={"engine": engine})
-        yield changed, Change("engine.server", "http://HOST:8000")
+        yield changed, Change("engine.servers", '["http://HOST:8000"]')
 
 
 def _rows(recipe: Recipe, card: Card) -> Iterator[Candidate]:

@@ -8,6 +8,7 @@ from pydantic import Field, SerializeAsAny, model_validator
 
 from params.schema.base import Frozen, Machine, NonNegative, Positive, PositiveFloat
 
+Address = Annotated[str, Field(pattern="^https?://")]
 Sections = dict[str, SerializeAsAny[Frozen]]  # name -> settings
 
 
@@ -48,19 +49,21 @@ class Engine(Frozen):
     # vLLM's memory for weights, keys and values: a share of the GPU's; on a CPU, the GiB of keys
     # and values.
     memory: Annotated[PositiveFloat, Field(exclude=True)]
-    # Address of a vLLM server; null: run vLLM on this machine.
-    server: Annotated[str | None, Field(exclude=True, pattern="^https?://")]
+    # Addresses of vLLM servers; []: run vLLM on this machine.
+    servers: Annotated[tuple[Address, ...], Field(exclude=True)]
     # Groups of questions that vLLM samples independently, so that none waits for the tools of
     # another one. With 1, all questions go on in common rounds.
     lanes: Annotated[Positive, Field(exclude=True)]
 
     @model_validator(mode="after")
-    def _only_vllm_has_a_server(self) -> Engine:
-        if self.server and self.kind != "vllm":
+    def _only_vllm_has_servers(self) -> Engine:
+        if self.servers and self.kind != "vllm":
             raise ValueError(
-                f"server is {self.server} and kind is {self.kind}, which has no server: set server "
-                "to null, or kind to vllm"
+                f"servers has {self.servers[0]} and kind is {self.kind}, which has no servers: set "
+                "servers to [], or kind to vllm"
             )
+        if len(set(self.servers)) < len(self.servers):
+            raise ValueError("servers names one of them twice: name each once")
         return self
 
 

@@ -23,7 +23,7 @@ def server():
 
 
 def test_programs_of_servers_stages_and_processes(server):
-    recipe = changed("tiny-vllm", "machine.processes=4", f"engine.server={server}")
+    recipe = changed("tiny-vllm", "machine.processes=4", f'engine.servers=["{server}"]')
     secret = {launch.TOKEN: TOKEN}
     started = launch.programs("tiny-vllm", recipe, secret, {"reinforce@tiny-vllm": "gpu"})
     text = launch.report("tiny-vllm", started, [])
@@ -43,7 +43,7 @@ def test_programs_of_servers_stages_and_processes(server):
 def test_sound_launch_has_no_fault(server, monkeypatch, tmp_path):
     monkeypatch.setattr(launch, "LOCAL", ())  # as if this file system were shared
     monkeypatch.setattr(launch, "ENGINES", {"vllm": launch.ENGINES["transformers"]})
-    recipe = changed("tiny-vllm", "machine.processes=4", f"engine.server={server}")
+    recipe = changed("tiny-vllm", "machine.processes=4", f'engine.servers=["{server}"]')
     command = "env torchrun --nnodes=2 --nproc-per-node=2"
     environment = {launch.TOKEN: TOKEN, launch.LAUNCH: command, launch.HOST: "node-1"}
     path = str(shutil.which("env")).rpartition("/")[0]
@@ -55,7 +55,7 @@ def test_all_faults_are_named_at_once(monkeypatch, tmp_path):
     monkeypatch.setattr(launch.gpu, "visible", lambda: ["a GPU"])
     recipe = changed(
         "tiny-vllm",
-        *("machine.processes=6", "machine.device=cuda", "engine.server=http://127.0.0.1:9"),
+        *("machine.processes=6", "machine.device=cuda", 'engine.servers=["http://127.0.0.1:9"]'),
     )
     command = "no-such-launcher torchrun --nnodes 2 --nproc_per_node 4"
     found = "\n".join(launch.faults(recipe, {launch.LAUNCH: command}, tmp_path))
@@ -74,7 +74,7 @@ def test_all_faults_are_named_at_once(monkeypatch, tmp_path):
 def test_servers_that_start_with_the_run_are_not_asked(tmp_path):
     environment = {launch.TOKEN: TOKEN}
     for host, faulty in (("127.0.0.1", False), ("no-such-machine.invalid", True)):
-        recipe = changed("tiny-vllm", f"engine.server=http://{host}:9")
+        recipe = changed("tiny-vllm", f'engine.servers=["http://{host}:9"]')
         found = launch.faults(recipe, environment, tmp_path, starting=True)
         assert any("does not answer" in fault for fault in found) == faulty
 

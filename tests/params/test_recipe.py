@@ -118,8 +118,9 @@ def test_recipes_keep_the_values_of_their_files(recipes):
         values = edited(FILES[name], {})
         values["environment"] = values["environment"] or {}
         values["dialogue"] = {**GROWING, **values["dialogue"]}
-        for key in ("memory", "server", "lanes"):  # they decide nothing, and are in no key
-            assert getattr(recipe.engine, key) == values["engine"].pop(key)
+        for key in ("memory", "servers", "lanes"):  # they decide nothing, and are in no key
+            chosen, written = getattr(recipe.engine, key), values["engine"].pop(key)
+            assert chosen == (tuple(written) if key == "servers" else written)
         assert recipe.model_dump(mode="json") == values
 
 
@@ -360,8 +361,12 @@ FAULTS = [
     ({"tools__search": {**SEARCH, "engine": "a"}}, ["unknown key 'tools.search.engine'"]),
     ({"tools__search": edited(SEARCH, {"b": REMOVED})}, ["missing key 'tools.search.b'"]),
     # engine
-    ({"engine__server": "http://gpu:8000"}, ["'engine': server is http://gpu:8000", "to vllm"]),
-    ({"engine__kind": "vllm", "engine__server": "gpu:8000"}, ["'engine.server' = 'gpu:8000'"]),
+    ({"engine__servers": ["http://gpu:8000"]}, ["'engine': servers has http://gpu", "to vllm"]),
+    ({"engine__kind": "vllm", "engine__servers": ["gpu:8000"]}, ["'engine.servers", "'gpu:8000'"]),
+    (
+        {"engine__kind": "vllm", "engine__servers": ["http://gpu:8000"] * 2},
+        ["'engine': servers names one of them twice"],
+    ),
     ({"engine__memory": 0}, ["'engine.memory' = 0"]),
     ({"engine__lanes": 0}, ["'engine.lanes' = 0"]),
     ({"engine__kind": "sglang"}, ["'engine.kind' = 'sglang'", "'transformers' or 'vllm'"]),

@@ -104,7 +104,7 @@ def test_an_iteration_goes_on_behind_the_batches_of_the_one_before():
 
 # ---------------------------------------------------------------- the whole verb
 
-ENGINE = Engine(kind="transformers", memory=1.0, server=None, lanes=1)
+ENGINE = Engine(kind="transformers", memory=1.0, servers=(), lanes=1)
 BUDGET = Rollout(
     leaves=2,
     initial=2,

@@ -30,7 +30,7 @@ AGENT = Agent(
     environment={},
     dialect={"tags": Tags()},
     sources={},
-    engine=Engine(kind="transformers", memory=1.0, server=None, lanes=1),
+    engine=Engine(kind="transformers", memory=1.0, servers=(), lanes=1),
     machine=MACHINE,
 )
 EXPERT = Sampled(

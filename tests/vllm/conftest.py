@@ -13,7 +13,7 @@ from tasks.policy.tiny import build_policy, build_tokenizer
 from tests.conftest import TEXTS
 
 MACHINE = Machine(threads=2, device="cpu", precision="float32")
-SETTINGS = Engine(kind="vllm", memory=0.25, server=None, lanes=1)
+SETTINGS = Engine(kind="vllm", memory=0.25, servers=(), lanes=1)
 ROWS = 32
 
 

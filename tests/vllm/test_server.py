@@ -8,22 +8,28 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from tasks.engines.vllm import engine as vllm
-from tasks.engines.vllm import guard
-from tasks.engines.vllm.connection import JSON, ROOT
+from tasks.engines.vllm import fleet, guard
+from tasks.engines.vllm.connection import ROOT
+from tasks.engines.vllm.server import JSON, Server
 from tests.vllm.conftest import SETTINGS, save
 from tests.vllm.test_vllm import changed, check, same, sampled
 
 
-@pytest.fixture(scope="module")
-def port():
+def free_port():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def port():
+    return free_port()
 
 
 def start(folder, port, log):
@@ -67,7 +73,7 @@ def serving(make, port, tmp_path_factory):
 
 def test_server_is_sampled_updated_and_restarted(serving, engine, tokenizer, port, tmp_path, capfd):
     model, made, restart = serving
-    settings = SETTINGS.model_copy(update={"server": f"http://127.0.0.1:{port}"})
+    settings = SETTINGS.model_copy(update={"servers": (f"http://127.0.0.1:{port}",)})
     vocabulary = model.config.vocab_size
     asked, samples = sampled(engine(model, made, tokenizer, settings), vocabulary)
     check(model, asked, samples)
@@ -79,7 +85,7 @@ def test_server_is_sampled_updated_and_restarted(serving, engine, tokenizer, por
     restart()  # it knows the first policy only, until it is told
     _, again = sampled(held, vocabulary)
     assert same(again, samples)
-    assert "restarting" in capfd.readouterr().out
+    assert "sampled again" in capfd.readouterr().out
     for call in ("POST /collective_rpc", "POST /sleep", "POST /reset_prefix_cache", "GET /health"):
         asked = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         asked.request(*call.split(), '{"method": "load_folder", "args": ["/"]}', JSON)
@@ -101,15 +107,107 @@ def another_kind():
 def test_server_of_another_kind_is_refused(make, engine, tokenizer):
     model, made = make()
     with another_kind() as port:
-        settings = SETTINGS.model_copy(update={"server": f"http://127.0.0.1:{port}"})
-        with pytest.raises(ValueError, match=r"engine.server .*make serve"):
+        settings = SETTINGS.model_copy(update={"servers": (f"http://127.0.0.1:{port}",)})
+        with pytest.raises(ValueError, match=r"engine.servers: .*make serve"):
             sampled(engine(model, made, tokenizer, settings), model.config.vocab_size)
 
 
 def test_server_that_never_answers_is_an_error(make, engine, tokenizer, port, monkeypatch):
-    monkeypatch.setattr(vllm, "SERVER_WAIT", 0.2)
-    monkeypatch.setattr(vllm, "RETRY_PAUSE", 0.1)
+    monkeypatch.setattr(fleet, "SERVER_WAIT", 0.2)
+    monkeypatch.setattr(fleet, "RETRY_PAUSE", 0.1)
     model, made = make()
-    settings = SETTINGS.model_copy(update={"server": "http://127.0.0.1:9"})
-    with pytest.raises(RuntimeError, match=r"engine.server http://127.0.0.1:9"):
+    settings = SETTINGS.model_copy(update={"servers": ("http://127.0.0.1:9",)})
+    with pytest.raises(RuntimeError, match=r"engine.servers: http://127.0.0.1:9"):
         sampled(engine(model, made, tokenizer, settings), model.config.vocab_size)
+
+
+# ---------------------------------------------------------------- several servers
+
+
+class Running:
+    """Two servers that a test kills and starts again."""
+
+    def __init__(self, folder, log):
+        self.folder, self.log = folder, log
+        self.ports = [free_port(), free_port()]
+        self.running = {}
+        for number in range(2):
+            self.start(number)
+
+    @property
+    def settings(self):
+        addresses = tuple(f"http://127.0.0.1:{port}" for port in self.ports)
+        return SETTINGS.model_copy(update={"servers": addresses})
+
+    def start(self, number):
+        self.running[number] = start(self.folder, self.ports[number], self.log)
+
+    def kill(self, number):
+        end(self.running.pop(number))
+
+
+@pytest.fixture(scope="module")
+def two(make, tmp_path_factory):
+    """A policy and two servers that were started with it."""
+    model, made = make(seed=3)
+    with (
+        (tmp_path_factory.mktemp("servers") / "log").open("wb") as log,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv(guard.TOKEN, "token of the tests")
+        servers = Running(made.path, log)
+        yield model, made, servers
+        for number in list(servers.running):
+            servers.kill(number)
+
+
+def test_trees_move_when_their_server_dies(two, engine, tokenizer, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(fleet, "RETRY_PAUSE", 0.5)
+    model, made, servers = two
+    vocabulary = model.config.vocab_size
+    _, expected = sampled(engine(model, made, tokenizer), vocabulary)
+    held = engine(model, made, tokenizer, servers.settings)
+    assert same(sampled(held, vocabulary)[1], expected)
+    assert len(set(held.connection.homes.values())) == 2, "both have sampled"
+    servers.kill(0)
+    assert same(sampled(held, vocabulary)[1], expected)
+    assert "sampled again" in capfd.readouterr().out
+    changed(model)
+    other = save(model, tokenizer, tmp_path / "updated")
+    held = engine(model, other, tokenizer, servers.settings)
+    asked, expected = sampled(held, vocabulary)  # by the other one alone
+    check(model, asked, expected)
+    servers.start(0)
+    wait_for(held.connection, 2)
+    servers.kill(1)
+    assert same(sampled(held, vocabulary)[1], expected), "it has got the weights of today"
+    servers.start(1)
+    wait_for(held.connection, 2)
+
+
+def wait_for(connection, count):
+    """Wait until so many servers have the weights."""
+    deadline = time.monotonic() + 300
+    while len(connection.up) < count:
+        assert time.monotonic() < deadline
+        with connection.lock:
+            connection._bring_back()
+        time.sleep(0.2)
+
+
+def test_stale_weights_are_refused(two, engine, make, tokenizer, monkeypatch, capfd):
+    model, _, servers = two
+    _, made = make(seed=4)  # another policy, which somebody loads into one of the servers
+    own = save(model, tokenizer, Path("own"))
+    held = engine(model, own, tokenizer, servers.settings)
+    _, expected = sampled(held, model.config.vocab_size)
+    server = held.connection.servers[0]
+    server.load(made.path, "of another run")
+    _, again = sampled(held, model.config.vocab_size)
+    assert same(again, expected)
+    assert "answered with the weights 'of another run'" in capfd.readouterr().out
+    monkeypatch.setattr(Server, "load", lambda *_: None)  # it never gets the right ones again
+    server._worker("load_folder", made.path, "of another run")
+    with pytest.raises(RuntimeError, match="does another run use it"):
+        for _ in range(2 * fleet.STALE):
+            sampled(held, model.config.vocab_size)

@@ -1,10 +1,8 @@
-"""Connections to vLLM: in a process of its own here, or on a server."""
+"""The contract of a connection to vLLM, and vLLM in a process of its own here."""
 
 from __future__ import annotations
 
 import gc
-import http.client
-import json
 import os
 import pickle
 import socket
@@ -12,19 +10,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
-from urllib.parse import urlsplit
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
-from tasks.engines.vllm.guard import TOKEN, TOKEN_FILE
 from tasks.engines.vllm.messages import ALIGNMENT, Drawn, Fault, Opener, Turn, map_tensor
 from tasks.policy import adapter
 
@@ -51,8 +46,11 @@ class Connection(Protocol):
     def sample(self, turns: Sequence[Turn]) -> list[Drawn]:
         """Sample turns; results are in their order."""
 
-    def load(self, model: Any, folder: Callable[[], Path]) -> None:
-        """Load the weights of ``model``, which are also in the folder that ``folder`` returns."""
+    def load(self, model: Any, folder: Callable[[], Path], version: str) -> None:
+        """Load the weights of ``model``, which are also in the folder that ``folder`` returns.
+
+        ``version`` names them: the digest of the policy.
+        """
 
     def release(self) -> None:
         """Release GPU memory until the next policy is loaded."""
@@ -98,7 +96,7 @@ class LocalVllm:
     def sample(self, turns: Sequence[Turn]) -> list[Drawn]:
         return list(self.call("sample", *turns))
 
-    def load(self, model: Any, folder: Callable[[], Path]) -> None:
+    def load(self, model: Any, folder: Callable[[], Path], version: str) -> None:
         """Load weights from memory: those on the GPU in place, others through a shared copy.
 
         A policy with an adapter is loaded from the folder of merged weights: merging it in memory
@@ -220,128 +218,3 @@ def shared(weights: dict[str, Tensor]) -> Iterator[dict[str, Opener]]:
 
 def _aligned_bytes(weight: Tensor) -> int:
     return -(-weight.nbytes // ALIGNMENT) * ALIGNMENT
-
-
-# ---------------------------------------------------------------- on a server
-
-
-class RemoteVllm:
-    """vLLM's own server, with Beamline's worker in it, at an address; see docs/vllm.md."""
-
-    def __init__(self, address: str) -> None:
-        """Connect. Raises EngineDiedError where nothing answers, ValueError for another server."""
-        self.name, self.address = address, urlsplit(address)
-        if "@" in self.address.netloc:
-            raise ValueError(
-                "engine.server has a user or a password, and git and MLflow keep the recipe: name "
-                f"the server without it, and give its token in {TOKEN}"
-            )
-        self.headers = JSON | {"Authorization": f"Bearer {os.environ.get(TOKEN, '').strip()}"}
-        self.folder, self.closed = "", False
-        self.connections = threading.local()
-        self.pool = ThreadPoolExecutor(PARALLEL_TURNS, thread_name_prefix="vllm")
-        try:
-            self._worker("measure_entropies")
-        except EngineDiedError:
-            raise
-        except RuntimeError as error:
-            raise ValueError(
-                f"engine.server {address} is no vLLM that Beamline can train with: start it with "
-                f"`make serve` ({error})"
-            ) from None
-
-    def sample(self, turns: Sequence[Turn]) -> list[Drawn]:
-        """Sample turns. A server that has restarted since the policy was loaded counts as dead."""
-        if self.closed or self._worker("policy")["results"] != [self.folder]:
-            raise EngineDiedError(f"engine.server {self.name} no longer has the policy")
-        return list(self.pool.map(self._turn, turns))
-
-    def load(self, model: Any, folder: Callable[[], Path]) -> None:
-        """Load weights from the folder, which must have the same path on the server."""
-        self.folder = str(folder().absolute())
-        self._worker("load_folder", self.folder)
-        if not self._post("/reset_prefix_cache?reset_running_requests=true")["success"]:
-            raise RuntimeError(f"engine.server {self.name}: {STALE_CACHE}")
-
-    def release(self) -> None:
-        """Do nothing: the server has its own GPU."""
-
-    def close(self) -> None:
-        self.closed = True  # turns that are being sampled are not waited for
-
-    def _turn(self, turn: Turn) -> Drawn:
-        options = turn.options() | {"flat_logprobs": False}
-        answer = self._post(
-            "/inference/v1/generate",
-            {"token_ids": turn.tokens.tolist(), "sampling_params": options},
-        )
-        return parse_choice(answer["choices"][0])
-
-    def _worker(self, method: str, *arguments: str) -> Any:
-        """Call a method of ``PolicyWorker`` on the server."""
-        return self._post("/collective_rpc", {"method": method, "args": arguments})
-
-    def _post(self, path: str, body: Any = None) -> Any:
-        """Return the answer. Raises EngineDiedError where none comes, RuntimeError if refused.
-
-        Raises ValueError where the server does not know this run's token.
-        """
-        status, text = self._request(path, json.dumps(body or {}))
-        if status == http.client.UNAUTHORIZED:
-            raise ValueError(
-                f"engine.server {self.name} refuses this run: set {TOKEN} to the server's token, "
-                f"which `make serve` keeps in {TOKEN_FILE}, and call it by a name that it has "
-                "(--name)"
-            )
-        if status != http.client.OK:
-            raise RuntimeError(f"{path}: {status} {text.decode(errors='replace')[:500]}")
-        return json.loads(text) if text else None
-
-    def _request(self, path: str, body: str) -> tuple[int, bytes]:
-        """Return status and text of the answer; retry once on a connection closed while idle."""
-        reused = hasattr(self.connections, "own")
-        try:
-            connection = self._connection()
-            connection.request("POST", path, body, self.headers)
-            answer = connection.getresponse()
-            return answer.status, answer.read()
-        except (OSError, http.client.HTTPException) as error:
-            vars(self.connections).pop("own", None)
-            if reused:
-                return self._request(path, body)
-            raise EngineDiedError(f"engine.server {self.name}: {error}") from None
-
-    def _connection(self) -> http.client.HTTPConnection:
-        """Return this thread's connection, opened at its first call."""
-        if not hasattr(self.connections, "own"):
-            kind = CONNECTIONS[self.address.scheme]
-            opened = kind(self.address.netloc, timeout=TURN_TIMEOUT)
-            opened.connect()
-            for option, value in KEEPALIVE.items():  # notices a machine that lost power
-                opened.sock.setsockopt(*option, value)
-            self.connections.own = opened
-        own: http.client.HTTPConnection = self.connections.own
-        return own
-
-
-PARALLEL_TURNS = 256  # turns that a server gets at the same time
-TURN_TIMEOUT = 3600.0  # seconds for a turn on the server
-KEEPALIVE = {  # probe after 30 idle seconds, 3 times, every 10 seconds
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): 30,
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): 3,
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): 10,
-}
-JSON = {"Content-Type": "application/json"}
-CONNECTIONS = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
-
-
-def parse_choice(choice: dict[str, Any]) -> Drawn:
-    """Return tokens, logprobs and entropies [T] of a turn in the server's answer."""
-    content = choice["logprobs"]["content"]
-    entropies = [entry["top_logprobs"][1]["logprob"] for entry in content]
-    return (
-        np.array(choice["token_ids"], np.int32),
-        np.array([entry["logprob"] for entry in content], np.float32),
-        np.array(entropies, np.float32),
-    )

@@ -9,9 +9,9 @@ repeated.
 from __future__ import annotations
 
 import atexit
+import hashlib
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,16 +24,15 @@ from tasks.engines.vllm.connection import (
     Connection,
     EngineDiedError,
     LocalVllm,
-    RemoteVllm,
     free_gpu_memory,
 )
+from tasks.engines.vllm.fleet import Fleet
 from tasks.engines.vllm.messages import Drawn, Turn
 from tasks.trees import marks
 from tasks.trees.markers import any_of
 from tasks.trees.outcomes import StopReason
 
 RESTARTS = 3  # of a vLLM that dies while it samples, before the rollout fails
-SERVER_WAIT, RETRY_PAUSE = 600.0, 5.0  # seconds for a server to answer, and between two attempts
 GIB = 2**30
 
 
@@ -86,7 +85,7 @@ class VllmEngine:
         with self.lock:
             texts = bool(stop_texts(self.pieces(), stop))
             if context > self.positions or texts > self.texts:
-                if not self.settings.server:
+                if not self.settings.servers:
                     self.close()
                 longest = max(context, self.positions)
                 self.positions = positions_for(longest, self.config.max_position_embeddings)
@@ -125,7 +124,7 @@ class VllmEngine:
         with self.lock:
             if self.connection and self.loaded != self.digest:
                 try:
-                    self.connection.load(self.model, self.folder)
+                    self.connection.load(self.model, self.folder, self.digest)
                     self.loaded = self.digest
                 except (EngineDiedError, RuntimeError) as error:
                     self._discard(self.connection, error)
@@ -142,25 +141,13 @@ class VllmEngine:
                 self.close()
 
     def _start(self) -> Connection:
-        """Connect to the server, or start vLLM in a process here."""
-        if self.settings.server:
-            return self._connect_server(self.settings.server)
+        """Connect to the servers, or start vLLM in a process here."""
+        if self.settings.servers:
+            fleet = Fleet(self.settings.servers)
+            fleet.load(self.model, self.folder, self.digest)
+            return fleet
         free_gpu_memory()
         return LocalVllm(self.folder(), self._options())
-
-    def _connect_server(self, address: str) -> RemoteVllm:
-        """Connect to the server; raise EngineDiedError if it does not answer in SERVER_WAIT."""
-        deadline = time.monotonic() + SERVER_WAIT
-        while True:
-            try:
-                server = RemoteVllm(address)
-                server.load(self.model, self.folder)
-                return server
-            except EngineDiedError as error:
-                if time.monotonic() > deadline:
-                    raise
-                print(f"{error}; trying again", flush=True)
-                time.sleep(RETRY_PAUSE)
 
     def _options(self) -> dict[str, Any]:
         """Return arguments of vLLM's EngineArgs."""
@@ -246,6 +233,7 @@ class VllmSession:
         self.stop_tokens = stop_tokens(self.pieces, stop)
         self.stop_texts = stop_texts(self.pieces, stop)
         self.open_handles: set[int] = set()
+        self.trees: dict[int, bytes] = {}  # handle -> digest of the prompt that its path began with
         self.handles = 0
 
     def open(self) -> int:
@@ -256,10 +244,14 @@ class VllmSession:
         return self.handles
 
     def fork(self, handle: int) -> int:
-        return self.open()
+        branch = self.open()
+        if handle in self.trees:
+            self.trees[branch] = self.trees[handle]
+        return branch
 
     def close(self, handle: int) -> None:
         self.open_handles.remove(handle)
+        self.trees.pop(handle, None)
 
     def sample(self, requests: Sequence[Request]) -> list[Sample]:
         if not requests:
@@ -271,6 +263,9 @@ class VllmSession:
         return [self._sample(*drawn) for drawn in self.engine.sample(turns)]
 
     def _turn(self, request: Request) -> Turn:
+        if request.handle not in self.trees:  # its first turn: the tokens are the prompt
+            own = hashlib.blake2b(request.tokens.tobytes(), digest_size=16).digest()
+            self.trees[request.handle] = own
         return Turn(
             request.tokens,
             request.seed,
@@ -279,6 +274,7 @@ class VllmSession:
             self.top_p,
             (self.end, *self.stop_tokens),
             self.stop_texts,
+            self.trees[request.handle],
         )
 
     def _sample(self, tokens: Any, logprobs: Any, entropies: Any) -> Sample:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import json
 import os
 import secrets
 import stat
@@ -23,8 +24,18 @@ App = Callable[[Any, Any, Any], Awaitable[None]]  # of ASGI
 Headers = Iterable[tuple[bytes, bytes]]
 
 
+POLICY_HEADER = "Beamline-Policy"  # of each answer: the version of the weights that gave it
+# Calls that change no weights; the version is unknown after any other one, and the run loads anew.
+HARMLESS = ("/inference/v1/generate", "/reset_prefix_cache", "/pause", "/resume")
+HARMLESS_METHODS = ("measure_entropies", "policy")  # of vLLM's worker, by /collective_rpc
+
+
 class Guard:
-    """An ASGI application before another one; a request that it refuses does not get there."""
+    """An ASGI application before another one; a request that it refuses does not get there.
+
+    It names the version of the weights in each answer: the one that was loaded last, "" after the
+    server has started and where they changed while the answer was computed.
+    """
 
     def __init__(self, app: App) -> None:
         """Guard ``app``.
@@ -33,17 +44,86 @@ class Guard:
         """
         self.app, self.token = app, _long_enough(os.environ[TOKEN], TOKEN)
         self.names = frozenset(os.environ[NAMES].split(","))
+        self.version = ""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Pass a request on, or answer it with 401; a websocket is closed."""
         if scope["type"] == "lifespan" or is_allowed(scope["headers"], self.token, self.names):
-            await self.app(scope, receive, send)
+            await self._pass_on(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
             headers = [(b"content-type", b"text/plain"), (b"www-authenticate", b"Bearer")]
             await send({"type": "http.response.start", "status": 401, "headers": headers})
             await send({"type": "http.response.body", "body": REFUSAL.encode()})
+
+    async def _pass_on(self, scope: Any, receive: Any, send: Any) -> None:
+        """Pass a request on, and name the version of the weights in the answer."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        body = b""
+        if scope["path"] == RPC:
+            body = await _body(receive)
+            receive = _again(body, receive)
+        loaded = _loaded(scope, body, self.version)
+        before = self.version
+        if loaded != before:
+            self.version = ""  # until they are all there
+
+        async def answer(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                if loaded != before and message["status"] == 200:
+                    self.version = loaded
+                own = self.version if self.version in (before, loaded) else ""
+                header = (POLICY_HEADER.lower().encode(), own.encode())
+                message = message | {"headers": [*message.get("headers", ()), header]}
+            await send(message)
+
+        await self.app(scope, receive, answer)
+
+
+RPC = "/collective_rpc"
+LARGEST = 2**20  # bytes of a call by RPC
+
+
+async def _body(receive: Any) -> bytes:
+    """Return a request's body. Raises ValueError for one of more than LARGEST bytes."""
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message["type"] == "http.request" and message.get("more_body", False)
+        if len(body) > LARGEST:
+            raise ValueError(f"a call of more than {LARGEST} bytes")
+    return body
+
+
+def _again(body: bytes, receive: Any) -> Callable[[], Awaitable[Any]]:
+    """Return a ``receive`` that gives a body that was read already, then what follows."""
+    waiting = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def again() -> Any:
+        return waiting.pop() if waiting else await receive()
+
+    return again
+
+
+def _loaded(scope: Any, body: bytes, version: str) -> str:
+    """Return the version of the weights after a request that is answered with 200."""
+    if scope["method"] == "GET" or scope["path"] in HARMLESS:
+        return version
+    if scope["path"] != RPC:
+        return ""
+    try:
+        call = json.loads(body)
+        method, arguments = call["method"], call.get("args") or []
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return ""
+    if method in HARMLESS_METHODS:
+        return version
+    known = method == "load_folder" and len(arguments) == 2 and isinstance(arguments[1], str)
+    return str(arguments[1]) if known else ""
 
 
 REFUSAL = f"this server answers requests with its token ({TOKEN}) that name it as their host"

@@ -37,12 +37,12 @@ def memory(load: SamplingLoad) -> dict[str, float]:
 
 
 def installed(settings: Settings) -> str | None:
-    """Return how to install vLLM where it is missing; None where it is here or on a server."""
-    if settings.server or find_spec("vllm"):
+    """Return how to install vLLM where it is missing; None where it is here or on servers."""
+    if settings.servers or find_spec("vllm"):
         return None
     return (
         "which is not installed here: make run takes an environment that has it, "
-        "pip install 'beamline[vllm]' adds it to this one, and engine.server names one elsewhere"
+        "pip install 'beamline[vllm]' adds it to this one, and engine.servers names some elsewhere"
     )
 
 

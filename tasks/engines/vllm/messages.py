@@ -40,6 +40,7 @@ class Turn:
     top_p: float
     stop_tokens: tuple[int, ...]  # ids that end a turn, with the end token
     stop_texts: tuple[str, ...]  # texts that end a turn; empty where tokens suffice
+    tree: bytes = b""  # which tree it is of; turns of a tree share prefixes
 
     def options(self) -> dict[str, Any]:
         """Return arguments of vLLM's SamplingParams."""

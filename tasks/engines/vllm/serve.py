@@ -1,4 +1,4 @@
-"""Start vLLM's own server, as a recipe's ``engine.server`` expects it, on a machine with a GPU.
+"""Start vLLM's own server, as a recipe's ``engine.servers`` expects it, on a machine with a GPU.
 
     python -m tasks.engines.vllm.serve FOLDER --port 8000
 

@@ -64,7 +64,7 @@ class PolicyWorker:
 
     model_runner: Any
     reload_weights: Any
-    policy_folder: str = ""
+    policy_version: str = ""
 
     def measure_entropies(self) -> None:
         """Sample with ``MeasuringSampler`` from now on. Raises RuntimeError for another sampler."""
@@ -77,16 +77,16 @@ class PolicyWorker:
         sampler.__class__ = MeasuringSampler
 
     def policy(self) -> str:
-        """Return the folder that weights were last loaded from; "" for those of the start."""
-        return self.policy_folder
+        """Return the version of the weights that were last loaded; "" for those of the start."""
+        return self.policy_version
 
-    def load_folder(self, folder: str) -> None:
+    def load_folder(self, folder: str, version: str = "") -> None:
         """Load the weights of a policy folder. Raises FileNotFoundError if it has none."""
         files = sorted(Path(folder).glob("*.safetensors"))
         if not files:
             raise FileNotFoundError(f"{folder} has no *.safetensors: is it the folder of a policy?")
         self._load((name, weight) for file in files for name, weight in load_file(file).items())
-        self.policy_folder = folder
+        self.policy_version = version
 
     def load_shared(self, packed: bytes) -> None:
         """Load weights that another process shares: pickled, name -> how to open each."""

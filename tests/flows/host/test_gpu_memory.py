@@ -384,7 +384,7 @@ def test_vllm_takes_its_share_of_the_card():
     settings = {"machine__device": "cuda", "engine__kind": "vllm", "engine__memory": 0.25}
     here = edited(TINY, **settings)
     assert memory(here, card=of_gib(40)).sampling == {"vLLM's share": 10 * GIB}
-    away = edited(TINY, **settings, engine__server="http://gpu:8000")
+    away = edited(TINY, **settings, engine__servers=("http://gpu:8000",))
     assert memory(away).sampling == {}
     of_cpu = edited(TINY, engine__kind="vllm", engine__memory=2.0)
     assert sum(memory(of_cpu).sampling.values()) == 2 * GIB + FULL * SHAPE.weights
@@ -474,7 +474,7 @@ def test_decoding_step_has_a_least_time():
 
 # Of SHAPE: embedding and head 2 x 97 x 64; three layers of 46,336 and a norm of 64.
 ROOT, LAYERS = 12_416, 139_072
-FLEET = {"engine__kind": "vllm", "engine__server": "http://gpu:8000"}
+FLEET = {"engine__kind": "vllm", "engine__servers": ("http://gpu:8000",)}
 
 
 def test_processes_share_what_stays_and_gather_a_layer_at_a_time():
@@ -519,7 +519,7 @@ def test_model_too_large_for_a_card_is_dealt_to_processes():
     recipe, row = settings_of("qwen3-14b"), ROWS["arpo"]
     found = remedies.remedy(recipe, row, gpu_memory.config_of(recipe), CARDS["80"])
     keys = [change.key for change in found.changes]
-    assert keys[:2] == ["machine.processes", "engine.server"]
+    assert keys[:2] == ["machine.processes", "engine.servers"]
     changed = with_changes(recipe, found.changes)
     shape = shape_of(gpu_memory.config_of(recipe))
     assert gpu_memory.fits(changed, row, shape, CARDS["80"])

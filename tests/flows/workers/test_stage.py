@@ -79,7 +79,7 @@ def test_invalid_recipe_is_one_message(project, capsys, changes, said):
 def test_missing_engine_is_found_before_any_work(project, monkeypatch, there):
     monkeypatch.setattr(vllm, "find_spec", lambda name: (there and name == "vllm") or None)
     stage.check_engine("toy")
-    toy.write_recipe(project, engine__kind="vllm", engine__server="http://gpu:8000")
+    toy.write_recipe(project, engine__kind="vllm", engine__servers=["http://gpu:8000"])
     stage.check_engine("toy")
     toy.write_recipe(project, engine__kind="vllm")
     if there:

@@ -11,8 +11,9 @@ import torch
 
 from tasks.engines import Request
 from tasks.engines.vllm import engine, guard, serve
-from tasks.engines.vllm.connection import ROOT, parse_choice, shared
+from tasks.engines.vllm.connection import ROOT, shared
 from tasks.engines.vllm.messages import SEEDS, Turn
+from tasks.engines.vllm.server import parse_choice
 from tasks.trees.outcomes import StopReason
 
 PIECES = ["a", "</python>", "b</python>c", "</", "python>", "<|end|>"]

@@ -17,7 +17,8 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route, WebSocketRoute
 
 from tasks.engines.vllm import guard
-from tasks.engines.vllm.connection import ROOT, RemoteVllm
+from tasks.engines.vllm.connection import ROOT
+from tasks.engines.vllm.server import Server
 
 TOKEN = "a token that the server knows"
 CALLS = (
@@ -27,6 +28,10 @@ CALLS = (
     "/reset_prefix_cache",
     "/start_profile",
     "/health",
+    "/pause",
+    "/resume",
+    "/update_weights",
+    "/inference/v1/generate",
 )
 
 
@@ -121,22 +126,40 @@ def test_websocket_needs_the_token(port, served):
     assert served == ["websocket"]
 
 
-def test_run_gives_its_token(port, served, monkeypatch, tmp_path):
-    server = RemoteVllm(f"http://127.0.0.1:{port}")
-    server.load(None, lambda: tmp_path)
-    assert served == ["/collective_rpc", "/collective_rpc", "/reset_prefix_cache"]
-    monkeypatch.setenv(guard.TOKEN, "another token")
-    with pytest.raises(ValueError, match=f"refuses this run: set {guard.TOKEN}"):
-        RemoteVllm(f"http://127.0.0.1:{port}")
-    monkeypatch.delenv(guard.TOKEN)
-    with pytest.raises(ValueError, match="refuses this run"):
-        RemoteVllm(f"http://127.0.0.1:{port}")
+def test_run_gives_its_token(port, served, monkeypatch):
+    server = Server(f"http://127.0.0.1:{port}")
+    server.load("folder", "version")
+    rpc = "/collective_rpc"
+    assert served == [rpc, "/pause", rpc, "/reset_prefix_cache", "/resume"]
+    for token in ("another token", ""):
+        monkeypatch.setenv(guard.TOKEN, token)
+        with pytest.raises(ValueError, match=f"refuses this run: set {guard.TOKEN}"):
+            Server(f"http://127.0.0.1:{port}").load("folder", "version")
 
 
 def test_password_in_the_recipe_is_refused_and_not_shown():
     with pytest.raises(ValueError, match="git and MLflow keep") as caught:
-        RemoteVllm("http://worker:s3cr3t@127.0.0.1:9")
+        Server("http://worker:s3cr3t@127.0.0.1:9")
     assert "s3cr3t" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "version"),
+    [
+        (("/collective_rpc", {"method": "load_folder", "args": ["folder", "new"]}), "new"),
+        (("/collective_rpc", {"method": "load_folder", "args": ["folder"]}), ""),
+        (("/collective_rpc", {"method": "reload_weights"}), ""),
+        (("/collective_rpc", {"method": "policy"}), "old"),
+        (("/update_weights", {}), ""),
+        (("/reset_prefix_cache", {}), "old"),
+        (("/inference/v1/generate", {}), "old"),
+    ],
+)
+def test_answers_name_the_version_of_the_weights(port, call, version):
+    server = Server(f"http://127.0.0.1:{port}")
+    server.load("folder", "old")
+    assert server._asked(*call)[1] == version
+    assert server._asked("/inference/v1/generate", {})[1] == version
 
 
 def test_guard_without_a_token_does_not_start(monkeypatch):

@@ -1,0 +1,152 @@
+"""Sample from several servers that hold the same policy.
+
+A tree stays with the server that sampled its first turn, which holds its prefixes. Where a server
+dies, its trees move to the others, and turns without an answer are sampled again: each turn has a
+seed of its own, so the result does not depend on the server. A server that is back gets the current
+weights before it samples. Every answer carries the version of the weights that gave it; one by
+other weights is thrown away, and its server gets the current ones first.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tasks.engines.vllm.connection import EngineDiedError
+from tasks.engines.vllm.messages import Drawn, Turn
+from tasks.engines.vllm.server import Server, StaleWeightsError
+
+SERVER_WAIT, RETRY_PAUSE = 600.0, 5.0  # seconds for a server to answer, and between two attempts
+STALE = 3  # times that a server may answer with other weights after it has got the current ones
+
+
+class Fleet:
+    """Several servers as one connection (tasks.engines.vllm.connection.Connection)."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        """Make ready to connect. Raises ValueError for an address with a password."""
+        self.servers = [Server(address) for address in addresses]
+        self.up: set[Server] = set()  # those that have the current weights
+        self.tried: dict[Server, float] = {}  # when one that is down was tried, time.monotonic
+        self.stale: Counter[Server] = Counter()
+        self.homes: dict[bytes, Server] = {}  # tree -> the server that holds its prefixes
+        self.folder, self.version = "", ""
+        self.lock = threading.RLock()  # for all of these
+
+    def load(self, model: Any, folder: Callable[[], Path], version: str) -> None:
+        """Load weights from the folder, which must have the same path on all servers.
+
+        Waits until one server has them. Raises EngineDiedError if none has in SERVER_WAIT.
+        """
+        with self.lock:
+            self.folder, self.version = str(folder().absolute()), version
+            self.up, self.tried, self.homes = set(), {}, {}
+            self.stale.clear()
+            self._await_a_server()
+
+    def sample(self, turns: Sequence[Turn]) -> list[Drawn]:
+        """Sample turns; those of a server that dies meanwhile are sampled on others."""
+        found: dict[int, Drawn] = {}
+        while len(found) < len(turns):
+            left = [place for place in range(len(turns)) if place not in found]
+            with self.lock:
+                self._await_a_server()
+                version = self.version
+                parts = self._dealt({place: turns[place].tree for place in left})
+            with ThreadPoolExecutor(len(parts)) as pool:
+                waiting = [
+                    pool.submit(server.sample, [turns[place] for place in places], version)
+                    for server, places in parts.items()
+                ]
+            for (server, places), drawn in zip(parts.items(), waiting, strict=True):
+                self._take(server, zip(places, drawn.result(), strict=True), found)
+        return [found[place] for place in range(len(turns))]
+
+    def release(self) -> None:
+        """Do nothing: the servers have GPUs of their own."""
+
+    def close(self) -> None:
+        """Do nothing: connections end with their threads."""
+
+    def _dealt(self, trees: dict[int, bytes]) -> dict[Server, list[int]]:
+        """Return server -> places of its turns. ``trees``: place -> tree.
+
+        A tree without a server that is up goes to the one with the fewest trees.
+        """
+        parts: dict[Server, list[int]] = {}
+        load = Counter(server for server in self.homes.values() if server in self.up)
+        for place, tree in trees.items():
+            if self.homes.get(tree) not in self.up:
+                order = [server for server in self.servers if server in self.up]
+                self.homes[tree] = min(order, key=lambda server: load[server])
+                load[self.homes[tree]] += 1
+            parts.setdefault(self.homes[tree], []).append(place)
+        return parts
+
+    def _take(
+        self,
+        server: Server,
+        answers: Iterable[tuple[int, Drawn | EngineDiedError]],
+        found: dict[int, Drawn],
+    ) -> None:
+        """Put the answers of a server into ``found``; one that is missing takes the server down."""
+        missing = None
+        for place, drawn in answers:
+            if isinstance(drawn, EngineDiedError):
+                missing = drawn
+            else:
+                found[place] = drawn
+        if missing:
+            with self.lock:
+                self._take_down(server, missing)
+
+    def _take_down(self, server: Server, error: EngineDiedError) -> None:
+        """Note that a server is down. Raises RuntimeError for one that stays stale."""
+        if server not in self.up:
+            return
+        self.up.discard(server)
+        self.tried.pop(server, None)
+        self.stale[server] += isinstance(error, StaleWeightsError)
+        print(f"{error}: its unfinished turns are sampled again", flush=True)
+        if self.stale[server] > STALE:
+            raise RuntimeError(
+                f"{error}, {self.stale[server]} times since it got these: does another run use it?"
+            )
+
+    def _await_a_server(self) -> None:
+        """Try servers that are down; wait until one is up. Raises EngineDiedError as ``load``."""
+        deadline = time.monotonic() + SERVER_WAIT
+        while True:
+            errors = self._bring_back()
+            if self.up:
+                return
+            if errors and time.monotonic() > deadline:
+                raise EngineDiedError("; ".join(errors))
+            time.sleep(RETRY_PAUSE)
+
+    def _bring_back(self) -> list[str]:
+        """Give servers that are down the weights, at most once in RETRY_PAUSE; return errors."""
+        now = time.monotonic()
+        due = [
+            server
+            for server in self.servers
+            if server not in self.up and now - self.tried.get(server, -RETRY_PAUSE) >= RETRY_PAUSE
+        ]
+        errors = []
+        with ThreadPoolExecutor(max(1, len(due))) as pool:
+            loads = {pool.submit(server.load, self.folder, self.version): server for server in due}
+            for load, server in loads.items():
+                try:
+                    load.result()
+                    self.up.add(server)
+                except EngineDiedError as error:
+                    errors.append(str(error))
+                    if server not in self.tried:
+                        print(f"{error}; it is tried again", flush=True)
+                self.tried[server] = time.monotonic()
+        return errors
