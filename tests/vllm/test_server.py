@@ -167,6 +167,9 @@ def test_trees_move_when_their_server_dies(two, engine, tokenizer, tmp_path, mon
     vocabulary = model.config.vocab_size
     _, expected = sampled(engine(model, made, tokenizer), vocabulary)
     held = engine(model, made, tokenizer, servers.settings)
+    assert same(sampled(held, vocabulary)[1], expected), "by the one that was there first"
+    wait_for(held.connection, 2)
+    held.connection.homes.clear()
     assert same(sampled(held, vocabulary)[1], expected)
     assert len(set(held.connection.homes.values())) == 2, "both have sampled"
     servers.kill(0)
