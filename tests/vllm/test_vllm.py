@@ -319,7 +319,8 @@ def test_weights_that_do_not_load_restart_the_engine(engine, make, tokenizer, tm
     wider, _ = make(hidden=128, heads=4)
     held.set_policy(model, tokenizer, lambda: tmp_path / "updated", other.digest)
     in_place = held.connection.load
-    held.connection.load = lambda _, folder: in_place(wider, folder)  # weights of another shape
+    # Weights of another shape do not load.
+    held.connection.load = lambda _, folder, version: in_place(wider, folder, version)
     check(model, *sampled(held, model.config.vocab_size))
     assert "restarting" in capfd.readouterr().out
 
