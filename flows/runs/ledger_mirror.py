@@ -2,25 +2,29 @@
 
 The environment variable BEAMLINE_STORE is its address: a folder, or what ``dvc remote add`` takes
 (``remote://<name>/<path>`` for a remote's credentials). Without it, the folder ``ledger`` of DVC's
-default remote is used; without a remote there is no mirror. Everything has the same name there as
-in the ledger. A sub-step counts once its record is there, which is written last, and while its
-files have the sizes and digests in the record.
+default remote is used; without a remote there is no mirror. A folder has the same name there as in
+the ledger, and is a record and an archive of its artifacts (flows/runs/mirror_files.py). A sub-step
+counts once its record is there, which is written last, and while its artifacts have the sizes and
+digests in the record.
 
 What is there is not believed. The record is fetched first and checked (tasks/ledger/records.py);
-then only files of the artifacts that it names are fetched, by names that stay inside the folder.
+then only files of the artifacts that it names are unpacked, by names that stay inside the folder.
 Links are refused, there and here. With a key in BEAMLINE_STORE_KEY, a record counts only with a
 signature by that key. Whatever is malformed is computed again.
 
-An unreachable mirror never stops a run: it is logged once, and what the mirror lacks is queued and
-sent as soon as it is reachable, by this run or by the next call.
+Folders are sent by a thread, while the run computes (flows/runs/uploads.py); the end of the run
+waits for it. An unreachable mirror never stops a run: it is logged once, and what the mirror lacks
+is sent as soon as it is reachable, by this run or by the next call. That call also sends what a
+killed run had not sent yet: it lacks the mark DELIVERED.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -28,15 +32,17 @@ from typing import TypeVar
 from flows.host.addresses import address_without_password, without_password
 from flows.runs import cache, mirror_files
 from flows.runs.mirror_files import Filesystem, RefusedError, name_of
+from flows.runs.uploads import Uploads
 from tasks.ledger import artifacts
-from tasks.ledger.artifacts import RECORD, Record
-from tasks.ledger.records import DELIVERED
+from tasks.ledger.artifacts import Record
+from tasks.ledger.records import DELIVERED, SUB_STEP
 from tasks.ledger.substeps import Ledger
 
 VARIABLE = "BEAMLINE_STORE"  # environment variable: a folder or an address
 SECRET = "BEAMLINE_STORE_KEY"  # environment variable: what records are signed with, a text
 SHORTEST = 16  # characters of that text
 PAUSE = 30.0  # seconds before an unreachable mirror is tried again
+PROGRESS = 10.0  # seconds between two lines of a run that waits for the mirror at its end
 Result = TypeVar("Result")
 
 
@@ -52,19 +58,25 @@ class Mirror:
         self.address = address_without_password(address)  # for logs, and for the mark DELIVERED
         self.connect = connect
         self.key = key
-        self.connection: tuple[Filesystem, str] | None = None
+        self.base = Path.cwd()  # of the ledger, for the thread that sends
+        self.own = threading.local()  # each thread's connection: filesystems cache without locks
         self.unreachable_until = 0.0  # on the clock of time.monotonic
         self.logged = False  # that it is unreachable
-        self.queued: set[Path] = set()  # not sent yet
+        self.uploads = Uploads(self._deliver)
 
     def push(self, place: Path) -> None:
-        """Send a folder with a record, unless it is marked as delivered; the record comes last."""
+        """Have a folder sent as it is now, unless it is marked as delivered.
+
+        One that is no longer here is removed there.
+        """
         mark = place / DELIVERED
-        if mark.exists() and mark.read_bytes() == self._delivered():
-            return
-        self.queued.add(place)
-        for each in [place, *sorted(self.queued - {place})]:
-            self._deliver(each)
+        if not mark.exists() or mark.read_bytes() != self._delivered():
+            self.uploads.add(place)
+
+    def withdraw(self, place: Path) -> None:
+        """Call this before changing a folder: it is not sent until it is pushed again."""
+        self.uploads.withdraw(place)
+        (place / DELIVERED).unlink(missing_ok=True)
 
     def _delivered(self) -> bytes:
         """Return the content of DELIVERED: other keys and addresses have others."""
@@ -72,22 +84,22 @@ class Mirror:
             b"\n" + mirror_files.sign(self.key, "") if self.key else b""
         )
 
-    def _deliver(self, place: Path) -> None:
-        if not (place / RECORD).exists():  # removed since: retired, revived or computed again
-            self.queued.discard(place)
-            return
+    def _deliver(self, place: Path) -> bool:
+        """Send a folder; return False where the mirror is unreachable."""
+        here, name = self.base / place, name_of(place)
 
         def work(fs: Filesystem, root: str) -> bool:
-            mirror_files.send(fs, root, place, self.key)
+            mirror_files.send(fs, root, name, here, self.key)
             return True
 
         try:
-            if self._attempt(work, False):
-                (place / DELIVERED).write_bytes(self._delivered())
-                self.queued.discard(place)
-        except RefusedError as error:
+            sent = self._attempt(work, False)
+            if sent and SUB_STEP.fullmatch(place.name) and here.exists():  # sealed ones are cleared
+                (here / DELIVERED).write_bytes(self._delivered())
+            return sent
+        except (RefusedError, OSError) as error:
             print(f"{place} is not sent: {error}")
-            self.queued.discard(place)
+            return True
 
     def fetch(self, place: Path) -> Record | None:
         """Download a whole folder to ``place`` and return its record; None where there is none.
@@ -109,29 +121,15 @@ class Mirror:
             shutil.rmtree(partial)
             return None
         (partial / DELIVERED).write_bytes(self._delivered())
+        self.withdraw(place)
         artifacts.remove(place)
         partial.rename(place)
         return record
 
     def drop(self, place: Path) -> None:
         """Remove a folder from the mirror."""
-        self.queued = {each for each in self.queued if not each.is_relative_to(place)}
+        self.withdraw(place)
         self._unless_refused(lambda fs, root: mirror_files.remove(fs, root, name_of(place)), None)
-
-    def thin(self, place: Path, names: Iterable[str]) -> None:
-        """Remove these files and folders from the mirror, after sending the mark RETIRED.
-
-        Where the mirror is unreachable, the whole folder is sent again later.
-        """
-
-        def work(fs: Filesystem, root: str) -> bool:
-            mirror_files.thin(fs, root, place, names, self.key)
-            return True
-
-        if (place / DELIVERED).exists():
-            (place / DELIVERED).unlink()
-            if self._unless_refused(work, False):
-                (place / DELIVERED).write_bytes(self._delivered())
 
     def names(self, folder: Path) -> list[str]:
         """List the plain names in a folder of the mirror, sorted."""
@@ -140,14 +138,15 @@ class Mirror:
         )
 
     def flush(self) -> None:
-        """Send what is queued, in one last attempt."""
+        """Wait until all is sent; what could not be is tried once more."""
         self.unreachable_until = 0.0
-        for place in sorted(self.queued):
-            self._deliver(place)
-        if self.queued:
+        self.uploads.retry()
+        while left := self.uploads.wait(PROGRESS):
+            print(f"{left} sub-steps are still to be sent to the mirror {self.address}", flush=True)
+        if self.uploads.unsent:
             print(
-                f"the mirror {self.address} lacks {len(self.queued)} sub-steps of this run: the "
-                "next call sends them"
+                f"the mirror {self.address} lacks {len(self.uploads.unsent)} sub-steps of this "
+                "run: the next call sends them"
             )
 
     def _unless_refused(
@@ -167,14 +166,16 @@ class Mirror:
         if time.monotonic() < self.unreachable_until:
             return otherwise
         try:
-            self.connection = self.connection or self.connect()
-            return work(*self.connection)
+            if not hasattr(self.own, "connection"):
+                self.own.connection = self.connect()
+            return work(*self.own.connection)
         except RefusedError:
             raise
         except Exception as error:  # filesystems raise all kinds
-            if self.connection:  # fsspec would return the dead connection again
-                type(self.connection[0]).clear_instance_cache()
-            self.connection, self.unreachable_until = None, time.monotonic() + PAUSE
+            if hasattr(self.own, "connection"):  # fsspec would return the dead one again
+                type(self.own.connection[0]).clear_instance_cache()
+                del self.own.connection
+            self.unreachable_until = time.monotonic() + PAUSE
             if not self.logged:
                 reason = without_password(f"{type(error).__name__}: {error}").partition("\n")[0]
                 print(f"the mirror {self.address} is unreachable ({reason}): the run continues")
@@ -195,8 +196,10 @@ def opened() -> Iterator[Ledger]:
     mirror = Mirror(address, cache.filesystem(address), _key())
     try:
         yield Ledger(mirror)
-    finally:
+    except Exception:
         mirror.flush()
+        raise
+    mirror.flush()  # an interrupted run does not wait: the next call sends the rest
 
 
 def _key() -> bytes:

@@ -1,7 +1,16 @@
-"""Copy folders of the ledger to a mirror and back: checked names, sizes and signatures.
+"""Send folders of the ledger to a mirror and fetch them: checked names, sizes and signatures.
+
+A folder is two objects there: its record, and an archive of its artifacts (flows/runs/archive.py),
+because many small objects are slow. With a key there is a third one, the signature. Once artifacts
+were retired, there is the mark RETIRED, and the archive is one of what stays: it has another name,
+and the larger one is removed after the mark has been sent. At every moment the record that is there
+agrees with an archive that is whole. Archives of single artifacts would save sending again what
+stays, which is little and seldom (of an update the table of its tokens, and the weights of one
+iteration in so many), but would be two to six objects for every sub-step.
 
 ``fs`` is a filesystem of fsspec, and ``root`` the folder of the ledger in it. Each function raises
-RefusedError before it follows a link, or reads or writes what does not belong to the folder.
+RefusedError before it follows a link, or reads or writes what does not belong to the folder. Of an
+archive, memory holds as much as the filesystem buffers: 50 MB for S3.
 """
 
 from __future__ import annotations
@@ -11,16 +20,17 @@ import hmac
 import os
 import posixpath
 import shutil
-import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from flows.runs import archive
 from tasks.ledger import artifacts, records
 from tasks.ledger.artifacts import RECORD, Record
 from tasks.ledger.records import RETIRED, SIGNATURE
 
 LARGEST = 2**24  # bytes of a record, a mark or a list of signatures
+ARCHIVE = "artifacts"  # begins the name of an archive
 Filesystem = Any  # of fsspec
 
 
@@ -31,6 +41,11 @@ class RefusedError(ValueError):
 def name_of(place: Path) -> str:
     """Return the name of a folder in the ledger, which it has in a mirror, too."""
     return place.relative_to(artifacts.ROOT).as_posix()
+
+
+def archive_name(mark: bytes) -> str:
+    """Return the name of the archive of what the content of RETIRED does not name."""
+    return f"{ARCHIVE}-{hashlib.sha256(mark).hexdigest()[:16]}.tar" if mark else f"{ARCHIVE}.tar"
 
 
 def _at(fs: Filesystem, root: str, name: str) -> str:
@@ -47,23 +62,61 @@ def _at(fs: Filesystem, root: str, name: str) -> str:
 # ---------------------------------------------------------------- send
 
 
-def send(fs: Filesystem, root: str, place: Path, key: bytes) -> None:
-    """Replace the folder of ``place`` in the mirror; the record is sent last.
+def send(fs: Filesystem, root: str, name: str, place: Path, key: bytes) -> None:
+    """Make the folder ``name`` in the mirror what ``place`` is; remove it if that has no record.
 
-    key: what to sign with; b"" for no signature.
+    Another record there goes first, and the new one comes last. key: what to sign with; b"" for no
+    signature.
     """
-    names = _own_files(place)
-    there = _at(fs, root, name_of(place))
-    remove(fs, root, name_of(place))
-    for folder in sorted({f"{there}/{name}".rpartition("/")[0] for name in names}):
-        fs.makedirs(folder, exist_ok=True)
-    _send_signatures(fs, root, place, key, [_content(place / RETIRED)])
-    for name in names:
-        fs.put_file(str(place / name), f"{there}/{name}")
+    there = _at(fs, root, name)
+    if not os.path.lexists(place / RECORD):
+        remove(fs, root, name)
+        return
+    files = _members(place)
+    content, mark = (place / RECORD).read_bytes(), _content(place / RETIRED)
+    new, known = archive_name(mark), _has(fs, f"{there}/{RECORD}", content)
+    if not known:
+        remove(fs, root, name)
+    fs.makedirs(there, exist_ok=True)
+    if files:
+        _send_archive(fs, root, f"{name}/{new}", files)
+    if key:  # a folder that has been there counts before and after the next lines
+        lines = [sign(key, name, content, each) for each in sorted({b"", mark})]
+        _write(fs, root, f"{name}/{SIGNATURE}", b"\n".join(lines))
+    if mark:
+        _write(fs, root, f"{name}/{RETIRED}", mark)
+    if not known:
+        _write(fs, root, f"{name}/{RECORD}", content)
+        return
+    for other in names_in(fs, root, name):
+        if other.startswith(ARCHIVE) and (other != new or not files):
+            remove(fs, root, f"{name}/{other}")
 
 
-def _own_files(place: Path) -> list[str]:
-    """Return the names of what belongs to a folder with a record; the record is the last."""
+def _send_archive(fs: Filesystem, root: str, name: str, files: Sequence[archive.Member]) -> None:
+    """Write an archive, unless there is one of its size: a smaller one was cut by a kill."""
+    try:
+        if _size_of(fs, _at(fs, root, name)) != archive.size(files):
+            with _open(fs, root, name) as stream:
+                archive.write(stream, files)
+    except FileNotFoundError:  # here, or the folder there
+        if gone := [file for _, file in files if not file.exists()]:
+            raise RefusedError(f"{gone[0]} was removed meanwhile") from None
+        raise
+    except ValueError as error:
+        raise RefusedError(str(error)) from None
+
+
+def _has(fs: Filesystem, path: str, content: bytes) -> bool:
+    fs.invalidate_cache()
+    try:
+        return _read(fs, path) == content
+    except RefusedError:
+        return False
+
+
+def _members(place: Path) -> list[archive.Member]:
+    """Return what the archive of a folder with a record has: its artifacts that are not retired."""
     try:
         record = records.load(place)
     except ValueError as error:
@@ -74,18 +127,19 @@ def _own_files(place: Path) -> list[str]:
     for path in found:
         if odd := artifacts.irregular(path):
             raise RefusedError(f"{odd} is a link or no file")
-    files = [file for path in found for file in artifacts.files_of(path)]
-    return [file.relative_to(place).as_posix() for file in [*files, place / RECORD]]
+    files = [file for path in sorted(paths) if path.exists() for file in artifacts.files_of(path)]
+    return [(file.relative_to(place).as_posix(), file) for file in files]
 
 
-def thin(fs: Filesystem, root: str, place: Path, names: Iterable[str], key: bytes) -> None:
-    """Send the mark RETIRED of ``place``, and remove these files and folders from the mirror."""
-    there = _at(fs, root, f"{name_of(place)}/{RETIRED}")
-    marks = [b"", _content(place / RETIRED)]  # the folder counts before and after the next lines
-    _send_signatures(fs, root, place, key, marks)
-    fs.put_file(str(place / RETIRED), there)
-    for name in names:
-        remove(fs, root, f"{name_of(place)}/{name}")
+def _open(fs: Filesystem, root: str, name: str) -> IO[bytes]:
+    """Open an object for writing; RefusedError for a link on the way to it."""
+    stream: IO[bytes] = fs.open(_at(fs, root, name), "wb")
+    return stream
+
+
+def _write(fs: Filesystem, root: str, name: str, content: bytes) -> None:
+    with _open(fs, root, name) as stream:
+        stream.write(content)
 
 
 def remove(fs: Filesystem, root: str, name: str) -> None:
@@ -108,9 +162,9 @@ def receive(fs: Filesystem, root: str, place: Path, folder: Path, key: bytes) ->
     """
     fs.invalidate_cache()
     there = _at(fs, root, name_of(place))
-    if not fs.exists(f"{there}/{RECORD}"):
+    if not (content := _read(fs, f"{there}/{RECORD}")):
         return None
-    content, mark = _read(fs, f"{there}/{RECORD}"), _read(fs, f"{there}/{RETIRED}")
+    mark = _read(fs, f"{there}/{RETIRED}")
     if key:
         _check_signature(fs, there, name_of(place), key, content, mark)
     try:
@@ -123,14 +177,12 @@ def receive(fs: Filesystem, root: str, place: Path, folder: Path, key: bytes) ->
     dropped = records.names_of(mark)
     kept = [made for name, made in record["artifacts"].items() if name not in dropped]
     sizes = {records.file_name(made): made["size"] for made in kept}
-    names = _files(fs, there, sizes)
-    empty = {records.file_name(e) for e in kept if e["digest"] == artifacts.EMPTY_FOLDER}
-    for name in empty - {name.partition("/")[0] for name in names}:
-        (folder / name).mkdir()  # object stores list only files
-    for name in names:
-        target = folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        fs.get_file(f"{there}/{name}", str(target))
+    if any(made["digest"] != artifacts.EMPTY_FOLDER for made in kept):
+        _fetch(fs, f"{there}/{archive_name(mark)}", folder, sizes)
+    for made in kept:
+        path = folder / records.file_name(made)
+        if made["digest"] == artifacts.EMPTY_FOLDER and not path.exists():
+            path.mkdir()  # archives have only files
     if fault := records.damaged(folder, record):
         raise RefusedError(f"{fault.name} differs from its record")
     return record
@@ -145,49 +197,61 @@ def names_in(fs: Filesystem, root: str, name: str) -> list[str]:
     return sorted(filter(records.is_plain, names))
 
 
-def _files(fs: Filesystem, there: str, sizes: Mapping[str, int]) -> list[str]:
-    """Return the names of the files below ``there`` that belong to artifacts of these sizes.
+def _fetch(fs: Filesystem, path: str, folder: Path, sizes: Mapping[str, int]) -> None:
+    """Unpack an archive; RefusedError unless it has artifacts of these sizes and nothing else."""
+    if (packed := _size_of(fs, path)) is None:
+        raise RefusedError(f"{posixpath.basename(path)} is missing")
+    wanted, free = sum(sizes.values()), shutil.disk_usage(artifacts.ROOT).free
+    if packed < wanted:
+        raise RefusedError(f"{posixpath.basename(path)} is shorter than what it should have")
+    if packed > free:  # each file takes a block of it, so the number of files is bounded, too
+        raise RefusedError(f"its {packed} bytes do not fit on the disk")
+    try:
+        with fs.open(path, "rb") as stream:
+            _unpack(stream, folder, sizes)
+    except (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+        # removed meanwhile, or files and folders of the same name
+        raise RefusedError(f"its archive cannot be unpacked: {type(error).__name__}") from None
+    except RefusedError:
+        raise
+    except ValueError as error:
+        raise RefusedError(str(error)) from None
 
-    Raises RefusedError unless each artifact has as many bytes as it should, and the disk has room.
-    """
-    names = [_relative(path, there) for path in fs.find(there)]
-    wanted = [name for name in names if name.partition("/")[0] in sizes]
-    found = dict.fromkeys(sizes, 0)
-    for name in wanted:
-        found[name.partition("/")[0]] += _size(fs, f"{there}/{name}")
-    for name, size in sizes.items():
-        if found[name] != size:
-            raise RefusedError(f"{name} has {found[name]} bytes, and should have {size}")
-    if {parent.as_posix() for name in wanted for parent in Path(name).parents} & set(wanted):
-        raise RefusedError("a file and a folder have the same name")
-    if sum(sizes.values()) > shutil.disk_usage(artifacts.ROOT).free:
-        raise RefusedError(f"its {sum(sizes.values())} bytes do not fit on the disk")
-    return wanted
 
-
-def _relative(path: object, there: str) -> str:
-    """Return the name of an object below ``there``; RefusedError if it leads out of there."""
-    if not isinstance(path, str) or not path.startswith(f"{there}/"):
-        raise RefusedError("it lists what is elsewhere")
-    name = path.removeprefix(f"{there}/")
-    if not all(map(records.is_part, name.split("/"))):
-        raise RefusedError(f"{ascii(name)[: records.SHOWN]} cannot be the name of a file in it")
-    return name
+def _unpack(stream: IO[bytes], folder: Path, sizes: Mapping[str, int]) -> None:
+    left = dict(sizes)
+    for name, size in archive.members(stream):
+        parts = name.split("/")
+        if not all(map(records.is_part, parts)) or parts[0] not in left:
+            raise RefusedError(f"its archive has {ascii(name)[: records.SHOWN]}")
+        left[parts[0]] -= size
+        if left[parts[0]] < 0:
+            raise RefusedError(f"{parts[0]} has more than {sizes[parts[0]]} bytes")
+        target = folder.joinpath(*parts)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("xb") as file:
+            archive.copy(stream, file, size)
+    for name, lacking in left.items():
+        if lacking:
+            raise RefusedError(f"{name} lacks {lacking} bytes")
 
 
 def _read(fs: Filesystem, path: str) -> bytes:
     """Return the content of a small object of the mirror; b"" for a missing one."""
-    if not fs.exists(path):
+    if not (size := _size_of(fs, path)):
         return b""
-    if _size(fs, path) > LARGEST:
+    if size > LARGEST:
         raise RefusedError(f"{posixpath.basename(path)} has more than {LARGEST} bytes")
     with fs.open(path, "rb") as stream:
         return bytes(stream.read(LARGEST))
 
 
-def _size(fs: Filesystem, path: str) -> int:
-    """Return the bytes of an object of the mirror; RefusedError for a link and for no file."""
-    about = fs.info(path)
+def _size_of(fs: Filesystem, path: str) -> int | None:
+    """Return the bytes of an object, None without one; RefusedError for a link and for no file."""
+    try:
+        about = fs.info(path)
+    except FileNotFoundError:
+        return None
     if about.get("type") != "file" or about.get("islink") or type(about.get("size")) is not int:
         raise RefusedError(f"{posixpath.basename(path)} is a link or no file")
     return int(about["size"])
@@ -204,19 +268,6 @@ def sign(key: bytes, name: str, *contents: bytes) -> bytes:
     """Return the HMAC-SHA256 of a name and some contents, as 64 hexadecimal letters."""
     parts = [name, *(hashlib.sha256(content).hexdigest() for content in contents)]
     return hmac.new(key, "\n".join(parts).encode(), "sha256").hexdigest().encode()
-
-
-def _send_signatures(
-    fs: Filesystem, root: str, place: Path, key: bytes, marks: Sequence[bytes]
-) -> None:
-    """Write the object SIGNATURE: a line for the record with each of these contents of RETIRED."""
-    if not key:
-        return
-    content, name = (place / RECORD).read_bytes(), name_of(place)
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(b"\n".join(sign(key, name, content, mark) for mark in marks))
-        file.flush()
-        fs.put_file(file.name, _at(fs, root, f"{name}/{SIGNATURE}"))
 
 
 def _check_signature(

@@ -6,8 +6,8 @@ The name ends with the sub-step's key: a digest of its inputs (values, sections 
 digests of artifacts) and of the source of its module and of all project files that it imports.
 After a kill, a run finds what it had finished; whatever changed has a new key.
 
-With a mirror (flows/runs/ledger_mirror.py), finished sub-steps are sent there, and sub-steps that
-another worker has finished are fetched instead of computed.
+With a mirror (flows/runs/ledger_mirror.py), finished sub-steps are sent there while the run goes
+on, and sub-steps that another worker has finished are fetched instead of computed.
 
 Prefect's cache uses the same keys (prefect_cache.py) and stores the same record, so its UI shows
 sub-steps found here as cached. Only the record in the folder counts.
@@ -20,7 +20,7 @@ import inspect
 import shutil
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -40,16 +40,16 @@ class Mirror(Protocol):
     """
 
     def push(self, place: Path) -> None:
-        """Send a folder with a record, unless it is marked as delivered."""
+        """Have a folder sent, unless it is marked as delivered; one that is gone is removed."""
+
+    def withdraw(self, place: Path) -> None:
+        """Have a folder, and those below it, not sent until it is pushed again: it will change."""
 
     def fetch(self, place: Path) -> Record | None:
         """Copy a whole folder to ``place``; return its record, or None if there is none."""
 
     def drop(self, place: Path) -> None:
         """Remove a folder."""
-
-    def thin(self, place: Path, names: Iterable[str]) -> None:
-        """Remove these files and folders of ``place``, and send its file RETIRED."""
 
     def names(self, folder: Path) -> list[str]:
         """Return the names in a folder."""
@@ -236,7 +236,7 @@ class Ledger:
             mirror.push(folder)
             for name in mirror.names(folder.parent):
                 if not (folder.parent / name).exists():
-                    mirror.drop(folder.parent / name)
+                    mirror.push(folder.parent / name)
 
     def _drop_scratch(self, place: Path) -> None:
         if (path := _scratch(place)).exists():
@@ -275,6 +275,8 @@ class Ledger:
         """Remove artifacts, first here, then in the mirror; RETIRED names them before that."""
         if not paths:
             return
+        for mirror in self.mirrors:
+            mirror.withdraw(place)
         names = retired(place) | {path.stem for path in paths}
         partial = place / f".{RETIRED}.partial"
         partial.write_text("\n".join(sorted(names)))
@@ -282,7 +284,7 @@ class Ledger:
         for path in paths:
             remove(path)
         for mirror in self.mirrors:
-            mirror.thin(place, [path.name for path in paths])
+            mirror.push(place)
 
     def revive(self, folder: Path) -> None:
         """Remove this run's sub-steps in ``folder`` with retired artifacts, so that they run again.

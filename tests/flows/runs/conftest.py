@@ -4,6 +4,7 @@ import pytest
 
 from flows.runs import dvc_command
 from tests import toy_project as toy
+from tests.flows.runs import stores
 
 RUN = "runs/toy-20261121-a"  # the branch of the run in `ran`
 
@@ -43,3 +44,10 @@ def ran(finished, tmp_path, monkeypatch):
     folder = tmp_path.resolve() / "ran"
     shutil.copytree(finished, folder, symlinks=True)
     return enter(folder, monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def s3():
+    """The address of a server that speaks S3."""
+    with stores.s3_server() as endpoint:
+        yield endpoint

@@ -1,4 +1,4 @@
-"""The mirror as a folder, through DVC's filesystem: what is shared, and what a fault costs."""
+"""The mirror by DVC's filesystems, a folder, S3 and SSH: what is shared, what a fault costs."""
 
 import json
 import os
@@ -7,18 +7,20 @@ import signal
 import subprocess
 import sys
 import threading
+import uuid
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from flows.runs import ledger_mirror
+from flows.runs import ledger_mirror, mirror_files
 from flows.runs.cache import filesystem
 from tasks.ledger import artifacts, substeps
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.records import DELIVERED
 from tasks.ledger.substeps import Step
+from tests.flows.runs import packing, stores
 
 ROOT = Path(__file__).parents[3]
 WORKER = Path(__file__).with_name("mirror_worker.py")
@@ -64,11 +66,20 @@ class Worker:
     def step(self, iteration):
         return Step("toy", "reinforce", iteration, 7, self.ledger)
 
-    def do(self, iteration):
-        return verb(self.step(iteration), Inputs())
+    def do(self, iteration, work=verb, **rest):
+        """Run a sub-step, and wait until it has been sent."""
+        try:
+            return work(self.step(iteration), Inputs(), **rest)
+        finally:
+            self.settle()
 
-    def retire(self, iteration, last=1, every=9, weights=()):
-        self.ledger.retire(self.step(iteration), "verb", last, every, weights)
+    def retire(self, iteration, last=1, every=9, weights=(), small=()):
+        self.ledger.retire(self.step(iteration), "verb", last, every, weights, small=small)
+        self.settle()
+
+    def settle(self):
+        for mirror in self.ledger.mirrors:
+            assert not mirror.uploads.wait(600)
 
     def elsewhere(self):
         """Go on as another worker, which has nothing yet."""
@@ -90,6 +101,27 @@ def worker(shared, monkeypatch):
     return Worker(shared.parent / "first")
 
 
+@pytest.fixture(params=["folder", "S3"])
+def store(tmp_path, monkeypatch, request):
+    """The mirror, a folder or on S3, as a ``Store``."""
+    monkeypatch.chdir(tmp_path)
+    if request.param == "folder":
+        monkeypatch.setenv(ledger_mirror.VARIABLE, str(tmp_path / "shared"))
+        return stores.in_folder(tmp_path / "shared")
+    endpoint, bucket = request.getfixturevalue("s3"), f"bucket-{uuid.uuid4()}"
+    (tmp_path / "settings").mkdir()
+    (tmp_path / "settings/config").write_text(stores.remote(endpoint, bucket))
+    monkeypatch.setenv("DVC_GLOBAL_CONFIG_DIR", str(tmp_path / "settings"))
+    monkeypatch.delenv(ledger_mirror.VARIABLE, raising=False)
+    return stores.in_bucket(endpoint, bucket)
+
+
+@pytest.fixture
+def first(store, tmp_path):
+    """The first worker of a store; the working folder is its own."""
+    return Worker(tmp_path / "first")
+
+
 def entry(shared, iteration=0):
     (found,) = (shared / "toy" / "reinforce").glob(f"{iteration:04d}-verb-*")
     return found
@@ -98,16 +130,26 @@ def entry(shared, iteration=0):
 # ---------------------------------------------------------------- sharing
 
 
-def test_finished_sub_steps_are_fetched_elsewhere(shared, worker):
-    first = [worker.do(i) for i in range(3)]
-    other = worker.elsewhere()
-    assert [other.do(i) for i in range(3)] == first
+def test_finished_sub_steps_are_fetched_elsewhere(store, first):
+    made = [first.do(i) for i in range(3)]
+    other = first.elsewhere()
+    assert [other.do(i) for i in range(3)] == made
     assert computed == []
-    made = artifacts.output(first[2], "weights")
-    assert Artifact.at(Path(made.path)) == made
+    weights = artifacts.output(made[2], "weights")
+    assert Artifact.at(Path(weights.path)) == weights
     other.do(3)
     assert computed == [3]
-    assert entry(shared, 3).is_dir()
+    assert store.names(store.entry(3)) == [packing.ARCHIVE, "record.json"], "two objects"
+
+
+def test_equal_sub_steps_have_equal_archives(shared, worker):
+    worker.do(0)
+    before = (entry(shared) / packing.ARCHIVE).read_bytes()
+    shutil.rmtree(entry(shared))
+    worker.elsewhere().do(0)
+    assert computed == [0]
+    assert (entry(shared) / packing.ARCHIVE).read_bytes() == before
+    assert list(packing.contents(entry(shared) / packing.ARCHIVE)) == ["table.txt", "weights/a.bin"]
 
 
 def test_without_a_mirror_nothing_is_shared(tmp_path, monkeypatch):
@@ -145,17 +187,20 @@ def test_record_is_written_last_and_removed_first(shared, worker):
 
         def __getattr__(self, name):
             def call(*arguments, **rest):
-                if name in ("put_file", "rm", "rm_file"):
-                    order.append((name, arguments[-1].rpartition("/")[2]))
+                if name in ("rm", "rm_file") or (name == "open" and "wb" in arguments):
+                    order.append((name, arguments[0].rpartition("/")[2]))
                 return getattr(self.fs, name)(*arguments, **rest)
 
             return call
 
     fs, root = filesystem(str(shared))()
-    worker.mirror.connection = (Watched(fs), root)
+    worker.mirror.connect = lambda: (Watched(fs), root)
     record = worker.do(0)
-    assert order.pop() == ("put_file", "record.json")
-    assert {name for _, name in order} == {"table.txt", "a.bin"}
+    assert order == [("open", packing.ARCHIVE), ("open", "record.json")]
+    order.clear()
+    worker.retire(3, small=("table",))
+    rest = mirror_files.archive_name(b"weights")
+    assert order == [("open", rest), ("open", "retired"), ("rm", packing.ARCHIVE)]
     order.clear()
     place = Path(artifacts.output(record, "table").path).parent
     worker.mirror.drop(place)
@@ -166,20 +211,25 @@ def test_record_is_written_last_and_removed_first(shared, worker):
 # ---------------------------------------------------------------- faults in the mirror
 
 
-def lose_file(place):
-    (place / "table.txt").unlink()
+def lose_archive(place):
+    (place / packing.ARCHIVE).unlink()
 
 
 def truncate(place):
-    (place / "weights" / "a.bin").write_bytes(b"weights")
+    content = (place / packing.ARCHIVE).read_bytes()
+    (place / packing.ARCHIVE).write_bytes(content[: len(content) // 2])
+
+
+def lose_file(place):
+    packing.change(place / packing.ARCHIVE, {"table.txt": None})
 
 
 def corrupt(place):
-    (place / "weights" / "a.bin").write_bytes(b"WEIGHTS" * 99)
+    packing.change(place / packing.ARCHIVE, {"weights/a.bin": b"WEIGHTS" * 99})
 
 
 def add_file(place):
-    (place / "weights" / "b.bin").write_bytes(b"")
+    packing.change(place / packing.ARCHIVE, {"weights/b.bin": b""})
 
 
 def cut_record(place):
@@ -187,17 +237,35 @@ def cut_record(place):
     (place / "record.json").write_text(text[: len(text) // 2])
 
 
-@pytest.mark.parametrize("harm", [lose_file, truncate, corrupt, add_file, cut_record])
-def test_damaged_entry_is_computed_again_and_mended(shared, worker, capsys, harm):
-    first = worker.do(0)
-    harm(entry(shared))
-    other = worker.elsewhere()
-    assert other.do(0)["artifacts"] == first["artifacts"]
+HARMS = [lose_archive, truncate, lose_file, corrupt, add_file, cut_record]
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_damaged_entry_is_computed_again_and_mended(store, first, capsys, harm):
+    made = first.do(0)
+    with store.opened(store.entry()) as place:
+        harm(place)
+    other = first.elsewhere()
+    assert other.do(0)["artifacts"] == made["artifacts"]
     assert computed == [0]
     assert "damaged" in capsys.readouterr().out
     third = other.elsewhere()
-    assert third.do(0)["artifacts"] == first["artifacts"]
+    assert third.do(0)["artifacts"] == made["artifacts"]
     assert computed == [], "it was sent again"
+
+
+@pytest.mark.parametrize("key", ["", "another key, of somebody else"])
+def test_entry_without_a_signature_by_the_key_is_computed_again(store, first, monkeypatch, key):
+    monkeypatch.setenv(ledger_mirror.SECRET, key)
+    first.open()
+    made = first.do(0)
+    monkeypatch.setenv(ledger_mirror.SECRET, "the key of this project")
+    other = first.elsewhere()
+    assert other.do(0)["artifacts"] == made["artifacts"]
+    assert computed == [0]
+    other.elsewhere().do(0)
+    assert computed == [], "it was sent again, and signed"
+    assert store.names(store.entry()) == [packing.ARCHIVE, "record.json", "signature"]
 
 
 def test_entry_without_a_record_does_not_count(shared, worker, capsys):
@@ -213,7 +281,7 @@ def test_entry_without_a_record_does_not_count(shared, worker, capsys):
 def test_entry_damaged_here_is_fetched_again(shared, worker):
     worker.do(0)
     place = artifacts.ROOT / "toy" / "reinforce" / entry(shared).name
-    corrupt(place)
+    (place / "table.txt").write_text("damaged")
     worker.do(0)
     assert computed == [0], "the mirror had it whole"
     assert substeps.read(place)
@@ -291,30 +359,48 @@ def test_another_mirror_gets_older_sub_steps(shared, worker, monkeypatch):
 # ---------------------------------------------------------------- what is dropped
 
 
-def test_retired_artifacts_leave_the_mirror_but_records_count(shared, worker):
-    made = [worker.do(i) for i in range(3)]
-    worker.retire(2, every=2, weights=("weights",))
-    there = [sorted(path.name for path in entry(shared, i).iterdir()) for i in range(3)]
-    assert there == [
-        ["record.json", "retired"],
-        ["record.json", "retired", "weights"],
-        ["record.json", "table.txt", "weights"],
+def packed(store, iteration):
+    """Return the names of the objects of a sub-step, and of what is in its archives."""
+    with store.opened(store.entry(iteration)) as place:
+        names = sorted(file.name for file in place.iterdir())
+        return names, [
+            name for file in sorted(place.glob("*.tar")) for name in packing.contents(file)
+        ]
+
+
+def test_retired_artifacts_leave_the_mirror_but_records_count(store, first):
+    made = [first.do(i) for i in range(3)]
+    first.retire(2, every=2, weights=("weights",))
+    rest = mirror_files.archive_name(b"table")
+    assert [packed(store, i) for i in range(3)] == [
+        (["record.json", "retired"], []),
+        ([rest, "record.json", "retired"], ["weights/a.bin"]),
+        ([packing.ARCHIVE, "record.json"], ["table.txt", "weights/a.bin"]),
     ]
-    other = worker.elsewhere()
+    other = first.elsewhere()
     assert [other.do(i) for i in range(3)] == made
     assert computed == []
     assert Path(artifacts.output(made[1], "weights").path).is_dir()
     assert not Path(artifacts.output(made[0], "weights").path).exists()
 
 
-def test_revived_sub_step_is_computed_again(shared, worker):
-    worker.do(0)
-    worker.retire(3)
-    worker.ledger.revive(worker.step(0).folder)
-    made = worker.do(0)
+def test_retired_before_it_is_sent_is_sent_without(store, first):
+    with first.mirror.uploads.changed:  # as long as it is held, nothing is taken from the queue
+        verb(first.step(0), Inputs())
+        first.ledger.retire(first.step(3), "verb", 1, 9, ())
+    first.settle()
+    assert packed(store, 0) == (["record.json", "retired"], [])
+
+
+def test_revived_sub_step_is_computed_again(store, first):
+    first.do(0)
+    first.retire(3)
+    first.ledger.revive(first.step(0).folder)
+    assert store.paths("toy/reinforce/*") == []
+    made = first.do(0)
     assert computed == [0, 0]
     assert Path(artifacts.output(made, "weights").path).is_dir()
-    assert (entry(shared) / "weights" / "a.bin").exists()
+    assert packed(store, 0)[1] == ["table.txt", "weights/a.bin"]
 
 
 def test_retired_while_unreachable_is_sent_as_it_is_later(shared, worker, reach):
@@ -349,53 +435,85 @@ def slow(step, inputs, *, tool=len):
     return {}
 
 
-def scratch_names(shared):
-    return sorted(p.name for p in shared.glob("toy/reinforce/.*.scratch/*"))
+def scratch_names(store):
+    return [path.rpartition("/")[2] for path in store.paths("toy/reinforce/.*.scratch/*")]
 
 
-def test_half_done_sub_step_continues_at_a_whole_checkpoint(shared, worker):
+def test_half_done_sub_step_continues_at_a_whole_checkpoint(store, first):
     with pytest.raises(RuntimeError, match="cut"):
-        slow(worker.step(0), Inputs(), tool=lambda _: 4)
-    assert scratch_names(shared) == ["checkpoint-2", "checkpoint-3"]
-    other = worker.elsewhere()
-    (newest,) = shared.glob("toy/reinforce/.*.scratch/checkpoint-3")
-    (newest / "state.bin").write_text("")
-    slow(other.step(0), Inputs())
+        first.do(0, slow, tool=lambda _: 4)
+    assert scratch_names(store)[-2:] == ["checkpoint-2", "checkpoint-3"]
+    (newest,) = store.paths("toy/reinforce/.*.scratch/checkpoint-3")
+    with store.opened(newest) as place:
+        packing.pack(place / packing.ARCHIVE, {"state.bin": b""})
+    other = first.elsewhere()
+    other.do(0, slow)
     assert computed == [3, 4], "the damaged one is computed again"
-    assert scratch_names(shared) == []
-    assert [p.name[:9] for p in (shared / "toy/reinforce").iterdir()] == ["0000-slow"]
+    assert scratch_names(store) == []
+    assert [p.rpartition("/")[2][:9] for p in store.paths("toy/reinforce/*")] == ["0000-slow"]
 
 
 # ---------------------------------------------------------------- two workers, one killed
 
 
-def run_worker(folder, shared, *arguments):
-    """Run a worker in a new folder; return the ended process, and its records or error."""
-    folder.mkdir()
+def run_worker(folder, *moment, **variables):
+    """Run a worker, which is killed at a moment; return the ended process, and its records."""
+    folder.mkdir(exist_ok=True)
     (folder / "policy").write_text("initial")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), ledger_mirror.VARIABLE: str(shared or "")}
     ran = subprocess.run(
-        [sys.executable, str(WORKER), *arguments],
+        [sys.executable, str(WORKER), *moment],
         cwd=folder,
-        env=environment,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | variables,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
     )
+    assert ran.returncode == (-signal.SIGKILL if moment else 0), ran.stderr
     records = folder / "records.jsonl"
     return ran, records.read_text() if records.exists() else ran.stderr
 
 
-def test_second_worker_finishes_what_a_killed_one_began(tmp_path):
-    _, unbroken = run_worker(tmp_path / "unbroken", None)
-    killed, _ = run_worker(tmp_path / "first", tmp_path / "shared", "1")
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    finished, records = run_worker(tmp_path / "second", tmp_path / "shared")
+def kept_records(folder):
+    """Return the records in the ledger of a folder: name of the sub-step -> text."""
+    found = folder.glob(".beamline/ledger/toy/reinforce/[0-9]*/record.json")
+    return {file.parent.name: file.read_text() for file in found}
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """The records of a worker that is not killed, and has no mirror."""
+    return run_worker(tmp_path_factory.mktemp("unbroken"), BEAMLINE_STORE="")[1]
+
+
+def test_second_worker_finishes_what_a_killed_one_began(store, tmp_path, unbroken):
+    run_worker(tmp_path / "first", "update", "1")
+    finished, records = run_worker(tmp_path / "second")
     assert records == unbroken
     lines = [json.loads(line) for line in unbroken.splitlines()]
     assert [line["verb"] for line in lines] == ["rollout", "update"] * 3
     assert "3 sub-steps" in finished.stdout, "only the sub-step that was cut is lost"
-    assert len(list((tmp_path / "shared/toy/reinforce").iterdir())) == len(lines)
+    assert len(store.paths("toy/reinforce/*")) == len(lines)
+
+
+@pytest.mark.parametrize("moment", ["archive", "record"])
+def test_worker_killed_in_the_middle_of_an_upload(store, tmp_path, unbroken, moment):
+    run_worker(tmp_path / "first", moment, "1")
+    had = kept_records(tmp_path / "first")
+    [path] = store.paths("toy/reinforce/0001-update-*") or [""]  # S3 shows no upload that was cut
+    assert path or (moment == "archive" and store.root.startswith("bucket"))
+    assert not path or store.names(path) == [packing.ARCHIVE]
+    other, records = run_worker(tmp_path / "other")
+    assert records == unbroken
+    assert "damaged" not in other.stdout
+    _, records = run_worker(tmp_path / "first")
+    assert records == unbroken
+    assert had.items() <= kept_records(tmp_path / "first").items(), "it computed none of it again"
+    for folder in ("first", "other"):
+        marks = list((tmp_path / folder).glob(".beamline/ledger/toy/reinforce/*/delivered"))
+        assert len(marks) == 6, "all of it is there now"
+    last, records = run_worker(tmp_path / "last")
+    assert records == unbroken
+    assert last.stdout == "", "nothing was computed, and nothing was said"
 
 
 # ---------------------------------------------------------------- over SSH
@@ -492,8 +610,8 @@ def test_mirror_over_ssh_is_shared(far, tmp_path):
         assert computed == [1], "the corrupted one is computed again"
         other.close()
         worker.close()
-    weights = entry(far / "cache/ledger", 1) / "weights/a.bin"
-    assert weights.read_bytes() == b"weights" * 99
+    kept = packing.contents(entry(far / "cache/ledger", 1) / packing.ARCHIVE)
+    assert kept["weights/a.bin"] == b"weights" * 99
 
 
 def test_ssh_server_may_go_and_come_back(far, tmp_path, monkeypatch, capsys):
@@ -515,12 +633,16 @@ def test_mark_has_no_password_and_outlives_it(shared, worker):
     def mirror(address):
         return ledger_mirror.Mirror(address, filesystem(str(shared)))
 
+    def push(mirror, place):
+        mirror.push(place)
+        mirror.flush()
+
     record = worker.do(0)
     place = Path(artifacts.output(record, "table").path).parent
-    mirror("ssh://worker:first@host/ledger").push(place)
+    push(mirror("ssh://worker:first@host/ledger"), place)
     assert (place / DELIVERED).read_text() == "ssh://worker@host/ledger"
     shutil.rmtree(entry(shared))
-    mirror("ssh://worker:second@host/ledger").push(place)
+    push(mirror("ssh://worker:second@host/ledger"), place)
     assert not list(shared.glob("toy/reinforce/*")), "it is there already"
-    mirror("ssh://worker:second@elsewhere/ledger").push(place)
+    push(mirror("ssh://worker:second@elsewhere/ledger"), place)
     assert entry(shared).is_dir()

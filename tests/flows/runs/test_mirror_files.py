@@ -2,13 +2,15 @@
 
 import os
 import shutil
+import tarfile
 from pathlib import Path
 
 import pytest
 
-from flows.runs import ledger_mirror
+from flows.runs import ledger_mirror, mirror_files
 from tasks.ledger import artifacts, records, substeps
 from tasks.ledger.substeps import Step
+from tests.flows.runs import packing
 from tests.flows.runs.mirror_steps import Inputs, computed, half, verb
 from tests.tasks.ledger.forging import ENTRIES, FILES, FREE, WRONG, forge, put
 
@@ -134,10 +136,13 @@ def test_each_name_of_a_file_forged_in_turn(place, sent):
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"null", b"[]", b"7", b"[" * 10**5, b"\xff"])
-@pytest.mark.parametrize("name", ["record.json", "table.txt", "weights/a.bin"])
+@pytest.mark.parametrize("name", ["record.json", packing.ARCHIVE, "table.txt", "weights/a.bin"])
 def test_object_of_other_content_is_computed_again(place, sent, name, content):
     true, entry, _ = sent
-    (entry / name).write_bytes(content)
+    if (entry / name).exists():
+        (entry / name).write_bytes(content)
+    else:
+        packing.change(entry / packing.ARCHIVE, {name: content})
     check(place, true)
 
 
@@ -175,7 +180,8 @@ def test_signature_is_of_record_folder_and_retired_names(place, sent, monkeypatc
     check(place, true, "record")
     restore()
     (entry / records.RETIRED).write_text("table")
-    (entry / "table.txt").unlink()
+    packing.change(entry / packing.ARCHIVE, {"table.txt": None})
+    (entry / packing.ARCHIVE).rename(entry / mirror_files.archive_name(b"table"))
     check(place, true, "retired names")
     monkeypatch.setenv(ledger_mirror.SECRET, KEY[::-1])
     check(place, true, "another key")
@@ -205,7 +211,7 @@ def test_retired_and_revived_with_a_signature(place, sent):
     assert computed == []
 
 
-# ---------------------------------------------------------------- sizes
+# ---------------------------------------------------------------- archives
 
 
 def grow(file, size):
@@ -213,7 +219,7 @@ def grow(file, size):
         stream.truncate(size)  # a hole: it takes no room
 
 
-@pytest.mark.parametrize("name", ["record.json", "table.txt", "weights/a.bin", "weights/more"])
+@pytest.mark.parametrize("name", ["record.json", packing.ARCHIVE])
 def test_huge_object_is_not_fetched(place, sent, name):
     true, entry, _ = sent
     grow(entry / name, 2**43)
@@ -226,8 +232,82 @@ def test_forged_size_is_computed_again(place, sent, size):
     forge(entry, put(("artifacts", "table", "size"), size))
     check(place, true)
     forge(entry, put(("artifacts", "table", "size"), size))
-    grow(entry / "table.txt", min(size, 2**43))
+    packing.write(entry / packing.ARCHIVE, [(packing.plain("table.txt", size), b"")])
     check(place, true)
+    forge(entry, put(("artifacts", "table", "size"), size))
+    packing.write(entry / packing.ARCHIVE, [(packing.plain("table.txt", size), b"")])
+    grow(entry / packing.ARCHIVE, min(size, 2**43))
+    check(place, true)
+
+
+def of_type(kind, name, link=""):
+    info = packing.plain(name, 0)
+    info.type, info.linkname = kind, link
+    return info, b""
+
+
+def odd_members(private):
+    """Return what tar can hold and the mirror never writes: name -> members, and their format."""
+    table, weights = (packing.plain("table.txt", 3), b"2 0"), b"weights" * 99
+    a, b = (packing.plain(f"weights/{name}.bin", len(weights)) for name in "ab")
+    whole = [table, (a, weights)]
+    owned, long = packing.plain("table.txt", 3), packing.plain("weights/" + "x" * 5000, 0)
+    owned.mode, huge = 0o4755, packing.plain("table.txt", 3)
+    huge.pax_headers = {"comment": "x" * 2**22}
+    negative = packing.plain("weights/c.bin", -512)
+    return {
+        "a link": ([*whole, of_type(tarfile.SYMTYPE, "weights/l", str(private / "secret"))], None),
+        "a linked file": ([of_type(tarfile.SYMTYPE, "table.txt", "../secret"), whole[1]], None),
+        "a linked folder": ([of_type(tarfile.SYMTYPE, "weights", str(private)), *whole], None),
+        "a hard link": ([table, of_type(tarfile.LNKTYPE, "weights/a.bin", "table.txt")], None),
+        "a folder": ([*whole, of_type(tarfile.DIRTYPE, "weights/more")], None),
+        "a device": ([*whole, of_type(tarfile.CHRTYPE, "weights/device")], None),
+        "a pipe": ([*whole, of_type(tarfile.FIFOTYPE, "weights/pipe")], None),
+        "a mode": ([(owned, b"2 0"), whole[1]], None),
+        "an extended header": ([(huge, b"2 0"), whole[1]], tarfile.PAX_FORMAT),
+        "a long name": ([*whole, (long, b"")], None),
+        "a size below nothing": ([*whole, (negative, b"")], None),
+        "a file twice": ([*whole, table], None),
+        "an empty file twice": ([*whole, *2 * [(packing.plain("weights/e", 0), b"")]], None),
+        "a file too many": ([*whole, (packing.plain("weights/e", 0), b"")], None),
+        "another artifact": ([*whole, (packing.plain("other", 0), b"")], None),
+        "a record": ([*whole, (packing.plain("record.json", 0), b"")], None),
+        "a file in a file": ([*whole, (packing.plain("table.txt/a", 0), b"")], None),
+        "more than there should be": ([*whole, (b, weights)], None),
+        "less than there should be": ([table], None),
+        "the end in its middle": ([table, (packing.plain("", 0), bytes(1024)), whole[1]], None),
+        "nothing": ([], None),
+    }
+
+
+def test_archive_of_other_members_is_computed_again(place, sent):
+    true, entry, restore = sent
+    for name, (members, form) in odd_members(place.private).items():
+        restore()
+        packing.write(entry / packing.ARCHIVE, members, form or tarfile.GNU_FORMAT)
+        check(place, true, name)
+
+
+def test_damage_of_any_byte_is_found_before_it_is_used(place, sent):
+    """Whatever a byte of an archive becomes, the artifacts are those of the record, or none."""
+    true, entry, restore = sent
+    whole = (entry / packing.ARCHIVE).read_bytes()
+    fetched = 0
+    for position in range(0, len(whole), 97):
+        restore()
+        damaged = bytearray(whole)
+        damaged[position] ^= 0x41
+        (entry / packing.ARCHIVE).write_bytes(damaged)
+        made = place.use()
+        assert made["artifacts"] == true["artifacts"]
+        assert substeps.read(Path(artifacts.output(made, "table").path).parent) == made
+        fetched += not computed
+        place.leave()
+    assert not fetched, "there is no byte that does not count"
+    for length in range(0, len(whole), 97):
+        restore()
+        (entry / packing.ARCHIVE).write_bytes(whole[:length])
+        check(place, true, f"cut after {length} bytes")
 
 
 # ---------------------------------------------------------------- links and other objects
@@ -238,7 +318,7 @@ def replace(path, target):
     path.symlink_to(target)
 
 
-@pytest.mark.parametrize("at", ["record.json", "table.txt", "weights/a.bin", "weights", "."])
+@pytest.mark.parametrize("at", ["record.json", packing.ARCHIVE, "."])
 @pytest.mark.parametrize("target", ["the same", "secret", "nothing"])
 def test_link_is_not_followed(place, sent, at, target):
     true, entry, _ = sent
@@ -256,7 +336,7 @@ def test_link_on_the_way_is_not_followed(place, sent, level):
     check(place, true)
 
 
-@pytest.mark.parametrize("at", ["record.json", "table.txt", "weights/a.bin"])
+@pytest.mark.parametrize("at", ["record.json", packing.ARCHIVE])
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
 def test_object_that_is_no_file_is_computed_again(place, sent, at, make):
     true, entry, _ = sent
@@ -298,7 +378,8 @@ def test_link_here_is_not_sent(place, sent):
         (mirror,) = ledger.mirrors
         mirror.push(mine.relative_to(place.folder / "worker 1"))
     assert not place.leaked()
-    assert (entry / "table.txt").read_text() == "2 0", "what was sent before stays"
+    kept = packing.contents(entry / packing.ARCHIVE)
+    assert kept["table.txt"] == b"2 0", "what was sent before stays"
 
 
 # ---------------------------------------------------------------- half-done sub-steps
@@ -309,7 +390,7 @@ def forged_record(found):
 
 
 def linked_file(found):
-    replace(found / "state.bin", Path.cwd().parent / "private/secret")
+    replace(found / packing.ARCHIVE, Path.cwd().parent / "private/secret")
 
 
 def linked_folder(found):

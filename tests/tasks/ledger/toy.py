@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from tasks.ledger import artifacts, substeps
 from tasks.ledger.artifacts import Artifact
-from tasks.ledger.substeps import RETIRED, Ledger, Step, recorded
+from tasks.ledger.substeps import Ledger, Step, recorded
 
 POLICY = Artifact("some/path", "digest of the policy")
 
@@ -74,8 +74,12 @@ class FolderMirror:
         return self.root / place.relative_to(artifacts.ROOT)
 
     def push(self, place):
-        if not self.at(place).exists():
+        artifacts.remove(self.at(place))
+        if place.exists():
             shutil.copytree(place, self.at(place))
+
+    def withdraw(self, place):
+        pass
 
     def fetch(self, place):
         if not (self.at(place) / artifacts.RECORD).exists():
@@ -85,11 +89,6 @@ class FolderMirror:
 
     def drop(self, place):
         artifacts.remove(self.at(place))
-
-    def thin(self, place, names):
-        shutil.copy(place / RETIRED, self.at(place))
-        for name in names:
-            artifacts.remove(self.at(place) / name)
 
     def names(self, folder):
         found = self.at(folder)
