@@ -23,7 +23,8 @@
 # make serve     vLLM's server with the policy in the folder POLICY at HOST and PORT, for engine.servers;
 #                NAME is another name that runs call it by
 # make ui        the runs of this checkout in Prefect and in MLflow
-# make deploy    the pools POOLS, and what prefect.yaml declares, to the server at PREFECT_API_URL
+# make deploy    the pools POOLS, and what prefect.yaml and automations.yaml declare, to the server at
+#                PREFECT_API_URL
 # make doctor    what crashes have left here, and the offer to clear it; with YES=1 without asking
 # make clean     remove what runs have left, except DVC's cache, from which equal runs come back
 #
@@ -140,6 +141,7 @@ deploy: .venv/installed # a checkout named here would be every worker's
 		prefect work-pool create $$pool --type process --overwrite || exit 1; \
 	done
 	@env -u BEAMLINE_CHECKOUT prefect --no-prompt deploy --all
+	@$(PYTHON) -m flows.workers.automations
 
 doctor: .venv/installed
 	@$(PYTHON) -m flows.doctor $(if $(YES),--yes)

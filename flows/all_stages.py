@@ -38,6 +38,9 @@ def run_here(recipe: str) -> int:
     try:
         with prefect_server(meanwhile=open_store):
             call(retrain.with_options(flow_run_name=f"retrain {recipe}"), recipe)
+    except dvc_command.KilledError as error:
+        print(f"retrain: {error}: the same call goes on from here", file=sys.stderr)
+        return dvc_command.KILLED
     except dvc_command.StageError:  # the stage has printed why
         return 1
     except TimeoutError as error:
@@ -57,7 +60,8 @@ def run_here(recipe: str) -> int:
 def run_in(recipe: str, place: Path) -> None:
     """Run the stages with the code at ``place``; Prefect and MLflow are this checkout's.
 
-    Raises RuntimeError where a stage fails, which has printed why; KeyboardInterrupt on Ctrl-C.
+    Raises RuntimeError where a stage fails, which has printed why, KilledError where it or what
+    runs it was killed, and KeyboardInterrupt on Ctrl-C.
     """
     with prefect_server(meanwhile=open_store):
         where = {"MLFLOW_TRACKING_URI": store.store_uri(place), dvc_command.RUN: place.name}
@@ -67,6 +71,8 @@ def run_in(recipe: str, place: Path) -> None:
         status = dvc_command.supervise(command, where, place, grace=2 * dvc_command.GRACE)
     if status == dvc_command.INTERRUPTED:
         raise KeyboardInterrupt
+    if dvc_command.was_killed(status):
+        raise dvc_command.KilledError(f"a process of the stages of {recipe} was killed")
     if status:
         raise RuntimeError(f"the stages of {recipe} have failed")
 

@@ -43,6 +43,21 @@ TRANSPORT: dict[str, Any] = {
 }
 
 
+def was_killed(_: object, task_run: object, state: State[Any]) -> bool:
+    """Return whether a task has failed because one of its processes was killed."""
+    return isinstance(state.data, dvc_command.KilledError)
+
+
+# What was killed goes on where it was. Killed by the kernel when memory ended, it may be killed
+# again; a flow run whose own process is killed is tried again by automations.yaml.
+KILLED: dict[str, Any] = {
+    "cache_policy": NO_CACHE,
+    "retries": 2,
+    "retry_delay_seconds": [10, 60],
+    "retry_condition_fn": was_killed,
+}
+
+
 @flow(
     name="retraining",
     flow_run_name="retraining {recipe}",
@@ -58,7 +73,7 @@ def retraining(recipe: Name = "tiny", overrides: list[Change] = []) -> State[Any
     return Completed(message=run(recipe, overrides))
 
 
-@task(cache_policy=NO_CACHE, persist_result=False)
+@task(**KILLED, persist_result=False)
 def run(recipe: str, overrides: list[str]) -> str:
     """Run the recipe in a child flow run of this task run; return the branch."""
     return retrain.run(recipe, overrides)
@@ -116,7 +131,7 @@ def receive(name: str, commit: str, files: dict[str, str], place: Path) -> None:
     transfer.pull_paths(pipeline.belongings(name, place).tracked, place)
 
 
-@task(cache_policy=NO_CACHE)
+@task(**KILLED)
 def reproduce(name: str, place: Path, environment: dict[str, str]) -> None:
     """Run the stage in its worktree, with a GPU of its own where the recipe wants one."""
     recipe = settings.load(name.split("@")[-1], place / "params")

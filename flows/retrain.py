@@ -25,7 +25,7 @@ from pathlib import Path
 from flows import end_import_phase, exit_fast
 from flows.host import disk
 from flows.runs import champions, dvc_command, git, pipeline, recipes, transfer, worktree
-from flows.runs.dvc_command import INTERRUPTED, RUN
+from flows.runs.dvc_command import INTERRUPTED, RUN, KilledError
 from flows.tracking.run import send_unsent
 from params import overrides, strict_yaml
 from params.schema.base import SOURCES
@@ -47,7 +47,7 @@ def run(recipe: str, changes: Sequence[str] = ()) -> str:
 
     ``changes`` are values of the recipe as ``section.key=value``. The worktree of a failed or
     killed run stays, and the same call resumes it. Raises ValueError before any work for what
-    cannot be run, RuntimeError for a run that fails.
+    cannot be run, RuntimeError for a run that fails: KilledError if a process of it was killed.
     """
     check_run(recipe, changes)
     base = git.revision().commit
@@ -58,7 +58,8 @@ def run(recipe: str, changes: Sequence[str] = ()) -> str:
                 set_up(place, recipe, changes, base)
             branch = complete(place, recipe, changes, base)
         except (ValueError, RuntimeError) as error:
-            raise RuntimeError(
+            kind = KilledError if isinstance(error, KilledError) else RuntimeError
+            raise kind(
                 f"{error}\nretrain: the run is unfinished in {place}; the same call goes on there, "
                 f"git worktree remove --force {place} drops it"
             ) from None

@@ -12,17 +12,20 @@ from uuid import uuid4
 
 import pytest
 import yaml
+from prefect.automations import Automation
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.actions import DeploymentCreate
 from prefect.server.api import collections
 from prefect.server.schemas.schedules import CronSchedule
+from prefect.states import Failed
 from prefect.utilities.schema_tools.validation import validate
 from prefect.workers.base import BaseJobConfiguration
 from prefect.workers.process import ProcessJobConfiguration, ProcessVariables, ProcessWorker
 from pydantic import BaseModel, ValidationError
 
 from flows import deploy
-from flows.workers import dispatch
+from flows.runs import dvc_command
+from flows.workers import automations, dispatch
 from params import overrides
 from tasks.settings import load as settings_of
 from tests import toy_project as toy
@@ -198,8 +201,44 @@ def test_each_pool_takes_stages():
 def test_flow_has_a_timeout_and_no_retries(flow):
     assert flow.retries == 0
     assert flow.timeout_seconds
-    assert deploy.reproduce.retries == 0
     assert deploy.receive.retries == deploy.push.retries == 2
+
+
+@pytest.mark.parametrize("task", [deploy.run, deploy.reproduce])
+def test_only_what_was_killed_is_tried_again(task):
+    def again(error):
+        return task.retry_condition_fn(task, None, Failed(data=error))
+
+    assert task.retries == 2
+    assert again(dvc_command.KilledError("killed"))
+    assert not again(dvc_command.StageError("failed"))
+    assert not again(RuntimeError("failed"))
+
+
+@pytest.mark.parametrize(
+    "each", automations.declared(ROOT / automations.FILE), ids=lambda e: e["name"]
+)
+def test_automation_is_read_whole(each):
+    read = Automation.model_validate(each).model_dump(mode="json", exclude_unset=True)
+    assert read["actions"] == each["actions"]
+    [kept] = [read["trigger"]]
+    assert {
+        key: sorted(value) if isinstance(value, list) else value for key, value in kept.items()
+    } == {
+        key: sorted(value) if isinstance(value, list) else value
+        for key, value in each["trigger"].items()
+    }
+
+
+def test_heartbeats_are_sent_more_often_than_they_are_missed():
+    lost, again = automations.declared(ROOT / automations.FILE)
+    for each in CONTENT["deployments"]:
+        seconds = each["work_pool"]["job_variables"]["env"]["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"]
+        assert int(seconds) >= 30, "Prefect sends no more"
+        assert 5 * int(seconds) <= lost["trigger"]["within"]
+    tag = again["trigger"]["match_related"]["prefect.resource.id"].removeprefix("prefect.tag.")
+    tagged = [each["name"] for each in CONTENT["deployments"] if tag in each["tags"]]
+    assert tagged == ["tiny", "gsm8k"]
 
 
 @pytest.mark.parametrize("file", POOLS, ids=lambda file: file.stem)

@@ -32,10 +32,15 @@ PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 GRACE = 10.0  # shutdown grace period in seconds
 RUN = "BEAMLINE_RUN"  # environment variable: the run whose stages this process runs
 INTERRUPTED = 130  # the exit status of a shell after SIGINT
+KILLED = 137  # and after SIGKILL
 
 
 class StageError(RuntimeError):
     """A stage failed; the error has already been printed."""
+
+
+class KilledError(StageError):
+    """A process was killed, by the kernel for one; the same call goes on."""
 
 
 @contextmanager
@@ -85,15 +90,23 @@ def reproduce(stage: str, root: Path = HERE, /, **environment: str) -> None:
     """Run one stage, as ``dvc --wait-for-lock repro -s <stage>`` does, with ``environment`` added.
 
     Its output goes straight to the terminal. DVC and the stage end with the caller, even if it is
-    killed. Raises StageError.
+    killed. Raises StageError, or KilledError.
     """
     ours = {
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         "SHELL": "/bin/sh",  # DVC would use the user's, which may treat `exec` otherwise
     }
     command = ["flows.runs.dvc_command", "--wait-for-lock", "repro", "-s", stage]
-    if supervise(command, ours | environment, root):
+    status = supervise(command, ours | environment, root)
+    if was_killed(status):
+        raise KilledError(f"stage {stage} was killed")
+    if status:
         raise StageError(f"stage {stage} failed")
+
+
+def was_killed(status: int) -> bool:
+    """Return whether an exit status is that of a killed process, or of one that lost a child so."""
+    return status < 0 or status == KILLED
 
 
 def supervise(
@@ -150,10 +163,24 @@ def _dvc(arguments: list[str]) -> int:
     from dvc.ui import ui
 
     ui.enable = lambda: None
+    killed: list[str] = []  # DVC's exit status does not tell
+
+    def is_needed(record: logging.LogRecord) -> bool:
+        killed.extend(filter(None, [_signal_of(record)]))
+        return _is_needed(record)
+
     for handler in logging.getLogger("dvc").handlers:
-        handler.addFilter(_is_needed)
+        handler.addFilter(is_needed)
     _mend_rwlock(Path(".dvc/tmp"))
-    return main(arguments)
+    status = main(arguments)
+    return KILLED if killed else status
+
+
+def _signal_of(record: logging.LogRecord) -> str:
+    """Return the number of the signal that has ended a stage's process, if a log line has one."""
+    error = record.exc_info and record.exc_info[1]
+    found = re.search(r"exited with -(\d+)$", str(error and error.__cause__))
+    return found[1] if found else ""
 
 
 def _is_needed(record: logging.LogRecord) -> bool:

@@ -44,13 +44,15 @@ RESULT = "stage"  # the type of the artifact that has a stage's result
 UNFINISHED = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.PAUSED]
 SENT = ("MLFLOW_TRACKING_URI", PIPELINE_RUN)  # environment variables that a worker may get
 POLL = 1.0  # seconds between two checks of a stage that runs on a worker
+CRASHES = 2  # after which a stage is sent once more
 
 
 def send(stage: pipeline.Stage) -> bool:
     """Run a stage on a worker of its pool and fetch its outs; return False if it must run here.
 
-    Raises StageError where it fails there. An interrupt cancels it there. Where this process is
-    killed, the worker continues, and the next call waits for it.
+    Raises StageError where it fails there. A stage that crashes, because its process was killed or
+    its machine is lost (automations.yaml), is sent again. An interrupt cancels it there. Where this
+    process is killed, the worker continues, and the next call waits for it.
     """
     if stage.pool is None or pipeline.is_done(stage.name):
         return False
@@ -109,21 +111,32 @@ def sent_files(name: str) -> tuple[str, str]:
 
 def _run_on_worker(stage: pipeline.Stage, request: Mapping[str, Any]) -> dict[str, Any]:
     """Run a stage on a worker; return its entry in dvc.lock, and its outs that git keeps."""
-    tag = request_tag(request)
     with get_client(sync_client=True) as client:
-        run = _unfinished_run(client, tag) or _start(stage, request, tag)
-        print(f"{stage.name} runs on a worker of the pool '{stage.pool}' ({run.name})", flush=True)
-        try:
-            ended = _await_end(client, run.id)
-        except (KeyboardInterrupt, SystemExit):
-            client.set_flow_run_state(run.id, Cancelling(), force=True)
-            raise
+        for crashes in range(CRASHES + 1):
+            run, ended = _run_once(client, stage, request)
+            if ended.state is None or not ended.state.is_crashed() or crashes == CRASHES:
+                break
+            print(f"{stage.name} has crashed ({ended.state.message}): sent again", flush=True)
         if ended.state is None or not ended.state.is_completed():
             raise dvc_command.StageError(
                 f"{stage.name} failed on a worker of the pool '{stage.pool}': "
                 f"{ended.state and ended.state.message}; its log is in flow run {run.name}"
             )
         return result_of(client, run.id)
+
+
+def _run_once(
+    client: SyncPrefectClient, stage: pipeline.Stage, request: Mapping[str, Any]
+) -> tuple[FlowRun, FlowRun]:
+    """Start a flow run of the request, or find the one of a killed sender; await its end."""
+    tag = request_tag(request)
+    run = _unfinished_run(client, tag) or _start(stage, request, tag)
+    print(f"{stage.name} runs on a worker of the pool '{stage.pool}' ({run.name})", flush=True)
+    try:
+        return run, _await_end(client, run.id)
+    except (KeyboardInterrupt, SystemExit):
+        client.set_flow_run_state(run.id, Cancelling(), force=True)
+        raise
 
 
 def request_tag(request: Mapping[str, Any]) -> str:

@@ -13,18 +13,28 @@ import pytest
 import yaml
 from prefect.workers.process import ProcessWorker
 
-from flows.workers import server
+from flows.workers import automations, server
 from tests import toy_project as toy
+from tests.chaos.runs import below, kill
 
 FAST = {"PREFECT_WORKER_QUERY_SECONDS": "0.5", "PREFECT_WORKER_HEARTBEAT_SECONDS": "5"}
 AUTHOR = {"GIT_CONFIG_COUNT": "2", "GIT_CONFIG_KEY_0": "user.name", "GIT_CONFIG_VALUE_0": "test"}
 AUTHOR |= {"GIT_CONFIG_KEY_1": "user.email", "GIT_CONFIG_VALUE_1": "test@example.org"}
-# writes where it runs, and waits for the file `go`
+# writes where it runs, and waits for the file `go-<name>`
 HELD = (
-    "import time; Path('{0}/first').write_text(str(Path.cwd())); "
-    "[time.sleep(0.05) for _ in iter(Path('{0}/go').exists, True)]"
+    "import os, time; Path('{0}/{1}').write_text(f'{{Path.cwd()}} {{os.getpid()}}'); "
+    "[time.sleep(0.05) for _ in iter(Path('{0}/go-{1}').exists, True)]"
 )
 
+# a machine is lost sooner than a real one: heartbeats come every 30 s
+INSTALL = """
+import sys
+from pathlib import Path
+from flows.workers import automations
+lost, again = automations.declared(Path(sys.argv[1]))
+lost["trigger"]["within"] = 40
+automations.install([lost, again])
+"""
 
 CANCELLED = {"type": {"any_": ["CANCELLED"]}}
 
@@ -37,11 +47,10 @@ def wait_until(condition, workers):
     return found
 
 
-@pytest.fixture
-def service(tmp_path):
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
     """A client of a server with all that `make ui` starts, the scheduler among it."""
-    folder = tmp_path / "server"
-    folder.mkdir()
+    folder = tmp_path_factory.mktemp("server")
     with (
         contextlib.chdir(folder),
         (folder / "log").open("wb") as log,
@@ -66,25 +75,25 @@ def give_pool(folder, pool="gpu"):
     (folder / "dvc.yaml").write_text(yaml.safe_dump(pipeline, sort_keys=False))
 
 
-@pytest.fixture
-def team(tmp_path, service):
+@pytest.fixture(scope="module")
+def team(tmp_path_factory, service):
     """A toy project with the deployments, a checkout for a worker of each pool, a DVC remote."""
+    tmp_path = tmp_path_factory.mktemp("team").resolve()
     origin, notes = tmp_path / "origin", tmp_path / "notes"
     for folder in (origin, notes, tmp_path / "remote"):
         folder.mkdir()
     toy.create(origin, flows=True)
     give_pool(origin)
     toy.run(origin, "dvc", "remote", "add", "--default", "shared", str(tmp_path / "remote"))
-    toy.write_stage(origin, "first", True, HELD.format(notes))
-    seen = f"Path('{notes}/later').write_text(str(Path.cwd()))"
-    toy.write_stage(origin, "later", True, seen)
+    for name in ("first", "later"):
+        toy.write_stage(origin, name, True, HELD.format(notes, name))
     (origin / "flows").mkdir()
     shutil.copy(toy.ROOT / "flows/deploy.py", origin / "flows")
     declared = yaml.safe_load((toy.ROOT / "prefect.yaml").read_text())
     declared["deployments"][0]["parameters"] = {"recipe": "toy", "overrides": ["seed=5"]}
     (origin / "prefect.yaml").write_text(yaml.safe_dump(declared))
     toy.commit(origin)
-    for name in ("cpu", "gpu"):
+    for name in ("cpu", "gpu", "other/cpu"):
         toy.git(tmp_path, "clone", "--quiet", str(origin), name)
     address = str(service.base_url).rstrip("/")
     home = {"PREFECT_API_URL": address, "PREFECT_HOME": f"{tmp_path}/home"}
@@ -96,6 +105,11 @@ def team(tmp_path, service):
     workers = [start_worker(tmp_path / name, environment) for name in ("cpu", "gpu")]
     said = toy.run(origin, "prefect", "--no-prompt", "deploy", "--all", **environment)
     assert said.returncode == 0, said.stdout
+    for _ in range(2):
+        install = [sys.executable, "-c", INSTALL, str(toy.ROOT / automations.FILE)]
+        said = toy.run(origin, *install, **environment)
+        assert said.returncode == 0, said.stdout
+    assert said.stdout.count("updated the automation") == 2, "and none is there twice"
     yield tmp_path, workers
     for worker in workers:  # left to itself, one now and then takes over half a minute to end
         os.killpg(worker.pid, signal.SIGKILL)
@@ -114,6 +128,48 @@ def start_worker(checkout, environment):
             stderr=log,
             start_new_session=True,
         )
+
+
+def said(team):
+    return "".join(file.read_text() for file in sorted(team.rglob("*.log")))
+
+
+def let_go(team, *names):
+    for name in names:
+        (team / f"notes/go-{name}").touch()
+
+
+def hold(team, *names):
+    """Have these stages wait, and forget where they have run."""
+    for name in names:
+        for note in (name, f"go-{name}"):
+            (team / "notes" / note).unlink(missing_ok=True)
+
+
+def begun(team, name, workers):
+    """Wait until a stage runs; return its folder and its process, and forget them."""
+    note = team / "notes" / name
+    wait_until(lambda: note.exists() and note.read_text(), workers)
+    folder, _, process = note.read_text().rpartition(" ")
+    note.unlink()
+    return folder, int(process)
+
+
+def start(service, name, *overrides):
+    """Start a run of a deployment; return a function that reads its flow run."""
+    found = service.get(f"/deployments/name/retraining/{name}").json()
+    asked = {
+        "parameters": {"recipe": "toy", "overrides": list(overrides)},
+        "state": {"type": "SCHEDULED"},
+    }
+    made = service.post(f"/deployments/{found['id']}/create_flow_run", json=asked)
+    made.raise_for_status()
+    return lambda: service.get(f"/flow_runs/{made.json()['id']}").json()
+
+
+def process_of(run):
+    """Return the process of a flow run, which it has told the server."""
+    return int(run["infrastructure_pid"].rpartition(":")[2])
 
 
 def check_deployed(found, declared):
@@ -162,7 +218,7 @@ def test_scheduled_run_sends_a_stage_to_another_pool(team, service):
     refused = service.post(f"{address}/create_flow_run", json=colour)
     assert refused.status_code == 409
     assert "colour" in refused.text
-    (team / "notes/go").touch()
+    let_go(team, "first", "later")
 
     def ended():
         runs = read("flow_runs/filter", flow_runs={"name": {"any_": ["retraining toy"]}})
@@ -170,7 +226,7 @@ def test_scheduled_run_sends_a_stage_to_another_pool(team, service):
         return over and over[0]
 
     run = wait_until(ended, workers)
-    logs = "".join((team / f"{name}.log").read_text() for name in ("cpu", "gpu"))
+    logs = said(team)
     assert run["state_type"] == "COMPLETED", logs
     assert run["auto_scheduled"]
     branch = run["state"]["message"]
@@ -189,3 +245,55 @@ def test_scheduled_run_sends_a_stage_to_another_pool(team, service):
     assert sent["parent_task_run_id"], "it is in the tree of the run that has sent it"
     [inner] = read("flow_runs/filter", flow_runs={"name": {"any_": ["retrain toy"]}})
     assert inner["parent_task_run_id"], "and that one in the tree of the schedule's"
+
+
+def test_run_whose_processes_are_killed_is_tried_again_by_itself(team, service):
+    """A stage here, the flow run, and a stage on another worker are killed, one after the other."""
+    team, workers = team
+    hold(team, "first", "later")
+    run = start(service, "tiny", "seed=6")
+    place, stage = begun(team, "first", workers)
+    os.kill(stage, signal.SIGKILL)
+    again, _ = begun(team, "first", workers)
+    assert again == place, "in the same flow run, in the worktree that is there"
+    assert run()["run_count"] == 1
+    os.kill(process_of(run()), signal.SIGKILL)
+    again, _ = begun(team, "first", workers)
+    assert again == place
+    let_go(team, "first")
+    place, stage = begun(team, "later", workers)
+    [sent] = [
+        each
+        for each in service.post("/flow_runs/filter", json={}).json()
+        if each["name"] == "later@toy" and each["state_type"] == "RUNNING" and each["deployment_id"]
+    ]
+    kill(below(process_of(sent)))
+    again, _ = begun(team, "later", workers)
+    assert again == place
+    let_go(team, "later")
+    wait_until(lambda: run()["state"]["type"] in ("COMPLETED", "FAILED"), workers)
+    assert run()["state"]["type"] == "COMPLETED", said(team)
+    assert run()["run_count"] == 2
+    assert "later@toy has crashed" in said(team)
+
+
+@pytest.mark.kills
+def test_run_of_a_lost_machine_goes_on_elsewhere(team, service):
+    """Nobody can report the death: only heartbeats are missing."""
+    team, workers = team
+    hold(team, "first")
+    run = start(service, "tiny", "seed=7")
+    place, _ = begun(team, "first", workers)
+    assert place.startswith(f"{team}/cpu/")
+    lost = workers[0]
+    kill([*below(lost.pid), *below(process_of(run()))])
+    lost.wait()
+    home = {"PREFECT_API_URL": str(service.base_url).rstrip("/"), "PREFECT_HOME": f"{team}/home"}
+    workers[0] = start_worker(team / "other/cpu", FAST | AUTHOR | home)
+    assert run()["state"]["type"] == "RUNNING"
+    place, _ = begun(team, "first", workers)
+    assert place.startswith(f"{team}/other/cpu/")
+    let_go(team, "first", "later")
+    wait_until(lambda: run()["state"]["type"] in ("COMPLETED", "FAILED"), workers)
+    assert run()["state"]["type"] == "COMPLETED", said(team)
+    assert run()["run_count"] == 2
