@@ -32,6 +32,7 @@ from tasks.ledger.records import RETIRED, SIGNATURE
 LARGEST = 2**24  # bytes of a record, a mark or a list of signatures
 ARCHIVE = "artifacts"  # begins the name of an archive
 Filesystem = Any  # of fsspec
+Listing = Mapping[str, int | None]  # the objects of a folder: name -> bytes, None for no file
 
 
 class RefusedError(ValueError):
@@ -69,16 +70,19 @@ def send(fs: Filesystem, root: str, name: str, place: Path, key: bytes) -> None:
     signature.
     """
     there = _at(fs, root, name)
-    if not os.path.lexists(place / RECORD):
+    listed = _listed(fs, there)
+    files = _members(place) if os.path.lexists(place / RECORD) else None
+    if files is None:
         remove(fs, root, name)
         return
-    files = _members(place)
     content, mark = (place / RECORD).read_bytes(), _content(place / RETIRED)
-    new, known = archive_name(mark), _has(fs, f"{there}/{RECORD}", content)
-    if not known:
+    new, known = archive_name(mark), _has(fs, there, listed, content)
+    if listed and not known:
         remove(fs, root, name)
-    fs.makedirs(there, exist_ok=True)
-    if files:
+        listed = {}
+    if not known:
+        fs.makedirs(there, exist_ok=True)
+    if files and listed.get(new) != archive.size(files):  # one that was cut is smaller
         _send_archive(fs, root, f"{name}/{new}", files)
     if key:  # a folder that has been there counts before and after the next lines
         lines = [sign(key, name, content, each) for each in sorted({b"", mark})]
@@ -87,18 +91,15 @@ def send(fs: Filesystem, root: str, name: str, place: Path, key: bytes) -> None:
         _write(fs, root, f"{name}/{RETIRED}", mark)
     if not known:
         _write(fs, root, f"{name}/{RECORD}", content)
-        return
-    for other in names_in(fs, root, name):
+    for other in listed:
         if other.startswith(ARCHIVE) and (other != new or not files):
             remove(fs, root, f"{name}/{other}")
 
 
 def _send_archive(fs: Filesystem, root: str, name: str, files: Sequence[archive.Member]) -> None:
-    """Write an archive, unless there is one of its size: a smaller one was cut by a kill."""
     try:
-        if _size_of(fs, _at(fs, root, name)) != archive.size(files):
-            with _open(fs, root, name) as stream:
-                archive.write(stream, files)
+        with _open(fs, root, name) as stream:
+            archive.write(stream, files)
     except FileNotFoundError:  # here, or the folder there
         if gone := [file for _, file in files if not file.exists()]:
             raise RefusedError(f"{gone[0]} was removed meanwhile") from None
@@ -107,10 +108,9 @@ def _send_archive(fs: Filesystem, root: str, name: str, files: Sequence[archive.
         raise RefusedError(str(error)) from None
 
 
-def _has(fs: Filesystem, path: str, content: bytes) -> bool:
-    fs.invalidate_cache()
+def _has(fs: Filesystem, there: str, listed: Listing, content: bytes) -> bool:
     try:
-        return _read(fs, path) == content
+        return _read(fs, there, RECORD, listed) == content
     except RefusedError:
         return False
 
@@ -160,13 +160,14 @@ def receive(fs: Filesystem, root: str, place: Path, folder: Path, key: bytes) ->
 
     Raises RefusedError for one that is malformed, incomplete, damaged or not signed by ``key``.
     """
-    fs.invalidate_cache()
     there = _at(fs, root, name_of(place))
-    if not (content := _read(fs, f"{there}/{RECORD}")):
+    listed = _listed(fs, there)
+    if not (content := _read(fs, there, RECORD, listed)):
         return None
-    mark = _read(fs, f"{there}/{RETIRED}")
+    mark = _read(fs, there, RETIRED, listed)
     if key:
-        _check_signature(fs, there, name_of(place), key, content, mark)
+        signatures = _read(fs, there, SIGNATURE, listed)
+        _check_signature(signatures, name_of(place), key, content, mark)
     try:
         record = records.parse(content, place)
     except ValueError as error:
@@ -178,7 +179,9 @@ def receive(fs: Filesystem, root: str, place: Path, folder: Path, key: bytes) ->
     kept = [made for name, made in record["artifacts"].items() if name not in dropped]
     sizes = {records.file_name(made): made["size"] for made in kept}
     if any(made["digest"] != artifacts.EMPTY_FOLDER for made in kept):
-        _fetch(fs, f"{there}/{archive_name(mark)}", folder, sizes)
+        name = archive_name(mark)
+        _check_size(name, listed, sizes)
+        _fetch(fs, f"{there}/{name}", folder, sizes)
     for made in kept:
         path = folder / records.file_name(made)
         if made["digest"] == artifacts.EMPTY_FOLDER and not path.exists():
@@ -197,15 +200,19 @@ def names_in(fs: Filesystem, root: str, name: str) -> list[str]:
     return sorted(filter(records.is_plain, names))
 
 
+def _check_size(name: str, listed: Listing, sizes: Mapping[str, int]) -> None:
+    """Raise RefusedError unless an archive can have artifacts of these sizes, and has room here."""
+    packed = listed.get(name)
+    if packed is None:
+        raise RefusedError(f"{name} is missing, a link or no file")
+    if packed < sum(sizes.values()):
+        raise RefusedError(f"{name} is shorter than what it should have")
+    if packed > shutil.disk_usage(artifacts.ROOT).free:  # each file takes a block, or more, of it
+        raise RefusedError(f"its {packed} bytes do not fit on the disk")
+
+
 def _fetch(fs: Filesystem, path: str, folder: Path, sizes: Mapping[str, int]) -> None:
     """Unpack an archive; RefusedError unless it has artifacts of these sizes and nothing else."""
-    if (packed := _size_of(fs, path)) is None:
-        raise RefusedError(f"{posixpath.basename(path)} is missing")
-    wanted, free = sum(sizes.values()), shutil.disk_usage(artifacts.ROOT).free
-    if packed < wanted:
-        raise RefusedError(f"{posixpath.basename(path)} is shorter than what it should have")
-    if packed > free:  # each file takes a block of it, so the number of files is bounded, too
-        raise RefusedError(f"its {packed} bytes do not fit on the disk")
     try:
         with fs.open(path, "rb") as stream:
             _unpack(stream, folder, sizes)
@@ -236,25 +243,35 @@ def _unpack(stream: IO[bytes], folder: Path, sizes: Mapping[str, int]) -> None:
             raise RefusedError(f"{name} lacks {lacking} bytes")
 
 
-def _read(fs: Filesystem, path: str) -> bytes:
-    """Return the content of a small object of the mirror; b"" for a missing one."""
-    if not (size := _size_of(fs, path)):
-        return b""
-    if size > LARGEST:
-        raise RefusedError(f"{posixpath.basename(path)} has more than {LARGEST} bytes")
-    with fs.open(path, "rb") as stream:
-        return bytes(stream.read(LARGEST))
-
-
-def _size_of(fs: Filesystem, path: str) -> int | None:
-    """Return the bytes of an object, None without one; RefusedError for a link and for no file."""
+def _listed(fs: Filesystem, there: str) -> Listing:
+    """Return what a folder of the mirror has, by one request: name -> bytes, None for no file."""
+    fs.invalidate_cache()
     try:
-        about = fs.info(path)
+        found = fs.ls(there, detail=True)
     except FileNotFoundError:
-        return None
-    if about.get("type") != "file" or about.get("islink") or type(about.get("size")) is not int:
-        raise RefusedError(f"{posixpath.basename(path)} is a link or no file")
-    return int(about["size"])
+        return {}
+    return {
+        about["name"].rstrip("/").rpartition("/")[2]: about["size"] if _is_file(about) else None
+        for about in found
+    }
+
+
+def _is_file(about: Mapping[str, Any]) -> bool:
+    is_plain = about.get("type") == "file" and not about.get("islink")
+    return is_plain and type(about.get("size")) is int
+
+
+def _read(fs: Filesystem, there: str, name: str, listed: Listing) -> bytes:
+    """Return the content of a small object of a folder; b"" for a missing one."""
+    if name not in listed:
+        return b""
+    size = listed[name]
+    if size is None:
+        raise RefusedError(f"{name} is a link or no file")
+    if size > LARGEST:
+        raise RefusedError(f"{name} has more than {LARGEST} bytes")
+    with fs.open(f"{there}/{name}", "rb") as stream:
+        return bytes(stream.read(LARGEST))
 
 
 def _content(file: Path) -> bytes:
@@ -270,11 +287,8 @@ def sign(key: bytes, name: str, *contents: bytes) -> bytes:
     return hmac.new(key, "\n".join(parts).encode(), "sha256").hexdigest().encode()
 
 
-def _check_signature(
-    fs: Filesystem, there: str, name: str, key: bytes, content: bytes, mark: bytes
-) -> None:
+def _check_signature(signatures: bytes, name: str, key: bytes, content: bytes, mark: bytes) -> None:
     """Raise RefusedError unless record and mark are signed by ``key``."""
     right = sign(key, name, content, mark)
-    lines = _read(fs, f"{there}/{SIGNATURE}").split(b"\n")
-    if not any(hmac.compare_digest(right, line) for line in lines):
+    if not any(hmac.compare_digest(right, line) for line in signatures.split(b"\n")):
         raise RefusedError("it has no signature by this key")
