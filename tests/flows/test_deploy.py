@@ -247,11 +247,12 @@ def test_scheduled_run_sends_a_stage_to_another_pool(team, service):
     assert inner["parent_task_run_id"], "and that one in the tree of the schedule's"
 
 
+@pytest.mark.kills
 def test_run_whose_processes_are_killed_is_tried_again_by_itself(team, service):
     """A stage here, the flow run, and a stage on another worker are killed, one after the other."""
     team, workers = team
     hold(team, "first", "later")
-    run = start(service, "tiny", "seed=6")
+    run = start(service, "tiny", "seed=6", "evaluate.questions=2")  # not in a cache
     place, stage = begun(team, "first", workers)
     os.kill(stage, signal.SIGKILL)
     again, _ = begun(team, "first", workers)

@@ -29,6 +29,18 @@ def test_failed_stage_has_the_last_line_of_output(project, capfd):
     assert not Path("dvc.lock").exists()
 
 
+def test_killed_stage_is_told_from_a_failed_one(project, capfd):
+    die = "import os, signal; os.kill(os.getpid(), signal.{})"
+    for name in ("SIGKILL", "SIGTERM"):
+        toy.write_stage(project, "first", flows=False, before=die.format(name))
+        with pytest.raises(dvc_command.KilledError, match="first@toy"):
+            dvc_command.reproduce("first@toy")
+    toy.write_stage(project, "first", flows=False, before="sys.exit(9)")
+    with pytest.raises(dvc_command.StageError) as failed:
+        dvc_command.reproduce("first@toy")
+    assert not isinstance(failed.value, dvc_command.KilledError)
+
+
 def test_errors_of_dvc_itself_are_printed(project, capfd):
     Path("first.py").unlink()
     with pytest.raises(dvc_command.StageError):
