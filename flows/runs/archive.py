@@ -71,8 +71,6 @@ def _header(name: str, length: int) -> bytes:
     """Return the blocks before the content of a file: two more for a name of over 100 bytes."""
     if (size := len(name.encode("utf-8", "surrogateescape"))) >= LONGEST:
         raise ValueError(f"an archive takes no name of {size} bytes: {ascii(name)[:80]}")
-    if (size := len(name.encode("utf-8", "surrogateescape"))) >= LONGEST:
-        raise ValueError(f"an archive takes no name of {size} bytes: {ascii(name)[:80]}")
     info = tarfile.TarInfo(name)  # of nobody, and of no time
     info.size = length
     return info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
