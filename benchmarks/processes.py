@@ -145,7 +145,7 @@ def planned(count: int) -> tuple[float, float]:
 def table(found: dict[Case, list[Any]]) -> str:
     """Return the measurements in Markdown; ratios are to the first case."""
     lines = [
-        "| processes | threads | wall | processor, all | stays (MiB) | planned | adds (MiB) | planned |",
+        "| processes | threads | wall | processor | stays (MiB) | planned | adds (MiB) | planned |",
         "|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     first = next(iter(found))
