@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -164,7 +164,7 @@ def table(found: dict[Case, list[Any]]) -> str:
     return "\n".join(lines)
 
 
-TIMES = {"wall": max, "processor": sum}  # of the processes
+TIMES: dict[str, Callable[[Iterable[float]], float]] = {"wall": max, "processor": sum}
 
 
 def _compared(found: dict[Case, list[Any]], case: Case, first: Case, kind: str) -> str:
