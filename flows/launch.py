@@ -31,7 +31,7 @@ from params.schema.addresses import LOOPBACK
 from params.schema.recipe import Recipe
 from tasks import settings
 from tasks.engines import ENGINES
-from tasks.engines.vllm.guard import SHORTEST, TOKEN
+from tasks.engines.servers.guard import SHORTEST, TOKEN
 from tasks.learning.processes import ADDRESS, HOST, LAUNCH, SECRET, launch_command
 
 ANSWER = 3.0  # seconds that a server has to accept a connection
@@ -65,7 +65,7 @@ def programs(
     ``pools``: the pool of each stage that has one (dvc.yaml); ``changes``: those of ``--set``.
     """
     return [
-        *(_server(name, address) for address in servers(recipe)),
+        *(_server(name, recipe.engine.kind, address) for address in servers(recipe)),
         *_stages(name, environment, pools, changes),
         *_learners(recipe, environment),
         *_own_engine(recipe),
@@ -74,13 +74,14 @@ def programs(
 
 def servers(recipe: Recipe) -> list[str]:
     """Return the addresses of the servers that sample for a recipe."""
-    return list(recipe.engine.servers)
+    return list(recipe.engine.addresses)
 
 
-def _server(name: str, address: str) -> Program:
+def _server(name: str, kind: str, address: str) -> Program:
     host, port = _place(address)
-    serve = f"python -m tasks.engines.vllm.serve models/{name}/initial --host {host} --port {port}"
-    return Program("a server that samples", host, serve, [f"{TOKEN}=(secret)"])
+    serve = f"python -m tasks.engines.{kind}.serve models/{name}/initial"
+    command = f"{serve} --host {host} --port {port}"
+    return Program("a server that samples", host, command, [f"{TOKEN}=(secret)"])
 
 
 def _stages(

@@ -269,7 +269,7 @@ def _staying(recipe: Recipe, row: Algorithm, shape: Shape) -> dict[str, float]:
 
 def servers(recipe: Recipe) -> int:
     """Return how many servers sample for a recipe; 0: an engine of this machine does."""
-    return len(recipe.engine.servers)
+    return len(recipe.engine.addresses)
 
 
 def _of_update(recipe: Recipe, shape: Shape) -> dict[str, float]:

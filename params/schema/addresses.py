@@ -11,6 +11,7 @@ import re
 from urllib.parse import urlsplit
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+SERVERS = "BEAMLINE_SERVERS"  # environment variable: addresses of servers that sample, by commas
 _KEY = re.compile(r"[!-~]+")  # what a header can carry
 _HOST = re.compile(r"[^\s/\\?#@]+")
 
@@ -61,3 +62,16 @@ def read_key(place: str, variable: str | None) -> str:
     if fault := key_fault(place, variable):
         raise ValueError(fault)
     return os.environ.get(variable, "").strip() if variable else ""
+
+
+def servers_here() -> tuple[str, ...]:
+    """Return the servers that this environment names; () where it names none. Raises ValueError."""
+    named = tuple(filter(None, map(str.strip, os.environ.get(SERVERS, "").split(","))))
+    if wrong := [one for one in named if not one.startswith(("http://", "https://"))]:
+        raise ValueError(
+            f"{SERVERS}: '{wrong[0]}' is no address: write http://host:port, and commas between "
+            "several"
+        )
+    if len(set(named)) < len(named):
+        raise ValueError(f"{SERVERS} names a server twice: name each once")
+    return named

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, SerializeAsAny, model_validator
 
+from params.schema.addresses import servers_here
 from params.schema.base import Frozen, Machine, NonNegative, Positive, PositiveFloat
 
 Address = Annotated[str, Field(pattern="^https?://")]
@@ -49,22 +50,26 @@ class Engine(Frozen):
     # vLLM's memory for weights, keys and values: a share of the GPU's; on a CPU, the GiB of keys
     # and values.
     memory: Annotated[PositiveFloat, Field(exclude=True)]
-    # Addresses of vLLM servers; []: run vLLM on this machine.
+    # Addresses of servers of that kind; []: sample on this machine.
     servers: Annotated[tuple[Address, ...], Field(exclude=True)]
-    # Groups of questions that vLLM samples independently, so that none waits for the tools of
-    # another one. With 1, all questions go on in common rounds.
+    # Groups of questions that vLLM or servers sample independently, so that none waits for the
+    # tools of another one. With 1, all questions go on in common rounds.
     lanes: Annotated[Positive, Field(exclude=True)]
 
     @model_validator(mode="after")
-    def _only_vllm_has_servers(self) -> Engine:
-        if self.servers and self.kind != "vllm":
-            raise ValueError(
-                f"servers has {self.servers[0]} and kind is {self.kind}, which has no servers: set "
-                "servers to [], or kind to vllm"
-            )
+    def _servers_are_named_once(self) -> Engine:
         if len(set(self.servers)) < len(self.servers):
             raise ValueError("servers names one of them twice: name each once")
         return self
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Return the servers that sample: those of BEAMLINE_SERVERS, else the recipe's.
+
+        A run goes on with servers at other addresses, so they are no part of its recipe. Raises
+        ValueError for a variable with something else in it.
+        """
+        return servers_here() or self.servers
 
 
 class Agent(Frozen):

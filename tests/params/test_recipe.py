@@ -361,10 +361,9 @@ FAULTS = [
     ({"tools__search": {**SEARCH, "engine": "a"}}, ["unknown key 'tools.search.engine'"]),
     ({"tools__search": edited(SEARCH, {"b": REMOVED})}, ["missing key 'tools.search.b'"]),
     # engine
-    ({"engine__servers": ["http://gpu:8000"]}, ["'engine': servers has http://gpu", "to vllm"]),
     ({"engine__kind": "vllm", "engine__servers": ["gpu:8000"]}, ["'engine.servers", "'gpu:8000'"]),
     (
-        {"engine__kind": "vllm", "engine__servers": ["http://gpu:8000"] * 2},
+        {"engine__servers": ["http://gpu:8000"] * 2},
         ["'engine': servers names one of them twice"],
     ),
     ({"engine__memory": 0}, ["'engine.memory' = 0"]),

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.engines.vllm import fleet, guard
+from tasks.engines.servers import fleet, guard
+from tasks.engines.servers.client import JSON, Server
 from tasks.engines.vllm.connection import ROOT
-from tasks.engines.vllm.server import JSON, Server
 from tests.vllm.conftest import SETTINGS, save
 from tests.vllm.test_vllm import changed, check, same, sampled
 

@@ -18,7 +18,11 @@ LOGIT = 2 * 4  # bytes of a logit and its log-probability in a decoding step, in
 def open_engine(
     actor: Learner, policy: Artifact, settings: Settings, machine: Machine, rows: int
 ) -> Engine:
-    """Return an engine over the model in memory."""
+    """Return an engine over the model in memory, or the servers."""
+    if settings.addresses:
+        from tasks.engines.servers.engine import open_servers
+
+        return open_servers(settings, actor, policy)
     from tasks.engines.transformers.engine import TransformersEngine
     from tasks.policy.resident import to_sample
 

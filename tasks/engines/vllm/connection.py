@@ -1,4 +1,4 @@
-"""The contract of a connection to vLLM, and vLLM in a process of its own here."""
+"""The connection to vLLM in a process of its own on this machine (process.py)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
-from tasks.engines.vllm.messages import ALIGNMENT, Drawn, Fault, Opener, Turn, map_tensor
+from tasks.engines.turns import Drawn, EngineDiedError, Turn
+from tasks.engines.vllm.messages import ALIGNMENT, Fault, Opener, map_tensor
 from tasks.policy import adapter
 
 if TYPE_CHECKING:  # vLLM's processes run these files: imported for the ledger's keys alone
@@ -32,38 +33,12 @@ END_WAIT = 10.0  # seconds for a process to end by itself
 STALE_CACHE = "vLLM did not clear its prefix cache after the weight update"
 
 
-class EngineDiedError(RuntimeError):
-    """vLLM has ended, or does not answer."""
-
-
-class Connection(Protocol):
-    """A connection to vLLM. Several threads may call its methods at the same time.
-
-    Each method raises EngineDiedError where vLLM has ended, and RuntimeError with vLLM's message
-    where it refuses.
-    """
-
-    def sample(self, turns: Sequence[Turn]) -> list[Drawn]:
-        """Sample turns; results are in their order."""
-
-    def load(self, model: Any, folder: Callable[[], Path], version: str) -> None:
-        """Load the weights of ``model``, which are also in the folder that ``folder`` returns.
-
-        ``version`` names them: the digest of the policy.
-        """
-
-    def release(self) -> None:
-        """Release GPU memory until the next policy is loaded."""
-
-    def close(self) -> None:
-        """Close the connection; a process of ours ends."""
-
-
-# ---------------------------------------------------------------- in a process here
-
-
 class LocalVllm:
-    """vLLM in a process of its own on this machine (process.py)."""
+    """vLLM in a process of its own. Several threads may call its methods at the same time.
+
+    Each raises EngineDiedError where vLLM has ended, and RuntimeError with vLLM's message where it
+    refuses.
+    """
 
     def __init__(self, folder: Path, options: dict[str, Any]) -> None:
         """Start vLLM with the policy in ``folder``. Raises RuntimeError where it cannot start."""
@@ -94,9 +69,10 @@ class LocalVllm:
             raise
 
     def sample(self, turns: Sequence[Turn]) -> list[Drawn]:
+        """Sample turns; results are in their order."""
         return list(self.call("sample", *turns))
 
-    def load(self, model: Any, folder: Callable[[], Path], version: str) -> None:
+    def load(self, model: Any, folder: Callable[[], Path]) -> None:
         """Load weights from memory: those on the GPU in place, others through a shared copy.
 
         A policy with an adapter is loaded from the folder of merged weights: merging it in memory
@@ -113,9 +89,11 @@ class LocalVllm:
             raise RuntimeError(STALE_CACHE)
 
     def release(self) -> None:
+        """Release GPU memory until the next policy is loaded."""
         self.call("sleep", 2)
 
     def close(self) -> None:
+        """End the process."""
         self.process.kill()
         self.process.wait()
         self.channel.close()

@@ -21,7 +21,11 @@ RESERVE = 2 * GIB  # bytes for CUDA graphs and the activations of one prefill
 def open_engine(
     actor: Learner, policy: Artifact, settings: Settings, machine: Machine, rows: int
 ) -> Engine:
-    """Return this process's vLLM engine with the policy; an adapter is merged into a folder."""
+    """Return this process's vLLM with the policy, or the servers; adapters are merged."""
+    if settings.addresses:
+        from tasks.engines.servers.engine import open_servers
+
+        return open_servers(settings, actor, policy)
     from tasks.engines.vllm.engine import vllm_engine
     from tasks.policy import checkpoint
 
@@ -38,7 +42,7 @@ def memory(load: SamplingLoad) -> dict[str, float]:
 
 def installed(settings: Settings) -> str | None:
     """Return how to install vLLM where it is missing; None where it is here or on servers."""
-    if settings.servers or find_spec("vllm"):
+    if settings.addresses or find_spec("vllm"):
         return None
     return (
         "which is not installed here: make run takes an environment that has it, "

@@ -1,4 +1,4 @@
-"""Messages between the trainer and vLLM: turns to sample, sampled turns, weights to open."""
+"""Messages between the trainer and vLLM: options of turns, sampled turns, weights to open."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from tasks.engines.turns import Drawn, Turn
+
 WORKER_CLASS = "tasks.engines.vllm.worker.PolicyWorker"  # vLLM mixes it into its own worker
-# tokens, logprobs and entropies [T] of a turn
-Drawn = tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]
 Opener = tuple[
     Callable[..., Tensor], tuple[Any, ...]
 ]  # opens a weight in another process's memory: function and arguments
@@ -29,34 +28,21 @@ class Fault:
     reason: str
 
 
-@dataclass(frozen=True)
-class Turn:
-    """One turn to sample, as vLLM gets it."""
-
-    tokens: NDArray[np.int32]  # [context]
-    seed: int
-    max_tokens: int
-    temperature: float
-    top_p: float
-    stop_tokens: tuple[int, ...]  # ids that end a turn, with the end token
-    stop_texts: tuple[str, ...]  # texts that end a turn; empty where tokens suffice
-    tree: bytes = b""  # which tree it is of; turns of a tree share prefixes
-
-    def options(self) -> dict[str, Any]:
-        """Return arguments of vLLM's SamplingParams."""
-        return {
-            "seed": self.seed % SEEDS,
-            "max_tokens": self.max_tokens,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "stop_token_ids": list(self.stop_tokens),
-            "stop": list(self.stop_texts),
-            "detokenize": bool(self.stop_texts),
-            "ignore_eos": True,
-            "skip_special_tokens": False,
-            "logprobs": MEASURED,
-            "flat_logprobs": True,
-        }
+def sampling_options(turn: Turn) -> dict[str, Any]:
+    """Return arguments of vLLM's SamplingParams for a turn."""
+    return {
+        "seed": turn.seed % SEEDS,
+        "max_tokens": turn.max_tokens,
+        "temperature": turn.temperature,
+        "top_p": turn.top_p,
+        "stop_token_ids": list(turn.stop_tokens),
+        "stop": list(turn.stop_texts),
+        "detokenize": bool(turn.stop_texts),
+        "ignore_eos": True,
+        "skip_special_tokens": False,
+        "logprobs": MEASURED,
+        "flat_logprobs": True,
+    }
 
 
 def parse_output(output: Any) -> Drawn:

@@ -17,7 +17,8 @@ from typing import Any
 from vllm import EngineArgs, LLMEngine, SamplingParams
 from vllm.inputs import TokensPrompt
 
-from tasks.engines.vllm.messages import WORKER_CLASS, Drawn, Fault, Turn, parse_output
+from tasks.engines.turns import Drawn, Turn
+from tasks.engines.vllm.messages import WORKER_CLASS, Fault, parse_output, sampling_options
 
 
 def main(descriptor: int) -> None:
@@ -59,7 +60,8 @@ def _add_turns(channel: Connection, engine: LLMEngine, number: int, turns: Seque
     try:
         for place, turn in enumerate(turns):
             prompt = TokensPrompt(prompt_token_ids=turn.tokens.tolist())
-            engine.add_request(f"{number}/{place}", prompt, SamplingParams(**turn.options()))
+            options = SamplingParams(**sampling_options(turn))
+            engine.add_request(f"{number}/{place}", prompt, options)
     except Exception as error:  # the engine keeps the turns before it, which nobody waits for
         _send(channel, number, _picklable(error))
         raise

@@ -3,27 +3,26 @@
     python -m tasks.engines.vllm.serve FOLDER --port 8000
 
 ``FOLDER`` is the policy to start with. Each update is then loaded from the folder that training has
-written, which must have the same path here: share it. The server answers only requests with its
-token: that of the environment variable BEAMLINE_SERVER_TOKEN, or the one in the file
+written, or sent where this machine does not see that folder. The server answers only requests with
+its token: that of the environment variable BEAMLINE_SERVER_TOKEN, or the one in the file
 .beamline/server.token, which is made where it is missing. Give it to the runs that use the server
 in the same variable. It is not encrypted on its way: keep the port in a private network.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
-import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from tasks.engines.servers.command import parse, parser_of
+from tasks.engines.servers.guard import Guard
 from tasks.engines.vllm.connection import ENVIRONMENT, ROOT
 from tasks.engines.vllm.engine import DEVICES
-from tasks.engines.vllm.guard import NAMES, TOKEN, TOKEN_FILE, Guard, server_token
 from tasks.engines.vllm.messages import WORKER_CLASS
 
 
@@ -37,44 +36,24 @@ def command(folder: Path, options: Mapping[str, Any]) -> list[str]:
     return line
 
 
-def environment(token: str, names: Sequence[str]) -> dict[str, str]:
+def environment(guarding: Mapping[str, str]) -> dict[str, str]:
     """Return the server's environment variables; the user's values override ours.
 
-    ``token`` and ``names`` are what the guard asks for.
+    ``guarding``: those of the guard.
     """
     development = {"VLLM_SERVER_DEV_MODE": "1"}  # opens the calls that change weights
     server = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-    guarded = {TOKEN: token, NAMES: ",".join(names).lower(), "PYTHONPATH": str(ROOT)}
-    return ENVIRONMENT | server | development | os.environ | guarded
+    here = {**guarding, "PYTHONPATH": str(ROOT)}
+    return ENVIRONMENT | server | development | os.environ | here
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Replace this process by the server that the command line describes."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    parser = argparse.ArgumentParser(
-        prog="python -m tasks.engines.vllm.serve",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("folder", type=Path, help="a policy, as transformers saves it")
-    parser.add_argument("--host", default="127.0.0.1", help="address that it listens at")
-    parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument(
-        "--name", action="append", default=[], help="another name that runs call this machine by"
-    )
-    parser.add_argument("--precision", choices=["float32", "bfloat16"], default="bfloat16")
+    parser = parser_of("tasks.engines.vllm.serve", __doc__)
     parser.add_argument("--memory", type=float, default=0.9, help="as engine.memory of a recipe")
     parser.add_argument("--context", type=int, help="tokens of a path, at most")
-    chosen = parser.parse_args(arguments)
-    if not (chosen.folder / "config.json").is_file():
-        parser.error(f"{chosen.folder} is no policy: name a folder that transformers has saved")
-    try:
-        token = server_token()
-    except (PermissionError, ValueError) as error:
-        parser.error(str(error))
-    given = f"in {TOKEN}" if os.environ.get(TOKEN) else f"{TOKEN}=$(cat {TOKEN_FILE.absolute()})"
-    print(f"the server's token, for the runs that use it: {given}", flush=True)
-    names = ["localhost", socket.gethostname(), chosen.host, *chosen.name]
+    chosen, guarding = parse(parser, arguments)
     options = {
         "host": chosen.host,
         "port": chosen.port,
@@ -91,7 +70,7 @@ def main(arguments: list[str] | None = None) -> None:
         **({"max_model_len": chosen.context} if chosen.context else {}),
         **{k: v for k, v in DEVICES[device](chosen.memory).items() if k != "enable_sleep_mode"},
     }
-    os.execve(sys.executable, command(chosen.folder, options), environment(token, names))
+    os.execve(sys.executable, command(chosen.folder, options), environment(guarding))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ computes, here or on a server; methods are called by name. Only that process imp
 
 from __future__ import annotations
 
+import hashlib
 import math
 import pickle
 from collections.abc import Iterable
@@ -79,6 +80,11 @@ class PolicyWorker:
     def policy(self) -> str:
         """Return the version of the weights that were last loaded; "" for those of the start."""
         return self.policy_version
+
+    def weight_digest(self, name: str) -> str:
+        """Return the digest of a weight. Raises AttributeError for a name that is none."""
+        weight = self.model_runner.get_model().get_parameter(name).detach().float().cpu()
+        return hashlib.blake2b(weight.contiguous().numpy().tobytes(), digest_size=16).hexdigest()
 
     def load_folder(self, folder: str, version: str = "") -> None:
         """Load the weights of a policy folder. Raises FileNotFoundError if it has none."""

@@ -9,19 +9,21 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.engines import Request
-from tasks.engines.vllm import engine, guard, serve
+from tasks.engines import Request, turns
+from tasks.engines.servers import guard
+from tasks.engines.servers.client import parse_choice
+from tasks.engines.turns import Turn
+from tasks.engines.vllm import serve
 from tasks.engines.vllm.connection import ROOT, shared
-from tasks.engines.vllm.messages import SEEDS, Turn
-from tasks.engines.vllm.server import parse_choice
+from tasks.engines.vllm.messages import SEEDS, sampling_options
 from tasks.trees.outcomes import StopReason
 
 PIECES = ["a", "</python>", "b</python>c", "</", "python>", "<|end|>"]
 
 
 def test_tokens_that_hold_a_stop_string_end_a_turn():
-    assert engine.stop_tokens(PIECES, ["</python>"]) == (1, 2)
-    assert engine.stop_tokens(PIECES, []) == ()
+    assert turns.stop_tokens(PIECES, ["</python>"]) == (1, 2)
+    assert turns.stop_tokens(PIECES, []) == ()
 
 
 @pytest.mark.parametrize(
@@ -29,7 +31,7 @@ def test_tokens_that_hold_a_stop_string_end_a_turn():
     [(["</python>"], ()), (["</python>", "</search>"], ("</python>", "</search>")), ([], ())],
 )
 def test_text_is_searched_if_a_stop_is_no_token(stop, looked_for):
-    assert engine.stop_texts(PIECES, stop) == looked_for
+    assert turns.stop_texts(PIECES, stop) == looked_for
 
 
 def test_turn_ends_with_its_stop_string_and_all_its_numbers_with_it():
@@ -39,9 +41,9 @@ def test_turn_ends_with_its_stop_string_and_all_its_numbers_with_it():
     drawn = SimpleNamespace(
         pieces=lambda: PIECES,
         tokenizer=SimpleNamespace(eos_token_id=5),
-        sample=lambda turns: [(tokens, -numbers, numbers)],
+        sample=lambda _: [(tokens, -numbers, numbers)],
     )
-    session = engine.VllmSession(drawn, 1, 20, 1.0, 1.0, ["</python>"])
+    session = turns.TurnSession(drawn, 1, 20, 1.0, 1.0, ["</python>"])
     [sample] = session.sample([Request(session.open(), np.array([1], np.int32), 3, 9)])
     assert sample.stopped == StopReason.STOP
     assert sample.tokens.tolist() == [0, 3, 4]
@@ -56,6 +58,7 @@ def turn(**changes):
         "max_tokens": 7,
         "temperature": 0.5,
         "top_p": 0.9,
+        "stop": (),
         "stop_tokens": (5, 1),
         "stop_texts": (),
     }
@@ -63,11 +66,13 @@ def turn(**changes):
 
 
 def test_turn_options_have_own_seed_and_stops():
-    options = turn().options()
-    assert 0 <= options["seed"] < SEEDS and options["seed"] != turn(seed=1).options()["seed"]
+    options = sampling_options(turn())
+    assert (
+        0 <= options["seed"] < SEEDS and options["seed"] != sampling_options(turn(seed=1))["seed"]
+    )
     assert options["stop_token_ids"] == [5, 1] and options["ignore_eos"]
     assert (options["stop"], options["detokenize"]) == ([], False)
-    with_text = turn(stop_texts=("</a>",)).options()
+    with_text = sampling_options(turn(stop_texts=("</a>",)))
     assert (with_text["stop"], with_text["detokenize"]) == (["</a>"], True)
 
 
@@ -116,7 +121,7 @@ def test_a_server_starts_with_our_worker_and_flags(tmp_path, monkeypatch):
     assert "--worker-extension-cls tasks.engines.vllm.worker.PolicyWorker" in text
     assert "--enable-scale-out" in words and "--max-model-len 64" in text
     assert environment["VLLM_SERVER_DEV_MODE"] == "1"
-    assert "--middleware tasks.engines.vllm.guard.Guard" in text
+    assert "--middleware tasks.engines.servers.guard.Guard" in text
     assert environment[guard.TOKEN] not in text
 
 

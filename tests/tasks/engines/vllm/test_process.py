@@ -12,7 +12,8 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from tasks.engines.vllm.messages import Fault, Turn
+from tasks.engines.turns import Turn
+from tasks.engines.vllm.messages import Fault
 
 PROCESS = "tasks.engines.vllm.process"
 
@@ -72,7 +73,7 @@ def run(main, descriptor):
 
 def turns(*seeds, max_tokens=3):
     tokens = np.array([7, 8, 9], np.int32)
-    return [Turn(tokens, seed, max_tokens, 1.0, 1.0, (0,), ()) for seed in seeds]
+    return [Turn(tokens, seed, max_tokens, 1.0, 1.0, (), (0,), ()) for seed in seeds]
 
 
 def send(channel, number, name, *arguments):

@@ -15,48 +15,52 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-from tasks.engines.vllm.connection import EngineDiedError
-from tasks.engines.vllm.messages import Drawn, Turn
-from tasks.engines.vllm.server import Server, StaleWeightsError
+from tasks.engines.servers.client import Server, StaleWeightsError
+from tasks.engines.turns import Drawn, EngineDiedError, Turn
 
 SERVER_WAIT, RETRY_PAUSE = 600.0, 5.0  # seconds for a server to answer, and between two attempts
 STALE = 3  # times that a server may answer with other weights after it has got the current ones
 
 
 class Fleet:
-    """Several servers as one connection (tasks.engines.vllm.connection.Connection)."""
+    """Several servers of one kind of engine. Several threads may call its methods."""
 
-    def __init__(self, addresses: Sequence[str]) -> None:
+    def __init__(self, addresses: Sequence[str], kind: str) -> None:
         """Make ready to connect. Raises ValueError for an address with a password."""
-        self.servers = [Server(address) for address in addresses]
+        self.servers = [Server(address, kind) for address in addresses]
         self.up: set[Server] = set()  # those that have the current weights
         self.tried: dict[Server, float] = {}  # when one that is down was tried, time.monotonic
         self.stale: Counter[Server] = Counter()
         self.homes: dict[bytes, Server] = {}  # tree -> the server that holds its prefixes
-        self.folder, self.version = "", ""
+        self.folder, self.version = Path(), ""
         self.lock = threading.RLock()  # for all of these
 
-    def load(self, model: Any, folder: Callable[[], Path], version: str) -> None:
-        """Load weights from the folder, which must have the same path on all servers.
+    def load(self, folder: Callable[[], Path], version: str) -> None:
+        """Load the weights ``version`` unless they are there; ``folder`` returns their folder.
 
         Waits until one server has them. Raises EngineDiedError if none has in SERVER_WAIT.
         """
         with self.lock:
-            self.folder, self.version = str(folder().absolute()), version
-            self.up, self.tried, self.homes = set(), {}, {}
-            self.stale.clear()
+            if version != self.version:
+                self.folder = folder().absolute()
+                self.up, self.tried, self.homes = set(), {}, {}
+                self.stale.clear()
+                self.version = version
             self._await_a_server()
 
-    def sample(self, turns: Sequence[Turn]) -> list[Drawn]:
-        """Sample turns; those of a server that dies meanwhile are sampled on others."""
+    def sample(
+        self, turns: Sequence[Turn], folder: Callable[[], Path], version: str
+    ) -> list[Drawn]:
+        """Sample turns with the weights ``version``, loaded where others are (see ``load``).
+
+        The turns of a server that dies meanwhile are sampled on others.
+        """
         found: dict[int, Drawn] = {}
         while len(found) < len(turns):
             left = [place for place in range(len(turns)) if place not in found]
             with self.lock:
-                self._await_a_server()
-                version = self.version
+                self.load(folder, version)
                 parts = self._dealt({place: turns[place].tree for place in left})
             with ThreadPoolExecutor(len(parts)) as pool:
                 waiting = [
@@ -66,12 +70,6 @@ class Fleet:
             for (server, places), drawn in zip(parts.items(), waiting, strict=True):
                 self._take(server, zip(places, drawn.result(), strict=True), found)
         return [found[place] for place in range(len(turns))]
-
-    def release(self) -> None:
-        """Do nothing: the servers have GPUs of their own."""
-
-    def close(self) -> None:
-        """Do nothing: connections end with their threads."""
 
     def _dealt(self, trees: dict[int, bytes]) -> dict[Server, list[int]]:
         """Return server -> places of its turns. ``trees``: place -> tree.

@@ -1,4 +1,4 @@
-"""Answer only those who have the server's token; vLLM's server runs this before all else.
+"""Answer only those who have the server's token; a server runs this before all else.
 
 vLLM's own ``--api-key`` guards some prefixes of paths (``/v1``, ``/inference``), and none of the
 calls that load weights, clear caches or put the server to sleep.
@@ -16,33 +16,35 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
+from tasks.engines.servers.uploads import FOLDER, POLICIES, VERSION_HEADER, App, Uploads
+
 TOKEN = "BEAMLINE_SERVER_TOKEN"  # environment variable of the server, and of the runs that use it
 NAMES = "BEAMLINE_SERVER_NAMES"  # environment variable: names of the server, by commas
 TOKEN_FILE = Path(".beamline/server.token")
 SHORTEST = 16  # characters of a token
-App = Callable[[Any, Any, Any], Awaitable[None]]  # of ASGI
 Headers = Iterable[tuple[bytes, bytes]]
-
-
-POLICY_HEADER = "Beamline-Policy"  # of each answer: the version of the weights that gave it
+GENERATE, RPC = "/inference/v1/generate", "/collective_rpc"
 # Calls that change no weights; the version is unknown after any other one, and the run loads anew.
-HARMLESS = ("/inference/v1/generate", "/reset_prefix_cache", "/pause", "/resume")
-HARMLESS_METHODS = ("measure_entropies", "policy")  # of vLLM's worker, by /collective_rpc
+HARMLESS = (GENERATE, "/reset_prefix_cache", "/pause", "/resume")
+HARMLESS_METHODS = ("measure_entropies", "sample_trees", "policy", "weight_digest")  # by RPC
 
 
 class Guard:
     """An ASGI application before another one; a request that it refuses does not get there.
 
-    It names the version of the weights in each answer: the one that was loaded last, "" after the
-    server has started and where they changed while the answer was computed.
+    It takes policies that are sent (uploads.py), and names the version of the weights in each
+    answer: the one that was loaded last, "" after the server has started and where they changed
+    while the answer was computed.
     """
 
     def __init__(self, app: App) -> None:
         """Guard ``app``.
 
-        Raises KeyError without a token in the environment, and ValueError for a short one.
+        Raises KeyError without a token and a folder in the environment, and ValueError for a short
+        token.
         """
-        self.app, self.token = app, _long_enough(os.environ[TOKEN], TOKEN)
+        self.token = _long_enough(os.environ[TOKEN], TOKEN)
+        self.app = Uploads(app, Path(os.environ[FOLDER]))
         self.names = frozenset(os.environ[NAMES].split(","))
         self.version = ""
 
@@ -76,14 +78,13 @@ class Guard:
                 if loaded != before and message["status"] == 200:
                     self.version = loaded
                 own = self.version if self.version in (before, loaded) else ""
-                header = (POLICY_HEADER.lower().encode(), own.encode())
+                header = (VERSION_HEADER.lower().encode(), own.encode())
                 message = message | {"headers": [*message.get("headers", ()), header]}
             await send(message)
 
         await self.app(scope, receive, answer)
 
 
-RPC = "/collective_rpc"
 LARGEST = 2**20  # bytes of a call by RPC
 
 
@@ -111,9 +112,10 @@ def _again(body: bytes, receive: Any) -> Callable[[], Awaitable[Any]]:
 
 def _loaded(scope: Any, body: bytes, version: str) -> str:
     """Return the version of the weights after a request that is answered with 200."""
-    if scope["method"] == "GET" or scope["path"] in HARMLESS:
+    path = scope["path"]
+    if scope["method"] == "GET" or path in HARMLESS or path.startswith(POLICIES):
         return version
-    if scope["path"] != RPC:
+    if path != RPC:
         return ""
     try:
         call = json.loads(body)

@@ -1,0 +1,142 @@
+"""Serve the transformers engine to runs whose recipe names this machine in ``engine.servers``.
+
+    python -m tasks.engines.transformers.serve FOLDER --port 8000
+
+``FOLDER`` is the policy to start with; each update is then loaded from the folder that training has
+written, or sent where this machine does not see it. The server asks for a token as vLLM's does
+(tasks/engines/vllm/serve.py). The turns of one request are one batch, computed from the beginning
+of their contexts: what they draw depends on no other request, and nothing outlives an update.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from params.schema.base import Machine
+from tasks.engines.contract import Request, Sample
+from tasks.engines.servers import command
+from tasks.engines.servers.guard import GENERATE, RPC, Guard
+from tasks.engines.transformers.engine import TransformersEngine
+from tasks.policy.machine import use_machine
+from tasks.policy.model import load_policy, load_tokenizer
+from tasks.policy.resident import to_sample
+
+
+class Served:
+    """The policy that is served; one request at a time computes, or loads weights."""
+
+    def __init__(self, machine: Machine, folder: Path) -> None:
+        """Load the policy in ``folder``. Raises OSError where it holds none."""
+        self.machine, self.version, self.lock = machine, "", threading.Lock()
+        self.held: TransformersEngine | None = None
+        self.load_folder(str(folder), "")
+
+    @property
+    def engine(self) -> TransformersEngine:
+        """Return the engine. Raises RuntimeError after weights that did not load."""
+        if self.held is None:
+            raise RuntimeError("the last weights did not load, and the server has none")
+        return self.held
+
+    def load_folder(self, folder: str, version: str) -> None:
+        """Load a policy. Raises OSError where the folder holds none."""
+        with self.lock:
+            self.held = None  # frees its memory before the next one is loaded
+            model = to_sample(load_policy(Path(folder), self.machine), self.machine)
+            self.held = TransformersEngine(model, load_tokenizer(Path(folder)))
+            self.version = version
+
+    def policy(self) -> str:
+        """Return the version of the weights that were last loaded; "" for those of the start."""
+        return self.version
+
+    def weight_digest(self, name: str) -> str:
+        """Return the digest of a weight. Raises AttributeError for a name that is none."""
+        with self.lock:
+            weight = self.engine.model.get_parameter(name).detach().float().cpu().contiguous()
+        return hashlib.blake2b(weight.numpy().tobytes(), digest_size=16).hexdigest()
+
+    def generate(self, asked: dict[str, Any]) -> list[dict[str, Any]]:
+        """Sample turns as one batch; return them as vLLM's server writes them."""
+        contexts = [np.array(turn["token_ids"], np.int32) for turn in asked["turns"]]
+        limits = [turn["max_tokens"] for turn in asked["turns"]]
+        longest = max(len(of) + limit for of, limit in zip(contexts, limits, strict=True))
+        options = asked["temperature"], asked["top_p"], asked["stop"]
+        with self.lock, self.engine.session(len(contexts), longest, *options) as session:
+            requests = [
+                Request(session.open(), tokens, turn["seed"], limit)
+                for turn, tokens, limit in zip(asked["turns"], contexts, limits, strict=True)
+            ]
+            return [choice_of(sample) for sample in session.sample(requests)]
+
+
+def choice_of(sample: Sample) -> dict[str, Any]:
+    """Return a turn in the words of vLLM's server: each token with its logprob and entropy."""
+    rows = zip(sample.logprobs.tolist(), sample.entropies.tolist(), strict=True)
+    content = [
+        {"logprob": logprob, "top_logprobs": [{"logprob": logprob}, {"logprob": entropy}]}
+        for logprob, entropy in rows
+    ]
+    return {"token_ids": sample.tokens.tolist(), "logprobs": {"content": content}}
+
+
+def app_of(served: Served) -> Starlette:
+    """Return the application, without its guard."""
+    methods: dict[str, Callable[..., Any]] = {
+        "sample_trees": lambda: None,  # says that this is the transformers engine
+        "policy": served.policy,
+        "weight_digest": served.weight_digest,
+        "load_folder": served.load_folder,
+    }
+
+    async def generate(request: HttpRequest) -> JSONResponse:
+        return JSONResponse(
+            {"choices": await run_in_threadpool(served.generate, await request.json())}
+        )
+
+    async def call(request: HttpRequest) -> JSONResponse:
+        asked = await request.json()
+        result = await run_in_threadpool(methods[asked["method"]], *asked["args"])
+        return JSONResponse({"results": [result]})
+
+    async def done(request: HttpRequest) -> JSONResponse:
+        return JSONResponse({"success": True})  # loading waits for what is sampled: see Served
+
+    async def fail(_: HttpRequest, error: Exception) -> JSONResponse:
+        return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 500)
+
+    answers = {GENERATE: generate, RPC: call}
+    answers |= dict.fromkeys(("/pause", "/resume", "/reset_prefix_cache"), done)
+    routes = [Route(path, answer, methods=["POST"]) for path, answer in answers.items()]
+    return Starlette(routes=[*routes, Route("/health", done)], exception_handlers={Exception: fail})
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Serve the policy that the command line names, until the process is ended."""
+    parser = command.parser_of("tasks.engines.transformers.serve", __doc__)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    chosen, guarding = command.parse(parser, arguments)
+    os.environ.update(guarding)
+    device: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() else "cpu"
+    machine = Machine(threads=chosen.threads, device=device, precision=chosen.precision)
+    use_machine(machine)
+    guarded = Guard(app_of(Served(machine, chosen.folder)))
+    uvicorn.run(guarded, host=chosen.host, port=chosen.port, log_level="warning", access_log=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Servers of the transformers engine, as commands start them, each in a folder of its own."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tasks.engines.servers import guard
+from tasks.engines.servers.client import Server
+from tasks.engines.servers.engine import ServersEngine
+from tasks.engines.servers.fleet import Fleet
+from tasks.engines.turns import EngineDiedError
+from tasks.engines.vllm.connection import ROOT
+from tasks.ledger.artifacts import Artifact
+
+TOKEN = "token of the tests"
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+class Process:
+    """A server that is started, killed and started again at the same port."""
+
+    def __init__(self, policy, home):
+        self.policy, self.home, self.port = policy, home, free_port()
+        self.address = f"http://127.0.0.1:{self.port}"
+        self.start()
+
+    def start(self):
+        words = ["--port", str(self.port), "--precision", "float32", "--threads", "1"]
+        command = [sys.executable, "-m", "tasks.engines.transformers.serve", self.policy, *words]
+        self.process = subprocess.Popen(
+            command,
+            cwd=self.home,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            stdout=(self.home / "log").open("ab"),
+            stderr=subprocess.STDOUT,
+        )
+
+    def kill(self):
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def wait(self):
+        """Wait until it answers."""
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and self.process.poll() is None:
+            with suppress(EngineDiedError):
+                return Server(self.address, "transformers").check()
+            time.sleep(0.1)
+        raise TimeoutError((self.home / "log").read_text())
+
+
+def save(model, tokenizer, folder):
+    """Save a policy; its artifact."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return Artifact.at(folder)
+
+
+@pytest.fixture(scope="module")
+def made(policy, tokenizer, tmp_path_factory):
+    """The artifact of the tiny policy."""
+    return save(policy, tokenizer, tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture(scope="module")
+def servers(made, tmp_path_factory):
+    """Two servers that were started with the policy."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(guard.TOKEN, TOKEN)
+        started = [Process(made.path, tmp_path_factory.mktemp("server")) for _ in range(2)]
+        for server in started:
+            server.wait()
+        yield started
+        for server in started:
+            server.kill()
+
+
+@pytest.fixture
+def engine(tokenizer):
+    """A function that opens an engine over servers for a policy, with a fleet of its own."""
+
+    def opened(model, policy, servers):
+        fleet = Fleet([server.address for server in servers], "transformers")
+        folder = Path(policy.path)
+        return ServersEngine(fleet, 1, model.config, tokenizer, lambda: folder, policy.digest)
+
+    return opened

@@ -1,0 +1,262 @@
+"""Two real servers of the transformers engine: sampled from, updated, killed, and gone stale."""
+
+import copy
+import hashlib
+import signal
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from params.schema.agent import Dialogue
+from params.schema.reinforce import Rollout
+from tasks.engines import Request
+from tasks.engines.servers import fleet, guard, uploads
+from tasks.engines.servers.client import Server
+from tasks.engines.transformers.engine import TransformersEngine
+from tasks.ledger.artifacts import Artifact
+from tasks.rollouts.rounds import grow
+from tasks.trees.outcomes import StopReason
+from tasks.trees.tables import save_trees
+from tasks.trees.tree import Observation, Question
+from tests.agents import setting_of
+from tests.tasks.engines.servers.conftest import save
+
+DIALOGUE = Dialogue(system="", turn_tokens=24, result_tokens=8, response_tokens=60, tool_calls=3)
+BUDGET = Rollout(
+    leaves=6,
+    initial=3,
+    branch=2,
+    marks_per_rollout=1,
+    entropy_window=5,
+    base_probability=0.5,
+    entropy_weight=0.2,
+    threshold=0.4,
+    draw=False,
+    temperature=1.0,
+    rows=12,  # two questions at a time, so that both servers sample and there is more than a round
+)
+NAMES = ("apples", "baskets", "cows", "doves", "eggs", "figs")
+QUESTIONS = [Question(name, "toy", f"{name}?", ("1",)) for name in NAMES]
+CLOSE = 1e-5  # float32, other orders of summation: a batch there has other rows than one here
+
+
+def setting(tokenizer):
+    tools = {"python": lambda texts: [Observation("ok", "7") for _ in texts]}
+    return setting_of(tokenizer, DIALOGUE, BUDGET, tools, "0/0", "entropy")
+
+
+def digest(trees, folder):
+    save_trees(trees, folder)
+    return Artifact.at(folder).digest
+
+
+def requests(session, vocabulary, count=24, seed=0):
+    random = np.random.default_rng(seed)
+    contexts = [random.integers(3, vocabulary, 20 + i).astype(np.int32) for i in range(count)]
+    return [Request(session.open(), tokens, 2**63 + i, 30) for i, tokens in enumerate(contexts)]
+
+
+def sampled(engine, vocabulary, temperature=1.0, top_p=1.0, stop=()):
+    with engine.session(24, 120, temperature, top_p, stop) as session:
+        return session.sample(requests(session, vocabulary))
+
+
+def same(one, other):
+    return all(
+        (a.tokens == b.tokens).all() and (a.logprobs == b.logprobs).all() and a.stopped == b.stopped
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def check_close(one, other):
+    for a, b in zip(one, other, strict=True):
+        assert a.tokens.tolist() == b.tokens.tolist() and a.stopped == b.stopped
+        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=CLOSE)
+        np.testing.assert_allclose(a.entropies, b.entropies, atol=CLOSE)
+
+
+def wait_for(held, count):
+    """Wait until so many servers have the weights."""
+    deadline = time.monotonic() + 120
+    while len(held.up) < count:
+        assert time.monotonic() < deadline
+        with held.lock:
+            held._bring_back()
+        time.sleep(0.1)
+
+
+# "e" is in the text of the end token, too: there it ends no turn
+@pytest.mark.parametrize("stop", [("e", "</python>"), ("o", "</python>"), ()], ids=str)
+def test_servers_sample_what_the_engine_here_samples(
+    servers, engine, policy, made, tokenizer, stop
+):
+    vocabulary = policy.config.vocab_size
+    here = sampled(TransformersEngine(policy, tokenizer), vocabulary, 0.7, 0.9, stop)
+    held = engine(policy, made, servers)
+    there = sampled(held, vocabulary, 0.7, 0.9, stop)
+    check_close(here, there)
+    assert {turn.stopped for turn in there} == set(StopReason) if stop else ENDS
+    wait_for(held.fleet, 2)
+    assert same(sampled(held, vocabulary, 0.7, 0.9, stop), there), "by whichever server"
+
+
+ENDS = {StopReason.END, StopReason.LENGTH}
+
+
+def test_servers_killed_once_each_give_the_trees_of_an_unbroken_fleet(
+    servers, engine, policy, made, tokenizer, tmp_path, capfd, monkeypatch
+):
+    monkeypatch.setattr(fleet, "RETRY_PAUSE", 0.1)
+    first, second = servers
+    alone = grow(QUESTIONS, engine(policy, made, [second]), setting(tokenizer))
+    whole = digest(alone, tmp_path / "alone")
+    held = engine(policy, made, servers)
+    held.fleet.load(held.folder, held.digest)
+    wait_for(held.fleet, 2)
+    homes = []
+
+    def at_a_turn(number):  # the first dies between rounds, the second when the first is back
+        homes.append(set(held.fleet.homes.values()))
+        if number == 1:
+            first.kill()
+        if number == 20:
+            first.start()
+            first.wait()
+            wait_for(held.fleet, 2)
+            second.kill()
+
+    killing = watched(setting(tokenizer), at_a_turn)
+    assert digest(grow(QUESTIONS, held, killing), tmp_path / "killed") == whole
+    assert len(homes[0]) == 2 and len(homes) > 40, "both had trees, and much was left after a kill"
+    assert capfd.readouterr().out.count("are sampled again") == 2
+    second.start()
+    second.wait()
+
+
+def watched(chosen, notify):
+    """A setting that tells which turn is being read, from 1."""
+    read, count = chosen.dialect.read, iter(range(1, 10**6))
+
+    def noticed(*turn):
+        notify(next(count))
+        return read(*turn)
+
+    chosen.dialect.read = noticed
+    return chosen
+
+
+def test_server_killed_in_a_turn_has_its_turns_sampled_elsewhere(
+    servers, engine, policy, made, monkeypatch
+):
+    monkeypatch.setattr(fleet, "RETRY_PAUSE", 0.1)
+    vocabulary = policy.config.vocab_size
+    held = engine(policy, made, servers)
+    whole = sampled(held, vocabulary)
+    wait_for(held.fleet, 2)
+    held.fleet.homes.clear()
+    servers[0].process.send_signal(signal.SIGSTOP)  # in the middle of it, for as long as we like
+    threading.Timer(0.5, servers[0].kill).start()
+    assert same(sampled(held, vocabulary), whole)
+    servers[0].start()
+    servers[0].wait()
+
+
+@pytest.mark.parametrize("how", ["folder", "upload"])
+def test_new_weights_are_those_of_the_learner_and_leave_nothing_of_the_old(
+    servers, engine, policy, made, tokenizer, tmp_path, monkeypatch, how
+):
+    vocabulary, name = policy.config.vocab_size, "model.embed_tokens.weight"
+    sampled(engine(policy, made, servers), vocabulary)  # contexts that are known to the old weights
+    model = learned(policy)
+    other = save(model, tokenizer, tmp_path / "updated")
+    held = engine(model, other, servers)
+    if how == "upload":
+        unseen(held, monkeypatch)
+    after = sampled(held, vocabulary)
+    wait_for(held.fleet, 2)
+    check_close(after, sampled(TransformersEngine(model, tokenizer), vocabulary))
+    new, old = (weight_digest(one, name) for one in (model, policy))
+    for server in held.fleet.servers:
+        assert server.weight_digest(name) == new != old
+        fresh = SimpleNamespace(address=server.name)
+        server.load(Path(made.path), made.digest)
+        assert server.weight_digest(name) == old
+        assert same(sampled(engine(model, other, [fresh]), vocabulary), after)
+
+
+def learned(policy):
+    """The policy after one optimizer step with a gradient that is not zero."""
+    model = copy.deepcopy(policy)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    tokens = torch.arange(3, 40)[None]
+    model(tokens, labels=tokens).loss.backward()
+    assert model.get_input_embeddings().weight.grad.norm() > 0
+    optimizer.step()
+    return model.eval()
+
+
+def weight_digest(model, name):
+    weight = model.get_parameter(name).detach().numpy()
+    return hashlib.blake2b(weight.tobytes(), digest_size=16).hexdigest()
+
+
+def unseen(held, monkeypatch):
+    """Let the folder of the policy be one that servers do not see: they get another name of it."""
+    post = Server._post
+
+    def renamed(server, path, body=None):
+        if path == uploads.POLICIES:
+            body = body | {"folder": "/not/on/that/machine"}
+        return post(server, path, body)
+
+    monkeypatch.setattr(Server, "_post", renamed)
+
+
+def test_stale_server_is_refused_and_given_the_right_weights(
+    servers, engine, policy, made, tokenizer, tmp_path, monkeypatch, capfd
+):
+    monkeypatch.setattr(fleet, "RETRY_PAUSE", 0.1)
+    vocabulary = policy.config.vocab_size
+    other = save(learned(policy), tokenizer, tmp_path / "other")
+    held = engine(policy, made, servers[:1])
+    expected = sampled(held, vocabulary)
+    [server] = held.fleet.servers
+    server.load(Path(other.path), "of another run")
+    assert same(sampled(held, vocabulary), expected)
+    assert "answered with the weights 'of another run'" in capfd.readouterr().out
+    monkeypatch.setattr(Server, "load", lambda *_: None)  # it never gets the right ones again
+    server._worker("load_folder", other.path, "of another run")
+    with pytest.raises(RuntimeError, match="does another run use it"):
+        for _ in range(2 * fleet.STALE):
+            sampled(held, vocabulary)
+
+
+def test_server_needs_the_token(servers, made, monkeypatch):
+    monkeypatch.setenv(guard.TOKEN, "another token, that it does not know")
+    stranger = Server(servers[0].address, "transformers")
+    for call in (
+        stranger.check,
+        lambda: stranger.load(Path(made.path), made.digest),
+        lambda: stranger.weight_digest("lm_head.weight"),
+    ):
+        with pytest.raises(ValueError, match="refuses this run"):
+            call()
+
+
+def test_server_of_another_kind_is_refused(servers, made):
+    asked = Server(servers[0].address, "vllm")
+    with pytest.raises(ValueError, match=r"is no server of engine.kind vllm .*make serve"):
+        asked.load(Path(made.path), made.digest)
+
+
+def test_servers_that_never_answer_are_an_error(engine, policy, made, monkeypatch):
+    monkeypatch.setattr(fleet, "SERVER_WAIT", 0.2)
+    monkeypatch.setattr(fleet, "RETRY_PAUSE", 0.1)
+    gone = SimpleNamespace(address="http://127.0.0.1:9")
+    with pytest.raises(RuntimeError, match=r"engine.servers: http://127.0.0.1:9"):
+        sampled(engine(policy, made, [gone]), policy.config.vocab_size)
