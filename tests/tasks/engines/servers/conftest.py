@@ -75,16 +75,25 @@ def made(policy, tokenizer, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def servers(made, tmp_path_factory):
+def started(made, tmp_path_factory):
     """Two servers that were started with the policy."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(guard.TOKEN, TOKEN)
-        started = [Process(made.path, tmp_path_factory.mktemp("server")) for _ in range(2)]
-        for server in started:
-            server.wait()
-        yield started
-        for server in started:
+        both = [Process(made.path, tmp_path_factory.mktemp("server")) for _ in range(2)]
+        yield both
+        for server in both:
             server.kill()
+
+
+@pytest.fixture
+def servers(started):
+    """Two servers that answer; one that a test has killed is started again."""
+    for server in started:
+        if server.process.poll() is not None:
+            server.start()
+    for server in started:
+        server.wait()
+    return started
 
 
 @pytest.fixture

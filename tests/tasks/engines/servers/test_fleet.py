@@ -82,7 +82,7 @@ def check_close(one, other):
 
 def wait_for(held, count):
     """Wait until so many servers have the weights."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 30
     while len(held.up) < count:
         assert time.monotonic() < deadline
         with held.lock:
@@ -90,8 +90,8 @@ def wait_for(held, count):
         time.sleep(0.1)
 
 
-# "e" is in the text of the end token, too: there it ends no turn
-@pytest.mark.parametrize("stop", [("e", "</python>"), ("o", "</python>"), ()], ids=str)
+# "nd" is in the text of the end token, too: there it ends no turn
+@pytest.mark.parametrize("stop", [("nd", "</python>"), ("o", "</python>"), ()], ids=str)
 def test_servers_sample_what_the_engine_here_samples(
     servers, engine, policy, made, tokenizer, stop
 ):
@@ -100,7 +100,7 @@ def test_servers_sample_what_the_engine_here_samples(
     held = engine(policy, made, servers)
     there = sampled(held, vocabulary, 0.7, 0.9, stop)
     check_close(here, there)
-    assert {turn.stopped for turn in there} == set(StopReason) if stop else ENDS
+    assert {turn.stopped for turn in there} == (set(StopReason) if stop else ENDS)
     wait_for(held.fleet, 2)
     assert same(sampled(held, vocabulary, 0.7, 0.9, stop), there), "by whichever server"
 
@@ -124,7 +124,7 @@ def test_servers_killed_once_each_give_the_trees_of_an_unbroken_fleet(
         homes.append(set(held.fleet.homes.values()))
         if number == 1:
             first.kill()
-        if number == 20:
+        if number == 8:
             first.start()
             first.wait()
             wait_for(held.fleet, 2)
@@ -132,10 +132,8 @@ def test_servers_killed_once_each_give_the_trees_of_an_unbroken_fleet(
 
     killing = watched(setting(tokenizer), at_a_turn)
     assert digest(grow(QUESTIONS, held, killing), tmp_path / "killed") == whole
-    assert len(homes[0]) == 2 and len(homes) > 40, "both had trees, and much was left after a kill"
+    assert len(homes[0]) == 2 and len(homes) > 30, "both had trees, and some were left after each kill"
     assert capfd.readouterr().out.count("are sampled again") == 2
-    second.start()
-    second.wait()
 
 
 def watched(chosen, notify):
@@ -162,8 +160,6 @@ def test_server_killed_in_a_turn_has_its_turns_sampled_elsewhere(
     servers[0].process.send_signal(signal.SIGSTOP)  # in the middle of it, for as long as we like
     threading.Timer(0.5, servers[0].kill).start()
     assert same(sampled(held, vocabulary), whole)
-    servers[0].start()
-    servers[0].wait()
 
 
 @pytest.mark.parametrize("how", ["folder", "upload"])
