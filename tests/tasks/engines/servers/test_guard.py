@@ -2,16 +2,12 @@
 
 import http.client
 import json
-import socket
 import subprocess
 import sys
-import threading
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import uvicorn
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.routing import Route, WebSocketRoute
@@ -19,6 +15,7 @@ from starlette.routing import Route, WebSocketRoute
 from tasks.engines.servers import guard, uploads
 from tasks.engines.servers.client import JSON, Server
 from tasks.engines.vllm.connection import ROOT
+from tests.tasks.engines.servers.conftest import listening
 
 TOKEN = "a token that the server knows"
 CALLS = (
@@ -50,15 +47,8 @@ def serving(served):
 
     routes = [Route(path, answer, methods=["GET", "POST", "OPTIONS"]) for path in CALLS]
     app = guard.Guard(Starlette(routes=[*routes, WebSocketRoute("/talk", talk)]))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-        thread.start()
-        while not server.started:
-            time.sleep(0.01)
-        yield listening.getsockname()[1]
-        server.should_exit = True
-        thread.join()
+    with listening(app) as port:
+        yield port
 
 
 @pytest.fixture
@@ -110,12 +100,13 @@ def test_request_with_the_token_is_served(port, served, host):
     ids=["none", "wrong", "empty", "scheme", "two", "host", "longer host", "two hosts"],
 )
 def test_other_request_reaches_nothing(port, served, headers):
-    refused = {ask(port, path, method, **headers) for path in CALLS for method in METHODS}
+    paths = (*CALLS, uploads.POLICIES, f"{uploads.POLICIES}/config.json")
+    refused = {ask(port, path, method, **headers) for path in paths for method in METHODS}
     assert refused <= {400, 401}  # uvicorn itself refuses two hosts
     assert served == []
 
 
-METHODS = ("POST", "GET", "OPTIONS")
+METHODS = ("POST", "GET", "PUT", "OPTIONS")
 UPGRADE = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec_WebSocket_Version": "13"}
 
 
