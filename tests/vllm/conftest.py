@@ -7,8 +7,10 @@ import pytest
 
 from params.schema.agent import Engine
 from params.schema.base import Machine
+from tasks.engines.servers.engine import fleet_at, open_servers
 from tasks.engines.vllm import engine as engines
 from tasks.ledger.artifacts import Artifact
+from tasks.policy.resident import Learner
 from tasks.policy.tiny import build_policy, build_tokenizer
 from tests.conftest import TEXTS
 
@@ -62,9 +64,12 @@ def engine():
 
     def opened(model, made, tokenizer, settings=SETTINGS, machine=MACHINE):
         folder = Path(made.path)
+        if settings.servers:
+            return open_servers(settings, Learner(folder, model, tokenizer), made)
         return engines.vllm_engine(
             settings, machine, ROWS, model, tokenizer, lambda: folder, made.digest
         )
 
     yield opened
     engines.close_engines()
+    fleet_at.cache_clear()

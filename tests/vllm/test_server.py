@@ -12,11 +12,14 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from tasks.engines import Request
 from tasks.engines.servers import fleet, guard
 from tasks.engines.servers.client import JSON, Server
 from tasks.engines.vllm.connection import ROOT
+from tests.tasks.engines.servers.conftest import learned, unseen, weight_digest
 from tests.vllm.conftest import SETTINGS, save
 from tests.vllm.test_vllm import changed, check, same, sampled
 
@@ -94,6 +97,47 @@ def test_server_is_sampled_updated_and_restarted(serving, engine, tokenizer, por
     assert same(again, samples)
 
 
+def test_a_warm_prefix_gives_a_fresh_servers_samples_after_an_update(
+    serving, engine, make, tokenizer, port, tmp_path, monkeypatch
+):
+    _, _, restart = serving
+    model, made = make(seed=6)
+    settings = SETTINGS.model_copy(update={"servers": (f"http://127.0.0.1:{port}",)})
+    better = learned(model)
+    other = save(better, tokenizer, tmp_path / "updated")
+
+    def samples(policy, artifact):
+        return long_turns(engine(policy, artifact, tokenizer, settings), model.config.vocab_size)
+
+    restart()
+    fresh = samples(better, other)
+    samples(model, made)
+    held = engine(model, made, tokenizer, settings)
+    [server] = held.fleet.servers
+    server._worker("load_folder", other.path, made.digest)  # and leave the prefix cache as it is
+    assert not same(long_turns(held, model.config.vocab_size), fresh), "prefixes were cached"
+    for how in ("folder", "upload"):
+        samples(model, made)
+        old = server.weight_digest(NORM)
+        if how == "upload":
+            unseen(monkeypatch)
+        assert same(samples(better, other), fresh), how
+        assert server.weight_digest(NORM) == weight_digest(better, NORM) != old
+
+
+NORM = "model.norm.weight"  # a name that vLLM has, too: it lays others together
+
+
+def long_turns(held, vocabulary):
+    """Turns of prompts that fill a block of vLLM's cache, of 128 tokens on a CPU."""
+    random = np.random.default_rng(0)
+    with held.session(4, 240, 1.0, 1.0, ()) as session:
+        prompts = [random.integers(3, vocabulary, 200).astype(np.int32) for _ in range(4)]
+        return session.sample(
+            [Request(session.open(), tokens, 50 + i, 20) for i, tokens in enumerate(prompts)]
+        )
+
+
 @contextmanager
 def another_kind():
     """A server that answers everything with 404."""
@@ -168,10 +212,10 @@ def test_trees_move_when_their_server_dies(two, engine, tokenizer, tmp_path, mon
     _, expected = sampled(engine(model, made, tokenizer), vocabulary)
     held = engine(model, made, tokenizer, servers.settings)
     assert same(sampled(held, vocabulary)[1], expected), "by the one that was there first"
-    wait_for(held.connection, 2)
-    held.connection.homes.clear()
+    wait_for(held.fleet, 2)
+    held.fleet.homes.clear()
     assert same(sampled(held, vocabulary)[1], expected)
-    assert len(set(held.connection.homes.values())) == 2, "both have sampled"
+    assert len(set(held.fleet.homes.values())) == 2, "both have sampled"
     servers.kill(0)
     assert same(sampled(held, vocabulary)[1], expected)
     assert "sampled again" in capfd.readouterr().out
@@ -181,20 +225,20 @@ def test_trees_move_when_their_server_dies(two, engine, tokenizer, tmp_path, mon
     asked, expected = sampled(held, vocabulary)  # by the other one alone
     check(model, asked, expected)
     servers.start(0)
-    wait_for(held.connection, 2)
+    wait_for(held.fleet, 2)
     servers.kill(1)
     assert same(sampled(held, vocabulary)[1], expected), "it has got the weights of today"
     servers.start(1)
-    wait_for(held.connection, 2)
+    wait_for(held.fleet, 2)
 
 
-def wait_for(connection, count):
+def wait_for(held, count):
     """Wait until so many servers have the weights."""
     deadline = time.monotonic() + 300
-    while len(connection.up) < count:
+    while len(held.up) < count:
         assert time.monotonic() < deadline
-        with connection.lock:
-            connection._bring_back()
+        with held.lock:
+            held._bring_back()
         time.sleep(0.2)
 
 
@@ -204,7 +248,7 @@ def test_stale_weights_are_refused(two, engine, make, tokenizer, monkeypatch, ca
     own = save(model, tokenizer, Path("own"))
     held = engine(model, own, tokenizer, servers.settings)
     _, expected = sampled(held, model.config.vocab_size)
-    server = held.connection.servers[0]
+    server = held.fleet.servers[0]
     server.load(made.path, "of another run")
     _, again = sampled(held, model.config.vocab_size)
     assert same(again, expected)

@@ -19,9 +19,8 @@ from tokenizers import Tokenizer
 
 from params.schema.agent import Dialogue
 from params.schema.reinforce import Lora, Rollout
-from tasks.engines import Request
+from tasks.engines import Request, turns
 from tasks.engines.vllm import connection
-from tasks.engines.vllm import engine as vllm
 from tasks.ledger.artifacts import Artifact
 from tasks.policy import adapter, checkpoint, resident
 from tasks.policy.tiny import build_tokenizer
@@ -182,7 +181,7 @@ def test_tags_of_several_tokens_are_found_in_the_text(engine, make, tiny):
     model, made = make(tokenizer=letters)
     held = engine(model, made, letters)
     pairs = [a + b for a in string.ascii_lowercase for b in string.ascii_lowercase]
-    assert vllm.stop_texts(held.pieces(), talk.STOP_STRINGS) == talk.STOP_STRINGS
+    assert turns.stop_texts(held.pieces(), talk.STOP_STRINGS) == talk.STOP_STRINGS
     with held.session(40, CONTEXT, 1.0, 1.0, pairs) as session:
         handles = [session.open() for _ in range(40)]
         samples = session.sample(requests(handles, model.config.vocab_size))
@@ -320,7 +319,7 @@ def test_weights_that_do_not_load_restart_the_engine(engine, make, tokenizer, tm
     held.set_policy(model, tokenizer, lambda: tmp_path / "updated", other.digest)
     in_place = held.connection.load
     # Weights of another shape do not load.
-    held.connection.load = lambda _, folder, version: in_place(wider, folder, version)
+    held.connection.load = lambda _, folder: in_place(wider, folder)
     check(model, *sampled(held, model.config.vocab_size))
     assert "restarting" in capfd.readouterr().out
 

@@ -1,5 +1,7 @@
 """Servers of the transformers engine, as commands start them, each in a folder of its own."""
 
+import copy
+import hashlib
 import os
 import signal
 import socket
@@ -11,9 +13,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+import torch
 import uvicorn
 
-from tasks.engines.servers import guard
+from tasks.engines.servers import guard, uploads
 from tasks.engines.servers.client import Server
 from tasks.engines.servers.engine import ServersEngine
 from tasks.engines.servers.fleet import Fleet
@@ -122,3 +125,31 @@ def engine(tokenizer):
         return ServersEngine(fleet, 1, model.config, tokenizer, lambda: folder, policy.digest)
 
     return opened
+
+
+def learned(policy):
+    """The policy after one optimizer step with a gradient that is not zero."""
+    model = copy.deepcopy(policy)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    tokens = torch.arange(3, 40)[None]
+    model(tokens, labels=tokens).loss.backward()
+    assert model.get_input_embeddings().weight.grad.norm() > 0
+    optimizer.step()
+    return model.eval()
+
+
+def weight_digest(model, name):
+    weight = model.get_parameter(name).detach().numpy()
+    return hashlib.blake2b(weight.tobytes(), digest_size=16).hexdigest()
+
+
+def unseen(monkeypatch):
+    """Let the folder of the policy be one that servers do not see: they get another name of it."""
+    post = Server._post
+
+    def renamed(server, path, body=None):
+        if path == uploads.POLICIES:
+            body = body | {"folder": "/not/on/that/machine"}
+        return post(server, path, body)
+
+    monkeypatch.setattr(Server, "_post", renamed)

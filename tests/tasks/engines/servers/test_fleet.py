@@ -1,7 +1,5 @@
 """Two real servers of the transformers engine: sampled from, updated, killed, and gone stale."""
 
-import copy
-import hashlib
 import signal
 import threading
 import time
@@ -10,12 +8,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 from params.schema.agent import Dialogue
 from params.schema.reinforce import Rollout
 from tasks.engines import Request
-from tasks.engines.servers import fleet, guard, uploads
+from tasks.engines.servers import fleet, guard
 from tasks.engines.servers.client import Server
 from tasks.engines.transformers.engine import TransformersEngine
 from tasks.ledger.artifacts import Artifact
@@ -24,7 +21,7 @@ from tasks.trees.outcomes import StopReason
 from tasks.trees.tables import save_trees
 from tasks.trees.tree import Observation, Question
 from tests.agents import setting_of
-from tests.tasks.engines.servers.conftest import save
+from tests.tasks.engines.servers.conftest import learned, save, unseen, weight_digest
 
 DIALOGUE = Dialogue(system="", turn_tokens=24, result_tokens=8, response_tokens=60, tool_calls=3)
 BUDGET = Rollout(
@@ -172,7 +169,7 @@ def test_new_weights_are_those_of_the_learner_and_leave_nothing_of_the_old(
     other = save(model, tokenizer, tmp_path / "updated")
     held = engine(model, other, servers)
     if how == "upload":
-        unseen(held, monkeypatch)
+        unseen(monkeypatch)
     after = sampled(held, vocabulary)
     wait_for(held.fleet, 2)
     check_close(after, sampled(TransformersEngine(model, tokenizer), vocabulary))
@@ -183,34 +180,6 @@ def test_new_weights_are_those_of_the_learner_and_leave_nothing_of_the_old(
         server.load(Path(made.path), made.digest)
         assert server.weight_digest(name) == old
         assert same(sampled(engine(model, other, [fresh]), vocabulary), after)
-
-
-def learned(policy):
-    """The policy after one optimizer step with a gradient that is not zero."""
-    model = copy.deepcopy(policy)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    tokens = torch.arange(3, 40)[None]
-    model(tokens, labels=tokens).loss.backward()
-    assert model.get_input_embeddings().weight.grad.norm() > 0
-    optimizer.step()
-    return model.eval()
-
-
-def weight_digest(model, name):
-    weight = model.get_parameter(name).detach().numpy()
-    return hashlib.blake2b(weight.tobytes(), digest_size=16).hexdigest()
-
-
-def unseen(held, monkeypatch):
-    """Let the folder of the policy be one that servers do not see: they get another name of it."""
-    post = Server._post
-
-    def renamed(server, path, body=None):
-        if path == uploads.POLICIES:
-            body = body | {"folder": "/not/on/that/machine"}
-        return post(server, path, body)
-
-    monkeypatch.setattr(Server, "_post", renamed)
 
 
 def test_stale_server_is_refused_and_given_the_right_weights(
