@@ -73,7 +73,7 @@ def programs(
 
 
 def servers(recipe: Recipe) -> list[str]:
-    """Return the addresses of the servers that sample for a recipe."""
+    """Return the addresses of the servers that sample for a recipe, here. Raises ValueError."""
     return list(recipe.engine.addresses)
 
 
@@ -281,11 +281,11 @@ def main(arguments: list[str]) -> int:
     chosen = parser.parse_args(arguments)
     try:
         recipe = settings.load_changed(chosen.recipe, chosen.set, Path("params"))
+        wrong = faults(recipe, os.environ, Path.cwd(), chosen.starting)
+        started = programs(chosen.recipe, recipe, os.environ, _pools(chosen.recipe), chosen.set)
     except (ValueError, RuntimeError) as error:
         print(f"launch: {error}", file=sys.stderr)
         return 2
-    wrong = faults(recipe, os.environ, Path.cwd(), chosen.starting)
-    started = programs(chosen.recipe, recipe, os.environ, _pools(chosen.recipe), chosen.set)
     print(report(chosen.recipe, started, wrong))
     return 1 if wrong else 0
 

@@ -5,6 +5,7 @@ import socket
 import pytest
 
 from flows import launch
+from params.schema.addresses import SERVERS
 from tasks import settings
 from tests import toy_project as toy
 
@@ -69,6 +70,24 @@ def test_all_faults_are_named_at_once(monkeypatch, tmp_path):
         "of this machine alone, and 2 machines",
     ):
         assert re.search(words, found), words
+
+
+def test_servers_of_the_environment_win(monkeypatch):
+    recipe = changed("tiny", 'engine.servers=["http://gpu-1:8000"]')
+    monkeypatch.setenv(SERVERS, "http://gpu-2:8000, https://gpu-3:8000,")
+    started = launch.programs("tiny", recipe, {}, {})
+    assert [one.machine for one in started[:2]] == ["gpu-2", "gpu-3"]
+    assert "tasks.engines.transformers.serve models/tiny/initial --host gpu-2" in started[0].command
+    monkeypatch.delenv(SERVERS)
+    assert launch.servers(recipe) == ["http://gpu-1:8000"]
+
+
+@pytest.mark.parametrize("named", ["gpu-2:8000", "http://gpu-2:8000,http://gpu-2:8000"])
+def test_environment_that_names_no_servers_is_an_error(monkeypatch, capsys, named):
+    monkeypatch.chdir(toy.ROOT)
+    monkeypatch.setenv(SERVERS, named)
+    assert launch.main(["tiny"]) == 2
+    assert SERVERS in capsys.readouterr().err
 
 
 def test_servers_that_start_with_the_run_are_not_asked(tmp_path):
