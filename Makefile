@@ -8,6 +8,7 @@
 #                installed into an environment of its own
 # make test-worlds  the tests of household, with ALFWorld's packages, which are added to .venv
 # make test-slurm  the recipe smoke under deploy/slurm, on a Slurm of this machine that the tests start
+# make test-machines  a run on two machines that share only a store, as network namespaces of this one
 # make test-page the tests of pages in a browser without a window: Chromium with its driver
 # make kills     the tests marked kills: runs, trainings and servers die, in the middle of sub-steps too
 # make chaos     kill, damage and cut off runs of the recipe smoke in some 40 ways: half an hour
@@ -66,7 +67,7 @@ PYTEST = $(PYTHON) -m pytest
 BY_FILE = -n 2 --dist loadfile --no-loadscope-reorder
 BY_TEST = -n 2 --dist load --maxschedchunk 1
 
-.PHONY: run test test-data test-vllm test-gpu test-openenv test-worlds test-slurm test-page kills chaos lint plan launch ask compare bench \
+.PHONY: run test test-data test-vllm test-gpu test-openenv test-worlds test-slurm test-machines test-page kills chaos lint plan launch ask compare bench \
 	serve ui deploy doctor clean
 .DEFAULT_GOAL := run
 
@@ -98,6 +99,9 @@ test-worlds: .venv/worlds
 
 test-slurm: .venv/installed
 	@$(PYTEST) tests/slurm
+
+test-machines: .venv/installed
+	@$(PYTEST) tests/machines
 
 test-page: .venv/installed
 	@$(PYTEST) tests/page

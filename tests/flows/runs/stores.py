@@ -70,13 +70,13 @@ def remote(endpoint, bucket):
 
 
 @contextmanager
-def s3_server():
+def s3_server(host="127.0.0.1"):
     """Run a server that speaks S3, with its objects in memory; yield its address."""
-    command = [sys.executable, "-m", "moto.server", "--host", "127.0.0.1", "--port", "0"]
+    command = [sys.executable, "-m", "moto.server", "--host", host, "--port", "0"]
     with tempfile.NamedTemporaryFile("r") as log:
         server = subprocess.Popen(command, stdout=log.fileno(), stderr=log.fileno())
         try:
-            while not (found := re.search(r"http://127\.0\.0\.1:\d+", Path(log.name).read_text())):
+            while not (found := re.search(rf"http://{host}:\d+", Path(log.name).read_text())):
                 assert server.poll() is None, Path(log.name).read_text()
                 time.sleep(0.05)
             yield found[0]
