@@ -21,8 +21,8 @@
 # make compare   train RECIPE with every row of params/algorithms.yaml and each of SEEDS (0 1 2) until
 #                BUDGET is spent (sampled_tokens=200000); the table goes to reports/
 # make bench     the speed of a training step beside TRL's, in one run
-# make serve     vLLM's server with the policy in the folder POLICY at HOST and PORT, for engine.servers;
-#                NAME is another name that runs call it by
+# make serve     vLLM's server with the policy in the folder POLICY at HOST and PORT, for engine.servers,
+#                or KIND=transformers; NAME is another name that runs call it by
 # make ui        the runs of this checkout in Prefect and in MLflow
 # make deploy    the pools POOLS, and what prefect.yaml and automations.yaml declare, to the server at
 #                PREFECT_API_URL
@@ -39,6 +39,7 @@ SEEDS ?= 0 1 2
 POOLS ?= cpu gpu
 PORT ?= 8000
 HOST ?= 127.0.0.1
+KIND ?= vllm
 
 ifneq ($(wildcard params/$(RECIPE)-$(ENGINE).yaml),)
 override RECIPE := $(RECIPE)-$(ENGINE)
@@ -49,9 +50,11 @@ RUN_VENV := $(if $(USES_VLLM),.venv-vllm,.venv)
 # ALFWorld's packages, for recipes with its world: an extra, which takes minutes to build.
 USES_WORLDS := $(shell [ -f params/$(RECIPE).yaml ] && grep '^  household:' params/$(RECIPE).yaml)
 RUN_READY := $(RUN_VENV)/installed $(if $(USES_WORLDS),$(RUN_VENV)/worlds)
+SERVE_VENV := $(if $(filter transformers,$(KIND)),.venv,.venv-vllm)
 VENV := .venv
 run plan launch ask compare: VENV := $(RUN_VENV)
-test-vllm serve: VENV := .venv-vllm
+test-vllm: VENV := .venv-vllm
+serve: VENV := $(SERVE_VENV)
 
 SYSTEM_PATH := $(PATH)
 export PATH = $(CURDIR)/$(VENV)/bin:$(SYSTEM_PATH)
@@ -133,8 +136,8 @@ compare: $(RUN_READY)
 bench: .venv/installed # TRL is faster where threads wait as OpenMP has them do
 	@env -u OMP_WAIT_POLICY $(PYTHON) -m benchmarks.against_trl
 
-serve: .venv-vllm/installed
-	@$(PYTHON) -m tasks.engines.vllm.serve $(POLICY) --host $(HOST) --port $(PORT) \
+serve: $(SERVE_VENV)/installed
+	@$(PYTHON) -m tasks.engines.$(KIND).serve $(POLICY) --host $(HOST) --port $(PORT) \
 		$(addprefix --name ,$(NAME))
 
 ui: .venv/installed
