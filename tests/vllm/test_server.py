@@ -249,7 +249,7 @@ def test_stale_weights_are_refused(two, engine, make, tokenizer, monkeypatch, ca
     held = engine(model, own, tokenizer, servers.settings)
     _, expected = sampled(held, model.config.vocab_size)
     server = held.fleet.servers[0]
-    server.load(made.path, "of another run")
+    server.load(Path(made.path), "of another run")
     _, again = sampled(held, model.config.vocab_size)
     assert same(again, expected)
     assert "answered with the weights 'of another run'" in capfd.readouterr().out
