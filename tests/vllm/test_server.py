@@ -116,6 +116,7 @@ def test_a_warm_prefix_gives_a_fresh_servers_samples_after_an_update(
     [server] = held.fleet.servers
     server._worker("load_folder", other.path, made.digest)  # and leave the prefix cache as it is
     assert not same(long_turns(held, model.config.vocab_size), fresh), "prefixes were cached"
+    server.load(Path(made.path), made.digest)
     for how in ("folder", "upload"):
         samples(model, made)
         old = server.weight_digest(NORM)
