@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, SerializeAsAny, model_validator
+from pydantic import (
+    Field,
+    SerializeAsAny,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from params.schema.addresses import servers_here
 from params.schema.base import Frozen, Machine, NonNegative, Positive, PositiveFloat
@@ -44,7 +50,10 @@ class Dialogue(Frozen):
 
 
 class Engine(Frozen):
-    """The section ``engine``: what samples. Only ``kind`` decides the result and enters keys."""
+    """The section ``engine``: what samples.
+
+    ``kind`` decides the result and enters keys, and so does that transformers samples on servers.
+    """
 
     kind: Literal["transformers", "vllm"]
     # vLLM's memory for weights, keys and values: a share of the GPU's; on a CPU, the GiB of keys
@@ -61,6 +70,15 @@ class Engine(Frozen):
         if len(set(self.servers)) < len(self.servers):
             raise ValueError("servers names one of them twice: name each once")
         return self
+
+    @model_serializer(mode="wrap")
+    def _what_decides(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return what enters keys.
+
+        A transformers server samples each tree in a batch of its own, of which the last bits are.
+        """
+        by_tree = self.kind == "transformers" and self.addresses
+        return fields(self) | ({"batches": "trees"} if by_tree else {})
 
     @property
     def addresses(self) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from params.schema import recipe as schema
+from params.schema.addresses import SERVERS
 from params.schema.algorithms import load_algorithms
 from params.schema.base import PARAMS
 from params.schema.benchmarks import load_benchmarks
@@ -125,6 +126,19 @@ def test_recipes_keep_the_values_of_their_files(recipes):
 
 
 @pytest.mark.parametrize(("small", "large"), [("smoke", "tiny"), ("gsm8k-smoke", "smoke")])
+def test_servers_are_in_the_key_and_their_addresses_are_not(recipes, monkeypatch):
+    """Servers of transformers sample in other batches, those of vLLM what vLLM samples here."""
+    monkeypatch.delenv(SERVERS, raising=False)
+    here = {name: recipes[name].engine.model_dump() for name in ("tiny", "tiny-vllm")}
+    there = set()
+    for addresses in ("http://gpu-1:8000", "http://gpu-2:8000,http://gpu-3:8000"):
+        monkeypatch.setenv(SERVERS, addresses)
+        there.add(recipes["tiny"].engine.model_dump_json())
+        assert recipes["tiny"].engine.model_dump() != here["tiny"]
+        assert recipes["tiny-vllm"].engine.model_dump() == here["tiny-vllm"]
+    assert len(there) == 1
+
+
 def test_trial_recipe_has_the_same_keys(small, large):
     def rest(name):
         values = FILES[name]
