@@ -48,6 +48,7 @@ class RolloutInputs:
     agent: Agent
     corpus: Artifact  # that the agent's tools look in
     panel: Artifact | None = None  # whose tasks are asked, in its order; None: they are drawn
+    policy_steps: int = 0  # optimizer steps that the policy has taken in training
 
 
 @task(**prefect_cache.TASK_OPTIONS)
@@ -112,6 +113,7 @@ def _setting(
         seed=f"{step.seed}/{step.iteration}{attempt}",
         branching=inputs.branching,
         marks=inputs.marks,
+        policy_steps=inputs.policy_steps,
     )
 
 

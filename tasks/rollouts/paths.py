@@ -44,6 +44,7 @@ class Setting:
     seed: str  # of this batch: run seed and iteration
     branching: str = "none"  # none, marks, entropy: of a row of params/algorithms.yaml
     marks: Marks = NO_MARKS  # where trajectories may branch, if at marks
+    policy_steps: int = 0  # optimizer steps that the policy has taken
 
 
 @dataclass

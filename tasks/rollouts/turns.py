@@ -42,7 +42,9 @@ def take_turn(path: Path, sample: Sample, lane: Lane) -> Turn:
     turn = setting.dialect.read(before, whole, said, sample.stopped)
     if turn.call and path.calls >= setting.dialogue.tool_calls:
         turn = Turn(Outcome.TOO_MANY_CALLS, None, turn.said)
-    _append(path, TURN, turn.outcome, text, sample.tokens, sample.logprobs, sample.entropies)
+    measured = (sample.tokens, sample.logprobs, sample.entropies)
+    steps = setting.policy_steps
+    _append(path, Node(path.node, TURN, turn.outcome, text, *measured, policy_steps=steps))
     path.turns += 1
     path.head, path.head_text = NO_TOKENS, ""
     if path.initial_entropy is None:
@@ -73,22 +75,14 @@ def _new_text(path: Path, sample: Sample, lane: Lane) -> tuple[str, Sample]:
     return whole[common_prefix(path.head_text, whole) :], sample
 
 
-def _append(
-    path: Path,
-    kind: str,
-    outcome: str,
-    text: str,
-    tokens: NDArray[np.int32],
-    logprobs: NDArray[np.float32] = NOTHING,
-    entropies: NDArray[np.float32] = NOTHING,
-) -> None:
+def _append(path: Path, node: Node) -> None:
     """Append a node to the path; a prompt starts a new context."""
     nodes = path.tree.nodes
-    nodes.append(Node(path.node, kind, outcome, text, tokens, logprobs, entropies))
+    nodes.append(node)
     path.node = len(nodes) - 1
-    fresh = kind == PROMPT
-    path.tokens = tokens if fresh else np.concatenate([path.tokens, tokens])
-    path.response += 0 if fresh else len(tokens)
+    fresh = node.kind == PROMPT
+    path.tokens = node.tokens if fresh else np.concatenate([path.tokens, node.tokens])
+    path.response += 0 if fresh else len(node.tokens)
 
 
 # ---------------------------------------------------------------- acts
@@ -144,7 +138,7 @@ def _go_on(path: Path, turn: Node, call: Call, observation: Observation, lane: L
     text, tokens = written
     if len(tokens) > limit:
         return False
-    _append(path, RESULT, observation.outcome, text, tokens)
+    _append(path, Node(path.node, RESULT, observation.outcome, text, tokens, NOTHING, NOTHING))
     return True
 
 
@@ -173,7 +167,8 @@ def _new_context(path: Path, tokens: NDArray[np.int32], outcome: str, lane: Lane
     left = lane.setting.dialogue.response_tokens - path.response
     if left < 1 or len(tokens) >= lane.context:
         return False
-    _append(path, PROMPT, outcome, lane.setting.tokenizer.decode(tokens), tokens)
+    text = lane.setting.tokenizer.decode(tokens)
+    _append(path, Node(path.node, PROMPT, outcome, text, tokens, NOTHING, NOTHING))
     return True
 
 

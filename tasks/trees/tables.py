@@ -45,6 +45,7 @@ NODE_TABLE = pa.schema(
         "tokens": pa.list_(pa.int32()),
         "logprobs": pa.list_(pa.float32()),
         "entropies": pa.list_(pa.float32()),
+        "policy_steps": pa.int32(),  # tables of earlier releases lack it, and are read as 0
     }
 )
 LEAF_TABLE = pa.schema({"question": pa.string(), "leaf": pa.int32(), "node": pa.int32()})

@@ -147,6 +147,9 @@ class Node:
 
     A node of kind PROMPT below a turn starts a new context: it holds a whole prompt, and what
     follows it attends to nothing before it.
+
+    ``policy_steps`` are the optimizer steps that the policy of a turn had taken when it sampled: 0
+    outside of training, and in nodes that no policy has sampled.
     """
 
     parent: int  # index in the tree; -1 for the prompt
@@ -157,6 +160,7 @@ class Node:
     logprobs: NDArray[np.float32]
     entropies: NDArray[np.float32]
     observation: Observation | None = None
+    policy_steps: int = 0
 
 
 @dataclass(frozen=True)

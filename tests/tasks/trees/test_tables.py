@@ -71,7 +71,9 @@ def floats(length):
 def nodes(draw, parent: int, kind: str):
     tokens = draw(arrays.arrays(np.int32, st.integers(0, 5), elements=st.integers(0, 2**31 - 1)))
     scores = floats(len(tokens) if kind == TURN else 0)
-    return Node(parent, kind, draw(words), draw(words), tokens, draw(scores), draw(scores))
+    steps = draw(st.integers(0, 2**31 - 1))
+    told = (draw(words), draw(words), tokens, draw(scores), draw(scores))
+    return Node(parent, kind, *told, policy_steps=steps)
 
 
 @st.composite
@@ -140,6 +142,17 @@ def test_equal_trees_give_equal_bytes(tmp_path_factory, forest):
     assert set(first) == {f"{n}.parquet" for n in ("questions", "nodes", "leaves", "decisions")}
 
 
+def test_tables_that_name_no_policies_are_read_as_of_the_first(tmp_path):
+    tokens, scores = np.array([1], np.int32), np.zeros(1, np.float32)
+    turn = Node(0, TURN, "answer", "a", tokens, scores, scores, policy_steps=7)
+    tree = Tree(QUESTION, [replace(turn, parent=-1, kind=PROMPT), turn], [1])
+    save_trees([tree], tmp_path)
+    file = tmp_path / "nodes.parquet"
+    write_table(pq.read_table(file).drop_columns(["policy_steps"]), file)
+    (read,) = load_trees(tmp_path)
+    assert [node.policy_steps for node in read.nodes] == [0, 0]
+
+
 def hashes(folder):
     return {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in folder.iterdir()}
 
@@ -172,7 +185,7 @@ def test_trees_without_worlds_are_written_as_before(tmp_path_factory, forest):
         table = pa.table(columns, schema=schema)
         pq.write_table(table, before / f"{name}.parquet", compression="zstd")
     assert hashes(now) == hashes(before)
-    assert [len(schema) for schema in schemas] == [6, 9, 3, 11]
+    assert [len(schema) for schema in schemas] == [6, 10, 3, 11]
 
 
 @settings(max_examples=40)
