@@ -264,7 +264,7 @@ class Work:
         recipe, policy = self.start.recipe, self.start.policy
         inputs = AdvantageInputs(
             policy=policy,
-            sampler=policy,
+            samplers={0: policy},
             critic=None,
             reference=None,
             trees=[self.stored],

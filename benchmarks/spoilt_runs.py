@@ -26,7 +26,7 @@ from typing import Any
 
 from flows import reinforce
 from flows.host import files
-from flows.reinforce import Training
+from flows.reinforce import Agents, Training
 from flows.tracking.alarms import WINDOW, Alarm, Seen, alarms
 from flows.tracking.progress import Progress
 from flows.tracking.reinforce_report import metrics_of, sum_seconds
@@ -122,8 +122,8 @@ def faulty(run: Run) -> Iterator[None]:
     """Give the engine other inputs than the learner believes, from the run's iteration on."""
     sound = reinforce.rollout_inputs
 
-    def spoilt(training: Training, policy: Artifact, place: int, attempt: int) -> RolloutInputs:
-        inputs = sound(training, policy, place, attempt)
+    def spoilt(training: Training, agents: Agents, place: int, attempt: int) -> RolloutInputs:
+        inputs = sound(training, agents, place, attempt)
         iteration = place // training.recipe.reinforce.questions
         return run.fault(inputs, training) if run.fault and iteration >= run.begins else inputs
 

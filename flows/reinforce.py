@@ -9,8 +9,9 @@ validation questions. Reports are in tracking/reinforce_report.py.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -83,12 +84,12 @@ class Training:
 
 @dataclass(frozen=True)
 class Scored:
-    """An iteration's rollouts and their rewards, a record a batch, and the policy that sampled."""
+    """An iteration's rollouts and their rewards, a record a batch, and the policies that sampled."""
 
-    sampler: Artifact
-    steps: int  # optimizer steps that this policy had taken
+    samplers: Mapping[int, Artifact]  # by the optimizer steps that each had taken
     rollouts: list[Record]
     rewards: list[Record]
+    place: int  # questions consumed so far, this iteration's included
 
 
 @dataclass(frozen=True)
@@ -122,8 +123,8 @@ class Agents:
 def train(training: Training, iterations: int) -> Generator[Iteration, None, None]:
     """Yield the records of one iteration after the other.
 
-    With ``ahead``, the next iteration's questions are rolled out by the policy that this one began
-    with, while it learns.
+    With ``ahead``, batches are sampled before their turn, while others are learned from: see
+    ``Batches``.
 
     Where the training has an exam, the first policy is asked the validation questions in the first
     iteration, and the policies of every so many iterations and of the last one after their update.
@@ -131,29 +132,94 @@ def train(training: Training, iterations: int) -> Generator[Iteration, None, Non
     Raises PrunedError where an iteration that the ledger does not hold needs weights that are gone.
     """
     algorithm, chosen = training.algorithm, training.recipe.reinforce
-    agents, place = Agents(training.policy, 0, None, None, training.policy), 0
-    ahead: Future[Scored] | None = None
+    agents = Agents(training.policy, 0, None, None, training.policy)
     asked: list[tuple[Artifact, Validated]] = []  # trained policies, and what they got
-    with ThreadPoolExecutor(1, thread_name_prefix="ahead") as pool:
+    with sampling_thread(chosen.ahead) as thread:
+        batches = Batches(training, iterations, thread)
         for number in range(iterations):
             step = replace(training.start, iteration=number)
             agents = agents.at(number, algorithm)
             exams = validate(training, agents.policy, 0) if number == 0 else []
-            scored = ahead.result() if ahead else sample(training, step, agents, place)
-            place += len(scored.rollouts) * chosen.questions
-            if chosen.ahead and number + 1 < iterations:
-                later = replace(step, iteration=number + 1)
-                context = copy_context()  # Prefect's: the flow run that the sub-steps belong to
-                ahead = pool.submit(context.run, sample, training, later, agents, place)
-            done = learn(training, step, agents, scored, spared(training, agents, asked))
+            batches.begin(number, agents)
+            scored = batches.scored(number)
+            spare = [*spared(training, agents, asked), *batches.samplers(number)]
+            done = learn(training, step, agents, scored, spare)
             agents = agents.after(done, algorithm)
             if is_asked(training, number + 1) or number + 1 == iterations:
-                wait([ahead] if ahead else [])  # an engine may hold one policy at a time
+                batches.wait()  # an engine may hold one policy at a time
                 made = validate(training, agents.policy, number + 1)
                 asked += [(agents.policy, one) for one in validation.validated(made)]
                 exams += made
-            forget(step, chosen.keep, spared(training, agents, asked), least=1 + chosen.ahead)
+            spare = [*spared(training, agents, asked), *batches.samplers(number + 1)]
+            forget(step, chosen.keep, spare)
             yield {**done, "validation": exams} if exams else done
+
+
+class AtOnce(Executor):
+    """Does work where it is submitted: nothing is sampled ahead."""
+
+    def submit(self, work: Callable[..., Any], /, *given: Any, **named: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(work(*given, **named))
+        return done
+
+
+@contextmanager
+def sampling_thread(ahead: int) -> Iterator[Executor]:
+    """Yield what samples batches in the order of submission; at the end none is begun any more."""
+    thread = ThreadPoolExecutor(1, thread_name_prefix="ahead") if ahead else AtOnce()
+    try:
+        yield thread
+    finally:
+        thread.shutdown(cancel_futures=True)
+
+
+def batches_of(policy: int, ahead: int) -> Sequence[int]:
+    """Return the iterations whose batches the policy after so many iterations samples, in order.
+
+    Batch i is sampled by policy i - ``ahead``, the first ones by policy 0.
+    """
+    return [policy + ahead] if policy else range(ahead + 1)
+
+
+class Batches:
+    """The batches of a training run, up to ``ahead`` of which are sampled before their turn.
+
+    All of them are sampled in order, one after the other, so that each begins with the questions
+    that follow those of the one before. Which policy samples a batch depends on counters alone.
+    """
+
+    def __init__(self, training: Training, iterations: int, thread: Executor) -> None:
+        self.training, self.iterations, self.thread = training, iterations, thread
+        self.waiting: dict[int, Future[Scored]] = {}  # iteration -> its batch
+        self.last: Future[Scored] | None = None
+        self.policies: list[Artifact] = []  # that the iterations so far began with
+
+    def begin(self, number: int, agents: Agents) -> None:
+        """Have the batches sampled whose policy an iteration begins with."""
+        self.policies.append(agents.policy)
+        for batch in batches_of(number, self.training.recipe.reinforce.ahead):
+            if batch < self.iterations:
+                context = copy_context()  # Prefect's: the flow run that the sub-steps belong to
+                self.last = self.thread.submit(context.run, self._sample, batch, agents, self.last)
+                self.waiting[batch] = self.last
+
+    def _sample(self, batch: int, agents: Agents, before: Future[Scored] | None) -> Scored:
+        """Sample a batch; the one before it is done, or has failed."""
+        step = replace(self.training.start, iteration=batch)
+        return sample(self.training, step, agents, before.result().place if before else 0)
+
+    def scored(self, number: int) -> Scored:
+        """Return an iteration's batch as soon as it is there."""
+        return self.waiting.pop(number).result()
+
+    def samplers(self, number: int) -> list[Artifact]:
+        """Return the policies so far that sample the batches from an iteration's on."""
+        return self.policies[max(0, number - self.training.recipe.reinforce.ahead) :]
+
+    def wait(self) -> None:
+        """Return when all batches that have begun are there."""
+        wait(self.waiting.values())
 
 
 def sample(training: Training, step: Step, agents: Agents, place: int) -> Scored:
@@ -167,7 +233,7 @@ def sample(training: Training, step: Step, agents: Agents, place: int) -> Scored
     rewards: list[Record] = []
     spread = 0
     for attempt in range(MOST_BATCHES):
-        inputs = rollout_inputs(training, agents.policy, place, attempt)
+        inputs = rollout_inputs(training, agents, place, attempt)
         rollouts.append(rollout(step, inputs, environment=training.environment, acting=acting))
         rewards.append(
             reward(
@@ -181,7 +247,8 @@ def sample(training: Training, step: Step, agents: Agents, place: int) -> Scored
         enough = algorithm.group_filter == "none" or spread >= chosen.questions
         if enough or not rollouts[-1]["another_batch"]:
             break
-    return Scored(agents.policy, agents.steps, rollouts, rewards)
+    place += len(rollouts) * chosen.questions
+    return Scored({agents.steps: agents.policy}, rollouts, rewards, place)
 
 
 def learn(
@@ -197,7 +264,7 @@ def learn(
         resident.POLICIES.learner = None
     inputs = update_inputs(training, agents, scored, credited)
     keep = training.recipe.reinforce.keep
-    make_room = partial(forget, step, keep, [*spare, scored.sampler], least=2)
+    make_room = partial(forget, step, keep, spare, least=2)
     updated = update(step, inputs, make_room=make_room, learners=learners)
     sampled = {"rollout": scored.rollouts, "reward": scored.rewards}
     return {**sampled, "advantage": [credited], "update": [updated]}
@@ -267,11 +334,12 @@ def published(training: Training, done: Sequence[Iteration]) -> int:
 # ---------------------------------------------------------------- inputs of the verbs
 
 
-def rollout_inputs(training: Training, policy: Artifact, place: int, attempt: int) -> RolloutInputs:
+def rollout_inputs(training: Training, agents: Agents, place: int, attempt: int) -> RolloutInputs:
     """Return what a batch of rollouts is made from."""
     recipe, algorithm = training.recipe, training.algorithm
     return RolloutInputs(
-        policy=policy,
+        policy=agents.policy,
+        policy_steps=agents.steps,
         questions=training.questions,
         size=recipe.reinforce.questions,
         first=place,
@@ -303,7 +371,7 @@ def advantage_inputs(training: Training, agents: Agents, scored: Scored) -> Adva
     recipe, algorithm = training.recipe, training.algorithm
     return AdvantageInputs(
         policy=agents.policy,
-        sampler=scored.sampler,
+        samplers=scored.samplers,
         critic=agents.critic,
         reference=agents.reference if algorithm.kl_in("reward") else None,
         trees=[artifacts.output(record, "trees") for record in scored.rollouts],
@@ -325,8 +393,8 @@ def update_inputs(
     recipe, algorithm = training.recipe, training.algorithm
     return UpdateInputs(
         policy=agents.policy,
-        sampler=scored.sampler,
-        staleness=agents.steps - scored.steps,
+        policy_steps=agents.steps,
+        samplers=scored.samplers,
         optimizer=agents.optimizer,
         critic=agents.critic,
         reference=agents.reference if algorithm.kl_in("loss") else None,

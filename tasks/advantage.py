@@ -67,7 +67,9 @@ class AdvantageInputs:
     """What decides advantages: an iteration's trees and rewards, and how they are credited."""
 
     policy: Artifact  # that learns
-    sampler: Artifact  # the policy that sampled the trees: an earlier one, if it sampled ahead
+    # The policies that sampled the trees, by the optimizer steps that they had taken: earlier ones,
+    # if they sampled ahead.
+    samplers: Mapping[int, Artifact]
     critic: Artifact | None  # beside the policy; None where the algorithm has none
     reference: Artifact | None  # the policy that a KL penalty in the reward compares with, or None
     trees: list[Artifact]
@@ -159,27 +161,29 @@ def _penalties(
 ) -> list[list[Floats]]:
     """Return -coefficient * k1 of each sampled token, by tree and node; k1 = log pi - log pi_ref.
 
-    Both are computed here, pi with the policy that sampled: the engine's log-probabilities differ
-    from these by rounding, which would be a penalty where pi = pi_ref. The difference is clamped to
-    +-KL_LIMIT.
+    Both are computed here, pi with the policy that sampled the turn: the engine's log-probabilities
+    differ from these by rounding, which would be a penalty where pi = pi_ref. The difference is
+    clamped to +-KL_LIMIT.
     """
     kl, reference = inputs.algorithm.kl, inputs.reference
     assert kl and reference
-    sampling, referring = learners.run(
+    trees = [entry.tree for entry in kept]
+    *sampling, referring = learners.run(
         batch.logprobs_of,
-        [inputs.sampler, reference],
+        [*inputs.samplers.values(), reference],
         inputs.policy,
-        [entry.tree for entry in kept],
+        trees,
         inputs.temperature,
         inputs.settings,
         inputs.machine,
     )
+    sampled_by = batch.as_sampled(trees, dict(zip(inputs.samplers, sampling, strict=True)))
     return [
         [
             -kl.coefficient * np.clip(own - other, -KL_LIMIT, KL_LIMIT)
             for own, other in zip(of_sampler, of_reference, strict=True)
         ]
-        for of_sampler, of_reference in zip(sampling, referring, strict=True)
+        for of_sampler, of_reference in zip(sampled_by, referring, strict=True)
     ]
 
 

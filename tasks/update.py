@@ -43,7 +43,7 @@ def update(
     write_table(updated.tokens, step.out / "tokens.parquet")
     seconds = {"update": trained - began, "checkpoint": time.perf_counter() - trained}
     return {
-        "metrics": {**updated.metrics, "staleness": float(inputs.staleness)},
+        "metrics": updated.metrics,
         "seconds": seconds,
         "questions": updated.questions,
     }

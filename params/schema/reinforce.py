@@ -113,7 +113,7 @@ class Reinforce(Frozen):
     rollout: Rollout
     reward: tuple[RewardPart, ...]  # parts, which are added up; tasks/settings.py reads them
     update: Update
-    ahead: Annotated[Integer, Field(ge=0, le=1)]  # batches that are sampled before their turn
+    ahead: Annotated[Integer, Field(ge=0, le=8)]  # batches that are sampled before their turn
     keep: Keep
     trace_every: Positive  # iterations between those whose trajectories are logged to MLflow
     trace_questions: NonNegative  # how many questions of such an iteration are logged

@@ -7,7 +7,7 @@ all. Torch only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from tasks.learning.packing import ByNode, Credit, Credited, uncredited
 from tasks.ledger.artifacts import Artifact
 from tasks.policy import adapter, checkpoint, resident, sharding
 from tasks.trees.tables import load_trees, read_rows
-from tasks.trees.tree import Tree
+from tasks.trees.tree import TURN, Node, Tree
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,10 @@ class UpdateInputs:
     """
 
     policy: Artifact
-    sampler: Artifact  # the policy that sampled the trees: an earlier one, if it sampled ahead
-    staleness: int  # optimizer steps from that policy to ``policy``
+    policy_steps: int  # optimizer steps that the policy has taken
+    # The policies that sampled the trees, by the steps that they had taken: earlier ones, if they
+    # sampled ahead.
+    samplers: Mapping[int, Artifact]
     optimizer: Artifact | None  # None before the first update
     critic: Artifact | None  # None where the algorithm has none, and before the first update
     reference: Artifact | None  # the policy that a KL penalty in the loss compares with, or None
@@ -115,6 +117,49 @@ def _logprobs(
         return passes.node_logprobs(model, batch, temperature, settings, machine)
 
 
+def as_sampled(trees: Sequence[Tree], known: Mapping[int, Sequence[ByNode]]) -> list[ByNode]:
+    """Return each node's values by the policy that sampled it: tree -> node -> tokens.
+
+    ``known``: the values by each of the policies, by the optimizer steps that it had taken. A
+    single policy has sampled all. Raises ValueError for a turn of another policy.
+    """
+    if len(known) == 1:
+        (values,) = known.values()
+        return list(values)
+    some = next(iter(known))  # nodes that no policy has sampled are empty in all of them
+    return [
+        [
+            known[_sampler(tree, node, known) if node.kind == TURN else some][place][index]
+            for index, node in enumerate(tree.nodes)
+        ]
+        for place, tree in enumerate(trees)
+    ]
+
+
+def _sampler(tree: Tree, turn: Node, known: Collection[int]) -> int:
+    if turn.policy_steps not in known:
+        raise ValueError(
+            f"the tree of question {tree.question.id} has a turn of the policy after "
+            f"{turn.policy_steps} optimizer steps, and its samplers had taken {sorted(known)}: run "
+            "`make clean` to sample it anew"
+        )
+    return turn.policy_steps
+
+
+def staleness(trees: Sequence[Tree], policy_steps: int) -> dict[str, float]:
+    """Return mean and maximum, over sampled tokens, of the optimizer steps since they were sampled.
+
+    A token that trajectories share counts once. ``policy_steps``: those of the policy that learns.
+    """
+    turns = [node for tree in trees for node in tree.nodes if node.kind == TURN]
+    ages = np.array([policy_steps - turn.policy_steps for turn in turns], np.float64)
+    tokens = np.array([len(turn.tokens) for turn in turns])
+    if not tokens.sum():
+        return {"staleness": 0.0, "staleness_highest": 0.0}
+    mean, highest = np.average(ages, weights=tokens), ages[tokens > 0].max()
+    return {"staleness": float(mean), "staleness_highest": float(highest)}
+
+
 # ---------------------------------------------------------------- an update
 
 
@@ -131,7 +176,9 @@ def update(inputs: UpdateInputs, seed: int, draws: tuple[int, int]) -> Updated:
         learning, batch, loss, inputs.settings, inputs.temperature, inputs.machine, draws, seen
     )
     resident.drop_gradients(learning)
-    return Updated(metrics, token_values.table(seen), [tree.tree.question.id for tree in batch])
+    trees = [credited.tree for credited in batch]
+    metrics |= staleness(trees, inputs.policy_steps)
+    return Updated(metrics, token_values.table(seen), [tree.question.id for tree in trees])
 
 
 def save(
@@ -167,7 +214,7 @@ def _batch(learning: resident.Learner, inputs: UpdateInputs) -> list[Credited]:
     """Return the credited trees with what the loss needs of other policies than the learning one.
 
     These are the log-probabilities of the reference and, for trees that were sampled ahead, of the
-    policy that sampled them: the ratio and its clip range hold against that one.
+    policies that sampled them: the ratio and its clip range hold, turn by turn, against those.
     """
 
     def known(policy: Artifact) -> list[ByNode]:
@@ -179,8 +226,10 @@ def _batch(learning: resident.Learner, inputs: UpdateInputs) -> list[Credited]:
     if inputs.reference:
         pairs = zip(batch, known(inputs.reference), strict=True)
         batch = [replace(tree, reference_logprobs=logprobs) for tree, logprobs in pairs]
-    if inputs.sampler != inputs.policy:
-        pairs = zip(batch, known(inputs.sampler), strict=True)
+    if set(inputs.samplers.values()) != {inputs.policy}:
+        sampled = {steps: known(policy) for steps, policy in inputs.samplers.items()}
+        trees = [credited.tree for credited in batch]
+        pairs = zip(batch, as_sampled(trees, sampled), strict=True)
         batch = [replace(tree, old_logprobs=logprobs) for tree, logprobs in pairs]
     return batch
 

@@ -39,7 +39,8 @@ def test_a_fault_begins_in_its_iteration_and_ends_with_the_run():
     sound = reinforce.rollout_inputs
     with faulty(Run(fault=stale, begins=3)):
         for iteration, policy in enumerate([newest, newest, newest, first, first]):
-            inputs = reinforce.rollout_inputs(training, newest, iteration * QUESTIONS, 0)
+            agents = reinforce.Agents(newest, iteration, None, None, first)
+            inputs = reinforce.rollout_inputs(training, agents, iteration * QUESTIONS, 0)
             assert inputs.policy == policy
     assert reinforce.rollout_inputs is sound
 

@@ -27,7 +27,7 @@ from tasks.policy.machine import use_machine
 from tasks.rewards import scoring
 from tasks.settings import load as settings_of
 from tasks.trees.tables import load_trees, read_rows, save_questions
-from tasks.trees.tree import Observation, Question
+from tasks.trees.tree import TURN, Observation, Question
 from tests.agents import questions_with
 
 ROWS = load_algorithms()
@@ -346,40 +346,160 @@ def test_old_checkpoints_go_right_before_the_new_one_is_written(start, last, mon
     assert [int(place.parent.name[:4]) for place in policies()] == [2, 3][-last:]
 
 
-def ahead(chosen):
+def ahead(chosen, batches=1):
     keep = chosen.reinforce.keep.model_copy(update={"weights_every": 1})
-    settings = chosen.reinforce.model_copy(update={"ahead": 1, "keep": keep})
+    settings = chosen.reinforce.model_copy(update={"ahead": batches, "keep": keep})
     return chosen.model_copy(update={"reinforce": settings})
 
 
-def policies(done):
-    """Digests of the policy that sampled each iteration, and of those that updates made."""
-    sampled = [entry["rollout"][0]["inputs"]["policy"] for entry in done]
-    return sampled, [entry["update"][0]["artifacts"]["policy"]["digest"] for entry in done]
+LEARNS = ROWS["grpo"].model_copy(update={"entropy_bonus": 1.0})  # without a reward, too
 
 
-def test_sampling_ahead_takes_the_policy_that_lacks_one_update_and_no_older_one(start):
-    """The update corrects for it: its ratio is against the policy that sampled."""
+def run_ahead(start, batches, iterations, row=LEARNS, **changes):
     cold_start = Artifact.at(Path("policy"))
-    row = ROWS["grpo"].model_copy(update={"entropy_bonus": 1.0})  # learns without a reward
-    training = Training(STEP, ahead(recipe()), row, cold_start, **start(40))
-    done = list(train(training, 4))
-    sampled, made = policies(done)
-    assert sampled == [cold_start.digest, cold_start.digest, *made[:2]]
-    assert [entry["update"][0]["inputs"]["policy"] for entry in done] == [
-        cold_start.digest,
-        *made[:3],
-    ]
+    training = Training(STEP, ahead(recipe(), batches), row, cold_start, **start(40))
+    return list(train(replace(training, **changes), iterations))
+
+
+def grown(record):
+    return load_trees(Path(artifacts.output(record, "trees").path))
+
+
+@pytest.mark.parametrize(
+    ("batches", "samplers"),  # of each iteration, as the number of iterations learned from
+    [(1, [0, 0, 1, 2, 3]), (2, [0, 0, 0, 1, 2]), (3, [0, 0, 0, 0, 1]), (8, [0, 0, 0, 0, 0])],
+)
+def test_a_batch_is_sampled_by_the_policy_that_lacks_as_many_updates(start, batches, samplers):
+    """The update corrects for it: its ratio is against the policy that sampled."""
+    done = run_ahead(start, batches, 5)
     learned = [entry["update"][0] for entry in done]
-    assert [update["inputs"]["sampler"] for update in learned] == sampled
-    credited = [entry["advantage"][0]["inputs"]["sampler"] for entry in done]
-    assert credited == sampled
-    steps = learned[0]["metrics"]["optimizer_steps"]
-    assert steps > 0
-    assert [update["metrics"]["staleness"] for update in learned] == [0, steps, steps, steps]
-    assert learned[0]["metrics"]["kl"] == 0 < min(each["metrics"]["kl"] for each in learned[2:])
+    made = [Artifact.at(Path("policy")).digest]
+    made += [update["artifacts"]["policy"]["digest"] for update in learned]
+    assert len(set(made)) == 6
+    assert [update["inputs"]["policy"] for update in learned] == made[:5]
+    steps = int(learned[0]["metrics"]["optimizer_steps"])
+    assert [update["metrics"]["optimizer_steps"] for update in learned] == [steps] * 5
+    for number, (entry, sampler) in enumerate(zip(done, samplers, strict=True)):
+        assert entry["rollout"][0]["inputs"]["policy"] == made[sampler]
+        for verb in ("advantage", "update"):
+            assert json.loads(entry[verb][0]["inputs"]["samplers"]) == {
+                str(steps * sampler): made[sampler]
+            }
+        of_nodes = {
+            (node.kind == TURN, node.policy_steps)
+            for tree in grown(entry["rollout"][0])
+            for node in tree.nodes
+        }
+        assert of_nodes == {(True, steps * sampler), (False, 0)}
+        metrics = entry["update"][0]["metrics"]
+        assert metrics["staleness"] == metrics["staleness_highest"] == steps * (number - sampler)
+        assert (metrics["kl"] == 0) == (number == sampler)
     asked = [entry["rollout"][0]["cursor"] for entry in done]
-    assert asked == [2, 4, 6, 8], "the questions are those that rounds would have asked"
+    assert asked == [2, 4, 6, 8, 10], "the questions are those that rounds would have asked"
+
+
+def test_the_old_policy_of_the_ratio_is_the_checkpoint_that_sampled(start):
+    done = run_ahead(start, 2, 4)
+    sampler, learner = (
+        AutoModelForCausalLM.from_pretrained(reinforce.policy_of(done[number]).path).eval()
+        for number in (0, 2)
+    )
+    (learned,) = done[3]["update"]
+    seen = {
+        (row["question"], row["node"]): row
+        for row in read_rows(Path(artifacts.output(learned, "tokens").path))
+    }
+    assert seen
+    for tree in grown(done[3]["rollout"][0]):
+        for index, node in enumerate(tree.nodes):
+            if (row := seen.get((tree.question.id, index))) is None:
+                continue
+            context = np.concatenate([tree.nodes[place].tokens for place in tree.path(index)])
+            old, new = (
+                logprobs(model, context)[-len(node.tokens) :] for model in (sampler, learner)
+            )
+            np.testing.assert_allclose(node.logprobs + row["logprob_gap"], old, atol=1e-4)
+            np.testing.assert_allclose(node.logprobs, old, atol=1e-4)
+            np.testing.assert_allclose(np.log(row["ratio"]), new - old, atol=1e-4)
+            assert np.abs(new - old).max() > 1e-3, "these are different policies"
+
+
+@torch.no_grad()
+def logprobs(model, tokens):
+    """Log-probabilities of all tokens but the first, at the temperature of the rollout."""
+    ids = torch.from_numpy(tokens.astype(np.int64))[None]
+    scores = model(ids).logits[0, :-1].float() / SMOKE.reinforce.rollout.temperature
+    return scores.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0].numpy()
+
+
+def test_batches_ahead_ask_no_question_of_a_batch_before_them(start):
+    """A group filter takes as many questions as it needs, which only sampling shows."""
+    done = run_ahead(start, 2, 2, WITHOUT_SPREAD)
+    questions = [
+        question for entry in done for batch in asked(entry["rollout"]) for question in batch
+    ]
+    assert len(questions) == len(set(questions)) == 2 * 2 * MOST_BATCHES
+
+
+@pytest.mark.parametrize("batches", [1, 3])
+def test_policies_that_waiting_batches_were_sampled_by_stay(start, batches, monkeypatch):
+    """So a run that is killed can go on; others go as soon as they can."""
+    lying = []  # the iterations whose policies lie there, when an update is about to save its own
+
+    def save(*arguments):
+        lying.append(
+            [int(at.parent.name[:4]) for at in sorted(STEP.folder.glob("[0-9]*-update-*/policy"))]
+        )
+        if len(lying) == 5:
+            raise KeyboardInterrupt
+        write(*arguments)
+
+    write = checkpoint.save
+    monkeypatch.setattr(checkpoint, "save", save)
+    chosen = ahead(recipe(), batches)
+    keep = chosen.reinforce.keep.model_copy(update={"optimizer_last": 1, "weights_every": 9})
+    settings = chosen.reinforce.model_copy(update={"keep": keep})
+    chosen = chosen.model_copy(update={"reinforce": settings})
+    with pytest.raises(KeyboardInterrupt):
+        run_ahead(start, batches, 6, recipe=chosen)
+    for place in STEP.folder.glob("0005-rollout-*"):  # was not done either
+        shutil.rmtree(place)
+    resident.POLICIES.clear()
+    resumed = run_ahead(start, batches, 6, recipe=chosen)
+    expected = {1: [[], [0], [0, 1], [1, 2], [2, 3]]}
+    expected[3] = [[], [0], [0, 1], [0, 1, 2], [0, 1, 2, 3]]
+    assert lying[:5] == lying[:4] + lying[5:6] == expected[batches]
+    shutil.rmtree(STEP.folder)
+    resident.POLICIES.clear()
+    unbroken = run_ahead(start, batches, 6, recipe=chosen)
+    assert everything(resumed) == everything(unbroken)
+
+
+def everything(done):
+    """Digests of all artifacts of a run."""
+    return [
+        (verb, name, made["digest"])
+        for entry in done
+        for verb, records in entry.items()
+        for record in records
+        for name, made in record["artifacts"].items()
+    ]
+
+
+def test_a_failed_batch_ends_the_run_and_no_later_one_begins(start, monkeypatch):
+    sampled = []
+
+    def rolled_out(step, inputs, **others):
+        sampled.append(step.iteration)
+        if step.iteration == 1:
+            raise OSError("the engine is gone")
+        return whole(step, inputs, **others)
+
+    whole = reinforce.rollout
+    monkeypatch.setattr(reinforce, "rollout", rolled_out)
+    with pytest.raises(OSError, match="gone"):
+        run_ahead(start, 3, 5)
+    assert sampled == [0, 1]
 
 
 def test_what_was_sampled_ahead_is_what_was_sampled_by_itself(start):

@@ -96,7 +96,7 @@ def arguments(initial, batches, row, **changes) -> dict[str, Any]:
     return {
         "step": Step("toy", "reinforce", 0, 7),
         "policy": Artifact.at(initial),
-        "sampler": Artifact.at(initial),
+        "samplers": {0: Artifact.at(initial)},
         "critic": None,
         "reference": None,
         **batches,
@@ -315,7 +315,7 @@ def test_the_penalty_is_of_the_policy_that_sampled(initial, cold_start):
     """Where that was an earlier one, which sampled ahead."""
     row, rewards = ROWS["rloo"], [[1.0, 0.0, 1.0], [0.5, 0.0]]
     there = Artifact.at(cold_start)
-    made, _ = run(initial, grown(rewards), rewards, row, reference=there, sampler=there)
+    made, _ = run(initial, grown(rewards), rewards, row, reference=there, samplers={0: there})
     assert made["metrics"]["kl_reference"] == 0
 
 
@@ -522,7 +522,7 @@ def test_every_estimator_takes_rewards_of_steps(initial, name, fresh):
 
 
 def test_kl_in_the_reward_is_reported_without_the_rewards_of_steps(initial, cold_start):
-    at = {"reference": Artifact.at(cold_start), "sampler": Artifact.at(initial)}
+    at = {"reference": Artifact.at(cold_start), "samplers": {0: Artifact.at(initial)}}
     silent, paid = (
         world_tree({"ABC": [step] * 3, "AD": [step] * 2}, fresh=True) for step in (0.0, 4.0)
     )

@@ -30,6 +30,7 @@ from tests.verbs import call
 SETTINGS = UPDATE.model_copy(
     update={"weight_decay": 0.0, "gradient_clip": 1.0, "micro_batch_tokens": 64}
 )
+ONE_STEP = SETTINGS.model_copy(update={"epochs": 1, "mini_batches": 1})
 ROWS = load_algorithms()
 ARPO, PPO = ROWS["arpo"], ROWS["ppo"]
 WITHOUT_KL = PPO.model_copy(update={"kl": None})
@@ -129,8 +130,8 @@ def arguments(policy, iteration=0, run_seed=7, data=None, **changes):
     return {
         "step": Step("toy", "reinforce", iteration, run_seed),
         "policy": policy,
-        "sampler": policy,
-        "staleness": 0,
+        "policy_steps": 0,
+        "samplers": {0: policy},
         "optimizer": None,
         "critic": None,
         "reference": None,
@@ -184,11 +185,52 @@ def test_each_leaf_gets_its_own_advantage(initial):
 def test_the_ratio_is_to_the_policy_that_sampled(initial):
     learned = ledger.output(run(Artifact.at(initial)), "policy")
     own, ahead = (
-        run(learned, iteration=1, sampler=sampler, staleness=steps)["metrics"]
-        for sampler, steps in ((learned, 0), (Artifact.at(initial), 1))
+        run(learned, iteration=1, samplers={0: sampler})["metrics"]
+        for sampler in (learned, Artifact.at(initial))
     )
     assert own["kl"] == 0 < ahead["kl"]
-    assert (own["staleness"], ahead["staleness"]) == (0, 1)
+
+
+def turns_of(policies):
+    """The two trees, with the steps of the policy of each turn: question, node -> steps."""
+    trees = two_trees()
+    for tree in trees:
+        for index, node in enumerate(tree.nodes):
+            steps = policies.get((tree.question.id, index), 0)
+            tree.nodes[index] = replace(node, policy_steps=steps)
+    return artifacts(trees, credit(), "mixed")
+
+
+def test_each_turn_has_the_ratio_to_the_policy_that_sampled_it(initial):
+    learned = ledger.output(run(Artifact.at(initial)), "policy")
+    data = turns_of({("q0", 1): 5, ("q0", 3): 6, ("q0", 4): 5, ("q1", 1): 6})
+    samplers = {5: Artifact.at(initial), 6: learned}
+    mixed, old, own = (
+        run(learned, iteration=1, data=data, samplers=chosen, policy_steps=8, settings=ONE_STEP)
+        for chosen in (samplers, {5: Artifact.at(initial)}, {6: learned})
+    )
+    seen, of_old, of_own = (
+        {
+            (row["question"], row["node"]): (row["ratio"], row["logprob_gap"])
+            for row in read_rows(Path(ledger.output(record, "tokens").path))
+        }
+        for record in (mixed, old, own)
+    )
+    for node in [("q0", 1), ("q0", 4)]:
+        assert seen[node] == of_old[node] != of_own[node]
+    for node in [("q0", 3), ("q1", 1)]:
+        assert seen[node] == of_own[node] != of_old[node]
+    # turns of 4 and 5 tokens by the policy after 5 steps, of 3 and 6 by that after 6
+    assert mixed["metrics"]["staleness"] == pytest.approx((9 * 3 + 9 * 2) / 18)
+    assert mixed["metrics"]["staleness_highest"] == 3
+
+
+def test_a_turn_of_a_policy_that_is_not_there_is_named(initial):
+    data = turns_of({("q1", 1): 4})
+    samplers = {0: Artifact.at(initial), 5: Artifact.at(initial)}
+    learned = ledger.output(run(Artifact.at(initial)), "policy")
+    with pytest.raises(ValueError, match=r"question q1 .* after 4 optimizer steps.*\[0, 5\]"):
+        run(learned, iteration=1, data=data, samplers=samplers)
 
 
 def chain(initial, keep_in_memory):
@@ -245,7 +287,8 @@ def test_what_is_finished_is_read_back(initial):
         {"critic": ledger.Artifact("critic", "1")},
         {"optimizer": ledger.Artifact("optimizer", "1")},
         {"reference": ledger.Artifact("reference", "1")},
-        {"sampler": ledger.Artifact("sampler", "1")},
+        {"samplers": {0: ledger.Artifact("sampler", "1")}},
+        {"policy_steps": 1},
         {"iteration": 1},
     ],
     ids=lambda change: next(iter(change)),
