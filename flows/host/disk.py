@@ -19,7 +19,7 @@ from safetensors import safe_open
 from params.schema.algorithms import MOST_BATCHES, Algorithm
 from params.schema.prepare import Policy, TinyPolicy
 from params.schema.recipe import Recipe
-from params.schema.reinforce import Keep, Lora
+from params.schema.reinforce import Lora, Reinforce
 from tasks.ledger import artifacts
 from tasks.questions.sampled import Sampled
 
@@ -71,7 +71,7 @@ def needs(
         "champion": Need(weights=weights),
         "cold_start": _cold_start(recipe, weights),
         "reinforce": Need(
-            weights=_kept(settings.keep, settings.iterations) * one + 2 * weights,
+            weights=_kept(settings) * one + 2 * weights,
             optimizers=full * (CHECKPOINT - 1) * one,
             trees=2 * leaves * tokens * TOKEN,  # in the ledger and in the out
             passing=CHECKPOINT * one,
@@ -97,9 +97,14 @@ def _cold_start(recipe: Recipe, weights: int) -> Need:
     return Need(weights=2 * weights, passing=3 * CHECKPOINT * weights)
 
 
-def _kept(keep: Keep, iterations: int) -> int:
-    """Return how many iterations' weights exist at most: the kept ones and the newest."""
-    return min(iterations, iterations // keep.weights_every + keep.optimizer_last)
+def _kept(settings: Reinforce) -> int:
+    """Return how many iterations' weights exist at most: the kept ones and the newest.
+
+    The newest are those of the recipe, and the policies by which batches that wait were sampled.
+    """
+    keep, iterations = settings.keep, settings.iterations
+    newest = max(keep.optimizer_last, 1 + settings.ahead)
+    return min(iterations, iterations // keep.weights_every + newest)
 
 
 def weights_of(name: str, policy: Policy) -> int | None:

@@ -53,6 +53,13 @@ def test_weights_are_kept_by_tier(every, last, weights, optimizers):
     assert need.optimizers == 1000 * optimizers
 
 
+def test_policies_of_batches_that_wait_are_kept_without_their_optimizers():
+    chosen = recipe(iterations=20, keep=keep(5, 2), ahead=3)
+    need = needs(chosen, ROWS["arpo"], 1000)["reinforce"]
+    assert need.weights == 1000 * (20 // 5 + 4 + 2)
+    assert need.optimizers == 1000 * 2 * 2
+
+
 def test_critic_with_its_own_backbone_doubles_the_need():
     chosen = recipe(iterations=20, keep=keep(5, 1))
     alone, critic = (needs(chosen, ROWS[name], 1000)["reinforce"] for name in ("grpo", "ppo"))
