@@ -84,7 +84,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Scored:
-    """An iteration's rollouts and their rewards, a record a batch, and the policies that sampled."""
+    """An iteration's rollouts and their rewards, a record a batch, and who sampled them."""
 
     samplers: Mapping[int, Artifact]  # by the optimizer steps that each had taken
     rollouts: list[Record]

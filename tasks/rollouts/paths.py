@@ -154,20 +154,23 @@ def root(question: Question, begun: Sequence[Begun], setting: Setting) -> Tree:
     """Return a tree that has only its prompt, with what the first episode that has begun shows."""
     seen = [observation for _, observation in begun]
     observation = next((each for each in seen if not (each and each.ends)), seen[0])
-    if observation:
-        observation = _cut(question, observation, setting)
+    observation = shown_first(question, observation, setting)
     shown = shown_text((), observation, setting.dialogue) if observation else ""
     tokens = setting.dialect.prompt(question, shown)
     text = "\n\n".join(filter(None, [question.text, shown]))
     return Tree(question, [Node(-1, PROMPT, "", text, tokens, NOTHING, NOTHING, observation)])
 
 
-def _cut(question: Question, seen: Observation, setting: Setting) -> Observation:
+def shown_first(
+    question: Question, seen: Observation | None, setting: Setting
+) -> Observation | None:
     """Return a first observation whose text is cut to the room of an observation in the prompt.
 
     That is ``result_tokens``, in a fresh prompt what is left of ``prompt_tokens``. Where not even
     the admissible actions have room, the episode has failed.
     """
+    if seen is None:
+        return None
     dialogue, dialect = setting.dialogue, setting.dialect
     room = len(dialect.prompt(question)) + dialogue.result_tokens
     most = room if dialogue.prompt_tokens is None else dialogue.prompt_tokens

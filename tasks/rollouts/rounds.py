@@ -6,6 +6,8 @@ start in the next round from the position right after that observation. Branchin
 when the first trajectories of a question have all ended, each branches at its first marks, in path
 order; a mark inside a turn splits the turn's node. Either way fresh rollouts from the prompt fill
 up the budget. No decision depends on time, so a run can be repeated.
+
+A rollout may rest after some rounds, while the policy learns, and go on later (parts.py).
 """
 
 from __future__ import annotations
@@ -13,18 +15,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, repeat
 
 from tasks.dialects.contract import Turn
 from tasks.engines import Engine
 from tasks.environments.contract import Session as Episodes
 from tasks.policy.parallel import side_by_side
 from tasks.rollouts.beaming import BEAMING, Judged, branch_at_marks
+from tasks.rollouts.parts import Resting, begin_again, resume
 from tasks.rollouts.paths import NO_MARKS, Begun, Lane, Path, Setting, context_of, root
 from tasks.rollouts.turns import act, end, take_turn
 from tasks.trees.tree import Call, Question, Tree
 
-__all__ = ["NO_MARKS", "Setting", "grow"]
+__all__ = ["NO_MARKS", "Setting", "grow", "grow_part"]
 
 
 def grow(
@@ -43,6 +46,22 @@ def grow(
     Raises ValueError if the paths of one question do not fit into ``rows``, or a prompt and the
     response budget into the policy's context (checked before the batch is sampled).
     """
+    return [paths[0].tree for paths in grow_part(questions, engine, setting, top_p, None, advance)]
+
+
+def grow_part(
+    begun: Sequence[Question | Resting],
+    engine: Engine,
+    setting: Setting,
+    top_p: float,
+    turns: int | None,
+    advance: Callable[[int], object] = lambda finished: None,
+) -> list[list[Path]]:
+    """Grow trees from their questions on, or from where they rest, by at most so many turns a path.
+
+    All of ``begun`` are of one kind; ``turns`` None: to the end. Returns the paths of each tree.
+    Raises ValueError as ``grow``.
+    """
     leaves = setting.rollout.leaves
     if setting.rollout.rows < leaves:
         raise ValueError(
@@ -50,30 +69,35 @@ def grow(
             "raise rows, or lower leaves"
         )
     per_batch = setting.rollout.rows // leaves
-    waiting = iter(questions)
-    trees: list[Tree] = []
+    waiting = iter(begun)
+    grown: list[list[Path]] = []
     while batch := list(islice(waiting, per_batch)):
-        trees += _grow_batch(batch, engine, setting, top_p)
+        grown += _grow_batch(batch, engine, setting, top_p, turns)
         advance(len(batch))
-    return trees
+    return grown
 
 
 @dataclass
 class Planted:
-    """Trees that have only their prompts, and the episodes that begin there."""
+    """Trees that have only their prompts, or that rest, and the episodes that begin there."""
 
     trees: list[Tree]
     begun: list[list[Begun]]  # of each tree
     episodes: Episodes
+    resting: list[Resting]  # of each tree that rests
 
 
 def _grow_batch(
-    questions: Sequence[Question], engine: Engine, setting: Setting, top_p: float
-) -> list[Tree]:
-    """Grow the trees of some questions in the engine's replicas, each with a session of its own."""
-    engines = engine.replicas(len(questions))
+    begun: Sequence[Question | Resting],
+    engine: Engine,
+    setting: Setting,
+    top_p: float,
+    turns: int | None,
+) -> list[list[Path]]:
+    """Grow some trees in the engine's replicas, each with a session of its own."""
+    engines = engine.replicas(len(begun))
     count = len(engines)
-    pieces = [questions[lane::count] for lane in range(count)]
+    pieces = [begun[lane::count] for lane in range(count)]
     with ExitStack() as stack:
         sessions = [stack.enter_context(setting.environment.session()) for _ in pieces]
         planted = side_by_side(
@@ -97,37 +121,60 @@ def _grow_batch(
             )
             for replica, piece in zip(engines, planted, strict=True)
         ]
-        side_by_side(lambda lane: _grow_piece(planted[lane], lanes[lane]), range(count))
-    grown: list[Tree | None] = [None] * len(questions)
-    for lane, piece in enumerate(planted):
-        grown[lane::count] = piece.trees
-    return [tree for tree in grown if tree is not None]
+        of_lanes = side_by_side(
+            lambda lane: _grow_piece(planted[lane], lanes[lane], turns), range(count)
+        )
+    grown: list[list[Path]] = [[]] * len(begun)
+    for lane, paths in enumerate(of_lanes):
+        grown[lane::count] = paths
+    return grown
 
 
-def _plant(questions: Sequence[Question], episodes: Episodes, setting: Setting) -> Planted:
-    """Begin the first episodes of each question, and write the prompts."""
+def _plant(begun: Sequence[Question | Resting], episodes: Episodes, setting: Setting) -> Planted:
+    """Begin the first episodes of each question and write the prompts; or begin again."""
+    resting = [one for one in begun if isinstance(one, Resting)]
+    if resting:
+        trees = [one.tree for one in resting]
+        return Planted(trees, begin_again(resting, episodes, setting), episodes, resting)
+    questions = [one for one in begun if isinstance(one, Question)]
     initial = BEAMING[setting.branching].initial(setting.rollout)
-    begun = iter(episodes.open([question for question in questions for _ in range(initial)]))
-    of_trees = [list(islice(begun, initial)) for _ in questions]
+    opened = iter(episodes.open([question for question in questions for _ in range(initial)]))
+    of_trees = [list(islice(opened, initial)) for _ in questions]
     trees = [
         root(question, first, setting) for question, first in zip(questions, of_trees, strict=True)
     ]
-    return Planted(trees, of_trees, episodes)
+    return Planted(trees, of_trees, episodes, [])
 
 
-def _grow_piece(planted: Planted, lane: Lane) -> None:
-    """Grow trees that have only their prompts."""
-    paths: list[list[Path]] = [[] for _ in planted.trees]
-    waits = BEAMING[lane.setting.branching].at_marks
-    for tree, begun, siblings in zip(planted.trees, planted.begun, paths, strict=True):
-        lane.start(tree, siblings, begun, waits)
-    while live := [path for siblings in paths for path in siblings if path.live]:
+def _grow_piece(planted: Planted, lane: Lane, turns: int | None) -> list[list[Path]]:
+    """Grow trees by so many rounds, None: to their ends; return the paths of each."""
+    paths = _first_paths(planted, lane)
+    for _ in repeat(None) if turns is None else range(turns):
+        live = [path for siblings in paths for path in siblings if path.live]
+        if not live:
+            break
         _round(live, lane)
         for siblings in paths:
             if not any(path.live for path in siblings):
                 _continue(siblings, lane)
     for tree, siblings in zip(planted.trees, paths, strict=True):
         tree.leaves = [path.node for path in siblings]
+        for path in siblings:
+            if path.live or path.waits:
+                lane.close(path)
+    return paths
+
+
+def _first_paths(planted: Planted, lane: Lane) -> list[list[Path]]:
+    """Start the first paths of each tree, or resume those of trees that rest."""
+    if planted.resting:
+        pairs = zip(planted.resting, planted.begun, strict=True)
+        return [resume(resting, begun, lane) for resting, begun in pairs]
+    paths: list[list[Path]] = [[] for _ in planted.trees]
+    waits = BEAMING[lane.setting.branching].at_marks
+    for tree, begun, siblings in zip(planted.trees, planted.begun, paths, strict=True):
+        lane.start(tree, siblings, begun, waits)
+    return paths
 
 
 def _continue(siblings: list[Path], lane: Lane) -> None:

@@ -5,7 +5,7 @@ import random
 from collections import Counter
 from contextlib import contextmanager
 from functools import partial
-from itertools import count
+from itertools import count, repeat
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from tasks.trees.outcomes import TURN_OUTCOMES, Outcome, StopReason
 from tasks.trees.tables import load_trees, save_trees
 from tasks.trees.tree import AFTER_RESULT, AT_MARK, PROMPT, RESULT, TURN, Observation, Question
 from tests.agents import setting_of
+from tests.resting import grown_in_parts
 
 QUESTIONS = [Question(name, "toy", f"{name}?", ("1",)) for name in ("apples", "baskets", "cows")]
 CALL, MISSING = "<think>a</think><python>7</python>", "<search>7</search>"
@@ -797,6 +798,31 @@ def test_drawn_branch_depends_on_its_paths_seed(rollout):
     assert 3 < sum(many) < 17
 
 
+# ---- in parts
+
+
+@settings(max_examples=100)
+@given(
+    rollout_=budgets,
+    dialogue=layouts,
+    kind=st.sampled_from([("none", "none"), ("entropy", "none"), *zip(repeat("marks"), MARKS)]),
+    seed=st.integers(0, 9).map(str),
+    turns=st.integers(1, 3),
+)
+def test_a_rollout_in_parts_grows_the_trees_of_an_undivided_one(
+    tokenizer, tmp_path_factory, rollout_, dialogue, kind, seed, turns
+):
+    branching, marks = kind
+    setting = setting_of(tokenizer, dialogue, rollout_, TOOLS, seed, branching, MARKS[marks])
+    undivided = grow(QUESTIONS, Scripted(tokenizer, wander(0.8)), setting)
+    engine = Scripted(tokenizer, wander(0.8))
+    folder = tmp_path_factory.mktemp("parts")
+    trees, parts = grown_in_parts(QUESTIONS, engine, setting, turns, folder)
+    assert [whole(tree) for tree in trees] == [whole(tree) for tree in undivided]
+    longest = max(len(path[1::2]) for tree in trees for path in tree.trajectories())
+    assert parts >= longest / turns
+
+
 # ---- the real engine
 
 
@@ -816,7 +842,7 @@ def talkative(policy, tokenizer):
     return TransformersEngine(model, tokenizer)
 
 
-def real_trees(engine, branching="entropy", marks="none", seed="0/0", **changes):
+def real_trees(engine, branching="entropy", marks="none", seed="0/0", grow=grow, **changes):
     usual = {"leaves": 6, "initial": 3, "entropy_window": 20, "marks_per_rollout": 2, "branch": 1}
     rollout = budget(**usual | changes)
     dialogue = layout(turn_tokens=30, response_tokens=90)
@@ -875,6 +901,16 @@ def test_branch_logprobs_equal_a_full_pass(talkative, grown):
 def test_branched_trees_are_loaded_as_saved(grown, tmp_path):
     save_trees(grown, tmp_path)
     assert [whole(tree) for tree in load_trees(tmp_path)] == [whole(tree) for tree in grown]
+
+
+def test_the_real_engine_in_parts(talkative, beaming, grown, tmp_path):
+    """A context that is given whole has the sampled tokens of one that has grown."""
+    divide = partial(grown_in_parts, turns=1, folder=tmp_path)
+    trees = real_trees(talkative, *beaming, grow=lambda *given: divide(*given)[0])
+    assert [shape(tree) for tree in trees] == [shape(tree) for tree in grown]
+    for ours, theirs in zip(trees, grown, strict=True):
+        for one, other in zip(ours.nodes, theirs.nodes, strict=True):
+            np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
 
 
 def test_real_engine_branches_inside_turns(talkative):
