@@ -2,7 +2,10 @@
 
 import json
 import random
+import re
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from itertools import count
 
 import numpy as np
@@ -21,6 +24,7 @@ from tasks.trees import dialogue as talk
 from tasks.trees.outcomes import Outcome, StopReason
 from tasks.trees.tables import load_trees, save_trees
 from tasks.trees.tree import PROMPT, RESULT, TURN
+from tests.resting import grown_in_parts
 
 LAKE = FrozenLakeSettings(
     smallest=4,
@@ -89,7 +93,7 @@ class Walker:
         return Sample(tokens, -entropies, entropies, stopped)
 
 
-def grown(tokenizer, world, form, branching, workers=1):
+def grown(tokenizer, world, form, branching, workers=1, grow=grow):
     """Grow the trees of three levels; return them."""
     kind = EnvironmentKind(FrozenLakeSettings, world, ENVIRONMENT.specs, ENVIRONMENT.tasks)
     dialogue = Dialogue(
@@ -154,6 +158,57 @@ def test_a_fork_and_a_replay_grow_equal_trees(tokenizer, form, branching):
     assert told(grown(tokenizer, OWN, form, branching, workers=2)) == told(forked)
     assert all(len(tree.leaves) == 6 for tree in forked)
     assert branching == "none" or any(d.added for tree in forked for d in tree.decisions)
+
+
+@pytest.mark.parametrize("form", list(FORMS))
+@pytest.mark.parametrize("branching", ["none", "entropy", "marks"])
+@pytest.mark.parametrize("world", [OWN, FORKED])
+def test_episodes_in_parts_are_those_of_an_undivided_rollout(
+    tokenizer, form, branching, world, tmp_path
+):
+    divide = partial(grown_in_parts, turns=2, folder=tmp_path)
+    (trees, parts) = grown(tokenizer, world, form, branching, grow=divide)
+    assert told(trees) == told(grown(tokenizer, FORKED, form, branching))
+    assert parts > 2
+
+
+class Fading(FrozenLake):
+    """A world that does not repeat: in each process, episodes see less than those before them."""
+
+    begun = 0
+
+    def start(self, task, seed):
+        Fading.begun += 1
+        self.number = Fading.begun
+        return super().start(task, seed)
+
+    def act(self, call):
+        seen = super().act(call)
+        return replace(seen, text=seen.text + f" ({self.number})")
+
+
+FADING = "tests/tasks/rollouts/test_worlds.py:Fading"
+
+
+@pytest.mark.parametrize("form", list(FORMS))
+def test_a_world_that_shows_something_else_in_the_next_part_fails_its_paths(
+    tokenizer, form, tmp_path
+):
+    divide = partial(grown_in_parts, turns=2, folder=tmp_path)
+    (trees, _) = grown(tokenizer, FADING, form, "none", grow=divide)
+    acted = [
+        trajectory
+        for tree in trees
+        for trajectory in tree.trajectories()
+        if len([node for node in trajectory if node.kind == TURN]) > 3
+    ]
+    assert not acted, "after the part in which it began, no path acts but once"
+    last = [trajectory[-1] for tree in trees for trajectory in tree.trajectories()]
+    failed = [node for node in last if node.outcome == Outcome.REPLAY_DIFFERS]
+    assert len(failed) > 3
+    for node in failed:
+        assert node.observation.truncated
+        assert re.search(r"text was '.* \(\d+\)', is '.* \(\d+\)'", node.observation.text, re.S)
 
 
 @pytest.mark.parametrize("form", list(FORMS))
