@@ -28,6 +28,7 @@ from flows.tracking.run import Run, stage_run
 from flows.workers import stage
 from params.schema import recipe as schema
 from params.schema.algorithms import MOST_BATCHES, Algorithm, Marks
+from params.schema.base import Machine
 from params.schema.recipe import Recipe
 from params.schema.reinforce import Keep
 from tasks import settings
@@ -45,15 +46,17 @@ from tasks.ledger.substeps import Step
 from tasks.policy import checkpoint, resident
 from tasks.policy.machine import use_machine
 from tasks.policy.model import load_tokenizer
+from tasks.policy.resident import Learner
 from tasks.reward import RewardInputs, reward
 from tasks.rewards import judging
 from tasks.rewards.scoring import Reader
-from tasks.rollout import RolloutInputs, rollout
+from tasks.rollout import RolloutInputs, rollout, rollout_part
 from tasks.trees import validation
 from tasks.trees.validation import Validated
 from tasks.update import update
 
-# verb -> records of its calls; "validation", where it was asked -> those of the policies' exams
+# verb -> records of its calls; "validation", where it was asked -> those of the policies' exams;
+# "rollout_part", where several policies share a rollout
 Iteration = Mapping[str, Sequence[Record]]
 Result = TypeVar("Result")
 
@@ -87,9 +90,26 @@ class Scored:
     """An iteration's rollouts and their rewards, a record a batch, and who sampled them."""
 
     samplers: Mapping[int, Artifact]  # by the optimizer steps that each had taken
+    parts: list[Record]  # of a rollout that several policies share, all but the last
     rollouts: list[Record]
     rewards: list[Record]
     place: int  # questions consumed so far, this iteration's included
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What earlier policies have sampled of a batch: by whom, and the records of these parts."""
+
+    samplers: Mapping[int, Artifact]
+    parts: list[Record]
+
+    @property
+    def newest(self) -> Artifact | None:
+        """Return the part that the next one goes on from; None where there is none."""
+        return artifacts.output(self.parts[-1], "part") if self.parts else None
+
+
+NOT_BEGUN = Begun({}, [])
 
 
 @dataclass(frozen=True)
@@ -174,12 +194,14 @@ def sampling_thread(ahead: int) -> Iterator[Executor]:
         thread.shutdown(cancel_futures=True)
 
 
-def batches_of(policy: int, ahead: int) -> Sequence[int]:
+def batches_of(policy: int, ahead: int, shared: bool) -> range:
     """Return the iterations whose batches the policy after so many iterations samples, in order.
 
-    Batch i is sampled by policy i - ``ahead``, the first ones by policy 0.
+    Batch i is sampled by policy i - ``ahead``, or ``shared`` by all policies from that one to
+    policy i - 1; policy 0 takes the place of those before it.
     """
-    return [policy + ahead] if policy else range(ahead + 1)
+    first = policy + (1 if shared else ahead)
+    return range(first if policy else 0, policy + ahead + 1)
 
 
 class Batches:
@@ -187,27 +209,51 @@ class Batches:
 
     All of them are sampled in order, one after the other, so that each begins with the questions
     that follow those of the one before. Which policy samples a batch depends on counters alone.
+    Where policies share batches, a batch rests after some turns until the next policy is there.
     """
 
     def __init__(self, training: Training, iterations: int, thread: Executor) -> None:
         self.training, self.iterations, self.thread = training, iterations, thread
         self.waiting: dict[int, Future[Scored]] = {}  # iteration -> its batch
-        self.last: Future[Scored] | None = None
+        self.last: Future[Any] | None = None  # what was submitted last
         self.policies: list[Artifact] = []  # that the iterations so far began with
+        # Used by the thread alone: the place of the next question, and the batches that rest.
+        self.place = 0
+        self.begun: dict[int, Begun] = {}
 
     def begin(self, number: int, agents: Agents) -> None:
         """Have the batches sampled whose policy an iteration begins with."""
         self.policies.append(agents.policy)
-        for batch in batches_of(number, self.training.recipe.reinforce.ahead):
+        chosen = self.training.recipe.reinforce
+        shared = chosen.turns_per_policy is not None
+        for batch in batches_of(number, chosen.ahead, shared):
             if batch < self.iterations:
+                rests = shared and batch > number + 1
                 context = copy_context()  # Prefect's: the flow run that the sub-steps belong to
-                self.last = self.thread.submit(context.run, self._sample, batch, agents, self.last)
-                self.waiting[batch] = self.last
+                work = self._sample_part if rests else self._sample
+                self.last = self.thread.submit(context.run, work, batch, agents, self.last)
+                if not rests:
+                    self.waiting[batch] = self.last
 
-    def _sample(self, batch: int, agents: Agents, before: Future[Scored] | None) -> Scored:
-        """Sample a batch; the one before it is done, or has failed."""
+    def _sample(self, batch: int, agents: Agents, before: Future[Any] | None) -> Scored:
+        """Sample a batch to its end."""
+        step, begun = self._go_on(batch, before)
+        scored = sample(self.training, step, agents, self.place, begun)
+        self.place = scored.place
+        return scored
+
+    def _sample_part(self, batch: int, agents: Agents, before: Future[Any] | None) -> None:
+        """Sample a batch until it rests. Each batch takes as many questions as the others."""
+        step, begun = self._go_on(batch, before)
+        place = batch * self.training.recipe.reinforce.questions
+        self.begun[batch] = sample_part(self.training, step, agents, place, begun)
+
+    def _go_on(self, batch: int, before: Future[Any] | None) -> tuple[Step, Begun]:
+        """Return what a batch goes on from. Raises what the work before it has raised."""
+        if before:
+            before.result()
         step = replace(self.training.start, iteration=batch)
-        return sample(self.training, step, agents, before.result().place if before else 0)
+        return step, self.begun.pop(batch, NOT_BEGUN)
 
     def scored(self, number: int) -> Scored:
         """Return an iteration's batch as soon as it is there."""
@@ -222,18 +268,20 @@ class Batches:
         wait(self.waiting.values())
 
 
-def sample(training: Training, step: Step, agents: Agents, place: int) -> Scored:
+def sample(
+    training: Training, step: Step, agents: Agents, place: int, begun: Begun = NOT_BEGUN
+) -> Scored:
     """Roll out and score a batch; with a group filter, more until enough groups have a spread.
 
-    ``place``: questions consumed by earlier iterations.
+    ``place``: questions consumed by earlier iterations. ``begun``: what is there of the batch.
     """
     chosen, algorithm = training.recipe.reinforce, training.algorithm
-    acting = resident.POLICIES.load_copy if chosen.ahead else resident.POLICIES.load_learner
+    acting = acting_in(training)
     rollouts: list[Record] = []
     rewards: list[Record] = []
     spread = 0
     for attempt in range(MOST_BATCHES):
-        inputs = rollout_inputs(training, agents, place, attempt)
+        inputs = replace(rollout_inputs(training, agents, place, attempt), before=begun.newest)
         rollouts.append(rollout(step, inputs, environment=training.environment, acting=acting))
         rewards.append(
             reward(
@@ -247,8 +295,27 @@ def sample(training: Training, step: Step, agents: Agents, place: int) -> Scored
         enough = algorithm.group_filter == "none" or spread >= chosen.questions
         if enough or not rollouts[-1]["another_batch"]:
             break
+    samplers = {**begun.samplers, agents.steps: agents.policy}
     place += len(rollouts) * chosen.questions
-    return Scored({agents.steps: agents.policy}, rollouts, rewards, place)
+    return Scored(samplers, begun.parts, rollouts, rewards, place)
+
+
+def sample_part(training: Training, step: Step, agents: Agents, place: int, begun: Begun) -> Begun:
+    """Roll out some turns of a batch, with which the next policy goes on."""
+    inputs = replace(
+        rollout_inputs(training, agents, place, 0),
+        before=begun.newest,
+        turns=training.recipe.reinforce.turns_per_policy,
+    )
+    acting = acting_in(training)
+    part = rollout_part(step, inputs, environment=training.environment, acting=acting)
+    return Begun({**begun.samplers, agents.steps: agents.policy}, [*begun.parts, part])
+
+
+def acting_in(training: Training) -> Callable[[Path, Machine], Learner]:
+    """Return what loads the policy that samples: a copy where it samples ahead."""
+    policies = resident.POLICIES
+    return policies.load_copy if training.recipe.reinforce.ahead else policies.load_learner
 
 
 def learn(
@@ -267,6 +334,8 @@ def learn(
     make_room = partial(forget, step, keep, spare, least=2)
     updated = update(step, inputs, make_room=make_room, learners=learners)
     sampled = {"rollout": scored.rollouts, "reward": scored.rewards}
+    if scored.parts:
+        sampled["rollout_part"] = scored.parts
     return {**sampled, "advantage": [credited], "update": [updated]}
 
 
@@ -528,8 +597,8 @@ def in_order(iteration: Iteration) -> list[Record]:
     sampled = [
         {**record, "attempt": attempt} for attempt, both in enumerate(batches) for record in both
     ]
-    exams = iteration.get("validation", ())
-    return [*sampled, *iteration["advantage"], *iteration["update"], *exams]
+    exams, parts = iteration.get("validation", ()), iteration.get("rollout_part", ())
+    return [*parts, *sampled, *iteration["advantage"], *iteration["update"], *exams]
 
 
 if __name__ == "__main__":

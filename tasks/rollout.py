@@ -1,4 +1,7 @@
-"""rollout: a policy answers a batch of questions with its tools; trees come out."""
+"""rollout: a policy answers a batch of questions with its tools; trees come out.
+
+Several policies may share a rollout: each but the last one leaves a part of it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,9 @@ from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
 from tasks.policy import resident
 from tasks.policy.resident import Learner
-from tasks.rollouts.rounds import Setting, grow
+from tasks.rollouts.parts import Resting, load_part, save_part
+from tasks.rollouts.paths import Path as GrowingPath
+from tasks.rollouts.rounds import Setting, grow_part
 from tasks.tools.recording import Origin
 from tasks.trees import metrics, panels
 from tasks.trees.tables import STORED_TREES, StoredQuestions, load_trees, save_trees
@@ -49,6 +54,8 @@ class RolloutInputs:
     corpus: Artifact  # that the agent's tools look in
     panel: Artifact | None = None  # whose tasks are asked, in its order; None: they are drawn
     policy_steps: int = 0  # optimizer steps that the policy has taken in training
+    before: Artifact | None = None  # the part of this rollout before; None: it begins
+    turns: int | None = None  # most turns of a path in this part; None: it grows to its end
 
 
 @task(**prefect_cache.TASK_OPTIONS)
@@ -67,36 +74,79 @@ def rollout(
     was opened with. ``acting`` loads the policy: the one that learns, or a copy. ``advance`` is
     called with the number of questions finished since its last call.
     """
-    agent, budget = inputs.agent, inputs.budget
     every = StoredQuestions(Path(inputs.questions.path))
     chosen = questions_of(inputs, every, step.seed, inputs.attempt)
-    actor = acting(Path(inputs.policy.path), agent.machine)
+    stored = _stored(step, chosen)
+    begun = [] if stored else _begun(inputs, chosen)
     origin = Origin(step.stage, step.iteration, inputs.attempt)
     with recording(environment, origin, lambda: step.ledger.scratch(step)) as recorded:
-        timed = Stopwatch(recorded.environment)
-        answering = OpenEnvironment(environment.specs, timed.session)
-        setting = _setting(step, inputs, actor.tokenizer, answering)
-        began = time.perf_counter()
-        sampling = ENGINES[agent.engine.kind].open(
-            actor, inputs.policy, agent.engine, agent.machine, budget.rows
-        )
-        trees = _stored(step, chosen) or grow(chosen, sampling, setting, inputs.top_p, advance)
-        sampling.release()
-        seconds = time.perf_counter() - began
-        lanes = len(sampling.replicas(len(chosen)))
-        waited = sum(timed.seconds) / lanes  # of a replica, on average
+        grown, seconds = _grown(step, inputs, begun, recorded.environment, acting, advance)
         recorded.save_calls(step.out / "trees")
+    trees = stored or [paths[0].tree for paths in grown]
     save_trees(trees, step.out / "trees")
     return {
-        "metrics": metrics.tree_metrics(trees, budget.entropy_window),
+        "metrics": metrics.tree_metrics(trees, inputs.budget.entropy_window),
         "profile": metrics.entropy_profile(trees),
-        "seconds": {"sampling": seconds - waited, "tools": waited},
+        "seconds": seconds,
         "another_batch": bool(  # are there questions that this iteration has not asked yet?
             questions_of(inputs, every, step.seed, inputs.attempt + 1)
         ),
         "questions": [question.id for question in chosen],
         "cursor": inputs.first + (inputs.attempt + 1) * inputs.size,  # the next place
     }
+
+
+@task(**prefect_cache.TASK_OPTIONS)
+@substeps.recorded
+def rollout_part(
+    step: Step,
+    inputs: RolloutInputs,
+    *,
+    environment: OpenEnvironment,
+    acting: Callable[[Path, Machine], Learner] = resident.POLICIES.load_learner,
+) -> Record:
+    """Begin or go on with a rollout that rests afterwards; artifact ``part``.
+
+    Another policy goes on with it: ``rollout`` or a further part, with this one as ``before``. The
+    answers of the environment must be repeatable. For the arguments see ``rollout``.
+    """
+    every = StoredQuestions(Path(inputs.questions.path))
+    chosen = questions_of(inputs, every, step.seed, inputs.attempt)
+    begun = [] if _stored(step, chosen) else _begun(inputs, chosen)
+    grown, seconds = _grown(step, inputs, begun, environment, acting)
+    save_part(grown, step.out / "part")
+    return {"seconds": seconds, "questions": [question.id for question in chosen]}
+
+
+def _grown(
+    step: Step,
+    inputs: RolloutInputs,
+    begun: Sequence[Question | Resting],
+    environment: OpenEnvironment,
+    acting: Callable[[Path, Machine], Learner],
+    advance: Callable[[int], object] = lambda finished: None,
+) -> tuple[list[list[GrowingPath]], dict[str, float]]:
+    """Grow trees from questions or from where they rest; return paths, and seconds by part."""
+    agent = inputs.agent
+    actor = acting(Path(inputs.policy.path), agent.machine)
+    timed = Stopwatch(environment)
+    answering = OpenEnvironment(environment.specs, timed.session)
+    setting = _setting(step, inputs, actor.tokenizer, answering)
+    began = time.perf_counter()
+    sampling = ENGINES[agent.engine.kind].open(
+        actor, inputs.policy, agent.engine, agent.machine, inputs.budget.rows
+    )
+    grown = grow_part(begun, sampling, setting, inputs.top_p, inputs.turns, advance)
+    sampling.release()
+    seconds = time.perf_counter() - began
+    lanes = len(sampling.replicas(max(1, len(begun))))
+    waited = sum(timed.seconds) / lanes  # of a replica, on average
+    return grown, {"sampling": seconds - waited, "tools": waited}
+
+
+def _begun(inputs: RolloutInputs, chosen: Sequence[Question]) -> Sequence[Question | Resting]:
+    """Return what grows: trees that rest, or questions."""
+    return load_part(Path(inputs.before.path)) if inputs.before else chosen
 
 
 def _setting(

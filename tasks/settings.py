@@ -199,12 +199,26 @@ def cross_faults(recipe: Recipe) -> list[str]:
         faults.append(f"dialect names {list(recipe.dialect)}: name exactly one")
     if recipe.dialogue.prompt == "fresh" and not recipe.environment:
         faults.append("dialogue.prompt is fresh, and there is no environment: set it to growing")
+    if recipe.reinforce.turns_per_policy is not None:
+        faults += _not_repeatable(recipe)
     for name, settings in recipe.tools.items():
         faults += kind_of("tools", name).faults(settings, source)
     for section in ("environment", "dialect"):
         for name, settings in getattr(recipe, section).items():
             faults += kind_of(section, name).faults(settings)
     return faults
+
+
+def _not_repeatable(recipe: Recipe) -> list[str]:
+    """Return a line for each tool and world whose answers only a record brings back."""
+    return [
+        f"{section}.{name} is not repeatable, and reinforce.turns_per_policy "
+        f"{recipe.reinforce.turns_per_policy} divides a rollout into parts, whose records are not "
+        "joined: set turns_per_policy to null"
+        for section in KINDS
+        for name in getattr(recipe, section)
+        if not kind_of(section, name).repeatable
+    ]
 
 
 def agent_of(recipe: Recipe) -> Agent:

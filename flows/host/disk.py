@@ -73,7 +73,8 @@ def needs(
         "reinforce": Need(
             weights=_kept(settings) * one + 2 * weights,
             optimizers=full * (CHECKPOINT - 1) * one,
-            trees=2 * leaves * tokens * TOKEN,  # in the ledger and in the out
+            # in the ledger and in the out, and in each part of a rollout that policies share
+            trees=(1 + settings.samplers) * leaves * tokens * TOKEN,
             passing=CHECKPOINT * one,
         ),
         "evaluate": Need(trees=asked * tokens * TOKEN),

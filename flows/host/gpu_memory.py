@@ -498,7 +498,9 @@ def _passes_without_gradient(recipe: Recipe, row: Algorithm) -> int:
     """Return how often an update looks at its tokens before it learns (forward_equivalents)."""
     update = recipe.reinforce.update
     steps = update.epochs * update.mini_batches
-    return (steps > 1 or recipe.reinforce.ahead > 0) + row.kl_in("loss") + 2 * row.kl_in("reward")
+    samplers = recipe.reinforce.samplers
+    old = samplers if recipe.reinforce.ahead else int(steps > 1)
+    return old + row.kl_in("loss") + (samplers + 1) * row.kl_in("reward")
 
 
 def _operations(shape: Shape, tokens: int, context: int) -> float:
@@ -514,9 +516,9 @@ def forward_equivalents(recipe: Recipe, row: Algorithm) -> float:
     """Return the operations of an update, in forward passes.
 
     The backward pass counts two (by inputs, by weights), with adapters one; recomputation adds one.
-    With several steps a batch, or samples drawn ahead, the old log-probabilities take another pass,
-    a reference one (in the reward two, for both policies), and a critic with its own backbone one
-    for its values and those of its update.
+    With several steps a batch, or samples drawn ahead, the old log-probabilities take another pass
+    for each policy that sampled, a reference one (in the reward with one for each of these), and a
+    critic with its own backbone one for its values and those of its update.
     """
     update = recipe.reinforce.update
     trained = (2 if recipe.lora else 3) + update.recompute

@@ -225,4 +225,5 @@ def report_time(run: Run, seconds: Sequence[Seconds]) -> None:
 
 
 def _records(iteration: Iteration) -> list[Record]:
-    return [record for verb in TRAINING for record in iteration[verb]]
+    parts = iteration.get("rollout_part", ())  # where several policies share a rollout
+    return [*parts, *(record for verb in TRAINING for record in iteration[verb])]

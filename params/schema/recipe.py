@@ -144,6 +144,13 @@ def _misfits(chosen: Reinforce, row: Algorithm) -> list[tuple[bool, str]]:
             "older policy's samples without a correction: set ahead to 0, or choose a row with a "
             "ratio",
         ),
+        (
+            row.group_filter != "none" and chosen.turns_per_policy is not None,
+            f"has the group_filter {row.group_filter}, which asks for more batches once one is "
+            f"there, and with reinforce.turns_per_policy {chosen.turns_per_policy} the policies "
+            "that would have begun them are gone: set turns_per_policy to null, or choose a row "
+            "with the group_filter none",
+        ),
     ]
 
 

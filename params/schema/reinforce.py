@@ -114,8 +114,25 @@ class Reinforce(Frozen):
     reward: tuple[RewardPart, ...]  # parts, which are added up; tasks/settings.py reads them
     update: Update
     ahead: Annotated[Integer, Field(ge=0, le=8)]  # batches that are sampled before their turn
+    # Most turns of a path that a policy samples of a batch before the next policy goes on with it;
+    # null: one policy samples a whole batch.
+    turns_per_policy: Positive | None = None
     keep: Keep
     trace_every: Positive  # iterations between those whose trajectories are logged to MLflow
     trace_questions: NonNegative  # how many questions of such an iteration are logged
     stop_on: tuple[AlarmName, ...]  # alarms that end the run; the others are only reported
     validation: Validation | None  # null: the validation questions are not asked
+
+    @property
+    def samplers(self) -> int:
+        """Return how many policies sample a batch, at most."""
+        return 1 if self.turns_per_policy is None else self.ahead
+
+    @model_validator(mode="after")
+    def _several_policies_sample(self) -> Reinforce:
+        if self.turns_per_policy is not None and self.ahead < 2:
+            raise ValueError(
+                f"turns_per_policy is {self.turns_per_policy} and ahead is {self.ahead}, so a "
+                "single policy samples a batch: set ahead to 2 or more, or turns_per_policy to null"
+            )
+        return self

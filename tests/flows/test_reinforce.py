@@ -3,6 +3,7 @@
 The sub-steps are the real ones on a very small policy, called without Prefect.
 """
 
+import copy
 import json
 import shutil
 from dataclasses import replace
@@ -26,6 +27,7 @@ from tasks.policy import checkpoint, resident
 from tasks.policy.machine import use_machine
 from tasks.rewards import scoring
 from tasks.settings import load as settings_of
+from tasks.trees import dialogue as talk
 from tasks.trees.tables import load_trees, read_rows, save_questions
 from tasks.trees.tree import TURN, Observation, Question
 from tests.agents import questions_with
@@ -54,7 +56,7 @@ def recipe(questions=2, leaves=4):
 @pytest.fixture
 def sub_steps(monkeypatch):
     """The verbs themselves, which need no server."""
-    for verb in ("rollout", "reward", "advantage", "update"):
+    for verb in ("rollout", "rollout_part", "reward", "advantage", "update"):
         monkeypatch.setattr(reinforce, verb, getattr(reinforce, verb).fn)
 
 
@@ -484,6 +486,141 @@ def everything(done):
         for record in records
         for name, made in record["artifacts"].items()
     ]
+
+
+@pytest.fixture
+def talkative(start, policy, tokenizer):
+    """The same folder with a policy that has learned to call the tool, twice and more."""
+    model, dialogue = copy.deepcopy(policy), shared(3, 1).dialogue
+    texts = [("<python>1</python>", True), ("<result>1</result>", False)] * 3
+    questions = [Question(str(i), "toy", f"question {i}", ("1",)) for i in range(3)]
+    prompts = [talk.prompt_tokens(tokenizer, dialogue, question) for question in questions]
+    traces = [talk.trace_tokens(tokenizer, prompt, texts, limit=24)[0] for prompt in prompts]
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for step in range(30):
+        tokens = torch.from_numpy(traces[step % 3].astype(np.int64))[None]
+        model(tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.save_pretrained("policy")
+    return start
+
+
+def shared(batches, turns, **changes):
+    """A recipe of more turns, in which several policies share a rollout."""
+    chosen = ahead(recipe(), batches)
+    sizes = {"turn_tokens": 12, "response_tokens": 90, "tool_calls": 4}
+    return chosen.model_copy(
+        update={
+            "dialogue": chosen.dialogue.model_copy(update=sizes),
+            "reinforce": chosen.reinforce.model_copy(update={"turns_per_policy": turns, **changes}),
+        }
+    )
+
+
+def versions(done):
+    """Of each iteration, the steps of the policies of the first four turns of its longest leaf."""
+    found = []
+    for entry in done:
+        paths = [path for tree in grown(entry["rollout"][0]) for path in tree.trajectories()]
+        longest = max(paths, key=len)
+        found.append([node.policy_steps for node in longest if node.kind == TURN][:4])
+    return found
+
+
+def test_policies_share_a_rollout_and_each_samples_its_turns(talkative):
+    done = run_ahead(talkative, 3, 5, recipe=shared(3, 1))
+    learned = [entry["update"][0] for entry in done]
+    made = [Artifact.at(Path("policy")).digest]
+    made += [update["artifacts"]["policy"]["digest"] for update in learned]
+    steps = int(learned[0]["metrics"]["optimizer_steps"])
+    # by hand: batch i is begun by policy i - 3, and each up to i - 1 goes on with it for a turn
+    by_policy = [[0] * 4, [0] * 4, [0, 1, 1, 1], [0, 1, 2, 2], [1, 2, 3, 3]]
+    assert versions(done) == [[steps * policy for policy in each] for each in by_policy]
+    for number, (entry, policies) in enumerate(zip(done, by_policy, strict=True)):
+        *parts, last = sorted(set(policies))
+        assert [part["inputs"]["policy"] for part in entry.get("rollout_part", ())] == [
+            made[policy] for policy in parts
+        ]
+        assert entry["rollout"][0]["inputs"]["policy"] == made[last]
+        samplers = {str(steps * policy): made[policy] for policy in sorted(set(policies))}
+        assert json.loads(entry["update"][0]["inputs"]["samplers"]) == samplers
+        metrics = entry["update"][0]["metrics"]
+        turns = [
+            node
+            for tree in grown(entry["rollout"][0])
+            if tree.question.id in entry["update"][0]["questions"]
+            for node in tree.nodes
+            if node.kind == TURN
+        ]
+        ages = [steps * number - turn.policy_steps for turn in turns for _ in turn.tokens]
+        assert metrics["staleness"] == pytest.approx(np.mean(ages))
+        assert metrics["staleness_highest"] == max(ages) == steps * (number - policies[0])
+    verbs = [record["verb"] for record in reinforce.in_order(done[4])]
+    assert verbs == ["rollout_part"] * 2 + ["rollout", "reward", "advantage", "update"]
+
+
+def test_the_old_policies_of_a_shared_rollout_are_those_of_its_turns(talkative):
+    """What each turn was sampled with is what the trainer computes for it."""
+    done = run_ahead(talkative, 2, 4, recipe=shared(2, 1))
+    (learned,) = done[3]["update"]
+    rows = read_rows(Path(artifacts.output(learned, "tokens").path))
+    nodes = {
+        (tree.question.id, index): node
+        for tree in grown(done[3]["rollout"][0])
+        for index, node in enumerate(tree.nodes)
+    }
+    of_rows = [nodes[row["question"], row["node"]].policy_steps for row in rows]
+    assert len(set(of_rows)) == 2
+    gaps = np.concatenate([row["logprob_gap"] for row in rows])
+    assert np.abs(gaps).max() < 1e-4
+
+
+def test_a_rollout_shared_by_equal_policies_is_an_undivided_one(talkative):
+    policy = Artifact.at(Path("policy"))
+    agents = Agents(policy, 7, None, None, policy)
+    training = Training(STEP, shared(3, 1), ROWS["arpo"], policy, **talkative(40))
+    begun = reinforce.NOT_BEGUN
+    for _ in range(2):
+        begun = reinforce.sample_part(training, STEP, agents, 0, begun)
+    divided, undivided = (
+        grown(sample(training, STEP, agents, 0, given).rollouts[0])
+        for given in (begun, reinforce.NOT_BEGUN)
+    )
+    assert len(begun.parts) == 2 and begun.samplers == {7: policy}
+    for ours, theirs in zip(divided, undivided, strict=True):
+        assert (ours.question, ours.leaves) == (theirs.question, theirs.leaves)
+        assert [vars(node) | MEASURED for node in ours.nodes] == [
+            vars(node) | MEASURED for node in theirs.nodes
+        ]
+        for one, other in zip(ours.nodes, theirs.nodes, strict=True):
+            assert one.tokens.tolist() == other.tokens.tolist()
+            np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
+    assert any(decision.added for tree in divided for decision in tree.decisions)
+
+
+MEASURED = {"tokens": None, "logprobs": None, "entropies": None}  # compared by their own means
+
+
+@pytest.mark.parametrize("killed", ["rollout_part", "rollout"])
+def test_a_shared_rollout_goes_on_where_it_was_killed(talkative, monkeypatch, killed):
+    chosen = shared(3, 1)
+    unbroken = everything(run_ahead(talkative, 3, 5, recipe=chosen))
+    shutil.rmtree(STEP.folder)
+    resident.POLICIES.clear()
+    whole, asked_for = getattr(reinforce, killed), []
+
+    def kill(step, inputs, **others):
+        asked_for.append(step.iteration)
+        if asked_for.count(3) == 1 and step.iteration == 3:
+            raise KeyboardInterrupt
+        return whole(step, inputs, **others)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(reinforce, killed, kill)
+        run_ahead(talkative, 3, 5, recipe=chosen)
+    resident.POLICIES.clear()
+    assert everything(run_ahead(talkative, 3, 5, recipe=chosen)) == unbroken
 
 
 def test_a_failed_batch_ends_the_run_and_no_later_one_begins(start, monkeypatch):
