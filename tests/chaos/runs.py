@@ -51,6 +51,15 @@ def act_in_a_world(folder):
     git(folder, "commit", "--quiet", "--all", "--message", "a world")
 
 
+def share_rollouts(folder):
+    """Let two policies share each rollout of smoke, in a clean checkout."""
+    place = folder / "params/smoke.yaml"
+    recipe = yaml.safe_load(place.read_text())
+    recipe["reinforce"] |= {"iterations": 4, "ahead": 2, "turns_per_policy": 2}
+    place.write_text(yaml.safe_dump(recipe))
+    git(folder, "commit", "--quiet", "--all", "--message", "policies share rollouts")
+
+
 def learn_in_two_processes(folder):
     """Make smoke, in a clean checkout, a recipe whose policy learns in two processes."""
     place = folder / "params/smoke.yaml"

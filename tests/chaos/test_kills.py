@@ -101,6 +101,25 @@ def test_a_kill_while_the_agent_acts_in_a_world(bare, tmp_path, folder):
 
 
 @pytest.mark.kills
+def test_kills_where_policies_share_rollouts(bare, tmp_path, folder):
+    """In a world, whose episodes each part opens anew: after a part, the last one, and an update."""
+    unbroken = runs.copy(bare, tmp_path / "unbroken/main")
+    runs.act_in_a_world(unbroken)
+    runs.share_rollouts(unbroken)
+    made = call(unbroken, "dvc", "repro", "cold_start@smoke")
+    assert made.returncode == 0, made.stdout
+    runs.copy(unbroken, folder)
+    whole = runs.start(unbroken, runs.TRAINING)
+    assert whole.wait(runs.PATIENCE) == 0, runs.said(unbroken).read_text()
+    for sub_step in ("0002-rollout_part", "0002-rollout", "0002-update"):
+        run = runs.start(folder, runs.TRAINING)
+        runs.wait_for(run, partial(runs.ended, folder, sub_step))
+        runs.kill(runs.below(run.pid))
+        run.wait()
+    call_again(folder, runs.outcome(unbroken), runs.TRAINING)
+
+
+@pytest.mark.kills
 def test_kills_where_two_processes_learn(bare, tmp_path, folder):
     """One of them first, which the run survives; then the whole run."""
     unbroken = runs.copy(bare, tmp_path / "unbroken/main")

@@ -1,5 +1,6 @@
 """Recipes: what loads, and what is refused with file, key, value and remedy."""
 
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -54,6 +55,16 @@ SEARCH = {
     "query_characters": 200,
     "k1": 1.2,
     "b": 0.75,
+}
+WEB = {
+    "key_variable": None,
+    "results": 1,
+    "snippet_characters": 9,
+    "query_characters": 9,
+    "seconds": 1,
+    "retries": 0,
+    "concurrency": 1,
+    "budget": None,
 }
 DOCUMENTS = {**SEARCH, "corpus": "data/sources/own/documents.jsonl"}
 GROWING = {"prompt": "growing", "history": 2, "prompt_tokens": None}  # may be left out
@@ -690,6 +701,26 @@ def test_a_row_without_a_ratio_takes_one_step_on_fresh_samples(recipes, update, 
     with pytest.raises(ValueError, match=said):
         schema.algorithm_of(recipe)
     assert schema.algorithm_of(with_reinforce(recipe, algorithm="grpo"))
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_policies_share_rollouts_only_where_several_sample_ahead(ahead):
+    (line,) = fault(reinforce__turns_per_policy=2, reinforce__ahead=ahead)
+    assert re.search(rf"turns_per_policy is 2 and ahead is {ahead}, .* set ahead to 2", line)
+
+
+def test_a_group_filter_does_not_share_rollouts(recipes):
+    recipe = with_reinforce(recipes["tiny"], algorithm="dapo", ahead=2, turns_per_policy=1)
+    with pytest.raises(ValueError, match=r"group_filter .*turns_per_policy 1.*to null"):
+        schema.algorithm_of(recipe)
+    assert schema.algorithm_of(with_reinforce(recipe, turns_per_policy=None))
+
+
+def test_tools_that_are_not_repeatable_do_not_share_rollouts():
+    shared = {"reinforce__turns_per_policy": 2, "reinforce__ahead": 2}
+    assert check(**shared).reinforce.samplers == 2
+    (line,) = fault(**shared, tools={"python": TINY["tools"]["python"], "http_search": WEB})
+    assert re.search(r"tools\.http_search is not repeatable, .*turns_per_policy 2 .*to null", line)
 
 
 # ---------------------------------------------------------------- other sections
