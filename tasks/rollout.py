@@ -115,7 +115,8 @@ def rollout_part(
     begun = [] if _stored(step, chosen) else _begun(inputs, chosen)
     grown, seconds = _grown(step, inputs, begun, environment, acting)
     save_part(grown, step.out / "part")
-    return {"seconds": seconds, "questions": [question.id for question in chosen]}
+    asked = [question.id for question in chosen]
+    return {"metrics": {}, "seconds": seconds, "questions": asked}
 
 
 def _grown(

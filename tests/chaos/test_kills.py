@@ -102,7 +102,7 @@ def test_a_kill_while_the_agent_acts_in_a_world(bare, tmp_path, folder):
 
 @pytest.mark.kills
 def test_kills_where_policies_share_rollouts(bare, tmp_path, folder):
-    """In a world, whose episodes each part opens anew: after a part, the last one, and an update."""
+    """In a world, whose episodes each part opens anew: after a part, the last, and an update."""
     unbroken = runs.copy(bare, tmp_path / "unbroken/main")
     runs.act_in_a_world(unbroken)
     runs.share_rollouts(unbroken)
