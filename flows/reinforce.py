@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, Future, wait
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, replace
@@ -18,6 +18,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from prefect import flow
 
 from flows.runs import ledger_mirror
@@ -46,6 +47,7 @@ from tasks.ledger.substeps import Step
 from tasks.policy import checkpoint, resident
 from tasks.policy.machine import use_machine
 from tasks.policy.model import load_tokenizer
+from tasks.policy.parallel import with_threads
 from tasks.policy.resident import Learner
 from tasks.reward import RewardInputs, reward
 from tasks.rewards import judging
@@ -187,7 +189,7 @@ class AtOnce(Executor):
 @contextmanager
 def sampling_thread(ahead: int) -> Iterator[Executor]:
     """Yield what samples batches in the order of submission; at the end none is begun any more."""
-    thread = ThreadPoolExecutor(1, thread_name_prefix="ahead") if ahead else AtOnce()
+    thread = with_threads(torch.get_num_threads(), 1, "ahead") if ahead else AtOnce()
     try:
         yield thread
     finally:

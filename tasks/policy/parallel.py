@@ -29,17 +29,27 @@ def lanes(device: str, pieces: int) -> int:
 def side_by_side(work: Callable[[Piece], Result], pieces: Sequence[Piece]) -> list[Result]:
     """Apply ``work`` to every piece, each in its own lane; return results in order.
 
-    A single piece runs in the calling thread with all of torch's threads.
+    A single piece runs in the calling thread with all of torch's threads. Others may be at work at
+    the same time (reinforce.ahead), so a lane does not inherit its number of threads: it sets it.
     """
     if len(pieces) < 2:
         return [work(piece) for piece in pieces]
     threads = torch.get_num_threads()
-    torch.set_num_threads(max(1, threads // len(pieces)))  # new threads inherit this number
     try:
-        with ThreadPoolExecutor(len(pieces), thread_name_prefix="lane") as pool:
+        with with_threads(max(1, threads // len(pieces)), len(pieces), "lane") as pool:
             return list(pool.map(work, pieces))
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(threads)  # that threads begun later inherit
+
+
+def with_threads(threads: int, workers: int, name: str) -> ThreadPoolExecutor:
+    """Return a pool whose workers compute with so many of torch's threads each."""
+    return ThreadPoolExecutor(workers, name, _set_threads, (threads,))
+
+
+def _set_threads(threads: int) -> None:
+    torch.get_num_threads()  # at its first use by a thread, torch takes the number set last by any
+    torch.set_num_threads(threads)
 
 
 def balanced_parts(sizes: Sequence[int], count: int) -> list[list[int]]:

@@ -36,6 +36,23 @@ def test_lanes_share_torchs_threads_and_give_them_back(threads):
     assert torch.get_num_threads() == 4
 
 
+def test_lanes_have_their_share_whatever_another_thread_sets(threads):
+    """As where sampling and learning go on side by side: else equal runs would not stay equal."""
+    ended = threading.Event()
+
+    def other():
+        while not ended.is_set():
+            torch.set_num_threads(3)
+            torch.set_num_threads(1)
+
+    beside = threading.Thread(target=other)
+    beside.start()
+    found = [side_by_side(lambda _: torch.get_num_threads(), [1, 2]) for _ in range(500)]
+    ended.set()
+    beside.join()
+    assert found == [[2, 2]] * 500
+
+
 def test_error_in_a_lane_restores_the_threads(threads):
     with pytest.raises(ZeroDivisionError):
         side_by_side(lambda piece: 1 // piece, [1, 0])
