@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,6 +23,7 @@ from tasks.engines.servers.uploads import CHANGED_HEADER, POLICIES, VERSION_HEAD
 from tasks.engines.turns import Drawn, EngineDiedError, Turn
 from tasks.engines.vllm.messages import sampling_options
 
+TRANSFER = "BEAMLINE_TRANSFER"  # environment variable: nccl, for vLLM's servers with GPUs
 PARALLEL_REQUESTS = 256  # requests for turns that a server gets at the same time
 CONNECT_TIMEOUT = 10.0  # seconds for a server to take a connection
 TURN_TIMEOUT = 3600.0  # seconds for a turn on the server
@@ -133,10 +135,10 @@ class Server:
         ValueError for a server of another kind.
         """
         self.check()
-        place = self._place(folder, version)
+        load = self._loading(folder, version)
         self._post("/pause?mode=keep")
         try:
-            self._worker("load_folder", place, version)
+            load()
             if not self._post("/reset_prefix_cache?reset_running_requests=true")["success"]:
                 raise RuntimeError(
                     f"engine.servers: {self.name} did not clear its prefix cache after the weight "
@@ -144,6 +146,19 @@ class Server:
                 )
         finally:
             self._post("/resume")
+
+    def _loading(self, folder: Path, version: str) -> Callable[[], object]:
+        """Return what gives the weights to the server once it is paused."""
+        if self.kind == "vllm" and os.environ.get(TRANSFER) == "nccl":
+            return partial(self._send, folder, version)
+        return partial(self._worker, "load_folder", self._place(folder, version), version)
+
+    def _send(self, folder: Path, version: str) -> None:
+        """Send the weights to the server's GPUs; only then does it take their version."""
+        from tasks.engines.vllm import transfer  # imports vLLM
+
+        transfer.send(self._post, len(self._worker("policy")["results"]), folder)
+        self._worker("name_policy", version)
 
     def check(self) -> None:
         """Raise ValueError where another kind of server answers."""

@@ -27,6 +27,7 @@ GENERATE, RPC = "/inference/v1/generate", "/collective_rpc"
 # Calls that change no weights; the version is unknown after any other one, and the run loads anew.
 HARMLESS = (GENERATE, "/reset_prefix_cache", "/pause", "/resume")
 HARMLESS_METHODS = ("measure_entropies", "sample_trees", "policy", "weight_digest")  # by RPC
+NAMING_METHODS = {"load_folder": 1, "name_policy": 0}  # by RPC -> which argument is the version
 
 
 class Guard:
@@ -124,8 +125,9 @@ def _loaded(scope: Any, body: bytes, version: str) -> str:
         return ""
     if method in HARMLESS_METHODS:
         return version
-    known = method == "load_folder" and len(arguments) == 2 and isinstance(arguments[1], str)
-    return str(arguments[1]) if known else ""
+    place = NAMING_METHODS.get(method, -1)
+    known = len(arguments) == place + 1 and arguments and isinstance(arguments[place], str)
+    return str(arguments[place]) if known else ""
 
 
 REFUSAL = f"this server answers requests with its token ({TOKEN}) that name it as their host"

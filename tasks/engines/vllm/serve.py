@@ -11,6 +11,7 @@ in the same variable. It is not encrypted on its way: keep the port in a private
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping
@@ -53,7 +54,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser = parser_of("tasks.engines.vllm.serve", __doc__)
     parser.add_argument("--memory", type=float, default=0.9, help="as engine.memory of a recipe")
     parser.add_argument("--context", type=int, help="tokens of a path, at most")
+    parser.add_argument(
+        "--transfer", choices=["nccl"], help="how weights come, if not as files: see docs/vllm.md"
+    )
     chosen, guarding = parse(parser, arguments)
+    transfer = {"weight_transfer_config": json.dumps({"backend": chosen.transfer})}
     options = {
         "host": chosen.host,
         "port": chosen.port,
@@ -67,6 +72,7 @@ def main(arguments: list[str] | None = None) -> None:
         "enable_prefix_caching": True,
         "disable_log_stats": True,
         "disable_uvicorn_access_log": True,
+        **(transfer if chosen.transfer else {}),
         **({"max_model_len": chosen.context} if chosen.context else {}),
         **{k: v for k, v in DEVICES[device](chosen.memory).items() if k != "enable_sleep_mode"},
     }

@@ -81,6 +81,11 @@ class PolicyWorker:
         """Return the version of the weights that were last loaded; "" for those of the start."""
         return self.policy_version
 
+    def name_policy(self, version: str) -> None:
+        """Note the version of weights that came by vLLM's own transfer."""
+        self.measure_entropies()  # a server that has restarted does not
+        self.policy_version = version
+
     def weight_digest(self, name: str) -> str:
         """Return the digest of a weight. Raises AttributeError for a name that is none."""
         weight = self.model_runner.get_model().get_parameter(name).detach().float().cpu()

@@ -140,6 +140,7 @@ def test_password_in_the_recipe_is_refused_and_not_shown():
     [
         (("/collective_rpc", {"method": "load_folder", "args": ["folder", "new"]}), "new"),
         (("/collective_rpc", {"method": "load_folder", "args": ["folder"]}), ""),
+        (("/collective_rpc", {"method": "name_policy", "args": ["new"]}), "new"),
         (("/collective_rpc", {"method": "reload_weights"}), ""),
         (("/collective_rpc", {"method": "policy"}), "old"),
         (("/update_weights", {}), ""),
