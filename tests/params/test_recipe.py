@@ -136,7 +136,6 @@ def test_recipes_keep_the_values_of_their_files(recipes):
         assert recipe.model_dump(mode="json") == values
 
 
-@pytest.mark.parametrize(("small", "large"), [("smoke", "tiny"), ("gsm8k-smoke", "smoke")])
 def test_servers_are_in_the_key_and_their_addresses_are_not(recipes, monkeypatch):
     """Servers of transformers sample in other batches, those of vLLM what vLLM samples here."""
     monkeypatch.delenv(SERVERS, raising=False)
@@ -150,6 +149,7 @@ def test_servers_are_in_the_key_and_their_addresses_are_not(recipes, monkeypatch
     assert len(there) == 1
 
 
+@pytest.mark.parametrize(("small", "large"), [("smoke", "tiny"), ("gsm8k-smoke", "smoke")])
 def test_trial_recipe_has_the_same_keys(small, large):
     def rest(name):
         values = FILES[name]
