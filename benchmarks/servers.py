@@ -143,7 +143,7 @@ def main() -> None:
     parser.add_argument("recipe", nargs="?", default="tiny")
     parser.add_argument("--kind", choices=list(OPTIONS), default="transformers")
     parser.add_argument("--questions", type=int, default=16)
-    parser.add_argument("--repetitions", type=int, default=7)
+    parser.add_argument("--repetitions", type=int, default=5)
     chosen = parser.parse_args()
     questions = load_questions(Path("data", chosen.recipe, "questions", "train.parquet"))
     policy, recipe = Path("models", chosen.recipe, "initial"), settings.load(chosen.recipe)
