@@ -103,6 +103,12 @@ class PrefixCalibrated(Frozen):
     key: Literal["lineage", "token_ids"] = "lineage"  # token_ids also merges equal prefixes
 
 
+class TreeValue(Frozen):
+    """Credit of what lies between two branching points: the value after it less that before it."""
+
+    kind: Literal["tree_value"]
+
+
 Estimator = Annotated[
     Return
     | GroupRelative
@@ -111,7 +117,8 @@ Estimator = Annotated[
     | Gae
     | TwoLevel
     | GroupedGae
-    | PrefixCalibrated,
+    | PrefixCalibrated
+    | TreeValue,
     Field(discriminator="kind"),
     BeforeValidator(_spelt_out),
 ]

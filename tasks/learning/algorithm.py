@@ -27,6 +27,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "two_level": step.two_level,
     "grouped_gae": step.grouped_gae,
     "prefix_calibrated": tree.prefix_calibrated,
+    "tree_value": tree.tree_value,
 }
 CREDITED = {  # what an estimator gives one advantage to
     "return": "leaf",
@@ -37,6 +38,7 @@ CREDITED = {  # what an estimator gives one advantage to
     "two_level": "step",
     "grouped_gae": "step",
     "prefix_calibrated": "token",
+    "tree_value": "token",
 }
 CENTRED = ("group_relative", "leave_one_out")  # a group's advantages have mean 0, one a leaf
 

@@ -664,7 +664,7 @@ def test_algorithm_without_a_row_is_refused(tmp_path):
         assert part in str(caught.value)
 
 
-@pytest.mark.parametrize("algorithm", ["arpo", "arpo_hard", "gpg"])
+@pytest.mark.parametrize("algorithm", ["arpo", "arpo_hard", "gpg", "tree_value"])
 @pytest.mark.parametrize(
     ("key", "value", "part"),
     [("initial", 8, "initial 8, leaves 8"), ("branch", 0, "branch 0")],

@@ -140,6 +140,7 @@ def test_faulty_benchmark_is_refused(changes, parts):
 IMPOSSIBLE = [
     # what one choice asks of another
     ({"critic": CRITIC}, ["critic is given", "group_relative uses none", "set critic to null"]),
+    ({"estimator": "tree_value", "critic": CRITIC}, ["tree_value uses none", "critic to null"]),
     ({"estimator": GAE}, ["the estimator gae needs the section critic"]),
     ({"branching": "marks"}, ["branching at marks needs marks", "other than none"]),
     ({"branching": "entropy"}, ["judged after tool results", "marks is none", "to tool_call"]),
@@ -186,6 +187,10 @@ IMPOSSIBLE = [
     (
         {"estimator": {"kind": "prefix_calibrated", "key": "text"}},
         ["'estimator.key' = 'text'", "'lineage' or 'token_ids'"],
+    ),
+    (
+        {"estimator": {"kind": "tree_value", "key": "lineage"}},
+        ["unknown key 'estimator.key'"],
     ),
     ({"clip": {"low": 0.2}}, ["missing key 'clip.high'"]),
     ({"clip": {"low": "wide", "high": 0.2}}, ["'clip.low' = 'wide'"]),

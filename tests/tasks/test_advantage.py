@@ -508,14 +508,16 @@ WORLD_STEPS = ([-0.1, 0.0, 10.0], [-0.1, -0.1, 0.0])
 
 
 @forms
-@pytest.mark.parametrize("name", ["grpo", "rloo", "gigpo", "gagpo", "reinforce_pp", "ppo"])
+@pytest.mark.parametrize(
+    "name", ["grpo", "rloo", "gigpo", "gagpo", "tree_value", "reinforce_pp", "ppo"]
+)
 def test_every_estimator_takes_rewards_of_steps(initial, name, fresh):
     """Equal rewards, given in other steps, are no spread; with a spread all are finite."""
     row = ROWS[name].model_copy(update={"kl": None})
     even = world_tree({"ABC": [0.1, 0.2, 0.3], "ADE": [0.3, 0.2, 0.1]}, fresh)
     tree = world_tree({"ABC": [0.0, -0.1, 1.0], "ABD": [0.0, -0.1, 0.0], "AE": [-0.1, 0.0]}, fresh)
     _, rows = run(initial, [even, tree], [[0.6, 0.6], [0.9, -0.1, -0.1]], row, name=name)
-    if name in ("grpo", "rloo"):
+    if name in ("grpo", "rloo", "tree_value"):
         assert not any(any(row["advantages"]) for row in rows[:2])
     assert all(np.isfinite(row["advantages"]).all() for row in rows)
     assert any(any(row["advantages"]) for row in rows[2:])

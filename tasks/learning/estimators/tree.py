@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from params.schema import algorithms
-from tasks.learning.estimators import Advantages, Group
+from tasks.learning.estimators import Advantages, Floats, Group
 from tasks.learning.estimators.group import (
     group_advantages,
     joined,
     mean_by_key,
     on_every_token,
     split_like,
+    whole_rewards,
 )
+
+Tokens = NDArray[np.int64]  # identities in the tree, of a leaf's sampled tokens
 
 
 def prefix_calibrated(groups: Sequence[Group], choice: algorithms.PrefixCalibrated) -> Advantages:
@@ -35,6 +38,83 @@ def prefix_calibrated(groups: Sequence[Group], choice: algorithms.PrefixCalibrat
         values_N = joined(on_every_token(group_advantages(group, std=True), group))
         advantages.append(split_like(mean_by_key(values_N, keys_N), tokens))
     return advantages
+
+
+def tree_value(groups: Sequence[Group], choice: algorithms.TreeValue) -> Advantages:
+    """Return A_{i,t} = V after the segment of token t - V before it, without a model of V.
+
+    V of a leaf is its whole reward. V of a point where paths part is the mean over the paths that
+    go on from there, each counted once: over the leaves below, a path that branched would count
+    more. A segment is what lies between two such points, and all leaves that share it share its
+    credit, which stands instead of the final reward: along leaf i the credits of its segments sum
+    to r_i - V(prompt). In a group that parts at the prompt alone A_i = r_i - mean, which is
+    ``leave_one_out`` times (L - 1) / L.
+
+    **Chosen**: marks where nothing parts cut no segment. V there would come from a single path, so
+    all credit would go to what is before the mark and none to what is after it.
+    **Chosen**: leaves that end at the same point are a path each from there.
+    Where entropy decides on branching (ARPO), the path that was judged is no fair draw among its
+    siblings, which leaves a small bias in V.
+    """
+    advantages = []
+    for group in groups:
+        tokens = [leaf.tokens for leaf in group]
+        credits = [np.zeros(len(path)) for path in tokens]
+        for segment in _segments(range(len(group)), 0, tokens, whole_rewards(group))[1]:
+            for leaf in segment.leaves:
+                credits[leaf][segment.start : segment.end] = segment.credit
+        advantages.append(credits)
+    return advantages
+
+
+class Segment(NamedTuple):
+    """The tokens from ``start`` to ``end`` of the ``leaves`` that share them, and their credit."""
+
+    leaves: Sequence[int]
+    start: int
+    end: int
+    credit: float
+
+
+def _segments(
+    leaves: Sequence[int], start: int, tokens: Sequence[Tokens], rewards_L: Floats
+) -> tuple[float, list[Segment]]:
+    """Return V after the first ``start`` tokens, which the leaves share, and all segments behind.
+
+    ``tokens``: leaf -> [S].
+    """
+    paths = _parted(leaves, start, tokens)
+    ends = [_shared([tokens[leaf] for leaf in path]) for path in paths]
+    values: list[float] = []
+    behind: list[Segment] = []
+    for path, end in zip(paths, ends, strict=True):
+        alone = len(path) == 1
+        value, segments = (
+            (rewards_L[path[0]], []) if alone else _segments(path, end, tokens, rewards_L)
+        )
+        values.append(value)
+        behind += segments
+    before_N = mean_by_key(np.array(values, np.float64), np.zeros(len(values), np.int64))
+    own = [
+        Segment(path, start, end, value - before)
+        for path, end, value, before in zip(paths, ends, values, before_N, strict=True)
+    ]
+    return float(before_N[0]) if len(before_N) else 0.0, own + behind
+
+
+def _parted(leaves: Sequence[int], start: int, tokens: Sequence[Tokens]) -> list[list[int]]:
+    """Group leaves that share their first ``start`` tokens by the next; one that ends is alone."""
+    paths: dict[tuple[bool, int], list[int]] = {}
+    for leaf in leaves:
+        ended = start == len(tokens[leaf])
+        paths.setdefault((ended, leaf if ended else int(tokens[leaf][start])), []).append(leaf)
+    return list(paths.values())
+
+
+def _shared(paths: Sequence[Tokens]) -> int:
+    """Return how many tokens all paths [S] share from the start."""
+    first, *others = paths
+    return min((_common_prefix(first, other) for other in others), default=len(first))
 
 
 def token_identities(paths: Sequence[NDArray[np.integer[Any]]]) -> list[NDArray[np.int64]]:
@@ -57,7 +137,7 @@ def token_identities(paths: Sequence[NDArray[np.integer[Any]]]) -> list[NDArray[
     return identities
 
 
-def _common_prefix(a: NDArray[np.int64], b: NDArray[np.int64]) -> int:
+def _common_prefix(a: Tokens, b: Tokens) -> int:
     """Return how many entries two paths [T] share from the start."""
     shorter = min(len(a), len(b))
     differing = np.flatnonzero(a[:shorter] != b[:shorter])

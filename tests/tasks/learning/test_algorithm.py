@@ -79,6 +79,10 @@ TABLE = {
     "gpg": ("marks", "tool_call", CALIBRATED, "token", TWENTY, "sequence_mean", {}),
     "arpo": ("entropy", "tool_call", RELATIVE, "token", TWENTY, "sequence_mean", {}),
     "arpo_hard": ("entropy", "tool_call", CALIBRATED, "token", TWENTY, "sequence_mean", {}),
+    "tree_value": (
+        *("entropy", "tool_call", {"kind": "tree_value"}, "token", TWENTY, "sequence_mean"),
+        {},
+    ),
 }
 UNLESS_GIVEN = {
     "group_filter": "none",
@@ -110,6 +114,7 @@ EXPECTED = {
     "gpg": chosen(tree.prefix_calibrated),
     "arpo": chosen(group.group_relative, std=True),
     "arpo_hard": chosen(tree.prefix_calibrated),
+    "tree_value": chosen(tree.tree_value),
 }
 ROWS = load_algorithms()
 
@@ -201,6 +206,7 @@ def test_grpo_and_arpo_differ_in_branching_alone():
 
 def test_arpo_rows_differ_in_the_estimator_alone():
     assert differing("arpo", "arpo_hard") == {"estimator"}
+    assert differing("arpo_hard", "tree_value") == {"estimator"}
 
 
 def test_settings_of_a_choice_reach_its_function():

@@ -23,6 +23,7 @@ BY_REWARD = {  # without a time axis and within the group
     "group relative without std": estimator("group_relative", std=False),
     "leave one out": estimator("leave_one_out"),
     "prefix calibrated": estimator("prefix_calibrated"),
+    "tree value": estimator("tree_value"),
 }
 BY_DIFFERENCE = {name: chosen for name, chosen in BY_REWARD.items() if name != "return"}
 BY_STEP = {

@@ -13,6 +13,7 @@ from tests.tasks.learning.estimators.conftest import (
     episode,
     estimator,
     groups,
+    on_every_token,
     slow_relative,
     slow_whole,
 )
@@ -115,6 +116,114 @@ def test_a_token_that_all_leaves_share_gets_no_credit(group):
     leaf, advantages = group[0], estimator("prefix_calibrated")([group])[0][0]
     for token, advantage in zip(leaf.tokens, advantages, strict=True):
         assert token not in common or abs(advantage) < 1e-9
+
+
+# ---------------------------------------------------------------- value from the tree
+
+TREE_VALUE = estimator("tree_value")
+
+
+def slow_value(group, prefix):
+    """V after the tokens ``prefix``, by its definition: the mean over the paths from there on."""
+    behind = [leaf for leaf in group if leaf.tokens[: len(prefix)].tolist() == prefix]
+    ended = [slow_whole(leaf) for leaf in behind if len(leaf.tokens) == len(prefix)]
+    following = {int(leaf.tokens[len(prefix)]) for leaf in behind if len(leaf.tokens) > len(prefix)}
+    values = ended + [slow_value(group, [*prefix, token]) for token in following]
+    return sum(values) / len(values)
+
+
+def sharers(group, token):
+    return [index for index, leaf in enumerate(group) if token in leaf.tokens]
+
+
+def test_golden_values_of_tree_value():
+    # V(123) = 1/2, V(12) = (1/2 + 0)/2 = 1/4, V(1) = (1/4 + 1)/2 = 5/8 = V(prompt)
+    exact = [
+        [0, -3 / 8, 1 / 4, 1 / 2],
+        [0, -3 / 8, 1 / 4, -1 / 2],
+        [0, -3 / 8, -1 / 4, -1 / 4],
+        [0, 3 / 8, 3 / 8, 3 / 8],
+    ]
+    assert_same(TREE_VALUE([keyed_on(token_identities(PATHS))]), [exact], tolerance=1e-12)
+
+
+def test_a_path_that_branched_counts_once():
+    # One path from the prompt branches into three right leaves, the other is wrong: V is 1/2.
+    right = [episode(1.0, 2, tokens=np.array([0, last])) for last in (1, 2, 3)]
+    wrong = episode(0.0, 2, tokens=np.array([4, 5]))
+    half = [1 / 2, 0]
+    assert_same(TREE_VALUE([[*right, wrong]]), [[half, half, half, [-1 / 2] * 2]], tolerance=0)
+
+
+def test_leaves_that_end_where_others_go_on_are_paths_of_their_own():
+    # After token 0: a leaf that ends (1), one that goes on (0), so V is 1/2; the third has 3.
+    group = [
+        episode(reward, len(tokens), tokens=np.array(tokens))
+        for reward, tokens in ((1.0, [0]), (0.0, [0, 1]), (3.0, [2]))
+    ]
+    assert_same(TREE_VALUE([group]), [[[-5 / 4], [-5 / 4, -1 / 2], [5 / 4]]], tolerance=0)
+
+
+@given(batches)
+def test_tree_value_is_a_slow_loop_over_its_definition(batch):
+    """Where paths part a token has the change of V; it holds until they part again."""
+    expected = []
+    for group in batch:
+        expected.append([])
+        for leaf in group:
+            tokens, credits = leaf.tokens.tolist(), []
+            for t, token in enumerate(tokens):
+                before = sharers(group, tokens[t - 1]) if t else list(range(len(group)))
+                if t == 0 or sharers(group, token) != before:
+                    change = slow_value(group, tokens[: t + 1]) - slow_value(group, tokens[:t])
+                credits.append(change)
+            expected[-1].append(credits)
+    assert_same(TREE_VALUE(batch), expected)
+
+
+@given(groups())
+def test_credits_of_segments_sum_to_the_reward_less_the_value_of_the_prompt(group):
+    prompt = slow_value(group, [])
+    for index, (leaf, credits) in enumerate(zip(group, TREE_VALUE([group])[0], strict=True)):
+        segments = {
+            tuple(sharers(group, token)): credit
+            for token, credit in zip(leaf.tokens, credits, strict=True)
+        }
+        end = slow_value(group, leaf.tokens.tolist())  # other leaves may end or begin there
+        assert abs(sum(segments.values()) - (end - prompt)) < 1e-9
+        if (index,) in segments:
+            assert abs(sum(segments.values()) - (slow_whole(leaf) - prompt)) < 1e-9
+
+
+@given(groups(), st.data())
+def test_another_path_of_equal_value_changes_nothing_but_what_follows_it(group, data):
+    leaf = data.draw(st.sampled_from(group))
+    shared = data.draw(st.integers(0, len(leaf.tokens)))
+    prefix = leaf.tokens[:shared].tolist()
+    equal = episode(slow_value(group, prefix), shared + 2, tokens=np.array([*prefix, 901, 902]))
+    before, (*after, added) = TREE_VALUE([group])[0], TREE_VALUE([[*group, equal]])[0]
+    np.testing.assert_allclose(added[shared:], 0, atol=1e-9)
+    for other, old, new in zip(group, before, after, strict=True):
+        through = other.tokens[:shared].tolist() == prefix
+        untouched = shared if through else len(other.tokens)
+        np.testing.assert_allclose(new[:untouched], old[:untouched], atol=1e-9)
+
+
+@given(groups())
+def test_without_branches_tree_value_is_leave_one_out_but_for_its_scale(group):
+    distinct = [
+        replace(leaf, tokens=1000 * index + np.arange(len(leaf.tokens)))
+        for index, leaf in enumerate(group)
+    ]
+    (relative,) = estimator("leave_one_out")([distinct])
+    scale = (len(group) - 1) / len(group)
+    assert_same(TREE_VALUE([distinct]), [[scale * credits for credits in relative]])
+    mean = sum(map(slow_whole, group)) / len(group)
+    plain = on_every_token([slow_whole(leaf) - mean for leaf in group], group)
+    assert_same(TREE_VALUE([distinct]), [plain])
+
+
+# ---------------------------------------------------------------- keys
 
 
 IDS = st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=7)
