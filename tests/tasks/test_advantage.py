@@ -598,6 +598,38 @@ def test_what_was_observed_parts_equal_tokens_by_their_ids(initial):
     assert rows[1]["advantages"] == pytest.approx([0, 0, -credit], abs=1e-6)
 
 
+def branched(observed=(20, 21)):
+    """A call whose result three paths follow, one of which parts inside its turn; and a rollout."""
+    nodes = [
+        node(-1, PROMPT, "", [9]),
+        node(0, TURN, "", [1, 2], Outcome.CALL),
+        node(1, RESULT, "", observed, Outcome.OK),
+        node(2, TURN, "", [3, 4], Outcome.PART),
+        node(3, TURN, "", [5]),  # the continuation of the turn
+        node(3, TURN, "", [6, 7]),  # a branch inside it
+        node(2, TURN, "", [3, 4, 5]),  # two more from the result
+        node(2, TURN, "", [8]),
+        node(0, TURN, "", [1, 2]),
+    ]
+    return Tree(Question("q", "toy", "", ("1",)), nodes, [4, 5, 6, 7, 8])
+
+
+def test_value_from_the_tree_follows_its_branches(initial):
+    """After the part [3, 4] V is 1/2, after the result (1/2 + 0 + 1)/3 = 1/2, at the prompt 1/4."""
+    rewards = [[1.0, 0.0, 0.0, 1.0, 0.0]]
+    expected = [
+        [0.25, 0.25, 0.0, 0.0, 0.5],
+        [0.25, 0.25, 0.0, 0.0, -0.5, -0.5],
+        [0.25, 0.25, -0.5, -0.5, -0.5],
+        [0.25, 0.25, 0.5],
+        [-0.25, -0.25],
+    ]
+    _, rows = run(initial, [branched()], rewards, ROWS["tree_value"])
+    assert [row["advantages"] for row in rows] == expected
+    _, other = run(initial, [branched((30, 31, 32))], rewards, ROWS["tree_value"], name="other")
+    assert other == rows, "what was observed changes nothing"
+
+
 # ---------------------------------------------------------------- segments
 
 
