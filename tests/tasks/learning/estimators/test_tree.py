@@ -209,6 +209,12 @@ def test_another_path_of_equal_value_changes_nothing_but_what_follows_it(group, 
         np.testing.assert_allclose(new[:untouched], old[:untouched], atol=1e-9)
 
 
+@given(groups(), st.sampled_from([0.1, 1 / 3, -1.1]))
+def test_equal_rewards_on_a_tree_give_exactly_zero(group, reward):
+    alike = [replace(leaf, whole=reward) for leaf in group]
+    assert all((credits == 0).all() for credits in TREE_VALUE([alike])[0])
+
+
 @given(groups())
 def test_without_branches_tree_value_is_leave_one_out_but_for_its_scale(group):
     distinct = [
