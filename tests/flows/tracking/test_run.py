@@ -150,6 +150,7 @@ def test_recipe_is_flattened_once(client, recipe):
         "reinforce.rollout.leaves": "4",
         "reinforce.rollout.draw": "false",
         "reinforce.rollout.temperature": "1.0",
+        "reinforce.turns_per_policy": "null",
     }
 
 

@@ -31,8 +31,8 @@ def copy(tmp_path):
         ("comparisons/measured.py", '"""Train until', '"""Go on until', False),
         (
             "reinforce.py",
-            "place += len(scored.rollouts)",
-            "place += 1 + len(scored.rollouts)",
+            "place += len(rollouts)",
+            "place += 1 + len(rollouts)",
             True,
         ),
         ("reinforce.py", '"learning_curve.png"', '"other.png"', False),
