@@ -89,7 +89,7 @@ test-data: .venv/installed
 	@BEAMLINE_DATA="$$(realpath "$(DATA)")" $(PYTEST) -m whole_files
 
 test-vllm: .venv-vllm/installed
-	@$(PYTEST) tests/vllm
+	@$(PYTEST) $(BY_FILE) tests/vllm
 
 test-gpu: .venv/installed
 	@$(PYTEST) tests/gpu
