@@ -124,12 +124,12 @@ def measure(form: str, vocabulary: int, tokens: int) -> int:
     tree = tree_of(vocabulary, tokens, LEAVES)
     # From here on, the peak is of the update: imports can take more, as when they compile.
     Path("/proc/self/clear_refs").write_text("5")
-    before = _status("VmRSS")
+    before = status("VmRSS")
     update(tree)
-    return _status("VmHWM") - before
+    return status("VmHWM") - before
 
 
-def _status(name: str) -> int:
+def status(name: str) -> int:
     """Return a number of bytes from this process's status."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))

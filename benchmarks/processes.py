@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from benchmarks.memory import tree_of
+from benchmarks.memory import status, tree_of
 from flows.host import gpu_memory
 from params.schema.algorithms import load_algorithms
 from params.schema.base import Machine
@@ -70,7 +70,7 @@ SETTINGS = Update(
 
 def load(machine: Machine) -> None:
     """Make the policy, and update once: gradients and optimizer state are there from now on."""
-    before = _status("VmRSS")
+    before = status("VmRSS")
     torch.manual_seed(0)
     learning = resident.Learner(Path("processes"), Qwen2ForCausalLM(ARCHITECTURE), None)
     resident.POLICIES.learner = learning
@@ -86,22 +86,16 @@ def update(machine: Machine) -> list[dict[str, float]]:
     trees = [tree_of(VOCABULARY, SAMPLED, LEAVES) for _ in range(TREES)]
     loss = assemble(load_algorithms()["grpo"], SAMPLED).loss
     Path("/proc/self/clear_refs").write_text("5")  # the peak is of the update from here on
-    stays = _status("VmRSS")
+    stays = status("VmRSS")
     began, began_processor = time.perf_counter(), time.process_time()
     learner.optimize(learning, trees, loss, SETTINGS, 1.0, machine, 0)
     measured = {
         "wall": time.perf_counter() - began,
         "processor": time.process_time() - began_processor,
         "stays": stays - learning.resident_before,
-        "adds": _status("VmHWM") - stays,
+        "adds": status("VmHWM") - stays,
     }
     return list(world.gathered(measured)) if world.size() > 1 else [measured]
-
-
-def _status(name: str) -> int:
-    """Return a number of bytes from this process's status."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
 
 # ---------------------------------------------------------------- all of them

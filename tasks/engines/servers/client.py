@@ -23,7 +23,7 @@ from tasks.engines.servers.uploads import CHANGED_HEADER, POLICIES, VERSION_HEAD
 from tasks.engines.turns import Drawn, EngineDiedError, Turn
 from tasks.engines.vllm.messages import sampling_options
 
-TRANSFER = "BEAMLINE_TRANSFER"  # environment variable: nccl, for vLLM's servers with GPUs
+TRANSFER = "BEAMLINE_TRANSFER"  # environment variable: how weights get to a server
 PARALLEL_REQUESTS = 256  # requests for turns that a server gets at the same time
 CONNECT_TIMEOUT = 10.0  # seconds for a server to take a connection
 TURN_TIMEOUT = 3600.0  # seconds for a turn on the server
@@ -46,6 +46,7 @@ class Calls:
     check: str  # a method of their worker that servers of other kinds do not have
     batches: Callable[[Sequence[Turn]], list[list[int]]]  # places of the turns of each request
     body: Callable[[Sequence[Turn]], dict[str, Any]]  # of one request
+    transfers: tuple[str, ...]  # how weights can get there, the default first
 
 
 def _each(turns: Sequence[Turn]) -> list[list[int]]:
@@ -83,9 +84,21 @@ def _for_transformers(turns: Sequence[Turn]) -> dict[str, Any]:
 # (on a CPU), and its server puts requests together. The last bits of a transformers batch depend on
 # the batch, so it gets the turns of a tree together, and computes nothing else with them.
 CALLS = {
-    "vllm": Calls("measure_entropies", _each, _for_vllm),
-    "transformers": Calls("sample_trees", _by_tree, _for_transformers),
+    "vllm": Calls("measure_entropies", _each, _for_vllm, ("files", "nccl")),
+    "transformers": Calls("sample_trees", _by_tree, _for_transformers, ("files",)),
 }
+
+
+def _transfer_to(kind: str) -> str:
+    """Return how weights get to servers of a kind. Raises ValueError for a way that they lack."""
+    ways = CALLS[kind].transfers
+    chosen = os.environ.get(TRANSFER) or ways[0]
+    if chosen not in ways:
+        raise ValueError(
+            f"{TRANSFER} is '{chosen}', and weights get to servers of engine.kind {kind} by "
+            f"{' or '.join(ways)}: set it to that, or unset it"
+        )
+    return chosen
 
 
 class StaleWeightsError(EngineDiedError):
@@ -100,12 +113,14 @@ class Server:
     """
 
     def __init__(self, address: str, kind: str) -> None:
-        """Make ready to connect. Raises ValueError for an address with a password.
+        """Make ready to connect.
 
-        ``kind``: the engine that samples there, one of ``CALLS``.
+        ``kind``: the engine that samples there, one of ``CALLS``. Raises ValueError for an address
+        with a password, and where weights cannot get there as BEAMLINE_TRANSFER says.
         """
         self.name, self.address = address, urlsplit(address)
         self.kind, self.calls = kind, CALLS[kind]
+        self.transfer = _transfer_to(kind)
         if "@" in self.address.netloc:
             raise ValueError(
                 "engine.servers has a user or a password, and git and MLflow keep the recipe: name "
@@ -149,9 +164,13 @@ class Server:
 
     def _loading(self, folder: Path, version: str) -> Callable[[], object]:
         """Return what gives the weights to the server once it is paused."""
-        if self.kind == "vllm" and os.environ.get(TRANSFER) == "nccl":
-            return partial(self._send, folder, version)
+        return {"files": self._by_files, "nccl": self._by_nccl}[self.transfer](folder, version)
+
+    def _by_files(self, folder: Path, version: str) -> Callable[[], object]:
         return partial(self._worker, "load_folder", self._place(folder, version), version)
+
+    def _by_nccl(self, folder: Path, version: str) -> Callable[[], object]:
+        return partial(self._send, folder, version)
 
     def _send(self, folder: Path, version: str) -> None:
         """Send the weights to the server's GPUs; only then does it take their version."""

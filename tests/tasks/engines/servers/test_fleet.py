@@ -13,7 +13,7 @@ from params.schema.agent import Dialogue
 from params.schema.reinforce import Rollout
 from tasks.engines import Request
 from tasks.engines.servers import fleet, guard
-from tasks.engines.servers.client import Server
+from tasks.engines.servers.client import TRANSFER, Server
 from tasks.engines.transformers.engine import TransformersEngine
 from tasks.ledger.artifacts import Artifact
 from tasks.rollouts.rounds import grow
@@ -225,3 +225,10 @@ def test_servers_that_never_answer_are_an_error(engine, policy, made, monkeypatc
     gone = SimpleNamespace(address="http://127.0.0.1:9")
     with pytest.raises(RuntimeError, match=r"engine.servers: http://127.0.0.1:9"):
         sampled(engine(policy, made, [gone]), policy.config.vocab_size)
+
+
+@pytest.mark.parametrize(("kind", "chosen"), [("vllm", "ncll"), ("transformers", "nccl")])
+def test_way_of_weights_that_servers_lack_is_an_error(monkeypatch, kind, chosen):
+    monkeypatch.setenv(TRANSFER, chosen)
+    with pytest.raises(ValueError, match=f"BEAMLINE_TRANSFER is '{chosen}', .* {kind} by files"):
+        Server("http://127.0.0.1:1", kind)
