@@ -38,18 +38,22 @@ from tasks.collect import collect
 from tasks.dialects import open_dialect
 from tasks.environments import open_environment
 from tasks.environments.contract import OpenEnvironment
+from tasks.estimate import EstimateInputs, estimate
 from tasks.exam import Exam, answer, judges_of
+from tasks.learning import replay
 from tasks.learning.batch import UpdateInputs
 from tasks.learning.processes import HERE, Learners, open_learners
 from tasks.ledger import artifacts, keys
 from tasks.ledger.artifacts import Artifact, PrunedError, Record
 from tasks.ledger.substeps import Step
-from tasks.policy import checkpoint, resident
+from tasks.policy import checkpoint, outcome_model, resident
 from tasks.policy.machine import use_machine
 from tasks.policy.model import load_tokenizer
+from tasks.policy.outcome_model import Published
 from tasks.policy.parallel import with_threads
 from tasks.policy.resident import Learner
 from tasks.reward import RewardInputs, reward
+from tasks.reward_model import RewardModelInputs, reward_model
 from tasks.rewards import judging
 from tasks.rewards.scoring import Reader
 from tasks.rollout import RolloutInputs, rollout, rollout_part
@@ -77,6 +81,7 @@ class Training:
     reader: Reader  # of the agent's turns: the dialect
     exam: Exam | None = None  # the validation questions; None: they are not asked
     learners: Learners = HERE  # where the policy learns
+    reward_model: Published | None = None  # that training begins with; None: there is none
 
     @cached_property
     def judged(self) -> dict[str, Any]:
@@ -84,6 +89,7 @@ class Training:
         return {
             "sources": settings.reward_sources(self.recipe, Path("params")),
             **judging.inputs(self.recipe, Path("params"), evaluation=False),
+            "labels": settings.labels_of(self.recipe) if self.reward_model else None,
         }
 
 
@@ -94,8 +100,17 @@ class Scored:
     samplers: Mapping[int, Artifact]  # by the optimizer steps that each had taken
     parts: list[Record]  # of a rollout that several policies share, all but the last
     rollouts: list[Record]
+    estimates: list[Record]  # of the reward model, where there is one
     rewards: list[Record]
     place: int  # questions consumed so far, this iteration's included
+
+    @property
+    def batches(self) -> list[replay.Scored]:
+        """Return the trees of each batch with their rewards."""
+        return [
+            replay.Scored(artifacts.output(grown, "trees"), artifacts.output(scored, "rewards"))
+            for grown, scored in zip(self.rollouts, self.rewards, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -116,13 +131,16 @@ NOT_BEGUN = Begun({}, [])
 
 @dataclass(frozen=True)
 class Agents:
-    """What an iteration begins with: policy, optimizer, critic, and the reference of a KL term."""
+    """What an iteration begins with: policy, optimizer, critic, the reference of a KL term, and the
+    reward model.
+    """
 
     policy: Artifact
     steps: int  # optimizer steps that the policy has taken
     optimizer: Artifact | None
     critic: Artifact | None
     reference: Artifact
+    reward_model: Artifact | None = None
 
     def at(self, iteration: int, algorithm: Algorithm) -> Agents:
         """Return the agents with the reference that holds from this iteration on."""
@@ -136,7 +154,8 @@ class Agents:
         critic = artifacts.output(updated, "critic") if algorithm.critic else None
         optimizer = artifacts.output(updated, "optimizer")
         steps = self.steps + int(updated["metrics"]["optimizer_steps"])
-        return Agents(policy_of(done), steps, optimizer, critic, self.reference)
+        kept = self.reference, self.reward_model
+        return Agents(policy_of(done), steps, optimizer, critic, *kept)
 
 
 # ---------------------------------------------------------------- Algorithm 1
@@ -154,7 +173,10 @@ def train(training: Training, iterations: int) -> Generator[Iteration, None, Non
     Raises PrunedError where an iteration that the ledger does not hold needs weights that are gone.
     """
     algorithm, chosen = training.algorithm, training.recipe.reinforce
-    agents = Agents(training.policy, 0, None, None, training.policy)
+    began = training.reward_model
+    model = began.model if began else None
+    agents = Agents(training.policy, 0, None, None, training.policy, model)
+    rewarding = LearnedReward(training)
     asked: list[tuple[Artifact, Validated]] = []  # trained policies, and what they got
     with sampling_thread(chosen.ahead) as thread:
         batches = Batches(training, iterations, thread)
@@ -167,14 +189,58 @@ def train(training: Training, iterations: int) -> Generator[Iteration, None, Non
             spare = [*spared(training, agents, asked), *batches.samplers(number)]
             done = learn(training, step, agents, scored, spare)
             agents = agents.after(done, algorithm)
+            if made := rewarding.learn(step, agents, scored):
+                done = {**done, "reward_model": [made]}
+                agents = replace(agents, reward_model=artifacts.output(made, "model"))
             if is_asked(training, number + 1) or number + 1 == iterations:
                 batches.wait()  # an engine may hold one policy at a time
-                made = validate(training, agents.policy, number + 1)
-                asked += [(agents.policy, one) for one in validation.validated(made)]
-                exams += made
+                answered = validate(training, agents.policy, number + 1)
+                asked += [(agents.policy, one) for one in validation.validated(answered)]
+                exams += answered
             spare = [*spared(training, agents, asked), *batches.samplers(number + 1)]
             forget(step, chosen.keep, spare)
             yield {**done, "validation": exams} if exams else done
+
+
+class LearnedReward:
+    """The replay buffer, and the training of the reward model at the end of iterations."""
+
+    def __init__(self, training: Training) -> None:
+        self.training = training
+        began = training.reward_model
+        labelled = [(replay.Scored(began.trees, began.rewards),)] if began else []
+        self.buffer = replay.Buffer(tuple(labelled))
+        self.models: list[Artifact] = []  # with which the batches of the iterations were scored
+
+    def learn(self, step: Step, agents: Agents, scored: Scored) -> Record | None:
+        """Add an iteration to the buffer; return the record of a training, if one is due.
+
+        The next batch that is begun is scored by the new model, and those that were begun before by
+        the one that they began with.
+        """
+        recipe = self.training.recipe
+        chosen, model = recipe.reward_model, agents.reward_model
+        if chosen is None or chosen.again is None or model is None:
+            return None
+        self.buffer = self.buffer.add(scored.batches, chosen.again)
+        self.models.append(model)
+        if not chosen.again.due(step.iteration):
+            return None
+        inputs = RewardModelInputs(
+            policy=self.training.policy,
+            before=model,
+            trees=[batch.trees for batch in self.buffer.batches],
+            rewards=[batch.rewards for batch in self.buffer.batches],
+            labels=settings.labels_of(recipe),
+            settings=chosen,
+            steps=chosen.again.steps,
+            machine=recipe.machine,
+        )
+        made = reward_model(step, inputs)
+        every, waiting = recipe.reinforce.keep.weights_every, recipe.reinforce.ahead
+        spare = self.models[-1 - waiting :]
+        step.ledger.retire(step, "reward_model", 1, every, ["model"], spare)
+        return made
 
 
 class AtOnce(Executor):
@@ -280,15 +346,19 @@ def sample(
     chosen, algorithm = training.recipe.reinforce, training.algorithm
     acting = acting_in(training)
     rollouts: list[Record] = []
+    estimates: list[Record] = []
     rewards: list[Record] = []
     spread = 0
     for attempt in range(MOST_BATCHES):
         inputs = replace(rollout_inputs(training, agents, place, attempt), before=begun.newest)
         rollouts.append(rollout(step, inputs, environment=training.environment, acting=acting))
+        if agents.reward_model:
+            given = estimate_inputs(training, agents.reward_model, rollouts[-1])
+            estimates.append(estimate(step, given))
         rewards.append(
             reward(
                 step,
-                reward_inputs(training, rollouts[-1]),
+                reward_inputs(training, rollouts[-1], estimates[-1] if estimates else None),
                 reader=training.reader,
                 open_policy=judges_of(training.recipe),
             )
@@ -299,7 +369,7 @@ def sample(
             break
     samplers = {**begun.samplers, agents.steps: agents.policy}
     place += len(rollouts) * chosen.questions
-    return Scored(samplers, begun.parts, rollouts, rewards, place)
+    return Scored(samplers, begun.parts, rollouts, estimates, rewards, place)
 
 
 def sample_part(training: Training, step: Step, agents: Agents, place: int, begun: Begun) -> Begun:
@@ -338,6 +408,8 @@ def learn(
     sampled = {"rollout": scored.rollouts, "reward": scored.rewards}
     if scored.parts:
         sampled["rollout_part"] = scored.parts
+    if scored.estimates:
+        sampled["estimate"] = scored.estimates
     return {**sampled, "advantage": [credited], "update": [updated]}
 
 
@@ -424,8 +496,22 @@ def rollout_inputs(training: Training, agents: Agents, place: int, attempt: int)
     )
 
 
-def reward_inputs(training: Training, rolled_out: Record) -> RewardInputs:
-    """Return what the rewards of a batch are made from."""
+def estimate_inputs(training: Training, model: Artifact, rolled_out: Record) -> EstimateInputs:
+    """Return what the reward model's estimates of a batch are made from."""
+    chosen = training.recipe.reward_model
+    assert chosen, "a reward model has its section"
+    return EstimateInputs(
+        model=model,
+        trees=artifacts.output(rolled_out, "trees"),
+        micro_batch_tokens=chosen.micro_batch_tokens,
+        machine=training.recipe.machine,
+    )
+
+
+def reward_inputs(
+    training: Training, rolled_out: Record, estimated: Record | None = None
+) -> RewardInputs:
+    """Return what the rewards of a batch are made from; ``estimated``: by the reward model."""
     return RewardInputs(
         trees=artifacts.output(rolled_out, "trees"),
         settings=training.recipe.reinforce.reward,
@@ -433,6 +519,7 @@ def reward_inputs(training: Training, rolled_out: Record) -> RewardInputs:
         response_tokens=training.recipe.dialogue.response_tokens,
         dialect=training.recipe.dialect,
         tools=tuple(spec.name for spec in training.environment.specs),
+        estimates=artifacts.output(estimated, "estimates") if estimated else None,
         **training.judged,
     )
 
@@ -497,8 +584,10 @@ def reinforce(recipe: str) -> None:
     questions = Artifact.at(Path("data", recipe, "questions", "train.parquet"))
     corpus = Artifact.at(Path("data", recipe, "corpus"))
     policy = Artifact.at(Path("models", recipe, "cold_start"))
+    learned = outcome_model.published(Path("models", recipe, "reward_model"))
     use_machine(chosen.machine)
-    key = keys.stage_key(chosen, questions, corpus, policy)
+    models = [learned.model] if learned else []
+    key = keys.stage_key(chosen, questions, corpus, policy, *models)
     with (
         ledger_mirror.opened() as ledger,
         stage_run(recipe, "reinforce", key, stage.run_tags()) as run,
@@ -512,7 +601,8 @@ def reinforce(recipe: str) -> None:
         reader = reader_of(chosen, policy, environment)
         exam = exam_of(chosen, recipe, corpus, environment, reader)
         training = Training(
-            start, chosen, algorithm, policy, questions, corpus, environment, reader, exam, learners
+            *(start, chosen, algorithm, policy, questions, corpus, environment, reader),
+            *(exam, learners, learned),
         )
         done, seconds = replaying(start, partial(run_all, training, run))
         reinforce_report.draw_figures(run, done, chosen.reinforce, chosen.seed)
@@ -595,12 +685,14 @@ def run_all(training: Training, run: Run) -> tuple[list[Iteration], list[reinfor
 
 def in_order(iteration: Iteration) -> list[Record]:
     """Return an iteration's records in execution order; records of batches carry ``attempt``."""
-    batches = zip(iteration["rollout"], iteration["reward"], strict=True)
+    verbs = [verb for verb in ("rollout", "estimate", "reward") if verb in iteration]
+    batches = zip(*(iteration[verb] for verb in verbs), strict=True)
     sampled = [
-        {**record, "attempt": attempt} for attempt, both in enumerate(batches) for record in both
+        {**record, "attempt": attempt} for attempt, made in enumerate(batches) for record in made
     ]
     exams, parts = iteration.get("validation", ()), iteration.get("rollout_part", ())
-    return [*parts, *sampled, *iteration["advantage"], *iteration["update"], *exams]
+    learned = [*iteration["advantage"], *iteration["update"], *iteration.get("reward_model", ())]
+    return [*parts, *sampled, *learned, *exams]
 
 
 if __name__ == "__main__":

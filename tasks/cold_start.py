@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from params.schema.base import Machine
 from params.schema.cold_start import ColdStart
 from tasks.learning import fine_tuning
 from tasks.learning.processes import HERE, Learners
+from tasks.learning.progress import Advance, no_advance
 from tasks.ledger import artifacts, prefect_cache, substeps
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Ledger, Step
@@ -33,12 +34,7 @@ POINTS = 50  # of the curve
 CHECKPOINTS = 2  # that are kept
 LOSSES = "losses.json"  # in a checkpoint of several processes: those of its steps
 
-Advance = Callable[[int, Mapping[str, float]], object]  # steps done so far, values to show
 Point = dict[str, Any]  # of the curve: step, loss, learning_rate
-
-
-def no_advance(finished: int, shown: Mapping[str, float]) -> None:
-    """Report no progress."""
 
 
 class Traces(Dataset[dict[str, Any]]):
@@ -110,7 +106,7 @@ def _alone(step: Step, inputs: ColdStartInputs, advance: Advance) -> list[Point]
         callbacks=_callbacks(step.ledger, advance),
     )
     trainer.remove_callback(PrinterCallback)  # `advance` reports progress
-    trainer.train(resume_from_checkpoint=newest_checkpoint(checkpoints))
+    trainer.train(resume_from_checkpoint=_newest(checkpoints))
     model.save_pretrained(step.out / "policy")
     tokenizer.save_pretrained(step.out / "policy")
     return [
@@ -120,10 +116,9 @@ def _alone(step: Step, inputs: ColdStartInputs, advance: Advance) -> list[Point]
     ]
 
 
-def newest_checkpoint(folder: Path) -> str | None:
-    """Return the newest whole checkpoint in ``folder``, or None."""
-    found = sorted(folder.glob("checkpoint-*"), key=lambda path: -int(path.name.split("-")[1]))
-    return next((str(path) for path in found if substeps.read(path)), None)
+def _newest(checkpoints: Path) -> str | None:
+    newest = substeps.newest_checkpoint(checkpoints)
+    return str(newest) if newest else None
 
 
 def _steps_of_a_point(settings: ColdStart) -> int:
@@ -204,7 +199,7 @@ def _together(
             artifacts.remove(folder)
             learners.run(fine_tuning.save, policy, training, end, folder)
             (folder / LOSSES).write_text(json.dumps(losses))
-            _drop_old_checkpoints(scratch)
+            substeps.drop_old_checkpoints(scratch, CHECKPOINTS)
             step.ledger.seal(folder)
             policy = folder / checkpoint.POLICY
     learners.run(fine_tuning.finish, policy, training, step.out / checkpoint.POLICY)
@@ -213,10 +208,10 @@ def _together(
 
 def _resumed(scratch: Path, first: Path) -> tuple[Path, list[float]]:
     """Return the policy to go on with, and the losses of the steps that it has made."""
-    newest = newest_checkpoint(scratch)
+    newest = substeps.newest_checkpoint(scratch)
     if newest is None:
         return first, []
-    return Path(newest, checkpoint.POLICY), json.loads(Path(newest, LOSSES).read_text())
+    return newest / checkpoint.POLICY, json.loads((newest / LOSSES).read_text())
 
 
 def _stops(settings: ColdStart, done: int) -> list[int]:
@@ -224,13 +219,6 @@ def _stops(settings: ColdStart, done: int) -> list[int]:
     every = _steps_of_a_point(settings)
     stops = {*range(0, settings.steps, every), *range(0, settings.steps, settings.save_every)}
     return sorted(stop for stop in {*stops, settings.steps} if stop > done)
-
-
-def _drop_old_checkpoints(scratch: Path) -> None:
-    """Remove all but the newest checkpoints, the one that is not sealed yet included."""
-    folders = sorted(scratch.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
-    for folder in folders[:-CHECKPOINTS]:
-        artifacts.remove(folder)
 
 
 def _curve(losses: Sequence[float], settings: ColdStart) -> list[Point]:

@@ -15,7 +15,7 @@ from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
 from tasks.reward import RewardInputs, reward
-from tasks.rewards import judging
+from tasks.rewards import judging, parts
 from tasks.rewards.judging import OpenPolicy
 from tasks.rewards.scoring import Reader
 from tasks.rollout import RolloutInputs, rollout
@@ -27,7 +27,7 @@ class Exam:
 
     recipe: Recipe
     questions: Artifact  # of the split
-    panel: Artifact  # the tasks that are asked, in their order
+    panel: Artifact | None  # the tasks that are asked, in their order; None: they are drawn
     corpus: Artifact
     environment: OpenEnvironment
     reader: Reader  # of the agent's turns: the dialect
@@ -35,6 +35,7 @@ class Exam:
     size: int | None = None  # most tasks that are asked; None: as many as an evaluation
     samples: int | None = None  # answers a task; None: as many as an evaluation
     evaluation: bool = True  # whether answers are scored by the protocol of the evaluation
+    training: bool = False  # whether they are sampled as in training, at its temperature
 
 
 def answer(
@@ -48,6 +49,7 @@ def answer(
     ``advance`` is called with the number of tasks finished since its last call.
     """
     recipe = exam.recipe
+    budget = recipe.training_budget() if exam.training else recipe.evaluation_budget(exam.samples)
     inputs = RolloutInputs(
         policy=policy,
         questions=exam.questions,
@@ -57,15 +59,15 @@ def answer(
         attempt=0,
         branching="none",
         marks=Marks(kind="none"),
-        budget=recipe.evaluation_budget(exam.samples),
-        top_p=recipe.evaluate.top_p,
+        budget=budget,
+        top_p=1.0 if exam.training else recipe.evaluate.top_p,
         agent=settings.agent_of(recipe),
         corpus=exam.corpus,
     )
     rolled_out = rollout(step, inputs, environment=exam.environment, advance=advance)
     scoring = RewardInputs(
         trees=artifacts.output(rolled_out, "trees"),
-        settings=recipe.reinforce.reward,
+        settings=parts.without_model(recipe.reinforce.reward),
         overlong=None,
         response_tokens=recipe.dialogue.response_tokens,
         sources=settings.reward_sources(recipe, Path("params")),

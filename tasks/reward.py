@@ -23,8 +23,9 @@ from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
 from tasks.rewards import judging, parts, scoring
 from tasks.rewards.judging import OpenPolicy
-from tasks.rewards.scoring import TAGS, Reader
-from tasks.trees.tables import load_trees, write_table
+from tasks.rewards.scoring import TAGS, Estimates, Reader
+from tasks.trees.labels import Labels
+from tasks.trees.tables import load_trees, read_rows, write_table
 
 TABLE = pa.schema(
     {
@@ -75,6 +76,8 @@ class RewardInputs:
     papers: Mapping[str, str] | None = None  # scorers of sets in the papers; None: verified answers
     judges: tuple[Artifact, ...] = ()  # policies of this machine among the judge's models
     sampling: tuple[Frozen, ...] = ()  # engine, machine and dialogue, which they are sampled with
+    estimates: Artifact | None = None  # the reward model's; None: there is none
+    labels: Labels | None = None  # of the questions on which the rule watches the reward model
 
 
 @task(**prefect_cache.TASK_OPTIONS)
@@ -98,12 +101,15 @@ def reward(
     if inputs.papers is not None:
         graded = partial(judging.as_in_papers, of_sets=inputs.papers)
         trees = [replace(tree, question=graded(tree.question)) for tree in trees]
+    estimates = load_estimates(inputs.estimates)
     with ExitStack() as stack:
         judge = None
         if inputs.judge:
             opened = judging.open_judge(inputs.judge, inputs.prompt, step.recipe, open_policy)
             judge = stack.enter_context(opened)
-        rows = scoring.score_trees(trees, inputs.settings, reader=reader, judge=judge)
+        rows = scoring.score_trees(
+            trees, inputs.settings, reader=reader, judge=judge, estimates=estimates
+        )
         if judge:
             judge.save(step.out)
     for row in rows:
@@ -123,9 +129,39 @@ def reward(
             - _groups_that_differ(rows, _shaped) / len({r["question"] for r in rows}),
             **({} if parts.is_default(inputs.settings) else _means_of_parts(rows)),
             **_without_verdict(rows),
+            **(drift(rows, estimates, inputs.labels) if inputs.labels else {}),
         },
         "seconds": {"reward": time.perf_counter() - began},
         "groups_with_spread": _groups_that_differ(rows, lambda row: row["score"]),
+    }
+
+
+def load_estimates(table: Artifact | None) -> Estimates:
+    """Read the reward model's estimates; {} where there are none."""
+    rows = read_rows(Path(table.path)) if table else []
+    return {(row["question"], row["leaf"]): row["estimate"] for row in rows}
+
+
+def drift(
+    rows: Sequence[Mapping[str, Any]], estimates: Estimates, labels: Labels
+) -> dict[str, float]:
+    """Return how far the reward model is from the rule, on the questions with labels.
+
+    ``model_estimate`` and its deviation are over all questions. ``model_gap`` is the mean, over
+    questions with labels, of the mean estimate less the share of successes; it rises where the
+    policy learns what the model likes and the rule does not.
+    """
+    every = _by_question(rows, lambda row: estimates[row["question"], row["leaf"]])
+    right = _by_question(rows, lambda row: float(row["success"]))
+    sample = [question for question in every if labels.role(question)]
+    gaps = [every[question] - right[question] for question in sample]
+    return {
+        "model_estimate": fmean(every.values()),
+        "model_estimate_deviation": float(pstdev(every.values())),
+        "labelled_questions": float(len(sample)),
+        "model_gap": fmean(gaps) if gaps else 0.0,
+        "model_gap_deviation": float(pstdev(gaps)) if gaps else 0.0,
+        "labelled_success": fmean(right[question] for question in sample) if sample else 0.0,
     }
 
 
@@ -167,10 +203,17 @@ def length_penalty(tokens: int, budget: int, overlong: Overlong | None) -> float
 
 def _deviation_of_questions(rows: Sequence[Mapping[str, Any]]) -> float:
     """Return the standard deviation, over questions, of the mean reward of their leaves."""
+    return float(pstdev(_by_question(rows, lambda row: row["reward"]).values()))
+
+
+def _by_question(
+    rows: Sequence[Mapping[str, Any]], value: Callable[[Mapping[str, Any]], float]
+) -> dict[str, float]:
+    """Return the mean of a value over the leaves of each question."""
     values: dict[str, list[float]] = {}
     for row in rows:
-        values.setdefault(row["question"], []).append(row["reward"])
-    return float(pstdev(fmean(own) for own in values.values()))
+        values.setdefault(row["question"], []).append(value(row))
+    return {question: fmean(own) for question, own in values.items()}
 
 
 def _groups_that_differ(

@@ -29,6 +29,7 @@ from tasks.questions.sampled import Sampled
 from tasks.rewards import judging, parts
 from tasks.rewards.steps import Steps
 from tasks.tools.own import offered, tool_kind
+from tasks.trees.labels import Labels
 
 KINDS: dict[str, Callable[[str], Any]] = {"tools": tool_kind, "environment": environment_kind}
 SECTIONS = ("tools", "environment", "dialect")  # of a recipe, each a mapping by name
@@ -201,6 +202,11 @@ def cross_faults(recipe: Recipe) -> list[str]:
         faults.append("dialogue.prompt is fresh, and there is no environment: set it to growing")
     if recipe.reinforce.turns_per_policy is not None:
         faults += _not_repeatable(recipe)
+    if parts.has_model(recipe.reinforce.reward) and recipe.reward_model is None:
+        faults.append(
+            "reinforce.reward has the part 'model', and reward_model is null: write the section "
+            "reward_model (docs/reward-model.md), or remove the part"
+        )
     for name, settings in recipe.tools.items():
         faults += kind_of("tools", name).faults(settings, source)
     for section in ("environment", "dialect"):
@@ -233,6 +239,13 @@ def agent_of(recipe: Recipe) -> Agent:
         engine=recipe.engine,
         machine=recipe.machine,
     )
+
+
+def labels_of(recipe: Recipe) -> Labels:
+    """Return which training questions have labels for the recipe's reward model."""
+    assert recipe.reward_model
+    chosen = recipe.reward_model
+    return Labels(seed=recipe.seed, share=chosen.labels, held_out=chosen.held_out)
 
 
 def step_weight(recipe: Recipe) -> float:

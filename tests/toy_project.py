@@ -41,6 +41,7 @@ engine: {kind: transformers, memory: 1, servers: [], lanes: 1}
 lora: null
 cold_start: {steps: 1, batch: 1, micro_batch: 1, learning_rate: 0.1, warmup_steps: 0,
              weight_decay: 0, save_every: 1}
+reward_model: null
 reinforce:
   algorithm: grpo
   iterations: 1

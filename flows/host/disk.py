@@ -33,7 +33,15 @@ REMEDY = (
     "reinforce.iterations"
 )
 FULL = 2**20  # bytes: with less free space the disk counts as full
-STAGES = ("prepare", "champion", "cold_start", "reinforce", "evaluate", "verdict")
+STAGES = (
+    "prepare",
+    "champion",
+    "cold_start",
+    "reward_model",
+    "reinforce",
+    "evaluate",
+    "verdict",
+)
 
 
 @dataclass(frozen=True)
@@ -70,8 +78,9 @@ def needs(
         "prepare": Need(weights=2 * weights, trees=_sampled_traces(recipe) * tokens * TOKEN),
         "champion": Need(weights=weights),
         "cold_start": _cold_start(recipe, weights),
+        "reward_model": _reward_model(recipe, weights),
         "reinforce": Need(
-            weights=_kept(settings) * one + 2 * weights,
+            weights=_kept(settings) * one + 2 * weights + _kept_models(recipe) * weights,
             optimizers=full * (CHECKPOINT - 1) * one,
             # in the ledger and in the out, and in each part of a rollout that policies share
             trees=(1 + settings.samplers) * leaves * tokens * TOKEN,
@@ -96,6 +105,29 @@ def _cold_start(recipe: Recipe, weights: int) -> Need:
         return Need(weights=weights)
     # the trainer keeps two checkpoints, and writes a third before it removes the oldest
     return Need(weights=2 * weights, passing=3 * CHECKPOINT * weights)
+
+
+def _reward_model(recipe: Recipe, weights: int) -> Need:
+    """Return the need of the reward model: in the ledger and as an out, with its labelled trees."""
+    chosen, tokens = recipe.reward_model, recipe.dialogue.path_tokens
+    if chosen is None:
+        return Need()
+    leaves = chosen.questions * recipe.reinforce.rollout.leaves
+    return Need(
+        weights=2 * weights,
+        trees=2 * leaves * tokens * TOKEN,
+        passing=3 * CHECKPOINT * weights,  # two checkpoints, and a third before the oldest goes
+    )
+
+
+def _kept_models(recipe: Recipe) -> int:
+    """Return how many reward models of reinforcement learning exist at most."""
+    chosen, settings = recipe.reward_model, recipe.reinforce
+    if chosen is None or chosen.again is None:
+        return 0
+    trainings = settings.iterations // chosen.again.every
+    kept = settings.iterations // math.lcm(chosen.again.every, settings.keep.weights_every)
+    return min(trainings, kept + 2 + settings.ahead)
 
 
 def _kept(settings: Reinforce) -> int:

@@ -126,6 +126,37 @@ def entropy_around_tools(profile: Sequence[Mapping[str, float]]) -> Figure:
     return figure
 
 
+def reliability(bins: Mapping[str, Sequence[Mapping[str, float]]]) -> Figure:
+    """Draw the share of successes over the reward model's probability, and after calibration.
+
+    ``bins``: name -> rows with ``count``, ``probability`` and ``success``; a point's area grows
+    with its count.
+    """
+    figure = _figure(5.0, 4.6)
+    axes = figure.subplots()
+    axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=(0, (4, 3)), label="calibrated")
+    for (name, rows), color in zip(bins.items(), (VERMILION, BLUE), strict=False):
+        total = sum(row["count"] for row in rows)
+        axes.plot(
+            [row["probability"] for row in rows],
+            [row["success"] for row in rows],
+            color=color,
+            label=f"{name} calibration",
+        )
+        axes.scatter(
+            [row["probability"] for row in rows],
+            [row["success"] for row in rows],
+            s=[20 + 300 * row["count"] / total for row in rows],
+            color=color,
+            alpha=0.5,
+        )
+    axes.set(xlabel="probability of success that the model gives", ylabel="share of successes")
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+    _tidy(axes, "Reward model on questions that it has not seen")
+    _legend(axes)
+    return figure
+
+
 def success_by_kind(table: Sequence[Mapping[str, Any]]) -> Figure:
     """Draw the success of each agent by question kind, with 95 % intervals.
 

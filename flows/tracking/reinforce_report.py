@@ -30,6 +30,7 @@ from tasks.trees.validation import Validated
 
 Iteration = Mapping[str, Sequence[Record]]  # verb -> the ledger's records of its calls
 TRAINING = ("rollout", "reward", "advantage", "update")  # verbs; "validation" is beside them
+OF_MODEL = ("estimate", "reward_model")  # verbs, where there is a reward model
 Seconds = dict[str, float]  # part of an iteration -> seconds
 Curve = dict[str, list[float]]  # measure -> a value an iteration
 
@@ -94,6 +95,8 @@ def metrics_of(iteration: Iteration) -> dict[str, float]:
     metrics: dict[str, float] = {}
     for verb in TRAINING:
         metrics |= together([record["metrics"] for record in iteration[verb]])
+    for record in iteration.get("reward_model", ()):
+        metrics |= {f"reward_model/{name}": value for name, value in record["metrics"].items()}
     return metrics
 
 
@@ -226,4 +229,6 @@ def report_time(run: Run, seconds: Sequence[Seconds]) -> None:
 
 def _records(iteration: Iteration) -> list[Record]:
     parts = iteration.get("rollout_part", ())  # where several policies share a rollout
-    return [*parts, *(record for verb in TRAINING for record in iteration[verb])]
+    records = [record for verb in TRAINING for record in iteration[verb]]
+    models = [record for verb in OF_MODEL for record in iteration.get(verb, ())]
+    return [*parts, *records, *models]

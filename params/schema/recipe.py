@@ -18,6 +18,7 @@ from params.schema.evaluate import Evaluate
 from params.schema.judge import Judge
 from params.schema.prepare import BenchmarkQuestions, Prepare
 from params.schema.reinforce import Lora, Reinforce, Rollout
+from params.schema.reward_model import RewardModel
 from params.schema.verdict import Verdict
 
 TABLES = ("algorithms", "architectures", "benchmarks", "suites")  # files that are no recipes
@@ -42,6 +43,7 @@ class Recipe(Frozen):
     engine: Engine
     lora: Lora | None  # null: train all weights
     cold_start: ColdStart | None  # null: reinforcement learning starts from the first policy
+    reward_model: RewardModel | None  # null: no model learns which trajectories succeed
     reinforce: Reinforce
     evaluate: Evaluate
     verdict: Verdict
@@ -101,6 +103,11 @@ class Recipe(Frozen):
             }
         )
 
+    def training_budget(self) -> Rollout:
+        """Return the budget of training, with paths that do not branch."""
+        rollout = self.reinforce.rollout
+        return rollout.model_copy(update={"initial": rollout.leaves, "branch": 0})
+
 
 def algorithm_of(recipe: Recipe, folder: Path = PARAMS) -> Algorithm:
     """Return the row of ``<folder>/algorithms.yaml`` that a recipe names.
@@ -143,6 +150,12 @@ def _misfits(chosen: Reinforce, row: Algorithm) -> list[tuple[bool, str]]:
             f"has the ratio none, and reinforce.ahead is {chosen.ahead}, so it would learn from an "
             "older policy's samples without a correction: set ahead to 0, or choose a row with a "
             "ratio",
+        ),
+        (
+            row.group_filter != "none" and any(part.name == "model" for part in chosen.reward),
+            f"has the group_filter {row.group_filter}, which reads scores of the rule, and "
+            "reinforce.reward has the part 'model', which stands in for it: choose a row with the "
+            "group_filter none",
         ),
         (
             row.group_filter != "none" and chosen.turns_per_policy is not None,

@@ -457,6 +457,15 @@ def _groups(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
     return groups
 
 
+def last_slots(forest: Forest) -> Tensor:
+    """Return the slot of the last token of each leaf [L], in the order of the layouts."""
+    slots, used = [], 0
+    for layout in forest.layouts:
+        slots += [used + path[-1] for path in layout.paths]
+        used += len(layout.tokens)
+    return torch.tensor(slots, device=forest.tokens.device)
+
+
 def to_nodes(forest: Forest, values: Tensor) -> Iterator[tuple[Credited, int, Floats]]:
     """Split values of a forest's entries [N, ...]: yield tree, node and the node's values."""
     rest = values.detach().float().cpu().numpy()

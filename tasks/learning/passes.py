@@ -41,12 +41,13 @@ LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**28}
 NO_VALUES: Floats = np.zeros(0, np.float32)  # of a node that was not sampled
 
 
-def states(backbone: Any, forest: Forest) -> Tensor:
-    """Return the hidden states that predict the sampled tokens of a forest. [P, H]"""
+def states(backbone: Any, forest: Forest, slots: Tensor | None = None) -> Tensor:
+    """Return the hidden states of slots; None: of those that predict the sampled tokens. [P, H]"""
     output = backbone(
         input_ids=forest.tokens, position_ids=forest.positions, use_cache=False, forest=forest
     )
-    return output.last_hidden_state[0].index_select(0, forest.predicting)
+    chosen = forest.predicting if slots is None else slots
+    return output.last_hidden_state[0].index_select(0, chosen)
 
 
 def token_logprobs(

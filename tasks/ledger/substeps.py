@@ -300,3 +300,22 @@ class Ledger:
 
 def _scratch(place: Path) -> Path:
     return place.with_name(f".{place.name}.scratch")
+
+
+# ---------------------------------------------------------------- checkpoints of a training
+
+
+def newest_checkpoint(scratch: Path) -> Path | None:
+    """Return the newest whole checkpoint-<steps> in a scratch folder, or None."""
+    return next((folder for folder in reversed(_checkpoints(scratch)) if read(folder)), None)
+
+
+def drop_old_checkpoints(scratch: Path, last: int) -> None:
+    """Remove all but the newest checkpoints, the one that is not sealed yet included."""
+    for folder in _checkpoints(scratch)[:-last]:
+        remove(folder)
+
+
+def _checkpoints(scratch: Path) -> list[Path]:
+    """Return the folders checkpoint-<steps>, the oldest first."""
+    return sorted(scratch.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))

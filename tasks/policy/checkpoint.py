@@ -116,12 +116,12 @@ def prepare_optimizer(learner: Learner, settings: Update) -> None:
     weights = [*own, *shared]
     learner.optimizer = make_optimizer(weights, settings, settings.learning_rate)
     if beside := _beside(learner, OPTIMIZER):
-        learner.optimizer.load_state_dict(_state(learner.optimizer, beside))
+        load_state(learner.optimizer, beside)
         learner.updates = json.loads((beside / "updates.json").read_text())["updates"]
     if critic and critic.backbone:
         critic.optimizer = make_optimizer(critic.weights(), settings, settings.critic_learning_rate)
         if beside := _beside(learner, OPTIMIZER):
-            critic.optimizer.load_state_dict(_state(critic.optimizer, beside / CRITIC))
+            load_state(critic.optimizer, beside / CRITIC)
 
 
 def _beside(learner: Learner, name: str) -> Path | None:
@@ -158,14 +158,14 @@ def save(learner: Learner, folder: Path) -> None:
     """
     save_policy(learner, folder / POLICY)
     if learner.optimizer:
-        _save_state(learner.optimizer, folder / OPTIMIZER)
+        save_state(learner.optimizer, folder / OPTIMIZER)
         if world.rank() == 0:
             updates = json.dumps({"updates": learner.updates})
             (folder / OPTIMIZER / "updates.json").write_text(updates)
     if learner.critic:
         _save_critic(learner.critic, folder / CRITIC)
         if learner.critic.optimizer:
-            _save_state(learner.critic.optimizer, folder / OPTIMIZER / CRITIC)
+            save_state(learner.critic.optimizer, folder / OPTIMIZER / CRITIC)
 
 
 def save_policy(learner: Learner, folder: Path) -> None:
@@ -197,7 +197,7 @@ def _save_critic(critic: Critic, folder: Path) -> None:
         _save_model(critic.backbone, folder)
 
 
-def _save_state(optimizer: torch.optim.Optimizer, folder: Path) -> None:
+def save_state(optimizer: torch.optim.Optimizer, folder: Path) -> None:
     """Write the state of an optimizer; each of several processes writes a file with its part.
 
     Part r of n has the r-th chunk of the rows of each tensor. A tensor without dimensions, such as
@@ -213,8 +213,8 @@ def _save_state(optimizer: torch.optim.Optimizer, folder: Path) -> None:
     save_file(state, folder / f"state{part}.safetensors")
 
 
-def _state(optimizer: torch.optim.Optimizer, folder: Path) -> dict[str, Any]:
-    """Read the state that ``_save_state`` wrote, in the form of ``load_state_dict``.
+def load_state(optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    """Load the state that ``save_state`` wrote.
 
     It may be from another number of processes: this one reads its own rows of all parts.
     """
@@ -226,4 +226,4 @@ def _state(optimizer: torch.optim.Optimizer, folder: Path) -> dict[str, Any]:
         index, name = key.split(".", 1)
         values = torch.cat([part[key] for part in parts]) if first.ndim else first
         state.setdefault(int(index), {})[name] = sharding.like(weights[int(index)], values)
-    return {"state": state, "param_groups": groups}
+    optimizer.load_state_dict({"state": state, "param_groups": groups})

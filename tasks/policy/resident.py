@@ -19,6 +19,8 @@ from params.schema.base import Machine
 from tasks.policy import adapter, sharding
 from tasks.policy.machine import PRECISION
 from tasks.policy.model import load_policy, load_tokenizer
+from tasks.policy.outcome_model import OutcomeModel
+from tasks.policy.outcome_model import load as load_outcome_model
 
 
 @dataclass
@@ -53,7 +55,10 @@ class Learner:
 
 
 class Resident:
-    """The policies that a run keeps in memory: at most one learner, one copy and one reference."""
+    """The policies that a run keeps in memory: at most one learner, one copy and one reference.
+
+    Beside them there may be a reward model that scores.
+    """
 
     def __init__(self) -> None:
         self.clear()
@@ -63,6 +68,8 @@ class Resident:
         self.learner: Learner | None = None
         self.copy: Learner | None = None
         self.reference: Learner | None = None
+        self.outcome: OutcomeModel | None = None
+        self.outcome_folder = Path()  # that it was loaded from
 
     def load_learner(self, folder: Path, machine: Machine) -> Learner:
         """Return the learner whose state lies in ``folder``, from memory if it is there.
@@ -103,6 +110,16 @@ class Resident:
             self.reference = Learner(folder, model, None)
         assert self.reference
         return self.reference.model
+
+    def load_outcome(self, folder: Path, machine: Machine) -> OutcomeModel:
+        """Return the reward model in ``folder``, which does not learn.
+
+        Raises OSError where the folder holds no model.
+        """
+        if self.outcome is None or self.outcome_folder != folder:
+            self.outcome = None  # frees its memory before the next one is loaded
+            self.outcome, self.outcome_folder = load_outcome_model(folder, machine), folder
+        return self.outcome
 
     @contextmanager
     def reference_of(self, folder: Path, learner: Learner, machine: Machine) -> Iterator[Any]:

@@ -29,6 +29,7 @@ class Ending:
     tools: frozenset[str]  # of which a call worked
     world: bool = False  # an episode of a world, which has no answer: its observations are scored
     format_counts: bool = True  # the recipe's list has the part ``format``
+    estimate: float | None = None  # the reward model's probability of success; None: it has none
 
     @property
     def score(self) -> float:

@@ -11,7 +11,7 @@ from params.schema.reading import validate
 from params.schema.reinforce import RewardPart
 from tasks import scorers
 from tasks.extensions import named
-from tasks.rewards import function
+from tasks.rewards import function, model
 from tasks.rewards.contract import Part, PartKind
 
 KEY = ("reinforce", "reward")  # of the list in a recipe
@@ -91,6 +91,16 @@ def is_default(parts: Sequence[RewardPart]) -> bool:
     return tuple(part.name for part in parts) == DEFAULT
 
 
+def has_model(parts: Sequence[RewardPart]) -> bool:
+    """Return whether the reward model is a part of the reward."""
+    return any(part.name == model.NAME for part in parts)
+
+
+def without_model(parts: Sequence[RewardPart]) -> tuple[RewardPart, ...]:
+    """Return the parts that need no reward model, as where its own labels are made."""
+    return tuple(part for part in parts if part.name != model.NAME)
+
+
 def broken_format(parts: Sequence[RewardPart]) -> float | None:
     """Return what a broken format earns; None where the list has no part ``format``."""
     return next((part.settings.broken for part in parts if part.name == FORMAT), None)  # type: ignore[attr-defined]
@@ -98,7 +108,7 @@ def broken_format(parts: Sequence[RewardPart]) -> float | None:
 
 def silent(parts: Sequence[RewardPart]) -> list[str]:
     """Return the labels of the parts that are 0 where the format is broken, and ``format``."""
-    return [label(part) for part in parts if part.name in (*DEFAULT, "scorer")]
+    return [label(part) for part in parts if part.name in (*DEFAULT, "scorer", model.NAME)]
 
 
 def reward_range(parts: Sequence[RewardPart]) -> tuple[float, float]:

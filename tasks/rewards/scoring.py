@@ -38,6 +38,7 @@ TAGS = TagsReader()  # of the usual tools
 WORLD = "world"  # in place of a scorer, where a world's observations are the score
 
 Breakdown = dict[str | None, dict[str, float]]  # by answer
+Estimates = Mapping[tuple[str, int], float]  # by question and leaf
 
 
 class Reader(Protocol):
@@ -59,6 +60,7 @@ def score_trees(
     most_timeouts: int = MOST_TIMEOUTS,
     reader: Reader = TAGS,
     judge: OpenJudge | None = None,
+    estimates: Estimates | None = None,
 ) -> list[dict[str, Any]]:
     """Return a row of tasks/reward.py's table for each leaf, without the length penalty.
 
@@ -68,7 +70,7 @@ def score_trees(
     mathematics verifier ran out of processor time, further ones that only it could compare score 0,
     as "over_budget". A tree of one leaf, as in an evaluation, has no budget. Which answers run out
     of time depends on the speed of the processor. ``judge`` is asked about all answers to questions
-    that name it as their scorer, at once.
+    that name it as their scorer, at once. ``estimates`` are the reward model's.
 
     Raises ValueError with question and leaf: for a scorer that is unknown, for a user's scorer or
     part that fails or exceeds its range, for a world's score that is none, and for a question that
@@ -80,7 +82,13 @@ def score_trees(
     judged = _judged(trees, reader, judge)
     with open_scorers(sorted(names)) as scorers, open_parts(parts) as opened:
         compare = partial(_compared, scorers, most_timeouts, judged)
-        read = partial(_endings, compare=compare, reader=reader, format_counts=strict)
+        read = partial(
+            _endings,
+            compare=compare,
+            reader=reader,
+            format_counts=strict,
+            estimates=estimates or {},
+        )
         with _threads(WORKERS) as threads:
             endings = [ending for tree in threads.map(read, trees) for ending in tree]
         values = {label: _finite(label, part, endings) for label, part in opened.items()}
@@ -118,6 +126,7 @@ def _endings(
     compare: Callable[[Question, Sequence[str | None]], Breakdown],
     reader: Reader,
     format_counts: bool,
+    estimates: Estimates,
 ) -> list[Ending]:
     """Return the endings of a tree, in leaf order, with the breakdowns of their scores."""
     world, trajectories = tree.of_world, list(tree.trajectories())
@@ -136,6 +145,7 @@ def _endings(
             tools=_tools(trajectory, reader),
             world=world,
             format_counts=format_counts,
+            estimate=estimates.get((tree.question.id, leaf)),
         )
         for leaf, (trajectory, texts, answer) in enumerate(
             zip(trajectories, turns, answers, strict=True)

@@ -16,11 +16,11 @@ from flows.runs import ledger_mirror
 from params.schema.base import Machine
 from params.schema.cold_start import ColdStart
 from tasks import cold_start as verb
-from tasks.cold_start import IGNORED, ColdStartInputs, Traces, cold_start, newest_checkpoint
+from tasks.cold_start import IGNORED, ColdStartInputs, Traces, cold_start
 from tasks.learning.processes import open_learners
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
-from tasks.ledger.substeps import Ledger, Step
+from tasks.ledger.substeps import Ledger, Step, newest_checkpoint
 from tasks.trees.tables import write_table
 from tests.learner_processes import kill_once
 
@@ -268,7 +268,7 @@ def test_the_newest_whole_checkpoint_is_taken(tmp_path):
         if number != 110:  # cut while it was written
             Ledger().seal(checkpoint)
     (tmp_path / "checkpoint-120" / "model.safetensors").write_bytes(b"the weig")  # truncated
-    assert newest_checkpoint(tmp_path) == str(tmp_path / "checkpoint-100")
+    assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-100"
 
 
 def test_a_single_step_has_a_curve(initial, folder):

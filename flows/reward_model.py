@@ -1,0 +1,139 @@
+"""Train the reward model on trajectories of the cold start that a rule or a judge has scored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prefect import flow
+
+from flows.runs import ledger_mirror
+from flows.tracking import figures
+from flows.tracking.progress import Progress
+from flows.tracking.run import Run, stage_run
+from flows.workers import stage
+from params.schema.recipe import Recipe
+from params.schema.reward_model import RewardModel
+from tasks import settings
+from tasks.dialects import open_dialect
+from tasks.environments import open_environment
+from tasks.exam import Exam, answer
+from tasks.ledger import artifacts, keys
+from tasks.ledger.artifacts import Artifact, Record
+from tasks.ledger.substeps import Step
+from tasks.policy import outcome_model
+from tasks.policy.machine import use_machine
+from tasks.policy.model import load_tokenizer
+from tasks.policy.outcome_model import Published
+from tasks.reward_model import LabelInputs, RewardModelInputs, labelled_questions
+from tasks.reward_model import reward_model as train
+
+
+@flow(name="reward_model")
+def reward_model(recipe: str) -> None:
+    """Make ``models/<recipe>/reward_model``; without the section, a file says that there is none.
+
+    The cold start answers training questions that have labels, with the budget and the temperature
+    of training but without branches, and the model learns which answers succeeded.
+    """
+    chosen = settings.load(recipe, Path("params"))
+    questions = Artifact.at(Path("data", recipe, "questions", "train.parquet"))
+    corpus = Artifact.at(Path("data", recipe, "corpus"))
+    policy = Artifact.at(Path("models", recipe, "cold_start"))
+    use_machine(chosen.machine)
+    key = keys.stage_key(chosen, questions, corpus, policy)
+    made: list[Record] = []
+    published = None
+    with (
+        ledger_mirror.opened() as ledger,
+        stage_run(recipe, "reward_model", key, stage.run_tags()) as run,
+    ):
+        if chosen.reward_model:
+            step = Step(recipe, "reward_model", 0, chosen.seed, ledger)
+            made = labelled(step, chosen, policy, questions, corpus)
+            trees, rewards = (
+                artifacts.output(made[1], "trees"),
+                artifacts.output(made[2], "rewards"),
+            )
+            made.append(trained(step, chosen, chosen.reward_model, policy, trees, rewards, run))
+            published = Published(artifacts.output(made[-1], "model"), trees, rewards)
+        else:
+            print("reward_model: none")
+        outcome_model.publish(Path("models", recipe, "reward_model"), published)
+        artifacts.publish_records(made, Path("data", recipe, "records", "reward_model.jsonl"))
+
+
+def labelled(
+    step: Step, recipe: Recipe, policy: Artifact, questions: Artifact, corpus: Artifact
+) -> list[Record]:
+    """Choose questions with labels, answer and score them; return the three records."""
+    assert recipe.reward_model
+    labels = settings.labels_of(recipe)
+    chosen = labelled_questions(step, LabelInputs(questions, labels, recipe.reward_model.questions))
+    with open_environment(
+        recipe.tools, recipe.environment, recipe.machine.threads, Path(corpus.path)
+    ) as environment:
+        tokenizer = load_tokenizer(policy.path)
+        reader = open_dialect(recipe.dialect, tokenizer, recipe.dialogue, environment.specs)
+        exam = Exam(
+            recipe,
+            artifacts.output(chosen, "questions"),
+            None,
+            corpus,
+            environment,
+            reader,
+            size=len(chosen["questions"]),
+            evaluation=False,
+            training=True,
+        )
+        progress = Progress("labelled trees", len(chosen["questions"]))
+        answered = answer(exam, step, policy, progress.advance)
+        progress.close()
+    return [chosen, *answered]
+
+
+def trained(
+    step: Step,
+    recipe: Recipe,
+    chosen: RewardModel,
+    policy: Artifact,
+    trees: Artifact,
+    rewards: Artifact,
+    run: Run,
+) -> Record:
+    """Train the first model with a progress bar; log its curve, its metrics and a figure."""
+    inputs = RewardModelInputs(
+        policy=policy,
+        before=None,
+        trees=[trees],
+        rewards=[rewards],
+        labels=settings.labels_of(recipe),
+        settings=chosen,
+        steps=chosen.steps,
+        machine=recipe.machine,
+    )
+    progress = Progress("reward model", chosen.steps)
+    made = train(step, inputs, advance=progress.reach)
+    progress.close()
+    for point in made["curve"]:
+        run.log_metrics({"loss": point["loss"]}, step=int(point["step"]), at=made["finished"])
+    run.log_metrics(made["metrics"], step=chosen.steps, at=made["finished"])
+    if made["reliability"]:
+        run.log_figure(figures.reliability(made["reliability"]), "reliability.png")
+    print(f"reward_model: {described(made['metrics'])}")
+    return made
+
+
+def described(metrics: dict[str, float]) -> str:
+    """Return how good a model is, in words."""
+    if "calibration_error_after" not in metrics:
+        return "no question is held out that could judge it: raise reward_model.questions"
+    error = (
+        f"calibration error {metrics['calibration_error_before']:.3f} before and "
+        f"{metrics['calibration_error_after']:.3f} after calibration"
+    )
+    area = f"AUC {metrics['auc']:.3f}" if "auc" in metrics else "no AUC, all labels are equal"
+    return f"{area}, {error}, on {metrics['trajectories_judge']:.0f} trajectories of new questions"
+
+
+if __name__ == "__main__":
+    stage.main(reward_model)

@@ -1,0 +1,53 @@
+"""estimate: the reward model says how likely each trajectory of a batch is a success."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+from prefect import task
+
+from params.schema.base import Machine
+from tasks.learning import outcome
+from tasks.ledger import prefect_cache, substeps
+from tasks.ledger.artifacts import Artifact, Record
+from tasks.ledger.substeps import Step
+from tasks.policy import resident
+from tasks.trees.tables import load_trees, write_table
+
+TABLE = pa.schema(
+    {
+        "question": pa.string(),
+        "leaf": pa.int32(),
+        "estimate": pa.float64(),  # calibrated probability of success
+    }
+)
+
+
+@dataclass(frozen=True)
+class EstimateInputs:
+    """What decides the estimates of a batch."""
+
+    model: Artifact
+    trees: Artifact
+    micro_batch_tokens: int  # most tokens of a forward pass
+    machine: Machine
+
+
+@task(**prefect_cache.TASK_OPTIONS)
+@substeps.recorded
+def estimate(step: Step, inputs: EstimateInputs) -> Record:
+    """Score each leaf; artifact ``estimates``, a row a leaf."""
+    began = time.perf_counter()
+    trees = load_trees(Path(inputs.trees.path))
+    model = resident.POLICIES.load_outcome(Path(inputs.model.path), inputs.machine)
+    logits = outcome.logits_of(model, trees, inputs.micro_batch_tokens, inputs.machine)
+    rows = [
+        {"question": tree.question.id, "leaf": leaf, "estimate": float(value)}
+        for tree, scored in zip(trees, logits, strict=True)
+        for leaf, value in enumerate(model.calibration.probabilities(scored))
+    ]
+    write_table(pa.Table.from_pylist(rows, schema=TABLE), step.out / "estimates.parquet")
+    return {"metrics": {}, "seconds": {"estimate": time.perf_counter() - began}}

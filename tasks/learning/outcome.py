@@ -1,0 +1,205 @@
+"""Train the reward model on trajectories with labels, and score trajectories. Torch only.
+
+ARPO (arXiv 2507.19849), Algorithm 1, line 23, names a reward model that is trained at the end of an
+iteration, and leaves it open. **Chosen**: a copy of the policy's backbone with a scalar head on the
+last token, learned by binary cross-entropy or from pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from params.schema.base import Machine
+from params.schema.reward_model import RewardModel
+from tasks.learning.attention import attending, form_for
+from tasks.learning.gradients import add_gradients
+from tasks.learning.packing import Credited, Forest, last_slots, uncredited
+from tasks.learning.passes import forests_of_lanes, states, training_cost
+from tasks.learning.replay import DRAWS, Example
+from tasks.learning.shares import Batch
+from tasks.policy.machine import in_precision
+from tasks.policy.outcome_model import OutcomeModel
+from tasks.policy.parallel import side_by_side
+from tasks.trees.tree import Tree
+
+ADAM_BETAS = (0.9, 0.95)
+Leaf = tuple[int, int]  # id of a credited tree, and a leaf of it
+
+
+def classification(logits: Tensor) -> Tensor:
+    """Return the binary cross-entropy of logits [B]: the first half succeeded, the second failed.
+
+    The mean of -log sigmoid(z) over successes and of -log(1 - sigmoid(z)) over failures.
+    """
+    success, failure = logits.chunk(2)
+    return -torch.cat([logsigmoid(success), logsigmoid(-failure)]).mean()
+
+
+def pairs(logits: Tensor) -> Tensor:
+    """Return the Bradley-Terry loss of logits [B]: entry i beat entry B/2 + i.
+
+    The mean of -log sigmoid(z_success - z_failure).
+    """
+    success, failure = logits.chunk(2)
+    return -logsigmoid(success - failure).mean()
+
+
+LOSSES: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "classification": classification,
+    "pairs": pairs,
+}
+
+
+@dataclass
+class Training:
+    """A reward model that learns, with its optimizer."""
+
+    model: OutcomeModel
+    settings: RewardModel
+    machine: Machine
+    optimizer: torch.optim.Optimizer
+
+
+def begin(model: OutcomeModel, settings: RewardModel, machine: Machine) -> Training:
+    """Return a training with a new optimizer."""
+    optimizer = torch.optim.AdamW(
+        model.weights(),
+        lr=settings.learning_rate,
+        betas=ADAM_BETAS,
+        weight_decay=settings.weight_decay,
+        fused=True,
+    )
+    return Training(model, settings, machine, optimizer)
+
+
+def train(
+    training: Training,
+    trees: Sequence[Tree],
+    examples: Sequence[Example],
+    steps: range,
+    key: Sequence[int],
+) -> list[float]:
+    """Take the optimizer steps with these numbers; return the loss of each.
+
+    What step n draws from the examples is decided by ``key`` and n. Raises ValueError where they
+    have no two kinds of labels.
+    """
+    batch = [uncredited(tree) for tree in trees]
+    training.model.backbone.train()
+    return [_step(training, batch, examples, number, [*key, number]) for number in steps]
+
+
+def _step(
+    training: Training,
+    trees: Sequence[Credited],
+    examples: Sequence[Example],
+    number: int,
+    key: Sequence[int],
+) -> float:
+    """Take one optimizer step; return its loss.
+
+    The loss may compare trajectories of different micro-batches. So its gradient by the logits is
+    computed first, from a pass without a gradient, and each micro-batch then adds its share.
+    """
+    settings, model = training.settings, training.model
+    drawn = [examples[place] for place in DRAWS[settings.loss](examples, settings.batch, key)]
+    batch = _batch(trees, drawn)
+    scored = _score(model, batch, settings.micro_batch_tokens, training.machine)
+    names = [(id(trees[one.tree]), one.leaf) for one in drawn]
+    logits = torch.tensor([scored[name] for name in names], requires_grad=True)
+    loss = LOSSES[settings.loss](logits)
+    (gradient,) = torch.autograd.grad(loss, logits)
+    factors: dict[Leaf, float] = {}
+    for name, factor in zip(names, gradient.tolist(), strict=True):
+        factors[name] = factors.get(name, 0.0) + factor  # one that is drawn twice counts twice
+    _add_gradients(training, batch, factors)
+    warm = min(1.0, (number + 1) / max(1, settings.warmup_steps))
+    for group in training.optimizer.param_groups:
+        group["lr"] = settings.learning_rate * warm
+    training.optimizer.step()
+    return float(loss.detach())
+
+
+def _add_gradients(training: Training, batch: Batch, factors: Mapping[Leaf, float]) -> None:
+    """Set the gradient of the sum of factor times logit over the leaves of a batch, clipped."""
+    model, settings, machine = training.model, training.settings, training.machine
+
+    def share(forest: Forest) -> tuple[Tensor, dict[str, float]]:
+        logits = _logits(model, forest, machine)
+        own = torch.tensor([factors[leaf] for leaf in _leaves(forest)], device=logits.device)
+        return (logits * own).sum(), {}
+
+    training.optimizer.zero_grad(set_to_none=True)
+    with attending(model.backbone, form_for(machine.device)):
+        pieces = _micro_batches(model, batch, settings.micro_batch_tokens, machine)
+        add_gradients(model.weights(), share, pieces)
+    torch.nn.utils.clip_grad_norm_(model.weights(), settings.gradient_clip)
+
+
+# ---------------------------------------------------------------- scores
+
+
+def logits_of(
+    model: OutcomeModel, trees: Sequence[Tree], tokens: int, machine: Machine
+) -> list[NDArray[np.float32]]:
+    """Return the logits of all trajectories, before calibration: tree -> [L].
+
+    ``tokens``: most tokens of a forward pass; a shared token counts once.
+    """
+    batch = [(uncredited(tree), range(len(tree.leaves))) for tree in trees]
+    found = _score(model, batch, tokens, machine)
+    return [
+        np.array([found[id(credited), leaf] for leaf in leaves], np.float32)
+        for credited, leaves in batch
+    ]
+
+
+def _batch(trees: Sequence[Credited], drawn: Sequence[Example]) -> Batch:
+    """Return the drawn trees with their drawn leaves, each once."""
+    leaves: dict[int, set[int]] = {}
+    for one in drawn:
+        leaves.setdefault(one.tree, set()).add(one.leaf)
+    return [(trees[tree], sorted(of_tree)) for tree, of_tree in sorted(leaves.items())]
+
+
+def _score(model: OutcomeModel, batch: Batch, tokens: int, machine: Machine) -> dict[Leaf, float]:
+    """Return the logit of each leaf of a batch, without gradients."""
+    found: dict[Leaf, float] = {}
+    training = model.backbone.training
+    model.backbone.eval()
+
+    @torch.no_grad()  # applies to the current thread, so each lane enters it
+    def lane(pieces: Iterable[Forest]) -> None:
+        for forest in pieces:
+            logits = _logits(model, forest, machine).cpu().tolist()
+            found.update(zip(_leaves(forest), logits, strict=True))
+
+    with attending(model.backbone, form_for(machine.device)):
+        side_by_side(lane, _micro_batches(model, batch, tokens, machine))
+    model.backbone.train(training)
+    return found
+
+
+def _micro_batches(
+    model: OutcomeModel, batch: Batch, tokens: int, machine: Machine
+) -> list[Iterator[Forest]]:
+    cost = training_cost(model.backbone, form_for(machine.device))
+    return forests_of_lanes(batch, tokens, cost, machine)
+
+
+def _logits(model: OutcomeModel, forest: Forest, machine: Machine) -> Tensor:
+    """Return the logit of each leaf of a forest [L], in float32, in the order of ``_leaves``."""
+    with in_precision(machine):
+        hidden = states(model.backbone, forest, last_slots(forest))
+    return model.head(hidden.float())[:, 0]
+
+
+def _leaves(forest: Forest) -> list[Leaf]:
+    return [(id(layout.source), leaf) for layout in forest.layouts for leaf in layout.leaves]

@@ -1,0 +1,271 @@
+"""reward_model: a model learns which trajectories succeed, from those that have labels."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from prefect import task
+
+from params.schema.base import Machine
+from params.schema.reward_model import RewardModel
+from tasks.learning import outcome
+from tasks.learning.progress import Advance, no_advance
+from tasks.learning.replay import DRAWS, Example, Scored, mebibytes
+from tasks.ledger import artifacts, prefect_cache, substeps
+from tasks.ledger.artifacts import Artifact, Record
+from tasks.ledger.substeps import Step
+from tasks.policy import checkpoint, outcome_model
+from tasks.policy.machine import use_machine
+from tasks.policy.outcome_model import OutcomeModel
+from tasks.policy.resident import POLICIES
+from tasks.trees import calibration
+from tasks.trees.labels import Labels, Role
+from tasks.trees.tables import StoredQuestions, load_trees, read_rows, save_questions
+from tasks.trees.tree import Tree
+
+POINTS = 50  # of the curve
+CHECKPOINTS = 2  # that are kept
+LOSSES = "losses.json"  # in a checkpoint: those of its steps
+MODEL, OPTIMIZER = "model", "optimizer"  # folders of a checkpoint
+
+
+@dataclass(frozen=True)
+class LabelInputs:
+    """Which questions the cold start answers for the first training."""
+
+    questions: Artifact  # of the training split
+    labels: Labels
+    most: int
+
+
+@task(**prefect_cache.TASK_OPTIONS)
+@substeps.recorded
+def labelled_questions(step: Step, inputs: LabelInputs) -> Record:
+    """Choose the first questions with labels; artifact ``questions``.
+
+    Raises ValueError where there is none.
+    """
+    began = time.perf_counter()
+    every = StoredQuestions(Path(inputs.questions.path))
+    chosen = [one for one in every if inputs.labels.role(one.id)][: inputs.most]
+    if not chosen:
+        raise ValueError(
+            f"none of the {len(every)} training questions has a label: raise reward_model.labels, "
+            f"which is {inputs.labels.share:g}"
+        )
+    save_questions(chosen, step.out / "questions.parquet")
+    return {
+        "metrics": {"labelled_questions": len(chosen)},
+        "seconds": {"labels": time.perf_counter() - began},
+        "questions": [one.id for one in chosen],
+    }
+
+
+@dataclass(frozen=True)
+class RewardModelInputs:
+    """What decides a reward model: where it begins, and what it learns from.
+
+    ``trees`` and ``rewards`` are those of the replay buffer, the oldest first.
+    """
+
+    policy: Artifact  # whose backbone a new model has
+    before: Artifact | None  # the model that goes on learning; None: it is new
+    trees: list[Artifact]
+    rewards: list[Artifact]
+    labels: Labels
+    settings: RewardModel
+    steps: int  # optimizer steps
+    machine: Machine
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """The trajectories with labels, in memory."""
+
+    trees: list[Tree]
+    examples: Mapping[Role, Sequence[Example]]
+
+    def labels(self, role: Role) -> Any:
+        return np.array([one.success for one in self.examples[role]], bool)
+
+
+@task(**prefect_cache.TASK_OPTIONS)
+@substeps.recorded
+def reward_model(step: Step, inputs: RewardModelInputs, *, advance: Advance = no_advance) -> Record:
+    """Train a reward model, calibrate it and judge it on questions that it has not seen.
+
+    Artifact ``model``. A killed training goes on at its newest checkpoint. A buffer without both
+    kinds of trajectories leaves an earlier model as it is; without one, ValueError is raised.
+    ``advance`` is called with the steps done so far and the newest loss.
+    """
+    began = time.perf_counter()
+    use_machine(inputs.machine)
+    POLICIES.outcome = None  # frees its memory before another one is loaded
+    buffer = load_buffer(inputs.trees, inputs.rewards, inputs.labels)
+    model, losses = _trained(step, inputs, buffer, advance)
+    report = _calibrated(model, inputs, buffer)
+    outcome_model.save(model, step.out / MODEL)
+    return {
+        "metrics": {
+            "steps": len(losses),
+            **({"loss": math.fsum(losses) / len(losses)} if losses else {}),
+            **report["metrics"],
+            **_sizes(inputs, buffer),
+        },
+        "curve": _curve(losses),
+        "reliability": report["reliability"],
+        "seconds": {"reward_model": time.perf_counter() - began},
+        "questions": sorted({one.question for some in buffer.examples.values() for one in some}),
+    }
+
+
+def load_buffer(trees: Sequence[Artifact], rewards: Sequence[Artifact], labels: Labels) -> Labelled:
+    """Read the trajectories with labels of some trees and their rewards.
+
+    A trajectory's label is whether it is a success: the highest score in a sound format.
+    """
+    kept: list[Tree] = []
+    examples: dict[Role, list[Example]] = {"train": [], "calibrate": [], "judge": []}
+    for of_trees, of_rewards in zip(trees, rewards, strict=True):
+        places = {}
+        for tree in load_trees(Path(of_trees.path)):
+            if labels.role(tree.question.id):
+                places[tree.question.id] = len(kept)
+                kept.append(tree)
+        for row in read_rows(Path(of_rewards.path)):
+            if role := labels.role(name := row["question"]):
+                one = Example(places[name], row["leaf"], name, row["success"])
+                examples[role].append(one)
+    return Labelled(kept, examples)
+
+
+# ---------------------------------------------------------------- training
+
+
+def _trained(
+    step: Step, inputs: RewardModelInputs, buffer: Labelled, advance: Advance
+) -> tuple[OutcomeModel, list[float]]:
+    """Return the model after all its steps, and the loss of each."""
+    settings, scratch = inputs.settings, step.ledger.scratch(step)
+    newest = substeps.newest_checkpoint(scratch)
+    model = _begun(inputs, newest)
+    examples = buffer.examples["train"]
+    if (fault := _fault(settings, examples)) and not newest:
+        if inputs.before is None:
+            raise ValueError(
+                f"the reward model has nothing to learn from: {fault}. Raise "
+                "reward_model.labels or reward_model.questions, or sample with a higher temperature"
+            )
+        return model, []
+    training = outcome.begin(model, settings, inputs.machine)
+    losses: list[float] = []
+    if newest:
+        checkpoint.load_state(training.optimizer, newest / OPTIMIZER)
+        losses = json.loads((newest / LOSSES).read_text())
+    key = (step.seed, step.iteration)
+    for end in _stops(settings, inputs.steps, len(losses)):
+        numbers = range(len(losses), end)
+        losses += outcome.train(training, buffer.trees, examples, numbers, key)
+        advance(end, {"loss": losses[-1]})
+        if end % settings.save_every == 0 and end < inputs.steps:
+            _save(step, training, losses, scratch / f"checkpoint-{end}")
+    return model, losses
+
+
+def _begun(inputs: RewardModelInputs, newest: Path | None) -> OutcomeModel:
+    """Return the model of a checkpoint, the one before, or a new one."""
+    if newest:
+        return outcome_model.load(newest / MODEL, inputs.machine)
+    if inputs.before:
+        return outcome_model.load(Path(inputs.before.path), inputs.machine)
+    return outcome_model.begin(Path(inputs.policy.path), inputs.machine)
+
+
+def _fault(settings: RewardModel, examples: Sequence[Example]) -> str:
+    """Return why nothing can be drawn from the examples, or ""."""
+    try:
+        DRAWS[settings.loss](examples, settings.batch, [0])
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _stops(settings: RewardModel, steps: int, done: int) -> list[int]:
+    """Return the numbers of steps at which training reports or writes a checkpoint."""
+    every = max(1, steps // POINTS)
+    stops = {*range(0, steps, every), *range(0, steps, settings.save_every), steps}
+    return sorted(stop for stop in stops if stop > done)
+
+
+def _save(step: Step, training: outcome.Training, losses: Sequence[float], folder: Path) -> None:
+    """Write a checkpoint, from which a killed training goes on."""
+    artifacts.remove(folder)
+    outcome_model.save(training.model, folder / MODEL)
+    checkpoint.save_state(training.optimizer, folder / OPTIMIZER)
+    (folder / LOSSES).write_text(json.dumps(losses))
+    substeps.drop_old_checkpoints(folder.parent, CHECKPOINTS)
+    step.ledger.seal(folder)
+
+
+def _curve(losses: Sequence[float]) -> list[dict[str, float]]:
+    """Return a point of every so many steps: the mean loss since the one before."""
+    every = max(1, len(losses) // POINTS)
+    return [
+        {"step": end, "loss": math.fsum(losses[end - every : end]) / every}
+        for end in range(every, len(losses) + 1, every)
+    ]
+
+
+# ---------------------------------------------------------------- calibration
+
+
+def _calibrated(model: OutcomeModel, inputs: RewardModelInputs, buffer: Labelled) -> dict[str, Any]:
+    """Calibrate the model in place, and judge it before and after.
+
+    Held-out questions that can't decide a calibration leave the one that the model has.
+    """
+    scored = outcome.logits_of(
+        model, buffer.trees, inputs.settings.micro_batch_tokens, inputs.machine
+    )
+    logits = {
+        role: np.array([scored[one.tree][one.leaf] for one in examples], np.float64)
+        for role, examples in buffer.examples.items()
+    }
+    before = model.calibration
+    fitted = calibration.fit(logits["calibrate"], buffer.labels("calibrate"))
+    model.calibration = fitted or before
+    judged, labels = logits["judge"], buffer.labels("judge")
+    metrics = {
+        "temperature": model.calibration.temperature,
+        "offset": model.calibration.offset,
+        "calibrated": float(fitted is not None),
+    }
+    reliability = {}
+    if len(labels):
+        for name, chosen in (("before", before), ("after", model.calibration)):
+            found = chosen.probabilities(judged)
+            error = calibration.expected_calibration_error(found, labels)
+            metrics[f"calibration_error_{name}"] = error
+            reliability[name] = calibration.reliability(found, labels)
+    if (area := calibration.auc(judged, labels)) is not None:
+        metrics["auc"] = area
+    return {"metrics": metrics, "reliability": reliability}
+
+
+def _sizes(inputs: RewardModelInputs, buffer: Labelled) -> dict[str, float]:
+    """Return what the buffer holds: trajectories by role, successes, batches, and size on disk."""
+    every = [one for some in buffer.examples.values() for one in some]
+    counts = {f"trajectories_{role}": float(len(some)) for role, some in buffer.examples.items()}
+    return {
+        **counts,
+        "successes": sum(one.success for one in every) / max(1, len(every)),
+        "buffer_batches": float(len(inputs.trees)),
+        "buffer_mebibytes": mebibytes(list(map(Scored, inputs.trees, inputs.rewards))),
+    }
