@@ -51,9 +51,10 @@ from params.schema.suites import Suite
 from tasks import settings
 from tasks.environments import open_environment
 from tasks.ledger.artifacts import ROOT, Artifact
+from tasks.policy import outcome_model
 from tasks.policy.machine import use_machine
 
-BEFORE = ("champion", "prepare", "cold_start")  # stages that all variants share
+BEFORE = ("champion", "prepare", "cold_start", "reward_model")  # stages that all variants share
 log = logging.getLogger(__name__)
 
 Write = Callable[[Sequence[Result]], None]  # of the results so far
@@ -100,6 +101,7 @@ def compare(
             environment=environment,
             reader=reader_of(chosen, cold_start, environment),
             ledger=ledger,
+            reward_model=outcome_model.published(Path("models", name, "reward_model")),
         )
         wanted, write = _asked(common, rows, changes, baseline, suite, parts)
         found: list[Result] = []

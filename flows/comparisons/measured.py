@@ -38,7 +38,8 @@ from tasks.ledger import keys
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.functions import function_digests
 from tasks.ledger.substeps import Ledger, Step
-from tasks.rewards import judging
+from tasks.policy.outcome_model import Published
+from tasks.rewards import judging, parts
 from tasks.rewards.scoring import Reader
 from tasks.trees import panels
 from tasks.trees.metrics import together
@@ -52,7 +53,8 @@ NOT_DECIDING = {
     "stop_on",
 }  # of ``reinforce``
 LONGEST = 20  # times the recipe's iterations, where a variant hardly spends the budget
-VERBS = ("rollout", "reward", "advantage", "update", "exam")  # whose source decides a result
+# whose source decides a result
+VERBS = ("rollout", "estimate", "reward", "advantage", "update", "reward_model", "exam")
 REPORTING = ("flows/host", "flows/runs", "flows/tracking", "flows/workers")  # decide none
 
 
@@ -92,6 +94,7 @@ class Common:
     environment: OpenEnvironment
     reader: Reader
     ledger: Ledger
+    reward_model: Published | None  # that each variant's training begins with
 
     def step(self, variant: str, seed: int) -> Step:
         """Return the first step of a variant's training."""
@@ -110,7 +113,8 @@ class Common:
             "artifacts": [self.cold_start, self.questions, self.test, self.panel, self.corpus],
             "exam": [
                 *(self.recipe.machine, self.recipe.engine, settings.agent_of(self.recipe)),
-                *(self.recipe.evaluation_budget(), self.recipe.reinforce.reward),
+                self.recipe.evaluation_budget(),
+                parts.without_model(self.recipe.reinforce.reward),
                 self.recipe.evaluate.model_dump(exclude={"bootstrap", "panel"}),
                 settings.reward_sources(self.recipe, Path("params")),
                 judging.inputs(self.recipe, Path("params"), evaluation=True),
@@ -123,6 +127,8 @@ class Common:
                 "training": variant.recipe.reinforce.model_dump(mode="json", exclude=NOT_DECIDING),
                 "engine": [variant.recipe.engine, variant.recipe.lora],
             }
+            if made := self.reward_model:
+                inputs["reward_model"] = [variant.recipe.reward_model, made.model, made.rewards]
             if exam := self.exam(variant):
                 inputs["validation"] = [exam.questions, exam.panel, self.recipe.verdict.measure]
         sources = {
@@ -141,7 +147,13 @@ def measured(common: Common, variant: Variant | None, step: Step) -> dict[str, A
     if variant:
         made = (step, recipe, variant.algorithm, policy, common.questions, common.corpus)
         done, spent = train_until(
-            training := Training(*made, common.environment, common.reader, common.exam(variant)),
+            training := Training(
+                *made,
+                common.environment,
+                common.reader,
+                common.exam(variant),
+                reward_model=common.reward_model,
+            ),
             common.budget,
             variant.name,
         )

@@ -15,7 +15,7 @@ from params.schema.algorithms import Algorithm
 from params.schema.recipe import Recipe
 from tasks import settings
 
-OWN_SECTIONS = ("reinforce", "lora", "engine")  # what a variant may override
+OWN_SECTIONS = ("reinforce", "lora", "engine", "reward_model.again")  # what a variant may override
 DECIDED = {  # what a comparison sets itself
     "reinforce.algorithm": "name the row with --algorithms",
     "reinforce.iterations": "--budget decides when training ends",
@@ -71,15 +71,16 @@ def _scope(change: str) -> tuple[str, str]:
 def variant_of(name: str, row: str, changes: Sequence[str]) -> Variant:
     """Return a row with changes. Raises ValueError for changes that do not hold."""
     for change in changes:
-        section = change.split(".")[0].split("=")[0]
-        if section not in OWN_SECTIONS and not change.startswith(overrides.OF_ROW):
+        place = change.split("=")[0]
+        own_section = any(f"{place}.".startswith(f"{own}.") for own in OWN_SECTIONS)
+        if not own_section and not change.startswith(overrides.OF_ROW):
             raise ValueError(
                 f"--overrides {change}: variants share everything but {list(OWN_SECTIONS)} and "
                 "the algorithm's choices (algorithm.estimator.lambda=0); "
                 "compare recipes by runs of their own instead (python -m flows.retrain)"
             )
-        if change.split("=")[0] in DECIDED:
-            raise ValueError(f"--overrides {change}: {DECIDED[change.split('=')[0]]}")
+        if place in DECIDED:
+            raise ValueError(f"--overrides {change}: {DECIDED[place]}")
     own = [f"reinforce.algorithm={row}"]
     choices = [change for change in changes if change.startswith(overrides.OF_ROW)]
     algorithm = algorithms.load_algorithms(Path("params")).get(row)

@@ -123,10 +123,11 @@ def test_present_files_count_as_granted(monkeypatch):
 def test_only_stages_that_will_run_need_space(monkeypatch):
     usage = type("Usage", (), {"free": 0})
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: usage)
+    learned = settings_of("tiny-reward-model")
     for stage in disk.STAGES[:-1]:
         with pytest.raises(ValueError, match="are free"):
-            disk.check("smoke", SMOKE, ROWS["arpo"], [stage])
-    disk.check("smoke", SMOKE, ROWS["arpo"], ["verdict"])
+            disk.check("tiny-reward-model", learned, ROWS["arpo"], [stage])
+    disk.check("smoke", SMOKE, ROWS["arpo"], ["reward_model", "verdict"])
     disk.check("smoke", SMOKE, ROWS["arpo"], [])
 
 

@@ -222,7 +222,7 @@ def test_what_is_no_list_of_parts_is_refused(values):
     assert not typed
     assert (
         "'reinforce.reward'" in fault
-        and "answer, format, many_tools, scorer, steps, unfinished" in fault
+        and "answer, format, many_tools, model, scorer, steps, unfinished" in fault
     )
 
 
