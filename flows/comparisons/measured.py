@@ -94,7 +94,7 @@ class Common:
     environment: OpenEnvironment
     reader: Reader
     ledger: Ledger
-    reward_model: Published | None  # that each variant's training begins with
+    reward_model: Published | None = None  # that each variant's training begins with
 
     def step(self, variant: str, seed: int) -> Step:
         """Return the first step of a variant's training."""

@@ -16,6 +16,7 @@ AlarmName = Literal[
     "reward_lost",
     "validation_lost",
     "reward_hacked",
+    "model_hacked",
     "gradient_spike",
     "mismatch_spike",
 ]

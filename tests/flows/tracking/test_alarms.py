@@ -26,6 +26,11 @@ STEADY = {
     "reward_deviation": [0.2] * 12,
     "gradient_norm": [0.3] * 12,
     "mismatch_highest": [0.01] * 12,
+    "model_estimate": [0.45] * 12,
+    "model_estimate_deviation": [0.2] * 12,
+    "labelled_questions": [3.0] * 12,
+    "model_gap": [0.05] * 12,
+    "model_gap_deviation": [0.2] * 12,
 }
 SPOILT = {
     "entropy_collapse": {"entropy": [0.5] * 7 + [0.02] * 5},
@@ -34,6 +39,10 @@ SPOILT = {
     "reward_lost": {"reward": [0.4] * 6 + [0.1] * 6},
     "gradient_spike": {"gradient_norm": [0.3] * 11 + [4.0]},
     "mismatch_spike": {"mismatch_highest": [0.15] * 11 + [1.6]},
+    "model_hacked": {
+        "model_estimate": [0.45] * 6 + [0.9] * 6,
+        "model_gap": [0.05] * 6 + [0.5] * 6,
+    },
 }
 
 
@@ -52,7 +61,15 @@ def names(curve, *asked):
 
 
 def test_the_recipe_can_name_every_alarm():
-    assert set(get_args(AlarmName)) == set(ALARMS) == {*SPOILT, "validation_lost", "reward_hacked"}
+    assert (
+        set(get_args(AlarmName))
+        == set(ALARMS)
+        == {
+            *SPOILT,
+            "validation_lost",
+            "reward_hacked",
+        }
+    )
 
 
 @pytest.mark.parametrize("name", SPOILT)

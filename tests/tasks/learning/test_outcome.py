@@ -1,0 +1,164 @@
+"""The reward model: its losses, its scores, and what training makes of it."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import logsigmoid
+from transformers import Qwen2Model
+
+from params.schema.reward_model import RewardModel
+from tasks.learning import outcome
+from tasks.learning.replay import Example
+from tasks.policy.outcome_model import OutcomeModel, load, save
+from tests.sections import HALF, MACHINE
+from tests.trees import random_tree, small_policy, world_tree
+
+SETTINGS = RewardModel(
+    labels=0.5,
+    held_out=0.4,
+    questions=8,
+    loss="classification",
+    steps=6,
+    batch=8,
+    micro_batch_tokens=10_000,
+    learning_rate=1e-2,
+    warmup_steps=0,
+    weight_decay=0.0,
+    gradient_clip=1e9,
+    save_every=2,
+    again=None,
+)
+TREES = [random_tree(seed, name=f"q{seed}") for seed in range(4)]
+KINDS = ("classification", "pairs")
+
+
+def new_model(seed=0):
+    """A model whose head is not zero."""
+    backbone = small_policy(seed).base_model
+    assert isinstance(backbone, Qwen2Model)
+    head = torch.nn.Linear(32, 1)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        head.weight.normal_()
+        head.bias.fill_(0.5)
+    return OutcomeModel(backbone, head)
+
+
+def examples(trees=TREES, success=lambda tree, leaf: (tree + leaf) % 2 == 0):
+    return [
+        Example(place, leaf, tree.question.id, success(place, leaf))
+        for place, tree in enumerate(trees)
+        for leaf in range(len(tree.leaves))
+    ]
+
+
+def plain_logits(model, tree):
+    """The head on the last hidden state of each trajectory, which is passed alone."""
+    found = []
+    for leaf in tree.leaves:
+        chain = tree.contexts(leaf)[-1]
+        tokens = np.concatenate([tree.nodes[node].tokens for node in chain])
+        hidden = model.backbone(torch.from_numpy(tokens)[None].long()).last_hidden_state
+        found.append(model.head(hidden[0, -1])[0])
+    return torch.stack(found)
+
+
+# ---------------------------------------------------------------- losses
+
+
+def test_losses_have_known_values():
+    logits = torch.tensor([2.0, 0.5, -1.0, 1.0])
+    known = -sum(logsigmoid(torch.tensor(z)) for z in (2.0, 0.5, 1.0, -1.0)) / 4
+    assert outcome.classification(logits) == pytest.approx(known.item())
+    known = -sum(logsigmoid(torch.tensor(z)) for z in (3.0, -0.5)) / 2
+    assert outcome.pairs(logits) == pytest.approx(known.item())
+    assert outcome.pairs(logits + 7) == pytest.approx(known.item(), rel=1e-5)  # no zero of its own
+
+
+# ---------------------------------------------------------------- scores
+
+
+@pytest.mark.parametrize("tokens", [10_000, 30, 1])
+def test_a_score_is_that_of_the_trajectory_alone(tokens):
+    model = new_model()
+    found = outcome.logits_of(model, TREES, tokens, MACHINE)
+    for tree, logits in zip(TREES, found, strict=True):
+        np.testing.assert_allclose(logits, plain_logits(model, tree).detach(), atol=1e-5)
+
+
+def test_the_last_prompt_of_an_episode_decides_where_prompts_are_fresh():
+    tree = world_tree({"abc": [0, 0, 1], "abd": [0, 0, 0]}, fresh=True)
+    model = new_model()
+    (found,) = outcome.logits_of(model, [tree], 10_000, MACHINE)
+    np.testing.assert_allclose(found, plain_logits(model, tree).detach(), atol=1e-5)
+
+
+def test_half_precision_scores_alike():
+    found = (outcome.logits_of(new_model(), TREES, 99, one) for one in (MACHINE, HALF))
+    exact, rough = map(np.concatenate, found)
+    assert 0 < np.abs(exact - rough).mean() < 0.05 * exact.std()
+
+
+# ---------------------------------------------------------------- training
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tokens", [10_000, 20])
+def test_a_gradient_is_that_of_the_whole_loss(kind, tokens):
+    """Whatever the micro-batches are, and with trajectories that are drawn twice."""
+    settings = SETTINGS.model_copy(update={"loss": kind, "micro_batch_tokens": tokens, "batch": 40})
+    training = outcome.begin(new_model(), settings, MACHINE)
+    training.optimizer.step = lambda: None
+    (loss,) = outcome.train(training, TREES, examples(), range(1), [5])
+    found = [weight.grad.clone() for weight in training.model.weights()]
+
+    model = new_model()
+    drawn = [examples()[place] for place in outcome.DRAWS[kind](examples(), 40, [5, 0])]
+    logits = torch.stack([plain_logits(model, TREES[one.tree])[one.leaf] for one in drawn])
+    known = outcome.LOSSES[kind](logits)
+    known.backward()
+    assert loss == pytest.approx(known.item(), rel=1e-5)
+    for gradient, weight in zip(found, model.weights(), strict=True):
+        torch.testing.assert_close(gradient, weight.grad, atol=2e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_learns_what_tells_successes_apart(kind):
+    """The last token does; trajectories of other trees are told apart, too."""
+    trees = [random_tree(seed, leaves=6, name=f"q{seed}") for seed in range(24)]
+
+    def success(tree, leaf):
+        return trees[tree].nodes[trees[tree].leaves[leaf]].tokens[-1] % 2 == 0
+
+    every = examples(trees, success)
+    settings = SETTINGS.model_copy(update={"loss": kind, "learning_rate": 3e-3, "batch": 32})
+    training = outcome.begin(new_model(), settings, MACHINE)
+    losses = outcome.train(training, trees, every, range(60), [0])
+    assert np.mean(losses[-5:]) < 0.3 < np.mean(losses[:3])
+    scored = outcome.logits_of(training.model, trees, 10_000, MACHINE)
+    right = [scored[one.tree][one.leaf] for one in every if one.success]
+    wrong = [scored[one.tree][one.leaf] for one in every if not one.success]
+    assert np.mean(right) > np.mean(wrong) + 1
+
+
+def test_steps_are_decided_by_their_numbers():
+    whole = outcome.begin(new_model(), SETTINGS, MACHINE)
+    losses = outcome.train(whole, TREES, examples(), range(4), [7, 2])
+    parted = outcome.begin(new_model(), SETTINGS, MACHINE)
+    again = outcome.train(parted, TREES, examples(), range(2), [7, 2])
+    again += outcome.train(parted, TREES, examples(), range(2, 4), [7, 2])
+    assert losses == again
+    for one, other in zip(whole.model.weights(), parted.model.weights(), strict=True):
+        assert torch.equal(one, other)
+    other_key = outcome.begin(new_model(), SETTINGS, MACHINE)
+    assert outcome.train(other_key, TREES, examples(), range(4), [7, 3]) != losses
+
+
+def test_a_saved_model_scores_as_before(tmp_path):
+    model = new_model()
+    model.calibration = model.calibration.model_copy(update={"temperature": 2.5, "offset": -1.0})
+    save(model, tmp_path / "model")
+    loaded = load(tmp_path / "model", MACHINE)
+    assert loaded.calibration == model.calibration
+    before, after = (outcome.logits_of(one, TREES, 99, MACHINE) for one in (model, loaded))
+    np.testing.assert_array_equal(np.concatenate(before), np.concatenate(after))
