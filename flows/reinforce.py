@@ -208,8 +208,7 @@ class LearnedReward:
     def __init__(self, training: Training) -> None:
         self.training = training
         began = training.reward_model
-        labelled = [(replay.Scored(began.trees, began.rewards),)] if began else []
-        self.buffer = replay.Buffer(tuple(labelled))
+        self.buffer = replay.Buffer((replay.Scored(began.trees, began.rewards),) if began else ())
         self.models: list[Artifact] = []  # with which the batches of the iterations were scored
 
     def learn(self, step: Step, agents: Agents, scored: Scored) -> Record | None:

@@ -14,7 +14,8 @@ Share = Annotated[Float, Field(gt=0, le=1)]
 class Again(Frozen):
     """How the model is trained again in reinforcement learning, from a replay buffer.
 
-    The buffer has the trees of the newest iterations whose questions have labels.
+    The buffer has the trees of the newest iterations whose questions have labels, beside those of
+    the first training.
     """
 
     every: Positive  # iterations between two trainings; in between, the model does not change

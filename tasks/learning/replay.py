@@ -31,14 +31,19 @@ class Scored:
 
 @dataclass(frozen=True)
 class Buffer:
-    """The batches of the newest iterations, the oldest first."""
+    """The trees that the first model learned from, and the batches of the newest iterations.
 
-    iterations: tuple[tuple[Scored, ...], ...]
+    **Chosen**: the former stay. In a trial without them, few trees with labels were left after
+    some iterations, a model learned these by heart, and the policy what it got wrong.
+    """
+
+    first: tuple[Scored, ...]
+    iterations: tuple[tuple[Scored, ...], ...] = ()  # the oldest first
 
     @property
     def batches(self) -> list[Scored]:
-        """Return the batches of all iterations."""
-        return [batch for of_iteration in self.iterations for batch in of_iteration]
+        """Return all batches, in the order of time."""
+        return [*self.first, *(batch for newest in self.iterations for batch in newest)]
 
     def add(self, batches: Sequence[Scored], limits: Again) -> Buffer:
         """Return the buffer with one more iteration, and without those beyond the limits.
@@ -46,9 +51,9 @@ class Buffer:
         The newest iteration stays, whatever its size.
         """
         newest = (*self.iterations, tuple(batches))[-limits.iterations :]
-        while len(newest) > 1 and mebibytes(Buffer(newest).batches) > limits.mebibytes:
+        while len(newest) > 1 and mebibytes(Buffer(self.first, newest).batches) > limits.mebibytes:
             newest = newest[1:]
-        return Buffer(newest)
+        return Buffer(self.first, newest)
 
 
 def mebibytes(batches: Sequence[Scored]) -> float:

@@ -16,16 +16,22 @@ from transformers import AutoModelForCausalLM
 
 from flows import reinforce
 from flows.reinforce import MOST_BATCHES, Agents, Training, reader_of, sample, train
+from flows.tracking import reinforce_report
 from params.schema.algorithms import Kl, Overlong, load_algorithms
 from params.schema.base import PARAMS
-from params.schema.reinforce import Lora
+from params.schema.reinforce import Lora, RewardPart
+from params.schema.reward_model import Again, RewardModel
 from tasks.collect import collect
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
 from tasks.policy import checkpoint, resident
 from tasks.policy.machine import use_machine
+from tasks.policy.outcome_model import Published
+from tasks.reward_model import RewardModelInputs
 from tasks.rewards import scoring
+from tasks.rewards.model import Model
+from tasks.settings import labels_of
 from tasks.settings import load as settings_of
 from tasks.trees import dialogue as talk
 from tasks.trees.tables import load_trees, read_rows, save_questions
@@ -56,8 +62,9 @@ def recipe(questions=2, leaves=4):
 @pytest.fixture
 def sub_steps(monkeypatch):
     """The verbs themselves, which need no server."""
-    for verb in ("rollout", "rollout_part", "reward", "advantage", "update"):
+    for verb in ("rollout", "rollout_part", "estimate", "reward", "advantage", "update"):
         monkeypatch.setattr(reinforce, verb, getattr(reinforce, verb).fn)
+    monkeypatch.setattr(reinforce, "reward_model", reinforce.reward_model.fn)
 
 
 @pytest.fixture
@@ -666,3 +673,137 @@ def test_a_run_that_samples_ahead_is_found_again(start):
     resident.POLICIES.clear()
     assert list(train(training, 3)) == done
     assert resident.POLICIES.learner is resident.POLICIES.copy is None, "no policy was loaded"
+
+
+# ---------------------------------------------------------------- a learned reward
+
+LEARNED = RewardModel(
+    labels=1.0,
+    held_out=0.4,
+    questions=10,
+    loss="classification",
+    steps=3,
+    batch=8,
+    micro_batch_tokens=500,
+    learning_rate=1e-3,
+    warmup_steps=0,
+    weight_decay=0.0,
+    gradient_clip=1.0,
+    save_every=50,
+    again=Again(every=2, frozen=0, steps=2, iterations=3, mebibytes=9),
+)
+BY_MODEL = (RewardPart(name="model", settings=Model(weight=2.0)),)
+
+
+@pytest.fixture
+def successes(monkeypatch):
+    """Answers of an odd number of tokens are successes: such a policy has no right ones."""
+    score = scoring.score
+
+    def by_length(*arguments):
+        made = score(*arguments)
+        return made | {"success": bool(made["sampled_tokens"] % 2)}
+
+    monkeypatch.setattr(scoring, "score", by_length)
+
+
+def learning_rewards(start, row=LEARNS, batches=0, **changes):
+    """A training whose reward is that of a model, which some trees of the cold start have made."""
+    given, cold_start = start(40), Artifact.at(Path("policy"))
+    step = replace(STEP, stage="reward_model")
+    plain = Training(step, recipe(questions=10), row, cold_start, **given)
+    labelled = sample(plain, step, Agents(cold_start, 0, None, None, cold_start), 0)
+    (batch,) = labelled.batches
+    again = LEARNED.again.model_copy(update=changes)
+    settings = LEARNED.model_copy(update={"again": again})
+    chosen = ahead(recipe(), batches)
+    chosen = chosen.model_copy(
+        update={
+            "reward_model": settings,
+            "reinforce": chosen.reinforce.model_copy(update={"reward": BY_MODEL}),
+        }
+    )
+    inputs = RewardModelInputs(
+        policy=cold_start,
+        before=None,
+        trees=[batch.trees],
+        rewards=[batch.rewards],
+        labels=labels_of(chosen),
+        settings=settings,
+        steps=3,
+        machine=SMOKE.machine,
+    )
+    model = artifacts.output(reinforce.reward_model(step, inputs), "model")
+    first = Published(model, batch.trees, batch.rewards)
+    return Training(STEP, chosen, row, cold_start, reward_model=first, **given)
+
+
+def scored_by(done):
+    """The digest of the model that scored the batch of each iteration."""
+    return [entry["estimate"][0]["inputs"]["model"] for entry in done]
+
+
+def made_models(done):
+    """Iteration -> the digest of the model that it made."""
+    return {
+        number: artifacts.output(entry["reward_model"][0], "model").digest
+        for number, entry in enumerate(done)
+        if "reward_model" in entry
+    }
+
+
+def test_the_model_is_trained_at_the_end_of_iterations_and_scores_the_next(start, successes):
+    training = learning_rewards(start)
+    first = training.reward_model.model.digest
+    done = list(train(training, 5))
+    made = made_models(done)
+    assert list(made) == [1, 3]
+    assert len({first, *made.values()}) == 3
+    assert scored_by(done) == [first, first, made[1], made[1], made[3]]
+    verbs = [record["verb"] for record in reinforce.in_order(done[1])]
+    assert verbs == ["rollout", "estimate", "reward", "advantage", "update", "reward_model"]
+    for entry in done:
+        tables = [(verb, entry[verb][0]) for verb in ("estimate", "reward")]
+        estimates, rewards = (
+            read_rows(Path(artifacts.output(record, f"{verb}s").path)) for verb, record in tables
+        )
+        assert [row["reward"] for row in rewards] == [2 * row["estimate"] for row in estimates]
+        metrics = entry["reward"][0]["metrics"]
+        assert metrics["labelled_questions"] == 2
+        gap = metrics["model_estimate"] - metrics["labelled_success"]
+        assert metrics["model_gap"] == pytest.approx(gap)
+    shown = reinforce_report.metrics_of(done[1])
+    assert shown["reward_model/buffer_batches"] == 3  # the first trees, and two iterations
+    assert done[3]["reward_model"][0]["metrics"]["buffer_batches"] == 4  # three of four iterations
+
+
+@pytest.mark.parametrize(
+    ("changes", "trained"),
+    [({"frozen": 2}, [3]), ({"every": 1, "frozen": 3}, [3, 4]), ({"every": 9}, [])],
+)
+def test_a_frozen_model_stays(start, successes, changes, trained):
+    done = list(train(learning_rewards(start, **changes), 5))
+    assert list(made_models(done)) == trained
+    assert len(set(scored_by(done)[: trained[0] + 1 if trained else 5])) == 1
+
+
+def test_batches_that_are_sampled_ahead_are_scored_by_the_model_that_is_there(start, successes):
+    training = learning_rewards(start, batches=1, every=1)
+    first = training.reward_model.model.digest
+    done = list(train(training, 4))
+    made = made_models(done)
+    assert scored_by(done) == [first, first, made[0], made[1]]
+
+
+def test_old_models_go_and_an_equal_run_needs_none(start, successes):
+    training = learning_rewards(start, every=1)
+    keep = training.recipe.reinforce.keep.model_copy(update={"weights_every": 3})
+    settings = training.recipe.reinforce.model_copy(update={"keep": keep})
+    chosen = training.recipe.model_copy(update={"reinforce": settings})
+    training = replace(training, recipe=chosen)
+    done = list(train(training, 5))
+    kept = [place.parent.name[:4] for place in STEP.folder.glob("*-reward_model-*/model")]
+    assert sorted(kept) == ["0002", "0003", "0004"]  # every third, and the last one's parent
+    resident.POLICIES.clear()
+    assert list(train(training, 5)) == done
+    assert resident.POLICIES.outcome is None, "no model was loaded"

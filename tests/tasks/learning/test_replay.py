@@ -75,14 +75,14 @@ def limits(iterations, most):
 
 @pytest.mark.parametrize(
     ("iterations", "most", "kept"),
-    [(10, 99, ["0", "1", "2", "3"]), (2, 99, ["2", "3"]), (10, 2, ["2", "3"]), (10, 1, ["3"])],
+    [(10, 99, ["0", "1", "2", "3"]), (2, 99, ["2", "3"]), (10, 3, ["2", "3"]), (10, 1, ["3"])],
 )
-def test_the_buffer_keeps_the_newest_within_its_limits(batches, iterations, most, kept):
-    buffer = Buffer(())
+def test_the_buffer_keeps_the_first_trees_and_the_newest(batches, iterations, most, kept):
+    buffer = Buffer((batches("first"),))
     for number in range(4):
         buffer = buffer.add([batches(str(number))], limits(iterations, most))
-    assert [batch.trees.digest for batch in buffer.batches] == kept
-    assert mebibytes(buffer.batches) == len(kept)
+    assert [batch.trees.digest for batch in buffer.batches] == ["first", *kept]
+    assert mebibytes(buffer.batches) == 1 + len(kept)
 
 
 def test_the_newest_iteration_stays_whatever_its_size(batches):
