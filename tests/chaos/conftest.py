@@ -16,7 +16,7 @@ def bare(tmp_path_factory):
 def prepared(tmp_path_factory, bare):
     """A checkout in which reinforce comes next."""
     folder = runs.copy(bare, tmp_path_factory.mktemp("prepared") / "main")
-    made = call(folder, "dvc", "repro", "cold_start@smoke")
+    made = call(folder, "dvc", "repro", "reward_model@smoke")
     assert made.returncode == 0, made.stdout
     return folder
 

@@ -67,6 +67,21 @@ def learn_in_two_processes(folder):
     git(folder, "commit", "--quiet", "--all", "--message", "two processes learn")
 
 
+def learn_rewards(folder):
+    """Let a reward model take the rule's place in an easy world, in a clean checkout."""
+    act_in_a_world(folder)
+    place = folder / "params/smoke.yaml"
+    recipe = yaml.safe_load(place.read_text())
+    learned = yaml.safe_load((folder / "params/tiny-reward-model.yaml").read_text())["reward_model"]
+    again = learned["again"] | {"every": 1, "steps": 4}
+    few = {"labels": 0.6, "steps": 8, "save_every": 2, "again": again}
+    recipe["reward_model"] = learned | few
+    recipe["reinforce"]["reward"] = [{"model": {"weight": 1.0}}]
+    recipe["environment"]["frozen_lake"] |= {"distance": 1, "holes": 0.1}
+    place.write_text(yaml.safe_dump(recipe))
+    git(folder, "commit", "--quiet", "--all", "--message", "a learned reward")
+
+
 def copy(template, folder):
     """A checkout in the state of another one, but with an MLflow store of its own; the folder.
 
@@ -127,6 +142,12 @@ def ended(folder, sub_step):
 def begun(folder, sub_step):
     """Whether a sub-step of reinforce is being written."""
     return any((folder / LEDGER / "reinforce").glob(f".{sub_step}-*.partial"))
+
+
+def saved(folder, stage):
+    """Whether a training of a stage has a checkpoint, and has not ended."""
+    places = (folder / LEDGER / stage).glob(".*.scratch/checkpoint-*/record.json")
+    return any(places)
 
 
 def below(number):

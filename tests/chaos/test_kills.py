@@ -140,6 +140,28 @@ def test_kills_where_two_processes_learn(bare, tmp_path, folder):
     call_again(folder, runs.outcome(unbroken), runs.TRAINING)
 
 
+@pytest.mark.kills
+def test_kills_while_a_reward_model_learns(bare, tmp_path, folder):
+    """In its stage, after a checkpoint; in an iteration; and when it has scored the next batch."""
+    unbroken = runs.copy(bare, tmp_path / "unbroken/main")
+    runs.learn_rewards(unbroken)
+    made = call(unbroken, "dvc", "repro", "cold_start@smoke")
+    assert made.returncode == 0, made.stdout
+    runs.copy(unbroken, folder)
+    whole = runs.start(unbroken, runs.TRAINING)
+    assert whole.wait(runs.PATIENCE) == 0, runs.said(unbroken).read_text()
+    for happened in (
+        partial(runs.saved, folder, "reward_model"),
+        partial(runs.begun, folder, "0000-reward_model"),
+        partial(runs.ended, folder, "0001-estimate"),
+    ):
+        run = runs.start(folder, runs.TRAINING)
+        runs.wait_for(run, happened)
+        runs.kill(runs.below(run.pid))
+        run.wait()
+    call_again(folder, runs.outcome(unbroken), runs.TRAINING)
+
+
 @pytest.mark.parametrize("kind", ["idle", "working"])
 def test_killed_sandboxes_do_not_show(prepared, expected, folder, kind):
     """As the kernel may do when memory ends. The run goes on, and needs no further call."""
