@@ -230,6 +230,7 @@ class LearnedReward:
             before=model,
             trees=[batch.trees for batch in self.buffer.batches],
             rewards=[batch.rewards for batch in self.buffer.batches],
+            first=len(self.buffer.first),
             labels=settings.labels_of(recipe),
             settings=chosen,
             steps=chosen.again.steps,

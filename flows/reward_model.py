@@ -106,6 +106,7 @@ def trained(
         before=None,
         trees=[trees],
         rewards=[rewards],
+        first=1,
         labels=settings.labels_of(recipe),
         settings=chosen,
         steps=chosen.steps,

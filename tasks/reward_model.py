@@ -17,7 +17,7 @@ from params.schema.base import Machine
 from params.schema.reward_model import RewardModel
 from tasks.learning import outcome
 from tasks.learning.progress import Advance, no_advance
-from tasks.learning.replay import DRAWS, Example, Scored, mebibytes
+from tasks.learning.replay import Example, Scored, draw, mebibytes
 from tasks.ledger import artifacts, prefect_cache, substeps
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
@@ -72,13 +72,15 @@ def labelled_questions(step: Step, inputs: LabelInputs) -> Record:
 class RewardModelInputs:
     """What decides a reward model: where it begins, and what it learns from.
 
-    ``trees`` and ``rewards`` are those of the replay buffer, the oldest first.
+    ``trees`` and ``rewards`` are those of the replay buffer, the oldest first; ``first`` of them
+    are those that the first model learned from.
     """
 
     policy: Artifact  # whose backbone a new model has
     before: Artifact | None  # the model that goes on learning; None: it is new
     trees: list[Artifact]
     rewards: list[Artifact]
+    first: int
     labels: Labels
     settings: RewardModel
     steps: int  # optimizer steps
@@ -108,7 +110,7 @@ def reward_model(step: Step, inputs: RewardModelInputs, *, advance: Advance = no
     began = time.perf_counter()
     use_machine(inputs.machine)
     POLICIES.outcome = None  # frees its memory before another one is loaded
-    buffer = load_buffer(inputs.trees, inputs.rewards, inputs.labels)
+    buffer = load_buffer(inputs.trees, inputs.rewards, inputs.labels, inputs.first)
     model, losses = _trained(step, inputs, buffer, advance)
     report = _calibrated(model, inputs, buffer)
     outcome_model.save(model, step.out / MODEL)
@@ -126,14 +128,16 @@ def reward_model(step: Step, inputs: RewardModelInputs, *, advance: Advance = no
     }
 
 
-def load_buffer(trees: Sequence[Artifact], rewards: Sequence[Artifact], labels: Labels) -> Labelled:
+def load_buffer(
+    trees: Sequence[Artifact], rewards: Sequence[Artifact], labels: Labels, first: int
+) -> Labelled:
     """Read the trajectories with labels of some trees and their rewards.
 
     A trajectory's label is whether it is a success: the highest score in a sound format.
     """
     kept: list[Tree] = []
     examples: dict[Role, list[Example]] = {"train": [], "calibrate": [], "judge": []}
-    for of_trees, of_rewards in zip(trees, rewards, strict=True):
+    for number, (of_trees, of_rewards) in enumerate(zip(trees, rewards, strict=True)):
         places = {}
         for tree in load_trees(Path(of_trees.path)):
             if labels.role(tree.question.id):
@@ -141,8 +145,8 @@ def load_buffer(trees: Sequence[Artifact], rewards: Sequence[Artifact], labels: 
                 kept.append(tree)
         for row in read_rows(Path(of_rewards.path)):
             if role := labels.role(name := row["question"]):
-                one = Example(places[name], row["leaf"], name, row["success"])
-                examples[role].append(one)
+                of_leaf = (places[name], row["leaf"], name, row["success"])
+                examples[role].append(Example(*of_leaf, newest=number >= first))
     return Labelled(kept, examples)
 
 
@@ -191,7 +195,7 @@ def _begun(inputs: RewardModelInputs, newest: Path | None) -> OutcomeModel:
 def _fault(settings: RewardModel, examples: Sequence[Example]) -> str:
     """Return why nothing can be drawn from the examples, or ""."""
     try:
-        DRAWS[settings.loss](examples, settings.batch, [0])
+        draw(examples, settings.loss, settings.batch, [0])
     except ValueError as error:
         return str(error)
     return ""

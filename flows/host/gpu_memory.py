@@ -200,16 +200,20 @@ class Memory:
     stays: dict[str, float]
     update: dict[str, float]
     sampling: dict[str, float]
-    together: bool  # the phases overlap (reinforce.ahead)
+    reward_model: dict[str, float]  # its training within an iteration; {}: there is none
+    together: bool  # the phases overlap with sampling (reinforce.ahead)
 
     def phases(self) -> dict[str, float]:
         """Return the bytes that each phase needs at once."""
-        base, update, sampling = (
-            sum(parts.values()) for parts in (self.stays, self.update, self.sampling)
+        base, update, sampling, reward_model = (
+            sum(parts.values())
+            for parts in (self.stays, self.update, self.sampling, self.reward_model)
         )
         if self.together:
-            return {"update and sampling": base + update + sampling}
-        return {"update": base + update, "sampling": base + sampling}
+            largest = max(update, reward_model)
+            return {"update and sampling": base + largest + sampling}
+        learned = {"reward model": base + reward_model} if self.reward_model else {}
+        return {"update": base + update, "sampling": base + sampling, **learned}
 
     @property
     def peak(self) -> float:
@@ -219,9 +223,13 @@ class Memory:
         """Return the largest parts of the phase that needs most."""
         phase = max(self.phases().items(), key=lambda item: item[1])[0]
         parts = dict(self.stays)
-        for name in ("update", "sampling"):
+        for name, of_phase in (
+            ("update", self.update),
+            ("sampling", self.sampling),
+            ("reward model", self.reward_model),
+        ):
             if name in phase:
-                parts |= getattr(self, name)
+                parts |= of_phase
         return sorted(parts.items(), key=lambda part: -part[1])[:count]
 
 
@@ -234,6 +242,7 @@ def memory(recipe: Recipe, row: Algorithm, shape: Shape, card: Card) -> Memory:
         stays=_staying(recipe, row, shape),
         update=_of_update(recipe, shape),
         sampling=_of_sampling(recipe, shape, card),
+        reward_model=_of_reward_model(recipe, shape),
         together=recipe.reinforce.ahead > 0,
     )
 
@@ -260,11 +269,27 @@ def _staying(recipe: Recipe, row: Algorithm, shape: Shape) -> dict[str, float]:
         parts["reference"] = FULL * shape.weights
     if row.critic and row.critic.backbone == "own":
         parts["critic"] = (2 + MOMENTS) * FULL * shape.backbone
+    # one that scores, or the one that learns in its place; every process of several has none of it
+    learned = {"reward model": FULL * shape.backbone} if recipe.reward_model else {}
     count = recipe.machine.processes
     if count == 1:
-        return parts
+        return parts | learned
     own = {} if servers(recipe) else {"policy that samples": FULL * shape.weights}
-    return {part: size / count for part, size in parts.items()} | own
+    return {part: size / count for part, size in parts.items()} | own | learned
+
+
+def _of_reward_model(recipe: Recipe, shape: Shape) -> dict[str, float]:
+    """Return what a training of the reward model adds, in the process where the stage samples."""
+    chosen, precision = recipe.reward_model, recipe.machine.precision
+    if chosen is None or chosen.again is None:
+        return {}
+    tokens = max(chosen.micro_batch_tokens, recipe.prepare.policy.context)
+    return {
+        "reward model's gradients and moments": (1 + MOMENTS) * FULL * shape.backbone,
+        **({"reward model's cast": HALF * shape.linear} if NARROW[precision] else {}),
+        "reward model's activations": activations(shape, tokens, precision, recompute=False)
+        + tokens * _backward(shape, precision),
+    }
 
 
 def servers(recipe: Recipe) -> int:

@@ -45,6 +45,11 @@ MEASURES = {  # of training dynamics: the verb whose records have them
     "advantage_share_above_1": "advantage",
     "singleton_share": "advantage",
     "mean_state_group": "advantage",
+    "model_estimate": "reward",
+    "model_estimate_deviation": "reward",
+    "model_gap": "reward",
+    "model_gap_deviation": "reward",
+    "labelled_questions": "reward",
 }
 
 

@@ -22,7 +22,7 @@ from tasks.learning.attention import attending, form_for
 from tasks.learning.gradients import add_gradients
 from tasks.learning.packing import Credited, Forest, last_slots, uncredited
 from tasks.learning.passes import forests_of_lanes, states, training_cost
-from tasks.learning.replay import DRAWS, Example
+from tasks.learning.replay import Example, draw
 from tasks.learning.shares import Batch
 from tasks.policy.machine import in_precision
 from tasks.policy.outcome_model import OutcomeModel
@@ -109,7 +109,8 @@ def _step(
     computed first, from a pass without a gradient, and each micro-batch then adds its share.
     """
     settings, model = training.settings, training.model
-    drawn = [examples[place] for place in DRAWS[settings.loss](examples, settings.batch, key)]
+    places = draw(examples, settings.loss, settings.batch, key)
+    drawn = [examples[place] for place in places]
     batch = _batch(trees, drawn)
     scored = _score(model, batch, settings.micro_batch_tokens, training.machine)
     names = [(id(trees[one.tree]), one.leaf) for one in drawn]

@@ -6,7 +6,7 @@ is drawn is decided by counters, so a run that was killed draws the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,47 +69,48 @@ class Example:
     leaf: int  # in the tree
     question: str
     success: bool
+    newest: bool = False  # of an iteration, and not of the trees that the first model learned from
 
 
-def balanced(examples: Sequence[Example], batch: int, key: Sequence[int]) -> Places:
-    """Draw ``batch`` places: the first half successes, the second failures, with replacement.
+def draw(examples: Sequence[Example], kind: str, batch: int, key: Sequence[int]) -> Places:
+    """Draw ``batch`` places: the first half succeeded, the second failed, with replacement.
 
-    ``key`` decides: seed, iteration and step. Raises ValueError without one of each.
+    ``kind``: classification, or pairs, where entry i and entry ``batch`` / 2 + i answer the same
+    question. ``key`` decides: seed, iteration and step. **Chosen**: half of a batch is of the
+    newest iterations, however few they are, for they show what the policy does now.
+
+    Raises ValueError where there are no two kinds to draw.
     """
+    groups = [_group(examples, newest, kind) for newest in (False, True)]
+    able = [group for group in groups if group]
+    if not able:
+        raise ValueError(f"{FAULTS[kind]} (of {len(examples)})")
     generator = np.random.default_rng(list(key))
-    kinds = [_places(examples, success) for success in (True, False)]
-    if not all(len(places) for places in kinds):
-        raise ValueError(f"all of the {len(examples)} trajectories have the same label")
-    return np.concatenate([generator.choice(places, batch // 2) for places in kinds])
+    sizes = [batch // 2 // len(able)] * len(able)
+    sizes[-1] += batch // 2 - sum(sizes)
+    drawn = [_pairs(group, size, generator) for group, size in zip(able, sizes, strict=True)]
+    return np.concatenate(drawn).T.ravel()
 
 
-def pairs(examples: Sequence[Example], batch: int, key: Sequence[int]) -> Places:
-    """Draw as ``balanced``: entry i and entry ``batch`` / 2 + i answer the same question.
-
-    Each question that has both kinds is as likely as the others. Raises ValueError without any.
-    """
-    generator = np.random.default_rng(list(key))
-    found = _of_questions(examples)
-    if not found:
-        raise ValueError("no question has trajectories with different labels")
-    chosen = generator.integers(len(found), size=batch // 2)
-    drawn = [[generator.choice(kind) for kind in found[place]] for place in chosen]
-    return np.array(drawn, np.int64).T.ravel()
+Group = list[tuple[list[int], list[int]]]  # places of successes and failures, of each question
+FAULTS = {
+    "classification": "all trajectories have the same label",
+    "pairs": "no question has trajectories with different labels",
+}
 
 
-def _places(examples: Sequence[Example], success: bool) -> list[int]:
-    return [place for place, one in enumerate(examples) if one.success == success]
-
-
-def _of_questions(examples: Sequence[Example]) -> list[tuple[list[int], list[int]]]:
-    """Return the places of successes and failures of each question that has both."""
+def _group(examples: Sequence[Example], newest: bool, kind: str) -> Group:
+    """Return what one half of a batch can be drawn from; for classification, as one question."""
     found: dict[str, tuple[list[int], list[int]]] = {}
     for place, one in enumerate(examples):
-        found.setdefault(one.question, ([], []))[0 if one.success else 1].append(place)
+        if one.newest == newest:
+            name = one.question if kind == "pairs" else ""
+            found.setdefault(name, ([], []))[0 if one.success else 1].append(place)
     return [both for both in found.values() if all(both)]
 
 
-DRAWS: Mapping[str, Callable[[Sequence[Example], int, Sequence[int]], Places]] = {
-    "classification": balanced,
-    "pairs": pairs,
-}
+def _pairs(group: Group, size: int, generator: np.random.Generator) -> Places:
+    """Draw pairs of a success and a failure, each question as likely as the others: [size, 2]."""
+    chosen = generator.integers(len(group), size=size)
+    drawn = [[generator.choice(kind) for kind in group[place]] for place in chosen]
+    return np.array(drawn, np.int64).reshape(size, 2)

@@ -728,6 +728,7 @@ def learning_rewards(start, row=LEARNS, batches=0, **changes):
         before=None,
         trees=[batch.trees],
         rewards=[batch.rewards],
+        first=1,
         labels=labels_of(chosen),
         settings=settings,
         steps=3,

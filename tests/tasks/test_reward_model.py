@@ -82,6 +82,7 @@ def train(initial, *batches, before=None, settings=SETTINGS, step=STEP, labels=L
         before=before,
         trees=[trees for trees, _ in batches],
         rewards=[rewards for _, rewards in batches],
+        first=1,
         labels=labels,
         settings=settings,
         steps=settings.steps,
@@ -112,7 +113,7 @@ def test_only_questions_with_labels_are_chosen_and_in_their_order(folder):
 
 def test_trajectories_without_labels_are_not_read(folder):
     first, second = scored("first", range(20)), scored("second", range(10, 40))
-    buffer = load_buffer([first[0], second[0]], [first[1], second[1]], LABELS)
+    buffer = load_buffer([first[0], second[0]], [first[1], second[1]], LABELS, 1)
     for role, examples in buffer.examples.items():
         assert examples
         for one in examples:
@@ -141,7 +142,7 @@ def test_held_out_questions_do_not_train(initial, folder):
 
 def test_a_first_model_needs_both_kinds_of_trajectories(initial, folder):
     batch = scored("equal", success=lambda tree, leaf: False)
-    with pytest.raises(ValueError, match=r"trajectories have the same label\. Raise reward_model"):
+    with pytest.raises(ValueError, match=r"have the same label .*\. Raise reward_model"):
         train(initial, batch)
     pairs = SETTINGS.model_copy(update={"loss": "pairs"})
     apart = scored("apart", success=lambda tree, leaf: tree.question.id < "q3")

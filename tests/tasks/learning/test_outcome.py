@@ -113,7 +113,7 @@ def test_a_gradient_is_that_of_the_whole_loss(kind, tokens):
     found = [weight.grad.clone() for weight in training.model.weights()]
 
     model = new_model()
-    drawn = [examples()[place] for place in outcome.DRAWS[kind](examples(), 40, [5, 0])]
+    drawn = [examples()[place] for place in outcome.draw(examples(), kind, 40, [5, 0])]
     logits = torch.stack([plain_logits(model, TREES[one.tree])[one.leaf] for one in drawn])
     known = outcome.LOSSES[kind](logits)
     known.backward()

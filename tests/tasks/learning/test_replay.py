@@ -7,53 +7,58 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from params.schema.reward_model import Again
-from tasks.learning.replay import DRAWS, Buffer, Example, Scored, balanced, mebibytes, pairs
+from tasks.learning.replay import Buffer, Example, Scored, draw, mebibytes
 from tasks.ledger.artifacts import Artifact
 
-LABELS = st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=40)
+LABELS = st.lists(
+    st.tuples(st.integers(0, 4), st.booleans(), st.booleans()), min_size=1, max_size=40
+)
 KEY = st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9))
+KINDS = ("classification", "pairs")
 
 
 def examples(labels):
-    """(question, success) of each trajectory."""
+    """(question, success, newest) of each trajectory."""
     return [
-        Example(place, 0, f"q{question}", success)
-        for place, (question, success) in enumerate(labels)
+        Example(place, 0, f"q{question}", success, newest)
+        for place, (question, success, newest) in enumerate(labels)
     ]
 
 
-@given(LABELS, KEY)
-def test_half_of_a_draw_succeeded(labels, key):
-    made = examples(labels)
-    if len({one.success for one in made}) < 2:
-        with pytest.raises(ValueError, match="have the same label"):
-            balanced(made, 6, key)
+def can_draw(labels, kind):
+    """Whether a group has successes and failures, of one question for pairs."""
+    found = {}
+    for question, success, newest in labels:
+        found.setdefault((question if kind == "pairs" else 0, newest), set()).add(success)
+    return {newest for (_, newest), seen in found.items() if len(seen) == 2}
+
+
+@given(LABELS, KEY, st.sampled_from(KINDS))
+def test_a_draw_is_balanced(labels, key, kind):
+    """Half of it succeeded; half is of the newest iterations, where these have both kinds."""
+    made, groups = examples(labels), can_draw(labels, kind)
+    if not groups:
+        with pytest.raises(ValueError, match="label"):
+            draw(made, kind, 8, key)
         return
-    drawn = [made[place].success for place in balanced(made, 6, key)]
-    assert drawn == [True] * 3 + [False] * 3
-    assert balanced(made, 6, key).tolist() == balanced(made, 6, key).tolist()
+    drawn = [made[place] for place in draw(made, kind, 8, key)]
+    assert [one.success for one in drawn] == [True] * 4 + [False] * 4
+    assert {one.newest for one in drawn} == groups
+    assert sum(one.newest for one in drawn) in {0, 4, 8}
+    if kind == "pairs":
+        questions = [one.question for one in drawn]
+        assert questions[:4] == questions[4:]
+    assert draw(made, kind, 8, key).tolist() == draw(made, kind, 8, key).tolist()
 
 
-@given(LABELS, KEY)
-def test_pairs_are_of_one_question(labels, key):
-    made = examples(labels)
-    both = {q for q, success in labels if success} & {q for q, success in labels if not success}
-    if not both:
-        with pytest.raises(ValueError, match="no question has trajectories with different"):
-            pairs(made, 8, key)
-        return
-    drawn = [made[place] for place in pairs(made, 8, key)]
-    for success, failure in zip(drawn[:4], drawn[4:], strict=True):
-        assert success.question == failure.question
-        assert success.success and not failure.success
-
-
-@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
-def test_each_step_draws_anew_and_all_are_drawn(draw):
-    made = examples([(place % 5, place % 2 == 0) for place in range(20)])
-    batches = [draw(made, 8, [0, 0, step]).tolist() for step in range(60)]
-    assert len({tuple(batch) for batch in batches}) > 50
-    assert {place for batch in batches for place in batch} == set(range(20))
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("batch", [6, 8])
+def test_each_step_draws_anew_and_all_are_drawn(kind, batch):
+    made = examples([(place % 5, place % 2 == 0, place >= 30) for place in range(40)])
+    batches = [draw(made, kind, batch, [0, 0, step]).tolist() for step in range(200)]
+    assert {len(one) for one in batches} == {batch}
+    assert len({tuple(one) for one in batches}) > 100
+    assert {place for one in batches for place in one} == set(range(40))
 
 
 @pytest.fixture
