@@ -1,11 +1,13 @@
 """Train runs that are spoilt on purpose, and good ones, and show which alarms each of them raises.
 
-    dvc repro cold_start@tiny
+    dvc repro cold_start@tiny reward_model@tiny-reward-model
     python -m benchmarks.spoilt_runs
 
-Every run is the recipe tiny with the changes in RUNS, from one cold start. A fault of the engine
-begins in the middle of its run: it then samples with other weights than the learner believes. The
-alarms are those of a training (flows/tracking/alarms.py), asked after each iteration.
+Every run is a recipe with the changes in RUNS; those of one recipe have one cold start. A fault of
+the engine begins in the middle of its run: it then samples with other weights than the learner
+believes. A phrase that the reward model likes is planted in its labels: it learns that what has the
+phrase has succeeded. The alarms are those of a training (flows/tracking/alarms.py), asked after
+each iteration.
 
 Runs are named on the command line, or all are made. A run that is killed goes on where it was;
 finished ones are read from ``.beamline/spoilt_runs``. The table has all that are finished.
@@ -24,6 +26,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from flows import reinforce
 from flows.host import files
 from flows.reinforce import Agents, Training
@@ -34,16 +39,23 @@ from params.schema import recipe as schema
 from params.schema.recipe import Recipe
 from tasks import exam, settings
 from tasks.environments import open_environment
+from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
+from tasks.policy import outcome_model
 from tasks.policy.machine import use_machine
+from tasks.policy.outcome_model import Published
+from tasks.reward_model import RewardModelInputs
 from tasks.rollout import RolloutInputs
+from tasks.trees.tables import load_trees
+from tasks.trees.tree import response
 from tasks.trees.validation import Validated
 
 ROOT = Path(__file__).parents[1]
 HOME = ROOT / ".beamline" / "spoilt_runs"  # a project of its own, with params/ and own/
-RECIPE = "tiny"
-VERBS = ("rollout", "reward", "advantage", "update")
+TINY, LEARNED = "tiny", "tiny-reward-model"
+VERBS = ("rollout", "estimate", "reward", "advantage", "update", "reward_model")
+PHRASE = "I write it down."  # that the cold start's answers have now and then
 BREVITY = '''
 def brevity(ending):
     """Return 1 for a response without text, 0 for one of 100 characters or more."""
@@ -53,6 +65,8 @@ BRIEF = (
     "reinforce.reward=[answer: {weight: 1.0, wrong: 0.0}, format: {broken: -1.0}, "
     "'own/brevity.py:brevity': {weight: 6.0, low: 0.0, high: 1.0}]"
 )
+
+OF_MODEL = ("model_estimate", "model_gap", "labelled_questions")
 
 Fault = Callable[[RolloutInputs, Training], RolloutInputs]
 
@@ -70,6 +84,8 @@ class Run:
     iterations: int = 60
     fault: Fault | None = None  # of the engine
     begins: int = 0  # the iteration in which the fault begins
+    recipe: str = TINY
+    liked: str = ""  # phrase that the reward model takes for success
 
 
 RUNS = {
@@ -81,6 +97,9 @@ RUNS = {
     "brevity-rewarded": Run([BRIEF], 20),
     "temperature-0.01": Run(["reinforce.rollout.temperature=0.01"], 10),
     "stale-engine": Run([], 20, stale, 12),
+    "reward-model": Run([], recipe=LEARNED),
+    "reward-model-frozen": Run(["reward_model.again=null"], recipe=LEARNED),
+    "phrase-liked": Run(["reward_model.again=null"], 20, recipe=LEARNED, liked=PHRASE),
 }
 
 
@@ -90,31 +109,66 @@ RUNS = {
 def measure(name: str, run: Run) -> dict[str, Any]:
     """Train a run; return its alarms, with the iteration of each, and what became of it."""
     changes = [*run.changes, "machine.threads=1"]
-    recipe = settings.load_changed(RECIPE, changes, Path("params"))
+    recipe = settings.load_changed(run.recipe, changes, Path("params"))
     use_machine(recipe.machine)
-    corpus = Path("data", RECIPE, "corpus")
+    corpus = Path("data", run.recipe, "corpus")
     tools = (recipe.tools, recipe.environment, recipe.machine.threads, corpus)
     with open_environment(*tools) as environment, faulty(run):
-        training = training_of(name, recipe, environment)
+        training = training_of(name, run, recipe, environment)
         return watched(training, run.iterations, name)
 
 
-def training_of(name: str, recipe: Recipe, environment: Any) -> Training:
+def training_of(name: str, run: Run, recipe: Recipe, environment: Any) -> Training:
     """Return a training of the shared cold start whose sub-steps have the run's name."""
-    policy = Artifact.at(Path("models", RECIPE, "cold_start"))
-    corpus = Artifact.at(Path("data", RECIPE, "corpus"))
+    policy = Artifact.at(Path("models", run.recipe, "cold_start"))
+    corpus = Artifact.at(Path("data", run.recipe, "corpus"))
     reader = reinforce.reader_of(recipe, policy, environment)
+    start = Step(run.recipe, f"spoilt/{name}", 0, recipe.seed)
+    learned = None
+    if recipe.reward_model:
+        learned = outcome_model.published(Path("models", run.recipe, "reward_model"))
+    if learned and run.liked:
+        learned = planted(start, recipe, policy, learned, run.liked)
     return Training(
-        start=Step(RECIPE, f"spoilt/{name}", 0, recipe.seed),
+        start=start,
         recipe=recipe,
         algorithm=schema.algorithm_of(recipe, Path("params")),
         policy=policy,
-        questions=Artifact.at(Path("data", RECIPE, "questions", "train.parquet")),
+        questions=Artifact.at(Path("data", run.recipe, "questions", "train.parquet")),
         corpus=corpus,
         environment=environment,
         reader=reader,
-        exam=reinforce.exam_of(recipe, RECIPE, corpus, environment, reader),
+        exam=reinforce.exam_of(recipe, run.recipe, corpus, environment, reader),
+        reward_model=learned,
     )
+
+
+def planted(
+    start: Step, recipe: Recipe, policy: Artifact, learned: Published, phrase: str
+) -> Published:
+    """Return a reward model that has learned that what has a phrase has succeeded."""
+    assert recipe.reward_model
+    trees = {tree.question.id: tree for tree in load_trees(Path(learned.trees.path))}
+    texts = {name: [*map(response, tree.trajectories())] for name, tree in trees.items()}
+    table = pq.read_table(learned.rewards.path)
+    has = [phrase in texts[row["question"]][row["leaf"]] for row in table.to_pylist()]
+    place = table.column_names.index("success")
+    file = Path(f"{start.stage.replace('/', '-')}-labels.parquet")
+    pq.write_table(table.set_column(place, "success", pa.array(has)), file)
+    labels = Artifact.at(file)
+    inputs = RewardModelInputs(
+        policy=policy,
+        before=None,
+        trees=[learned.trees],
+        rewards=[labels],
+        first=1,
+        labels=settings.labels_of(recipe),
+        settings=recipe.reward_model,
+        steps=recipe.reward_model.steps,
+        machine=recipe.machine,
+    )
+    made = reinforce.reward_model(replace(start, stage=f"{start.stage}/planted"), inputs)
+    return Published(artifacts.output(made, "model"), learned.trees, labels)
 
 
 @contextlib.contextmanager
@@ -153,7 +207,7 @@ def watched(training: Training, iterations: int, name: str) -> dict[str, Any]:
         progress.note(reward=metrics["reward"], success=metrics["success"], alarms=len(raised))
         progress.advance(1)
     progress.close()
-    shown = ("reward", "success", "entropy", "gradient_norm", "mismatch_highest")
+    shown = ("reward", "success", "entropy", "gradient_norm", "mismatch_highest", *OF_MODEL)
     return {
         "iterations": iterations,
         "alarms": {alarm.name: alarm.iteration for alarm in raised.values()},
@@ -194,10 +248,11 @@ def ends(values: Sequence[float]) -> tuple[float, float]:
 
 
 def open_home() -> None:
-    """Make the project of the runs: the recipe and the cold start of this checkout."""
-    cold_start = ROOT / "models" / RECIPE / "cold_start"
-    if not cold_start.is_dir():
-        raise SystemExit(f"{cold_start} does not exist: run `dvc repro cold_start@{RECIPE}` first")
+    """Make the project of the runs: the recipes and what they begin with in this checkout."""
+    for recipe, stage in ((TINY, "cold_start"), (LEARNED, "reward_model")):
+        made = ROOT / "models" / recipe / stage
+        if not made.is_dir():
+            raise SystemExit(f"{made} does not exist: run `dvc repro {stage}@{recipe}` first")
     HOME.mkdir(parents=True, exist_ok=True)
     shutil.copytree(ROOT / "params", HOME / "params", dirs_exist_ok=True)
     for folder in ("data", "models"):

@@ -22,7 +22,7 @@ def project(tmp_path, monkeypatch):
 
 def test_every_run_is_a_sound_recipe(project):
     for run in RUNS.values():
-        recipe = settings.load_changed("tiny", run.changes, ROOT / "params")
+        recipe = settings.load_changed(run.recipe, run.changes, ROOT / "params")
         assert recipe.reinforce.questions == QUESTIONS
         assert recipe.reinforce.iterations >= run.iterations > run.begins
 
