@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from flows.tracking import figures, paper_figures, traces
@@ -220,11 +221,13 @@ def draw_state_groups(run: Run, iterations: Sequence[Iteration]) -> None:
 def report_time(run: Run, seconds: Sequence[Seconds]) -> None:
     """Print the mean seconds of an iteration by part, and log them as a figure.
 
-    ``seconds`` has an entry for each timed iteration; without any, nothing is printed or logged.
+    ``seconds`` has an entry for each timed iteration; without any, nothing is printed or logged. An
+    iteration that lacks a part, such as a training of the reward model, spent 0 seconds on it.
     """
     if not seconds:
         return
-    mean = {name: sum(entry[name] for entry in seconds) / len(seconds) for name in seconds[0]}
+    names = dict.fromkeys(name for entry in seconds for name in entry)
+    mean = {name: fmean(entry.get(name, 0.0) for entry in seconds) for name in names}
     total = sum(mean.values())
     print(f"seconds of one iteration, mean of {len(seconds)}: {total:.2f}")
     for name, value in sorted(mean.items(), key=lambda part: -part[1]):

@@ -105,6 +105,16 @@ def test_mean_seconds_are_printed_and_drawn(capsys):
     assert logged.figures == ["seconds_by_part.png"]
 
 
+def test_a_part_that_some_iterations_lack_took_them_no_time(capsys):
+    uneven = [{"update": 2.0}, {"update": 4.0, "reward_model": 1.0}]
+    for seconds in (uneven, uneven[::-1]):
+        reinforce_report.report_time(Log(), seconds)
+        total, *parts = capsys.readouterr().out.splitlines()
+        assert "3.50" in total
+        split = [line.split() for line in parts]
+        assert split == [["update", "3.000", "85.7%"], ["reward_model", "0.500", "14.3%"]]
+
+
 def test_training_curve_has_the_measures_that_every_iteration_has():
     first, second = iteration(0, 1.0, 1.0), iteration(1, 1.0, 1.0)
     for one, spread in ((first, 0.5), (second, 0.25)):
