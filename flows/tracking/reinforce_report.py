@@ -32,6 +32,7 @@ from tasks.trees.validation import Validated
 Iteration = Mapping[str, Sequence[Record]]  # verb -> the ledger's records of its calls
 TRAINING = ("rollout", "reward", "advantage", "update")  # verbs; "validation" is beside them
 OF_MODEL = ("estimate", "reward_model")  # verbs, where there is a reward model
+LEARNING = ("advantage", "update", "reward_model")  # verbs that no iteration calls ahead
 Seconds = dict[str, float]  # part of an iteration -> seconds
 Curve = dict[str, list[float]]  # measure -> a value an iteration
 
@@ -67,7 +68,7 @@ def log_iteration(
     progress.note(reward=metrics["reward"], success=metrics["success"])
     progress.advance(1)
     number = records[0]["step"]["iteration"]
-    finished = records[-1]["finished"]
+    finished = max(record["finished"] for record in records)
     parts = sum_seconds(iteration)
     speeds = {
         "sampled_tokens_a_second": metrics["sampled_tokens"] / parts["sampling"],
@@ -77,8 +78,9 @@ def log_iteration(
     run.log_metrics({**metrics, **speeds}, step=number, at=finished)
     if number % settings.trace_every == 0 and settings.trace_questions:
         run.log_traces(partial(sample_traces, iteration, settings.trace_questions))
-    # with `ahead`, rollout and reward may have run during the previous iteration
-    timed = [*iteration["advantage"], *iteration["update"]] if settings.ahead else records
+    timed = records
+    if settings.ahead:  # rollout, estimate and reward may have run during the previous iteration
+        timed = [record for verb in LEARNING for record in iteration.get(verb, ())]
     exams = iteration.get("validation", ())
     timed = [*timed, *exams]
     if settings.validation:

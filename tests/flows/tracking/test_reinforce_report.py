@@ -88,6 +88,23 @@ def test_remembered_sub_steps_are_not_timed(ahead, gathered, learned, timed):
     assert all(value >= 0 for each in seconds for value in each.values())
 
 
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_verbs_of_a_reward_model_count_when_they_ran(ahead):
+    now = time.time()
+    found = iteration(3, now - 5, now - 2)
+    found["estimate"] = [record(3, now - 4, {"estimate": 0.5})]
+    logged, [seconds] = log(found, began=now - 20, ahead=ahead)
+    assert logged.times == {(3, now - 2)}, "the update ends last"
+    assert seconds["estimate"] == 0.5
+    found["reward_model"] = [record(3, now - 1, {"reward_model": 0.75}, auc=0.5)]
+    logged, [seconds] = log(found, began=now - 20, ahead=ahead)
+    assert logged.times == {(3, now - 1)}
+    assert (seconds["reward_model"], logged.metrics["reward_model/auc"]) == (0.75, 0.5)
+    assert log(found, began=now - 0.5, ahead=ahead)[1] == []
+    found["reward_model"][0]["finished"] = now - 30
+    assert log(found, began=now - 20, ahead=ahead)[1] == [], "it came from the ledger"
+
+
 @pytest.mark.parametrize(("number", "traced"), [(0, 1), (1, 0), (2, 1)])
 def test_some_iterations_are_traced(number, traced):
     assert log(iteration(number, 1.0, 1.0), began=2.0)[0].traces == traced
