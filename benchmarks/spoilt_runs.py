@@ -42,7 +42,6 @@ from tasks.environments import open_environment
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
-from tasks.policy import outcome_model
 from tasks.policy.machine import use_machine
 from tasks.policy.outcome_model import Published
 from tasks.reward_model import RewardModelInputs
@@ -124,9 +123,7 @@ def training_of(name: str, run: Run, recipe: Recipe, environment: Any) -> Traini
     corpus = Artifact.at(Path("data", run.recipe, "corpus"))
     reader = reinforce.reader_of(recipe, policy, environment)
     start = Step(run.recipe, f"spoilt/{name}", 0, recipe.seed)
-    learned = None
-    if recipe.reward_model:
-        learned = outcome_model.published(Path("models", run.recipe, "reward_model"))
+    learned = reinforce.reward_model_of(recipe, run.recipe)
     if learned and run.liked:
         learned = planted(start, recipe, policy, learned, run.liked)
     return Training(

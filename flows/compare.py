@@ -39,7 +39,7 @@ from flows.comparisons import suites
 from flows.comparisons.measured import Budget, Common, measured
 from flows.comparisons.variants import Variant, variants
 from flows.pages.page import write_comparison
-from flows.reinforce import reader_of, replaying
+from flows.reinforce import reader_of, replaying, reward_model_of
 from flows.runs import dvc_command, ledger_mirror, recipes
 from flows.runs.dvc_command import INTERRUPTED
 from flows.tracking import comparison_report, suite_report
@@ -51,7 +51,6 @@ from params.schema.suites import Suite
 from tasks import settings
 from tasks.environments import open_environment
 from tasks.ledger.artifacts import ROOT, Artifact
-from tasks.policy import outcome_model
 from tasks.policy.machine import use_machine
 
 BEFORE = ("champion", "prepare", "cold_start", "reward_model")  # stages that all variants share
@@ -101,7 +100,7 @@ def compare(
             environment=environment,
             reader=reader_of(chosen, cold_start, environment),
             ledger=ledger,
-            reward_model=outcome_model.published(Path("models", name, "reward_model")),
+            reward_model=reward_model_of(chosen, name),
         )
         wanted, write = _asked(common, rows, changes, baseline, suite, parts)
         found: list[Result] = []

@@ -584,7 +584,7 @@ def reinforce(recipe: str) -> None:
     questions = Artifact.at(Path("data", recipe, "questions", "train.parquet"))
     corpus = Artifact.at(Path("data", recipe, "corpus"))
     policy = Artifact.at(Path("models", recipe, "cold_start"))
-    learned = outcome_model.published(Path("models", recipe, "reward_model"))
+    learned = reward_model_of(chosen, recipe)
     use_machine(chosen.machine)
     models = [learned.model] if learned else []
     key = keys.stage_key(chosen, questions, corpus, policy, *models)
@@ -628,6 +628,25 @@ def exam_of(
         size=chosen.questions,
         samples=chosen.samples,
         evaluation=False,
+    )
+
+
+def reward_model_of(recipe: Recipe, name: str) -> Published | None:
+    """Return the reward model that training begins with; None where the recipe has none.
+
+    Raises ValueError where the stage reward_model has not made it.
+    """
+    if recipe.reward_model is None:
+        return None
+    folder, fault = Path("models", name, "reward_model"), "it says that there is none"
+    try:
+        if made := outcome_model.published(folder):
+            return made
+    except ValueError as error:
+        fault = str(error).partition(":")[0]
+    raise ValueError(
+        f"params/{name}.yaml has the section reward_model, and {folder} has no reward model "
+        f"({fault}): run `dvc repro reward_model@{name}`"
     )
 
 

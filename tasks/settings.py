@@ -242,9 +242,13 @@ def agent_of(recipe: Recipe) -> Agent:
 
 
 def labels_of(recipe: Recipe) -> Labels:
-    """Return which training questions have labels for the recipe's reward model."""
-    assert recipe.reward_model
+    """Return which training questions have labels for the recipe's reward model.
+
+    Raises ValueError for a recipe without one.
+    """
     chosen = recipe.reward_model
+    if chosen is None:
+        raise ValueError("reward_model is null: write the section (docs/reward-model.md)")
     return Labels(seed=recipe.seed, share=chosen.labels, held_out=chosen.held_out)
 
 

@@ -25,7 +25,7 @@ from tasks.collect import collect
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
-from tasks.policy import checkpoint, resident
+from tasks.policy import checkpoint, outcome_model, resident
 from tasks.policy.machine import use_machine
 from tasks.policy.outcome_model import Published
 from tasks.reward_model import RewardModelInputs
@@ -737,6 +737,29 @@ def learning_rewards(start, row=LEARNS, batches=0, **changes):
     model = artifacts.output(reinforce.reward_model(step, inputs), "model")
     first = Published(model, batch.trees, batch.rewards)
     return Training(STEP, chosen, row, cold_start, reward_model=first, **given)
+
+
+def test_only_a_recipe_with_the_section_needs_the_stages_model(start, successes):
+    training = learning_rewards(start)
+    chosen, made = training.recipe, training.reward_model
+    remedy = r"toy\.yaml .* models/toy/reward_model .*: run `dvc repro reward_model@toy`"
+    folder = Path("models/toy/reward_model")
+
+    def found():
+        return reinforce.reward_model_of(chosen, "toy")
+
+    assert reinforce.reward_model_of(recipe(), "toy") is None, "nothing is read"
+    with pytest.raises(ValueError, match=remedy):
+        found()
+    outcome_model.publish(folder, None)
+    with pytest.raises(ValueError, match=remedy):
+        found()
+    outcome_model.publish(folder, made)
+    assert found().model.digest == made.model.digest
+    assert reinforce.reward_model_of(recipe(), "toy") is None, "an older run may have left it"
+    (folder / "rewards.parquet").unlink()
+    with pytest.raises(ValueError, match=remedy):
+        found()
 
 
 def scored_by(done):
