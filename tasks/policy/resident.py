@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -58,9 +59,14 @@ class Resident:
     """The policies that a run keeps in memory: at most one learner, one copy and one reference.
 
     Beside them there may be a reward model that scores.
+
+    With ``reinforce.ahead``, two threads use it: the sampling thread loads the copy and the reward
+    model that scores (``load_copy``, ``load_outcome``), the training thread all others, and it
+    drops the reward model while the next one learns (``drop_outcome``).
     """
 
     def __init__(self) -> None:
+        self.of_outcome = Lock()  # held where the reward model is loaded or dropped
         self.clear()
 
     def clear(self) -> None:
@@ -114,12 +120,22 @@ class Resident:
     def load_outcome(self, folder: Path, machine: Machine) -> OutcomeModel:
         """Return the reward model in ``folder``, which does not learn.
 
-        Raises OSError where the folder holds no model.
+        The thread that samples calls it. Raises OSError where the folder holds no model.
         """
-        if self.outcome is None or self.outcome_folder != folder:
-            self.outcome = None  # frees its memory before the next one is loaded
-            self.outcome, self.outcome_folder = load_outcome_model(folder, machine), folder
-        return self.outcome
+        with self.of_outcome:
+            if (model := self.outcome) is None or self.outcome_folder != folder:
+                self.outcome = model = None  # frees its memory before the next one is loaded
+                self.outcome = model = load_outcome_model(folder, machine)
+                self.outcome_folder = folder
+        return model
+
+    def drop_outcome(self) -> None:
+        """Drop the reward model that scores; one that is in use stays until its use ends.
+
+        The thread that trains calls it, before it loads the model that learns.
+        """
+        with self.of_outcome:
+            self.outcome = None
 
     @contextmanager
     def reference_of(self, folder: Path, learner: Learner, machine: Machine) -> Iterator[Any]:
