@@ -8,7 +8,8 @@ into a worktree below ``.beamline/restored``, and prints its path.
 the registry or DVC's run-cache. A killed verification continues when it is called again.
 
 ``--replay`` verifies where sampling cannot be bit-exact, for instance on another machine: training
-uses the trees that the run has stored, and everything after sampling is compared.
+and the reward model use the trees that the run has stored, and everything after sampling is
+compared.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def verify(commit: str, recipe: str, replay: bool = False) -> Difference | None:
     with worktree.held(f"verify-{recipe}", purpose) as place:
         if not worktree.is_ready(place):
             set_up(place, commit)
-        trees = {STORED_TREES: str(before / "data" / recipe / "trees")} if replay else {}
+        trees = stored_trees(before, recipe) if replay else {}
         run_again(place, recipe, trees | recorded(before, recipe))
         found = first_difference.first_difference(stages, before, place, commit)
         if found:
@@ -64,6 +65,15 @@ def verify(commit: str, recipe: str, replay: bool = False) -> Difference | None:
         else:
             worktree.finish(place)
     return found
+
+
+def stored_trees(before: Path, recipe: str) -> dict[str, str]:
+    """Return where the new run finds the trees that it does not sample, of each stage with some."""
+    places = {
+        "reinforce": before / "data" / recipe / "trees",
+        "reward_model": before / "models" / recipe / "reward_model" / "trees",
+    }
+    return {STORED_TREES[stage]: str(place) for stage, place in places.items() if place.is_dir()}
 
 
 def recorded(before: Path, recipe: str) -> dict[str, str]:

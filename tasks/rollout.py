@@ -173,10 +173,11 @@ def _stored(step: Step, chosen: Sequence[Question]) -> list[Tree]:
 
     Raises ValueError where a question has no stored tree.
     """
-    folder = os.environ.get(STORED_TREES)
-    if not folder or step.stage != "reinforce":
+    folder = os.environ.get(STORED_TREES.get(step.stage, ""))
+    if not folder:
         return []
-    trees = {tree.question: tree for tree in load_trees(Path(folder), step.iteration)}
+    iteration = step.iteration if step.stage == "reinforce" else None
+    trees = {tree.question: tree for tree in load_trees(Path(folder), iteration)}
     if lacking := [question.id for question in chosen if question not in trees]:
         raise ValueError(
             f"{folder} has no tree for question {lacking[0]} in iteration {step.iteration}, as it "

@@ -21,7 +21,10 @@ from tasks.trees.tree import Decision, Message, Node, Observation, Question, Tre
 
 PORTION = 1024  # questions that are rows of Python at once
 ROW_GROUP = 64 * PORTION  # questions of a row group
-STORED_TREES = "BEAMLINE_TREES"  # environment variable: folder of trees to use, not sample
+STORED_TREES = {  # stage -> environment variable: folder of trees that it uses and does not sample
+    "reinforce": "BEAMLINE_TREES",  # of all iterations
+    "reward_model": "BEAMLINE_LABELLED_TREES",
+}
 MESSAGE = pa.struct({"role": pa.string(), "content": pa.string()})
 QUESTION_TABLE = pa.schema(
     {

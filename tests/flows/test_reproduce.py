@@ -16,6 +16,8 @@ from flows.runs import transfer
 from tests import toy_project as toy
 from tests import toy_training as training
 
+LABELLED = "models/toy/reward_model/trees"
+
 
 @pytest.fixture
 def call(capfd):
@@ -102,6 +104,18 @@ def test_clone_restores_and_verifies_a_run_over_ssh(trained, ssh, tmp_path, monk
     assert list((clone / ".beamline/runs").iterdir()) == []
     assert toy.git(clone, "status", "--porcelain") == ""
     assert toy.git(clone, "worktree", "list").splitlines()[1:] != []
+
+
+def test_a_replay_has_the_trees_of_every_stage_that_sampled(tmp_path):
+    assert reproduce.stored_trees(tmp_path, "toy") == {}
+    training, labelled = (tmp_path / place for place in ("data/toy/trees", LABELLED))
+    training.mkdir(parents=True)
+    assert reproduce.stored_trees(tmp_path, "toy") == {"BEAMLINE_TREES": str(training)}
+    labelled.mkdir(parents=True)
+    assert reproduce.stored_trees(tmp_path, "toy") == {
+        "BEAMLINE_TREES": str(training),
+        "BEAMLINE_LABELLED_TREES": str(labelled),
+    }
 
 
 def plant(project, branch, changes):

@@ -334,7 +334,7 @@ def test_stored_trees_of_the_iteration_stand_for_what_would_be_sampled(
         shutil.rmtree(artifacts.ROOT, ignore_errors=True)
         return run({**arguments, **changes})
 
-    monkeypatch.setenv(STORED_TREES, str(tmp_path / "stored"))
+    monkeypatch.setenv(STORED_TREES["reinforce"], str(tmp_path / "stored"))
     other = {"budget": BUDGET.model_copy(update={"temperature": 0.5})}  # sampled, they would differ
     for number in range(2):
         found = again(step=Step("toy", "reinforce", number, 7), **other)
@@ -345,6 +345,21 @@ def test_stored_trees_of_the_iteration_stand_for_what_would_be_sampled(
         again(step=Step("toy", "reinforce", 2, 7))
     asked = again(step=Step("toy", "evaluate/trained", 0, 8), **other)
     assert artifacts.output(asked, "trees").digest != artifacts.output(made[0], "trees").digest
+
+
+def test_stored_trees_of_the_reward_model_stand_for_what_would_be_sampled(
+    arguments, tmp_path, monkeypatch
+):
+    """They come from a folder without iterations, as the stage's out has them."""
+    labelled = {**arguments, "step": Step("toy", "reward_model", 0, 7)}
+    made = artifacts.output(run(labelled), "trees")
+    shutil.copytree(made.path, tmp_path / "stored")
+    shutil.rmtree(artifacts.ROOT)
+    monkeypatch.setenv(STORED_TREES["reward_model"], str(tmp_path / "stored"))
+    other = {"budget": BUDGET.model_copy(update={"temperature": 0.5})}  # sampled, they would differ
+    assert artifacts.output(run({**labelled, **other}), "trees").digest == made.digest
+    trained = run({**arguments, **other, "step": Step("toy", "reinforce", 0, 7)})
+    assert artifacts.output(trained, "trees").digest != made.digest
 
 
 @pytest.mark.parametrize("threads", [1, 2])
