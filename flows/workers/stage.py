@@ -63,10 +63,16 @@ def check_engine(recipe: str) -> None:
 
 
 def samples(name: str, recipe: str) -> bool:
-    """Return whether a stage needs the engine: ``prepare`` does where it samples its traces."""
-    if name != "prepare":
+    """Return whether a stage needs the engine.
+
+    ``prepare`` does where it samples its traces, and ``reward_model`` where the recipe has one.
+    """
+    if name not in ("prepare", "reward_model"):
         return name in SAMPLING
-    return isinstance(settings.load(recipe, Path("params")).prepare.expert, Sampled)
+    chosen = settings.load(recipe, Path("params"))
+    if name == "reward_model":
+        return chosen.reward_model is not None
+    return isinstance(chosen.prepare.expert, Sampled)
 
 
 def explained(error: Exception) -> str | None:

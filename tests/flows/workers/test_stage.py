@@ -89,6 +89,19 @@ def test_missing_engine_is_found_before_any_work(project, monkeypatch, there):
             stage.check_engine("toy")
 
 
+def test_stages_that_sample_need_the_engine(monkeypatch):
+    monkeypatch.chdir(toy.ROOT)
+    names = ("prepare", "cold_start", "reward_model", "reinforce", "evaluate", "verdict")
+    found = {
+        recipe: [name for name in names if stage.samples(name, recipe)]
+        for recipe in ("tiny", "tiny-reward-model")
+    }
+    assert found == {
+        "tiny": ["reinforce", "evaluate"],
+        "tiny-reward-model": ["reward_model", "reinforce", "evaluate"],
+    }
+
+
 def test_disk_without_room_is_found_before_any_work(project):
     stage.check("toy")
     toy.write_recipe(project, machine__disk_gib=1e-6)
