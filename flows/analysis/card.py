@@ -18,7 +18,8 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from flows.analysis import reading
 from flows.runs import cache, git, pipeline
 
-MADE_BY = ("prepare", "cold_start", "reinforce", "evaluate")  # stages whose outs have digests
+# stages whose outs have digests
+MADE_BY = ("prepare", "cold_start", "reward_model", "reinforce", "evaluate")
 LOAD = """```python
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 

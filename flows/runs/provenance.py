@@ -38,6 +38,7 @@ AGENTS = {"cold start": "cold_start", "trained": "trained", "champion": "champio
 OUTS = {  # stage -> names of its outs; reinforce and champion have functions of their own
     "verdict": {"verdict": "reports/{}/verdict.json"},
     "evaluate": {"evaluation": "data/{}/evaluation.parquet"},
+    "reward_model": {"reward model": "models/{}/reward_model"},
     "cold_start": {"cold start": "models/{}/cold_start"},
     "prepare": {
         "dataset": "data/{}/questions",
@@ -434,7 +435,13 @@ def _champion(stage: str, asked: Asked) -> list[Link]:
     return [_out(asked, "champion", f"models/{asked.recipe}/champion", facts=facts)]
 
 
+def _reward_model(stage: str, asked: Asked) -> list[Link]:
+    """Return the reward model with its sub-steps, where the recipe has one."""
+    return _of_stage(stage, asked) if _parameter(asked, stage, "reward_model") else []
+
+
 STAGES: dict[str, Callable[[str, Asked], list[Link]]] = {
+    "reward_model": _reward_model,
     "reinforce": _reinforce,
     "champion": _champion,
 }

@@ -366,7 +366,10 @@ def test_missing_records_leave_the_rest_of_the_chain(project):
 CODE = ["flows/reinforce.py", "tasks/learning", "params/schema"]
 
 
-def locked(start):
+LEARNED = "models/toy/reward_model"
+
+
+def locked(start, learned=None):
     """A dvc.lock of the stages that a real recipe has, with a champion."""
 
     def entry(deps, outs, **params):
@@ -383,19 +386,20 @@ def locked(start):
         "prepare": entry(["data/sources"], ["data/toy/questions", "data/toy/traces.parquet"]),
         "champion": entry([], models[:1], champion=champion),
         "cold_start": entry(["data/toy/traces.parquet", models[0]], models[1:2], start=start),
-        "reinforce": entry([models[1], "data/toy/questions", *CODE], models[2:]),
+        "reward_model": entry(models[1:2], [LEARNED], reward_model=learned),
+        "reinforce": entry([models[1], LEARNED, "data/toy/questions", *CODE], models[2:]),
         "evaluate": entry(models, ["data/toy/evaluation.parquet", "reports/toy/metrics.json"]),
         "verdict": entry(["data/toy/evaluation.parquet", models[0]], ["reports/toy/verdict.json"]),
     }
     return {"schema": "2.0", "stages": {f"{name}@toy": stage for name, stage in stages.items()}}
 
 
-def commit_lock(start):
+def commit_lock(start, learned=None):
     agents = {"cold start": 0.1, "trained": 0.2, "champion": 0.3}
     Path("reports/toy").mkdir(parents=True, exist_ok=True)
     metrics = {"success": {agent: {"mean": mean} for agent, mean in agents.items()}}
     Path("reports/toy/metrics.json").write_text(json.dumps(metrics))
-    Path("dvc.lock").write_text(yaml.safe_dump(locked(start)))
+    Path("dvc.lock").write_text(yaml.safe_dump(locked(start, learned)))
     return toy.commit(Path.cwd(), "by hand")
 
 
@@ -428,3 +432,11 @@ def test_chain_has_only_the_stages_that_made_it(project, what, start, expected):
         assert facts[0] == f"version 3, of commit {'c' * 40}"
         assert ("training began with it" in facts) == (start == "champion")
         assert facts[-1] == f"its own: python -m flows.lineage models/toy/trained --at {'c' * 12}"
+
+
+@pytest.mark.parametrize("learned", [None, {"labels": 0.1}])
+def test_chain_has_the_reward_model_where_the_recipe_has_one(project, learned):
+    commit_lock("scratch", learned)
+    links = chain("models/toy/trained")
+    assert ("reward model" in names(links)) == (learned is not None)
+    assert (LEARNED in [each.where for each in links]) == (learned is not None)
