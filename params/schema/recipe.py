@@ -212,6 +212,8 @@ def older_form(values: Any) -> list[str]:
             changes.append(f"move the section '{name}' into 'tools', as 'tools.{name}'")
         elif name in values:
             changes.append(f"remove the section '{name}': the agent does not have this tool")
+    if "reward_model" not in values:
+        changes.append("add 'reward_model: null': no model learns which trajectories succeed")
     return [*changes, *_older_reward(values.get("reinforce"))]
 
 
