@@ -105,10 +105,12 @@ class Scored:
     place: int  # questions consumed so far, this iteration's included
 
     @property
-    def batches(self) -> list[replay.Scored]:
+    def batches(self) -> list[replay.ScoredTrees]:
         """Return the trees of each batch with their rewards."""
         return [
-            replay.Scored(artifacts.output(grown, "trees"), artifacts.output(scored, "rewards"))
+            replay.ScoredTrees(
+                artifacts.output(grown, "trees"), artifacts.output(scored, "rewards")
+            )
             for grown, scored in zip(self.rollouts, self.rewards, strict=True)
         ]
 
@@ -208,7 +210,9 @@ class LearnedReward:
     def __init__(self, training: Training) -> None:
         self.training = training
         began = training.reward_model
-        self.buffer = replay.Buffer((replay.Scored(began.trees, began.rewards),) if began else ())
+        self.buffer = replay.Buffer(
+            (replay.ScoredTrees(began.trees, began.rewards),) if began else ()
+        )
         self.models: list[Artifact] = []  # with which the batches of the iterations were scored
 
     def learn(self, step: Step, agents: Agents, scored: Scored) -> Record | None:

@@ -17,7 +17,7 @@ from params.schema.base import Machine
 from params.schema.reward_model import RewardModel
 from tasks.learning import outcome
 from tasks.learning.progress import Advance, no_advance
-from tasks.learning.replay import Example, Scored, draw, mebibytes
+from tasks.learning.replay import Example, ScoredTrees, draw, mebibytes
 from tasks.ledger import artifacts, prefect_cache, substeps
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
@@ -271,5 +271,5 @@ def _sizes(inputs: RewardModelInputs, buffer: Labelled) -> dict[str, float]:
         **counts,
         "successes": sum(one.success for one in every) / max(1, len(every)),
         "buffer_batches": float(len(inputs.trees)),
-        "buffer_mebibytes": mebibytes(list(map(Scored, inputs.trees, inputs.rewards))),
+        "buffer_mebibytes": mebibytes(list(map(ScoredTrees, inputs.trees, inputs.rewards))),
     }

@@ -22,7 +22,7 @@ Places = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredTrees:
     """The trees of a batch, and the table of their rewards."""
 
     trees: Artifact
@@ -37,15 +37,15 @@ class Buffer:
     some iterations, a model learned these by heart, and the policy what it got wrong.
     """
 
-    first: tuple[Scored, ...]
-    iterations: tuple[tuple[Scored, ...], ...] = ()  # the oldest first
+    first: tuple[ScoredTrees, ...]
+    iterations: tuple[tuple[ScoredTrees, ...], ...] = ()  # the oldest first
 
     @property
-    def batches(self) -> list[Scored]:
+    def batches(self) -> list[ScoredTrees]:
         """Return all batches, in the order of time."""
         return [*self.first, *(batch for newest in self.iterations for batch in newest)]
 
-    def add(self, batches: Sequence[Scored], limits: Again) -> Buffer:
+    def add(self, batches: Sequence[ScoredTrees], limits: Again) -> Buffer:
         """Return the buffer with one more iteration, and without those beyond the limits.
 
         The newest iteration stays, whatever its size.
@@ -56,7 +56,7 @@ class Buffer:
         return Buffer(self.first, newest)
 
 
-def mebibytes(batches: Sequence[Scored]) -> float:
+def mebibytes(batches: Sequence[ScoredTrees]) -> float:
     """Return the size of the trees on the disk."""
     return sum(artifacts.size(Path(batch.trees.path)) for batch in batches) / MEBIBYTE
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from params.schema.reward_model import Again
-from tasks.learning.replay import Buffer, Example, Scored, draw, mebibytes
+from tasks.learning.replay import Buffer, Example, ScoredTrees, draw, mebibytes
 from tasks.ledger.artifacts import Artifact
 
 LABELS = st.lists(
@@ -69,7 +69,7 @@ def batches(tmp_path):
         folder = tmp_path / name
         folder.mkdir()
         Path(folder, "nodes.parquet").write_bytes(b"0" * 2**20)
-        return Scored(Artifact(str(folder), name), Artifact("unused", name))
+        return ScoredTrees(Artifact(str(folder), name), Artifact("unused", name))
 
     return made
 
