@@ -590,8 +590,8 @@ def reinforce(recipe: str) -> None:
     policy = Artifact.at(Path("models", recipe, "cold_start"))
     learned = reward_model_of(chosen, recipe)
     use_machine(chosen.machine)
-    models = [learned.model] if learned else []
-    key = keys.stage_key(chosen, questions, corpus, policy, *models)
+    learned_from = [learned.model, learned.trees, learned.rewards] if learned else []
+    key = keys.stage_key(chosen, questions, corpus, policy, *learned_from)
     with (
         ledger_mirror.opened() as ledger,
         stage_run(recipe, "reinforce", key, stage.run_tags()) as run,

@@ -128,7 +128,8 @@ class Common:
                 "engine": [variant.recipe.engine, variant.recipe.lora],
             }
             if made := self.reward_model:
-                inputs["reward_model"] = [variant.recipe.reward_model, made.model, made.rewards]
+                learned = [made.model, made.trees, made.rewards]
+                inputs["reward_model"] = [variant.recipe.reward_model, *learned]
             if exam := self.exam(variant):
                 inputs["validation"] = [exam.questions, exam.panel, self.recipe.verdict.measure]
         sources = {

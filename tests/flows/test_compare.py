@@ -21,6 +21,7 @@ from params.schema import recipe as schema
 from tasks import exam, settings
 from tasks.ledger.artifacts import Artifact
 from tasks.policy import resident
+from tasks.policy.outcome_model import Published
 from tasks.trees import panels
 from tasks.trees.tables import save_questions
 from tasks.trees.tree import Question
@@ -197,6 +198,19 @@ def test_a_result_of_another_panel_is_not_used_again():
     own = common(settings.load("smoke"))
     other = replace(own, panel=Artifact("x", "1" * 64))
     assert own.key(None, 0) != other.key(None, 0)
+
+
+@pytest.mark.parametrize("part", ["model", "trees", "rewards"])
+def test_a_result_of_another_reward_model_is_not_used_again(part):
+    recipe = settings.load("tiny-reward-model")
+    (variant,) = variants.variants("tiny-reward-model", ["grpo"], [])
+    artifact = Artifact("x", "0" * 64)
+    began = Published(artifact, artifact, artifact)
+    own = replace(common(recipe), reward_model=began)
+    changed = replace(began, **{part: Artifact("x", "1" * 64)})
+    other = replace(own, reward_model=changed)
+    assert own.key(variant, 0) != other.key(variant, 0)
+    assert own.key(None, 0) == other.key(None, 0), "the cold start does not depend on it"
 
 
 def test_each_variant_and_seed_spends_the_budget_and_leaves_a_file(project):
