@@ -20,6 +20,7 @@ from params.schema.algorithms import MOST_BATCHES, Algorithm
 from params.schema.prepare import Policy, TinyPolicy
 from params.schema.recipe import Recipe
 from params.schema.reinforce import Lora, Reinforce
+from params.schema.reward_model import RewardModel
 from tasks.ledger import artifacts
 from tasks.questions.sampled import Sampled
 
@@ -84,7 +85,8 @@ def needs(
             optimizers=full * (CHECKPOINT - 1) * one,
             # in the ledger and in the out, and in each part of a rollout that policies share
             trees=(1 + settings.samplers) * leaves * tokens * TOKEN,
-            passing=CHECKPOINT * one,
+            # the policy is written whole before it stays, and then the reward model learns
+            passing=max(CHECKPOINT * one, _passing_models(recipe, weights)),
         ),
         "evaluate": Need(trees=asked * tokens * TOKEN),
         "verdict": Need(),
@@ -116,8 +118,21 @@ def _reward_model(recipe: Recipe, weights: int) -> Need:
     return Need(
         weights=2 * weights,
         trees=2 * leaves * tokens * TOKEN,
-        passing=3 * CHECKPOINT * weights,  # two checkpoints, and a third before the oldest goes
+        passing=_checkpoints(chosen, chosen.steps) * CHECKPOINT * weights,
     )
+
+
+def _checkpoints(chosen: RewardModel, steps: int) -> int:
+    """Return how many checkpoints of a training exist at once: two, and a third being written."""
+    return min(3, (steps - 1) // chosen.save_every)  # there is none of the last step
+
+
+def _passing_models(recipe: Recipe, weights: int) -> int:
+    """Return the bytes of the checkpoints of the reward model in reinforcement learning."""
+    chosen = recipe.reward_model
+    if chosen is None or chosen.again is None:
+        return 0
+    return _checkpoints(chosen, chosen.again.steps) * CHECKPOINT * weights
 
 
 def _kept_models(recipe: Recipe) -> int:

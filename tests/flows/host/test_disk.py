@@ -83,6 +83,31 @@ def test_iterations_keep_adapters_alone(policy, tmp_path):
     assert critic.passing == 3 * (1000 + 10), "all weights of a critic of its own learn"
 
 
+LEARNED = settings_of("tiny-reward-model")
+
+
+@pytest.mark.parametrize(
+    ("steps", "again", "checkpoints"),
+    [
+        (150, 20, (2, 0)),
+        (151, 51, (3, 1)),
+        (999, 999, (3, 3)),
+        (50, 50, (0, 0)),
+        (50, None, (0, 0)),
+    ],
+)
+def test_checkpoints_of_a_reward_model_pass_and_its_trees_stay(steps, again, checkpoints):
+    settings = LEARNED.reward_model.model_copy(update={"steps": steps, "save_every": 50})
+    changed = settings.again.model_copy(update={"steps": again}) if again else None
+    settings = settings.model_copy(update={"again": changed})
+    need = needs(LEARNED.model_copy(update={"reward_model": settings}), ROWS["grpo"], 1000, 10)
+    first, training = need["reward_model"], need["reinforce"]
+    assert (first.weights, first.passing) == (2000, checkpoints[0] * 3000)
+    leaves = settings.questions * LEARNED.reinforce.rollout.leaves
+    assert first.trees == 2 * leaves * LEARNED.dialogue.path_tokens * disk.TOKEN
+    assert training.passing == max(3 * 10, checkpoints[1] * 3000), "whole weights, not adapters"
+
+
 def test_trees_count_at_full_length_in_all_batches():
     tokens = 2 * 4 * 6 * 144  # iterations, questions, leaves, tokens
     alone = needs(SMOKE, ROWS["arpo"], 1)["reinforce"].trees
