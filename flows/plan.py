@@ -127,8 +127,11 @@ def _parts(memory: Memory) -> list[str]:
         ("stays", memory.stays),
         ("the update adds", memory.update),
         ("sampling adds", memory.sampling or {"nothing: it is done elsewhere": 0.0}),
-        *([("the reward model's training adds", memory.reward_model)] * bool(memory.reward_model)),
+        ("the reward model's training adds", memory.reward_model),
+        ("its first training needs, in all", memory.first_model),
     ):
+        if not parts:
+            continue
         lines.append(f"  {title:<34}{_gib(sum(parts.values())):>8}")
         lines += [f"    {part:<32}{_gib(size):>8}" for part, size in parts.items()]
     return lines

@@ -20,6 +20,7 @@ from params.schema.algorithms import Algorithm
 from params.schema.prepare import TinyPolicy
 from params.schema.recipe import Recipe
 from params.schema.reinforce import Lora
+from params.schema.reward_model import RewardModel
 from tasks.engines import ENGINES, SamplingLoad
 from tasks.learning.passes import LOGITS_AT_ONCE
 from tasks.policy.tiny import tiny_config
@@ -201,19 +202,25 @@ class Memory:
     update: dict[str, float]
     sampling: dict[str, float]
     reward_model: dict[str, float]  # its training within an iteration; {}: there is none
+    first_model: dict[str, float]  # all of its first training, a stage of its own; {}: none
     together: bool  # the phases overlap with sampling (reinforce.ahead)
 
     def phases(self) -> dict[str, float]:
         """Return the bytes that each phase needs at once."""
-        base, update, sampling, reward_model = (
-            sum(parts.values())
-            for parts in (self.stays, self.update, self.sampling, self.reward_model)
-        )
+        return {
+            phase: sum(sum(of_part.values()) for of_part in parts)
+            for phase, parts in self._parts().items()
+        }
+
+    def _parts(self) -> dict[str, list[dict[str, float]]]:
+        """Return what each phase has on the GPU."""
+        learning = {"update": self.update, "reward model": self.reward_model}
+        found = {phase: [self.stays, parts] for phase, parts in learning.items() if parts}
         if self.together:
-            largest = max(update, reward_model)
-            return {"update and sampling": base + largest + sampling}
-        learned = {"reward model": base + reward_model} if self.reward_model else {}
-        return {"update": base + update, "sampling": base + sampling, **learned}
+            found = {f"{name} and sampling": [*some, self.sampling] for name, some in found.items()}
+        else:
+            found["sampling"] = [self.stays, self.sampling]
+        return found | ({"first reward model": [self.first_model]} if self.first_model else {})
 
     @property
     def peak(self) -> float:
@@ -222,15 +229,8 @@ class Memory:
     def largest(self, count: int = 3) -> list[tuple[str, float]]:
         """Return the largest parts of the phase that needs most."""
         phase = max(self.phases().items(), key=lambda item: item[1])[0]
-        parts = dict(self.stays)
-        for name, of_phase in (
-            ("update", self.update),
-            ("sampling", self.sampling),
-            ("reward model", self.reward_model),
-        ):
-            if name in phase:
-                parts |= of_phase
-        return sorted(parts.items(), key=lambda part: -part[1])[:count]
+        parts = [part for some in self._parts()[phase] for part in some.items()]
+        return sorted(parts, key=lambda part: -part[1])[:count]
 
 
 def memory(recipe: Recipe, row: Algorithm, shape: Shape, card: Card) -> Memory:
@@ -243,6 +243,7 @@ def memory(recipe: Recipe, row: Algorithm, shape: Shape, card: Card) -> Memory:
         update=_of_update(recipe, shape),
         sampling=_of_sampling(recipe, shape, card),
         reward_model=_of_reward_model(recipe, shape),
+        first_model=_of_first_model(recipe, shape),
         together=recipe.reinforce.ahead > 0,
     )
 
@@ -279,10 +280,32 @@ def _staying(recipe: Recipe, row: Algorithm, shape: Shape) -> dict[str, float]:
 
 
 def _of_reward_model(recipe: Recipe, shape: Shape) -> dict[str, float]:
-    """Return what a training of the reward model adds, in the process where the stage samples."""
-    chosen, precision = recipe.reward_model, recipe.machine.precision
+    """Return what a training of the reward model adds within an iteration of the stage.
+
+    With ``ahead``, the one before it scores a batch meanwhile.
+    """
+    chosen = recipe.reward_model
     if chosen is None or chosen.again is None:
         return {}
+    scoring = {"reward model that scores": FULL * shape.backbone} if recipe.reinforce.ahead else {}
+    return scoring | _training_of_model(recipe, chosen, shape)
+
+
+def _of_first_model(recipe: Recipe, shape: Shape) -> dict[str, float]:
+    """Return what the first training of the reward model needs, beside the policy that sampled."""
+    chosen = recipe.reward_model
+    if chosen is None:
+        return {}
+    return {
+        "policy that sampled": FULL * shape.weights,
+        "reward model": FULL * shape.backbone,
+        **_training_of_model(recipe, chosen, shape),
+    }
+
+
+def _training_of_model(recipe: Recipe, chosen: RewardModel, shape: Shape) -> dict[str, float]:
+    """Return what a training adds to the weights of a reward model, all of which learn."""
+    precision = recipe.machine.precision
     tokens = max(chosen.micro_batch_tokens, recipe.prepare.policy.context)
     return {
         "reward model's gradients and moments": (1 + MOMENTS) * FULL * shape.backbone,

@@ -121,14 +121,27 @@ def _rows(recipe: Recipe, card: Card) -> Iterator[Candidate]:
 
 def _micro_batch(recipe: Recipe, card: Card) -> Iterator[Candidate]:
     """Yield halved micro-batches as long as the longest path fits."""
-    update, context = recipe.reinforce.update, recipe.prepare.policy.context
-    tokens = update.micro_batch_tokens // 2
-    while tokens >= context:
+    update = recipe.reinforce.update
+    for tokens in _halves(update.micro_batch_tokens, recipe.prepare.policy.context):
         yield (
             _reinforce(recipe, update=update.model_copy(update={"micro_batch_tokens": tokens})),
             Change("reinforce.update.micro_batch_tokens", str(tokens)),
         )
-        tokens //= 2
+
+
+def _model_micro_batch(recipe: Recipe, card: Card) -> Iterator[Candidate]:
+    """Yield halved micro-batches of the reward model as long as the longest path fits."""
+    if chosen := recipe.reward_model:
+        for tokens in _halves(chosen.micro_batch_tokens, recipe.prepare.policy.context):
+            model = chosen.model_copy(update={"micro_batch_tokens": tokens})
+            changed = recipe.model_copy(update={"reward_model": model})
+            yield changed, Change("reward_model.micro_batch_tokens", str(tokens))
+
+
+def _halves(tokens: int, least: int) -> Iterator[int]:
+    """Yield a half, a quarter and so on, not below ``least``."""
+    while (tokens := tokens // 2) >= least:
+        yield tokens
 
 
 def _recompute(recipe: Recipe, card: Card) -> Iterator[Candidate]:
@@ -162,9 +175,10 @@ CHANGES: tuple[Kind, ...] = (
     _rows,
     _recompute,
     _micro_batch,
+    _model_micro_batch,
     _precision,
     _lora,
 )
 # Where no setting of one card helps: processes, and what saves memory beside them.
 PROCESSES = (2, 4, 8, 16, 32, 64)
-SPARING: tuple[Kind, ...] = (_elsewhere, _share, _recompute, _micro_batch)
+SPARING: tuple[Kind, ...] = (_elsewhere, _share, _recompute, _micro_batch, _model_micro_batch)

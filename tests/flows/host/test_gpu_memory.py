@@ -28,6 +28,7 @@ from tests.trees import credited
 ROWS = load_algorithms()
 TINY = settings_of("tiny")
 LARGE = settings_of("qwen2.5-3b")
+LEARNED = settings_of("tiny-reward-model")
 SMALL = {  # no two widths alike, so that a tensor's shape says what it is
     "vocab_size": 97,
     "hidden_size": 64,
@@ -378,6 +379,38 @@ def test_phases_take_turns_unless_sampling_runs_ahead():
     assert together.peak == base + update + sum(together.sampling.values())
     assert together.sampling["weights that sample"] == FULL * SHAPE.weights
     assert together.stays["reference"] == FULL * SHAPE.weights, "of the policy that sampled"
+
+
+def test_a_reward_model_learns_whole_in_phases_of_its_own():
+    lora = reinforce.Lora(rank=4, alpha=8, modules=("o_proj",))
+    shape = shape_of(config_of(), lora)
+    frozen = edited(LEARNED, reward_model__again=None)
+    plain = memory(frozen, "grpo", shape)
+    assert plain.stays["reward model"] == FULL * shape.backbone
+    assert list(plain.phases()) == ["update", "sampling", "first reward model"]
+    first = plain.first_model
+    assert first["reward model"] == FULL * shape.backbone, "with adapters, too"
+    assert first["reward model's gradients and moments"] == 3 * FULL * shape.backbone
+    assert first["policy that sampled"] == FULL * shape.weights
+    again = memory(LEARNED, "grpo", shape)
+    assert "reward model" in again.phases()
+    ahead = memory(edited(LEARNED, reinforce__ahead=1), "grpo", shape)
+    extra = sum(ahead.reward_model.values()) - sum(again.reward_model.values())
+    assert extra == FULL * shape.backbone, "one scores while the other learns"
+    both = [sum(parts.values()) for parts in (ahead.stays, ahead.reward_model, ahead.sampling)]
+    assert ahead.phases()["reward model and sampling"] == sum(both)
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_smaller_micro_batches_of_the_reward_model_are_the_remedy(again):
+    chosen = edited(LEARNED, reward_model__micro_batch_tokens=2**16)
+    chosen = chosen if again else edited(chosen, reward_model__again=None)
+    config = config_of()
+    peak = memory(chosen, "grpo", shape_of(config)).peak
+    card = of_gib(0.75 * peak / GIB)
+    found = remedies.remedy(chosen, ROWS["grpo"], config, card)
+    assert [change.key for change in found.changes] == ["reward_model.micro_batch_tokens"]
+    assert found.peak < card.usable < peak
 
 
 def test_vllm_takes_its_share_of_the_card():
