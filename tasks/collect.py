@@ -55,7 +55,7 @@ def collect(
     then no out is written but the verdicts so far.
     """
     data = Path("data", recipe)
-    rewards = _join(done, "reward", "rewards.parquet")
+    rewards = _with_estimates(_join(done, "reward", "rewards.parquet"), done)
     of_parts = _join(done, "reward", "parts.parquet")
     advantages = _join(done, "advantage", "advantages.parquet")
     trajectories = _trajectories(done)
@@ -169,6 +169,16 @@ def _point(number: int, iteration: Iteration) -> dict[str, float]:
 def _join(done: Sequence[Iteration], verb: str, file: str) -> pa.Table:
     """Join the tables that ``verb`` wrote. Columns that some lack are null there."""
     return pa.concat_tables(_tables(done, verb, file), promote_options="default")
+
+
+def _with_estimates(rewards: pa.Table, done: Sequence[Iteration]) -> pa.Table:
+    """Add the reward model's estimate of each leaf, the column ``estimate``; null without one."""
+    rows: list[dict[str, Any]] = []
+    if all("estimate" in iteration for iteration in done):
+        rows = _join(done, "estimate", "estimates.parquet").to_pylist()
+    found = {(row["iteration"], row["question"], row["leaf"]): row["estimate"] for row in rows}
+    leaves = zip(*(rewards[name].to_pylist() for name in reward_gate.LEAF), strict=True)
+    return rewards.append_column("estimate", pa.array(map(found.get, leaves), pa.float64()))
 
 
 def _tables(done: Sequence[Iteration], verb: str, file: str) -> list[pa.Table]:

@@ -3,7 +3,8 @@
 Columns: iteration, leaf (int, from 0), question, kind, outcome (how the leaf ended), scorer (str),
 reward, score (float), success (bool), answer (str, None where none could be extracted), faults
 (list[str], what is wrong with the format), breakdown (the scorer's measures by name, as a mapping
-or as pairs; empty where there was no answer to score).
+or as pairs; empty where there was no answer to score), estimate (float, the reward model's
+probability of success; missing in all rows where there is no reward model).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from tasks.gates.gate import Expectation, among, between, legible, rows_between, unusable
 from tasks.gates.leaves import group_columns, keys
@@ -59,7 +61,17 @@ def prepare(
         ],
         success_fault=[success_fault(row, counts) for row in rows],
         breakdown_fault=[breakdown_fault(row) for row in rows],
+        estimate_fault=_estimate_faults(table),
     ).set_index(list(LEAF), drop=False)
+
+
+def _estimate_faults(table: pd.DataFrame) -> NDArray[np.str_]:
+    """Describe what is wrong with the reward model's estimate of each leaf, or return ""."""
+    estimates = table.reindex(columns=["estimate"])["estimate"].to_numpy(float)
+    missing = np.isnan(estimates)
+    outside = ~missing & ~((estimates >= 0) & (estimates <= 1))
+    faults = [missing & ~missing.all(), outside]
+    return np.select(faults, ["no estimate, and other leaves have one", "outside [0, 1]"], "")
 
 
 def _sums(table: pd.DataFrame, parts: pd.DataFrame) -> pd.Series:
@@ -100,6 +112,7 @@ def expectations(
         among("a broken format's reward goes to broken formats alone", "broken_fault", [""]),
         among("a success has score 1 and a sound format", "success_fault", [""]),
         among("an answer's score is in its breakdown", "breakdown_fault", [""]),
+        among("estimates are in [0, 1], of all leaves or of none", "estimate_fault", [""]),
     ]
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from params.schema.algorithms import Kl, load_algorithms
-from tasks import advantage, reward
+from tasks import advantage, estimate, reward
 from tasks.collect import _measures, collect
 from tasks.gates.gate import GateError
 from tasks.learning import token_values
@@ -146,6 +146,28 @@ def test_tables_of_all_iterations_are_joined_and_pass_their_gates(done):
         verdict = json.loads((data / "gates" / "reinforce" / f"{name}.json").read_text())
         assert verdict["passed"] and verdict["rows"] == rows and verdict["table"] == name
         assert Path(".beamline/data_docs/toy", name, "verdict.json").is_file()
+
+
+@pytest.mark.parametrize("estimate_of", [None, 0.25, 1.25])
+def test_rewards_have_the_estimates_of_a_reward_model(done, estimate_of):
+    for entry in done if estimate_of else ():
+        rewards = Path(entry["reward"][0]["artifacts"]["rewards"]["path"])
+        rows = [
+            {name: row[name] for name in ("question", "leaf")}
+            | {"estimate": estimate_of - row["leaf"] / 8}
+            for row in read_rows(rewards)
+        ]
+        file = rewards.parents[1] / "estimate" / "estimates.parquet"
+        write_table(pa.Table.from_pylist(rows[::-1], schema=estimate.TABLE), file)
+        made = {"estimates": {"path": str(file), "digest": ""}}
+        entry["estimate"] = [{"artifacts": made, "metrics": {}}]
+    if estimate_of == 1.25:
+        with pytest.raises(GateError, match=r"estimates are in \[0, 1\].*: not so in 8 of 8"):
+            run(done)
+        return
+    run(done)
+    found = [row["estimate"] for row in read_rows(Path("data/toy/trees/rewards.parquet"))]
+    assert found == ([estimate_of, estimate_of - 1 / 8] * 4 if estimate_of else [None] * 8)
 
 
 @pytest.mark.parametrize(

@@ -210,6 +210,13 @@ def test_an_episode_of_a_world_needs_no_answer(check):
     assert check(table.infer_objects(), parts=parts) == {}
 
 
+def test_a_leaf_without_the_estimate_that_others_have_is_named(check):
+    assert check(good().assign(estimate=0.5)) == {}
+    table = good().assign(estimate=[None] + [0.5] * 23)
+    said = "estimates are in [0, 1], of all leaves or of none"
+    assert list(check(table)) == [said]
+
+
 def test_no_rewards_are_refused(check):
     found = check(good().iloc[:0], leaves=good().iloc[:0])
     assert found == {"there are rewards": 0}
