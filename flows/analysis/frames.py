@@ -87,7 +87,10 @@ def leaves(recipe: str, iteration: Iterations = None, project: Path | str = HERE
 
 
 def rewards(recipe: str, iteration: Iterations = None, project: Path | str = HERE) -> pd.DataFrame:
-    """Return reward, score, answer, faults and lengths of each leaf (tasks/reward.py)."""
+    """Return reward, score, answer, faults and lengths of each leaf (tasks/reward.py).
+
+    ``estimate``: the reward model's probability of success; missing where there is no such model.
+    """
     return _with_breakdown(_trees(recipe, "rewards", iteration, project))
 
 

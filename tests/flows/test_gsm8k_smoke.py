@@ -15,11 +15,12 @@ from flows.cold_start import cold_start
 from flows.evaluate import evaluate
 from flows.prepare import prepare
 from flows.reinforce import reinforce
+from flows.reward_model import reward_model
 from flows.verdict import verdict
 from flows.workers import stage
 from tests.checkout import checkout
 
-STAGES = (champion, prepare, cold_start, reinforce, evaluate, verdict)
+STAGES = (champion, prepare, cold_start, reward_model, reinforce, evaluate, verdict)
 
 SET_ASIDE = 5  # for validation; the recipe sets aside 200, more than the fixtures have
 

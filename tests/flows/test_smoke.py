@@ -24,7 +24,10 @@ RETRAIN = retrain("smoke")
 REPRO = (sys.executable, "-m", "dvc", "repro", "verdict@smoke")
 STAGES = tuple(
     f"{stage}@smoke"
-    for stage in ("champion", "prepare", "cold_start", "reinforce", "evaluate", "verdict")
+    for stage in (
+        *("champion", "prepare", "cold_start", "reward_model"),
+        *("reinforce", "evaluate", "verdict"),
+    )
 )
 
 
