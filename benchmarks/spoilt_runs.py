@@ -158,7 +158,7 @@ def planted(
         before=None,
         trees=[learned.trees],
         rewards=[labels],
-        first=1,
+        first_batches=1,
         labels=settings.labels_of(recipe),
         settings=recipe.reward_model,
         steps=recipe.reward_model.steps,

@@ -234,7 +234,7 @@ class LearnedReward:
             before=model,
             trees=[batch.trees for batch in self.buffer.batches],
             rewards=[batch.rewards for batch in self.buffer.batches],
-            first=len(self.buffer.first),
+            first_batches=len(self.buffer.first_batches),
             labels=settings.labels_of(recipe),
             settings=chosen,
             steps=chosen.again.steps,

@@ -106,7 +106,7 @@ def trained(
         before=None,
         trees=[trees],
         rewards=[rewards],
-        first=1,
+        first_batches=1,
         labels=settings.labels_of(recipe),
         settings=chosen,
         steps=chosen.steps,
@@ -128,10 +128,11 @@ def described(metrics: dict[str, float]) -> str:
     """Return how good a model is, in words."""
     if "calibration_error_after" not in metrics:
         return "no question is held out that could judge it: raise reward_model.questions"
-    error = (
-        f"calibration error {metrics['calibration_error_before']:.3f} before and "
-        f"{metrics['calibration_error_after']:.3f} after calibration"
-    )
+    error = f"calibration error {metrics['calibration_error_after']:.3f}"
+    if metrics["calibrated"]:
+        error += f" (before calibration {metrics['calibration_error_before']:.3f})"
+    else:
+        error += ", not calibrated: too few held-out trajectories, or all with the same label"
     area = f"AUC {metrics['auc']:.3f}" if "auc" in metrics else "no AUC, all labels are equal"
     return f"{area}, {error}, on {metrics['trajectories_judge']:.0f} trajectories of new questions"
 

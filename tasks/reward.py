@@ -148,20 +148,22 @@ def drift(
     """Return how far the reward model is from the rule, on the questions with labels.
 
     ``model_estimate`` and its deviation are over all questions. ``model_gap`` is the mean, over
-    questions with labels, of the mean estimate less the share of successes; it rises where the
-    policy learns what the model likes and the rule does not.
+    held-out questions, of the mean estimate less the share of successes; it rises where the policy
+    learns what the model likes and the rule does not. Questions that train the model are left out,
+    since it may know their labels by heart.
     """
     every = _by_question(rows, lambda row: estimates[row["question"], row["leaf"]])
     right = _by_question(rows, lambda row: float(row["success"]))
-    sample = [question for question in every if labels.role(question)]
+    labelled = [question for question in every if labels.role(question)]
+    sample = [question for question in labelled if labels.role(question) != "train"]
     gaps = [every[question] - right[question] for question in sample]
     return {
         "model_estimate": fmean(every.values()),
         "model_estimate_deviation": float(pstdev(every.values())),
-        "labelled_questions": float(len(sample)),
+        "held_out_questions": float(len(sample)),
         "model_gap": fmean(gaps) if gaps else 0.0,
         "model_gap_deviation": float(pstdev(gaps)) if gaps else 0.0,
-        "labelled_success": fmean(right[question] for question in sample) if sample else 0.0,
+        "labelled_success": fmean(right[name] for name in labelled) if labelled else 0.0,
     }
 
 

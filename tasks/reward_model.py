@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from prefect import task
 
 from params.schema.base import Machine
@@ -26,6 +27,7 @@ from tasks.policy.machine import use_machine
 from tasks.policy.outcome_model import OutcomeModel
 from tasks.policy.resident import POLICIES
 from tasks.trees import calibration
+from tasks.trees.calibration import Calibration
 from tasks.trees.labels import Labels, Role
 from tasks.trees.tables import StoredQuestions, load_trees, read_rows, save_questions
 from tasks.trees.tree import Tree
@@ -33,6 +35,7 @@ from tasks.trees.tree import Tree
 POINTS = 50  # of the curve
 CHECKPOINTS = 2  # that are kept
 LOSSES = "losses.json"  # in a checkpoint: those of its steps
+ENOUGH = 100  # trajectories of the newest iterations, with which these alone calibrate the model
 MODEL, OPTIMIZER = "model", "optimizer"  # folders of a checkpoint
 
 
@@ -42,7 +45,7 @@ class LabelInputs:
 
     questions: Artifact  # of the training split
     labels: Labels
-    most: int
+    most_questions: int
 
 
 @task(**prefect_cache.TASK_OPTIONS)
@@ -54,7 +57,7 @@ def labelled_questions(step: Step, inputs: LabelInputs) -> Record:
     """
     began = time.perf_counter()
     every = StoredQuestions(Path(inputs.questions.path))
-    chosen = [one for one in every if inputs.labels.role(one.id)][: inputs.most]
+    chosen = [one for one in every if inputs.labels.role(one.id)][: inputs.most_questions]
     if not chosen:
         raise ValueError(
             f"none of the {len(every)} training questions has a label: raise reward_model.labels, "
@@ -72,15 +75,15 @@ def labelled_questions(step: Step, inputs: LabelInputs) -> Record:
 class RewardModelInputs:
     """What decides a reward model: where it begins, and what it learns from.
 
-    ``trees`` and ``rewards`` are those of the replay buffer, the oldest first; ``first`` of them
-    are those that the first model learned from.
+    ``trees`` and ``rewards`` are those of the replay buffer, the oldest first; the first model has
+    learned from ``first_batches`` of them.
     """
 
     policy: Artifact  # whose backbone a new model has
     before: Artifact | None  # the model that goes on learning; None: it is new
     trees: list[Artifact]
     rewards: list[Artifact]
-    first: int
+    first_batches: int
     labels: Labels
     settings: RewardModel
     steps: int  # optimizer steps
@@ -93,9 +96,6 @@ class Labelled:
 
     trees: list[Tree]
     examples: Mapping[Role, Sequence[Example]]
-
-    def labels(self, role: Role) -> Any:
-        return np.array([one.success for one in self.examples[role]], bool)
 
 
 @task(**prefect_cache.TASK_OPTIONS)
@@ -110,14 +110,14 @@ def reward_model(step: Step, inputs: RewardModelInputs, *, advance: Advance = no
     began = time.perf_counter()
     use_machine(inputs.machine)
     POLICIES.outcome = None  # frees its memory before another one is loaded
-    buffer = load_buffer(inputs.trees, inputs.rewards, inputs.labels, inputs.first)
+    buffer = load_buffer(inputs.trees, inputs.rewards, inputs.labels, inputs.first_batches)
     model, losses = _trained(step, inputs, buffer, advance)
     report = _calibrated(model, inputs, buffer)
     outcome_model.save(model, step.out / MODEL)
     return {
         "metrics": {
             "steps": len(losses),
-            **({"loss": math.fsum(losses) / len(losses)} if losses else {}),
+            **({"mean_loss": math.fsum(losses) / len(losses)} if losses else {}),
             **report["metrics"],
             **_sizes(inputs, buffer),
         },
@@ -129,7 +129,7 @@ def reward_model(step: Step, inputs: RewardModelInputs, *, advance: Advance = no
 
 
 def load_buffer(
-    trees: Sequence[Artifact], rewards: Sequence[Artifact], labels: Labels, first: int
+    trees: Sequence[Artifact], rewards: Sequence[Artifact], labels: Labels, first_batches: int
 ) -> Labelled:
     """Read the trajectories with labels of some trees and their rewards.
 
@@ -146,7 +146,7 @@ def load_buffer(
         for row in read_rows(Path(of_rewards.path)):
             if role := labels.role(name := row["question"]):
                 of_leaf = (places[name], row["leaf"], name, row["success"])
-                examples[role].append(Example(*of_leaf, newest=number >= first))
+                examples[role].append(Example(*of_leaf, newest=number >= first_batches))
     return Labelled(kept, examples)
 
 
@@ -230,37 +230,69 @@ def _curve(losses: Sequence[float]) -> list[dict[str, float]]:
 # ---------------------------------------------------------------- calibration
 
 
+@dataclass(frozen=True)
+class HeldOut:
+    """Trajectories of one role, with the model's logits: [N] each."""
+
+    logits: NDArray[np.float64]
+    labels: NDArray[np.bool_]
+    newest: NDArray[np.bool_]  # of iterations, and not of the first training
+
+    def of_newest(self) -> HeldOut:
+        chosen = self.newest
+        return HeldOut(self.logits[chosen], self.labels[chosen], chosen[chosen])
+
+    def auc(self) -> float | None:
+        return calibration.auc(self.logits, self.labels)
+
+
 def _calibrated(model: OutcomeModel, inputs: RewardModelInputs, buffer: Labelled) -> dict[str, Any]:
     """Calibrate the model in place, and judge it before and after.
 
-    Held-out questions that can't decide a calibration leave the one that the model has.
+    **Chosen**: trajectories of the newest iterations calibrate it where there are ENOUGH, for they
+    show what the policy does now; else all do. Held-out questions that can't decide a calibration
+    leave the one that the model has.
     """
-    scored = outcome.logits_of(
-        model, buffer.trees, inputs.settings.micro_batch_tokens, inputs.machine
-    )
-    logits = {
-        role: np.array([scored[one.tree][one.leaf] for one in examples], np.float64)
-        for role, examples in buffer.examples.items()
-    }
     before = model.calibration
-    fitted = calibration.fit(logits["calibrate"], buffer.labels("calibrate"))
+    fitted = _fitted(_held_out(model, inputs, buffer, "calibrate"))
     model.calibration = fitted or before
-    judged, labels = logits["judge"], buffer.labels("judge")
+    judged = _held_out(model, inputs, buffer, "judge")
+    areas = {"auc": judged.auc(), "auc_newest": judged.of_newest().auc()}
     metrics = {
         "temperature": model.calibration.temperature,
         "offset": model.calibration.offset,
         "calibrated": float(fitted is not None),
+        **{name: area for name, area in areas.items() if area is not None},
     }
     reliability = {}
-    if len(labels):
+    if len(judged.labels):
         for name, chosen in (("before", before), ("after", model.calibration)):
-            found = chosen.probabilities(judged)
-            error = calibration.expected_calibration_error(found, labels)
+            found = chosen.probabilities(judged.logits)
+            error = calibration.expected_calibration_error(found, judged.labels)
             metrics[f"calibration_error_{name}"] = error
-            reliability[name] = calibration.reliability(found, labels)
-    if (area := calibration.auc(judged, labels)) is not None:
-        metrics["auc"] = area
+            reliability[name] = calibration.reliability(found, judged.labels)
     return {"metrics": metrics, "reliability": reliability}
+
+
+def _held_out(
+    model: OutcomeModel, inputs: RewardModelInputs, buffer: Labelled, role: Role
+) -> HeldOut:
+    """Score the trajectories of a role."""
+    examples, tokens = buffer.examples[role], inputs.settings.micro_batch_tokens
+    chosen = [(one.tree, one.leaf) for one in examples]
+    return HeldOut(
+        outcome.logits_of(model, buffer.trees, chosen, tokens, inputs.machine),
+        np.array([one.success for one in examples], bool),
+        np.array([one.newest for one in examples], bool),
+    )
+
+
+def _fitted(scored: HeldOut) -> Calibration | None:
+    newest = scored.of_newest()
+    fitted = None
+    if len(newest.labels) >= ENOUGH:
+        fitted = calibration.fit(newest.logits, newest.labels)
+    return fitted or calibration.fit(scored.logits, scored.labels)
 
 
 def _sizes(inputs: RewardModelInputs, buffer: Labelled) -> dict[str, float]:

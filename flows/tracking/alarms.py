@@ -23,7 +23,8 @@ SURE = 4.0  # standard errors; the best of many means is compared with each late
 RISEN = 3.0  # standard errors, beside a fall that is tested by itself
 CONFIDENCE = 0.999  # of the interval of a paired difference; one for each validation
 SPIKE = 10.0  # times the median of the iterations before
-LEAST_SAMPLE = 8  # questions with labels in a window, below which it is not looked at
+GAP_WINDOW = 10  # iterations of a mean gap, since a batch has few held-out questions
+LEAST_SAMPLE = 8  # held-out questions in a window, below which it is not looked at
 LEAST_DEVIATION = 0.1  # of a question's gap: few equal ones don't make a window exact
 MISMATCH = 1.0  # of log-probabilities, below which a spike does no harm
 
@@ -144,70 +145,74 @@ def reward_hacked(seen: Seen) -> str:
 
 
 def model_hacked(seen: Seen) -> str:
-    """Return a message where the reward model's estimate rises and the success behind it does not.
+    """Return a message where the reward model likes what is not right, else "".
 
-    That is: the gap between estimate and success, on the questions with labels, is wider than at
-    its narrowest by more than chance gives, or validation success has fallen, and the estimate has
-    risen since then.
+    That is: its estimate exceeds success on held-out questions by more than it did at its best, or
+    validation success has fallen while the estimate has risen.
     """
     estimates = _means(seen.curve.get("model_estimate", ()))
-    spread = [value**2 for value in seen.curve.get("model_estimate_deviation", ())]
-    errors = [_error(mean**0.5, seen.questions) for mean in _means(spread)]
-
-    def risen(before: int) -> bool:
-        chance = (errors[-1] ** 2 + errors[before] ** 2) ** 0.5
-        return estimates[-1] - estimates[before] > RISEN * chance
-
-    widened, lost = _widened(seen.curve), _lost(seen.validated)
     if not estimates:
         return ""
-    if widened and risen(widened[0]):
-        before, narrow, wide = widened
+    if widened := _widened(seen.curve):
+        narrow, wide = widened
         shown = (
-            f"its estimate exceeds success on the questions with labels by {100 * wide:.1f} "
-            f"points, and did by {100 * narrow:.1f}"
+            f"exceeds success on held-out questions by {100 * wide:.1f} points, and did by "
+            f"{100 * narrow:.1f}"
         )
-    elif lost and risen(before := min(lost[0].iterations, len(estimates) - 1)):
+    elif (lost := _lost(seen.validated)) and _estimate_rose(seen, estimates, lost[0]):
+        best, now, _ = lost
         shown = (
-            f"validation success has fallen to {100 * lost[1].mean('success'):.1f} %, from "
-            f"{100 * lost[0].mean('success'):.1f} %"
+            f"has risen to {100 * estimates[-1]:.1f} % while validation success has fallen to "
+            f"{100 * now.mean('success'):.1f} %, from {100 * best.mean('success'):.1f} %"
         )
     else:
         return ""
     return (
-        f"the reward model's estimate has risen to {100 * estimates[-1]:.1f} %, from "
-        f"{100 * estimates[before]:.1f} %, and {shown}: the policy has learned what the model "
-        "likes, and not what is right; look at trajectories with high estimates, raise "
-        "reward_model.labels, train the model more often (reward_model.again), or lower the "
-        "weight of the part model"
+        f"the reward model's estimate {shown}: the policy has learned what the model likes, and "
+        "not what is right; look at trajectories with high estimates, add a KL term to the algorithm, "
+        "raise reward_model.labels, train the model more often (reward_model.again), or lower the "
+        "weight of the part model, if the reward has it"
     )
 
 
-def _widened(curve: Curve) -> tuple[int, float, float] | None:
-    """Return the window with the narrowest gap, its gap and the newest one, or None.
+def _estimate_rose(seen: Seen, estimates: Sequence[float], best: Validated) -> bool:
+    """Return whether the estimate has risen, beyond chance, since a policy was asked."""
+    spread = [value**2 for value in seen.curve.get("model_estimate_deviation", ())]
+    errors = [_error(mean**0.5, seen.questions) for mean in _means(spread)]
+    then = min(best.iterations, len(estimates) - 1)
+    chance = (errors[-1] ** 2 + errors[then] ** 2) ** 0.5
+    return estimates[-1] - estimates[then] > RISEN * chance
 
-    None where the newest is not SURE standard errors wider. A window's gap is the mean over all of
-    its questions with labels.
+
+def _widened(curve: Curve) -> tuple[float, float] | None:
+    """Return the narrowest gap, at least 0, and the newest one, or None.
+
+    None where the newest is not SURE standard errors wider. The gap of GAP_WINDOW iterations is the
+    mean over all of their held-out questions.
     """
-    names = ("labelled_questions", "model_gap", "model_gap_deviation")
-    counts, gaps, deviations = (curve.get(name, ()) for name in names)
-    windows: list[tuple[float, float, int]] = []  # gap, standard error, place
-    for place in range(len(_means(counts))):
-        part = slice(place, place + WINDOW)
-        total = sum(counts[part])
-        if total >= LEAST_SAMPLE:
-            pairs = list(zip(counts[part], gaps[part], deviations[part], strict=True))
-            mean = sum(count * gap for count, gap, _ in pairs) / total
-            # of all questions of the window: within its iterations and between them
-            variance = sum(c * (dev**2 + (gap - mean) ** 2) for c, gap, dev in pairs) / total
-            error = max(variance**0.5, LEAST_DEVIATION) / total**0.5
-            windows.append((mean, error, place))
+    names = ("held_out_questions", "model_gap", "model_gap_deviation")
+    rows = list(zip(*(curve.get(name, ()) for name in names), strict=True))
+    ends = range(GAP_WINDOW, len(rows) + 1)
+    windows = [one for end in ends if (one := _gap(rows[end - GAP_WINDOW : end]))]
     if not windows:
         return None
-    (narrow, chance, before), (wide, error, _) = min(windows), windows[-1]
-    if wide - narrow <= SURE * (chance**2 + error**2) ** 0.5:
+    (narrow, chance), (wide, error) = min(windows), windows[-1]
+    narrow = max(0.0, narrow)
+    return (narrow, wide) if wide - narrow > SURE * (chance**2 + error**2) ** 0.5 else None
+
+
+def _gap(rows: Sequence[tuple[float, float, float]]) -> tuple[float, float] | None:
+    """Return the mean gap of a window's questions and its standard error.
+
+    ``rows``: questions, mean gap and deviation of each iteration. None: fewer than LEAST_SAMPLE.
+    """
+    total = sum(count for count, _, _ in rows)
+    if total < LEAST_SAMPLE:
         return None
-    return before, narrow, wide
+    mean = sum(count * gap for count, gap, _ in rows) / total
+    # of all questions of the window: within its iterations and between them
+    variance = sum(count * (dev**2 + (gap - mean) ** 2) for count, gap, dev in rows) / total
+    return mean, max(variance**0.5, LEAST_DEVIATION) / total**0.5
 
 
 def gradient_spike(seen: Seen) -> str:

@@ -51,7 +51,7 @@ MEASURES = {  # of training dynamics: the verb whose records have them
     "model_estimate_deviation": "reward",
     "model_gap": "reward",
     "model_gap_deviation": "reward",
-    "labelled_questions": "reward",
+    "held_out_questions": "reward",
 }
 
 

@@ -111,7 +111,7 @@ def _step(
     settings, model = training.settings, training.model
     places = draw(examples, settings.loss, settings.batch, key)
     drawn = [examples[place] for place in places]
-    batch = _batch(trees, drawn)
+    batch = _batch(trees, [(one.tree, one.leaf) for one in drawn])
     scored = _score(model, batch, settings.micro_batch_tokens, training.machine)
     names = [(id(trees[one.tree]), one.leaf) for one in drawn]
     logits = torch.tensor([scored[name] for name in names], requires_grad=True)
@@ -141,32 +141,41 @@ def _add_gradients(training: Training, batch: Batch, factors: Mapping[Leaf, floa
     with attending(model.backbone, form_for(machine.device)):
         pieces = _micro_batches(model, batch, settings.micro_batch_tokens, machine)
         add_gradients(model.weights(), share, pieces)
-    torch.nn.utils.clip_grad_norm_(model.weights(), settings.gradient_clip)
+    norm = torch.nn.utils.clip_grad_norm_(model.weights(), settings.gradient_clip)
+    if not torch.isfinite(norm):
+        raise ValueError(
+            f"the gradient of the reward model is {norm:g}: lower reward_model.learning_rate, or "
+            "use machine.precision float32"
+        )
 
 
 # ---------------------------------------------------------------- scores
 
 
 def logits_of(
-    model: OutcomeModel, trees: Sequence[Tree], tokens: int, machine: Machine
-) -> list[NDArray[np.float32]]:
-    """Return the logits of all trajectories, before calibration: tree -> [L].
+    model: OutcomeModel,
+    trees: Sequence[Tree],
+    chosen: Sequence[tuple[int, int]],
+    tokens: int,
+    machine: Machine,
+) -> NDArray[np.float64]:
+    """Return the logits of the chosen trajectories, before calibration: [N].
 
-    ``tokens``: most tokens of a forward pass; a shared token counts once.
+    ``chosen``: place of a tree, and a leaf of it. ``tokens``: most tokens of a forward pass; a
+    shared token counts once.
     """
-    batch = [(uncredited(tree), range(len(tree.leaves))) for tree in trees]
-    found = _score(model, batch, tokens, machine)
-    return [
-        np.array([found[id(credited), leaf] for leaf in leaves], np.float32)
-        for credited, leaves in batch
-    ]
+    credited = {place: uncredited(trees[place]) for place, _ in chosen}
+    found = _score(model, _batch(credited, chosen), tokens, machine)
+    return np.array([found[id(credited[place]), leaf] for place, leaf in chosen], np.float64)
 
 
-def _batch(trees: Sequence[Credited], drawn: Sequence[Example]) -> Batch:
-    """Return the drawn trees with their drawn leaves, each once."""
+def _batch(
+    trees: Sequence[Credited] | Mapping[int, Credited], chosen: Iterable[tuple[int, int]]
+) -> Batch:
+    """Return the chosen trees with their chosen leaves, each once."""
     leaves: dict[int, set[int]] = {}
-    for one in drawn:
-        leaves.setdefault(one.tree, set()).add(one.leaf)
+    for tree, leaf in chosen:
+        leaves.setdefault(tree, set()).add(leaf)
     return [(trees[tree], sorted(of_tree)) for tree, of_tree in sorted(leaves.items())]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,13 +38,13 @@ class Buffer:
     some iterations, a model learned these by heart, and the policy what it got wrong.
     """
 
-    first: tuple[ScoredTrees, ...]
+    first_batches: tuple[ScoredTrees, ...]
     iterations: tuple[tuple[ScoredTrees, ...], ...] = ()  # the oldest first
 
     @property
     def batches(self) -> list[ScoredTrees]:
         """Return all batches, in the order of time."""
-        return [*self.first, *(batch for newest in self.iterations for batch in newest)]
+        return [*self.first_batches, *_flat(self.iterations)]
 
     def add(self, batches: Sequence[ScoredTrees], limits: Again) -> Buffer:
         """Return the buffer with one more iteration, and without those beyond the limits.
@@ -51,9 +52,13 @@ class Buffer:
         The newest iteration stays, whatever its size.
         """
         newest = (*self.iterations, tuple(batches))[-limits.iterations :]
-        while len(newest) > 1 and mebibytes(Buffer(self.first, newest).batches) > limits.mebibytes:
+        while len(newest) > 1 and mebibytes(_flat(newest)) > limits.mebibytes:
             newest = newest[1:]
-        return Buffer(self.first, newest)
+        return Buffer(self.first_batches, newest)
+
+
+def _flat(iterations: Sequence[tuple[ScoredTrees, ...]]) -> list[ScoredTrees]:
+    return [batch for iteration in iterations for batch in iteration]
 
 
 def mebibytes(batches: Sequence[ScoredTrees]) -> float:
@@ -76,41 +81,73 @@ def draw(examples: Sequence[Example], kind: str, batch: int, key: Sequence[int])
     """Draw ``batch`` places: the first half succeeded, the second failed, with replacement.
 
     ``kind``: classification, or pairs, where entry i and entry ``batch`` / 2 + i answer the same
-    question. ``key`` decides: seed, iteration and step. **Chosen**: half of a batch is of the
-    newest iterations, however few they are, for they show what the policy does now.
+    question. ``key`` decides: seed, iteration and step. **Chosen**: half of the successes and half
+    of the failures are of the newest iterations, however few they are, for they show what the
+    policy does now; where one age has none, the other gives all. Pairs are of one age, so
+    questions whose newest trajectories all have the same label give none.
 
     Raises ValueError where there are no two kinds to draw.
     """
-    groups = [_group(examples, newest, kind) for newest in (False, True)]
-    able = [group for group in groups if group]
-    if not able:
-        raise ValueError(f"{FAULTS[kind]} (of {len(examples)})")
-    generator = np.random.default_rng(list(key))
-    sizes = [batch // 2 // len(able)] * len(able)
-    sizes[-1] += batch // 2 - sum(sizes)
-    drawn = [_pairs(group, size, generator) for group, size in zip(able, sizes, strict=True)]
-    return np.concatenate(drawn).T.ravel()
+    if not examples:
+        raise ValueError("no trajectory has a label")
+    return DRAWS[kind](examples, batch // 2, np.random.default_rng(list(key))).T.ravel()
 
 
 Group = list[tuple[list[int], list[int]]]  # places of successes and failures, of each question
-FAULTS = {
-    "classification": "all trajectories have the same label",
-    "pairs": "no question has trajectories with different labels",
-}
 
 
-def _group(examples: Sequence[Example], newest: bool, kind: str) -> Group:
-    """Return what one half of a batch can be drawn from; for classification, as one question."""
+def _by_label(examples: Sequence[Example], size: int, generator: np.random.Generator) -> Places:
+    """Draw a success and a failure, each as likely as the others of its age: [size, 2]."""
+    columns = []
+    for success in (True, False):
+        ages = [
+            [
+                at
+                for at, one in enumerate(examples)
+                if (one.success, one.newest) == (success, newest)
+            ]
+            for newest in (False, True)
+        ]
+        drawn = [
+            generator.choice(age, count)
+            for age, count in _shared(ages, size, "all trajectories have the same label")
+        ]
+        columns.append(np.concatenate(drawn))
+    return np.stack(columns, axis=1)
+
+
+def _by_question(examples: Sequence[Example], size: int, generator: np.random.Generator) -> Places:
+    """Draw a success and a failure of one question, each question as likely: [size, 2]."""
+    ages = [_questions(examples, newest) for newest in (False, True)]
+    fault = "no question has trajectories with different labels"
+    drawn = [
+        [generator.choice(kind) for kind in age[place]]
+        for age, count in _shared(ages, size, fault)
+        for place in generator.integers(len(age), size=count)
+    ]
+    return np.array(drawn, np.int64)
+
+
+DRAWS = {"classification": _by_label, "pairs": _by_question}
+
+
+def _questions(examples: Sequence[Example], newest: bool) -> Group:
+    """Return the trajectories of each question that has both kinds."""
     found: dict[str, tuple[list[int], list[int]]] = {}
     for place, one in enumerate(examples):
         if one.newest == newest:
-            name = one.question if kind == "pairs" else ""
-            found.setdefault(name, ([], []))[0 if one.success else 1].append(place)
+            found.setdefault(one.question, ([], []))[0 if one.success else 1].append(place)
     return [both for both in found.values() if all(both)]
 
 
-def _pairs(group: Group, size: int, generator: np.random.Generator) -> Places:
-    """Draw pairs of a success and a failure, each question as likely as the others: [size, 2]."""
-    chosen = generator.integers(len(group), size=size)
-    drawn = [[generator.choice(kind) for kind in group[place]] for place in chosen]
-    return np.array(drawn, np.int64).reshape(size, 2)
+def _shared(ages: Sequence[list[Any]], size: int, fault: str) -> list[tuple[list[Any], int]]:
+    """Return each age that has something, with how many to draw of it; the newest has the rest.
+
+    Raises ValueError with ``fault`` where none has.
+    """
+    able = [age for age in ages if age]
+    if not able:
+        raise ValueError(fault)
+    counts = [size // len(able)] * len(able)
+    counts[-1] += size - sum(counts)
+    return list(zip(able, counts, strict=True))

@@ -12,6 +12,7 @@ from params.schema.base import Float, Frozen
 Floats = NDArray[np.floating[Any]]
 BINS = 10  # of equal width, as in Guo et al.
 LEAST = 20  # trajectories with labels, below which a calibration is not fitted
+PRIOR = 1e3  # inverse strength of a ridge, which decides only where scores separate the labels
 
 
 class Calibration(Frozen):
@@ -41,7 +42,7 @@ def fit(logits: Floats, labels: NDArray[np.bool_]) -> Calibration | None:
         return None
     from sklearn.linear_model import LogisticRegression  # a second, which most stages don't need
 
-    fitted = LogisticRegression().fit(np.asarray(logits, np.float64)[:, None], labels)
+    fitted = LogisticRegression(C=PRIOR).fit(np.asarray(logits, np.float64)[:, None], labels)
     slope, offset = float(fitted.coef_[0, 0]), float(fitted.intercept_[0])
     return Calibration(temperature=1 / slope, offset=offset) if slope > 0 else None
 

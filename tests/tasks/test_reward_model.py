@@ -82,7 +82,7 @@ def train(initial, *batches, before=None, settings=SETTINGS, step=STEP, labels=L
         before=before,
         trees=[trees for trees, _ in batches],
         rewards=[rewards for _, rewards in batches],
-        first=1,
+        first_batches=1,
         labels=labels,
         settings=settings,
         steps=settings.steps,
@@ -142,7 +142,7 @@ def test_held_out_questions_do_not_train(initial, folder):
 
 def test_a_first_model_needs_both_kinds_of_trajectories(initial, folder):
     batch = scored("equal", success=lambda tree, leaf: False)
-    with pytest.raises(ValueError, match=r"have the same label .*\. Raise reward_model"):
+    with pytest.raises(ValueError, match=r"have the same label\. Raise reward_model"):
         train(initial, batch)
     pairs = SETTINGS.model_copy(update={"loss": "pairs"})
     apart = scored("apart", success=lambda tree, leaf: tree.question.id < "q3")

@@ -28,7 +28,7 @@ STEADY = {
     "mismatch_highest": [0.01] * 12,
     "model_estimate": [0.45] * 12,
     "model_estimate_deviation": [0.2] * 12,
-    "labelled_questions": [3.0] * 12,
+    "held_out_questions": [3.0] * 12,
     "model_gap": [0.05] * 12,
     "model_gap_deviation": [0.2] * 12,
 }
@@ -40,8 +40,9 @@ SPOILT = {
     "gradient_spike": {"gradient_norm": [0.3] * 11 + [4.0]},
     "mismatch_spike": {"mismatch_highest": [0.15] * 11 + [1.6]},
     "model_hacked": {
-        "model_estimate": [0.45] * 6 + [0.9] * 6,
-        "model_gap": [0.05] * 6 + [0.5] * 6,
+        "model_gap": [0.05] * 12 + [0.5] * 12,
+        "held_out_questions": [3.0] * 24,
+        "model_gap_deviation": [0.2] * 24,
     },
 }
 
@@ -74,8 +75,9 @@ def test_the_recipe_can_name_every_alarm():
 
 @pytest.mark.parametrize("name", SPOILT)
 def test_each_alarm_is_raised_by_its_own_metric_alone(name):
-    (alarm,) = alarms(seen(STEADY | SPOILT[name]))
-    assert (alarm.name, alarm.iteration) == (name, 11)
+    curve = STEADY | SPOILT[name]
+    (alarm,) = alarms(seen(curve))
+    assert (alarm.name, alarm.iteration) == (name, max(map(len, curve.values())) - 1)
     assert names(STEADY) == []
 
 
@@ -96,6 +98,9 @@ def test_a_reward_that_rises_while_validation_falls():
     rising = STEADY | {"reward": [0.1 * number for number in range(12)]}
     assert names(rising, exam(0, 80), exam(10, 60)) == ["validation_lost", "reward_hacked"]
     assert names(rising, exam(0, 60), exam(10, 80)) == []
+    liked = STEADY | {"model_estimate": [0.05 * number for number in range(12)]}
+    assert names(liked, exam(0, 80), exam(10, 60)) == ["validation_lost", "model_hacked"]
+    assert names(liked, exam(0, 60), exam(10, 80)) == []
 
 
 @given(st.integers(0, 2**32 - 1))

@@ -52,6 +52,12 @@ def examples(trees=TREES, success=lambda tree, leaf: (tree + leaf) % 2 == 0):
     ]
 
 
+def scores(model, trees=TREES, tokens=10_000, machine=MACHINE):
+    """The logits of all leaves."""
+    leaves = [(place, leaf) for place, tree in enumerate(trees) for leaf in range(len(tree.leaves))]
+    return outcome.logits_of(model, trees, leaves, tokens, machine)
+
+
 def plain_logits(model, tree):
     """The head on the last hidden state of each trajectory, which is passed alone."""
     found = []
@@ -81,21 +87,21 @@ def test_losses_have_known_values():
 @pytest.mark.parametrize("tokens", [10_000, 30, 1])
 def test_a_score_is_that_of_the_trajectory_alone(tokens):
     model = new_model()
-    found = outcome.logits_of(model, TREES, tokens, MACHINE)
-    for tree, logits in zip(TREES, found, strict=True):
-        np.testing.assert_allclose(logits, plain_logits(model, tree).detach(), atol=1e-5)
+    known = torch.cat([plain_logits(model, tree) for tree in TREES]).detach()
+    np.testing.assert_allclose(scores(model, tokens=tokens), known, atol=1e-5)
+    chosen = outcome.logits_of(model, TREES, [(2, 1), (0, 0), (2, 1)], tokens, MACHINE)
+    some = [plain_logits(model, TREES[tree])[leaf].item() for tree, leaf in ((2, 1), (0, 0))]
+    np.testing.assert_allclose(chosen, [*some, some[0]], atol=1e-5)
 
 
 def test_the_last_prompt_of_an_episode_decides_where_prompts_are_fresh():
     tree = world_tree({"abc": [0, 0, 1], "abd": [0, 0, 0]}, fresh=True)
     model = new_model()
-    (found,) = outcome.logits_of(model, [tree], 10_000, MACHINE)
-    np.testing.assert_allclose(found, plain_logits(model, tree).detach(), atol=1e-5)
+    np.testing.assert_allclose(scores(model, [tree]), plain_logits(model, tree).detach(), atol=1e-5)
 
 
 def test_half_precision_scores_alike():
-    found = (outcome.logits_of(new_model(), TREES, 99, one) for one in (MACHINE, HALF))
-    exact, rough = map(np.concatenate, found)
+    exact, rough = (scores(new_model(), tokens=99, machine=one) for one in (MACHINE, HALF))
     assert 0 < np.abs(exact - rough).mean() < 0.05 * exact.std()
 
 
@@ -135,10 +141,8 @@ def test_it_learns_what_tells_successes_apart(kind):
     training = outcome.begin(new_model(), settings, MACHINE)
     losses = outcome.train(training, trees, every, range(60), [0])
     assert np.mean(losses[-5:]) < 0.3 < np.mean(losses[:3])
-    scored = outcome.logits_of(training.model, trees, 10_000, MACHINE)
-    right = [scored[one.tree][one.leaf] for one in every if one.success]
-    wrong = [scored[one.tree][one.leaf] for one in every if not one.success]
-    assert np.mean(right) > np.mean(wrong) + 1
+    scored, right = scores(training.model, trees), np.array([one.success for one in every])
+    assert scored[right].mean() > scored[~right].mean() + 1
 
 
 def test_steps_are_decided_by_their_numbers():
@@ -160,5 +164,13 @@ def test_a_saved_model_scores_as_before(tmp_path):
     save(model, tmp_path / "model")
     loaded = load(tmp_path / "model", MACHINE)
     assert loaded.calibration == model.calibration
-    before, after = (outcome.logits_of(one, TREES, 99, MACHINE) for one in (model, loaded))
-    np.testing.assert_array_equal(np.concatenate(before), np.concatenate(after))
+    np.testing.assert_array_equal(scores(model), scores(loaded))
+
+
+def test_a_gradient_that_is_not_finite_stops_the_training():
+    model = new_model()
+    with torch.no_grad():
+        model.head.weight.fill_(float("inf"))
+    training = outcome.begin(model, SETTINGS, MACHINE)
+    with pytest.raises(ValueError, match=r"gradient .* lower reward_model\.learning_rate"):
+        outcome.train(training, TREES, examples(), range(1), [0])

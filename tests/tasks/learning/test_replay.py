@@ -25,30 +25,40 @@ def examples(labels):
     ]
 
 
-def can_draw(labels, kind):
-    """Whether a group has successes and failures, of one question for pairs."""
-    found = {}
-    for question, success, newest in labels:
-        found.setdefault((question if kind == "pairs" else 0, newest), set()).add(success)
-    return {newest for (_, newest), seen in found.items() if len(seen) == 2}
+def ages(labels, kind, success):
+    """Of which ages this label can be drawn; for pairs, only questions with both labels count."""
+    found = set()
+    for question, label, newest in labels:
+        other = (question, not label, newest) in labels
+        if label == success and (other or kind == "classification"):
+            found.add(newest)
+    return found
 
 
 @given(LABELS, KEY, st.sampled_from(KINDS))
 def test_a_draw_is_balanced(labels, key, kind):
-    """Half of it succeeded; half is of the newest iterations, where these have both kinds."""
-    made, groups = examples(labels), can_draw(labels, kind)
-    if not groups:
+    """Half of it succeeded; half of each label is of the newest iterations, where these have it."""
+    made = examples(labels)
+    able = {label: ages(labels, kind, label) for label in (True, False)}
+    if not all(able.values()):
         with pytest.raises(ValueError, match="label"):
             draw(made, kind, 8, key)
         return
     drawn = [made[place] for place in draw(made, kind, 8, key)]
     assert [one.success for one in drawn] == [True] * 4 + [False] * 4
-    assert {one.newest for one in drawn} == groups
-    assert sum(one.newest for one in drawn) in {0, 4, 8}
+    for label, of_label in ((True, drawn[:4]), (False, drawn[4:])):
+        newest = sum(one.newest for one in of_label)
+        assert newest == (2 if len(able[label]) == 2 else 4 * (able[label] == {True}))
     if kind == "pairs":
         questions = [one.question for one in drawn]
         assert questions[:4] == questions[4:]
     assert draw(made, kind, 8, key).tolist() == draw(made, kind, 8, key).tolist()
+
+
+def test_failures_of_a_policy_that_always_fails_are_drawn():
+    made = examples([(n, n % 2 == 0, False) for n in range(9)] + [(0, False, True)])
+    drawn = [made[place] for place in draw(made, "classification", 8, [0])]
+    assert [one.newest for one in drawn] == [False] * 6 + [True] * 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -80,14 +90,14 @@ def limits(iterations, most):
 
 @pytest.mark.parametrize(
     ("iterations", "most", "kept"),
-    [(10, 99, ["0", "1", "2", "3"]), (2, 99, ["2", "3"]), (10, 3, ["2", "3"]), (10, 1, ["3"])],
+    [(10, 99, ["0", "1", "2", "3"]), (2, 99, ["2", "3"]), (10, 2, ["2", "3"]), (10, 1, ["3"])],
 )
 def test_the_buffer_keeps_the_first_trees_and_the_newest(batches, iterations, most, kept):
     buffer = Buffer((batches("first"),))
     for number in range(4):
         buffer = buffer.add([batches(str(number))], limits(iterations, most))
     assert [batch.trees.digest for batch in buffer.batches] == ["first", *kept]
-    assert mebibytes(buffer.batches) == 1 + len(kept)
+    assert mebibytes(buffer.batches) == 1 + len(kept)  # the limit is of the iterations
 
 
 def test_the_newest_iteration_stays_whatever_its_size(batches):
