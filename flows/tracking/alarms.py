@@ -169,9 +169,9 @@ def model_hacked(seen: Seen) -> str:
         return ""
     return (
         f"the reward model's estimate {shown}: the policy has learned what the model likes, and "
-        "not what is right; look at trajectories with high estimates, choose an algorithm with a KL "
-        "term, raise reward_model.labels, train the model more often (reward_model.again), or lower "
-        "the weight of the part model, if the reward has it"
+        "not what is right; look at trajectories with high estimates, choose an algorithm with a "
+        "KL term, raise reward_model.labels, train the model more often (reward_model.again), or "
+        "lower the weight of the part model, if the reward has it"
     )
 
 

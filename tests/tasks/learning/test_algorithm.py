@@ -78,6 +78,10 @@ TABLE = {
     ),
     "gpg": ("marks", "tool_call", CALIBRATED, "token", TWENTY, "sequence_mean", {}),
     "arpo": ("entropy", "tool_call", RELATIVE, "token", TWENTY, "sequence_mean", {}),
+    "arpo_kl": (
+        *("entropy", "tool_call", RELATIVE, "token", TWENTY, "sequence_mean"),
+        {"kl": kl("loss", "k3", 0.5)},
+    ),
     "arpo_hard": ("entropy", "tool_call", CALIBRATED, "token", TWENTY, "sequence_mean", {}),
     "tree_value": (
         *("entropy", "tool_call", {"kind": "tree_value"}, "token", TWENTY, "sequence_mean"),
@@ -113,6 +117,7 @@ EXPECTED = {
     "gagpo": chosen(step.grouped_gae, gamma=0.95, lambda_=0.8, normalisation="group", omega=0.0),
     "gpg": chosen(tree.prefix_calibrated),
     "arpo": chosen(group.group_relative, std=True),
+    "arpo_kl": chosen(group.group_relative, std=True),
     "arpo_hard": chosen(tree.prefix_calibrated),
     "tree_value": chosen(tree.tree_value),
 }
@@ -204,7 +209,8 @@ def test_grpo_and_arpo_differ_in_branching_alone():
     assert differing("grpo", "arpo") == {"branching", "marks"}
 
 
-def test_arpo_rows_differ_in_the_estimator_alone():
+def test_arpo_rows_differ_in_one_choice():
+    assert differing("arpo", "arpo_kl") == {"kl"}
     assert differing("arpo", "arpo_hard") == {"estimator"}
     assert differing("arpo_hard", "tree_value") == {"estimator"}
 
