@@ -89,7 +89,7 @@ class Training:
         return {
             "sources": settings.reward_sources(self.recipe, Path("params")),
             **judging.inputs(self.recipe, Path("params"), evaluation=False),
-            "labels": settings.labels_of(self.recipe) if self.reward_model else None,
+            **(labelled(self.recipe) if self.reward_model else {}),
         }
 
 
@@ -498,6 +498,13 @@ def rollout_inputs(training: Training, agents: Agents, place: int, attempt: int)
         agent=settings.agent_of(recipe),
         corpus=training.corpus,
     )
+
+
+def labelled(recipe: Recipe) -> dict[str, Any]:
+    """Return which questions have labels, and whether others are scored, too."""
+    assert recipe.reward_model, "a reward model has its section"
+    only = recipe.reward_model.scored == "labelled"
+    return {"labels": settings.labels_of(recipe), "labelled_only": only}
 
 
 def estimate_inputs(training: Training, model: Artifact, rolled_out: Record) -> EstimateInputs:

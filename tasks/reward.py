@@ -26,6 +26,7 @@ from tasks.rewards.judging import OpenPolicy
 from tasks.rewards.scoring import TAGS, Estimates, Reader
 from tasks.trees.labels import Labels
 from tasks.trees.tables import load_trees, read_rows, write_table
+from tasks.trees.tree import Tree
 
 TABLE = pa.schema(
     {
@@ -78,6 +79,7 @@ class RewardInputs:
     sampling: tuple[Frozen, ...] = ()  # engine, machine and dialogue, which they are sampled with
     estimates: Artifact | None = None  # the reward model's; None: there is none
     labels: Labels | None = None  # of the questions on which the rule watches the reward model
+    labelled_only: bool = False  # nothing else is scored
 
 
 @task(**prefect_cache.TASK_OPTIONS)
@@ -107,8 +109,13 @@ def reward(
         if inputs.judge:
             opened = judging.open_judge(inputs.judge, inputs.prompt, step.recipe, open_policy)
             judge = stack.enter_context(opened)
+        hidden = _hidden(trees, inputs)
         rows = scoring.score_trees(
-            trees, inputs.settings, reader=reader, judge=judge, estimates=estimates
+            *(trees, inputs.settings),
+            reader=reader,
+            judge=judge,
+            estimates=estimates,
+            hidden=hidden,
         )
         if judge:
             judge.save(step.out)
@@ -122,17 +129,30 @@ def reward(
         "metrics": {
             "reward": sum(row["reward"] for row in rows) / len(rows),
             "reward_deviation": _deviation_of_questions(rows),
-            "success": sum(row["success"] for row in rows) / len(rows),
-            "score": sum(row["score"] for row in rows) / len(rows),
+            **_scored([row for row in rows if row["question"] not in hidden]),
             "broken_format": sum(bool(row["faults"]) for row in rows) / len(rows),
             "groups_without_spread": 1
             - _groups_that_differ(rows, _shaped) / len({r["question"] for r in rows}),
             **({} if parts.is_default(inputs.settings) else _means_of_parts(rows)),
             **_without_verdict(rows),
-            **(drift(rows, estimates, inputs.labels) if inputs.labels else {}),
+            **(drift(rows, estimates, inputs.labels) if inputs.labels and estimates else {}),
+            **({"scored_share": 1 - len(hidden) / len(trees)} if inputs.labelled_only else {}),
         },
         "seconds": {"reward": time.perf_counter() - began},
         "groups_with_spread": _groups_that_differ(rows, lambda row: row["score"]),
+    }
+
+
+def _hidden(trees: Sequence[Tree], inputs: RewardInputs) -> set[str]:
+    """Return the questions whose answers are not scored."""
+    labels = inputs.labels if inputs.labelled_only else None
+    return {tree.question.id for tree in trees if labels and not labels.role(tree.question.id)}
+
+
+def _scored(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the means over the answers that were scored; 0 where none was."""
+    return {
+        name: sum(row[name] for row in rows) / max(1, len(rows)) for name in ("success", "score")
     }
 
 

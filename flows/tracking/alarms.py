@@ -90,7 +90,8 @@ def success_lost(seen: Seen) -> str:
     """
     values = seen.curve.get("success", ())
     means = _means(values)
-    errors = [_error((mean * (1 - mean)) ** 0.5, seen.questions) for mean in means]
+    scored = seen.questions * fmean(seen.curve.get("scored_share", (1.0,)))
+    errors = [_error((mean * (1 - mean)) ** 0.5, scored) for mean in means]
     if (best := _fallen(means, errors)) is None:
         return ""
     return (
@@ -245,7 +246,7 @@ def _means(values: Sequence[float]) -> list[float]:
     return [fmean(values[end - WINDOW : end]) for end in range(WINDOW, len(values) + 1)]
 
 
-def _error(deviation: float, questions: int) -> float:
+def _error(deviation: float, questions: float) -> float:
     """Return the standard error of a window's mean, for the deviation of one question's value."""
     return deviation / (WINDOW * questions) ** 0.5
 

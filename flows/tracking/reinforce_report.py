@@ -52,6 +52,7 @@ MEASURES = {  # of training dynamics: the verb whose records have them
     "model_gap": "reward",
     "model_gap_deviation": "reward",
     "held_out_questions": "reward",
+    "scored_share": "reward",
 }
 
 

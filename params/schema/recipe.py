@@ -18,7 +18,7 @@ from params.schema.evaluate import Evaluate
 from params.schema.judge import Judge
 from params.schema.prepare import BenchmarkQuestions, Prepare
 from params.schema.reinforce import Lora, Reinforce, Rollout
-from params.schema.reward_model import RewardModel
+from params.schema.reward_model import LEAST_LABELLED, RewardModel
 from params.schema.verdict import Verdict
 
 TABLES = ("algorithms", "architectures", "benchmarks", "suites")  # files that are no recipes
@@ -87,6 +87,24 @@ class Recipe(Frozen):
             raise ValueError(
                 "evaluate.protocol is papers, which asks a judge, and judge is null: write the "
                 "section judge (docs/judge.md), or set the protocol to verified"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _labels_suffice_where_others_are_not_scored(self) -> Recipe:
+        chosen, questions = self.reward_model, self.reinforce.questions
+        if chosen is None or chosen.scored == "all":
+            return self
+        if any(part.name == "answer" for part in self.reinforce.reward):
+            raise ValueError(
+                "reward_model.scored is labelled, and reinforce.reward has the part answer, which "
+                "needs the score of each answer: set scored to all, or take the part model instead"
+            )
+        if questions * chosen.labels < LEAST_LABELLED:
+            raise ValueError(
+                f"reward_model.scored is labelled, and reinforce.questions {questions} times "
+                f"reward_model.labels {chosen.labels:g} is below {LEAST_LABELLED}, the questions "
+                "that tell an iteration's success: raise one of the two, or set scored to all"
             )
         return self
 

@@ -29,10 +29,14 @@ class Again(Frozen):
         return iteration >= self.frozen and (iteration + 1) % self.every == 0
 
 
+LEAST_LABELLED = 8  # questions with labels in a mean batch, where success is theirs alone
+
+
 class RewardModel(Frozen):
     """Which trajectories have labels, and how the model learns from them (AdamW)."""
 
     labels: Share  # of the training questions: a rule or a judge scores their trajectories
+    scored: Literal["all", "labelled"]  # the questions that it scores in reinforcement learning
     held_out: Annotated[Float, Field(gt=0, lt=1)]  # share of these that calibrate and judge it
     questions: Positive  # with labels, which the cold start answers for the first training, at most
     loss: Literal["classification", "pairs"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -35,6 +35,8 @@ from tasks.trees.tree import (
 )
 
 TAGS = TagsReader()  # of the usual tools
+NOT_ASKED = "not_asked"  # in the breakdown of an answer that nothing has scored
+HIDDEN = {"score": 0.0, NOT_ASKED: 1.0}
 WORLD = "world"  # in place of a scorer, where a world's observations are the score
 
 Breakdown = dict[str | None, dict[str, float]]  # by answer
@@ -61,6 +63,7 @@ def score_trees(
     reader: Reader = TAGS,
     judge: OpenJudge | None = None,
     estimates: Estimates | None = None,
+    hidden: Collection[str] = (),
 ) -> list[dict[str, Any]]:
     """Return a row of tasks/reward.py's table for each leaf, without the length penalty.
 
@@ -70,16 +73,18 @@ def score_trees(
     mathematics verifier ran out of processor time, further ones that only it could compare score 0,
     as "over_budget". A tree of one leaf, as in an evaluation, has no budget. Which answers run out
     of time depends on the speed of the processor. ``judge`` is asked about all answers to questions
-    that name it as their scorer, at once. ``estimates`` are the reward model's.
+    that name it as their scorer, at once. ``estimates`` are the reward model's. Answers to the
+    ``hidden`` questions, by id, and their episodes are not scored: their breakdown is HIDDEN.
 
     Raises ValueError with question and leaf: for a scorer that is unknown, for a user's scorer or
     part that fails or exceeds its range, for a world's score that is none, and for a question that
     names the judge where there is none; RuntimeError where the judge cannot be asked.
     """
     _check_scorers(trees)
-    names = {tree.question.scorer for tree in trees if not tree.of_world}
+    shown = [tree for tree in trees if tree.question.id not in hidden]
+    names = {tree.question.scorer for tree in shown if not tree.of_world}
     strict = any(part.name == FORMAT for part in parts)
-    judged = _judged(trees, reader, judge)
+    judged = _judged(shown, reader, judge)
     with open_scorers(sorted(names)) as scorers, open_parts(parts) as opened:
         compare = partial(_compared, scorers, most_timeouts, judged)
         read = partial(
@@ -88,6 +93,7 @@ def score_trees(
             reader=reader,
             format_counts=strict,
             estimates=estimates or {},
+            hidden=hidden,
         )
         with _threads(WORKERS) as threads:
             endings = [ending for tree in threads.map(read, trees) for ending in tree]
@@ -127,12 +133,19 @@ def _endings(
     reader: Reader,
     format_counts: bool,
     estimates: Estimates,
+    hidden: Collection[str],
 ) -> list[Ending]:
     """Return the endings of a tree, in leaf order, with the breakdowns of their scores."""
     world, trajectories = tree.of_world, list(tree.trajectories())
     turns = _turns(trajectories)
     answers = [None if world else reader.answer(texts) for texts in turns]
-    compared = {} if world else compare(tree.question, answers)
+    if tree.question.id in hidden:
+        breakdowns = [HIDDEN] * len(answers)
+    elif world:
+        breakdowns = [_episode(tree, leaf, each) for leaf, each in enumerate(trajectories)]
+    else:
+        compared = compare(tree.question, answers)
+        breakdowns = [compared[answer] for answer in answers]
     return [
         Ending(
             question=tree.question,
@@ -141,14 +154,14 @@ def _endings(
             text="".join(texts),
             answer=answer,
             faults=tuple(reader.faults(texts, trajectory[-1].outcome)),
-            breakdown=_episode(tree, leaf, trajectory) if world else compared[answer],
+            breakdown=breakdown,
             tools=_tools(trajectory, reader),
             world=world,
             format_counts=format_counts,
             estimate=estimates.get((tree.question.id, leaf)),
         )
-        for leaf, (trajectory, texts, answer) in enumerate(
-            zip(trajectories, turns, answers, strict=True)
+        for leaf, (trajectory, texts, answer, breakdown) in enumerate(
+            zip(trajectories, turns, answers, breakdowns, strict=True)
         )
     ]
 

@@ -679,6 +679,7 @@ def test_a_run_that_samples_ahead_is_found_again(start):
 
 LEARNED = RewardModel(
     labels=1.0,
+    scored="all",
     held_out=0.4,
     questions=10,
     loss="classification",
@@ -728,7 +729,7 @@ def learning_rewards(start, row=LEARNS, batches=0, **changes):
         before=None,
         trees=[batch.trees],
         rewards=[batch.rewards],
-        first=1,
+        first_batches=1,
         labels=labels_of(chosen),
         settings=settings,
         steps=3,
@@ -786,6 +787,7 @@ def test_the_model_is_trained_at_the_end_of_iterations_and_scores_the_next(start
     assert scored_by(done) == [first, first, made[1], made[1], made[3]]
     verbs = [record["verb"] for record in reinforce.in_order(done[1])]
     assert verbs == ["rollout", "estimate", "reward", "advantage", "update", "reward_model"]
+    seen = []
     for entry in done:
         tables = [(verb, entry[verb][0]) for verb in ("estimate", "reward")]
         estimates, rewards = (
@@ -793,9 +795,17 @@ def test_the_model_is_trained_at_the_end_of_iterations_and_scores_the_next(start
         )
         assert [row["reward"] for row in rewards] == [2 * row["estimate"] for row in estimates]
         metrics = entry["reward"][0]["metrics"]
-        assert metrics["labelled_questions"] == 2
-        gap = metrics["model_estimate"] - metrics["labelled_success"]
-        assert metrics["model_gap"] == pytest.approx(gap)
+        labels = labels_of(training.recipe)
+        gaps = [
+            estimated["estimate"] - rewarded["success"]
+            for estimated, rewarded in zip(estimates, rewards, strict=True)
+            if labels.role(rewarded["question"]) != "train"
+        ]
+        assert metrics["held_out_questions"] * 4 == len(gaps)
+        assert metrics["model_gap"] == pytest.approx(np.mean(gaps) if gaps else 0)
+        assert metrics["labelled_success"] == pytest.approx(metrics["success"])
+        seen += gaps
+    assert seen
     shown = reinforce_report.metrics_of(done[1])
     assert shown["reward_model/buffer_batches"] == 3  # the first trees, and two iterations
     assert done[3]["reward_model"][0]["metrics"]["buffer_batches"] == 4  # three of four iterations

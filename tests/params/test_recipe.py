@@ -750,3 +750,18 @@ def test_champion_keeps_its_values():
     recipe = check(champion=CHAMPION, start="champion")
     assert recipe.champion.model_dump() == CHAMPION
     assert check(champion={**CHAMPION, "commit": None}).champion.commit is None
+
+
+def test_labels_suffice_where_no_other_answers_are_scored():
+    learned = FILES["tiny-reward-model"]
+    assert settings.check(edited(learned, {"reward_model__scored": "all"}), "x").reward_model
+    only = edited(learned, {"reward_model__scored": "labelled"})
+    with pytest.raises(
+        ValueError, match=r"questions 32 times .*labels 0\.1 is below 8.* raise one"
+    ):
+        settings.check(only, "x")
+    only = edited(only, {"reward_model__labels": 0.25})
+    assert settings.check(only, "x").reward_model.scored == "labelled"
+    only["reinforce"]["reward"].append({"answer": {"weight": 1.0, "wrong": 0.0}})
+    with pytest.raises(ValueError, match=r"has the part answer.*set scored to all"):
+        settings.check(only, "x")

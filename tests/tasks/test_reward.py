@@ -15,6 +15,7 @@ from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
 from tasks.reward import TABLE, RewardInputs, length_penalty, reward
 from tasks.rewards.scoring import score_trees
+from tasks.trees.labels import Labels
 from tasks.trees.tables import read_rows, save_trees
 from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree
 from tests.reward_parts import usual
@@ -356,3 +357,29 @@ def test_a_length_penalty_stands_beside_the_reward_and_makes_no_spread(tmp_path,
     assert made["groups_with_spread"] == 0
     assert made["metrics"]["groups_without_spread"] == 0.5
     assert made["metrics"]["reward"] == 1.0
+
+
+def test_questions_without_labels_need_not_be_scored(tmp_path, monkeypatch):
+    """No judge is there: it would be asked about them."""
+    monkeypatch.chdir(tmp_path)
+    labels = Labels(seed=0, share=0.5, held_out=0.5)
+    nodes = trajectory(THINK + RIGHT)
+    trees = [Tree(replace(QUESTION, id=f"q{n}"), nodes, leaves=[1]) for n in range(12)]
+    labelled = [tree.question.id for tree in trees if labels.role(tree.question.id)]
+    assert 0 < len(labelled) < 12
+    for tree in trees:
+        if tree.question.id not in labelled:
+            tree.question = replace(tree.question, scorer="judge")
+    save_trees(trees, Path("trees"))
+    inputs = RewardInputs(Artifact.at(Path("trees")), SETTINGS, None, 99)
+    with pytest.raises(ValueError, match="scored by a judge, and there is none"):
+        reward.fn(Step("toy", "reinforce", 0, 7), inputs)
+    made = reward.fn(
+        Step("toy", "reinforce", 1, 7), replace(inputs, labels=labels, labelled_only=True)
+    )
+    rows = read_rows(Path(artifacts.output(made, "rewards").path))
+    assert [row["question"] for row in rows if row["success"]] == labelled
+    hidden = [dict(row["breakdown"]) for row in rows if not row["success"]]
+    assert hidden == [{"score": 0.0, "not_asked": 1.0}] * (12 - len(labelled))
+    assert (made["metrics"]["success"], made["metrics"]["score"]) == (1, 1), "of labelled ones"
+    assert made["metrics"]["scored_share"] == pytest.approx(len(labelled) / 12)

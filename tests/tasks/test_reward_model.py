@@ -37,6 +37,7 @@ STEP = Step("toy", "reward_model", 0, 5)
 LABELS = Labels(seed=1, share=0.8, held_out=0.6)
 SETTINGS = RewardModel(
     labels=0.8,
+    scored="all",
     held_out=0.6,
     questions=30,
     loss="classification",

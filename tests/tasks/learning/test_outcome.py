@@ -15,6 +15,7 @@ from tests.trees import random_tree, small_policy, world_tree
 
 SETTINGS = RewardModel(
     labels=0.5,
+    scored="all",
     held_out=0.4,
     questions=8,
     loss="classification",
