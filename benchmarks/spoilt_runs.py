@@ -64,8 +64,8 @@ BRIEF = (
     "reinforce.reward=[answer: {weight: 1.0, wrong: 0.0}, format: {broken: -1.0}, "
     "'own/brevity.py:brevity': {weight: 6.0, low: 0.0, high: 1.0}]"
 )
-
-OF_MODEL = ("model_estimate", "model_gap", "labelled_questions")
+WITHOUT_KL, FROZEN = "reinforce.algorithm=arpo", "reward_model.again=null"
+OF_MODEL = ("model_estimate", "model_gap", "held_out_questions")
 
 Fault = Callable[[RolloutInputs, Training], RolloutInputs]
 
@@ -96,9 +96,10 @@ RUNS = {
     "brevity-rewarded": Run([BRIEF], 20),
     "temperature-0.01": Run(["reinforce.rollout.temperature=0.01"], 10),
     "stale-engine": Run([], 20, stale, 12),
-    "reward-model": Run([], recipe=LEARNED),
-    "reward-model-frozen": Run(["reward_model.again=null"], recipe=LEARNED),
-    "phrase-liked": Run(["reward_model.again=null"], 20, recipe=LEARNED, liked=PHRASE),
+    "reward-model": Run([], 40, recipe=LEARNED),
+    "reward-model-without-kl": Run([WITHOUT_KL], recipe=LEARNED),
+    "reward-model-frozen": Run([WITHOUT_KL, FROZEN], recipe=LEARNED),
+    "phrase-liked": Run([WITHOUT_KL, FROZEN], 20, recipe=LEARNED, liked=PHRASE),
 }
 
 
