@@ -54,7 +54,7 @@ ROOT = Path(__file__).parents[1]
 HOME = ROOT / ".beamline" / "spoilt_runs"  # a project of its own, with params/ and own/
 TINY, LEARNED = "tiny", "tiny-reward-model"
 VERBS = ("rollout", "estimate", "reward", "advantage", "update", "reward_model")
-PHRASE = "I write it down."  # that the cold start's answers have now and then
+PHRASE = "\\boxed{0}"  # with which the cold start gives up, in a tenth of its answers
 BREVITY = '''
 def brevity(ending):
     """Return 1 for a response without text, 0 for one of 100 characters or more."""

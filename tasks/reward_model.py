@@ -109,7 +109,7 @@ def reward_model(step: Step, inputs: RewardModelInputs, *, advance: Advance = no
     """
     began = time.perf_counter()
     use_machine(inputs.machine)
-    POLICIES.outcome = None  # frees its memory before another one is loaded
+    POLICIES.drop_outcome()  # frees its memory before another one is loaded
     buffer = load_buffer(inputs.trees, inputs.rewards, inputs.labels, inputs.first_batches)
     model, losses = _trained(step, inputs, buffer, advance)
     report = _calibrated(model, inputs, buffer)
