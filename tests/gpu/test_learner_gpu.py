@@ -61,14 +61,22 @@ def weights_on(device, dtype=FLOAT32):
 
 
 def by_row(model, made, device):
-    """Log-probabilities [views] of the leaves' sampled tokens from the model's own attention."""
+    """Log-probabilities [views] of the leaves' sampled tokens from the model's own attention.
+
+    It computes each context of a leaf apart.
+    """
     found = []
     for layout in made.layouts:
-        for context in layout.contexts:
-            tokens = torch.from_numpy(layout.tokens[context]).to(device)
-            own = torch.from_numpy(layout.sampled[context][1:]).to(device)
-            every = torch.log_softmax(model(tokens[None]).logits[0].float() / TEMPERATURE, -1)
-            found.append(every[:-1].gather(-1, tokens[1:, None])[:, 0][own])
+        tree = layout.source.tree
+        for leaf in layout.leaves:
+            for context in tree.contexts(tree.leaves[leaf]):
+                nodes = [tree.nodes[node] for node in context]
+                row = np.concatenate([node.tokens for node in nodes])
+                tokens = torch.from_numpy(row).long().to(device)
+                turns = np.concatenate([[node.kind == TURN] * len(node.tokens) for node in nodes])
+                own = torch.from_numpy(turns[1:]).to(device)
+                every = torch.log_softmax(model(tokens[None]).logits[0].float() / TEMPERATURE, -1)
+                found.append(every[:-1].gather(-1, tokens[1:, None])[:, 0][own])
     return torch.cat(found)
 
 
@@ -77,7 +85,7 @@ def by_forest(model, made, form):
     with attending(model, form):
         hidden = states(model.base_model, made)
         logprobs, _ = token_logprobs(model, hidden, made.targets, TEMPERATURE)
-    return logprobs[made.views][made.mask]
+    return logprobs[made.entries][made.views][made.mask]
 
 
 def gradient(model, logprobs):
