@@ -24,6 +24,7 @@ from transformers import AttentionInterface
 from tasks.learning.packing import BLOCK, Forest, Layout
 
 GATHERED, FLEX = "forest_gathered", "forest_flex"  # their names in transformers
+KINDS = 64  # types, head sizes, forests of one block, with gradients, autocast: 8 are soon there
 PAIRS: dict[str, Callable[[Layout], int]] = {  # how many (query, key) pairs each form computes
     GATHERED: lambda layout: layout.pairs,
     FLEX: lambda layout: layout.block_pairs,
@@ -135,6 +136,14 @@ def forest_flex_attention(
 
 @cache
 def _compiled_flex() -> Callable[..., Any]:
+    """Return flex attention as one kernel, which torch compiles for each kind of its tensors.
+
+    At torch's limit of kinds the next one would get attention with all scores in memory instead.
+    """
+    import torch._dynamo
+
+    settings: Any = torch._dynamo.config
+    settings.recompile_limit = max(settings.recompile_limit, KINDS)
     return torch.compile(flex_attention, dynamic=True)
 
 
