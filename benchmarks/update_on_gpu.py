@@ -1,6 +1,7 @@
 """Measure an update and a decoding step on a GPU, as shares of the chip's own speed.
 
     python -m benchmarks.update_on_gpu                     # Qwen2.5-0.5B to 3B, random weights
+    python -m benchmarks.update_on_gpu --only Qwen2.5-0.5B  # one of them: a third of the minutes
     python -m benchmarks.update_on_gpu --device cpu --tiny --file X.json   # a trial without a GPU
 
 The update: tokens per second of its forward and backward pass. Trees are synthetic: 16 leaves share
@@ -21,9 +22,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -430,11 +432,13 @@ def run(plan: Plan, device: str) -> dict[str, Any]:
         trees = [synthetic_tree(seed, plan.shape, vocabulary) for seed in range(TREES)]
         for variant in VARIANTS:
             place = (name, architecture, *variant, trees)
-            updates.append(measure_what_fits(*place, tokens=plan.tokens, device=device, rate=rate))
-        sampling += [
-            measure_sampling(name, architecture, rows, plan.turn, device, bandwidth)
-            for rows in plan.rows
-        ]
+            row = measure_what_fits(*place, tokens=plan.tokens, device=device, rate=rate)
+            updates.append(row)
+            show(name, *variant, row and row["seconds"])
+        for rows in plan.rows:
+            line = measure_sampling(name, architecture, rows, plan.turn, device, bandwidth)
+            sampling.append(line)
+            show(name, f"{rows} rows", line["seconds_of_a_step"])
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "torch": torch.__version__,
@@ -446,6 +450,11 @@ def run(plan: Plan, device: str) -> dict[str, Any]:
         "rows": [row for row in updates if row],
         "sampling": sampling,
     }
+
+
+def show(*parts: object) -> None:
+    """Show what has been measured: a run that is stopped before its end has no table."""
+    print(*parts, file=sys.stderr, flush=True)
 
 
 def table(found: dict[str, Any]) -> str:
@@ -486,11 +495,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a policy and trees for a smoke test")
+    parser.add_argument("--only", choices=PLAN.architectures, help="measure one architecture")
     parser.add_argument("--file", type=Path, default=FILE, help="where the figures are written")
     arguments = parser.parse_args()
     if arguments.device == "cuda" and not torch.cuda.is_available():
         parser.error("no GPU here; --device cpu --tiny shows whether this runs at all")
-    found = run(TINY if arguments.tiny else PLAN, arguments.device)
+    plan = TINY if arguments.tiny else PLAN
+    if arguments.only:
+        plan = replace(plan, architectures={arguments.only: PLAN.architectures[arguments.only]})
+    found = run(plan, arguments.device)
     temporary = arguments.file.with_name(f".{arguments.file.name}.{os.getpid()}")
     temporary.write_text(json.dumps(found, indent=2) + "\n")
     temporary.replace(arguments.file)
