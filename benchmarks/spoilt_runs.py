@@ -64,7 +64,8 @@ BRIEF = (
     "reinforce.reward=[answer: {weight: 1.0, wrong: 0.0}, format: {broken: -1.0}, "
     "'own/brevity.py:brevity': {weight: 6.0, low: 0.0, high: 1.0}]"
 )
-WITHOUT_KL, FROZEN = "reinforce.algorithm=arpo", "reward_model.again=null"
+WITHOUT_KL = ["reinforce.algorithm=arpo", "reinforce.iterations=60"]
+FROZEN = "reward_model.again=null"
 OF_MODEL = ("model_estimate", "model_gap", "held_out_questions")
 
 Fault = Callable[[RolloutInputs, Training], RolloutInputs]
@@ -97,9 +98,9 @@ RUNS = {
     "temperature-0.01": Run(["reinforce.rollout.temperature=0.01"], 10),
     "stale-engine": Run([], 20, stale, 12),
     "reward-model": Run([], 40, recipe=LEARNED),
-    "reward-model-without-kl": Run([WITHOUT_KL], recipe=LEARNED),
-    "reward-model-frozen": Run([WITHOUT_KL, FROZEN], recipe=LEARNED),
-    "phrase-liked": Run([WITHOUT_KL, FROZEN], 20, recipe=LEARNED, liked=PHRASE),
+    "reward-model-without-kl": Run(WITHOUT_KL, recipe=LEARNED),
+    "reward-model-frozen": Run([*WITHOUT_KL, FROZEN], recipe=LEARNED),
+    "phrase-liked": Run([*WITHOUT_KL, FROZEN], 20, recipe=LEARNED, liked=PHRASE),
 }
 
 

@@ -14,7 +14,7 @@ from tasks.learning import outcome
 from tasks.ledger import prefect_cache, substeps
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
-from tasks.policy import resident
+from tasks.policy.outcome_model import SCORING
 from tasks.trees.tables import load_trees, write_table
 
 TABLE = pa.schema(
@@ -42,7 +42,7 @@ def estimate(step: Step, inputs: EstimateInputs) -> Record:
     """Score each leaf; artifact ``estimates``, a row a leaf."""
     began = time.perf_counter()
     trees = load_trees(Path(inputs.trees.path))
-    model = resident.POLICIES.load_outcome(Path(inputs.model.path), inputs.machine)
+    model = SCORING.load(Path(inputs.model.path), inputs.machine)
     every = [(place, leaf) for place, tree in enumerate(trees) for leaf in range(len(tree.leaves))]
     logits = outcome.logits_of(model, trees, every, inputs.micro_batch_tokens, inputs.machine)
     values = model.calibration.probabilities(logits).tolist()

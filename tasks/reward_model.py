@@ -25,7 +25,6 @@ from tasks.ledger.substeps import Step
 from tasks.policy import checkpoint, outcome_model
 from tasks.policy.machine import use_machine
 from tasks.policy.outcome_model import OutcomeModel
-from tasks.policy.resident import POLICIES
 from tasks.trees import calibration
 from tasks.trees.calibration import Calibration
 from tasks.trees.labels import Labels, Role
@@ -109,7 +108,7 @@ def reward_model(step: Step, inputs: RewardModelInputs, *, advance: Advance = no
     """
     began = time.perf_counter()
     use_machine(inputs.machine)
-    POLICIES.drop_outcome()  # frees its memory before another one is loaded
+    outcome_model.SCORING.drop()  # frees its memory before another one is loaded
     buffer = load_buffer(inputs.trees, inputs.rewards, inputs.labels, inputs.first_batches)
     model, losses = _trained(step, inputs, buffer, advance)
     report = _calibrated(model, inputs, buffer)

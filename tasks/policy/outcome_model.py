@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -57,6 +58,39 @@ def save(model: OutcomeModel, folder: Path) -> None:
     model.backbone.save_pretrained(folder / BACKBONE)
     save_file(model.head.state_dict(), folder / HEAD)
     (folder / CALIBRATION).write_text(json.dumps(model.calibration.model_dump(), indent=1) + "\n")
+
+
+class Scoring:
+    """The reward model that scores, in memory until the next one is loaded.
+
+    With ``reinforce.ahead``, two threads use it: the one that samples loads it, and the one that
+    trains drops it while the next model learns.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self.model: OutcomeModel | None = None
+        self._folder = Path()  # that it was loaded from
+
+    def load(self, folder: Path, machine: Machine) -> OutcomeModel:
+        """Return the model in ``folder``, which does not learn.
+
+        Raises OSError where the folder holds no model.
+        """
+        with self._lock:
+            if (model := self.model) is None or self._folder != folder:
+                self.model = model = None  # frees its memory before the next one is loaded
+                self.model = model = load(folder, machine)
+                self._folder = folder
+        return model
+
+    def drop(self) -> None:
+        """Drop the model; one that is in use stays until its use ends."""
+        with self._lock:
+            self.model = None
+
+
+SCORING = Scoring()  # of this process
 
 
 # ---------------------------------------------------------------- the stage's folder

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import torch
@@ -20,8 +19,6 @@ from params.schema.base import Machine
 from tasks.policy import adapter, sharding
 from tasks.policy.machine import PRECISION
 from tasks.policy.model import load_policy, load_tokenizer
-from tasks.policy.outcome_model import OutcomeModel
-from tasks.policy.outcome_model import load as load_outcome_model
 
 
 @dataclass
@@ -56,17 +53,9 @@ class Learner:
 
 
 class Resident:
-    """The policies that a run keeps in memory: at most one learner, one copy and one reference.
-
-    Beside them there may be a reward model that scores.
-
-    With ``reinforce.ahead``, two threads use it: the sampling thread loads the copy and the reward
-    model that scores (``load_copy``, ``load_outcome``), the training thread all others, and it
-    drops the reward model while the next one learns (``drop_outcome``).
-    """
+    """The policies that a run keeps in memory: at most one learner, one copy and one reference."""
 
     def __init__(self) -> None:
-        self.of_outcome = Lock()  # held where the reward model is loaded or dropped
         self.clear()
 
     def clear(self) -> None:
@@ -74,8 +63,6 @@ class Resident:
         self.learner: Learner | None = None
         self.copy: Learner | None = None
         self.reference: Learner | None = None
-        self.outcome: OutcomeModel | None = None
-        self.outcome_folder = Path()  # that it was loaded from
 
     def load_learner(self, folder: Path, machine: Machine) -> Learner:
         """Return the learner whose state lies in ``folder``, from memory if it is there.
@@ -116,26 +103,6 @@ class Resident:
             self.reference = Learner(folder, model, None)
         assert self.reference
         return self.reference.model
-
-    def load_outcome(self, folder: Path, machine: Machine) -> OutcomeModel:
-        """Return the reward model in ``folder``, which does not learn.
-
-        The thread that samples calls it. Raises OSError where the folder holds no model.
-        """
-        with self.of_outcome:
-            if (model := self.outcome) is None or self.outcome_folder != folder:
-                self.outcome = model = None  # frees its memory before the next one is loaded
-                self.outcome = model = load_outcome_model(folder, machine)
-                self.outcome_folder = folder
-        return model
-
-    def drop_outcome(self) -> None:
-        """Drop the reward model that scores; one that is in use stays until its use ends.
-
-        The thread that trains calls it, before it loads the model that learns.
-        """
-        with self.of_outcome:
-            self.outcome = None
 
     @contextmanager
     def reference_of(self, folder: Path, learner: Learner, machine: Machine) -> Iterator[Any]:

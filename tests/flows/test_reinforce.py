@@ -838,6 +838,6 @@ def test_old_models_go_and_an_equal_run_needs_none(start, successes):
     done = list(train(training, 5))
     kept = [place.parent.name[:4] for place in STEP.folder.glob("*-reward_model-*/model")]
     assert sorted(kept) == ["0002", "0003", "0004"]  # every third, and the last one's parent
-    resident.POLICIES.clear()
+    outcome_model.SCORING.drop()
     assert list(train(training, 5)) == done
-    assert resident.POLICIES.outcome is None, "no model was loaded"
+    assert outcome_model.SCORING.model is None, "no model was loaded"

@@ -18,7 +18,7 @@ from tasks.estimate import EstimateInputs, estimate
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
-from tasks.policy import outcome_model, resident
+from tasks.policy import outcome_model
 from tasks.reward_model import (
     LabelInputs,
     RewardModelInputs,
@@ -56,7 +56,7 @@ SETTINGS = RewardModel(
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    resident.POLICIES.clear()
+    outcome_model.SCORING.drop()
     return tmp_path
 
 
@@ -240,7 +240,7 @@ def test_estimates_are_calibrated_probabilities_of_each_leaf(initial, folder):
     values = np.array([row["estimate"] for row in rows])
     assert ((values > 0) & (values < 1)).all()
     saved = json.loads(Path(model.path, outcome_model.CALIBRATION).read_text())
-    assert resident.POLICIES.outcome.calibration.model_dump() == saved
+    assert outcome_model.SCORING.model.calibration.model_dump() == saved
     again = estimate.fn(
         replace(STEP, iteration=1), EstimateInputs(model, batch[0], 10_000, MACHINE)
     )

@@ -1,9 +1,5 @@
 """Policies in memory: which one is used again, and how it samples."""
 
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from threading import Event
-
 import numpy as np
 import pytest
 import torch
@@ -13,7 +9,6 @@ from tasks.engines.transformers.engine import TransformersEngine
 from tasks.learning import passes
 from tasks.learning.packing import uncredited
 from tasks.policy import checkpoint, resident
-from tasks.policy.outcome_model import OutcomeModel
 from tasks.trees.tree import PROMPT, TURN, Node, Question, Tree
 from tests.learners import SETTINGS, fresh, made_trees, run, same, weights
 from tests.sections import HALF, MACHINE
@@ -105,31 +100,3 @@ def test_reference_is_kept_until_another_is_loaded(initial, tmp_path):
     run(learning, made_trees())
     assert same(weights(first), weights(checkpoint.load_policy(initial, MACHINE)))
     assert resident.POLICIES.load_reference(tmp_path / checkpoint.POLICY, MACHINE) is not first
-
-
-def test_the_thread_that_samples_has_its_reward_model_whatever_the_other_one_drops(monkeypatch):
-    policies, loaded = resident.Resident(), []
-    begun, dropped = Event(), Event()
-
-    def load(folder, machine):
-        begun.set()
-        dropped.wait(0.05)  # it does not come: the thread that drops waits for the lock
-        loaded.append(folder)
-        return OutcomeModel(None, None)
-
-    monkeypatch.setattr(resident, "load_outcome_model", load)
-
-    def drop():
-        begun.wait()
-        policies.drop_outcome()
-        dropped.set()
-
-    with ThreadPoolExecutor(3) as threads:
-        dropping = threads.submit(drop)
-        model = policies.load_outcome(Path("first"), MACHINE)
-        dropping.result()
-        assert isinstance(model, OutcomeModel)
-        assert policies.outcome is None
-        both = threads.map(policies.load_outcome, [Path("next")] * 2, [MACHINE] * 2)
-        assert len({id(one) for one in both}) == 1
-    assert loaded == [Path("first"), Path("next")], "two threads load it once"
