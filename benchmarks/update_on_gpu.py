@@ -26,6 +26,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -422,24 +423,11 @@ def bytes_of_a_turn(
     return 2 * (sampled * weights + rows * seen * token)
 
 
-def run(plan: Plan, device: str) -> dict[str, Any]:
-    """Make all measurements."""
+def run(plan: Plan, device: str, keep: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """Make all measurements; ``keep`` is called with those so far after each of them."""
     use_machine(machine_of(device))
     rate, bandwidth = matrix_rate(device, plan.matrix), copy_rate(device, plan.copied)
-    updates, sampling = [], []
-    for name, architecture in plan.architectures.items():
-        vocabulary = architecture.vocabulary
-        trees = [synthetic_tree(seed, plan.shape, vocabulary) for seed in range(TREES)]
-        for variant in VARIANTS:
-            place = (name, architecture, *variant, trees)
-            row = measure_what_fits(*place, tokens=plan.tokens, device=device, rate=rate)
-            updates.append(row)
-            show(name, *variant, row and row["seconds"])
-        for rows in plan.rows:
-            line = measure_sampling(name, architecture, rows, plan.turn, device, bandwidth)
-            sampling.append(line)
-            show(name, f"{rows} rows", line["seconds_of_a_step"])
-    return {
+    found: dict[str, Any] = {
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "torch": torch.__version__,
         "bf16_matrix_operations_per_second": rate,
@@ -447,14 +435,36 @@ def run(plan: Plan, device: str) -> dict[str, Any]:
         "architectures": {name: asdict(one) for name, one in plan.architectures.items()},
         "tree": asdict(plan.shape),
         "turn": asdict(plan.turn),
-        "rows": [row for row in updates if row],
-        "sampling": sampling,
+        "rows": [],
+        "sampling": [],
     }
+    for name, architecture in plan.architectures.items():
+        vocabulary = architecture.vocabulary
+        trees = [synthetic_tree(seed, plan.shape, vocabulary) for seed in range(TREES)]
+        for variant in VARIANTS:
+            place = (name, architecture, *variant, trees)
+            row = measure_what_fits(*place, tokens=plan.tokens, device=device, rate=rate)
+            found["rows"] += [row] if row else []
+            keep(found)
+            show(name, *variant, row and row["seconds"])
+        for rows in plan.rows:
+            line = measure_sampling(name, architecture, rows, plan.turn, device, bandwidth)
+            found["sampling"].append(line)
+            keep(found)
+            show(name, f"{rows} rows", line["seconds_of_a_step"])
+    return found
 
 
 def show(*parts: object) -> None:
-    """Show what has been measured: a run that is stopped before its end has no table."""
+    """Show what has been measured."""
     print(*parts, file=sys.stderr, flush=True)
+
+
+def write(found: dict[str, Any], file: Path) -> None:
+    """Replace a file of figures."""
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(found, indent=2) + "\n")
+    temporary.replace(file)
 
 
 def table(found: dict[str, Any]) -> str:
@@ -503,11 +513,7 @@ def main() -> None:
     plan = TINY if arguments.tiny else PLAN
     if arguments.only:
         plan = replace(plan, architectures={arguments.only: PLAN.architectures[arguments.only]})
-    found = run(plan, arguments.device)
-    temporary = arguments.file.with_name(f".{arguments.file.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(found, indent=2) + "\n")
-    temporary.replace(arguments.file)
-    print(table(found))
+    print(table(run(plan, arguments.device, partial(write, file=arguments.file))))
 
 
 if __name__ == "__main__":

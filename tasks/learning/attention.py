@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -139,12 +139,15 @@ def _compiled_flex() -> Callable[..., Any]:
     """Return flex attention as one kernel, which torch compiles for each kind of its tensors.
 
     At torch's limit of kinds the next one would get attention with all scores in memory instead.
+    The kernel that torch takes for fewer than 128 slots cannot be made for lengths that change
+    (torch 2.11, NoValidChoicesError), so the usual one is named.
     """
     import torch._dynamo
 
     settings: Any = torch._dynamo.config
     settings.recompile_limit = max(settings.recompile_limit, KINDS)
-    return torch.compile(flex_attention, dynamic=True)
+    compiled = torch.compile(flex_attention, dynamic=True)
+    return partial(compiled, kernel_options={"BACKEND": "TRITON"})
 
 
 _masks: WeakKeyDictionary[Forest, BlockMask] = WeakKeyDictionary()  # one for all layers
