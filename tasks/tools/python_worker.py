@@ -78,6 +78,8 @@ MEMORY_LIMIT = OUTCOMES[MEMORY]
 MEBIBYTE = 2**20
 RESERVE = 4 * MEBIBYTE  # beyond the memory limit, to report that it was reached
 OPEN_FILES = 64
+BLOCKS = range(0, 480, 16)  # bytes that objects have beside their head: a size of block each
+USED = 32  # of each size, more than one turn of the warm parent's loop uses
 LINGER = 1.0  # seconds beyond the limit to read what the code has written
 LIKELY, LIKELIEST = "900", "1000"  # to be killed when memory ends: a worker, and the code in it
 PENDING_SIGNALS = 128  # timers too
@@ -448,10 +450,26 @@ def run_confined(code: int) -> int:
     kernel("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
     kernel("prctl", PR_SET_DUMPABLE, 1)  # the keeper's memory is closed, its own is not
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    kept = used_places()
     with open(code, "rb", closefd=False) as file:
         source = file.read()
     os.closerange(3, 65536)
-    return run_code(source)
+    status = run_code(source)
+    del kept
+    return status
+
+
+def used_places() -> list:
+    """Return objects in the places that the warm parent has used and freed since the last call.
+
+    It frees them in another order than it takes them, so the address of a new object would tell how
+    many calls came before. The collection starts the collector's count anew, for the same reason.
+    """
+    gc.collect()
+    kept: list = [bytes(size) for size in BLOCKS for _ in range(USED)]
+    for number in range(USED):
+        kept += [{}, [], set(), float(number), *(tuple(range(size)) for size in range(1, 9))]
+    return kept
 
 
 def run_here(output: int, parent: int, payload: bytes, config: dict) -> int:
