@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from prefect import flow
@@ -16,7 +17,7 @@ from params.schema.reward_model import RewardModel
 from tasks import settings
 from tasks.dialects import open_dialect
 from tasks.environments import open_environment
-from tasks.exam import Exam, answer
+from tasks.exam import Exam, answer, verdicts_of
 from tasks.ledger import artifacts, keys
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
@@ -26,6 +27,10 @@ from tasks.policy.model import load_tokenizer
 from tasks.policy.outcome_model import Published
 from tasks.reward_model import LabelInputs, RewardModelInputs, labelled_questions
 from tasks.reward_model import reward_model as train
+from tasks.rewards import judging
+from tasks.rewards.judging import VERDICTS
+from tasks.tools import recording
+from tasks.tools.recording import CALLS, Origin
 
 
 @flow(name="reward_model")
@@ -58,6 +63,7 @@ def reward_model(recipe: str) -> None:
             published = Published(artifacts.output(made[-1], "model"), trees, rewards)
         else:
             print("reward_model: none")
+        publish_recorded(made, Path("data", recipe, "calls_of_reward_model"))
         outcome_model.publish(Path("models", recipe, "reward_model"), published)
         artifacts.publish_records(made, Path("data", recipe, "records", "reward_model.jsonl"))
 
@@ -122,6 +128,19 @@ def trained(
         run.log_figure(figures.reliability(made["reliability"]), "reliability.png")
     print(f"reward_model: {described(made['metrics'])}")
     return made
+
+
+def publish_recorded(made: Sequence[Record], folder: Path) -> None:
+    """Write what tools and judges have said of the labelled trees, from which a replay reads it.
+
+    Without trees, or where tools and scorers are repeatable, there is a table of calls without
+    rows.
+    """
+    answered = made[1:3]
+    calls = [Path(artifacts.output(answered[0], "trees").path, CALLS)] if answered else []
+    recorded = {Origin("reward_model", 0): file for file in calls if file.exists()}
+    recording.publish_calls(recorded, folder / CALLS)
+    judging.publish_verdicts([verdicts_of(answered)] if answered else [], folder / VERDICTS)
 
 
 def described(metrics: dict[str, float]) -> str:

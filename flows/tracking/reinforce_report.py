@@ -36,6 +36,10 @@ LEARNING = ("advantage", "update", "reward_model")  # verbs that no iteration ca
 Seconds = dict[str, float]  # part of an iteration -> seconds
 Curve = dict[str, list[float]]  # measure -> a value an iteration
 
+OF_LEARNED_REWARD = (  # measures, where there is a reward model
+    *("model_estimate", "model_estimate_deviation", "model_gap", "model_gap_deviation"),
+    *("held_out_questions", "scored_share"),
+)
 MEASURES = {  # of training dynamics: the verb whose records have them
     "success": "reward",
     "score": "reward",
@@ -47,12 +51,7 @@ MEASURES = {  # of training dynamics: the verb whose records have them
     "advantage_share_above_1": "advantage",
     "singleton_share": "advantage",
     "mean_state_group": "advantage",
-    "model_estimate": "reward",
-    "model_estimate_deviation": "reward",
-    "model_gap": "reward",
-    "model_gap_deviation": "reward",
-    "held_out_questions": "reward",
-    "scored_share": "reward",
+    **dict.fromkeys(OF_LEARNED_REWARD, "reward"),
 }
 
 

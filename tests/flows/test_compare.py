@@ -15,7 +15,7 @@ import yaml
 from flows import compare, reinforce
 from flows.comparisons import measured, variants
 from flows.tracking import comparison_report
-from flows.tracking.reinforce_report import MEASURES
+from flows.tracking.reinforce_report import MEASURES, OF_LEARNED_REWARD
 from params.schema import base
 from params.schema import recipe as schema
 from tasks import exam, settings
@@ -31,8 +31,7 @@ BUDGET = "sampled_tokens=100"
 KINDS = ("toy", "play")  # of questions, in turn
 ROLLOUTS, FIRST = "*-rollout-*/record.json", "0000-rollout-*/record.json"
 PANEL = Path("data/toy/panels/test.json")
-OF_MODEL = {"labelled_questions", *(name for name in MEASURES if name.startswith("model_"))}
-NOT_ALWAYS = {"singleton_share", "mean_state_group", *OF_MODEL}  # of some algorithms and recipes
+NOT_ALWAYS = {"singleton_share", "mean_state_group", *OF_LEARNED_REWARD}  # of some rows and recipes
 SIZES = {
     "dialogue": {"turn_tokens": 6, "response_tokens": 24},
     "evaluate": {"questions": 4, "bootstrap": 50},
