@@ -2,6 +2,7 @@
 
 from params.schema.base import Machine
 from params.schema.reinforce import Update
+from params.schema.reward_model import RewardModel
 from tasks.tools.python import PythonTool
 
 MACHINE = Machine(threads=1, device="cpu", precision="float32")
@@ -26,4 +27,20 @@ UPDATE = Update(
     micro_batch_tokens=10_000,
     critic_learning_rate=1e-2,
     recompute=False,
+)
+REWARD_MODEL = RewardModel(
+    labels=0.5,
+    scored="all",
+    held_out=0.4,
+    questions=8,
+    loss="classification",
+    steps=6,
+    batch=8,
+    micro_batch_tokens=10_000,
+    learning_rate=1e-2,
+    warmup_steps=0,
+    weight_decay=0.0,
+    gradient_clip=1e9,
+    save_every=2,
+    again=None,
 )

@@ -20,7 +20,7 @@ from flows.tracking import reinforce_report
 from params.schema.algorithms import Kl, Overlong, load_algorithms
 from params.schema.base import PARAMS
 from params.schema.reinforce import Lora, RewardPart
-from params.schema.reward_model import Again, RewardModel
+from params.schema.reward_model import Again
 from tasks.collect import collect
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
@@ -37,6 +37,7 @@ from tasks.trees import dialogue as talk
 from tasks.trees.tables import load_trees, read_rows, save_questions
 from tasks.trees.tree import TURN, Observation, Question
 from tests.agents import questions_with
+from tests.sections import REWARD_MODEL
 
 ROWS = load_algorithms()
 SMOKE = settings_of("smoke")
@@ -677,21 +678,10 @@ def test_a_run_that_samples_ahead_is_found_again(start):
 
 # ---------------------------------------------------------------- a learned reward
 
-LEARNED = RewardModel(
-    labels=1.0,
-    scored="all",
-    held_out=0.4,
-    questions=10,
-    loss="classification",
-    steps=3,
-    batch=8,
-    micro_batch_tokens=500,
-    learning_rate=1e-3,
-    warmup_steps=0,
-    weight_decay=0.0,
-    gradient_clip=1.0,
-    save_every=50,
-    again=Again(every=2, frozen=0, steps=2, iterations=3, mebibytes=9),
+LEARNED = REWARD_MODEL.model_copy(
+    update={"labels": 1.0, "questions": 10, "steps": 3, "micro_batch_tokens": 500}
+    | {"learning_rate": 1e-3, "gradient_clip": 1.0, "save_every": 50}
+    | {"again": Again(every=2, frozen=0, steps=2, iterations=3, mebibytes=9)}
 )
 BY_MODEL = (RewardPart(name="model", settings=Model(weight=2.0)),)
 

@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from params.schema.reward_model import RewardModel
 from tasks.estimate import EstimateInputs, estimate
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
@@ -29,27 +28,15 @@ from tasks.reward_model import (
 from tasks.trees.labels import Labels
 from tasks.trees.tables import load_questions, read_rows, save_questions, save_trees, write_table
 from tasks.trees.tree import Question
-from tests.sections import MACHINE
+from tests.sections import MACHINE, REWARD_MODEL
 from tests.trees import random_tree
 
 ROOT = Path(__file__).parents[2]
 STEP = Step("toy", "reward_model", 0, 5)
 LABELS = Labels(seed=1, share=0.8, held_out=0.6)
-SETTINGS = RewardModel(
-    labels=0.8,
-    scored="all",
-    held_out=0.6,
-    questions=30,
-    loss="classification",
-    steps=6,
-    batch=8,
-    micro_batch_tokens=500,
-    learning_rate=3e-3,
-    warmup_steps=2,
-    weight_decay=0.01,
-    gradient_clip=1.0,
-    save_every=2,
-    again=None,
+SETTINGS = REWARD_MODEL.model_copy(
+    update={"labels": 0.8, "held_out": 0.6, "questions": 30, "micro_batch_tokens": 500}
+    | {"learning_rate": 3e-3, "warmup_steps": 2, "weight_decay": 0.01, "gradient_clip": 1.0}
 )
 
 

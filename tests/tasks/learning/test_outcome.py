@@ -6,29 +6,13 @@ import torch
 from torch.nn.functional import logsigmoid
 from transformers import Qwen2Model
 
-from params.schema.reward_model import RewardModel
 from tasks.learning import outcome
 from tasks.learning.replay import Example
 from tasks.policy.outcome_model import OutcomeModel, load, save
 from tests.sections import HALF, MACHINE
+from tests.sections import REWARD_MODEL as SETTINGS
 from tests.trees import random_tree, small_policy, world_tree
 
-SETTINGS = RewardModel(
-    labels=0.5,
-    scored="all",
-    held_out=0.4,
-    questions=8,
-    loss="classification",
-    steps=6,
-    batch=8,
-    micro_batch_tokens=10_000,
-    learning_rate=1e-2,
-    warmup_steps=0,
-    weight_decay=0.0,
-    gradient_clip=1e9,
-    save_every=2,
-    again=None,
-)
 TREES = [random_tree(seed, name=f"q{seed}") for seed in range(4)]
 KINDS = ("classification", "pairs")
 
