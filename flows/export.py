@@ -32,6 +32,7 @@ from flows.host import files
 from flows.tracking.progress import Progress
 from tasks import settings
 from tasks.policy.model import load_tokenizer
+from tasks.rewards.contract import was_scored
 from tasks.trees.words import printable
 
 HERE = Path()
@@ -73,10 +74,13 @@ def write_trajectories(name: str, chosen: argparse.Namespace, target: Path) -> N
 
 
 def facts(scored: Scored, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return where a trajectory is from, and how it was judged."""
+    """Return where a trajectory is from, and how it was judged; null where it was not scored."""
     question = scored.tree.question
     asked = {"question": question.id, "kind": question.kind, "answers": list(question.answers)}
-    return {**asked, **scored.place, **{column: row[column] for column in OF_LEAF}}
+    judged = {column: row[column] for column in OF_LEAF}
+    if not was_scored(row["breakdown"]):
+        judged |= {"success": None, "score": None}
+    return {**asked, **scored.place, **judged}
 
 
 def speaker(name: str, objects: bool) -> chat.Chat:

@@ -151,7 +151,10 @@ def described(metrics: dict[str, float]) -> str:
     if metrics["calibrated"]:
         error += f" (before calibration {metrics['calibration_error_before']:.3f})"
     else:
-        error += ", not calibrated: too few held-out trajectories, or all with the same label"
+        error += (
+            ", not calibrated: too few held-out trajectories, all with the same label, or failures "
+            "score higher than successes"
+        )
     area = f"AUC {metrics['auc']:.3f}" if "auc" in metrics else "no AUC, all labels are equal"
     return f"{area}, {error}, on {metrics['trajectories_judge']:.0f} trajectories of new questions"
 

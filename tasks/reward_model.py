@@ -248,15 +248,16 @@ class HeldOut:
 def _calibrated(model: OutcomeModel, inputs: RewardModelInputs, buffer: Labelled) -> dict[str, Any]:
     """Calibrate the model in place, and judge it before and after.
 
-    **Chosen**: trajectories of the newest iterations calibrate it where there are ENOUGH, for they
-    show what the policy does now; else all do. Held-out questions that can't decide a calibration
-    leave the one that the model has.
+    **Chosen**: trajectories of the newest iterations calibrate it where there are ENOUGH and they
+    can decide it, for they show what the policy does now; else all do. Held-out questions that
+    can't decide a calibration leave the one that the model has.
     """
     before = model.calibration
     fitted = _fitted(_held_out(model, inputs, buffer, "calibrate"))
     model.calibration = fitted or before
     judged = _held_out(model, inputs, buffer, "judge")
-    areas = {"auc": judged.auc(), "auc_newest": judged.of_newest().auc()}
+    newest = judged.of_newest()
+    areas = {"auc": judged.auc(), "auc_newest": newest.auc()}
     metrics = {
         "temperature": model.calibration.temperature,
         "offset": model.calibration.offset,
@@ -270,6 +271,10 @@ def _calibrated(model: OutcomeModel, inputs: RewardModelInputs, buffer: Labelled
             error = calibration.expected_calibration_error(found, judged.labels)
             metrics[f"calibration_error_{name}"] = error
             reliability[name] = calibration.reliability(found, judged.labels)
+    if len(newest.labels):
+        found = model.calibration.probabilities(newest.logits)
+        error = calibration.expected_calibration_error(found, newest.labels)
+        metrics["calibration_error_newest"] = error
     return {"metrics": metrics, "reliability": reliability}
 
 

@@ -1,5 +1,11 @@
 // The chosen path as a conversation, with tinted tokens, cards of calls, and siblings side by side.
 
+// Return in words whether a leaf is right, with its score; some are not scored.
+function verdictOf(leaf) {
+  if (leaf.success === null) return "not scored";
+  return `${leaf.success ? "right" : "not right"}, score ${round(leaf.score)}`;
+}
+
 function showFacts(question) {
   const leaf = question.leaves[view.leaf];
   const address = leaf.trace && data.links.traces ? `${data.links.traces}${leaf.trace}` : null;
@@ -9,7 +15,7 @@ function showFacts(question) {
     element("h3", {}, `Leaf ${view.leaf}: ${leaf.outcome}, reward ${round(leaf.reward)}`),
     element(
       "p", {},
-      `${given}, ${leaf.success ? "right" : "not right"} (accepted: ${question.answers.join(" or ") || "none"}); score ${round(leaf.score)}`,
+      `${given}, ${verdictOf(leaf)} (accepted: ${question.answers.join(" or ") || "none"})`,
       leaf.faults.length ? `; faults: ${leaf.faults.join(", ")}` : "",
       leaf.kept ? "" : "; dropped by the group filter",
       ...trace,

@@ -24,6 +24,7 @@ from flows.analysis import reading
 from flows.tracking import traces
 from params.schema.reinforce import Reinforce
 from tasks.ledger.substeps import Step
+from tasks.rewards.contract import was_scored
 from tasks.trees.tree import TURN, Call
 
 SCALES = {"entropy": 1000, "gap": 10_000, "ratio": 1000, "clipped": 100, "advantage": 1000}
@@ -158,11 +159,12 @@ def _node(row: Any, texts: Texts, seen: Any, step: Any, call: Call | None) -> di
 
 def _leaf(row: Any, reward: Any, credit: Any, trace: str | None) -> dict[str, Any]:
     values = credit.advantages if credit.kept and credit.advantages is not None else ()
+    scored = was_scored(reward.breakdown)
     return {
         "node": row.node,
         "reward": round(reward.reward, 4),
-        "score": round(reward.score, 4),
-        "success": bool(reward.success),
+        "score": round(reward.score, 4) if scored else None,
+        "success": bool(reward.success) if scored else None,
         "outcome": reward.outcome,
         "answer": None if pd.isna(reward.answer) else reward.answer,
         "faults": list(reward.faults),

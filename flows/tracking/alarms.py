@@ -148,8 +148,9 @@ def reward_hacked(seen: Seen) -> str:
 def model_hacked(seen: Seen) -> str:
     """Return a message where the reward model likes what is not right, else "".
 
-    That is: its estimate exceeds success on held-out questions by more than it did at its best, or
-    validation success has fallen while the estimate has risen.
+    That is: its estimate exceeds success on held-out questions by more than it did at its best,
+    where an estimate below success counts as equal to it; or validation success has fallen while
+    the estimate has risen.
     """
     estimates = _means(seen.curve.get("model_estimate", ()))
     if not estimates:
@@ -157,7 +158,7 @@ def model_hacked(seen: Seen) -> str:
     if widened := _widened(seen.curve):
         narrow, wide = widened
         shown = (
-            f"exceeds success on held-out questions by {100 * wide:.1f} points, and did by "
+            f"exceeds success on held-out questions by {100 * wide:.1f} points, and did by at most "
             f"{100 * narrow:.1f}"
         )
     elif (lost := _lost(seen.validated)) and _estimate_rose(seen, estimates, lost[0]):

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
+from tasks.rewards.contract import was_scored
 from tasks.trees import dialogue as talk
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tables import load_trees, read_rows
@@ -125,7 +126,8 @@ def trace(
     read: ReadCall = talk.read_call,
 ) -> Trace:
     """Return the trace of a leaf, given its row of the table of rewards (tasks/reward.py)."""
-    question, success = tree.question, bool(score["success"])
+    question = tree.question
+    success = bool(score["success"]) if was_scored(score["breakdown"]) else None
     tags = {
         "recipe": step.recipe,
         "stage": step.stage,
@@ -135,7 +137,7 @@ def trace(
         "leaf": str(leaf),
         "outcome": score["outcome"],
         "reward": f"{score['reward']:g}",
-        "success": str(success).lower(),
+        "success": "not scored" if success is None else str(success).lower(),
         "faults": ", ".join(score["faults"]) or "none",
         "page": place_in_page(step.recipe, step.iteration, question.id, leaf),
     }
@@ -149,7 +151,7 @@ def trace(
         tags={name: printable(value, PREVIEW_CHARACTERS) for name, value in tags.items()},
         feedback={
             "reward": float(score["reward"]),
-            "success": success,
+            **({} if success is None else {"success": success}),
             "outcome": score["outcome"],
         },
         reason=_reason(score),
@@ -295,6 +297,8 @@ def _reason(score: Mapping[str, Any]) -> str:
         return f"format faults: {faults}"
     if score["answer"] is None:
         return f"no answer could be extracted ({score['outcome']})"
+    if not was_scored(score["breakdown"]):
+        return "the answer was not scored"
     if score["success"]:
         return "the answer is right"
     if not score["score"]:

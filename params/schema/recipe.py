@@ -23,6 +23,7 @@ from params.schema.verdict import Verdict
 
 TABLES = ("algorithms", "architectures", "benchmarks", "suites")  # files that are no recipes
 REWARD_BEFORE = {"broken_format": -1.0, "wrong": 0.0, "many_tools_bonus": 0.1}  # now a list
+NEED_SCORES = ("answer", "many_tools", "scorer")  # parts of the reward
 TOOLS_BEFORE = ("python", "search")  # sections of older recipes that are in ``tools`` now
 
 
@@ -95,10 +96,12 @@ class Recipe(Frozen):
         chosen, questions = self.reward_model, self.reinforce.questions
         if chosen is None or chosen.scored == "all":
             return self
-        if any(part.name == "answer" for part in self.reinforce.reward):
+        named = [part.name for part in self.reinforce.reward if part.name in NEED_SCORES]
+        if named:
             raise ValueError(
-                "reward_model.scored is labelled, and reinforce.reward has the part answer, which "
-                "needs the score of each answer: set scored to all, or take the part model instead"
+                f"reward_model.scored is labelled, and reinforce.reward has {', '.join(named)}, "
+                "which needs the score of each answer: set scored to all, or take the part model "
+                "instead"
             )
         if questions * chosen.labels < LEAST_LABELLED:
             raise ValueError(
@@ -139,14 +142,15 @@ def algorithm_of(recipe: Recipe, folder: Path = PARAMS) -> Algorithm:
             f"reinforce.algorithm '{name}' is no row of {folder / 'algorithms.yaml'}: choose one "
             f"of {list(rows)}, or add a row"
         )
-    faults = [reason for applies, reason in _misfits(recipe.reinforce, rows[name]) if applies]
+    faults = [reason for applies, reason in _misfits(recipe, rows[name]) if applies]
     if faults:
         raise ValueError(f"reinforce.algorithm '{name}' " + "; and it ".join(faults))
     return rows[name]
 
 
-def _misfits(chosen: Reinforce, row: Algorithm) -> list[tuple[bool, str]]:
+def _misfits(recipe: Recipe, row: Algorithm) -> list[tuple[bool, str]]:
     """Return (whether it applies, message with remedy) of what a recipe cannot ask of a row."""
+    chosen, learned = recipe.reinforce, recipe.reward_model
     budget, learning = chosen.rollout, chosen.update
     steps = learning.epochs * learning.mini_batches
     return [
@@ -173,6 +177,12 @@ def _misfits(chosen: Reinforce, row: Algorithm) -> list[tuple[bool, str]]:
             row.group_filter != "none" and any(part.name == "model" for part in chosen.reward),
             f"has the group_filter {row.group_filter}, which reads scores of the rule, and "
             "reinforce.reward has the part 'model', which stands in for it: choose a row with the "
+            "group_filter none",
+        ),
+        (
+            row.group_filter != "none" and learned is not None and learned.scored == "labelled",
+            f"has the group_filter {row.group_filter}, which reads the scores of all answers, and "
+            "reward_model.scored is labelled: set scored to all, or choose a row with the "
             "group_filter none",
         ),
         (

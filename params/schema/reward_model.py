@@ -22,7 +22,7 @@ class Again(Frozen):
     frozen: NonNegative  # first iterations, in which it does not change
     steps: Positive  # optimizer steps of a training
     iterations: Positive  # newest iterations in the buffer
-    mebibytes: Positive  # of the buffer's trees on the disk, at most; the oldest are left out
+    mebibytes: Positive  # of all trees of these iterations on the disk, at most; the oldest go
 
     def due(self, iteration: int) -> bool:
         """Return whether the model is trained at the end of an iteration, from 0."""
@@ -36,7 +36,7 @@ class RewardModel(Frozen):
     """Which trajectories have labels, and how the model learns from them (AdamW)."""
 
     labels: Share  # of the training questions: a rule or a judge scores their trajectories
-    scored: Literal["all", "labelled"]  # the questions that it scores in reinforcement learning
+    scored: Literal["all", "labelled"]  # questions that are scored in reinforcement learning
     held_out: Annotated[Float, Field(gt=0, lt=1)]  # share of these that calibrate and judge it
     questions: Positive  # with labels, which the cold start answers for the first training, at most
     loss: Literal["classification", "pairs"]

@@ -14,6 +14,16 @@ from typing import Any
 from params.schema.base import Frozen
 from tasks.trees.tree import Node, Observation, Question, sampled
 
+NOT_ASKED = "not_asked"  # in the breakdown of an answer that nothing has scored
+
+
+def was_scored(breakdown: Any) -> bool:
+    """Return whether an answer has been scored, by its breakdown: a mapping, or pairs.
+
+    Otherwise its score is 0 and it counts as no success.
+    """
+    return NOT_ASKED not in dict(breakdown)
+
 
 @dataclass(frozen=True)
 class Ending:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from params.schema.reinforce import RewardPart
 from tasks.dialects.tags import TagsReader
 from tasks.extensions.checks import number_fault
-from tasks.rewards.contract import Ending, Part
+from tasks.rewards.contract import NOT_ASKED, Ending, Part
 from tasks.rewards.judging import Breakdowns, OpenJudge
 from tasks.rewards.parts import FORMAT, open_parts
 from tasks.scorers import MOST_TIMEOUTS, open_scorers, scorer_fault
@@ -35,7 +35,6 @@ from tasks.trees.tree import (
 )
 
 TAGS = TagsReader()  # of the usual tools
-NOT_ASKED = "not_asked"  # in the breakdown of an answer that nothing has scored
 HIDDEN = {"score": 0.0, NOT_ASKED: 1.0}
 WORLD = "world"  # in place of a scorer, where a world's observations are the score
 

@@ -47,7 +47,7 @@ Results = dict[tuple[str, str], Observation]  # tool, argument -> what it answer
 
 @dataclass(frozen=True)
 class Origin:
-    """The sub-step that calls were made in: "reinforce", or "evaluate/<agent>"."""
+    """The sub-step that calls were made in: "reinforce", "reward_model", "evaluate/<agent>"."""
 
     stage: str
     iteration: int

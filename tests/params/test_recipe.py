@@ -763,5 +763,8 @@ def test_labels_suffice_where_no_other_answers_are_scored():
     only = edited(only, {"reward_model__labels": 0.25})
     assert settings.check(only, "x").reward_model.scored == "labelled"
     only["reinforce"]["reward"].append({"answer": {"weight": 1.0, "wrong": 0.0}})
-    with pytest.raises(ValueError, match=r"has the part answer.*set scored to all"):
+    with pytest.raises(ValueError, match=r"has answer, which needs.*set scored to all"):
         settings.check(only, "x")
+    only["reinforce"] |= {"reward": [{"format": {"broken": -1.0}}], "algorithm": "dapo"}
+    with pytest.raises(ValueError, match=r"group_filter spread.*scored is labelled"):
+        schema.algorithm_of(settings.check(only, "x"))

@@ -11,6 +11,7 @@ from flows.tracking import traces
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
 from tasks.reward import TABLE
+from tasks.rewards.scoring import HIDDEN
 from tasks.trees.outcomes import TURN_OUTCOMES, Outcome
 from tasks.trees.tables import save_trees, write_table
 from tasks.trees.tree import PROMPT, RESULT, TURN, Message, Node, Question, Tree
@@ -235,6 +236,13 @@ def test_partly_right_answer_shows_its_breakdown(tree):
     made = traces.trace(tree, 1, score, STEP, key="ab" * 16, began=1000)
     assert made.reason == "the answer is partly right: score 0.6, precision 0.5, recall 0.75"
     assert made.tags["reward"] == "0.6"
+
+
+def test_an_answer_that_was_not_scored_is_not_called_wrong(tree):
+    score = mlflow_store.scores(tree, SCORES)[1] | {"breakdown": HIDDEN}
+    made = traces.trace(tree, 1, score, STEP, key="ab" * 16, began=1000)
+    assert (made.reason, made.tags["success"]) == ("the answer was not scored", "not scored")
+    assert made.feedback == {"reward": 0.0, "outcome": "answer"}
 
 
 # texts that nobody planned for
