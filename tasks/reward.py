@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -126,20 +126,30 @@ def reward(
     write_table(pa.Table.from_pylist(rows, schema=TABLE), step.out / "rewards.parquet")
     write_table(part_table(rows), step.out / "parts.parquet")
     return {
-        "metrics": {
-            "reward": sum(row["reward"] for row in rows) / len(rows),
-            "reward_deviation": _deviation_of_questions(rows),
-            **_scored([row for row in rows if row["question"] not in hidden]),
-            "broken_format": sum(bool(row["faults"]) for row in rows) / len(rows),
-            "groups_without_spread": 1
-            - _groups_that_differ(rows, _shaped) / len({r["question"] for r in rows}),
-            **({} if parts.is_default(inputs.settings) else _means_of_parts(rows)),
-            **_without_verdict(rows),
-            **(drift(rows, estimates, inputs.labels) if inputs.labels and estimates else {}),
-            **({"scored_share": 1 - len(hidden) / len(trees)} if inputs.labelled_only else {}),
-        },
+        "metrics": _metrics(rows, hidden, estimates, inputs),
         "seconds": {"reward": time.perf_counter() - began},
         "groups_with_spread": _groups_that_differ(rows, lambda row: row["score"]),
+    }
+
+
+def _metrics(
+    rows: Sequence[Mapping[str, Any]],
+    hidden: Collection[str],
+    estimates: Estimates,
+    inputs: RewardInputs,
+) -> dict[str, float]:
+    """Return the metrics of a batch; ``hidden``: the questions whose answers are not scored."""
+    questions = {row["question"] for row in rows}
+    return {
+        "reward": sum(row["reward"] for row in rows) / len(rows),
+        "reward_deviation": _deviation_of_questions(rows),
+        **_scored([row for row in rows if row["question"] not in hidden]),
+        "broken_format": sum(bool(row["faults"]) for row in rows) / len(rows),
+        "groups_without_spread": 1 - _groups_that_differ(rows, _shaped) / len(questions),
+        **({} if parts.is_default(inputs.settings) else _means_of_parts(rows)),
+        **_without_verdict(rows),
+        **(drift(rows, estimates, inputs.labels) if inputs.labels and estimates else {}),
+        **({"scored_share": 1 - len(hidden) / len(questions)} if inputs.labelled_only else {}),
     }
 
 
