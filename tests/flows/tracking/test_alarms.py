@@ -186,3 +186,10 @@ def test_a_recipe_may_stop_on_an_alarm(monkeypatch, capsys):
     with pytest.raises(StoppedError, match=r"reinforce\.stop_on names success_lost"):
         watched(["success_lost"], log)
     assert [step for _, step, _ in log.metrics] == [8]
+
+
+def test_an_estimate_that_stops_being_too_low_is_no_hack():
+    held_out = {"held_out_questions": [3.0] * 24, "model_gap_deviation": [0.1] * 24}
+    for start, expected in ((-0.5, []), (0.0, ["model_hacked"])):
+        gaps = [start] * 12 + [start + 0.5] * 12
+        assert names(STEADY | held_out | {"model_gap": gaps}) == expected
