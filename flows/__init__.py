@@ -13,6 +13,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # A library that uses fewer threads under load adds in another order, and equal runs would differ.
 os.environ.setdefault("MKL_DYNAMIC", "FALSE")
 os.environ.setdefault("OMP_DYNAMIC", "FALSE")
+if sys.argv[0] == "-m" and os.environ.get("BEAMLINE_WARM", "off") != "off":
+    from flows.host.warm import hand_over
+
+    hand_over()  # does not return where another process runs the program
 if sys.argv[0] == "-m":  # python -m flows.<program>, whose main calls end_import_phase
     gc.disable()  # imports make a million lasting objects; collecting them takes two seconds
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the imports without a traceback

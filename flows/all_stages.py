@@ -15,7 +15,7 @@ from prefect import Task, flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.runtime import task_run
 
-from flows.host import gpu
+from flows.host import gpu, warm
 from flows.runs import dvc_command, pipeline
 from flows.tracking import outcome_report, store
 from flows.tracking.run import Run, pipeline_run
@@ -36,7 +36,7 @@ def run_here(recipe: str) -> int:
     What has failed is printed. Raises KeyboardInterrupt on Ctrl-C.
     """
     try:
-        with prefect_server(meanwhile=open_store):
+        with warm.parent(), prefect_server(meanwhile=open_store):
             call(retrain.with_options(flow_run_name=f"retrain {recipe}"), recipe)
     except dvc_command.KilledError as error:
         print(f"retrain: {error}: the same call goes on from here", file=sys.stderr)

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from flows import end_import_phase, exit_fast
 from flows.host import disk
+from flows.host.parents import die_with_parent
 from flows.runs import champions, dvc_command, git, pipeline, recipes, transfer, worktree
 from flows.runs.dvc_command import INTERRUPTED, RUN, KilledError
 from flows.tracking.run import send_unsent
@@ -305,5 +306,5 @@ def _table(recipe: str) -> str:
 if __name__ == "__main__":
     end_import_phase()
     if RUN in os.environ:
-        dvc_command.die_with_parent()
+        die_with_parent()
     exit_fast(main(sys.argv[1:]))

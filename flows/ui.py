@@ -13,7 +13,7 @@ from typing import IO
 
 from flows import end_import_phase
 from flows.host import files
-from flows.runs.dvc_command import PARENT
+from flows.host.parents import PARENT
 from flows.tracking import store
 from flows.workers.connection import UI_ADDRESS, ui_server
 from flows.workers.server import (

@@ -117,7 +117,7 @@ def stage(recipe):
 OUTS = {"first": ["data/{}/first"], "later": ["data/{}/later", "reports/{}/table.md"]}
 
 BARE = """
-from flows.runs.dvc_command import die_with_parent
+from flows.host.parents import die_with_parent
 
 die_with_parent()
 stage(sys.argv[1])

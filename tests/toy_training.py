@@ -60,7 +60,7 @@ COMMON = """
 import hashlib, json, os, sys, time
 from pathlib import Path
 import yaml
-from flows.runs.dvc_command import die_with_parent
+from flows.host.parents import die_with_parent
 
 die_with_parent()
 recipe = yaml.safe_load(Path("params/toy.yaml").read_text())

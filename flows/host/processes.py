@@ -17,15 +17,17 @@ from pathlib import Path
 
 import psutil
 
+from flows.host.parents import PARENT
+
 CLOCK = 2.0  # seconds: error of the kernel's start time of a process
 END = 5.0  # seconds between SIGTERM and SIGKILL
 HOST, PID, STARTED, NAMESPACE = (
     f"beamline.{name}" for name in ("host", "pid", "process_started", "pid_namespace")
 )
-PARENT = "BEAMLINE_PARENT"  # see flows/runs/dvc_command.py
+
 RUNS = (".beamline", "runs")  # worktrees of runs lie below this folder of a checkout
 # programs of flows/ that write no outs
-NO_RUNS = ("flows.doctor", "flows.ui", "flows.workers.server")
+NO_RUNS = ("flows.doctor", "flows.ui", "flows.workers.server", "flows.host.warm")
 
 # ---------------------------------------------------------------- identities
 
@@ -149,6 +151,10 @@ def _is_stage(process: psutil.Process, command: Sequence[str], root: Path) -> bo
     return stage and "DVC_STAGE" in process.environ()
 
 
+def _is_warm(process: psutil.Process, command: Sequence[str], root: Path) -> bool:
+    return _program(command)[:1] == ["flows.host.warm"] and _is_in(process, root)
+
+
 def _is_sampler(process: psutil.Process, command: Sequence[str], root: Path) -> bool:
     inside = (
         command[1:2] == ["-c"] and "from tasks.engines.transformers import worker" in command[2]
@@ -172,6 +178,7 @@ KINDS: dict[str, Callable[[psutil.Process, Sequence[str], Path], bool]] = {
     "MLflow's page": _is_mlflow,
     "a DVC that ran a stage": _is_dvc,
     "a stage": _is_stage,
+    "a process that has the libraries": _is_warm,
     "a process that samples": _is_sampler,
     "a verifier of mathematics": _is_verifier,
     "a sandbox": _is_sandbox,

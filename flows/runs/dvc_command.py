@@ -6,7 +6,6 @@ imported where it is used: most calls do without, and the import takes a second.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import logging
 import os
@@ -23,12 +22,9 @@ from typing import Any
 from flows import end_import_phase
 from flows.host import processes
 from flows.host.addresses import without_password
+from flows.host.parents import PARENT, die_with_parent
 
 HERE = Path()
-PARENT = (
-    "BEAMLINE_PARENT"  # environment variable: id of the process that the child must not outlive
-)
-PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 GRACE = 10.0  # shutdown grace period in seconds
 RUN = "BEAMLINE_RUN"  # environment variable: the run whose stages this process runs
 INTERRUPTED = 130  # the exit status of a shell after SIGINT
@@ -140,18 +136,6 @@ def _interrupt(process: subprocess.Popen[bytes], grace: float) -> None:
     process.wait()
 
 
-def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends, even by SIGKILL.
-
-    Exits where the parent named by BEAMLINE_PARENT ended before this call. From here on, this
-    process is the parent in the environment of its children.
-    """
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.environ.get(PARENT, str(os.getppid())) != str(os.getppid()):
-        sys.exit("the process that started this one has ended")
-    os.environ[PARENT] = str(os.getpid())
-
-
 def _dvc(arguments: list[str]) -> int:
     """Run the ``dvc`` command without DVC's closing messages: the stage's output comes last."""
     end_import_phase()
@@ -163,6 +147,7 @@ def _dvc(arguments: list[str]) -> int:
     from dvc.ui import ui
 
     ui.enable = lambda: None
+    logging.getLogger("dvc").propagate = False  # Prefect, if it is loaded, would print all again
     killed: list[str] = []  # DVC's exit status does not tell
 
     def is_needed(record: logging.LogRecord) -> bool:

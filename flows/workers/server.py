@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from flows.host.addresses import address_without_password
-from flows.runs.dvc_command import PARENT, die_with_parent
+from flows.host.parents import PARENT, die_with_parent
 from flows.tracking.store import store_uri
 from flows.workers.prefect_patches import begin_transactions_as_writes, settle_events
 

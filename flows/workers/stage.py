@@ -24,6 +24,7 @@ from prefect.states import Pending
 
 from flows import end_import_phase, exit_fast
 from flows.host import disk
+from flows.host.parents import die_with_parent
 from flows.runs import dvc_command, git
 from flows.runs.dvc_command import INTERRUPTED
 from flows.workers.connection import PARENT_TASK_RUN, name_process, prefect_server
@@ -43,7 +44,7 @@ def main(flow: Flow[..., Any]) -> NoReturn:
     and no traceback; an unexpected error keeps its traceback.
     """
     end_import_phase()
-    dvc_command.die_with_parent()
+    die_with_parent()
     parser = argparse.ArgumentParser(prog=f"python -m flows.{flow.fn.__name__}")
     parser.add_argument("recipe", help="params/<recipe>.yaml")
     exit_fast(run(flow, parser.parse_args().recipe))

@@ -100,7 +100,7 @@ def test_interrupted_caller_lets_the_stage_end(project):
 
 
 def test_process_without_its_parent_exits(project):
-    ask = "from flows.runs.dvc_command import die_with_parent; die_with_parent(); print('alive')"
+    ask = "from flows.host.parents import die_with_parent; die_with_parent(); print('alive')"
     environment = os.environ | {dvc_command.PARENT: str(os.getpid())}
     child = subprocess.run([sys.executable, "-c", ask], env=environment, capture_output=True)
     assert child.stdout == b"alive\n"
