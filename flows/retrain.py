@@ -25,7 +25,7 @@ from pathlib import Path
 from flows import end_import_phase, exit_fast
 from flows.host import disk
 from flows.host.parents import die_with_parent
-from flows.runs import champions, dvc_command, git, pipeline, recipes, transfer, worktree
+from flows.runs import champions, git, pipeline, recipes, transfer, worktree
 from flows.runs.dvc_command import INTERRUPTED, RUN, KilledError
 from flows.tracking.run import send_unsent
 from params import overrides, strict_yaml

@@ -25,7 +25,7 @@ from prefect.states import Pending
 from flows import end_import_phase, exit_fast
 from flows.host import disk
 from flows.host.parents import die_with_parent
-from flows.runs import dvc_command, git
+from flows.runs import git
 from flows.runs.dvc_command import INTERRUPTED
 from flows.workers.connection import PARENT_TASK_RUN, name_process, prefect_server
 from params.schema import recipe as schema

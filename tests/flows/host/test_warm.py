@@ -133,7 +133,7 @@ def test_open_files_are_passed(parent, tmp_path):
     text = ASK + f"import os\nos.write({outside}, b'through the pipe')\n"
     asked = start(tmp_path, text, parent[1], pass_fds=[outside])
     os.close(outside)
-    with open(inside, "rb") as pipe:  # it ends, so nobody else holds the other side
+    with os.fdopen(inside, "rb") as pipe:  # it ends, so nobody else holds the other side
         assert pipe.read() == b"through the pipe"
     assert asked.wait(60) == 0
 
