@@ -25,7 +25,7 @@ from pathlib import Path
 from flows import end_import_phase, exit_fast
 from flows.host import disk
 from flows.host.parents import die_with_parent
-from flows.runs import champions, git, pipeline, recipes, transfer, worktree
+from flows.runs import champions, equal_code, git, pipeline, recipes, transfer, worktree
 from flows.runs.dvc_command import INTERRUPTED, RUN, KilledError
 from flows.tracking.run import send_unsent
 from params import overrides, strict_yaml
@@ -252,6 +252,9 @@ def _here(recipe: str) -> int:
         if recipes.add_to_pipeline(recipe):
             print(f"retrain: added {recipe} to the recipes in dvc.yaml")
         changed = pipeline.status(recipe)
+        if changed and (equal := equal_code.take_over(recipe)):
+            print(f"{', '.join(equal)}: the code runs as before, so dvc.lock takes it over")
+            changed = pipeline.status(recipe)
         if changed:
             from flows.workers.stage import check  # with Prefect, which not every call needs
 
@@ -277,6 +280,7 @@ def _run(recipe: str) -> int:
     try:
         if status := run_here(recipe):
             return status
+        equal_code.remember(recipe)
     except KeyboardInterrupt:
         print("retrain: interrupted; the next call goes on from here", file=sys.stderr)
         return INTERRUPTED
