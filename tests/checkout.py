@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from flows.host import warm
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -31,7 +33,16 @@ def environment(**changes):
     """This process's environment without what would tie a run to another one, and changes to it."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "BEAMLINE_"))}
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    return clean | {"PATH": path, "DO_NOT_TRACK": "1"} | changes
+    return clean | warm_parent() | {"PATH": path, "DO_NOT_TRACK": "1"} | changes
+
+
+def warm_parent():
+    """The variable that has programs forked from the tests' one process; none where there is none.
+
+    A test of kills leaves it out, and so does one that must see a program as a user starts it.
+    """
+    address = os.environ.get("TESTS_WARM")
+    return {warm.VARIABLE: address} if address else {}
 
 
 def retrain(recipe):

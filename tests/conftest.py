@@ -1,6 +1,8 @@
 """What many tests share: a very small policy with its tokenizer, benchmark files, Hypothesis."""
 
 import os
+import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,30 @@ TEXTS = [
     "<think>that is it</think><answer>\\boxed{408}</answer>",
 ]
 
+
+# Where several workers run the tests, the programs that tests start are forked from one process
+# (flows/host/warm.py); tests/checkout.py and tests/toy_project.py pass its address on.
+WARM = "TESTS_WARM"
+
+
+def pytest_configure(config):
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        from flows.host import warm
+
+        config.stash[WARM_FOLDER] = folder = tempfile.TemporaryDirectory(prefix="beamline-")
+        os.environ[WARM] = f"{folder.name}/warm"
+        config.stash[WARM_PROCESS] = warm.start(os.environ[WARM])
+
+
+def pytest_unconfigure(config):
+    if process := config.stash.get(WARM_PROCESS, None):
+        process.kill()
+        process.wait()
+        config.stash[WARM_FOLDER].cleanup()
+
+
+WARM_FOLDER = pytest.StashKey[tempfile.TemporaryDirectory]()
+WARM_PROCESS = pytest.StashKey[subprocess.Popen]()
 
 FLOWS = Path(__file__).parent / "flows"
 SETS = ("gsm8k", "math500", "aime24", "hotpotqa", "bamboogle")

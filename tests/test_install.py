@@ -92,3 +92,12 @@ def test_extra_is_added_to_an_environment(checkout):
     subprocess.run(command, cwd="/", check=True, capture_output=True)
     assert "--editable .[worlds]" in (checkout / "calls").read_text()
     assert (checkout / ".venv/worlds").exists() and not (checkout / ".venv/installed").exists()
+
+
+def test_newest_versions_take_no_pins(checkout):
+    (checkout / ".venv").mkdir()
+    command = [sys.executable, checkout / ".ci/install.py", ".venv", "newest"]
+    subprocess.run(command, cwd="/", check=True, capture_output=True)
+    (call,) = (checkout / "calls").read_text().splitlines()
+    assert "--upgrade --override" in call and "--editable .[test]" in call
+    assert "constraint" not in call

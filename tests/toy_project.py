@@ -12,6 +12,8 @@ from unittest.mock import patch
 
 import yaml
 
+from tests.checkout import warm_parent
+
 ROOT = Path(__file__).parents[1]
 
 RECIPE = yaml.safe_load("""
@@ -123,6 +125,8 @@ die_with_parent()
 stage(sys.argv[1])
 """
 FLOW = """
+from flows.host.warm import hand_over
+hand_over()
 from prefect import flow, task
 from flows.workers.stage import main
 
@@ -195,7 +199,8 @@ def environment(**changes: str) -> dict[str, str]:
         if not key.startswith(("BEAMLINE_", "PREFECT_", "MLFLOW_", "DVC_"))
     }
     path = os.pathsep.join([str(Path(sys.executable).parent), theirs["PATH"]])
-    return theirs | {"PATH": path, "PYTHONPATH": str(ROOT), "DO_NOT_TRACK": "1"} | changes
+    ours = {"PATH": path, "PYTHONPATH": str(ROOT), "DO_NOT_TRACK": "1"}
+    return theirs | warm_parent() | ours | changes
 
 
 def run(folder: Path, *command: str, **changes: str) -> subprocess.CompletedProcess[str]:

@@ -69,6 +69,7 @@ LIBRARIES = (
 class Request:
     """A program to run, as the process that asks sees it."""
 
+    interpreter: str  # sys.executable
     command: Sequence[str]  # sys.orig_argv
     path: Sequence[str]  # sys.path
     folder: str
@@ -148,7 +149,8 @@ def _ask(connection: socket.socket) -> None:
     if len(files) > MOST_FILES:
         raise OSError("more open files than a message can carry")
     os.umask(umask := os.umask(0o077))
-    about = (sys.orig_argv, sys.path, str(Path.cwd()), dict(os.environ), umask, files)
+    python = (sys.executable, sys.orig_argv, sys.path)
+    about = (*python, str(Path.cwd()), dict(os.environ), umask, files)
     text = json.dumps(asdict(Request(*about))).encode()
     socket.send_fds(connection, [LENGTH.pack(len(text))], files)
     connection.sendall(text)
@@ -235,7 +237,8 @@ class Parent:
         files: list[int] = []
         try:
             request, files = _receive(connection)
-            fits = _read_at_import(request.environment) == self.at_import
+            fits = request.interpreter == sys.executable
+            fits = fits and _read_at_import(request.environment) == self.at_import
             fits = fits and threading.active_count() == 1  # a fork would lack a library's thread
             connection.sendall(ACCEPTED if fits else REFUSED)
         except (OSError, ValueError, TypeError):  # the program was killed while it asked
@@ -268,7 +271,10 @@ class Parent:
             other.detach()
 
     def _pass_on(self, connection: socket.socket) -> None:
-        """Send a program's signals to its child; where the program has ended, kill the child."""
+        """Send a program's signals to its child; where the program has ended, kill the child.
+
+        An interrupt is for all of the program's process group, and so for all of the child's.
+        """
         try:
             signals = list(connection.recv(16))
         except OSError:
@@ -276,7 +282,7 @@ class Parent:
         child = self.children[connection]
         with suppress(ProcessLookupError):
             for number in signals:
-                os.kill(child, number)
+                (os.killpg if number == signal.SIGINT else os.kill)(child, number)
             if not signals:
                 os.killpg(child, signal.SIGKILL)
         if not signals:
