@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from prefect import Task, flow, task
@@ -35,8 +35,11 @@ def run_here(recipe: str) -> int:
 
     What has failed is printed. Raises KeyboardInterrupt on Ctrl-C.
     """
+    machine = settings.load(recipe, Path("params")).machine
+    # a library that looks for GPUs when it is imported would keep children from using them
+    libraries = warm.parent() if machine.device == "cpu" else nullcontext()
     try:
-        with warm.parent(), prefect_server(meanwhile=open_store):
+        with libraries, prefect_server(meanwhile=open_store):
             call(retrain.with_options(flow_run_name=f"retrain {recipe}"), recipe)
     except dvc_command.KilledError as error:
         print(f"retrain: {error}: the same call goes on from here", file=sys.stderr)
