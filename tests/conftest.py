@@ -30,9 +30,7 @@ WARM = "TESTS_WARM"
 
 def pytest_configure(config):
     several = getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput")
-    if (
-        several and "not kills" in config.option.markexpr
-    ):  # what is killed is started as a user does
+    if several and "not kills" in config.option.markexpr:
         from flows.host import warm
 
         config.stash[WARM_FOLDER] = folder = tempfile.TemporaryDirectory(prefix="beamline-")
