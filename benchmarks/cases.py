@@ -299,11 +299,11 @@ def cold_started(recipe: Recipe) -> tuple[Path, Path]:
     """
     opening = partial(open_environment, recipe.tools, {}, recipe.machine.threads)
     step = Step("bench", "prepare", 0, recipe.seed)
-    made = prepare.fn(step, cold_start_inputs(recipe), open_environment=opening)
+    made = prepare(step, cold_start_inputs(recipe), open_environment=opening)
     initial, traces = (artifacts.output(made, name) for name in ("initial", "traces"))
     assert recipe.cold_start, f"the recipe {RECIPE} has a cold start"
     tuning = ColdStartInputs(initial, traces, recipe.cold_start, recipe.machine)
-    trained = cold_start.fn(Step("bench", "cold_start", 0, recipe.seed), tuning)
+    trained = cold_start(Step("bench", "cold_start", 0, recipe.seed), tuning)
     questions = Path(artifacts.output(made, "questions").path, "train.parquet")
     return Path(artifacts.output(trained, "policy").path), questions
 

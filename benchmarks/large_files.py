@@ -140,7 +140,7 @@ def measure(count: int, profile: bool = False) -> dict[str, Any]:
         profiler = cProfile.Profile()
         if profile:
             profiler.enable()
-        record = prepare.fn(Step("large", "prepare", 0, 0), inputs, open_environment=_no_tools)
+        record = prepare(Step("large", "prepare", 0, 0), inputs, open_environment=_no_tools)
         profiler.disable()
         seconds = _processor_seconds() - started
         if profile:

@@ -196,8 +196,6 @@ def main() -> None:
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
     parser.add_argument("--store", action="store_true", help="also send to a store, a folder")
     chosen = parser.parse_args()
-    for verb in ("rollout", "reward", "advantage", "update"):
-        setattr(reinforce, verb, getattr(reinforce, verb).fn)  # without Prefect
     scoring.score = drawn(scoring.score)
     found = json.loads(FILE.read_text()) if FILE.exists() else {}
     for name in chosen.policies:

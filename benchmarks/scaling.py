@@ -257,7 +257,7 @@ class Work:
         inputs = RewardInputs(
             self.stored, recipe.reinforce.reward, None, recipe.dialogue.response_tokens
         )
-        return reward.fn(self._step("reward"), inputs)
+        return reward(self._step("reward"), inputs)
 
     def advantage(self) -> None:
         """Estimate advantages: trees and rewards are read, and a table is written."""
@@ -276,7 +276,7 @@ class Work:
             response_tokens=recipe.dialogue.response_tokens,
             machine=MACHINE,
         )
-        advantage.fn(self._step("advantage"), inputs)
+        advantage(self._step("advantage"), inputs)
 
     def update(self) -> None:
         """Do one update of the weights."""

@@ -37,7 +37,7 @@ from flows.tracking.progress import Progress
 from flows.tracking.reinforce_report import metrics_of, sum_seconds
 from params.schema import recipe as schema
 from params.schema.recipe import Recipe
-from tasks import exam, settings
+from tasks import settings
 from tasks.environments import open_environment
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
@@ -53,7 +53,6 @@ from tasks.trees.validation import Validated
 ROOT = Path(__file__).parents[1]
 HOME = ROOT / ".beamline" / "spoilt_runs"  # a project of its own, with params/ and own/
 TINY, LEARNED = "tiny", "tiny-reward-model"
-VERBS = ("rollout", "estimate", "reward", "advantage", "update", "reward_model")
 PHRASE = "\\boxed{0}"  # with which the cold start gives up, in a tenth of its answers
 BREVITY = '''
 def brevity(ending):
@@ -272,9 +271,6 @@ def main() -> None:
     chosen = parser.parse_args().runs or [*RUNS]
     if unknown := [name for name in chosen if name not in RUNS]:
         parser.error(f"no run {unknown[0]}: choose of {', '.join(RUNS)}")
-    for module, verbs in ((reinforce, VERBS), (exam, ("rollout", "reward"))):
-        for verb in verbs:
-            setattr(module, verb, getattr(module, verb).fn)  # without Prefect
     open_home()
     with chdir(HOME):
         for name in chosen:

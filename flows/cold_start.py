@@ -6,10 +6,9 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows.runs import ledger_mirror
 from flows.tracking.progress import Progress
 from flows.tracking.run import Run, stage_run
-from flows.workers import stage
+from flows.workers import stage, substep_tasks
 from tasks import settings
 from tasks.cold_start import ColdStartInputs
 from tasks.cold_start import cold_start as fine_tune
@@ -34,7 +33,7 @@ def cold_start(recipe: str) -> None:
     begins = reigning if chosen.start == "champion" else None
     key = keys.stage_key(chosen, initial, traces)
     with (
-        ledger_mirror.opened() as ledger,
+        substep_tasks.opened() as ledger,
         stage_run(recipe, "cold_start", key, stage.run_tags()) as run,
     ):
         step = Step(recipe, "cold_start", 0, chosen.seed, ledger)

@@ -40,10 +40,11 @@ from flows.comparisons.measured import Budget, Common, measured
 from flows.comparisons.variants import Variant, variants
 from flows.pages.page import write_comparison
 from flows.reinforce import reader_of, replaying, reward_model_of
-from flows.runs import dvc_command, ledger_mirror, recipes
+from flows.runs import dvc_command, recipes
 from flows.runs.dvc_command import INTERRUPTED
 from flows.tracking import comparison_report, suite_report
 from flows.tracking.comparison_tables import COLD_START, SPENT, Result
+from flows.workers import substep_tasks
 from flows.workers.connection import name_process, prefect_server
 from params.schema import algorithms
 from params.schema.recipe import Recipe
@@ -83,7 +84,7 @@ def compare(
     cold_start = Artifact.at(Path("models", name, "cold_start"))
     questions, test = (Artifact.at(data / "questions" / f"{s}.parquet") for s in ("train", "test"))
     with (
-        ledger_mirror.opened() as ledger,
+        substep_tasks.opened() as ledger,
         open_environment(
             chosen.tools, chosen.environment, chosen.machine.threads, Path(corpus.path)
         ) as environment,

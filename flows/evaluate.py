@@ -10,12 +10,11 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows.runs import ledger_mirror
 from flows.tracking import figures
 from flows.tracking.outcome_report import outcome_metrics, panel_tags, rows_by_measure
 from flows.tracking.progress import Progress
 from flows.tracking.run import stage_run
-from flows.workers import stage
+from flows.workers import stage, substep_tasks
 from tasks import settings
 from tasks.dialects import open_dialect
 from tasks.environments import open_environment
@@ -45,7 +44,7 @@ def evaluate(recipe: str) -> None:
     use_machine(chosen.machine)
     key = keys.stage_key(chosen, questions, panel, corpus, *policies.values())
     with (
-        ledger_mirror.opened() as ledger,
+        substep_tasks.opened() as ledger,
         stage_run(recipe, "evaluate", key, stage.run_tags()) as run,
         open_environment(
             chosen.tools, chosen.environment, chosen.machine.threads, Path(corpus.path)

@@ -10,11 +10,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from prefect import flow
 
-from flows.runs import ledger_mirror
 from flows.tracking import gate_report
 from flows.tracking.progress import Progress
 from flows.tracking.run import stage_run
-from flows.workers import stage
+from flows.workers import stage, substep_tasks
 from params.schema import recipe as schema
 from params.schema.agent import Agent
 from params.schema.algorithms import Marks
@@ -66,7 +65,7 @@ def prepare(recipe: str) -> None:
     )
     key = keys.stage_key(chosen, *sources, *([Artifact.at(file)] if file else []))
     with (
-        ledger_mirror.opened() as ledger,
+        substep_tasks.opened() as ledger,
         stage_run(recipe, "prepare", key, stage.run_tags()) as run,
         gate_report.pages(recipe),
     ):

@@ -21,12 +21,11 @@ from typing import Any, TypeVar
 import torch
 from prefect import flow
 
-from flows.runs import ledger_mirror
 from flows.tracking import gate_report, reinforce_report
 from flows.tracking.alarm_report import Watch
 from flows.tracking.progress import Progress
 from flows.tracking.run import Run, stage_run
-from flows.workers import stage
+from flows.workers import stage, substep_tasks
 from params.schema import recipe as schema
 from params.schema.algorithms import MOST_BATCHES, Algorithm, Marks
 from params.schema.base import Machine
@@ -34,7 +33,7 @@ from params.schema.recipe import Recipe
 from params.schema.reinforce import Keep
 from tasks import settings
 from tasks.advantage import AdvantageInputs, advantage
-from tasks.collect import collect
+from tasks.collect import CURVE, TABLES, CollectInputs, collect, publish_collected
 from tasks.dialects import open_dialect
 from tasks.environments import open_environment
 from tasks.environments.contract import OpenEnvironment
@@ -578,6 +577,40 @@ def update_inputs(
     )
 
 
+def collect_inputs(training: Training, done: Sequence[Iteration]) -> CollectInputs:
+    """Return what the checks of a whole training are made from."""
+    recipe = training.recipe
+    exams = [made for entry in done for made in entry.get("validation", ())]
+    return CollectInputs(
+        leaves=recipe.reinforce.rollout.leaves,
+        reward=recipe.reinforce.reward,
+        algorithm=training.algorithm,
+        dialogue=recipe.dialogue,
+        tables=[tables_of(iteration) for iteration in done],
+        metrics=[
+            {verb: [made["metrics"] for made in iteration[verb]] for verb in CURVE}
+            for iteration in done
+        ],
+        validation={
+            made["step"]["iteration"]: artifacts.output(made, "rewards")
+            for made in exams
+            if made["verb"] == "reward"
+        },
+    )
+
+
+def tables_of(iteration: Iteration) -> dict[str, list[Artifact]]:
+    """Return the tables that an iteration has made, by name; [] for those that it has not."""
+    return {
+        name: [
+            artifacts.output(made, name)
+            for made in iteration.get(verb, ())
+            if name in made["artifacts"]
+        ]
+        for name, verb in TABLES.items()
+    }
+
+
 def reader_of(recipe: Recipe, policy: Artifact, environment: OpenEnvironment) -> Reader:
     """Return what reads the turns of a policy: the recipe's dialect, for its tokenizer."""
     tokenizer = load_tokenizer(policy.path)
@@ -600,7 +633,7 @@ def reinforce(recipe: str) -> None:
     learned_from = [learned.model, learned.trees, learned.rewards] if learned else []
     key = keys.stage_key(chosen, questions, corpus, policy, *learned_from)
     with (
-        ledger_mirror.opened() as ledger,
+        substep_tasks.opened() as ledger,
         stage_run(recipe, "reinforce", key, stage.run_tags()) as run,
         open_environment(
             chosen.tools, chosen.environment, chosen.machine.threads, Path(corpus.path)
@@ -693,13 +726,8 @@ def run_all(training: Training, run: Run) -> tuple[list[Iteration], list[reinfor
         began = time.time()
     progress.close()
     # collect holds the gates: a policy whose trajectories fail one is not published
-    collect(
-        recipe=name,
-        settings=recipe.reinforce,
-        algorithm=training.algorithm,
-        dialogue=recipe.dialogue,
-        done=done,
-    )
+    inputs = collect_inputs(training, done)
+    publish_collected(inputs, collect(training.start, inputs), Path("data", name))
     chosen = published(training, done)
     reinforce_report.report_published(run, chosen, asked_in(done), recipe)
     artifacts.publish(policy_of(done[chosen]), Path("models", name, "trained"), checkpoint.merged)

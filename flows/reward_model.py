@@ -7,11 +7,10 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows.runs import ledger_mirror
 from flows.tracking import figures
 from flows.tracking.progress import Progress
 from flows.tracking.run import Run, stage_run
-from flows.workers import stage
+from flows.workers import stage, substep_tasks
 from params.schema.recipe import Recipe
 from params.schema.reward_model import RewardModel
 from tasks import settings
@@ -49,7 +48,7 @@ def reward_model(recipe: str) -> None:
     made: list[Record] = []
     published = None
     with (
-        ledger_mirror.opened() as ledger,
+        substep_tasks.opened() as ledger,
         stage_run(recipe, "reward_model", key, stage.run_tags()) as run,
     ):
         if chosen.reward_model:

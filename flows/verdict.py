@@ -6,8 +6,7 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows.runs import ledger_mirror
-from flows.workers import stage
+from flows.workers import stage, substep_tasks
 from tasks import settings
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
@@ -27,7 +26,7 @@ def verdict(recipe: str) -> None:
         gates=[Artifact.at(data / "gates" / name) for name in ("prepare", "reinforce")],
         settings=chosen.verdict,
     )
-    with ledger_mirror.opened() as ledger:
+    with substep_tasks.opened() as ledger:
         made = judge(Step(recipe, "verdict", 0, chosen.seed, ledger), inputs)
     artifacts.publish(artifacts.output(made, "verdict"), Path("reports", recipe, "verdict.json"))
     print(f"verdict: {'promote' if made['promote'] else 'reject'}: {made['reason']}")

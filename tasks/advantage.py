@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from prefect import task
 
 from params.schema.algorithms import Algorithm, Gae
 from params.schema.base import Machine
@@ -25,7 +24,7 @@ from tasks.learning.estimators import step as steps
 from tasks.learning.estimators.tree import token_identities
 from tasks.learning.packing import ByNode
 from tasks.learning.processes import HERE, Learners
-from tasks.ledger import prefect_cache, substeps
+from tasks.ledger import substeps
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
 from tasks.policy import resident
@@ -83,7 +82,6 @@ class AdvantageInputs:
     step_weight: float = 0.0  # of the rewards of an environment's steps within the reward
 
 
-@task(**prefect_cache.TASK_OPTIONS)
 @substeps.recorded
 def advantage(step: Step, inputs: AdvantageInputs, *, learners: Learners = HERE) -> Record:
     """Estimate the advantages of every leaf; artifact ``advantages``, a row a leaf.

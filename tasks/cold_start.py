@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from prefect import task
 from torch.utils.data import Dataset
 
 from params.schema.base import Machine
@@ -21,7 +20,7 @@ from params.schema.cold_start import ColdStart
 from tasks.learning import fine_tuning
 from tasks.learning.processes import HERE, Learners
 from tasks.learning.progress import Advance, no_advance
-from tasks.ledger import artifacts, prefect_cache, substeps
+from tasks.ledger import artifacts, substeps
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Ledger, Step
 from tasks.policy import checkpoint
@@ -62,7 +61,6 @@ class ColdStartInputs:
     machine: Machine
 
 
-@task(**prefect_cache.TASK_OPTIONS)
 @substeps.recorded
 def cold_start(
     step: Step, inputs: ColdStartInputs, *, advance: Advance = no_advance, learners: Learners = HERE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +11,18 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 
 from params.schema.agent import Dialogue
 from params.schema.algorithms import Algorithm
-from params.schema.reinforce import Reinforce
+from params.schema.reinforce import RewardPart
 from tasks.gates import advantages as advantage_gate
 from tasks.gates import gate
 from tasks.gates import rewards as reward_gate
 from tasks.gates import trajectories as trajectory_gate
 from tasks.learning.algorithm import CENTRED
-from tasks.ledger import artifacts
-from tasks.ledger.artifacts import Record
+from tasks.ledger import artifacts, substeps
+from tasks.ledger.artifacts import Artifact, Record
+from tasks.ledger.substeps import Step
 from tasks.rewards import judging, parts, scoring
 from tasks.scorers import scorer_fault
 from tasks.tools import recording
@@ -33,110 +33,120 @@ from tasks.trees.tables import load_trees, write_table
 from tasks.trees.tree import RESULT, Node, acts, response, sampled
 
 Checked = tuple[pd.DataFrame, Sequence[gate.Expectation]]  # a prepared table, what it has to be
-Iteration = Mapping[str, Sequence[Record]]  # verb -> its records; several where groups are filtered
-TABLES = ("questions", "nodes", "leaves", "decisions")
-STEPS = "trees/steps.parquet"  # only environments with a state have it
+Iteration = Mapping[str, Sequence[Artifact]]  # TABLES: name -> those of its batches
+Metrics = Mapping[str, Sequence[Mapping[str, float]]]  # CURVE: verb -> those of its batches
+TREES = ("questions", "nodes", "leaves", "decisions")
+STEPS = "steps"  # of trees; only environments with a state have it
+TABLES = {  # of an iteration: name -> the verb that makes it; not each is made in every run
+    "trees": "rollout",
+    "estimates": "estimate",
+    "rewards": "reward",
+    "parts": "reward",
+    "verdicts": "reward",
+    "advantages": "advantage",
+    "tokens": "update",
+}
 FINISHED = {Outcome.ANSWER, Outcome.TERMINATED, Outcome.TRUNCATED}  # no failed rollouts
 CURVE = ("reward", "rollout", "advantage", "update")  # whose metrics make up the learning curve
 
 
-@task(cache_policy=NO_CACHE)
-def collect(
-    *,
-    recipe: str,
-    settings: Reinforce,
-    algorithm: Algorithm,
-    dialogue: Dialogue,
-    done: Sequence[Iteration],
-) -> None:
-    """Write ``data/<recipe>/trees``, ``curve.csv`` and ``gates/reinforce``.
+@dataclass(frozen=True)
+class CollectInputs:
+    """What decides the verdicts and the curve, and the tables that are published with them."""
 
-    Raises GateError where the trajectories, rewards or advantages break a critical expectation;
-    then no out is written but the verdicts so far.
+    leaves: int  # of a question
+    reward: Sequence[RewardPart]
+    algorithm: Algorithm
+    dialogue: Dialogue
+    tables: Sequence[Iteration]
+    metrics: Sequence[Metrics]
+    # Rewards of the policies that were asked the validation questions, by the iterations that each
+    # had learned from.
+    validation: Mapping[int, Artifact]
+
+
+@substeps.recorded
+def collect(step: Step, inputs: CollectInputs) -> Record:
+    """Check the tables of all iterations; artifacts ``gates``, the verdicts, and ``curve``.
+
+    The tables are none: the ledger has their parts, and ``publish_collected`` joins them.
+    Raises GateError where the trajectories, rewards or advantages break a critical expectation.
     """
-    data = Path("data", recipe)
-    rewards = _with_estimates(_join(done, "reward", "rewards.parquet"), done)
-    of_parts = _join(done, "reward", "parts.parquet")
-    advantages = _join(done, "advantage", "advantages.parquet")
-    trajectories = _trajectories(done)
-    _check(recipe, settings, algorithm, dialogue, trajectories, rewards, of_parts, advantages)
-    for file in (f"trees/{name}.parquet" for name in TABLES):
-        write_table(_join(done, "rollout", file), data / file)
-    if steps := _tables(done, "rollout", STEPS):
-        write_table(pa.concat_tables(steps), data / STEPS)
-    if calls := _recorded_calls(done):
-        recording.publish_calls(calls, data / "trees" / recording.CALLS)
-    judging.publish_verdicts(_verdicts(done), data / "trees" / judging.VERDICTS)
-    write_table(rewards, data / "trees" / "rewards.parquet")
-    if not parts.is_default(settings.reward):  # else the reward's row tells them
-        write_table(of_parts, data / "trees" / "parts.parquet")
-    write_table(advantages, data / "trees" / "advantages.parquet")
-    write_table(_join(done, "update", "tokens.parquet"), data / "trees" / "tokens.parquet")
-    curve = _curve(done)
-    partial = data / ".curve.csv.partial"
-    curve.to_csv(partial, index=False, float_format="%.6g")
-    partial.rename(data / "curve.csv")
+    _check(inputs, step.out / "gates", gate.DOCS / step.recipe)
+    curve = _curve(inputs, step.seed)
+    curve.to_csv(step.out / "curve.csv", index=False, float_format="%.6g")
+    return {}
 
 
-def _check(
-    recipe: str,
-    settings: Reinforce,
-    algorithm: Algorithm,
-    dialogue: Dialogue,
-    trajectories: pd.DataFrame,
-    rewards: pa.Table,
-    of_parts: pa.Table,
-    advantages: pa.Table,
-) -> None:
-    """Run the gates of an iteration's tables, in the order in which they are made."""
+def publish_collected(inputs: CollectInputs, collected: Record, data: Path) -> None:
+    """Write ``trees``, ``gates/reinforce`` and ``curve.csv`` into ``data``, from what passed."""
+    tables, trees = inputs.tables, data / "trees"
+    artifacts.publish(artifacts.output(collected, "gates"), data / "gates" / "reinforce")
+    for name in TREES:
+        write_table(_join(tables, "trees", f"{name}.parquet"), trees / f"{name}.parquet")
+    if steps := _tables(tables, "trees", f"{STEPS}.parquet"):
+        write_table(pa.concat_tables(steps), trees / f"{STEPS}.parquet")
+    if calls := _recorded_calls(tables):
+        recording.publish_calls(calls, trees / recording.CALLS)
+    judging.publish_verdicts(_verdicts(tables), trees / judging.VERDICTS)
+    write_table(_rewards(tables), trees / "rewards.parquet")
+    if not parts.is_default(inputs.reward):  # else the reward's row tells them
+        write_table(_join(tables, "parts"), trees / "parts.parquet")
+    for name in ("advantages", "tokens"):
+        write_table(_join(tables, name), trees / f"{name}.parquet")
+    artifacts.publish(artifacts.output(collected, "curve"), data / "curve.csv")
+
+
+def _check(inputs: CollectInputs, verdicts: Path, docs: Path) -> None:
+    """Run the gates of all iterations' tables, in the order in which they are made."""
+    trajectories = _trajectories(inputs.tables)
     whole = pd.MultiIndex.from_frame(trajectories[["iteration", "question_id", "leaf"]])
-    rewarded = rewards.to_pandas()
+    rewards = _rewards(inputs.tables).to_pandas()
+    of_parts = _join(inputs.tables, "parts").to_pandas()
+    advantages = _join(inputs.tables, "advantages").to_pandas()
     tables = {
-        "trajectories": _of_trajectories(settings, dialogue, trajectories),
-        "rewards": _of_rewards(settings, whole, rewarded, of_parts.to_pandas()),
-        "advantages": _of_advantages(settings, algorithm, rewarded, advantages.to_pandas()),
+        "trajectories": _of_trajectories(inputs, trajectories),
+        "rewards": _of_rewards(inputs, whole, rewards, of_parts),
+        "advantages": _of_advantages(inputs, rewards, advantages),
     }
-    verdicts = Path("data", recipe, "gates", "reinforce")
     for name, (table, expectations) in tables.items():
-        gate.check(name, table, expectations, verdicts / f"{name}.json", gate.DOCS / recipe / name)
+        gate.check(name, table, expectations, verdicts / f"{name}.json", docs / name)
 
 
-def _of_trajectories(
-    settings: Reinforce, dialogue: Dialogue, trajectories: pd.DataFrame
-) -> Checked:
+def _of_trajectories(inputs: CollectInputs, trajectories: pd.DataFrame) -> Checked:
     outcomes = set(TURN_OUTCOMES)
     expectations = trajectory_gate.expectations(
-        leaves=settings.rollout.leaves,
+        leaves=inputs.leaves,
         outcomes=outcomes,
-        response_tokens=dialogue.response_tokens,
-        tool_calls=dialogue.tool_calls,
+        response_tokens=inputs.dialogue.response_tokens,
+        tool_calls=inputs.dialogue.tool_calls,
     )
     return trajectory_gate.prepare(trajectories, outcomes - FINISHED), expectations
 
 
 def _of_rewards(
-    settings: Reinforce, whole: pd.MultiIndex, rewards: pd.DataFrame, of_parts: pd.DataFrame
+    inputs: CollectInputs, whole: pd.MultiIndex, rewards: pd.DataFrame, of_parts: pd.DataFrame
 ) -> Checked:
-    broken, silent = parts.broken_format(settings.reward), parts.silent(settings.reward)
+    broken, silent = parts.broken_format(inputs.reward), parts.silent(inputs.reward)
     expectations = reward_gate.expectations(
         rows=len(whole),
-        leaves=settings.rollout.leaves,
+        leaves=inputs.leaves,
         outcomes=set(TURN_OUTCOMES),
         scorers=[name for name in rewards["scorer"].unique() if _is_known(name)],
-        reward=parts.reward_range(settings.reward),
+        reward=parts.reward_range(inputs.reward),
     )
     return reward_gate.prepare(rewards, whole, of_parts, broken, silent), expectations
 
 
 def _of_advantages(
-    settings: Reinforce, algorithm: Algorithm, rewards: pd.DataFrame, advantages: pd.DataFrame
+    inputs: CollectInputs, rewards: pd.DataFrame, advantages: pd.DataFrame
 ) -> Checked:
     shaped = rewards.assign(reward=rewards["reward"] + rewards["length_penalty"])
-    in_reward = algorithm.kl_in("reward")  # equal rewards then differ by it
+    in_reward = inputs.algorithm.kl_in("reward")  # equal rewards then differ by it
     expectations = advantage_gate.expectations(
         rows=len(rewards),
-        leaves=settings.rollout.leaves,
-        centred=algorithm.estimator.kind in CENTRED and not in_reward,
+        leaves=inputs.leaves,
+        centred=inputs.algorithm.estimator.kind in CENTRED and not in_reward,
     )
     return advantage_gate.prepare(advantages, shaped), expectations
 
@@ -146,75 +156,76 @@ def _is_known(scorer: Any) -> bool:
     return scorer == scoring.WORLD or (isinstance(scorer, str) and not scorer_fault(scorer))
 
 
-def _curve(done: Sequence[Iteration]) -> pd.DataFrame:
+def _curve(inputs: CollectInputs, seed: int) -> pd.DataFrame:
     """Return a row an iteration: training metrics, and validation of the policy that sampled it.
 
     The policy that the last iteration made has a row of its own, without training metrics.
     """
-    curve = pd.DataFrame([_point(number, iteration) for number, iteration in enumerate(done)])
-    exams = [record for iteration in done for record in iteration.get("validation", ())]
-    if not exams:
+    curve = pd.DataFrame([_point(number, made) for number, made in enumerate(inputs.metrics)])
+    if not inputs.validation:
         return curve
-    rows = validation.points(validation.validated(exams), exams[0]["step"]["seed"])
-    asked = pd.DataFrame(rows).set_index("iteration").add_prefix("validation_")
-    return curve.merge(asked, how="outer", left_on="iteration", right_index=True)
+    asked = [validation.answered(*each) for each in inputs.validation.items()]
+    rows = pd.DataFrame(validation.points(asked, seed)).set_index("iteration")
+    of_policies = rows.add_prefix("validation_")
+    return curve.merge(of_policies, how="outer", left_on="iteration", right_index=True)
 
 
-def _point(number: int, iteration: Iteration) -> dict[str, float]:
+def _point(number: int, metrics: Metrics) -> dict[str, float]:
     """Return a row of the learning curve; metrics only, since seconds differ in equal runs."""
-    metrics = [together([record["metrics"] for record in iteration[verb]]) for verb in CURVE]
-    return {"iteration": number, **{k: v for entry in metrics for k, v in entry.items()}}
+    joined = [together(metrics[verb]) for verb in CURVE]
+    return {"iteration": number, **{k: v for entry in joined for k, v in entry.items()}}
 
 
-def _join(done: Sequence[Iteration], verb: str, file: str) -> pa.Table:
-    """Join the tables that ``verb`` wrote. Columns that some lack are null there."""
-    return pa.concat_tables(_tables(done, verb, file), promote_options="default")
+def _join(tables: Sequence[Iteration], name: str, file: str = "") -> pa.Table:
+    """Join the tables of a name, or a file in them. Columns that some lack are null there."""
+    return pa.concat_tables(_tables(tables, name, file), promote_options="default")
 
 
-def _with_estimates(rewards: pa.Table, done: Sequence[Iteration]) -> pa.Table:
-    """Add the reward model's estimate of each leaf, the column ``estimate``; null without one."""
+def _rewards(tables: Sequence[Iteration]) -> pa.Table:
+    """Return the rewards, with the reward model's estimate of each leaf; null without one."""
+    rewards = _join(tables, "rewards")
     rows: list[dict[str, Any]] = []
-    if all("estimate" in iteration for iteration in done):
-        rows = _join(done, "estimate", "estimates.parquet").to_pylist()
+    if all(iteration.get("estimates") for iteration in tables):
+        rows = _join(tables, "estimates").to_pylist()
     found = {(row["iteration"], row["question"], row["leaf"]): row["estimate"] for row in rows}
     leaves = zip(*(rewards[name].to_pylist() for name in reward_gate.LEAF), strict=True)
     return rewards.append_column("estimate", pa.array(map(found.get, leaves), pa.float64()))
 
 
-def _tables(done: Sequence[Iteration], verb: str, file: str) -> list[pa.Table]:
-    """Read the tables that ``verb`` wrote, where it did, with the iteration as first column."""
-    tables = []
-    for number, record in [(i, record) for i, entry in enumerate(done) for record in entry[verb]]:
-        written = Path(next(iter(record["artifacts"].values()))["path"]).parent / file
-        if written.is_file() or file != STEPS:
+def _tables(tables: Sequence[Iteration], name: str, file: str = "") -> list[pa.Table]:
+    """Read the tables of a name, or a file in them, with the iteration as first column.
+
+    Trees without steps are left out.
+    """
+    found = []
+    for number, made in [(i, made) for i, entry in enumerate(tables) for made in entry[name]]:
+        written = Path(made.path, file)
+        if written.is_file() or written.stem != STEPS:
             table = pq.read_table(written)
             numbers = pa.array([number] * len(table), pa.int32())
-            tables.append(table.add_column(0, "iteration", numbers))
-    return tables
+            found.append(table.add_column(0, "iteration", numbers))
+    return found
 
 
-def _recorded_calls(done: Sequence[Iteration]) -> dict[recording.Origin, Path]:
+def _recorded_calls(tables: Sequence[Iteration]) -> dict[recording.Origin, Path]:
     """Return the tables of recorded results, where tools are not repeatable."""
     found = {
-        recording.Origin("reinforce", number, attempt): Path(
-            artifacts.output(record, "trees").path, recording.CALLS
-        )
-        for number, iteration in enumerate(done)
-        for attempt, record in enumerate(iteration["rollout"])
+        recording.Origin("reinforce", number, attempt): Path(made.path, recording.CALLS)
+        for number, iteration in enumerate(tables)
+        for attempt, made in enumerate(iteration["trees"])
     }
     return {origin: file for origin, file in found.items() if file.exists()}
 
 
-def _verdicts(done: Sequence[Iteration]) -> list[Path]:
-    """Return where the tables of a judge's verdicts are; they exist where a judge was asked."""
-    rewards = [artifacts.output(one, "rewards") for each in done for one in each["reward"]]
-    return [Path(made.path).with_name(judging.VERDICTS) for made in rewards]
+def _verdicts(tables: Sequence[Iteration]) -> list[Path]:
+    """Return the tables of a judge's verdicts, where one was asked."""
+    return [Path(made.path) for each in tables for made in each.get("verdicts", ())]
 
 
-def _trajectories(done: Sequence[Iteration]) -> pd.DataFrame:
+def _trajectories(tables: Sequence[Iteration]) -> pd.DataFrame:
     """Return a row a leaf of all iterations."""
     return pd.DataFrame(
-        [row for number, entry in enumerate(done) for row in _leaves(number, entry)]
+        [row for number, entry in enumerate(tables) for row in _leaves(number, entry)]
     )
 
 
@@ -227,8 +238,8 @@ def _leaves(number: int, iteration: Iteration) -> list[dict[str, Any]]:
             "leaf": leaf,
             **_measures(trajectory),
         }
-        for record in iteration["rollout"]
-        for tree in load_trees(Path(artifacts.output(record, "trees").path))
+        for made in iteration["trees"]
+        for tree in load_trees(Path(made.path))
         for leaf, trajectory in enumerate(tree.trajectories())
     ]
 

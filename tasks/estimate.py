@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
-from prefect import task
 
 from params.schema.base import Machine
 from tasks.learning import outcome
-from tasks.ledger import prefect_cache, substeps
+from tasks.ledger import substeps
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
 from tasks.policy.outcome_model import SCORING
@@ -36,7 +35,6 @@ class EstimateInputs:
     machine: Machine
 
 
-@task(**prefect_cache.TASK_OPTIONS)
 @substeps.recorded
 def estimate(step: Step, inputs: EstimateInputs) -> Record:
     """Score each leaf; artifact ``estimates``, a row a leaf."""

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from prefect import task
 
 from params.schema.evaluate import Evaluate
-from tasks.ledger import prefect_cache, substeps
+from tasks.ledger import substeps
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
 from tasks.scorers import is_graded, project_scorers
@@ -61,7 +60,6 @@ class EvaluateInputs:
     champion: Artifact | None = None
 
 
-@task(**prefect_cache.TASK_OPTIONS)
 @substeps.recorded
 def evaluate(step: Step, inputs: EvaluateInputs) -> Record:
     """Aggregate the rewards of the agents on the same questions.

@@ -15,7 +15,6 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-from prefect import task
 
 from params.schema.agent import Dialogue
 from params.schema.base import Frozen, Machine
@@ -26,7 +25,7 @@ from tasks.environments.contract import OpenEnvironment, recording
 from tasks.gates import gate
 from tasks.gates import questions as question_gate
 from tasks.gates import traces as trace_gate
-from tasks.ledger import prefect_cache, substeps
+from tasks.ledger import substeps
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
 from tasks.policy import first
@@ -71,7 +70,6 @@ class PrepareInputs:
     scorers: Mapping[str, str] = field(default_factory=dict)  # digests of their sources, by name
 
 
-@task(**prefect_cache.TASK_OPTIONS)
 @substeps.recorded
 def prepare(step: Step, inputs: PrepareInputs, *, open_environment: OpenWorld) -> Record:
     """Make the questions, the corpus, the SFT traces and the first policy, and check them.

@@ -12,13 +12,12 @@ from statistics import fmean, pstdev
 from typing import Any
 
 import pyarrow as pa
-from prefect import task
 
 from params.schema.algorithms import Overlong
 from params.schema.base import Frozen
 from params.schema.judge import Judge
 from params.schema.reinforce import RewardPart
-from tasks.ledger import prefect_cache, substeps
+from tasks.ledger import substeps
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
 from tasks.rewards import judging, parts, scoring
@@ -82,7 +81,6 @@ class RewardInputs:
     labelled_only: bool = False  # nothing else is scored
 
 
-@task(**prefect_cache.TASK_OPTIONS)
 @substeps.recorded
 def reward(
     step: Step,

@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from prefect import task
 
 from params.schema.base import Machine
 from params.schema.reward_model import RewardModel
 from tasks.learning import outcome
 from tasks.learning.progress import Advance, no_advance
 from tasks.learning.replay import Example, ScoredTrees, draw, mebibytes
-from tasks.ledger import artifacts, prefect_cache, substeps
+from tasks.ledger import artifacts, substeps
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
 from tasks.policy import checkpoint, outcome_model
@@ -47,7 +46,6 @@ class LabelInputs:
     most_questions: int
 
 
-@task(**prefect_cache.TASK_OPTIONS)
 @substeps.recorded
 def labelled_questions(step: Step, inputs: LabelInputs) -> Record:
     """Choose the first questions with labels; artifact ``questions``.
@@ -97,7 +95,6 @@ class Labelled:
     examples: Mapping[Role, Sequence[Example]]
 
 
-@task(**prefect_cache.TASK_OPTIONS)
 @substeps.recorded
 def reward_model(step: Step, inputs: RewardModelInputs, *, advance: Advance = no_advance) -> Record:
     """Train a reward model, calibrate it and judge it on questions that it has not seen.

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prefect import task
-
 from params.schema.agent import Agent
 from params.schema.algorithms import Marks
 from params.schema.base import Machine
@@ -23,7 +21,7 @@ from tasks.dialects import open_dialect
 from tasks.engines import ENGINES
 from tasks.environments.contract import OpenEnvironment, recording
 from tasks.environments.timed import Stopwatch
-from tasks.ledger import prefect_cache, substeps
+from tasks.ledger import substeps
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
 from tasks.policy import resident
@@ -58,7 +56,6 @@ class RolloutInputs:
     turns: int | None = None  # most turns of a path in this part; None: it grows to its end
 
 
-@task(**prefect_cache.TASK_OPTIONS)
 @substeps.recorded
 def rollout(
     step: Step,
@@ -96,7 +93,6 @@ def rollout(
     }
 
 
-@task(**prefect_cache.TASK_OPTIONS)
 @substeps.recorded
 def rollout_part(
     step: Step,

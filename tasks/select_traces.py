@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from prefect import task
 
 from params.schema.agent import Agent
 from params.schema.prepare import PretrainedPolicy
 from tasks.dialects import open_dialect
 from tasks.gates import gate
 from tasks.gates import traces as trace_gate
-from tasks.ledger import prefect_cache, substeps
+from tasks.ledger import substeps
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
 from tasks.policy import model
@@ -49,7 +48,6 @@ class SelectInputs:
     scorers: Mapping[str, str] = field(default_factory=dict)  # digests of their sources, by name
 
 
-@task(**prefect_cache.TASK_OPTIONS)
 @substeps.recorded
 def select_traces(step: Step, inputs: SelectInputs, *, specs: Sequence[ToolSpec]) -> Record:
     """Score what was sampled, keep what is right and sound, and check the table.
@@ -170,7 +168,6 @@ def _check(table: pa.Table, inputs: SelectInputs, verdict: Path, docs: Path) -> 
 # ---------------------------------------------------------------- teachers
 
 
-@task(**prefect_cache.TASK_OPTIONS)
 @substeps.recorded
 def fetch_teacher(step: Step, teacher: Teacher) -> Record:
     """Fetch a teacher from the hub at its pinned revision; artifact ``policy``.

@@ -5,18 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from prefect import task
-
 from tasks.learning import batch
 from tasks.learning.batch import UpdateInputs
 from tasks.learning.processes import HERE, Learners
-from tasks.ledger import prefect_cache, substeps
+from tasks.ledger import substeps
 from tasks.ledger.artifacts import Record
 from tasks.ledger.substeps import Step
 from tasks.trees.tables import write_table
 
 
-@task(**prefect_cache.TASK_OPTIONS)
 @substeps.recorded
 def update(
     step: Step,

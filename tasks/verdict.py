@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from prefect import task
 
 from params.schema.verdict import Verdict
-from tasks.ledger import prefect_cache, substeps
+from tasks.ledger import substeps
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
 from tasks.policy import champion as champions
@@ -40,7 +39,6 @@ class VerdictInputs:
     settings: Verdict
 
 
-@task(**prefect_cache.TASK_OPTIONS)
 @substeps.recorded
 def verdict(step: Step, inputs: VerdictInputs) -> Record:
     """Judge the candidate; artifact ``verdict`` (JSON): promote, reason, panel and the figures."""

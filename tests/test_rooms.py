@@ -87,7 +87,7 @@ except ModuleNotFoundError:
 @pytest.mark.parametrize(
     ("rooms", "refused", "refusable"),
     [
-        (("learning", "rollouts", "engines", "policy", "trees"), MACHINERY, "tasks.update"),
+        ((".",), MACHINERY, "flows.prepare"),
         (
             ("tools", "scorers", "rewards", "environments", "questions"),
             [*MACHINERY, "torch", "transformers"],

@@ -1,4 +1,4 @@
-"""Call a verb as a flow does, without Prefect."""
+"""Call a verb with its inputs by name."""
 
 from dataclasses import fields
 
@@ -8,4 +8,4 @@ def call(verb, inputs, step, **arguments):
     names = {entry.name for entry in fields(inputs)}
     given = {name: value for name, value in arguments.items() if name in names}
     others = {name: value for name, value in arguments.items() if name not in names}
-    return verb.fn(step, inputs(**given), **others)
+    return verb(step, inputs(**given), **others)

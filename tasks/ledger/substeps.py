@@ -9,8 +9,8 @@ After a kill, a run finds what it had finished; whatever changed has a new key.
 With a mirror (flows/runs/ledger_mirror.py), finished sub-steps are sent there while the run goes
 on, and sub-steps that another worker has finished are fetched instead of computed.
 
-Prefect's cache uses the same keys (prefect_cache.py) and stores the same record, so its UI shows
-sub-steps found here as cached. Only the record in the folder counts.
+A ledger calls its sub-steps through ``Ledger.run_sub_step``, so that flows can show them
+(flows/workers/substep_tasks.py); nothing that is shown there decides what a sub-step returns.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from tasks.ledger import explain, keys, records
 from tasks.ledger.artifacts import ROOT, Artifact, Record, need, remove
@@ -31,6 +31,22 @@ from tasks.ledger.records import MARKS, RETIRED, retired
 from tasks.ledger.records import read as read
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
+
+
+class Outcome(NamedTuple):
+    """The record of a sub-step, and whether the ledger had it already."""
+
+    record: Record
+    found: bool
+
+
+SubStep = Callable[[], Outcome]  # look it up, and compute it where it is missing
+RunSubStep = Callable[[str, SubStep], Record]  # verb, sub-step -> its record
+
+
+def run_unseen(verb: str, sub_step: SubStep) -> Record:
+    """Return the record of a sub-step, and show it nowhere."""
+    return sub_step().record
 
 
 class Mirror(Protocol):
@@ -109,23 +125,31 @@ def recorded(verb: Verb) -> Verb:
 
     @functools.wraps(verb)
     def sub_step(step: Step, inputs: Any, **others: Any) -> Record:
-        identities = step.identities(verb, inputs)
-        place = step._place(verb, identities)
-        if found := step.ledger.find(place):
-            return found
-        for entry in fields(inputs):
-            for made in _artifacts_in(getattr(inputs, entry.name)):
-                need(made)
-        made_of = {"inputs": identities, "sources": keys.source_digests(module_of(verb))}
-        step.ledger.explain(step, verb.__name__, made_of)
-        partial = _empty(place.with_name(f".{place.name}.partial"))
-        began = time.time()
-        result = verb(replace(step, out=partial), inputs, **others)
-        about = {"verb": verb.__name__, "key": keys.key_of(identities), "step": step.facts()}
-        record = {**about, **made_of, "duration": time.time() - began, **result}
-        return step.ledger.finish(partial, place, record)
+        work = functools.partial(_found_or_made, verb, step, inputs, others)
+        return step.ledger.run_sub_step(verb.__name__, work)
 
     return sub_step  # type: ignore[return-value]
+
+
+def _found_or_made(
+    verb: Callable[..., Any], step: Step, inputs: Any, others: Mapping[str, Any]
+) -> Outcome:
+    """Return the record that the ledger has, or that of what ``verb`` makes now."""
+    identities = step.identities(verb, inputs)
+    place = step._place(verb, identities)
+    if found := step.ledger.find(place):
+        return Outcome(found, found=True)
+    for entry in fields(inputs):
+        for made in _artifacts_in(getattr(inputs, entry.name)):
+            need(made)
+    made_of = {"inputs": identities, "sources": keys.source_digests(module_of(verb))}
+    step.ledger.explain(step, verb.__name__, made_of)
+    partial = _empty(place.with_name(f".{place.name}.partial"))
+    began = time.time()
+    result = verb(replace(step, out=partial), inputs, **others)
+    about = {"verb": verb.__name__, "key": keys.key_of(identities), "step": step.facts()}
+    record = {**about, **made_of, "duration": time.time() - began, **result}
+    return Outcome(step.ledger.finish(partial, place, record), found=False)
 
 
 def module_of(verb: Callable[..., Any]) -> Path:
@@ -154,11 +178,13 @@ class Ledger:
     """The sub-steps that one run finds and finishes, and the mirror that shares them, if any.
 
     ``used`` has the folders found or finished so far; ``reused`` has the names of the found ones
-    by the folder of their stage.
+    by the folder of their stage. ``run_sub_step`` is how each sub-step is called; it must call it
+    once and return its record.
     """
 
     def __init__(self, mirror: Mirror | None = None) -> None:
         self.mirrors = [mirror] if mirror else []
+        self.run_sub_step: RunSubStep = run_unseen
         self.used: set[Path] = set()
         self.reused: dict[Path, set[str]] = {}
         self.explained: set[Path] = set()  # folders of stages whose first new sub-step was logged

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.ledger import artifacts
-from tasks.ledger.artifacts import Record
+from tasks.ledger.artifacts import Artifact, Record
 from tasks.trees.intervals import bootstrap_interval
 from tasks.trees.tables import read_rows
 
@@ -38,9 +38,15 @@ def validated(records: Sequence[Record]) -> list[Validated]:
 
 
 def _validated(record: Record) -> Validated:
-    rows = read_rows(Path(artifacts.output(record, "rewards").path))
+    rewards = artifacts.output(record, "rewards")
+    return answered(record["step"]["iteration"], rewards, record["finished"])
+
+
+def answered(iterations: int, rewards: Artifact, finished: float = 0.0) -> Validated:
+    """Return what a policy got that has learned from so many iterations, from its rewards."""
+    rows = read_rows(Path(rewards.path))
     values = {"success": _by_question(rows, _success), "score": _by_question(rows, _score)}
-    return Validated(record["step"]["iteration"], values, record["finished"])
+    return Validated(iterations, values, finished)
 
 
 def _success(row: Mapping[str, Any]) -> float:

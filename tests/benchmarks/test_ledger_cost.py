@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import ledger_cost as bench
-from flows import reinforce
 from flows.host import disk
 from flows.runs import ledger_mirror
 
@@ -38,8 +37,6 @@ def test_clock_counts_nested_calls_once(monkeypatch):
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_measure_gives_the_ledgers_share(monkeypatch, shared):
-    for verb in ("rollout", "reward", "advantage", "update"):
-        monkeypatch.setattr(reinforce, verb, getattr(reinforce, verb).fn)
     monkeypatch.setenv(ledger_mirror.VARIABLE, "")
     shape = {"hidden": 16, "layers": 1, "heads": 1, "key_value_heads": 1, "feed_forward": 16}
     found = bench.measure(shape, 2, shared)

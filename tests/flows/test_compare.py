@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows import compare, reinforce
+from flows import compare
 from flows.comparisons import measured, variants
 from flows.tracking import comparison_report
 from flows.tracking.reinforce_report import MEASURES, OF_LEARNED_REWARD
 from params.schema import base
 from params.schema import recipe as schema
-from tasks import exam, settings
+from tasks import settings
 from tasks.ledger.artifacts import Artifact
 from tasks.policy import resident
 from tasks.policy.outcome_model import Published
@@ -57,12 +57,6 @@ def project(policy, tokenizer, tmp_path, monkeypatch):
     Path("data/toy/corpus").mkdir()
     policy.save_pretrained("models/toy/cold_start")
     tokenizer.save_pretrained("models/toy/cold_start")
-    for flow, verbs in (
-        (reinforce, ("rollout", "reward", "advantage", "update")),
-        (exam, ("rollout", "reward")),
-    ):
-        for verb in verbs:
-            monkeypatch.setattr(flow, verb, getattr(flow, verb).fn)
     monkeypatch.setattr(compare, "BEFORE", ())  # stages that DVC would run
     return tmp_path
 

@@ -15,13 +15,21 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from flows import reinforce
-from flows.reinforce import MOST_BATCHES, Agents, Training, reader_of, sample, train
+from flows.reinforce import (
+    MOST_BATCHES,
+    Agents,
+    Training,
+    collect_inputs,
+    reader_of,
+    sample,
+    train,
+)
 from flows.tracking import reinforce_report
 from params.schema.algorithms import Kl, Overlong, load_algorithms
 from params.schema.base import PARAMS
 from params.schema.reinforce import Lora, RewardPart
 from params.schema.reward_model import Again
-from tasks.collect import collect
+from tasks.collect import collect, publish_collected
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
@@ -61,15 +69,7 @@ def recipe(questions=2, leaves=4):
 
 
 @pytest.fixture
-def sub_steps(monkeypatch):
-    """The verbs themselves, which need no server."""
-    for verb in ("rollout", "rollout_part", "estimate", "reward", "advantage", "update"):
-        monkeypatch.setattr(reinforce, verb, getattr(reinforce, verb).fn)
-    monkeypatch.setattr(reinforce, "reward_model", reinforce.reward_model.fn)
-
-
-@pytest.fixture
-def start(policy, tokenizer, tmp_path, monkeypatch, sub_steps):
+def start(policy, tokenizer, tmp_path, monkeypatch):
     """A folder with a policy; a function that makes what an iteration is handed."""
     monkeypatch.chdir(tmp_path)
     resident.POLICIES.clear()
@@ -250,7 +250,8 @@ def test_every_row_of_the_table_goes_through_its_iterations_and_its_gates(
     chosen, row = recipe(), ROWS[name]
     if row.overlong:
         row = BY_LENGTH
-    done = run_two(chosen, row, start(40))
+    training = Training(STEP, chosen, row, Artifact.at(Path("policy")), **start(40))
+    done = list(train(training, 2))
     for entry in done:
         assert [len(entry[verb]) for verb in ("advantage", "update")] == [1, 1]
         made = set(entry["update"][0]["artifacts"])
@@ -271,13 +272,8 @@ def test_every_row_of_the_table_goes_through_its_iterations_and_its_gates(
     learned = done[0]["update"][0]["artifacts"]["policy"]["digest"]
     assert done[1]["rollout"][0]["inputs"]["policy"] == learned
     if name in ("rloo", "ppo", "dapo", "gpg"):
-        collect.fn(
-            recipe="toy",
-            settings=chosen.reinforce,
-            algorithm=row,
-            dialogue=chosen.dialogue,
-            done=done,
-        )
+        inputs = collect_inputs(training, done)
+        publish_collected(inputs, collect(STEP, inputs), Path("data/toy"))
         curve = Path("data/toy/curve.csv").read_text().splitlines()
         assert len(curve) == 3
 

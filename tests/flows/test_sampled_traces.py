@@ -7,7 +7,6 @@ import pyarrow as pa
 import pytest
 import torch
 
-from flows import prepare
 from flows.prepare import sample_traces
 from tasks.dialects import open_dialect
 from tasks.ledger import artifacts
@@ -59,8 +58,6 @@ def learn(policy, tokenizer, steps=150):
 def made(policy, tokenizer, tmp_path, monkeypatch):
     """The record of a preparation whose first policy is right now and then."""
     monkeypatch.chdir(tmp_path)
-    for verb in ("rollout", "select_traces"):
-        monkeypatch.setattr(prepare, verb, getattr(prepare, verb).fn)
     use_machine(RECIPE.machine)
     resident.POLICIES.clear()
     policy.save_pretrained("untaught")

@@ -77,7 +77,7 @@ def train(initial, rows, settings=SETTINGS, machine=MACHINE, **watch):
     with ledger_mirror.opened() as ledger:
         step = replace(STEP, ledger=ledger)
         inputs = ColdStartInputs(Artifact.at(initial), traces, settings, machine)
-        return cold_start.fn(step, inputs, **watch)
+        return cold_start(step, inputs, **watch)
 
 
 def test_labels_are_the_agents_own_tokens_and_nothing_else():

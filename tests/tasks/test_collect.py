@@ -1,6 +1,7 @@
 """collect: the tables of all iterations as one each, and the gates that they pass on the way."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +12,12 @@ import pytest
 
 from params.schema.algorithms import Kl, load_algorithms
 from tasks import advantage, estimate, reward
-from tasks.collect import _measures, collect
+from tasks.collect import CollectInputs, _measures, collect, publish_collected
+from tasks.gates import gate
 from tasks.gates.gate import GateError
 from tasks.learning import token_values
+from tasks.ledger.artifacts import Artifact
+from tasks.ledger.substeps import Step
 from tasks.rewards.scoring import score_trees
 from tasks.settings import load as settings_of
 from tasks.trees.tables import load_trees, read_rows, save_trees, write_table
@@ -50,25 +54,27 @@ def tree(question):
 def iteration(
     folder, batches=(("q0", "q1"),), dropped=(), penalties=(0.0, 0.0), credit=None, grow=tree
 ):
-    """What the ledger remembers of one iteration, each table as its verb's.
+    """What one iteration has made: its tables by name, and its metrics by verb.
 
     ``batches``: the questions of each batch that it took; those ``dropped`` the group filter did
     not keep; ``penalties``: length penalties of a tree's leaves; ``credit``: their advantages;
     ``grow``: the tree of a question.
     """
-    made = {"rollout": [], "reward": [], "advantage": [], "update": []}
+    names = ("trees", "estimates", "rewards", "parts", "verdicts", "advantages", "tokens")
+    tables = {name: [] for name in names}
     advantages = []
     for number, questions in enumerate(batches):
         trees = [grow(question) for question in questions]
         save_trees(trees, folder / f"rollout{number}" / "trees")
-        made["rollout"].append({"trees": folder / f"rollout{number}" / "trees"})
+        tables["trees"].append(folder / f"rollout{number}" / "trees")
         rewards = score_trees(trees, SETTINGS.reward)
         for row in rewards:
             row["length_penalty"] = penalties[row["leaf"]]
         file = folder / f"reward{number}" / "rewards.parquet"
         write_table(pa.Table.from_pylist(rewards, schema=reward.TABLE), file)
         write_table(reward.part_table(rewards), file.with_name("parts.parquet"))
-        made["reward"].append({"rewards": file})
+        tables["rewards"].append(file)
+        tables["parts"].append(file.with_name("parts.parquet"))
         values = credit or relative([r["reward"] + r["length_penalty"] for r in rewards[:LEAVES]])
         advantages += [
             {
@@ -81,26 +87,20 @@ def iteration(
         ]
     file = folder / "advantage" / "advantages.parquet"
     write_table(pa.Table.from_pylist(advantages, schema=advantage.TABLE), file)
-    made["advantage"].append({"advantages": file})
+    tables["advantages"].append(file)
     file = folder / "update" / "tokens.parquet"
     rows = [
         {"question": question, "node": 1, "logprob_gap": [0.0], "ratio": [1.0], "clipped": [0.0]}
         for question in questions
     ]
     write_table(pa.Table.from_pylist(rows, schema=token_values.TABLE), file)
-    made["update"].append({"tokens": file})
-    return {
-        verb: [
-            {
-                "artifacts": {
-                    name: {"path": str(path), "digest": ""} for name, path in artifacts.items()
-                },
-                "metrics": {f"{verb}_metric": float(number)},
-            }
-            for number, artifacts in enumerate(records)
-        ]
-        for verb, records in made.items()
+    tables["tokens"].append(file)
+    counts = {"rollout": len(batches), "reward": len(batches), "advantage": 1, "update": 1}
+    metrics = {
+        verb: [{f"{verb}_metric": float(number)} for number in range(count)]
+        for verb, count in counts.items()
     }
+    return {"tables": tables, "metrics": metrics}
 
 
 def relative(rewards):
@@ -114,18 +114,30 @@ def done(tmp_path, monkeypatch):
     return [iteration(tmp_path / "ledger" / str(number)) for number in range(2)]
 
 
-def run(done, row="arpo"):
-    chosen = ROWS[row] if isinstance(row, str) else row
-    collect.fn(
-        recipe="toy", settings=SETTINGS, algorithm=chosen, dialogue=RECIPE.dialogue, done=done
+def run(done, row="arpo", asked=()):
+    """Collect and publish; ``asked``: rewards by the iterations that each policy learned from."""
+    inputs = CollectInputs(
+        leaves=LEAVES,
+        reward=SETTINGS.reward,
+        algorithm=ROWS[row] if isinstance(row, str) else row,
+        dialogue=RECIPE.dialogue,
+        tables=[
+            {name: list(map(Artifact.at, files)) for name, files in entry["tables"].items()}
+            for entry in done
+        ],
+        metrics=[entry["metrics"] for entry in done],
+        validation={number: Artifact.at(file) for number, file in dict(asked).items()},
     )
+    made = collect(Step("toy", "reinforce", 0, 7), inputs)
+    publish_collected(inputs, made, Path("data/toy"))
+    return made
 
 
-def plant(entry, verb, rows):
-    """Write the table of one iteration anew, with the fault that is planted in its rows."""
-    file = Path(next(iter(entry[verb][0]["artifacts"].values()))["path"])
-    schemas = {"reward": reward.TABLE, "advantage": advantage.TABLE}
-    write_table(pa.Table.from_pylist(rows(read_rows(file)), schema=schemas[verb]), file)
+def plant(entry, name, rows):
+    """Write a table of one iteration anew, with the fault that is planted in its rows."""
+    (file,) = entry["tables"][name]
+    schemas = {"rewards": reward.TABLE, "advantages": advantage.TABLE}
+    write_table(pa.Table.from_pylist(rows(read_rows(file)), schema=schemas[name]), file)
 
 
 def test_tables_of_all_iterations_are_joined_and_pass_their_gates(done):
@@ -151,7 +163,7 @@ def test_tables_of_all_iterations_are_joined_and_pass_their_gates(done):
 @pytest.mark.parametrize("estimate_of", [None, 0.25, 1.25])
 def test_rewards_have_the_estimates_of_a_reward_model(done, estimate_of):
     for entry in done if estimate_of else ():
-        rewards = Path(entry["reward"][0]["artifacts"]["rewards"]["path"])
+        (rewards,) = entry["tables"]["rewards"]
         rows = [
             {name: row[name] for name in ("question", "leaf")}
             | {"estimate": estimate_of - row["leaf"] / 8}
@@ -159,8 +171,7 @@ def test_rewards_have_the_estimates_of_a_reward_model(done, estimate_of):
         ]
         file = rewards.parents[1] / "estimate" / "estimates.parquet"
         write_table(pa.Table.from_pylist(rows[::-1], schema=estimate.TABLE), file)
-        made = {"estimates": {"path": str(file), "digest": ""}}
-        entry["estimate"] = [{"artifacts": made, "metrics": {}}]
+        entry["tables"]["estimates"] = [file]
     if estimate_of == 1.25:
         with pytest.raises(GateError, match=r"estimates are in \[0, 1\].*: not so in 8 of 8"):
             run(done)
@@ -171,33 +182,35 @@ def test_rewards_have_the_estimates_of_a_reward_model(done, estimate_of):
 
 
 @pytest.mark.parametrize(
-    ("verb", "fault", "message"),
+    ("name", "fault", "message"),
     [
         (
-            "reward",
+            "rewards",
             lambda rows: [{**rows[0], "reward": 7.0}, *rows[1:]],
             r"table rewards .*\n- the reward is in \[-1, 1.1\]: not so in 1 of 8 rows\n"
             r'    {"iteration": 1, "question": "q0", "leaf": 0, "reward": 7.0}',
         ),
-        ("reward", lambda rows: rows[1:], "- there are 8 rows, one a leaf: observed 7"),
+        ("rewards", lambda rows: rows[1:], "- there are 8 rows, one a leaf: observed 7"),
         (
-            "advantage",
+            "advantages",
             lambda rows: [*rows[:3], {**rows[3], "leaf": 5}],
             r'the leaf has a reward: not so in 1 of 8 rows\n    {"iteration": 1, "question": "q1", '
             '"leaf": 5, "rewarded": false}',
         ),
         (
-            "advantage",
+            "advantages",
             lambda rows: [{**rows[0], "advantage": 0.0}, *rows[1:]],
             "a group's advantages have mean 0: not so in 2 of 8 rows",
         ),
     ],
 )
-def test_planted_fault_stops_the_stage_before_an_out_is_written(done, verb, fault, message):
-    plant(done[1], verb, fault)
+def test_planted_fault_stops_the_stage_before_an_out_is_written(done, name, fault, message):
+    plant(done[1], name, fault)
     with pytest.raises(GateError, match=message):
         run(done)
-    assert [path.name for path in Path("data/toy").iterdir()] == ["gates"]
+    assert not Path("data/toy").exists()
+    verdict = Path(".beamline/data_docs/toy", name, "verdict.json")
+    assert not json.loads(verdict.read_text())["passed"], "its page is made of this"
 
 
 def test_trajectory_without_a_token_is_named(done):
@@ -213,6 +226,28 @@ def test_trajectory_without_a_token_is_named(done):
     assert row in str(caught.value)
     unusable = "highest_logprob=-inf, lowest_entropy=inf, highest_entropy=-inf"
     assert unusable in str(caught.value)
+
+
+def test_collected_tables_are_published_again_without_their_gates(done, monkeypatch):
+    first = run(done)
+    files = {file: file.read_bytes() for file in Path("data").rglob("*.*")}
+    monkeypatch.setattr(gate, "check", None)
+    shutil.rmtree("data")
+    assert run(done) == first
+    assert {file: file.read_bytes() for file in Path("data").rglob("*.*")} == files
+    plant(done[1], "rewards", lambda rows: [{**rows[0], "score": 0.5}, *rows[1:]])
+    with pytest.raises(TypeError):  # other rewards are judged anew
+        run(done)
+
+
+def test_curve_has_the_validation_of_policies(done, tmp_path):
+    rewards = done[0]["tables"]["rewards"][0]
+    run(done, asked={0: rewards, 2: rewards})
+    curve = pd.read_csv("data/toy/curve.csv")
+    assert curve["iteration"].tolist() == [0, 1, 2]
+    assert curve["validation_success"].isna().tolist() == [False, True, False]
+    assert curve["validation_success"][0] == 0.5
+    assert curve["update_metric"].isna().tolist() == [False, False, True]
 
 
 # ---------------------------------------------------------------- worlds

@@ -296,7 +296,7 @@ def evaluated(before, after, champion=None):
         settings=SETTINGS,
         panel=PANEL,
     )
-    return evaluate.fn(Step("smoke", "evaluate", 0, 7), inputs)
+    return evaluate(Step("smoke", "evaluate", 0, 7), inputs)
 
 
 def test_the_whole_evaluation_leaves_answers_metrics_and_table(folder, rows):

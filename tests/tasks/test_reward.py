@@ -322,7 +322,7 @@ def grown(question, *written):
 def run(trees, overlong=None, response_tokens=100):
     save_trees(trees, Path("trees"))
     inputs = RewardInputs(Artifact.at(Path("trees")), SETTINGS, overlong, response_tokens)
-    made = reward.fn(Step("toy", "reinforce", 0, 7), inputs)
+    made = reward(Step("toy", "reinforce", 0, 7), inputs)
     return made, read_rows(Path(artifacts.output(made, "rewards").path))
 
 
@@ -373,8 +373,8 @@ def test_questions_without_labels_need_not_be_scored(tmp_path, monkeypatch):
     save_trees(trees, Path("trees"))
     inputs = RewardInputs(Artifact.at(Path("trees")), SETTINGS, None, 99)
     with pytest.raises(ValueError, match="scored by a judge, and there is none"):
-        reward.fn(Step("toy", "reinforce", 0, 7), inputs)
-    made = reward.fn(
+        reward(Step("toy", "reinforce", 0, 7), inputs)
+    made = reward(
         Step("toy", "reinforce", 1, 7), replace(inputs, labels=labels, labelled_only=True)
     )
     rows = read_rows(Path(artifacts.output(made, "rewards").path))

@@ -76,7 +76,7 @@ def train(initial, *batches, before=None, settings=SETTINGS, step=STEP, labels=L
         steps=settings.steps,
         machine=MACHINE,
     )
-    return reward_model.fn(step, inputs, **watch)
+    return reward_model(step, inputs, **watch)
 
 
 def model_of(record):
@@ -90,13 +90,13 @@ def test_only_questions_with_labels_are_chosen_and_in_their_order(folder):
     questions = [Question(f"q{number}", "toy", "?", ("1",)) for number in range(50)]
     save_questions(questions, Path("train.parquet"))
     inputs = LabelInputs(Artifact.at(Path("train.parquet")), LABELS, 20)
-    made = labelled_questions.fn(STEP, inputs)
+    made = labelled_questions(STEP, inputs)
     chosen = load_questions(Path(artifacts.output(made, "questions").path))
     labelled = [question.id for question in questions if LABELS.role(question.id)]
     assert [question.id for question in chosen] == made["questions"] == labelled[:20]
     none = Labels(seed=1, share=1e-9, held_out=0.5)
     with pytest.raises(ValueError, match=r"none of the 50 .* raise reward_model\.labels"):
-        labelled_questions.fn(STEP, replace(inputs, labels=none))
+        labelled_questions(STEP, replace(inputs, labels=none))
 
 
 def test_trajectories_without_labels_are_not_read(folder):
@@ -219,7 +219,7 @@ def test_a_killed_training_goes_on_and_ends_as_an_unbroken_one(
 def test_estimates_are_calibrated_probabilities_of_each_leaf(initial, folder):
     batch = scored("trees")
     model = model_of(train(initial, batch))
-    made = estimate.fn(STEP, EstimateInputs(model, batch[0], 100, MACHINE))
+    made = estimate(STEP, EstimateInputs(model, batch[0], 100, MACHINE))
     rows = read_rows(Path(artifacts.output(made, "estimates").path))
     assert [(row["question"], row["leaf"]) for row in rows] == [
         (f"q{number}", leaf) for number in range(40) for leaf in range(6)
@@ -228,9 +228,7 @@ def test_estimates_are_calibrated_probabilities_of_each_leaf(initial, folder):
     assert ((values > 0) & (values < 1)).all()
     saved = json.loads(Path(model.path, outcome_model.CALIBRATION).read_text())
     assert outcome_model.SCORING.model.calibration.model_dump() == saved
-    again = estimate.fn(
-        replace(STEP, iteration=1), EstimateInputs(model, batch[0], 10_000, MACHINE)
-    )
+    again = estimate(replace(STEP, iteration=1), EstimateInputs(model, batch[0], 10_000, MACHINE))
     others = [row["estimate"] for row in read_rows(Path(artifacts.output(again, "estimates").path))]
     np.testing.assert_allclose(values, others, atol=1e-5)
 

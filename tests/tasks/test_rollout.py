@@ -297,7 +297,7 @@ def test_the_choices_of_a_row_are_part_of_the_key(arguments):
     names = {entry.name for entry in fields(RolloutInputs)}
     given = {name: value for name, value in arguments.items() if name in names}
     places = {
-        arguments["step"].place(rollout.fn, RolloutInputs(**{**given, **change}))
+        arguments["step"].place(rollout, RolloutInputs(**{**given, **change}))
         for change in (
             {},
             {"first": 1},

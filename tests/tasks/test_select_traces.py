@@ -105,7 +105,7 @@ def inputs(policy, tokenizer, tmp_path, monkeypatch):
 
 
 def select(inputs):
-    return select_traces.fn(STEP, inputs, specs=SPECS)
+    return select_traces(STEP, inputs, specs=SPECS)
 
 
 def rows_of(record, name):
@@ -132,7 +132,7 @@ def test_right_answers_are_traces_with_the_sampled_ids(inputs, tokenizer, capsys
 
 def test_equal_trees_give_equal_traces(inputs):
     first = select(inputs(WRONG, RIGHT))
-    again = select_traces.fn(Step("again", "prepare", 0, 5), inputs(WRONG, RIGHT), specs=SPECS)
+    again = select_traces(Step("again", "prepare", 0, 5), inputs(WRONG, RIGHT), specs=SPECS)
     for name in ("traces", "dropped"):
         assert artifacts.output(first, name).digest == artifacts.output(again, name).digest
 

@@ -300,7 +300,7 @@ def test_another_input_is_another_update(initial, change):
     for changes in [{}, change]:
         given = arguments(policy, **changes)
         inputs = UpdateInputs(**{name: given[name] for name in names})
-        places.add(given["step"].place(update.fn, inputs))
+        places.add(given["step"].place(update, inputs))
     assert len(places) == 2
 
 

@@ -193,7 +193,7 @@ def decided():
         gates=[Artifact.at(Path("gates", name)) for name in ("prepare", "reinforce")],
         settings=SETTINGS,
     )
-    made = verdict.fn(Step("toy", "verdict", 0, 7), inputs)
+    made = verdict(Step("toy", "verdict", 0, 7), inputs)
     return Path(artifacts.output(made, "verdict").path)
 
 

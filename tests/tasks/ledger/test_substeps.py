@@ -70,6 +70,19 @@ def test_finished_substep_is_not_computed_again(run):
     assert again.ledger.reused == {again.place().parent: {again.place().name}}
 
 
+def test_ledger_calls_each_substep_as_it_is_told(run):
+    seen = []
+
+    def watched(verb, sub_step):
+        record, found = sub_step()
+        seen.append((verb, found))
+        return record
+
+    run.ledger.run_sub_step = watched
+    assert run.train() == run.train()
+    assert seen == [("train", False), ("train", True)]
+
+
 def test_only_whole_results_are_in_the_ledger(run):
     run.train()
     assert [path.name for path in run.place().parent.iterdir()] == [run.place().name]

@@ -120,7 +120,7 @@ def sub_step(
         **others,
     )
     step = Step("toy", f"evaluate/{name}", 0, 0, Ledger())
-    return reward.fn(step, inputs, open_policy=open_policy)
+    return reward(step, inputs, open_policy=open_policy)
 
 
 def test_replay_repeats_the_verdicts_without_a_server(tmp_path, monkeypatch):
