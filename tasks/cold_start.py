@@ -24,6 +24,7 @@ from tasks.ledger import artifacts, substeps
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Ledger, Step
 from tasks.policy import checkpoint
+from tasks.policy.lean_transformers import transformers
 from tasks.policy.machine import PRECISION, use_machine
 from tasks.policy.model import load_policy, load_tokenizer
 from tasks.trees.tables import read_rows
@@ -89,21 +90,19 @@ def cold_start(
 
 def _alone(step: Step, inputs: ColdStartInputs, advance: Advance) -> list[Point]:
     """Train in this process and write the policy; return the curve."""
-    from transformers import PrinterCallback, Trainer
-
     settings, machine = inputs.settings, inputs.machine
     use_machine(machine)
     tokenizer = load_tokenizer(inputs.policy.path)
     checkpoints = step.ledger.scratch(step)
     model = load_policy(inputs.policy.path, machine)
-    trainer = Trainer(
+    trainer = transformers.Trainer(
         model=model,
         args=_arguments(settings, machine, checkpoints, step.seed),
         train_dataset=Traces(read_rows(Path(inputs.traces.path))),
         data_collator=_collator(tokenizer),
         callbacks=_callbacks(step.ledger, advance),
     )
-    trainer.remove_callback(PrinterCallback)  # `advance` reports progress
+    trainer.remove_callback(transformers.PrinterCallback)  # `advance` reports progress
     trainer.train(resume_from_checkpoint=_newest(checkpoints))
     model.save_pretrained(step.out / "policy")
     tokenizer.save_pretrained(step.out / "policy")
@@ -124,9 +123,7 @@ def _steps_of_a_point(settings: ColdStart) -> int:
 
 
 def _arguments(settings: ColdStart, machine: Machine, folder: Path, seed: int) -> Any:
-    from transformers import TrainingArguments
-
-    return TrainingArguments(
+    return transformers.TrainingArguments(
         output_dir=str(folder),
         max_steps=settings.steps,
         per_device_train_batch_size=settings.micro_batch,
@@ -152,15 +149,11 @@ def _arguments(settings: ColdStart, machine: Machine, folder: Path, seed: int) -
 
 
 def _collator(tokenizer: Any) -> Any:
-    from transformers import DataCollatorForSeq2Seq
-
-    return DataCollatorForSeq2Seq(tokenizer, label_pad_token_id=IGNORED)
+    return transformers.DataCollatorForSeq2Seq(tokenizer, label_pad_token_id=IGNORED)
 
 
 def _callbacks(ledger: Ledger, advance: Advance) -> list[Any]:
-    from transformers import TrainerCallback
-
-    class Watch(TrainerCallback):
+    class Watch(transformers.TrainerCallback):
         """Reports progress, and seals every checkpoint once it is whole."""
 
         def __init__(self) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from params.schema import architectures
 from params.schema import base as schema
@@ -23,6 +22,7 @@ from params.schema.reinforce import Lora
 from params.schema.reward_model import RewardModel
 from tasks.engines import ENGINES, SamplingLoad
 from tasks.learning.passes import LOGITS_AT_ONCE
+from tasks.policy.lean_transformers import transformers
 from tasks.policy.tiny import tiny_config
 
 GIB, MIB = 2**30, 2**20
@@ -125,7 +125,7 @@ def shape_of(config: Any, lora: Lora | None = None) -> Shape:
             f"is counted for {', '.join(COUNTED)} (flows/host/gpu_memory.py, COUNTED)"
         )
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = transformers.AutoModelForCausalLM.from_config(config)
     linear = {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
     sizes = [weight.numel() for weight in model.parameters()]
     heads, hidden = config.num_attention_heads, config.hidden_size
@@ -174,9 +174,9 @@ def config_of(recipe: Recipe, folder: Path = schema.PARAMS) -> Any:
     known = architectures.load_architectures(folder).get(policy.name)
     if known and policy.revision in (known.revision, None):
         settings = dict(known.config)
-        return AutoConfig.for_model(settings.pop("model_type"), **settings)
+        return transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
     try:
-        return AutoConfig.from_pretrained(
+        return transformers.AutoConfig.from_pretrained(
             policy.name,
             revision=policy.revision,
             local_files_only=True,

@@ -19,9 +19,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
-from transformers import AttentionInterface
 
 from tasks.learning.packing import BLOCK, Forest, Layout
+from tasks.policy.lean_transformers import transformers
 
 GATHERED, FLEX = "forest_gathered", "forest_flex"  # their names in transformers
 KINDS = 64  # types, head sizes, forests of one block, with gradients, autocast: 8 are soon there
@@ -200,5 +200,5 @@ def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
     return blocks.sum(-1, dtype=torch.int32)[None, None], order.int()[None, None]
 
 
-AttentionInterface.register(GATHERED, gathered_attention)
-AttentionInterface.register(FLEX, forest_flex_attention)
+transformers.AttentionInterface.register(GATHERED, gathered_attention)
+transformers.AttentionInterface.register(FLEX, forest_flex_attention)

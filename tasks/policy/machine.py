@@ -7,9 +7,9 @@ import os
 from typing import Any
 
 import torch
-import transformers
 
 from params.schema.base import Machine
+from tasks.policy.lean_transformers import transformers
 
 PRECISION = {"float32": torch.float32, "bfloat16": torch.bfloat16}  # of forward passes
 # Options of glibc's mallopt(3), in bytes: free memory kept at the top of the heap, extra memory

@@ -11,36 +11,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedConfig,
-    PreTrainedTokenizerFast,
-)
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-from transformers.models.auto.tokenization_auto import (
-    TOKENIZER_MAPPING_NAMES,
-    get_tokenizer_config,
-    tokenizer_class_from_name,
-)
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, cached_file
 
 from params.schema.base import Machine
 from params.schema.prepare import PretrainedPolicy
 from tasks.policy import adapter
+from tasks.policy.lean_transformers import transformers
+
+modeling_auto = transformers.models.auto.modeling_auto
+tokenization_auto = transformers.models.auto.tokenization_auto
 
 # transformers makes the weights under a setting of the whole process, so that two threads that load
 # at once (reinforce.ahead) fail.
 LOADING = threading.Lock()
 
 
-def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
+def load_tokenizer(folder: str | Path) -> transformers.PreTrainedTokenizerFast:
     """Load the tokenizer of a policy folder exactly as it was saved.
 
     AutoTokenizer would use the usual class of the architecture, which splits text in its own way.
     """
-    return PreTrainedTokenizerFast.from_pretrained(folder, trust_remote_code=False)
+    return transformers.PreTrainedTokenizerFast.from_pretrained(folder, trust_remote_code=False)
 
 
 def fetch_policy(settings: PretrainedPolicy) -> tuple[Any, Any]:
@@ -49,13 +39,13 @@ def fetch_policy(settings: PretrainedPolicy) -> tuple[Any, Any]:
     Raises as ``load_policy``.
     """
     tokenizer = fetch_tokenizer(settings)
-    return _model(AutoModelForCausalLM, settings.name, settings.revision), tokenizer
+    return _model(transformers.AutoModelForCausalLM, settings.name, settings.revision), tokenizer
 
 
 def fetch_tokenizer(settings: PretrainedPolicy) -> Any:
     """Load the tokenizer alone, from where ``fetch_policy`` loads it."""
     _refuse_code(settings.name, settings.revision)
-    return AutoTokenizer.from_pretrained(
+    return transformers.AutoTokenizer.from_pretrained(
         settings.name, revision=settings.revision, trust_remote_code=False
     )
 
@@ -68,13 +58,15 @@ def load_policy(folder: str | Path, machine: Machine, revision: str | None = Non
     policy's own can load it.
     """
     if base := adapter.base_of(Path(folder)):
-        return adapter.load(_load(AutoModelForCausalLM, base, machine, None), Path(folder))
-    return _load(AutoModelForCausalLM, folder, machine, revision)
+        return adapter.load(
+            _load(transformers.AutoModelForCausalLM, base, machine, None), Path(folder)
+        )
+    return _load(transformers.AutoModelForCausalLM, folder, machine, revision)
 
 
 def load_backbone(folder: Path, machine: Machine) -> Any:
     """Load a model without its head over the vocabulary. Raises as ``load_policy``."""
-    return _load(AutoModel, folder, machine, None)
+    return _load(transformers.AutoModel, folder, machine, None)
 
 
 def _load(kind: Any, folder: str | Path, machine: Machine, revision: str | None) -> Any:
@@ -107,7 +99,12 @@ def _names_safetensors(name: str | Path, revision: str | None) -> bool:
     if Path(name).is_dir():
         return any(Path(name).glob("*.safetensors*"))
     try:
-        cached_file(name, SAFE_WEIGHTS_INDEX_NAME, revision=revision, local_files_only=True)
+        transformers.utils.cached_file(
+            name,
+            transformers.utils.SAFE_WEIGHTS_INDEX_NAME,
+            revision=revision,
+            local_files_only=True,
+        )
     except OSError:
         return False
     return True
@@ -115,14 +112,18 @@ def _names_safetensors(name: str | Path, revision: str | None) -> bool:
 
 def _refuse_code(name: str | Path, revision: str | None) -> None:
     """Raise ValueError if a policy or its tokenizer has only a class of its own (auto_map)."""
-    config, _ = PreTrainedConfig.get_config_dict(name, revision=revision)
+    config, _ = transformers.PreTrainedConfig.get_config_dict(name, revision=revision)
     kind = str(config.get("model_type"))
     found = []
-    if config.get("auto_map") and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    if config.get("auto_map") and kind not in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         found.append(f"model_type '{kind}' of config.json")
-    settings = get_tokenizer_config(name, revision=revision)
-    tokenizer = settings.get("tokenizer_class") or TOKENIZER_MAPPING_NAMES.get(kind) or ""
-    if _maps_tokenizer(settings.get("auto_map")) and not tokenizer_class_from_name(tokenizer):
+    settings = tokenization_auto.get_tokenizer_config(name, revision=revision)
+    tokenizer = (
+        settings.get("tokenizer_class") or tokenization_auto.TOKENIZER_MAPPING_NAMES.get(kind) or ""
+    )
+    if _maps_tokenizer(
+        settings.get("auto_map")
+    ) and not tokenization_auto.tokenizer_class_from_name(tokenizer):
         found.append(f"tokenizer_class '{tokenizer}' of tokenizer_config.json")
     if found:
         raise ValueError(

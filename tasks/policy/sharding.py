@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import MethodType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor
+
+if TYPE_CHECKING:  # a second of imports, which a process that learns alone does not need
+    from torch.distributed.tensor import DTensor
 
 from tasks.policy import world
 
@@ -29,6 +29,9 @@ def shard(model: Any) -> None:
     """
     if world.size() == 1 or is_sharded(model):
         return
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
     mesh = init_device_mesh(next(model.parameters()).device.type, (world.size(),))
     for part in [*_layers(model), model]:
         fully_shard(part, mesh=mesh)
@@ -59,19 +62,32 @@ def run(model: Any, work: Callable[[], Result]) -> Result:
 
 def is_sharded(model: Any) -> bool:
     """Return whether the weights of a model are sharded."""
+    if world.size() == 1:
+        return False
+    from torch.distributed.fsdp import FSDPModule
+
     return isinstance(model, FSDPModule)
 
 
 def release(model: Any) -> None:
     """Free gathered weights, which stay until a backward pass and after passes without one."""
     for part in model.modules():
-        if isinstance(part, FSDPModule):
+        if is_sharded(part):
             part.reshard()
+
+
+def _is_part(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Return whether other processes have other parts of a tensor."""
+    if world.size() == 1:
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(tensor, DTensor)
 
 
 def whole(tensor: Tensor) -> Tensor:
     """Return a tensor with the parts of all processes. Every process must call this."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if _is_part(tensor) else tensor
 
 
 def whole_weights(model: Any) -> dict[str, Tensor] | None:
@@ -96,8 +112,10 @@ def like(weight: Tensor, values: Tensor) -> Tensor:
 
     ``values`` are whole and equal in all processes.
     """
-    if not isinstance(weight, DTensor) or values.shape != weight.shape:
+    if not _is_part(weight) or values.shape != weight.shape:
         return values
+    from torch.distributed.tensor import DTensor
+
     own = weight.to_local()
     first = world.rank() * -(-len(values) // world.size())  # parts as torch.chunk makes them
     local = values[first : first + len(own)].to(own.device)
@@ -113,4 +131,4 @@ def like(weight: Tensor, values: Tensor) -> Tensor:
 
 def local(tensor: Tensor) -> Tensor:
     """Return this process's part of a tensor; the tensor itself if it is not sharded."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if _is_part(tensor) else tensor

@@ -9,13 +9,9 @@ import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
-from transformers import (
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
 
 from params.schema.prepare import TinyPolicy
+from tasks.policy.lean_transformers import transformers
 from tasks.trees.dialogue import TAGS
 
 USER, ASSISTANT, END = "<|user|>", "<|assistant|>", "<|end|>"  # control tokens
@@ -40,7 +36,7 @@ CHAT_TEMPLATE = (
 
 def build_tokenizer(
     texts: Iterable[str], settings: TinyPolicy, tags: Sequence[str] = TAGS
-) -> PreTrainedTokenizerFast:
+) -> transformers.PreTrainedTokenizerFast:
     """Train a byte-level BPE tokenizer on ``texts``; it can encode any text.
 
     Each digit is one token, so that numbers can be copied. Each of ``tags``, which the dialect
@@ -70,7 +66,7 @@ def build_tokenizer(
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_tokens(list(tags))
-    return PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=END,
         pad_token=END,
@@ -80,17 +76,19 @@ def build_tokenizer(
     )
 
 
-def build_policy(settings: TinyPolicy, tokenizer: Any, seed: int) -> Qwen2ForCausalLM:
+def build_policy(settings: TinyPolicy, tokenizer: Any, seed: int) -> transformers.Qwen2ForCausalLM:
     """Build a Qwen2-architecture policy with random weights drawn from ``seed``."""
     config = tiny_config(settings, len(tokenizer), tokenizer.eos_token_id)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Qwen2ForCausalLM(config)
+        return transformers.Qwen2ForCausalLM(config)
 
 
-def tiny_config(settings: TinyPolicy, vocabulary: int, end: int | None = None) -> Qwen2Config:
+def tiny_config(
+    settings: TinyPolicy, vocabulary: int, end: int | None = None
+) -> transformers.Qwen2Config:
     """Return the configuration for ``vocabulary`` tokens, of which ``end`` ends a turn."""
-    return Qwen2Config(
+    return transformers.Qwen2Config(
         vocab_size=vocabulary,
         hidden_size=settings.hidden,
         intermediate_size=settings.feed_forward,

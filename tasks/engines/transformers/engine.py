@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface
 
 from tasks.engines.contract import Engine, check_room
 from tasks.engines.transformers.cache import Network, RaggedCache, RaggedSession, SpareMemory
 from tasks.engines.transformers.decoder import decoder, decodes, network
 from tasks.engines.transformers.worker import POOL, WorkerPool, WorkerSession, worker_session
+from tasks.policy.lean_transformers import transformers
 from tasks.policy.parallel import lanes
 from tasks.trees import marks
 
@@ -158,4 +158,4 @@ def grouped_attention(
     return mixed.reshape(rows, heads, fed, size).transpose(1, 2), None
 
 
-AttentionInterface.register(GROUPED, grouped_attention)
+transformers.AttentionInterface.register(GROUPED, grouped_attention)

@@ -1,0 +1,131 @@
+"""transformers, imported without what it offers beyond policies of text: half of its start.
+
+Whoever needs transformers takes it from here: ``from tasks.policy.lean_transformers import
+transformers``. For features that no run uses, a plain import loads scikit-learn, SciPy, pandas,
+accelerate with a client of AWS, torch's compiler and its sharding, which takes longer than torch
+itself. Here these seem absent meanwhile; afterwards everything can be imported, so that any
+architecture, ``Trainer`` and peft work as ever. A process that has imported transformers already
+(vLLM's, TRL's) keeps it as it is. tests/tasks/policy/test_lean_transformers.py fails where a new
+version of transformers needs other measures.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+FLAGGED = (  # transformers imports them if they are there
+    "accelerate",  # models spread over devices
+    "scipy",  # losses of object detection
+    "sklearn",  # generation with an assistant
+)
+ABSENT = (*FLAGGED, "trio")  # which httpcore2 can use in place of asyncio
+COMPILER = "torch._dynamo"
+MASKS = f"{COMPILER}._trace_wrapped_higher_order_op"
+SHARED = (  # what all architectures import
+    "transformers.generation.utils",
+    "transformers.modeling_layers",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto",
+    "transformers.tokenization_utils_tokenizers",
+)
+
+
+def _import() -> None:
+    with ExitStack() as stack:
+        stack.enter_context(_instead(dict.fromkeys(ABSENT)))  # None: a module that is absent
+        if COMPILER not in sys.modules:
+            stack.enter_context(_instead(_compiler()))
+        # Beamline shards its models itself (tasks/policy/sharding.py).
+        stack.enter_context(patch.object(torch.distributed, "is_available", lambda: False))
+        # transformers would read the metadata of every package to learn the names of distributions.
+        stack.enter_context(patch.object(importlib.metadata, "packages_distributions", dict))
+        utils = importlib.import_module("transformers.utils.import_utils")
+        with patch.object(utils, "define_import_structure", _models_of(utils)):
+            importlib.import_module("transformers.models")
+        for name in SHARED:
+            importlib.import_module(name)
+    _ask_again(utils)
+
+
+def _ask_again(utils: Any) -> None:
+    """Let modules that are imported from now on ask anew what is there: ``Trainer`` does.
+
+    Those that did without a package keep the old answer, as they would call what they left out.
+    """
+    for name in FLAGGED:
+        flag = f"is_{name}_available"
+        anew = functools.lru_cache(getattr(utils, flag).__wrapped__)
+        setattr(utils, flag, anew)
+        setattr(sys.modules["transformers.utils"], flag, anew)
+        utils.BACKENDS_MAPPING[name] = (anew, utils.BACKENDS_MAPPING[name][1])
+
+
+@contextmanager
+def _instead(stand_ins: Mapping[str, ModuleType | None]) -> Iterator[None]:
+    """Let imports and ``find_spec`` find other modules, but those that are loaded already."""
+    modules: dict[str, Any] = sys.modules
+    added = {name: module for name, module in stand_ins.items() if name not in modules}
+    modules.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del modules[name]
+
+
+def _compiler() -> dict[str, ModuleType]:
+    """Return stand-ins for what transformers takes of torch's compiler while it is imported.
+
+    What is compiled later imports the compiler then; only functions that it should take as
+    constants, or as one operation each, are no longer known to it.
+    """
+    compiler: Any = ModuleType(COMPILER)
+    compiler.__path__ = []
+    compiler.disable = lambda fn=None, recursive=True, **_: torch._disable_dynamo(fn, recursive)
+    compiler.allow_in_graph = compiler.assume_constant_result = lambda function: function
+    masks: Any = ModuleType(MASKS)
+    masks.TransformGetItemToIndex = _mask_mode
+    return {COMPILER: compiler, MASKS: masks}
+
+
+def _mask_mode() -> Any:
+    """Return the mode in which transformers makes unusual masks."""
+    return importlib.import_module(MASKS).TransformGetItemToIndex()
+
+
+def _models_of(utils: Any) -> Any:
+    """Return a function that lists the modules of ``transformers.models`` from an older answer.
+
+    To list them, transformers reads them all, at its import and once more for this package.
+    """
+    folder = Path(utils.__file__).parents[1] / "models"
+    found = utils.define_import_structure(folder, prefix="models")
+    start = "models."
+
+    def listed(_: str) -> dict[Any, dict[str, set[str]]]:
+        return {
+            backends: {
+                name.removeprefix(start): values
+                for name, values in modules.items()
+                if name.startswith(start)
+            }
+            for backends, modules in found.items()
+        }
+
+    return listed
+
+
+if "transformers" not in sys.modules:
+    _import()
+import transformers as transformers  # noqa: E402
