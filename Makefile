@@ -1,6 +1,7 @@
 # make run       train and evaluate the recipe RECIPE (tiny), with ENGINE=vllm its variant that samples
 #                through vLLM; a second call runs what has changed
-# make test      the tests that need no GPU, no vLLM, no benchmark files and no kills
+# make test      the tests that need no GPU, no vLLM, no benchmark files and no kills; what they took
+#                stands beside what is in tests/seconds.json, which RECORD=1 rewrites
 # make test-data the tests of whole benchmark files, in the folder DATA (../shared/data)
 # make test-vllm the tests of the vLLM engine against the real one, on a CPU where there is no GPU
 # make test-gpu  the tests that need a GPU
@@ -83,7 +84,8 @@ run: $(RUN_READY)
 	@$(PYTHON) -m flows.retrain $(RECIPE) --here
 
 test: .venv/installed
-	@$(PYTEST) $(BY_FILE)
+	@$(PYTEST) $(BY_FILE) -p tests.seconds --seconds tests/seconds.json --durations 10 \
+		$(if $(RECORD),--record-seconds)
 
 test-data: .venv/installed
 	@BEAMLINE_DATA="$$(realpath "$(DATA)")" $(PYTEST) -m whole_files

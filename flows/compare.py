@@ -109,7 +109,8 @@ def compare(
             found.append(result)
             if computed:
                 write(found)
-        write(found)
+        if not computed:  # the last one; else all of them have just been written
+            write(found)
         if not suite:
             write_page(common, found, baseline)
 

@@ -7,6 +7,7 @@ with ``algorithm.`` are choices of the row of ``algorithms.yaml`` that the recip
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,7 @@ def _added(text: str, node: yaml.MappingNode, key: str, value: str) -> str:
 
 def _find(text: str, path: Sequence[str], where: str, hint: str = "") -> yaml.Node:
     """Return the YAML node of the value at a path of keys. Raises ValueError for none."""
-    node = yaml.compose(text, strict_yaml.Loader)
+    node = _composed(text)
     for place, part in enumerate(path):
         found = _entries(node)
         if part not in found:
@@ -121,6 +122,11 @@ def _find(text: str, path: Sequence[str], where: str, hint: str = "") -> yaml.No
         node = found[part]
     assert node
     return node
+
+
+@functools.cache  # the overrides of many variants change the same few files
+def _composed(text: str) -> yaml.Node | None:
+    return yaml.compose(text, strict_yaml.Loader)
 
 
 def _entries(node: yaml.Node | None) -> dict[str, yaml.Node]:

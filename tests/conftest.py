@@ -1,4 +1,4 @@
-"""What many tests share: a very small policy with its tokenizer, benchmark files, Hypothesis."""
+"""What many tests share: a very small policy with its tokenizer, benchmark files."""
 
 import os
 import subprocess
@@ -6,14 +6,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 
-# Examples come from the test's name, not from the clock: a run can be repeated. No deadline, since
-# several people's work shares the machine.
-settings.register_profile(
-    "repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("repeatable")
+from tests import examples
+
+examples.load_profile()
 
 TEXTS = [
     "What is 12 times 34?",

@@ -9,14 +9,15 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from tasks.ledger.keys import PROJECT, without_docstrings
 
 
+@functools.cache  # source does not change while a process runs
 def function_digests(
-    file: Path, name: str, folder: str, without: Sequence[str] = ()
+    file: Path, name: str, folder: str, without: tuple[str, ...] = ()
 ) -> dict[str, str]:
     """Digest a function, class or constant of ``file`` and all that it uses, directly or not.
 
@@ -49,6 +50,7 @@ def _is_below(file: Path, place: str) -> bool:
     return file.is_relative_to(_root(file) / place)
 
 
+@functools.cache
 def _root(file: Path) -> Path:
     """Return the folder of the project that a file belongs to; a copy has one of its own."""
     return next((above for above in file.parents if (above / "pyproject.toml").is_file()), PROJECT)
@@ -59,6 +61,7 @@ def _parsed(file: Path) -> ast.Module:
     return ast.parse(file.read_text())
 
 
+@functools.cache
 def _definitions(file: Path) -> dict[str, ast.stmt]:
     """Return what a module defines by name: functions, classes and assigned names."""
     found: dict[str, ast.stmt] = {}
@@ -73,6 +76,7 @@ def _definitions(file: Path) -> dict[str, ast.stmt]:
     return found
 
 
+@functools.cache
 def _imported(file: Path) -> dict[str, tuple[Path, str | None]]:
     """Return the names that a module imports from the project: their file, and name there.
 

@@ -4,7 +4,7 @@ import json
 import string
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.gold_answers import check, files_below, lost_answers, main, settings_of
@@ -14,6 +14,7 @@ from tasks.scorers import project_scorers
 from tasks.settings import load
 from tasks.trees.tree import Question
 from tests.checkout import ROOT
+from tests.examples import examples
 
 SETS = load_benchmarks()
 SCORERS = project_scorers()
@@ -86,7 +87,7 @@ LATEX = st.lists(st.sampled_from(MARKS.split()), min_size=1, max_size=12).map(""
 
 @pytest.mark.parametrize("scorer", SCORERS)
 @given(PRINTABLE | ASCII | LATEX)
-@settings(max_examples=300)
+@examples(300)
 def test_any_gold_answer_comes_back_or_has_a_cause(scorer, gold):
     assert [each for each in lost(question(gold, scorer=scorer)) if not each.cause] == []
 

@@ -4,6 +4,7 @@ The sub-steps are the real ones on a very small policy, without Prefect and DVC;
 is run in tests/flows/test_smoke.py.
 """
 
+import contextlib
 import json
 import shutil
 from dataclasses import replace
@@ -28,6 +29,7 @@ from tasks.trees.tree import Question
 
 ROWS = ("reinforce", "ppo")
 BUDGET = "sampled_tokens=100"
+SEEDS = (0, 7)
 KINDS = ("toy", "play")  # of questions, in turn
 ROLLOUTS, FIRST = "*-rollout-*/record.json", "0000-rollout-*/record.json"
 PANEL = Path("data/toy/panels/test.json")
@@ -38,11 +40,8 @@ SIZES = {
 }
 
 
-@pytest.fixture
-def project(policy, tokenizer, tmp_path, monkeypatch):
-    """A folder with a recipe, its questions and a cold start, as the stages before leave them."""
-    monkeypatch.chdir(tmp_path)
-    resident.POLICIES.clear()
+def make_world(policy, tokenizer):
+    """Make a recipe, its questions and a cold start here, as the stages before leave them."""
     shutil.copytree(base.PARAMS, "params", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
     recipe = yaml.safe_load(Path("params/smoke.yaml").read_text())
     for section, changes in SIZES.items():
@@ -57,14 +56,43 @@ def project(policy, tokenizer, tmp_path, monkeypatch):
     Path("data/toy/corpus").mkdir()
     policy.save_pretrained("models/toy/cold_start")
     tokenizer.save_pretrained("models/toy/cold_start")
-    monkeypatch.setattr(compare, "BEFORE", ())  # stages that DVC would run
+
+
+@pytest.fixture(scope="module")
+def finished(policy, tokenizer, tmp_path_factory):
+    """A folder with a finished comparison of ROWS and SEEDS; tests copy it."""
+    folder = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compare, "BEFORE", ())  # stages that DVC would run
+        with contextlib.chdir(folder):
+            make_world(policy, tokenizer)
+            run(seeds=SEEDS)
+        yield folder
+
+
+@pytest.fixture
+def project(finished, tmp_path, monkeypatch):
+    """A copy of the finished comparison, as the working folder."""
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
+def forget(name):
+    """Remove a variant's results, and what the ledger holds of it."""
+    for folder in ("reports/toy/comparison", ".beamline/ledger/toy/compare"):
+        shutil.rmtree(Path(folder, comparison_report.slug(name)))
+
+
 def run(rows=ROWS, changes=(), seeds=(0,), budget=BUDGET):
-    """Compare; return the results by variant and seed."""
+    """Compare; return all results so far, by variant and seed."""
     resident.POLICIES.clear()
     compare.compare.fn("toy", rows, changes, seeds, budget)
+    return results()
+
+
+def results():
+    """The results of all comparisons in the working folder, by variant and seed."""
     files = Path("reports/toy/comparison").glob("*/seed-*.json")
     found = [json.loads(file.read_text()) for file in files]
     return {(result["variant"], result["seed"]): result for result in found}
@@ -207,8 +235,8 @@ def test_a_result_of_another_reward_model_is_not_used_again(part):
 
 
 def test_each_variant_and_seed_spends_the_budget_and_leaves_a_file(project):
-    found = run(seeds=(0, 7))
-    assert set(found) == {(name, seed) for name in ("cold start", *ROWS) for seed in (0, 7)}
+    found = results()
+    assert set(found) == {(name, seed) for name in ("cold start", *ROWS) for seed in SEEDS}
     for (name, seed), result in found.items():
         assert len(result["right"]) == SIZES["evaluate"]["questions"]
         assert result["kinds"] == found["cold start", 0]["kinds"], "all seeds have the same exam"
@@ -252,14 +280,13 @@ def test_each_variant_and_seed_spends_the_budget_and_leaves_a_file(project):
 
 
 def test_a_finished_result_is_not_computed_again_with_its_file_alone(project):
-    found = run()
-    before = records()
-    assert run() == found
+    found, before = results(), records()
+    assert run(seeds=SEEDS) == found
     assert records() == before
     shutil.rmtree(".beamline")
-    assert run() == found, "the files are enough"
+    assert run(seeds=SEEDS) == found, "the files are enough"
     assert not Path(".beamline/ledger/toy/compare").exists()
-    more = run(budget="sampled_tokens=200")
+    more = run(["ppo"], budget="sampled_tokens=200")
     assert more["ppo", 0]["spent"]["sampled_tokens"] >= 200
     assert more["ppo", 0]["key"] != found["ppo", 0]["key"]
     assert more["cold start", 0] == found["cold start", 0]
@@ -267,7 +294,7 @@ def test_a_finished_result_is_not_computed_again_with_its_file_alone(project):
 
 @pytest.mark.parametrize("older", ["no mapping", "fields missing"])
 def test_a_result_of_an_older_form_is_computed_anew(project, older):
-    found = run(["reinforce"])
+    found = results()
     file = comparison_report.place("toy", "reinforce", 0)
     result = found["reinforce", 0]
     kept = {name: result[name] for name in ("variant", "seed", "key", "right", "success")}
@@ -276,9 +303,8 @@ def test_a_result_of_an_older_form_is_computed_anew(project, older):
 
 
 def test_killed_comparison_resumes_from_the_ledger(project, monkeypatch):
-    whole = run()
-    shutil.rmtree(".beamline")
-    shutil.rmtree("reports")
+    whole = results()
+    forget("ppo")
     asked = measured.answer
 
     def killed(exam, step, policy):
@@ -290,6 +316,7 @@ def test_killed_comparison_resumes_from_the_ledger(project, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         run()
     before = records()
+    assert any("/ppo/" in place for place in before), "it was trained"
     monkeypatch.setattr(measured, "answer", asked)
     again = run()
     assert before.items() < records().items(), "nothing that was finished runs again"
@@ -298,6 +325,7 @@ def test_killed_comparison_resumes_from_the_ledger(project, monkeypatch):
 
 
 def test_budget_may_grow_and_shrink(project):
+    forget("reinforce")
     few = run(["reinforce"], budget="environment_steps=8")["reinforce", 0]
     before = records()
     many = run(["reinforce"], budget="environment_steps=24")["reinforce", 0]
@@ -310,10 +338,13 @@ def test_budget_may_grow_and_shrink(project):
 
 
 def test_overrides_are_variants_of_their_own(project):
-    found = run(["grpo"], ["reinforce.update.mini_batches=4", "reinforce.update.epochs=3"])
+    changes = ["reinforce.update.mini_batches=4", "reinforce.update.epochs=3"]
+    found = run(["grpo"], changes, budget="sampled_tokens=1")
     steps = {name: result.get("steps_a_batch") for (name, _), result in found.items()}
     assert steps == {
         "cold start": None,
+        "reinforce": 1,
+        "ppo": 2,
         "grpo": 2,
         "grpo, reinforce.update.mini_batches=4": 4,
         "grpo, reinforce.update.epochs=3": 3,

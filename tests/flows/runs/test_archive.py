@@ -6,10 +6,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flows.runs import archive
+from tests.examples import examples
 
 PART = st.text("ab\u00e9\u4e2d. ", min_size=1, max_size=60).filter(lambda part: set(part) != {"."})
 NAMES = st.lists(PART, min_size=1, max_size=4).map("/".join)
@@ -37,7 +38,7 @@ def unpacked(content):
 
 
 @given(FILES)
-@settings(max_examples=60, deadline=None)
+@examples(60, deadline=None)
 def test_what_was_packed_is_unpacked_by_us_and_by_tar(contents):
     content = packed(contents)
     assert unpacked(content) == contents
@@ -46,7 +47,7 @@ def test_what_was_packed_is_unpacked_by_us_and_by_tar(contents):
 
 
 @given(st.integers(0, 2**20), st.integers(1, 255))
-@settings(max_examples=200, deadline=None)
+@examples(200, deadline=None)
 def test_damage_is_found_or_changes_what_is_unpacked(position, change):
     """Contents and long names have no checksum here; the digest of an artifact is of both."""
     contents = {"a": b"x" * 700, "b/" + "c" * 150: b"", "d": b"y"}

@@ -47,24 +47,23 @@ class Workplace:
         (found,) = (self.store / "toy/reinforce").glob(f"{iteration:04d}-verb-*")
         return found
 
+    def files(self, without=()):
+        """Yield the path of each file, but not of those in the folders ``without``."""
+        for folder, folders, names in os.walk(self.folder):
+            folders[:] = [name for name in folders if Path(folder, name) not in without]
+            yield from (path for name in names if (path := Path(folder, name)).is_file())
+
     def outside(self):
         """Return what is outside of the ledgers and the store: path -> content."""
-        inside = (self.store, *self.folder.glob("worker */.beamline/ledger"))
-        return {
-            file: file.read_bytes()
-            for file in self.folder.rglob("*")
-            if file.is_file() and not any(file.is_relative_to(each) for each in inside)
-        }
+        inside = {self.store, *self.folder.glob("worker */.beamline/ledger")}
+        return {file: file.read_bytes() for file in self.files(inside)}
 
     def leaked(self):
         """Return the files of ledgers and store with the private content; links do not count."""
         return [
             file
-            for file in self.folder.rglob("*")
-            if file.is_file()
-            and not file.is_symlink()
-            and not file.resolve().is_relative_to(self.private)
-            and SECRET.encode() in file.read_bytes()
+            for file in self.files({self.private})
+            if SECRET.encode() in file.read_bytes() and not file.is_symlink()
         ]
 
 

@@ -6,7 +6,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flows.tracking.alarm_report import StoppedError, Watch
@@ -15,6 +15,7 @@ from flows.tracking.progress import Progress
 from params.schema.reinforce import AlarmName
 from tasks.settings import load
 from tasks.trees.validation import Validated
+from tests.examples import examples
 
 REPORTS = Path(__file__).parents[3] / "reports"
 QUESTIONS = 32  # an iteration
@@ -104,7 +105,7 @@ def test_a_reward_that_rises_while_validation_falls():
 
 
 @given(st.integers(0, 2**32 - 1))
-@settings(max_examples=25, deadline=None)
+@examples(25, deadline=None)
 def test_chance_alone_raises_no_alarm_of_loss(seed):
     drawn = np.random.default_rng(seed)
     curve = {"success": (drawn.random((60, QUESTIONS)) < 0.7).mean(axis=1).tolist()}

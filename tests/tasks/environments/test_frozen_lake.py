@@ -290,8 +290,9 @@ def test_the_solver_reckons_with_slips(splits):
         ahead = {name: step(lake.level, lake.cell, name) for name in DIRECTIONS}
         return Call("move", min(ahead, key=lambda name: left.get(ahead[name], 99)))
 
-    careful = successes(splits["test"], FrozenLake.solve, slippery=0.3)
-    assert careful > successes(splits["test"], blind, slippery=0.3) + 0.1
+    some = splits["test"][:60]
+    careful = successes(some, FrozenLake.solve, slippery=0.3)
+    assert careful > successes(some, blind, slippery=0.3) + 0.1
 
 
 def test_the_solver_keeps_away_from_holes_where_it_slips():

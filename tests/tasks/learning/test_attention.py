@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
@@ -14,6 +14,7 @@ from tasks.learning.attention import FLEX, GATHERED, attending, block_mask, form
 from tasks.learning.packing import BLOCK, forest, lay_out
 from tasks.learning.passes import states
 from tasks.policy.machine import in_precision
+from tests.examples import examples
 from tests.trees import VOCABULARY, credited, random_tree, small_policy
 
 
@@ -52,7 +53,7 @@ def logits_of_forest(model, made, form):
     return found
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(
     st.lists(st.integers(0, 500), min_size=1, max_size=3),
     st.sampled_from([1, 2]),
@@ -178,7 +179,7 @@ def test_other_architectures_attend_over_forests_too(architecture):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(
     st.lists(st.integers(0, 500), min_size=1, max_size=4),
     st.integers(5, 120),

@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks import advantage
@@ -17,6 +17,7 @@ from tasks.learning.packing import BLOCK, Credited, forest, lay_out, uncredited
 from tasks.learning.passes import node_logprobs, token_logprobs
 from tasks.policy import checkpoint, resident
 from tasks.trees.tree import PROMPT, TURN, Node, Question, Tree
+from tests.examples import examples
 from tests.learners import (
     GRPO,
     LOSSES,
@@ -88,7 +89,7 @@ def in_rows(trees):
 KINDS = ["different prompts", "equal prompts", "equal beginnings"]  # of trees
 
 
-@settings(max_examples=6)
+@examples(6)
 @given(st.integers(0, 10_000), st.integers(1, 8))
 @pytest.mark.parametrize("name", ROWS)
 def test_trees_and_rows_give_the_same_gradient(name, seed, leaves):
@@ -723,7 +724,7 @@ def with_estimator(tree, rewards, name):
     return Credited(tree, credits)
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(st.integers(0, 10_000))
 def test_soft_and_hard_credit_agree_under_token_mean_only(seed):
     model, tree = small_policy(), random_tree(seed, leaves=6)

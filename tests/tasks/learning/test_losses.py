@@ -5,12 +5,13 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from params.schema import algorithms
 from tasks.learning import losses
 from tasks.learning.losses import Clip, Kl, Loss, Views, policy_loss, value_loss
+from tests.examples import examples
 
 BUDGET = 9.0
 AVERAGINGS = {name: make(BUDGET) for name, make in losses.AVERAGINGS.items()}
@@ -18,7 +19,7 @@ CLIPS = {"asymmetric": Clip(0.2, 0.28), "dual": Clip(0.1, 0.3, 1.5)}
 RATIOS, KLS = losses.RATIOS, losses.KL_ESTIMATORS
 LOGPROBS = ("logprobs", "old_logprobs", "sampler_logprobs", "reference_logprobs")
 
-some_examples = settings(max_examples=30)
+some_examples = examples(30)
 each_ratio = pytest.mark.parametrize("ratio", RATIOS.values(), ids=list(RATIOS))
 each_averaging = pytest.mark.parametrize("averaging", AVERAGINGS.values(), ids=list(AVERAGINGS))
 
@@ -204,13 +205,13 @@ def test_each_combination_equals_the_slow_loop(ratio, averaging):
 
 
 @given(batches(), choices())
-@settings(max_examples=150)
+@examples(150)
 def test_value_and_gradient_equal_the_slow_loop(some, loss):
     assert_equals_the_slow_loop(some, loss)
 
 
 @given(batches(), choices(ratio=RATIOS["segment"]))
-@settings(max_examples=25)
+@examples(25)
 def test_the_gradient_is_the_slope_of_the_loss(some, loss):
     gradient, step = loss_of(some, loss)[1], 1e-6
     for place in np.ndindex(*some.mask.shape):
@@ -638,7 +639,7 @@ def test_without_a_clip_nothing_is_clipped():
 
 
 @given(batches(), choices())
-@settings(max_examples=20)
+@examples(20)
 def test_metrics_carry_no_gradient(some, loss):
     _, metrics = policy_loss(some, loss, 1.0)
     assert not any(entry.requires_grad for entry in metrics.values())

@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.learning import packing
@@ -19,6 +19,7 @@ from tasks.learning.packing import (
     uncredited,
 )
 from tasks.trees.tree import TURN
+from tests.examples import examples
 from tests.trees import VOCABULARY, credited, lengths, random_tree
 
 FREE_ATTENTION = Cost(1.0, 0.0, PAIRS[GATHERED])
@@ -112,7 +113,7 @@ def test_subtree_is_what_may_attend_to_a_slot(source):
     assert (by_subtree == by_context).all()
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.lists(trees, min_size=1, max_size=4))
 def test_attention_sees_only_the_own_context(sources):
     layouts = [lay_out(source, range(len(source.tree.leaves))) for source in sources]
@@ -133,7 +134,7 @@ def test_attention_sees_only_the_own_context(sources):
     assert all(bucket.visible.any(-1).all() for bucket in made.buckets), "no row without a key"
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.lists(trees, min_size=1, max_size=4))
 def test_views_gather_each_leafs_sampled_tokens(sources):
     made = forest([lay_out(s, range(len(s.tree.leaves))) for s in sources], "cpu")
@@ -160,7 +161,7 @@ def test_token_is_predicted_from_the_one_before(source):
     assert (made.subtree_ends.numpy()[before] > sampled).all()
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.lists(trees, min_size=1, max_size=3))
 def test_token_values_go_in_and_out_by_node(sources):
     sources = [replace(s, old_logprobs=[n.logprobs * 2 for n in s.tree.nodes]) for s in sources]
@@ -176,7 +177,7 @@ def test_token_values_go_in_and_out_by_node(sources):
         assert values.tolist() == (source.tree.nodes[node].logprobs * 2).tolist()
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.lists(trees, min_size=1, max_size=5), st.integers(1, 200), st.data())
 def test_each_leaf_is_in_one_forest_of_limited_size(sources, limit, data):
     batch = [
@@ -192,7 +193,7 @@ def test_each_leaf_is_in_one_forest_of_limited_size(sources, limit, data):
     assert sorted(seen) == sorted(wanted)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.lists(trees, min_size=1, max_size=4))
 def test_predicted_tokens_are_unique_where_all_fits(sources):
     batch = [(source, range(len(source.credits))) for source in sources]
@@ -236,7 +237,7 @@ def test_gathered_tree_never_costs_more_than_rows(source):
     assert whole.pairs <= sum(lay_out(source, [leaf]).pairs for leaf in leaves)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.integers(0, 1000), st.sampled_from([0.0, 0.5]))
 def test_block_pairs_count_visible_blocks(seed, fresh):
     source = credited(random_tree(seed, leaves=40, fresh=fresh))

@@ -11,7 +11,9 @@ REPORTING = ("flows/host", "flows/runs", "flows/tracking", "flows/workers")
 
 
 def digests(folder):
-    functions._parsed.cache_clear()
+    for cached in vars(functions).values():
+        if hasattr(cached, "cache_clear"):
+            cached.cache_clear()
     file = folder / "flows/comparisons/measured.py"
     return functions.function_digests(file, "measured", "flows", REPORTING)
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from params.schema.prepare import EncyclopediaQuestions
@@ -17,6 +17,7 @@ from tasks.settings import load as settings_of
 from tasks.tools.search import save_corpus, search_tool
 from tasks.trees import dialogue as talk
 from tests.agents import open_tools
+from tests.examples import examples
 
 RECIPE = settings_of("tiny-search")
 SETTINGS = RECIPE.prepare.questions
@@ -250,7 +251,7 @@ def test_ages_and_gaps_are_not_negative(problems):
             assert int(problem.question.answers[0]) >= 10
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(articles=st.integers(1, 600), seed=st.integers(0, 99))
 def test_any_size_makes_whole_worlds(articles, seed):
     worlds = build(articles, seed)

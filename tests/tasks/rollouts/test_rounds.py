@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from params.schema.agent import Dialogue
@@ -29,6 +29,7 @@ from tasks.trees.outcomes import TURN_OUTCOMES, Outcome, StopReason
 from tasks.trees.tables import load_trees, save_trees
 from tasks.trees.tree import AFTER_RESULT, AT_MARK, PROMPT, RESULT, TURN, Observation, Question
 from tests.agents import setting_of
+from tests.examples import examples
 from tests.resting import grown_in_parts
 
 QUESTIONS = [Question(name, "toy", f"{name}?", ("1",)) for name in ("apples", "baskets", "cows")]
@@ -340,7 +341,7 @@ def wander(eagerness: float):
     return write
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(
     rollout_=budgets,
     dialogue=layouts,
@@ -359,7 +360,7 @@ def test_trees_have_leaves_and_reasons(tokenizer, rollout_, dialogue, eagerness,
     assert len(set(seeds)) == len(seeds), "two turns draw the same numbers"
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(
     rollout_=budgets,
     dialogue=layouts,
@@ -380,7 +381,7 @@ def test_trees_branch_at_first_marks(tokenizer, rollout_, dialogue, eagerness, s
     assert len(set(seeds)) == len(seeds), "two turns draw the same numbers"
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(rollout_=budgets, seed=st.integers(0, 9).map(str))
 def test_initial_and_branch_need_branching(tokenizer, rollout_, seed):
     """As if all leaves were initial ones, and no path got a branch."""
@@ -801,7 +802,7 @@ def test_drawn_branch_depends_on_its_paths_seed(rollout):
 # ---- in parts
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(
     rollout_=budgets,
     dialogue=layouts,

@@ -12,12 +12,13 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from tasks.tools import control_group, python
 from tasks.tools.python import PythonTool, choose_backend, python_tool
 from tasks.trees.tree import Observation
+from tests.examples import examples
 from tests.tasks.tools.hostile_scripts import TIME
 
 SANDBOXES = ["unshare"] + (["bubblewrap"] if shutil.which("bwrap") else [])
@@ -122,7 +123,7 @@ def test_odd_text_passes_the_protocol(run):
     assert after == Observation("ok", "2")
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(code=st.text(alphabet=st.characters(exclude_categories=()), max_size=300))
 def test_any_text_is_a_call(boxed, code):
     assert one(boxed, code).outcome in {"ok", "error"}

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
@@ -14,6 +14,7 @@ from tasks.trees import dialogue as talk
 from tasks.trees.markers import BREAK, markers
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Message, Observation, Question
+from tests.examples import examples
 
 END = "<|end|>"
 NAMED = (
@@ -109,7 +110,7 @@ def prompt(tokenizer, system, question, *before):
 
 
 @given(texts=st.lists(hostile, min_size=4, max_size=4))
-@settings(max_examples=150)
+@examples(150)
 def test_a_prompt_has_the_added_tokens_of_its_template(added, texts):
     roles = ("system", "user", "assistant")
 
@@ -121,7 +122,7 @@ def test_a_prompt_has_the_added_tokens_of_its_template(added, texts):
 
 
 @given(text=hostile)
-@settings(max_examples=150)
+@examples(150)
 def test_a_result_has_no_added_tokens_but_its_own(added, text):
     shown, tokens = talk.result_tokens(added, Observation("ok", text), 10_000)
     assert tokens_of(added, tokens) == []

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -34,6 +34,7 @@ from tasks.trees.tree import (
     Question,
     Tree,
 )
+from tests.examples import examples
 
 QUESTION = Question("q", "toy", "prompt", ("1",))
 words = st.text(max_size=8)
@@ -122,7 +123,7 @@ def assert_same(ours: Tree, theirs: Tree):
                 assert getattr(mine, name) == value
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(forests)
 def test_trees_come_back_as_they_were_saved(tmp_path_factory, forest):
     folder = tmp_path_factory.mktemp("trees")
@@ -131,7 +132,7 @@ def test_trees_come_back_as_they_were_saved(tmp_path_factory, forest):
         assert_same(ours, theirs)
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(forests)
 def test_equal_trees_give_equal_bytes(tmp_path_factory, forest):
     folders = [tmp_path_factory.mktemp("trees") for _ in range(2)]
@@ -157,7 +158,7 @@ def hashes(folder):
     return {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in folder.iterdir()}
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(forests)
 def test_trees_without_worlds_are_written_as_before(tmp_path_factory, forest):
     """Byte for byte what the four tables were before there were worlds."""
@@ -188,7 +189,7 @@ def test_trees_without_worlds_are_written_as_before(tmp_path_factory, forest):
     assert [len(schema) for schema in schemas] == [6, 10, 3, 11]
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(forests, st.data())
 def test_worlds_come_back_as_they_were_saved(tmp_path_factory, forest, data):
     for tree in forest:
@@ -206,7 +207,7 @@ def test_worlds_come_back_as_they_were_saved(tmp_path_factory, forest, data):
     assert ("data" in named) == any(tree.question.data for tree in forest)
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(st.lists(questions))
 def test_questions_come_back_as_they_were_saved(tmp_path_factory, chosen):
     file = tmp_path_factory.mktemp("questions") / "new" / "questions.parquet"

@@ -105,60 +105,6 @@ def test_servers_sample_what_the_engine_here_samples(
 ENDS = {StopReason.END, StopReason.LENGTH}
 
 
-def test_servers_killed_once_each_give_the_trees_of_an_unbroken_fleet(
-    servers, engine, policy, made, tokenizer, tmp_path, capfd, monkeypatch
-):
-    monkeypatch.setattr(fleet, "RETRY_PAUSE", 0.1)
-    first, second = servers
-    alone = grow(QUESTIONS, engine(policy, made, [second]), setting(tokenizer))
-    whole = digest(alone, tmp_path / "alone")
-    held = engine(policy, made, servers)
-    held.fleet.load(held.folder, held.digest)
-    wait_for(held.fleet, 2)
-    homes = []
-
-    def at_a_turn(number):  # the first dies between rounds, the second when the first is back
-        homes.append(set(held.fleet.homes.values()))
-        if number == 1:
-            first.kill()
-        if number == 8:
-            first.start()
-            first.wait()
-            wait_for(held.fleet, 2)
-            second.kill()
-
-    killing = watched(setting(tokenizer), at_a_turn)
-    assert digest(grow(QUESTIONS, held, killing), tmp_path / "killed") == whole
-    assert len(homes[0]) == 2 and len(homes) > 30, "both had trees"
-    assert capfd.readouterr().out.count("are sampled again") == 2
-
-
-def watched(chosen, notify):
-    """A setting that tells which turn is being read, from 1."""
-    read, count = chosen.dialect.read, iter(range(1, 10**6))
-
-    def noticed(*turn):
-        notify(next(count))
-        return read(*turn)
-
-    chosen.dialect.read = noticed
-    return chosen
-
-
-def test_server_killed_in_a_turn_has_its_turns_sampled_elsewhere(
-    servers, engine, policy, made, monkeypatch
-):
-    monkeypatch.setattr(fleet, "RETRY_PAUSE", 0.1)
-    vocabulary = policy.config.vocab_size
-    held = engine(policy, made, servers)
-    whole = sampled(held, vocabulary)
-    wait_for(held.fleet, 2)
-    held.fleet.homes.clear()
-    servers[0].process.send_signal(signal.SIGSTOP)  # in the middle of it, for as long as we like
-    threading.Timer(0.5, servers[0].kill).start()
-    assert same(sampled(held, vocabulary), whole)
-
-
 @pytest.mark.parametrize("how", ["folder", "upload"])
 def test_new_weights_are_those_of_the_learner_and_leave_nothing_of_the_old(
     servers, engine, policy, made, tokenizer, tmp_path, monkeypatch, how
@@ -232,3 +178,60 @@ def test_way_of_weights_that_servers_lack_is_an_error(monkeypatch, kind, chosen)
     monkeypatch.setenv(TRANSFER, chosen)
     with pytest.raises(ValueError, match=f"BEAMLINE_TRANSFER is '{chosen}', .* {kind} by files"):
         Server("http://127.0.0.1:1", kind)
+
+
+# ---------------------------------------------------------------- kills; each costs a start
+
+
+def test_server_killed_in_a_turn_has_its_turns_sampled_elsewhere(
+    servers, engine, policy, made, monkeypatch
+):
+    monkeypatch.setattr(fleet, "RETRY_PAUSE", 0.1)
+    vocabulary = policy.config.vocab_size
+    held = engine(policy, made, servers)
+    whole = sampled(held, vocabulary)
+    wait_for(held.fleet, 2)
+    held.fleet.homes.clear()
+    servers[0].process.send_signal(signal.SIGSTOP)  # in the middle of it, for as long as we like
+    threading.Timer(0.5, servers[0].kill).start()
+    assert same(sampled(held, vocabulary), whole)
+
+
+def watched(chosen, notify):
+    """A setting that tells which turn is being read, from 1."""
+    read, count = chosen.dialect.read, iter(range(1, 10**6))
+
+    def noticed(*turn):
+        notify(next(count))
+        return read(*turn)
+
+    chosen.dialect.read = noticed
+    return chosen
+
+
+def test_servers_killed_once_each_give_the_trees_of_an_unbroken_fleet(
+    servers, engine, policy, made, tokenizer, tmp_path, capfd, monkeypatch
+):
+    monkeypatch.setattr(fleet, "RETRY_PAUSE", 0.1)
+    first, second = servers
+    alone = grow(QUESTIONS, engine(policy, made, [second]), setting(tokenizer))
+    whole = digest(alone, tmp_path / "alone")
+    held = engine(policy, made, servers)
+    held.fleet.load(held.folder, held.digest)
+    wait_for(held.fleet, 2)
+    homes = []
+
+    def at_a_turn(number):  # the first dies between rounds, the second when the first is back
+        homes.append(set(held.fleet.homes.values()))
+        if number == 1:
+            first.kill()
+        if number == 8:
+            first.start()
+            first.wait()
+            wait_for(held.fleet, 2)
+            second.kill()
+
+    killing = watched(setting(tokenizer), at_a_turn)
+    assert digest(grow(QUESTIONS, held, killing), tmp_path / "killed") == whole
+    assert len(homes[0]) == 2 and len(homes) > 30, "both had trees"
+    assert capfd.readouterr().out.count("are sampled again") == 2

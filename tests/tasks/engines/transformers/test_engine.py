@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.decoders import Fuse
@@ -29,6 +29,7 @@ from tasks.engines.transformers.worker import WorkerSession
 from tasks.policy.tiny import END as END_TOKEN
 from tasks.policy.tiny import build_policy
 from tasks.trees.outcomes import StopReason
+from tests.examples import examples
 
 CONTEXT = 120  # tokens of a session in these tests
 STOPS = ("e", "</python>")  # "e" ends many tokens, so turns end at different times
@@ -144,7 +145,7 @@ def slow_stop(tokenizer, tokens, max_tokens, stop):
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.8])
-@settings(max_examples=8)
+@examples(8)
 @given(seed=st.integers(0, 2**32))
 @example(783)  # a nucleus whose mass is 0.8 to rounding
 def test_forked_dialogues_equal_plain_passes(engine, top_p, seed):

@@ -1,11 +1,12 @@
 """Rows of a cache that paths share, against a cache of plain lists."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tasks.engines.transformers.rows import Rows, Wanted
+from tests.examples import examples
 
 PATHS = 6
 
@@ -73,7 +74,7 @@ class Cache(RuleBasedStateMachine):
 
 
 TestCache = Cache.TestCase
-TestCache.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
+TestCache.settings = examples(150, stateful_step_count=25, deadline=None)
 
 
 @given(st.integers(1, 4))
