@@ -178,7 +178,7 @@ def be_pytest(folder: Path, output: Path, arguments: Sequence[str]) -> NoReturn:
         sys.stdout = sys.stderr = output.open("w")
         os.dup2(sys.stdout.fileno(), 1)
         os.dup2(sys.stdout.fileno(), 2)
-        elsewhere = ("", str(Path.cwd()), str(PROGRAM))
+        elsewhere, hooks = ("", str(Path.cwd()), str(PROGRAM)), sys.modules[__name__]
         os.chdir(folder)
         for name in [name for name in os.environ if name.startswith(TIED_TO_A_RUN)]:
             del os.environ[name]
@@ -187,8 +187,7 @@ def be_pytest(folder: Path, output: Path, arguments: Sequence[str]) -> NoReturn:
         for name in [name for name in sys.modules if name.partition(".")[0] in PACKAGES]:
             del sys.modules[name]
         check_imports(folder)
-        plugins = [sys.modules[__name__]]
-        status = int(importlib.import_module("pytest").main([*arguments], plugins))
+        status = int(importlib.import_module("pytest").main([*arguments], [hooks]))
         sys.stdout.flush()
     except BaseException:
         traceback.print_exc()
