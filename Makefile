@@ -13,6 +13,7 @@
 # make test-page the tests of pages in a browser without a window: Chromium with its driver
 # make kills     the tests marked kills: runs, trainings and servers die, in the middle of sub-steps too
 # make chaos     kill, damage and cut off runs of the recipe smoke in some 40 ways: half an hour
+# make faults    plant faults in copies of the code, and see that a test finds each of tests/faults.yaml
 # make lint      ruff, mypy and import-linter
 # make plan      whether RECIPE fits GPUs of 24, 80 and 141 GB, or CARD=80 alone: memory by part,
 #                tokens, seconds, disk, and what to change
@@ -71,7 +72,7 @@ PYTEST = $(PYTHON) -m pytest
 BY_FILE = -n 2 --dist loadfile --no-loadscope-reorder
 BY_TEST = -n 2 --dist load --maxschedchunk 1
 
-.PHONY: run test test-data test-vllm test-gpu test-openenv test-worlds test-slurm test-machines test-page kills chaos lint plan launch ask compare bench \
+.PHONY: run test test-data test-vllm test-gpu test-openenv test-worlds test-slurm test-machines test-page kills chaos faults lint plan launch ask compare bench \
 	serve ui deploy doctor clean
 .DEFAULT_GOAL := run
 
@@ -116,6 +117,9 @@ kills: .venv/installed
 
 chaos: .venv/installed
 	@$(PYTEST) $(BY_TEST) -vv -m '' tests/chaos
+
+faults: .venv/installed
+	@$(PYTHON) -m benchmarks.planted_faults --jobs 2 --table benchmarks/planted_faults.csv
 
 lint: .venv/installed
 	@$(PYTHON) -m ruff check .

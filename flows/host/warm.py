@@ -57,11 +57,12 @@ READ_AT_IMPORT = (
     *("HOME", "LANG", "LC_"),
 )
 OURS = ("flows", "tasks", "params", "own")
-LIBRARIES = (
+LIBRARIES = (  # in the order in which a run needs them
     *("dvc.cli", "dvc.commands.repro", "dvc.repo.reproduce", "dvc.stage.run"),
     *("prefect", "prefect.flow_engine", "prefect.task_engine", "prefect.events.worker"),
-    *("numpy", "torch", "transformers", "pyarrow.parquet", "pydantic", "psutil", "yaml", "tqdm"),
-    *("mlflow.tracking", "mlflow.store.tracking.sqlalchemy_store", "great_expectations"),
+    *("mlflow.tracking", "mlflow.store.tracking.sqlalchemy_store"),
+    *("numpy", "pyarrow.parquet", "torch", "tasks.policy.lean_transformers"),
+    "great_expectations",
 )
 
 

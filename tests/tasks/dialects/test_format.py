@@ -46,6 +46,7 @@ def test_good_responses(response):
         (THINK + ANSWER + "</answer>", ["answer"]),
         (THINK + "<answer>1</answer>", ["boxed"]),
         (THINK + "\\boxed{1}<answer>1</answer>", ["boxed"]),
+        (THINK + "<answer>1</answer>\\boxed{1}", ["boxed"]),
         (THINK + "<python>" + ANSWER, ["tool_call"]),
         (THINK + "</search>" + ANSWER, ["tool_call"]),
         (THINK + "<python><python>1</python>" + ANSWER, ["tool_call"]),

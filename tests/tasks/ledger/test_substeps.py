@@ -271,6 +271,16 @@ def test_weights_that_stay_are_still_checked(run, capsys):
     assert "weights is missing or damaged" in capsys.readouterr().out
 
 
+def test_what_is_retired_later_adds_to_what_was_before(run):
+    record = run.train(2)
+    run.retire(9, last=1, every=3, weights=("weights",))
+    run.retire(9, last=1)
+    assert not there(record, "table") and not there(record, "weights")
+    again = Run()
+    assert again.train(2) == record
+    assert again.computed == []
+
+
 def test_interrupted_retirement_keeps_the_record(run, monkeypatch):
     def killed(path):
         raise KeyboardInterrupt

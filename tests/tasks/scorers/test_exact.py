@@ -40,6 +40,9 @@ def test_equal_forms(answer, accepted):
         ("", "0"),
         ("3,5", "35"),  # a pair, or a decimal comma: thousands come in threes
         ("1,23,4", "1234"),
+        ("1, 2", "1, 2, 3"),  # the beginning of a list
+        ("1, 2, 3", "1, 2"),
+        ("10\u00b2", "102"),  # a power
     ],
 )
 def test_different_answers(answer, accepted):

@@ -180,8 +180,10 @@ def test_output_is_cut_at_the_limit(run, code):
     assert set(observation.text) == {"x", "\n"} or observation.text == "x" * 2000
 
 
-def test_output_of_exactly_the_limit_is_whole(run):
+def test_output_of_exactly_the_limit_is_whole_and_more_is_not(run):
     assert one(run, "print('é' * 2000, end='')") == Observation("ok", "é" * 2000)
+    longer = one(run, "print('é' * 2001, end='')")
+    assert longer == Observation("output_limit", "é" * 2000)
 
 
 def test_files_are_limited(run):

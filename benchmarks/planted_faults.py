@@ -1,0 +1,306 @@
+"""Plant faults in the code, one after the other, and see that a test finds each of them.
+
+``tests/faults.yaml`` has the faults: a text of a file, what takes its place, and the test that
+fails then. They are planted in copies of the files that git tracks, as they are in this checkout,
+one copy for each job. First all these tests run without any fault, since a test that fails anyway
+finds nothing. Found is a fault whose test fails; a test that passes, does not end or cannot be
+collected has not found it.
+
+``python -m benchmarks.planted_faults`` plants all of them and takes some minutes; names choose
+faults or areas. The exit status is 1 where a fault is not found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import importlib
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import astuple, dataclass, fields
+from functools import partial
+from importlib.util import find_spec
+from multiprocessing import get_context
+from pathlib import Path
+from typing import NoReturn
+
+import yaml
+
+PROGRAM = Path(__file__).parents[1]  # the checkout that this file is in
+FAULTS = Path("tests/faults.yaml")
+SECONDS = 600.0  # until a test counts as one that does not end
+PASSED, FAILED, CRASHED = 0, 1, 70  # exit statuses of pytest, and of a process without one
+FOUND, MISSED, ENDLESS, BROKEN = "found", "not found", "no end", "not run"
+RESULTS = {PASSED: MISSED, FAILED: FOUND, None: ENDLESS}
+PYTEST = ("-q", "-p", "no:randomly", "-p", "no:cacheprovider", "-m", "")
+PACKAGES = ("flows", "tasks", "params", "benchmarks", "tests")
+TIED_TO_A_RUN = ("BEAMLINE_", "DVC_", "MLFLOW_", "PREFECT_", "PYTEST_")
+SETTINGS = {  # read when the libraries are imported, as flows/__init__.py has them
+    **{"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "DO_NOT_TRACK": "1"},
+    **{"OMP_DYNAMIC": "FALSE", "MKL_DYNAMIC": "FALSE"},
+}
+# Imported once for all tests, which takes longer than most of them do.
+LIBRARIES = (
+    *("hypothesis", "numpy", "pandas", "pyarrow.parquet", "pydantic", "pytest", "regex"),
+    *("scipy.stats", "torch", "torch.nn.attention.flex_attention", "transformers.modeling_utils"),
+    "transformers.models.qwen2.modeling_qwen2",
+)
+FIRST_FAILURE = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A text of a file, the text that takes its place, and the test that finds it."""
+
+    area: str
+    name: str
+    file: str
+    old: str
+    new: str
+    test: str  # node id of a file or of a test, without parameters
+
+    def planted(self, text: str) -> str:
+        """Return the file's text with the fault. Raises ValueError where it cannot be planted."""
+        if (count := text.count(self.old)) != 1:
+            raise ValueError(
+                f"fault '{self.name}': its old text is {count} times in {self.file}: write one "
+                "that is there once"
+            )
+        if self.old == self.new:
+            raise ValueError(f"fault '{self.name}': old and new text are equal")
+        return text.replace(self.old, self.new)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a fault: a line of the table."""
+
+    area: str
+    fault: str
+    file: str
+    test: str
+    result: str  # FOUND, MISSED, ENDLESS or BROKEN
+    seconds: float
+    by: str  # the first test that failed
+
+
+def load(file: Path = FAULTS) -> list[Fault]:
+    """Read the faults by area and name. Raises ValueError for a name that several have."""
+    areas = yaml.safe_load(file.read_text())
+    faults = [
+        Fault(area, name, **fault) for area, named in areas.items() for name, fault in named.items()
+    ]
+    names = [*areas, *(fault.name for fault in faults)]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"{file}: {', '.join(sorted(twice))} is there twice: rename one")
+    return faults
+
+
+# ---------------------------------------------------------------- copies of the checkout
+
+
+def copy(root: Path, folder: Path) -> None:
+    """Make ``folder`` a repository with the files that git tracks in ``root``, as they are now."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=root, check=True, capture_output=True, text=True
+    )
+    for name in filter(None, listed.stdout.split("\0")):
+        if (root / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(root / name, folder / name)
+    author = ["-c", "user.name=faults", "-c", "user.email=faults@localhost"]
+    commit = [*author, "commit", "--quiet", "--no-verify", "--message", "without faults"]
+    for command in (["init", "--quiet"], ["add", "--all", "--force"], commit):
+        subprocess.run(["git", *command], cwd=folder, check=True)
+
+
+@contextmanager
+def planted(fault: Fault, folder: Path) -> Iterator[None]:
+    """Plant a fault in a copy during the block."""
+    file = folder / fault.file
+    before, times = file.read_bytes(), file.stat()
+    file.write_text(fault.planted(before.decode()))
+    try:
+        yield
+    finally:
+        file.write_bytes(before)
+        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))  # byte code goes by the time
+
+
+# ---------------------------------------------------------------- tests
+
+
+def import_libraries() -> None:
+    """Import what most tests import, and have byte code written, which all copies begin without."""
+    os.environ.update(SETTINGS)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
+    for library in LIBRARIES:
+        importlib.import_module(library)
+
+
+def run(folder: Path, *arguments: str, seconds: float) -> tuple[int | None, str]:
+    """Run pytest in a copy; return its exit status, None where it does not end, and its output.
+
+    It is a fork of this process, in which the libraries are imported. What it leaves is killed.
+    """
+    output, made = folder.with_name("output"), folder.with_name("made")
+    process = os.fork()
+    if not process:
+        be_pytest(folder, output, [*PYTEST, "--basetemp", str(made), *arguments])
+    descriptor = os.pidfd_open(process)
+    try:
+        ended, _, _ = select.select([descriptor], [], [], seconds)
+    finally:
+        os.close(descriptor)
+        with suppress(ProcessLookupError):
+            os.killpg(process, signal.SIGKILL)
+        _, status = os.waitpid(process, 0)
+    return os.waitstatus_to_exitcode(status) if ended else None, output.read_text()
+
+
+def be_pytest(folder: Path, output: Path, arguments: Sequence[str]) -> NoReturn:
+    """Become a process that runs pytest in ``folder``, with the modules that are there."""
+    status = CRASHED
+    try:
+        os.setsid()
+        sys.stdout = sys.stderr = output.open("w")
+        os.dup2(sys.stdout.fileno(), 1)
+        os.dup2(sys.stdout.fileno(), 2)
+        elsewhere, hooks = ("", str(Path.cwd()), str(PROGRAM)), sys.modules[__name__]
+        os.chdir(folder)
+        for name in [name for name in os.environ if name.startswith(TIED_TO_A_RUN)]:
+            del os.environ[name]
+        os.environ["PYTHONPATH"] = str(folder)
+        sys.path[:] = [str(folder), *(path for path in sys.path if path not in elsewhere)]
+        for name in [name for name in sys.modules if name.partition(".")[0] in PACKAGES]:
+            del sys.modules[name]
+        check_imports(folder)
+        status = int(importlib.import_module("pytest").main([*arguments], [hooks]))
+        sys.stdout.flush()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def pytest_collection() -> None:
+    """Have Hypothesis stop at the first example that fails: pytest calls this hook.
+
+    The search for a smaller one takes minutes.
+    """
+    from hypothesis import Phase, settings
+
+    phases = [Phase.explicit, Phase.reuse, Phase.generate]
+    settings.register_profile("faults", settings.default, phases=phases)
+    settings.load_profile("faults")
+
+
+def check_imports(folder: Path) -> None:
+    """Raise RuntimeError where the packages of a copy would be imported from elsewhere."""
+    for name in PACKAGES:
+        found = find_spec(name) if (folder / name).is_dir() else None
+        places = set(found.submodule_search_locations or ()) if found else set()
+        if places - {str(folder / name)}:
+            raise RuntimeError(f"{name} would be imported from {places}, and not from {folder}")
+
+
+def check_without_faults(folder: Path, tests: Sequence[str], jobs: int) -> None:
+    """Raise RuntimeError with the tests that fail without any fault."""
+    workers = ["-n", str(jobs), "--dist", "loadfile"] if jobs > 1 else []
+    status, output = run(folder, *workers, *tests, seconds=SECONDS * len(tests))
+    if status != PASSED:
+        raise RuntimeError(f"tests do not pass without any fault:\n{output[-4000:]}")
+
+
+def judge(fault: Fault, root: Path, home: Path, seconds: float) -> Outcome:
+    """Plant a fault in this process's copy below ``home``, and run the test that has to find it."""
+    folder = home / str(os.getpid()) / "checkout"
+    if not folder.exists():
+        copy(root, folder)
+    began = time.monotonic()
+    with planted(fault, folder):
+        status, output = run(folder, "-x", fault.test, seconds=seconds)
+    result = RESULTS.get(status, BROKEN)
+    failed = FIRST_FAILURE.search(output)
+    by = failed[1] if failed and result == FOUND else ""
+    took = round(time.monotonic() - began, 1)
+    return Outcome(fault.area, fault.name, fault.file, fault.test, result, took, by)
+
+
+def judge_all(
+    faults: Sequence[Fault], root: Path, jobs: int = 1, seconds: float = SECONDS
+) -> Iterator[Outcome]:
+    """Yield what comes of each fault, in their order.
+
+    Raises ValueError where one cannot be planted, RuntimeError where tests fail without a fault.
+    """
+    for fault in faults:
+        fault.planted((root / fault.file).read_text())
+    with tempfile.TemporaryDirectory(prefix="faults-") as made:
+        home = Path(made).resolve()
+        copy(root, home / "sound/checkout")
+        tests = list(dict.fromkeys(fault.test for fault in faults))
+        check_without_faults(home / "sound/checkout", tests, jobs)
+        with ProcessPoolExecutor(jobs, get_context("fork")) as pool:
+            yield from pool.map(partial(judge, root=root, home=home, seconds=seconds), faults)
+
+
+# ---------------------------------------------------------------- the command line
+
+
+def save(outcomes: Sequence[Outcome], table: Path) -> None:
+    """Write the table as CSV."""
+    with table.open("w", newline="") as stream:
+        rows = csv.writer(stream, lineterminator="\n")
+        rows.writerow([column.name for column in fields(Outcome)])
+        rows.writerows(map(astuple, outcomes))
+
+
+def chosen_of(faults: Sequence[Fault], names: Sequence[str]) -> list[Fault]:
+    """Return the faults of these names and areas, or all. Raises ValueError for others."""
+    if unknown := set(names) - {name for fault in faults for name in (fault.area, fault.name)}:
+        raise ValueError(f"no fault or area is called {', '.join(sorted(unknown))}")
+    return [fault for fault in faults if not names or {fault.area, fault.name} & {*names}]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command line; return the exit status. 2: the faults or the tests are not sound."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.planted_faults",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="of faults or areas; else all")
+    parser.add_argument("--jobs", type=int, default=1, help="copies that are tested side by side")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="write the table there, as CSV")
+    chosen = parser.parse_args(arguments)
+    outcomes: list[Outcome] = []
+    try:
+        for outcome in judge_all(chosen_of(load(), chosen.names), Path.cwd(), chosen.jobs):
+            print(f"{outcome.result:9} {outcome.seconds:6.1f} s  {outcome.fault}", flush=True)
+            outcomes.append(outcome)
+    except (ValueError, RuntimeError) as error:
+        print(f"planted_faults: {error}", file=sys.stderr)
+        return 2
+    if chosen.table:
+        save(outcomes, chosen.table)
+    missed = [outcome.fault for outcome in outcomes if outcome.result != FOUND]
+    print(f"{len(outcomes) - len(missed)} of {len(outcomes)} faults are found")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    import_libraries()
+    sys.exit(main(sys.argv[1:]))
