@@ -69,7 +69,7 @@ class CollectInputs:
 def collect(step: Step, inputs: CollectInputs) -> Record:
     """Check the tables of all iterations; artifacts ``gates``, the verdicts, and ``curve``.
 
-    The tables are none: the ledger has their parts, and ``publish_collected`` joins them.
+    The tables are no artifacts: the ledger has their parts, and ``publish_collected`` joins them.
     Raises GateError where the trajectories, rewards or advantages break a critical expectation.
     """
     _check(inputs, step.out / "gates", gate.DOCS / step.recipe)

@@ -158,13 +158,6 @@ def test_a_checkpoint_loads_at_another_number_of_processes(critic, learners, fol
         assert furthest(state, expected) == 0
 
 
-def test_an_error_of_one_process_reaches_the_stage():
-    with open_learners(machine(2)) as opened:
-        with pytest.raises(FileNotFoundError, match="rank 1 refuses"):
-            opened.run(work.fails_in_rank_1)
-        assert not opened.channels, "and ends them"
-
-
 def test_processes_that_cannot_start_name_their_log(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(processes.LAUNCH, "false")
@@ -173,3 +166,11 @@ def test_processes_that_cannot_start_name_their_log(monkeypatch, tmp_path):
         pytest.raises(RuntimeError, match=r"0 of 2 .*learners\.log"),
     ):
         opened.run(work.fails_in_rank_1)
+
+
+@pytest.mark.parametrize("learners", [2], indirect=True)
+def test_an_error_of_one_process_reaches_the_stage(learners):
+    """The last test of these two processes, since it ends them."""
+    with pytest.raises(FileNotFoundError, match="rank 1 refuses"):
+        learners.run(work.fails_in_rank_1)
+    assert not learners.channels, "and ends them"
