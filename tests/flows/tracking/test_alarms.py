@@ -88,6 +88,11 @@ def test_low_entropy_where_little_is_left_to_learn():
     assert names(low | {"success": [0.4] * 6 + [0.85] * 6}) == ["entropy_collapse"]
 
 
+def test_a_mismatch_that_does_no_harm_raises_none():
+    small = {"mismatch_highest": [0.01] * 11 + [0.9]}
+    assert names(STEADY | small) == [], "90 times the median, and still below 1"
+
+
 def test_validation_below_its_best_beyond_chance():
     assert names(STEADY, exam(0, 80), exam(10, 60)) == ["validation_lost"]
     assert names(STEADY, exam(0, 80), exam(10, 78)) == [], "two questions are within chance"

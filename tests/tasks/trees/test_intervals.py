@@ -5,7 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.trees.intervals import bootstrap_interval, interval_over_seeds, paired_bootstrap
+from tasks.trees.intervals import (
+    bootstrap_interval,
+    interval_over_seeds,
+    paired_bootstrap,
+    student_interval,
+)
 
 
 def test_an_interval_of_equal_values_is_that_value():
@@ -154,3 +159,10 @@ def test_paired_intervals_cover_the_truth():
 def test_unpaired_values_are_refused(one, other):
     with pytest.raises(ValueError, match="cannot be paired"):
         paired(np.array(one), np.array(other))
+
+
+def test_golden_interval_by_students_distribution():
+    # deviation 1.291, t of 3 degrees of freedom 3.182
+    low, high = student_interval(np.array([1.0, 2.0, 3.0, 4.0]), 0.95)
+    assert (low, high) == pytest.approx((0.4457, 4.5543), abs=1e-4)
+    assert student_interval(np.array([1.0]), 0.95) == (-np.inf, np.inf)

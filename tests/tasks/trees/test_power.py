@@ -37,6 +37,9 @@ def test_noise_by_hand():
     # seeds' means 1 and 3; questions' means 1, 2, 3; nothing left over
     found = noise_of(np.array([[0.0, 1.0, 2.0], [2.0, 3.0, 4.0]]))
     assert (found.seeds, found.questions, found.rest) == pytest.approx((2.0, 1.0, 0.0))
+    # mean squares: of seeds 4, of questions 0, of the rest 1
+    found = noise_of(np.array([[0.0, 1.0], [3.0, 2.0]]))
+    assert (found.seeds, found.questions, found.rest) == pytest.approx((1.5, 0.0, 1.0))
     one = noise_of(np.array([[0.0, 1.0, 2.0]]))
     assert (one.seeds, one.questions, one.rest) == pytest.approx((0.0, 1.0, 0.0))
     assert one.error(1, 3) == pytest.approx(3**-0.5)
