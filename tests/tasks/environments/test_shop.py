@@ -110,6 +110,8 @@ def shopped(world, seen):
         ),
         ({"title": "Lamp"}, {}, {"color": "dark blue", "size": "small"}, 0.0),
         ({}, {"attributes": ("slim fit",), "options": ()}, {}, 1.0),
+        ({"price": 20.0}, {}, {"color": "dark blue", "size": "small"}, 1.0),  # the most it may cost
+        ({}, {"options": ()}, {"fit": "slim fit"}, 1.0),  # an option that nobody wants adds nothing
     ],
 )
 def test_score(product, goal, chosen, expected):
