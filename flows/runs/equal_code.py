@@ -17,7 +17,7 @@ from typing import Any
 
 from flows.host import files
 from flows.runs.dvc_command import open_repository
-from flows.runs.pipeline import locked
+from flows.runs.pipeline import changes_of, locked
 from tasks.ledger.keys import ROOMS, code_digest
 
 FILE = Path(".beamline/code.json")  # stage -> its dependencies in dvc.lock, and digests of code
@@ -35,7 +35,7 @@ def remember(recipe: str) -> None:
         if name.endswith(f"@{recipe}")
     }
     with open_repository() as repository:
-        changed = repository.status(targets=list(made)) if made else {}
+        changed = changes_of(recipe, repository)
     _write(_read() | {name: entry for name, entry in made.items() if name not in changed})
 
 
@@ -51,7 +51,7 @@ def take_over(recipe: str) -> list[str]:
     if not known:
         return []
     with open_repository() as repository:
-        found = repository.status(targets=list(known))
+        found = changes_of(recipe, repository)
         equal = [name for name in known if _is_equal(found.get(name), known[name])]
         for name in equal:
             repository.commit(name, force=True)

@@ -17,6 +17,9 @@ from flows.runs import git
 from flows.runs.dvc_command import HERE, open_repository
 
 
+PIPELINE = "dvc.yaml"
+
+
 @dataclass(frozen=True)
 class Stage:
     """A stage of dvc.yaml, with the settings for Prefect from its ``meta:``."""
@@ -55,18 +58,23 @@ def stages(recipe: str, root: Path = HERE) -> list[Stage]:
 
 
 def _stages(recipe: str, repository: Any) -> list[Stage]:
-    import networkx
+    return [_stage(each) for each in _ordered(recipe, repository)]
 
-    # DVC's edges run from a stage to its inputs; names decide between possible orders
-    graph = repository.index.graph.reverse()
-    ordered = networkx.lexicographical_topological_sort(graph, key=lambda s: s.addressing)
-    found = [_stage(each) for each in ordered if _name(each).endswith(f"@{recipe}")]
+
+def _ordered(recipe: str, repository: Any) -> list[Any]:
+    """Return DVC's stages of a recipe in order; those of other recipes are not even read."""
+    import networkx
+    from dvc.repo.graph import build_graph
+
+    found = repository.stage.load_glob(PIPELINE, f"*@{recipe}")
     if not found:
         raise ValueError(
             f"dvc.yaml has no stage for the recipe '{recipe}': add it to the list 'recipes' at the "
             "top of the file"
         )
-    return found
+    # DVC's edges run from a stage to its inputs; names decide between possible orders
+    graph = build_graph(found).reverse()
+    return list(networkx.lexicographical_topological_sort(graph, key=lambda s: s.addressing))
 
 
 def _name(stage: Any) -> str:
@@ -94,9 +102,18 @@ def status(recipe: str) -> dict[str, list[str]]:
     A stage that would run only because an earlier one writes something new is not listed.
     """
     with open_repository() as repository:
-        names = [stage.name for stage in _stages(recipe, repository)]
-        found = repository.status(targets=names)
-    return {name: _reasons(found[name]) for name in names if name in found}
+        _stages(recipe, repository)  # raises for one whose settings are not understood
+        return {name: _reasons(changes) for name, changes in changes_of(recipe, repository).items()}
+
+
+def changes_of(recipe: str, repository: Any) -> dict[str, list[Any]]:
+    """Return the stages of a recipe that DVC would run now, in order, with DVC's own reports.
+
+    DVC's command parses dvc.lock once more for each stage that it is asked about.
+    """
+    with repository.lock:
+        reports = [(_name(stage), stage.status()) for stage in _ordered(recipe, repository)]
+    return {name: changes for name, report in reports for changes in report.values()}
 
 
 def _reasons(changes: list[Any]) -> list[str]:
@@ -117,7 +134,9 @@ def _reasons(changes: list[Any]) -> list[str]:
 def locked(root: Path = HERE) -> dict[str, Any]:
     """Return the entry of each stage in dvc.lock; stages that never ended have none."""
     file = root / "dvc.lock"
-    return (yaml.safe_load(file.read_text()) or {}).get("stages", {}) if file.exists() else {}
+    if not file.exists():
+        return {}
+    return (yaml.load(file.read_text(), Loader=yaml.CSafeLoader) or {}).get("stages", {})
 
 
 def digests(stage: str, root: Path = HERE) -> dict[str, str]:
