@@ -43,7 +43,7 @@ from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
 from tasks.policy.machine import use_machine
-from tasks.policy.outcome_model import Published
+from tasks.policy.published_model import Published
 from tasks.reward_model import RewardModelInputs
 from tasks.rollout import RolloutInputs
 from tasks.trees.tables import load_trees

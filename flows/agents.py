@@ -42,7 +42,6 @@ from tasks.environments.contract import OpenEnvironment
 from tasks.ledger import artifacts, keys
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Ledger, Step
-from tasks.policy.machine import use_machine
 from tasks.scorers import sources
 from tasks.trees import panels
 from tasks.trees.tables import read_rows
@@ -341,6 +340,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         with ledger_mirror.opened() as ledger:
             trying = checked(chosen, ledger)
+            from tasks.policy.machine import use_machine  # with torch: faults are told before
+
             use_machine(trying.recipe.machine)
             page = run(trying)
     except KeyboardInterrupt:

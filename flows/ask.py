@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flows import end_import_phase, exit_fast
 from flows.host.transcript import ENDINGS, Transcript
@@ -27,14 +28,16 @@ from tasks.dialects.contract import Dialect
 from tasks.engines import ENGINES, Engine
 from tasks.environments import open_environment
 from tasks.ledger.artifacts import Artifact
-from tasks.policy.machine import use_machine
-from tasks.policy.resident import POLICIES
-from tasks.rollouts.rounds import Setting, grow
 from tasks.rollouts.watched import WatchedEngine, watched
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tables import load_questions
 from tasks.trees.tree import Question, Tree, sampled
 from tasks.trees.words import printable
+
+if TYPE_CHECKING:
+    from tasks.rollouts.rounds import (
+        Setting,  # with torch: it waits until there is something to ask
+    )
 
 INTERRUPTED = 130  # the exit status of a shell after SIGINT
 AGENTS = ("trained", "cold_start")  # folders of models/<recipe>, the first that exists is asked
@@ -55,6 +58,8 @@ class Asked:
 
     def answer(self, question: Question) -> None:
         """Let the agent answer a question, or act in an episode, and print how it ends."""
+        from tasks.rollouts.rounds import grow
+
         self.transcript.block("question", question.text)
         (tree,) = grow([question], self.engine, self.setting, self.recipe.evaluate.top_p)
         self.transcript.block(*ending(tree, self.setting.dialect))
@@ -83,6 +88,10 @@ def opened(name: str, recipe: Recipe, policy: Path, seed: int, heat: float) -> I
     agent = settings.agent_of(recipe)
     if missing := ENGINES[agent.engine.kind].installed(agent.engine):
         raise ValueError(f"params/{name}.yaml: 'engine.kind' = {agent.engine.kind!r}, {missing}")
+    from tasks.policy.machine import use_machine
+    from tasks.policy.resident import POLICIES
+    from tasks.rollouts.rounds import Setting
+
     use_machine(recipe.machine)
     corpus = Path("data", name, "corpus")
     with open_environment(

@@ -31,7 +31,6 @@ from flows.analysis.trajectories import Scored
 from flows.host import files
 from flows.tracking.progress import Progress
 from tasks import settings
-from tasks.policy.model import load_tokenizer
 from tasks.rewards.contract import was_scored
 from tasks.trees.words import printable
 
@@ -85,6 +84,8 @@ def facts(scored: Scored, row: Mapping[str, Any]) -> dict[str, Any]:
 
 def speaker(name: str, objects: bool) -> chat.Chat:
     """Return what reads the turns of a recipe's policy."""
+    from tasks.policy.model import load_tokenizer  # with torch: the policy's card needs none
+
     recipe = settings.load(name, Path("params"))
     specs = reading.specs_of(name, HERE)
     dialect = reading.open_reader(name, HERE, specs)

@@ -24,7 +24,6 @@ from tasks import settings
 from tasks.dialects import open_dialect
 from tasks.environments import open_environment
 from tasks.learning.algorithm import CREDITED
-from tasks.policy.model import load_tokenizer
 from tasks.rewards.scoring import Reader
 from tasks.trees.profiles import entropy_by_tool, pooled
 from tasks.trees.tables import load_trees, read_rows
@@ -97,6 +96,8 @@ def _entropies(name: str, recipe: Recipe, data: Path, iterations: int) -> Any:
 
 def _reader(name: str, recipe: Recipe, data: Path) -> Reader:
     """Return what reads the agent's turns: the recipe's dialect, for its tokenizer."""
+    from tasks.policy.model import load_tokenizer  # with torch: the curves need none
+
     tokenizer = load_tokenizer(str(Path("models", name, "trained")))
     tools = (recipe.tools, recipe.environment, recipe.machine.threads, data / "corpus")
     with open_environment(*tools) as environment:

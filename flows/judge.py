@@ -16,14 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scipy.stats import binomtest
-from sklearn.metrics import cohen_kappa_score, confusion_matrix
-
 from flows import end_import_phase
 from params.schema.judge import Judge
 from tasks import settings
 from tasks.chat.cached import Cached
-from tasks.exam import judges_of
 from tasks.rewards import judging
 from tasks.scorers import judge
 from tasks.scorers.judge import Asked, Vote
@@ -61,6 +57,9 @@ class Agreement:
 
 def agreement(labels: Sequence[bool], found: Sequence[Mapping[str, float]]) -> Agreement:
     """Compare the breakdowns of scores (tasks/scorers/judge.py) with the labels, in order."""
+    from scipy.stats import binomtest
+    from sklearn.metrics import cohen_kappa_score, confusion_matrix
+
     verdicts = [breakdown["score"] == 1 for breakdown in found]
     agreed = sum(label == verdict for label, verdict in zip(labels, verdicts, strict=True))
     bounds = binomtest(agreed, len(labels)).proportion_ci(method="wilson")
@@ -167,6 +166,8 @@ def run(name: str, file: Path) -> None:
     template = judge.load_prompt(PARAMS / chosen.prompt)
     labelled = load_labelled(file)
     asked = [one.asked for one in labelled]
+    from tasks.exam import judges_of  # with torch: faults are told before
+
     with judging.open_judge(chosen, template, name, judges_of(recipe)) as opened:
         opened.judge(asked)
         for label, found in by_model(chosen, opened.votes, asked).items():

@@ -45,11 +45,11 @@ from tasks.learning.processes import HERE, Learners, open_learners
 from tasks.ledger import artifacts, keys
 from tasks.ledger.artifacts import Artifact, PrunedError, Record
 from tasks.ledger.substeps import Step
-from tasks.policy import checkpoint, outcome_model, resident
+from tasks.policy import checkpoint, published_model, resident
 from tasks.policy.machine import use_machine
 from tasks.policy.model import load_tokenizer
-from tasks.policy.outcome_model import Published
 from tasks.policy.parallel import with_threads
+from tasks.policy.published_model import Published
 from tasks.policy.resident import Learner
 from tasks.reward import RewardInputs, reward
 from tasks.reward_model import RewardModelInputs, reward_model
@@ -684,7 +684,7 @@ def reward_model_of(recipe: Recipe, name: str) -> Published | None:
         return None
     folder, fault = Path("models", name, "reward_model"), "it says that there is none"
     try:
-        if made := outcome_model.published(folder):
+        if made := published_model.published(folder):
             return made
     except ValueError as error:
         fault = str(error).partition(":")[0]

@@ -1,4 +1,7 @@
-"""Train the reward model on trajectories of the cold start that a rule or a judge has scored."""
+"""Train the reward model on trajectories of the cold start that a rule or a judge has scored.
+
+Most recipes have none, so the functions that make one import torch, and all that computes.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +17,11 @@ from flows.workers import stage, substep_tasks
 from params.schema.recipe import Recipe
 from params.schema.reward_model import RewardModel
 from tasks import settings
-from tasks.dialects import open_dialect
-from tasks.environments import open_environment
-from tasks.exam import Exam, answer, verdicts_of
 from tasks.ledger import artifacts, keys
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
-from tasks.policy import outcome_model
-from tasks.policy.machine import use_machine
-from tasks.policy.model import load_tokenizer
-from tasks.policy.outcome_model import Published
-from tasks.reward_model import LabelInputs, RewardModelInputs, labelled_questions
-from tasks.reward_model import reward_model as train
+from tasks.policy import published_model
+from tasks.policy.published_model import Published
 from tasks.rewards import judging
 from tasks.rewards.judging import VERDICTS
 from tasks.tools import recording
@@ -43,7 +39,6 @@ def reward_model(recipe: str) -> None:
     questions = Artifact.at(Path("data", recipe, "questions", "train.parquet"))
     corpus = Artifact.at(Path("data", recipe, "corpus"))
     policy = Artifact.at(Path("models", recipe, "cold_start"))
-    use_machine(chosen.machine)
     key = keys.stage_key(chosen, questions, corpus, policy)
     made: list[Record] = []
     published = None
@@ -63,7 +58,7 @@ def reward_model(recipe: str) -> None:
         else:
             print("reward_model: none")
         publish_recorded(made, Path("data", recipe, "calls_of_reward_model"))
-        outcome_model.publish(Path("models", recipe, "reward_model"), published)
+        published_model.publish(Path("models", recipe, "reward_model"), published)
         artifacts.publish_records(made, Path("data", recipe, "records", "reward_model.jsonl"))
 
 
@@ -71,7 +66,15 @@ def labelled(
     step: Step, recipe: Recipe, policy: Artifact, questions: Artifact, corpus: Artifact
 ) -> list[Record]:
     """Choose questions with labels, answer and score them; return the three records."""
+    from tasks.dialects import open_dialect
+    from tasks.environments import open_environment
+    from tasks.exam import Exam, answer
+    from tasks.policy.machine import use_machine
+    from tasks.policy.model import load_tokenizer
+    from tasks.reward_model import LabelInputs, labelled_questions
+
     assert recipe.reward_model
+    use_machine(recipe.machine)
     labels = settings.labels_of(recipe)
     chosen = labelled_questions(step, LabelInputs(questions, labels, recipe.reward_model.questions))
     with open_environment(
@@ -106,6 +109,9 @@ def trained(
     run: Run,
 ) -> Record:
     """Train the first model with a progress bar; log its curve, its metrics and a figure."""
+    from tasks.reward_model import RewardModelInputs
+    from tasks.reward_model import reward_model as train
+
     inputs = RewardModelInputs(
         policy=policy,
         before=None,
@@ -135,11 +141,15 @@ def publish_recorded(made: Sequence[Record], folder: Path) -> None:
     Without trees, or where tools and scorers are repeatable, there is a table of calls without
     rows.
     """
-    answered = made[1:3]
+    answered, verdicts = made[1:3], []
     calls = [Path(artifacts.output(answered[0], "trees").path, CALLS)] if answered else []
     recorded = {Origin("reward_model", 0): file for file in calls if file.exists()}
     recording.publish_calls(recorded, folder / CALLS)
-    judging.publish_verdicts([verdicts_of(answered)] if answered else [], folder / VERDICTS)
+    if answered:
+        from tasks.exam import verdicts_of
+
+        verdicts.append(verdicts_of(answered))
+    judging.publish_verdicts(verdicts, folder / VERDICTS)
 
 
 def described(metrics: dict[str, float]) -> str:

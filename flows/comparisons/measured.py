@@ -38,7 +38,7 @@ from tasks.ledger import keys
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.functions import function_digests
 from tasks.ledger.substeps import Ledger, Step
-from tasks.policy.outcome_model import Published
+from tasks.policy.published_model import Published
 from tasks.rewards import judging, parts
 from tasks.rewards.scoring import Reader
 from tasks.trees import panels

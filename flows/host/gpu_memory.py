@@ -9,9 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from params.schema import architectures
 from params.schema import base as schema
@@ -21,9 +19,9 @@ from params.schema.recipe import Recipe
 from params.schema.reinforce import Lora
 from params.schema.reward_model import RewardModel
 from tasks.engines import ENGINES, SamplingLoad
-from tasks.learning.passes import LOGITS_AT_ONCE
-from tasks.policy.lean_transformers import transformers
-from tasks.policy.tiny import tiny_config
+
+if TYPE_CHECKING:
+    import torch  # functions import it: a fault in a recipe is told before
 
 GIB, MIB = 2**30, 2**20
 FULL, HALF = 4, 2  # bytes of a value in float32 and in bfloat16
@@ -71,6 +69,8 @@ NETWORKS = {"nvlink": 450e9, "400": 50e9, "100": 12.5e9, "10": 1.25e9}  # else G
 
 def card_here() -> Card | None:
     """Return this machine's first GPU, with the speed of the next smaller card, or None."""
+    import torch
+
     if not torch.cuda.is_available():
         return None
     here = torch.cuda.get_device_properties(0)
@@ -124,6 +124,10 @@ def shape_of(config: Any, lora: Lora | None = None) -> Shape:
             f"prepare.policy is a {config.model_type}, whose layers are not known here: its memory "
             f"is counted for {', '.join(COUNTED)} (flows/host/gpu_memory.py, COUNTED)"
         )
+    import torch
+
+    from tasks.policy.lean_transformers import transformers
+
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
     linear = {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
@@ -168,6 +172,9 @@ def config_of(recipe: Recipe, folder: Path = schema.PARAMS) -> Any:
     A tiny policy's is in the recipe, a known one's in architectures.yaml, any other one's in its
     folder or in the hub's cache. Raises ValueError where none of these has it.
     """
+    from tasks.policy.lean_transformers import transformers
+    from tasks.policy.tiny import tiny_config
+
     policy = recipe.prepare.policy
     if isinstance(policy, TinyPolicy):
         return tiny_config(policy, policy.vocabulary)
@@ -329,6 +336,8 @@ def _of_update(recipe: Recipe, shape: Shape) -> dict[str, float]:
     precision of the pass: the sum so far, and the part to add. Casts and activations are whole in
     each of several processes.
     """
+    from tasks.learning.passes import LOGITS_AT_ONCE
+
     precision = recipe.machine.precision
     tokens = slots(recipe)
     logits = min(LOGITS_AT_ONCE[recipe.machine.device], tokens * shape.vocabulary)

@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from prefect.artifacts import create_link_artifact, create_markdown_artifact
-
 from flows.tracking.run import Run
 from tasks.ledger.artifacts import digest
 
@@ -95,6 +93,8 @@ def show_in_prefect(recipe: str, page: str | None) -> None:
 
     A fault of Prefect's server does not end a run that has its results.
     """
+    from prefect.artifacts import create_link_artifact, create_markdown_artifact
+
     key = re.sub(r"[^a-z0-9-]+", "-", recipe.lower())
     try:
         if table := _table(recipe):

@@ -21,7 +21,6 @@ from params.schema.agent import Agent, Dialogue
 from tasks.chat.contract import ChatReply, ChatRequest
 from tasks.engines import ENGINES, Engine, Request
 from tasks.ledger.artifacts import Artifact
-from tasks.policy.resident import Resident
 from tasks.trees import dialogue as talk
 from tasks.trees.markers import encode
 from tasks.trees.outcomes import Outcome, StopReason
@@ -137,6 +136,8 @@ def open_policy(folder: Path, agent: Agent, rows: int, name: str = "") -> Iterat
     kind = ENGINES[agent.engine.kind]
     if missing := kind.installed(agent.engine):
         raise ValueError(f"'engine.kind' = {agent.engine.kind!r}, {missing}")
+    from tasks.policy.resident import Resident  # with torch: a model at a server needs none
+
     actor = Resident().load_learner(folder, agent.machine)
     engine = kind.open(actor, Artifact.at(folder), agent.engine, agent.machine, rows)
     yield PolicyModel(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from params.schema.algorithms import Algorithm, Kl
-from tasks.learning import losses
 from tasks.learning.estimators import Advantages, Estimator, Group, critic, group, step, tree
+
+if TYPE_CHECKING:
+    from tasks.learning import losses  # with torch, which figures do without
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,8 @@ CENTRED = ("group_relative", "leave_one_out")  # a group's advantages have mean 
 
 def assemble(row: Algorithm, response_tokens: int) -> Assembled:
     """Return the functions that a row names; ``response_tokens`` is the response budget."""
+    from tasks.learning import losses
+
     estimate = ESTIMATORS[row.estimator.kind]
     return Assembled(
         estimator=lambda groups: estimate(groups, row.estimator),
@@ -62,4 +67,6 @@ def assemble(row: Algorithm, response_tokens: int) -> Assembled:
 def _kl_in_the_loss(kl: Kl | None) -> losses.Kl | None:
     if kl is None or kl.place != "loss":
         return None
+    from tasks.learning import losses
+
     return losses.Kl(losses.KL_ESTIMATORS[kl.estimator], kl.coefficient)

@@ -25,6 +25,7 @@ from tasks.learning.passes import forests_of_lanes, states, training_cost
 from tasks.learning.replay import Example, draw
 from tasks.learning.shares import Batch
 from tasks.policy.machine import in_precision
+from tasks.policy.optimizer import AdamW
 from tasks.policy.outcome_model import OutcomeModel
 from tasks.policy.parallel import side_by_side
 from tasks.trees.tree import Tree
@@ -69,7 +70,7 @@ class Training:
 
 def begin(model: OutcomeModel, settings: RewardModel, machine: Machine) -> Training:
     """Return a training with a new optimizer."""
-    optimizer = torch.optim.AdamW(
+    optimizer = AdamW(
         model.weights(),
         lr=settings.learning_rate,
         betas=ADAM_BETAS,

@@ -19,6 +19,7 @@ from params.schema.reinforce import Lora, Update
 from tasks.ledger.artifacts import Artifact
 from tasks.policy import adapter, sharding, world
 from tasks.policy.model import load_backbone, load_policy, load_tokenizer
+from tasks.policy.optimizer import AdamW
 from tasks.policy.resident import Critic, Learner
 
 POLICY, OPTIMIZER, CRITIC = "policy", "optimizer", "critic"  # folders of one checkpoint
@@ -137,7 +138,7 @@ def make_optimizer(
     weights = list(weights)
     decayed = [weight for weight in weights if weight.ndim > 1]
     others = [weight for weight in weights if weight.ndim <= 1]
-    return torch.optim.AdamW(
+    return AdamW(
         [
             {"params": decayed, "weight_decay": settings.weight_decay},
             {"params": others, "weight_decay": 0.0},

@@ -15,14 +15,15 @@ import functools
 import importlib
 import importlib.metadata
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
 import torch
+
+from tasks.stand_ins import instead
 
 FLAGGED = (  # transformers imports them if they are there
     "accelerate",  # models spread over devices
@@ -43,9 +44,9 @@ SHARED = (  # what all architectures import
 
 def _import() -> None:
     with ExitStack() as stack:
-        stack.enter_context(_instead(dict.fromkeys(ABSENT)))  # None: a module that is absent
+        stack.enter_context(instead(dict.fromkeys(ABSENT)))  # None: a module that is absent
         if COMPILER not in sys.modules:
-            stack.enter_context(_instead(_compiler()))
+            stack.enter_context(instead(_compiler()))
         # Beamline shards its models itself (tasks/policy/sharding.py).
         stack.enter_context(patch.object(torch.distributed, "is_available", lambda: False))
         # transformers would read the metadata of every package to learn the names of distributions.
@@ -69,19 +70,6 @@ def _ask_again(utils: Any) -> None:
         setattr(utils, flag, anew)
         setattr(sys.modules["transformers.utils"], flag, anew)
         utils.BACKENDS_MAPPING[name] = (anew, utils.BACKENDS_MAPPING[name][1])
-
-
-@contextmanager
-def _instead(stand_ins: Mapping[str, ModuleType | None]) -> Iterator[None]:
-    """Let imports and ``find_spec`` find other modules, but those that are loaded already."""
-    modules: dict[str, Any] = sys.modules
-    added = {name: module for name, module in stand_ins.items() if name not in modules}
-    modules.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            del modules[name]
 
 
 def _compiler() -> dict[str, ModuleType]:

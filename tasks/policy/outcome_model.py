@@ -12,14 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from params.schema.base import Machine
-from tasks.ledger import artifacts
-from tasks.ledger.artifacts import Artifact
 from tasks.policy.model import load_backbone
 from tasks.trees.calibration import Calibration
 
 BACKBONE, HEAD, CALIBRATION = "backbone", "head.safetensors", "calibration.json"
-PRESENT = "reward_model.json"
-PLACES = {"model": "model", "trees": "trees", "rewards": "rewards.parquet"}
 
 
 @dataclass
@@ -91,40 +87,3 @@ class Scoring:
 
 
 SCORING = Scoring()  # of this process
-
-
-# ---------------------------------------------------------------- the stage's folder
-
-
-@dataclass(frozen=True)
-class Published:
-    """What ``models/<recipe>/reward_model`` holds: a model, and the trees that it learned from."""
-
-    model: Artifact
-    trees: Artifact
-    rewards: Artifact  # of these trees, the labels
-
-
-def publish(folder: Path, made: Published | None) -> None:
-    """Replace the folder, whole or not at all; None: a file says that there is no model."""
-    partial = folder.with_name(f".{folder.name}.partial")
-    artifacts.remove(partial)
-    partial.mkdir(parents=True)
-    (partial / PRESENT).write_text(json.dumps({"reward_model": made is not None}) + "\n")
-    for name, target in PLACES.items() if made else ():
-        artifacts.publish(getattr(made, name), partial / target)
-    artifacts.remove(folder)
-    partial.rename(folder)
-
-
-def published(folder: Path) -> Published | None:
-    """Return what is in the folder; None if there is no model.
-
-    Raises ValueError where the stage reward_model has not run.
-    """
-    file = folder / PRESENT
-    if not file.exists():
-        raise ValueError(f"{file} does not exist: run the stage that makes it, reward_model, first")
-    if not json.loads(file.read_text())["reward_model"]:
-        return None
-    return Published(**{name: Artifact.at(folder / place) for name, place in PLACES.items()})

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 PERMUTATIONS = 9_999  # all 2^Q of them, where those are fewer
 AT_ONCE = 200  # permutations, which bounds the memory
@@ -23,6 +22,8 @@ def permutation_test(
     """
     if np.array_equal(candidate_Q, other_Q):
         return 1.0
+    from scipy import stats  # a second, which only comparisons of algorithms need
+
     found = stats.permutation_test(
         (candidate_Q, other_Q),
         lambda one, two, axis: np.mean(one - two, axis=axis),

@@ -22,7 +22,7 @@ from params.schema import recipe as schema
 from tasks import settings
 from tasks.ledger.artifacts import Artifact
 from tasks.policy import resident
-from tasks.policy.outcome_model import Published
+from tasks.policy.published_model import Published
 from tasks.trees import panels
 from tasks.trees.tables import save_questions
 from tasks.trees.tree import Question

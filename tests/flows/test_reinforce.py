@@ -33,9 +33,9 @@ from tasks.collect import collect, publish_collected
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
-from tasks.policy import checkpoint, outcome_model, resident
+from tasks.policy import checkpoint, outcome_model, published_model, resident
 from tasks.policy.machine import use_machine
-from tasks.policy.outcome_model import Published
+from tasks.policy.published_model import Published
 from tasks.reward_model import RewardModelInputs
 from tasks.rewards import scoring
 from tasks.rewards.model import Model
@@ -738,10 +738,10 @@ def test_only_a_recipe_with_the_section_needs_the_stages_model(start, successes)
     assert reinforce.reward_model_of(recipe(), "toy") is None, "nothing is read"
     with pytest.raises(ValueError, match=remedy):
         found()
-    outcome_model.publish(folder, None)
+    published_model.publish(folder, None)
     with pytest.raises(ValueError, match=remedy):
         found()
-    outcome_model.publish(folder, made)
+    published_model.publish(folder, made)
     assert found().model.digest == made.model.digest
     assert reinforce.reward_model_of(recipe(), "toy") is None, "an older run may have left it"
     (folder / "rewards.parquet").unlink()

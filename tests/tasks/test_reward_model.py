@@ -17,7 +17,7 @@ from tasks.estimate import EstimateInputs, estimate
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
-from tasks.policy import outcome_model
+from tasks.policy import outcome_model, published_model
 from tasks.reward_model import (
     LabelInputs,
     RewardModelInputs,
@@ -236,17 +236,17 @@ def test_estimates_are_calibrated_probabilities_of_each_leaf(initial, folder):
 def test_the_stages_folder_holds_a_model_or_says_that_there_is_none(initial, folder):
     place = Path("models/toy/reward_model")
     with pytest.raises(ValueError, match="run the stage that makes it, reward_model, first"):
-        outcome_model.published(place)
-    outcome_model.publish(place, None)
-    assert outcome_model.published(place) is None
+        published_model.published(place)
+    published_model.publish(place, None)
+    assert published_model.published(place) is None
     trees, rewards = scored("trees")
     model = model_of(train(initial, (trees, rewards)))
-    outcome_model.publish(place, outcome_model.Published(model, trees, rewards))
-    found = outcome_model.published(place)
+    published_model.publish(place, published_model.Published(model, trees, rewards))
+    found = published_model.published(place)
     assert [found.model.digest, found.trees.digest, found.rewards.digest] == [
         model.digest,
         trees.digest,
         rewards.digest,
     ]
-    outcome_model.publish(place, None)
-    assert outcome_model.published(place) is None
+    published_model.publish(place, None)
+    assert published_model.published(place) is None

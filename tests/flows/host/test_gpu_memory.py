@@ -314,7 +314,6 @@ def test_peak_of_a_real_update_is_the_sum_of_parts(
     kind, vocabulary, at_once, bfloat16, monkeypatch
 ):
     monkeypatch.setattr(passes, "LOGITS_AT_ONCE", {"cpu": at_once})
-    monkeypatch.setattr(gpu_memory, "LOGITS_AT_ONCE", {"cpu": at_once})
     monkeypatch.setattr(passes, "lanes", lambda device, pieces: 1)
     wide = {**SMALL, "vocab_size": vocabulary, "hidden_size": 128, "intermediate_size": 352}
     config = AutoConfig.for_model(kind, **wide, **KINDS[kind], tie_word_embeddings=False)

@@ -256,3 +256,13 @@ def test_legible_columns_are_printable():
 def test_lacking_column_is_named():
     with pytest.raises(ValueError, match=r"table things lacks the columns \['weight'\]"):
         gate.unusable("things", table(), ["size", "weight"])
+
+
+def test_great_expectations_comes_without_databases_and_charts():
+    code = (
+        "from tasks.gates import gate; gate._great_expectations(); import sys"
+        "; print([name for name in ('altair', 'botocore', 'scipy.stats', 'sqlalchemy')"
+        " if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
