@@ -16,7 +16,6 @@ import yaml
 from flows.runs import git
 from flows.runs.dvc_command import HERE, open_repository
 
-
 PIPELINE = "dvc.yaml"
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from tasks.ledger import parsed
 from tasks.ledger.artifacts import Artifact
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -99,7 +100,7 @@ def code_digest(file: Path) -> str:
     return _parsed(file)[1]
 
 
-def _parsed(file: Path) -> tuple[tuple[str, ...], str]:
+def _parsed(file: Path) -> parsed.Parsed:
     """Return the dotted names that a file may import, and the digest of its code."""
     described = any(file.is_relative_to(PROJECT / room) for room in DESCRIBED)
     try:
@@ -109,7 +110,21 @@ def _parsed(file: Path) -> tuple[tuple[str, ...], str]:
 
 
 @functools.cache  # many modules import the same files
-def _parsed_source(source: str, described: bool) -> tuple[tuple[str, ...], str]:
+def _parsed_source(source: str, described: bool) -> parsed.Parsed:
+    key = parsed.key_of(source, described)
+    if (found := parsed.find(key, _parser())) is None:
+        found = _parse(source, described)
+        parsed.keep(key, _parser(), found)
+    return found
+
+
+@functools.cache
+def _parser() -> str:
+    """Return a digest of this file: other code may parse otherwise."""
+    return hashlib.blake2b(Path(__file__).read_bytes(), digest_size=8).hexdigest()
+
+
+def _parse(source: str, described: bool) -> parsed.Parsed:
     tree: ast.AST = ast.parse(source)
     names = tuple(_imported_names(tree))
     text = ast.dump(tree if described else without_docstrings(tree))  # without line numbers
