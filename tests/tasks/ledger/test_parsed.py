@@ -9,8 +9,6 @@ def f():
     'why'
     return 1
 """
-    "import tasks.trees.tree\nfrom params import overrides\n\ndef f():\n    'why'\n    return 1\n"
-)
 
 
 @pytest.fixture(autouse=True)
