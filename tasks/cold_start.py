@@ -23,7 +23,7 @@ from tasks.learning.progress import Advance, no_advance
 from tasks.ledger import artifacts, substeps
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Ledger, Step
-from tasks.policy import checkpoint
+from tasks.policy import checkpoint, lean_transformers
 from tasks.policy.lean_transformers import transformers
 from tasks.policy.machine import PRECISION, use_machine
 from tasks.policy.model import load_policy, load_tokenizer
@@ -90,6 +90,7 @@ def cold_start(
 
 def _alone(step: Step, inputs: ColdStartInputs, advance: Advance) -> list[Point]:
     """Train in this process and write the policy; return the curve."""
+    lean_transformers.import_trainer()
     settings, machine = inputs.settings, inputs.machine
     use_machine(machine)
     tokenizer = load_tokenizer(inputs.policy.path)

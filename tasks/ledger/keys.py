@@ -155,7 +155,13 @@ def import_closure(module: Path) -> list[Path]:
 
 def imported_files(file: Path) -> list[Path]:
     """Return the project files that the imports in ``file`` run, ``__init__.py`` included."""
-    return [path for name in imports(file) for path in _project_files(name)]
+    about = file.stat()
+    return list(_imported_files(file, (about.st_mtime_ns, about.st_size)))
+
+
+@functools.cache  # many modules import the same files
+def _imported_files(file: Path, version: tuple[int, int]) -> tuple[Path, ...]:
+    return tuple(path for name in imports(file) for path in _project_files(name))
 
 
 def imports(file: Path) -> Iterable[str]:

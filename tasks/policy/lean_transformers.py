@@ -15,6 +15,7 @@ import functools
 import importlib
 import importlib.metadata
 import sys
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
@@ -31,6 +32,8 @@ FLAGGED = (  # transformers imports them if they are there
     "sklearn",  # generation with an assistant
 )
 ABSENT = (*FLAGGED, "trio")  # which httpcore2 can use in place of asyncio
+OF_TRAINER = ("datasets", "peft", "scipy", "sklearn")  # it imports them if they are there
+OF_ACCELERATE = ("boto3",)  # its command line, which comes with it, asks Amazon's machines
 COMPILER = "torch._dynamo"
 MASKS = f"{COMPILER}._trace_wrapped_higher_order_op"
 SHARED = (  # what all architectures import
@@ -56,20 +59,30 @@ def _import() -> None:
             importlib.import_module("transformers.models")
         for name in SHARED:
             importlib.import_module(name)
-    _ask_again(utils)
+    _ask_anew(FLAGGED)
 
 
-def _ask_again(utils: Any) -> None:
-    """Let modules that are imported from now on ask anew what is there: ``Trainer`` does.
+def import_trainer() -> None:
+    """Import ``Trainer`` and what belongs to it, before ``transformers.Trainer`` does."""
+    _ask_anew(OF_TRAINER)
+    with instead(dict.fromkeys((*OF_TRAINER, *OF_ACCELERATE))):
+        importlib.import_module("transformers.trainer")
+    _ask_anew(OF_TRAINER)
+
+
+def _ask_anew(names: Iterable[str]) -> None:
+    """Let modules that are imported from now on ask anew what is there.
 
     Those that did without a package keep the old answer, as they would call what they left out.
     """
-    for name in FLAGGED:
+    utils: Any = sys.modules["transformers.utils.import_utils"]
+    for name in names:
         flag = f"is_{name}_available"
         anew = functools.lru_cache(getattr(utils, flag).__wrapped__)
         setattr(utils, flag, anew)
         setattr(sys.modules["transformers.utils"], flag, anew)
-        utils.BACKENDS_MAPPING[name] = (anew, utils.BACKENDS_MAPPING[name][1])
+        if name in utils.BACKENDS_MAPPING:
+            utils.BACKENDS_MAPPING[name] = (anew, utils.BACKENDS_MAPPING[name][1])
 
 
 def _compiler() -> dict[str, ModuleType]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from typing import Any
 
 import torch
@@ -26,10 +27,23 @@ def use_machine(machine: Machine) -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(machine.threads)
-    torch.use_deterministic_algorithms(True, warn_only=machine.device != "cpu")
+    _use_deterministic_algorithms(warn_only=machine.device != "cpu")
     deterministic: Any = torch.utils.deterministic
     deterministic.fill_uninitialized_memory = False  # a debugging aid that costs 12 %
     _keep_memory()
+
+
+def _use_deterministic_algorithms(warn_only: bool) -> None:
+    """Do what torch.use_deterministic_algorithms(True) does, without its import of the compiler.
+
+    torch imports the compiler, which takes as long as torch itself, to set one value there. The
+    compiler reads the same value from an environment variable when something else imports it.
+    """
+    if "torch._inductor" in sys.modules:
+        torch.use_deterministic_algorithms(True, warn_only=warn_only)
+        return
+    os.environ["TORCHINDUCTOR_DETERMINISTIC"] = "1"
+    torch._C._set_deterministic_algorithms(True, warn_only=warn_only)
 
 
 def _keep_memory() -> None:

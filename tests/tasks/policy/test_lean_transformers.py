@@ -85,6 +85,19 @@ def test_trainer_finds_accelerate() -> None:
     assert output_of(f"{LEAN}{code}print(trainer.accelerator.num_processes)") == 1
 
 
+def test_trainer_comes_with_accelerate_alone() -> None:
+    code = (
+        "from tasks.policy import lean_transformers\nimport json, sys\n"
+        "transformers.utils.is_peft_available()\n"
+        "lean_transformers.import_trainer()\ntransformers.Trainer, transformers.TrainingArguments\n"
+        "assert transformers.utils.is_peft_available()\n"
+        "print(json.dumps(list(sys.modules)))"
+    )
+    loaded = output_of(LEAN + code)
+    assert "accelerate" in loaded
+    assert not {"botocore", "datasets", "pandas", "peft", "sklearn", "torch._dynamo"} & {*loaded}
+
+
 def test_earlier_import_stays() -> None:
     code = "import transformers.generation.utils as before, sys\n"
     assert output_of(f"{code}{LEAN}print(int('sklearn' in sys.modules))") == 1

@@ -2,6 +2,8 @@
 
 import ctypes
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -41,3 +43,22 @@ def test_users_own_malloc_settings_win(monkeypatch, own, options):
     use_machine(MACHINE)
     assert set(asked) == options
     assert all(size >= 2**25 for size in asked.values())
+
+
+DETERMINISTIC = """
+import os, sys, torch
+from tasks.policy.machine import use_machine
+from tests.sections import MACHINE
+
+use_machine(MACHINE)
+print(torch.are_deterministic_algorithms_enabled(), "torch._inductor" in sys.modules)
+import torch._inductor.config
+print(torch._inductor.config.deterministic)
+"""
+
+
+def test_kernels_are_deterministic_and_so_is_a_compiler_that_comes_later():
+    ran = subprocess.run(
+        [sys.executable, "-c", DETERMINISTIC], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.splitlines() == ["True False", "True"]

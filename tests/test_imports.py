@@ -1,0 +1,113 @@
+"""What each program imports before its first word: no more modules than tests/imports.yaml says.
+
+``python tests/test_imports.py`` writes that table anew.
+"""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+TABLE = Path(__file__).with_name("imports.yaml")
+PROGRAMS = sorted(
+    f"flows.{file.stem}" for file in (ROOT / "flows").glob("*.py") if file.stem != "__init__"
+)
+HEAVY = (  # a program may import those alone that the table says
+    *("accelerate", "botocore", "dvc", "fastapi", "great_expectations", "matplotlib", "mlflow"),
+    *("openai", "pandas", "peft", "plotly", "prefect", "pyarrow", "scipy", "sklearn", "sqlalchemy"),
+    *("sympy", "torch", "torch._dynamo", "torch.distributed.tensor", "transformers", "trio"),
+)
+LARGE = 20  # modules of a package that has a number of its own in the table
+SLACK = 0.05, 20  # more modules than in the table: a share, or a number if that is more
+
+
+def modules_of(program: str) -> list[str]:
+    """Return the modules that a new interpreter has after an import of ``program``."""
+    code = (
+        f"import json, sys, {program}; print(json.dumps([*filter(sys.modules.get, sys.modules)]))"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def measured(modules: list[str]) -> dict:
+    """Return the row of the table for these modules."""
+    packages = Counter(name.partition(".")[0] for name in modules)
+    return {
+        "modules": len(modules),
+        "heavy": [name for name in HEAVY if name in modules],
+        "packages": {name: n for name, n in sorted(packages.items()) if n >= LARGE},
+    }
+
+
+def faults(row: dict, now: dict) -> list[str]:
+    """Return what is worse now than the row of the table."""
+    share, least = SLACK
+    grown = {
+        name: number - row["packages"].get(name, 0)
+        for name, number in now["packages"].items()
+        if number > row["packages"].get(name, 0)
+    }
+    found = [f"imports {name}" for name in now["heavy"] if name not in row["heavy"]]
+    if now["modules"] > row["modules"] + max(share * row["modules"], least):
+        more = ", ".join(f"{name} {number}" for name, number in grown.items())
+        found.append(f"{now['modules']} modules, not {row['modules']}; more of: {more or 'many'}")
+    return found
+
+
+@pytest.fixture(scope="module")
+def table() -> dict:
+    return yaml.safe_load(TABLE.read_text())
+
+
+@pytest.fixture(scope="module")
+def imported():
+    """Return a future with the modules of each program; two interpreters work at a time."""
+    with ThreadPoolExecutor(2) as pool:
+        yield {program: pool.submit(modules_of, program) for program in PROGRAMS}
+        pool.shutdown(cancel_futures=True)
+
+
+def test_table_has_each_program(table):
+    assert sorted(table) == PROGRAMS
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_imports_no_more(program, table, imported):
+    found = faults(table[program], measured(imported[program].result()))
+    assert not found, (
+        f"{program}: {'; '.join(found)}: import them where they are used, or accept them with "
+        "`python tests/test_imports.py`"
+    )
+
+
+def test_names_what_came():
+    row = {"modules": 1000, "heavy": ["torch"], "packages": {"torch": 900}}
+    assert not faults(row, {"modules": 1050, "heavy": [], "packages": {"torch": 950}})
+    more = {"modules": 1051, "heavy": ["scipy", "torch"], "packages": {"scipy": 60, "torch": 900}}
+    heavy, grown = faults(row, more)
+    assert "scipy" in heavy
+    assert "scipy 60" in grown
+    assert "torch" not in grown
+
+
+def write() -> None:
+    """Write the table anew."""
+    with ThreadPoolExecutor(2) as pool:
+        rows = dict(zip(PROGRAMS, map(measured, pool.map(modules_of, PROGRAMS)), strict=True))
+    text = yaml.safe_dump(rows, default_flow_style=None, sort_keys=False, width=100)
+    TABLE.write_text(
+        "# Modules that each program imports; tests/test_imports.py writes this.\n" + text
+    )
+
+
+if __name__ == "__main__":
+    write()
