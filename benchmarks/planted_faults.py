@@ -258,10 +258,11 @@ def judge_all(
         tempfile.TemporaryDirectory(prefix="faults-") as made,
         ProcessPoolExecutor(jobs, get_context("fork")) as pool,
     ):
-        place = {"root": root, "home": Path(made).resolve(), "seconds": seconds}
-        if failing := [*filter(None, pool.map(partial(fails, **place), tests))]:
-            raise RuntimeError("\n".join(failing))
-        yield from pool.map(partial(judge, **place), faults)
+        home = Path(made).resolve()
+        failing = pool.map(partial(fails, root=root, home=home, seconds=seconds), tests)
+        if said := [*filter(None, failing)]:
+            raise RuntimeError("\n".join(said))
+        yield from pool.map(partial(judge, root=root, home=home, seconds=seconds), faults)
 
 
 # ---------------------------------------------------------------- the command line
