@@ -187,6 +187,7 @@ def be_pytest(folder: Path, output: Path, arguments: Sequence[str]) -> NoReturn:
         for name in [name for name in sys.modules if name.partition(".")[0] in PACKAGES]:
             del sys.modules[name]
         check_imports(folder)
+        sys.modules["__main__"] = importlib.import_module("pytest.__main__")
         status = int(importlib.import_module("pytest").main([*arguments], [hooks]))
         sys.stdout.flush()
     except BaseException:
@@ -216,19 +217,23 @@ def check_imports(folder: Path) -> None:
             raise RuntimeError(f"{name} would be imported from {places}, and not from {folder}")
 
 
-def check_without_faults(folder: Path, tests: Sequence[str], jobs: int) -> None:
-    """Raise RuntimeError with the tests that fail without any fault."""
-    workers = ["-n", str(jobs), "--dist", "loadfile"] if jobs > 1 else []
-    status, output = run(folder, *workers, *tests, seconds=SECONDS * len(tests))
-    if status != PASSED:
-        raise RuntimeError(f"tests do not pass without any fault:\n{output[-4000:]}")
-
-
-def judge(fault: Fault, root: Path, home: Path, seconds: float) -> Outcome:
-    """Plant a fault in this process's copy below ``home``, and run the test that has to find it."""
+def own_copy(root: Path, home: Path) -> Path:
+    """Return this process's copy of ``root`` below ``home``; make it at the first call."""
     folder = home / str(os.getpid()) / "checkout"
     if not folder.exists():
         copy(root, folder)
+    return folder
+
+
+def fails(test: str, root: Path, home: Path, seconds: float) -> str:
+    """Return the end of the output of a test that fails without any fault, or ""."""
+    status, output = run(own_copy(root, home), test, seconds=seconds)
+    return "" if status == PASSED else f"{test} does not pass without any fault:\n{output[-2000:]}"
+
+
+def judge(fault: Fault, root: Path, home: Path, seconds: float) -> Outcome:
+    """Plant a fault in this process's copy, and run the test that has to find it."""
+    folder = own_copy(root, home)
     began = time.monotonic()
     with planted(fault, folder):
         status, output = run(folder, "-x", fault.test, seconds=seconds)
@@ -248,13 +253,16 @@ def judge_all(
     """
     for fault in faults:
         fault.planted((root / fault.file).read_text())
-    with tempfile.TemporaryDirectory(prefix="faults-") as made:
+    tests = list(dict.fromkeys(fault.test for fault in faults))
+    with (
+        tempfile.TemporaryDirectory(prefix="faults-") as made,
+        ProcessPoolExecutor(jobs, get_context("fork")) as pool,
+    ):
         home = Path(made).resolve()
-        copy(root, home / "sound/checkout")
-        tests = list(dict.fromkeys(fault.test for fault in faults))
-        check_without_faults(home / "sound/checkout", tests, jobs)
-        with ProcessPoolExecutor(jobs, get_context("fork")) as pool:
-            yield from pool.map(partial(judge, root=root, home=home, seconds=seconds), faults)
+        failing = pool.map(partial(fails, root=root, home=home, seconds=seconds), tests)
+        if said := [*filter(None, failing)]:
+            raise RuntimeError("\n".join(said))
+        yield from pool.map(partial(judge, root=root, home=home, seconds=seconds), faults)
 
 
 # ---------------------------------------------------------------- the command line
