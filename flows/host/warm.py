@@ -50,11 +50,11 @@ MOST_FILES = 253  # that one message of a socket may carry (SCM_MAX_FD of Linux)
 PATIENCE = 60.0  # seconds that a program waits for the parent to take its work
 ACCEPTED, REFUSED = b"+", b"-"
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-# Libraries read these when they are imported, so they must be equal in parent and program.
+# Libraries read these when they are imported, so they must be equal in parent and program. What they
+# set themselves (KMP_…, TORCHINDUCTOR_…) is not among them.
 READ_AT_IMPORT = (
-    *("OMP_", "MKL_", "OPENBLAS_", "KMP_", "GOMP_", "MALLOC_", "LD_", "CUDA_", "TORCH", "PYTORCH_"),
-    *("PYTHON", "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "MPL", "NUMBA_", "TOKENIZERS_", "XDG_"),
-    *("HOME", "LANG", "LC_"),
+    *("OMP_", "MKL_", "OPENBLAS_", "GOMP_", "MALLOC_", "LD_", "PYTHON", "HF_", "HUGGINGFACE_"),
+    *("TRANSFORMERS_", "XDG_", "HOME", "LANG", "LC_"),
 )
 OURS = ("flows", "tasks", "params", "own")
 LIBRARIES = (  # in the order in which a run needs them
