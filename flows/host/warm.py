@@ -50,8 +50,8 @@ MOST_FILES = 253  # that one message of a socket may carry (SCM_MAX_FD of Linux)
 PATIENCE = 60.0  # seconds that a program waits for the parent to take its work
 ACCEPTED, REFUSED = b"+", b"-"
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-# Libraries read these when they are imported, so they must be equal in parent and program. What they
-# set themselves (KMP_…, TORCHINDUCTOR_…) is not among them.
+# Libraries read these when they are imported, so they must be equal in parent and program. What
+# libraries set themselves (KMP_…, TORCHINDUCTOR_…) is not among them.
 READ_AT_IMPORT = (
     *("OMP_", "MKL_", "OPENBLAS_", "GOMP_", "MALLOC_", "LD_", "PYTHON", "HF_", "HUGGINGFACE_"),
     *("TRANSFORMERS_", "XDG_", "HOME", "LANG", "LC_"),
