@@ -1,7 +1,6 @@
 """Faults that are planted to see that tests find them: a sound list, and what came of each."""
 
 import ast
-import os
 import subprocess
 
 import pytest
@@ -61,13 +60,17 @@ def test_a_text_that_is_there_twice_or_stays_is_no_fault():
         Fault("sums", "one", "sums.py", "a", "a", "test_sums.py").planted("cat")
 
 
-def test_a_planted_fault_is_taken_out_with_its_time(tmp_path):
-    file = tmp_path / "sums.py"
+def test_a_planted_fault_is_taken_out_with_its_byte_code(tmp_path):
+    file, byte_code = tmp_path / "sums.py", tmp_path / "__pycache__/sums.cpython-311.pyc"
     file.write_text("cat")
-    os.utime(file, (1, 1))
+    byte_code.parent.mkdir()
+    byte_code.write_bytes(b"of cat")
     with planted(Fault("sums", "one", "sums.py", "a", "b", "test_sums.py"), tmp_path):
-        assert file.read_text() == "cbt" and file.stat().st_mtime > 1
-    assert file.read_text() == "cat" and file.stat().st_mtime == 1
+        assert file.read_text() == "cbt"
+        assert not byte_code.exists()
+        byte_code.write_bytes(b"of cbt")
+    assert file.read_text() == "cat"
+    assert not byte_code.exists()
 
 
 def test_a_fault_is_found_by_a_test_that_fails_and_by_nothing_else(project):
@@ -95,8 +98,15 @@ def test_a_fault_that_is_not_found_is_the_exit_status(project, capsys):
     assert [row.split(",")[4] for row in rows] == ["found", "not found"]
 
 
-def test_a_test_that_fails_anyway_is_said(project, capsys):
+def test_a_test_that_fails_anyway_finds_nothing(project, capfd):
     with (project / "test_sums.py").open("a") as file:
         file.write("\ndef test_sound():\n    assert False\n")
+    outcomes = list(judge_all(load(), project))
+    assert [one.result for one in outcomes] == ["found", "fails anyway", "fails anyway"]
+    assert "test_sound" in capfd.readouterr().err
+
+
+def test_what_has_no_place_is_said(project, capsys):
+    (project / "sums.py").write_text("")
     assert main([]) == 2
-    assert "test_sound" in capsys.readouterr().err
+    assert "0 times" in capsys.readouterr().err
