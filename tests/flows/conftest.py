@@ -9,6 +9,7 @@ from prefect.context import refresh_global_settings_context
 from flows.workers import server
 from tests import toy_project as toy
 from tests import toy_training as training
+from tests.checkout import warm_parent
 
 
 @pytest.fixture(scope="session")
@@ -72,6 +73,8 @@ def project(tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     for name in [name for name in os.environ if name.startswith(("PREFECT_", "BEAMLINE_"))]:
         monkeypatch.delenv(name)
+    for name, value in warm_parent().items():
+        monkeypatch.setenv(name, value)
     refresh_global_settings_context()
     monkeypatch.setenv("PYTHONPATH", str(toy.ROOT))
     return folder

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,8 +79,8 @@ def test_compiles_afterwards() -> None:
     assert output_of(f"{LEAN}import torch\nprint({compiled}.item())") == 2
 
 
-def test_trainer_finds_accelerate() -> None:
-    arguments = "transformers.TrainingArguments('unused', use_cpu=True, report_to=[])"
+def test_trainer_finds_accelerate(tmp_path: Path) -> None:
+    arguments = f"transformers.TrainingArguments({str(tmp_path)!r}, use_cpu=True, report_to=[])"
     model = "transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**sizes, **heads))"
     code = f"{SIZES}trainer = transformers.Trainer({model}, {arguments})\n"
     assert output_of(f"{LEAN}{code}print(trainer.accelerator.num_processes)") == 1
