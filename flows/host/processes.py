@@ -151,10 +151,6 @@ def _is_stage(process: psutil.Process, command: Sequence[str], root: Path) -> bo
     return stage and "DVC_STAGE" in process.environ()
 
 
-def _is_warm(process: psutil.Process, command: Sequence[str], root: Path) -> bool:
-    return _program(command)[:1] == ["flows.host.warm"] and _is_in(process, root)
-
-
 def _is_sampler(process: psutil.Process, command: Sequence[str], root: Path) -> bool:
     inside = (
         command[1:2] == ["-c"] and "from tasks.engines.transformers import worker" in command[2]
@@ -178,7 +174,6 @@ KINDS: dict[str, Callable[[psutil.Process, Sequence[str], Path], bool]] = {
     "MLflow's page": _is_mlflow,
     "a DVC that ran a stage": _is_dvc,
     "a stage": _is_stage,
-    "a process that has the libraries": _is_warm,
     "a process that samples": _is_sampler,
     "a verifier of mathematics": _is_verifier,
     "a sandbox": _is_sandbox,

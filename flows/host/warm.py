@@ -367,11 +367,23 @@ def _become(request: Request, files: Sequence[int]) -> None:
     sys.path[:], sys.orig_argv[:] = request.path, request.command
     for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
         del sys.modules[name]
-    for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=number == 2 or os.isatty(number))
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = _output(1)
+    sys.stderr = sys.__stderr__ = _output(2)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _read_again()
+
+
+def _output(number: int) -> io.TextIOWrapper:
+    """Return what Python writes to a file that is open: the parent's may be of another kind."""
+    at_once = bool(os.environ.get("PYTHONUNBUFFERED"))
+    file = open(number, "wb", buffering=0 if at_once else -1, closefd=False)  # noqa: SIM115
+    return io.TextIOWrapper(
+        file,
+        errors="backslashreplace" if number == 2 else None,
+        line_buffering=number == 2 or os.isatty(number),
+        write_through=at_once,
+    )
 
 
 def _read_again() -> None:

@@ -45,6 +45,9 @@ def parent(tmp_path_factory):
         patch.setenv("AWAY", "of the parent")
         patch.setenv("PYTHONPATH", str(ROOT))
         process = warm.start(address, ("fractions", "no_such_library"))
+    folder = tmp_path_factory.mktemp("first")
+    while not told(folder, address)[1]["shared"]:  # it takes requests while it imports
+        time.sleep(0.1)
     yield process, address
     process.kill()
     process.wait()

@@ -4,7 +4,6 @@ import pytest
 
 from flows.runs import dvc_command
 from tests import toy_project as toy
-from tests.checkout import warm_parent
 from tests.flows.runs import stores
 
 RUN = "runs/toy-20261121-a"  # the branch of the run in `ran`
@@ -14,8 +13,6 @@ def enter(folder, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PYTHONPATH", str(toy.ROOT))
     monkeypatch.delenv(dvc_command.PARENT, raising=False)
-    for name, value in warm_parent().items():
-        monkeypatch.setenv(name, value)
     return folder
 
 
