@@ -144,6 +144,9 @@ def test_alias_moves_back_only_on_request(project):
 def test_overtaken_candidate_is_not_promoted(project):
     first, _ = commit_run(0.5)
     champions.promote("toy", first)
+    alone, _ = commit_run(0.6)  # there was no champion when it began
+    with pytest.raises(champions.OvertakenError, match=r"is version 1.*with nobody: run"):
+        champions.promote("toy", alone)
     second, _ = commit_run(0.75, champion=1)
     beside, _ = commit_run(0.7, champion=1)
     champions.promote("toy", second)

@@ -271,6 +271,7 @@ def odd_members(private):
         "a file too many": ([*whole, (packing.plain("weights/e", 0), b"")], None),
         "another artifact": ([*whole, (packing.plain("other", 0), b"")], None),
         "a record": ([*whole, (packing.plain("record.json", 0), b"")], None),
+        "a way out": ([*whole, (packing.plain("weights/../../out", 0), b"")], None),
         "a file in a file": ([*whole, (packing.plain("table.txt/a", 0), b"")], None),
         "more than there should be": ([*whole, (b, weights)], None),
         "less than there should be": ([table], None),
