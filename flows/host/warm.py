@@ -367,20 +367,19 @@ def _become(request: Request, files: Sequence[int]) -> None:
     sys.path[:], sys.orig_argv[:] = request.path, request.command
     for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
         del sys.modules[name]
-    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115
-    sys.stdout = sys.__stdout__ = _output(1)
-    sys.stderr = sys.__stderr__ = _output(2)
+    sys.stdin = open(0, errors=sys.stdin.errors, closefd=False)  # noqa: SIM115
+    sys.stdout, sys.stderr = _output(1, sys.stdout.errors), _output(2, sys.stderr.errors)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _read_again()
 
 
-def _output(number: int) -> io.TextIOWrapper:
+def _output(number: int, errors: str | None) -> io.TextIOWrapper:
     """Return what Python writes to a file that is open: the parent's may be of another kind."""
     at_once = bool(os.environ.get("PYTHONUNBUFFERED"))
     file = open(number, "wb", buffering=0 if at_once else -1, closefd=False)  # noqa: SIM115
     return io.TextIOWrapper(
         file,
-        errors="backslashreplace" if number == 2 else None,
+        errors=errors,
         line_buffering=number == 2 or os.isatty(number),
         write_through=at_once,
     )
