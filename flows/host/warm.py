@@ -276,6 +276,8 @@ class Parent:
 
         An interrupt is for all of the program's process group, and so for all of the child's.
         """
+        if connection not in self.children:  # the child has ended in the same moment
+            return
         try:
             signals = list(connection.recv(16))
         except OSError:
