@@ -41,17 +41,18 @@ class KilledError(StageError):
 
 @contextmanager
 def open_repository(root: Path = HERE) -> Iterator[Any]:
-    """Open DVC's repository at ``root``.
+    """Open DVC's repository at ``root``; DVC prints only warnings and errors.
 
     Raises ValueError where there is none or no git repository, where dvc.yaml is invalid, and where
     another run has the files in use that are to be read.
     """
     from dvc.exceptions import DvcException
+    from dvc.logger import set_loggers_level
     from dvc.repo import Repo
 
     _mend_rwlock(root / ".dvc/tmp")
     try:
-        with Repo(str(root)) as repository:
+        with set_loggers_level(logging.WARNING), Repo(str(root)) as repository:
             yield repository
     except DvcException as error:
         raise ValueError(_explained(error, root.absolute())) from None

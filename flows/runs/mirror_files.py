@@ -67,8 +67,17 @@ def send(fs: Filesystem, root: str, name: str, place: Path, key: bytes) -> None:
     """Make the folder ``name`` in the mirror what ``place`` is; remove it if that has no record.
 
     Another record there goes first, and the new one comes last. key: what to sign with; b"" for no
-    signature.
+    signature. Raises RefusedError for a folder that is removed here while it is sent, too.
     """
+    try:
+        _send(fs, root, name, place, key)
+    except FileNotFoundError as error:  # of this folder, or of the mirror
+        if Path(error.filename or "").is_relative_to(place):
+            raise RefusedError(f"{error.filename} was removed meanwhile") from None
+        raise
+
+
+def _send(fs: Filesystem, root: str, name: str, place: Path, key: bytes) -> None:
     there = _at(fs, root, name)
     listed = _listed(fs, there)
     files = _members(place) if os.path.lexists(place / RECORD) else None
@@ -100,10 +109,6 @@ def _send_archive(fs: Filesystem, root: str, name: str, files: Sequence[archive.
     try:
         with _open(fs, root, name) as stream:
             archive.write(stream, files)
-    except FileNotFoundError:  # here, or the folder there
-        if gone := [file for _, file in files if not file.exists()]:
-            raise RefusedError(f"{gone[0]} was removed meanwhile") from None
-        raise
     except ValueError as error:
         raise RefusedError(str(error)) from None
 

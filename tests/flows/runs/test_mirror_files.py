@@ -382,6 +382,34 @@ def test_link_here_is_not_sent(place, sent):
     assert kept["table.txt"] == b"2 0", "what was sent before stays"
 
 
+@pytest.mark.parametrize(
+    "owner, name",
+    [(os.path, "lexists"), (records, "load"), (artifacts, "files_of"), (mirror_files, "_has")],
+)
+def test_removed_while_it_is_sent(place, sent, monkeypatch, capsys, owner, name):
+    _, entry, _ = sent
+    shutil.rmtree(entry)
+    os.chdir(place.folder / "worker 1")
+    (mine,) = Path(".beamline/ledger/toy/reinforce").glob("0000-*")
+    (mine / records.DELIVERED).unlink()
+    work = getattr(owner, name)
+
+    def then_removed(*arguments):
+        found = work(*arguments)
+        shutil.rmtree(mine, ignore_errors=True)
+        return found
+
+    with ledger_mirror.opened() as ledger:
+        (mirror,) = ledger.mirrors
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, then_removed)
+            mirror.push(mine)
+            mirror.flush()
+    assert not (entry / artifacts.RECORD).exists()
+    assert "removed meanwhile" in capsys.readouterr().out
+    assert not mirror.logged, "the mirror is reachable"
+
+
 # ---------------------------------------------------------------- half-done sub-steps
 
 
