@@ -26,7 +26,8 @@ from tasks.ledger.substeps import Ledger, Step
 from tasks.policy import checkpoint, lean_transformers
 from tasks.policy.lean_transformers import transformers
 from tasks.policy.machine import PRECISION, use_machine
-from tasks.policy.model import load_policy, load_tokenizer
+from tasks.policy.model import load_policy, load_tokenizer, save_model
+from tasks.policy.optimizer import AdamW
 from tasks.trees.tables import read_rows
 
 IGNORED = -100  # the label of a token that no loss is taken of
@@ -96,16 +97,20 @@ def _alone(step: Step, inputs: ColdStartInputs, advance: Advance) -> list[Point]
     tokenizer = load_tokenizer(inputs.policy.path)
     checkpoints = step.ledger.scratch(step)
     model = load_policy(inputs.policy.path, machine)
-    trainer = transformers.Trainer(
-        model=model,
-        args=_arguments(settings, machine, checkpoints, step.seed),
-        train_dataset=Traces(read_rows(Path(inputs.traces.path))),
-        data_collator=_collator(tokenizer),
-        callbacks=_callbacks(step.ledger, advance),
-    )
-    trainer.remove_callback(transformers.PrinterCallback)  # `advance` reports progress
-    trainer.train(resume_from_checkpoint=_newest(checkpoints))
-    model.save_pretrained(step.out / "policy")
+    arguments = _arguments(settings, machine, checkpoints, step.seed)
+    _, of_optimizer = transformers.Trainer.get_optimizer_cls_and_kwargs(arguments)
+    with lean_transformers.no_tensor_is_sharded():
+        trainer = transformers.Trainer(
+            model=model,
+            args=arguments,
+            optimizer_cls_and_kwargs=(AdamW, of_optimizer),
+            train_dataset=Traces(read_rows(Path(inputs.traces.path))),
+            data_collator=_collator(tokenizer),
+            callbacks=_callbacks(step.ledger, advance),
+        )
+        trainer.remove_callback(transformers.PrinterCallback)  # `advance` reports progress
+        trainer.train(resume_from_checkpoint=_newest(checkpoints))
+    save_model(model, step.out / "policy")
     tokenizer.save_pretrained(step.out / "policy")
     return [
         {"step": entry["step"], "loss": entry["loss"], "learning_rate": entry["learning_rate"]}

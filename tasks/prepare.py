@@ -30,6 +30,7 @@ from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
 from tasks.policy import first
 from tasks.policy import machine as policies
+from tasks.policy.model import save_model
 from tasks.questions import choice, sources, tables, unusable, written
 from tasks.questions.contract import ExpertSettings, Rules
 from tasks.questions.entries import Entry, Problem, places_in, question_of
@@ -126,7 +127,7 @@ def _prepared(
         check_questions(material, own, settings, scorers, verdict, docs)
     dropped = [*material.dropped, *faulty, *long, *without, *forging]
     save_tables(step.out, material, dropped, table)
-    model.save_pretrained(step.out / "initial")
+    save_model(model, step.out / "initial")
     tokenizer.save_pretrained(step.out / "initial")
     if settings.expert and not choice.find(settings.expert.kind).sampled:
         verdict = step.out / "gates" / "traces.json"

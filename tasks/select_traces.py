@@ -20,7 +20,7 @@ from tasks.ledger import substeps
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
 from tasks.policy import model
-from tasks.policy.model import load_tokenizer
+from tasks.policy.model import load_tokenizer, save_model
 from tasks.questions import tables
 from tasks.questions.sampled import Sampled, Teacher
 from tasks.rewards.scoring import score_trees
@@ -177,7 +177,7 @@ def fetch_teacher(step: Step, teacher: Teacher) -> Record:
     weights, tokenizer = model.fetch_policy(
         PretrainedPolicy(kind="pretrained", name=teacher.name, revision=teacher.revision, context=1)
     )
-    weights.save_pretrained(step.out / "policy")
+    save_model(weights, step.out / "policy")
     tokenizer.save_pretrained(step.out / "policy")
     return {"metrics": {"parameters": sum(weight.numel() for weight in weights.parameters())}}
 

@@ -18,7 +18,7 @@ from params.schema.base import Machine
 from params.schema.reinforce import Lora, Update
 from tasks.ledger.artifacts import Artifact
 from tasks.policy import adapter, sharding, world
-from tasks.policy.model import load_backbone, load_policy, load_tokenizer
+from tasks.policy.model import load_backbone, load_policy, load_tokenizer, save_model
 from tasks.policy.optimizer import AdamW
 from tasks.policy.resident import Critic, Learner
 
@@ -36,7 +36,7 @@ def merged(source: Path, target: Path) -> None:
         shutil.copytree(source, target)
         return
     model = load_policy(source, Machine(threads=1, device="cpu", precision="float32"))
-    adapter.merged(model).save_pretrained(target)
+    save_model(adapter.merged(model), target)
     load_tokenizer(source).save_pretrained(target)
 
 
@@ -186,7 +186,7 @@ def _save_model(model: Any, folder: Path) -> None:
     """Write whole weights as transformers loads them; rank 0 writes."""
     weights = sharding.whole_weights(model)
     if world.rank() == 0:
-        model.save_pretrained(folder, state_dict=weights)
+        save_model(model, folder, weights)
 
 
 def _save_critic(critic: Critic, folder: Path) -> None:

@@ -15,8 +15,8 @@ import functools
 import importlib
 import importlib.metadata
 import sys
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -35,6 +35,12 @@ ABSENT = (*FLAGGED, "trio")  # which httpcore2 can use in place of asyncio
 OF_TRAINER = ("datasets", "peft", "scipy", "sklearn")  # it imports them if they are there
 OF_ACCELERATE = ("boto3",)  # its command line, which comes with it, asks Amazon's machines
 COMPILER = "torch._dynamo"
+SHARDED = "torch.distributed.tensor"
+ONLY_WITH = (  # questions about a model: where they are asked, and what they import to answer
+    ("accelerate.utils.other", "is_compiled_module", COMPILER),
+    ("accelerate.utils.other", "has_compiled_regions", COMPILER),
+    ("accelerate.utils.other", "is_torch_distributed_available", "torch.distributed.fsdp"),
+)
 MASKS = f"{COMPILER}._trace_wrapped_higher_order_op"
 SHARED = (  # what all architectures import
     "transformers.generation.utils",
@@ -68,6 +74,31 @@ def import_trainer() -> None:
     with instead(dict.fromkeys((*OF_TRAINER, *OF_ACCELERATE))):
         importlib.import_module("transformers.trainer")
     _ask_anew(OF_TRAINER)
+    for module, name, package in ONLY_WITH:
+        place: Any = sys.modules[module]
+        setattr(place, name, _only_with(package, getattr(place, name)))
+
+
+def _only_with(package: str, question: Callable[..., bool]) -> Callable[..., bool]:
+    """Return a question whose answer is no as long as nothing has imported a package."""
+
+    def answer(*arguments: Any, **named: Any) -> bool:
+        return package in sys.modules and question(*arguments, **named)
+
+    return answer
+
+
+@contextmanager
+def no_tensor_is_sharded() -> Iterator[None]:
+    """Let libraries that look for sharded tensors find none, where none can be.
+
+    They look for objects of a class whose import takes as long as torch's. Where it is loaded
+    already, it stays: only then can there be such tensors.
+    """
+    tensors = ModuleType(SHARDED)
+    tensors.DTensor = type("DTensor", (), {})  # type: ignore[attr-defined]
+    with instead({SHARDED: tensors}):
+        yield
 
 
 def _ask_anew(names: Iterable[str]) -> None:

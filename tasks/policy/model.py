@@ -6,23 +6,29 @@ architecture and the tokenizer are those of transformers, even where a policy br
 
 from __future__ import annotations
 
+import importlib
 import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from params.schema.base import Machine
 from params.schema.prepare import PretrainedPolicy
 from tasks.policy import adapter
-from tasks.policy.lean_transformers import transformers
+from tasks.policy.lean_transformers import no_tensor_is_sharded, transformers
 
+initialization = importlib.import_module("transformers.initialization")
 modeling_auto = transformers.models.auto.modeling_auto
 tokenization_auto = transformers.models.auto.tokenization_auto
 
 # transformers makes the weights under a setting of the whole process, so that two threads that load
 # at once (reinforce.ahead) fail.
 LOADING = threading.Lock()
+META = torch.device("meta")
 
 
 def load_tokenizer(folder: str | Path) -> transformers.PreTrainedTokenizerFast:
@@ -69,9 +75,14 @@ def load_backbone(folder: Path, machine: Machine) -> Any:
     return _load(transformers.AutoModel, folder, machine, None)
 
 
+def save_model(model: Any, folder: Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
+    """Write a model as transformers loads it; with ``weights``, those in place of its own."""
+    with no_tensor_is_sharded():
+        model.save_pretrained(folder, state_dict=weights)
+
+
 def _load(kind: Any, folder: str | Path, machine: Machine, revision: str | None) -> Any:
-    with LOADING:
-        model = _model(kind, folder, revision, dtype=torch.float32, attn_implementation="sdpa")
+    model = _model(kind, folder, revision, dtype=torch.float32, attn_implementation="sdpa")
     return model.to(torch.device(machine.device))
 
 
@@ -79,9 +90,10 @@ def _model(kind: Any, name: str | Path, revision: str | None, **options: Any) ->
     """Load a model of a class of transformers from safetensors."""
     _refuse_code(name, revision)
     try:
-        return kind.from_pretrained(
-            name, revision=revision, use_safetensors=True, trust_remote_code=False, **options
-        )
+        with LOADING, _unfilled():
+            return kind.from_pretrained(
+                name, revision=revision, use_safetensors=True, trust_remote_code=False, **options
+            )
     except OSError as error:
         if "safetensors" not in str(error):
             raise
@@ -92,6 +104,30 @@ def _model(kind: Any, name: str | Path, revision: str | None, **options: Any) ->
             "code when they are read. Choose a revision with safetensors, or load the model on a "
             "machine that may run its code and write it with save_pretrained"
         ) from error
+
+
+@contextmanager
+def _unfilled() -> Iterator[None]:
+    """Have transformers make models with empty memory, to be filled with their weights.
+
+    It would make them on the device "meta", whose operations import torch's compiler, which takes
+    longer than torch itself. Empty memory costs nothing until something is written there.
+    """
+    contexts = transformers.PreTrainedModel.get_init_context.__func__
+
+    def without_meta(kind: Any, *arguments: Any, **named: Any) -> list[Any]:
+        found = contexts(kind, *arguments, **named)
+        return [initialization.no_init_weights() if one == META else one for one in found]
+
+    settings: Any = torch.utils.deterministic
+    filled, settings.fill_uninitialized_memory = settings.fill_uninitialized_memory, False
+    try:
+        with patch.object(
+            transformers.PreTrainedModel, "get_init_context", classmethod(without_meta)
+        ):
+            yield
+    finally:
+        settings.fill_uninitialized_memory = filled
 
 
 def _names_safetensors(name: str | Path, revision: str | None) -> bool:

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from params.schema.base import Machine
-from tasks.policy.model import load_backbone
+from tasks.policy.model import load_backbone, save_model
 from tasks.trees.calibration import Calibration
 
 BACKBONE, HEAD, CALIBRATION = "backbone", "head.safetensors", "calibration.json"
@@ -51,7 +51,7 @@ def load(folder: Path, machine: Machine) -> OutcomeModel:
 def save(model: OutcomeModel, folder: Path) -> None:
     """Write backbone, head and calibration. Equal models give equal bytes."""
     folder.mkdir(parents=True, exist_ok=True)
-    model.backbone.save_pretrained(folder / BACKBONE)
+    save_model(model.backbone, folder / BACKBONE)
     save_file(model.head.state_dict(), folder / HEAD)
     (folder / CALIBRATION).write_text(json.dumps(model.calibration.model_dump(), indent=1) + "\n")
 

@@ -71,10 +71,14 @@ def told(folder, address, *arguments, **options):
 
 
 def gone(pid):
-    for _ in range(600):
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return True
-        time.sleep(0.05)
+    try:
+        process = psutil.Process(pid)
+        for _ in range(600):
+            if process.status() == psutil.STATUS_ZOMBIE:
+                return True
+            time.sleep(0.05)
+    except psutil.NoSuchProcess:
+        return True
     return False
 
 

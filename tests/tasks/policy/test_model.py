@@ -3,14 +3,23 @@
 import copy
 import json
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from params.schema.base import Machine
 from params.schema.prepare import PretrainedPolicy
 from tasks.policy.model import fetch_policy, load_backbone, load_policy
+from tasks.trees.tables import write_table
+
+ROOT = Path(__file__).parents[3]
 
 MACHINE = Machine(threads=1, device="cpu", precision="float32")
 
@@ -38,6 +47,97 @@ def test_a_policy_in_a_folder_comes_back_as_it_was(policy, tokenizer, tmp_path):
     with torch.no_grad():
         logits, again = policy(tokens).logits, fetched.eval()(tokens).logits
     np.testing.assert_allclose(again.float(), logits, atol=1e-5)
+
+
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "pad_token_id": 0,
+}
+FAMILIES = {
+    "llama": {"tie_word_embeddings": True},
+    "qwen3": {},
+    "gemma3_text": {"query_pre_attn_scalar": 8},
+    "mixtral": {"num_local_experts": 4},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("missing", [False, True])
+def test_loaded_as_transformers_loads_it(family, missing, tmp_path):
+    config = AutoConfig.for_model(family, **SIZES, **FAMILIES[family])
+    torch.manual_seed(1)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    if missing:  # weights are made for it
+        (file,) = tmp_path.glob("*.safetensors")
+        kept = load_file(file)
+        del kept[sorted(kept)[-2]]
+        save_file(kept, file, metadata={"format": "pt"})
+    found = []
+    for load in (
+        lambda: load_policy(tmp_path, MACHINE),
+        lambda: AutoModelForCausalLM.from_pretrained(
+            tmp_path, dtype=torch.float32, attn_implementation="sdpa"
+        ),
+    ):
+        torch.manual_seed(2)
+        model = load()
+        found.append({**model.state_dict(), **dict(model.named_buffers())})
+    ours, theirs = found
+    assert list(ours) == list(theirs)
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value, rtol=0, atol=0, msg=name)
+
+
+WITHOUT = """
+import sys
+from pathlib import Path
+from params.schema.base import Machine
+from params.schema.cold_start import ColdStart
+from tasks.cold_start import ColdStartInputs, cold_start
+from tasks.ledger.artifacts import Artifact
+from tasks.ledger.substeps import Step
+
+settings = ColdStart(
+    steps=1,
+    batch=2,
+    micro_batch=2,
+    learning_rate=1e-2,
+    warmup_steps=0,
+    weight_decay=0.01,
+    save_every=1,
+)
+machine = Machine(threads=1, device="cpu", precision="float32")
+traces = Artifact.at(Path("traces.parquet"))
+inputs = ColdStartInputs(Artifact.at(Path("initial")), traces, settings, machine)
+cold_start(Step("toy", "cold_start", 0, 5), inputs)
+print(*sys.modules)
+"""
+
+
+def test_trains_without_the_compiler(policy, tokenizer, tmp_path):
+    """torch's compiler, its sharding and sympy take longer to import than torch itself."""
+    policy.save_pretrained(tmp_path / "initial")
+    tokenizer.save_pretrained(tmp_path / "initial")
+    rows = [{"question_id": str(n), "tokens": [5, 6, 7], "trained": [0, 1, 1]} for n in range(4)]
+    write_table(pa.Table.from_pylist(rows), tmp_path / "traces.parquet")
+    ran = subprocess.run(
+        [sys.executable, "-c", WITHOUT],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    loaded = set(ran.stdout.split())
+    assert "transformers.trainer" in loaded, ran.stderr
+    heavy = {"torch._dynamo", "torch._inductor", "torch.distributed.tensor", "sympy", "scipy"}
+    assert loaded & heavy == set()
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
