@@ -10,7 +10,7 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows.tracking import figures
+from flows.tracking import figures, pictures
 from flows.tracking.outcome_report import outcome_metrics, panel_tags, rows_by_measure
 from flows.tracking.progress import Progress
 from flows.tracking.run import stage_run
@@ -72,7 +72,11 @@ def evaluate(recipe: str) -> None:
         figures_by_name = outcome_metrics(rows_by_measure(made["rows"]))
         run.log_metrics(figures_by_name, step=0, at=made["finished"])
         run.log_table(table_rows(made["rows"]), "evaluation.json")
-        run.log_figure(figures.success_by_kind(success_rows(made["rows"])), "success_by_kind.png")
+        shown = success_rows(made["rows"])
+        pictures.log(
+            *(run, recipe, "evaluate", shown),
+            lambda: {"success_by_kind": figures.success_by_kind(shown)},
+        )
 
 
 def _answered(exam: Exam, step: Step, policy: Artifact) -> list[Record]:

@@ -649,7 +649,7 @@ def reinforce(recipe: str) -> None:
             *(exam, learners, learned),
         )
         done, seconds = replaying(start, partial(run_all, training, run))
-        reinforce_report.draw_figures(run, done, chosen.reinforce, chosen.seed)
+        reinforce_report.log_figures(run, done, chosen, recipe)
         reinforce_report.report_time(run, seconds)
 
 

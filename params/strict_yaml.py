@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -87,20 +88,38 @@ def parse(text: str, where: str) -> Any:
 @functools.cache  # a run reads the same few files again and again
 def _parsed(text: str) -> tuple[Any, tuple[str, ...]]:
     """Return the values of a YAML text, and its faults; no values where there are faults."""
-    if faults := [*_references(text), *_colons(text)]:
+    events = list(yaml.parse(text, Loader))
+    if faults := [*_references(events), *_colons(events)]:
         return None, tuple(faults)
-    loader = Loader(text)
+    loader = OfEvents(events)
     node = loader.get_single_node()
     faults = [*_doubtful_keys(node, "")] if node else []
     values = loader.construct_document(node) if node and not faults else None
     return values, tuple(faults)
 
 
-def _references(text: str) -> Iterator[str]:
+class OfEvents(Loader):
+    """A loader of what has been parsed already."""
+
+    def __init__(self, events: Sequence[yaml.Event]) -> None:
+        super().__init__("")
+        self.left = deque(events)
+
+    def check_event(self, *choices: type[yaml.Event]) -> bool:
+        return bool(self.left) and (not choices or isinstance(self.left[0], choices))
+
+    def peek_event(self) -> yaml.Event | None:
+        return self.left[0] if self.left else None
+
+    def get_event(self) -> yaml.Event | None:
+        return self.left.popleft() if self.left else None
+
+
+def _references(events: Sequence[yaml.Event]) -> Iterator[str]:
     """Yield a fault for each alias and tag, and for nesting that is too deep."""
     depth = 0
     known = set()
-    for event in yaml.parse(text, Loader):
+    for event in events:
         line = f", line {event.start_mark.line + 1 if event.start_mark else '?'}"
         if isinstance(event, yaml.AliasEvent) and event.anchor not in known:
             known.add(event.anchor)
@@ -116,17 +135,21 @@ def _references(text: str) -> Iterator[str]:
             return
 
 
-def _colons(text: str) -> Iterator[str]:
+def _colons(events: Sequence[yaml.Event]) -> Iterator[str]:
     """Yield a fault for each unquoted text with a colon inside brackets, which DVC cannot read."""
-    depth = 0
-    for token in yaml.scan(text, Loader):
-        if isinstance(token, yaml.FlowMappingStartToken | yaml.FlowSequenceStartToken):
-            depth += 1
-        elif isinstance(token, yaml.FlowMappingEndToken | yaml.FlowSequenceEndToken):
-            depth -= 1
-        elif isinstance(token, yaml.ScalarToken) and token.plain and depth and ":" in token.value:
-            line = token.start_mark.line + 1
-            yield f", line {line}: {token.value} stands in brackets: write it in quotes"
+    brackets = []  # of each list and mapping around an event: whether it is written in brackets
+    for event in events:
+        if isinstance(event, yaml.CollectionStartEvent):
+            brackets.append(event.flow_style)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            brackets.pop()
+        elif isinstance(event, yaml.ScalarEvent) and any(brackets) and _has_colon(event):
+            line = event.start_mark.line + 1
+            yield f", line {line}: {event.value} stands in brackets: write it in quotes"
+
+
+def _has_colon(event: yaml.ScalarEvent) -> bool:
+    return not event.style and ":" in event.value
 
 
 def _doubtful_keys(node: yaml.Node, above: str) -> Iterator[str]:

@@ -62,7 +62,12 @@ LIBRARIES = (  # in the order in which a run needs them
     *("prefect", "prefect.flow_engine", "prefect.task_engine", "prefect.events.worker"),
     *("mlflow.tracking", "mlflow.store.tracking.sqlalchemy_store"),
     *("numpy", "pyarrow.parquet", "torch", "tasks.policy.lean_transformers"),
-    "great_expectations",
+    *("transformers.models.qwen2.modeling_qwen2", "great_expectations"),
+    *("matplotlib.figure", "matplotlib.backends.backend_agg"),
+)
+LIGHT = (  # programs that start before all libraries are there: they need the first few alone
+    *("flows.runs.dvc_command", "flows.workers.server"),
+    *("flows.champion", "flows.retrain", "flows.verdict"),
 )
 
 
@@ -217,7 +222,7 @@ class Parent:
     def serve(self) -> tuple[Request, list[int]]:
         """Serve until a fork, and return in the child: its request, and the files received.
 
-        A request that comes before all libraries are there waits for one of them only.
+        A program of LIGHT that asks before all libraries are there waits for one of them only.
         """
         while True:
             for event, _ in self.events.select(0 if self.libraries else None):
@@ -240,6 +245,9 @@ class Parent:
             request, files = _receive(connection)
             fits = request.interpreter == sys.executable
             fits = fits and _read_at_import(request.environment) == self.at_import
+            if fits and not set(LIGHT).intersection(request.command):
+                while self.libraries:  # or the child would import the rest as well
+                    _import(self.libraries.pop(0))
             fits = fits and threading.active_count() == 1  # a fork would lack a library's thread
             connection.sendall(ACCEPTED if fits else REFUSED)
         except (OSError, ValueError, TypeError):  # the program was killed while it asked

@@ -12,9 +12,9 @@ from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from flows.tracking import figures, paper_figures, traces
+from flows.tracking import figures, paper_figures, pictures, traces
 from flows.tracking.progress import Progress
 from flows.tracking.run import Run
 from flows.tracking.traces import Trace
@@ -28,6 +28,9 @@ from tasks.trees import validation
 from tasks.trees.metrics import together
 from tasks.trees.tables import read_rows
 from tasks.trees.validation import Validated
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Iteration = Mapping[str, Sequence[Record]]  # verb -> the ledger's records of its calls
 TRAINING = ("rollout", "reward", "advantage", "update")  # verbs; "validation" is beside them
@@ -179,45 +182,59 @@ def report_published(run: Run, iteration: int, asked: Sequence[Validated], recip
     run.set_tags({"published_iteration": str(iteration), "published": why})
 
 
-def draw_figures(run: Run, iterations: Sequence[Iteration], settings: Reinforce, seed: int) -> None:
+def log_figures(run: Run, iterations: Sequence[Iteration], recipe: Recipe, name: str) -> None:
     """Log the figures of a whole run: learning curve, entropy around tool results, branching."""
+    data = _figure_data(iterations, recipe)
+    pictures.log(run, name, "reinforce", data, partial(_drawn, data))
+
+
+def _figure_data(iterations: Sequence[Iteration], recipe: Recipe) -> dict[str, Any]:
+    """Return what the figures of a run show."""
     curve: list[dict[str, Any]] = [
         {"iteration": number, **together([record["metrics"] for record in iteration["reward"]])}
         for number, iteration in enumerate(iterations)
     ]
     exams = [record for iteration in iterations for record in iteration.get("validation", ())]
-    asked = validation.points(validation.validated(exams), seed)
-    run.log_figure(figures.learning_curve(curve, asked), "learning_curve.png")
     numbers = [float(point["iteration"]) for point in curve]
-    curve_of_run = {"iteration": numbers, **training_curve(iterations), **spent_so_far(iterations)}
-    dynamics = {"": [curve_of_run]}
-    drawn = figures.training_curves(dynamics, "iteration", "iteration")
-    run.log_figure(drawn, "training_dynamics.png")
-    draw_state_groups(run, iterations)
-    for name, figure in paper_figures.of_run(curve_of_run).items():
-        run.log_figure(figure, f"{name}.png")
-    profile = [
-        {"iteration": number, **point}
-        for number, iteration in enumerate(iterations)
-        for point in iteration["rollout"][0]["profile"]
-    ]
-    if profile:
-        run.log_figure(figures.entropy_around_tools(profile), "entropy_around_tools.png")
     last_trees = artifacts.output(iterations[-1]["rollout"][0], "trees")
-    if decisions := read_rows(Path(last_trees.path) / "decisions.parquet"):
-        rise = least_rise(settings.rollout)
-        run.log_figure(figures.decisions(decisions, rise), "branching_decisions.png")
+    return {
+        "curve": curve,
+        "asked": validation.points(validation.validated(exams), recipe.seed),
+        "dynamics": {
+            "iteration": numbers,
+            **training_curve(iterations),
+            **spent_so_far(iterations),
+        },
+        "state_groups": [
+            {"iteration": number, "sizes": sizes}
+            for number, iteration in enumerate(iterations)
+            if (sizes := iteration["advantage"][0].get("state_groups"))
+        ],
+        "profile": [
+            {"iteration": number, **point}
+            for number, iteration in enumerate(iterations)
+            for point in iteration["rollout"][0]["profile"]
+        ],
+        "decisions": read_rows(Path(last_trees.path) / "decisions.parquet"),
+        "rise": least_rise(recipe.reinforce.rollout),
+    }
 
 
-def draw_state_groups(run: Run, iterations: Sequence[Iteration]) -> None:
-    """Log how many environment steps share their state, where the algorithm's marks are steps."""
-    rows = [
-        {"iteration": number, "sizes": sizes}
-        for number, iteration in enumerate(iterations)
-        if (sizes := iteration["advantage"][0].get("state_groups"))
-    ]
-    if rows:
-        run.log_figure(figures.state_groups(rows), "state_groups.png")
+def _drawn(data: Mapping[str, Any]) -> dict[str, Figure]:
+    """Return the figures of a run by name; those that have nothing to show are left out."""
+    dynamics = data["dynamics"]
+    drawn = {
+        "learning_curve": figures.learning_curve(data["curve"], data["asked"]),
+        "training_dynamics": figures.training_curves({"": [dynamics]}, "iteration", "iteration"),
+        **paper_figures.of_run(dynamics),
+    }
+    if data["state_groups"]:  # where the algorithm's marks are environment steps
+        drawn["state_groups"] = figures.state_groups(data["state_groups"])
+    if data["profile"]:
+        drawn["entropy_around_tools"] = figures.entropy_around_tools(data["profile"])
+    if data["decisions"]:
+        drawn["branching_decisions"] = figures.decisions(data["decisions"], data["rise"])
+    return drawn
 
 
 def report_time(run: Run, seconds: Sequence[Seconds]) -> None:

@@ -109,7 +109,8 @@ def _reporting_to(address: str) -> Iterator[None]:
 
     before = os.environ.get("PREFECT_API_URL")
     os.environ["PREFECT_API_URL"] = address
-    refresh_global_settings_context()
+    if before != address:  # it takes a fifth of a second
+        refresh_global_settings_context()
     _keep_logs_off_terminal()
     flows = get_current_settings().flows
     # the thread that sends heartbeats delays the end of every flow run by a second
@@ -121,10 +122,11 @@ def _reporting_to(address: str) -> Iterator[None]:
             yield
     finally:
         APILogWorker.drain_all(timeout=STOP_TIMEOUT)
-        os.environ.pop("PREFECT_API_URL")
-        if before is not None:
-            os.environ["PREFECT_API_URL"] = before
-        refresh_global_settings_context()
+        if before != address:
+            os.environ.pop("PREFECT_API_URL")
+            if before is not None:
+                os.environ["PREFECT_API_URL"] = before
+            refresh_global_settings_context()
 
 
 def _keep_logs_off_terminal() -> None:

@@ -141,10 +141,12 @@ def test_training_curve_has_the_measures_that_every_iteration_has():
     assert found == {"success": [0.75, 0.75], "advantage_spread": [0.5, 0.25]}
 
 
-def test_state_groups_are_drawn_where_records_have_them():
-    logged, found = Log(), iteration(0, 1.0, 1.0)
-    reinforce_report.draw_state_groups(logged, [found])
-    found["advantage"][0]["state_groups"] = {"1": 3, "2": 4}
-    assert logged.figures == []
-    reinforce_report.draw_state_groups(logged, [found])
-    assert logged.figures == ["state_groups.png"]
+def test_figures_are_those_that_have_something_to_show():
+    curve = [{"iteration": 0, "reward": 0.5, "success": 0.5}]
+    dynamics = {"iteration": [0.0], "success": [0.5]}
+    nothing = {"state_groups": [], "profile": [], "decisions": []}
+    data = {"curve": curve, "asked": [], "dynamics": dynamics, **nothing, "rise": 0.5}
+    always = set(reinforce_report._drawn(data))
+    assert always >= {"learning_curve", "training_dynamics"}
+    sizes = [{"iteration": 0, "sizes": {"1": 3, "2": 4}}]
+    assert set(reinforce_report._drawn(data | {"state_groups": sizes})) - always == {"state_groups"}
