@@ -20,6 +20,11 @@ def load_profile():
     settings.load_profile(os.environ.get(VARIABLE, "quick"))
 
 
+def is_thorough():
+    """Return whether tests shall try all that they can, as in .ci/run."""
+    return settings().max_examples > FEW
+
+
 def examples(count, **others):
     """Return the settings of a test with so many examples, in the profile quick with fewer."""
     share = settings().max_examples * count // 100
