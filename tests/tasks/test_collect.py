@@ -231,8 +231,8 @@ def test_curve_has_the_validation_of_policies_and_rewards_the_estimates_of_a_mod
             "advantages",
             lambda rows: [{**rows[0], "advantage": 0.0}, *rows[1:3], {**rows[3], "leaf": 5}],
             [
-                r'the leaf has a reward: not so in 1 of 8 rows\n    {"iteration": 1, "question": "q1", '
-                '"leaf": 5, "rewarded": false}',
+                r"the leaf has a reward: not so in 1 of 8 rows\n"
+                r'    {"iteration": 1, "question": "q1", "leaf": 5, "rewarded": false}',
                 "a group's advantages have mean 0: not so in 2 of 8 rows",
             ],
         ),
