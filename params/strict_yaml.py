@@ -127,6 +127,8 @@ def _colons(text: str) -> Iterator[str]:
         elif isinstance(token, yaml.ScalarToken) and token.plain and depth and ":" in token.value:
             line = token.start_mark.line + 1
             yield f", line {line}: {token.value} stands in brackets: write it in quotes"
+        if depth > DEEPEST:  # which is a fault itself; PyYAML's time grows with its square
+            return
 
 
 def _doubtful_keys(node: yaml.Node, above: str) -> Iterator[str]:
