@@ -1,4 +1,4 @@
-"""How many examples Hypothesis tries: few in `make test`, all in `.ci/run`."""
+"""How much tests try: few examples of Hypothesis in `make test`, all that they can in `.ci/run`."""
 
 import os
 
