@@ -88,7 +88,7 @@ def parse(text: str, where: str) -> Any:
 @functools.cache  # a run reads the same few files again and again
 def _parsed(text: str) -> tuple[Any, tuple[str, ...]]:
     """Return the values of a YAML text, and its faults; no values where there are faults."""
-    events = list(yaml.parse(text, Loader))
+    events = list(_events(text))
     if faults := [*_references(events), *_colons(events)]:
         return None, tuple(faults)
     loader = OfEvents(events)
@@ -96,6 +96,20 @@ def _parsed(text: str) -> tuple[Any, tuple[str, ...]]:
     faults = [*_doubtful_keys(node, "")] if node else []
     values = loader.construct_document(node) if node and not faults else None
     return values, tuple(faults)
+
+
+def _events(text: str) -> Iterator[yaml.Event]:
+    """Yield the parts of a YAML text, up to one that is nested too deep.
+
+    PyYAML's time grows with the square of the depth.
+    """
+    depth = 0
+    for event in yaml.parse(text, Loader):
+        yield event
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            return
 
 
 class OfEvents(Loader):

@@ -1,4 +1,4 @@
-"""How many examples Hypothesis tries: few in `make test`, all in `.ci/run`."""
+"""How much tests try: few examples of Hypothesis in `make test`, all that they can in `.ci/run`."""
 
 import os
 
@@ -18,6 +18,11 @@ settings.register_profile("quick", settings.get_profile("thorough"), max_example
 def load_profile():
     """Use the profile that BEAMLINE_EXAMPLES names."""
     settings.load_profile(os.environ.get(VARIABLE, "quick"))
+
+
+def is_thorough():
+    """Return whether tests shall try all that they can, as in .ci/run."""
+    return settings().max_examples > FEW
 
 
 def examples(count, **others):

@@ -1,6 +1,8 @@
 """collect: the tables of all iterations as one each, and the gates that they pass on the way."""
 
+import contextlib
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +14,15 @@ import pytest
 
 from params.schema.algorithms import Kl, load_algorithms
 from tasks import advantage, estimate, reward
-from tasks.collect import CollectInputs, _measures, collect, publish_collected
+from tasks.collect import (
+    CollectInputs,
+    _join,
+    _measures,
+    _of_advantages,
+    _rewards,
+    collect,
+    publish_collected,
+)
 from tasks.gates import gate
 from tasks.gates.gate import GateError
 from tasks.learning import token_values
@@ -110,13 +120,31 @@ def relative(rewards):
 
 @pytest.fixture
 def done(tmp_path, monkeypatch):
+    """What two iterations have made, in the working folder."""
     monkeypatch.chdir(tmp_path)
     return [iteration(tmp_path / "ledger" / str(number)) for number in range(2)]
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """A folder in which the same two iterations are collected, and what was made."""
+    folder = tmp_path_factory.mktemp("plain")
+    done = [iteration(folder / "ledger" / str(number)) for number in range(2)]
+    with contextlib.chdir(folder):
+        return folder, done, run(done)
+
+
 def run(done, row="arpo", asked=()):
-    """Collect and publish; ``asked``: rewards by the iterations that each policy learned from."""
-    inputs = CollectInputs(
+    """Collect and publish in the working folder; see ``inputs_of``."""
+    inputs = inputs_of(done, row, asked)
+    made = collect(Step("toy", "reinforce", 0, 7), inputs)
+    publish_collected(inputs, made, Path("data/toy"))
+    return made
+
+
+def inputs_of(done, row, asked=()):
+    """What collect needs; ``asked``: rewards by the iterations that each policy learned from."""
+    return CollectInputs(
         leaves=LEAVES,
         reward=SETTINGS.reward,
         algorithm=ROWS[row] if isinstance(row, str) else row,
@@ -128,9 +156,6 @@ def run(done, row="arpo", asked=()):
         metrics=[entry["metrics"] for entry in done],
         validation={number: Artifact.at(file) for number, file in dict(asked).items()},
     )
-    made = collect(Step("toy", "reinforce", 0, 7), inputs)
-    publish_collected(inputs, made, Path("data/toy"))
-    return made
 
 
 def plant(entry, name, rows):
@@ -140,9 +165,9 @@ def plant(entry, name, rows):
     write_table(pa.Table.from_pylist(rows(read_rows(file)), schema=schemas[name]), file)
 
 
-def test_tables_of_all_iterations_are_joined_and_pass_their_gates(done):
-    run(done)
-    data = Path("data/toy")
+def test_tables_of_all_iterations_are_joined_and_pass_their_gates(plain):
+    folder, *_ = plain
+    data = folder / "data/toy"
     rewards = pd.read_parquet(data / "trees" / "rewards.parquet")
     assert rewards["iteration"].tolist() == [0] * 4 + [1] * 4
     assert rewards["reward"].tolist() == [1.0, 0.0] * 4
@@ -157,57 +182,70 @@ def test_tables_of_all_iterations_are_joined_and_pass_their_gates(done):
     for name, rows in (("trajectories", 8), ("rewards", 8), ("advantages", 8)):
         verdict = json.loads((data / "gates" / "reinforce" / f"{name}.json").read_text())
         assert verdict["passed"] and verdict["rows"] == rows and verdict["table"] == name
-        assert Path(".beamline/data_docs/toy", name, "verdict.json").is_file()
+        assert (folder / ".beamline/data_docs/toy" / name / "verdict.json").is_file()
 
 
-@pytest.mark.parametrize("estimate_of", [None, 0.25, 1.25])
-def test_rewards_have_the_estimates_of_a_reward_model(done, estimate_of):
-    for entry in done if estimate_of else ():
+def estimate_leaves(done, first):
+    """Give the leaves of each tree estimates of a reward model: ``first``, and 1/8 less."""
+    for entry in done:
         (rewards,) = entry["tables"]["rewards"]
         rows = [
             {name: row[name] for name in ("question", "leaf")}
-            | {"estimate": estimate_of - row["leaf"] / 8}
+            | {"estimate": first - row["leaf"] / 8}
             for row in read_rows(rewards)
         ]
         file = rewards.parents[1] / "estimate" / "estimates.parquet"
         write_table(pa.Table.from_pylist(rows[::-1], schema=estimate.TABLE), file)
         entry["tables"]["estimates"] = [file]
-    if estimate_of == 1.25:
-        with pytest.raises(GateError, match=r"estimates are in \[0, 1\].*: not so in 8 of 8"):
-            run(done)
-        return
-    run(done)
-    found = [row["estimate"] for row in read_rows(Path("data/toy/trees/rewards.parquet"))]
-    assert found == ([estimate_of, estimate_of - 1 / 8] * 4 if estimate_of else [None] * 8)
+
+
+def test_curve_has_the_validation_of_policies_and_rewards_the_estimates_of_a_model(done, plain):
+    estimate_leaves(done, 0.25)
+    rewards = done[0]["tables"]["rewards"][0]
+    run(done, asked={0: rewards, 2: rewards})
+    tables = [folder / "data/toy/trees/rewards.parquet" for folder in (Path(), plain[0])]
+    found, without = ([row["estimate"] for row in read_rows(table)] for table in tables)
+    assert found == [0.25, 0.125] * 4
+    assert without == [None] * 8
+    curve = pd.read_csv("data/toy/curve.csv")
+    assert curve["iteration"].tolist() == [0, 1, 2]
+    assert curve["validation_success"].isna().tolist() == [False, True, False]
+    assert curve["validation_success"][0] == 0.5
+    assert curve["update_metric"].isna().tolist() == [False, False, True]
 
 
 @pytest.mark.parametrize(
-    ("name", "fault", "message"),
+    ("name", "fault", "messages"),
     [
         (
             "rewards",
-            lambda rows: [{**rows[0], "reward": 7.0}, *rows[1:]],
-            r"table rewards .*\n- the reward is in \[-1, 1.1\]: not so in 1 of 8 rows\n"
-            r'    {"iteration": 1, "question": "q0", "leaf": 0, "reward": 7.0}',
-        ),
-        ("rewards", lambda rows: rows[1:], "- there are 8 rows, one a leaf: observed 7"),
-        (
-            "advantages",
-            lambda rows: [*rows[:3], {**rows[3], "leaf": 5}],
-            r'the leaf has a reward: not so in 1 of 8 rows\n    {"iteration": 1, "question": "q1", '
-            '"leaf": 5, "rewarded": false}',
+            lambda rows: [{**rows[0], "reward": 7.0}, *rows[1:3]],
+            [
+                r"- the reward is in \[-1, 1.1\]: not so in 1 of 7 rows\n"
+                r'    {"iteration": 1, "question": "q0", "leaf": 0, "reward": 7.0}',
+                "- there are 8 rows, one a leaf: observed 7",
+                r"estimates are in \[0, 1\].*: not so in 7 of 7 rows",
+            ],
         ),
         (
             "advantages",
-            lambda rows: [{**rows[0], "advantage": 0.0}, *rows[1:]],
-            "a group's advantages have mean 0: not so in 2 of 8 rows",
+            lambda rows: [{**rows[0], "advantage": 0.0}, *rows[1:3], {**rows[3], "leaf": 5}],
+            [
+                r"the leaf has a reward: not so in 1 of 8 rows\n"
+                r'    {"iteration": 1, "question": "q1", "leaf": 5, "rewarded": false}',
+                "a group's advantages have mean 0: not so in 2 of 8 rows",
+            ],
         ),
     ],
 )
-def test_planted_fault_stops_the_stage_before_an_out_is_written(done, name, fault, message):
+def test_planted_faults_stop_the_stage_before_an_out_is_written(done, name, fault, messages):
+    if name == "rewards":
+        estimate_leaves(done, 1.25)
     plant(done[1], name, fault)
-    with pytest.raises(GateError, match=message):
+    with pytest.raises(GateError, match=rf"table {name} ") as caught:
         run(done)
+    for message in messages:
+        assert re.search(message, str(caught.value)), message
     assert not Path("data/toy").exists()
     verdict = Path(".beamline/data_docs/toy", name, "verdict.json")
     assert not json.loads(verdict.read_text())["passed"], "its page is made of this"
@@ -228,26 +266,19 @@ def test_trajectory_without_a_token_is_named(done):
     assert unusable in str(caught.value)
 
 
-def test_collected_tables_are_published_again_without_their_gates(done, monkeypatch):
-    first = run(done)
+def test_collected_tables_are_published_again_without_their_gates(plain, tmp_path, monkeypatch):
+    shutil.copytree(plain[0], tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    _, done, first = plain
     files = {file: file.read_bytes() for file in Path("data").rglob("*.*")}
     monkeypatch.setattr(gate, "check", None)
     shutil.rmtree("data")
     assert run(done) == first
     assert {file: file.read_bytes() for file in Path("data").rglob("*.*")} == files
-    plant(done[1], "rewards", lambda rows: [{**rows[0], "score": 0.5}, *rows[1:]])
+    other = [done[0], iteration(tmp_path / "other")]
+    plant(other[1], "rewards", lambda rows: [{**rows[0], "score": 0.5}, *rows[1:]])
     with pytest.raises(TypeError):  # other rewards are judged anew
-        run(done)
-
-
-def test_curve_has_the_validation_of_policies(done, tmp_path):
-    rewards = done[0]["tables"]["rewards"][0]
-    run(done, asked={0: rewards, 2: rewards})
-    curve = pd.read_csv("data/toy/curve.csv")
-    assert curve["iteration"].tolist() == [0, 1, 2]
-    assert curve["validation_success"].isna().tolist() == [False, True, False]
-    assert curve["validation_success"][0] == 0.5
-    assert curve["update_metric"].isna().tolist() == [False, False, True]
+        run(other)
 
 
 # ---------------------------------------------------------------- worlds
@@ -259,29 +290,31 @@ def lake(question, fresh=True):
     return made
 
 
-@pytest.mark.parametrize("fresh", [False, True])
-def test_worlds_are_joined_with_their_steps_and_tasks(tmp_path, monkeypatch, fresh):
+def test_worlds_are_joined_with_their_steps_and_tasks(tmp_path, monkeypatch):
+    """In the first iteration with growing prompts, in the second one with fresh ones."""
     monkeypatch.chdir(tmp_path)
     done = [
-        iteration(tmp_path / str(number), [("q0",), ("q1",)], grow=lambda q: lake(q, fresh))
-        for number in range(2)
+        iteration(
+            tmp_path / str(fresh), [("q0",), ("q1",)], grow=lambda q, fresh=fresh: lake(q, fresh)
+        )
+        for fresh in (False, True)
     ]
     run(done)
     folder = Path("data/toy/trees")
     assert len(read_rows(folder / "steps.parquet")) == 4 * (1 + 3 + 2)
-    for number in range(2):
-        for loaded, question in zip(load_trees(folder, number), ("q0", "q1"), strict=True):
+    for fresh in (False, True):
+        for loaded, question in zip(load_trees(folder, int(fresh)), ("q0", "q1"), strict=True):
             assert loaded.question == lake(question).question
             observed = [node.observation for node in loaded.nodes]
             assert observed == [node.observation for node in lake(question, fresh).nodes]
 
 
-def test_a_run_without_worlds_has_no_table_of_steps(done):
-    run(done)
-    names = {path.name for path in Path("data/toy/trees").iterdir()}
+def test_a_run_without_worlds_has_no_table_of_steps(plain):
+    folder = plain[0] / "data/toy/trees"
+    names = {path.name for path in folder.iterdir()}
     tables = ("questions", "nodes", "leaves", "decisions", "rewards", "advantages", "tokens")
     assert names == {f"{name}.parquet" for name in tables}
-    assert "data" not in read_rows(Path("data/toy/trees/questions.parquet"))[0]
+    assert "data" not in read_rows(folder / "questions.parquet")[0]
 
 
 def test_what_the_gate_measures_of_a_fresh_prompt_a_step():
@@ -317,33 +350,43 @@ def test_all_batches_of_an_iteration_are_in_its_tables_and_in_its_point_of_the_c
 # ---------------------------------------------------------------- what the gate of advantages knows
 
 
-def test_rewards_that_differ_by_a_length_penalty_alone_may_have_credit(tmp_path, monkeypatch):
+@pytest.fixture
+def credited(tmp_path, monkeypatch):
+    """Have the gate of advantages judge iterations: each is the changes of one."""
     monkeypatch.chdir(tmp_path)
+
+    def judge(row, *iterations):
+        done = [iteration(tmp_path / str(n), **each) for n, each in enumerate(iterations)]
+        inputs = inputs_of(done, row)
+        frames = (_rewards(inputs.tables), _join(inputs.tables, "advantages"))
+        checked = _of_advantages(inputs, *(each.to_pandas() for each in frames))
+        gate.check("advantages", *checked, tmp_path / "verdict.json", tmp_path / "docs")
+
+    return judge
+
+
+NO_CREDIT = "where a group's rewards are equal, none has credit"
+
+
+def test_rewards_that_differ_by_a_length_penalty_alone_may_have_credit(credited):
     # rewards 1 and 0 with penalties that make them -1 and 0, and equal in the second iteration
-    done = [
-        iteration(tmp_path / "a", penalties=(-2.0, 0.0)),
-        iteration(tmp_path / "b", penalties=(-1.0, 0.0)),
-    ]
-    run(done, "dapo")
-    with_credit = iteration(tmp_path / "c", penalties=(-1.0, 0.0), credit=[0.7, -0.7])
-    with pytest.raises(GateError, match="where a group's rewards are equal, none has credit"):
-        run([done[0], with_credit], "dapo")
+    first, second = {"penalties": (-2.0, 0.0)}, {"penalties": (-1.0, 0.0)}
+    credited("dapo", first, second)
+    with pytest.raises(GateError, match=NO_CREDIT):
+        credited("dapo", first, second | {"credit": [0.7, -0.7]})
 
 
-def test_with_kl_in_the_reward_equal_rewards_may_have_credit(tmp_path, monkeypatch):
+def test_with_kl_in_the_reward_equal_rewards_may_have_credit(credited):
     """RLOO measures r - coefficient * k1 against its group; the table of rewards has r alone."""
-    monkeypatch.chdir(tmp_path)
-    done = [iteration(tmp_path / "a", penalties=(-1.0, 0.0), credit=[0.02, -0.02])]
+    equal = {"penalties": (-1.0, 0.0), "credit": [0.02, -0.02]}
     assert ROWS["rloo"].kl == Kl(place="reward", estimator="k1", coefficient=0.05)
-    run(done, "rloo")
+    credited("rloo", equal)
     without = ROWS["rloo"].model_copy(update={"kl": None})
-    with pytest.raises(GateError, match="none has credit"):
-        run(done, without)
+    with pytest.raises(GateError, match=NO_CREDIT):
+        credited(without, equal)
 
 
-def test_credit_that_is_not_measured_against_the_group_need_not_have_mean_0(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    done = [iteration(tmp_path / "a", credit=[0.5, 0.25])]
-    run(done, "arpo_hard")
+def test_credit_that_is_not_measured_against_the_group_need_not_have_mean_0(credited):
+    credited("arpo_hard", {"credit": [0.5, 0.25]})
     with pytest.raises(GateError, match="a group's advantages have mean 0"):
-        run(done, "arpo")
+        credited("arpo", {"credit": [0.5, 0.25]})

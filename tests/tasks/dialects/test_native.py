@@ -19,9 +19,10 @@ from tasks.environments.contract import FREE_TEXT
 from tasks.tools.schema import with_values
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Call, Message, Observation, Question, ToolSpec
+from tests.examples import is_thorough
 from tests.tasks.dialects import families
 
-CONVERSATIONS = int(os.environ.get("CONVERSATIONS", "40"))
+CONVERSATIONS = int(os.environ.get("CONVERSATIONS", "40" if is_thorough() else "15"))
 BRIDGED = ("qwen3", "llama-3", "glm-4.5")
 DEFAULT = Native(renderer="default", options={"tool_parser": "qwen3"})
 SETTINGS = {"qwen2.5": DEFAULT}

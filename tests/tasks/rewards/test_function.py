@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tasks.rewards import function
 from tasks.rewards.contract import Ending
 from tasks.rewards.function import read, written
 from tasks.rewards.parts import parts_of
@@ -17,8 +18,6 @@ QUESTION = Question("train-7", "toy", "?", ("408",), before=(Message("system", "
 RIGHT = "<think>t</think><answer>\\boxed{408}</answer>"
 PARTS = """
 import time
-
-import numpy
 
 
 def brevity(ending):
@@ -45,6 +44,8 @@ def a_text(ending):
 
 
 def an_array(ending):
+    import numpy
+
     return numpy.float32(0.25)
 
 
@@ -86,7 +87,8 @@ def fails(answer, accepted):
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """A folder ``own/`` with PARTS, below the working directory."""
+    """A folder ``own/`` with PARTS, below the working directory; a part has one process."""
+    monkeypatch.setattr(function, "WORKERS", 1)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     Path("own").mkdir()
@@ -104,7 +106,8 @@ def tree(*texts, question=QUESTION):
     return Tree(question, nodes, [*range(1, len(nodes))])
 
 
-def test_a_users_function_is_a_part_like_any_other(own):
+def test_a_users_function_is_a_part_like_any_other(own, monkeypatch):
+    monkeypatch.setattr(function, "WORKERS", 2)
     settings = listed(
         {"answer": {}},
         {f"{own}:brevity": {"weight": 0.5}},

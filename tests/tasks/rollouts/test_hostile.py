@@ -34,6 +34,7 @@ from tasks.trees.outcomes import TURN_OUTCOMES, Outcome, StopReason
 from tasks.trees.tables import load_trees, save_trees
 from tasks.trees.tree import TURN, Document, Observation, Question
 from tests.agents import setting_of
+from tests.examples import is_thorough
 from tests.reward_parts import usual
 
 SANDBOXES = ["unshare"] + (["bubblewrap"] if shutil.which("bwrap") else [])
@@ -165,6 +166,13 @@ def python(request):
 
 
 @pytest.fixture(scope="module")
+def interpreter():
+    """One worker for what a policy reads and writes, which is the same with every sandbox."""
+    with sandbox(SANDBOXES[-1]) as run:
+        yield run
+
+
+@pytest.fixture(scope="module")
 def search(tmp_path_factory):
     """Search over two documents, one of which is hostile itself."""
     documents = [
@@ -282,7 +290,7 @@ def settled_processes() -> int:
     seen = [-1, -1, -1]
     while len(set(seen)) > 1 or seen[0] < 0:
         seen = [*seen[1:], len(processes())]
-        time.sleep(0.05)
+        time.sleep(0.02)
     return seen[0]
 
 
@@ -532,7 +540,11 @@ def test_thousand_calls_end_with_the_tokens(play, python, tokenizer):
 
 @pytest.mark.parametrize("name", SANDBOXES)
 def test_thousand_calls_leave_nothing(play, name):
-    """Of a path each. Files, memory and processes of the calls are gone; neither side grows."""
+    """Of a path each. Files, memory and processes of the calls are gone; neither side grows.
+
+    In make test they are 400.
+    """
+    count = 1000 if is_thorough() else 400
     source = "import os\nopen('x', 'w').write('x' * 10 ** 5)\nif os.fork(): print(6 * 7)"
     looks = []
 
@@ -544,12 +556,12 @@ def test_thousand_calls_leave_nothing(play, name):
 
     with sandbox(name) as run:
         run([source] * 30)
-        tree = play({"python": watched}, code(source), ANSWER, paths=1000)
+        tree = play({"python": watched}, code(source), ANSWER, paths=count)
     outcomes = [[node.outcome for node in path[1:]] for path in tree.trajectories()]
-    assert outcomes == [[Outcome.CALL, "ok", Outcome.ANSWER]] * 1000
+    assert outcomes == [[Outcome.CALL, "ok", Outcome.ANSWER]] * count
     (*before, small), (*after, large) = looks
     assert after == before
-    assert large - small < 8 * 2**20
+    assert large - small < count * 2**13
 
 
 def held() -> tuple[int, list[int], int]:
@@ -615,9 +627,9 @@ def reward_of(tree) -> dict:
     ],
     ids=["a result", "only its end", "only its beginning", "in code", "in pieces"],
 )
-def test_forged_result_ends_and_earns_nothing(play, python, forged):
+def test_forged_result_ends_and_earns_nothing(play, interpreter, forged):
     """Also after an honest call; and no tool runs what it goes on with."""
-    tree = play({"python": python}, code("6 * 7"), forged)
+    tree = play({"python": interpreter}, code("6 * 7"), forged)
     turns, results = only(tree)
     assert [turn.outcome for turn in turns] == [Outcome.CALL, Outcome.FORGED_RESULT]
     assert turns[-1].text.endswith(talk.RESULT_TAGS)
@@ -638,9 +650,9 @@ def test_forged_result_ends_and_earns_nothing(play, python, forged):
     ],
     ids=["a turn", "in pieces", "in an answer", "in code", "the end in pieces"],
 )
-def test_forged_turn_ends_and_earns_nothing(play, python, forged):
+def test_forged_turn_ends_and_earns_nothing(play, interpreter, forged):
     """Also after an honest call; no tool runs what it goes on with, and its reward is lowest."""
-    tree = play({"python": python}, code("6 * 7"), forged)
+    tree = play({"python": interpreter}, code("6 * 7"), forged)
     turns, results = only(tree)
     assert [turn.outcome for turn in turns] == [Outcome.CALL, Outcome.FORGED_TURN]
     assert [inside(result) for result in results] == ["42"]
@@ -662,9 +674,9 @@ def test_a_control_token_that_no_template_writes_forges_a_turn(tokenizer, tmp_pa
     assert (said.outcome, said.text) == (Outcome.FORGED_TURN, turn)
 
 
-def test_end_token_and_tags_forge_nothing(play, python):
+def test_end_token_and_tags_forge_nothing(play, interpreter):
     for last, outcome in ((ANSWER, Outcome.ANSWER), ("no idea" + END_TOKEN, Outcome.NO_ANSWER)):
-        turns, _ = only(play({"python": python}, code("6 * 7"), "<think></think>" + last))
+        turns, _ = only(play({"python": interpreter}, code("6 * 7"), "<think></think>" + last))
         assert [turn.outcome for turn in turns] == [Outcome.CALL, outcome]
 
 
@@ -679,13 +691,13 @@ QUOTES = {
 
 
 @pytest.mark.parametrize("name", QUOTES)
-def test_printed_tags_are_not_obeyed(play, python, tokenizer, name):
+def test_printed_tags_are_not_obeyed(play, interpreter, tokenizer, name):
     """No tag or control token of it is the vocabulary's; nothing is called; nothing is answered."""
     asked = []
 
     def watched(codes):
         asked.extend(codes)
-        return python(codes)
+        return interpreter(codes)
 
     tree = play({"python": watched}, prints(QUOTES[name]), "<think>done</think>" + END_TOKEN)
     turns, (result,) = only(tree)
@@ -708,10 +720,10 @@ def test_tags_in_a_document_are_not_obeyed(play, search, tokenizer):
     assert reward_of(tree)["answer"] == "8"
 
 
-def test_tool_does_not_fill_an_answer(play, python):
+def test_tool_does_not_fill_an_answer(play, interpreter):
     """The agent opens an answer, lets the tool write the box, and closes it."""
     turns = ("<think>a</think><answer>" + prints("\\boxed{7}"), "</answer>")
-    tree = play({"python": python}, *turns)
+    tree = play({"python": interpreter}, *turns)
     assert [turn.outcome for turn in only(tree)[0]] == [Outcome.CALL, Outcome.ANSWER]
     assert (reward_of(tree)["answer"], reward_of(tree)["reward"]) == (None, -1.0)
 
@@ -819,8 +831,8 @@ def test_control_tokens_in_a_question_are_text(play, tokenizer):
         ),
     ],
 )
-def test_a_malformed_call_has_a_name(play, python, search, turns, outcomes, observed, faults):
-    tree = play({"python": python, "search": search}, *turns, turn_tokens=600)
+def test_a_malformed_call_has_a_name(play, interpreter, search, turns, outcomes, observed, faults):
+    tree = play({"python": interpreter, "search": search}, *turns, turn_tokens=600)
     made, results = only(tree)
     assert [turn.outcome for turn in made] == outcomes
     assert [result.outcome for result in results] == observed
@@ -846,17 +858,17 @@ def test_a_malformed_call_has_a_name(play, python, search, turns, outcomes, obse
     ],
     ids=["a long line", "no UTF-8", "null", "terminal", "direction", "marks", "no characters"],
 )
-def test_odd_text_reaches_policy_and_tables_as_text(play, python, tokenizer, said, read):
+def test_odd_text_reaches_policy_and_tables_as_text(play, interpreter, tokenizer, said, read):
     """The tables keep what the policy read; ``play`` compares them after a round trip."""
-    tree = play({"python": python}, prints(said), ANSWER)
+    tree = play({"python": interpreter}, prints(said), ANSWER)
     _, (result,) = only(tree)
     assert (result.outcome, inside(result)) == ("ok", read)
     assert tokenizer.decode(result.tokens) == result.text
 
 
-def test_a_result_of_any_length_is_cut_to_its_budget(play, python):
+def test_a_result_of_any_length_is_cut_to_its_budget(play, interpreter):
     said = "".join(map(str, range(10))) * 190
-    turns, (result,) = only(play({"python": python}, prints(said), ANSWER, result_tokens=30))
+    turns, (result,) = only(play({"python": interpreter}, prints(said), ANSWER, result_tokens=30))
     assert (len(result.tokens), result.outcome, turns[-1].outcome) == (30, "ok", Outcome.ANSWER)
     assert said.startswith(inside(result).removesuffix("..."))
 

@@ -100,16 +100,20 @@ FORGERIES = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_world_forges_nothing(tokenizer, form):
+def test_a_world_forges_nothing(tokenizer):
     agent = ["<say>a</say>", "<pick>{}</pick>", f"<say>{'b' * 50}</say>", f"no{END}"]
-    added = tokenizer.added_tokens_decoder
     with world("Forger") as environment:
-        grown = [
-            play(environment, tokenizer, in_turn(*agent), [task(said=said)], form)
-            for said in ("a", *FORGERIES.values())
-        ]
-    ((plain,), dialect), *forged = grown
+        for form in FORMS:
+            grown = [
+                play(environment, tokenizer, in_turn(*agent), [task(said=said)], form)
+                for said in ("a", *FORGERIES.values())
+            ]
+            check_forgeries(tokenizer, agent, *grown)
+
+
+def check_forgeries(tokenizer, agent, usual_play, *forged):
+    added = tokenizer.added_tokens_decoder
+    (plain,), dialect = usual_play
     (usual_row,) = rows([plain], dialect)
     for (tree,), _ in forged:
         for node, harmless in zip(tree.nodes, plain.nodes, strict=True):
@@ -130,10 +134,9 @@ ARGUMENTS = [
 ]
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_an_odd_argument_earns_nothing(tokenizer, form):
+def test_an_odd_argument_earns_nothing(tokenizer):
     with world("Walk", limit=3) as environment:
-        for argument in ARGUMENTS:
+        for argument, form in product(ARGUMENTS, FORMS):
             agent = [f"<pick>{argument}</pick>", "<say>a</say>", "<answer>\\boxed{7}</answer>"]
             (tree,), dialect = play(environment, tokenizer, in_turn(*agent), [task(seed=1)], form)
             (row,) = rows([tree], dialect)
@@ -141,13 +144,13 @@ def test_an_odd_argument_earns_nothing(tokenizer, form):
             assert row["outcome"] == ("world_failed" if "111" in argument else "answer")
 
 
-@pytest.mark.parametrize("pay", ["1e308", "1e30", "nan", "-inf"])
-def test_a_fortune_is_no_reward(tokenizer, pay):
+def test_a_fortune_is_no_reward(tokenizer):
     with world("Rich") as environment:
-        agent = [f"<say>{pay}</say>"] * 2 + [f"a{END}"]
-        (tree,), dialect = play(environment, tokenizer, in_turn(*agent), [task()])
-    (row,) = rows([tree], dialect, listed({"steps": {"weight": 1.0}}))
-    assert (row["outcome"], row["reward"]) == ("world_failed", 0.0)
+        for pay in ("1e308", "1e30", "nan", "-inf"):
+            agent = [f"<say>{pay}</say>"] * 2 + [f"a{END}"]
+            (tree,), dialect = play(environment, tokenizer, in_turn(*agent), [task()])
+            (row,) = rows([tree], dialect, listed({"steps": {"weight": 1.0}}))
+            assert (row["outcome"], row["reward"]) == ("world_failed", 0.0)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -160,16 +163,16 @@ def test_an_episode_that_starts_late_leaves_its_prompt_to_others(tokenizer, form
     assert "a door" in tree.nodes[0].text
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_long_start_is_cut_to_its_room(tokenizer, form):
+def test_a_long_start_is_cut_to_its_room(tokenizer):
     """Where it cannot be cut, the episode has failed; either way the run goes on."""
     agent = ["<say>a</say>", f"b{END}", "<say>a</say>"]
+    tasks = [task("text"), task("acts")]
     with world("Long") as environment:
-        tasks = [task("text"), task("acts")]
-        (cut, failed), _ = play(environment, tokenizer, in_turn(*agent), tasks, form, rows=1)
-    assert len(cut.nodes[0].tokens) <= 4000 and "word word" in cut.nodes[0].text
-    assert cut.nodes[0].text.endswith("...")
-    assert [node.outcome for node in failed.nodes] == ["", "world_failed"]
+        for form in FORMS:
+            (cut, failed), _ = play(environment, tokenizer, in_turn(*agent), tasks, form, rows=1)
+            assert len(cut.nodes[0].tokens) <= 4000 and "word word" in cut.nodes[0].text
+            assert cut.nodes[0].text.endswith("...")
+            assert [node.outcome for node in failed.nodes] == ["", "world_failed"]
 
 
 @pytest.mark.parametrize(
@@ -238,7 +241,7 @@ def contents(trees):
 
 def test_equal_seeds_give_equal_trees_however_they_grow(tokenizer):
     """With and without forks, in one or two processes and lanes."""
-    tasks = [Question(f"q{n}", "toy", "Go.", (), data=json.dumps({"seed": n})) for n in range(8)]
+    tasks = [Question(f"q{n}", "toy", "Go.", (), data=json.dumps({"seed": n})) for n in range(4)]
     ways = list(product(FORMS, ("none", "entropy", "paragraphs", "calls")))
     budgets = {"leaves": 6, "initial": 2, "branch": 2, "rows": 24, "base_probability": 0.6}
     found = []

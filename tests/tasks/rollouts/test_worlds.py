@@ -3,10 +3,10 @@
 import json
 import random
 import re
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from itertools import count
+from itertools import count, product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from tasks.dialects.tags import Tags, open_tags
 from tasks.engines import Sample
 from tasks.environments.contract import EnvironmentKind, OpenEnvironment
 from tasks.environments.episodes import open_worlds
-from tasks.environments.frozen_lake import ENVIRONMENT, FrozenLake, FrozenLakeSettings
+from tasks.environments.frozen_lake import ENVIRONMENT, FrozenLakeSettings
 from tasks.rollouts.rounds import Setting, grow
 from tasks.trees import dialogue as talk
 from tasks.trees.outcomes import Outcome, StopReason
@@ -43,12 +43,6 @@ FORMS = {
     "growing": {},
     "fresh": {"prompt": "fresh", "history": 2, "prompt_tokens": 400},
 }
-
-
-class Replayed(FrozenLake):
-    """The same world, without a fork of its own."""
-
-    fork = None
 
 
 class Walker:
@@ -93,9 +87,27 @@ class Walker:
         return Sample(tokens, -entropies, entropies, stopped)
 
 
-def grown(tokenizer, world, form, branching, workers=1, grow=grow):
+OWN = "tests/tasks/rollouts/lakes_of_a_user.py"
+PLACES = {  # world -> reference, and number of processes
+    "forked": ("tasks/environments/frozen_lake.py:FrozenLake", 1),
+    "replayed": (f"{OWN}:Replayed", 2),
+    "fading": (f"{OWN}:Fading", 1),
+}
+
+
+@pytest.fixture(scope="module")
+def lakes(tokenizer):
+    """Open worlds by name, for ``grown``."""
+    with ExitStack() as stack:
+        opened = {}
+        for name, (world, workers) in PLACES.items():
+            kind = EnvironmentKind(FrozenLakeSettings, world, ENVIRONMENT.specs, ENVIRONMENT.tasks)
+            opened[name] = stack.enter_context(open_worlds(kind, LAKE, workers, 20.0))
+        yield SimpleNamespace(tokenizer=tokenizer, **opened)
+
+
+def grown(lakes, world, form, branching, grow=grow):
     """Grow the trees of three levels; return them."""
-    kind = EnvironmentKind(FrozenLakeSettings, world, ENVIRONMENT.specs, ENVIRONMENT.tasks)
     dialogue = Dialogue(
         system="",
         turn_tokens=60,
@@ -118,18 +130,17 @@ def grown(tokenizer, world, form, branching, workers=1, grow=grow):
         rows=64,
     )
     specs = list(ENVIRONMENT.specs(LAKE))
-    with open_worlds(kind, LAKE, workers, 20.0) as worlds:
-        setting = Setting(
-            tokenizer,
-            dialogue,
-            budget,
-            open_tags(Tags(), tokenizer, dialogue, specs),
-            OpenEnvironment(specs, worlds.session),
-            "0/0",
-            branching,
-            Marks(kind="tool_call" if branching == "marks" else "none"),
-        )
-        return grow(ENVIRONMENT.tasks(LAKE, "train", 3, 0), Walker(tokenizer), setting)
+    setting = Setting(
+        lakes.tokenizer,
+        dialogue,
+        budget,
+        open_tags(Tags(), lakes.tokenizer, dialogue, specs),
+        OpenEnvironment(specs, getattr(lakes, world).session),
+        "0/0",
+        branching,
+        Marks(kind="tool_call" if branching == "marks" else "none"),
+    )
+    return grow(ENVIRONMENT.tasks(LAKE, "train", 3, 0), Walker(lakes.tokenizer), setting)
 
 
 def told(trees):
@@ -147,55 +158,36 @@ def told(trees):
     ]
 
 
-OWN = "tests/tasks/rollouts/test_worlds.py:Replayed"
-FORKED = "tasks/environments/frozen_lake.py:FrozenLake"
+@pytest.fixture(scope="module", params=product(FORMS, ("none", "entropy", "marks")), ids="-".join)
+def way(request):
+    """The form of prompts and the kind of branching."""
+    return request.param
 
 
-@pytest.mark.parametrize("form", list(FORMS))
-@pytest.mark.parametrize("branching", ["none", "entropy", "marks"])
-def test_a_fork_and_a_replay_grow_equal_trees(tokenizer, form, branching):
-    forked = grown(tokenizer, FORKED, form, branching)
-    assert told(grown(tokenizer, OWN, form, branching, workers=2)) == told(forked)
+@pytest.fixture(scope="module")
+def forked(lakes, way):
+    """The trees of a world that forks, grown at once."""
+    return grown(lakes, "forked", *way)
+
+
+def test_a_fork_and_a_replay_grow_equal_trees(lakes, way, forked):
+    assert told(grown(lakes, "replayed", *way)) == told(forked)
     assert all(len(tree.leaves) == 6 for tree in forked)
-    assert branching == "none" or any(d.added for tree in forked for d in tree.decisions)
+    assert "none" in way or any(d.added for tree in forked for d in tree.decisions)
 
 
-@pytest.mark.parametrize("form", list(FORMS))
-@pytest.mark.parametrize("branching", ["none", "entropy", "marks"])
-@pytest.mark.parametrize("world", [OWN, FORKED])
-def test_episodes_in_parts_are_those_of_an_undivided_rollout(
-    tokenizer, form, branching, world, tmp_path
-):
+@pytest.mark.parametrize("world", ["forked", "replayed"])
+def test_episodes_in_parts_are_those_of_an_undivided_rollout(lakes, way, forked, world, tmp_path):
     divide = partial(grown_in_parts, turns=2, folder=tmp_path)
-    (trees, parts) = grown(tokenizer, world, form, branching, grow=divide)
-    assert told(trees) == told(grown(tokenizer, FORKED, form, branching))
+    (trees, parts) = grown(lakes, world, *way, grow=divide)
+    assert told(trees) == told(forked)
     assert parts > 2
 
 
-class Fading(FrozenLake):
-    """A world that does not repeat: in each process, episodes see less than those before them."""
-
-    begun = 0
-
-    def start(self, task, seed):
-        Fading.begun += 1
-        self.number = Fading.begun
-        return super().start(task, seed)
-
-    def act(self, call):
-        seen = super().act(call)
-        return replace(seen, text=seen.text + f" ({self.number})")
-
-
-FADING = "tests/tasks/rollouts/test_worlds.py:Fading"
-
-
 @pytest.mark.parametrize("form", list(FORMS))
-def test_a_world_that_shows_something_else_in_the_next_part_fails_its_paths(
-    tokenizer, form, tmp_path
-):
+def test_a_world_that_shows_something_else_in_the_next_part_fails_its_paths(lakes, form, tmp_path):
     divide = partial(grown_in_parts, turns=2, folder=tmp_path)
-    (trees, _) = grown(tokenizer, FADING, form, "none", grow=divide)
+    (trees, _) = grown(lakes, "fading", form, "none", grow=divide)
     acted = [
         trajectory
         for tree in trees
@@ -212,8 +204,8 @@ def test_a_world_that_shows_something_else_in_the_next_part_fails_its_paths(
 
 
 @pytest.mark.parametrize("form", list(FORMS))
-def test_an_episode_is_a_path(tokenizer, form, tmp_path):
-    trees = grown(tokenizer, FORKED, form, "entropy")
+def test_an_episode_is_a_path(lakes, form, tmp_path):
+    trees = grown(lakes, "forked", form, "entropy")
     between = {"growing": RESULT, "fresh": PROMPT}[form]
     outcomes = set()
     for tree in trees:
@@ -238,16 +230,16 @@ def test_an_episode_is_a_path(tokenizer, form, tmp_path):
     assert told(load_trees(tmp_path)) == told(trees)
 
 
-def test_a_fresh_prompt_shows_the_last_steps(tokenizer):
-    (tree, *_) = grown(tokenizer, FORKED, "fresh", "none")
+def test_a_fresh_prompt_shows_the_last_steps(lakes):
+    (tree, *_) = grown(lakes, "forked", "fresh", "none")
     prompts = [node for node in tree.nodes if node.kind == PROMPT and node.parent >= 0]
     longest = max(prompts, key=lambda node: node.text.count("step "))
     assert longest.text.count("step ") == 2
     assert json.dumps(longest.text).count("move ") == 2
 
 
-def test_a_branch_at_a_mark_has_the_history_of_its_own_path(tokenizer):
-    for tree in grown(tokenizer, FORKED, "fresh", "marks"):
+def test_a_branch_at_a_mark_has_the_history_of_its_own_path(lakes):
+    for tree in grown(lakes, "forked", "fresh", "marks"):
         for trajectory in tree.trajectories():
             prompts = [node.text for node in trajectory if node.kind == PROMPT][1:]
             for acts, text in enumerate(prompts, start=1):

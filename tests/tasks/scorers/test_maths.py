@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.scorers.complexity import too_complex
-from tasks.scorers.maths import LIMITS, VERIFIER, Verifier, budgeted, mathematics, number
+from tasks.scorers.maths import LIMITS, VERIFIER, WORKER, Verifier, budgeted, mathematics, number
 
 ROOT = Path(__file__).parents[3]
 
@@ -110,18 +110,12 @@ def test_units_are_compared_as_units():
 def test_the_first_accepted_form_ends_the_comparison():
     asked = []
 
-    class Counting(Verifier):
-        def _compare(self, answer, gold):
-            asked.append(gold)
-            return super()._compare(answer, gold)
+    def compare(answer, gold):
+        asked.append(gold)
+        return VERIFIER.compare(answer, gold)
 
-    verifier = Counting()
-    try:
-        assert mathematics("x+1", ["1+x", *(f"x+{n}" for n in range(2, 50))], verifier.compare)[
-            "score"
-        ]
-    finally:
-        verifier.close()
+    forms = ["1+x", *(f"x+{n}" for n in range(2, 50))]
+    assert mathematics("x+1", forms, compare) == {"score": 1.0, "verifier": 1.0}
     assert asked == ["1+x"]
 
 
@@ -174,6 +168,14 @@ def opened():
     yield make
     for verifier in made:
         verifier.close()
+
+
+@pytest.fixture(scope="module")
+def short():
+    """A verifier with two processes, in which comparisons have a second."""
+    verifier = Verifier(limits=LIMITS | {"cpu_seconds": 1}, workers=2)
+    yield verifier
+    verifier.close()
 
 
 @pytest.mark.parametrize(
@@ -248,26 +250,25 @@ def test_judged_pairs_are_not_too_complex():
         "\\sum_{n=1}^{10^{10}} \\sin(n)",
     ],
 )
-def test_slow_answer_is_a_timeout(answer):
-    assert judged(answer, "\\sqrt{2}") == (0, "timeout")
-    VERIFIER.compare.cache_clear()
-    assert judged("\\sqrt{8}", "2\\sqrt{2}") == (1, "verifier")
+def test_slow_answer_is_a_timeout(short, answer):
+    assert judged(answer, "\\sqrt{2}", by=short) == (0, "timeout")
+    short.compare.cache_clear()
+    assert judged("\\sqrt{8}", "2\\sqrt{2}", by=short) == (1, "verifier")
 
 
-def test_comparisons_run_side_by_side(opened):
-    verifier = opened(workers=2)
-    assert judged("y+1", "1+y", by=verifier) == (1, "verifier")
-    (held,) = verifier.idle
+def test_comparisons_run_side_by_side(short):
+    assert judged("y+1", "1+y", by=short) == (1, "verifier")
+    held = short.idle[-1]
     os.kill(held.pid, signal.SIGSTOP)
     with ThreadPoolExecutor(1) as pool:
-        waits = pool.submit(judged, "y+2", "2+y", by=verifier)
-        while verifier.idle:  # until it has the process that stands still
+        waits = pool.submit(judged, "y+2", "2+y", by=short)
+        while held in short.idle:  # until it has the process that stands still
             time.sleep(0.01)
-        assert judged("y+3", "3+y", by=verifier) == (1, "verifier")
+        assert judged("y+3", "3+y", by=short) == (1, "verifier")
         assert not waits.done()
         os.kill(held.pid, signal.SIGCONT)
         assert waits.result() == (1, "verifier")
-    assert len(verifier.idle) == 2
+    assert len(short.idle) == 2
 
 
 def test_budget_counts_other_answers_that_were_slow():
@@ -318,25 +319,27 @@ def test_an_answer_is_not_run_as_code(tmp_path):
     assert not target.exists()
 
 
-def test_killed_verifier_is_replaced():
-    assert judged("y+1", "1+y") == (1, "verifier")
-    dead = VERIFIER.idle[-1]
+def test_silent_verifier_is_a_wall_timeout(short, monkeypatch):
+    assert judged("y+4", "4+y", by=short) == (1, "verifier")
+    silent = short.idle[-1]
+    os.kill(silent.pid, signal.SIGSTOP)
+    monkeypatch.setattr(short, "wall_seconds", 0.05)
+    assert judged("y+5", "5+y", by=short) == (0, "wall_timeout")
+    assert silent.returncode == -signal.SIGKILL
+
+
+def test_killed_verifier_is_replaced(short):
+    assert judged("y+6", "6+y", by=short) == (1, "verifier")
+    dead = short.idle[-1]
     os.kill(dead.pid, signal.SIGSTOP)  # it can be asked, but ends before it answers
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(judged, "y+2", "2+y")
-        time.sleep(0.2)
+        asked = pool.submit(judged, "y+7", "7+y", by=short)
+        while dead in short.idle:
+            time.sleep(0.01)
+        time.sleep(0.1)  # by then it is asked
         os.kill(dead.pid, signal.SIGKILL)
         assert asked.result() == (0, "killed")
-    assert judged("y+2", "2+y") == (1, "verifier"), "a death is not remembered"
-
-
-def test_silent_verifier_is_a_wall_timeout(monkeypatch):
-    assert judged("y+1", "1+y") == (1, "verifier")
-    silent = VERIFIER.idle[-1]
-    os.kill(silent.pid, signal.SIGSTOP)
-    monkeypatch.setattr(VERIFIER, "wall_seconds", 0.05)
-    assert judged("y+3", "3+y") == (0, "wall_timeout")
-    assert silent.returncode == -signal.SIGKILL
+    assert judged("y+7", "7+y", by=short) == (1, "verifier"), "a death is not remembered"
 
 
 def test_verifier_that_cannot_start_is_an_error(opened, tmp_path):
@@ -347,16 +350,24 @@ def test_verifier_that_cannot_start_is_an_error(opened, tmp_path):
 
 
 SCORING = """
+import sys
+from pathlib import Path
 from tasks.scorers import maths
+maths.VERIFIER.program = Path(sys.argv[1])
 print(maths.mathematics("y+1", ["1+y"])["score"], maths.VERIFIER.idle[0].pid, flush=True)
 input()
 """
+# What takes the verifier's place where the end of its input does not end it.
+DEAF = (
+    "import time\nprint('ready', flush=True)\ninput()\nprint('equal', flush=True)\ntime.sleep(60)"
+)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, None], ids=["kill", "exit"])
-def test_verifier_ends_with_its_trainer(how):
+def test_verifier_ends_with_its_trainer(tmp_path, how):
+    (deaf := tmp_path / "deaf.py").write_text(DEAF)
     with subprocess.Popen(
-        [sys.executable, "-c", SCORING],
+        [sys.executable, "-c", SCORING, WORKER if how else deaf],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

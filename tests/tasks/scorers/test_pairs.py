@@ -4,11 +4,13 @@ The disagreements that remain are listed, so that one more, or one less, is seen
 """
 
 import json
+from functools import partial
 
 import pytest
 
-from tasks.scorers import project_scorers
+from tasks.scorers import maths, project_scorers
 from tests.checkout import ROOT
+from tests.examples import is_thorough
 
 SCORERS = project_scorers()
 
@@ -31,15 +33,39 @@ DISAGREEMENTS = {
 }
 
 
+class LeftOutError(Exception):
+    """A pair is not compared, to save time."""
+
+
+def some(every):
+    """A comparison of math-verify that leaves out all pairs but each ``every``-th."""
+    asked = []
+
+    def compare(answer, gold):
+        asked.append(gold)
+        if len(asked) % every:
+            raise LeftOutError
+        return maths.VERIFIER.compare(answer, gold)
+
+    return compare
+
+
 @pytest.mark.parametrize("scorer", VERDICTS)
 def test_scorer_agrees_with_the_judge(scorer):
+    """In .ci/run all pairs that need math-verify are compared, else a third of them."""
     file = ROOT / "tests/data/scorers" / f"{scorer}.jsonl"
     pairs = [json.loads(line) for line in file.read_text().splitlines()]
     assert len({(pair["answer"], pair["gold"]) for pair in pairs}) == 300
-    differ = {
-        (pair["answer"], pair["gold"])
-        for pair in pairs
-        if VERDICTS[scorer](SCORERS[scorer](pair["answer"], [pair["gold"]])["score"])
-        != pair["verdict"]
-    }
+    whole = score = SCORERS[scorer]
+    if scorer == "maths" and not is_thorough():
+        score = partial(maths.mathematics, compare=some(3))
+    differ = set()
+    for pair in pairs:
+        known = (pair["answer"], pair["gold"]) in DISAGREEMENTS[scorer]
+        try:
+            found = (whole if known else score)(pair["answer"], [pair["gold"]])["score"]
+        except LeftOutError:
+            continue
+        if VERDICTS[scorer](found) != pair["verdict"]:
+            differ.add((pair["answer"], pair["gold"]))
     assert differ == DISAGREEMENTS[scorer]

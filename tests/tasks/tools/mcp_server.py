@@ -1,10 +1,13 @@
-"""An MCP server for tests: ``mcp_server.py [port]`` speaks HTTP, without a port standard input."""
+"""An MCP server for tests: ``mcp_server.py`` speaks by standard input.
+
+``mcp_server.py ports`` reads lines with a port each, forks a server that speaks HTTP there, and
+prints its process.
+"""
 
 import asyncio
 import os
+import signal
 import sys
-import time
-from pathlib import Path
 
 from mcp.server import MCPServer
 from mcp_types import ImageContent, TextContent
@@ -51,22 +54,17 @@ async def slow(seconds: float) -> str:
 
 
 @server.tool()
-async def stuck() -> str:
-    """Stop the whole server for a minute."""
-    time.sleep(60)
-    return "never"
-
-
-@server.tool()
 def secret() -> str:
     """Repeat what the server should keep to itself."""
     return f"the token is {os.environ.get('DEMO_TOKEN')}"
 
 
-if os.environ.get("DEMO_CHANGES") and Path(os.environ["DEMO_CHANGES"]).exists():
-    server.remove_tool("add")
-
-if len(sys.argv) > 1:
-    server.run("streamable-http", port=int(sys.argv[1]))
+if sys.argv[1:] == ["ports"]:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    for line in sys.stdin:
+        if not (child := os.fork()):
+            server.run("streamable-http", port=int(line))
+            os._exit(0)
+        print(child, flush=True)
 else:
     server.run()

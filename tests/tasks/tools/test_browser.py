@@ -49,6 +49,14 @@ def page(*paragraphs, **others):
 ARTICLE = page(FILLER, "The bridge of Port Birch was opened in 1871 by Ada Adler.", FILLER)
 
 
+def note(text, **others):
+    """A page of plain text: that of HTML is taken by a process that imports a library for it."""
+    return Reply(text.encode(), headers={"Content-Type": "text/plain"}, **others)
+
+
+NOTE = note("The bridge of Port Birch was opened in 1871 by Ada Adler.")
+
+
 def site(**pages):
     """Answer /name with a page, and anything else, robots.txt too, with 404."""
     return lambda path, body: pages.get(path.strip("/"), Reply(status=404))
@@ -94,12 +102,12 @@ def test_page_is_cut_to_the_question_and_kept():
 
 def test_robots_are_obeyed():
     robots = "User-agent: other\nDisallow: /\n\nUser-agent: *\nDisallow: /private\nCrawl-delay: 1"
-    pages = {"robots.txt": Reply(robots.encode()), "town": ARTICLE, "private": ARTICLE}
+    pages = {"robots.txt": Reply(robots.encode()), "town": NOTE, "private": NOTE}
     with serving(site(**pages)) as s:
         seen = visit(s, f"{s.url}/private", f"{s.url}/town")
         assert [o.outcome for o in seen] == [Outcome.REFUSED, Outcome.OK]
         assert s.paths == ["/robots.txt", "/town"]
-    with serving(lambda path, body: Reply(status=503) if "robots" in path else ARTICLE) as s:
+    with serving(lambda path, body: Reply(status=503) if "robots" in path else NOTE) as s:
         assert visit(s, f"{s.url}/town")[0].outcome == Outcome.UNAVAILABLE
         assert set(s.paths) == {"/robots.txt"}
 
@@ -118,13 +126,13 @@ def test_robots_are_obeyed():
 def test_hostile_robots_end_no_run(monkeypatch, line, outcome):
     monkeypatch.setattr("tasks.tools.web_pages.LONGEST_DELAY", 0.1)
     robots = Reply(f"User-agent: *\n{line}\n".encode())
-    with serving(site(town=ARTICLE, **{"robots.txt": robots})) as s:
+    with serving(site(town=NOTE, **{"robots.txt": robots})) as s:
         assert [o.outcome for o in visit(s, f"{s.url}/town", f"{s.url}/town#b")] == [outcome] * 2
 
 
 def test_one_request_a_host_at_a_time_with_pauses():
     with serving(
-        site(**{str(n): page(f"Page {n} of the book.", pause=0.02) for n in range(4)})
+        site(**{str(n): note(f"Page {n} of the book.", pause=0.02) for n in range(4)})
     ) as s:
         seen = visit(s, *(f"{s.url}/{n}" for n in range(4)), delay_seconds=0.15)
         assert [o.outcome for o in seen] == [Outcome.OK] * 4
@@ -143,7 +151,7 @@ def test_redirects_are_checked_at_every_hop():
         "loop": "/loop",
     }
     replies = {name: Reply(status=302, headers={"Location": to}) for name, to in moves.items()}
-    with serving(site(town=ARTICLE, **replies)) as s:
+    with serving(site(town=NOTE, **replies)) as s:
         seen = visit(s, *(f"{s.url}/{name}" for name in moves))
         names = ["ok", *["refused"] * 4, "unavailable", "unavailable"]
         assert [o.outcome for o in seen] == names
@@ -189,7 +197,7 @@ def test_checked_address_is_the_one_connected(monkeypatch):
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     monkeypatch.setattr("tasks.tools.web_guard.is_public", lambda address: address[:3] == "203")
-    with serving(site(town=ARTICLE)) as s:
+    with serving(site(town=NOTE)) as s:
         (seen,) = visit(s, f"http://moving.test:{s.port}/town", seconds=0.5, retries=0)
         assert seen.outcome in (Outcome.TIMEOUT, Outcome.UNAVAILABLE)
         assert (answers, s.asked) == (["203.0.113.7"], [])
@@ -269,7 +277,7 @@ def test_certificate_must_be_of_the_name(certificate, monkeypatch):
     )
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     hosts = ["site.test", "other.test"]
-    with serving(site(town=ARTICLE), certificate) as s:
+    with serving(site(town=NOTE), certificate) as s:
         urls = [f"https://{host}:{s.port}/town" for host in hosts]
         seen = visit(s, *urls, private_hosts=hosts, retries=0)
         assert [o.outcome for o in seen] == [Outcome.OK, Outcome.UNAVAILABLE]
@@ -319,7 +327,7 @@ def test_arguments_that_do_not_fit():
 
 
 def test_budget():
-    with serving(site(**{str(n): page(f"Page {n}") for n in range(4)})) as s:
+    with serving(site(**{str(n): note(f"Page {n}") for n in range(4)})) as s:
         seen = visit(s, *(f"{s.url}/{n}" for n in range(4)), budget=2)
         assert sorted(o.outcome for o in seen) == ["ok", "ok", "over_budget", "over_budget"]
         assert len(s.paths) == 3
@@ -328,7 +336,7 @@ def test_budget():
 def test_model_condenses(project):
     told = {"choices": [{"message": {"content": f"In 1871. {KEY}"}}]}
     answers = in_turn(as_json(told), as_json({"choices": []}))
-    with serving(site(town=ARTICLE)) as s, serving(answers) as model:
+    with serving(site(town=NOTE)) as s, serving(answers) as model:
         condense = {
             "url": model.url,
             "model": "small",

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from tasks.environments import open_environment
 from tasks.environments.contract import recording
+from tasks.tools import mcp_connection
 from tasks.tools.contract import Opening
 from tasks.tools.mcp import TOOL, McpTools, _spec
 from tasks.tools.recording import CALLS, REPLAYED, Origin, publish_calls
@@ -27,6 +28,13 @@ from tests.tasks.rollouts.test_hostile_worlds import play
 
 PROGRAM = str(Path(__file__).with_name("mcp_server.py"))
 STDIO = {"command": [sys.executable, PROGRAM]}
+# Without the library, which a server takes more than a second to import.
+QUICK = {
+    "command": [
+        *(sys.executable, "-I", "-S"),
+        str(Path(PROGRAM).with_name("strange_mcp_server.py")),
+    ]
+}
 HERE = Opening(Path(), 4)
 
 
@@ -58,25 +66,40 @@ def port():
         return probe.getsockname()[1]
 
 
-@contextmanager
-def service(number, **more):
-    """A server at a port."""
-    process = subprocess.Popen(
-        [sys.executable, PROGRAM, str(number)],
-        env=os.environ | more,
-        stdout=subprocess.DEVNULL,
+@pytest.fixture(scope="module")
+def services():
+    """A process that has the library, from which servers at ports are forked."""
+    with subprocess.Popen(
+        [sys.executable, PROGRAM, "ports"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-    )
+        text=True,
+    ) as process:
+        yield process
+        process.stdin.close()
+
+
+@contextmanager
+def service(services, number):
+    """A server at a port; yields what ends it at once."""
+    print(number, file=services.stdin, flush=True)
+    process = int(services.stdout.readline())
+
+    def end():
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+        assert ended(process)
+
     try:
-        while process.poll() is None:
+        while alive(process):
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", number)) == 0:
                     break
-            time.sleep(0.05)
-        yield process
+            time.sleep(0.02)
+        yield end
     finally:
-        process.kill()
-        process.wait()
+        end()
 
 
 def alive(number):
@@ -90,7 +113,7 @@ def alive(number):
 def ended(number):
     until = time.monotonic() + 10
     while alive(number) and time.monotonic() < until:
-        time.sleep(0.05)
+        time.sleep(0.02)
     return not alive(number)
 
 
@@ -136,20 +159,26 @@ def test_killed_process_is_started_again(tool):
     assert int(answers(tool, call("process"))[0][1]) != first
 
 
-def test_stuck_server_is_ended():
-    with TOOL.open(settings({"demo": STDIO}, seconds=1.5), HERE) as tool:
+def test_stuck_server_is_ended(monkeypatch):
+    monkeypatch.setattr(mcp_connection, "PATIENCE", 0.5)
+    with TOOL.open(settings({"demo": QUICK}, seconds=1.0), HERE) as tool:
         process = int(answers(tool, call("process"))[0][1])
         began = time.monotonic()
         assert answers(tool, call("stuck")) == [(Outcome.TIMEOUT, "")]
-        assert 1.5 <= time.monotonic() - began < 3
+        assert 1.0 <= time.monotonic() - began < 30
         assert ended(process)
 
 
 def test_server_ends_when_the_trainer_is_killed(tmp_path):
     script = (
-        "import sys, time; from tests.tasks.tools import test_mcp as t\n"
-        "with t.TOOL.open(t.settings({'demo': t.STDIO}), t.HERE) as tool:\n"
-        "    print(tool.run([t.call('process')])[0].text, flush=True); tool.run([t.call('stuck')])"
+        "from pathlib import Path\n"
+        "from tasks.tools.mcp import TOOL, McpTools\n"
+        "from tasks.tools.contract import Opening\n"
+        "from tasks.trees.tree import Call\n"
+        f"settings = McpTools.model_validate({settings({'demo': QUICK}).model_dump()!r})\n"
+        "with TOOL.open(settings, Opening(Path(), 4)) as tool:\n"
+        "    print(tool.run([Call('process', '', {})])[0].text, flush=True)\n"
+        "    tool.run([Call('stuck', '', {})])"
     )
     trainer = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     server = int(trainer.stdout.readline())
@@ -160,42 +189,34 @@ def test_server_ends_when_the_trainer_is_killed(tmp_path):
     assert ended(server)
 
 
-def test_service_that_is_away_is_unavailable_until_it_is_back():
+def test_service_that_dies_is_unavailable_until_it_is_back(services):
     number = port()
     asked = settings({"demo": {"url": f"http://127.0.0.1:{number}/mcp"}}, seconds=5.0)
-    with service(number) as process, TOOL.open(asked, HERE) as tool:
+    with service(services, number) as end, TOOL.open(asked, HERE) as tool:
         assert answers(tool, call("add", a=1, b=2)) == [(Outcome.OK, "3")]
-        process.kill()
-        process.wait()
+        threading.Timer(0.5, end).start()
+        assert answers(tool, call("slow", seconds=4.0))[0][0] == Outcome.UNAVAILABLE
         away = answers(tool, call("add", a=1, b=2), call("process"))
         assert [outcome for outcome, _ in away] == [Outcome.UNAVAILABLE] * 2
         assert away[0][1].startswith("demo is not available: ")
-        with service(number):
+        with service(services, number):
             assert answers(tool, call("add", a=1, b=2)) == [(Outcome.OK, "3")]
-
-
-def test_service_that_dies_during_a_call_is_unavailable():
-    number = port()
-    asked = settings({"demo": {"url": f"http://127.0.0.1:{number}/mcp"}}, seconds=5.0)
-    with service(number) as process, TOOL.open(asked, HERE) as tool:
-        subprocess.Popen(["sh", "-c", f"sleep 0.5; kill -9 {process.pid}"])
-        assert answers(tool, call("slow", seconds=4.0))[0][0] == Outcome.UNAVAILABLE
 
 
 def test_tool_that_changed_is_named(tmp_path, monkeypatch):
     mark = tmp_path / "changed"
     monkeypatch.setenv("DEMO_CHANGES", str(mark))
-    with TOOL.open(settings({"demo": STDIO | {"environment": ["DEMO_CHANGES"]}}), HERE) as tool:
+    with TOOL.open(settings({"demo": QUICK | {"environment": ["DEMO_CHANGES"]}}), HERE) as tool:
         first = int(answers(tool, call("process"))[0][1])
         mark.touch()
         os.kill(first, signal.SIGKILL)
-        changed, other = answers(tool, call("add", a=1, b=2), call("long", characters=1))
+        changed, other = answers(tool, call("add", a=1, b=2), call("slow", seconds=0))
     assert changed == (Outcome.TOOLS_CHANGED, "demo came back with another tool add than before")
-    assert other == (Outcome.OK, "x")
+    assert other == (Outcome.OK, "late")
 
 
 def test_names_that_two_servers_use_carry_the_servers_name():
-    chosen = {"left": STDIO | {"only": ["add"]}, "right": STDIO | {"only": ["add", "process"]}}
+    chosen = {"left": QUICK | {"only": ["add"]}, "right": QUICK | {"only": ["add", "process"]}}
     with TOOL.open(settings(chosen), HERE) as tool:
         assert [spec.name for spec in tool.specs] == ["left_add", "right_add", "process"]
         assert answers(tool, call("right_add", a=1, b=2)) == [(Outcome.OK, "3")]
@@ -219,7 +240,7 @@ def test_what_cannot_work_is_said_before_any_work(monkeypatch):
 @pytest.mark.parametrize(
     ("server", "message"),
     [
-        (STDIO | {"only": ["subtract"]}, "server demo has no tool subtract: it has add, process"),
+        (QUICK | {"only": ["subtract"]}, "server demo has no tool subtract: it has add, process"),
         (
             {"command": [sys.executable, "-c", "raise SystemExit('no licence')"]},
             "server demo cannot be reached: .*no licence",
@@ -258,11 +279,10 @@ def test_a_key_in_the_description_of_a_tool_is_not_told():
 
 
 def test_strange_answers_are_outcomes():
-    strange = {"command": [sys.executable, str(Path(PROGRAM).with_name("strange_mcp_server.py"))]}
-    with TOOL.open(settings({"demo": strange}, seconds=3.0), HERE) as tool:
+    with TOOL.open(settings({"demo": QUICK}, seconds=2.0), HERE) as tool:
         ways = ("half", "bytes", "shape", "dies", "fine")
         seen = dict(
-            zip(ways, (answers(tool, call("answer", way=way))[0] for way in ways), strict=True)
+            zip(ways, (answers(tool, call("strange", way=way))[0] for way in ways), strict=True)
         )
     assert seen["half"][0] == Outcome.TIMEOUT  # the library drops what is no JSON of characters
     assert seen["bytes"] == (Outcome.OK, "a\N{REPLACEMENT CHARACTER}b")
@@ -285,7 +305,7 @@ def asked_and_saved(tmp_path, server):
 
 
 def test_replay_needs_no_server(tmp_path, monkeypatch):
-    made = asked_and_saved(tmp_path, STDIO)
+    made = asked_and_saved(tmp_path, QUICK)
     publish_calls({Origin("reinforce", 0): tmp_path / CALLS}, tmp_path / "data" / CALLS)
     monkeypatch.setenv(REPLAYED, str(tmp_path / "data"))
     gone = {"command": ["no-program"]}
@@ -319,17 +339,15 @@ def rolled_out(tokenizer, tmp_path, server, turns, before):
 SUM, ANSWER = '<add>{"a": N, "b": 1}</add>', "<answer>\\boxed{7}</answer>"
 
 
-def test_rollout_outlives_a_service_that_is_away_for_a_round(tokenizer, tmp_path):
-    number, running = port(), []
+def test_rollout_outlives_a_service_that_is_away_for_a_round(services, tokenizer, tmp_path):
+    number = port()
     address = {"url": f"http://127.0.0.1:{number}/mcp"}
-
-    def kill(context):
-        running[0].kill()
-        running[0].wait()
-
     with ExitStack() as stack:
-        running.append(stack.enter_context(service(number)))
-        before = {1: kill, 2: lambda context: stack.enter_context(service(number))}
+        end = stack.enter_context(service(services, number))
+        before = {
+            1: lambda context: end(),
+            2: lambda context: stack.enter_context(service(services, number)),
+        }
         found = rolled_out(tokenizer, tmp_path, address, [SUM] * 4 + [ANSWER], before)
     for results in found:
         away = Outcome.UNAVAILABLE
@@ -351,7 +369,7 @@ def test_rollout_does_not_notice_a_program_that_is_killed(tokenizer, tmp_path, s
         "<process>{}</process>",
         ANSWER,
     ]
-    found = rolled_out(tokenizer, tmp_path, STDIO, turns, {1: kill})
+    found = rolled_out(tokenizer, tmp_path, QUICK, turns, {1: kill})
     for (_, first), slow, (ended, second) in found:
         assert slow == (Outcome.OK, "<result>late</result>")
         assert (ended, second != first) == (Outcome.OK, True), "another process answers"
