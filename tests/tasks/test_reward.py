@@ -188,14 +188,14 @@ def decided(trees, most_timeouts):
 def answered(*said):
     nodes = [node(-1, PROMPT, "?")]
     nodes += [node(0, TURN, f"{THINK}<answer>\\boxed{{{a}}}</answer>", "answer") for a in said]
-    question = Question(f"q-{said}", "toy", "?", ("x+1",), "maths")
+    question = Question(f"q-{said}", "toy", "?", ("x+1", "\\frac{1}{2}"), "maths")
     return Tree(question, nodes, [*range(1, len(nodes))])
 
 
 def test_equal_answers_score_the_same_when_the_budget_is_used_up(capsys):
-    tree = answered("1+x", SLOW[0], SLOW[1], "1+x", SLOW[0], "x-(-1)", "x + 1")
+    tree = answered("1+x", SLOW[0], SLOW[1], "1+x", SLOW[0], "x-(-1)", "0.5")
     verified, timeout, over = (1.0, "verifier"), (0.0, "timeout"), (0.0, "over_budget")
-    expected = [verified, timeout, over, verified, timeout, over, (1.0, "text")]
+    expected = [verified, timeout, over, verified, timeout, over, (1.0, "number")]
     assert decided([tree], 1) == expected
     assert "processor time: 1; rollouts that were not compared" in (said := capsys.readouterr().out)
     assert "came before: 2;" in said
