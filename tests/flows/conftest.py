@@ -1,4 +1,5 @@
 import contextlib
+import fcntl
 import os
 import shutil
 from unittest.mock import patch
@@ -42,13 +43,26 @@ def empty_store(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def finished_training(tmp_path_factory, api):
-    """A project of stages with records and with a local remote, and its run; see ``trained``."""
-    folder = tmp_path_factory.mktemp("trained").resolve() / "project"
-    folder.mkdir()
-    training.create(folder, str(folder.parent / "remote"))
-    branch = training.retrain(folder, api, "reinforce.update.learning_rate=0.5")
-    return folder, branch
+def finished_training(tmp_path_factory, request):
+    """A project of stages with records and with a local remote, and its run; see ``trained``.
+
+    The workers of one call of pytest share it: the first one that needs it makes it.
+    """
+    several = "PYTEST_XDIST_WORKER" in os.environ
+    base = tmp_path_factory.getbasetemp().resolve()
+    place = (base.parent if several else base) / "finished-training"
+    place.mkdir(exist_ok=True)
+    made = place / "branch"  # the last of it
+    with (place / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            folder = place / "project"
+            shutil.rmtree(folder, ignore_errors=True)  # of a worker that failed
+            folder.mkdir()
+            training.create(folder, str(place / "remote"))
+            api = request.getfixturevalue("api")
+            made.write_text(training.retrain(folder, api, "reinforce.update.learning_rate=0.5"))
+    return place / "project", made.read_text()
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from flows.workers import automations, server
 from tests import toy_project as toy
 from tests.chaos.runs import below, kill
 
-FAST = {"PREFECT_WORKER_QUERY_SECONDS": "0.5", "PREFECT_WORKER_HEARTBEAT_SECONDS": "5"}
+FAST = {"PREFECT_WORKER_QUERY_SECONDS": "1", "PREFECT_WORKER_HEARTBEAT_SECONDS": "5"}
 AUTHOR = {"GIT_CONFIG_COUNT": "2", "GIT_CONFIG_KEY_0": "user.name", "GIT_CONFIG_VALUE_0": "test"}
 AUTHOR |= {"GIT_CONFIG_KEY_1": "user.email", "GIT_CONFIG_VALUE_1": "test@example.org"}
 # writes where it runs, and waits for the file `go-<name>`
