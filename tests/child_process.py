@@ -35,3 +35,11 @@ class Child:
         """Return the exit status, negative for a signal, and what it has printed."""
         self._process.join()
         return self._process.exitcode, self._output.read_text()
+
+    def lives(self):
+        """Return whether it has not ended yet."""
+        return self._process.is_alive()
+
+    def kill(self):
+        """Kill it; ``wait`` returns then."""
+        self._process.kill()

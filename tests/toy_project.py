@@ -216,10 +216,13 @@ def run(folder: Path, *command: str, **changes: str) -> subprocess.CompletedProc
     )
 
 
-def repro(folder: Path, *stages: str) -> None:
-    """Run these stages, or all, as ``dvc repro`` does, without a process for DVC itself."""
-    with patch.dict(os.environ, environment(), clear=True), _dvc(folder) as repository:
-        repository.reproduce(list(stages) or None)
+def repro(folder: Path, *stages: str, **changes: str) -> list[str]:
+    """Run these stages, or all, as ``dvc repro`` does, without a process for DVC itself.
+
+    Return what has run.
+    """
+    with patch.dict(os.environ, environment(**changes), clear=True), _dvc(folder) as repository:
+        return [stage.addressing for stage in repository.reproduce(list(stages) or None)]
 
 
 def dvc_add(folder: Path, path: str, remote: str | None = None) -> None:

@@ -6,10 +6,13 @@ share of a card's peak operations and bandwidth (PEAK_SHARE, BANDWIDTH_SHARE).
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from params.schema import architectures
 from params.schema import base as schema
@@ -19,9 +22,6 @@ from params.schema.recipe import Recipe
 from params.schema.reinforce import Lora
 from params.schema.reward_model import RewardModel
 from tasks.engines import ENGINES, SamplingLoad
-
-if TYPE_CHECKING:
-    import torch  # functions import it: a fault in a recipe is told before
 
 GIB, MIB = 2**30, 2**20
 FULL, HALF = 4, 2  # bytes of a value in float32 and in bfloat16
@@ -124,22 +124,31 @@ def shape_of(config: Any, lora: Lora | None = None) -> Shape:
             f"prepare.policy is a {config.model_type}, whose layers are not known here: its memory "
             f"is counted for {', '.join(COUNTED)} (flows/host/gpu_memory.py, COUNTED)"
         )
+    shape, linear = _measured(config.to_json_string())
+    return replace(shape, adapters=_adapters(linear, lora)) if lora else shape
+
+
+@cache  # to make a model takes half a second, and its shape is asked for each card and each remedy
+def _measured(config_text: str) -> tuple[Shape, dict[str, tuple[int, int]]]:
+    """Return a model's shape without adapters, and the inputs and outputs of its linear layers."""
     import torch
 
     from tasks.policy.lean_transformers import transformers
 
+    settings = json.loads(config_text)
+    config = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
     linear = {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
     sizes = [weight.numel() for weight in model.parameters()]
     heads, hidden = config.num_attention_heads, config.hidden_size
     size = getattr(config, "head_dim", None) or hidden // heads
-    return Shape(
+    shape = Shape(
         weights=sum(sizes),
         backbone=sum(weight.numel() for weight in model.base_model.parameters()),
         linear=sum(module.weight.numel() for module in linear.values()),
         largest=max(sizes),
-        adapters=_adapters(linear, lora) if lora else 0,
+        adapters=0,
         layers=config.num_hidden_layers,
         hidden=hidden,
         queries=heads * size,
@@ -148,22 +157,22 @@ def shape_of(config: Any, lora: Lora | None = None) -> Shape:
         vocabulary=config.vocab_size,
         heads_are_normed=any(name.endswith("q_norm") for name, _ in model.named_modules()),
     )
+    return shape, {name: (m.in_features, m.out_features) for name, m in linear.items()}
 
 
-def _adapters(linear: dict[str, torch.nn.Linear], lora: Lora) -> int:
+def _adapters(linear: Mapping[str, tuple[int, int]], lora: Lora) -> int:
     """Count the weights of adapters: two matrices a layer, inputs x rank and rank x outputs."""
     chosen = {
-        wanted: [m for name, m in linear.items() if name.rpartition(".")[2] == wanted]
+        wanted: [sizes for name, sizes in linear.items() if name.rpartition(".")[2] == wanted]
         for wanted in lora.modules
     }
-    if absent := [wanted for wanted, modules in chosen.items() if not modules]:
+    if absent := [wanted for wanted, sizes in chosen.items() if not sizes]:
         known = sorted({name.rpartition(".")[2] for name in linear})
         raise ValueError(
             f"lora.modules names {absent[0]}, which is no linear layer of the policy: choose of "
             f"{known}"
         )
-    every = [module for modules in chosen.values() for module in modules]
-    return sum(lora.rank * (module.in_features + module.out_features) for module in every)
+    return sum(lora.rank * sum(sizes) for every in chosen.values() for sizes in every)
 
 
 def config_of(recipe: Recipe, folder: Path = schema.PARAMS) -> Any:

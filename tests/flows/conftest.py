@@ -1,4 +1,5 @@
 import contextlib
+import fcntl
 import os
 import shutil
 from unittest.mock import patch
@@ -30,25 +31,44 @@ def api(tmp_path_factory):
     assert (folder / "log").read_text() == "", "the server complains"
 
 
+@contextlib.contextmanager
+def of_all_workers(tmp_path_factory, name):
+    """Yield a folder that the workers of one call of pytest share, to one of them at a time."""
+    base = tmp_path_factory.getbasetemp().resolve()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
+
+
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory):
     """The bytes of an MLflow store without runs: the migrations of a new one take seconds."""
     from flows.tracking import store
 
-    folder = tmp_path_factory.mktemp("store")
-    with contextlib.chdir(folder):
-        store.connect(f"sqlite:///{folder}/mlflow.db")
-    return (folder / "mlflow.db").read_bytes()
+    with of_all_workers(tmp_path_factory, "empty-store") as folder:
+        made = folder / "made"
+        if not made.exists():
+            (folder / "mlflow.db").unlink(missing_ok=True)  # of a worker that failed
+            with contextlib.chdir(folder):
+                store.connect(f"sqlite:///{folder}/mlflow.db")
+            made.write_bytes((folder / "mlflow.db").read_bytes())
+        return made.read_bytes()
 
 
 @pytest.fixture(scope="session")
-def finished_training(tmp_path_factory, api):
+def finished_training(tmp_path_factory, request):
     """A project of stages with records and with a local remote, and its run; see ``trained``."""
-    folder = tmp_path_factory.mktemp("trained").resolve() / "project"
-    folder.mkdir()
-    training.create(folder, str(folder.parent / "remote"))
-    branch = training.retrain(folder, api, "reinforce.update.learning_rate=0.5")
-    return folder, branch
+    with of_all_workers(tmp_path_factory, "finished-training") as place:
+        folder, made = place / "project", place / "made"
+        if not made.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # of a worker that failed
+            folder.mkdir()
+            training.create(folder, str(place / "remote"))
+            api = request.getfixturevalue("api")
+            made.write_text(training.retrain(folder, api, "reinforce.update.learning_rate=0.5"))
+        return folder, made.read_text()
 
 
 @pytest.fixture

@@ -121,12 +121,11 @@ NOT_OURS = (
 )
 
 
-@pytest.mark.parametrize("kind", PROCESSES)
-def test_orphan_is_found_and_ended(look, start, kind):
-    command, environment = PROCESSES[kind]
-    pid = start(ALONE, *command, **environment)
-    found_and_cleared(look, f"orphan: process {pid}, {kind} whose run has ended")
-    assert not is_running(pid)
+def test_orphans_are_found_and_ended(look, start):
+    pids = {kind: start(ALONE, *command, **more) for kind, (command, more) in PROCESSES.items()}
+    said = "orphan: process {}, {} whose run has ended"
+    found_and_cleared(look, *(said.format(pid, kind) for kind, pid in pids.items()))
+    assert not any(is_running(pid) for pid in pids.values())
 
 
 def test_processes_of_runs_and_of_others_are_left_alone(look, start, tmp_path_factory):

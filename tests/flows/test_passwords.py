@@ -43,14 +43,20 @@ def project(tmp_path_factory):
 
 @contextmanager
 def watched():
-    """Collect the command lines with a password of all processes while the block lasts."""
+    """Collect the command lines with a password of new processes while the block lasts."""
     found, ended = set(), threading.Event()
+    older = set(Path("/proc").glob("[0-9]*"))
 
     def look():
         while not ended.wait(0.02):
-            for process in Path("/proc").glob("[0-9]*/cmdline"):
+            for process in set(Path("/proc").glob("[0-9]*")) - older:
                 with suppress(OSError):
-                    line = process.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    line = (
+                        (process / "cmdline")
+                        .read_bytes()
+                        .replace(b"\0", b" ")
+                        .decode(errors="replace")
+                    )
                     found.update({line} if SECRET in line else ())
 
     watcher = threading.Thread(target=look)

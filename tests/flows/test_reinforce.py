@@ -235,12 +235,13 @@ def run_two(chosen, row, given):
     return list(train(Training(STEP, chosen, row, cold_start, **given), 2))
 
 
-def test_no_iteration_asks_again_what_further_batches_have_asked(start):
+def test_no_iteration_asks_again_what_further_batches_have_asked(start, monkeypatch):
+    monkeypatch.setattr(reinforce, "MOST_BATCHES", 3)
     done = run_two(recipe(), WITHOUT_SPREAD, start(60))
     questions = [
         question for entry in done for batch in asked(entry["rollout"]) for question in batch
     ]
-    assert len(questions) == len(set(questions)) == 2 * 2 * MOST_BATCHES
+    assert len(questions) == len(set(questions)) == 2 * 2 * 3
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -271,7 +272,7 @@ def test_every_row_of_the_table_goes_through_its_iterations_and_its_gates(
     assert cursors == [2 * (number + 1) for number in range(len(cursors))]
     learned = done[0]["update"][0]["artifacts"]["policy"]["digest"]
     assert done[1]["rollout"][0]["inputs"]["policy"] == learned
-    if name in ("rloo", "ppo", "dapo", "gpg"):
+    if name in ("ppo", "dapo"):  # with a critic, and with further batches
         inputs = collect_inputs(training, done)
         publish_collected(inputs, collect(STEP, inputs), Path("data/toy"))
         curve = Path("data/toy/curve.csv").read_text().splitlines()
@@ -438,13 +439,14 @@ def logprobs(model, tokens):
     return scores.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0].numpy()
 
 
-def test_batches_ahead_ask_no_question_of_a_batch_before_them(start):
+def test_batches_ahead_ask_no_question_of_a_batch_before_them(start, monkeypatch):
     """A group filter takes as many questions as it needs, which only sampling shows."""
+    monkeypatch.setattr(reinforce, "MOST_BATCHES", 3)
     done = run_ahead(start, 2, 2, WITHOUT_SPREAD)
     questions = [
         question for entry in done for batch in asked(entry["rollout"]) for question in batch
     ]
-    assert len(questions) == len(set(questions)) == 2 * 2 * MOST_BATCHES
+    assert len(questions) == len(set(questions)) == 2 * 2 * 3
 
 
 @pytest.mark.parametrize("batches", [1, 3])
@@ -606,13 +608,22 @@ def test_a_rollout_shared_by_equal_policies_is_an_undivided_one(talkative):
 MEASURED = {"tokens": None, "logprobs": None, "entropies": None}  # compared by their own means
 
 
-@pytest.mark.parametrize("killed", ["rollout_part", "rollout"])
-def test_a_shared_rollout_goes_on_where_it_was_killed(talkative, monkeypatch, killed):
+def test_a_shared_rollout_goes_on_where_it_was_killed(talkative, monkeypatch):
     chosen = shared(3, 1)
     unbroken = everything(run_ahead(talkative, 3, 5, recipe=chosen))
-    shutil.rmtree(STEP.folder)
-    resident.POLICIES.clear()
-    whole, asked_for = getattr(reinforce, killed), []
+    for killed in ("rollout_part", "rollout"):
+        shutil.rmtree(STEP.folder)
+        resident.POLICIES.clear()
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(reinforce, killed, killed_once(getattr(reinforce, killed)))
+            run_ahead(talkative, 3, 5, recipe=chosen)
+        resident.POLICIES.clear()
+        assert everything(run_ahead(talkative, 3, 5, recipe=chosen)) == unbroken, killed
+
+
+def killed_once(whole):
+    """A sub-step that is killed when iteration 3 asks for it for the first time."""
+    asked_for = []
 
     def kill(step, inputs, **others):
         asked_for.append(step.iteration)
@@ -620,11 +631,7 @@ def test_a_shared_rollout_goes_on_where_it_was_killed(talkative, monkeypatch, ki
             raise KeyboardInterrupt
         return whole(step, inputs, **others)
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(reinforce, killed, kill)
-        run_ahead(talkative, 3, 5, recipe=chosen)
-    resident.POLICIES.clear()
-    assert everything(run_ahead(talkative, 3, 5, recipe=chosen)) == unbroken
+    return kill
 
 
 def test_a_failed_batch_ends_the_run_and_no_later_one_begins(start, monkeypatch):

@@ -1,5 +1,7 @@
 """Traces by rejection sampling from a policy that has learned a little, called without Prefect."""
 
+import copy
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -54,17 +56,25 @@ def learn(policy, tokenizer, steps=150):
         optimizer.zero_grad()
 
 
+@pytest.fixture(scope="module")
+def taught(policy, tokenizer, tmp_path_factory):
+    """A folder with a policy that is right now and then."""
+    use_machine(RECIPE.machine)
+    folder = tmp_path_factory.mktemp("taught")
+    own = copy.deepcopy(policy).float()
+    learn(own, tokenizer)
+    own.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture
-def made(policy, tokenizer, tmp_path, monkeypatch):
-    """The record of a preparation whose first policy is right now and then."""
+def made(taught, tmp_path, monkeypatch):
+    """The record of a preparation whose first policy is that one."""
     monkeypatch.chdir(tmp_path)
     use_machine(RECIPE.machine)
     resident.POLICIES.clear()
-    policy.save_pretrained("untaught")
-    own = type(policy).from_pretrained("untaught").float()
-    learn(own, tokenizer)
-    own.save_pretrained("initial")
-    tokenizer.save_pretrained("initial")
+    shutil.copytree(taught, "initial")
     save_questions(QUESTIONS, Path("questions/train.parquet"))
     write_table(pa.Table.from_pylist([], schema=tables.DROPPED), Path("dropped.parquet"))
     for folder in ("corpus", "gates"):

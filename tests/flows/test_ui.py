@@ -1,3 +1,5 @@
+"""How `make ui` ends; what it shows is in tests/flows/workers/test_pages.py."""
+
 import os
 import signal
 import socket
@@ -5,11 +7,10 @@ import subprocess
 import sys
 import time
 
-import httpx
 import pytest
 
 from flows import ui
-from flows.workers import connection, server
+from flows.workers import server
 from tests import toy_project as toy
 
 
@@ -27,30 +28,6 @@ def shown(project):
     yield process
     process.terminate()
     process.wait()
-
-
-def test_make_ui_shows_both_uis_until_ctrl_c(project, shown, monkeypatch, capsys):
-    pages = [shown.stdout.readline().split() for _ in range(2)]
-    assert [name for name, _ in pages] == ["Prefect", "MLflow"], pages
-    assert "Ctrl-C" in shown.stdout.readline()
-    prefect, mlflow = (address for _, address in pages)
-    assert "<title>Prefect Server</title>" in httpx.get(prefect).text
-    assert httpx.get(f"{prefect}/ui-settings").json()["api_url"] == "/api"
-    assert "<title>MLflow</title>" in httpx.get(mlflow).text
-
-    with connection.prefect_server() as address:
-        assert address == f"{prefect}/api"
-    before = {number: signal.getsignal(number) for number in ui.ENDING}
-    assert ui.ui() == 1, "a second one"
-    for number, handler in before.items():
-        signal.signal(number, handler)
-    assert f"{prefect}/api" in capsys.readouterr().err
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):  # the others while it ends
-        os.killpg(shown.pid, number)
-    assert shown.wait() == 0
-    assert toy.processes(project) == []
-    assert connection.ui_server() is None
 
 
 @pytest.mark.kills

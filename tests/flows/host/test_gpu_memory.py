@@ -307,7 +307,7 @@ def question(vocabulary, tokens, leaves=8):
 @pytest.mark.parametrize("bfloat16", [False, True], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("kind", "vocabulary", "at_once"),
-    [("qwen2", 250, 2**24), ("llama", 10_000, 2**20), ("qwen3", 4_000, 2**24)],
+    [("qwen2", 250, 2**24), ("llama", 2_500, 2**19), ("qwen3", 2_000, 2**24)],
     ids=["layers count most", "logits in parts", "logits count most"],
 )
 def test_peak_of_a_real_update_is_the_sum_of_parts(
@@ -580,7 +580,7 @@ WANTING = {
 }
 
 
-@pytest.mark.parametrize("gib", [24, 40, 60, 80, 141, 400])
+@pytest.mark.parametrize("gib", [24, 40, 141, 400])
 @pytest.mark.parametrize("name", WANTING)
 def test_advice_makes_the_recipe_fit_and_is_minimal(name, gib):
     recipe, card, row = WANTING[name], of_gib(gib), ROWS["arpo"]

@@ -3,7 +3,7 @@
 ``update N``: in the update of iteration N, once everything before it has been sent. ``archive N``:
 when 8 of the 12 MiB of the archive of iteration N's update have been sent. ``record N``: when all
 of it has been sent, and its record has not. Each sub-step reads the artifact of the one before, as
-those of a training do.
+those of a training do. ``work`` alone is a worker that lives.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step, recorded
 
-MOMENT = tuple(sys.argv[1:])
+MOMENT: tuple[str, ...] = ()
 LARGE, SENT = 12 * 2**20, 8 * 2**20
 copy, write = archive.copy, mirror_files._write
 large = iter(range(99))
@@ -67,13 +67,20 @@ def write_or_die(fs, root, name, content):
     write(fs, root, name, content)
 
 
-archive.copy, mirror_files._write = copy_or_die, write_or_die
-s3fs.S3FileSystem.default_block_size = 5 * 2**20  # the least that S3 takes: 8 MiB are two parts
-policy, records = Artifact.at(Path("policy")), []
-with ledger_mirror.opened() as ledger:
-    for iteration in range(3):
-        step = Step("toy", "reinforce", iteration, 7, ledger)
-        records.append(rollout(step, Inputs(policy)))
-        records.append(update(step, Inputs(artifacts.output(records[-1], "trees"))))
-        policy = artifacts.output(records[-1], "policy")
-artifacts.publish_records(records, Path("records.jsonl"))
+def work():
+    """Do all sub-steps in the working folder, with its file ``policy``; write records.jsonl."""
+    policy, records = Artifact.at(Path("policy")), []
+    with ledger_mirror.opened() as ledger:
+        for iteration in range(3):
+            step = Step("toy", "reinforce", iteration, 7, ledger)
+            records.append(rollout(step, Inputs(policy)))
+            records.append(update(step, Inputs(artifacts.output(records[-1], "trees"))))
+            policy = artifacts.output(records[-1], "policy")
+    artifacts.publish_records(records, Path("records.jsonl"))
+
+
+if __name__ == "__main__":
+    MOMENT = tuple(sys.argv[1:])
+    archive.copy, mirror_files._write = copy_or_die, write_or_die
+    s3fs.S3FileSystem.default_block_size = 5 * 2**20  # the least that S3 takes: 8 MiB are two parts
+    work()

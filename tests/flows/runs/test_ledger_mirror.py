@@ -1,5 +1,6 @@
 """The mirror by DVC's filesystems, a folder, S3 and SSH: what is shared, what a fault costs."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -20,10 +21,10 @@ from tasks.ledger import artifacts, substeps
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.records import DELIVERED
 from tasks.ledger.substeps import Step
-from tests.flows.runs import packing, stores
+from tests.flows.runs import mirror_worker, packing, stores
 
 ROOT = Path(__file__).parents[3]
-WORKER = Path(__file__).with_name("mirror_worker.py")
+WORKER = Path(mirror_worker.__file__)
 computed: list[int] = []
 
 
@@ -237,10 +238,14 @@ def cut_record(place):
     (place / "record.json").write_text(text[: len(text) // 2])
 
 
-HARMS = [lose_archive, truncate, lose_file, corrupt, add_file, cut_record]
+ANYWHERE = [lose_archive, truncate, corrupt]
+HARMS = [
+    *(("folder", harm) for harm in [*ANYWHERE, lose_file, add_file, cut_record]),
+    *(("S3", harm) for harm in ANYWHERE),  # the others are equal bytes from elsewhere
+]
 
 
-@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize(("store", "harm"), HARMS, indirect=["store"])
 def test_damaged_entry_is_computed_again_and_mended(store, first, capsys, harm):
     made = first.do(0)
     with store.opened(store.entry()) as place:
@@ -254,7 +259,11 @@ def test_damaged_entry_is_computed_again_and_mended(store, first, capsys, harm):
     assert computed == [], "it was sent again"
 
 
-@pytest.mark.parametrize("key", ["", "another key, of somebody else"])
+ANOTHER = "another key, of somebody else"
+KEYS = [("folder", ""), ("folder", ANOTHER), ("S3", ANOTHER)]
+
+
+@pytest.mark.parametrize(("store", "key"), KEYS, indirect=["store"])
 def test_entry_without_a_signature_by_the_key_is_computed_again(store, first, monkeypatch, key):
     monkeypatch.setenv(ledger_mirror.SECRET, key)
     first.open()
@@ -456,21 +465,28 @@ def test_half_done_sub_step_continues_at_a_whole_checkpoint(store, first):
 # ---------------------------------------------------------------- two workers, one killed
 
 
-def run_worker(folder, *moment, **variables):
-    """Run a worker, which is killed at a moment; return the ended process, and its records."""
-    folder.mkdir(exist_ok=True)
+def kill_worker(folder, *moment):
+    """Run a worker in a process that is killed at a moment."""
+    folder.mkdir()
     (folder / "policy").write_text("initial")
     ran = subprocess.run(
         [sys.executable, str(WORKER), *moment],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | variables,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=600,
     )
-    assert ran.returncode == (-signal.SIGKILL if moment else 0), ran.stderr
-    records = folder / "records.jsonl"
-    return ran, records.read_text() if records.exists() else ran.stderr
+    assert ran.returncode == -signal.SIGKILL, ran.stderr
+
+
+def run_worker(folder):
+    """Run a worker, here, to its end; return its records."""
+    folder.mkdir(exist_ok=True)
+    (folder / "policy").write_text("initial")
+    with contextlib.chdir(folder):
+        mirror_worker.work()
+    return (folder / "records.jsonl").read_text()
 
 
 def kept_records(folder):
@@ -482,38 +498,37 @@ def kept_records(folder):
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
     """The records of a worker that is not killed, and has no mirror."""
-    return run_worker(tmp_path_factory.mktemp("unbroken"), BEAMLINE_STORE="")[1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ledger_mirror.VARIABLE, "")
+        return run_worker(tmp_path_factory.mktemp("unbroken"))
 
 
-def test_second_worker_finishes_what_a_killed_one_began(store, tmp_path, unbroken):
-    run_worker(tmp_path / "first", "update", "1")
-    finished, records = run_worker(tmp_path / "second")
-    assert records == unbroken
+def test_second_worker_finishes_what_a_killed_one_began(store, tmp_path, unbroken, capsys):
+    kill_worker(tmp_path / "first", "update", "1")
+    assert run_worker(tmp_path / "second") == unbroken
     lines = [json.loads(line) for line in unbroken.splitlines()]
     assert [line["verb"] for line in lines] == ["rollout", "update"] * 3
-    assert "3 sub-steps" in finished.stdout, "only the sub-step that was cut is lost"
+    assert "3 sub-steps" in capsys.readouterr().out, "only the sub-step that was cut is lost"
     assert len(store.paths("toy/reinforce/*")) == len(lines)
 
 
 @pytest.mark.parametrize("moment", ["archive", "record"])
-def test_worker_killed_in_the_middle_of_an_upload(store, tmp_path, unbroken, moment):
-    run_worker(tmp_path / "first", moment, "1")
+def test_worker_killed_in_the_middle_of_an_upload(store, tmp_path, unbroken, moment, capsys):
+    kill_worker(tmp_path / "first", moment, "1")
     had = kept_records(tmp_path / "first")
     [path] = store.paths("toy/reinforce/0001-update-*") or [""]  # S3 shows no upload that was cut
     assert path or (moment == "archive" and store.root.startswith("bucket"))
     assert not path or store.names(path) == [packing.ARCHIVE]
-    other, records = run_worker(tmp_path / "other")
-    assert records == unbroken
-    assert "damaged" not in other.stdout
-    _, records = run_worker(tmp_path / "first")
-    assert records == unbroken
+    assert run_worker(tmp_path / "other") == unbroken
+    assert "damaged" not in capsys.readouterr().out
+    assert run_worker(tmp_path / "first") == unbroken
     assert had.items() <= kept_records(tmp_path / "first").items(), "it computed none of it again"
     for folder in ("first", "other"):
         marks = list((tmp_path / folder).glob(".beamline/ledger/toy/reinforce/*/delivered"))
         assert len(marks) == 6, "all of it is there now"
-    last, records = run_worker(tmp_path / "last")
-    assert records == unbroken
-    assert last.stdout == "", "nothing was computed, and nothing was said"
+    capsys.readouterr()
+    assert run_worker(tmp_path / "last") == unbroken
+    assert capsys.readouterr().out == "", "nothing was computed, and nothing was said"
 
 
 # ---------------------------------------------------------------- over SSH

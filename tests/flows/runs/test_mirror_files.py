@@ -113,7 +113,7 @@ def sent(place):
 def test_each_entry_of_a_record_forged_in_turn(place, sent):
     true, entry, restore = sent
     for name in ENTRIES:
-        for value in WRONG:
+        for value in WRONG[:: 4 if is_signed() else 1]:  # a signature is of all bytes
             restore()
             forge(entry, put(name, value))
             if not is_signed() and (name[0] in FREE or (name, value) == (("artifacts",), {})):

@@ -5,8 +5,6 @@ import os
 import signal
 import socket
 import sqlite3
-import subprocess
-import sys
 import time
 import urllib.request
 from contextlib import closing
@@ -436,52 +434,53 @@ def test_full_disk_does_not_end_the_run(folder, monkeypatch, caplog):
 # a server that is stopped and started
 
 
-class Server:
-    """An MLflow server on loopback that can be stopped and started at the same address."""
+SERVE = """
+import os, uvicorn
+from mlflow import server
+os.environ[server.BACKEND_STORE_URI_ENV_VAR] = "sqlite:///{0}/server.db"
+os.environ[server.ARTIFACT_ROOT_ENV_VAR] = "mlflow-artifacts:/"
+os.environ[server.ARTIFACTS_DESTINATION_ENV_VAR] = "{0}/artifacts"
+os.environ[server.SERVE_ARTIFACTS_ENV_VAR] = "true"
+os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
+uvicorn.run("mlflow.server.fastapi_app:app", port={1})
+"""
 
-    def __init__(self, folder):
-        self.folder = folder
+
+class Server:
+    """An MLflow server on loopback that can be stopped and started at the same address.
+
+    It is what MLflow's command runs, in a process that need not import MLflow first.
+    """
+
+    def __init__(self, folder, child):
+        self.folder, self.child = folder, child
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
         self.address = f"http://127.0.0.1:{self.port}"
         self.process = None
 
     def start(self):
-        options = {
-            "--port": str(self.port),
-            "--workers": "1",
-            "--backend-store-uri": f"sqlite:///{self.folder}/server.db",
-            "--artifacts-destination": str(self.folder / "artifacts"),
-        }
-        words = [word for option in options.items() for word in option]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "mlflow", "server", *words],
-            cwd=self.folder,
-            env=os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        while self.process.poll() is None:
+        self.process = self.child(SERVE.format(self.folder, self.port))
+        while self.process.lives():
             try:
                 urllib.request.urlopen(f"{self.address}/health", timeout=5).close()
             except OSError:
                 time.sleep(0.1)
             else:
                 return
-        raise AssertionError("MLflow's server did not start")
+        raise AssertionError(f"MLflow's server did not start: {self.process.wait()}")
 
     def stop(self):
         if self.process is not None:
-            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.kill()
             self.process.wait()
             self.process = None
 
 
 @pytest.fixture
-def server(folder, empty_store):
+def server(folder, empty_store, child):
     (folder / "server.db").write_bytes(empty_store)
-    server = Server(folder)
+    server = Server(folder, child)
     yield server
     server.stop()
 

@@ -1,5 +1,6 @@
-"""What pages in a browser may ask of the servers of a run and of `make ui`."""
+"""What `make ui` shows, and what pages in a browser may ask of its servers and of a run's."""
 
+import contextlib
 import http.client
 import os
 import re
@@ -7,10 +8,15 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
+from prefect.context import refresh_global_settings_context
 
+from flows import ui
+from flows.workers import connection
 from flows.workers.server import HOSTS
 from tests import toy_project as toy
 
@@ -28,19 +34,54 @@ def ask(port, path, method="POST", body='{"limit": 1}', **headers):
 
 
 @pytest.fixture(scope="module")
-def shown(tmp_path_factory):
-    """The ports of `make ui` in a toy project, by name."""
-    folder = tmp_path_factory.mktemp("ui")
+def place(tmp_path_factory):
+    """A toy project."""
+    folder = tmp_path_factory.mktemp("ui").resolve()
     toy.create(folder, flows=True)
-    command = [sys.executable, "-m", "flows.ui"]
-    environment = toy.environment() | {HOSTS: f"other, {PROXY.upper()}"}
-    started = subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shown(place):
+    """The ports of `make ui` in the project, by name; it ends by Ctrl-C, and all of it does."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flows.ui"],
+        cwd=place,
+        env=toy.environment() | {HOSTS: f"other, {PROXY.upper()}"},
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
-    lines = [started.stdout.readline().split() for _ in range(2)]
+    lines = [process.stdout.readline().split() for _ in range(2)]
+    assert [name for name, _ in lines] == ["Prefect", "MLflow"], lines
+    assert "Ctrl-C" in process.stdout.readline()
     yield {name: urlsplit(address).port for name, address in lines}
-    os.kill(started.pid, signal.SIGINT)
-    started.wait()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):  # the others while it ends
+        os.killpg(process.pid, number)
+    assert process.wait() == 0
+    assert toy.processes(place) == []
+    with contextlib.chdir(place):
+        assert connection.ui_server() is None
+
+
+def test_both_uis_are_shown_and_a_second_call_names_them(shown, place, monkeypatch, capsys):
+    prefect, mlflow = (f"http://127.0.0.1:{shown[name]}" for name in ("Prefect", "MLflow"))
+    assert "<title>Prefect Server</title>" in httpx.get(prefect).text
+    assert httpx.get(f"{prefect}/ui-settings").json()["api_url"] == "/api"
+    assert "<title>MLflow</title>" in httpx.get(mlflow).text
+
+    monkeypatch.chdir(place)
+    with patch.dict(os.environ, toy.environment(), clear=True):
+        refresh_global_settings_context()
+        with connection.prefect_server() as address:
+            assert address == f"{prefect}/api"
+        before = {number: signal.getsignal(number) for number in ui.ENDING}
+        assert ui.ui() == 1
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    refresh_global_settings_context()
+    assert f"{prefect}/api" in capsys.readouterr().err
 
 
 CALLS = {
