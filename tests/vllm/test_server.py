@@ -23,6 +23,9 @@ from tests.tasks.engines.servers.conftest import learned, unseen, weight_digest
 from tests.vllm.conftest import SETTINGS, save
 from tests.vllm.test_vllm import changed, check, same, sampled
 
+pytestmark = pytest.mark.usefixtures("forks")  # but for the first server: see serving
+PYTHON = sys.executable
+
 
 def free_port():
     with socket.socket() as free:
@@ -35,11 +38,11 @@ def port():
     return free_port()
 
 
-def start(folder, port, log):
+def start(folder, port, log, python=None):
     """What `make serve POLICY=… PORT=…` runs."""
     words = ["--port", str(port), "--precision", "float32", "--memory", "0.25"]
     return subprocess.Popen(
-        [sys.executable, "-m", "tasks.engines.vllm.serve", folder, *words],
+        [python or sys.executable, "-m", "tasks.engines.vllm.serve", folder, *words],
         cwd=ROOT,
         stdout=log,
         stderr=subprocess.STDOUT,
@@ -65,11 +68,10 @@ def serving(make, port, tmp_path_factory):
         patch.setenv(guard.TOKEN, "token of the tests")
 
         def restart():
-            if running:
-                end(running.pop())
+            end(running.pop())
             running.append(start(made.path, port, log))
 
-        restart()
+        running.append(start(made.path, port, log, PYTHON))  # with all that a user's server imports
         yield model, made, restart
         end(running.pop())
 
@@ -176,8 +178,6 @@ class Running:
         self.folder, self.log = folder, log
         self.ports = [free_port(), free_port()]
         self.running = {}
-        for number in range(2):
-            self.start(number)
 
     @property
     def settings(self):
@@ -192,8 +192,8 @@ class Running:
 
 
 @pytest.fixture(scope="module")
-def two(make, tmp_path_factory):
-    """A policy and two servers that were started with it."""
+def started(make, tmp_path_factory):
+    """A policy and two servers that are started with it."""
     model, made = make(seed=3)
     with (
         (tmp_path_factory.mktemp("servers") / "log").open("wb") as log,
@@ -204,6 +204,16 @@ def two(make, tmp_path_factory):
         yield model, made, servers
         for number in list(servers.running):
             servers.kill(number)
+
+
+@pytest.fixture
+def two(started, forks):
+    """The same, both of them running."""
+    servers = started[2]
+    for number in range(2):
+        if number not in servers.running:
+            servers.start(number)
+    return started
 
 
 def test_trees_move_when_their_server_dies(two, engine, tokenizer, tmp_path, monkeypatch, capfd):
@@ -229,8 +239,6 @@ def test_trees_move_when_their_server_dies(two, engine, tokenizer, tmp_path, mon
     wait_for(held.fleet, 2)
     servers.kill(1)
     assert same(sampled(held, vocabulary)[1], expected), "it has got the weights of today"
-    servers.start(1)
-    wait_for(held.fleet, 2)
 
 
 def wait_for(held, count):
