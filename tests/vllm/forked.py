@@ -1,11 +1,10 @@
 """Stand in for Python where a test starts vLLM: fork from a process that has vLLM imported.
 
-vLLM takes twenty seconds of a processor to import: in the engine's process, in a server, and once
-more in the process that a server spawns. ``python -m tests.vllm.forked -m MODULE ...`` has
-flows/host/warm.py fork one that runs the module; what that one spawns is forked, too.
+vLLM takes some fifteen seconds of a processor to import. ``python -m tests.vllm.forked -m MODULE``
+has flows/host/warm.py fork a process that runs the module. What a server spawns to compute is not
+forked: vLLM preloads an allocator and OpenMP there.
 """
 
-import multiprocessing
 import os
 import runpy
 import sys
@@ -50,23 +49,17 @@ def environment():
 
 def ask():
     """Have a program forked, and end as it does."""
-    os.environ.pop("LD_PRELOAD", None)  # vLLM's, for processes that it spawns
     warm.hand_over()
     sys.exit("nothing forks here")
 
 
 def run(arguments):
-    """Be the program that was asked for: a module, or code that multiprocessing runs."""
-    multiprocessing.set_executable(os.environ[PROGRAM])
+    """Be ``python -m MODULE ...``."""
     os.execve = in_place
-    while arguments[0] not in ("-m", "-c"):  # options of Python
-        arguments = arguments[1:]
-    kind, what, *rest = arguments
-    sys.argv[:] = [kind, *rest]
-    if kind == "-c":
-        exec(what, {"__name__": "__main__"})
-    else:
-        runpy.run_module(what, run_name="__main__", alter_sys=True)
+    option, module, *rest = arguments
+    assert option == "-m"
+    sys.argv[:] = [option, *rest]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def in_place(program, command, environment):

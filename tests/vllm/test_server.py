@@ -21,7 +21,7 @@ from tasks.engines.servers.client import JSON, Server
 from tasks.engines.vllm.connection import ROOT
 from tests.tasks.engines.servers.conftest import learned, unseen, weight_digest
 from tests.vllm.conftest import SETTINGS, save
-from tests.vllm.test_vllm import changed, check, same, sampled
+from tests.vllm.test_vllm import CLOSE, changed, check, same, sampled
 
 pytestmark = pytest.mark.usefixtures("forks")  # but for the first server: see serving
 PYTHON = sys.executable
@@ -117,15 +117,28 @@ def test_a_warm_prefix_gives_a_fresh_servers_samples_after_an_update(
     held = engine(model, made, tokenizer, settings)
     [server] = held.fleet.servers
     server._worker("load_folder", other.path, made.digest)  # and leave the prefix cache as it is
-    assert not same(long_turns(held, model.config.vocab_size), fresh), "prefixes were cached"
+    assert not close(long_turns(held, model.config.vocab_size), fresh), "prefixes were cached"
     server.load(Path(made.path), made.digest)
     for how in ("folder", "upload"):
         samples(model, made)
         old = server.weight_digest(NORM)
         if how == "upload":
             unseen(monkeypatch)
-        assert same(samples(better, other), fresh), how
+        assert close(samples(better, other), fresh), how
         assert server.weight_digest(NORM) == weight_digest(better, NORM) != old
+
+
+def close(one, other):
+    """Whether turns are equal, but for how sums of prompts that come together are rounded.
+
+    Which of them come together is a matter of time.
+    """
+    return all(
+        a.tokens.tolist() == b.tokens.tolist()
+        and np.allclose(a.logprobs, b.logprobs, rtol=0, atol=CLOSE)
+        and a.stopped == b.stopped
+        for a, b in zip(one, other, strict=True)
+    )
 
 
 NORM = "model.norm.weight"  # a name that vLLM has, too: it lays others together
