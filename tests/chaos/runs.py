@@ -14,6 +14,7 @@ from pathlib import Path
 
 import yaml
 
+from flows.host import warm
 from tasks.ledger import artifacts, substeps
 from tests.checkout import call, checkout, environment, others_parent, retrain
 from tests.toy_project import git, processes
@@ -101,11 +102,12 @@ def start(folder, command=HERE, within=(), **variables):
 
     ``within`` is what it is a command of.
     """
+    plain = {name: value for name, value in environment().items() if name != warm.VARIABLE}
     with said(folder).open("ab") as output:
         return subprocess.Popen(
             [*within, *command],
             cwd=folder,
-            env=environment() | variables,
+            env=plain | variables,
             start_new_session=True,
             stdin=subprocess.DEVNULL,
             stdout=output,
