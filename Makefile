@@ -89,7 +89,7 @@ test: .venv/installed
 		$(if $(RECORD),--record-seconds)
 
 test-data: .venv/installed
-	@BEAMLINE_DATA="$$(realpath "$(DATA)")" $(PYTEST) -m whole_files
+	@BEAMLINE_DATA="$$(realpath "$(DATA)")" $(PYTEST) $(BY_FILE) -m whole_files
 
 test-vllm: .venv-vllm/installed
 	@$(PYTEST) $(BY_FILE) tests/vllm

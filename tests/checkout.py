@@ -9,6 +9,9 @@ from pathlib import Path
 from flows.host import warm
 
 ROOT = Path(__file__).parents[1]
+# Environment variables with the address of the process that tests have programs forked from
+# (flows/host/warm.py): all of them, or those that no kill is meant for.
+FOR_ALL, FOR_OTHERS = "TESTS_WARM", "TESTS_WARM_OTHERS"
 
 
 def checkout(folder):
@@ -39,10 +42,19 @@ def environment(**changes):
 def warm_parent():
     """The variable that has programs forked from the tests' one process; none where there is none.
 
-    A test of kills leaves it out, and so does one that must see a program as a user starts it.
+    There is none where kills are tested; a test that must see a program as a user starts it leaves
+    it out.
     """
-    address = os.environ.get("TESTS_WARM")
-    return {warm.VARIABLE: address} if address else {}
+    return _variable(FOR_ALL)
+
+
+def others_parent():
+    """As ``warm_parent``, where kills are tested, too: for a program that no kill is meant for."""
+    return _variable(FOR_ALL) or _variable(FOR_OTHERS)
+
+
+def _variable(name):
+    return {warm.VARIABLE: os.environ[name]} if name in os.environ else {}
 
 
 def retrain(recipe):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import examples
+from tests.checkout import FOR_ALL, FOR_OTHERS
 
 examples.load_profile()
 
@@ -19,19 +20,22 @@ TEXTS = [
 ]
 
 
-# Where several workers run the tests, the programs that tests start are forked from one process
-# (flows/host/warm.py); tests/checkout.py and tests/toy_project.py pass its address on.
-WARM = "TESTS_WARM"
-
-
 def pytest_configure(config):
+    """Where several workers run the tests, have programs that they start forked from one process.
+
+    tests/checkout.py passes its address on: to all programs, or, where kills are tested, to those
+    around the one that is killed.
+    """
     several = getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput")
-    if several and "not kills" in config.option.markexpr:
+    if several:
         from flows.host import warm
 
         config.stash[WARM_FOLDER] = folder = tempfile.TemporaryDirectory(prefix="beamline-")
-        os.environ[WARM] = f"{folder.name}/warm"
-        config.stash[WARM_PROCESS] = warm.start(os.environ[WARM])
+        chosen = config.option.markexpr
+        kills = not chosen or "kills" in chosen.replace("not kills", "")
+        name = FOR_OTHERS if kills else FOR_ALL
+        os.environ[name] = f"{folder.name}/warm"
+        config.stash[WARM_PROCESS] = warm.start(os.environ[name])
 
 
 def pytest_unconfigure(config):

@@ -1,33 +1,66 @@
+import fcntl
+import os
 import time
 
 import pytest
 
 from tests.chaos import runs
-from tests.checkout import call
 
 
 @pytest.fixture(scope="session")
-def bare(tmp_path_factory):
+def once(tmp_path_factory):
+    """Make a checkout in the first worker that asks for it: ``make`` fills its folder."""
+    root = tmp_path_factory.getbasetemp()
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+
+    def made(name, make):
+        place = root / name
+        place.mkdir(exist_ok=True)
+        with (place / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (place / "made").exists():
+                make(place / "main")
+                (place / "made").touch()
+        return place / "main"
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def bare(once):
     """A checkout that never ran anything."""
-    return runs.create(tmp_path_factory.mktemp("bare") / "main")
+    return once("bare", runs.create)
 
 
 @pytest.fixture(scope="session")
-def prepared(tmp_path_factory, bare):
+def prepared(once, bare):
     """A checkout in which reinforce comes next."""
-    folder = runs.copy(bare, tmp_path_factory.mktemp("prepared") / "main")
-    made = call(folder, "dvc", "repro", "reward_model@smoke")
-    assert made.returncode == 0, made.stdout
-    return folder
+    return once("prepared", lambda folder: runs.prepare(runs.copy(bare, folder), "reward_model"))
 
 
 @pytest.fixture(scope="session")
-def whole(tmp_path_factory, bare):
+def world(once, bare):
+    """The same in a recipe of a world."""
+
+    def make(folder):
+        runs.act_in_a_world(runs.copy(bare, folder))
+        runs.prepare(folder, "cold_start")
+
+    return once("world", make)
+
+
+@pytest.fixture(scope="session")
+def whole(once, bare):
     """A checkout after a run that nothing has happened to, and the seconds that it took."""
-    folder = runs.copy(bare, tmp_path_factory.mktemp("unbroken") / "main")
-    began = time.monotonic()
-    runs.finish(folder)
-    return folder, time.monotonic() - began
+
+    def make(folder):
+        runs.copy(bare, folder)
+        began = time.monotonic()
+        assert runs.start(folder).wait(runs.PATIENCE) == 0, runs.said(folder).read_text()
+        folder.with_name("seconds").write_text(str(time.monotonic() - began))
+
+    folder = once("whole", make)
+    return folder, float(folder.with_name("seconds").read_text())
 
 
 @pytest.fixture(scope="session")

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import yaml
 
+from flows.host import warm
 from tasks.ledger import artifacts, substeps
-from tests.checkout import checkout, environment, retrain
+from tests.checkout import call, checkout, environment, others_parent, retrain
 from tests.toy_project import git, processes
 
 HERE = retrain("smoke")
@@ -97,13 +98,16 @@ def copy(template, folder):
 
 
 def start(folder, command=HERE, within=(), **variables):
-    """A run in ``folder``, its output in the file ``said`` beside it; ``within``: what it is a
-    command of."""
+    """A run in ``folder`` as a user starts it, its output in the file ``said`` beside it.
+
+    ``within`` is what it is a command of.
+    """
+    plain = {name: value for name, value in environment().items() if name != warm.VARIABLE}
     with said(folder).open("ab") as output:
         return subprocess.Popen(
             [*within, *command],
             cwd=folder,
-            env=environment() | variables,
+            env=plain | variables,
             start_new_session=True,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -117,9 +121,12 @@ def said(folder):
 
 
 def finish(folder, command=HERE, **rest):
-    """One more call, to its end: it must succeed. What it has said."""
+    """One more call, to its end: it must succeed. What it has said.
+
+    Its programs are forked from the tests' process.
+    """
     before = said(folder).stat().st_size if said(folder).exists() else 0
-    status = start(folder, command, **rest).wait(PATIENCE)
+    status = start(folder, command, **others_parent(), **rest).wait(PATIENCE)
     text = said(folder).read_bytes()[before:].decode()
     assert status == 0, text
     return text
@@ -160,6 +167,32 @@ def below(number):
     found = [number]
     for each in found:  # grows while it is gone through
         found += children.get(each, [])
+    return found
+
+
+def prepare(folder, stage):
+    """Bring ``folder`` up to a stage of smoke, and return it."""
+    made = call(folder, "dvc", "repro", f"{stage}@smoke", **others_parent())
+    assert made.returncode == 0, made.stdout
+    return folder
+
+
+def all_of(run, folder):
+    """The processes of a run, those included that were forked for it from the tests' process."""
+    found = below(run.pid)
+    for place in (folder, *(folder / ".beamline/runs").glob("*")):
+        for number in working_in(place):
+            found += [each for each in below(number) if each not in found]
+    return found
+
+
+def working_in(place):
+    """The processes whose working folder is this one."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (process / "cwd").readlink() == place:
+                found.append(int(process.name))
     return found
 
 

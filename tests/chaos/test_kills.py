@@ -3,18 +3,19 @@
 import os
 import random
 import signal
+import subprocess
 import time
+from contextlib import suppress
 from functools import partial
 
 import pytest
 
 from tests.chaos import runs
-from tests.checkout import call
+from tests.checkout import others_parent
 
 SEED = int(os.environ.get("CHAOS_SEED", "0"))  # of the moments and the victims
-MOMENTS = [
-    pytest.param(number, marks=[pytest.mark.kills] if number < 6 else []) for number in range(20)
-]  # the first six have each victim in each kind of run
+COMMANDS = [runs.HERE, runs.AS_COMMIT]
+VICTIMS = ["the first", "all", "any"]
 SUB_STEPS = [f"{iteration:04d}-{verb}" for iteration in range(2) for verb in runs.VERBS]
 
 
@@ -51,7 +52,18 @@ def test_two_kills_while_a_sub_step_is_written(prepared, expected, folder):
     assert runs.finish(folder).startswith("nothing to do: smoke is up to date")
 
 
-@pytest.mark.parametrize("number", MOMENTS)
+def strike(draw, victim, run, moment):
+    """Kill a victim of a run at a moment, unless the run ends before; wait until it has ended."""
+    with suppress(subprocess.TimeoutExpired):
+        run.wait(moment)
+    living = runs.below(run.pid)
+    chosen = {"the first": living[:1], "all": living, "any": [draw.choice(living)]}[victim]
+    print(f"after {moment:.1f} s: {victim} of {len(living)} processes, {runs.names(chosen)}")
+    runs.kill(chosen)
+    run.wait(runs.PATIENCE)
+
+
+@pytest.mark.parametrize("number", range(20))
 def test_a_kill_at_a_random_moment(bare, prepared, whole, expected, folder, number):
     """Of the first process, of all at once, or of any one; in the checkout, or of a run's commit.
 
@@ -60,37 +72,57 @@ def test_a_kill_at_a_random_moment(bare, prepared, whole, expected, folder, numb
     call then has nothing to do.
     """
     draw = random.Random(f"{SEED}/{number}")
-    command = [runs.HERE, runs.AS_COMMIT][number % 2]
-    victim = ["the first", "all", "any"][number % 3]
+    command = COMMANDS[number % 2]
     origin, share = (bare, 1.0) if number % 5 == 0 else (prepared, 0.6)
     runs.copy(origin, folder)
     run = runs.start(folder, command)
-    moment = draw.uniform(0, share * whole[1])
-    time.sleep(moment)
-    living = runs.below(run.pid)
-    chosen = {"the first": living[:1], "all": living, "any": [draw.choice(living)]}[victim]
-    print(f"after {moment:.1f} s: {victim} of {len(living)} processes, {runs.names(chosen)}")
-    runs.kill(chosen)
-    run.wait(runs.PATIENCE)
+    strike(draw, VICTIMS[number % 3], run, draw.uniform(0, share * whole[1]))
     call_again(folder, expected, command)
 
 
 @pytest.mark.kills
-def test_a_kill_while_the_agent_acts_in_a_world(bare, tmp_path, folder):
+@pytest.mark.parametrize("command", COMMANDS, ids=["here", "commit"])
+def test_kills_at_random_moments(bare, whole, expected, folder, command):
+    """Of the first process, of all at once, and of any one, in a run that begins with nothing.
+
+    Each call goes on where the one before was killed; the last one may have nothing to do.
+    """
+    draw = random.Random(f"{SEED}/{COMMANDS.index(command)}")
+    runs.copy(bare, folder)
+    for victim in VICTIMS:
+        run = runs.start(folder, command)
+        strike(draw, victim, run, draw.uniform(0, 0.6 * whole[1]))
+    call_again(folder, expected, command)
+
+
+def unbroken_copy(template, folder):
+    """Train in a copy of a checkout, whose cold start is there; the copy."""
+    runs.copy(template, folder)
+    runs.finish(folder, runs.TRAINING)
+    return folder
+
+
+def kill_when(folder, happened):
+    """Train until something has happened, then kill all of it at once."""
+    run = runs.start(folder, runs.TRAINING, **others_parent())
+    runs.wait_for(run, happened)
+    runs.kill(runs.all_of(run, folder))
+    run.wait()
+
+
+@pytest.mark.kills
+def test_a_kill_while_the_agent_acts_in_a_world(world, tmp_path, folder):
     """At a random moment between the first rollout and the last update."""
     draw = random.Random(f"{SEED}/world")
-    unbroken = runs.copy(bare, tmp_path / "unbroken/main")
-    runs.act_in_a_world(unbroken)
-    made = call(unbroken, "dvc", "repro", "cold_start@smoke")
-    assert made.returncode == 0, made.stdout
-    runs.copy(unbroken, folder)
-    run = runs.start(unbroken, runs.TRAINING)
+    unbroken = runs.copy(world, tmp_path / "unbroken/main")
+    run = runs.start(unbroken, runs.TRAINING, **others_parent())
     runs.wait_for(run, lambda: runs.begun(unbroken, "0000-rollout"))
     began = time.monotonic()
     runs.wait_for(run, lambda: runs.ended(unbroken, "0002-update"))
     moment = draw.uniform(0, time.monotonic() - began)
     assert run.wait(runs.PATIENCE) == 0, runs.said(unbroken).read_text()
 
+    runs.copy(world, folder)
     run = runs.start(folder, runs.TRAINING)
     runs.wait_for(run, lambda: runs.begun(folder, "0000-rollout"))
     time.sleep(moment)
@@ -101,34 +133,22 @@ def test_a_kill_while_the_agent_acts_in_a_world(bare, tmp_path, folder):
 
 
 @pytest.mark.kills
-def test_kills_where_policies_share_rollouts(bare, tmp_path, folder):
+def test_kills_where_policies_share_rollouts(world, tmp_path, folder):
     """In a world, whose episodes each part opens anew: after a part, the last, and an update."""
-    unbroken = runs.copy(bare, tmp_path / "unbroken/main")
-    runs.act_in_a_world(unbroken)
-    runs.share_rollouts(unbroken)
-    made = call(unbroken, "dvc", "repro", "cold_start@smoke")
-    assert made.returncode == 0, made.stdout
-    runs.copy(unbroken, folder)
-    whole = runs.start(unbroken, runs.TRAINING)
-    assert whole.wait(runs.PATIENCE) == 0, runs.said(unbroken).read_text()
+    runs.copy(world, folder)
+    runs.share_rollouts(folder)
+    unbroken = unbroken_copy(folder, tmp_path / "unbroken/main")
     for sub_step in ("0002-rollout_part", "0002-rollout", "0002-update"):
-        run = runs.start(folder, runs.TRAINING)
-        runs.wait_for(run, partial(runs.ended, folder, sub_step))
-        runs.kill(runs.below(run.pid))
-        run.wait()
+        kill_when(folder, partial(runs.ended, folder, sub_step))
     call_again(folder, runs.outcome(unbroken), runs.TRAINING)
 
 
 @pytest.mark.kills
 def test_kills_where_two_processes_learn(bare, tmp_path, folder):
     """One of them first, which the run survives; then the whole run."""
-    unbroken = runs.copy(bare, tmp_path / "unbroken/main")
-    runs.learn_in_two_processes(unbroken)
-    made = call(unbroken, "dvc", "repro", "cold_start@smoke")
-    assert made.returncode == 0, made.stdout
-    runs.copy(unbroken, folder)
-    whole = runs.start(unbroken, runs.TRAINING)
-    assert whole.wait(runs.PATIENCE) == 0, runs.said(unbroken).read_text()
+    runs.learn_in_two_processes(runs.copy(bare, folder))
+    runs.prepare(folder, "cold_start")
+    unbroken = unbroken_copy(folder, tmp_path / "unbroken/main")
 
     run = runs.start(folder, runs.TRAINING)
     runs.wait_for(run, lambda: len(runs.learners(run.pid)) == 2)
@@ -143,22 +163,15 @@ def test_kills_where_two_processes_learn(bare, tmp_path, folder):
 @pytest.mark.kills
 def test_kills_while_a_reward_model_learns(bare, tmp_path, folder):
     """In its stage, after a checkpoint; in an iteration; and when it has scored the next batch."""
-    unbroken = runs.copy(bare, tmp_path / "unbroken/main")
-    runs.learn_rewards(unbroken)
-    made = call(unbroken, "dvc", "repro", "cold_start@smoke")
-    assert made.returncode == 0, made.stdout
-    runs.copy(unbroken, folder)
-    whole = runs.start(unbroken, runs.TRAINING)
-    assert whole.wait(runs.PATIENCE) == 0, runs.said(unbroken).read_text()
+    runs.learn_rewards(runs.copy(bare, folder))
+    runs.prepare(folder, "cold_start")
+    unbroken = unbroken_copy(folder, tmp_path / "unbroken/main")
     for happened in (
         partial(runs.saved, folder, "reward_model"),
         partial(runs.begun, folder, "0000-reward_model"),
         partial(runs.ended, folder, "0001-estimate"),
     ):
-        run = runs.start(folder, runs.TRAINING)
-        runs.wait_for(run, happened)
-        runs.kill(runs.below(run.pid))
-        run.wait()
+        kill_when(folder, happened)
     call_again(folder, runs.outcome(unbroken), runs.TRAINING)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from params.schema.addresses import SERVERS
 from tests.chaos import runs
+from tests.checkout import others_parent
 from tests.tasks.engines.servers import conftest as fleet
 
 made, started, servers = fleet.made, fleet.started, fleet.servers
@@ -30,7 +31,8 @@ def test_run_whose_servers_die_and_change_gives_an_unbroken_ones_digests(
     third = fleet.Process(first.policy, tmp_path)  # at an address that the run has not had
     try:
         third.wait()
-        run = runs.start(folder, **both | {SERVERS: f"{second.address},{third.address}"})
+        others = {SERVERS: f"{second.address},{third.address}"}
+        run = runs.start(folder, **both | others | others_parent())
         runs.wait_for(run, partial(runs.begun, folder, "0001-rollout"))
         second.kill()
         assert run.wait(runs.PATIENCE) == 0

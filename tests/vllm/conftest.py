@@ -1,6 +1,10 @@
 """Tests of the vLLM engine against the real vLLM; `make test-vllm` gives them their environment."""
 
 import importlib.util
+import os
+import sys
+import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,21 +17,43 @@ from tasks.ledger.artifacts import Artifact
 from tasks.policy.resident import Learner
 from tasks.policy.tiny import build_policy, build_tokenizer
 from tests.conftest import TEXTS
+from tests.vllm import forked
 
 MACHINE = Machine(threads=2, device="cpu", precision="float32")
 SETTINGS = Engine(kind="vllm", memory=0.25, servers=(), lanes=1)
 ROWS = 32
 
 
-def pytest_configure():
+FORKING = pytest.StashKey[ExitStack]()
+
+
+def pytest_configure(config):
     if not importlib.util.find_spec("vllm"):
         pytest.exit("vLLM is not installed here: `make test-vllm` has it", returncode=1)
+    if not hasattr(config, "workerinput"):
+        config.stash[FORKING] = ExitStack()
+        folder = tempfile.TemporaryDirectory(prefix="beamline-")  # a short path, for a socket
+        here = Path(config.stash[FORKING].enter_context(folder))
+        config.stash[FORKING].enter_context(forked.standing_in(here))
+
+
+def pytest_unconfigure(config):
+    if FORKING in config.stash:
+        config.stash[FORKING].close()
 
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path, monkeypatch):
     """Engines write their words below the working folder."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def forks(monkeypatch):
+    """Have the programs of vLLM that this test starts forked with vLLM imported."""
+    for name, value in forked.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "executable", os.environ[forked.PROGRAM])
 
 
 @pytest.fixture(scope="session")

@@ -1,31 +1,31 @@
 """A run that samples through vLLM, killed in the middle, gives an unbroken one's digests."""
 
-import pytest
+from functools import partial
 
 from tests.chaos import runs
 
-WITH_VLLM = (*runs.AS_COMMIT, "--set", "engine.kind=vllm", "--set", "engine.memory=0.25")
+
+def sample_through_vllm(folder):
+    """Make smoke, in a clean checkout, a recipe that samples through vLLM."""
+    place = folder / "params/smoke.yaml"
+    text = place.read_text()
+    for old, new in (("kind: transformers #", "kind: vllm #"), ("memory: 1.0 #", "memory: 0.25 #")):
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    place.write_text(text)
+    runs.git(folder, "commit", "--quiet", "--all", "--message", "vLLM")
 
 
-@pytest.fixture(scope="module")
-def bare(tmp_path_factory):
-    return runs.create(tmp_path_factory.mktemp("bare") / "main")
-
-
-def test_killed_run_gives_an_unbroken_ones_digests(bare, tmp_path):
-    unbroken = runs.copy(bare, tmp_path / "unbroken" / "main")
-    runs.finish(unbroken, WITH_VLLM)
-    folder = runs.copy(bare, tmp_path / "killed" / "main")
-    run = runs.start(folder, WITH_VLLM)
-    runs.wait_for(run, lambda: begun(folder, "0001-rollout"))
+def test_killed_run_gives_an_unbroken_ones_digests(tmp_path):
+    folder = runs.create(tmp_path / "killed/main")
+    sample_through_vllm(folder)
+    runs.prepare(folder, "cold_start")
+    unbroken = runs.copy(folder, tmp_path / "unbroken/main")
+    runs.finish(unbroken)
+    run = runs.start(folder)
+    runs.wait_for(run, partial(runs.begun, folder, "0001-rollout"))
     runs.kill(runs.below(run.pid))
     run.wait()
-    runs.finish(folder, WITH_VLLM)
-    assert runs.outcome(folder, WITH_VLLM) == runs.outcome(unbroken, WITH_VLLM)
+    runs.finish(folder)
+    assert runs.outcome(folder) == runs.outcome(unbroken)
     runs.check_sound(folder)
-
-
-def begun(folder, sub_step):
-    """Whether a sub-step of reinforce is being written in the worktree of the run."""
-    places = (folder / ".beamline/runs").glob(f"*/{runs.LEDGER}/reinforce/.{sub_step}-*.partial")
-    return any(places)

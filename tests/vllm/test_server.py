@@ -21,7 +21,10 @@ from tasks.engines.servers.client import JSON, Server
 from tasks.engines.vllm.connection import ROOT
 from tests.tasks.engines.servers.conftest import learned, unseen, weight_digest
 from tests.vllm.conftest import SETTINGS, save
-from tests.vllm.test_vllm import changed, check, same, sampled
+from tests.vllm.test_vllm import CLOSE, changed, check, same, sampled
+
+pytestmark = pytest.mark.usefixtures("forks")  # but for the first server: see serving
+PYTHON = sys.executable
 
 
 def free_port():
@@ -35,11 +38,11 @@ def port():
     return free_port()
 
 
-def start(folder, port, log):
+def start(folder, port, log, python=None):
     """What `make serve POLICY=… PORT=…` runs."""
     words = ["--port", str(port), "--precision", "float32", "--memory", "0.25"]
     return subprocess.Popen(
-        [sys.executable, "-m", "tasks.engines.vllm.serve", folder, *words],
+        [python or sys.executable, "-m", "tasks.engines.vllm.serve", folder, *words],
         cwd=ROOT,
         stdout=log,
         stderr=subprocess.STDOUT,
@@ -65,11 +68,10 @@ def serving(make, port, tmp_path_factory):
         patch.setenv(guard.TOKEN, "token of the tests")
 
         def restart():
-            if running:
-                end(running.pop())
+            end(running.pop())
             running.append(start(made.path, port, log))
 
-        restart()
+        running.append(start(made.path, port, log, PYTHON))  # with all that a user's server imports
         yield model, made, restart
         end(running.pop())
 
@@ -115,15 +117,28 @@ def test_a_warm_prefix_gives_a_fresh_servers_samples_after_an_update(
     held = engine(model, made, tokenizer, settings)
     [server] = held.fleet.servers
     server._worker("load_folder", other.path, made.digest)  # and leave the prefix cache as it is
-    assert not same(long_turns(held, model.config.vocab_size), fresh), "prefixes were cached"
+    assert not close(long_turns(held, model.config.vocab_size), fresh), "prefixes were cached"
     server.load(Path(made.path), made.digest)
     for how in ("folder", "upload"):
         samples(model, made)
         old = server.weight_digest(NORM)
         if how == "upload":
             unseen(monkeypatch)
-        assert same(samples(better, other), fresh), how
+        assert close(samples(better, other), fresh), how
         assert server.weight_digest(NORM) == weight_digest(better, NORM) != old
+
+
+def close(one, other):
+    """Whether turns are equal, but for how sums of prompts that come together are rounded.
+
+    Which of them come together is a matter of time.
+    """
+    return all(
+        a.tokens.tolist() == b.tokens.tolist()
+        and np.allclose(a.logprobs, b.logprobs, rtol=0, atol=CLOSE)
+        and a.stopped == b.stopped
+        for a, b in zip(one, other, strict=True)
+    )
 
 
 NORM = "model.norm.weight"  # a name that vLLM has, too: it lays others together
@@ -176,8 +191,6 @@ class Running:
         self.folder, self.log = folder, log
         self.ports = [free_port(), free_port()]
         self.running = {}
-        for number in range(2):
-            self.start(number)
 
     @property
     def settings(self):
@@ -192,8 +205,8 @@ class Running:
 
 
 @pytest.fixture(scope="module")
-def two(make, tmp_path_factory):
-    """A policy and two servers that were started with it."""
+def started(make, tmp_path_factory):
+    """A policy and two servers that are started with it."""
     model, made = make(seed=3)
     with (
         (tmp_path_factory.mktemp("servers") / "log").open("wb") as log,
@@ -204,6 +217,16 @@ def two(make, tmp_path_factory):
         yield model, made, servers
         for number in list(servers.running):
             servers.kill(number)
+
+
+@pytest.fixture
+def two(started, forks):
+    """The same, both of them running."""
+    servers = started[2]
+    for number in range(2):
+        if number not in servers.running:
+            servers.start(number)
+    return started
 
 
 def test_trees_move_when_their_server_dies(two, engine, tokenizer, tmp_path, monkeypatch, capfd):
@@ -229,8 +252,6 @@ def test_trees_move_when_their_server_dies(two, engine, tokenizer, tmp_path, mon
     wait_for(held.fleet, 2)
     servers.kill(1)
     assert same(sampled(held, vocabulary)[1], expected), "it has got the weights of today"
-    servers.start(1)
-    wait_for(held.fleet, 2)
 
 
 def wait_for(held, count):

@@ -33,6 +33,8 @@ from tests.agents import setting_of
 from tests.conftest import TEXTS
 from tests.vllm.conftest import SETTINGS, save
 
+pytestmark = pytest.mark.usefixtures("forks")
+PYTHON = sys.executable  # which imports vLLM for each process anew
 CLOSE = 1e-5  # float32, other orders of summation
 CONTEXT, NEW = 120, 40
 
@@ -79,19 +81,26 @@ def changed(model, spread=0.05):
             weight.add_(spread * torch.randn_like(weight))
 
 
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-def test_logprobs_follow_the_policys_updates(engine, make, tokenizer, tmp_path, tied):
-    model, made = make(tied=tied)
-    vocabulary = model.config.vocab_size
-    check(model, *sampled(engine(model, made, tokenizer), vocabulary))
-    process = engine(model, made, tokenizer).connection.process
-    changed(model)
-    other = save(model, tokenizer, tmp_path / "updated")
-    asked, samples = sampled(engine(model, other, tokenizer), vocabulary)
-    check(model, asked, samples)
-    assert engine(model, other, tokenizer).connection.process is process, "nothing was started anew"
-    in_evaluation = sampled(engine(model, other, tokenizer), vocabulary, 6, 0.7, 0.9)
-    check(model, *in_evaluation, temperature=0.7)
+SHAPES = ({}, {"tied": False}, {"hidden": 128, "heads": 4})
+
+
+def test_logprobs_follow_the_policys_updates_and_shapes(engine, make, tokenizer, tmp_path):
+    """A policy of another shape restarts vLLM, an update does not."""
+    processes = []
+    for shape in SHAPES:
+        model, made = make(**shape)
+        vocabulary = model.config.vocab_size
+        check(model, *sampled(engine(model, made, tokenizer), vocabulary))
+        process = engine(model, made, tokenizer).connection.process
+        assert process not in processes
+        processes.append(process)
+        changed(model)
+        other = save(model, tokenizer, tmp_path / f"updated {len(processes)}")
+        asked, samples = sampled(engine(model, other, tokenizer), vocabulary)
+        check(model, asked, samples)
+        assert engine(model, other, tokenizer).connection.process is process, "it goes on"
+        in_evaluation = sampled(engine(model, other, tokenizer), vocabulary, 6, 0.7, 0.9)
+        check(model, *in_evaluation, temperature=0.7)
 
 
 def test_weights_from_a_folder_are_those_from_memory(engine, make, tokenizer, tmp_path):
@@ -254,29 +263,32 @@ def test_trees_have_budgets_and_policys_logprobs(engine, make, tokenizer):
                 first += len(node.tokens)
 
 
-def test_lanes_grow_the_trees_of_rounds(engine, make, tokenizer):
-    model, made = make(seed=3)
-    rounds = as_rows(trees(engine(model, made, tokenizer), tokenizer))
-    alone = SETTINGS.model_copy(update={"lanes": 3})
-    held = engine(model, made, tokenizer, alone)
-    assert len(held.replicas(3)) == 3
-    assert as_rows(trees(held, tokenizer)) == rounds
-
-
 # ---------------------------------------------------------------- what dies
 
 
-def test_killed_engine_restarts_and_trees_are_equal(engine, make, tokenizer, capfd):
+def test_killed_engine_restarts_and_samples_again(engine, make, tokenizer, monkeypatch, capfd):
+    """In a turn, and between the first turns of trees and the branches from them."""
     model, made = make(seed=3)
     held = engine(model, made, tokenizer)
+    held.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", PYTHON)  # a signal for what forks is not the fork's
+        _, whole = sampled(held, model.config.vocab_size)
+        victim = held.connection.process
+        os.kill(victim.pid, signal.SIGSTOP)  # it is in the middle of it, for as long as we like
+        threading.Timer(0.5, lambda: os.kill(victim.pid, signal.SIGKILL)).start()
+        _, again = sampled(held, model.config.vocab_size)
+    assert same(again, whole)
+    assert held.connection.process is not victim
+    assert capfd.readouterr().out.count("restarting") == 1
+
     whole = as_rows(trees(held, tokenizer))
     victim = held.connection.process
     killed = []
-
     interrupted = setting(tokenizer)
     read = interrupted.dialect.read
 
-    def killing(*turn):  # between the first turns and the branches from them
+    def killing(*turn):
         if not killed:
             killed.append(os.kill(victim.pid, signal.SIGKILL))
         return read(*turn)
@@ -286,28 +298,6 @@ def test_killed_engine_restarts_and_trees_are_equal(engine, make, tokenizer, cap
     assert killed and held.connection.process is not victim
     assert as_rows(again) == whole
     assert "restarting" in capfd.readouterr().out
-
-
-def test_engine_killed_in_a_turn_samples_it_again(engine, make, tokenizer):
-    model, made = make(seed=3)
-    held = engine(model, made, tokenizer)
-    _, whole = sampled(held, model.config.vocab_size)
-    victim = held.connection.process
-    os.kill(victim.pid, signal.SIGSTOP)  # it is in the middle of it, for as long as we like
-    threading.Timer(0.5, lambda: os.kill(victim.pid, signal.SIGKILL)).start()
-    _, again = sampled(held, model.config.vocab_size)
-    assert same(again, whole)
-
-
-@pytest.mark.parametrize("other", [{"hidden": 128, "heads": 4}, {"tied": False}], ids=str)
-def test_policy_of_another_shape_restarts_the_engine(engine, make, tokenizer, other):
-    model, made = make()
-    sampled(engine(model, made, tokenizer), model.config.vocab_size)
-    process = engine(model, made, tokenizer).connection.process
-    changed_shape, its = make(**other)
-    held = engine(changed_shape, its, tokenizer)
-    check(changed_shape, *sampled(held, changed_shape.config.vocab_size))
-    assert held.connection.process is not process
 
 
 def test_weights_that_do_not_load_restart_the_engine(engine, make, tokenizer, tmp_path, capfd):
@@ -323,6 +313,15 @@ def test_weights_that_do_not_load_restart_the_engine(engine, make, tokenizer, tm
     held.connection.load = lambda _, folder: in_place(wider, folder)
     check(model, *sampled(held, model.config.vocab_size))
     assert "restarting" in capfd.readouterr().out
+
+
+def test_lanes_grow_the_trees_of_rounds(engine, make, tokenizer):
+    model, made = make(seed=3)
+    rounds = as_rows(trees(engine(model, made, tokenizer), tokenizer))
+    alone = SETTINGS.model_copy(update={"lanes": 3})
+    held = engine(model, made, tokenizer, alone)
+    assert len(held.replicas(3)) == 3
+    assert as_rows(trees(held, tokenizer)) == rounds
 
 
 def test_vllm_that_cannot_start_is_an_error(engine, make, tokenizer):
@@ -347,7 +346,7 @@ time.sleep(600)
 def test_the_process_ends_with_its_trainer(make):
     _, made = make()
     trainer = subprocess.Popen(
-        [sys.executable, "-c", TRAINER, made.path],
+        [PYTHON, "-c", TRAINER, made.path],
         cwd=connection.ROOT,
         stdout=subprocess.PIPE,
         text=True,
