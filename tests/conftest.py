@@ -1,6 +1,7 @@
 """What many tests share: a very small policy with its tokenizer, benchmark files."""
 
 import os
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from tests import examples
 from tests.checkout import FOR_ALL, FOR_OTHERS
+from tests.shared import of_all_workers
 
 examples.load_profile()
 
@@ -79,6 +81,23 @@ def data():
             f"test-data DATA=<folder>, has one for each of {', '.join(SETS)}"
         )
     return folder
+
+
+@pytest.fixture(scope="session")
+def smoke_run(tmp_path_factory):
+    """A checkout with a finished run of the recipe smoke, to be left as it is; and what it said."""
+    from tests.checkout import call, checkout, retrain
+
+    with of_all_workers(tmp_path_factory, "smoke") as place:
+        folder, said = place / "checkout", place / "said"
+        if not said.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # of a worker that failed
+            folder.mkdir()
+            checkout(folder)
+            ran = call(folder, *retrain("smoke"))
+            assert ran.returncode == 0, ran.stdout
+            said.write_text(ran.stdout)
+        return folder, said.read_text()
 
 
 @pytest.fixture(scope="session")

@@ -9,18 +9,14 @@ import pytest
 
 from flows.analysis import frames
 from flows.analysis.trajectories import evaluation, training
-from tests.checkout import ROOT, call, checkout, retrain
+from tests.checkout import ROOT
 
 RUN = "smoke"
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("analysed")
-    checkout(folder)
-    ran = call(folder, *retrain(RUN))
-    assert ran.returncode == 0, ran.stdout
-    return folder
+def run(smoke_run):
+    return smoke_run[0]
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,4 @@
 import contextlib
-import fcntl
 import os
 import shutil
 from unittest.mock import patch
@@ -11,6 +10,7 @@ from flows.workers import server
 from tests import toy_project as toy
 from tests import toy_training as training
 from tests.checkout import warm_parent
+from tests.shared import of_all_workers
 
 
 @pytest.fixture(scope="session")
@@ -29,17 +29,6 @@ def api(tmp_path_factory):
     yield f"http://{server.HOST}:{port}/api"
     server.stop(process)
     assert (folder / "log").read_text() == "", "the server complains"
-
-
-@contextlib.contextmanager
-def of_all_workers(tmp_path_factory, name):
-    """Yield a folder that the workers of one call of pytest share, to one of them at a time."""
-    base = tmp_path_factory.getbasetemp().resolve()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
-    folder.mkdir(exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield folder
 
 
 @pytest.fixture(scope="session")
