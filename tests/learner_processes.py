@@ -33,9 +33,7 @@ def losses_and_gradients(folder, batches, settings, machine, critic=None):
     learning = loaded(folder, still, machine, critic)
     found = {}
     for row, trees in batches.items():
-        metrics = learner.optimize(
-            learning, trees, LOSSES[row], still, TEMPERATURE, machine, SEED
-        )
+        metrics = learner.optimize(learning, trees, LOSSES[row], still, TEMPERATURE, machine, SEED)
         found[row] = metrics, gradients(learning)
     return found
 

@@ -92,7 +92,9 @@ def agree(together, alone):
 
 def of_every_algorithm(where, folder):
     """Name of a row -> its metrics and gradients."""
-    plain = {name: off_policy(made_trees(5, seed=7)) for name, row in ROWS.items() if not row.critic}
+    plain = {
+        name: off_policy(made_trees(5, seed=7)) for name, row in ROWS.items() if not row.critic
+    }
     found = where.run(work.losses_and_gradients, folder, plain, WHOLE, MACHINE)
     for critic in (OWN, SHARED):
         names = [
