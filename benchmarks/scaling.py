@@ -76,6 +76,10 @@ MIB = 2**20
 SECONDS, MEMORY, TOKENS = "seconds", "mib", "tokens"
 LEAST = {SECONDS: 1e-4, MEMORY: 1.0, TOKENS: 1.0}  # less cannot be told from nothing
 PARTS = ("sampling", "reward", "advantage", "update", "trees")
+LATER = (  # modules that libraries and rewards import at their first use
+    *("pandas", "torch._dynamo", "transformers.models.qwen2.modeling_qwen2"),
+    *("tasks.rewards.answer", "tasks.rewards.many_tools", "tasks.questions.computation"),
+)
 
 
 @dataclass(frozen=True)
@@ -439,7 +443,7 @@ def apart(what: str, size: Size, repetitions: int) -> dict[str, Any]:
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["PYTHONWARNINGS"] = "ignore::RuntimeWarning:runpy"  # this module is also imported
     context = get_context("forkserver")
-    context.set_forkserver_preload([__spec__.name])
+    context.set_forkserver_preload([__spec__.name, *LATER])
     with tempfile.TemporaryDirectory() as folder, context.Pool(1) as pool:
         found = pool.apply(_in_folder, (Path(folder), MEASURES[what], size, repetitions))
     print(json.dumps(found), file=sys.stderr, flush=True)

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from tasks.learning import learner, passes
 from tasks.ledger.artifacts import Artifact
@@ -21,6 +22,20 @@ def updated(folder, trees, loss, settings, machine, critic=None, lora=None):
     learning = loaded(folder, settings, machine, critic, lora)
     metrics = learner.optimize(learning, trees, LOSSES[loss], settings, TEMPERATURE, machine, SEED)
     return metrics, gradients(learning), weights(learning)
+
+
+def losses_and_gradients(folder, batches, settings, machine, critic=None):
+    """Learn from the trees of each row, name -> trees; return metrics and gradients of each.
+
+    The weights stay as they are.
+    """
+    still = settings.model_copy(update={"learning_rate": 0.0, "critic_learning_rate": 0.0})
+    learning = loaded(folder, still, machine, critic)
+    found = {}
+    for row, trees in batches.items():
+        metrics = learner.optimize(learning, trees, LOSSES[row], still, TEMPERATURE, machine, SEED)
+        found[row] = metrics, gradients(learning)
+    return found
 
 
 def loaded(folder, settings, machine, critic=None, lora=None):
@@ -48,15 +63,24 @@ def named(learning):
 
 
 def gradients(learning):
-    return {
-        name: sharding.whole(weight.grad).cpu()
-        for name, weight in named(learning).items()
-        if weight.grad is not None
-    }
+    return whole(
+        {name: weight.grad for name, weight in named(learning).items() if weight.grad is not None}
+    )
 
 
 def weights(learning):
-    return {name: sharding.whole(w.detach()).clone() for name, w in named(learning).items()}
+    return whole({name: weight.detach() for name, weight in named(learning).items()})
+
+
+def whole(tensors):
+    """Return tensors with the parts of all processes, which are sent at once."""
+    parts = world.gathered({name: sharding.local(value) for name, value in tensors.items()})
+    return {
+        name: torch.cat([part[name] for part in parts])
+        if isinstance(value, DTensor)
+        else value.clone()
+        for name, value in tensors.items()
+    }
 
 
 def resumed(folder, settings, machine, critic):
@@ -75,11 +99,13 @@ def saved(folder, trees, loss, settings, machine, critic, target):
 def states(learning):
     optimizers = [learning.optimizer, learning.critic and learning.critic.optimizer]
     return [
-        {
-            (index, name): sharding.whole(value).clone()
-            for index, entry in optimizer.state_dict()["state"].items()
-            for name, value in entry.items()
-        }
+        whole(
+            {
+                (index, name): value
+                for index, entry in optimizer.state_dict()["state"].items()
+                for name, value in entry.items()
+            }
+        )
         for optimizer in optimizers
         if optimizer
     ]
@@ -101,6 +127,10 @@ def kill_once(mark):
 def _die(mark, *_):
     Path(mark).touch()
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def ranks():
+    return world.gathered((world.rank(), int(os.environ["LOCAL_RANK"])))
 
 
 def fails_in_rank_1():

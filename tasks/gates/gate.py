@@ -16,6 +16,7 @@ import shutil
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -212,8 +213,27 @@ def _great_expectations() -> Any:
         import great_expectations
 
     if first:
+        _keep_templates()
         gc.freeze()
     return great_expectations
+
+
+def _keep_templates() -> None:
+    """Compile each template of Data Docs once: Great Expectations does it anew for every page."""
+    from great_expectations.render.view import view
+    from jinja2.bccache import BytecodeCache, Bucket
+
+    compiled: dict[str, Any] = {}
+
+    class Kept(BytecodeCache):
+        def load_bytecode(self, bucket: Bucket) -> None:
+            bucket.code = compiled.get(bucket.checksum)
+
+        def dump_bytecode(self, bucket: Bucket) -> None:
+            compiled[bucket.checksum] = bucket.code
+
+    plain: Any = view
+    plain.Environment = partial(plain.Environment, bytecode_cache=Kept())
 
 
 def _context(building: Path) -> Any:

@@ -22,6 +22,7 @@ from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Ledger, Step, newest_checkpoint
 from tasks.trees.tables import write_table
+from tests.launch_learners import forked_learners
 from tests.learner_processes import kill_once
 
 ROOT = Path(__file__).parents[2]
@@ -288,7 +289,7 @@ def test_processes_learn_as_one_does(initial, folder, place, unbroken):
         if finished == 3:
             learners.run(kill_once, mark)
 
-    with open_learners(several) as learners:
+    with forked_learners(2), open_learners(several) as learners:
         made = train(initial, rows, machine=several, learners=learners)
         shutil.rmtree(artifacts.ROOT)
         again = train(initial, rows, machine=several, learners=learners, advance=kill_after_three)

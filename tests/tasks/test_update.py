@@ -23,6 +23,7 @@ from tasks.trees.metrics import tree_metrics
 from tasks.trees.tables import load_trees, read_rows, save_trees, write_table
 from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree
 from tasks.update import update
+from tests.launch_learners import forked_learners
 from tests.learner_processes import kill_once
 from tests.sections import MACHINE, UPDATE
 from tests.verbs import call
@@ -531,8 +532,8 @@ def test_processes_that_are_killed_repeat_their_update(initial, folder):
     # twice in processes that live on, and with rank 1 killed in the middle of the second update
     several = MACHINE.model_copy(update={"processes": 2})
     digests = []
-    for mark in (None, folder / "killed"):
-        with open_learners(several) as learners:
+    with forked_learners(2), open_learners(several) as learners:
+        for mark in (None, folder / "killed"):
             first = run(Artifact.at(initial), machine=several, learners=learners)
             if mark:
                 learners.run(kill_once, mark)
@@ -544,7 +545,7 @@ def test_processes_that_are_killed_repeat_their_update(initial, folder):
                 machine=several,
                 learners=learners,
             )
-        digests.append({name: made["digest"] for name, made in second["artifacts"].items()})
-        shutil.rmtree(ledger.ROOT)
-        assert not mark or mark.exists(), "it was killed"
+            digests.append({name: made["digest"] for name, made in second["artifacts"].items()})
+            shutil.rmtree(ledger.ROOT)
+            assert not mark or mark.exists(), "it was killed"
     assert digests[0] == digests[1]

@@ -1,5 +1,6 @@
-"""Processes that learn together do what one does. They are real ones, started by torchrun."""
+"""Processes that learn together do what one does. They are real ones; torchrun starts some."""
 
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -9,11 +10,11 @@ from params.schema.reinforce import Lora
 from tasks.learning import processes
 from tasks.learning.processes import HERE, open_learners
 from tests import learner_processes as work
+from tests.launch_learners import forked_learners
 from tests.learners import OWN, ROWS, SETTINGS, SHARED, made_trees
 from tests.sections import HALF, MACHINE
 from tests.trees import small_policy
 
-COUNTS = (2, 4)
 WHOLE = SETTINGS.model_copy(update={"gradient_clip": 1e9, "epochs": 1, "mini_batches": 1})
 LORA = Lora(rank=4, alpha=8.0, modules=("q_proj", "down_proj"))
 
@@ -22,15 +23,30 @@ def machine(count, base=MACHINE):
     return base.model_copy(update={"processes": count})
 
 
-@pytest.fixture(scope="module", params=COUNTS)
-def learners(request, tmp_path_factory):
-    """Processes that learn together, two and four of them."""
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        open_learners(machine(request.param)) as opened,
-    ):
-        patch.chdir(tmp_path_factory.mktemp("learners"))
+@contextmanager
+def processes_that_learn(count, folder):
+    with pytest.MonkeyPatch.context() as patch, open_learners(machine(count)) as opened:
+        patch.chdir(folder)
+        with forked_learners(count):
+            assert opened.run(work.ranks) == [(rank, rank) for rank in range(count)]
         yield opened
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    with processes_that_learn(2, tmp_path_factory.mktemp("two")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    with processes_that_learn(4, tmp_path_factory.mktemp("four")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module", params=["two", "four"])
+def learners(request):
+    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -63,38 +79,65 @@ def furthest(one, other):
 
 def same_as_one_process(learners, folder, trees, loss, settings=WHOLE, **others):
     together = learners.run(work.updated, folder, trees, loss, settings, MACHINE, **others)
-    alone = HERE.run(work.updated, folder, trees, loss, settings, MACHINE, **others)
+    agree(together, HERE.run(work.updated, folder, trees, loss, settings, MACHINE, **others))
+    return together
+
+
+def agree(together, alone):
     assert alone[1], "something learned"
     longest = max(float(gradient.abs().max()) for gradient in alone[1].values())
     assert furthest(together[1], alone[1]) < 1e-5 * max(1.0, longest), "gradients"
     assert together[0] == pytest.approx(alone[0], abs=1e-5, rel=1e-4), "metrics"
-    return together, alone
+
+
+def of_every_algorithm(where, folder):
+    """Name of a row -> its metrics and gradients."""
+    plain = {
+        name: off_policy(made_trees(5, seed=7)) for name, row in ROWS.items() if not row.critic
+    }
+    found = where.run(work.losses_and_gradients, folder, plain, WHOLE, MACHINE)
+    for critic in (OWN, SHARED):
+        names = [
+            name
+            for name, row in ROWS.items()
+            if row.critic and row.critic.backbone == critic.backbone
+        ]
+        if names:
+            trees = dict.fromkeys(names, off_policy(made_trees(5, seed=7, values=True)))
+            found |= where.run(work.losses_and_gradients, folder, trees, WHOLE, MACHINE, critic)
+    return found
+
+
+@pytest.fixture(scope="module")
+def together(learners, folder):
+    return of_every_algorithm(learners, folder)
+
+
+@pytest.fixture(scope="module")
+def alone(folder):
+    return of_every_algorithm(HERE, folder)
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_every_algorithm_has_the_loss_and_gradient_of_one_process(name, learners, folder):
-    critic = {None: None, "own": OWN, "shared": SHARED}[
-        ROWS[name].critic and ROWS[name].critic.backbone
-    ]
-    trees = off_policy(made_trees(5, seed=7, values=critic is not None))
-    same_as_one_process(learners, folder, trees, name, critic=critic)
+def test_every_algorithm_has_the_loss_and_gradient_of_one_process(name, together, alone):
+    agree(together[name], alone[name])
 
 
 @pytest.mark.parametrize("critic", [OWN, SHARED], ids=["own", "shared"])
 def test_a_critic_learns_as_in_one_process(critic, learners, folder):
     trees = made_trees(5, values=True)
-    together, _alone = same_as_one_process(learners, folder, trees, "grpo", critic=critic)
+    together = same_as_one_process(learners, folder, trees, "grpo", critic=critic)
     assert any(name.startswith("head") for name in together[1])
 
 
-def test_an_adapter_learns_as_in_one_process(learners, folder):
-    together, _ = same_as_one_process(learners, folder, made_trees(5), "grpo", lora=LORA)
+def test_an_adapter_learns_as_in_one_process(four, folder):
+    together = same_as_one_process(four, folder, made_trees(5), "grpo", lora=LORA)
     assert all("lora_" in name for name in together[1])
 
 
-def test_recomputed_activations_have_the_same_gradient(learners, folder):
+def test_recomputed_activations_have_the_same_gradient(two, folder):
     recompute = WHOLE.model_copy(update={"recompute": True})
-    same_as_one_process(learners, folder, made_trees(5), "grpo", recompute)
+    same_as_one_process(two, folder, made_trees(5), "grpo", recompute)
 
 
 def test_several_steps_and_passes_stay_together(learners, folder):
@@ -117,11 +160,11 @@ def test_processes_without_a_tree_keep_step(count, learners, folder):
     assert together[0]["optimizer_steps"] == count
 
 
-def test_bfloat16_differs_as_two_packings_do(learners, folder):
+def test_bfloat16_differs_as_two_packings_do(two, folder):
     # in bf16 even one process rounds differently when it packs the trees in another way
     trees = off_policy(made_trees(5, seed=7))
     rows = WHOLE.model_copy(update={"micro_batch_tokens": 40})
-    together = learners.run(work.updated, folder, trees, "grpo", WHOLE, HALF)
+    together = two.run(work.updated, folder, trees, "grpo", WHOLE, HALF)
     alone, packed = (
         HERE.run(work.updated, folder, trees, "grpo", settings, HALF) for settings in (WHOLE, rows)
     )
@@ -135,8 +178,8 @@ def test_each_process_keeps_its_part_of_the_weights(learners, folder):
     assert max(own) < 1.2 * every / len(own)
 
 
-@pytest.mark.parametrize("critic", [OWN, SHARED], ids=["own", "shared"])
-def test_a_checkpoint_loads_at_another_number_of_processes(critic, learners, folder, tmp_path):
+def test_a_checkpoint_loads_at_another_number_of_processes(learners, folder, tmp_path):
+    critic = {2: SHARED, 4: OWN}[learners.machine.processes]
     trees = made_trees(5, values=True)
     arguments = (trees, "grpo", WHOLE, MACHINE, critic)
     many, one = tmp_path / "many", tmp_path / "one"
@@ -168,9 +211,11 @@ def test_processes_that_cannot_start_name_their_log(monkeypatch, tmp_path):
         opened.run(work.fails_in_rank_1)
 
 
-@pytest.mark.parametrize("learners", [2], indirect=True)
-def test_an_error_of_one_process_reaches_the_stage(learners):
-    """The last test of these two processes, since it ends them."""
-    with pytest.raises(FileNotFoundError, match="rank 1 refuses"):
-        learners.run(work.fails_in_rank_1)
-    assert not learners.channels, "and ends them"
+def test_torchrun_starts_processes_and_an_error_of_one_reaches_the_stage(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(processes, "END_WAIT", 0.5)  # rank 0 waits for what rank 1 never sends
+    with open_learners(machine(2)) as opened:
+        assert opened.run(work.ranks) == [(0, 0), (1, 1)]
+        with pytest.raises(FileNotFoundError, match="rank 1 refuses"):
+            opened.run(work.fails_in_rank_1)
+        assert not opened.channels, "and ends them"

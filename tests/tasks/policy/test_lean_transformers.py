@@ -1,9 +1,8 @@
-"""Tests of the import of transformers, each in a process of its own."""
+"""Tests of the import of transformers, each in a fork of a process that has just imported it."""
 
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,59 +45,107 @@ print(mask.sum().item())
 """
 
 
-def output_of(code: str) -> Any:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+FORKS = """
+import json, os, sys
+for name, code in json.loads(sys.argv[1]).items():
+    sys.stdout.flush()
+    if not os.fork():
+        print(name, flush=True)
+        exec(code)
+        sys.stdout.flush()
+        os._exit(0)
+    os.wait()
+"""
+MODULES = "print(json.dumps(list(sys.modules)))"
+COMPILED = """
+import torch
+print(torch.compile(lambda x: x + 1, backend='eager')(torch.tensor(1)).item())
+"""
+TRAINER = """
+import tempfile
+model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**sizes, **heads))
+folder = tempfile.gettempdir()  # nothing is written
+arguments = transformers.TrainingArguments(folder, use_cpu=True, report_to=[])
+print(transformers.Trainer(model, arguments).accelerator.num_processes)
+"""
+TRAINER_ALONE = f"""
+from tasks.policy import lean_transformers
+transformers.utils.is_peft_available()
+lean_transformers.import_trainer()
+transformers.Trainer, transformers.TrainingArguments
+assert transformers.utils.is_peft_available()
+{MODULES}
+"""
+
+
+def outputs_of(code: str, parts: dict[str, str]) -> dict[str, Any]:
+    """Return the last line that each part prints in a fork of a process that has run ``code``."""
+    command = [sys.executable, "-c", code + FORKS, json.dumps(parts)]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    last: dict[str, str] = {}
+    name = ""
+    for line in done.stdout.splitlines():
+        if line in parts:
+            name = line
+        else:
+            last[name] = line
+    assert last.keys() == parts.keys(), done.stderr
+    return {name: json.loads(line) for name, line in last.items()}
 
 
 @pytest.fixture(scope="module")
-def loaded() -> list[str]:
-    """Return the modules of a process that has an architecture and the automatic classes."""
-    names = "transformers.Qwen2ForCausalLM, transformers.AutoModelForCausalLM\n"
-    return output_of(f"{LEAN}{names}import json, sys\nprint(json.dumps(list(sys.modules)))")
+def lean() -> dict[str, Any]:
+    """Return what processes print that have imported transformers this way."""
+    loaded = "transformers.Qwen2ForCausalLM, transformers.AutoModelForCausalLM\n" + MODULES
+    parts = {
+        "loaded": loaded,
+        "models": MODELS,
+        "other": SIZES + OTHER_ARCHITECTURE,
+        "compiled": COMPILED,
+        "trainer": SIZES + TRAINER,
+        "trainer alone": TRAINER_ALONE,
+    }
+    return outputs_of(LEAN, parts)
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, Any]:
+    """Return what a process prints that had imported transformers as it is."""
+    before = "import transformers, transformers.models, transformers.generation.utils\n"
+    again = f"{LEAN}print(int('sklearn' in sys.modules))"
+    return outputs_of(before, {"models": MODELS, "again": again})
 
 
 @pytest.mark.parametrize("name", LEFT_OUT)
-def test_left_out(loaded: list[str], name: str) -> None:
-    assert name not in loaded
+def test_left_out(lean: dict[str, Any], name: str) -> None:
+    assert name not in lean["loaded"]
 
 
-def test_lists_the_models_that_transformers_lists() -> None:
-    plain = output_of(f"import transformers, transformers.models\n{MODELS}")
-    assert len(plain) > 1000
-    assert output_of(LEAN + MODELS) == plain
+def test_lists_the_models_that_transformers_lists(
+    lean: dict[str, Any], plain: dict[str, Any]
+) -> None:
+    assert len(plain["models"]) > 1000
+    assert lean["models"] == plain["models"]
 
 
-def test_other_architecture_generates_and_masks() -> None:
-    assert output_of(LEAN + SIZES + OTHER_ARCHITECTURE) == 3
+def test_other_architecture_generates_and_masks(lean: dict[str, Any]) -> None:
+    assert lean["other"] == 3
 
 
-def test_compiles_afterwards() -> None:
-    compiled = "torch.compile(lambda x: x + 1, backend='eager')(torch.tensor(1))"
-    assert output_of(f"{LEAN}import torch\nprint({compiled}.item())") == 2
+def test_compiles_afterwards(lean: dict[str, Any]) -> None:
+    assert lean["compiled"] == 2
 
 
-def test_trainer_finds_accelerate(tmp_path: Path) -> None:
-    arguments = f"transformers.TrainingArguments({str(tmp_path)!r}, use_cpu=True, report_to=[])"
-    model = "transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**sizes, **heads))"
-    code = f"{SIZES}trainer = transformers.Trainer({model}, {arguments})\n"
-    assert output_of(f"{LEAN}{code}print(trainer.accelerator.num_processes)") == 1
+def test_trainer_finds_accelerate(lean: dict[str, Any]) -> None:
+    assert lean["trainer"] == 1
 
 
-def test_trainer_comes_with_accelerate_alone() -> None:
-    code = (
-        "from tasks.policy import lean_transformers\nimport json, sys\n"
-        "transformers.utils.is_peft_available()\n"
-        "lean_transformers.import_trainer()\ntransformers.Trainer, transformers.TrainingArguments\n"
-        "assert transformers.utils.is_peft_available()\n"
-        "print(json.dumps(list(sys.modules)))"
-    )
-    loaded = output_of(LEAN + code)
+def test_trainer_comes_with_accelerate_alone(lean: dict[str, Any]) -> None:
+    loaded = {*lean["trainer alone"]}
     assert "accelerate" in loaded
-    assert not {"botocore", "datasets", "pandas", "peft", "sklearn", "torch._dynamo"} & {*loaded}
+    assert not {"botocore", "datasets", "pandas", "peft", "sklearn", "torch._dynamo"} & loaded
 
 
-def test_earlier_import_stays() -> None:
-    code = "import transformers.generation.utils as before, sys\n"
-    assert output_of(f"{code}{LEAN}print(int('sklearn' in sys.modules))") == 1
+def test_earlier_import_stays(plain: dict[str, Any]) -> None:
+    assert plain["again"] == 1

@@ -14,6 +14,7 @@ from starlette.routing import Route, WebSocketRoute
 
 from tasks.engines.servers import guard, uploads
 from tasks.engines.servers.client import JSON, Server
+from tasks.engines.vllm import serve
 from tasks.engines.vllm.connection import ROOT
 from tests.tasks.engines.servers.conftest import listening
 
@@ -176,7 +177,9 @@ def test_server_keeps_a_token_that_only_its_user_reads(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("token", ["", " \n", "fifteen letters"])
-def test_short_token_is_refused_where_it_is_read_and_where_it_is_used(tmp_path, monkeypatch, token):
+def test_short_token_is_refused_where_it_is_read_and_where_it_is_used(
+    tmp_path, monkeypatch, capsys, token
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(guard.NAMES, "localhost")
     monkeypatch.setenv(guard.TOKEN, token)
@@ -187,11 +190,11 @@ def test_short_token_is_refused_where_it_is_read_and_where_it_is_used(tmp_path, 
     guard.TOKEN_FILE.touch(mode=0o600)
     guard.TOKEN_FILE.write_text(token)
     place = guard.TOKEN if token.strip() else guard.TOKEN_FILE
-    command = [sys.executable, "-m", "tasks.engines.vllm.serve", str(tmp_path)]
-    environment = {"PYTHONPATH": str(ROOT), "PATH": "", guard.TOKEN: token}
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert ran.returncode == 2
-    assert f"the token in {place} has {len(token.strip())} characters" in ran.stderr
+    with pytest.raises(SystemExit) as refused:
+        serve.main([str(tmp_path)])
+    assert refused.value.code == 2
+    said = capsys.readouterr().err
+    assert f"the token in {place} has {len(token.strip())} characters" in said
     monkeypatch.delenv(guard.TOKEN)
     with pytest.raises(ValueError, match=f"{guard.TOKEN_FILE} has"):
         guard.server_token()
