@@ -221,7 +221,7 @@ def _great_expectations() -> Any:
 def _keep_templates() -> None:
     """Compile each template of Data Docs once: Great Expectations does it anew for every page."""
     from great_expectations.render.view import view
-    from jinja2.bccache import BytecodeCache, Bucket
+    from jinja2.bccache import Bucket, BytecodeCache
 
     compiled: dict[str, Any] = {}
 
