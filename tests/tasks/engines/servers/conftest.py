@@ -1,4 +1,4 @@
-"""Servers of the transformers engine, as commands start them, each in a folder of its own."""
+"""Servers of the transformers engine, each in a folder of its own."""
 
 import copy
 import hashlib
@@ -23,8 +23,10 @@ from tasks.engines.servers.fleet import Fleet
 from tasks.engines.turns import EngineDiedError
 from tasks.engines.vllm.connection import ROOT
 from tasks.ledger.artifacts import Artifact
+from tests.forks import Forks
 
 TOKEN = "token of the tests"
+SERVE = "tasks.engines.transformers.serve"
 
 
 def free_port():
@@ -55,11 +57,13 @@ class Process:
         self.address = f"http://127.0.0.1:{self.port}"
         self.start()
 
-    def start(self):
+    def arguments(self):
         words = ["--port", str(self.port), "--precision", "float32", "--threads", "1"]
-        command = [sys.executable, "-m", "tasks.engines.transformers.serve", self.policy, *words]
+        return [str(self.policy), *words]
+
+    def start(self):
         self.process = subprocess.Popen(
-            command,
+            [sys.executable, "-m", SERVE, *self.arguments()],
             cwd=self.home,
             env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
             stdout=(self.home / "log").open("ab"),
@@ -67,6 +71,7 @@ class Process:
         )
 
     def kill(self):
+        """Kill it, and wait until it has ended."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
@@ -78,6 +83,17 @@ class Process:
                 return Server(self.address, "transformers").check()
             time.sleep(0.1)
         raise TimeoutError((self.home / "log").read_text())
+
+
+class Forked(Process):
+    """Such a server in a fork of a process that has imported its libraries."""
+
+    def __init__(self, policy, home, forks):
+        self.forks = forks
+        super().__init__(policy, home)
+
+    def start(self):
+        self.process = self.forks.start(self.arguments(), self.home, self.home / "log")
 
 
 def save(model, tokenizer, folder):
@@ -95,13 +111,17 @@ def made(policy, tokenizer, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def started(made, tmp_path_factory):
-    """Two servers that were started with the policy."""
+    """Two servers that were started with the policy, the second one by its command."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(guard.TOKEN, TOKEN)
-        both = [Process(made.path, tmp_path_factory.mktemp("server")) for _ in range(2)]
+        patch.setenv("OMP_NUM_THREADS", "1")
+        forks = Forks(SERVE)
+        first, second = (tmp_path_factory.mktemp("server") for _ in range(2))
+        both = [Forked(made.path, first, forks), Process(made.path, second)]
         yield both
         for server in both:
             server.kill()
+        forks.close()
 
 
 @pytest.fixture

@@ -58,9 +58,9 @@ def requests(session, vocabulary, count=24, seed=0):
     return [Request(session.open(), tokens, 2**63 + i, 30) for i, tokens in enumerate(contexts)]
 
 
-def sampled(engine, vocabulary, temperature=1.0, top_p=1.0, stop=()):
-    with engine.session(24, 120, temperature, top_p, stop) as session:
-        return session.sample(requests(session, vocabulary))
+def sampled(engine, vocabulary, temperature=1.0, top_p=1.0, stop=(), count=24):
+    with engine.session(count, 120, temperature, top_p, stop) as session:
+        return session.sample(requests(session, vocabulary, count))
 
 
 def same(one, other):
@@ -110,22 +110,24 @@ def test_new_weights_are_those_of_the_learner_and_leave_nothing_of_the_old(
     servers, engine, policy, made, tokenizer, tmp_path, monkeypatch, how
 ):
     vocabulary, name = policy.config.vocab_size, "model.embed_tokens.weight"
-    sampled(engine(policy, made, servers), vocabulary)  # contexts that are known to the old weights
+    sampled(
+        engine(policy, made, servers), vocabulary, count=6
+    )  # contexts that are known to the old weights
     model = learned(policy)
     other = save(model, tokenizer, tmp_path / "updated")
     held = engine(model, other, servers)
     if how == "upload":
         unseen(monkeypatch)
-    after = sampled(held, vocabulary)
+    after = sampled(held, vocabulary, count=6)
     wait_for(held.fleet, 2)
-    check_close(after, sampled(TransformersEngine(model, tokenizer), vocabulary))
+    check_close(after, sampled(TransformersEngine(model, tokenizer), vocabulary, count=6))
     new, old = (weight_digest(one, name) for one in (model, policy))
     for server in held.fleet.servers:
         assert server.weight_digest(name) == new != old
         fresh = SimpleNamespace(address=server.name)
         server.load(Path(made.path), made.digest)
         assert server.weight_digest(name) == old
-        assert same(sampled(engine(model, other, [fresh]), vocabulary), after)
+        assert same(sampled(engine(model, other, [fresh]), vocabulary, count=6), after)
 
 
 def test_stale_server_is_refused_and_given_the_right_weights(
@@ -135,16 +137,16 @@ def test_stale_server_is_refused_and_given_the_right_weights(
     vocabulary = policy.config.vocab_size
     other = save(learned(policy), tokenizer, tmp_path / "other")
     held = engine(policy, made, servers[:1])
-    expected = sampled(held, vocabulary)
+    expected = sampled(held, vocabulary, count=6)
     [server] = held.fleet.servers
     server.load(Path(other.path), "of another run")
-    assert same(sampled(held, vocabulary), expected)
+    assert same(sampled(held, vocabulary, count=6), expected)
     assert "answered with the weights 'of another run'" in capfd.readouterr().out
     monkeypatch.setattr(Server, "load", lambda *_: None)  # it never gets the right ones again
     server._worker("load_folder", other.path, "of another run")
     with pytest.raises(RuntimeError, match="does another run use it"):
         for _ in range(2 * fleet.STALE):
-            sampled(held, vocabulary)
+            sampled(held, vocabulary, count=6)
 
 
 def test_server_needs_the_token(servers, made, monkeypatch):
