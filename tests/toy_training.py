@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from tests import toy_project as toy
+from tests.checkout import others_parent
 
 PIPELINE = """
 vars:
@@ -148,6 +149,6 @@ def create(folder: Path, remote: str | None = None) -> str:
 def retrain(folder: Path, api: str, *changes: str) -> str:
     """Run the last commit with changed values, as a user does; the run's branch."""
     command = (sys.executable, "-m", "flows.retrain", "toy", "--set", *changes)
-    ran = toy.run(folder, *command, PREFECT_API_URL=api)
+    ran = toy.run(folder, *command, PREFECT_API_URL=api, **others_parent())
     assert ran.returncode == 0, ran.stdout
     return ran.stdout.splitlines()[-1]

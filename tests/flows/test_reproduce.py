@@ -15,6 +15,7 @@ from flows import reproduce
 from flows.runs import transfer
 from tests import toy_project as toy
 from tests import toy_training as training
+from tests.checkout import others_parent
 
 LABELLED = "models/toy/reward_model/trees"
 
@@ -150,6 +151,7 @@ def test_killed_verification_continues_and_names_the_difference(trained, api, ca
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
+    os.environ.update(others_parent())  # trained restores it
     status, text = call(commit, "--verify")
     assert status == 1, text
     assert "evaluate has run" in text

@@ -16,6 +16,7 @@ from flows import retrain
 from flows.host import disk
 from params.schema.recipe import Recipe
 from tests import toy_project as toy
+from tests.checkout import others_parent
 
 COMMAND = (sys.executable, "-m", "flows.retrain", "toy", "--here")
 STAGES = yaml.safe_load((toy.ROOT / "dvc.yaml").read_text())["stages"]
@@ -100,7 +101,7 @@ def test_a_killed_run_leaves_no_process_and_the_next_call_goes_on_to_where_a_sta
 
     before = "raise ValueError('the seed is unlucky')"
     toy.write_stage(project, "later", flows=True, before=before)
-    ran = toy.run(project, *COMMAND)
+    ran = toy.run(project, *COMMAND, **others_parent())
     assert "first has run" not in ran.stdout, "it had ended"
     assert ran.returncode == 1
     assert ran.stdout.splitlines()[-1] == "later toy: the seed is unlucky"
@@ -248,9 +249,10 @@ def test_a_killed_run_goes_on_in_its_worktree_and_an_equal_one_is_nothing_new(pr
     wait_until(lambda: toy.processes(place) == [])
 
     (place / "go").touch()
-    other = toy.run(project, *RUN, "--set", "seed=4x", PREFECT_API_URL=api)
+    others = {"PREFECT_API_URL": api, **others_parent()}
+    other = toy.run(project, *RUN, "--set", "seed=4x", **others)
     assert "params/toy.yaml: 'seed' = '4x'" in other.stdout
-    ran = toy.run(project, *RUN, PREFECT_API_URL=api)
+    ran = toy.run(project, *RUN, **others)
     assert ran.returncode == 0, ran.stdout
     assert "first has run" not in ran.stdout, "it had ended"
     branch = ran.stdout.splitlines()[-1]
@@ -258,7 +260,7 @@ def test_a_killed_run_goes_on_in_its_worktree_and_an_equal_one_is_nothing_new(pr
     assert worktrees(project) == []
     assert list(Path(".beamline/runs").iterdir()) == []
 
-    again = toy.run(project, *RUN, PREFECT_API_URL=api)
+    again = toy.run(project, *RUN, **others)
     assert again.stdout.splitlines()[-2:] == [f"nothing new since {branch}", branch]
     assert toy.git(project, "branch", "--list", "runs/*").count("runs/") == 1
 
