@@ -119,7 +119,7 @@ class OfEvents(Loader):
         super().__init__("")
         self.left = deque(events)
 
-    def check_event(self, *choices: type[yaml.Event]) -> bool:
+    def check_event(self, *choices: Any) -> bool:
         return bool(self.left) and (not choices or isinstance(self.left[0], choices))
 
     def peek_event(self) -> yaml.Event | None:
@@ -158,7 +158,7 @@ def _colons(events: Sequence[yaml.Event]) -> Iterator[str]:
         elif isinstance(event, yaml.CollectionEndEvent):
             brackets.pop()
         elif isinstance(event, yaml.ScalarEvent) and any(brackets) and _has_colon(event):
-            line = event.start_mark.line + 1
+            line = event.start_mark.line + 1 if event.start_mark else "?"
             yield f", line {line}: {event.value} stands in brackets: write it in quotes"
 
 

@@ -113,7 +113,8 @@ def _unfilled() -> Iterator[None]:
     It would make them on the device "meta", whose operations import torch's compiler, which takes
     longer than torch itself. Empty memory costs nothing until something is written there.
     """
-    contexts = transformers.PreTrainedModel.get_init_context.__func__
+    method: Any = transformers.PreTrainedModel.get_init_context
+    contexts = method.__func__
 
     def without_meta(kind: Any, *arguments: Any, **named: Any) -> list[Any]:
         found = contexts(kind, *arguments, **named)
