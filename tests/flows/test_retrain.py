@@ -94,7 +94,8 @@ def test_a_killed_run_leaves_no_process_and_the_next_call_goes_on_to_where_a_sta
         stderr=subprocess.DEVNULL,
     )
     wait_until(Path("begun").exists)
-    assert len(toy.processes(project)) == 4  # the run, its server, DVC and the stage
+    # the run, the process with the libraries, and server, DVC and stage with a child of it each
+    assert len(toy.processes(project)) == 8
     os.killpg(killed.pid, signal.SIGKILL)
     killed.wait()
     wait_until(lambda: toy.processes(project) == [])
