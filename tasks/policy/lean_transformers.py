@@ -35,7 +35,7 @@ ABSENT = (*FLAGGED, "trio")  # which httpcore2 can use in place of asyncio
 OF_TRAINER = ("datasets", "peft", "scipy", "sklearn")  # it imports them if they are there
 OF_ACCELERATE = ("boto3",)  # its command line, which comes with it, asks Amazon's machines
 COMPILER = "torch._dynamo"
-SHARDED = "torch.distributed.tensor"
+SHARDED_TENSORS = "torch.distributed.tensor"
 ONLY_WITH = (  # questions about a model: where they are asked, and what they import to answer
     ("accelerate.utils.other", "is_compiled_module", COMPILER),
     ("accelerate.utils.other", "has_compiled_regions", COMPILER),
@@ -95,9 +95,9 @@ def no_tensor_is_sharded() -> Iterator[None]:
     They look for objects of a class whose import takes as long as torch's. Where it is loaded
     already, it stays: only then can there be such tensors.
     """
-    tensors = ModuleType(SHARDED)
+    tensors = ModuleType(SHARDED_TENSORS)
     tensors.DTensor = type("DTensor", (), {})  # type: ignore[attr-defined]
-    with instead({SHARDED: tensors}):
+    with instead({SHARDED_TENSORS: tensors}):
         yield
 
 
