@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from flows import end_import_phase
-from flows.host import processes
+from flows.host import files, processes
 from flows.host.addresses import without_password
 from flows.host.parents import PARENT, die_with_parent
 
@@ -29,6 +30,10 @@ GRACE = 10.0  # shutdown grace period in seconds
 RUN = "BEAMLINE_RUN"  # environment variable: the run whose stages this process runs
 INTERRUPTED = 130  # the exit status of a shell after SIGINT
 KILLED = 137  # and after SIGKILL
+DAMAGED_LOCK_REMEDY = (
+    "`git checkout dvc.lock` brings back the one that was committed; stages run again, but what "
+    "has ended of them is found"
+)
 
 
 class StageError(RuntimeError):
@@ -51,6 +56,7 @@ def open_repository(root: Path = HERE) -> Iterator[Any]:
     from dvc.repo import Repo
 
     _mend_rwlock(root / ".dvc/tmp")
+    _write_lock_files_whole()
     try:
         with set_loggers_level(logging.WARNING), Repo(str(root)) as repository:
             yield repository
@@ -77,7 +83,8 @@ def _explained(error: Exception, root: Path) -> str:
             "git init is enough for make run; git add --all && git commit, too, for a run as a "
             "commit. make plan works without"
         )
-    return f"DVC cannot read the pipeline of {root}: {without_password(str(error))}"
+    remedy = f": {DAMAGED_LOCK_REMEDY}" if "dvc.lock" in str(error) else ""
+    return f"DVC cannot read the pipeline of {root}: {without_password(str(error))}{remedy}"
 
 
 # ---------------------------------------------------------------- running a stage
@@ -158,6 +165,7 @@ def _dvc(arguments: list[str]) -> int:
     for handler in logging.getLogger("dvc").handlers:
         handler.addFilter(is_needed)
     _mend_rwlock(Path(".dvc/tmp"))
+    _write_lock_files_whole()
     status = main(arguments)
     return KILLED if killed else status
 
@@ -212,6 +220,28 @@ def _mend_rwlock(folder: Path) -> None:
         }
         writers = {path: entry for path, entry in held.get("write", {}).items() if alive(entry)}
         file.write_text(json.dumps({"read": readers, "write": writers}))
+
+
+@contextmanager
+def modified(path: str | os.PathLike[str], fs: Any = None) -> Iterator[Any]:
+    """Yield the content of a file of DVC; what the block makes of it replaces the file as a whole.
+
+    DVC empties the file before it writes it: a kill in between, or a reader, gets half a file.
+    """
+    from dvc.utils.serialize import modify_yaml
+
+    with files.replaced(Path(path)) as partial:
+        with suppress(FileNotFoundError):
+            shutil.copy(path, partial)
+        with modify_yaml(partial, fs=fs) as content:
+            yield content
+
+
+def _write_lock_files_whole() -> None:
+    """Have DVC itself write dvc.lock with ``modified``, in this process."""
+    from dvc import dvcfile
+
+    dvcfile.modify_yaml = modified
 
 
 def dvc_quietly(place: Path, *arguments: str) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from flows.runs import git
-from flows.runs.dvc_command import HERE, open_repository
+from flows.runs.dvc_command import DAMAGED_LOCK_REMEDY, HERE, open_repository
 
 PIPELINE = "dvc.yaml"
 
@@ -131,11 +131,17 @@ def _reasons(changes: list[Any]) -> list[str]:
 
 
 def locked(root: Path = HERE) -> dict[str, Any]:
-    """Return the entry of each stage in dvc.lock; stages that never ended have none."""
+    """Return the entry of each stage in dvc.lock; stages that never ended have none.
+
+    Raises ValueError where the file is damaged.
+    """
     file = root / "dvc.lock"
     if not file.exists():
         return {}
-    return (yaml.load(file.read_text(), Loader=yaml.CSafeLoader) or {}).get("stages", {})
+    try:
+        return (yaml.load(file.read_text(), Loader=yaml.CSafeLoader) or {}).get("stages", {})
+    except (yaml.YAMLError, UnicodeDecodeError, AttributeError):
+        raise ValueError(f"{file.absolute()} is damaged: {DAMAGED_LOCK_REMEDY}") from None
 
 
 def digests(stage: str, root: Path = HERE) -> dict[str, str]:

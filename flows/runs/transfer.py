@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flows.runs.dvc_command import HERE, dvc_quietly, open_repository, supervise
+from flows.runs.dvc_command import HERE, dvc_quietly, modified, open_repository, supervise
 from flows.runs.pipeline import belongings, is_done, stages
 
 # ---------------------------------------------------------------- other checkouts
@@ -123,12 +123,10 @@ def take_over(stage: str, entry: Mapping[str, Any], files: Mapping[str, str]) ->
     git keeps. The other outs are pulled. Raises RuntimeError where its inputs differ from those
     here.
     """
-    from dvc.utils.serialize import modify_yaml
-
     for path, text in files.items():
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(text)
-    with modify_yaml("dvc.lock") as locks:
+    with modified("dvc.lock") as locks:
         locks.setdefault("schema", "2.0")
         locks.setdefault("stages", {})[stage] = dict(entry)
     pull_paths(belongings(stage).cached)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.runs import dvc_command
+from flows.runs import dvc_command, pipeline
 from tests import toy_project as toy
 
 RWLOCK = Path(".dvc/tmp/rwlock")
@@ -108,6 +108,36 @@ def test_process_without_its_parent_exits(project):
     child = subprocess.run([sys.executable, "-c", ask], env=environment, capture_output=True)
     assert child.returncode == 1
     assert child.stdout == b""
+
+
+def test_lock_file_is_replaced_as_a_whole(project):
+    """A hard link keeps what the file held: it is never emptied, by a stage nor by a commit."""
+    lock, before = Path("dvc.lock"), Path("before")
+
+    def commit():
+        with dvc_command.open_repository() as repository:
+            repository.commit("first@toy", force=True)
+
+    dvc_command.reproduce("first@toy")
+    for number, write in enumerate((lambda: dvc_command.reproduce("first@toy"), commit)):
+        os.link(lock, before)
+        text = before.read_text()
+        toy.write_stage(project, "first", flows=False, before=f"{number}")
+        write()
+        assert before.read_text() == text != lock.read_text()
+        before.unlink()
+    with pytest.raises(AttributeError), dvc_command.modified(lock) as content:
+        content["stages"] = None
+        content["stages"].clear()
+    assert "first@toy" in pipeline.locked()
+    assert not list(Path().glob("*.partial"))
+
+
+def test_damaged_lock_file_names_the_remedy(project):
+    for damaged in ("stages:", "stages: {first", "a text"):
+        Path("dvc.lock").write_text(damaged)
+        with pytest.raises(ValueError, match="git checkout"):
+            pipeline.status("toy")
 
 
 # ---------------------------------------------------------------- stale locks
