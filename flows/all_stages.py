@@ -8,14 +8,14 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from prefect import Task, flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.runtime import task_run
 
-from flows.host import gpu, warm
+from flows.host import gpu
 from flows.runs import dvc_command, pipeline
 from flows.tracking import outcome_report, store
 from flows.tracking.run import Run, pipeline_run
@@ -35,11 +35,8 @@ def run_here(recipe: str) -> int:
 
     What has failed is printed. Raises KeyboardInterrupt on Ctrl-C.
     """
-    machine = settings.load(recipe, Path("params")).machine
-    # a library that looks for GPUs when it is imported would keep children from using them
-    libraries = warm.parent() if machine.device == "cpu" else nullcontext()
     try:
-        with libraries, prefect_server(meanwhile=open_store):
+        with prefect_server(meanwhile=open_store):
             call(retrain.with_options(flow_run_name=f"retrain {recipe}"), recipe)
     except dvc_command.KilledError as error:
         print(f"retrain: {error}: the same call goes on from here", file=sys.stderr)

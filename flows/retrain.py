@@ -19,11 +19,12 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from flows import end_import_phase, exit_fast
-from flows.host import disk
+from flows.host import disk, warm
 from flows.host.parents import die_with_parent
 from flows.runs import champions, equal_code, git, pipeline, recipes, transfer, worktree
 from flows.runs.dvc_command import INTERRUPTED, RUN, KilledError
@@ -248,17 +249,13 @@ def check_files() -> None:
 def _here(recipe: str) -> int:
     try:
         check_files()
-        settings.load(recipe, Path("params"))
+        machine = settings.load(recipe, Path("params")).machine
         if recipes.add_to_pipeline(recipe):
             print(f"retrain: added {recipe} to the recipes in dvc.yaml")
         changed = pipeline.status(recipe)
         if changed and (equal := equal_code.take_over(recipe)):
             print(f"{', '.join(equal)}: the code runs as before, so dvc.lock takes it over")
             changed = pipeline.status(recipe)
-        if changed:
-            from flows.workers.stage import check  # with Prefect, which not every call needs
-
-            check(recipe, from_the_first_of(changed))
     except (ValueError, RuntimeError) as error:
         print(f"retrain: {error}", file=sys.stderr)
         return 2
@@ -266,6 +263,19 @@ def _here(recipe: str) -> int:
         send_unsent()
         print(f"nothing to do: {recipe} is up to date\n\n{_table(recipe)}")
         return 0
+    # a library that looks for GPUs when it is imported would keep children from using them
+    with warm.parent() if machine.device == "cpu" else nullcontext():
+        return _check_and_run(recipe, changed)
+
+
+def _check_and_run(recipe: str, changed: Mapping[str, Sequence[str]]) -> int:
+    from flows.workers.stage import check  # with Prefect, which not every call needs
+
+    try:
+        check(recipe, from_the_first_of(changed))
+    except (ValueError, RuntimeError) as error:
+        print(f"retrain: {error}", file=sys.stderr)
+        return 2
     ran_before = pipeline.locked()
     for name, reasons in changed.items():
         if name in ran_before:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from flows.host import processes
+from flows.host import empty_databases, processes
 from flows.host.addresses import address_without_password, without_password
 
 if TYPE_CHECKING:
@@ -220,8 +220,12 @@ def _make_store(file: Path, connect: Callable[[str], object]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=file.parent, prefix=".new-store-") as folder:
         built, store = Path(folder) / "built.db", Path(folder) / "store.db"
-        connect(sqlite_uri(built))
-        shutil.copy(built, store)  # MLflow keeps its connection to the first
+        if not empty_databases.take("mlflow", store):
+            connect(sqlite_uri(built))
+            shutil.copy(built, store)  # MLflow keeps its connection to the first
+            with closing(sqlite3.connect(store)) as connection, connection:
+                connection.execute("DELETE FROM experiments")  # "Default" names this folder
+            empty_databases.keep("mlflow", store)
         with closing(sqlite3.connect(store)) as connection:
             connection.execute("PRAGMA journal_mode = WAL")
         with suppress(FileExistsError):  # another process was faster

@@ -12,18 +12,16 @@ import os
 import re
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
-from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import IO, Any
 
+from flows.host import empty_databases
 from flows.host.addresses import address_without_password
 from flows.host.parents import PARENT, die_with_parent
 from flows.tracking.store import store_uri
@@ -243,34 +241,14 @@ def _refusal(headers: Iterable[tuple[bytes, bytes]], names: Collection[str]) -> 
 
 
 def _migrate() -> None:
-    """Bring the database up to date; a new one starts as a copy of an empty one.
-
-    The migrations of a new database take 4 s. The empty one is kept in the user's cache folder.
-    """
+    """Bring the database up to date; a new one starts as a copy of an empty one."""
     from prefect.server.database import provide_database_interface
 
     database = HOME / "prefect.db"
-    home = Path(os.environ.get("HOME", os.devnull))  # an unwritable folder only costs time
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "beamline"
-    empty = cache / f"prefect-{version_of('prefect')}-empty.db"
-    new = not database.exists()
-    if new and empty.exists():
-        copy_database(empty, database)
+    known = database.exists() or empty_databases.take("prefect", database)
     asyncio.run(provide_database_interface().create_db())
-    if new and not empty.exists():
-        with suppress(OSError):
-            cache.mkdir(parents=True, exist_ok=True)
-            copy_database(database, empty)
-
-
-def copy_database(source: Path, target: Path) -> None:
-    """Copy a SQLite database; one that is already at ``target`` stays."""
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        copy = Path(folder) / "copy.db"
-        with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(copy)) as new:
-            old.backup(new)
-        with suppress(FileExistsError):
-            os.link(copy, target)
+    if not known:
+        empty_databases.keep("prefect", database)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from flows.tracking.run import stage_run
 def test_processes_that_start_at_once_share_a_store(tmp_path, monkeypatch, child):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # no empty store is kept yet
     # of one key, the second would resume the first
     code = "from flows.tracking.run import stage_run\nwith stage_run('tiny', {0!r}, key={0!r}): 0"
     started = [child(code.format(name)) for name in ("prepare", "evaluate")]
@@ -22,6 +23,13 @@ def test_processes_that_start_at_once_share_a_store(tmp_path, monkeypatch, child
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     assert sorted(found) == [("evaluate@tiny", "FINISHED"), ("prepare@tiny", "FINISHED")]
     assert [path.name for path in (tmp_path / ".beamline").iterdir()] == ["mlflow.db"]
+
+    other = tmp_path / "other"  # a copy of the empty one that the first has left
+    other.mkdir()
+    monkeypatch.chdir(other)
+    client = store.connect(f"sqlite:///{other}/mlflow.db")
+    [default] = client.search_experiments()
+    assert default.artifact_location.startswith(str(other))
 
 
 def test_new_store_is_made_where_the_environment_says(tmp_path, monkeypatch, capfd):

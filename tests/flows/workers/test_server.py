@@ -1,7 +1,5 @@
 import socket
-import sqlite3
 import sys
-from contextlib import closing
 
 import httpx
 import pytest
@@ -61,15 +59,3 @@ def test_server_that_cannot_start_names_its_log(project):
     with pytest.raises(RuntimeError, match=log), connection.prefect_server():
         pytest.fail("it cannot have started")
     assert "file is not a database" in (server.HOME / "server.log").read_text()
-
-
-def test_copy_keeps_a_database_that_exists(tmp_path):
-    for name in ("old", "new"):
-        with closing(sqlite3.connect(tmp_path / name)) as database:
-            database.execute(f"create table {name} (a)")
-    server.copy_database(tmp_path / "new", tmp_path / "old")
-    server.copy_database(tmp_path / "new", tmp_path / "third")
-    for name, table in (("old", "old"), ("third", "new")):
-        with closing(sqlite3.connect(tmp_path / name)) as database:
-            assert database.execute("select name from sqlite_master").fetchall() == [(table,)]
-    assert len(list(tmp_path.iterdir())) == 3

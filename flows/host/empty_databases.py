@@ -1,0 +1,52 @@
+"""Keep new, empty SQLite databases of libraries in the user's cache folder.
+
+Prefect and MLflow make a new database by all migrations that there ever were, which takes longer
+than the rest of a program's start. The migrations of one version always give the same.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import tempfile
+from contextlib import closing, suppress
+from importlib.metadata import version
+from pathlib import Path
+
+
+def take(library: str, target: Path) -> bool:
+    """Copy the empty database of a library to ``target``; return False where none is kept.
+
+    One that is already at ``target`` stays.
+    """
+    kept = _file(library)
+    if not kept.is_file():
+        return False
+    try:
+        _copy(kept, target)
+    except sqlite3.Error:  # damaged
+        return False
+    return True
+
+
+def keep(library: str, database: Path) -> None:
+    """Keep an empty database of a library; a folder that cannot be written only costs time."""
+    kept = _file(library)
+    with suppress(OSError, sqlite3.Error):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        _copy(database, kept)
+
+
+def _copy(source: Path, target: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        made = Path(folder) / "copy.db"
+        with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(made)) as new:
+            old.backup(new)
+        with suppress(FileExistsError):
+            os.link(made, target)
+
+
+def _file(library: str) -> Path:
+    home = Path(os.environ.get("HOME", os.devnull))
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
+    return cache / "beamline" / f"{library}-{version(library)}-empty.db"
