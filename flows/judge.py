@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows import end_import_phase
+from flows import end_import_phase, exit_fast
 from params.schema.judge import Judge
 from tasks import settings
 from tasks.chat.cached import Cached
@@ -194,4 +194,4 @@ def main(arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     end_import_phase()
-    sys.exit(main(sys.argv[1:]))
+    exit_fast(main(sys.argv[1:]))

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from flows import end_import_phase
+from flows import end_import_phase, exit_fast
 from flows.host import gpu
 from flows.runs import pipeline
 from params.schema.addresses import LOOPBACK
@@ -292,4 +292,4 @@ def main(arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     end_import_phase()
-    sys.exit(main(sys.argv[1:]))
+    exit_fast(main(sys.argv[1:]))

@@ -14,7 +14,7 @@ import json
 import sys
 from dataclasses import asdict, replace
 
-from flows import end_import_phase
+from flows import end_import_phase, exit_fast
 from flows.runs import provenance
 
 
@@ -53,4 +53,4 @@ def main(arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     end_import_phase()
-    sys.exit(main(sys.argv[1:]))
+    exit_fast(main(sys.argv[1:]))

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flows import end_import_phase
+from flows import end_import_phase, exit_fast
 from flows.host import files, processes
 from flows.host.addresses import without_password
 from flows.host.parents import PARENT, die_with_parent
@@ -286,4 +286,4 @@ def free_locks() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(_dvc(sys.argv[1:]))
+    exit_fast(_dvc(sys.argv[1:]))

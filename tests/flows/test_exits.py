@@ -1,0 +1,36 @@
+import subprocess
+import sys
+
+PROGRAM = """
+import atexit, threading, time
+from concurrent.futures import ThreadPoolExecutor
+from flows import exit_fast
+
+def work(name):
+    time.sleep(0.2)
+    print(name)
+
+ThreadPoolExecutor(1).submit(work, 'in a pool')
+threading.Thread(target=work, args=['in a thread']).start()
+atexit.register(print, 'at exit')
+exit_fast({0})
+"""
+
+
+def end(status, **options):
+    command = [sys.executable, "-c", PROGRAM.format(status)]
+    return subprocess.run(command, text=True, timeout=60, **options)
+
+
+def test_threads_end_and_what_was_printed_is_written():
+    ended = end(3, stdout=subprocess.PIPE)
+    assert ended.returncode == 3
+    *threads, last = ended.stdout.splitlines()
+    assert sorted(threads) == ["in a pool", "in a thread"]
+    assert last == "at exit"
+
+
+def test_output_that_nobody_can_read_is_a_failure():
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        assert end(0, stdout=full).returncode == 120
+        assert end(2, stdout=full).returncode == 2
