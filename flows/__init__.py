@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from typing import NoReturn
 
 UNREAD = 120  # Python's exit status where its output could not be written
@@ -43,7 +44,8 @@ def exit_fast(status: int) -> NoReturn:
     printed is written.
     """
     threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
+    with suppress(Exception):  # it was printed
+        atexit._run_exitfuncs()
     try:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 
@@ -19,7 +20,8 @@ exit_fast({0})
 
 def end(status, **options):
     command = [sys.executable, "-c", PROGRAM.format(status)]
-    return subprocess.run(command, text=True, timeout=60, **options)
+    buffered = os.environ | {"PYTHONUNBUFFERED": ""}
+    return subprocess.run(command, text=True, timeout=60, env=buffered, **options)
 
 
 def test_threads_end_and_what_was_printed_is_written():
@@ -31,6 +33,8 @@ def test_threads_end_and_what_was_printed_is_written():
 
 
 def test_output_that_nobody_can_read_is_a_failure():
-    with open("/dev/full", "w") as full:  # noqa: PTH123
-        assert end(0, stdout=full).returncode == 120
-        assert end(2, stdout=full).returncode == 2
+    reader, writer = os.pipe()
+    os.close(reader)
+    assert end(0, stdout=writer).returncode == 120
+    assert end(2, stdout=writer).returncode == 2
+    os.close(writer)
