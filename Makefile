@@ -68,9 +68,9 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON = $(VENV)/bin/python
 PYTEST = $(PYTHON) -m pytest
 # Two workers: each takes one file after the other, so that the tests of a file share its fixtures,
-# or one test after the other.
+# or three, one test after the other: kills wait for heartbeats and for processes that end.
 BY_FILE = -n 2 --dist loadfile --no-loadscope-reorder
-BY_TEST = -n 2 --dist load --maxschedchunk 1
+BY_TEST = -n 3 --dist load --maxschedchunk 1
 
 .PHONY: run test test-data test-vllm test-gpu test-openenv test-worlds test-slurm test-machines test-page kills chaos faults lint plan launch ask compare bench \
 	serve ui deploy doctor clean

@@ -37,7 +37,7 @@ def pytest_configure(config):
         kills = not chosen or "kills" in chosen.replace("not kills", "")
         name = FOR_OTHERS if kills else FOR_ALL
         os.environ[name] = f"{folder.name}/warm"
-        config.stash[WARM_PROCESS] = warm.start(os.environ[name])
+        config.stash[WARM_PROCESS] = warm.start(os.environ[name], (*warm.LIBRARIES, SERVER))
 
 
 def pytest_unconfigure(config):
@@ -47,6 +47,7 @@ def pytest_unconfigure(config):
         config.stash[WARM_FOLDER].cleanup()
 
 
+SERVER = "prefect.server.api.server"  # of each run; in a run it is imported once anyway
 WARM_FOLDER = pytest.StashKey[tempfile.TemporaryDirectory]()
 WARM_PROCESS = pytest.StashKey[subprocess.Popen]()
 

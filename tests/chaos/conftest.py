@@ -35,7 +35,13 @@ def bare(once):
 @pytest.fixture(scope="session")
 def prepared(once, bare):
     """A checkout in which reinforce comes next."""
-    return once("prepared", lambda folder: runs.prepare(runs.copy(bare, folder), "reward_model"))
+
+    def make(folder):
+        began = time.monotonic()
+        runs.prepare(runs.copy(bare, folder), "reward_model")
+        folder.with_name("seconds").write_text(str(time.monotonic() - began))
+
+    return once("prepared", make)
 
 
 @pytest.fixture(scope="session")
@@ -50,14 +56,19 @@ def world(once, bare):
 
 
 @pytest.fixture(scope="session")
-def whole(once, bare):
-    """A checkout after a run that nothing has happened to, and the seconds that it took."""
+def whole(once, prepared):
+    """A checkout after a run that nothing has happened to, and the seconds that it took.
+
+    Its first stages are those of ``prepared``, to save time.
+    """
 
     def make(folder):
-        runs.copy(bare, folder)
+        runs.copy(prepared, folder)
         began = time.monotonic()
-        assert runs.start(folder).wait(runs.PATIENCE) == 0, runs.said(folder).read_text()
-        folder.with_name("seconds").write_text(str(time.monotonic() - began))
+        runs.finish(folder)
+        rest = time.monotonic() - began
+        first = float(prepared.with_name("seconds").read_text())
+        folder.with_name("seconds").write_text(str(first + rest))
 
     folder = once("whole", make)
     return folder, float(folder.with_name("seconds").read_text())

@@ -144,9 +144,9 @@ def test_kills_where_policies_share_rollouts(world, tmp_path, folder):
 
 
 @pytest.mark.kills
-def test_kills_where_two_processes_learn(bare, tmp_path, folder):
+def test_kills_where_two_processes_learn(prepared, tmp_path, folder):
     """One of them first, which the run survives; then the whole run."""
-    runs.learn_in_two_processes(runs.copy(bare, folder))
+    runs.learn_in_two_processes(runs.copy(prepared, folder))
     runs.prepare(folder, "cold_start")
     unbroken = unbroken_copy(folder, tmp_path / "unbroken/main")
 
