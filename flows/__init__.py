@@ -41,8 +41,10 @@ def exit_fast(status: int) -> NoReturn:
     """Exit without freeing the memory, object by object, which takes most of a second.
 
     As at any exit of Python, threads end first, then the functions of ``atexit`` run, and what was
-    printed is written.
+    printed is written. A profiler or a debugger gets the exit of Python itself.
     """
+    if sys.getprofile() or sys.gettrace():
+        sys.exit(status)
     threading._shutdown()  # type: ignore[attr-defined]
     with suppress(Exception):  # it was printed
         atexit._run_exitfuncs()

@@ -2,6 +2,8 @@ import os
 import subprocess
 import sys
 
+from tests.checkout import ROOT
+
 PROGRAM = """
 import atexit, threading, time
 from concurrent.futures import ThreadPoolExecutor
@@ -38,3 +40,11 @@ def test_output_that_nobody_can_read_is_a_failure():
     assert end(0, stdout=writer).returncode == 120
     assert end(2, stdout=writer).returncode == 2
     os.close(writer)
+
+
+def test_a_profiler_writes_what_it_measured(tmp_path):
+    program, measured = tmp_path / "program.py", tmp_path / "measured"
+    program.write_text("from flows import exit_fast\nexit_fast(0)\n")
+    profiler = [sys.executable, "-m", "cProfile", "-o", str(measured), str(program)]
+    subprocess.run(profiler, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=60)
+    assert measured.stat().st_size > 0
