@@ -20,6 +20,7 @@ from flows.tracking.reinforce_report import MEASURES, OF_LEARNED_REWARD
 from params.schema import base
 from params.schema import recipe as schema
 from tasks import settings
+from tasks.ledger import keys
 from tasks.ledger.artifacts import Artifact
 from tasks.policy import resident
 from tasks.policy.published_model import Published
@@ -219,6 +220,15 @@ def test_a_result_of_another_panel_is_not_used_again():
     own = common(settings.load("smoke"))
     other = replace(own, panel=Artifact("x", "1" * 64))
     assert own.key(None, 0) != other.key(None, 0)
+
+
+@pytest.mark.parametrize("verb", measured.VERBS)
+def test_a_result_of_other_sources_is_not_used_again(verb, monkeypatch):
+    own, digest = common(settings.load("smoke")), keys.source_digest
+    before = own.key(None, 0)
+    changed = keys.PROJECT / "tasks" / f"{verb}.py"
+    monkeypatch.setattr(keys, "source_digest", lambda file: f"{digest(file)}{file == changed}")
+    assert own.key(None, 0) != before
 
 
 @pytest.mark.parametrize("part", ["model", "trees", "rewards"])
