@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from uuid import UUID
 
-from flows import end_import_phase, exit_fast
+from flows import end_import_phase
 from flows.host import leftovers, processes
 from flows.host.addresses import without_password
 from flows.host.leftovers import Finding
@@ -256,6 +256,6 @@ def main(arguments: list[str]) -> int:
 if __name__ == "__main__":
     end_import_phase()
     try:
-        exit_fast(main(sys.argv[1:]))
+        sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:
         sys.exit(130)

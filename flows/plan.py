@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows import end_import_phase, exit_fast
+from flows import end_import_phase
 from flows.host import disk, gpu_memory, remedies
 from flows.host.gpu_memory import CARDS, GIB, NETWORKS, Card, Memory, Seconds, Shape
 from flows.host.remedies import Remedy
@@ -300,6 +300,6 @@ def main(arguments: list[str]) -> int:
 if __name__ == "__main__":
     end_import_phase()
     try:
-        exit_fast(main(sys.argv[1:]))
+        sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:
         sys.exit(130)
