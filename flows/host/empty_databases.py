@@ -24,7 +24,9 @@ def take(library: str, target: Path) -> bool:
         return False
     try:
         _copy(kept, target)
-    except sqlite3.Error:  # damaged
+    except sqlite3.Error:  # damaged: the next one is kept in its place
+        with suppress(OSError):
+            kept.unlink()
         return False
     return True
 

@@ -30,8 +30,8 @@ RUN = "BEAMLINE_RUN"  # environment variable: the run whose stages this process 
 INTERRUPTED = 130  # the exit status of a shell after SIGINT
 KILLED = 137  # and after SIGKILL
 DAMAGED_LOCK_REMEDY = (
-    "`git checkout dvc.lock` brings back the one that was committed; stages run again, but what "
-    "has ended of them is found"
+    "`git checkout dvc.lock` brings back the one that was committed; where none was, remove the "
+    "file. Stages run again, but what has ended of them is found"
 )
 
 

@@ -50,10 +50,12 @@ def test_without_a_cache_nothing_is_kept(tmp_path, cache):
     assert not empty_databases.take("mlflow", tmp_path / "other")
 
 
-def test_damaged_database_is_not_taken(tmp_path, cache):
+def test_damaged_database_is_replaced(tmp_path, cache):
     create(tmp_path / "new", "new")
     empty_databases.keep("mlflow", tmp_path / "new")
     [kept] = cache.iterdir()
     kept.write_text("no database")
     assert not empty_databases.take("mlflow", tmp_path / "other")
     assert not (tmp_path / "other").exists()
+    empty_databases.keep("mlflow", tmp_path / "new")
+    assert empty_databases.take("mlflow", tmp_path / "other")
