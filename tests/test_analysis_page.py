@@ -49,6 +49,8 @@ def test_frames_agree_with_each_other_and_with_the_curve(page, run):
     assert nodes[nodes["kind"] == "turn"]["tokens"].sum() == curve["sampled_tokens"].sum()
     trained = frames.token_values(RUN, project=run)["ratio"].str.len()
     assert trained.sum() == curve["trained_tokens"].sum(), "in one pass over each batch"
+    assert (~nodes["shared"]).sum() >= len(leaves), "each trajectory ends in a node of its own"
+    assert nodes[nodes["depth"] == 0]["shared"].all(), "a prompt has several"
     lengths = leaves["shared_tokens"] + leaves["own_tokens"]
     assert (lengths == rewards["response_tokens"]).all()
     parts = frames.parts(RUN, project=run).groupby([*frames.KEYS, "leaf"], sort=False)["value"]

@@ -167,4 +167,5 @@ def test_spread_numbers_begin_everywhere():
 def test_values_are_packed():
     assert forest.packed([1.0, 1.0], "ratio") == 1000
     assert forest.packed([0.1234, float("inf")], "entropy")[0] == 123
+    assert forest.packed([0.1238, float("inf")], "entropy")[0] == 124, "rounded, not cut"
     assert forest.packed([], "gap") == []
