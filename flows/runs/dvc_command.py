@@ -55,7 +55,7 @@ def open_repository(root: Path = HERE) -> Iterator[Any]:
     from dvc.repo import Repo
 
     _mend_rwlock(root / ".dvc/tmp")
-    _write_lock_files_whole()
+    _mend_files_of_dvc()
     try:
         with set_loggers_level(logging.WARNING), Repo(str(root)) as repository:
             yield repository
@@ -164,7 +164,7 @@ def _dvc(arguments: list[str]) -> int:
     for handler in logging.getLogger("dvc").handlers:
         handler.addFilter(is_needed)
     _mend_rwlock(Path(".dvc/tmp"))
-    _write_lock_files_whole()
+    _mend_files_of_dvc()
     status = main(arguments)
     return KILLED if killed else status
 
@@ -236,11 +236,41 @@ def modified(path: str | os.PathLike[str], fs: Any = None) -> Iterator[Any]:
         dump_yaml(partial, content)
 
 
-def _write_lock_files_whole() -> None:
-    """Have DVC itself write dvc.lock with ``modified``, in this process."""
+def _mend_files_of_dvc() -> None:
+    """Have DVC itself write dvc.lock with ``modified`` and read whole runs, in this process."""
     from dvc import dvcfile
+    from dvc.stage.cache import StageCache
 
     dvcfile.modify_yaml = modified
+    StageCache._load_cache = _run
+    StageCache._load = _newest_run
+
+
+def _run(runs: Any, key: str, name: str) -> Any:
+    """Return an entry of DVC's run-cache, or None where it is missing or damaged.
+
+    An entry is named by the digest of its content. DVC writes it under a temporary name in the same
+    folder; a kill leaves half of it there, which may be valid YAML, and DVC would take it.
+    """
+    from dvc.stage.cache import _get_cache_hash
+    from dvc.utils.serialize import YAMLFileCorruptedError, load_yaml
+
+    try:
+        entry = load_yaml(runs._get_cache_path(key, name))
+    except (FileNotFoundError, UnicodeDecodeError, YAMLFileCorruptedError):
+        return None
+    return entry if isinstance(entry, dict) and _get_cache_hash(entry) == name else None
+
+
+def _newest_run(runs: Any, stage: Any) -> Any:
+    """Return the newest whole entry of the run-cache for a stage and its inputs, or None."""
+    from dvc.stage.cache import _get_stage_hash
+
+    key = _get_stage_hash(stage)
+    folder = Path(runs._get_cache_dir(key))
+    found = folder.iterdir() if folder.exists() else iter(())
+    newest = sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
+    return next(filter(None, (_run(runs, key, path.name) for path in newest)), None)
 
 
 def dvc_quietly(place: Path, *arguments: str) -> int:

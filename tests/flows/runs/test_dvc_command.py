@@ -140,6 +140,26 @@ def test_damaged_lock_file_names_the_remedy(project):
             pipeline.status("toy")
 
 
+def test_damaged_entry_of_the_run_cache_is_passed_over(project, capfd):
+    """A kill while DVC writes an entry leaves its first lines, under a temporary name."""
+    dvc_command.reproduce("first@toy")
+    (whole,) = (path for path in Path(".dvc/cache/runs").rglob("*") if path.is_file())
+    text = whole.read_text()
+    half = text[: text.index("outs:")]
+    for name, damaged in ((".left.tmp", half), ("0" * 64, half), ("1" * 64, "a text: {")):
+        whole.with_name(name).write_text(damaged)
+    os.utime(whole, (time.time() - 3600,) * 2)
+    for path in (Path("dvc.lock"), Path("data/toy/first")):
+        path.unlink()
+    dvc_command.reproduce("first@toy")
+    assert "is cached" in capfd.readouterr().out
+    whole.write_text(half)
+    Path("dvc.lock").unlink()
+    dvc_command.reproduce("first@toy")
+    assert "is cached" not in capfd.readouterr().out
+    assert whole.read_text() == text
+
+
 # ---------------------------------------------------------------- stale locks
 
 
