@@ -2,15 +2,16 @@
 
     python -m benchmarks.update_on_gpu                     # Qwen2.5-0.5B to 3B, random weights
     python -m benchmarks.update_on_gpu --only Qwen2.5-0.5B  # one of them: a third of the minutes
+    python -m benchmarks.update_on_gpu --leaves 8 --prompt 4096 --updates  # no sampling
     python -m benchmarks.update_on_gpu --device cpu --tiny --file X.json   # a trial without a GPU
 
-The update: tokens per second of its forward and backward pass. Trees are synthetic: 16 leaves share
-a prompt, and half of them branch off the others after a tool result. ``trees`` computes each token
-once; ``rows`` computes each leaf on its own, packed end to end in the same kernels. Passes are in
-bf16; weights, loss and the optimizer's state, which counts in the peak, in float32. ``recompute``
-is the recipe's: activations are computed again for the backward pass. The share of the chip is the
-operations of the packing's own tokens (those that are computed again count once) over the chip's
-rate for a large bf16 matrix product, measured in the same run.
+The update: tokens per second of its forward and backward pass. Trees are synthetic: 16 leaves
+(``--leaves``) share a prompt, and half of them branch off the others after a tool result. ``trees``
+computes each token once; ``rows`` computes each leaf on its own, packed end to end in the same
+kernels. Passes are in bf16; weights, loss and the optimizer's state, which counts in the peak, in
+float32. ``recompute`` is the recipe's: activations are computed again for the backward pass. The
+share of the chip is the operations of the packing's own tokens (those that are computed again count
+once) over the chip's rate for a large bf16 matrix product, measured in the same run.
 
 Sampling: decoding steps of the transformers engine with weights in bf16. A step reads every weight
 and the keys and values of all rows once; the floor is that many bytes at the rate at which the chip
@@ -486,19 +487,23 @@ def table(found: dict[str, Any]) -> str:
             f"| {row['unique_tokens_per_second']:,.0f} | {row['leaf_tokens_per_second']:,.0f} "
             f"| {100 * row['share_of_matrix_rate']:.1f} | {peak} |"
         )
-    lines += [
+    return "\n".join(lines + (_sampling(found["sampling"]) if found["sampling"] else []))
+
+
+def _sampling(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the lines of the table of sampling."""
+    return [
         "",
         "| architecture | rows sampled | tokens / s | a step (ms) | its floor (ms) "
         "| share of copy rate (%) |",
         "|---|---:|---:|---:|---:|---:|",
+        *(
+            f"| {row['architecture']} | {row['rows']} | {row['tokens_per_second']:,.0f} "
+            f"| {1000 * row['seconds_of_a_step']:.2f} | {1000 * row['floor_of_a_step']:.2f} "
+            f"| {100 * row['share_of_copy_rate']:.1f} |"
+            for row in rows
+        ),
     ]
-    lines += [
-        f"| {row['architecture']} | {row['rows']} | {row['tokens_per_second']:,.0f} "
-        f"| {1000 * row['seconds_of_a_step']:.2f} | {1000 * row['floor_of_a_step']:.2f} "
-        f"| {100 * row['share_of_copy_rate']:.1f} |"
-        for row in found["sampling"]
-    ]
-    return "\n".join(lines)
 
 
 def main() -> None:
@@ -506,6 +511,9 @@ def main() -> None:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a policy and trees for a smoke test")
     parser.add_argument("--only", choices=PLAN.architectures, help="measure one architecture")
+    parser.add_argument("--leaves", type=int, help="of a tree, in place of 16")
+    parser.add_argument("--prompt", type=int, help="its tokens, in place of 512")
+    parser.add_argument("--updates", action="store_true", help="measure updates, no sampling")
     parser.add_argument("--file", type=Path, default=FILE, help="where the figures are written")
     arguments = parser.parse_args()
     if arguments.device == "cuda" and not torch.cuda.is_available():
@@ -513,6 +521,9 @@ def main() -> None:
     plan = TINY if arguments.tiny else PLAN
     if arguments.only:
         plan = replace(plan, architectures={arguments.only: PLAN.architectures[arguments.only]})
+    sizes_asked = {"leaves": arguments.leaves, "prompt": arguments.prompt}
+    shape = replace(plan.shape, **{name: size for name, size in sizes_asked.items() if size})
+    plan = replace(plan, shape=shape, rows=() if arguments.updates else plan.rows)
     print(table(run(plan, arguments.device, partial(write, file=arguments.file))))
 
 
