@@ -5,8 +5,10 @@ transformers``. For features that no run uses, a plain import loads scikit-learn
 accelerate with a client of AWS, torch's compiler and its sharding, which takes longer than torch
 itself. Here these seem absent meanwhile; afterwards everything can be imported, so that any
 architecture, ``Trainer`` and peft work as ever. A process that has imported transformers already
-(vLLM's, TRL's) keeps it as it is. tests/tasks/policy/test_lean_transformers.py fails where a new
-version of transformers needs other measures.
+(vLLM's, TRL's) keeps it as it is. Where a package of another environment cannot be imported like
+this, transformers is imported as ever, which takes longer.
+tests/tasks/policy/test_lean_transformers.py fails where a new version of transformers needs other
+measures.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.metadata
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -24,12 +27,20 @@ from unittest.mock import patch
 
 import torch
 
-from tasks.stand_ins import instead
+from tasks.stand_ins import Later, instead
+
+LOG = logging.getLogger(__name__)
 
 FLAGGED = (  # transformers imports them if they are there
     "accelerate",  # models spread over devices
+    "hqq",  # quantized caches
+    "librosa",  # sound
     "scipy",  # losses of object detection
     "sklearn",  # generation with an assistant
+    "soundfile",
+    "torchao",  # quantized weights
+    "torchaudio",
+    "torchvision",  # images; vLLM for a GPU brings it
 )
 ABSENT = (*FLAGGED, "trio")  # which httpcore2 can use in place of asyncio
 OF_TRAINER = ("datasets", "peft", "scipy", "sklearn")  # it imports them if they are there
@@ -52,6 +63,17 @@ SHARED = (  # what all architectures import
 
 
 def _import() -> None:
+    """Import transformers without what no run uses, or as ever where that fails."""
+    try:
+        _import_lean()
+    except Exception as error:  # whatever a package makes of modules that seem absent
+        LOG.warning("transformers is imported whole, which takes longer: %s", error)
+        for name in [name for name in sys.modules if name.partition(".")[0] == "transformers"]:
+            del sys.modules[name]
+        importlib.import_module("transformers")
+
+
+def _import_lean() -> None:
     with ExitStack() as stack:
         stack.enter_context(instead(dict.fromkeys(ABSENT)))  # None: a module that is absent
         if COMPILER not in sys.modules:
@@ -122,7 +144,7 @@ def _compiler() -> dict[str, ModuleType]:
     What is compiled later imports the compiler then; only functions that it should take as
     constants, or as one operation each, are no longer known to it.
     """
-    compiler: Any = ModuleType(COMPILER)
+    compiler: Any = Later(COMPILER)  # who keeps it and asks for more gets it of the real one
     compiler.__path__ = []
     compiler.disable = lambda fn=None, recursive=True, **_: torch._disable_dynamo(fn, recursive)
     compiler.allow_in_graph = compiler.assume_constant_result = lambda function: function

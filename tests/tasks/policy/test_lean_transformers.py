@@ -1,11 +1,14 @@
 """Tests of the import of transformers, each in a fork of a process that has just imported it."""
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+import regex
 
 LEAN = "from tasks.policy.lean_transformers import transformers\n"
 LEFT_OUT = (
@@ -78,10 +81,14 @@ assert transformers.utils.is_peft_available()
 """
 
 
-def outputs_of(code: str, parts: dict[str, str]) -> dict[str, Any]:
-    """Return the last line that each part prints in a fork of a process that has run ``code``."""
+def outputs_of(code: str, parts: dict[str, str], folder: Path | None = None) -> dict[str, Any]:
+    """Return the last line that each part prints in a fork of a process that has run ``code``.
+
+    Packages in ``folder`` come before those that are installed.
+    """
     command = [sys.executable, "-c", code + FORKS, json.dumps(parts)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    place = {"PYTHONPATH": str(folder)} if folder else {}
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | place)
     assert done.returncode == 0, done.stderr
     last: dict[str, str] = {}
     name = ""
@@ -149,3 +156,19 @@ def test_trainer_comes_with_accelerate_alone(lean: dict[str, Any]) -> None:
 
 def test_earlier_import_stays(plain: dict[str, Any]) -> None:
     assert plain["again"] == 1
+
+
+@pytest.mark.parametrize("name", ["torchvision", "regex"])
+def test_package_of_another_environment_that_needs_the_compiler(
+    name: str, plain: dict[str, Any], tmp_path: Path
+) -> None:
+    """torchvision, which vLLM for a GPU brings, is left out; with others the import is as ever."""
+    place = tmp_path / name
+    place.mkdir()
+    text = f"from torch._dynamo.utils import is_compile_supported\n__path__ = {regex.__path__}\n"
+    (place / "__init__.py").write_text(text + Path(regex.__file__).read_text())
+    parts = {"models": MODELS, "loaded": MODULES, "other": SIZES + OTHER_ARCHITECTURE}
+    found = outputs_of(LEAN, parts, tmp_path)
+    assert found["models"] == plain["models"]
+    assert found["other"] == 3
+    assert ("torch._dynamo" in found["loaded"]) == (name == "regex")
