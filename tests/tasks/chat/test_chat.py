@@ -117,16 +117,20 @@ def slowly_served(handler):
 
 
 def test_waits_as_long_as_the_server_asks():
-    date = formatdate(time.time() + 2, usegmt=True)  # whole seconds: at least one from now
-    for header, least in (("0.4", 0.4), (date, 0.5)):
+    """A number of seconds, or a date, which has whole seconds: at least one from now."""
+
+    def date():
+        return formatdate(time.time() + 2, usegmt=True)
+
+    for asks, least in ((lambda: "0.4", 0.4), (date, 0.5)):
         times = []
 
-        def script(asked, number, times=times, header=header):
+        def script(asked, number, times=times, asks=asks):
             times.append(time.monotonic())
-            return echo(asked, number) if number else refused(429, headers={"Retry-After": header})
+            return echo(asked, number) if number else refused(429, headers={"Retry-After": asks()})
 
         with open_chat_server(script) as server:
-            ask(server, [f"a{header}"], retries=1)
+            ask(server, [f"a{least}"], retries=1)
         assert times[1] - times[0] >= least
 
 
