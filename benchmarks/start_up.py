@@ -9,6 +9,7 @@ stands ``import torch`` in a fresh interpreter.
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
 import resource
 import runpy
@@ -68,13 +69,14 @@ def run(stage: str, recipe: str) -> None:
         firsts.append(_own())
         return find(*arguments, **others)
 
-    substeps.Ledger.find = noted  # type: ignore[method-assign]
-    sys.argv[:] = [stage, recipe]
-    try:
-        runpy.run_module(f"flows.{stage}", run_name="__main__")
-    finally:
+    def tell() -> None:
         whole = _own()
         print(TOLD, firsts[0] if firsts else whole, whole, file=sys.stderr)
+
+    substeps.Ledger.find = noted  # type: ignore[method-assign]
+    sys.argv[:] = [stage, recipe]
+    atexit.register(tell)  # a stage does not return (flows/__init__.py, exit_fast)
+    runpy.run_module(f"flows.{stage}", run_name="__main__")
 
 
 def _own() -> float:
