@@ -57,7 +57,7 @@ def line():
 
 @pytest.fixture(scope="module")
 def hasty():
-    with session("Line", seconds=1.0, length=100) as episodes:
+    with session("Line", seconds=3.0, length=100) as episodes:
         yield episodes
 
 
@@ -123,7 +123,7 @@ def test_world_that_starts_otherwise_for_an_equal_seed_is_caught():
     ("how", "outcome", "text"),
     [
         ("raise", "world_failed", "LookupError: no way"),
-        ("hang", "world_timeout", "no answer within 1 seconds"),
+        ("hang", "world_timeout", "no answer within 3 seconds"),
         ("exit", "world_failed", "exit status 3; it printed: prints do no harm"),
         ("kill", "world_failed", "signal 9"),
         ("number", "world_failed", "act returned int: return a text or an Observation"),

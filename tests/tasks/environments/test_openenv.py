@@ -155,12 +155,12 @@ def test_action_that_the_server_refuses_is_an_outcome(server):
 
 
 def test_answer_that_is_late_or_too_long_fails_the_episode(server):
-    one = world(server, seconds=1.0)
+    one = world(server, seconds=3.0)
     one.start(TASK, 3)
     began = time.monotonic()
     with pytest.raises(TimeoutError, match="did not answer a step in time"):
         one.act(guess(-2))
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 30
     one.close()
     two = world(server)
     two.start(TASK, 3)

@@ -155,7 +155,7 @@ def test_a_fortune_is_no_reward(tokenizer):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_an_episode_that_starts_late_leaves_its_prompt_to_others(tokenizer, form):
-    with world("Late", seconds=1.0) as environment:
+    with world("Late", seconds=3.0) as environment:
         write = lambda context, seed: "<say>a</say>"  # noqa: E731
         (tree,), dialect = play(environment, tokenizer, write, [task()], form, leaves=3, initial=3)
     found = rows([tree], dialect)

@@ -161,11 +161,11 @@ def test_killed_process_is_started_again(tool):
 
 def test_stuck_server_is_ended(monkeypatch):
     monkeypatch.setattr(mcp_connection, "PATIENCE", 0.5)
-    with TOOL.open(settings({"demo": QUICK}, seconds=1.0), HERE) as tool:
+    with TOOL.open(settings({"demo": QUICK}, seconds=3.0), HERE) as tool:
         process = int(answers(tool, call("process"))[0][1])
         began = time.monotonic()
         assert answers(tool, call("stuck")) == [(Outcome.TIMEOUT, "")]
-        assert 1.0 <= time.monotonic() - began < 30
+        assert 3.0 <= time.monotonic() - began < 40
         assert ended(process)
 
 

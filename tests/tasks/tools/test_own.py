@@ -128,7 +128,7 @@ def opened(name, workers=1, **settings):
 
 @pytest.fixture(scope="module")
 def weather(user):
-    with opened("weather", 2, seconds=1.0) as tool:
+    with opened("weather", 2, seconds=3.0) as tool:
         yield tool
 
 
@@ -153,7 +153,7 @@ def test_function_tells_the_agent_what_it_is(weather):
     ("city", "outcome", "text"),
     [
         ("raise", "error", "KeyError: 'no such city'"),
-        ("hang", "wall_timeout", "no answer within 1 seconds"),
+        ("hang", "wall_timeout", "no answer within 3 seconds"),
         ("large", "output_limit", "more than 1048576"),
         ("bytes", "error", "TypeError: the tool returned bytes: return a text"),
         ("surrogate", "ok", "ra\ufffdin"),

@@ -140,7 +140,7 @@ def test_cpu_time_is_limited_and_output_kept(run):
 @pytest.mark.parametrize("sandbox", [*SANDBOXES, "none"])
 def test_wall_time_is_the_backstop(sandbox):
     stop = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
-    with python_tool(limits(sandbox, wall_seconds=0.5), 2) as call:
+    with python_tool(limits(sandbox, wall_seconds=3.0), 2) as call:
         sleeper, stopped = call(["print(1)\nimport time; time.sleep(60)", stop])
     assert sleeper == Observation("wall_timeout", "1")
     assert stopped == Observation("wall_timeout", "")
@@ -399,7 +399,7 @@ def test_signals_do_not_reach_out(boxed):
 def test_a_worker_that_does_not_answer_is_replaced(sandbox, number, monkeypatch):
     monkeypatch.setattr(python, "GRACE_SECONDS", 0.7)
     marker = marker_of(2)
-    with python_tool(limits(sandbox, wall_seconds=0.5, output_characters=marker), 1) as call:
+    with python_tool(limits(sandbox, wall_seconds=3.0, output_characters=marker), 1) as call:
         call(["1"])
         settled_count(marker)
         for pid in processes(marker):
@@ -418,7 +418,7 @@ def test_code_that_ends_two_workers_is_killed(monkeypatch):
         "os.kill(int(stat[1]), signal.SIGKILL)\n"  # the warm parent of the supervisor
         "os.kill(os.getppid(), signal.SIGKILL)"
     )
-    with python_tool(limits("none", wall_seconds=0.5), 1) as call:
+    with python_tool(limits("none", wall_seconds=3.0), 1) as call:
         assert call([code, "2 + 2"]) == [Observation("killed", ""), Observation("ok", "4")]
 
 
