@@ -18,6 +18,7 @@ from flows.host import warm
 from tasks.ledger import artifacts, substeps
 from tests.checkout import call, checkout, environment, others_parent, retrain
 from tests.toy_project import git, processes
+from tests.waiting import LONGEST
 
 HERE = retrain("smoke")
 AS_COMMIT = (sys.executable, "-m", "flows.retrain", "smoke")
@@ -278,7 +279,7 @@ def check_sound(folder):
         if file.is_file():
             digest = hashlib.md5(file.read_bytes()).hexdigest()
             assert file.parent.name + file.name.removesuffix(".dir") == digest, f"{file} is damaged"
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + LONGEST
     while (left := living(folder)) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not left, "these have outlived the run"

@@ -23,6 +23,7 @@ from tasks.engines.transformers import worker
 from tasks.tools import sandbox
 from tasks.tools.python import PythonTool
 from tests import toy_project as toy
+from tests.waiting import wait_until
 
 ALONE = ("sh", "-c", '"$@" & echo $!', "sh")  # starts a command and ends before it
 LIVING = (sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])")
@@ -72,13 +73,6 @@ def start(project):
     for process in started:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-
-
-def wait_until(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "what was waited for did not come"
-        time.sleep(0.02)
 
 
 def is_running(pid):

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import asyncssh
@@ -16,6 +15,7 @@ from flows.runs import transfer
 from tests import toy_project as toy
 from tests import toy_training as training
 from tests.checkout import others_parent
+from tests.waiting import wait_until
 
 LABELLED = "models/toy/reward_model/trees"
 
@@ -144,10 +144,7 @@ def test_killed_verification_continues_and_names_the_difference(trained, api, ca
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    deadline = time.monotonic() + 240
-    while not list(project.glob(".beamline/runs/verify-*/begun")):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: list(project.glob(".beamline/runs/verify-*/begun")))
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 

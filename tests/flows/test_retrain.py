@@ -4,7 +4,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import httpx
@@ -17,16 +16,10 @@ from flows.host import disk
 from params.schema.recipe import Recipe
 from tests import toy_project as toy
 from tests.checkout import others_parent
+from tests.waiting import wait_until
 
 COMMAND = (sys.executable, "-m", "flows.retrain", "toy", "--here")
 STAGES = yaml.safe_load((toy.ROOT / "dvc.yaml").read_text())["stages"]
-
-
-def wait_until(condition, seconds=120):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "what was waited for did not come"
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -123,7 +116,7 @@ def test_an_interrupted_run_says_so_and_leaves_no_process(project, api):
     )
     wait_until(Path("begun").exists)
     os.killpg(process.pid, signal.SIGINT)
-    said, _ = process.communicate(timeout=30)
+    said, _ = process.communicate(timeout=600)
     assert process.returncode == 130
     assert "first toy: interrupted\n" in said
     assert said.splitlines()[-1] == "retrain: interrupted; the next call goes on from here"
@@ -211,7 +204,7 @@ def test_two_runs_side_by_side_become_commits_and_the_checkout_stays_as_it_is(pr
     two = begin(project, "--set", "evaluate.questions=2", PREFECT_API_URL=api)
     changes = ("evaluate.questions=3", "seed=4", "algorithm.clip.low=0.1")
     three = begin(project, "--set", *changes, PREFECT_API_URL=api)
-    said = [process.communicate(timeout=120)[0] for process in (two, three)]
+    said = [process.communicate(timeout=600)[0] for process in (two, three)]
     assert (two.returncode, three.returncode) == (0, 0), said
     assert state(project) == was
     assert worktrees(project) == []

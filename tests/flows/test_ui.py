@@ -5,13 +5,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 
 from flows import ui
 from flows.workers import server
 from tests import toy_project as toy
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -36,10 +36,7 @@ def test_killed_make_ui_leaves_no_server(project, shown):
     assert "Ctrl-C" in lines[2], lines
     os.kill(shown.pid, signal.SIGKILL)
     shown.wait()
-    deadline = time.monotonic() + 60
-    while toy.processes(project) and time.monotonic() < deadline:
-        time.sleep(0.5)
-    assert toy.processes(project) == []
+    wait_until(lambda: toy.processes(project) == [], "the end of all servers")
 
 
 def test_taken_port_is_passed_over():

@@ -198,7 +198,7 @@ def kill_while_training(initial):
     code = KILLED.format(policy=str(initial))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     killed = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=600
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
 

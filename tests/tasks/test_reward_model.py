@@ -197,7 +197,7 @@ def test_a_killed_training_goes_on_and_ends_as_an_unbroken_one(
     batch = scored("trees")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", KILLED, str(initial), str(folder)]
-    killed = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    killed = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     (scratch,) = artifacts.ROOT.glob("toy/reward_model/.*.scratch")
     assert sorted(path.name for path in scratch.iterdir()) == ["checkpoint-2", "checkpoint-4"]

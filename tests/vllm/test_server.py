@@ -92,7 +92,7 @@ def test_server_is_sampled_updated_and_restarted(serving, engine, tokenizer, por
     assert same(again, samples)
     assert "sampled again" in capfd.readouterr().out
     for call in ("POST /collective_rpc", "POST /sleep", "POST /reset_prefix_cache", "GET /health"):
-        asked = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        asked = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
         asked.request(*call.split(), '{"method": "load_folder", "args": ["/"]}', JSON)
         assert asked.getresponse().status == 401, call
     _, again = sampled(held, vocabulary)

@@ -65,7 +65,7 @@ def start(folder, text, address, *arguments, **options):
 
 def told(folder, address, *arguments, **options):
     asked = start(folder, TELL, address, *arguments, **options)
-    out, err = asked.communicate("a line", timeout=60)
+    out, err = asked.communicate("a line", timeout=600)
     assert (asked.returncode, err) == (7, "no fault\n")
     return asked.pid, json.loads(out)
 
@@ -112,7 +112,7 @@ def test_code_comes_from_the_programs_own_checkout(parent, tmp_path):
     asked = subprocess.Popen(
         command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
     )
-    pid, *said = asked.communicate(timeout=60)[0].split()
+    pid, *said = asked.communicate(timeout=600)[0].split()
     assert said == ["True", "__main__"] and int(pid) != asked.pid
 
 
@@ -131,7 +131,7 @@ def test_without_a_parent_the_program_runs_itself(tmp_path):
 def test_a_child_hands_over_what_it_starts(parent, tmp_path):
     (tmp_path / "inner.py").write_text(TELL)
     text = ASK + "import subprocess, sys\nsubprocess.run([sys.executable, 'inner.py'])\n"
-    said = start(tmp_path, text, parent[1]).communicate("a line", timeout=60)[0]
+    said = start(tmp_path, text, parent[1]).communicate("a line", timeout=600)[0]
     assert json.loads(said)["shared"]
 
 
@@ -149,7 +149,7 @@ def test_an_interrupt_reaches_the_child(parent, tmp_path):
     asked = start(tmp_path, SLEEP, parent[1])
     assert int(asked.stdout.readline()) != asked.pid
     asked.send_signal(signal.SIGINT)
-    assert asked.communicate(timeout=60)[0] == "interrupted\n"
+    assert asked.communicate(timeout=600)[0] == "interrupted\n"
     assert asked.returncode == 5
 
 
@@ -213,7 +213,7 @@ def test_a_library_with_a_thread_hands_nothing_over(tmp_path):
         patch.setenv("PYTHONPATH", f"{ROOT}:{tmp_path}")
         process = warm.start(str(tmp_path / "socket"), ["threaded"])
     start(tmp_path, TELL, str(tmp_path / "socket")).communicate(
-        "", timeout=60
+        "", timeout=600
     )  # before it is there
     pid, alone = told(tmp_path, str(tmp_path / "socket"))
     assert alone["id"] == pid

@@ -10,15 +10,9 @@ import pytest
 
 from flows.runs import dvc_command, pipeline
 from tests import toy_project as toy
+from tests.waiting import wait_until
 
 RWLOCK = Path(".dvc/tmp/rwlock")
-
-
-def wait_until(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "what was waited for did not come"
-        time.sleep(0.02)
 
 
 def test_failed_stage_has_the_last_line_of_output(project, capfd):
@@ -92,7 +86,7 @@ def test_killed_caller_ends_dvc_and_stage_and_next_call_runs(project, capfd):
 def test_interrupted_caller_lets_the_stage_end(project):
     process = begin(project)
     os.kill(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=600)
     assert toy.processes(project) == []
     # the stage's own KeyboardInterrupt, then the caller's
     assert output.count("KeyboardInterrupt") == 2

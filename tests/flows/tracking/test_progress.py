@@ -56,7 +56,7 @@ def test_terminal_shows_a_bar():
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=theirs,
-        timeout=60,
+        timeout=600,
     )
     os.close(theirs)
     shown = os.read(ours, 10_000).decode()

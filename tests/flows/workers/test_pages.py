@@ -27,7 +27,7 @@ PROXY = "ui.example.org"  # a name that the user allows
 def ask(port, path, method="POST", body='{"limit": 1}', **headers):
     """Send a request; return its status and the origin that may read the answer."""
     with_own = {"Content-Type": "application/json", "Host": f"127.0.0.1:{port}", **headers}
-    asked = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    asked = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
     asked.request(method, path, body, with_own)
     answer = asked.getresponse()
     return answer.status, answer.headers.get("Access-Control-Allow-Origin")
@@ -128,7 +128,7 @@ def test_own_page_is_served_by_another_name(shown, host, origin):
 )
 def test_refusal_names_the_reason_and_the_remedy(shown, headers, answer):
     port = shown["Prefect"]
-    asked = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    asked = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
     asked.request("POST", CALLS["Prefect"], "{}", {"Host": f"localhost:{port}", **headers})
     refused = asked.getresponse()
     assert refused.status == 403

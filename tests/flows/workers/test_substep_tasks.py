@@ -18,6 +18,7 @@ from tasks.ledger import artifacts
 from tasks.ledger.artifacts import PrunedError
 from tasks.ledger.substeps import Step, recorded
 from tests.tasks.ledger.toy import Inputs, train
+from tests.waiting import LONGEST
 
 
 @recorded
@@ -53,7 +54,7 @@ class Run:
     def states(self, count):
         """The states of the task runs by verb, in the order of their starts."""
         found = FlowRunFilter(id=FlowRunFilterId(any_=[self.flow_run]))
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + LONGEST
         with SyncPrefectClient(self.api) as client:
             while time.monotonic() < deadline:
                 runs = client.read_task_runs(flow_run_filter=found)

@@ -308,4 +308,4 @@ def test_no_world_outlives_its_trainer(user):
     trainer.kill()
     trainer.wait()
     for pid in pids:
-        subprocess.run(["tail", f"--pid={pid}", "-f", "/dev/null"], timeout=20, check=True)
+        subprocess.run(["tail", f"--pid={pid}", "-f", "/dev/null"], timeout=600, check=True)

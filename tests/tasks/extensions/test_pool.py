@@ -4,13 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tasks.extensions import pool as pools
 from tasks.extensions.pool import Reply, open_pool
+from tests.waiting import wait_until
 
 PROJECT = Path(pools.__file__).parents[2]
 CODE = '''
@@ -148,10 +148,7 @@ def test_no_process_outlives_its_trainer(own):
     assert len(pids) == 2
     trainer.kill()
     trainer.wait()
-    deadline = time.monotonic() + 10
-    while any(map(alive, pids)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not any(map(alive, pids)))
     trainer.stdout.close()
 
 

@@ -137,7 +137,7 @@ artifacts.publish(artifacts.Artifact.at(Path("made")), Path("data/out"))
 def test_killed_publish_leaves_what_was_there(before):
     write({"made/a": "1", "made/b": "2", **before})
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    killed = subprocess.run([sys.executable, "-c", HALF_A_COPY], env=environment, timeout=60)
+    killed = subprocess.run([sys.executable, "-c", HALF_A_COPY], env=environment, timeout=600)
     assert killed.returncode == -signal.SIGKILL
     out = Path("data/out")
     assert [path.name for path in out.iterdir()] == ["old"] if before else not out.exists()

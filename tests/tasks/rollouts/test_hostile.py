@@ -231,7 +231,7 @@ def inside(result) -> str:
 
 # ---- the world outside
 
-PATIENCE = 20.0  # seconds, of a busy machine, for a worker to get ready for the next call
+PATIENCE = 120.0  # seconds, of a busy machine, for a worker to get ready for the next call
 
 
 def outside(folder: Path, port: int) -> dict[str, object]:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tasks.scorers.complexity import too_complex
 from tasks.scorers.maths import LIMITS, VERIFIER, WORKER, Verifier, budgeted, mathematics, number
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 
@@ -379,10 +380,7 @@ def test_verifier_ends_with_its_trainer(tmp_path, how):
             scoring.send_signal(how)
         scoring.stdin.close()
         scoring.wait()
-    deadline = time.monotonic() + 30
-    while _lives(pid.decode()):
-        assert time.monotonic() < deadline, "the verifier outlived its parent"
-        time.sleep(0.01)
+    wait_until(lambda: not _lives(pid.decode()), "the verifier's end")
 
 
 def _lives(pid):

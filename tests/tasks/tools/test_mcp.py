@@ -25,6 +25,7 @@ from tasks.tools.schema import with_values
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import RESULT, Call, Question
 from tests.tasks.rollouts.test_hostile_worlds import play
+from tests.waiting import LONGEST
 
 PROGRAM = str(Path(__file__).with_name("mcp_server.py"))
 STDIO = {"command": [sys.executable, PROGRAM]}
@@ -111,7 +112,7 @@ def alive(number):
 
 
 def ended(number):
-    until = time.monotonic() + 10
+    until = time.monotonic() + LONGEST
     while alive(number) and time.monotonic() < until:
         time.sleep(0.02)
     return not alive(number)

@@ -20,6 +20,7 @@ from tasks.tools.python import PythonTool, choose_backend, python_tool
 from tasks.trees.tree import Observation
 from tests.examples import examples
 from tests.tasks.tools.hostile_scripts import TIME
+from tests.waiting import LONGEST
 
 SANDBOXES = ["unshare"] + (["bubblewrap"] if shutil.which("bwrap") else [])
 PROJECT = Path(__file__).parents[3]
@@ -590,7 +591,7 @@ def settled_count(marker: int) -> int:
     return count
 
 
-def until(condition, seconds: float = 5.0) -> bool:
+def until(condition, seconds: float = LONGEST) -> bool:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

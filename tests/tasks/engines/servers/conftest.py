@@ -77,7 +77,7 @@ class Process:
 
     def wait(self):
         """Wait until it answers."""
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 600
         while time.monotonic() < deadline and self.process.poll() is None:
             with suppress(EngineDiedError):
                 return Server(self.address, "transformers").check()

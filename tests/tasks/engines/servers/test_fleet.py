@@ -22,6 +22,7 @@ from tasks.trees.tables import save_trees
 from tasks.trees.tree import Observation, Question
 from tests.agents import setting_of
 from tests.tasks.engines.servers.conftest import learned, save, unseen, weight_digest
+from tests.waiting import LONGEST
 
 DIALOGUE = Dialogue(system="", turn_tokens=24, result_tokens=8, response_tokens=60, tool_calls=3)
 BUDGET = Rollout(
@@ -79,7 +80,7 @@ def check_close(one, other):
 
 def wait_for(held, count):
     """Wait until so many servers have the weights."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + LONGEST
     while len(held.up) < count:
         assert time.monotonic() < deadline
         with held.lock:

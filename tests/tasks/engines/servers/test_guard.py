@@ -68,7 +68,7 @@ def port(served):
 
 def ask(port, path="/collective_rpc", method="POST", **headers):
     """Send a request and return its status."""
-    asked = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    asked = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
     asked.putrequest(method, path, skip_host=True)
     for name, value in headers.items():
         for each in value if isinstance(value, list) else [value]:

@@ -3,7 +3,6 @@
 import os
 import shutil
 import socket
-import time
 
 import pytest
 from starlette.applications import Starlette
@@ -13,6 +12,7 @@ from starlette.routing import Route
 from tasks.engines.servers import guard, uploads
 from tasks.engines.servers.client import Server
 from tests.tasks.engines.servers.conftest import TOKEN, listening
+from tests.waiting import wait_until
 
 GIB = 2**30
 
@@ -118,17 +118,10 @@ def test_a_connection_that_is_cut_leaves_no_file(server, port, policy, put, kept
     [own] = kept.iterdir()
     with socket.create_connection(("127.0.0.1", port)) as cut:
         cut.sendall("\r\n".join((*head, "", "half")).encode())
-        wait(lambda: list(own.iterdir()))
-    wait(lambda: not list(own.iterdir()))
+        wait_until(lambda: list(own.iterdir()))
+    wait_until(lambda: not list(own.iterdir()))
     server._place(folder, "version")
     assert contents(own) == contents(folder)
-
-
-def wait(reached):
-    deadline = time.monotonic() + 30
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("name", ["..", ".hidden", "..%2Fout", "%2Fetc%2Fpasswd"])

@@ -14,6 +14,7 @@ from tasks.engines import Request
 from tasks.engines.transformers import worker
 from tasks.engines.transformers.engine import TransformersEngine, WorkerEngine
 from tests.trees import small_policy
+from tests.waiting import LONGEST
 
 CONTEXT = 60
 
@@ -157,7 +158,7 @@ def test_worker_ends_with_a_killed_trainer():
     os.kill(pid, 0)  # it lives
     trainer.kill()
     trainer.communicate()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + LONGEST
     while time.monotonic() < deadline:
         try:
             os.kill(pid, 0)
