@@ -30,8 +30,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from flows import reinforce
-from flows.reinforce import Training, train
 from flows.runs import ledger_mirror
 from params.schema import recipe as schema
 from params.schema.base import PARAMS
@@ -50,6 +48,8 @@ from tasks.rewards import scoring
 from tasks.rewards.contract import Ending
 from tasks.tools.python import SPEC
 from tasks.tools.search import save_corpus
+from tasks.training.loop import train
+from tasks.training.setup import Training, reader_of
 from tasks.trees.tables import save_questions
 from tasks.trees.tree import Call, Observation, Question
 
@@ -109,7 +109,7 @@ def prepare(recipe: Recipe) -> Training:
         questions=Artifact.at(Path("questions.parquet")),
         corpus=Artifact.at(Path("corpus")),
         environment=environment,
-        reader=reinforce.reader_of(recipe, policy_made, environment),
+        reader=reader_of(recipe, policy_made, environment),
     )
 
 
@@ -166,8 +166,8 @@ def measure(shape: dict[str, int], iterations: int, shared: bool) -> dict[str, A
         training = prepare(recipe)
         whole, ours = [], []
         with ledger_mirror.opened() as ledger, clock() as spent:
-            training = replace(training, start=replace(training.start, ledger=ledger))
-            steps = train(training, iterations + 1)
+            start = replace(training.start, ledger=ledger)
+            steps = train(replace(training, start=start, most_iterations=iterations + 1))
             next(steps)
             for _ in range(iterations):
                 began, before = now(), spent.copy()

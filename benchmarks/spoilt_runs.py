@@ -29,12 +29,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flows import reinforce
 from flows.host import files
-from flows.reinforce import Agents, Training
 from flows.tracking.alarms import WINDOW, Alarm, Seen, alarms
 from flows.tracking.progress import Progress
-from flows.tracking.reinforce_report import metrics_of, sum_seconds
+from flows.tracking.reinforce_report import metrics_of
 from params.schema import recipe as schema
 from params.schema.recipe import Recipe
 from tasks import settings
@@ -44,8 +42,15 @@ from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
 from tasks.policy.machine import use_machine
 from tasks.policy.published_model import Published
-from tasks.reward_model import RewardModelInputs
+from tasks.reward_model import RewardModelInputs, reward_model
 from tasks.rollout import RolloutInputs
+from tasks.training import sampling
+from tasks.training.agents import Agents
+from tasks.training.curves import sum_seconds
+from tasks.training.iteration import validated_in
+from tasks.training.loop import train
+from tasks.training.setup import Training, reader_of, reward_model_of
+from tasks.training.validating import exam_of
 from tasks.trees.tables import load_trees
 from tasks.trees.tree import response
 from tasks.trees.validation import Validated
@@ -122,9 +127,9 @@ def training_of(name: str, run: Run, recipe: Recipe, environment: Any) -> Traini
     """Return a training of the shared cold start whose sub-steps have the run's name."""
     policy = Artifact.at(Path("models", run.recipe, "cold_start"))
     corpus = Artifact.at(Path("data", run.recipe, "corpus"))
-    reader = reinforce.reader_of(recipe, policy, environment)
+    reader = reader_of(recipe, policy, environment)
     start = Step(run.recipe, f"spoilt/{name}", 0, recipe.seed)
-    learned = reinforce.reward_model_of(recipe, run.recipe)
+    learned = reward_model_of(recipe, run.recipe)
     if learned and run.liked:
         learned = planted(start, recipe, policy, learned, run.liked)
     return Training(
@@ -136,7 +141,7 @@ def training_of(name: str, run: Run, recipe: Recipe, environment: Any) -> Traini
         corpus=corpus,
         environment=environment,
         reader=reader,
-        exam=reinforce.exam_of(recipe, run.recipe, corpus, environment, reader),
+        exam=exam_of(recipe, run.recipe, corpus, environment, reader),
         reward_model=learned,
     )
 
@@ -165,25 +170,25 @@ def planted(
         steps=recipe.reward_model.steps,
         machine=recipe.machine,
     )
-    made = reinforce.reward_model(replace(start, stage=f"{start.stage}/planted"), inputs)
+    made = reward_model(replace(start, stage=f"{start.stage}/planted"), inputs)
     return Published(artifacts.output(made, "model"), learned.trees, labels)
 
 
 @contextlib.contextmanager
 def faulty(run: Run) -> Iterator[None]:
     """Give the engine other inputs than the learner believes, from the run's iteration on."""
-    sound = reinforce.rollout_inputs
+    sound = sampling.rollout_inputs
 
-    def spoilt(training: Training, agents: Agents, place: int, attempt: int) -> RolloutInputs:
-        inputs = sound(training, agents, place, attempt)
-        iteration = place // training.recipe.reinforce.questions
+    def spoilt(training: Training, agents: Agents, consumed: int, attempt: int) -> RolloutInputs:
+        inputs = sound(training, agents, consumed, attempt)
+        iteration = consumed // training.recipe.reinforce.questions
         return run.fault(inputs, training) if run.fault and iteration >= run.begins else inputs
 
-    reinforce.rollout_inputs = spoilt
+    sampling.rollout_inputs = spoilt
     try:
         yield
     finally:
-        reinforce.rollout_inputs = sound
+        sampling.rollout_inputs = sound
 
 
 def watched(training: Training, iterations: int, name: str) -> dict[str, Any]:
@@ -193,11 +198,11 @@ def watched(training: Training, iterations: int, name: str) -> dict[str, Any]:
     raised: dict[str, Alarm] = {}
     seconds = {"training": 0.0, "validation": 0.0}
     progress = Progress(name, iterations)
-    for done in reinforce.train(training, iterations):
+    for done in train(replace(training, most_iterations=iterations)):
         metrics = metrics_of(done)
         for metric, value in metrics.items():
             curve.setdefault(metric, []).append(value)
-        asked += reinforce.asked_in([done])
+        asked += validated_in([done])
         for alarm in alarms(Seen(curve, training.recipe.reinforce.questions, asked)):
             raised.setdefault(alarm.name, alarm)
         seconds["training"] += sum(sum_seconds(done).values())

@@ -29,30 +29,38 @@ import argparse
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from prefect import flow
 
 from flows import end_import_phase, exit_fast
-from flows.comparisons import suites
-from flows.comparisons.measured import Budget, Common, measured
-from flows.comparisons.variants import Variant, variants
 from flows.pages.page import write_comparison
-from flows.reinforce import reader_of, replaying, reward_model_of
-from flows.runs import dvc_command, recipes
+from flows.runs import dvc_command, git, recipes
 from flows.runs.dvc_command import INTERRUPTED
 from flows.tracking import comparison_report, suite_report
-from flows.tracking.comparison_tables import COLD_START, SPENT, Result
+from flows.tracking.comparison_tables import COLD_START, Result
+from flows.tracking.progress import Progress
 from flows.workers import substep_tasks
 from flows.workers.connection import name_process, prefect_server
 from params.schema import algorithms
 from params.schema.recipe import Recipe
 from params.schema.suites import Suite
 from tasks import settings
+from tasks.comparison import suites
+from tasks.comparison.budget import SPENT, Budget
+from tasks.comparison.comparison import Comparison, Variant
+from tasks.comparison.measure import Report, Spent, key_of, measure
+from tasks.comparison.variants import variants
 from tasks.environments import open_environment
 from tasks.ledger.artifacts import ROOT, Artifact
+from tasks.ledger.substeps import Ledger, Step
 from tasks.policy.machine import use_machine
+from tasks.training.iteration import Iteration
+from tasks.training.loop import replaying
+from tasks.training.setup import reader_of, reward_model_of
 
 BEFORE = ("champion", "prepare", "cold_start", "reward_model")  # stages that all variants share
 log = logging.getLogger(__name__)
@@ -77,55 +85,56 @@ def compare(
     """
     for stage in BEFORE:
         dvc_command.reproduce(f"{stage}@{name}")
-    chosen = settings.load(name, Path("params"))
-    use_machine(chosen.machine)
-    data = Path("data", name)
-    corpus = Artifact.at(data / "corpus")
-    cold_start = Artifact.at(Path("models", name, "cold_start"))
-    questions, test = (Artifact.at(data / "questions" / f"{s}.parquet") for s in ("train", "test"))
-    with (
-        substep_tasks.opened() as ledger,
-        open_environment(
-            chosen.tools, chosen.environment, chosen.machine.threads, Path(corpus.path)
-        ) as environment,
-    ):
-        common = Common(
-            name=name,
-            recipe=chosen,
-            budget=Budget.parse(budget),
-            cold_start=cold_start,
-            questions=questions,
-            test=test,
-            panel=Artifact.at(data / "panels" / "test.json"),
-            corpus=corpus,
-            environment=environment,
-            reader=reader_of(chosen, cold_start, environment),
-            ledger=ledger,
-            reward_model=reward_model_of(chosen, name),
-        )
-        wanted, write = _asked(common, rows, changes, baseline, suite, parts)
+    recipe = settings.load(name, Path("params"))
+    use_machine(recipe.machine)
+    with substep_tasks.opened() as ledger, opened(name, recipe, budget) as comparison:
+        compared, write = _asked(comparison, rows, changes, baseline, suite, parts)
         found: list[Result] = []
-        for result, computed in results(common, wanted, seeds):
+        for result, computed in results(comparison, ledger, compared, seeds):
             found.append(result)
             if computed:
                 write(found)
         if not computed:  # the last one; else all of them have just been written
             write(found)
         if not suite:
-            write_page(common, found, baseline)
+            write_page(comparison, found, baseline)
 
 
-def write_page(common: Common, found: Sequence[Result], baseline: str) -> None:
+@contextmanager
+def opened(name: str, recipe: Recipe, budget: str) -> Iterator[Comparison]:
+    """Yield what all variants share; their environment stays open until the end of the block."""
+    data = Path("data", name)
+    corpus = Artifact.at(data / "corpus")
+    cold_start = Artifact.at(Path("models", name, "cold_start"))
+    with open_environment(
+        recipe.tools, recipe.environment, recipe.machine.threads, Path(corpus.path)
+    ) as environment:
+        yield Comparison(
+            name=name,
+            recipe=recipe,
+            budget=Budget.parse(budget),
+            cold_start=cold_start,
+            questions=Artifact.at(data / "questions" / "train.parquet"),
+            test=Artifact.at(data / "questions" / "test.parquet"),
+            panel=Artifact.at(data / "panels" / "test.json"),
+            corpus=corpus,
+            environment=environment,
+            reader=reader_of(recipe, cold_start, environment),
+            reward_model=reward_model_of(recipe, name),
+        )
+
+
+def write_page(comparison: Comparison, found: Sequence[Result], baseline: str) -> None:
     """Write ``reports/<recipe>/comparison.html``; a failure does not end a comparison."""
-    resamples, kind = common.recipe.evaluate.bootstrap, common.budget.kind
+    resamples, kind = comparison.recipe.evaluate.bootstrap, comparison.budget.kind
     try:
-        write_comparison(common.name, found, resamples, kind, baseline)
+        write_comparison(comparison.name, found, resamples, kind, baseline)
     except Exception as error:  # whatever it is, the results are there
         log.warning("the page was not written: %s: %s", type(error).__name__, error)
 
 
 def _asked(
-    common: Common,
+    comparison: Comparison,
     rows: Sequence[str],
     changes: Sequence[str],
     baseline: str,
@@ -133,41 +142,64 @@ def _asked(
     parts: Sequence[str],
 ) -> tuple[list[Variant], Write]:
     """Return the variants that are asked for, and what writes their results."""
-    name, resamples = common.name, common.recipe.evaluate.bootstrap
+    name, resamples = comparison.name, comparison.recipe.evaluate.bootstrap
     if not suite:
-        kind = common.budget.kind
+        kind = comparison.budget.kind
         return variants(name, rows, changes), lambda found: comparison_report.write(
             name, found, resamples, kind, baseline
         )
-    chosen = suites.suite_of(suite, parts)
-    found = suites.variants_of(name, chosen)
-    names = {label: variant.name for label, variant in found.items()}
-    unique = {variant.name: variant for variant in found.values()}
-    write = partial(suite_report.write, name, suite, chosen, names, resamples=resamples)
+    row = suites.suite_of(suite, parts)
+    by_label = suites.variants_of(name, row)
+    names = {label: variant.name for label, variant in by_label.items()}
+    unique = {variant.name: variant for variant in by_label.values()}
+    write = partial(suite_report.write, name, suite, row, names, resamples=resamples)
     return list(unique.values()), write
 
 
 def results(
-    common: Common, wanted: Iterable[Variant], seeds: Sequence[int]
+    comparison: Comparison, ledger: Ledger, variants: Sequence[Variant], seeds: Sequence[int]
 ) -> Iterator[tuple[Result, bool]]:
     """Yield the result of the cold start and of each variant, for one seed after the other.
 
     With each comes whether it was computed now, and not read from its file.
     """
-    chosen = list(wanted)
+    name = comparison.name
     for seed in seeds:
-        common.ledger.beside = [ROOT / common.name / "reinforce"]
-        for variant in (None, *chosen):
-            name = variant.name if variant else COLD_START
-            key = common.key(variant, seed)
-            known = found = comparison_report.read(common.name, name, seed, key)
-            if not found:
-                step = common.step(name, seed)
-                work = partial(measured, common, variant, step)
-                found = {"variant": name, "seed": seed, "key": key, **replaying(step, work)}
-                comparison_report.save(common.name, found)
-            common.ledger.beside.append(common.step(name, seed).folder)
-            yield found, not known
+        ledger.beside = [ROOT / name / "reinforce"]
+        for variant in (None, *variants):
+            label = variant.name if variant else COLD_START
+            key = key_of(comparison, variant, seed)
+            stage = f"compare/{comparison_report.slug(label)}/seed-{seed}"
+            step = Step(name, stage, 0, seed, ledger)
+            result = known = comparison_report.read(name, label, seed, key)
+            if result is None:
+                made = replaying(step, partial(_measured, comparison, variant, step))
+                result = {"variant": label, "seed": seed, "key": key, **made}
+                comparison_report.save(name, result)
+            ledger.beside.append(step.folder)
+            yield result, known is None
+
+
+def _measured(comparison: Comparison, variant: Variant | None, step: Step) -> dict[str, Any]:
+    """Measure a variant with a progress bar; return the result and the commit that made it."""
+    revision = git.revision()
+    made_by = {"commit": revision.commit, "uncommitted": revision.dirty}
+    if variant is None:
+        return {**measure(comparison, None, step), **made_by}
+    progress = Progress(f"{variant.name}, seed {step.seed}", int(comparison.budget.amount))
+    result = measure(comparison, variant, step, _advance(progress, comparison.budget))
+    progress.close()
+    return {**result, **made_by}
+
+
+def _advance(progress: Progress, budget: Budget) -> Report:
+    """Return what moves a progress bar to the share of the budget that is spent."""
+
+    def report(iteration: Iteration, spent: Spent) -> None:
+        now = {"success": iteration["reward"][0]["metrics"]["success"]}
+        progress.reach(int(min(spent[budget.kind], budget.amount)), now)
+
+    return report
 
 
 # ---------------------------------------------------------------- the command
@@ -213,10 +245,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str]) -> int:
     """Run the command line; return the exit status. 2: there is nothing that can be started."""
-    chosen = _parser().parse_args(arguments)
+    args = _parser().parse_args(arguments)
     try:
-        recipe = settings.load(chosen.recipe, Path("params"))
-        page = _suite(chosen, recipe) if chosen.suite else _comparison(chosen, recipe)
+        recipe = settings.load(args.recipe, Path("params"))
+        page = _suite(args, recipe) if args.suite else _comparison(args, recipe)
     except (ValueError, RuntimeError) as error:
         print(f"compare: {error}", file=sys.stderr)
         return 2
@@ -227,57 +259,57 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _comparison(chosen: argparse.Namespace, recipe: Recipe) -> Path:
+def _comparison(args: argparse.Namespace, recipe: Recipe) -> Path:
     """Check what is asked for, compare, and return the page."""
-    if chosen.part or chosen.committed:
+    if args.part or args.committed:
         raise ValueError("--part and --committed are for a suite: add --suite <name>")
-    own = [recipe.reinforce.algorithm] if chosen.overrides else []
-    rows = chosen.algorithms or own or list(algorithms.load_algorithms(Path("params")))
-    budget = Budget.parse(chosen.budget or "")
-    wanted = variants(chosen.recipe, rows, chosen.overrides)
+    own = [recipe.reinforce.algorithm] if args.overrides else []
+    rows = args.algorithms or own or list(algorithms.load_algorithms(Path("params")))
+    budget = Budget.parse(args.budget or "")
+    wanted = variants(args.recipe, rows, args.overrides)
     known = [COLD_START, *(variant.name for variant in wanted)]
-    if chosen.baseline and chosen.baseline not in known:
-        raise ValueError(f"--baseline {chosen.baseline} is no variant: choose one of {known}")
+    if args.baseline and args.baseline not in known:
+        raise ValueError(f"--baseline {args.baseline} is no variant: choose one of {known}")
     _check_seconds(budget, wanted)
-    _run(chosen, recipe, rows)
-    return Path("reports", chosen.recipe, "comparison.md")
+    _run(args, recipe, rows)
+    return Path("reports", args.recipe, "comparison.md")
 
 
-def _suite(chosen: argparse.Namespace, recipe: Recipe) -> Path:
+def _suite(args: argparse.Namespace, recipe: Recipe) -> Path:
     """Check what is asked of a suite, compare or report what is there, and return the page."""
     decided = ("algorithms", "overrides", "baseline")
-    if given := [f"--{name}" for name in decided if getattr(chosen, name)]:
+    if given := [f"--{name}" for name in decided if getattr(args, name)]:
         raise ValueError(
             f"{' and '.join(given)}: a suite chooses its rows and changes, so that it compares "
             "what the paper does; leave them out, or compare without --suite"
         )
-    suite = suites.suite_of(chosen.suite, chosen.part)
-    wanted = suites.variants_of(chosen.recipe, suite)
-    page = suite_report.place(chosen.recipe, chosen.suite)
-    if chosen.committed:
+    suite = suites.suite_of(args.suite, args.part)
+    wanted = suites.variants_of(args.recipe, suite)
+    page = suite_report.place(args.recipe, args.suite)
+    if args.committed:
         names = {label: variant.name for label, variant in wanted.items()}
-        _report_committed(chosen, recipe, suite, names)
+        _report_committed(args, recipe, suite, names)
         return page
-    _check_seconds(Budget.parse(chosen.budget or ""), wanted.values())
-    _run(chosen, recipe, [])
+    _check_seconds(Budget.parse(args.budget or ""), wanted.values())
+    _run(args, recipe, [])
     return page
 
 
 def _report_committed(
-    chosen: argparse.Namespace, recipe: Recipe, suite: Suite, names: dict[str, str]
+    args: argparse.Namespace, recipe: Recipe, suite: Suite, names: dict[str, str]
 ) -> None:
     """Write the page of a suite from the files of results that are there, whatever their keys."""
-    if chosen.budget or chosen.seeds:
+    if args.budget or args.seeds:
         raise ValueError("--committed trains nothing: leave out --budget and --seeds")
-    found = comparison_report.committed(chosen.recipe, [COLD_START, *names.values()])
+    found = comparison_report.committed(args.recipe, [COLD_START, *names.values()])
     if not any(one["variant"] != COLD_START for one in found):
         raise ValueError(
-            f"--committed: reports/{chosen.recipe}/comparison has no result of this suite's "
+            f"--committed: reports/{args.recipe}/comparison has no result of this suite's "
             f"variants, such as {next(iter(names.values()))}: call it with --budget instead"
         )
     resamples = recipe.evaluate.bootstrap
     suite_report.write(
-        chosen.recipe, chosen.suite, suite, names, found, resamples=resamples, committed=True
+        args.recipe, args.suite, suite, names, found, resamples=resamples, committed=True
     )
 
 
@@ -289,13 +321,13 @@ def _check_seconds(budget: Budget, wanted: Iterable[Variant]) -> None:
         )
 
 
-def _run(chosen: argparse.Namespace, recipe: Recipe, rows: Sequence[str]) -> None:
-    if recipes.add_to_pipeline(chosen.recipe):
-        print(f"compare: added {chosen.recipe} to the recipes in dvc.yaml")
-    seeds = list(dict.fromkeys(chosen.seeds or [recipe.seed]))
+def _run(args: argparse.Namespace, recipe: Recipe, rows: Sequence[str]) -> None:
+    if recipes.add_to_pipeline(args.recipe):
+        print(f"compare: added {args.recipe} to the recipes in dvc.yaml")
+    seeds = list(dict.fromkeys(args.seeds or [recipe.seed]))
     with prefect_server():
-        given = (chosen.recipe, rows, chosen.overrides, seeds, chosen.budget)
-        compare(*given, chosen.baseline, chosen.suite, chosen.part)
+        given = (args.recipe, rows, args.overrides, seeds, args.budget)
+        compare(*given, args.baseline, args.suite, args.part)
 
 
 if __name__ == "__main__":

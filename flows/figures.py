@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from flows import end_import_phase, exit_fast
-from flows.tracking import figure_data, figures, paper_figures
+from flows.tracking import figures, paper_figures
 from params.schema.recipe import Recipe, algorithm_of
 from tasks import settings
+from tasks.comparison import figure_data
 from tasks.dialects import open_dialect
 from tasks.environments import open_environment
 from tasks.learning.algorithm import CREDITED

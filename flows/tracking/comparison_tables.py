@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.comparison.budget import SPENT
 from tasks.trees import panels, power
 from tasks.trees.intervals import interval_over_seeds
 
 COLD_START = "cold start"
-SPENT = ("sampled_tokens", "tool_calls", "environment_steps", "seconds")
 SUCCESS, SCORES = "right", "scores"  # of a result: a value a question
 ONE_SEED = (
     " With one seed, the noise of training is\nunknown: intervals and sizes are those of the "

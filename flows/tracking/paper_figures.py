@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flows.tracking.calls_to_success import WINDOW, Curve, smoothed
-from flows.tracking.figure_data import EDGES
 from flows.tracking.figures import (
     DASHES,
     GREY,
@@ -25,6 +24,7 @@ from flows.tracking.figures import (
     _whole_numbers,
 )
 from flows.tracking.figures import _need as _need_columns
+from tasks.comparison.figure_data import EDGES
 from tasks.trees.profiles import Profile
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ def advantages(found: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]) -> Fi
     """Draw the distribution of advantages at two updates, a line for each variant (GAGPO 5).
 
     ``found``: variant -> the histograms of each seed, in the order of their updates
-    (flows/tracking/figure_data.py). Seeds may differ in their updates at an equal budget.
+    (tasks/comparison/figure_data.py). Seeds may differ in their updates at an equal budget.
     """
     own = {variant: rows for variant, seeds in found.items() if (rows := [o for o in seeds if o])}
     _need(own, "advantages: no result has histograms")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -21,9 +20,17 @@ from flows.tracking.traces import Trace
 from params.schema.recipe import Recipe
 from params.schema.reinforce import Reinforce
 from tasks.ledger import artifacts
-from tasks.ledger.artifacts import Record
 from tasks.ledger.substeps import Step
 from tasks.rollouts.branching import least_rise
+from tasks.training.curves import (
+    TRAINING,
+    Seconds,
+    spent_so_far,
+    sum_seconds,
+    training_curve,
+    training_records,
+)
+from tasks.training.iteration import Iteration
 from tasks.trees import validation
 from tasks.trees.metrics import together
 from tasks.trees.tables import read_rows
@@ -32,30 +39,7 @@ from tasks.trees.validation import Validated
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Iteration = Mapping[str, Sequence[Record]]  # verb -> the ledger's records of its calls
-TRAINING = ("rollout", "reward", "advantage", "update")  # verbs; "validation" is beside them
-OF_MODEL = ("estimate", "reward_model")  # verbs, where there is a reward model
 LEARNING = ("advantage", "update", "reward_model")  # verbs that no iteration calls ahead
-Seconds = dict[str, float]  # part of an iteration -> seconds
-Curve = dict[str, list[float]]  # measure -> a value an iteration
-
-OF_LEARNED_REWARD = (  # measures, where there is a reward model
-    *("model_estimate", "model_estimate_deviation", "model_gap", "model_gap_deviation"),
-    *("held_out_questions", "scored_share"),
-)
-MEASURES = {  # of training dynamics: the verb whose records have them
-    "success": "reward",
-    "score": "reward",
-    "episode_steps": "rollout",
-    "entropy": "rollout",
-    "gradient_norm": "update",
-    "advantage_spread": "advantage",
-    "advantage_interquartile_range": "advantage",
-    "advantage_share_above_1": "advantage",
-    "singleton_share": "advantage",
-    "mean_state_group": "advantage",
-    **dict.fromkeys(OF_LEARNED_REWARD, "reward"),
-}
 
 
 def log_iteration(
@@ -66,7 +50,7 @@ def log_iteration(
     ``began`` is when the iteration was started, in unix seconds. The list has one entry, or none
     where a sub-step came from the ledger, so that the iteration was not timed as a whole.
     """
-    records = _records(iteration)
+    records = training_records(iteration)
     metrics = metrics_of(iteration)
     progress.note(reward=metrics["reward"], success=metrics["success"])
     progress.advance(1)
@@ -109,38 +93,6 @@ def metrics_of(iteration: Iteration) -> dict[str, float]:
     for record in iteration.get("reward_model", ()):
         metrics |= {f"reward_model/{name}": value for name, value in record["metrics"].items()}
     return metrics
-
-
-def sum_seconds(iteration: Iteration) -> Seconds:
-    """Return the seconds of each part of an iteration, as its sub-steps measured them."""
-    total: Seconds = {}
-    for record in _records(iteration):
-        for name, value in record["seconds"].items():
-            total[name] = total.get(name, 0.0) + value
-    return total
-
-
-def training_curve(iterations: Sequence[Iteration]) -> Curve:
-    """Return the MEASURES of each iteration; one that any iteration lacks is left out.
-
-    Episodes are counted in environment steps; several batches of an iteration are averaged.
-    """
-    by_verb = [
-        {verb: together([record["metrics"] for record in one[verb]]) for verb in TRAINING}
-        for one in iterations
-    ]
-    return {
-        name: [metrics[verb][name] for metrics in by_verb]
-        for name, verb in MEASURES.items()
-        if all(name in metrics[verb] for metrics in by_verb)
-    }
-
-
-def spent_so_far(iterations: Sequence[Iteration]) -> Curve:
-    """Return what training had spent by the end of each iteration, by kind."""
-    each = [together([record["metrics"] for record in one["rollout"]]) for one in iterations]
-    kinds = ("tool_calls", "environment_steps", "sampled_tokens")
-    return {kind: list(accumulate(one[kind] for one in each)) for kind in kinds}
 
 
 def sample_traces(iteration: Iteration, size: int) -> list[Trace]:
@@ -252,10 +204,3 @@ def report_time(run: Run, seconds: Sequence[Seconds]) -> None:
     for name, value in sorted(mean.items(), key=lambda part: -part[1]):
         print(f"  {name:<14}{value:7.3f} {value / total:6.1%}")
     run.log_figure(figures.seconds_by_part(mean), "seconds_by_part.png")
-
-
-def _records(iteration: Iteration) -> list[Record]:
-    parts = iteration.get("rollout_part", ())  # where several policies share a rollout
-    records = [record for verb in TRAINING for record in iteration[verb]]
-    models = [record for verb in OF_MODEL for record in iteration.get(verb, ())]
-    return [*parts, *records, *models]

@@ -5,9 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.spoilt_runs import BREVITY, RUNS, Run, faulty, stale, table
-from flows import reinforce
 from tasks import settings
 from tasks.ledger.artifacts import Artifact
+from tasks.training import sampling
+from tasks.training.agents import Agents
 from tests.toy_project import ROOT
 
 QUESTIONS = 32  # an iteration of the recipe tiny
@@ -36,13 +37,13 @@ def test_a_fault_begins_in_its_iteration_and_ends_with_the_run():
         questions=first,
         corpus=first,
     )
-    sound = reinforce.rollout_inputs
+    sound = sampling.rollout_inputs
     with faulty(Run(fault=stale, begins=3)):
         for iteration, policy in enumerate([newest, newest, newest, first, first]):
-            agents = reinforce.Agents(newest, iteration, None, None, first)
-            inputs = reinforce.rollout_inputs(training, agents, iteration * QUESTIONS, 0)
+            agents = Agents(newest, iteration, None, None, first)
+            inputs = sampling.rollout_inputs(training, agents, iteration * QUESTIONS, 0)
             assert inputs.policy == policy
-    assert reinforce.rollout_inputs is sound
+    assert sampling.rollout_inputs is sound
 
 
 def test_the_table_names_each_alarm_with_its_iteration():

@@ -14,16 +14,19 @@ import pytest
 import yaml
 
 from flows import compare
-from flows.comparisons import measured, variants
 from flows.tracking import comparison_report
-from flows.tracking.reinforce_report import MEASURES, OF_LEARNED_REWARD
 from params.schema import base
 from params.schema import recipe as schema
 from tasks import settings
+from tasks.comparison import measure, variants
+from tasks.comparison.budget import Budget
+from tasks.comparison.comparison import Comparison, Variant
+from tasks.comparison.measure import key_of
 from tasks.ledger import keys
 from tasks.ledger.artifacts import Artifact
 from tasks.policy import resident
 from tasks.policy.published_model import Published
+from tasks.training.curves import MEASURES, OF_LEARNED_REWARD
 from tasks.trees import panels
 from tasks.trees.tables import save_questions
 from tasks.trees.tree import Question
@@ -160,7 +163,7 @@ def test_choices_of_the_row_are_overrides_with_a_key_of_their_own():
         "gagpo, algorithm.ratio=token, algorithm.averaging=token_mean",
     ]
     whole = common(found[0].recipe)
-    assert len({whole.key(variant, 0) for variant in found}) == len(found) == 7
+    assert len({key_of(whole, variant, 0) for variant in found}) == len(found) == 7
     assert (found[3].algorithm.ratio, found[3].algorithm.averaging) == ("token", "token_mean")
     assert [variant.name for variant in both_rows(f"gagpo: {ABLATIONS[0]}")] == [
         "gagpo",
@@ -185,10 +188,8 @@ def common(recipe):
     artifact = Artifact("x", "0" * 64)
     names = ("cold_start", "questions", "test", "panel", "corpus")
     artifacts = dict.fromkeys(names, artifact)
-    budget = measured.Budget("sampled_tokens", 100.0)
-    return measured.Common(
-        "smoke", recipe, budget, **artifacts, environment=None, reader=None, ledger=None
-    )
+    budget = Budget("sampled_tokens", 100.0)
+    return Comparison("smoke", recipe, budget, **artifacts, environment=None, reader=None)
 
 
 @pytest.mark.parametrize(
@@ -210,8 +211,8 @@ def test_a_key_has_what_decides_a_result_and_nothing_else(change, decides):
         recipe = settings.load_changed("smoke", ["reinforce.algorithm=grpo", *changes])
         algorithm = schema.algorithm_of(recipe)
         trained = variants.without_idle_validation(recipe)
-        variant = variants.Variant("grpo", trained, algorithm)
-        keys.append([common(recipe).key(variant, 0), common(recipe).key(variant, 1)])
+        variant = Variant("grpo", trained, algorithm)
+        keys.append([key_of(common(recipe), variant, 0), key_of(common(recipe), variant, 1)])
     assert (keys[0] != keys[1]) == decides
     assert keys[0][0] != keys[0][1]
 
@@ -219,17 +220,16 @@ def test_a_key_has_what_decides_a_result_and_nothing_else(change, decides):
 def test_a_result_of_another_panel_is_not_used_again():
     own = common(settings.load("smoke"))
     other = replace(own, panel=Artifact("x", "1" * 64))
-    assert own.key(None, 0) != other.key(None, 0)
+    assert key_of(own, None, 0) != key_of(other, None, 0)
 
 
-@pytest.mark.parametrize("verb", measured.VERBS)
-def test_a_result_of_other_sources_is_not_used_again(verb, monkeypatch):
-    own, digest = common(settings.load("smoke")), keys.source_digest
-    before = own.key(None, 0)
-    source = keys.PROJECT / "tasks" / f"{verb}.py"
-    other = {source: "0" * 64}
-    monkeypatch.setattr(keys, "source_digest", lambda file: other.get(file) or digest(file))
-    assert own.key(None, 0) != before
+def test_a_result_of_other_sources_is_not_used_again(monkeypatch):
+    own = common(settings.load("smoke"))
+    before = key_of(own, None, 0)
+    counted = {file.stem for file in keys.import_closure(Path(measure.__file__))}
+    assert counted >= {"loop", "rollout", "estimate", "reward", "advantage", "update", "exam"}
+    monkeypatch.setattr(keys, "source_digest", lambda file: file.name)
+    assert key_of(own, None, 0) != before
 
 
 @pytest.mark.parametrize("part", ["model", "trees", "rewards"])
@@ -241,8 +241,8 @@ def test_a_result_of_another_reward_model_is_not_used_again(part):
     own = replace(common(recipe), reward_model=began)
     changed = replace(began, **{part: Artifact("x", "1" * 64)})
     other = replace(own, reward_model=changed)
-    assert own.key(variant, 0) != other.key(variant, 0)
-    assert own.key(None, 0) == other.key(None, 0), "the cold start does not depend on it"
+    assert key_of(own, variant, 0) != key_of(other, variant, 0)
+    assert key_of(own, None, 0) == key_of(other, None, 0), "the cold start does not depend on it"
 
 
 def test_each_variant_and_seed_spends_the_budget_and_leaves_a_file(project):
@@ -315,19 +315,19 @@ def test_results_of_an_older_form_are_computed_anew(project):
 def test_killed_comparison_resumes_from_the_ledger(project, monkeypatch):
     whole = results()
     forget("ppo")
-    asked = measured.answer
+    asked = measure.answer
 
     def killed(exam, step, policy):
         if "/ppo/" in step.stage:
             raise KeyboardInterrupt
         return asked(exam, step, policy)
 
-    monkeypatch.setattr(measured, "answer", killed)
+    monkeypatch.setattr(measure, "answer", killed)
     with pytest.raises(KeyboardInterrupt):
         run()
     before = records()
     assert any("/ppo/" in place for place in before), "it was trained"
-    monkeypatch.setattr(measured, "answer", asked)
+    monkeypatch.setattr(measure, "answer", asked)
     again = run()
     assert before.items() < records().items(), "nothing that was finished runs again"
     for place, result in again.items():

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from flows.tracking import figure_data, paper_figures
+from flows.tracking import paper_figures
+from tasks.comparison import figure_data
 
 
 def note(figure):

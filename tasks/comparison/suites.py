@@ -6,9 +6,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from flows.comparisons.variants import Variant, variant_of
 from params.schema.suites import Part, Suite, load_suites
 from tasks import settings
+from tasks.comparison.comparison import Variant
+from tasks.comparison.variants import variant_of
 
 SIZE = re.compile(r"\{M(?:([*/])(\d+))?\}")  # {M}, {M/2}, {M*2}: of the recipe's leaves
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from params import overrides
 from params.schema import algorithms
-from params.schema.algorithms import Algorithm
 from params.schema.recipe import Recipe
 from tasks import settings
+from tasks.comparison.comparison import Variant
 
 OWN_SECTIONS = ("reinforce", "lora", "engine", "reward_model.again")  # what a variant may override
 DECIDED = {  # what a comparison sets itself
@@ -21,21 +20,6 @@ DECIDED = {  # what a comparison sets itself
     "reinforce.iterations": "--budget decides when training ends",
 }
 STEPS = ("reinforce.update.epochs", "reinforce.update.mini_batches")  # optimizer steps a batch
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One line of the table: the recipe with an algorithm and overrides."""
-
-    name: str
-    recipe: Recipe
-    algorithm: Algorithm
-
-    @property
-    def steps(self) -> int:
-        """Return the optimizer steps a batch."""
-        chosen = self.recipe.reinforce.update
-        return chosen.epochs * chosen.mini_batches
 
 
 def variants(name: str, rows: Sequence[str], changes: Sequence[str]) -> list[Variant]:
@@ -90,10 +74,10 @@ def variant_of(name: str, row: str, changes: Sequence[str]) -> Variant:
     if not any(change.startswith(STEPS) for change in changes):
         steps = enough_steps(settings.load(name, Path("params")), ratio)
         own += [f"{STEPS[0]}={steps.epochs}", f"{STEPS[1]}={steps.mini_batches}"]
-    chosen = settings.load_changed(name, [*own, *changes], Path("params"))
+    recipe = settings.load_changed(name, [*own, *changes], Path("params"))
     assert algorithm, "without its row, a recipe does not load"
-    chosen = without_idle_validation(chosen)
-    variant = Variant(", ".join([row, *changes]), chosen, algorithm)
+    recipe = without_idle_validation(recipe)
+    variant = Variant(", ".join([row, *changes]), recipe, algorithm)
     if ratio != "none" and variant.steps < 2:
         raise ValueError(
             f"--overrides {' '.join(changes)}: {row} has a ratio, which is 1 with one optimizer "
@@ -107,15 +91,15 @@ def without_idle_validation(recipe: Recipe) -> Recipe:
     validation = recipe.reinforce.validation
     if validation is None or validation.publish == "best":
         return recipe
-    chosen = recipe.reinforce.model_copy(update={"validation": None})
-    return recipe.model_copy(update={"reinforce": chosen})
+    section = recipe.reinforce.model_copy(update={"validation": None})
+    return recipe.model_copy(update={"reinforce": section})
 
 
 def enough_steps(recipe: Recipe, ratio: str) -> Any:
     """Return ``reinforce.update`` with two or more steps a batch for a ratio, and one without."""
-    chosen = recipe.reinforce.update
+    section = recipe.reinforce.update
     if ratio == "none":
-        return chosen.model_copy(update={"epochs": 1, "mini_batches": 1})
-    if chosen.epochs * chosen.mini_batches < 2:
-        return chosen.model_copy(update={"mini_batches": 2})
-    return chosen
+        return section.model_copy(update={"epochs": 1, "mini_batches": 1})
+    if section.epochs * section.mini_batches < 2:
+        return section.model_copy(update={"mini_batches": 2})
+    return section

@@ -6,9 +6,9 @@ import pytest
 import yaml
 
 from flows import compare
-from flows.comparisons import suites
 from params.schema.base import PARAMS
 from params.schema.suites import load_suites
+from tasks.comparison import suites
 
 
 @pytest.fixture

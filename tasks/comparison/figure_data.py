@@ -1,6 +1,6 @@
 """What the papers' figures need of a training and of answers, small enough for a result's file.
 
-Everything is read from the ledger's records and tables; nothing here decides a result.
+Everything is read from the ledger's records and tables.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ from params.schema.algorithms import Algorithm
 from tasks.evaluate import KS, MEASURES
 from tasks.learning.algorithm import CREDITED
 from tasks.ledger import artifacts
-from tasks.ledger.artifacts import Record
 from tasks.rewards.scoring import Reader
+from tasks.training.iteration import Iteration
 from tasks.trees.profiles import entropy_by_tool, pooled
 from tasks.trees.repeats import any_right
 from tasks.trees.tables import load_trees, read_rows
-
-Iteration = Mapping[str, Sequence[Record]]  # verb -> the ledger's records of its calls
 
 ENDS = 4  # iterations at the start and at the end whose entropies are pooled, at most
 SHOWN = (3 / 8, 3 / 4)  # of the updates: GAGPO shows 60 and 120 of 160 (figure 5)

@@ -14,18 +14,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from flows import reinforce
-from flows.reinforce import (
-    MOST_BATCHES,
-    Agents,
-    Training,
-    collect_inputs,
-    reader_of,
-    sample,
-    train,
-)
 from flows.tracking import reinforce_report
-from params.schema.algorithms import Kl, Overlong, load_algorithms
+from params.schema.algorithms import MOST_BATCHES, Kl, Overlong, load_algorithms
 from params.schema.base import PARAMS
 from params.schema.reinforce import Lora, RewardPart
 from params.schema.reward_model import Again
@@ -36,11 +26,18 @@ from tasks.ledger.substeps import Step
 from tasks.policy import checkpoint, outcome_model, published_model, resident
 from tasks.policy.machine import use_machine
 from tasks.policy.published_model import Published
-from tasks.reward_model import RewardModelInputs
+from tasks.reward_model import RewardModelInputs, reward_model
 from tasks.rewards import scoring
 from tasks.rewards.model import Model
 from tasks.settings import labels_of
 from tasks.settings import load as settings_of
+from tasks.training import sampling
+from tasks.training.agents import Agents
+from tasks.training.inputs import collect_inputs
+from tasks.training.iteration import in_order, policy_of
+from tasks.training.loop import train
+from tasks.training.sampling import EMPTY, sample, sample_part
+from tasks.training.setup import Training, reader_of, reward_model_of
 from tasks.trees import dialogue as talk
 from tasks.trees.tables import load_trees, read_rows, save_questions
 from tasks.trees.tree import TURN, Observation, Question
@@ -50,6 +47,11 @@ from tests.sections import REWARD_MODEL
 ROWS = load_algorithms()
 SMOKE = settings_of("smoke")
 STEP = Step("toy", "reinforce", 0, 7)
+
+
+def trained(training, iterations):
+    """The records of so many iterations."""
+    return list(train(replace(training, most_iterations=iterations)))
 
 
 def recipe(questions=2, leaves=4):
@@ -232,11 +234,11 @@ def test_what_has_been_gathered_is_read_back(start):
 def run_two(chosen, row, given):
     """Two iterations of a row from the cold start on."""
     cold_start = Artifact.at(Path("policy"))
-    return list(train(Training(STEP, chosen, row, cold_start, **given), 2))
+    return trained(Training(STEP, chosen, row, cold_start, **given), 2)
 
 
 def test_no_iteration_asks_again_what_further_batches_have_asked(start, monkeypatch):
-    monkeypatch.setattr(reinforce, "MOST_BATCHES", 3)
+    monkeypatch.setattr(sampling, "MOST_BATCHES", 3)
     done = run_two(recipe(), WITHOUT_SPREAD, start(60))
     questions = [
         question for entry in done for batch in asked(entry["rollout"]) for question in batch
@@ -252,7 +254,7 @@ def test_every_row_of_the_table_goes_through_its_iterations_and_its_gates(
     if row.overlong:
         row = BY_LENGTH
     training = Training(STEP, chosen, row, Artifact.at(Path("policy")), **start(40))
-    done = list(train(training, 2))
+    done = trained(training, 2)
     for entry in done:
         assert [len(entry[verb]) for verb in ("advantage", "update")] == [1, 1]
         made = set(entry["update"][0]["artifacts"])
@@ -263,7 +265,7 @@ def test_every_row_of_the_table_goes_through_its_iterations_and_its_gates(
         in_reward, in_loss = (row.kl is not None and row.kl.place == p for p in ("reward", "loss"))
         looked = (entry["advantage"][0]["inputs"], entry["update"][0]["inputs"])
         assert [given["reference"] != "null" for given in looked] == [in_reward, in_loss]
-    verbs = [record["verb"] for record in reinforce.in_order(done[0])]
+    verbs = [record["verb"] for record in in_order(done[0])]
     assert verbs == ["rollout", "reward"] * len(done[0]["rollout"]) + ["advantage", "update"]
     asked_for = [question for batch in asked(done[0]["rollout"]) for question in batch]
     assert [q for record in done[0]["rollout"] for q in record["questions"]] == asked_for
@@ -299,12 +301,12 @@ def test_an_adapter_goes_through_its_iterations_and_whole_weights_are_published(
     row = BY_LENGTH.model_copy(update={"kl": WITH_REFERENCE[kl]})
     done = run_two(chosen, row, start(40))
     assert all(entry["update"][0]["metrics"]["gradient_norm"] > 0 for entry in done)
-    adapter = Path(reinforce.policy_of(done[-1]).path)
+    adapter = Path(policy_of(done[-1]).path)
     said = json.loads((adapter / "adapter_config.json").read_text())
     assert said["base_model_name_or_path"] == "policy", "of the first one, by relative path"
     assert said["revision"] == artifacts.digest(Path("policy"))
     assert not (adapter / "model.safetensors").exists()
-    artifacts.publish(reinforce.policy_of(done[-1]), Path("models/trained"), checkpoint.merged)
+    artifacts.publish(policy_of(done[-1]), Path("models/trained"), checkpoint.merged)
     trained = AutoModelForCausalLM.from_pretrained("models/trained")
     assert type(trained).__name__ == "Qwen2ForCausalLM"
     before = AutoModelForCausalLM.from_pretrained("policy").state_dict()
@@ -348,7 +350,7 @@ def test_old_checkpoints_go_right_before_the_new_one_is_written(start, last, mon
     monkeypatch.setattr(checkpoint, "save", save)
     cold_start = Artifact.at(Path("policy"))
     training = Training(STEP, chosen, ROWS["grpo"], cold_start, **start(40))
-    assert len(list(train(training, 4))) == 4
+    assert len(trained(training, 4)) == 4
     assert seen == [[], [0], [1], [2]]
     assert [int(place.parent.name[:4]) for place in policies()] == [2, 3][-last:]
 
@@ -365,7 +367,7 @@ LEARNS = ROWS["grpo"].model_copy(update={"entropy_bonus": 1.0})  # without a rew
 def run_ahead(start, batches, iterations, row=LEARNS, **changes):
     cold_start = Artifact.at(Path("policy"))
     training = Training(STEP, ahead(recipe(), batches), row, cold_start, **start(40))
-    return list(train(replace(training, **changes), iterations))
+    return trained(replace(training, **changes), iterations)
 
 
 def grown(record):
@@ -408,7 +410,7 @@ def test_a_batch_is_sampled_by_the_policy_that_lacks_as_many_updates(start, batc
 def test_the_old_policy_of_the_ratio_is_the_checkpoint_that_sampled(start):
     done = run_ahead(start, 2, 4)
     sampler, learner = (
-        AutoModelForCausalLM.from_pretrained(reinforce.policy_of(done[number]).path).eval()
+        AutoModelForCausalLM.from_pretrained(policy_of(done[number]).path).eval()
         for number in (0, 2)
     )
     (learned,) = done[3]["update"]
@@ -441,7 +443,7 @@ def logprobs(model, tokens):
 
 def test_batches_ahead_ask_no_question_of_a_batch_before_them(start, monkeypatch):
     """A group filter takes as many questions as it needs, which only sampling shows."""
-    monkeypatch.setattr(reinforce, "MOST_BATCHES", 3)
+    monkeypatch.setattr(sampling, "MOST_BATCHES", 3)
     done = run_ahead(start, 2, 2, WITHOUT_SPREAD)
     questions = [
         question for entry in done for batch in asked(entry["rollout"]) for question in batch
@@ -562,7 +564,7 @@ def test_policies_share_a_rollout_and_each_samples_its_turns(talkative):
         ages = [steps * number - turn.policy_steps for turn in turns for _ in turn.tokens]
         assert metrics["staleness"] == pytest.approx(np.mean(ages))
         assert metrics["staleness_highest"] == max(ages) == steps * (number - policies[0])
-    verbs = [record["verb"] for record in reinforce.in_order(done[4])]
+    verbs = [record["verb"] for record in in_order(done[4])]
     assert verbs == ["rollout_part"] * 2 + ["rollout", "reward", "advantage", "update"]
 
 
@@ -586,12 +588,11 @@ def test_a_rollout_shared_by_equal_policies_is_an_undivided_one(talkative):
     policy = Artifact.at(Path("policy"))
     agents = Agents(policy, 7, None, None, policy)
     training = Training(STEP, shared(3, 1), ROWS["arpo"], policy, **talkative(40))
-    begun = reinforce.NOT_BEGUN
+    begun = EMPTY
     for _ in range(2):
-        begun = reinforce.sample_part(training, STEP, agents, 0, begun)
+        begun = sample_part(training, STEP, agents, 0, begun)
     divided, undivided = (
-        grown(sample(training, STEP, agents, 0, given).rollouts[0])
-        for given in (begun, reinforce.NOT_BEGUN)
+        grown(sample(training, STEP, agents, 0, given).rollouts[0]) for given in (begun, EMPTY)
     )
     assert len(begun.parts) == 2 and begun.samplers == {7: policy}
     for ours, theirs in zip(divided, undivided, strict=True):
@@ -615,7 +616,7 @@ def test_a_shared_rollout_goes_on_where_it_was_killed(talkative, monkeypatch):
         shutil.rmtree(STEP.folder)
         resident.POLICIES.clear()
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-            patched.setattr(reinforce, killed, killed_once(getattr(reinforce, killed)))
+            patched.setattr(sampling, killed, killed_once(getattr(sampling, killed)))
             run_ahead(talkative, 3, 5, recipe=chosen)
         resident.POLICIES.clear()
         assert everything(run_ahead(talkative, 3, 5, recipe=chosen)) == unbroken, killed
@@ -643,8 +644,8 @@ def test_a_failed_batch_ends_the_run_and_no_later_one_begins(start, monkeypatch)
             raise OSError("the engine is gone")
         return whole(step, inputs, **others)
 
-    whole = reinforce.rollout
-    monkeypatch.setattr(reinforce, "rollout", rolled_out)
+    whole = sampling.rollout
+    monkeypatch.setattr(sampling, "rollout", rolled_out)
     with pytest.raises(OSError, match="gone"):
         run_ahead(start, 3, 5)
     assert sampled == [0, 1]
@@ -655,7 +656,7 @@ def test_what_was_sampled_ahead_is_what_was_sampled_by_itself(start):
     cold_start = Artifact.at(Path("policy"))
     chosen = recipe()
     training = Training(STEP, ahead(chosen), ROWS["grpo"], cold_start, **start(40))
-    done = list(train(training, 3))
+    done = trained(training, 3)
     for number, entry in enumerate(done):
         policy = (
             cold_start if number < 2 else artifacts.output(done[number - 2]["update"][0], "policy")
@@ -673,9 +674,9 @@ def test_what_was_sampled_ahead_is_what_was_sampled_by_itself(start):
 def test_a_run_that_samples_ahead_is_found_again(start):
     cold_start = Artifact.at(Path("policy"))
     training = Training(STEP, ahead(recipe()), ROWS["grpo"], cold_start, **start(40))
-    done = list(train(training, 3))
+    done = trained(training, 3)
     resident.POLICIES.clear()
-    assert list(train(training, 3)) == done
+    assert trained(training, 3) == done
     assert resident.POLICIES.learner is resident.POLICIES.copy is None, "no policy was loaded"
 
 
@@ -707,7 +708,7 @@ def learning_rewards(start, row=LEARNS, batches=0, **changes):
     step = replace(STEP, stage="reward_model")
     plain = Training(step, recipe(questions=10), row, cold_start, **given)
     labelled = sample(plain, step, Agents(cold_start, 0, None, None, cold_start), 0)
-    (batch,) = labelled.batches
+    (batch,) = labelled.scored_trees
     again = LEARNED.again.model_copy(update=changes)
     settings = LEARNED.model_copy(update={"again": again})
     chosen = ahead(recipe(), batches)
@@ -728,7 +729,7 @@ def learning_rewards(start, row=LEARNS, batches=0, **changes):
         steps=3,
         machine=SMOKE.machine,
     )
-    model = artifacts.output(reinforce.reward_model(step, inputs), "model")
+    model = artifacts.output(reward_model(step, inputs), "model")
     first = Published(model, batch.trees, batch.rewards)
     return Training(STEP, chosen, row, cold_start, reward_model=first, **given)
 
@@ -740,9 +741,9 @@ def test_only_a_recipe_with_the_section_needs_the_stages_model(start, successes)
     folder = Path("models/toy/reward_model")
 
     def found():
-        return reinforce.reward_model_of(chosen, "toy")
+        return reward_model_of(chosen, "toy")
 
-    assert reinforce.reward_model_of(recipe(), "toy") is None, "nothing is read"
+    assert reward_model_of(recipe(), "toy") is None, "nothing is read"
     with pytest.raises(ValueError, match=remedy):
         found()
     published_model.publish(folder, None)
@@ -750,7 +751,7 @@ def test_only_a_recipe_with_the_section_needs_the_stages_model(start, successes)
         found()
     published_model.publish(folder, made)
     assert found().model.digest == made.model.digest
-    assert reinforce.reward_model_of(recipe(), "toy") is None, "an older run may have left it"
+    assert reward_model_of(recipe(), "toy") is None, "an older run may have left it"
     (folder / "rewards.parquet").unlink()
     with pytest.raises(ValueError, match=remedy):
         found()
@@ -773,12 +774,12 @@ def made_models(done):
 def test_the_model_is_trained_at_the_end_of_iterations_and_scores_the_next(start, successes):
     training = learning_rewards(start)
     first = training.reward_model.model.digest
-    done = list(train(training, 5))
+    done = trained(training, 5)
     made = made_models(done)
     assert list(made) == [1, 3]
     assert len({first, *made.values()}) == 3
     assert scored_by(done) == [first, first, made[1], made[1], made[3]]
-    verbs = [record["verb"] for record in reinforce.in_order(done[1])]
+    verbs = [record["verb"] for record in in_order(done[1])]
     assert verbs == ["rollout", "estimate", "reward", "advantage", "update", "reward_model"]
     seen = []
     for entry in done:
@@ -805,19 +806,19 @@ def test_the_model_is_trained_at_the_end_of_iterations_and_scores_the_next(start
 
 
 @pytest.mark.parametrize(
-    ("changes", "trained"),
+    ("changes", "made"),
     [({"frozen": 2}, [3]), ({"every": 1, "frozen": 3}, [3, 4]), ({"every": 9}, [])],
 )
-def test_a_frozen_model_stays(start, successes, changes, trained):
-    done = list(train(learning_rewards(start, **changes), 5))
-    assert list(made_models(done)) == trained
-    assert len(set(scored_by(done)[: trained[0] + 1 if trained else 5])) == 1
+def test_a_frozen_model_stays(start, successes, changes, made):
+    done = trained(learning_rewards(start, **changes), 5)
+    assert list(made_models(done)) == made
+    assert len(set(scored_by(done)[: made[0] + 1 if made else 5])) == 1
 
 
 def test_batches_that_are_sampled_ahead_are_scored_by_the_model_that_is_there(start, successes):
     training = learning_rewards(start, batches=1, every=1)
     first = training.reward_model.model.digest
-    done = list(train(training, 4))
+    done = trained(training, 4)
     made = made_models(done)
     assert scored_by(done) == [first, first, made[0], made[1]]
 
@@ -828,9 +829,9 @@ def test_old_models_go_and_an_equal_run_needs_none(start, successes):
     settings = training.recipe.reinforce.model_copy(update={"keep": keep})
     chosen = training.recipe.model_copy(update={"reinforce": settings})
     training = replace(training, recipe=chosen)
-    done = list(train(training, 5))
+    done = trained(training, 5)
     kept = [place.parent.name[:4] for place in STEP.folder.glob("*-reward_model-*/model")]
     assert sorted(kept) == ["0002", "0003", "0004"]  # every third, and the last one's parent
     outcome_model.SCORING.drop()
-    assert list(train(training, 5)) == done
+    assert trained(training, 5) == done
     assert outcome_model.SCORING.model is None, "no model was loaded"

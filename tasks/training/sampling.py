@@ -1,0 +1,137 @@
+"""Sample one iteration's batch and score it: rollout, estimate, reward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from params.schema.algorithms import MOST_BATCHES
+from params.schema.base import Machine
+from tasks.estimate import estimate
+from tasks.exam import judges_of
+from tasks.learning.replay import ScoredTrees
+from tasks.ledger import artifacts
+from tasks.ledger.artifacts import Artifact, Record
+from tasks.ledger.substeps import Step
+from tasks.policy import resident
+from tasks.policy.resident import Learner
+from tasks.reward import reward
+from tasks.rollout import rollout, rollout_part
+from tasks.training.agents import Agents
+from tasks.training.inputs import estimate_inputs, reward_inputs, rollout_inputs
+from tasks.training.setup import Training
+
+
+@dataclass(frozen=True)
+class ScoredBatch:
+    """An iteration's rollouts and their rewards, a record a batch, and who sampled them."""
+
+    samplers: Mapping[int, Artifact]  # by the optimizer steps that each had taken
+    parts: list[Record]  # of a rollout that several policies share, all but the last
+    rollouts: list[Record]
+    estimates: list[Record]  # of the reward model, where there is one
+    rewards: list[Record]
+    consumed: int  # questions so far, this iteration's included
+
+    @property
+    def scored_trees(self) -> list[ScoredTrees]:
+        """Return the trees of each batch with their rewards."""
+        return [
+            ScoredTrees(
+                artifacts.output(rolled_out, "trees"), artifacts.output(rewarded, "rewards")
+            )
+            for rolled_out, rewarded in zip(self.rollouts, self.rewards, strict=True)
+        ]
+
+    def records(self) -> dict[str, list[Record]]:
+        """Return the records by verb; a verb that was not called has no entry."""
+        called = {
+            "rollout": self.rollouts,
+            "reward": self.rewards,
+            "rollout_part": self.parts,
+            "estimate": self.estimates,
+        }
+        return {verb: records for verb, records in called.items() if records}
+
+
+@dataclass(frozen=True)
+class PartialBatch:
+    """What earlier policies have sampled of a batch: by whom, and the records of these parts."""
+
+    samplers: Mapping[int, Artifact]
+    parts: list[Record]
+
+    @property
+    def newest(self) -> Artifact | None:
+        """Return the part that the next one goes on from; None where there is none."""
+        return artifacts.output(self.parts[-1], "part") if self.parts else None
+
+
+EMPTY = PartialBatch({}, [])
+
+
+def sample(
+    training: Training, step: Step, agents: Agents, consumed: int, begun: PartialBatch = EMPTY
+) -> ScoredBatch:
+    """Roll out and score a batch; with a group filter, more until enough groups have a spread.
+
+    ``consumed``: questions that earlier iterations have taken. ``begun``: what is there of the
+    batch.
+    """
+    rollouts: list[Record] = []
+    estimates: list[Record] = []
+    rewards: list[Record] = []
+    for attempt in range(MOST_BATCHES):
+        inputs = replace(rollout_inputs(training, agents, consumed, attempt), before=begun.newest)
+        rolled_out = rollout(
+            step, inputs, environment=training.environment, acting=acting_in(training)
+        )
+        rollouts.append(rolled_out)
+        if agents.reward_model:
+            estimated = estimate_inputs(training, agents.reward_model, rolled_out)
+            estimates.append(estimate(step, estimated))
+        rewards.append(
+            reward(
+                step,
+                reward_inputs(training, rolled_out, estimates[-1] if estimates else None),
+                reader=training.reader,
+                open_policy=judges_of(training.recipe),
+            )
+        )
+        if is_enough(training, rewards) or not rolled_out["another_batch"]:
+            break
+    samplers = {**begun.samplers, agents.steps: agents.policy}
+    consumed += len(rollouts) * training.recipe.reinforce.questions
+    return ScoredBatch(samplers, begun.parts, rollouts, estimates, rewards, consumed)
+
+
+def is_enough(training: Training, rewards: list[Record]) -> bool:
+    """Return whether an iteration needs no further batch.
+
+    With a group filter it goes on until as many groups have a spread as it takes questions, as in
+    DAPO (arXiv 2503.14476, section 3.2).
+    """
+    spread = sum(record["groups_with_spread"] for record in rewards)
+    enough = training.recipe.reinforce.questions
+    return training.algorithm.group_filter == "none" or spread >= enough
+
+
+def sample_part(
+    training: Training, step: Step, agents: Agents, consumed: int, begun: PartialBatch
+) -> PartialBatch:
+    """Roll out some turns of a batch, with which the next policy goes on."""
+    inputs = replace(
+        rollout_inputs(training, agents, consumed, 0),
+        before=begun.newest,
+        turns=training.recipe.reinforce.turns_per_policy,
+    )
+    part = rollout_part(step, inputs, environment=training.environment, acting=acting_in(training))
+    samplers = {**begun.samplers, agents.steps: agents.policy}
+    return PartialBatch(samplers, [*begun.parts, part])
+
+
+def acting_in(training: Training) -> Callable[[Path, Machine], Learner]:
+    """Return what loads the policy that samples: a copy where it samples ahead."""
+    policies = resident.POLICIES
+    return policies.load_copy if training.recipe.reinforce.ahead else policies.load_learner
