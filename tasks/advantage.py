@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,17 +10,16 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from params.schema.algorithms import Algorithm, Gae
 from params.schema.base import Machine
 from params.schema.reinforce import Update
 from tasks.learning import batch
 from tasks.learning.algorithm import CREDITED, assemble
+from tasks.learning.credit import along, episodes_of
 from tasks.learning.estimators import Episode, Floats
 from tasks.learning.estimators import critic as critics
 from tasks.learning.estimators import step as steps
-from tasks.learning.estimators.tree import token_identities
 from tasks.learning.packing import ByNode
 from tasks.learning.processes import HERE, Learners
 from tasks.ledger import substeps
@@ -30,7 +28,7 @@ from tasks.ledger.substeps import Step
 from tasks.policy import resident
 from tasks.trees import marks
 from tasks.trees.tables import load_trees, read_rows, write_table
-from tasks.trees.tree import TURN, Tree, observed_before, sampled, step_rewards
+from tasks.trees.tree import Tree
 
 TABLE = pa.schema(
     {
@@ -45,7 +43,6 @@ TABLE = pa.schema(
     }
 )
 KL_LIMIT = 10.0  # of log pi - log pi_ref at one token
-DECIMALS = 12  # of the reward at the end; less is rounding of the steps' sum
 
 
 @dataclass(frozen=True)
@@ -95,7 +92,7 @@ def advantage(step: Step, inputs: AdvantageInputs, *, learners: Learners = HERE)
     values = _values(kept, inputs, learners) if inputs.algorithm.critic else [None] * len(kept)
     penalties = _penalties(kept, inputs, learners) if inputs.reference else [None] * len(kept)
     groups = [
-        _group(entry, inputs.algorithm, penalty, value, inputs.step_weight)
+        episodes_of(entry.tree, entry.rewards, inputs.algorithm, penalty, value, inputs.step_weight)
         for entry, penalty, value in zip(kept, penalties, values, strict=True)
     ]
     texts = marks.token_texts(acting.tokenizer, acting.model.config.vocab_size)
@@ -185,82 +182,6 @@ def _penalties(
     ]
 
 
-def _group(
-    scored: Scored,
-    algorithm: Algorithm,
-    penalty: Sequence[Floats] | None,
-    values: ByNode | None,
-    step_weight: float = 1.0,
-) -> list[Episode]:
-    """Return the leaves of a tree as estimators read them.
-
-    The reward of a step, times ``step_weight``, is given at the last token of its turn, the rest of
-    the leaf's reward at the end.
-    """
-    tree = scored.tree
-    identities = _identities(tree, getattr(algorithm.estimator, "key", "lineage"))
-    episodes = []
-    for leaf, trajectory in enumerate(tree.trajectories()):
-        lengths = [len(turn.tokens) for turn in sampled(trajectory)]
-        own = [step_weight * given for given in step_rewards(trajectory)]
-        tokens = identities[leaf]
-        charges = _along(tree, leaf, penalty) if penalty else np.zeros(len(tokens))
-        episodes.append(
-            Episode(
-                reward=_at_the_end(scored.rewards[leaf], own),
-                token_rewards=charges + _at_last_tokens(own, lengths) if any(own) else charges,
-                tokens=tokens,
-                steps=np.repeat(np.arange(len(lengths)), lengths),
-                states=tuple(observed_before(trajectory)),
-                values=_along(tree, leaf, values) if values else None,
-                whole=scored.rewards[leaf] + charges.sum(),
-            )
-        )
-    return episodes
-
-
-def _at_the_end(reward: float, of_steps: Sequence[float]) -> float:
-    """Return what a leaf's reward has beside the rewards of its steps."""
-    return round(reward - math.fsum(of_steps), DECIMALS) if any(of_steps) else reward
-
-
-def _at_last_tokens(of_steps: Sequence[float], lengths: Sequence[int]) -> Floats:
-    """Place each step's reward [E] at the last token of its turn, else 0. [S]"""
-    rewards_S = np.zeros(sum(lengths))
-    rewards_S[np.cumsum(lengths) - 1] = of_steps
-    return rewards_S
-
-
-def _along(tree: Tree, leaf: int, by_node: Sequence[NDArray[Any]]) -> Floats:
-    """Join the entries of a leaf's turns end to end. [S]"""
-    nodes = [node for node in tree.path(tree.leaves[leaf]) if tree.nodes[node].kind == TURN]
-    return np.concatenate([by_node[node] for node in nodes]).astype(np.float64)
-
-
-def _identities(tree: Tree, key: str) -> list[NDArray[np.int64]]:
-    """Return ids of each leaf's sampled tokens, equal where leaves share the token. L x [S]
-
-    ``key``: "lineage" (the tree's own sharing) or "token_ids" (equal prefixes of ids share too).
-    """
-    paths = [tree.path(leaf)[1:] for leaf in tree.leaves]  # without the prompt
-    starts = np.concatenate([[0], np.cumsum([len(node.tokens) for node in tree.nodes])])
-    own = [
-        np.concatenate(
-            [np.full(len(tree.nodes[n].tokens), tree.nodes[n].kind == TURN) for n in path]
-        )
-        for path in paths
-    ]
-    by_key = {
-        "lineage": lambda: [
-            np.concatenate([np.arange(starts[n], starts[n + 1]) for n in path]) for path in paths
-        ],
-        "token_ids": lambda: token_identities(
-            [np.concatenate([tree.nodes[n].tokens for n in path]) for path in paths]
-        ),
-    }
-    return [found[mask] for found, mask in zip(by_key[key](), own, strict=True)]
-
-
 def _rows(
     kept: Sequence[Scored],
     groups: Sequence[Sequence[Episode]],
@@ -331,7 +252,7 @@ def _metrics(
         found["explained_variance"] = critics.explained_variance(values, targets)
     if algorithm.kl and algorithm.kl.place == "reward" and groups:
         charges = [
-            _along(entry.tree, leaf, penalty)
+            along(entry.tree, leaf, penalty)
             for entry, penalty in zip(kept, penalties, strict=True)
             for leaf in range(len(entry.rewards))
             if penalty

@@ -54,7 +54,7 @@ def train(policy: Path, training: Training, end: int) -> list[float]:
     for number in range(learning.updates, end):
         chosen = [tree_of(rows[place]) for place in places(number, len(rows), training)]
         settings = optimizer_settings(training.settings, number, rows)
-        losses.append(_step(learning, chosen, settings, training.machine))
+        losses.append(imitate(learning, chosen, settings, training.machine))
     resident.drop_gradients(learning)
     return losses
 
@@ -143,10 +143,10 @@ def tree_of(row: Row) -> Credited:
     return Credited(tree, [Credit(np.ones(own, np.float32), np.zeros(own, np.int64))])
 
 
-def _step(
+def imitate(
     learning: resident.Learner, trees: Sequence[Credited], settings: Update, machine: Machine
 ) -> float:
-    """Take one optimizer step; return the mean of -log pi over the traces' own tokens."""
+    """Take one optimizer step on traces; return the mean of -log pi over the traces' own tokens."""
     tokens = sum(len(credit.advantages) for tree in trees for credit in tree.credits)
 
     def share(forest: Forest) -> tuple[Tensor, dict[str, float]]:

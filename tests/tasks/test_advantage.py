@@ -12,7 +12,8 @@ import torch
 from params.schema import algorithms
 from params.schema.algorithms import load_algorithms
 from tasks import reward
-from tasks.advantage import TABLE, AdvantageInputs, Scored, _group, advantage
+from tasks.advantage import TABLE, AdvantageInputs, advantage
+from tasks.learning.credit import episodes_of
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
@@ -479,7 +480,7 @@ def test_golden_values_of_gagpo_from_a_worlds_states_and_rewards(initial, fresh,
     silent = {states: [0.0] * 3 for states in WORLD}
     tree = world_tree(silent if at_the_end else WORLD, fresh, cut=["ABD"])
     rewards = [sum(steps) for steps in WORLD.values()]
-    group = _group(Scored(tree, rewards, rewards), ROWS["gagpo"], None, None)
+    group = episodes_of(tree, rewards, ROWS["gagpo"])
     assert [episode.states for episode in group] == [tuple(states) for states in WORLD]
     assert [episode.reward for episode in group] == (rewards if at_the_end else [0] * 4)
     made, rows = run(initial, [tree], [rewards], ROWS["gagpo"])
@@ -494,7 +495,7 @@ def test_golden_values_of_gagpo_from_a_worlds_states_and_rewards(initial, fresh,
 def test_a_steps_reward_is_at_the_last_token_of_its_turn(fresh):
     """-0.1 for an act that is not possible, 10 by the world, .5 as a part of the whole reward."""
     tree = world_tree({"AAB": [-0.1, 0.0, 10.0], "AAC": [-0.1, -0.1, 0.0]}, fresh)
-    group = _group(Scored(tree, [10.4, 0.3], [1.0, 0.0]), ROWS["gagpo"], None, None)
+    group = episodes_of(tree, [10.4, 0.3], ROWS["gagpo"])
     for episode, leaf, steps in zip(group, tree.trajectories(), WORLD_STEPS, strict=True):
         ends = np.cumsum([len(turn.tokens) for turn in sampled(leaf)]) - 1
         assert episode.token_rewards[ends].tolist() == steps

@@ -7,12 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks import advantage
 from tasks.engines import Request
 from tasks.engines.transformers.engine import TransformersEngine
 from tasks.learning import attention, learner, passes
 from tasks.learning.algorithm import assemble
 from tasks.learning.attention import FLEX, GATHERED, attending
+from tasks.learning.credit import episodes_of
 from tasks.learning.packing import BLOCK, Credited, forest, lay_out, uncredited
 from tasks.learning.passes import node_logprobs, token_logprobs
 from tasks.policy import checkpoint, resident
@@ -714,7 +714,7 @@ def test_learner_with_a_critic_resumes(initial, choice, tmp_path):
 
 def with_estimator(tree, rewards, name):
     """The tree credited as a row of the table credits it."""
-    group = advantage._group(advantage.Scored(tree, rewards, rewards), ROWS[name], None, None)
+    group = episodes_of(tree, rewards, ROWS[name])
     (advantages,) = assemble(ROWS[name], RESPONSE_TOKENS).estimator([group])
     blank = uncredited(tree)
     credits = [
