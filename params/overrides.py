@@ -33,8 +33,8 @@ def apply_to(recipe: str, overrides: Sequence[str], folder: Path) -> None:
     row = _row_of(strict_yaml.parse(changed[file], str(file)))
     if of_row and table.exists() and row in (strict_yaml.read(table) or {}):
         changed[table] = _changed(of_row, table, row)
-    for place, text in changed.items():
-        _write(text, place)
+    for target, text in changed.items():
+        _write(text, target)
 
 
 def apply(overrides: Sequence[str], file: Path) -> None:
@@ -83,8 +83,8 @@ def _replace(
     else:
         changed = _exchanged(text, _find(text, path, where), value)
     try:
-        wanted = _edited(values, path, strict_yaml.parse(value, "it"))
-        if strict_yaml.parse(changed, "it") == wanted:
+        expected = _edited(values, path, strict_yaml.parse(value, "it"))
+        if strict_yaml.parse(changed, "it") == expected:
             return changed
         reason = ""
     except ValueError as error:
@@ -113,13 +113,15 @@ def _added(text: str, node: yaml.MappingNode, key: str, value: str) -> str:
 def _find(text: str, path: Sequence[str], where: str, hint: str = "") -> yaml.Node:
     """Return the YAML node of the value at a path of keys. Raises ValueError for none."""
     node = _composed(text)
-    for place, part in enumerate(path):
-        found = _entries(node)
-        if part not in found:
-            above, key = ".".join(path[:place]), ".".join(path)
-            known = f"choose one of {sorted(found)}" if found else f"'{above}' is a single value"
+    for depth, part in enumerate(path):
+        entries = _entries(node)
+        if part not in entries:
+            above, key = ".".join(path[:depth]), ".".join(path)
+            known = (
+                f"choose one of {sorted(entries)}" if entries else f"'{above}' is a single value"
+            )
             raise ValueError(f"{where} has no key '{key}' ('{part}' is missing): {known}{hint}")
-        node = found[part]
+        node = entries[part]
     assert node
     return node
 
@@ -141,12 +143,12 @@ def _entries(node: yaml.Node | None) -> dict[str, yaml.Node]:
 def _edited(values: Any, path: Sequence[str], value: Any) -> Any:
     """Return a copy of parsed YAML with another value at ``path``."""
     changed = copy.deepcopy(values)
-    place = changed
+    container = changed
     for part in path[:-1]:
-        place = place[_key(place, part)]
-    place[_key(place, path[-1])] = value
+        container = container[_key(container, part)]
+    container[_key(container, path[-1])] = value
     return changed
 
 
-def _key(place: Any, part: str) -> Any:
-    return int(part) if isinstance(place, list) else part
+def _key(container: Any, part: str) -> Any:
+    return int(part) if isinstance(container, list) else part

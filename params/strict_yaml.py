@@ -178,8 +178,8 @@ def _doubtful_keys(node: yaml.Node, above: str) -> Iterator[str]:
         line = key.start_mark.line + 1
         if key.tag != "tag:yaml.org,2002:str":
             written = key.value if isinstance(key, yaml.ScalarNode) else "a list or a mapping"
-            place = above.removesuffix(".") or "the file"
-            yield f", line {line}: the key {written} of {place} is not a text: write it in quotes"
+            mapping = above.removesuffix(".") or "the file"
+            yield f", line {line}: the key {written} of {mapping} is not a text: write it in quotes"
             continue
         path = f"{above}{key.value}"
         if key.value in first:

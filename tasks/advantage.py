@@ -111,15 +111,15 @@ def advantage(step: Step, inputs: AdvantageInputs, *, learners: Learners = HERE)
 
 def _scored(trees: Sequence[Artifact], rewards: Sequence[Artifact]) -> list[Scored]:
     """Return all trees of an iteration with the rewards of their leaves."""
-    found: list[Scored] = []
+    scored_trees: list[Scored] = []
     for grown, given in zip(trees, rewards, strict=True):
         rows: dict[str, list[Mapping[str, Any]]] = {}
         for entry in read_rows(Path(given.path)):
             rows.setdefault(entry["question"], []).append(entry)
-        found += [
+        scored_trees += [
             _scored_tree(tree, rows[tree.question.id]) for tree in load_trees(Path(grown.path))
         ]
-    return found
+    return scored_trees
 
 
 def _scored_tree(tree: Tree, rows: Sequence[Mapping[str, Any]]) -> Scored:
@@ -175,8 +175,8 @@ def _penalties(
     sampled_by = batch.as_sampled(trees, dict(zip(inputs.samplers, sampling, strict=True)))
     return [
         [
-            -kl.coefficient * np.clip(own - other, -KL_LIMIT, KL_LIMIT)
-            for own, other in zip(of_sampler, of_reference, strict=True)
+            -kl.coefficient * np.clip(policy_logprobs - reference_logprobs, -KL_LIMIT, KL_LIMIT)
+            for policy_logprobs, reference_logprobs in zip(of_sampler, of_reference, strict=True)
         ]
         for of_sampler, of_reference in zip(sampled_by, referring, strict=True)
     ]
@@ -239,17 +239,17 @@ def _metrics(
     algorithm: Algorithm,
 ) -> dict[str, float]:
     learned = [entry for entry in rows if entry["kept"]]
-    found = {
+    metrics = {
         **_spread(_credits(learned, groups, CREDITED[algorithm.estimator.kind])),
         "groups_kept": len(kept) / len(scored),
     }
     if algorithm.marks.kind == "step" and groups:
-        found |= steps.state_sharing(groups)
+        metrics |= steps.state_sharing(groups)
     if algorithm.critic and learned:
         values, targets = (
             np.concatenate([entry[name] for entry in learned]) for name in ("values", "returns")
         )
-        found["explained_variance"] = critics.explained_variance(values, targets)
+        metrics["explained_variance"] = critics.explained_variance(values, targets)
     if algorithm.kl and algorithm.kl.place == "reward" and groups:
         charges = [
             along(entry.tree, leaf, penalty)
@@ -257,8 +257,8 @@ def _metrics(
             for leaf in range(len(entry.rewards))
             if penalty
         ]
-        found["kl_reference"] = float(-np.concatenate(charges).mean() / algorithm.kl.coefficient)
-    return found
+        metrics["kl_reference"] = float(-np.concatenate(charges).mean() / algorithm.kl.coefficient)
+    return metrics
 
 
 def _credits(

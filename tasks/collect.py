@@ -161,11 +161,11 @@ def _curve(inputs: CollectInputs, seed: int) -> pd.DataFrame:
 
     The policy that the last iteration made has a row of its own, without training metrics.
     """
-    curve = pd.DataFrame([_point(number, made) for number, made in enumerate(inputs.metrics)])
+    curve = pd.DataFrame([_point(number, metrics) for number, metrics in enumerate(inputs.metrics)])
     if not inputs.validation:
         return curve
-    asked = [validation.answered(*each) for each in inputs.validation.items()]
-    rows = pd.DataFrame(validation.points(asked, seed)).set_index("iteration")
+    validations = [validation.answered(*each) for each in inputs.validation.items()]
+    rows = pd.DataFrame(validation.points(validations, seed)).set_index("iteration")
     of_policies = rows.add_prefix("validation_")
     return curve.merge(of_policies, how="outer", left_on="iteration", right_index=True)
 
@@ -187,9 +187,9 @@ def _rewards(tables: Sequence[Iteration]) -> pa.Table:
     rows: list[dict[str, Any]] = []
     if all(iteration.get("estimates") for iteration in tables):
         rows = _join(tables, "estimates").to_pylist()
-    found = {(row["iteration"], row["question"], row["leaf"]): row["estimate"] for row in rows}
+    estimates = {(row["iteration"], row["question"], row["leaf"]): row["estimate"] for row in rows}
     leaves = zip(*(rewards[name].to_pylist() for name in reward_gate.LEAF), strict=True)
-    return rewards.append_column("estimate", pa.array(map(found.get, leaves), pa.float64()))
+    return rewards.append_column("estimate", pa.array(map(estimates.get, leaves), pa.float64()))
 
 
 def _tables(tables: Sequence[Iteration], name: str, file: str = "") -> list[pa.Table]:
@@ -197,29 +197,31 @@ def _tables(tables: Sequence[Iteration], name: str, file: str = "") -> list[pa.T
 
     Trees without steps are left out.
     """
-    found = []
-    for number, made in [(i, made) for i, entry in enumerate(tables) for made in entry[name]]:
-        written = Path(made.path, file)
+    numbered_tables = []
+    for number, artifact in [
+        (i, artifact) for i, entry in enumerate(tables) for artifact in entry[name]
+    ]:
+        written = Path(artifact.path, file)
         if written.is_file() or written.stem != STEPS:
             table = pq.read_table(written)
             numbers = pa.array([number] * len(table), pa.int32())
-            found.append(table.add_column(0, "iteration", numbers))
-    return found
+            numbered_tables.append(table.add_column(0, "iteration", numbers))
+    return numbered_tables
 
 
 def _recorded_calls(tables: Sequence[Iteration]) -> dict[recording.Origin, Path]:
     """Return the tables of recorded results, where tools are not repeatable."""
-    found = {
-        recording.Origin("reinforce", number, attempt): Path(made.path, recording.CALLS)
+    files = {
+        recording.Origin("reinforce", number, attempt): Path(artifact.path, recording.CALLS)
         for number, iteration in enumerate(tables)
-        for attempt, made in enumerate(iteration["trees"])
+        for attempt, artifact in enumerate(iteration["trees"])
     }
-    return {origin: file for origin, file in found.items() if file.exists()}
+    return {origin: file for origin, file in files.items() if file.exists()}
 
 
 def _verdicts(tables: Sequence[Iteration]) -> list[Path]:
     """Return the tables of a judge's verdicts, where one was asked."""
-    return [Path(made.path) for each in tables for made in each.get("verdicts", ())]
+    return [Path(artifact.path) for each in tables for artifact in each.get("verdicts", ())]
 
 
 def _trajectories(tables: Sequence[Iteration]) -> pd.DataFrame:
@@ -238,22 +240,22 @@ def _leaves(number: int, iteration: Iteration) -> list[dict[str, Any]]:
             "leaf": leaf,
             **_measures(trajectory),
         }
-        for made in iteration["trees"]
-        for tree in load_trees(Path(made.path))
+        for artifact in iteration["trees"]
+        for tree in load_trees(Path(artifact.path))
         for leaf, trajectory in enumerate(tree.trajectories())
     ]
 
 
 def _measures(trajectory: Sequence[Node]) -> dict[str, Any]:
     """Return what the gate checks of a trajectory; extremes of no tokens are infinite."""
-    own = sampled(trajectory)
-    logprobs = np.concatenate([np.empty(0), *(node.logprobs for node in own)])
-    entropies = np.concatenate([np.empty(0), *(node.entropies for node in own)])
+    sampled_nodes = sampled(trajectory)
+    logprobs = np.concatenate([np.empty(0), *(node.logprobs for node in sampled_nodes)])
+    entropies = np.concatenate([np.empty(0), *(node.entropies for node in sampled_nodes)])
     return {
         "outcome": trajectory[-1].outcome,
         "text": response(trajectory),
         "tool_calls": len(acts(trajectory)),
-        "sampled_tokens": sum(len(node.tokens) for node in own),
+        "sampled_tokens": sum(len(node.tokens) for node in sampled_nodes),
         "observed_tokens": sum(len(node.tokens) for node in trajectory if node.kind == RESULT),
         "logprob_count": len(logprobs),
         "highest_logprob": logprobs.max(initial=-np.inf),

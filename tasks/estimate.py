@@ -41,12 +41,12 @@ def estimate(step: Step, inputs: EstimateInputs) -> Record:
     began = time.perf_counter()
     trees = load_trees(Path(inputs.trees.path))
     model = SCORING.load(Path(inputs.model.path), inputs.machine)
-    every = [(place, leaf) for place, tree in enumerate(trees) for leaf in range(len(tree.leaves))]
+    every = [(index, leaf) for index, tree in enumerate(trees) for leaf in range(len(tree.leaves))]
     logits = outcome.logits_of(model, trees, every, inputs.micro_batch_tokens, inputs.machine)
     values = model.calibration.probabilities(logits).tolist()
     rows = [
-        {"question": trees[place].question.id, "leaf": leaf, "estimate": value}
-        for (place, leaf), value in zip(every, values, strict=True)
+        {"question": trees[index].question.id, "leaf": leaf, "estimate": value}
+        for (index, leaf), value in zip(every, values, strict=True)
     ]
     write_table(pa.Table.from_pylist(rows, schema=TABLE), step.out / "estimates.parquet")
     return {"metrics": {}, "seconds": {"estimate": time.perf_counter() - began}}

@@ -69,7 +69,7 @@ def evaluate(step: Step, inputs: EvaluateInputs) -> Record:
     questions.
     """
     rewards = zip(AGENTS, (inputs.cold_start, inputs.trained, inputs.champion), strict=True)
-    tables = {agent: pq.read_table(made.path) for agent, made in rewards if made}
+    tables = {agent: pq.read_table(artifact.path) for agent, artifact in rewards if artifact}
     answers = {agent: table.to_pylist() for agent, table in tables.items()}
     rows = compare(answers, inputs.settings.bootstrap, step.seed)
     paired = differences(answers, inputs.settings.bootstrap, step.seed)
@@ -78,8 +78,8 @@ def evaluate(step: Step, inputs: EvaluateInputs) -> Record:
         for agent, table in tables.items()
     ]
     said = {panels.METADATA: json.dumps(inputs.panel)}
-    asked = pa.concat_tables(labelled).replace_schema_metadata(said)
-    write_table(asked, step.out / "answers.parquet")
+    answer_table = pa.concat_tables(labelled).replace_schema_metadata(said)
+    write_table(answer_table, step.out / "answers.parquet")
     metrics = {"panel": inputs.panel, "differences": nested_differences(paired), **_nested(rows)}
     (step.out / "metrics.json").write_text(json.dumps(metrics, indent=1) + "\n")
     parts = (markdown(rows), difference_markdown(paired), f"{panels.sentence(inputs.panel)}\n")
@@ -94,25 +94,31 @@ def compare(answers: Mapping[str, Rows], resamples: int, seed: int) -> list[Row]
     once, with the mean of its answers, so intervals are clustered by question. Sets are the kinds
     of the questions.
     """
-    asked = {agent: by_question(rows) for agent, rows in answers.items()}
+    by_agent = {agent: by_question(rows) for agent, rows in answers.items()}
     rows = []
     for name, value, unit in measures(answers):
-        values = {agent: _values(own, value) for agent, own in asked.items()}
+        values = {
+            agent: _values(rows_by_question, value) for agent, rows_by_question in by_agent.items()
+        }
         if not all(values.values()):
             continue
-        kinds = sorted({kind for own in values.values() for kind, _ in own})
+        kinds = sorted({kind for pairs in values.values() for kind, _ in pairs})
         for kind in ("", *kinds):
-            chosen = {
-                agent: [number for of, number in own if kind in ("", of)]
-                for agent, own in values.items()
+            numbers = {
+                agent: [number for of, number in pairs if kind in ("", of)]
+                for agent, pairs in values.items()
             }
-            rows.append(_measure(name, kind, unit, chosen, resamples, seed))
+            rows.append(_measure(name, kind, unit, numbers, resamples, seed))
     return rows
 
 
 def measures(answers: Mapping[str, Rows]) -> list[tuple[str, OfQuestion, str]]:
     """Return what is measured of a question's answers: label, value, unit."""
-    samples = max(len(own) for rows in answers.values() for own in by_question(rows).values())
+    samples = max(
+        len(rows_of_question)
+        for rows in answers.values()
+        for rows_of_question in by_question(rows).values()
+    )
     world = in_a_world(answers)
     ended = ENDED if world else ANSWERED
     return [
@@ -129,13 +135,13 @@ def _repeated(samples: int, votes: bool) -> list[tuple[str, OfQuestion, str]]:
 
     ``votes``: whether there are answers that a majority can give.
     """
-    found: list[tuple[str, OfQuestion, str]] = []
+    repeated_measures: list[tuple[str, OfQuestion, str]] = []
     for k in sorted({k for k in (*KS, samples) if 1 < k <= samples}):
-        found.append((f"pass@{k}", partial(_right_of, partial(any_right, k=k)), "%"))
-        found.append((f"pass^{k}", partial(_right_of, partial(all_right, k=k)), "%"))
+        repeated_measures.append((f"pass@{k}", partial(_right_of, partial(any_right, k=k)), "%"))
+        repeated_measures.append((f"pass^{k}", partial(_right_of, partial(all_right, k=k)), "%"))
     if votes and samples > 1:
-        found.append((f"maj@{samples}", _majority_of, "%"))
-    return found
+        repeated_measures.append((f"maj@{samples}", _majority_of, "%"))
+    return repeated_measures
 
 
 def _mean_of(value: OfAnswer, rows: Rows) -> float:
@@ -167,23 +173,23 @@ def _score_of(graded: Collection[str], rows: Rows) -> float | None:
 
 def _without_verdict(rows: Rows) -> float | None:
     """Return the share of answers that a judge gave no verdict on; None where none was judged."""
-    found = [dict(row["breakdown"]).get("without_verdict") for row in rows]
-    lacking = [one > 0 for one in found if one is not None]
+    counts = [dict(row["breakdown"]).get("without_verdict") for row in rows]
+    lacking = [count > 0 for count in counts if count is not None]
     return sum(lacking) / len(lacking) if lacking else None
 
 
-def _values(asked: Mapping[str, Rows], value: OfQuestion) -> list[tuple[str, float]]:
+def _values(rows_by_question: Mapping[str, Rows], value: OfQuestion) -> list[tuple[str, float]]:
     """Return the kind and the value of each question that has one."""
-    found = [(rows[0]["kind"], value(rows)) for rows in asked.values()]
-    return [(kind, number) for kind, number in found if number is not None]
+    pairs = [(rows[0]["kind"], value(rows)) for rows in rows_by_question.values()]
+    return [(kind, number) for kind, number in pairs if number is not None]
 
 
 def by_question(rows: Rows) -> dict[str, Rows]:
     """Return the answers to each question, in the order of the questions' first answers."""
-    found: dict[str, Rows] = {}
+    rows_by_question: dict[str, Rows] = {}
     for row in rows:
-        found.setdefault(row["question"], []).append(row)
-    return found
+        rows_by_question.setdefault(row["question"], []).append(row)
+    return rows_by_question
 
 
 def differences(answers: Mapping[str, Rows], resamples: int, seed: int) -> list[Row]:
@@ -194,25 +200,27 @@ def differences(answers: Mapping[str, Rows], resamples: int, seed: int) -> list[
     Rows of sets, where there are several, also have p_holm: p adjusted for their number.
     """
     rows = []
-    asked = {agent: by_question(own) for agent, own in answers.items()}
+    by_agent = {agent: by_question(rows_of_agent) for agent, rows_of_agent in answers.items()}
     for name, value, _ in measures(answers):
-        for against in (agent for agent in asked if agent != CANDIDATE):
-            if name in TESTED and (found := _paired(asked, value, against, resamples, seed)):
-                rows += [{"measure": name, "against": against, **row} for row in found]
+        for against in (agent for agent in by_agent if agent != CANDIDATE):
+            if name in TESTED and (
+                paired_rows := _paired(by_agent, value, against, resamples, seed)
+            ):
+                rows += [{"measure": name, "against": against, **row} for row in paired_rows]
     return rows
 
 
 def _paired(
-    asked: Mapping[str, Mapping[str, Rows]],
+    by_agent: Mapping[str, Mapping[str, Rows]],
     value: OfQuestion,
     against: str,
     resamples: int,
     seed: int,
 ) -> list[Row]:
     """Return the rows of one measure and one other agent: all questions, then each set."""
-    own, other = asked[CANDIDATE], asked[against]
+    candidate, other = by_agent[CANDIDATE], by_agent[against]
     pairs: dict[str, list[tuple[float, float]]] = {}
-    for question, rows in own.items():
+    for question, rows in candidate.items():
         one, two = value(rows), value(other[question])
         if one is not None and two is not None:
             for kind in ("", rows[0]["kind"]):
@@ -220,9 +228,9 @@ def _paired(
     tested: list[Row] = []
     for kind in sorted(pairs) if len(pairs) > 2 else [""][: len(pairs)]:
         one_Q, two_Q = np.array(pairs[kind], np.float64).T
-        found = paired_bootstrap(one_Q, two_Q, 0.95, resamples, seed)
+        difference = paired_bootstrap(one_Q, two_Q, 0.95, resamples, seed)
         p = permutation_test(one_Q, two_Q, seed)
-        bounds = {"mean": found.mean, "low": found.low, "high": found.high}
+        bounds = {"mean": difference.mean, "low": difference.low, "high": difference.high}
         tested.append({"set": kind, "questions": len(one_Q), **bounds, "p": p})
     for row, adjusted in zip(tested[1:], holm([row["p"] for row in tested[1:]]), strict=True):
         row["p_holm"] = adjusted
@@ -231,11 +239,11 @@ def _paired(
 
 def nested_differences(rows: Sequence[Row]) -> dict[str, Any]:
     """Return the differences as DVC reads them: measure, with its set -> other agent -> figures."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for row in rows:
         figures = {name: row[name] for name in FIGURES if name in row}
-        found.setdefault(_label(row["measure"], row["set"]), {})[row["against"]] = figures
-    return found
+        result.setdefault(_label(row["measure"], row["set"]), {})[row["against"]] = figures
+    return result
 
 
 def _label(measure: str, kind: str) -> str:

@@ -102,29 +102,36 @@ def _prepared(
     settings = inputs.settings
     policies.use_machine(inputs.machine)
     rules = rules_of(inputs, scorers)
-    own = sources.material(settings, inputs.sets, rules, step.seed, inputs.environment)
+    recipe_material = sources.material(settings, inputs.sets, rules, step.seed, inputs.environment)
     documents, of_corpus = sources.read_corpus(inputs.tools)
     docs = gate.DOCS / step.recipe
-    faults = [*own.faults, *of_corpus]
-    faulty = leave_out_faulty(faults, own, inputs, docs)
-    check_questions(own, own, settings, scorers, step.out / "gates" / "questions.json", docs)
-    save_corpus([*own.documents, *documents], step.out / "corpus")
+    faults = [*recipe_material.faults, *of_corpus]
+    faulty = leave_out_faulty(faults, recipe_material, inputs, docs)
+    check_questions(
+        recipe_material,
+        recipe_material,
+        settings,
+        scorers,
+        step.out / "gates" / "questions.json",
+        docs,
+    )
+    save_corpus([*recipe_material.documents, *documents], step.out / "corpus")
 
-    traces, without, sights, specs = ask_expert(step, inputs, own, open_environment)
-    texts = chain(known_texts(own, traces), sights)
+    traces, without, sights, specs = ask_expert(step, inputs, recipe_material, open_environment)
+    texts = chain(known_texts(recipe_material, traces), sights)
     model, tokenizer, dialect = first_policy(inputs, texts, specs, step.seed)
     tool_names = [spec.name for spec in specs]
     traces, forging = written.without_marks(traces, talk.forged(tokenizer, tool_names))
-    kept, traces, table, long, faults = leave_out_long(
-        own, traces, tokenizer, dialect, inputs, docs, faults
+    short_material, traces, table, long, faults = leave_out_long(
+        recipe_material, traces, tokenizer, dialect, inputs, docs, faults
     )
     # its lengths depend on the tokenizer, which does not depend on it
     lengths = partial(_long_entries, tokenizer, dialect, inputs)
-    material, delivery = sources.take_in(settings, inputs.sets, kept, rules, lengths)
+    material, delivery = sources.take_in(settings, inputs.sets, short_material, rules, lengths)
     long += unusable.leave_out([*delivery.faults, *delivery.long], docs, faults)
     if long or delivery.entries:
         verdict = step.out / "gates" / "questions.json"
-        check_questions(material, own, settings, scorers, verdict, docs)
+        check_questions(material, recipe_material, settings, scorers, verdict, docs)
     dropped = [*material.dropped, *faulty, *long, *without, *forging]
     save_tables(step.out, material, dropped, table)
     save_model(model, step.out / "initial")
@@ -223,13 +230,13 @@ def known_texts(material: Material, traces: Sequence[Trace]) -> Iterator[str]:
 
 
 def _print_summary(traces: int, questions: int, dropped: Sequence[Dropped]) -> None:
-    made = f"{traces} traces for the cold start"
+    summary = f"{traces} traces for the cold start"
     if not traces:
-        made = f"{questions} questions to train on, no traces yet"
+        summary = f"{questions} questions to train on, no traces yet"
     reasons = Counter(each.reason for each in dropped)
     counts = [f"{count} {reason}" for reason, count in reasons.most_common()]
     left_out = f"; left out: {', '.join(counts)}" if counts else ""
-    print(f"prepare: {made}{left_out}")
+    print(f"prepare: {summary}{left_out}")
 
 
 def _metrics(
@@ -363,14 +370,14 @@ def leave_out_long(
     dropped = unusable.leave_out(faults, docs, earlier)
     without = [each.question.id for each in traces if each.question.id in ids]
     dropped += [Dropped(each, "trace_of_question_left_out", "too_long") for each in without]
-    kept = {
+    questions = {
         split: where(members, np.array([question.id not in ids for question in members], bool))
         for split, members in material.questions.items()
     }
     too_long = {id(s.trace) for s, length in zip(samples, lengths, strict=True) if length > context}
     fits = [id(sample.trace) not in too_long for sample in samples]
     short = [trace for trace in rest if id(trace) not in too_long]
-    left = replace(material, questions=kept)
+    left = replace(material, questions=questions)
     return left, short, table.filter(pa.array(fits)), dropped, [*earlier, *faults]
 
 
@@ -390,18 +397,18 @@ def save_tables(
 
 def check_questions(
     material: Material,
-    own: Material,
+    recipe_material: Material,
     settings: Prepare,
     scorers: Scorers,
     verdict: Path,
     docs: Path,
 ) -> None:
-    """Run the gate of the questions; ``own`` are the recipe's, without those delivered."""
+    """Run the gate of the questions; ``recipe_material`` has none of those delivered."""
     table = QuestionTables(material.questions)
     prepared = question_gate.prepare(table, scorers, settings.overlap_words)
     rows = settings.questions.rows()
     if rows:
-        rows["train"] += len(material.questions["train"]) - len(own.questions["train"])
+        rows["train"] += len(material.questions["train"]) - len(recipe_material.questions["train"])
     expectations = question_gate.expectations(rows=rows)
     gate.check("questions", prepared, expectations, verdict, docs / "questions")
 

@@ -243,7 +243,7 @@ def _by_question(
     values: dict[str, list[float]] = {}
     for row in rows:
         values.setdefault(row["question"], []).append(value(row))
-    return {question: fmean(own) for question, own in values.items()}
+    return {question: fmean(values_of_leaves) for question, values_of_leaves in values.items()}
 
 
 def _groups_that_differ(

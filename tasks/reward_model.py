@@ -54,17 +54,17 @@ def labelled_questions(step: Step, inputs: LabelInputs) -> Record:
     """
     began = time.perf_counter()
     every = StoredQuestions(Path(inputs.questions.path))
-    chosen = [one for one in every if inputs.labels.role(one.id)][: inputs.most_questions]
-    if not chosen:
+    questions = [one for one in every if inputs.labels.role(one.id)][: inputs.most_questions]
+    if not questions:
         raise ValueError(
             f"none of the {len(every)} training questions has a label: raise reward_model.labels, "
             f"which is {inputs.labels.share:g}"
         )
-    save_questions(chosen, step.out / "questions.parquet")
+    save_questions(questions, step.out / "questions.parquet")
     return {
-        "metrics": {"labelled_questions": len(chosen)},
+        "metrics": {"labelled_questions": len(questions)},
         "seconds": {"labels": time.perf_counter() - began},
-        "questions": [one.id for one in chosen],
+        "questions": [one.id for one in questions],
     }
 
 
@@ -131,19 +131,19 @@ def load_buffer(
 
     A trajectory's label is whether it is a success: the highest score in a sound format.
     """
-    kept: list[Tree] = []
+    labelled_trees: list[Tree] = []
     examples: dict[Role, list[Example]] = {"train": [], "calibrate": [], "judge": []}
     for number, (of_trees, of_rewards) in enumerate(zip(trees, rewards, strict=True)):
         places = {}
         for tree in load_trees(Path(of_trees.path)):
             if labels.role(tree.question.id):
-                places[tree.question.id] = len(kept)
-                kept.append(tree)
+                places[tree.question.id] = len(labelled_trees)
+                labelled_trees.append(tree)
         for row in read_rows(Path(of_rewards.path)):
             if role := labels.role(name := row["question"]):
                 of_leaf = (places[name], row["leaf"], name, row["success"])
                 examples[role].append(Example(*of_leaf, newest=number >= first_batches))
-    return Labelled(kept, examples)
+    return Labelled(labelled_trees, examples)
 
 
 # ---------------------------------------------------------------- training
@@ -235,8 +235,8 @@ class HeldOut:
     newest: NDArray[np.bool_]  # of iterations, and not of the first training
 
     def of_newest(self) -> HeldOut:
-        chosen = self.newest
-        return HeldOut(self.logits[chosen], self.labels[chosen], chosen[chosen])
+        newest = self.newest
+        return HeldOut(self.logits[newest], self.labels[newest], newest[newest])
 
     def auc(self) -> float | None:
         return calibration.auc(self.logits, self.labels)
@@ -263,14 +263,14 @@ def _calibrated(model: OutcomeModel, inputs: RewardModelInputs, buffer: Labelled
     }
     reliability = {}
     if len(judged.labels):
-        for name, chosen in (("before", before), ("after", model.calibration)):
-            found = chosen.probabilities(judged.logits)
-            error = calibration.expected_calibration_error(found, judged.labels)
+        for name, judged_calibration in (("before", before), ("after", model.calibration)):
+            probabilities = judged_calibration.probabilities(judged.logits)
+            error = calibration.expected_calibration_error(probabilities, judged.labels)
             metrics[f"calibration_error_{name}"] = error
-            reliability[name] = calibration.reliability(found, judged.labels)
+            reliability[name] = calibration.reliability(probabilities, judged.labels)
     if len(newest.labels):
-        found = model.calibration.probabilities(newest.logits)
-        error = calibration.expected_calibration_error(found, newest.labels)
+        probabilities = model.calibration.probabilities(newest.logits)
+        error = calibration.expected_calibration_error(probabilities, newest.labels)
         metrics["calibration_error_newest"] = error
     return {"metrics": metrics, "reliability": reliability}
 
@@ -280,9 +280,9 @@ def _held_out(
 ) -> HeldOut:
     """Score the trajectories of a role."""
     examples, tokens = buffer.examples[role], inputs.settings.micro_batch_tokens
-    chosen = [(one.tree, one.leaf) for one in examples]
+    leaves = [(one.tree, one.leaf) for one in examples]
     return HeldOut(
-        outcome.logits_of(model, buffer.trees, chosen, tokens, inputs.machine),
+        outcome.logits_of(model, buffer.trees, leaves, tokens, inputs.machine),
         np.array([one.success for one in examples], bool),
         np.array([one.newest for one in examples], bool),
     )

@@ -72,9 +72,9 @@ def rollout(
     called with the number of questions finished since its last call.
     """
     every = StoredQuestions(Path(inputs.questions.path))
-    chosen = questions_of(inputs, every, step.seed, inputs.attempt)
-    stored = _stored(step, chosen)
-    begun = [] if stored else _begun(inputs, chosen)
+    questions = questions_of(inputs, every, step.seed, inputs.attempt)
+    stored = _stored(step, questions)
+    begun = [] if stored else _begun(inputs, questions)
     origin = Origin(step.stage, step.iteration, inputs.attempt)
     with recording(environment, origin, lambda: step.ledger.scratch(step)) as recorded:
         grown, seconds = _grown(step, inputs, begun, recorded.environment, acting, advance)
@@ -88,7 +88,7 @@ def rollout(
         "another_batch": bool(  # are there questions that this iteration has not asked yet?
             questions_of(inputs, every, step.seed, inputs.attempt + 1)
         ),
-        "questions": [question.id for question in chosen],
+        "questions": [question.id for question in questions],
         "cursor": inputs.first + (inputs.attempt + 1) * inputs.size,  # the next place
     }
 
@@ -107,12 +107,12 @@ def rollout_part(
     answers of the environment must be repeatable. For the arguments see ``rollout``.
     """
     every = StoredQuestions(Path(inputs.questions.path))
-    chosen = questions_of(inputs, every, step.seed, inputs.attempt)
-    begun = [] if _stored(step, chosen) else _begun(inputs, chosen)
+    questions = questions_of(inputs, every, step.seed, inputs.attempt)
+    begun = [] if _stored(step, questions) else _begun(inputs, questions)
     grown, seconds = _grown(step, inputs, begun, environment, acting)
     save_part(grown, step.out / "part")
-    asked = [question.id for question in chosen]
-    return {"metrics": {}, "seconds": seconds, "questions": asked}
+    ids = [question.id for question in questions]
+    return {"metrics": {}, "seconds": seconds, "questions": ids}
 
 
 def _grown(
@@ -141,9 +141,9 @@ def _grown(
     return grown, {"sampling": seconds - waited, "tools": waited}
 
 
-def _begun(inputs: RolloutInputs, chosen: Sequence[Question]) -> Sequence[Question | Resting]:
+def _begun(inputs: RolloutInputs, questions: Sequence[Question]) -> Sequence[Question | Resting]:
     """Return what grows: trees that rest, or questions."""
-    return load_part(Path(inputs.before.path)) if inputs.before else chosen
+    return load_part(Path(inputs.before.path)) if inputs.before else questions
 
 
 def _setting(
@@ -164,7 +164,7 @@ def _setting(
     )
 
 
-def _stored(step: Step, chosen: Sequence[Question]) -> list[Tree]:
+def _stored(step: Step, questions: Sequence[Question]) -> list[Tree]:
     """Return the stored trees of these questions where a run is replayed from its trees, else [].
 
     Raises ValueError where a question has no stored tree.
@@ -174,12 +174,12 @@ def _stored(step: Step, chosen: Sequence[Question]) -> list[Tree]:
         return []
     iteration = step.iteration if step.stage == "reinforce" else None
     trees = {tree.question: tree for tree in load_trees(Path(folder), iteration)}
-    if lacking := [question.id for question in chosen if question not in trees]:
+    if lacking := [question.id for question in questions if question not in trees]:
         raise ValueError(
             f"{folder} has no tree for question {lacking[0]} in iteration {step.iteration}, as it "
             "is now: the questions, or how they are drawn, are not what they were"
         )
-    return [trees[question] for question in chosen]
+    return [trees[question] for question in questions]
 
 
 def questions_of(
@@ -189,8 +189,8 @@ def questions_of(
     if inputs.panel is None:
         return batch(every, seed, inputs.first, attempt, inputs.size)
     panel = panels.load(Path(inputs.panel.path))
-    asked = panel.part(inputs.first + attempt * inputs.size, inputs.size)
-    return panels.questions_of(asked, every, inputs.panel.path)
+    panel_part = panel.part(inputs.first + attempt * inputs.size, inputs.size)
+    return panels.questions_of(panel_part, every, inputs.panel.path)
 
 
 def batch(
@@ -203,11 +203,13 @@ def batch(
     so a resumed run meets the questions that an unbroken run would have met. No question comes
     twice in an iteration.
     """
-    places = range(first, first + (attempt + 1) * size)
+    positions = range(first, first + (attempt + 1) * size)
     orders: dict[int, list[int]] = {}
-    for number in {place // len(questions) for place in places}:
+    for number in {position // len(questions) for position in positions}:
         orders[number] = list(range(len(questions)))
         random.Random(f"{seed}/pass {number}").shuffle(orders[number])
-    chosen = [orders[place // len(questions)][place % len(questions)] for place in places]
-    before = set(chosen[: attempt * size])
-    return [questions[i] for i in dict.fromkeys(chosen[attempt * size :]) if i not in before]
+    indices = [
+        orders[position // len(questions)][position % len(questions)] for position in positions
+    ]
+    before = set(indices[: attempt * size])
+    return [questions[i] for i in dict.fromkeys(indices[attempt * size :]) if i not in before]

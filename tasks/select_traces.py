@@ -59,7 +59,7 @@ def select_traces(step: Step, inputs: SelectInputs, *, specs: Sequence[ToolSpec]
     else its texts are encoded again by the student's tokenizer (``rewriting_fault`` says where that
     cannot be). Raises ValueError where nothing that was sampled is right.
     """
-    trees = [tree for made in inputs.trees for tree in load_trees(Path(made.path))]
+    trees = [tree for artifact in inputs.trees for tree in load_trees(Path(artifact.path))]
     spoken = load_tokenizer(inputs.teacher.path)
     dialect = open_dialect(inputs.agent.dialect, spoken, inputs.agent.dialogue, specs)
     rows: dict[str, list[Mapping[str, Any]]] = {}
@@ -97,23 +97,23 @@ def _table(
     same = has_equal_vocabulary(student, spoken)
     dialogue = inputs.agent.dialogue
     dialect = None if same else open_dialect(inputs.agent.dialect, student, dialogue, specs)
-    kept: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     too_long = []
     for attempt in attempts:
         if attempt.reason:
             continue
-        made = (
+        rows_of_attempt = (
             rejection.as_sampled(attempt)
             if dialect is None
             else rejection.rewritten(attempt, dialect, dialogue, spoken.eos_token)
         )
-        longest = max(len(row["tokens"]) for row in made)
+        longest = max(len(row["tokens"]) for row in rows_of_attempt)
         if longest <= inputs.context:
-            kept += made
+            rows += rows_of_attempt
         else:
             detail = f"{longest} tokens"
             too_long.append(Attempt(attempt.tree, attempt.leaf, rejection.TOO_LONG, detail))
-    return pa.Table.from_pylist(kept, schema=tables.TRACES), too_long
+    return pa.Table.from_pylist(rows, schema=tables.TRACES), too_long
 
 
 def _report(
@@ -126,19 +126,19 @@ def _report(
     counts = rejection.reasons(rejected)
     words = ", ".join(f"{count} {reason}" for reason, count in counts.most_common())
     left_out = f"; left out: {words}" if words else ""
-    kept = len(attempts) - len(rejected)
-    asked = f"{len(attempts)} attempts at {questions} questions"
-    if not kept:
+    trace_count = len(attempts) - len(rejected)
+    total = f"{len(attempts)} attempts at {questions} questions"
+    if not trace_count:
         shown = "; ".join(
             f"{each.tree.question.id}: {each.reason} ({each.detail})"
             for each in rejected[:EXAMPLES]
         )
         raise ValueError(
-            f"prepare.expert: none of the {asked} is right{left_out}. The first: {shown}. Take a "
+            f"prepare.expert: none of the {total} is right{left_out}. The first: {shown}. Take a "
             "stronger teacher or easier questions, raise attempts, or set prepare.expert and "
             "cold_start to null"
         )
-    print(f"prepare: {kept} traces of {asked}{left_out}", flush=True)
+    print(f"prepare: {trace_count} traces of {total}{left_out}", flush=True)
     return counts
 
 

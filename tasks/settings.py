@@ -127,13 +127,13 @@ def check(values: Mapping[str, Any], where: str) -> Recipe:
     whole, faults = dict(values), []
     for section in SECTIONS:
         if section in values:
-            whole[section], found = typed_section(section, values[section] or {}, where)
-            faults += found
+            whole[section], section_faults = typed_section(section, values[section] or {}, where)
+            faults += section_faults
     reinforce = values.get("reinforce")
     if isinstance(reinforce, dict) and "reward" in reinforce:
-        typed, found = parts.parts_of(reinforce["reward"], where)
+        typed, section_faults = parts.parts_of(reinforce["reward"], where)
         whole["reinforce"] = {**reinforce, "reward": typed}
-        faults += found
+        faults += section_faults
     recipe = None
     try:
         recipe = validate(Recipe, whole, where)
@@ -143,8 +143,8 @@ def check(values: Mapping[str, Any], where: str) -> Recipe:
     if recipe and not faults:
         faults = [f"{where}: {line}" for line in cross_faults(recipe)]
     if recipe:
-        recipe, found = with_expert(recipe, where)
-        faults += [line for line in found if not (faults and "tools has" in line)]
+        recipe, section_faults = with_expert(recipe, where)
+        faults += [line for line in section_faults if not (faults and "tools has" in line)]
     if faults or recipe is None:
         raise ValueError("\n".join(faults))
     return recipe
@@ -229,13 +229,13 @@ def _not_repeatable(recipe: Recipe) -> list[str]:
 
 def agent_of(recipe: Recipe) -> Agent:
     """Return everything that decides how the recipe's agent acts, the named sources included."""
-    chosen = [(section, name) for section in SECTIONS for name in getattr(recipe, section)]
+    pairs = [(section, name) for section in SECTIONS for name in getattr(recipe, section)]
     return Agent(
         dialogue=recipe.dialogue,
         tools=recipe.tools,
         environment=recipe.environment,
         dialect=recipe.dialect,
-        sources={name: named.find(section, name).sources for section, name in chosen},
+        sources={name: named.find(section, name).sources for section, name in pairs},
         engine=recipe.engine,
         machine=recipe.machine,
     )
@@ -246,10 +246,10 @@ def labels_of(recipe: Recipe) -> Labels:
 
     Raises ValueError for a recipe without one.
     """
-    chosen = recipe.reward_model
-    if chosen is None:
+    reward_model = recipe.reward_model
+    if reward_model is None:
         raise ValueError("reward_model is null: write the section (docs/reward-model.md)")
-    return Labels(seed=recipe.seed, share=chosen.labels, held_out=chosen.held_out)
+    return Labels(seed=recipe.seed, share=reward_model.labels, held_out=reward_model.held_out)
 
 
 def step_weight(recipe: Recipe) -> float:

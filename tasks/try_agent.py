@@ -93,11 +93,11 @@ def try_agent(
     last call. Raises RuntimeError where no request can succeed, and at the end where some have
     failed that may succeed later, unless ``failed_as_wrong``.
     """
-    kept = step.ledger.scratch(step)
+    scratch = step.ledger.scratch(step)
     rows: list[Row] = []
     with open_scorers({each.scorer for each in questions}) as scorers:
         for start in range(0, len(questions), AT_ONCE):
-            batch, file = questions[start : start + AT_ONCE], kept / f"{start:06d}.json"
+            batch, file = questions[start : start + AT_ONCE], scratch / f"{start:06d}.json"
             if file.is_file():
                 rows += json.loads(file.read_text(encoding="utf-8"))
                 advance(len(batch))
@@ -105,10 +105,10 @@ def try_agent(
             tasks = [_task(each, inputs, scorers, environment) for each in batch]
             with environment.session() as session:
                 endings = run(AGENTS[inputs.agent], tasks, models, session, step.seed, advance)
-            found = [_row(*each, scorers) for each in zip(batch, endings, strict=True)]
-            if inputs.failed_as_wrong or not _unanswered(found):
-                _write(file, found)
-            rows += found
+            batch_rows = [_row(*each, scorers) for each in zip(batch, endings, strict=True)]
+            if inputs.failed_as_wrong or not _unanswered(batch_rows):
+                _write(file, batch_rows)
+            rows += batch_rows
     if not inputs.failed_as_wrong:
         _check_answered(rows)
     write_table(pa.Table.from_pylist(rows, schema=RESULTS), step.out / "results.parquet")

@@ -47,7 +47,7 @@ def verdict(step: Step, inputs: VerdictInputs) -> Record:
     judged = judge(
         values(read_rows(answers), inputs.settings.measure),
         reigning,
-        [verdict for made in inputs.gates for verdict in gate_verdicts(Path(made.path))],
+        [verdict for artifact in inputs.gates for verdict in gate_verdicts(Path(artifact.path))],
         inputs.settings,
         step.seed,
     )
@@ -61,14 +61,17 @@ def values(rows: Sequence[Mapping[str, Any]], measure: str) -> dict[str, dict[st
 
     A question with several answers has their mean.
     """
-    found: dict[str, dict[str, list[float]]] = {}
+    values_by_agent: dict[str, dict[str, list[float]]] = {}
     for row in rows:
         sound = measure == "success" or row["sound"]
-        answered = found.setdefault(row["agent"], {}).setdefault(row["question"], [])
+        answered = values_by_agent.setdefault(row["agent"], {}).setdefault(row["question"], [])
         answered.append(float(row[measure]) if sound else 0.0)
     return {
-        agent: {question: sum(own) / len(own) for question, own in answered.items()}
-        for agent, answered in found.items()
+        agent: {
+            question: sum(values_of_answers) / len(values_of_answers)
+            for question, values_of_answers in answered.items()
+        }
+        for agent, answered in values_by_agent.items()
     }
 
 
@@ -102,7 +105,10 @@ def judge(
         "against": against,
         "champion": champion,
         "questions": len(candidate),
-        "means": {agent: sum(own.values()) / len(own) for agent, own in measured.items()},
+        "means": {
+            agent: sum(values_by_question.values()) / len(values_by_question)
+            for agent, values_by_question in measured.items()
+        },
         "difference": asdict(difference) if difference else None,
         "chance_of_a_false_promotion": (1 - settings.confidence) / 2,
         **settings.model_dump(),

@@ -43,23 +43,23 @@ def check_key_travels_safely(url: str, key_variable: str | None) -> None:
         )
 
 
-def key_fault(place: str, variable: str | None) -> str:
-    """Return why the key of a setting cannot be used, or "". ``place``: the setting's section."""
+def key_fault(section: str, variable: str | None) -> str:
+    """Return why the key of a setting cannot be used, or "". ``section``: the setting's."""
     key = os.environ.get(variable, "").strip() if variable else None
     if key == "":
         return (
-            f"{place}.key_variable: the environment variable {variable} is not set: put the API "
+            f"{section}.key_variable: the environment variable {variable} is not set: put the API "
             f"key into it (export {variable}=...), or set key_variable to null for a server "
             "without keys"
         )
     if key and not _KEY.fullmatch(key):
-        return f"{place}.key_variable: {variable} holds characters that no key has: correct it"
+        return f"{section}.key_variable: {variable} holds characters that no key has: correct it"
     return ""
 
 
-def read_key(place: str, variable: str | None) -> str:
+def read_key(section: str, variable: str | None) -> str:
     """Return the key in an environment variable, "" where none is needed. Raises ValueError."""
-    if fault := key_fault(place, variable):
+    if fault := key_fault(section, variable):
         raise ValueError(fault)
     return os.environ.get(variable, "").strip() if variable else ""
 

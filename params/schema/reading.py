@@ -30,16 +30,16 @@ def read_table(file: Path, model: type[Section]) -> dict[str, Section]:
         raise ValueError(
             f"{file} is missing or has no rows: write each row as a name with the keys {needed}"
         )
-    found: dict[str, Section] = {}
+    sections: dict[str, Section] = {}
     faults = []
     for name, row in rows.items():
         try:
-            found[name] = validate(model, row, f"{file}, row {name}")
+            sections[name] = validate(model, row, f"{file}, row {name}")
         except ValueError as error:
             faults.append(str(error))
     if faults:
         raise ValueError("\n".join(faults))
-    return found
+    return sections
 
 
 def validate(model: type[Section], values: Any, where: str, at: tuple[str, ...] = ()) -> Section:

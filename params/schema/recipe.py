@@ -93,8 +93,8 @@ class Recipe(Frozen):
 
     @model_validator(mode="after")
     def _labels_suffice_where_others_are_not_scored(self) -> Recipe:
-        chosen, questions = self.reward_model, self.reinforce.questions
-        if chosen is None or chosen.scored == "all":
+        reward_model, questions = self.reward_model, self.reinforce.questions
+        if reward_model is None or reward_model.scored == "all":
             return self
         named = [part.name for part in self.reinforce.reward if part.name in NEED_SCORES]
         if named:
@@ -103,11 +103,12 @@ class Recipe(Frozen):
                 "which needs the score of each answer: set scored to all, or take the part model "
                 "instead"
             )
-        if questions * chosen.labels < LEAST_LABELLED:
+        if questions * reward_model.labels < LEAST_LABELLED:
             raise ValueError(
                 f"reward_model.scored is labelled, and reinforce.questions {questions} times "
-                f"reward_model.labels {chosen.labels:g} is below {LEAST_LABELLED}, the questions "
-                "that tell an iteration's success: raise one of the two, or set scored to all"
+                f"reward_model.labels {reward_model.labels:g} is below {LEAST_LABELLED}, the "
+                "questions that tell an iteration's success: raise one of the two, or set scored "
+                "to all"
             )
         return self
 
@@ -150,8 +151,8 @@ def algorithm_of(recipe: Recipe, folder: Path = PARAMS) -> Algorithm:
 
 def _misfits(recipe: Recipe, row: Algorithm) -> list[tuple[bool, str]]:
     """Return (whether it applies, message with remedy) of what a recipe cannot ask of a row."""
-    chosen, learned = recipe.reinforce, recipe.reward_model
-    budget, learning = chosen.rollout, chosen.update
+    section, learned = recipe.reinforce, recipe.reward_model
+    budget, learning = section.rollout, section.update
     steps = learning.epochs * learning.mini_batches
     return [
         (
@@ -168,13 +169,13 @@ def _misfits(recipe: Recipe, row: Algorithm) -> list[tuple[bool, str]]:
             "to 1, or choose a row with a ratio",
         ),
         (
-            row.ratio == "none" and chosen.ahead > 0,
-            f"has the ratio none, and reinforce.ahead is {chosen.ahead}, so it would learn from an "
-            "older policy's samples without a correction: set ahead to 0, or choose a row with a "
-            "ratio",
+            row.ratio == "none" and section.ahead > 0,
+            f"has the ratio none, and reinforce.ahead is {section.ahead}, so it would learn from "
+            "an older policy's samples without a correction: set ahead to 0, or choose a row with "
+            "a ratio",
         ),
         (
-            row.group_filter != "none" and any(part.name == "model" for part in chosen.reward),
+            row.group_filter != "none" and any(part.name == "model" for part in section.reward),
             f"has the group_filter {row.group_filter}, which reads scores of the rule, and "
             "reinforce.reward has the part 'model', which stands in for it: choose a row with the "
             "group_filter none",
@@ -186,9 +187,9 @@ def _misfits(recipe: Recipe, row: Algorithm) -> list[tuple[bool, str]]:
             "group_filter none",
         ),
         (
-            row.group_filter != "none" and chosen.turns_per_policy is not None,
+            row.group_filter != "none" and section.turns_per_policy is not None,
             f"has the group_filter {row.group_filter}, which asks for more batches once one is "
-            f"there, and with reinforce.turns_per_policy {chosen.turns_per_policy} the policies "
+            f"there, and with reinforce.turns_per_policy {section.turns_per_policy} the policies "
             "that would have begun them are gone: set turns_per_policy to null, or choose a row "
             "with the group_filter none",
         ),

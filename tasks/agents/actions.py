@@ -56,11 +56,13 @@ def read(reply: str, specs: Sequence[ToolSpec], marked: bool = True) -> Action:
     names = {spec.name for spec in specs}
     # An argument may have several lines, such as a program: then the first line is not whole.
     whole = line.count("[") == line.count("]")
-    found = (whole and NAMED.fullmatch(line)) or NAMED.match(body)
-    if found and found[1].lower() == FINISH:
-        return Action(_up_to(reply, start, found[0]), answer=boxed(found[2]) or found[2].strip())
-    if found and found[1] in names - {FREE_TEXT.name}:
-        return Action(_up_to(reply, start, found[0]), Call(found[1], found[2].strip()))
+    matched = (whole and NAMED.fullmatch(line)) or NAMED.match(body)
+    if matched and matched[1].lower() == FINISH:
+        return Action(
+            _up_to(reply, start, matched[0]), answer=boxed(matched[2]) or matched[2].strip()
+        )
+    if matched and matched[1] in names - {FREE_TEXT.name}:
+        return Action(_up_to(reply, start, matched[0]), Call(matched[1], matched[2].strip()))
     if line and FREE_TEXT.name in names:
         return Action(_up_to(reply, start, line), Call(FREE_TEXT.name, line))
     return Action(reply)

@@ -46,16 +46,16 @@ def look_up(task: Task, query: str) -> Observed:
     """
     if task.search is None:
         raise ValueError("the agent has no tool that searches")
-    found = yield from act(task, Call(task.search.name, query))
-    if task.pages == SNIPPETS or not task.offers(BROWSER) or found.outcome != Outcome.OK:
-        return found
-    texts = [found.text]
-    for url in list(dict.fromkeys(URL.findall(found.text)))[:OPENED]:
+    observation = yield from act(task, Call(task.search.name, query))
+    if task.pages == SNIPPETS or not task.offers(BROWSER) or observation.outcome != Outcome.OK:
+        return observation
+    texts = [observation.text]
+    for url in list(dict.fromkeys(URL.findall(observation.text)))[:OPENED]:
         argument = json.dumps({"url": url, "question": query}, ensure_ascii=False)
         page = yield from act(task, Call(BROWSER, argument))
         if page.outcome == Outcome.OK:
             texts.append(f"{url}\n{page.text}")
-    return replace(found, text="\n\n".join(texts))
+    return replace(observation, text="\n\n".join(texts))
 
 
 def _question_of(call: Call, task: Task) -> str:

@@ -13,16 +13,22 @@ FOLDER = Path("params/prompts/agents")
 ACTS = "acts"  # the prompt that describes a world's acts
 
 
-def load(wanted: Mapping[str, Iterable[str]], folder: Path = FOLDER) -> dict[str, str]:
+def load(placeholders_of: Mapping[str, Iterable[str]], folder: Path = FOLDER) -> dict[str, str]:
     """Read the prompts that are wanted: name -> text.
 
-    ``wanted``: name -> placeholders. Raises ValueError with all faults, one line each: a file that
-    is missing or empty, a placeholder that is missing, unknown or half-written.
+    ``placeholders_of``: name -> placeholders. Raises ValueError with all faults, one line each: a
+    file that is missing or empty, a placeholder that is missing, unknown or half-written.
     """
-    faults = [line for name, given in wanted.items() for line in _faults(folder, name, set(given))]
+    faults = [
+        line
+        for name, given in placeholders_of.items()
+        for line in _faults(folder, name, set(given))
+    ]
     if faults:
         raise ValueError("\n".join(faults))
-    return {name: _file(folder, name).read_text(encoding="utf-8").strip() for name in wanted}
+    return {
+        name: _file(folder, name).read_text(encoding="utf-8").strip() for name in placeholders_of
+    }
 
 
 def load_acts(environments: Iterable[str], folder: Path = FOLDER) -> dict[str, str]:
@@ -45,7 +51,7 @@ def _file(folder: Path, name: str) -> Path:
     return folder / f"{name}.txt"
 
 
-def _faults(folder: Path, name: str, wanted: set[str]) -> list[str]:
+def _faults(folder: Path, name: str, placeholders: set[str]) -> list[str]:
     file = _file(folder, name)
     try:
         text = file.read_text(encoding="utf-8")
@@ -54,12 +60,12 @@ def _faults(folder: Path, name: str, wanted: set[str]) -> list[str]:
     if not text.strip():
         return [f"{file} is empty: write the prompt"]
     template = Template(text)
-    found = set(template.get_identifiers())
-    faults = [f"{file}: ${name} is missing: add it" for name in sorted(wanted - found)]
-    known = ", ".join(f"${name}" for name in sorted(wanted)) or "none"
+    identifiers = set(template.get_identifiers())
+    faults = [f"{file}: ${name} is missing: add it" for name in sorted(placeholders - identifiers)]
+    known = ", ".join(f"${name}" for name in sorted(placeholders)) or "none"
     faults += [
         f"{file}: ${name} is unknown: use {known}, or write a dollar sign as $$"
-        for name in sorted(found - wanted)
+        for name in sorted(identifiers - placeholders)
     ]
     if not template.is_valid():
         faults.append(f"{file}: a $ begins no placeholder: write a dollar sign as $$")

@@ -10,8 +10,10 @@ from tasks.agents.tagged import ANSWER, answer_in, read
 
 def steps(task: Task) -> Steps:
     """Retrieve once, then answer."""
-    found = yield from pages.look_up(task, task.question.text)
-    prompt = fill(task.prompts["rag"], question=task.question.text, documents=task.shown(found))
+    observation = yield from pages.look_up(task, task.question.text)
+    prompt = fill(
+        task.prompts["rag"], question=task.question.text, documents=task.shown(observation)
+    )
     reply = yield task.request([user(prompt)])
     return answer_in(read(reply, [ANSWER]))
 

@@ -106,15 +106,15 @@ class _Running:
             self.ending.outcome = observation.ending if executed else observation.outcome
         self.send(observation)
 
-    def hear(self, reply: ChatReply, own: bool) -> None:
+    def hear(self, reply: ChatReply, from_policy: bool) -> None:
         """Count a reply, and let the agent go on, or end it where the model has failed.
 
-        ``own``: it is the policy's, and so a part of what the trial may sample.
+        ``from_policy``: it is the policy's, and so a part of what the trial may sample.
         """
         self.ending.model_calls += 1
         self.ending.prompt_tokens += reply.prompt_tokens
         self.ending.completion_tokens += reply.completion_tokens
-        self.tokens += own * reply.completion_tokens
+        self.tokens += from_policy * reply.completion_tokens
         if reply.fault:
             self._stop(Outcome.UNAVAILABLE, reply.fault)
         else:
@@ -167,24 +167,24 @@ def _ask(live: Sequence[_Running], kind: type, model: ChatModel, seed: int) -> N
     asking = [(each, each.wanted) for each in live if isinstance(each.wanted, kind)]
     requests = [
         (each, request)
-        for each, wanted in asking
-        if (request := _limited(each, wanted, seed)) is not None
+        for each, model_request in asking
+        if (request := _limited(each, model_request, seed)) is not None
     ]
     replies = model.ask([request for _, request in requests]) if requests else []
     answered = {id(each): reply for (each, _), reply in zip(requests, replies, strict=True)}
     for each, _ in asking:
         if id(each) in answered:
-            each.hear(answered[id(each)], own=kind is ChatRequest)
+            each.hear(answered[id(each)], from_policy=kind is ChatRequest)
         else:
             each.send(ChatReply("", finish=SPENT))
 
 
-def _limited(each: _Running, wanted: Any, seed: int) -> ChatRequest | None:
+def _limited(each: _Running, model_request: Any, seed: int) -> ChatRequest | None:
     """Return a request with its seed, within what its trial may still sample; None for nothing."""
-    if isinstance(wanted, Condense):
-        request, left = wanted.request, wanted.request.max_tokens
+    if isinstance(model_request, Condense):
+        request, left = model_request.request, model_request.request.max_tokens
     else:
-        request, left = wanted, each.task.limits.response_tokens - each.tokens
+        request, left = model_request, each.task.limits.response_tokens - each.tokens
     if left < 1:
         return None
     of_request = f"{seed}/{each.task.question.id}/{each.ending.model_calls}"

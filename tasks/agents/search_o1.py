@@ -29,15 +29,17 @@ def steps(task: Task) -> Steps:
         step = tagged.read(reply, TAGS)
         if step.tag != SEARCH or reply.finish == SPENT:
             return tagged.answer_in(step)
-        found = yield from pages.look_up(task, step.content)
-        if found.outcome == Outcome.OK:
-            found = yield from _condensed(task, [*messages[1:], assistant(step.text)], step, found)
-        messages += [assistant(step.text), tagged.result(task, found)]
+        observation = yield from pages.look_up(task, step.content)
+        if observation.outcome == Outcome.OK:
+            observation = yield from _condensed(
+                task, [*messages[1:], assistant(step.text)], step, observation
+            )
+        messages += [assistant(step.text), tagged.result(task, observation)]
     return None
 
 
 def _condensed(
-    task: Task, reasoning: Sequence[Message], step: tagged.Tagged, found: Observation
+    task: Task, reasoning: Sequence[Message], step: tagged.Tagged, observation: Observation
 ) -> Generator[Wanted, Any, Observation]:
     """Return what the documents say that helps the reasoning on."""
     prompt = fill(
@@ -45,10 +47,10 @@ def _condensed(
         question=task.question.text,
         reasoning="\n".join(message.content for message in reasoning),
         query=step.content,
-        documents=found.text,
+        documents=observation.text,
     )
     reply = yield Condense(task.request([user(prompt)]))
-    return Observation(found.outcome, reply.text.strip())
+    return Observation(observation.outcome, reply.text.strip())
 
 
 AGENT = AgentKind(

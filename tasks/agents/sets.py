@@ -17,33 +17,33 @@ Sets = dict[str, list[Question]]
 
 
 def questions_of(
-    name: str, recipe: Recipe, wanted: Sequence[str], most: int | None, params: Path
+    name: str, recipe: Recipe, set_names: Sequence[str], most: int | None, params: Path
 ) -> Sets:
-    """Return the tasks of each set that is wanted, at most ``most`` each.
+    """Return the tasks of each set in ``set_names``, at most ``most`` each.
 
     A name with a slash, such as ``hotpotqa/test``, is a set and a split of params/benchmarks.yaml;
     any other is a kind of the recipe's test panel, of which the first ``evaluate.questions`` tasks
-    count. Without names, all kinds are wanted. Raises ValueError with all faults, one line each.
+    count. Without names, all kinds are returned. Raises ValueError with all faults, one line each.
     """
-    given = [one for one in wanted if "/" not in one]
-    found: Sets = {}
+    given = [one for one in set_names if "/" not in one]
+    sets: Sets = {}
     faults: list[str] = []
-    if given or not wanted:
+    if given or not set_names:
         try:
             held = _of_panel(name, recipe)
             unknown = [one for one in given if one not in held]
             faults += [f"--sets {one}: the test panel has {sorted(held)}" for one in unknown]
-            found |= {one: held[one] for one in given or held if one in held}
+            sets |= {one: held[one] for one in given or held if one in held}
         except ValueError as error:
             faults.append(str(error))
-    for reference in (one for one in wanted if "/" in one):
+    for reference in (one for one in set_names if "/" in one):
         try:
-            found[reference] = of_benchmark(reference, params)
+            sets[reference] = of_benchmark(reference, params)
         except ValueError as error:
             faults.append(str(error))
     if faults:
         raise ValueError("\n".join(faults))
-    return {one: found[one][:most] for one in wanted or found}
+    return {one: sets[one][:most] for one in set_names or sets}
 
 
 def _of_panel(name: str, recipe: Recipe) -> Sets:
@@ -55,11 +55,11 @@ def _of_panel(name: str, recipe: Recipe) -> Sets:
             f"{name} has no test questions here: run `make run RECIPE={name}` (or only its stage, "
             f"dvc repro prepare@{name}), or name sets of params/benchmarks.yaml in --sets"
         )
-    asked = panels.load(panel).part(0, recipe.evaluate.questions)
-    found: Sets = {}
-    for question in panels.questions_of(asked, load_questions(file), str(panel)):
-        found.setdefault(question.kind, []).append(question)
-    return found
+    part = panels.load(panel).part(0, recipe.evaluate.questions)
+    sets: Sets = {}
+    for question in panels.questions_of(part, load_questions(file), str(panel)):
+        sets.setdefault(question.kind, []).append(question)
+    return sets
 
 
 def of_benchmark(reference: str, params: Path) -> list[Question]:

@@ -35,11 +35,11 @@ def summarise(
     scorers, the means of COUNTS a question, and faults, the number of tasks whose model failed.
     """
     rows = []
-    for agent, found in results.items():
-        sets = list(dict.fromkeys(str(row["set"]) for row in found))
+    for agent, rows_of_agent in results.items():
+        sets = list(dict.fromkeys(str(row["set"]) for row in rows_of_agent))
         for name in [*sets, *([ALL] if len(sets) > 1 else [])]:
-            chosen = [row for row in found if name in (ALL, row["set"])]
-            rows.append({"agent": agent, "set": name, **_measured(chosen, resamples, seed)})
+            rows_of_set = [row for row in rows_of_agent if name in (ALL, row["set"])]
+            rows.append({"agent": agent, "set": name, **_measured(rows_of_set, resamples, seed)})
     return rows
 
 

@@ -33,11 +33,11 @@ def read(reply: ChatReply, tags: Sequence[str]) -> Tagged:
     A tag that is open counts, unless the reply was cut there at its limit.
     """
     names, end = "|".join(map(re.escape, tags)), "" if reply.finish == CUT else r"|\Z"
-    found = re.search(rf"<({names})>(.*?)(?:</\1>{end})", reply.text, re.DOTALL)
-    if not found:
+    matched = re.search(rf"<({names})>(.*?)(?:</\1>{end})", reply.text, re.DOTALL)
+    if not matched:
         return Tagged(reply.text)
-    tag, content = found[1], found[2]
-    before = reply.text[: found.start()]
+    tag, content = matched[1], matched[2]
+    before = reply.text[: matched.start()]
     return Tagged(f"{before}<{tag}>{content}</{tag}>", tag, content.strip())
 
 

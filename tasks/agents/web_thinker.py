@@ -42,16 +42,16 @@ def steps(task: Task) -> Steps:
     return (yield from _from_notes(task, notes))
 
 
-def _explored(task: Task, wanted: str) -> Generator[Wanted, Any, str]:
+def _explored(task: Task, query: str) -> Generator[Wanted, Any, str]:
     """Search, and open pages, for what the reasoning wants; return the explorer's findings."""
     assert task.search, "checked before the agent starts"
     specs = [spec for spec in task.specs if spec.name in (task.search.name, BROWSER)]
-    found = yield from pages.act(task, Call(task.search.name, wanted))
+    observation = yield from pages.act(task, Call(task.search.name, query))
     prompt = fill(
         task.prompts["web_thinker_explore"],
         question=task.question.text,
-        wanted=wanted,
-        documents=task.shown(found),
+        wanted=query,
+        documents=task.shown(observation),
         tools=describe(specs),
     )
     tools = [spec.name for spec in specs]

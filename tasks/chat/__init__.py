@@ -19,13 +19,13 @@ DEFAULT = Path(".beamline/cache/chat")
 
 @contextmanager
 def open_chat(
-    endpoints: Sequence[ChatEndpoint], limits: ChatLimits, place: str, account: str
+    endpoints: Sequence[ChatEndpoint], limits: ChatLimits, section: str, account: str
 ) -> Iterator[list[Cached]]:
     """Keep a chat model ready for each endpoint, in their order; they share one budget.
 
     What a model answers is kept on disk and asked for once, by all runs of a checkout. What is
     spent is counted there, too, for each ``account`` (such as "tiny-judge"), so the budget of
-    ``limits`` holds over restarts. ``place`` is the section of the recipe, for messages.
+    ``limits`` holds over restarts. ``section`` is the section of the recipe, for messages.
 
     Raises ValueError where a key is not set. ``ask`` of the models raises RuntimeError where no
     request can succeed: no server, a wrong key, an unknown model, a spent budget.
@@ -33,12 +33,12 @@ def open_chat(
     from tasks.chat.endpoint import open_endpoint  # openai takes seconds to import
 
     folder = Path(os.environ.get(FOLDER) or DEFAULT)
-    budget = Budget(folder / "spent" / f"{account}.jsonl", limits.budget, place)
+    budget = Budget(folder / "spent" / f"{account}.jsonl", limits.budget, section)
     with ExitStack() as stack:
         portal = stack.enter_context(start_blocking_portal(name="chat"))
         models = []
         for endpoint in endpoints:
-            opened = open_endpoint(endpoint, limits, budget, place)
+            opened = open_endpoint(endpoint, limits, budget, section)
             answer = stack.enter_context(portal.wrap_async_context_manager(opened))
             models.append(Cached(endpoint.name, answer, folder, portal, limits.concurrency))
         yield models

@@ -33,11 +33,11 @@ class Spent:
 class Budget:
     """Reserve and settle the calls of one account. Used by the tasks of one event loop."""
 
-    def __init__(self, file: Path, limits: ChatBudget, place: str) -> None:
-        """``file``: where the account is kept; ``place``: the recipe's section, for messages."""
+    def __init__(self, file: Path, limits: ChatBudget, section: str) -> None:
+        """``file``: where the account is kept; ``section``: the recipe's, for messages."""
         self.file = file
         self.limits = limits
-        self.place = place
+        self.place = section
         self._entries: dict[str, Spent] = {}  # by call: reserved, or settled
         self._read = 0  # bytes of the file
         self._open = 0  # calls of this process that are not settled

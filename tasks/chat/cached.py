@@ -59,13 +59,13 @@ class Cached:
     async def _ask(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
         replies: dict[int, ChatReply] = {}
 
-        async def one(place: int, request: ChatRequest) -> None:
-            replies[place] = await self._once(request)
+        async def one(index: int, request: ChatRequest) -> None:
+            replies[index] = await self._once(request)
 
         async with anyio.create_task_group() as group:
-            for place, request in enumerate(requests):
-                group.start_soon(one, place, request)
-        return [replies[place] for place in range(len(requests))]
+            for index, request in enumerate(requests):
+                group.start_soon(one, index, request)
+        return [replies[index] for index in range(len(requests))]
 
     async def _once(self, request: ChatRequest) -> ChatReply:
         """Return the kept answer, or ask for it; wait where an equal request is under way."""
@@ -73,9 +73,9 @@ class Cached:
         file = self._folder / "answers" / digest[:2] / f"{digest}.json"
         while digest in self._under_way:
             await self._under_way[digest].wait()
-        if (kept := load_reply(file)) is not None:
+        if (cached_reply := load_reply(file)) is not None:
             self.usage.cached += 1
-            return kept
+            return cached_reply
         self._under_way[digest] = anyio.Event()
         try:
             async with self._room:
@@ -94,8 +94,8 @@ class Cached:
 
 def digest_of(name: str, request: ChatRequest) -> str:
     """Return the digest of everything that decides an answer: the model's name and the request."""
-    asked = json.dumps([name, asdict(request)], sort_keys=True)
-    return hashlib.blake2b(asked.encode(), digest_size=16).hexdigest()
+    request_json = json.dumps([name, asdict(request)], sort_keys=True)
+    return hashlib.blake2b(request_json.encode(), digest_size=16).hexdigest()
 
 
 def load_reply(file: Path) -> ChatReply | None:

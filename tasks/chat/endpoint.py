@@ -64,14 +64,14 @@ class Server:
 
 @asynccontextmanager
 async def open_endpoint(
-    endpoint: ChatEndpoint, limits: ChatLimits, budget: Budget, place: str
+    endpoint: ChatEndpoint, limits: ChatLimits, budget: Budget, section: str
 ) -> AsyncIterator[Answer]:
     """Keep connections to a server; yield a function that answers one request.
 
     The function raises RuntimeError, with the remedy, where no request can succeed. Raises
     ValueError where the key is not set.
     """
-    key = read_key(place, endpoint.key_variable)
+    key = read_key(section, endpoint.key_variable)
     local = urlsplit(endpoint.url).hostname in LOOPBACK  # is not asked for through a proxy
     client = openai.AsyncOpenAI(
         api_key=key or "none",  # the library would look for OPENAI_API_KEY without one
@@ -81,7 +81,7 @@ async def open_endpoint(
         http_client=openai.DefaultAsyncHttpxClient(trust_env=not local),
     )
     async with client:
-        yield partial(answer, Server(client, endpoint, limits, place), budget)
+        yield partial(answer, Server(client, endpoint, limits, section), budget)
 
 
 async def answer(server: Server, budget: Budget, request: ChatRequest) -> ChatReply:
@@ -95,8 +95,8 @@ async def answer(server: Server, budget: Budget, request: ChatRequest) -> ChatRe
             if error.final or (error.wait or 0) > LONGEST_WAIT:
                 break
         if number < server.limits.retries:
-            own = min(FIRST_WAIT * 2**number, LONGEST_WAIT)
-            wait = own if last.wait is None else last.wait
+            backoff = min(FIRST_WAIT * 2**number, LONGEST_WAIT)
+            wait = backoff if last.wait is None else last.wait
             await anyio.sleep(wait * dice.uniform(1.0, 1.25))
     if last.fault == "no connection":
         raise RuntimeError(
@@ -135,7 +135,7 @@ async def _attempt(server: Server, request: ChatRequest) -> tuple[ChatReply, Spe
     """Send a request once. Return the reply, and its cost where the server tells it."""
     try:
         with anyio.fail_after(server.limits.timeout_seconds):
-            made = await server.client.chat.completions.create(
+            response = await server.client.chat.completions.create(
                 model=server.endpoint.name,
                 messages=[{"role": m.role, "content": m.content} for m in request.messages],  # type: ignore[misc]
                 max_tokens=request.max_tokens,
@@ -154,27 +154,27 @@ async def _attempt(server: Server, request: ChatRequest) -> tuple[ChatReply, Spe
         raise _refused(server, error) from None
     except (openai.APIError, ValueError):
         raise AttemptError("malformed") from None
-    return _read(made)
+    return _read(response)
 
 
 def _refused(server: Server, error: openai.APIStatusError) -> Exception:
     """Return what a status other than 200 means."""
     endpoint, status = server.endpoint, error.status_code
-    place = f"{server.place}: {endpoint.url} answered with the status {status}"
+    refusal = f"{server.place}: {endpoint.url} answered with the status {status}"
     if status in (401, 403):
         remedy = (
             f"put a valid key into the environment variable {endpoint.key_variable}"
             if endpoint.key_variable
             else "the server wants a key: name its environment variable in key_variable"
         )
-        return RuntimeError(f"{place}: {remedy}")
+        return RuntimeError(f"{refusal}: {remedy}")
     if status == 404:
         return RuntimeError(
-            f"{place}: it has no model '{endpoint.name}', or the url is wrong: curl "
+            f"{refusal}: it has no model '{endpoint.name}', or the url is wrong: curl "
             f"{endpoint.url.rstrip('/')}/models lists its models"
         )
     if error.code == "insufficient_quota":
-        return RuntimeError(f"{place}: the account of the key has no credit left: top it up")
+        return RuntimeError(f"{refusal}: the account of the key has no credit left: top it up")
     if status in TEMPORARY or status >= 500:
         return AttemptError(str(status), FREE, _retry_after(error.response.headers))
     said = error.message
@@ -196,16 +196,16 @@ def _retry_after(headers: httpx2.Headers) -> float | None:
     return max(0.0, wait) if wait == wait else None
 
 
-def _read(made: object) -> tuple[ChatReply, Spent | None]:
+def _read(response: object) -> tuple[ChatReply, Spent | None]:
     """Return a server's answer and its cost. Raises AttemptError where it has no text."""
-    usage = made.usage if isinstance(made, ChatCompletion) else None
+    usage = response.usage if isinstance(response, ChatCompletion) else None
     try:
         prompt, completion = int(usage.prompt_tokens), int(usage.completion_tokens)  # type: ignore[union-attr]
         spent = Spent(1, prompt + completion)
     except (AttributeError, TypeError, ValueError):
         prompt, completion, spent = 0, 0, None
     try:
-        choice = made.choices[0]  # type: ignore[attr-defined]
+        choice = response.choices[0]  # type: ignore[attr-defined]
         text, finish = choice.message.content, choice.finish_reason
     except (AttributeError, TypeError, IndexError):
         raise AttemptError("malformed", spent) from None

@@ -59,15 +59,15 @@ def of_answers(answers: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
 
     ``measures``: label -> mean of each question; ``pass_at``: k -> estimate of each question.
     """
-    samples = min(len(own) for own in answers)
+    samples = min(len(rows) for rows in answers)
     ks = sorted({1, *(k for k in KS if k <= samples), samples}) if samples > 1 else []
-    right = [[bool(row["success"]) for row in own] for own in answers]
+    right = [[bool(row["success"]) for row in rows] for rows in answers]
     return {
         "measures": {
-            label: [_short(np.mean([float(value(row)) for row in own])) for own in answers]
+            label: [_short(np.mean([float(value(row)) for row in rows])) for rows in answers]
             for label, value, _ in MEASURES
         },
-        "pass_at": {str(k): [_short(any_right(own, k)) for own in right] for k in ks},
+        "pass_at": {str(k): [_short(any_right(successes, k)) for successes in right] for k in ks},
     }
 
 
@@ -91,8 +91,10 @@ def _entropies(iterations: Sequence[Iteration], reader: Reader) -> dict[str, Any
             for tool, profile in entropy_by_tool(trees, tool_named(reader)).items():
                 by_tool.setdefault(tool, []).append(profile)
     return {
-        tool: {name: [_short(value) for value in column] for name, column in pooled(own).items()}
-        for tool, own in sorted(by_tool.items())
+        tool: {
+            name: [_short(value) for value in column] for name, column in pooled(profiles).items()
+        }
+        for tool, profiles in sorted(by_tool.items())
     }
 
 

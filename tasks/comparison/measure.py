@@ -70,8 +70,8 @@ def _inputs_of_training(comparison: Comparison, variant: Variant) -> dict[str, A
         "training": variant.recipe.reinforce.model_dump(mode="json", exclude=NOT_DECIDING),
         "engine": [variant.recipe.engine, variant.recipe.lora],
     }
-    if made := comparison.reward_model:
-        learned = [made.model, made.trees, made.rewards]
+    if reward_model := comparison.reward_model:
+        learned = [reward_model.model, reward_model.trees, reward_model.rewards]
         inputs["reward_model"] = [variant.recipe.reward_model, *learned]
     if exam := comparison.validation(variant):
         measure = comparison.recipe.verdict.measure
@@ -134,7 +134,7 @@ def _held_out(exam: Exam, step: Step, policy: Artifact) -> dict[str, Any]:
     rows = read_rows(Path(rewards_of(answer(exam, step, policy)).path))
     answers = sorted(by_question(rows).items())  # paired by question
     kinds = {question.id: question.kind for question in load_questions(Path(exam.questions.path))}
-    right = [_mean(row["success"] for row in own) for _, own in answers]
+    right = [_mean(row["success"] for row in rows_of_question) for _, rows_of_question in answers]
     assert exam.panel, "the held-out questions have a panel"
     panel = panels.load(Path(exam.panel.path))
     return {
@@ -142,8 +142,11 @@ def _held_out(exam: Exam, step: Step, policy: Artifact) -> dict[str, Any]:
         "success": _mean(right),
         "kinds": [kinds[question] for question, _ in answers],
         "right": right,  # of each question, the share of its answers
-        "scores": [_mean(row["score"] * row["sound"] for row in own) for _, own in answers],
-        **figure_data.of_answers([own for _, own in answers]),
+        "scores": [
+            _mean(row["score"] * row["sound"] for row in rows_of_question)
+            for _, rows_of_question in answers
+        ],
+        **figure_data.of_answers([rows_of_question for _, rows_of_question in answers]),
     }
 
 
@@ -171,8 +174,8 @@ def train_until(
     count = len(iterations)
     if not is_due(training, count) and count < training.iterations:  # the last one is asked, too
         last = iterations[-1]
-        asked = validate(training, policy_of(last), count)
-        iterations[-1] = {**last, "validation": [*last.get("validation", ()), *asked]}
+        records = validate(training, policy_of(last), count)
+        iterations[-1] = {**last, "validation": [*last.get("validation", ()), *records]}
     return iterations, total
 
 

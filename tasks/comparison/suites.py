@@ -35,27 +35,29 @@ def suite_of(name: str, parts: Sequence[str] = (), folder: Path = Path("params")
 
 def _with_parts(suite: Suite, parts: dict[str, Part]) -> Suite:
     labels = [label for part in parts.values() for label in part.variants]
-    kept = [
+    tables = [
         table.model_copy(update={"values": values})
         for table in suite.published
         if (values := {label: one for label, one in table.values.items() if label in labels})
     ]
     baseline = suite.baseline if suite.baseline in labels else labels[0]
-    return suite.model_copy(update={"parts": parts, "published": tuple(kept), "baseline": baseline})
+    return suite.model_copy(
+        update={"parts": parts, "published": tuple(tables), "baseline": baseline}
+    )
 
 
 def variants_of(recipe: str, suite: Suite) -> dict[str, Variant]:
     """Return the variants of a suite by label. Raises ValueError with all faults, by label."""
     leaves = settings.load(recipe, Path("params")).reinforce.rollout.leaves
-    found, faults = {}, []
+    result, faults = {}, []
     for label, one in suite.variants.items():
         try:
-            found[label] = variant_of(recipe, one.row, [sized(text, leaves) for text in one.set])
+            result[label] = variant_of(recipe, one.row, [sized(text, leaves) for text in one.set])
         except ValueError as error:
             faults.append(f"variant '{label}': {error}")
     if faults:
         raise ValueError("\n".join(faults))
-    return found
+    return result
 
 
 def sized(change: str, leaves: int) -> str:

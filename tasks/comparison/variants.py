@@ -29,7 +29,7 @@ def variants(name: str, rows: Sequence[str], changes: Sequence[str]) -> list[Var
     Raises ValueError with all faults: unknown rows, overrides that do not hold or that decide what
     all variants share.
     """
-    found, faults = [], []
+    result, faults = [], []
     for change in dict.fromkeys(("", *changes)):
         only, text = _scope(change)
         if only and only not in rows:
@@ -37,13 +37,13 @@ def variants(name: str, rows: Sequence[str], changes: Sequence[str]) -> list[Var
         for row in dict.fromkeys(rows):
             try:
                 if only in ("", row):
-                    found.append(variant_of(name, row, shlex.split(text)))
+                    result.append(variant_of(name, row, shlex.split(text)))
             except ValueError as error:
                 faults.append(str(error))
     if faults:
         raise ValueError("\n".join(dict.fromkeys(faults)))
     order = list(dict.fromkeys(rows))
-    return sorted(found, key=lambda variant: order.index(variant.recipe.reinforce.algorithm))
+    return sorted(result, key=lambda variant: order.index(variant.recipe.reinforce.algorithm))
 
 
 def _scope(change: str) -> tuple[str, str]:
@@ -55,26 +55,26 @@ def _scope(change: str) -> tuple[str, str]:
 def variant_of(name: str, row: str, changes: Sequence[str]) -> Variant:
     """Return a row with changes. Raises ValueError for changes that do not hold."""
     for change in changes:
-        place = change.split("=")[0]
-        own_section = any(f"{place}.".startswith(f"{own}.") for own in OWN_SECTIONS)
+        key = change.split("=")[0]
+        own_section = any(f"{key}.".startswith(f"{section}.") for section in OWN_SECTIONS)
         if not own_section and not change.startswith(overrides.OF_ROW):
             raise ValueError(
                 f"--overrides {change}: variants share everything but {list(OWN_SECTIONS)} and "
                 "the algorithm's choices (algorithm.estimator.lambda=0); "
                 "compare recipes by runs of their own instead (python -m flows.retrain)"
             )
-        if place in DECIDED:
-            raise ValueError(f"--overrides {change}: {DECIDED[place]}")
-    own = [f"reinforce.algorithm={row}"]
+        if key in DECIDED:
+            raise ValueError(f"--overrides {change}: {DECIDED[key]}")
+    implied_changes = [f"reinforce.algorithm={row}"]
     choices = [change for change in changes if change.startswith(overrides.OF_ROW)]
     algorithm = algorithms.load_algorithms(Path("params")).get(row)
     if algorithm and choices:
-        algorithm = settings.row_changed(name, [*own, *choices], Path("params"))
+        algorithm = settings.row_changed(name, [*implied_changes, *choices], Path("params"))
     ratio = algorithm.ratio if algorithm else "none"
     if not any(change.startswith(STEPS) for change in changes):
         steps = enough_steps(settings.load(name, Path("params")), ratio)
-        own += [f"{STEPS[0]}={steps.epochs}", f"{STEPS[1]}={steps.mini_batches}"]
-    recipe = settings.load_changed(name, [*own, *changes], Path("params"))
+        implied_changes += [f"{STEPS[0]}={steps.epochs}", f"{STEPS[1]}={steps.mini_batches}"]
+    recipe = settings.load_changed(name, [*implied_changes, *changes], Path("params"))
     assert algorithm, "without its row, a recipe does not load"
     recipe = without_idle_validation(recipe)
     variant = Variant(", ".join([row, *changes]), recipe, algorithm)

@@ -134,11 +134,11 @@ def faults(name: str, options: Mapping[str, Any]) -> list[str]:
         config(name, options)
     except ValueError as error:
         errors = getattr(error, "errors", None)
-        found = errors() if errors else [{"loc": (), "msg": str(error)}]
+        details = errors() if errors else [{"loc": (), "msg": str(error)}]
         return [
             f"dialect.native.options{''.join(f'.{part}' for part in each['loc'])}: {each['msg']}; "
             f"correct or remove what the renderer {name} does not take"
-            for each in found
+            for each in details
         ]
     return []
 
@@ -158,8 +158,8 @@ def open_renderer(name: str, options: Mapping[str, Any], tokenizer: Any) -> tupl
                 f"dialect.native.renderer {name} does not fit the policy's tokenizer: {error}; "
                 f"set it to {AUTO}, or take the policy's own family"
             ) from error
-    for found, renderer in _fitting(quoting, options):
-        return found, renderer
+    for family, renderer in _fitting(quoting, options):
+        return family, renderer
     raise ValueError(
         "dialect.native.renderer auto: the policy's chat template is that of no known family "
         f"({', '.join(families())}): name the family whose format the policy was trained on, set "

@@ -89,8 +89,8 @@ class NativeDialect:
         """Find which control tokens are the agent's own, and which it must not write."""
         added, end = self.tokenizer.added_tokens_decoder, self.tokenizer.eos_token or ""
         plain, calling = (self._probe(message) for message in (THINKING, CALLING))
-        own = {token for token in (*plain, *calling, *self.ends) if token in added}
-        texts = {token: added[token].content for token in own}
+        agent_tokens = {token for token in (*plain, *calling, *self.ends) if token in added}
+        texts = {token: added[token].content for token in agent_tokens}
         ends = [self.tokenizer.decode([token]) for token in self.ends]
         self.marks = markers(self.tokenizer, tuple(sorted({*texts.values(), *THOUGHTS, *ends})))
         of_results = self._marks_of_results() - {*texts.values()}
@@ -285,13 +285,13 @@ class NativeDialect:
         """
         needed = not self.free and outcome not in ENDED_BY_WORLD
         broken = outcome == Outcome.BAD_CALL or any(map(self._broken, turns))
-        found = {
+        checks = {
             "answer": needed and self.answer(turns) is None,
             "tool_call": broken,
             "forged_result": outcome == Outcome.FORGED_RESULT,
             "forged_turn": outcome == Outcome.FORGED_TURN,
         }
-        return [fault for fault, there in found.items() if there]
+        return [fault for fault, there in checks.items() if there]
 
     def call(self, turn: str) -> Call | None:
         return self._judged(self._said(turn)).call
@@ -315,7 +315,7 @@ class NativeDialect:
         before it are then read, not trained. A family without thoughts says them before the answer.
         """
         tokens = self.prompt(question, shown)
-        own = np.zeros(len(tokens), np.bool_)
+        mask = np.zeros(len(tokens), np.bool_)
         past: list[Exchange] = []
         call, turn, before = Call(FREE_ACT, ""), tokens[:0], tokens
         for text, sampled in parts:
@@ -325,7 +325,7 @@ class NativeDialect:
                 call = written or call
                 before, turn = tokens, np.array(self._ended(message), np.int32)
                 tokens = np.concatenate([tokens, turn])
-                own = np.concatenate([own, np.ones(len(turn), np.bool_)])
+                mask = np.concatenate([mask, np.ones(len(turn), np.bool_)])
                 continue
             body = text.removeprefix("<result>").removesuffix("</result>")
             seen = Observation(Outcome.OK, body)
@@ -333,11 +333,11 @@ class NativeDialect:
             added = self.observe(before, turn, call, seen, self.dialogue.result_tokens)
             if added is None:
                 tokens = self.restart(question, shown, past)
-                own = np.zeros(len(tokens), np.bool_)
+                mask = np.zeros(len(tokens), np.bool_)
                 continue
             tokens = np.concatenate([tokens, added[1]])
-            own = np.concatenate([own, np.zeros(len(added[1]), np.bool_)])
-        return tokens, own
+            mask = np.concatenate([mask, np.zeros(len(added[1]), np.bool_)])
+        return tokens, mask
 
     def _message(self, call: Call | None, content: str, thoughts: str) -> Message:
         """Return a turn as a message; the agent's own words are quoted as text."""
@@ -377,9 +377,11 @@ class NativeDialect:
         if whole[: len(begun)] == begun:
             turn = whole[len(begun) :]
         else:
-            places = zip(whole, rendered.sampled_mask, rendered.message_indices, strict=True)
-            turn = [token for token, sampled, place in places if sampled and place == 1]
-        last = [place for place, token in enumerate(turn) if token in self.ends]
+            origins = zip(whole, rendered.sampled_mask, rendered.message_indices, strict=True)
+            turn = [
+                token for token, sampled, message_index in origins if sampled and message_index == 1
+            ]
+        last = [index for index, token in enumerate(turn) if token in self.ends]
         return turn[: last[-1] + 1] if last else turn
 
 

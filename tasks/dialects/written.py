@@ -13,7 +13,7 @@ THOUGHT = re.compile("<think>(.*?)</think>", re.DOTALL)
 
 def in_tags(turn: str, tools: Sequence[str]) -> tuple[str, Call | None, str]:
     """Return thoughts, call and what else is said in a turn in tags, the answer without its."""
-    thoughts = "\n\n".join(found.strip() for found in THOUGHT.findall(turn))
+    thoughts = "\n\n".join(thought.strip() for thought in THOUGHT.findall(turn))
     return thoughts, talk.read_call(turn, tools), said(turn, tools)
 
 

@@ -50,16 +50,16 @@ class PolicyModel:
             ChatReply("", len(prompt), fault=TOO_LONG) if len(prompt) >= self.context else None
             for prompt in prompts
         ]
-        waiting = [place for place, reply in enumerate(replies) if reply is None]
+        waiting = [index for index, reply in enumerate(replies) if reply is None]
         # a session has one temperature, top-p and set of stop strings
-        waiting.sort(key=lambda place: _way(requests[place]))
-        for way, places in groupby(waiting, key=lambda place: _way(requests[place])):
-            alike = list(places)
+        waiting.sort(key=lambda index: _way(requests[index]))
+        for way, indices in groupby(waiting, key=lambda index: _way(requests[index])):
+            alike = list(indices)
             for start in range(0, len(alike), self.rows):
                 part = alike[start : start + self.rows]
                 sampled = self._sample([(requests[at], prompts[at]) for at in part], *way)
-                for place, reply in zip(part, sampled, strict=True):
-                    replies[place] = reply
+                for index, reply in zip(part, sampled, strict=True):
+                    replies[index] = reply
         return [reply for reply in replies if reply is not None]
 
     def prompt(self, messages: Sequence[Message]) -> NDArray[np.int32]:
@@ -89,19 +89,19 @@ class PolicyModel:
 
     def _sample(
         self,
-        asked: Sequence[tuple[ChatRequest, NDArray[np.int32]]],
+        requests: Sequence[tuple[ChatRequest, NDArray[np.int32]]],
         temperature: float,
         top_p: float,
         stop: tuple[str, ...],
     ) -> list[ChatReply]:
         """Sample requests that differ in prompt, seed and length alone."""
-        rooms = [min(one.max_tokens, self.context - len(prompt)) for one, prompt in asked]
-        most = max(len(prompt) + room for (_, prompt), room in zip(asked, rooms, strict=True))
-        with self.engine.session(len(asked), most, temperature, top_p, stop) as session:
+        rooms = [min(one.max_tokens, self.context - len(prompt)) for one, prompt in requests]
+        most = max(len(prompt) + room for (_, prompt), room in zip(requests, rooms, strict=True))
+        with self.engine.session(len(requests), most, temperature, top_p, stop) as session:
             samples = session.sample(
                 [
                     Request(session.open(), prompt, one.seed, room)
-                    for (one, prompt), room in zip(asked, rooms, strict=True)
+                    for (one, prompt), room in zip(requests, rooms, strict=True)
                 ]
             )
         return [
@@ -111,7 +111,7 @@ class PolicyModel:
                 len(sample.tokens),
                 FINISHES[StopReason(sample.stopped)],
             )
-            for sample, (_, prompt) in zip(samples, asked, strict=True)
+            for sample, (_, prompt) in zip(samples, requests, strict=True)
         ]
 
     def _text(self, tokens: NDArray[np.int32], stop: Sequence[str]) -> str:

@@ -106,8 +106,8 @@ class TurnSession:
 
     def _turn(self, request: Request) -> Turn:
         if request.handle not in self.trees:  # its first turn: the tokens are the prompt
-            own = hashlib.blake2b(request.tokens.tobytes(), digest_size=16).digest()
-            self.trees[request.handle] = own
+            digest = hashlib.blake2b(request.tokens.tobytes(), digest_size=16).digest()
+            self.trees[request.handle] = digest
         return Turn(
             request.tokens,
             request.seed,

@@ -75,8 +75,8 @@ def _recorded(
     ``fixed``: whether the worlds are. A rollout that was killed begins its worlds anew: an answer
     alone does not bring back their state.
     """
-    kept = scratch() if fixed else None
-    with open_recorded(opened, repeatable, kept, replayed_calls(origin)) as recorder:
+    folder = scratch() if fixed else None
+    with open_recorded(opened, repeatable, folder, replayed_calls(origin)) as recorder:
         acting = _acting(recorder.tools, worlds)
         if not fixed:
             acting = replace(acting, session=partial(recorded_session, acting.session, recorder))

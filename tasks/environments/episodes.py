@@ -87,10 +87,10 @@ def _dumped(settings: Frozen) -> dict[str, Any]:
     for kind in type(settings).__mro__:
         if kind is Frozen or not issubclass(kind, Frozen):
             break
-        found: Any = sys.modules.get(kind.__module__)
+        attribute: Any = sys.modules.get(kind.__module__)
         for part in kind.__qualname__.split("."):
-            found = getattr(found, part, None)
-        if found is kind:
+            attribute = getattr(attribute, part, None)
+        if attribute is kind:
             values = settings.model_dump(mode="json", include=set(kind.model_fields))
             return {"settings_type": f"{kind.__module__}:{kind.__qualname__}", "settings": values}
     return {"settings_type": None, "settings": None}
@@ -104,7 +104,7 @@ class Episodes:
         self.episodes: dict[int, Episode] = {}
         self.dealt = count()  # tasks are dealt over the processes in turn
         self.starts: dict[tuple[Question, int], Observation] = {}
-        self.released: list[tuple[int, int]] = []  # place and handle, to be told to the process
+        self.released: list[tuple[int, int]] = []  # slot and handle, to be told to the process
 
     def open(self, tasks: Sequence[Question]) -> list[tuple[int, Observation | None]]:
         """Start an episode of each task; return its handle and its first observation."""
@@ -153,16 +153,16 @@ class Episodes:
         results = self.respond([call for _, call in called]) if called else []
         for (handle, call), result in zip(called, results, strict=True):
             self._answer_beside(handle, call, result, f"\n{result.text}")
-        wanted: dict[int, Call] = {}
+        acts: dict[int, Call] = {}
         for handle, call in moves:
             if call.tool not in self.tools:
                 checked = self._checked(call)
                 if isinstance(checked, Call):
-                    wanted[handle] = checked
+                    acts[handle] = checked
                 else:
                     self._answer_beside(handle, call, checked)
-        answers = self._ask({handle: act_request(call) for handle, call in wanted.items()})
-        for handle, call in wanted.items():
+        answers = self._ask({handle: act_request(call) for handle, call in acts.items()})
+        for handle, call in acts.items():
             step = Step(call, read(answers[handle]), reached=True)
             self.episodes[handle].steps.append(step)
         return [self.episodes[handle].last for handle, _ in moves]
@@ -240,22 +240,22 @@ class Episodes:
 
     # ------------------------------------------------------------ what the processes answer
 
-    def _ask(self, wanted: Mapping[int, tuple[str, list[Any]]]) -> dict[int, Any]:
+    def _ask(self, requests: Mapping[int, tuple[str, list[Any]]]) -> dict[int, Any]:
         """Make one request for each episode, after the replay of those that need it.
 
         Returns, by handle, what the host has answered, or an observation that ends the episode. A
         process may be killed from outside, which is no fault of an episode: only one in whose
-        request two processes end has failed. Such an episode comes last at its place, and the
+        request two processes end has failed. Such an episode comes last in its slot, and the
         others there are replayed in the new process.
         """
         answers: dict[int, Any] = {}
         deaths: Counter[int] = Counter()
         # Each round settles an episode or counts a death, unless processes are killed from outside.
-        for _ in range(3 * len(wanted) + 10):
-            left = sorted((h for h in wanted if h not in answers), key=lambda h: deaths[h])
+        for _ in range(3 * len(requests) + 10):
+            left = sorted((h for h in requests if h not in answers), key=lambda h: deaths[h])
             if not left and not self.released:
                 break
-            replies = self._exchange({handle: wanted[handle] for handle in left})
+            replies = self._exchange({handle: requests[handle] for handle in left})
             for handle in left:
                 settled = self._settle(self.episodes[handle], replies[handle], deaths[handle] > 0)
                 deaths[handle] += settled == DIED
@@ -263,20 +263,20 @@ class Episodes:
                 if not isinstance(settled, str):
                     answers[handle] = settled
         lost = failed(Outcome.WORLD_FAILED, "its processes ended again and again")
-        return {handle: answers.get(handle, lost) for handle in wanted}
+        return {handle: answers.get(handle, lost) for handle in requests}
 
-    def _exchange(self, wanted: Mapping[int, tuple[str, list[Any]]]) -> dict[int, list[Reply]]:
+    def _exchange(self, by_handle: Mapping[int, tuple[str, list[Any]]]) -> dict[int, list[Reply]]:
         """Send the requests with the replays before them; return the replies by handle."""
         requests: list[tuple[int, str, list[Any]]] = [
-            (place, "close", [handle]) for place, handle in self.released
+            (slot, "close", [handle]) for slot, handle in self.released
         ]
         self.released, owners = [], [-1] * len(requests)
-        for handle, request in wanted.items():
+        for handle, request in by_handle.items():
             episode = self.episodes[handle]
             for method, arguments in [*((m, a) for m, a, _ in episode.past()), request]:
                 requests.append((episode.place, method, [handle, *arguments]))
                 owners.append(handle)
-        replies: dict[int, list[Reply]] = {handle: [] for handle in [-1, *wanted]}
+        replies: dict[int, list[Reply]] = {handle: [] for handle in [-1, *by_handle]}
         for owner, reply in zip(owners, self.worlds.pool.ask(requests), strict=True):
             replies[owner].append(reply)
         return replies

@@ -158,13 +158,13 @@ ENDINGS = {GOAL: "You reach the goal.", HOLE: "You fall into a hole."}  # cell -
 # ---------------------------------------------------------------- the ice
 
 
-def find(level: Level, wanted: str) -> Cell:
+def find(level: Level, character: str) -> Cell:
     """Return the first cell with this character."""
     return next(
         (row, column)
         for row, cells in enumerate(level)
         for column, cell in enumerate(cells)
-        if cell == wanted
+        if cell == character
     )
 
 
@@ -202,14 +202,14 @@ def picture(level: Level, agent: Cell, sight: int | None) -> str:
 def distances(level: Level) -> Mapping[Cell, int]:
     """Return the fewest moves from each cell to the goal, without slips; others cannot reach it."""
     goal = find(level, GOAL)
-    found, waiting = {goal: 0}, deque([goal])
+    result, waiting = {goal: 0}, deque([goal])
     while waiting:
         cell = waiting.popleft()
         for before in (step(level, cell, direction) for direction in DIRECTIONS):
-            if before not in found and level[before[0]][before[1]] != HOLE:
-                found[before] = found[cell] + 1
+            if before not in result and level[before[0]][before[1]] != HOLE:
+                result[before] = result[cell] + 1
                 waiting.append(before)
-    return found
+    return result
 
 
 @functools.lru_cache(maxsize=4096)

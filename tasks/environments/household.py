@@ -96,7 +96,7 @@ class Household:
             return Call(FREE_TEXT.name, self._search())
         self.next = self.next or tuple(self.play.plan())
         taken = (TAKEN_FROM.fullmatch(command) for command in self.next)
-        self.wanted = next((found[1] for found in taken if found), "")
+        self.wanted = next((matched[1] for matched in taken if matched), "")
         if not self.next:
             return None
         return Call(FREE_TEXT.name, self._search() if self._looks() else self.next[0])
@@ -145,10 +145,10 @@ def tasks(settings: HouseholdSettings, split: str, count: int, seed: int) -> lis
     """
     engine.check_installed()
     if settings.games == "alfworld" or (settings.games == "available" and files.folder()):
-        found = files.listed(split, count, seed)
+        games = files.listed(split, count, seed)
         return [
             _question(split, n, kind, files.read(data)["task"], data)
-            for n, (kind, data) in enumerate(found)
+            for n, (kind, data) in enumerate(games)
         ]
     questions = []
     for number, data in enumerate(_made(settings, split, count, seed)):
@@ -167,9 +167,9 @@ def _question(split: str, number: int, kind: str, task: str, data: dict[str, Any
 
 def _made(settings: HouseholdSettings, split: str, count: int, seed: int) -> list[dict[str, Any]]:
     """Return what ``solvable`` returns for each number; which problems depends on no process."""
-    chosen = settings.model_dump(mode="json")
-    orders = [[chosen, split, number, seed] for number in range(count)]
-    found: list[dict[str, Any]] = []
+    dumped_settings = settings.model_dump(mode="json")
+    orders = [[dumped_settings, split, number, seed] for number in range(count)]
+    games: list[dict[str, Any]] = []
     with (
         open_pool(SOLVABLE, {}, min(count, os.cpu_count() or 1), SOLVE_SECONDS) as pool,
         tqdm(total=count, desc=f"games for {split}", disable=None) as progress,
@@ -178,23 +178,23 @@ def _made(settings: HouseholdSettings, split: str, count: int, seed: int) -> lis
             for reply in pool.call_all(orders[start:][:AT_ONCE]):
                 if not reply.value:
                     raise ValueError(
-                        f"environment.household: after {len(found)} games for {split} no other "
+                        f"environment.household: after {len(games)} games for {split} no other "
                         "one that can be solved is found: raise steps, receptacles or things"
                         + (f" ({reply.message})" if reply.failure else "")
                     )
-                found.append(reply.value)
+                games.append(reply.value)
                 progress.update()
-    return found
+    return games
 
 
 def solvable(
-    chosen: Mapping[str, Any], split: str, number: int, seed: int
+    dumped_settings: Mapping[str, Any], split: str, number: int, seed: int
 ) -> dict[str, Any] | None:
     """Return the first problem drawn for a number that fits and can be solved, as data.
 
     ``acts`` is the length of the planner's plan.
     """
-    settings = HouseholdSettings(**chosen)
+    settings = HouseholdSettings(**dumped_settings)
     chance = random.Random(f"{seed}/{split}/{number}")
     kind = list(problems.TYPES.values())[number % len(problems.TYPES)]
     shortest = problems.shortest(kind, number)

@@ -107,15 +107,15 @@ def setting_faults(settings: OpenEnv) -> list[str]:
 
     A replay reaches no server and needs no variable.
     """
-    found = []
+    faults = []
     for tool in settings.tools:
         try:
             jsonschema.Draft202012Validator.check_schema(dict(tool.parameters))
         except jsonschema.SchemaError as error:
-            found.append(f"tools, {tool.name}: parameters is no JSON schema: {error.message}")
+            faults.append(f"tools, {tool.name}: parameters is no JSON schema: {error.message}")
         if tool.parameters.get("type") != "object":
-            found.append(f"tools, {tool.name}: parameters must have the type object")
-    return found + [
+            faults.append(f"tools, {tool.name}: parameters must have the type object")
+    return faults + [
         f"headers.{header}: the environment variable {variable} is not set: set it before the run"
         for header, variable in settings.headers.items()
         if not os.environ.get(variable) and not replay_folder()
@@ -126,8 +126,10 @@ def numbered_tasks(settings: OpenEnv, split: str, count: int, seed: int) -> list
     """Return tasks that differ in their seed alone; equal ``seed`` gives equal tasks."""
     seeds = random.Random(f"{seed} {split}").sample(range(2**31), count)
     return [
-        Question(f"{split}-{number}", "openenv", settings.task, (), data=json.dumps({"seed": own}))
-        for number, own in enumerate(seeds)
+        Question(
+            f"{split}-{number}", "openenv", settings.task, (), data=json.dumps({"seed": task_seed})
+        )
+        for number, task_seed in enumerate(seeds)
     ]
 
 
@@ -302,12 +304,12 @@ def _text(seen: dict[str, Any], name: str | None) -> str:
 
 def _field(seen: Any, name: str) -> Any:
     """Return an entry of an observation by its path. Raises ValueError where it is missing."""
-    found = seen
+    entry = seen
     for key in name.split("."):
-        if not isinstance(found, dict) or key not in found:
+        if not isinstance(entry, dict) or key not in entry:
             raise ValueError(f"the observation has no entry {name}: {_short(seen)}")
-        found = found[key]
-    return found
+        entry = entry[key]
+    return entry
 
 
 def _written(value: Any) -> str:

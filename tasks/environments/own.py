@@ -76,12 +76,12 @@ def _world(held: Any, where: str) -> Any:
 def _method_faults(world: type) -> list[str]:
     faults = []
     for name, (parameters, needed) in METHODS.items():
-        wanted = f"def {name}({', '.join(('self', *parameters))})"
+        definition = f"def {name}({', '.join(('self', *parameters))})"
         method = getattr(world, name, None)
         if method is None and needed:
-            faults.append(f"the class has no method {name}: write {wanted}")
+            faults.append(f"the class has no method {name}: write {definition}")
         elif method is not None and not _takes(method, 1 + len(parameters)):
-            faults.append(f"{name}{_signature(method)} has other parameters: write {wanted}")
+            faults.append(f"{name}{_signature(method)} has other parameters: write {definition}")
     return faults
 
 
@@ -145,11 +145,11 @@ def _tasks(
     world: Any, where: str, settings: Frozen, split: str, count: int, seed: int
 ) -> list[Question]:
     """Return the tasks of a split: the class's own, or numbered ones with drawn seeds."""
-    made: Callable[..., Any] | None = getattr(world, "tasks", None)
-    if made is None:
+    method: Callable[..., Any] | None = getattr(world, "tasks", None)
+    if method is None:
         return _numbered(world, split, count, seed)
     try:
-        tasks = list(made(settings, split, count, seed))
+        tasks = list(method(settings, split, count, seed))
     except Exception as error:
         raise ValueError(f"{where}: tasks failed: {worker.describe(error)}") from error
     for task in tasks:

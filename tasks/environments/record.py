@@ -28,7 +28,7 @@ class Episode:
     """An episode, with all that was done in it and seen."""
 
     task: Question
-    place: int  # of its process
+    place: int  # the slot of its process in the pool
     seed: int = 0
     first: Observation | None = None  # None until it has started
     steps: list[Step] = field(default_factory=list)

@@ -58,12 +58,12 @@ class RecordedEpisodes:
         return self._named(parent.question, inner)
 
     def act(self, moves: Sequence[tuple[int, Call]]) -> list[Observation]:
-        made = self._ask(self.inner.act, moves)
-        return [seen or NOT_FOUND for seen in self._answered([h for h, _ in moves], made)]
+        observations = self._ask(self.inner.act, moves)
+        return [seen or NOT_FOUND for seen in self._answered([h for h, _ in moves], observations)]
 
     def end(self, endings: Sequence[tuple[int, str]]) -> list[Observation | None]:
-        made = self._ask(self.inner.end, endings)
-        return self._answered([handle for handle, _ in endings], made)
+        observations = self._ask(self.inner.end, endings)
+        return self._answered([handle for handle, _ in endings], observations)
 
     def solve(self, handles: Sequence[int]) -> list[Call | None]:
         if self.recorder.replays:
@@ -89,20 +89,20 @@ class RecordedEpisodes:
     def _ask(
         self,
         method: Callable[..., Sequence[Observation | None]],
-        asked: Sequence[tuple[int, object]],
+        requests: Sequence[tuple[int, object]],
     ) -> Sequence[Observation | None]:
         """Ask the world, unless this is a replay."""
         if self.recorder.replays:
-            return [None] * len(asked)
-        return method([(self.episodes[handle].handle, given) for handle, given in asked])
+            return [None] * len(requests)
+        return method([(self.episodes[handle].handle, given) for handle, given in requests])
 
     def _answered(
         self, handles: Sequence[int], seen: Sequence[Observation | None]
     ) -> list[Observation | None]:
         """Record what was seen, or return what is recorded in its place."""
         if self.recorder.replays:
-            kept = [self._found(handle) for handle in handles]
-            return [_read(each.text) if each else NOT_FOUND for each in kept]
+            recordings = [self._found(handle) for handle in handles]
+            return [_read(each.text) if each else NOT_FOUND for each in recordings]
         for handle, observation in zip(handles, seen, strict=True):
             text = "" if observation is None else json.dumps(asdict(observation))
             outcome = "" if observation is None else observation.outcome
@@ -134,9 +134,9 @@ def _read(text: str) -> Observation | None:
     return Observation(**{**values, "actions": tuple(values["actions"])})
 
 
-def _call(kept: Observation | None) -> Call | None:
+def _call(recording: Observation | None) -> Call | None:
     """Return the expert's act that was recorded; None where it had none."""
-    return Call(**json.loads(kept.text)) if kept and kept.text else None
+    return Call(**json.loads(recording.text)) if recording and recording.text else None
 
 
 @contextmanager

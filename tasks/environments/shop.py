@@ -78,8 +78,8 @@ class WebShop:
         """Search or click. An act that is not possible costs the penalty, and changes nothing."""
         self.taken += 1
         written = " ".join(str(call.values.get("text", call.argument)).lower().split())
-        found = ACT.fullmatch(written)
-        kind, argument = (found[1], found[2].strip()) if found else ("", "")
+        matched = ACT.fullmatch(written)
+        kind, argument = (matched[1], matched[2].strip()) if matched else ("", "")
         leads = pages.clickable(self.place, self.settings.results)
         if kind == "search" and 0 < len(argument) <= LONGEST_QUERY:
             hits = tuple(self.shop.search(argument))
@@ -124,18 +124,20 @@ class WebShop:
             return "click[< prev]"
         self.looked |= {place.product.asin}
         for name, values in place.product.options.items():
-            wanted = [value for value in values if _says(self.goal.instruction, name, value)]
-            if wanted and name not in place.chosen:
-                return f"click[{max(wanted, key=len).lower()}]"
+            mentions = [value for value in values if _says(self.goal.instruction, name, value)]
+            if mentions and name not in place.chosen:
+                return f"click[{max(mentions, key=len).lower()}]"
         return "click[buy now]"
 
     def _choice(self, products: Sequence[Product]) -> Product | None:
         """Return the product whose title has most words of the instruction, if it can be paid."""
         limit = LIMIT.search(self.goal.instruction)
         most = float(limit[1]) if limit else float("inf")
-        wanted = set(_words(self.goal.instruction))
+        instruction_words = set(_words(self.goal.instruction))
         fits = [each for each in products if each.price <= most and each.asin not in self.looked]
-        return max(fits, key=lambda p: len(wanted & set(_words(p.title.lower()))), default=None)
+        return max(
+            fits, key=lambda p: len(instruction_words & set(_words(p.title.lower()))), default=None
+        )
 
     def _bought(self) -> Observation:
         assert self.place.product
@@ -145,26 +147,26 @@ class WebShop:
         return Observation(Outcome.OK, pages.DONE, whole, terminated=True, info=info)
 
     def _seen(self, outcome: str, reward: float = 0.0) -> Observation:
-        chosen = self.settings
-        clicks = pages.clickable(self.place, chosen.results)
+        settings = self.settings
+        clicks = pages.clickable(self.place, settings.results)
         search = [LISTED_SEARCH] if self.place.page == SEARCH else []
         acts = (*search, *(f"click[{each}]" for each in clicks))
-        text = pages.text(self.place, chosen.results, chosen.title_words)
+        text = pages.text(self.place, settings.results, settings.title_words)
         return Observation(
             outcome,
             text,
             reward,
-            truncated=self.taken >= chosen.steps,
+            truncated=self.taken >= settings.steps,
             state=self.place.key,
-            actions=() if chosen.hidden else acts,
+            actions=() if settings.hidden else acts,
             info={"score": 0.0, "success": False},
         )
 
 
 def _words(text: str) -> list[str]:
     """Return the words of an instruction that say something of the product, each once, in order."""
-    found = (word.strip(".'-") for word in WORD.findall(text.lower()))
-    return [word for word in dict.fromkeys(found) if word and word not in STOP_WORDS | UNSAID]
+    words = (word.strip(".'-") for word in WORD.findall(text.lower()))
+    return [word for word in dict.fromkeys(words) if word and word not in STOP_WORDS | UNSAID]
 
 
 def _says(instruction: str, name: str, value: str) -> bool:
@@ -195,7 +197,7 @@ def tasks(settings: ShopSettings, split: str, count: int, seed: int) -> list[Que
     """
     shop = shop_of(settings)
     if settings.files:
-        found = files.goals(
+        goals = files.goals(
             Path(settings.files),
             shop.products,
             split,
@@ -204,8 +206,8 @@ def tasks(settings: ShopSettings, split: str, count: int, seed: int) -> list[Que
             settings.written,
         )
     else:
-        found = made.goals(shop.products, split, count, seed)
-    return [_question(split, number, goal, shop) for number, goal in enumerate(found)]
+        goals = made.goals(shop.products, split, count, seed)
+    return [_question(split, number, goal, shop) for number, goal in enumerate(goals)]
 
 
 def _question(split: str, number: int, goal: Goal, shop: Shop) -> Question:

@@ -87,8 +87,8 @@ def parsed(docstring: str) -> tuple[str, dict[str, str]]:
             section = text.partition(":")[0]
         elif not section:
             description.append(line)
-        elif section == "Args" and (found := _ARGUMENT.match(text)):
-            name, described[found[1]] = found[1], found[2]
+        elif section == "Args" and (matched := _ARGUMENT.match(text)):
+            name, described[matched[1]] = matched[1], matched[2]
         elif section == "Args" and name and text:
             described[name] = f"{described[name]} {text}".strip()
     return "\n".join(description).strip(), described
@@ -96,13 +96,13 @@ def parsed(docstring: str) -> tuple[str, dict[str, str]]:
 
 def _described(schema: dict[str, Any], description: str) -> dict[str, Any]:
     """Add a description; ``(choices: ["a", "b"])`` at its end lists the values."""
-    found = _CHOICES.search(description)
-    if found:
+    matched = _CHOICES.search(description)
+    if matched:
         try:
-            schema["enum"] = json.loads(found[1])
+            schema["enum"] = json.loads(matched[1])
         except ValueError as error:
-            raise ValueError(f"choices must be a list of JSON, not {found[1]}") from error
-        description = description[: found.start()].strip()
+            raise ValueError(f"choices must be a list of JSON, not {matched[1]}") from error
+        description = description[: matched.start()].strip()
     return schema | {"description": description}
 
 

@@ -80,12 +80,12 @@ def described(doc: str) -> dict[str, str]:
     current, margin = "", 0
     for line in inspect.cleandoc(doc).partition("\n\n")[2].splitlines():
         indent = len(line) - len(line.lstrip())
-        found = _NAMED.fullmatch(line)
+        matched = _NAMED.fullmatch(line)
         if current and line.strip() and indent > margin:
             meanings[current] += f" {line.strip()}"
-        elif found:
-            current, margin = found[1], indent
-            meanings[current] = found[2].strip()
+        elif matched:
+            current, margin = matched[1], indent
+            meanings[current] = matched[2].strip()
         else:
             current = ""
     return meanings

@@ -8,15 +8,15 @@ from numbers import Real
 from typing import Any
 
 
-def signature_fault(held: Any, wanted: str) -> str:
-    """Return why an object cannot be called as ``wanted``, such as "def close(answer)", or ""."""
+def signature_fault(held: Any, signature: str) -> str:
+    """Return why an object cannot be called as ``signature``, as in "def close(answer)", or ""."""
     if not callable(held) or inspect.isclass(held):
-        return f"is no function: write {wanted}"
-    names = [name for name in wanted.partition("(")[2].rstrip(")").split(", ") if name]
+        return f"is no function: write {signature}"
+    names = [name for name in signature.partition("(")[2].rstrip(")").split(", ") if name]
     try:
         inspect.signature(held).bind(*names)
     except TypeError:
-        return f"takes other arguments than {', '.join(names)}: write {wanted}"
+        return f"takes other arguments than {', '.join(names)}: write {signature}"
     except ValueError:  # some functions written in C have no signature
         return ""
     return ""

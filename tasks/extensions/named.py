@@ -40,9 +40,9 @@ class Named:
 
 def names(room: str) -> list[str]:
     """Return the names of the files in a room that hold its object, sorted."""
-    folder, wanted = ROOMS[room]
+    folder, attribute = ROOMS[room]
     files = (keys.PROJECT / folder).glob("*.py")
-    return sorted(file.stem for file in files if f"\n{wanted} = " in file.read_text())
+    return sorted(file.stem for file in files if f"\n{attribute} = " in file.read_text())
 
 
 def find(room: str, name: str) -> Named:
@@ -53,32 +53,32 @@ def find(room: str, name: str) -> Named:
     """
     if ".py" in name:
         return _own(name)
-    folder, wanted = ROOMS[room]
+    folder, attribute = ROOMS[room]
     if name not in names(room):
         raise ValueError(
             f"nothing in {folder}/ is called '{name}': choose one of {', '.join(names(room))}, or "
             "name a file of yours, such as own/mine.py:Mine"
         )
     file = keys.PROJECT / folder / f"{name}.py"
-    held = getattr(importlib.import_module(f"{folder.replace('/', '.')}.{name}"), wanted)
-    return Named(name, held, f"{folder}/{name}.py:{wanted}", keys.source_digest(file))
+    held = getattr(importlib.import_module(f"{folder.replace('/', '.')}.{name}"), attribute)
+    return Named(name, held, f"{folder}/{name}.py:{attribute}", keys.source_digest(file))
 
 
 def _own(name: str) -> Named:
-    path, _, wanted = name.partition(":")
+    path, _, attribute = name.partition(":")
     file = Path(path)
     if file.is_absolute() or ".." in file.parts or not file.is_relative_to(OWN):
         raise ValueError(
             f"{path} is outside the folder {OWN}/, so a run would not commit it: move it there"
         )
-    if not wanted.isidentifier():
+    if not attribute.isidentifier():
         raise ValueError(f"'{name}' names no function or class: write {path}:<its name>")
     if not file.is_file():
         raise ValueError(f"{path} does not exist: put your file there, or correct the path")
     module = _imported(file)
-    if not hasattr(module, wanted):
-        raise ValueError(f"{path} holds no '{wanted}': it has {', '.join(_public(module))}")
-    return Named(name, getattr(module, wanted), name, own_digest(file))
+    if not hasattr(module, attribute):
+        raise ValueError(f"{path} holds no '{attribute}': it has {', '.join(_public(module))}")
+    return Named(name, getattr(module, attribute), name, own_digest(file))
 
 
 def _imported(file: Path) -> Any:
@@ -99,8 +99,8 @@ def _imported(file: Path) -> Any:
 
 
 def _public(module: Any) -> list[str]:
-    own = (name for name, held in vars(module).items() if _defined_in(held, module.__name__))
-    return sorted(name for name in own if not name.startswith("_")) or ["nothing of its own"]
+    members = (name for name, held in vars(module).items() if _defined_in(held, module.__name__))
+    return sorted(name for name in members if not name.startswith("_")) or ["nothing of its own"]
 
 
 def _defined_in(held: Any, module: str) -> bool:

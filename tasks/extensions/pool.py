@@ -33,7 +33,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 
 BROKEN = (OSError, ValueError, TypeError, RecursionError)  # a channel that ended, or holds no reply
 
-Request = tuple[int, str, Sequence[Any]]  # place of a worker, method, arguments of JSON
+Request = tuple[int, str, Sequence[Any]]  # slot of a worker, method, arguments of JSON
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def open_pool(
 
 
 class Pool:
-    """Processes at numbered places. A process that has ended is replaced by its next request."""
+    """Processes in numbered slots. A process that has ended is replaced by its next request."""
 
     def __init__(
         self, reference: str, settings: Mapping[str, Any], workers: int, seconds: float
@@ -74,27 +74,27 @@ class Pool:
         self.reference, self.settings, self.seconds = reference, dict(settings), seconds
         self.team: list[_Worker | None] = [None] * workers
         self.closed = False
-        # Each place has a thread of its own. It starts the processes of the place, because a
+        # Each slot has a thread of its own. It starts the processes of the slot, because a
         # process is ended with the thread that started it, and it asks them one after the other.
-        self.threads = [ThreadPoolExecutor(1, f"pool-{place}") for place in range(workers)]
+        self.threads = [ThreadPoolExecutor(1, f"pool-{slot}") for slot in range(workers)]
 
     def ask(self, requests: Sequence[Request]) -> list[Reply]:
-        """Answer the requests: side by side over the places, in their order at each place.
+        """Answer the requests: side by side over the slots, in their order in each slot.
 
         Where a process ends or exceeds its seconds, its request has failed, and the next one at
-        this place is answered by a new process, which has nothing of the old one's state.
+        this slot is answered by a new process, which has nothing of the old one's state.
         """
         replies: dict[int, Reply] = {}
 
-        def serve(place: int, mine: Sequence[int]) -> None:
+        def serve(slot: int, mine: Sequence[int]) -> None:
             for index in mine:
                 _, method, arguments = requests[index]
-                replies[index] = self._call(place, method, arguments)
+                replies[index] = self._call(slot, method, arguments)
 
         waiting = []
-        for place in sorted({place for place, _, _ in requests}):
-            mine = [index for index, request in enumerate(requests) if request[0] == place]
-            waiting.append(self.threads[place].submit(serve, place, mine))
+        for slot in sorted({slot for slot, _, _ in requests}):
+            mine = [index for index, request in enumerate(requests) if request[0] == slot]
+            waiting.append(self.threads[slot].submit(serve, slot, mine))
         for job in waiting:
             job.result()
         return [replies[index] for index in range(len(requests))]
@@ -109,24 +109,24 @@ class Pool:
         replies: dict[int, Reply] = {}
         left = deque(range(len(arguments)))
 
-        def serve(place: int) -> None:
+        def serve(slot: int) -> None:
             with suppress(IndexError):  # another thread may have taken the last one
                 while True:
                     index = left.popleft()
-                    reply = self._call(place, "", arguments[index])
+                    reply = self._call(slot, "", arguments[index])
                     if reply.failure == DIED:
-                        reply = self._call(place, "", arguments[index])
+                        reply = self._call(slot, "", arguments[index])
                     replies[index] = reply
 
-        places = range(min(len(self.team), len(arguments)))
-        for job in [self.threads[place].submit(serve, place) for place in places]:
+        slots = range(min(len(self.team), len(arguments)))
+        for job in [self.threads[slot].submit(serve, slot) for slot in slots]:
             job.result()
         return [replies[index] for index in range(len(arguments))]
 
     def start(self) -> None:
         """Start all processes. Raises RuntimeError where the code cannot be loaded."""
-        places = range(len(self.team))
-        for job in [self.threads[place].submit(self._started, place) for place in places]:
+        slots = range(len(self.team))
+        for job in [self.threads[slot].submit(self._started, slot) for slot in slots]:
             job.result()
 
     def close(self) -> None:
@@ -140,42 +140,42 @@ class Pool:
             if held:
                 _end(held)
 
-    def _call(self, place: int, method: str, arguments: Sequence[Any]) -> Reply:
+    def _call(self, slot: int, method: str, arguments: Sequence[Any]) -> Reply:
         try:
-            held = self._started(place)
+            held = self._started(slot)
         except RuntimeError as error:
             return Reply(failure=DIED, message=str(error))
         try:
             return _exchange(held, [method, list(arguments)], self.seconds)
         except TimeoutError:
-            self._forget(place)
+            self._forget(slot)
             return Reply(failure=TIMEOUT, message=f"no answer within {self.seconds:g} seconds")
         except BROKEN:
-            report = self._forget(place)
+            report = self._forget(slot)
             return Reply(failure=DIED, message=f"the process ended{report}")
 
-    def _started(self, place: int) -> _Worker:
-        """Return the process at a place, a new one where there is none."""
-        held = self.team[place]
+    def _started(self, slot: int) -> _Worker:
+        """Return the process in a slot, a new one where there is none."""
+        held = self.team[slot]
         if held and _has_ended(held):
-            self._forget(place)
+            self._forget(slot)
         elif held:
             return held
         if self.closed:
             raise RuntimeError(f"{self.reference}: the processes have been ended")
-        held = self.team[place] = _start()
+        held = self.team[slot] = _start()
         order = {"reference": self.reference, "settings": self.settings, "limit": REPLY_BYTES}
         try:
             reply = _exchange(held, order, START_SECONDS)
         except BROKEN:
             reply = Reply(failure=DIED, message=f"the process did not start{_end(held)}")
         if reply.failure:
-            self._forget(place)
+            self._forget(slot)
             raise RuntimeError(f"{self.reference}: {reply.message}")
         return held
 
-    def _forget(self, place: int) -> str:
-        held, self.team[place] = self.team[place], None
+    def _forget(self, slot: int) -> str:
+        held, self.team[slot] = self.team[slot], None
         return _end(held) if held else ""
 
 

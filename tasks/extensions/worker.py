@@ -129,14 +129,14 @@ def _failure(name: str, message: str) -> bytes:
 
 
 def _place(error: BaseException) -> str:
-    """Return the last place of an error that is no library's."""
-    here, place, frame = str(Path.cwd()), "", error.__traceback__
+    """Return the last location of an error that is no library's."""
+    here, location, frame = str(Path.cwd()), "", error.__traceback__
     while frame:
         file = frame.tb_frame.f_code.co_filename
         if file.startswith(here) and "site-packages" not in file and file != __file__:
-            place = f" ({os.path.relpath(file, here)}, line {frame.tb_lineno})"
+            location = f" ({os.path.relpath(file, here)}, line {frame.tb_lineno})"
         frame = frame.tb_next
-    return place
+    return location
 
 
 # ---------------------------------------------------------------- the guard

@@ -99,10 +99,10 @@ def _takes_one(kind: Any) -> bool:
 def _type(reference: str) -> Any:
     """Return a class by ``<module>:<qualified name>``."""
     module, _, name = reference.partition(":")
-    found = importlib.import_module(module)
+    result = importlib.import_module(module)
     for part in name.split("."):
-        found = getattr(found, part)
-    return found
+        result = getattr(result, part)
+    return result
 
 
 def _seen(observation: Observation | str, method: str) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def expectations(*, rows: int, leaves: int, centred: bool) -> list[Expectation]:
     leave-one-out), so the advantages of a group have mean 0 and are 0 where its rewards are equal.
     Other estimators guarantee neither.
     """
-    own = [
+    centred_expectations = [
         between("a group's advantages have mean 0", "group_mean", -ROUNDING, ROUNDING),
         between("where a group's rewards are equal, none has credit", "of_equal_rewards", 0, 0),
     ]
@@ -53,5 +53,5 @@ def expectations(*, rows: int, leaves: int, centred: bool) -> list[Expectation]:
         among("the leaf has a reward", "rewarded", [True]),
         between(f"a question has {leaves} leaves an iteration", "group_size", leaves, leaves),
         between("a group's leaves are numbered from 0 on, each once", "leaf_off_by", 0, 0),
-        *(own if centred else []),
+        *(centred_expectations if centred else []),
     ]

@@ -51,17 +51,17 @@ def _placeholder(answer: str) -> Problem | None:
 def _damaged(answer: str) -> Problem | None:
     if command := lost_command(answer):
         return Problem(f"has {lost_fault(answer)}", lost_remedy(command))
-    found = damage(answer)
-    return Problem(f"has {found}", f"remove it, {DROP}") if found else None
+    fault = damage(answer)
+    return Problem(f"has {fault}", f"remove it, {DROP}") if fault else None
 
 
 def _invisible(answer: str) -> Problem | None:
-    found = SPACES.search(answer)
-    if not found and JOINERS.sub("", answer).isascii():
-        found = JOINERS.search(answer)
-    if not found:
+    matched = SPACES.search(answer)
+    if not matched and JOINERS.sub("", answer).isascii():
+        matched = JOINERS.search(answer)
+    if not matched:
         return None
-    return Problem(f"has the invisible character U+{ord(found[0]):04X}", f"remove it, {DROP}")
+    return Problem(f"has the invisible character U+{ord(matched[0]):04X}", f"remove it, {DROP}")
 
 
 def _mojibake(answer: str) -> Problem | None:

@@ -17,10 +17,10 @@ def group_columns(table: pd.DataFrame, group: Sequence[str]) -> dict[str, pd.Ser
     its leaves are numbered 0, 1, 2, ..., each once.
     """
     by = list(group)
-    place = table.sort_values([*by, "leaf"]).groupby(by).cumcount()
+    positions = table.sort_values([*by, "leaf"]).groupby(by).cumcount()
     return {
         "group_size": table.groupby(by)["leaf"].transform("size"),
-        "leaf_off_by": table["leaf"] - place,
+        "leaf_off_by": table["leaf"] - positions,
     }
 
 

@@ -54,12 +54,12 @@ def problems(question: Question, scorers: Scorers) -> list[Problem]:
     """Return all that is wrong with a question from the user's files."""
     messages = {"text": question.text}
     messages |= {f"before.{n}": message.content for n, message in enumerate(question.before)}
-    found = [
+    text_problems = [
         _text_problem(part, text, fault)
         for part, text in messages.items()
         if (fault := text_fault(text))
     ]
-    return [*found, *_answers_problems(question, scorers)]
+    return [*text_problems, *_answers_problems(question, scorers)]
 
 
 def _text_problem(part: str, text: str, fault: str) -> Problem:
@@ -70,13 +70,13 @@ def _text_problem(part: str, text: str, fault: str) -> Problem:
 
 
 def _answers_problems(question: Question, scorers: Scorers) -> list[Problem]:
-    found = [
+    answer_problems = [
         Problem("answers", problem.words, f": {printable(answer[:SHOWN])!r}", problem.remedy)
         for answer in question.answers
         if (problem := answer_problem(answer))
     ]
-    if found or not (fault := score_fault(question.scorer, question.answers, scorers)):
-        return found
+    if answer_problems or not (fault := score_fault(question.scorer, question.answers, scorers)):
+        return answer_problems
     words = f"scores less than 1 against itself with {question.scorer}"
     return [Problem("answers", words, f": {fault}", "correct it, or choose another scorer")]
 
@@ -174,20 +174,20 @@ def _repeated(digests_N: NDArray[np.bytes_]) -> tuple[NDArray[np.bool_], NDArray
 
 def _only(values: pd.Series, flags_N: NDArray[np.bool_]) -> pd.Categorical:
     """Return the values whose flag is true, and "" for the others."""
-    found = np.full(len(values), "", dtype=object)
-    found[flags_N] = values[flags_N]
-    return pd.Categorical(found)
+    column = np.full(len(values), "", dtype=object)
+    column[flags_N] = values[flags_N]
+    return pd.Categorical(column)
 
 
 def _repeated_texts(tables: Iterable[pd.DataFrame], twice_N: NDArray[np.bool_]) -> pd.Categorical:
     """Return the texts that occur more than once, and "" for the others."""
-    found = np.full(len(twice_N), "", dtype=object)
+    texts = np.full(len(twice_N), "", dtype=object)
     first = 0
     for table in tables if twice_N.any() else ():
         flags = twice_N[first : first + len(table)]
-        found[first : first + len(table)][flags] = list(compress(_normalised(table), flags))
+        texts[first : first + len(table)][flags] = list(compress(_normalised(table), flags))
         first += len(table)
-    return pd.Categorical(found)
+    return pd.Categorical(texts)
 
 
 def _splits_of_text(splits: pd.Series, which_N: NDArray[np.int64]) -> NDArray[np.int8]:
@@ -306,11 +306,11 @@ def _overlaps(tables: Iterable[pd.DataFrame], splits: pd.Series, words: int) -> 
     ]
     training = (text for split, _, text in _texts(tables) if split == "train")
     pairs = overlaps(training, [text for _, text in rows], words)
-    found = np.full(len(splits), "", dtype=object)
-    found[(splits == "train").to_numpy()] = [
+    ids = np.full(len(splits), "", dtype=object)
+    ids[(splits == "train").to_numpy()] = [
         "" if index is None else rows[index][0] for index in pairs
     ]
-    return pd.Categorical(found)
+    return pd.Categorical(ids)
 
 
 def _texts(tables: Iterable[pd.DataFrame]) -> Iterator[tuple[Any, Any, str]]:

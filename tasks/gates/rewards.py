@@ -77,8 +77,8 @@ def _estimate_faults(table: pd.DataFrame) -> NDArray[np.str_]:
 def _sums(table: pd.DataFrame, parts: pd.DataFrame) -> pd.Series:
     """Return the sum of these parts for each leaf of the table, 0 where there are none."""
     sums = parts.groupby(list(LEAF))["value"].sum()
-    found = sums.reindex(keys(table, LEAF)).fillna(0.0)
-    return pd.Series(found.to_numpy(), index=table.index)
+    sums_of_leaves = sums.reindex(keys(table, LEAF)).fillna(0.0)
+    return pd.Series(sums_of_leaves.to_numpy(), index=table.index)
 
 
 def expectations(

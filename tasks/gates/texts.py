@@ -48,11 +48,11 @@ def lost_command(text: str) -> str:
 
     A program that reads "\\b" of JSON as one character makes U+0008 of it.
     """
-    found = LOST_BACKSLASH.search(text)
-    if not found:
+    matched = LOST_BACKSLASH.search(text)
+    if not matched:
         return ""
-    rest = re.match("[a-z]+", text[found.end() :])
-    return f"\\{ESCAPES[found[0]]}{rest[0] if rest else ''}"
+    rest = re.match("[a-z]+", text[matched.end() :])
+    return f"\\{ESCAPES[matched[0]]}{rest[0] if rest else ''}"
 
 
 def lost_fault(text: str) -> str:
@@ -66,5 +66,5 @@ def lost_remedy(command: str) -> str:
     return f"a backslash was lost: write {command} (in JSON with two backslashes)"
 
 
-def _remains(found: re.Match[str] | None) -> str:
-    return f"template remains {found[0]!r}" if found else ""
+def _remains(matched: re.Match[str] | None) -> str:
+    return f"template remains {matched[0]!r}" if matched else ""

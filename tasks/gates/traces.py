@@ -51,7 +51,7 @@ def prepare(
     faults = unusable("traces", table, COLUMNS, NAMES)
     tokens, trained = table["tokens"].map(_array), table["trained"].map(_array)
     parts = [list(each) if _listed(each) else [] for each in table["parts"]]
-    turns = [[text for text, own in each if own] for each in parts]
+    turns = [[text for text, is_turn in each if is_turn] for each in parts]
     table = table.assign(
         **legible(table, NAMES),
         trace=range(len(table)),
@@ -108,7 +108,7 @@ def sampled_expectations(context: int) -> list[Expectation]:
 
 def trace_fault(parts: Parts, tools: Sequence[str], *, world: bool = False) -> str:
     """Describe the first thing that is wrong with a written trace, or return ""."""
-    turns = [text for text, own in parts if own]
+    turns = [text for text, is_turn in parts if is_turn]
     whole = "".join(text for text, _ in parts)
     return (
         parts_fault(parts, whole, world)
@@ -120,11 +120,11 @@ def trace_fault(parts: Parts, tools: Sequence[str], *, world: bool = False) -> s
 
 def parts_fault(parts: Parts, text: str, world: bool = False) -> str:
     """Describe where parts do not alternate or differ from the text, or return ""."""
-    for number, (part, own) in enumerate(parts):
-        if own != (number % 2 == 0):
-            return f"part {number} is a {'turn' if own else 'tool result'} out of turn"
+    for number, (part, is_turn) in enumerate(parts):
+        if is_turn != (number % 2 == 0):
+            return f"part {number} is a {'turn' if is_turn else 'tool result'} out of turn"
         in_tags = part.startswith("<result>") and part.endswith("</result>")
-        if not own and not in_tags and not world:
+        if not is_turn and not in_tags and not world:
             return f"part {number} is a tool result without its tags"
     if len(parts) % 2 == 0:
         return "ends with a tool result" if parts else "no turn"

@@ -129,10 +129,10 @@ def as_sampled(trees: Sequence[Tree], known: Mapping[int, Sequence[ByNode]]) -> 
     some = next(iter(known))  # nodes that no policy has sampled are empty in all of them
     return [
         [
-            known[_sampler(tree, node, known) if node.kind == TURN else some][place][index]
+            known[_sampler(tree, node, known) if node.kind == TURN else some][tree_index][index]
             for index, node in enumerate(tree.nodes)
         ]
-        for place, tree in enumerate(trees)
+        for tree_index, tree in enumerate(trees)
     ]
 
 

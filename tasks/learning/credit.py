@@ -67,13 +67,15 @@ def episodes_of(
     episodes = []
     for leaf, trajectory in enumerate(tree.trajectories()):
         lengths = [len(turn.tokens) for turn in sampled(trajectory)]
-        own = [step_weight * given for given in step_rewards(trajectory)]
+        rewards_of_steps = [step_weight * given for given in step_rewards(trajectory)]
         tokens = identities[leaf]
         charges = along(tree, leaf, penalty) if penalty else np.zeros(len(tokens))
         episodes.append(
             Episode(
-                reward=_at_the_end(rewards[leaf], own),
-                token_rewards=charges + _at_last_tokens(own, lengths) if any(own) else charges,
+                reward=_at_the_end(rewards[leaf], rewards_of_steps),
+                token_rewards=charges + _at_last_tokens(rewards_of_steps, lengths)
+                if any(rewards_of_steps)
+                else charges,
                 tokens=tokens,
                 steps=np.repeat(np.arange(len(lengths)), lengths),
                 states=tuple(observed_before(trajectory)),
@@ -109,7 +111,7 @@ def _identities(tree: Tree, key: str) -> list[NDArray[np.int64]]:
     """
     paths = [tree.path(leaf)[1:] for leaf in tree.leaves]  # without the prompt
     starts = np.concatenate([[0], np.cumsum([len(node.tokens) for node in tree.nodes])])
-    own = [
+    masks = [
         np.concatenate(
             [np.full(len(tree.nodes[n].tokens), tree.nodes[n].kind == TURN) for n in path]
         )
@@ -123,4 +125,4 @@ def _identities(tree: Tree, key: str) -> list[NDArray[np.int64]]:
             [np.concatenate([tree.nodes[n].tokens for n in path]) for path in paths]
         ),
     }
-    return [found[mask] for found, mask in zip(by_key[key](), own, strict=True)]
+    return [identities[mask] for identities, mask in zip(by_key[key](), masks, strict=True)]

@@ -52,9 +52,9 @@ def train(policy: Path, training: Training, end: int) -> list[float]:
     learning.model.train()
     losses = []
     for number in range(learning.updates, end):
-        chosen = [tree_of(rows[place]) for place in places(number, len(rows), training)]
+        trees = [tree_of(rows[index]) for index in places(number, len(rows), training)]
         settings = optimizer_settings(training.settings, number, rows)
-        losses.append(imitate(learning, chosen, settings, training.machine))
+        losses.append(imitate(learning, trees, settings, training.machine))
     resident.drop_gradients(learning)
     return losses
 
@@ -139,8 +139,8 @@ def tree_of(row: Row) -> Credited:
         measured = np.zeros(len(tokens) if kind == TURN else 0, np.float32)
         nodes.append(Node(len(nodes) - 1, kind, "", "", tokens, measured, measured))
     tree = Tree(Question(row["question_id"], "", "", ()), nodes, [len(nodes) - 1])
-    own = int(trained.sum())
-    return Credited(tree, [Credit(np.ones(own, np.float32), np.zeros(own, np.int64))])
+    count = int(trained.sum())
+    return Credited(tree, [Credit(np.ones(count, np.float32), np.zeros(count, np.int64))])
 
 
 def imitate(
@@ -153,6 +153,6 @@ def imitate(
         logprobs = passes.forest_logprobs(learning.model, forest, 1.0, machine)
         return -logprobs[forest.entries][forest.views][forest.mask].sum() / tokens, {}
 
-    found = gradients.accumulate(learning, trees, share, settings, machine)
+    metrics_of_forests = gradients.accumulate(learning, trees, share, settings, machine)
     gradients.apply_gradients(learning, settings)
-    return math.fsum(metrics["loss"] for metrics in found)
+    return math.fsum(metrics["loss"] for metrics in metrics_of_forests)

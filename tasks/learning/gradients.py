@@ -55,21 +55,23 @@ def add_gradients(
     stay equal. Processes that learn together have one lane each; all get the metrics of all.
     """
     if len(pieces) == 1:
-        found = []
+        metrics_of_forests = []
         for forest in pieces[0]:
             value, metrics = share(forest)
             (value * 0 if forest.spare else value).backward()
             if not forest.spare:
-                found.append({"loss": float(value.detach()), **metrics})
-        return [metrics for of_process in world.gathered(found) for metrics in of_process]
+                metrics_of_forests.append({"loss": float(value.detach()), **metrics})
+        return [
+            metrics for of_process in world.gathered(metrics_of_forests) for metrics in of_process
+        ]
 
     def lane(forests: Iterable[Forest]) -> tuple[list[Tensor | None], list[dict[str, float]]]:
         total: list[Tensor | None] = [None] * len(weights)
         metrics_of_forests = []
         for forest in forests:
             value, metrics = share(forest)
-            own = torch.autograd.grad(value, list(weights), allow_unused=True)
-            total = [_plus(one, other) for one, other in zip(total, own, strict=True)]
+            gradients = torch.autograd.grad(value, list(weights), allow_unused=True)
+            total = [_plus(one, other) for one, other in zip(total, gradients, strict=True)]
             metrics_of_forests.append({"loss": float(value.detach()), **metrics})
         return total, metrics_of_forests
 

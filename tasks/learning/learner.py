@@ -65,8 +65,8 @@ def optimize(
             if seen:
                 seen.clear()
             for part in np.array_split(order.permutation(len(trees)), count):
-                chosen = [trees[i] for i in part]
-                sums.append(_step(learner, chosen, loss, settings, temperature, machine, seen))
+                mini_batch = [trees[i] for i in part]
+                sums.append(_step(learner, mini_batch, loss, settings, temperature, machine, seen))
     if seen is not None:
         for others in world.gathered(dict(seen)):
             seen.update(others)

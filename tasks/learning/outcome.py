@@ -110,8 +110,8 @@ def _step(
     computed first, from a pass without a gradient, and each micro-batch then adds its share.
     """
     settings, model = training.settings, training.model
-    places = draw(examples, settings.loss, settings.batch, key)
-    drawn = [examples[place] for place in places]
+    indices = draw(examples, settings.loss, settings.batch, key)
+    drawn = [examples[index] for index in indices]
     batch = _batch(trees, [(one.tree, one.leaf) for one in drawn])
     scored = _score(model, batch, settings.micro_batch_tokens, training.machine)
     names = [(id(trees[one.tree]), one.leaf) for one in drawn]
@@ -135,8 +135,10 @@ def _add_gradients(training: Training, batch: Batch, factors: Mapping[Leaf, floa
 
     def share(forest: Forest) -> tuple[Tensor, dict[str, float]]:
         logits = _logits(model, forest, machine)
-        own = torch.tensor([factors[leaf] for leaf in _leaves(forest)], device=logits.device)
-        return (logits * own).sum(), {}
+        leaf_factors = torch.tensor(
+            [factors[leaf] for leaf in _leaves(forest)], device=logits.device
+        )
+        return (logits * leaf_factors).sum(), {}
 
     training.optimizer.zero_grad(set_to_none=True)
     with attending(model.backbone, form_for(machine.device)):
@@ -156,33 +158,35 @@ def _add_gradients(training: Training, batch: Batch, factors: Mapping[Leaf, floa
 def logits_of(
     model: OutcomeModel,
     trees: Sequence[Tree],
-    chosen: Sequence[tuple[int, int]],
+    trajectories: Sequence[tuple[int, int]],
     tokens: int,
     machine: Machine,
 ) -> NDArray[np.float64]:
-    """Return the logits of the chosen trajectories, before calibration: [N].
+    """Return the logits of trajectories of some trees, before calibration: [N].
 
-    ``chosen``: place of a tree, and a leaf of it. ``tokens``: most tokens of a forward pass; a
-    shared token counts once.
+    ``trajectories``: index of a tree, and a leaf of it. ``tokens``: most tokens of a forward pass;
+    a shared token counts once.
     """
-    credited = {place: uncredited(trees[place]) for place, _ in chosen}
-    found = _score(model, _batch(credited, chosen), tokens, machine)
-    return np.array([found[id(credited[place]), leaf] for place, leaf in chosen], np.float64)
+    credited = {tree_index: uncredited(trees[tree_index]) for tree_index, _ in trajectories}
+    logits = _score(model, _batch(credited, trajectories), tokens, machine)
+    return np.array(
+        [logits[id(credited[tree_index]), leaf] for tree_index, leaf in trajectories], np.float64
+    )
 
 
 def _batch(
-    trees: Sequence[Credited] | Mapping[int, Credited], chosen: Iterable[tuple[int, int]]
+    trees: Sequence[Credited] | Mapping[int, Credited], trajectories: Iterable[tuple[int, int]]
 ) -> Batch:
-    """Return the chosen trees with their chosen leaves, each once."""
+    """Return the trees of ``trajectories`` with these leaves, each once."""
     leaves: dict[int, set[int]] = {}
-    for tree, leaf in chosen:
+    for tree, leaf in trajectories:
         leaves.setdefault(tree, set()).add(leaf)
     return [(trees[tree], sorted(of_tree)) for tree, of_tree in sorted(leaves.items())]
 
 
 def _score(model: OutcomeModel, batch: Batch, tokens: int, machine: Machine) -> dict[Leaf, float]:
     """Return the logit of each leaf of a batch, without gradients."""
-    found: dict[Leaf, float] = {}
+    logits_by_leaf: dict[Leaf, float] = {}
     training = model.backbone.training
     model.backbone.eval()
 
@@ -190,12 +194,12 @@ def _score(model: OutcomeModel, batch: Batch, tokens: int, machine: Machine) -> 
     def lane(pieces: Iterable[Forest]) -> None:
         for forest in pieces:
             logits = _logits(model, forest, machine).cpu().tolist()
-            found.update(zip(_leaves(forest), logits, strict=True))
+            logits_by_leaf.update(zip(_leaves(forest), logits, strict=True))
 
     with attending(model.backbone, form_for(machine.device)):
         side_by_side(lane, _micro_batches(model, batch, tokens, machine))
     model.backbone.train(training)
-    return found
+    return logits_by_leaf
 
 
 def _micro_batches(

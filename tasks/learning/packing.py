@@ -100,8 +100,8 @@ class Layout:
         """Count the (query, key) pairs of attention; a token is a query in one context only."""
         return sum(
             (end - start) * end
-            for context, own in zip(self.contexts, self.owned, strict=True)
-            for start, end in _pieces(own, len(context))
+            for context, prefix_length in zip(self.contexts, self.owned, strict=True)
+            for start, end in _pieces(prefix_length, len(context))
         )
 
     @property
@@ -125,9 +125,9 @@ def lay_out(source: Credited, leaves: Sequence[int]) -> Layout:
     keys = [text.astype(">u4").tobytes() for text in texts]
     order = sorted(range(len(flat)), key=lambda context: keys[context])
     trie = _prefix_tree([texts[context] for context in order])
-    places = {id(flat[context][1]): place for place, context in enumerate(order)}
-    slots = {leaf: [trie.contexts[places[id(c)]] for c in of] for leaf, of in chains.items()}
-    in_order = sorted(leaves, key=lambda leaf: places[id(chains[leaf][-1])])
+    indices = {id(flat[context][1]): index for index, context in enumerate(order)}
+    slots = {leaf: [trie.contexts[indices[id(c)]] for c in of] for leaf, of in chains.items()}
+    in_order = sorted(leaves, key=lambda leaf: indices[id(chains[leaf][-1])])
     paths = [np.concatenate(slots[leaf]) for leaf in in_order]
     of_turns = _slots_of_turns(tree, zip(in_order, paths, strict=True))
     sampled = np.zeros(len(trie.tokens), bool)
@@ -162,18 +162,22 @@ def _prefix_tree(texts: Sequence[NDArray[np.int32]]) -> _Trie:
     right after that one's slots: depth first.
     """
     owned = [0, *(common_length(one, other) for one, other in pairwise(texts))]
-    tokens = np.concatenate([text[own:] for text, own in zip(texts, owned, strict=True)])
+    tokens = np.concatenate(
+        [text[prefix_length:] for text, prefix_length in zip(texts, owned, strict=True)]
+    )
     positions, parents = np.zeros(len(tokens), np.int64), np.zeros(len(tokens), np.int64)
     ends = np.full(len(tokens), len(tokens))
     contexts: list[Ints] = []
     slots: Ints = np.zeros(0, np.int64)
     used = 0
-    for text, own in zip(texts, owned, strict=True):
-        ends[slots[own:]] = used  # what the context before has alone ends here
-        slots = np.concatenate([slots[:own], np.arange(used, used + len(text) - own)])
-        new = slots[own:]
-        positions[new] = np.arange(own, len(text))
-        parents[new] = np.concatenate([[-1], slots[:-1]])[own:]
+    for text, prefix_length in zip(texts, owned, strict=True):
+        ends[slots[prefix_length:]] = used  # what the context before has alone ends here
+        slots = np.concatenate(
+            [slots[:prefix_length], np.arange(used, used + len(text) - prefix_length)]
+        )
+        new = slots[prefix_length:]
+        positions[new] = np.arange(prefix_length, len(text))
+        parents[new] = np.concatenate([[-1], slots[:-1]])[prefix_length:]
         contexts.append(slots)
         used += len(new)
     return _Trie(tokens.astype(np.int64), positions, parents, ends, contexts, owned)
@@ -181,15 +185,15 @@ def _prefix_tree(texts: Sequence[NDArray[np.int32]]) -> _Trie:
 
 def _slots_of_turns(tree: Tree, paths: Iterable[tuple[int, Ints]]) -> dict[int, Ints]:
     """Return the slots of the tokens of each turn on the paths of some leaves: node -> slots."""
-    found: dict[int, Ints] = {}
+    slots_of_turns: dict[int, Ints] = {}
     for leaf, slots in paths:
         start = 0
         for node in tree.path(tree.leaves[leaf]):
             end = start + len(tree.nodes[node].tokens)
             if tree.nodes[node].kind == TURN:
-                found.setdefault(node, slots[start:end])
+                slots_of_turns.setdefault(node, slots[start:end])
             start = end
-    return found
+    return slots_of_turns
 
 
 @dataclass(frozen=True)
@@ -303,7 +307,7 @@ def forest(layouts: Sequence[Layout], device: str) -> Forest:
     parents = np.concatenate([part.parents + offset for part, offset in pairs])
     tokens = np.concatenate([part.tokens for part in layouts])
     contexts = [context + offset for part, offset in pairs for context in part.contexts]
-    owned = [own for part in layouts for own in part.owned]
+    owned = [prefix_length for part in layouts for prefix_length in part.owned]
     buckets, places = _buckets(contexts, owned, len(tokens))
     credits = [part.source.credits[leaf] for part in layouts for leaf in part.leaves]
     number = np.cumsum(sampled) - 1  # slot -> index among the P
@@ -372,14 +376,14 @@ KNOWN: dict[str, Callable[[Credited], ByNode | None]] = {  # values of a forest'
 
 def _known(layouts: Sequence[Layout]) -> dict[str, Floats]:
     """Return the values of ``KNOWN`` that all layouts have: name -> [N]."""
-    found: dict[str, Floats] = {}
+    arrays: dict[str, Floats] = {}
     for name, of in KNOWN.items():
         parts = [(of(part.source), part.nodes) for part in layouts]
         if all(values is not None for values, _ in parts):
-            found[name] = np.concatenate(
+            arrays[name] = np.concatenate(
                 [values[node] for values, nodes in parts if values is not None for node in nodes]
             ).astype(np.float32)
-    return found
+    return arrays
 
 
 class _Rows(NamedTuple):
@@ -403,14 +407,14 @@ class _Piece(NamedTuple):
         return self.context[self.keys - self.queries : self.keys]
 
 
-def _pieces(own: int, length: int) -> Iterator[tuple[int, int]]:
+def _pieces(prefix_length: int, length: int) -> Iterator[tuple[int, int]]:
     """Cut a context of ``length`` tokens from its own first one on: yield (start, end) of each.
 
     The first piece has what is left over: the others have equal sizes, and end where those of any
     other share of the context do, so that a tree never computes more pairs than its leaves apart.
     """
-    first = own + (length - own - 1) % PIECE + 1
-    return pairwise([own, *range(first, length, PIECE), length])
+    first = prefix_length + (length - prefix_length - 1) % PIECE + 1
+    return pairwise([prefix_length, *range(first, length, PIECE), length])
 
 
 def _buckets(
@@ -423,19 +427,19 @@ def _buckets(
     """
     pieces = [
         _Piece(end - start, end, context)
-        for context, own in zip(contexts, owned, strict=True)
-        for start, end in _pieces(own, len(context))
+        for context, prefix_length in zip(contexts, owned, strict=True)
+        for start, end in _pieces(prefix_length, len(context))
         if start < end
     ]
     places: Ints = np.zeros(slots, np.int64)
     buckets, before = [], 0
     for group in _groups(sorted(pieces, key=lambda piece: piece[:2])):
-        own_slots, own = _padded([piece.own for piece in group])
+        own_slots, mask = _padded([piece.own for piece in group])
         all_slots, _ = _padded([piece.context[: piece.keys] for piece in group])
         first = np.array([piece.keys - piece.queries for piece in group])[:, None]
-        reach = np.where(own, first + np.arange(own.shape[1]), 0)  # padding sees the first key
-        places[own_slots[own]] = before + np.flatnonzero(own.ravel())
-        before += own.size
+        reach = np.where(mask, first + np.arange(mask.shape[1]), 0)  # padding sees the first key
+        places[own_slots[mask]] = before + np.flatnonzero(mask.ravel())
+        before += mask.size
         visible = np.arange(all_slots.shape[1]) <= reach[:, :, None]
         buckets.append(_Rows(own_slots, all_slots, visible[:, None]))
     return buckets, places

@@ -46,8 +46,8 @@ def states(backbone: Any, forest: Forest, slots: Tensor | None = None) -> Tensor
     output = backbone(
         input_ids=forest.tokens, position_ids=forest.positions, use_cache=False, forest=forest
     )
-    chosen = forest.predicting if slots is None else slots
-    return output.last_hidden_state[0].index_select(0, chosen)
+    indices = forest.predicting if slots is None else slots
+    return output.last_hidden_state[0].index_select(0, indices)
 
 
 def token_logprobs(
@@ -121,9 +121,9 @@ def node_values(
     def compute(forest: Forest) -> Tensor:
         return values(critic, sharding.run(model, partial(passes, forest)))
 
-    found = _by_node(model, trees, compute, settings, machine)
+    result = _by_node(model, trees, compute, settings, machine)
     sharding.release(critic.head)
-    return found
+    return result
 
 
 def values(critic: Critic, states_PH: Tensor) -> Tensor:
@@ -141,8 +141,8 @@ def _by_node(
     """Compute [P] for each forest without gradients; return tree -> node -> its values."""
     batch = [(tree, range(len(tree.tree.leaves))) for tree in trees]
     form = form_for(machine.device)
-    places = {id(tree): place for place, tree in enumerate(trees)}
-    found: dict[tuple[int, int], Floats] = {}  # place of a tree and its node -> values
+    indices = {id(tree): index for index, tree in enumerate(trees)}
+    by_node: dict[tuple[int, int], Floats] = {}  # index of a tree and its node -> values
     training = model.training
     model.eval()
 
@@ -152,18 +152,18 @@ def _by_node(
             computed = compute(forest)
             if not forest.spare:
                 for tree, node, numbers in to_nodes(forest, computed[forest.entries]):
-                    found[places[id(tree)], node] = numbers
+                    by_node[indices[id(tree)], node] = numbers
 
     with attending(model, form):
         cost = training_cost(model, form)
         side_by_side(lane, forests_of_lanes(batch, settings.micro_batch_tokens, cost, machine))
     sharding.release(model)
     model.train(training)
-    for others in world.gathered(found):
-        found.update(others)
+    for others in world.gathered(by_node):
+        by_node.update(others)
     return [
-        [found.get((place, node), NO_VALUES) for node in range(len(tree.tree.nodes))]
-        for place, tree in enumerate(trees)
+        [by_node.get((index, node), NO_VALUES) for node in range(len(tree.tree.nodes))]
+        for index, tree in enumerate(trees)
     ]
 
 
@@ -181,22 +181,22 @@ def forests_of_lanes(
     Forests are laid out lazily, so that a lane has only one in memory. Where processes learn
     together, each has one lane with its share of the trees.
     """
-    chosen = [(tree, leaves) for tree, leaves in batch if len(leaves)]
+    pairs = [(tree, leaves) for tree, leaves in batch if len(leaves)]
     if world.size() > 1:
-        return [shares.forests_in_step(chosen, tokens, cost, machine.device)]
-    sizes = [sum(len(credit.advantages) for credit in tree.credits) for tree, _ in chosen]
-    parts = balanced_parts(sizes, lanes(machine.device, len(chosen)))
-    return [forests([chosen[i] for i in part], tokens, cost, machine.device) for part in parts]
+        return [shares.forests_in_step(pairs, tokens, cost, machine.device)]
+    sizes = [sum(len(credit.advantages) for credit in tree.credits) for tree, _ in pairs]
+    parts = balanced_parts(sizes, lanes(machine.device, len(pairs)))
+    return [forests([pairs[i] for i in part], tokens, cost, machine.device) for part in parts]
 
 
 @contextmanager
-def recomputing(model: Any, wanted: bool) -> Iterator[None]:
+def recomputing(model: Any, recompute: bool) -> Iterator[None]:
     """Let layers keep only their inputs, and compute the rest again in the backward pass.
 
     This is activation checkpointing (arXiv 1604.06174, section 4.1) with one segment a layer. The
     model is restored after. Raises ValueError for an architecture that does not support it.
     """
-    if not wanted:
+    if not recompute:
         yield
         return
     if not model.supports_gradient_checkpointing:

@@ -178,20 +178,20 @@ class Processes:
     def _connected(self, listener: Listener) -> list[Connection]:
         """Return the channels of all processes, by rank."""
         assert self.launched
-        found: dict[int, Connection] = {}
+        channels: dict[int, Connection] = {}
         listening: Any = listener._listener._socket  # type: ignore[attr-defined]  # to wait a while
         deadline = time.monotonic() + START_WAIT
         listening.settimeout(1.0)
-        while len(found) < self.machine.processes:
+        while len(channels) < self.machine.processes:
             if self.launched.poll() is not None or time.monotonic() > deadline:
                 raise ProcessesDiedError(
-                    f"{len(found)} of {self.machine.processes} learner processes have started "
+                    f"{len(channels)} of {self.machine.processes} learner processes have started "
                     f"(status {self.launched.poll()}): their output is in {LOG}"
                 )
             with suppress(TimeoutError, AuthenticationError, ProcessesDiedError, EOFError):
                 channel = listener.accept()
-                found[receive(channel)] = channel
-        return [found[rank] for rank in range(self.machine.processes)]
+                channels[receive(channel)] = channel
+        return [channels[rank] for rank in range(self.machine.processes)]
 
 
 def send(channel: Connection, message: Any) -> None:
@@ -226,14 +226,14 @@ def _launch(machine: Machine, address: str, key: bytes) -> subprocess.Popen[byte
     """Start what starts the processes; it ends with this process."""
     LOG.parent.mkdir(parents=True, exist_ok=True)
     threads = str(max(1, machine.threads // machine.processes))
-    own = {ADDRESS: address, SECRET: key.hex(), "PYTHONPATH": str(ROOT)}
+    variables = {ADDRESS: address, SECRET: key.hex(), "PYTHONPATH": str(ROOT)}
     with LOG.open("wb") as log:
         return subprocess.Popen(
             [*launch_command(machine.processes), "-m", "tasks.learning.process"],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env={"OMP_NUM_THREADS": threads} | os.environ | own,
+            env={"OMP_NUM_THREADS": threads} | os.environ | variables,
             start_new_session=True,  # Ctrl-C at the terminal is for the stage only
             preexec_fn=_die_with_parent,
         )
@@ -241,8 +241,8 @@ def _launch(machine: Machine, address: str, key: bytes) -> subprocess.Popen[byte
 
 def launch_command(processes: int) -> list[str]:
     """Return the command that starts learner processes, without the module that they run."""
-    if own := os.environ.get(LAUNCH):
-        return shlex.split(own)
+    if command := os.environ.get(LAUNCH):
+        return shlex.split(command)
     torchrun = [sys.executable, "-m", "torch.distributed.run"]
     return [*torchrun, "--standalone", f"--nproc-per-node={processes}"]
 

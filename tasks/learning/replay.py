@@ -121,9 +121,9 @@ def _by_question(examples: Sequence[Example], size: int, generator: np.random.Ge
     ages = [_questions(examples, newest) for newest in (False, True)]
     fault = "no question has trajectories with different labels"
     drawn = [
-        [generator.choice(kind) for kind in age[place]]
+        [generator.choice(kind) for kind in age[index]]
         for age, count in _shared(ages, size, fault)
-        for place in generator.integers(len(age), size=count)
+        for index in generator.integers(len(age), size=count)
     ]
     return np.array(drawn, np.int64)
 
@@ -133,11 +133,11 @@ DRAWS = {"classification": _by_label, "pairs": _by_question}
 
 def _questions(examples: Sequence[Example], newest: bool) -> Group:
     """Return the trajectories of each question that has both kinds."""
-    found: dict[str, tuple[list[int], list[int]]] = {}
-    for place, one in enumerate(examples):
+    by_question: dict[str, tuple[list[int], list[int]]] = {}
+    for index, one in enumerate(examples):
         if one.newest == newest:
-            found.setdefault(one.question, ([], []))[0 if one.success else 1].append(place)
-    return [both for both in found.values() if all(both)]
+            by_question.setdefault(one.question, ([], []))[0 if one.success else 1].append(index)
+    return [both for both in by_question.values() if all(both)]
 
 
 def _shared(ages: Sequence[list[Any]], size: int, fault: str) -> list[tuple[list[Any], int]]:

@@ -22,11 +22,11 @@ def forests_in_step(batch: Batch, tokens: int, cost: Cost, device: str) -> Itera
     ``batch`` is equal in all processes, and has only trees with leaves. Every process must take all
     forests.
     """
-    own = forests(share(batch), tokens, cost, device)
-    following = next(own, None)
+    own_forests = forests(share(batch), tokens, cost, device)
+    following = next(own_forests, None)
     while world.some(following is not None):
         yield following or spare(batch, device)
-        following = next(own, None)
+        following = next(own_forests, None)
 
 
 def share(batch: Batch) -> list[tuple[Credited, Sequence[int]]]:
@@ -35,15 +35,15 @@ def share(batch: Batch) -> list[tuple[Credited, Sequence[int]]]:
     Parts are of a similar number of tokens, once equal prefixes are counted once.
     """
     parts = balanced_parts(unique_tokens(batch), world.size())
-    return [batch[place] for place in parts[world.rank()]]
+    return [batch[index] for index in parts[world.rank()]]
 
 
 def unique_tokens(batch: Batch) -> list[int]:
     """Count the tokens of each tree, equal prefixes once; each process counts a part of them."""
-    own = range(world.rank(), len(batch), world.size())
-    counts = {place: len(lay_out(*batch[place]).tokens) for place in own}
-    every = {place: count for counted in world.gathered(counts) for place, count in counted.items()}
-    return [every[place] for place in range(len(batch))]
+    indices = range(world.rank(), len(batch), world.size())
+    counts = {index: len(lay_out(*batch[index]).tokens) for index in indices}
+    every = {index: count for counted in world.gathered(counts) for index, count in counted.items()}
+    return [every[index] for index in range(len(batch))]
 
 
 def spare(batch: Batch, device: str) -> Forest:

@@ -30,14 +30,16 @@ TABLE = pa.schema(
 @torch.no_grad()
 def add(seen: Seen, forest: Forest, views: Views, loss: Loss) -> None:
     """Add what the loss saw of the tokens of a micro-batch to ``seen``, in place."""
-    own = sampled_only(views)
-    ratio = loss.ratio.of(own)
-    clipped = torch.stack([*clipped_tokens(ratio, own.advantages, loss.clip or UNBOUNDED).values()])
-    gap = own.old_logprobs - own.sampler_logprobs
+    sampled_views = sampled_only(views)
+    ratio = loss.ratio.of(sampled_views)
+    clipped = torch.stack(
+        [*clipped_tokens(ratio, sampled_views.advantages, loss.clip or UNBOUNDED).values()]
+    )
+    gap = sampled_views.old_logprobs - sampled_views.sampler_logprobs
     values = torch.stack([gap, ratio, clipped.any(0).float(), torch.ones_like(ratio)], -1)
     for tree, node, sums in to_nodes(forest, _over_views(values, forest)):
-        place = (tree.tree.question.id, node)
-        seen[place] = seen[place] + sums if place in seen else sums  # of a tree in several forests
+        key = (tree.tree.question.id, node)
+        seen[key] = seen[key] + sums if key in seen else sums  # of a tree in several forests
 
 
 def _over_views(values: Tensor, forest: Forest) -> Tensor:

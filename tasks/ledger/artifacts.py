@@ -39,8 +39,8 @@ class Artifact:
 
 def output(record: Record, name: str) -> Artifact:
     """Return the artifact ``name`` that the sub-step of ``record`` made."""
-    made = record["artifacts"][name]
-    return Artifact(made["path"], made["digest"])
+    artifact = record["artifacts"][name]
+    return Artifact(artifact["path"], artifact["digest"])
 
 
 def digest(path: Path) -> str:
@@ -92,16 +92,16 @@ class PrunedError(RuntimeError):
     """A needed artifact was dropped by ``Ledger.retire``; ``Ledger.revive`` lets it be remade."""
 
 
-def need(made: Artifact) -> None:
-    """Raise PrunedError if ``made`` was an artifact of the ledger and is missing now.
+def need(artifact: Artifact) -> None:
+    """Raise PrunedError if ``artifact`` was one of the ledger and is missing now.
 
     Raises ValueError where it is or has a link: the ledger makes none.
     """
-    path = Path(made.path)
+    path = Path(artifact.path)
     if not path.is_relative_to(ROOT):
         return
     if not os.path.lexists(path):
-        raise PrunedError(f"{made.path} has been pruned, and is needed again")
+        raise PrunedError(f"{artifact.path} has been pruned, and is needed again")
     if odd := irregular(path):
         raise ValueError(f"{odd} is a link or no file: remove {path.parent}, and it is made again")
 
@@ -110,13 +110,15 @@ def _copied(source: Path, target: Path) -> None:
     (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
 
 
-def publish(made: Artifact, target: Path, write: Callable[[Path, Path], object] = _copied) -> None:
+def publish(
+    artifact: Artifact, target: Path, write: Callable[[Path, Path], object] = _copied
+) -> None:
     """Copy an artifact to ``target``, whole or not at all. Raises as ``need``.
 
     ``write(source, target)`` makes the copy; pass one to write something else than a plain copy.
     """
-    need(made)
-    source, partial = Path(made.path), target.with_name(f".{target.name}.partial")
+    need(artifact)
+    source, partial = Path(artifact.path), target.with_name(f".{target.name}.partial")
     target.parent.mkdir(parents=True, exist_ok=True)
     remove(partial)
     write(source, partial)
@@ -140,7 +142,7 @@ def publish_records(records: Sequence[Record], target: Path) -> None:
 
 def _repeatable(record: Record) -> Record:
     step = record["step"]
-    digests = {name: made["digest"] for name, made in record["artifacts"].items()}
+    digests = {name: artifact["digest"] for name, artifact in record["artifacts"].items()}
     optional: Record = {
         name: record[name]
         for name in ("attempt", "questions", "cursor", "published")

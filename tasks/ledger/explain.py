@@ -24,23 +24,23 @@ def report(
     """
     at = f"{folder.name}: {verb} of iteration {iteration}"
     whole = {int(name.partition("-")[0]) for name in reused} - {iteration}
-    kept = f"{len(reused)} sub-steps ({len(whole)} whole iterations) are reused"
+    reuse = f"{len(reused)} sub-steps ({len(whole)} whole iterations) are reused"
     if older := _nearest(folder, iteration, verb, reused, made_of["inputs"]):
         lines = "".join(f"  {line}\n" for line in changes(older, made_of))
-        return f"{at} runs again; {kept}. Changes since:\n{lines}"
-    return f"{at} is next; {kept}\n" if reused else ""
+        return f"{at} runs again; {reuse}. Changes since:\n{lines}"
+    return f"{at} is next; {reuse}\n" if reused else ""
 
 
 def _nearest(
     folder: Path, iteration: int, verb: str, reused: Collection[str], inputs: Identities
 ) -> dict[str, Any] | None:
     """Return the earlier record of this sub-step that differs in the fewest inputs, or None."""
-    found = []
-    for place in sorted(folder.glob(f"{iteration:04d}-{verb}-*")):
+    older_records = []
+    for path in sorted(folder.glob(f"{iteration:04d}-{verb}-*")):
         with suppress(OSError, ValueError):
-            if place.name not in reused and (record := records.load(place)):
-                found.append(record)
-    return min(found, key=lambda r: len(differing(r["inputs"], inputs)), default=None)
+            if path.name not in reused and (record := records.load(path)):
+                older_records.append(record)
+    return min(older_records, key=lambda r: len(differing(r["inputs"], inputs)), default=None)
 
 
 def differing(before: Identities, now: Identities) -> list[str]:

@@ -112,10 +112,10 @@ def _parsed(file: Path) -> parsed.Parsed:
 @functools.cache  # many modules import the same files
 def _parsed_source(source: str, described: bool) -> parsed.Parsed:
     key = parsed.key_of(source, described)
-    if (found := parsed.find(key, _parser())) is None:
-        found = _parse(source, described)
-        parsed.keep(key, _parser(), found)
-    return found
+    if (result := parsed.find(key, _parser())) is None:
+        result = _parse(source, described)
+        parsed.keep(key, _parser(), result)
+    return result
 
 
 @functools.cache
@@ -143,14 +143,14 @@ def without_docstrings(tree: ast.AST) -> ast.AST:
 
 def import_closure(module: Path) -> list[Path]:
     """Return the module's file and all project files that it imports, directly or not, sorted."""
-    found: set[Path] = set()
+    files: set[Path] = set()
     waiting = [module.resolve()]
     while waiting:
         file = waiting.pop()
-        if file not in found:
-            found.add(file)
+        if file not in files:
+            files.add(file)
             waiting += imported_files(file)
-    return sorted(found)
+    return sorted(files)
 
 
 def imported_files(file: Path) -> list[Path]:
@@ -194,6 +194,6 @@ def _project_files(name: str) -> list[Path]:
     parts = name.split(".")
     if parts[0] not in ROOMS:
         return []
-    places = [PROJECT.joinpath(*parts[: length + 1]) for length in range(len(parts))]
-    files = [file for place in places for file in (place / "__init__.py", place.with_suffix(".py"))]
+    paths = [PROJECT.joinpath(*parts[: length + 1]) for length in range(len(parts))]
+    files = [file for path in paths for file in (path / "__init__.py", path.with_suffix(".py"))]
     return [file for file in files if file.is_file() and file.stat().st_size]

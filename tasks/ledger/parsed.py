@@ -55,9 +55,9 @@ def _entries(file: Path) -> dict[str, Parsed]:
         lines = file.read_text().splitlines(keepends=True)
     except (OSError, ValueError):
         return {}
-    found = {}
+    entries = {}
     for line in lines:
         key, *rest = line.removesuffix("\n").split("\t")
         if line.endswith("\n") and len(key) == KEY_LETTERS and len(rest) == 2:
-            found[key] = tuple(rest[1].split()), rest[0]
-    return found
+            entries[key] = tuple(rest[1].split()), rest[0]
+    return entries

@@ -103,31 +103,31 @@ class _SubStep(_Sealed):
     reason: str = ""
 
 
-def _fault(record: Record, place: Path) -> str:
-    """Return what is wrong with a record of the folder ``place``; "" if nothing is."""
-    sealed = not SUB_STEP.fullmatch(place.name)
+def _fault(record: Record, folder: Path) -> str:
+    """Return what is wrong with a record of ``folder``; "" if nothing is."""
+    sealed = not SUB_STEP.fullmatch(folder.name)
     try:
         (_Sealed if sealed else _SubStep).model_validate(record)
     except ValidationError as error:
         first = error.errors()[0]
         where = ascii(".".join(map(str, first["loc"])))[:SHOWN]
         return f"entry {where}: {first['type']}"
-    for name, made in record["artifacts"].items():
-        if name not in (made["file"], Path(made["file"]).stem):
+    for name, artifact in record["artifacts"].items():
+        if name not in (artifact["file"], Path(artifact["file"]).stem):
             return "an artifact has the file of another one"
-    if (record["verb"] if sealed else _name(record)) != place.name:
+    if (record["verb"] if sealed else _name(record)) != folder.name:
         return "it is of another folder"
-    return "" if sealed else _contradiction(record, place)
+    return "" if sealed else _contradiction(record, folder)
 
 
 def _name(record: Record) -> str:
     return f"{record['step']['iteration']:04d}-{record['verb']}-{record['key']}"
 
 
-def _contradiction(record: Record, place: Path) -> str:
+def _contradiction(record: Record, folder: Path) -> str:
     step, inputs = record["step"], record["inputs"]
-    folder = Path(step["recipe"], step["stage"]).parts
-    if place.parent.parts[-len(folder) :] != folder:
+    stage_parts = Path(step["recipe"], step["stage"]).parts
+    if folder.parent.parts[-len(stage_parts) :] != stage_parts:
         return "it is of another stage"
     if record["key"] != keys.key_of(inputs):
         return "its key is not that of its inputs"
@@ -146,8 +146,8 @@ def drawn(iteration: int, seed: int) -> str:
 # ---------------------------------------------------------------- write and read
 
 
-def write(folder: Path, place: Path, entries: Mapping[str, Any]) -> Record:
-    """Write the record of ``folder``, which is or will be renamed to ``place``; return it.
+def write(folder: Path, target: Path, entries: Mapping[str, Any]) -> Record:
+    """Write the record of ``folder``, which is or will be renamed to ``target``; return it.
 
     ``artifacts`` are added: what is in the folder, but marks and hidden files. Raises ValueError
     for an artifact that is or has a link, and for entries that could not be read again.
@@ -155,17 +155,17 @@ def write(folder: Path, place: Path, entries: Mapping[str, Any]) -> Record:
     record = json.loads(json.dumps({**entries, "artifacts": _artifacts(folder)}))
     text = json.dumps({**record, "digest": _digest(record)}, indent=1)
     try:
-        found = parse(text.encode(), place)
+        parsed_record = parse(text.encode(), target)
     except ValueError as error:
-        raise ValueError(f"{place}: the record cannot be kept: {error}") from None
+        raise ValueError(f"{target}: the record cannot be kept: {error}") from None
     partial = folder / f".{RECORD}.partial"
     partial.write_text(text)
     partial.replace(folder / RECORD)
-    return found
+    return parsed_record
 
 
-def parse(content: bytes, place: Path) -> Record:
-    """Return the record that ``content`` is, as that of ``place``, with the artifacts' paths there.
+def parse(content: bytes, folder: Path) -> Record:
+    """Return the record that ``content`` is, as that of ``folder``, with the paths of artifacts.
 
     Raises ValueError with the reason where it is malformed, or of another folder.
     """
@@ -179,33 +179,33 @@ def parse(content: bytes, place: Path) -> Record:
         raise ValueError("it is no text") from None
     except RecursionError:
         raise ValueError("it is too deep") from None
-    if fault := _fault(record, place):
+    if fault := _fault(record, folder):
         raise ValueError(fault)
-    for made in record["artifacts"].values():
-        made["path"] = str(place / made.pop("file"))
+    for artifact in record["artifacts"].values():
+        artifact["path"] = str(folder / artifact.pop("file"))
     return record
 
 
-def load(place: Path) -> Record | None:
-    """Return the record of the folder ``place``, or None without one; artifacts are not checked.
+def load(folder: Path) -> Record | None:
+    """Return the record of ``folder``, or None without one; artifacts are not checked.
 
     Raises ValueError as ``parse``, and OSError for a file that cannot be read.
     """
-    file = place / RECORD
+    file = folder / RECORD
     if not os.path.lexists(file):
         return None
-    if irregular(file) or place.is_symlink():
+    if irregular(file) or folder.is_symlink():
         raise ValueError("it is a link or no file")
-    return parse(file.read_bytes(), place)
+    return parse(file.read_bytes(), folder)
 
 
-def read(place: Path) -> Record | None:
-    """Return the record at ``place`` if all its artifacts are there and unchanged, else None."""
+def read(folder: Path) -> Record | None:
+    """Return the record in ``folder`` if all its artifacts are there and unchanged, else None."""
     try:
-        record = load(place)
-        fault = record and damaged(place, record)
+        record = load(folder)
+        fault = record and damaged(folder, record)
     except (OSError, ValueError) as error:
-        print(f"{place / RECORD} is damaged ({error}): {place.name} runs again")
+        print(f"{folder / RECORD} is damaged ({error}): {folder.name} runs again")
         return None
     if record and fault:
         print(f"{fault} is missing or damaged: {record['verb']} runs again")
@@ -213,39 +213,39 @@ def read(place: Path) -> Record | None:
     return record
 
 
-def damaged(place: Path, record: Record) -> Path | None:
-    """Return the first artifact in ``place`` that differs from its record, or None.
+def damaged(folder: Path, record: Record) -> Path | None:
+    """Return the first artifact in ``folder`` that differs from its record, or None.
 
     Retired artifacts do not count. An artifact that is or has a link is damaged.
     """
-    dropped = retired(place)
-    for name, made in record["artifacts"].items():
-        path = place / file_name(made)
-        if name not in dropped and not _is_whole(path, made):
+    dropped = retired(folder)
+    for name, artifact in record["artifacts"].items():
+        path = folder / file_name(artifact)
+        if name not in dropped and not _is_whole(path, artifact):
             return path
     return None
 
 
-def _is_whole(path: Path, made: Mapping[str, Any]) -> bool:
+def _is_whole(path: Path, artifact: Mapping[str, Any]) -> bool:
     try:
         return (
             os.path.lexists(path)
             and not irregular(path)
-            and size(path) == made["size"]
-            and digest(path) == made["digest"]
+            and size(path) == artifact["size"]
+            and digest(path) == artifact["digest"]
         )
     except OSError:
         return False
 
 
-def file_name(made: Mapping[str, Any]) -> str:
+def file_name(artifact: Mapping[str, Any]) -> str:
     """Return the name that an artifact of a record has in its folder."""
-    return Path(made["path"]).name
+    return Path(artifact["path"]).name
 
 
-def retired(place: Path) -> set[str]:
-    """Return the names of the artifacts that were dropped from ``place``."""
-    mark = place / RETIRED
+def retired(folder: Path) -> set[str]:
+    """Return the names of the artifacts that were dropped from ``folder``."""
+    mark = folder / RETIRED
     if not os.path.lexists(mark) or irregular(mark):
         return set()
     return names_of(mark.read_bytes())
@@ -258,13 +258,13 @@ def names_of(mark: bytes) -> set[str]:
 
 def _artifacts(folder: Path) -> dict[str, dict[str, Any]]:
     """Return name -> file, digest and size of the artifacts in ``folder``."""
-    found = [
+    paths = [
         path for path in sorted(folder.iterdir()) if path.name not in MARKS and path.name[0] != "."
     ]
-    for path in found:
+    for path in paths:
         if odd := irregular(path):
             raise ValueError(f"{odd} is a link or no file: artifacts are files and folders")
-    names = [path.stem for path in found]
+    names = [path.stem for path in paths]
     unique = len(set(names)) == len(names)
     return {
         path.stem if unique else path.name: {
@@ -272,7 +272,7 @@ def _artifacts(folder: Path) -> dict[str, dict[str, Any]]:
             "digest": digest(path),
             "size": size(path),
         }
-        for path in found
+        for path in paths
     }
 
 

@@ -55,16 +55,16 @@ class Mirror(Protocol):
     No method raises an error while the place is unreachable.
     """
 
-    def push(self, place: Path) -> None:
+    def push(self, folder: Path) -> None:
         """Have a folder sent, unless it is marked as delivered; one that is gone is removed."""
 
-    def withdraw(self, place: Path) -> None:
+    def withdraw(self, folder: Path) -> None:
         """Have a folder, and those below it, not sent until it is pushed again: it will change."""
 
-    def fetch(self, place: Path) -> Record | None:
-        """Copy a whole folder to ``place``; return its record, or None if there is none."""
+    def fetch(self, folder: Path) -> Record | None:
+        """Copy a whole folder into ``folder``; return its record, or None if there is none."""
 
-    def drop(self, place: Path) -> None:
+    def drop(self, folder: Path) -> None:
         """Remove a folder."""
 
     def names(self, folder: Path) -> list[str]:
@@ -136,20 +136,20 @@ def _found_or_made(
 ) -> Outcome:
     """Return the record that the ledger has, or that of what ``verb`` makes now."""
     identities = step.identities(verb, inputs)
-    place = step._place(verb, identities)
-    if found := step.ledger.find(place):
-        return Outcome(found, found=True)
+    folder = step._place(verb, identities)
+    if reused_record := step.ledger.find(folder):
+        return Outcome(reused_record, found=True)
     for entry in fields(inputs):
-        for made in _artifacts_in(getattr(inputs, entry.name)):
-            need(made)
+        for artifact in _artifacts_in(getattr(inputs, entry.name)):
+            need(artifact)
     made_of = {"inputs": identities, "sources": keys.source_digests(module_of(verb))}
     step.ledger.explain(step, verb.__name__, made_of)
-    partial = _empty(place.with_name(f".{place.name}.partial"))
+    partial = _empty(folder.with_name(f".{folder.name}.partial"))
     began = time.time()
     result = verb(replace(step, out=partial), inputs, **others)
     about = {"verb": verb.__name__, "key": keys.key_of(identities), "step": step.facts()}
     record = {**about, **made_of, "duration": time.time() - began, **result}
-    return Outcome(step.ledger.finish(partial, place, record), found=False)
+    return Outcome(step.ledger.finish(partial, folder, record), found=False)
 
 
 def module_of(verb: Callable[..., Any]) -> Path:
@@ -190,31 +190,31 @@ class Ledger:
         self.explained: set[Path] = set()  # folders of stages whose first new sub-step was logged
         self.beside: list[Path] = []  # folders of other stages whose whole sub-steps count, too
 
-    def find(self, place: Path) -> Record | None:
-        """Return the whole record at ``place``, or the mirror's; None if neither has one.
+    def find(self, folder: Path) -> Record | None:
+        """Return the whole record in ``folder``, or the mirror's; None if neither has one.
 
         A record that is found here is sent to the mirror if it is missing there.
         """
-        found = read(place)
+        record = read(folder)
         for mirror in self.mirrors:
-            if found:
-                mirror.push(place)
+            if record:
+                mirror.push(folder)
             else:
-                found = mirror.fetch(place)
-        if found:
-            self.reused.setdefault(place.parent, set()).add(place.name)
-            self.used.add(place)
-        return found or self._find_beside(place)
+                record = mirror.fetch(folder)
+        if record:
+            self.reused.setdefault(folder.parent, set()).add(folder.name)
+            self.used.add(folder)
+        return record or self._find_beside(folder)
 
-    def _find_beside(self, place: Path) -> Record | None:
+    def _find_beside(self, folder: Path) -> Record | None:
         """Return the record of an equal sub-step of another stage that still has all artifacts.
 
         A name ends with the key, which has everything that decides the outcome.
         """
-        for folder in self.beside:
-            other = folder / place.name
-            if (found := read(other)) and not retired(other):
-                return found
+        for stage_folder in self.beside:
+            other = stage_folder / folder.name
+            if (record := read(other)) and not retired(other):
+                return record
         return None
 
     def explain(self, step: Step, verb: str, made_of: Mapping[str, Any]) -> None:
@@ -225,17 +225,17 @@ class Ledger:
             text = explain.report(step.folder, step.iteration, verb, reused, made_of)
             print(text, end="", flush=True)
 
-    def finish(self, partial: Path, place: Path, record: Record) -> Record:
-        """Write the record into ``partial``, rename it to ``place``, and send it to the mirror."""
+    def finish(self, partial: Path, folder: Path, record: Record) -> Record:
+        """Write the record into ``partial``, rename it to ``folder``, and send it to the mirror."""
         facts = {"finished": time.time(), "host": socket.gethostname()}
-        made = records.write(partial, place, {**record, **facts})
-        remove(place)
-        partial.rename(place)
-        self.used.add(place)
+        written_record = records.write(partial, folder, {**record, **facts})
+        remove(folder)
+        partial.rename(folder)
+        self.used.add(folder)
         for mirror in self.mirrors:
-            mirror.push(place)
-        self._drop_scratch(place)
-        return made
+            mirror.push(folder)
+        self._drop_scratch(folder)
+        return written_record
 
     # ------------------------------------------------------------ within a sub-step
 
@@ -264,8 +264,8 @@ class Ledger:
                 if not (folder.parent / name).exists():
                     mirror.push(folder.parent / name)
 
-    def _drop_scratch(self, place: Path) -> None:
-        if (path := _scratch(place)).exists():
+    def _drop_scratch(self, folder: Path) -> None:
+        if (path := _scratch(folder)).exists():
             for mirror in self.mirrors:
                 mirror.drop(path)
             shutil.rmtree(path)
@@ -287,45 +287,45 @@ class Ledger:
         The artifacts ``weights`` of every ``every``-th iteration stay for good; those of the
         sub-steps that made one of ``spare`` stay this time. The artifacts ``small`` always stay.
         """
-        for place in step.folder.glob(f"[0-9]*-{verb}-*"):
-            number = place.name.partition("-")[0]
+        for folder in step.folder.glob(f"[0-9]*-{verb}-*"):
+            number = folder.name.partition("-")[0]
             if not number.isdecimal() or int(number) > step.iteration - last:
                 continue
-            spared = any(Path(made.path).is_relative_to(place) for made in spare)
-            kept = weights if spared or (int(number) + 1) % every == 0 else ()
-            stay = {*kept, *small}
-            paths = [p for p in place.iterdir() if p.name not in MARKS and p.stem not in stay]
-            self._drop(place, paths)
+            spared = any(Path(artifact.path).is_relative_to(folder) for artifact in spare)
+            kept_weights = weights if spared or (int(number) + 1) % every == 0 else ()
+            stay = {*kept_weights, *small}
+            paths = [p for p in folder.iterdir() if p.name not in MARKS and p.stem not in stay]
+            self._drop(folder, paths)
 
-    def _drop(self, place: Path, paths: Sequence[Path]) -> None:
+    def _drop(self, folder: Path, paths: Sequence[Path]) -> None:
         """Remove artifacts, first here, then in the mirror; RETIRED names them before that."""
         if not paths:
             return
         for mirror in self.mirrors:
-            mirror.withdraw(place)
-        names = retired(place) | {path.stem for path in paths}
-        partial = place / f".{RETIRED}.partial"
+            mirror.withdraw(folder)
+        names = retired(folder) | {path.stem for path in paths}
+        partial = folder / f".{RETIRED}.partial"
         partial.write_text("\n".join(sorted(names)))
-        partial.rename(place / RETIRED)
+        partial.rename(folder / RETIRED)
         for path in paths:
             remove(path)
         for mirror in self.mirrors:
-            mirror.push(place)
+            mirror.push(folder)
 
     def revive(self, folder: Path) -> None:
         """Remove this run's sub-steps in ``folder`` with retired artifacts, so that they run again.
 
         Sub-steps of other runs stay.
         """
-        for place in [place for place in self.used if place.parent == folder]:
-            if (place / RETIRED).exists():
+        for sub_step in [sub_step for sub_step in self.used if sub_step.parent == folder]:
+            if (sub_step / RETIRED).exists():
                 for mirror in self.mirrors:
-                    mirror.drop(place)
-                shutil.rmtree(place)
+                    mirror.drop(sub_step)
+                shutil.rmtree(sub_step)
 
 
-def _scratch(place: Path) -> Path:
-    return place.with_name(f".{place.name}.scratch")
+def _scratch(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.scratch")
 
 
 # ---------------------------------------------------------------- checkpoints of a training

@@ -103,8 +103,8 @@ def load(model: Any, folder: Path) -> Any:
     config.inference_mode = False
     _inject(model, config)
     weights = load_file(folder / WEIGHTS)
-    own = {name.removeprefix(PREFIX): weight for name, weight in weights.items()}
-    set_peft_model_state_dict(model, own, NAME)
+    state = {name.removeprefix(PREFIX): weight for name, weight in weights.items()}
+    set_peft_model_state_dict(model, state, NAME)
     return model
 
 
@@ -112,8 +112,8 @@ def weights_of(model: Any) -> dict[str, Tensor]:
     """Return the adapter's weights by their names in peft's files, whole where they are sharded."""
     from peft import get_peft_model_state_dict
 
-    own = get_peft_model_state_dict(model, adapter_name=NAME, save_embedding_layers=False)
-    return {PREFIX + name: sharding.whole(weight).contiguous() for name, weight in own.items()}
+    state = get_peft_model_state_dict(model, adapter_name=NAME, save_embedding_layers=False)
+    return {PREFIX + name: sharding.whole(weight).contiguous() for name, weight in state.items()}
 
 
 def save(model: Any, weights: dict[str, Tensor], folder: Path) -> None:

@@ -45,14 +45,14 @@ def whole(policy: Artifact) -> Path:
 
     An adapter is merged into ``MERGED``, which keeps only the newest one.
     """
-    source, place = Path(policy.path), MERGED / policy.digest
+    source, folder = Path(policy.path), MERGED / policy.digest
     if not adapter.base_of(source):
         return source
-    if not place.is_dir():
+    if not folder.is_dir():
         shutil.rmtree(MERGED, ignore_errors=True)
         merged(source, MERGED / ".partial")
-        (MERGED / ".partial").rename(place)
-    return place
+        (MERGED / ".partial").rename(folder)
+    return folder
 
 
 def prepare_critic(learner: Learner, choice: algorithms.Critic | None, machine: Machine) -> None:
@@ -63,14 +63,14 @@ def prepare_critic(learner: Learner, choice: algorithms.Critic | None, machine: 
     if choice is None:
         learner.critic = None  # another algorithm may have left one
         return
-    own = choice.backbone == "own"
-    if learner.critic and own == (learner.critic.backbone is not None):
+    own_backbone = choice.backbone == "own"
+    if learner.critic and own_backbone == (learner.critic.backbone is not None):
         return
     beside = _beside(learner, CRITIC)
-    if own and beside:
+    if own_backbone and beside:
         backbone = load_backbone(beside, machine)
     else:
-        backbone = _backbone(learner.model) if own else None
+        backbone = _backbone(learner.model) if own_backbone else None
     head = torch.nn.Linear(learner.model.config.hidden_size, 1).to(machine.device)
     if beside:
         head.load_state_dict(load_file(beside / "head.safetensors", device=machine.device))
@@ -113,8 +113,8 @@ def prepare_optimizer(learner: Learner, settings: Update) -> None:
         return
     critic = learner.critic
     shared = critic.weights() if critic and critic.backbone is None else []
-    own = [weight for weight in learner.model.parameters() if weight.requires_grad]
-    weights = [*own, *shared]
+    policy_weights = [weight for weight in learner.model.parameters() if weight.requires_grad]
+    weights = [*policy_weights, *shared]
     learner.optimizer = make_optimizer(weights, settings, settings.learning_rate)
     if beside := _beside(learner, OPTIMIZER):
         load_state(learner.optimizer, beside)

@@ -97,8 +97,8 @@ def import_trainer() -> None:
         importlib.import_module("transformers.trainer")
     _ask_anew(OF_TRAINER)
     for module, name, package in ONLY_WITH:
-        place: Any = sys.modules[module]
-        setattr(place, name, _only_with(package, getattr(place, name)))
+        target_module: Any = sys.modules[module]
+        setattr(target_module, name, _only_with(package, getattr(target_module, name)))
 
 
 def _only_with(package: str, question: Callable[..., bool]) -> Callable[..., bool]:
@@ -164,7 +164,7 @@ def _models_of(utils: Any) -> Any:
     To list them, transformers reads them all, at its import and once more for this package.
     """
     folder = Path(utils.__file__).parents[1] / "models"
-    found = utils.define_import_structure(folder, prefix="models")
+    structure = utils.define_import_structure(folder, prefix="models")
     start = "models."
 
     def listed(_: str) -> dict[Any, dict[str, set[str]]]:
@@ -174,7 +174,7 @@ def _models_of(utils: Any) -> Any:
                 for name, values in modules.items()
                 if name.startswith(start)
             }
-            for backends, modules in found.items()
+            for backends, modules in structure.items()
         }
 
     return listed

@@ -53,9 +53,9 @@ def _keep_memory() -> None:
     policy. Environment variables MALLOC_... of the user have priority, and a C library without
     ``mallopt`` is left as it is.
     """
-    own = any(name.startswith("MALLOC_") for name in os.environ)
+    set_by_user = any(name.startswith("MALLOC_") for name in os.environ)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None and not own:
+    if mallopt is not None and not set_by_user:
         for option, size in KEPT_MEMORY.items():
             mallopt(option, size)
 

@@ -117,8 +117,8 @@ def _unfilled() -> Iterator[None]:
     contexts = method.__func__
 
     def without_meta(kind: Any, *arguments: Any, **named: Any) -> list[Any]:
-        found = contexts(kind, *arguments, **named)
-        return [initialization.no_init_weights() if one == META else one for one in found]
+        managers = contexts(kind, *arguments, **named)
+        return [initialization.no_init_weights() if one == META else one for one in managers]
 
     settings: Any = torch.utils.deterministic
     filled, settings.fill_uninitialized_memory = settings.fill_uninitialized_memory, False
@@ -151,9 +151,9 @@ def _refuse_code(name: str | Path, revision: str | None) -> None:
     """Raise ValueError if a policy or its tokenizer has only a class of its own (auto_map)."""
     config, _ = transformers.PreTrainedConfig.get_config_dict(name, revision=revision)
     kind = str(config.get("model_type"))
-    found = []
+    unknown_classes = []
     if config.get("auto_map") and kind not in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        found.append(f"model_type '{kind}' of config.json")
+        unknown_classes.append(f"model_type '{kind}' of config.json")
     settings = tokenization_auto.get_tokenizer_config(name, revision=revision)
     tokenizer = (
         settings.get("tokenizer_class") or tokenization_auto.TOKENIZER_MAPPING_NAMES.get(kind) or ""
@@ -161,12 +161,12 @@ def _refuse_code(name: str | Path, revision: str | None) -> None:
     if _maps_tokenizer(
         settings.get("auto_map")
     ) and not tokenization_auto.tokenizer_class_from_name(tokenizer):
-        found.append(f"tokenizer_class '{tokenizer}' of tokenizer_config.json")
-    if found:
+        unknown_classes.append(f"tokenizer_class '{tokenizer}' of tokenizer_config.json")
+    if unknown_classes:
         raise ValueError(
             f"the policy {name} needs code of its own (auto_map), which is not run: transformers "
-            f"has no class for {' and '.join(found)}. Choose another policy, or a copy that was "
-            "saved with classes of transformers"
+            f"has no class for {' and '.join(unknown_classes)}. Choose another policy, or a copy "
+            "that was saved with classes of transformers"
         )
 
 

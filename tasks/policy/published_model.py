@@ -22,14 +22,14 @@ class Published:
     rewards: Artifact  # of these trees, the labels
 
 
-def publish(folder: Path, made: Published | None) -> None:
+def publish(folder: Path, model: Published | None) -> None:
     """Replace the folder, whole or not at all; None: a file says that there is no model."""
     partial = folder.with_name(f".{folder.name}.partial")
     artifacts.remove(partial)
     partial.mkdir(parents=True)
-    (partial / PRESENT).write_text(json.dumps({"reward_model": made is not None}) + "\n")
-    for name, target in PLACES.items() if made else ():
-        artifacts.publish(getattr(made, name), partial / target)
+    (partial / PRESENT).write_text(json.dumps({"reward_model": model is not None}) + "\n")
+    for name, target in PLACES.items() if model else ():
+        artifacts.publish(getattr(model, name), partial / target)
     artifacts.remove(folder)
     partial.rename(folder)
 
@@ -44,4 +44,4 @@ def published(folder: Path) -> Published | None:
         raise ValueError(f"{file} does not exist: run the stage that makes it, reward_model, first")
     if not json.loads(file.read_text())["reward_model"]:
         return None
-    return Published(**{name: Artifact.at(folder / place) for name, place in PLACES.items()})
+    return Published(**{name: Artifact.at(folder / path) for name, path in PLACES.items()})

@@ -127,8 +127,8 @@ class Resident:
 POLICIES = Resident()  # of the run of this process; the verbs of all its iterations share it
 
 
-def _holds(kept: Learner | None, folder: Path) -> bool:
-    return kept is not None and kept.folder == folder and not kept.changed
+def _holds(learner: Learner | None, folder: Path) -> bool:
+    return learner is not None and learner.folder == folder and not learner.changed
 
 
 def _load(folder: Path, machine: Machine) -> Learner:

@@ -97,14 +97,14 @@ def whole_weights(model: Any) -> dict[str, Tensor] | None:
     """
     if not is_sharded(model):
         return None
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for name, weight in model.named_parameters():
         gathered = whole(weight.detach())
         if world.rank() == 0:
-            found[name] = gathered.cpu()
+            weights[name] = gathered.cpu()
     tied = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     buffers = {name: value for name, value in model.state_dict().items() if name not in tied}
-    return found | {name: value.cpu() for name, value in buffers.items()}
+    return weights | {name: value.cpu() for name, value in buffers.items()}
 
 
 def like(weight: Tensor, values: Tensor) -> Tensor:
@@ -116,9 +116,9 @@ def like(weight: Tensor, values: Tensor) -> Tensor:
         return values
     from torch.distributed.tensor import DTensor
 
-    own = weight.to_local()
+    local_weight = weight.to_local()
     first = world.rank() * -(-len(values) // world.size())  # parts as torch.chunk makes them
-    local = values[first : first + len(own)].to(own.device)
+    local = values[first : first + len(local_weight)].to(local_weight.device)
     return DTensor.from_local(
         local,
         weight.device_mesh,

@@ -45,13 +45,13 @@ def locate(reference: str, sets: Sets, folder: Path = SOURCES) -> Path:
     Raises ValueError where two files match, or none and the hub cannot be used.
     """
     name, split = reference.split("/")
-    found = _files_of(split, folder / name)
-    if len(found) > 1:
+    files = _files_of(split, folder / name)
+    if len(files) > 1:
         raise ValueError(
-            f"{reference} is in {' and in '.join(map(str, found))}: keep one of the files"
+            f"{reference} is in {' and in '.join(map(str, files))}: keep one of the files"
         )
-    if found:
-        return found[0]
+    if files:
+        return files[0]
     return _fetch(reference, benchmark_of(reference, sets), folder / name / split)
 
 
@@ -69,10 +69,10 @@ def _files_of(split: str, folder: Path) -> list[Path]:
     ]
 
 
-def _fetch(reference: str, settings: Benchmark, place: Path) -> Path:
+def _fetch(reference: str, settings: Benchmark, stem: Path) -> Path:
     hub, split = settings.hub, reference.partition("/")[2]
     others = ", ".join(SUFFIXES[1:])
-    remedy = f"put its file there as {place}{SUFFIXES[0]} (or {others})"
+    remedy = f"put its file there as {stem}{SUFFIXES[0]} (or {others})"
     if hub is None:
         raise ValueError(
             f"{reference} has no file, and its row in params/benchmarks.yaml no hub: {remedy}"
@@ -118,8 +118,8 @@ def load(
     """
     settings = benchmark_of(reference, sets)
     name, split = reference.split("/")
-    place = locate(reference, sets, folder)
-    return read_entries(place, settings, name, f"{name}-{split}", problems, solutions=solutions)
+    file = locate(reference, sets, folder)
+    return read_entries(file, settings, name, f"{name}-{split}", problems, solutions=solutions)
 
 
 # ---------------------------------------------------------------- splits
@@ -209,20 +209,25 @@ def _load_each(
 
 
 def draw_in_proportion(kinds: Sequence[str], count: int, seed: int) -> set[int]:
-    """Draw ``count`` places, or all if there are fewer, from each kind in proportion to its size.
+    """Draw ``count`` indices, or all if there are fewer, from each kind in proportion to its size.
 
     What is left over after rounding down goes to the kinds with the largest remainders.
     """
-    places: dict[str, array[int]] = {}
-    for place, kind in enumerate(kinds):
-        places.setdefault(kind, array("l")).append(place)
-    wanted = {kind: min(count, len(kinds)) * len(own) / len(kinds) for kind, own in places.items()}
-    shares = {kind: int(share) for kind, share in wanted.items()}
+    by_kind: dict[str, array[int]] = {}
+    for index, kind in enumerate(kinds):
+        by_kind.setdefault(kind, array("l")).append(index)
+    quotas = {
+        kind: min(count, len(kinds)) * len(indices) / len(kinds)
+        for kind, indices in by_kind.items()
+    }
+    shares = {kind: int(share) for kind, share in quotas.items()}
     left = min(count, len(kinds)) - sum(shares.values())
-    for kind in sorted(wanted, key=lambda kind: shares[kind] - wanted[kind])[:left]:
+    for kind in sorted(quotas, key=lambda kind: shares[kind] - quotas[kind])[:left]:
         shares[kind] += 1
     draw = random.Random(f"{seed}/validation")
-    return {place for kind, own in places.items() for place in draw.sample(own, shares[kind])}
+    return {
+        index for kind, indices in by_kind.items() for index in draw.sample(indices, shares[kind])
+    }
 
 
 def distinct(entries: Sequence[Entry]) -> tuple[Sequence[Entry], list[Dropped]]:
@@ -242,8 +247,8 @@ def distinct(entries: Sequence[Entry]) -> tuple[Sequence[Entry], list[Dropped]]:
 
 def _first_of_each_text(questions: Sequence[Question]) -> NDArray[np.int64]:
     """Return for each question the place of the first one with its text. [N]"""
-    found = (text_digest(question.text) for question in questions)
-    digests_N = np.fromiter(found, f"S{DIGEST_BYTES}", len(questions))
+    digests = (text_digest(question.text) for question in questions)
+    digests_N = np.fromiter(digests, f"S{DIGEST_BYTES}", len(questions))
     _, firsts, which_N = np.unique(digests_N, return_index=True, return_inverse=True)
     return firsts[which_N]
 
@@ -260,10 +265,10 @@ def apart(
 ) -> tuple[Sequence[Entry], list[Dropped]]:
     """Split entries into those that overlap no held-out question, and the others."""
     texts = (entry.question.text for entry in entries)
-    found = overlaps(texts, [entry.question.text for entry in held_out], words)
-    flags_N = np.fromiter((index is None for index in found), bool, len(entries))
+    indices = overlaps(texts, [entry.question.text for entry in held_out], words)
+    flags_N = np.fromiter((index is None for index in indices), bool, len(entries))
     dropped = []
-    others = (index for index in found if index is not None)
+    others = (index for index in indices if index is not None)
     for entry, index in zip(where(entries, ~flags_N), others, strict=True):
         other = held_out[index].question
         phrase = shared_phrase(entry.question.text, other.text, words)

@@ -195,12 +195,12 @@ def _clean(solution: str) -> tuple[str, dict[str, str]]:
 def read_steps(text: str) -> list[Step]:
     """Return the calculations of a cleaned solution in order: notes, and equations that hold."""
     steps = list(_equations(text))
-    for found in _NOTE.finditer(text):
-        written, _, result = found[1].rpartition("=")
+    for note in _NOTE.finditer(text):
+        written, _, result = note[1].rpartition("=")
         value = _number(result)
-        follows = found[2] is not None and _number(found[2]) == value
-        end = found.end() if follows else found.start() + found[0].index(">>") + 2
-        steps.append(Step("", found.start(), end, read_expression(written), value))
+        follows = note[2] is not None and _number(note[2]) == value
+        end = note.end() if follows else note.start() + note[0].index(">>") + 2
+        steps.append(Step("", note.start(), end, read_expression(written), value))
     steps.sort(key=lambda step: step.start)
     return [replace(step, name=f"step{i}") for i, step in enumerate(steps, start=1)]
 
@@ -208,14 +208,14 @@ def read_steps(text: str) -> list[Step]:
 def _equations(text: str) -> Iterator[Step]:
     """Return the equations without a note that hold exactly."""
     masked = re.sub("<<[^<>]*>>", lambda note: "\0" * len(note[0]), text)
-    for found in _EQUATION.finditer(masked):
-        before, left, right, percent = found.groups()
+    for equation in _EQUATION.finditer(masked):
+        before, left, right, percent = equation.groups()
         if before:  # an operator: this is the end of a longer expression
             continue
         with contextlib.suppress(UnreadableError, ZeroDivisionError):
             code = read_expression(left.replace("%", "") if percent else left)
             if evaluate(ast.parse(code, mode="eval").body) == _number(right):
-                yield Step("", found.start(3), found.end(3), code, _number(right))
+                yield Step("", equation.start(3), equation.end(3), code, _number(right))
 
 
 def read_expression(written: str) -> str:
@@ -263,8 +263,8 @@ def evaluate(tree: ast.AST) -> Fraction:
 
 def _number(text: str) -> Fraction | None:
     """Return the number that a text is, with or without currency and thousands separators."""
-    found = re.fullmatch(rf"\s*(-?){_CURRENCY}({_NUMBER})\s*", text)
-    return Fraction(found[1] + found[2].replace(",", "")) if found else None
+    matched = re.fullmatch(rf"\s*(-?){_CURRENCY}({_NUMBER})\s*", text)
+    return Fraction(matched[1] + matched[2].replace(",", "")) if matched else None
 
 
 # ---------------------------------------------------------------- writing
@@ -272,7 +272,7 @@ def _number(text: str) -> Fraction | None:
 
 def numbers_of(question: str) -> set[Fraction]:
     """Return the numbers in a question, as digits or as words such as "twice" and "week"."""
-    stated = {Fraction(found.replace(",", "")) for found in re.findall(_NUMBER, question)}
+    stated = {Fraction(digits.replace(",", "")) for digits in re.findall(_NUMBER, question)}
     words = {word.removesuffix("s") for word in re.findall("[a-z]+", question.casefold())}
     implied = [number for number in _WORDS if words & set(_WORDS[number].split())]
     return stated | {Fraction(number) for number in (*_ALWAYS, *implied)}
@@ -311,28 +311,28 @@ def thought(text: str, steps: Sequence[Step], given: Collection[Fraction]) -> st
     A result that comes before its calculation is replaced too: "He needs 6 because 2 * 3 = 6".
     """
     ever = _names(steps[::-1], given)  # the first step of each result
-    pieces, place = [], 0
+    pieces, offset = [], 0
     for index, (step, linked) in enumerate(zip(steps, _links(steps, given), strict=True)):
-        own = {step.result} & _operands(step)  # as in 1 * 1000 = 1000
-        later = {result: name for result, name in ever.items() if result not in own}
+        repeated_operands = {step.result} & _operands(step)  # as in 1 * 1000 = 1000
+        later = {result: name for result, name in ever.items() if result not in repeated_operands}
         names = later | _names(steps[:index], given)
-        before, because, after = text[place : step.start].rpartition(" because ")
+        before, because, after = text[offset : step.start].rpartition(" because ")
         lines, newline, claim = before.rpartition("\n")
         pieces += [_hide(lines, names), newline, _hide(claim, names | _names([step], ()))]
         space = " " if text[step.end : step.end + 1].isalpha() else ""
         pieces += [because, _hide(after, names, linked), step.name + space]
-        place = step.end
-    return "".join([*pieces, _hide(text[place:], _names(steps, given))])
+        offset = step.end
+    return "".join([*pieces, _hide(text[offset:], _names(steps, given))])
 
 
 def _hide(text: str, names: Mapping[Fraction, str], last: Mapping[Fraction, str] = _NONE) -> str:
     """Replace all mentions of the numbers in ``names``, and the last one of those in ``last``."""
     once = dict(last)
-    for found in reversed([*_MENTION.finditer(text)]):
-        value = Fraction(found[1].replace(",", ""))
+    for mention in reversed([*_MENTION.finditer(text)]):
+        value = Fraction(mention[1].replace(",", ""))
         name = once.pop(value, None) or names.get(value)
         if name:
-            text = text[: found.start()] + name + " " * bool(found[2]) + text[found.end() :]
+            text = text[: mention.start()] + name + " " * bool(mention[2]) + text[mention.end() :]
     return text
 
 
@@ -344,9 +344,9 @@ def _links(steps: Sequence[Step], given: Collection[Fraction]) -> list[dict[Frac
     """
     operands = [_operands(step) for step in steps]
     links = []
-    for index, own in enumerate(operands):
+    for index, operands_of_step in enumerate(operands):
         names = _names(steps[:index], given)
-        links.append({number: names[number] for number in own & names.keys()})
+        links.append({number: names[number] for number in operands_of_step & names.keys()})
     for index, step in enumerate(steps):
         if step.result is None or any(step.name in names.values() for names in links):
             continue
@@ -363,8 +363,8 @@ def _operands(step: Step) -> set[Fraction]:
 
 def _names(steps: Sequence[Step], given: Collection[Fraction]) -> dict[Fraction, str]:
     """Return result -> the last step that has it, for results that the question does not give."""
-    found = ((step.result, step.name) for step in steps)
-    return {result: name for result, name in found if result is not None and result not in given}
+    pairs = ((step.result, step.name) for step in steps)
+    return {result: name for result, name in pairs if result is not None and result not in given}
 
 
 EXPERT = ExpertKind(CalculatorExpert, write, ("benchmarks",), ("python",), solutions=True)

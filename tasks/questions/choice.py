@@ -66,23 +66,23 @@ def typed(
 
 def _misfits(name: str, kind: ExpertKind, questions: Questions, tools: Sequence[str]) -> list[str]:
     """Return what keeps an expert from answering questions of a source with these tools."""
-    found = []
+    misfits = []
     if kind.sources and questions.source not in kind.sources:
         able = [
             other
             for other in named.names("expert")
             if not (sources := find(other).sources) or questions.source in sources
         ]
-        found.append(
+        misfits.append(
             f"prepare: questions.source is {questions.source} and expert.kind is {name}, which "
             f"cannot answer them: set expert.kind to {' or '.join(able)}"
         )
     if missing := [tool for tool in kind.tools if tool not in tools]:
-        found.append(
+        misfits.append(
             f"tools has {list(tools)} and prepare.expert.kind is {name}, which calls "
             f"{' and '.join(missing)}: add {' and '.join(f'tools.{each}' for each in missing)}"
         )
-    return found
+    return misfits
 
 
 def _too_many_traces(settings: ExpertSettings, questions: Questions) -> list[str]:
@@ -107,8 +107,10 @@ def _own(held: Any, name: str) -> ExpertKind:
     bases = (own_settings(held, name), ExpertSettings) if declared else (ExpertSettings,)
     settings = cast(type[ExpertSettings], create_model("Settings", __base__=bases))
 
-    def open_own(chosen: ExpertSettings, lesson: Lesson) -> tuple[Write, list[Fault]]:
-        return lambda tools: _written(held(chosen) if declared else held(), name, lesson, tools), []
+    def open_own(expert_settings: ExpertSettings, lesson: Lesson) -> tuple[Write, list[Fault]]:
+        return lambda tools: _written(
+            held(expert_settings) if declared else held(), name, lesson, tools
+        ), []
 
     return ExpertKind(settings, open_own)
 
@@ -122,11 +124,11 @@ def _class_fault(held: Any) -> str:
         (held, [None] if declared else [], "__init__(self, settings)"),
         (getattr(held, "write"), [None, [], None], "write(self, questions, tools)"),  # noqa: B009
     ]
-    for function, given, wanted in arguments:
+    for function, given, signature in arguments:
         try:
             inspect.signature(function).bind(*given)
         except TypeError as error:
-            return f"cannot be called as {wanted}: {error}: change its parameters"
+            return f"cannot be called as {signature}: {error}: change its parameters"
         except ValueError:  # a class without an __init__ of its own, in C
             continue
     return ""
@@ -144,10 +146,10 @@ def _written(
     except Exception as error:
         raise ValueError(f"{name} raises {type(error).__name__}: {error}: correct it") from error
     traces, dropped = [], []
-    asked = {question.id for question in lesson.questions}
+    ids = {question.id for question in lesson.questions}
     for number, each in enumerate(given):
         trace = each if isinstance(each, Trace) else _pair(each, name, number)
-        if trace.question.id not in asked:
+        if trace.question.id not in ids:
             raise ValueError(
                 f"{name} answers {trace.question.id}, which is no question that it was given"
             )

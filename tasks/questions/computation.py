@@ -179,8 +179,8 @@ def script(problem: Problem, expert: ComputationExpert, seed: int) -> Script:
     spoil = {"wrong_operator": _other_operator, "wrong_digit": _other_digit}.get(flaw)
     steps = list(problem.steps)
     if spoil:
-        place = draw.randrange(len(steps))
-        steps[place] = spoil(steps[place], draw)
+        index = draw.randrange(len(steps))
+        steps[index] = spoil(steps[index], draw)
     if flaw == "missing_call":
         steps = []
     kind = problem.question.kind
@@ -219,19 +219,21 @@ CONCLUSIONS: dict[str, Callable[[Results, random.Random], str]] = {
 
 def _other_operator(code: str, draw: random.Random) -> str:
     words = code.split()
-    places = [i for i, word in enumerate(words) if word in OPERATORS]
-    place = draw.choice(places)
-    words[place] = draw.choice([operator for operator in OPERATORS if operator != words[place]])
+    positions = [i for i, word in enumerate(words) if word in OPERATORS]
+    position = draw.choice(positions)
+    words[position] = draw.choice(
+        [operator for operator in OPERATORS if operator != words[position]]
+    )
     return " ".join(words)
 
 
 def _other_digit(text: str, draw: random.Random) -> str:
-    places = [i for i, letter in enumerate(text) if letter.isdigit()]
-    if not places:
+    positions = [i for i, letter in enumerate(text) if letter.isdigit()]
+    if not positions:
         return text
-    place = draw.choice(places)
-    digit = draw.choice([d for d in "123456789" if d != text[place]])
-    return text[:place] + digit + text[place + 1 :]
+    position = draw.choice(positions)
+    digit = draw.choice([d for d in "123456789" if d != text[position]])
+    return text[:position] + digit + text[position + 1 :]
 
 
 EXPERT = ExpertKind(ComputationExpert, write, ("computation",), ("python",))

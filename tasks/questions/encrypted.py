@@ -19,25 +19,25 @@ CANARY = "canary"  # the field of the key
 REMEDY = "fetch the file anew, or set decode to null in the set's row if its texts are plain"
 
 
-def decrypted(record: Record, how: str, fields: Collection[str], place: Place) -> Record:
+def decrypted(record: Record, how: str, fields: Collection[str], location: Place) -> Record:
     """Return the record with the plain texts of ``fields``, which are dotted paths.
 
     Raises RecordError for a field, or a key, that is missing or cannot be decrypted.
     """
     read = DECODERS[how]
-    plain = {field: read(record, field, place) for field in fields}
+    plain = {field: read(record, field, location) for field in fields}
     return {**record, **plain}  # a key that equals the whole path goes before its parts
 
 
-def _xor_canary(record: Record, field: str, place: Place) -> str:
-    key = text(record, CANARY, place).encode()
-    written = text(record, field, place)
+def _xor_canary(record: Record, field: str, location: Place) -> str:
+    key = text(record, CANARY, location).encode()
+    written = text(record, field, location)
     try:
         encrypted = base64.b64decode(written, validate=True)
         return bytes(a ^ b for a, b in zip(encrypted, cycle(key), strict=False)).decode()
     except (binascii.Error, ValueError) as error:
         detail = f" ({error})"
-        raise RecordError(Fault(place, "cannot be decrypted", REMEDY, field, detail)) from None
+        raise RecordError(Fault(location, "cannot be decrypted", REMEDY, field, detail)) from None
 
 
 DECODERS: Mapping[str, Callable[[Record, str, Place], str]] = {"xor_canary": _xor_canary}

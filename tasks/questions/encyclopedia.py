@@ -232,8 +232,8 @@ def _world(articles: float, names: Mapping[str, list[str]], draw: random.Random)
 
 
 def _entity(kind: str, name: str, world: World, draw: random.Random) -> Entity:
-    links, own = FACTS[kind](world, draw)
-    facts = {**own, **{fact: other.name for fact, other in links.items()}}
+    links, plain_facts = FACTS[kind](world, draw)
+    facts = {**plain_facts, **{fact: other.name for fact, other in links.items()}}
     article = draw.choice(ARTICLES[kind]).format(name=name, **facts)
     return Entity(kind, name, facts, article, links)
 
@@ -309,8 +309,8 @@ def _problem(identity: str, kind: str, world: World, draw: random.Random) -> Pro
     if "{year}" in form.text:
         year = str(int(follow(entities[0], form.path)[-1]) + draw.randint(10, 90))
     text = form.text.format(*(entity.name for entity in entities), year=year)
-    found = [follow(entity, form.path)[-1] for entity in entities]
-    answer = _difference(form.code.format(*found, year=year)) if form.code else found[0]
+    facts = [follow(entity, form.path)[-1] for entity in entities]
+    answer = _difference(form.code.format(*facts, year=year)) if form.code else facts[0]
     return Problem(Question(identity, kind, text, (answer,)), form, entities, year)
 
 
@@ -348,14 +348,14 @@ def script(problem: Problem, expert: EncyclopediaExpert, world: World, seed: int
         others = [entity for entity in world[form.about] if entity is not entities[wrong]]
         entities[wrong] = draw.choice(others)
     moves = [_look_up(query) for entity in entities for query in _queries(entity, form.path)]
-    found = [follow(entity, form.path)[-1] for entity in entities]
+    facts = [follow(entity, form.path)[-1] for entity in entities]
     if flaw == "wrong_fact":
-        found[wrong] = _misread(found[wrong], entities[wrong], form.path, draw)
+        facts[wrong] = _misread(facts[wrong], entities[wrong], form.path, draw)
     if form.code:
-        code = form.code.format(*found, year=problem.year)
+        code = form.code.format(*facts, year=problem.year)
         moves.append(Move("I compute it.", "python", lambda results: code))
         return Script(problem.question, flaw, tuple(moves), "Done.", lambda results: results[-1])
-    return Script(problem.question, flaw, tuple(moves), "Done.", lambda results: found[0])
+    return Script(problem.question, flaw, tuple(moves), "Done.", lambda results: facts[0])
 
 
 def _queries(entity: Entity, path: Sequence[str]) -> list[str]:
@@ -369,9 +369,9 @@ def _look_up(query: str) -> Move:
 
 def _misread(fact: str, entity: Entity, path: Sequence[str], draw: random.Random) -> str:
     if fact.isdigit():
-        place = draw.randrange(2, len(fact))
-        digit = draw.choice([digit for digit in "0123456789" if digit != fact[place]])
-        return fact[:place] + digit + fact[place + 1 :]
+        position = draw.randrange(2, len(fact))
+        digit = draw.choice([digit for digit in "0123456789" if digit != fact[position]])
+        return fact[:position] + digit + fact[position + 1 :]
     for name in path[:-1]:
         entity = entity.links[name]
     return draw.choice([other for other in entity.facts.values() if other != fact])

@@ -80,17 +80,17 @@ def read_entries(
     encrypted = _texts(settings, solutions)
     needed = _fields(settings, encrypted)
     left_out = 0
-    for number, (place, found) in enumerate(rows(file, settings.records, needed), start=1):
+    for number, (location, row) in enumerate(rows(file, settings.records, needed), start=1):
         identity = f"{prefix}-{number:05d}"
         try:
-            record = _opened(found, settings, encrypted, place)
+            record = _opened(row, settings, encrypted, location)
         except RecordError as error:
             loaded.faults.append(replace(error.fault, question_id=identity))
             continue
         if record is None:
             left_out += 1
             continue
-        entry, faults = _read_entry(record, settings, kind, identity, place, solutions)
+        entry, faults = _read_entry(record, settings, kind, identity, location, solutions)
         faults += _problems(entry, record, settings, problems)
         if not faults:
             loaded.entries.append(entry)
@@ -120,59 +120,63 @@ def _fields(settings: Benchmark, texts: Sequence[str]) -> list[str]:
 
 
 def _opened(
-    found: Record | Fault, settings: Benchmark, encrypted: Sequence[str], place: Place
+    row: Record | Fault, settings: Benchmark, encrypted: Sequence[str], location: Place
 ) -> Record | None:
     """Return a record that can be read, or None for one that ``settings.only`` leaves out.
 
     Raises RecordError for a record that is a fault, lacks a field or cannot be decrypted.
     """
-    if isinstance(found, Fault):
-        raise RecordError(found)
-    for path, wanted in (settings.only or {}).items():
-        if wanted != _present(found, path, place):
+    if isinstance(row, Fault):
+        raise RecordError(row)
+    for path, required_text in (settings.only or {}).items():
+        if required_text != _present(row, path, location):
             return None
     if settings.decode is None:
-        return found
-    return decrypted(found, settings.decode, encrypted, place)
+        return row
+    return decrypted(row, settings.decode, encrypted, location)
 
 
-def _present(record: Record, path: str, place: Place) -> str:
+def _present(record: Record, path: str, location: Place) -> str:
     """Return a value of any kind as text, an empty or missing one as ""."""
-    found = value(record, path, place)
-    if found is None or (isinstance(found, str) and not found.strip()):
+    content = value(record, path, location)
+    if content is None or (isinstance(content, str) and not content.strip()):
         return ""
-    return as_text(TRUTH[found] if isinstance(found, bool) else found, path, place)
+    return as_text(TRUTH[content] if isinstance(content, bool) else content, path, location)
 
 
 def _read_entry(
-    record: Record, settings: Benchmark, kind: str, identity: str, place: Place, solutions: bool
+    record: Record, settings: Benchmark, kind: str, identity: str, location: Place, solutions: bool
 ) -> tuple[Entry, list[Fault]]:
     """Return a record's entry and the faults of the fields that cannot be read."""
     faults: list[Fault] = []
 
     def attempt(read: Callable[..., Any], *arguments: Any, otherwise: Any) -> Any:
         try:
-            return read(record, *arguments, place)
+            return read(record, *arguments, location)
         except RecordError as error:
             faults.append(error.fault)
             return otherwise
 
-    before, asked = attempt(read_prompt, settings.question, otherwise=((), UNREAD))
+    before, question_text = attempt(read_prompt, settings.question, otherwise=((), UNREAD))
     answers = attempt(read_answers, settings, otherwise=())
     scorer = attempt(read_scorer, settings.scorer, otherwise="exact")
     solution = None
     if solutions and settings.solution:
         solution = attempt(text, settings.solution, otherwise=None)
-    question = Question(identity, kind, asked, answers, scorer, before)
-    return Entry(question, solution, place), faults
+    question = Question(identity, kind, question_text, answers, scorer, before)
+    return Entry(question, solution, location), faults
 
 
 def _problems(entry: Entry, record: Record, settings: Benchmark, problems: Problems) -> list[Fault]:
     """Return the problems of a question as faults of the record's fields."""
-    found = list(problems(entry.question))
+    question_problems = list(problems(entry.question))
     fields = {"text": settings.question, "answers": settings.answer}
     unread = entry.question.text == UNREAD
-    if found and not unread and isinstance(value(record, settings.question, entry.place), list):
+    if (
+        question_problems
+        and not unread
+        and isinstance(value(record, settings.question, entry.place), list)
+    ):
         contents = [*(f"before.{n}" for n in range(len(entry.question.before))), "text"]
         fields |= {
             part: f"{settings.question}.{number}.content" for number, part in enumerate(contents)
@@ -186,99 +190,99 @@ def _problems(entry: Entry, record: Record, settings: Benchmark, problems: Probl
             fields[part],
             detail,
         )
-        for part, problem, detail, remedy in found
+        for part, problem, detail, remedy in question_problems
     ]
 
 
-def read_scorer(record: Record, scorer: str | Mapping[str, str], place: Place) -> str:
+def read_scorer(record: Record, scorer: str | Mapping[str, str], location: Place) -> str:
     """Return the scorer of a record: the set's, or the one that a field of the record chooses."""
     if isinstance(scorer, str):
         return scorer
     field = scorer[BY_FIELD]
-    name = as_text(value(record, field, place), field, place)
+    name = as_text(value(record, field, location), field, location)
     if name == BY_FIELD or name not in scorer:
         known = sorted(set(scorer) - {BY_FIELD})
         problem = "names no scorer of the set's row in params/benchmarks.yaml"
         detail = f" (it is {shown(name)}, known are {known})"
         remedy = "add it there, or correct the record"
-        raise RecordError(Fault(place, problem, remedy, field, detail))
+        raise RecordError(Fault(location, problem, remedy, field, detail))
     return scorer[name]
 
 
-def read_prompt(record: Record, field: str, place: Place) -> tuple[tuple[Message, ...], str]:
+def read_prompt(record: Record, field: str, location: Place) -> tuple[tuple[Message, ...], str]:
     """Return the messages before the question, and its text; the field is a text or a chat."""
-    found = value(record, field, place)
-    if not isinstance(found, list):
-        return (), as_text(found, field, place)
-    if not found:
+    prompt = value(record, field, location)
+    if not isinstance(prompt, list):
+        return (), as_text(prompt, field, location)
+    if not prompt:
         remedy = "the last message must be the user's"
-        raise RecordError(Fault(place, "is an empty chat", remedy, field))
-    *before, last = (_message(each, f"{field}.{i}", place) for i, each in enumerate(found))
+        raise RecordError(Fault(location, "is an empty chat", remedy, field))
+    *before, last = (_message(each, f"{field}.{i}", location) for i, each in enumerate(prompt))
     if last.role != "user":
         problem = f"ends with a message of {last.role}"
-        raise RecordError(Fault(place, problem, "the last must be the user's", field))
+        raise RecordError(Fault(location, problem, "the last must be the user's", field))
     return tuple(before), last.content
 
 
-def _message(found: Any, field: str, place: Place) -> Message:
-    if not isinstance(found, dict) or not {"role", "content"} <= set(found):
+def _message(message: Any, field: str, location: Place) -> Message:
+    if not isinstance(message, dict) or not {"role", "content"} <= set(message):
         problem, remedy = "is no message", "a role and a content are expected"
-        raise RecordError(Fault(place, problem, remedy, field, f" but {shown(found)}"))
-    role, content = found["role"], found["content"]
+        raise RecordError(Fault(location, problem, remedy, field, f" but {shown(message)}"))
+    role, content = message["role"], message["content"]
     if role not in ROLES:
         problem = f"has the role {shown(role)}"
-        raise RecordError(Fault(place, problem, f"known are {', '.join(ROLES)}", field))
+        raise RecordError(Fault(location, problem, f"known are {', '.join(ROLES)}", field))
     if isinstance(content, list):
-        content = "".join(_part(part, field, place) for part in content)
-    return Message(role, as_text(content, f"{field}.content", place))
+        content = "".join(_part(part, field, location) for part in content)
+    return Message(role, as_text(content, f"{field}.content", location))
 
 
-def _part(found: Any, field: str, place: Place) -> str:
+def _part(part: Any, field: str, location: Place) -> str:
     """Return the text of one part of a message's content."""
-    text_part = isinstance(found, dict) and found.get("type") == "text"
-    if text_part and isinstance(found.get("text"), str):
-        return found["text"]
+    text_part = isinstance(part, dict) and part.get("type") == "text"
+    if text_part and isinstance(part.get("text"), str):
+        return part["text"]
     problem, remedy = "has a part that is no text", "only parts of type 'text' can be read"
-    raise RecordError(Fault(place, problem, remedy, field, f" ({shown(found)})"))
+    raise RecordError(Fault(location, problem, remedy, field, f" ({shown(part)})"))
 
 
-def read_answers(record: Record, settings: Benchmark, place: Place) -> tuple[str, ...]:
+def read_answers(record: Record, settings: Benchmark, location: Place) -> tuple[str, ...]:
     """Return the accepted forms of the answer: those of its field, then the aliases.
 
     A field is a text, a number, a bool, or a list of these. True becomes "yes", False "no".
     """
-    forms = _forms(record, settings.answer, place)
+    forms = _forms(record, settings.answer, location)
     if not forms:
         remedy = "give at least one accepted form"
-        raise RecordError(Fault(place, "is an empty list", remedy, settings.answer))
+        raise RecordError(Fault(location, "is an empty list", remedy, settings.answer))
     if settings.answer_after:
-        forms = [_after(form, settings.answer_after, settings.answer, place) for form in forms]
+        forms = [_after(form, settings.answer_after, settings.answer, location) for form in forms]
     if settings.boxed:
-        forms = [_boxed(form, settings.answer, place) for form in forms]
+        forms = [_boxed(form, settings.answer, location) for form in forms]
     if settings.aliases:
-        forms += _forms(record, settings.aliases, place)
+        forms += _forms(record, settings.aliases, location)
     return tuple(dict.fromkeys(forms))
 
 
-def _forms(record: Record, field: str, place: Place) -> list[str]:
-    found = value(record, field, place)
+def _forms(record: Record, field: str, location: Place) -> list[str]:
+    content = value(record, field, location)
     return [
-        as_text(TRUTH[form] if isinstance(form, bool) else form, field, place)
-        for form in (found if isinstance(found, list) else [found])
+        as_text(TRUTH[form] if isinstance(form, bool) else form, field, location)
+        for form in (content if isinstance(content, list) else [content])
     ]
 
 
-def _after(written: str, mark: str, field: str, place: Place) -> str:
-    _, found, answer = written.rpartition(mark)
-    if not found or not answer.strip():
+def _after(written: str, mark: str, field: str, location: Place) -> str:
+    _, separator, answer = written.rpartition(mark)
+    if not separator or not answer.strip():
         problem = f"has no answer after the mark {mark!r}"
         remedy = "correct the record, or answer_after in params/benchmarks.yaml"
         detail = f" (it ends with {written[-60:]!r})"
-        raise RecordError(Fault(place, problem, remedy, field, detail))
+        raise RecordError(Fault(location, problem, remedy, field, detail))
     return answer.strip()
 
 
-def _boxed(written: str, field: str, place: Place) -> str:
+def _boxed(written: str, field: str, location: Place) -> str:
     """Return what the last box of a worked solution holds; MATH has boxes without braces, too."""
     *_, last = (None, *BOX.finditer(written))
     held = None
@@ -289,5 +293,5 @@ def _boxed(written: str, field: str, place: Place) -> str:
     if not held:
         problem, remedy = "has no \\boxed{} with an answer", "correct the record, or drop it"
         detail = f" (it ends with {written[-60:]!r})"
-        raise RecordError(Fault(place, problem, remedy, field, detail))
+        raise RecordError(Fault(location, problem, remedy, field, detail))
     return held

@@ -52,9 +52,9 @@ def unreadable(error: ValueError) -> Fault:
     return Fault("", str(error), "")
 
 
-def shown(found: object) -> str:
+def shown(content: object) -> str:
     """Return a value in Python's spelling, shortened and printable."""
-    written = repr(found)
+    written = repr(content)
     short = printable(written[: SHOWN + 1])
     return short if len(short) <= SHOWN else f"{short[:SHOWN]}..."
 

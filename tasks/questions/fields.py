@@ -27,74 +27,76 @@ class Unreadable:
     detail: str
 
 
-def value(record: Record, path: str, place: Place) -> Any:
+def value(record: Record, path: str, location: Place) -> Any:
     """Return a record's value at a dotted path; a number is a place in a list, -1 the last.
 
     A key that equals the whole (rest of the) path is preferred to the path through its parts.
     Raises RecordError with the existing fields where the path does not exist.
     """
-    found: Any = record
+    node: Any = record
     rest = path
     while rest:
         try:
-            found, rest = _next(found, rest)
+            node, rest = _next(node, rest)
         except (KeyError, IndexError, TypeError, ValueError):
             raise RecordError(
-                Fault(place, f"lacks the field '{path}'", "name the right field", "", _offer(found))
+                Fault(
+                    location, f"lacks the field '{path}'", "name the right field", "", _offer(node)
+                )
             ) from None
-        if isinstance(found, Unreadable):
-            raise RecordError(Fault(place, found.problem, found.remedy, path, found.detail))
-    return found
+        if isinstance(node, Unreadable):
+            raise RecordError(Fault(location, node.problem, node.remedy, path, node.detail))
+    return node
 
 
-def _next(found: Any, rest: str) -> tuple[Any, str]:
+def _next(node: Any, rest: str) -> tuple[Any, str]:
     """Take the first step of a path; return the value there and the rest of the path."""
-    if isinstance(found, dict) and rest in found:
-        return found[rest], ""
+    if isinstance(node, dict) and rest in node:
+        return node[rest], ""
     part, _, rest = rest.partition(".")
-    return (found[int(part)] if isinstance(found, list) else found[part]), rest
+    return (node[int(part)] if isinstance(node, list) else node[part]), rest
 
 
-def text(record: Record, path: str, place: Place) -> str:
+def text(record: Record, path: str, location: Place) -> str:
     """Return the text at a dotted path, without surrounding space; a number as ``as_text`` does.
 
     Raises RecordError where ``value`` does, and for a value that is empty, or no text or number.
     """
-    return as_text(value(record, path, place), path, place)
+    return as_text(value(record, path, location), path, location)
 
 
-def as_text(found: Any, field: str, place: Place) -> str:
+def as_text(content: Any, field: str, location: Place) -> str:
     """Return a text without surrounding space, or a number in digits: 18.0 as 18, 1e-3 as 0.001.
 
     Windows' line ends become line feeds. Raises RecordError where the value is empty or something
     else.
     """
-    if isinstance(found, int | float | Decimal) and not isinstance(found, bool):
-        return _digits(Decimal(str(found)), field, place)
-    if not isinstance(found, str | None):
+    if isinstance(content, int | float | Decimal) and not isinstance(content, bool):
+        return _digits(Decimal(str(content)), field, location)
+    if not isinstance(content, str | None):
         problem, remedy = "is no text or number", "name another field"
-        raise RecordError(Fault(place, problem, remedy, field, f" but {shown(found)}"))
-    text = (found or "").replace("\r\n", "\n").rstrip()
+        raise RecordError(Fault(location, problem, remedy, field, f" but {shown(content)}"))
+    text = (content or "").replace("\r\n", "\n").rstrip()
     written = _LEADING.sub("", text, count=1)
     if not written:
-        raise RecordError(Fault(place, "is empty", "fill it in, or drop the record", field))
+        raise RecordError(Fault(location, "is empty", "fill it in, or drop the record", field))
     return written
 
 
-def _digits(number: Decimal, field: str, place: Place) -> str:
+def _digits(number: Decimal, field: str, location: Place) -> str:
     if not number.is_finite():
         problem = f"is {number}, which is no number"
-        raise RecordError(Fault(place, problem, "correct it, or drop the record", field))
+        raise RecordError(Fault(location, problem, "correct it, or drop the record", field))
     written = format(number, "f")
     if "." in written:
         written = written.rstrip("0").rstrip(".")
     return "0" if written == "-0" else written
 
 
-def _offer(found: Any) -> str:
+def _offer(node: Any) -> str:
     """Describe the value that lacks the field."""
-    if isinstance(found, dict):
-        return f" (it has {sorted(found)})"
-    if isinstance(found, list):
-        return f" (it has a list of {len(found)} there)"
-    return f" (it has {shown(found)} there, which has no fields)"
+    if isinstance(node, dict):
+        return f" (it has {sorted(node)})"
+    if isinstance(node, list):
+        return f" (it has a list of {len(node)} there)"
+    return f" (it has {shown(node)} there, which has no fields)"

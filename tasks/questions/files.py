@@ -49,10 +49,10 @@ def records(
     file: Path, under: str | None = None, fields: Collection[str] | None = None
 ) -> Iterator[tuple[Place, Record]]:
     """Yield the records of a file as ``rows`` does; raise RecordError at the first faulty one."""
-    for place, record in rows(file, under, fields):
+    for location, record in rows(file, under, fields):
         if isinstance(record, Fault):
             raise RecordError(record)
-        yield place, record
+        yield location, record
 
 
 def rows(
@@ -75,18 +75,18 @@ def rows(
             f".parquet also with {COMPRESSED}; convert it"
         )
     _check_content(file)
-    place = None
-    for number, (place, record) in enumerate(FORMATS[kind](file, under, fields), start=1):
+    location = None
+    for number, (location, record) in enumerate(FORMATS[kind](file, under, fields), start=1):
         if number > MOST_RECORDS:
             raise ValueError(_too_large(file, f"more than {MOST_RECORDS:,} records"))
         if isinstance(record, dict | Fault):
-            yield place, record
+            yield location, record
         elif isinstance(record, Unreadable):
-            yield place, Fault(place, record.problem, record.remedy, "", record.detail)
+            yield location, Fault(location, record.problem, record.remedy, "", record.detail)
         else:
             remedy = "a record is fields with their values"
-            yield place, Fault(place, "is no object", remedy, detail=f" but {shown(record)}")
-    if place is None:
+            yield location, Fault(location, "is no object", remedy, detail=f" but {shown(record)}")
+    if location is None:
         raise ValueError(f"{file} is empty: it needs at least one record")
 
 
@@ -129,9 +129,9 @@ def check_folder(folder: Path) -> None:
         raise ValueError("\n".join(f"{path} is no regular file: remove it" for path in existing))
 
 
-def _too_large(file: Path, found: object) -> str:
+def _too_large(file: Path, extent: object) -> str:
     return (
-        f"{file} is too large to read ({found}): a file may unpack to {LARGEST:,} bytes and "
+        f"{file} is too large to read ({extent}): a file may unpack to {LARGEST:,} bytes and "
         f"{MOST_RECORDS:,} records, and a value to {LARGEST_LINE:,} bytes; split it into several "
         "files, or keep only what is read"
     )
@@ -142,18 +142,18 @@ def _too_large(file: Path, found: object) -> str:
 
 def _json_lines(file: Path, under: str | None, fields: Collection[str] | None) -> Rows:
     for number, line in _lines(file, LARGEST_LINE):
-        place = f"{file}, line {number}"
+        location = f"{file}, line {number}"
         if len(line) > LARGEST_LINE:
             detail = f" (more than {LARGEST_LINE:,} bytes)"
-            yield place, Fault(place, "is too long", "shorten it, or drop it", "", detail)
+            yield location, Fault(location, "is too long", "shorten it, or drop it", "", detail)
             continue
         try:
             written = line.decode()
         except UnicodeDecodeError as error:
-            yield place, _not_utf8(place, error.reason)
+            yield location, _not_utf8(location, error.reason)
             continue
         if written.strip():
-            yield place, _parsed(written, place)
+            yield location, _parsed(written, location)
 
 
 def _json(file: Path, under: str | None, fields: Collection[str] | None) -> Rows:
@@ -162,34 +162,34 @@ def _json(file: Path, under: str | None, fields: Collection[str] | None) -> Rows
         return
     if (brackets := written.count("{") + written.count("[")) > MOST_BRACKETS:
         raise ValueError(_too_large(file, f"{brackets:,} objects and lists in one JSON value"))
-    found = _parsed(written, str(file))
-    if isinstance(found, Fault):
+    document = _parsed(written, str(file))
+    if isinstance(document, Fault):
         remedy = "a list of objects is expected; a file of an object a line is a .jsonl"
-        raise RecordError(replace(found, remedy=remedy))
-    if isinstance(found, dict) and under:
-        found = value(found, under, str(file))
-    if not isinstance(found, list):
+        raise RecordError(replace(document, remedy=remedy))
+    if isinstance(document, dict) and under:
+        document = value(document, under, str(file))
+    if not isinstance(document, list):
         raise ValueError(
             f"{file} holds no list of objects{f' under {under!r}' if under else ''} but "
-            f"{shown(found)}: name the field that holds it (records, in params/benchmarks.yaml)"
+            f"{shown(document)}: name the field that holds it (records, in params/benchmarks.yaml)"
         )
-    for number, record in enumerate(found, start=1):
+    for number, record in enumerate(document, start=1):
         yield f"{file}, record {number}", record
 
 
-def _parsed(written: str, place: Place) -> Any:
+def _parsed(written: str, location: Place) -> Any:
     """Return the value of a JSON text, or a Fault."""
     try:
         return json.loads(written, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:  # also a number of thousands of digits
-        return Fault(place, "is not JSON", "an object is expected", detail=f" ({error})")
+        return Fault(location, "is not JSON", "an object is expected", detail=f" ({error})")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> Record | Unreadable:
     """Return an object; what stands for it where a key is there twice, of which one would win."""
-    found = dict(pairs)
-    if len(found) == len(pairs):
-        return found
+    record = dict(pairs)
+    if len(record) == len(pairs):
+        return record
     names = [name for name, _ in pairs]
     twice = next(name for name in names if names.count(name) > 1)
     return Unreadable("has a key twice", "keep one of them", f" ({shown(twice)})")
@@ -223,12 +223,12 @@ def _csv(file: Path, under: str | None, fields: Collection[str] | None) -> Rows:
     header: list[str] = []
     line = number or 1  # of the first of a row
     while True:
-        place = f"{file}, line {line}"
+        location = f"{file}, line {line}"
         try:
             row = next(table, None)
         except csv.Error as error:
             remedy = "correct it, or use JSON lines"
-            yield place, Fault(place, "is not CSV", remedy, detail=f" ({error})")
+            yield location, Fault(location, "is not CSV", remedy, detail=f" ({error})")
             row = []
         line = table.line_num + (number or 1)
         if row is None:
@@ -237,7 +237,7 @@ def _csv(file: Path, under: str | None, fields: Collection[str] | None) -> Rows:
             _check_header(file, row)
             header = row
         elif row:
-            yield place, _csv_record(row, header, place)
+            yield location, _csv_record(row, header, location)
 
 
 def _delimiter(header: bytes) -> str:
@@ -250,14 +250,14 @@ def _delimiter(header: bytes) -> str:
     return DELIMITERS[counts.index(max(counts))]
 
 
-def _csv_record(row: list[str], header: list[str], place: Place) -> Record | Fault:
+def _csv_record(row: list[str], header: list[str], location: Place) -> Record | Fault:
     for name, cell in zip(header, row, strict=False):
-        if found := _NOT_UTF8.search(cell):
-            return _not_utf8(place, f"byte 0x{ord(found[0]) - 0xDC00:02x}", name)
+        if matched := _NOT_UTF8.search(cell):
+            return _not_utf8(location, f"byte 0x{ord(matched[0]) - 0xDC00:02x}", name)
     if len(row) == len(header):
         return {name: cell for name, cell in zip(header, row, strict=True) if name}
     return Fault(
-        place,
+        location,
         "has another number of fields than the header",
         'put a field that has a separator or a line end in it between quotes (")',
         detail=f" ({len(row)}, and the header {len(header)}: {header})",
@@ -276,8 +276,8 @@ def _check_distinct(file: Path, names: list[str]) -> None:
         raise ValueError(f"{file} has more than one column {twice[0]!r}: rename all but one")
 
 
-def _not_utf8(place: Place, reason: str, field: str = "") -> Fault:
-    return Fault(place, "is not UTF-8", "save it as UTF-8", field, f" ({reason})")
+def _not_utf8(location: Place, reason: str, field: str = "") -> Fault:
+    return Fault(location, "is not UTF-8", "save it as UTF-8", field, f" ({reason})")
 
 
 def _text_lines(file: Path) -> Iterator[str]:

@@ -41,8 +41,8 @@ class Delivery:
 
 def files(folder: Path) -> list[Path]:
     """Return the delivered files, without hidden files and DVC's own (.dvc)."""
-    found = sorted(path for path in folder.rglob("*") if not path.is_dir())
-    inner = {path: path.relative_to(folder) for path in found}
+    paths = sorted(path for path in folder.rglob("*") if not path.is_dir())
+    inner = {path: path.relative_to(folder) for path in paths}
     return [
         path
         for path, name in inner.items()
@@ -95,11 +95,13 @@ def new_questions(
     if not delivery.entries:
         return [], [*delivery.refused]
     known = mapped(_entry, chained(train, held_out))
-    kept, duplicates = distinct(chained(known, delivery.entries))
+    unique_entries, duplicates = distinct(chained(known, delivery.entries))
     delivered = {entry.question.id for entry in delivery.entries}
-    is_new = (entry.question.id in delivered for entry in kept)
+    is_new = (entry.question.id in delivered for entry in unique_entries)
     fresh, overlapping = apart(
-        where(kept, np.fromiter(is_new, bool, len(kept))), mapped(_entry, held_out), words
+        where(unique_entries, np.fromiter(is_new, bool, len(unique_entries))),
+        mapped(_entry, held_out),
+        words,
     )
     left_out = [each for each in duplicates if each.question_id in delivered]
     return mapped(question_of, fresh), [*delivery.refused, *left_out, *overlapping]

@@ -75,7 +75,7 @@ def _holds(name: str, fields: Collection[str]) -> bool:
 
 def _texts(opened: pq.ParquetFile) -> list[str]:
     """Return the paths of the columns of texts and bytes, those inside others included."""
-    columns = [opened.schema.column(place) for place in range(len(opened.schema))]
+    columns = [opened.schema.column(index) for index in range(len(opened.schema))]
     return [
         column.path
         for column in columns
@@ -85,8 +85,8 @@ def _texts(opened: pq.ParquetFile) -> list[str]:
 
 def _check_stated(opened: pq.ParquetFile, needed: Collection[str], largest: int) -> None:
     """Raise TooLargeError where the file itself states that it is too large."""
-    groups = [opened.metadata.row_group(place) for place in range(opened.num_row_groups)]
-    columns = [group.column(place) for group in groups for place in range(group.num_columns)]
+    groups = [opened.metadata.row_group(index) for index in range(opened.num_row_groups)]
+    columns = [group.column(index) for group in groups for index in range(group.num_columns)]
     stated = sum(
         column.total_uncompressed_size
         for column in columns

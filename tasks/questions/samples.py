@@ -31,7 +31,7 @@ def samples_of(trace: Trace, dialogue: Dialogue) -> list[Sample]:
     if dialogue.prompt == "growing":
         shown = shown_text((), trace.seen[0], dialogue) if trace.seen else ""
         return [Sample(trace, trace.parts, shown)]
-    turns = [text for text, own in trace.parts if own]
+    turns = [text for text, is_turn in trace.parts if is_turn]
     done = zip(turns, trace.acts, trace.seen[1:], strict=False)
     past = [Exchange(NO_TOKENS, turn, act, after) for turn, act, after in done]
     return [
@@ -45,7 +45,7 @@ def trace_table(samples: Sequence[Sample], dialect: Dialect) -> pa.Table:
     rows = []
     for sample in samples:
         question = sample.trace.question
-        tokens, own = dialect.trace(question, sample.parts, sample.shown)
+        tokens, mask = dialect.trace(question, sample.parts, sample.shown)
         rows.append(
             {
                 "question_id": question.id,
@@ -54,7 +54,7 @@ def trace_table(samples: Sequence[Sample], dialect: Dialect) -> pa.Table:
                 "flaw": sample.trace.flaw,
                 "text": "".join(text for text, _ in sample.parts),
                 "tokens": tokens,
-                "trained": own,
+                "trained": mask,
             }
         )
     return pa.Table.from_pylist(rows, schema=tables.TRACES)

@@ -40,17 +40,17 @@ def source_files(settings: Prepare, tools: Mapping[str, Frozen], sets: Sets) -> 
     """
     check_folder(SOURCES_FOLDER)
     expert = settings.expert
-    own = choice.find(expert.kind).files(expert) if expert else []
+    user_files = choice.find(expert.kind).files(expert) if expert else []
     if file := own_corpus(tools):
-        own.append(("tools.search.corpus", file))
-    for key, file in own:
+        user_files.append(("tools.search.corpus", file))
+    for key, file in user_files:
         if not file.exists():
             raise ValueError(
                 f"{key}: {file} does not exist: correct its path in the recipe, or put the file "
                 "there (data/sources/README.md has its form)"
             )
         check_regular(file)
-    files = [file for _, file in own]
+    files = [file for _, file in user_files]
     if isinstance(settings.questions, schema.BenchmarkQuestions):
         references = (*settings.questions.train, *settings.questions.test)
         files = [*(benchmarks.locate(reference, sets) for reference in references), *files]
@@ -74,17 +74,17 @@ def read_corpus(tools: Mapping[str, Frozen]) -> tuple[list[Document], list[Fault
     faults: list[Fault] = []
     file = own_corpus(tools)
     try:
-        for place, record in rows(file, fields=("title", "text")) if file else ():
-            found = record if isinstance(record, Fault) else _document(record, place)
-            (faults if isinstance(found, Fault) else documents).append(found)  # type: ignore[arg-type]
+        for location, record in rows(file, fields=("title", "text")) if file else ():
+            reading = record if isinstance(record, Fault) else _document(record, location)
+            (faults if isinstance(reading, Fault) else documents).append(reading)  # type: ignore[arg-type]
     except ValueError as error:
         faults.append(unreadable(error))
     return documents, faults
 
 
-def _document(record: Record, place: Place) -> Document | Fault:
+def _document(record: Record, location: Place) -> Document | Fault:
     try:
-        return Document(text(record, "title", place), text(record, "text", place))
+        return Document(text(record, "title", location), text(record, "text", location))
     except RecordError as error:
         return error.fault
 
@@ -98,15 +98,19 @@ def material(
     """Return the questions of the recipe's source, and what writes their traces."""
     expert = settings.expert
     solutions = choice.find(expert.kind).solutions if expert else False
-    made = SOURCES[settings.questions.source](settings, sets, rules, seed, environment, solutions)
-    return taught(made, expert, rules, seed) if expert else made
+    material = SOURCES[settings.questions.source](
+        settings, sets, rules, seed, environment, solutions
+    )
+    return taught(material, expert, rules, seed) if expert else material
 
 
-def taught(made: Material, expert: schema.Expert, rules: Rules, seed: int) -> Material:
+def taught(material: Material, expert: schema.Expert, rules: Rules, seed: int) -> Material:
     """Return the material with what writes the expert's traces, and the faults of its files."""
-    lesson = Lesson(made.questions["train"], made.known, seed, rules, made.read, made.left_out)
+    lesson = Lesson(
+        material.questions["train"], material.known, seed, rules, material.read, material.left_out
+    )
     write, faults = choice.find(expert.kind).open(expert, lesson)
-    return replace(made, write_traces=write, faults=[*made.faults, *faults])
+    return replace(material, write_traces=write, faults=[*material.faults, *faults])
 
 
 def _computation(settings: Prepare, sets: Sets, rules: Rules, seed: int, *_: Any) -> Material:
@@ -144,7 +148,7 @@ SOURCES: dict[str, Callable[[Prepare, Sets, Rules, int, World, bool], Material]]
 
 
 def take_in(
-    settings: Prepare, sets: Sets, made: Material, rules: Rules, too_long: intake.TooLong
+    settings: Prepare, sets: Sets, material: Material, rules: Rules, too_long: intake.TooLong
 ) -> tuple[Material, intake.Delivery]:
     """Return the material with the new training questions of the intake folder, and its delivery.
 
@@ -152,17 +156,17 @@ def take_in(
     of questions that are too long.
     """
     if settings.intake is None:
-        return made, intake.Delivery(Stored(), [], [], [])
+        return material, intake.Delivery(Stored(), [], [], [])
     folder, kind = settings.intake.folder, settings.intake.set
     row = benchmarks_module.benchmark_of(kind, sets)
     drop = settings.faulty == "drop"
     delivery = intake.read(folder, kind, row, rules.problems, too_long, drop=drop)
     for refused in delivery.refused:
         print(f"prepare: the file {folder / refused.question_id} is set aside: {refused.detail}")
-    train, *others = (made.questions[split] for split in ("train", "validation", "test"))
+    train, *others = (material.questions[split] for split in ("train", "validation", "test"))
     held_out = chained(*others)
     taken, left_out = intake.new_questions(delivery, train, held_out, settings.overlap_words)
     if delivery.entries:
         print(f"prepare: {len(taken)} new questions from {folder}")
-    questions = {**made.questions, "train": chained(train, taken)}
-    return replace(made, questions=questions, dropped=[*made.dropped, *left_out]), delivery
+    questions = {**material.questions, "train": chained(train, taken)}
+    return replace(material, questions=questions, dropped=[*material.dropped, *left_out]), delivery

@@ -88,7 +88,7 @@ class Stored(Lazy[T]):
         for start, end in pairwise([0, *borders.tolist(), len(places)]):
             if start < end:
                 portion = self._portion(int(portions[start]))
-                yield from [portion[place] for place in (places[start:end] % PORTION).tolist()]
+                yield from [portion[index] for index in (places[start:end] % PORTION).tolist()]
 
     def _portion(self, number: int) -> list[T]:
         if number == len(self._ends) - 1:

@@ -41,15 +41,19 @@ def leave_out(faults: Sequence[Fault], docs: Path, earlier: Sequence[Fault] = ()
     if not faults:
         return []
     write_list([*earlier, *faults], docs / LISTING)
-    by_place: dict[Place, list[Fault]] = {}
+    by_location: dict[Place, list[Fault]] = {}
     for fault in faults:
-        by_place.setdefault(fault.place, []).append(fault)
-    records = "1 record is" if len(by_place) == 1 else f"{len(by_place):,} records are"
+        by_location.setdefault(fault.place, []).append(fault)
+    records = "1 record is" if len(by_location) == 1 else f"{len(by_location):,} records are"
     words = f"prepare: {records} left out, each named in {docs / LISTING}:\n{summary(faults)}"
     print(words, flush=True)
     return [
-        Dropped(found[0].question_id or place, _reason(found), "; ".join(map(str, found)))
-        for place, found in by_place.items()
+        Dropped(
+            faults_of_record[0].question_id or location,
+            _reason(faults_of_record),
+            "; ".join(map(str, faults_of_record)),
+        )
+        for location, faults_of_record in by_location.items()
     ]
 
 
@@ -126,7 +130,7 @@ def long_questions(
         if isinstance(prompt, str) or prompt + response > context or _may_be_long(question, room):
             long.append((question, prompt))
     needed = max((n for _, n in long if isinstance(n, int)), default=0) + response
-    places = material.places({question.id for question, _ in long}) if long else {}
+    locations = material.places({question.id for question, _ in long}) if long else {}
     faults = []
     for question, prompt in long:
         if isinstance(prompt, str):
@@ -145,8 +149,8 @@ def long_questions(
             detail = f" ({answer} tokens, and a turn has {room})"
         else:
             continue
-        place = places.get(question.id, f"question {question.id}")
-        faults.append(Fault(place, problem, remedy, "", detail, question.id))
+        location = locations.get(question.id, f"question {question.id}")
+        faults.append(Fault(location, problem, remedy, "", detail, question.id))
     return faults
 
 

@@ -21,10 +21,11 @@ def material(
             "prepare.questions.source is environment, and the recipe names none: add the section "
             "environment, or choose another source"
         )
-    ((name, chosen),) = environment.items()
+    ((name, environment_settings),) = environment.items()
     kind = environment_kind(name)
     questions = {
-        split: kind.tasks(chosen, split, count, seed) for split, count in settings.rows().items()
+        split: kind.tasks(environment_settings, split, count, seed)
+        for split, count in settings.rows().items()
     }
     for split, count in settings.rows().items():
         if faults := _faults(questions[split], count):
@@ -34,14 +35,14 @@ def material(
 
 def _faults(tasks: Sequence[Question], count: int) -> list[str]:
     """Describe what is wrong with the tasks of a split as a whole; [] for nothing."""
-    found = []
+    faults = []
     if not all(isinstance(task, Question) for task in tasks):
         return ["not all of them are a Question (tasks/trees/tree.py)"]
     if len(tasks) != count:
-        found.append(f"{len(tasks)} were made, and {count} are asked for")
+        faults.append(f"{len(tasks)} were made, and {count} are asked for")
     if without := [task.id for task in tasks if not is_object(task.data)]:
-        found.append(f"{without[0]} has data that is no JSON object")
-    return found
+        faults.append(f"{without[0]} has data that is no JSON object")
+    return faults
 
 
 def is_object(data: str) -> bool:

@@ -94,52 +94,52 @@ def read_traces(
     traces: list[Trace] = []
     faults: list[Fault] = []
     try:
-        for place, record in rows(expert.file, fields=(expert.question, expert.response)):
+        for location, record in rows(expert.file, fields=(expert.question, expert.response)):
             if isinstance(record, Fault):
                 faults.append(record)
                 continue
-            asked = _question(record, expert.question, find, place)
-            parts = _parts(record, expert.response, problem, longest, place)
-            found = [each for each in (asked, parts) if isinstance(each, Fault)]
-            faults += found
-            if isinstance(asked, Question) and isinstance(parts, list):
-                traces.append(Trace(asked, "none", parts, place))
+            question = _question(record, expert.question, find, location)
+            parts = _parts(record, expert.response, problem, longest, location)
+            record_faults = [each for each in (question, parts) if isinstance(each, Fault)]
+            faults += record_faults
+            if isinstance(question, Question) and isinstance(parts, list):
+                traces.append(Trace(question, "none", parts, location))
     except ValueError as error:
         faults.append(unreadable(error))
     return traces, faults
 
 
 def _question(
-    record: Record, field: str, find: Callable[[Prompt], list[Question]], place: Place
+    record: Record, field: str, find: Callable[[Prompt], list[Question]], location: Place
 ) -> Question | Fault:
     try:
-        prompt = read_prompt(record, field, place)
+        prompt = read_prompt(record, field, location)
     except RecordError as error:
         return error.fault
-    found = find(prompt)
-    if len(found) == 1:
-        return found[0]
+    matches = find(prompt)
+    if len(matches) == 1:
+        return matches[0]
     words, remedy = "is in no set of prepare.questions.train", "correct it, or drop the trace"
-    if found:
+    if matches:
         words = "has the text of several questions with other messages before it"
         remedy = "give the whole chat"
-    return Fault(place, words, remedy, field, f": {shown(prompt[1])}")
+    return Fault(location, words, remedy, field, f": {shown(prompt[1])}")
 
 
 def _parts(
-    record: Record, field: str, problem: TraceProblem, longest: int, place: Place
+    record: Record, field: str, problem: TraceProblem, longest: int, location: Place
 ) -> Parts | Fault:
     try:
-        response = text(record, field, place)
+        response = text(record, field, location)
     except RecordError as error:
         return error.fault
     if len(response) > longest:
         detail = f" ({len(response):,} characters, and it has room for {longest:,} at most)"
-        return Fault(place, LONG_TRACE, "shorten it, or drop the trace", field, detail)
+        return Fault(location, LONG_TRACE, "shorten it, or drop the trace", field, detail)
     parts = read_parts(response)
     if words := problem(parts):
         remedy = "write it as data/sources/README.md shows, or drop the trace"
-        return Fault(place, f"is no trace: {words}", remedy, field)
+        return Fault(location, f"is no trace: {words}", remedy, field)
     return parts
 
 
@@ -201,11 +201,11 @@ def check(
             continue
         dropped.append(reason)
     differing = _differences(kept, check_calls, tools)
-    sound = [trace for trace, found in zip(kept, differing, strict=True) if not found]
+    sound = [trace for trace, difference in zip(kept, differing, strict=True) if not difference]
     dropped += [
-        Dropped(trace.question.id, "tool_result_differs", f"{trace.place}: {found}")
-        for trace, found in zip(kept, differing, strict=True)
-        if found
+        Dropped(trace.question.id, "tool_result_differs", f"{trace.place}: {difference}")
+        for trace, difference in zip(kept, differing, strict=True)
+        if difference
     ]
     return sound, dropped
 
@@ -220,13 +220,13 @@ def without_marks(
     """
     kept, dropped = [], []
     for trace in traces:
-        turns = [part for part, own in trace.parts if own]
-        found = [
+        turns = [part for part, is_turn in trace.parts if is_turn]
+        marks = [
             (number, mark[0]) for number, turn in enumerate(turns) if (mark := forged.search(turn))
         ]
-        if found:
-            place = trace.place or "a scripted trace"
-            detail = f"{place}: turn {found[0][0]} has the mark {found[0][1]}"
+        if marks:
+            location = trace.place or "a scripted trace"
+            detail = f"{location}: turn {marks[0][0]} has the mark {marks[0][1]}"
             dropped.append(Dropped(trace.question.id, "forged_turn", detail))
         else:
             kept.append(trace)
@@ -237,12 +237,14 @@ def _differences(
     traces: Sequence[Trace], check_calls: Collection[str], tools: Respond
 ) -> list[str]:
     """Run the calls of each trace; return where a result first differs from the written, or ""."""
-    found = []
+    differences = []
     for start in range(0, len(traces), TRACES_AT_ONCE):
         calls = [_calls(trace.parts, check_calls) for trace in traces[start:][:TRACES_AT_ONCE]]
         seen = iter(tools([call for each in calls for call, _ in each]) if any(calls) else [])
-        found += [_difference(each, list(itertools.islice(seen, len(each)))) for each in calls]
-    return found
+        differences += [
+            _difference(each, list(itertools.islice(seen, len(each)))) for each in calls
+        ]
+    return differences
 
 
 def _calls(parts: Parts, check_calls: Collection[str]) -> list[tuple[Call, str]]:

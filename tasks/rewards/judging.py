@@ -58,15 +58,18 @@ class OpenJudge:
     models: Sequence[ChatModel]
     votes: list[Vote]
 
-    def judge(self, asked: Sequence[Asked]) -> Breakdowns:
+    def judge(self, submissions: Sequence[Asked]) -> Breakdowns:
         """Return the breakdown of each answer's score (tasks/scorers/judge.py)."""
-        new = scorer.collect_votes(self.models, self.settings, self.template, asked)
+        new = scorer.collect_votes(self.models, self.settings, self.template, submissions)
         self.votes += new
-        found = scorer.breakdowns(new, asked, self.settings)
-        missing = sum(one["without_verdict"] > 0 for one in found.values())
+        breakdowns = scorer.breakdowns(new, submissions, self.settings)
+        missing = sum(one["without_verdict"] > 0 for one in breakdowns.values())
         if missing:
-            print(f"judge: {missing} of {len(found)} answers lack a verdict, which counts as wrong")
-        return found
+            print(
+                f"judge: {missing} of {len(breakdowns)} answers lack a verdict, "
+                "which counts as wrong"
+            )
+        return breakdowns
 
     def save(self, folder: Path) -> None:
         """Write what was said as ``verdicts.parquet``: equal votes give equal bytes."""
@@ -113,10 +116,10 @@ class RecordedModel:
 
     def ask(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
         """Return the recorded answers; one that is not recorded has the fault "not recorded"."""
-        found = [self.replies.get(digest_of(self.name, request)) for request in requests]
-        if missing := found.count(None):
+        replies = [self.replies.get(digest_of(self.name, request)) for request in requests]
+        if missing := replies.count(None):
             print(f"replay: {missing} verdicts of {self.name} are not recorded", flush=True)
-        return [reply or ChatReply("", fault=scorer.NOT_RECORDED) for reply in found]
+        return [reply or ChatReply("", fault=scorer.NOT_RECORDED) for reply in replies]
 
 
 def load_replies(files: Iterable[Path]) -> dict[str, ChatReply]:
@@ -130,10 +133,10 @@ def load_replies(files: Iterable[Path]) -> dict[str, ChatReply]:
 
 def publish_verdicts(tables: Iterable[Path], file: Path) -> None:
     """Join tables of verdicts that exist to one, without repeated rows; none: no file."""
-    found = [pq.read_table(table) for table in tables if table.exists()]
+    verdict_tables = [pq.read_table(table) for table in tables if table.exists()]
     file.unlink(missing_ok=True)
-    if found:
-        rows = {row["request"]: row for table in found for row in table.to_pylist()}
+    if verdict_tables:
+        rows = {row["request"]: row for table in verdict_tables for row in table.to_pylist()}
         ordered = sorted(rows.values(), key=lambda row: (row["judge"], row["request"]))
         write_table(pa.Table.from_pylist(ordered, schema=TABLE), file)
 
@@ -164,8 +167,8 @@ def as_in_papers(question: Question, of_sets: Mapping[str, str]) -> Question:
     ``of_sets``: set -> what the papers grade it with, where they have it. All else is judged by a
     model, but for what token F1 scores.
     """
-    own = KNOWLEDGE if question.scorer == KNOWLEDGE else scorer.NAME
-    return replace(question, scorer=of_sets.get(question.kind, own))
+    default_scorer = KNOWLEDGE if question.scorer == KNOWLEDGE else scorer.NAME
+    return replace(question, scorer=of_sets.get(question.kind, default_scorer))
 
 
 def asked_in_training(recipe: Recipe, folder: Path) -> bool:
@@ -205,31 +208,31 @@ def faults(recipe: Recipe, name: str, folder: Path) -> list[str]:
             "(docs/judge.md), or give the set another scorer"
         )
         return [lacking] if in_training else []
-    found = [*_own_policies(recipe, recipe.judge, name)]
+    result = [*_own_policies(recipe, recipe.judge, name)]
     try:
         scorer.load_prompt(folder / recipe.judge.prompt)
     except ValueError as error:
-        found.append(str(error))
+        result.append(str(error))
     if in_training or recipe.evaluate.protocol == "papers":
-        for place, model in enumerate(recipe.judge.models):
+        for index, model in enumerate(recipe.judge.models):
             if isinstance(model, ChatEndpoint):
-                found += key_faults(f"judge.models.{place}", model.key_variable)
+                result += key_faults(f"judge.models.{index}", model.key_variable)
             elif not Path(model.name, "config.json").is_file():
-                found.append(
-                    f"judge.models.{place}.name = {model.name} holds no policy (no config.json): "
+                result.append(
+                    f"judge.models.{index}.name = {model.name} holds no policy (no config.json): "
                     "name the folder of one that is there"
                 )
-    return found
+    return result
 
 
 def _own_policies(recipe: Recipe, judge: Judge, name: str) -> list[str]:
     """Return a line for each judge that is the policy of the recipe, unless it may be one."""
-    first, own = recipe.prepare.policy, Path("models", name)
+    first, own_folder = recipe.prepare.policy, Path("models", name)
     start = first.name if isinstance(first, PretrainedPolicy) else None
     return [
-        f"judge.models.{place}.name is {model.name}, the recipe's own policy, which would grade "
+        f"judge.models.{index}.name is {model.name}, the recipe's own policy, which would grade "
         "itself: name another model, or set judge.own_policy to true"
-        for place, model in enumerate(judge.models)
+        for index, model in enumerate(judge.models)
         if not judge.own_policy
-        and (model.name == start or Path(model.name).resolve().is_relative_to(own.resolve()))
+        and (model.name == start or Path(model.name).resolve().is_relative_to(own_folder.resolve()))
     ]

@@ -25,10 +25,10 @@ def kind_of(name: str) -> PartKind:
 
     Raises ValueError with name, reason and remedy where there is none.
     """
-    found = named.find("reward", name)
-    if isinstance(found.held, PartKind):
-        return found.held
-    return function.kind_of(found.reference, found.held)
+    part = named.find("reward", name)
+    if isinstance(part.held, PartKind):
+        return part.held
+    return function.kind_of(part.reference, part.held)
 
 
 def parts_of(values: Any, where: str) -> tuple[tuple[RewardPart, ...], list[str]]:
@@ -45,9 +45,9 @@ def parts_of(values: Any, where: str) -> tuple[tuple[RewardPart, ...], list[str]
         ]
     typed: list[RewardPart] = []
     faults: list[str] = []
-    for place, entry in enumerate(values):
+    for index, entry in enumerate(values):
         try:
-            typed.append(_part(entry, where, (*KEY, str(place))))
+            typed.append(_part(entry, where, (*KEY, str(index))))
         except ValueError as error:
             faults += str(error).splitlines()
     labels = [label(part) for part in typed]

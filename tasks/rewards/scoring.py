@@ -98,8 +98,8 @@ def score_trees(
             endings = [ending for tree in threads.map(read, trees) for ending in tree]
         values = {label: _finite(label, part, endings) for label, part in opened.items()}
     rows = [
-        _row(ending, {label: given[place] for label, given in values.items()})
-        for place, ending in enumerate(endings)
+        _row(ending, {label: given[index] for label, given in values.items()})
+        for index, ending in enumerate(endings)
     ]
     _print_slow(rows, most_timeouts)
     return rows
@@ -117,8 +117,10 @@ def _threads(workers: int) -> Iterator[ThreadPoolExecutor]:
 
 def _check_scorers(trees: Sequence[Tree]) -> None:
     """Raise ValueError for the first question whose scorer cannot be used."""
-    asked = {t.question.scorer: t.question.id for t in reversed(trees) if not t.of_world}
-    for name, question in asked.items():
+    question_of_scorer = {
+        t.question.scorer: t.question.id for t in reversed(trees) if not t.of_world
+    }
+    for name, question in question_of_scorer.items():
         if fault := scorer_fault(name):
             raise ValueError(f"question {question}: {fault}")
 
@@ -172,18 +174,18 @@ def _turns(trajectories: Sequence[Sequence[Node]]) -> list[list[str]]:
 
 def _judged(trees: Sequence[Tree], reader: Reader, judge: OpenJudge | None) -> Breakdowns:
     """Ask the judge about all answers to questions that name it; {} where there are none."""
-    asked = [
+    submissions = [
         judge_scorer.asked_of(tree.question, answer)
         for tree in trees
         if tree.question.scorer == judge_scorer.NAME and not tree.of_world
         for texts in _turns(list(tree.trajectories()))
         if (answer := reader.answer(texts)) is not None
     ]
-    if asked and judge is None:
+    if submissions and judge is None:
         raise ValueError(
-            f"{len(asked)} answers are to be scored by a judge, and there is none here"
+            f"{len(submissions)} answers are to be scored by a judge, and there is none here"
         )
-    return judge.judge(asked) if asked and judge else {}
+    return judge.judge(submissions) if submissions and judge else {}
 
 
 def _compared(

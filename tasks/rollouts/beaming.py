@@ -54,20 +54,20 @@ def branch_at_marks(waiting: Sequence[Path], lane: Lane) -> None:
     """
     setting = lane.setting
     tree, left = waiting[0].tree, setting.rollout.leaves - len(waiting[0].siblings)
-    chosen: list[tuple[Path, Point, int, int]] = []  # with the node, and branches to start
+    branch_points: list[tuple[Path, Point, int, int]] = []  # with the node, and branches to start
     cuts: dict[int, list[int]] = {}
     for path in waiting:
         route = tree.path(path.node)
         for point in _points(path, route, lane):
             node, added = route[point.place], min(setting.rollout.branch, left)
             left -= added
-            chosen.append((path, point, node, added))
+            branch_points.append((path, point, node, added))
             if point.inside and added:
                 cuts.setdefault(node, []).append(point.tokens)
     tree.nodes, last = split(tree.nodes, cuts, setting.tokenizer.decode)
     for path in waiting:
         path.node, path.waits = last[path.node], False
-    for path, point, node, added in chosen:
+    for path, point, node, added in branch_points:
         behind = sum(cut >= point.tokens for cut in cuts.get(node, ()))
         _branch_at(path, point, last[node] - behind, added, lane)
     for path in waiting:

@@ -49,14 +49,14 @@ def decide(
     following: NDArray[np.float32],
     settings: Rollout,
     uniform: float | None = None,
-    **place: Any,
+    **coordinates: Any,
 ) -> Decision:
     """Apply the rule at a branching point, before the budget limits it (``added`` is 0).
 
     ``initial`` is H_initial of the trajectory, ``following`` the entropies of the tokens that it
     sampled after the point. With ``uniform`` (see ``wants_branch``) the rule is ARPO's; without,
-    the point is a mark, where every trajectory branches. ``place``: node, path and position of the
-    decision.
+    the point is a mark, where every trajectory branches. ``coordinates``: node, path and position
+    of the decision.
     """
     entropy = window_entropy(following, settings.entropy_window)
     rise = entropy - initial
@@ -69,7 +69,7 @@ def decide(
         probability=None if uniform is None else probability,
         wanted=uniform is None or wants_branch(probability, settings, uniform),
         added=0,
-        **place,
+        **coordinates,
     )
 
 
@@ -91,17 +91,17 @@ def branching_points(trajectory: Sequence[Node], ends: NDArray[np.bool_], most: 
     (``tasks.trees.marks.ends``). A mark at the end of a turn, such as a tool call, has its point
     after the result.
     """
-    turns = [place for place, node in enumerate(trajectory) if node.kind == TURN]
+    turns = [index for index, node in enumerate(trajectory) if node.kind == TURN]
     starts = np.cumsum([0, *(len(node.tokens) for node in trajectory)])
-    sampled = np.cumsum([len(trajectory[place].tokens) for place in turns])
+    sampled = np.cumsum([len(trajectory[index].tokens) for index in turns])
     points = []
     for mark in np.flatnonzero(ends[:-1])[:most]:
         turn = int(np.searchsorted(sampled, mark, side="right"))
-        place, node = turns[turn], trajectory[turns[turn]]
+        index, node = turns[turn], trajectory[turns[turn]]
         tokens = int(mark + 1 - (sampled[turn] - len(node.tokens)))
         inside = tokens < len(node.tokens)
         if not inside:
-            place, tokens = place + 1, len(trajectory[place + 1].tokens)
-        following = node.entropies[tokens:] if inside else trajectory[place + 1].entropies
-        points.append(Point(place, tokens, int(starts[place]) + tokens, inside, following))
+            index, tokens = index + 1, len(trajectory[index + 1].tokens)
+        following = node.entropies[tokens:] if inside else trajectory[index + 1].entropies
+        points.append(Point(index, tokens, int(starts[index]) + tokens, inside, following))
     return points

@@ -118,11 +118,14 @@ class Lane:
                 )
             )
 
-    def fork(self, path: Path, node: int, tokens: NDArray[np.int32], acts: int, **own: Any) -> None:
+    def fork(
+        self, path: Path, node: int, tokens: NDArray[np.int32], acts: int, **changes: Any
+    ) -> None:
         """Start a path that shares its beginning, up to ``node`` and ``acts`` acts, with ``path``.
 
         ``tokens``: those of the shared beginning from the last prompt on. The decision belongs to
-        this place, so the branch's own first turn is not judged again. ``own``: what else differs.
+        this place, so the branch's own first turn is not judged again. ``changes``: what else
+        differs.
         """
         shared = [path.tree.nodes[index] for index in path.tree.path(node)]
         branch = replace(
@@ -137,7 +140,7 @@ class Lane:
             past=path.past[:acts],
             judged=None,
             live=True,
-            **own,
+            **changes,
         )
         path.siblings.append(branch)
 
@@ -185,8 +188,8 @@ def shown_first(
         return seen
     if not fits(cut(0)):
         return failed(Outcome.WORLD_FAILED, "its first observation has no room in the prompt")
-    places = range(len(seen.text))
-    return cut(max(0, bisect_right(places, False, key=lambda place: not fits(cut(place))) - 1))
+    lengths = range(len(seen.text))
+    return cut(max(0, bisect_right(lengths, False, key=lambda length: not fits(cut(length))) - 1))
 
 
 def context_of(trees: Sequence[Tree], dialogue: Dialogue) -> int:

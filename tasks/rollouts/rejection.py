@@ -40,14 +40,14 @@ def select(tree: Tree, rows: Sequence[Mapping[str, Any]], most: int) -> list[Att
     """
     attempts: list[Attempt] = []
     seen: set[bytes] = set()
-    kept = 0
+    kept_count = 0
     for leaf, (trajectory, row) in enumerate(zip(tree.trajectories(), rows, strict=True)):
         reason, detail = fault(row, world=tree.of_world)
         if not reason:
             written = b"|".join(turn.tokens.tobytes() for turn in sampled(trajectory))
-            reason = DUPLICATE if written in seen else TOO_MANY if kept == most else ""
+            reason = DUPLICATE if written in seen else TOO_MANY if kept_count == most else ""
             seen.add(written)
-            kept += not reason
+            kept_count += not reason
         attempts.append(Attempt(tree, leaf, reason, detail))
     return attempts
 
@@ -89,10 +89,12 @@ def as_sampled(attempt: Attempt) -> list[dict[str, Any]]:
         nodes = [tree.nodes[index] for index in context]
         if not any(node.kind == TURN for node in nodes):
             continue
-        own = np.repeat([node.kind == TURN for node in nodes], [len(node.tokens) for node in nodes])
+        mask = np.repeat(
+            [node.kind == TURN for node in nodes], [len(node.tokens) for node in nodes]
+        )
         tokens = np.concatenate([NO_TOKENS, *(node.tokens for node in nodes)])
         text = "".join(node.text for node in nodes if node.kind != PROMPT)
-        rows.append(_row(attempt, text, tokens, own))
+        rows.append(_row(attempt, text, tokens, mask))
     return rows
 
 
@@ -108,11 +110,11 @@ def rewritten(
     parts = [(node.text.removesuffix(end_token), node.kind == TURN) for node in trajectory[1:]]
     first = trajectory[0].observation
     shown = shown_text((), first, dialogue) if first else ""
-    tokens, own = dialect.trace(tree.question, parts, shown)
-    return [_row(attempt, response(trajectory), tokens, own)]
+    tokens, mask = dialect.trace(tree.question, parts, shown)
+    return [_row(attempt, response(trajectory), tokens, mask)]
 
 
-def _row(attempt: Attempt, text: str, tokens: Any, own: Any) -> dict[str, Any]:
+def _row(attempt: Attempt, text: str, tokens: Any, mask: Any) -> dict[str, Any]:
     question = attempt.tree.question
     return {
         "question_id": question.id,
@@ -121,5 +123,5 @@ def _row(attempt: Attempt, text: str, tokens: Any, own: Any) -> dict[str, Any]:
         "flaw": "none",
         "text": text,
         "tokens": tokens,
-        "trained": own,
+        "trained": mask,
     }

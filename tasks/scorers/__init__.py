@@ -47,12 +47,12 @@ def scorer_fault(name: str) -> str:
     return ""
 
 
-def scorer_faults(chosen: Mapping[str, Iterable[str]]) -> list[str]:
-    """Return a line for each scorer that cannot be used; ``chosen``: place -> names of scorers."""
-    of_name = {name: scorer_fault(name) for each in chosen.values() for name in each}
+def scorer_faults(names_by_location: Mapping[str, Iterable[str]]) -> list[str]:
+    """Return a line for each scorer that cannot be used, from the names of scorers by location."""
+    of_name = {name: scorer_fault(name) for each in names_by_location.values() for name in each}
     return [
-        f"{place}: {of_name[name]}"
-        for place, each in chosen.items()
+        f"{location}: {of_name[name]}"
+        for location, each in names_by_location.items()
         for name in dict.fromkeys(each)
         if of_name[name]
     ]
@@ -63,21 +63,21 @@ def is_graded(name: str) -> bool:
     return not scorer_fault(name) and bool(getattr(_held(name), "graded", False))
 
 
-def sources(chosen: Iterable[str]) -> dict[str, str]:
+def sources(scorer_names: Iterable[str]) -> dict[str, str]:
     """Return a digest of the source of each scorer, by name, for the keys of the ledger."""
-    return {name: named.find("scorer", name).sources for name in sorted(set(chosen))}
+    return {name: named.find("scorer", name).sources for name in sorted(set(scorer_names))}
 
 
 @contextmanager
 def open_scorers(
-    chosen: Iterable[str], seconds: float = SECONDS
+    scorer_names: Iterable[str], seconds: float = SECONDS
 ) -> Iterator[dict[str, ScorerKind]]:
     """Keep these scorers ready, by name.
 
     Raises ValueError for a name that stands for no scorer.
     """
     with ExitStack() as stack:
-        yield {name: _opened(name, seconds, stack) for name in dict.fromkeys(chosen)}
+        yield {name: _opened(name, seconds, stack) for name in dict.fromkeys(scorer_names)}
 
 
 def _held(name: str) -> Any:
@@ -109,14 +109,14 @@ def _pooled(name: str, pool: Pool) -> Scorer:
 
     def compare(answer: str, accepted: Sequence[str]) -> Mapping[str, float]:
         (reply,) = pool.ask([(next(turn) % WORKERS, "", (answer, list(accepted)))])
-        asked = (
+        description = (
             f"the scorer {name}, answer {answer[:SHOWN]!r}, accepted {list(accepted)!r:.{SHOWN}}"
         )
         if reply.failure:
-            raise ValueError(f"{asked}: {reply.failure}: {reply.message}")
+            raise ValueError(f"{description}: {reply.failure}: {reply.message}")
         measures = reply.value if isinstance(reply.value, Mapping) else {"score": reply.value}
         if fault := _measures_fault(measures):
-            raise ValueError(f"{asked}: it returned {reply.value!r:.{SHOWN}}: {fault}")
+            raise ValueError(f"{description}: it returned {reply.value!r:.{SHOWN}}: {fault}")
         return {str(measure): float(value) for measure, value in measures.items()}
 
     return compare

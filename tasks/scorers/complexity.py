@@ -46,15 +46,15 @@ def _has_huge_number(formula: str) -> bool:
     while formula != before:
         before = formula
         for pattern, magnitude in _OPERATIONS:
-            if any(abs(magnitude(found)) > MOST_DIGITS for found in pattern.finditer(formula)):
+            if any(abs(magnitude(matched)) > MOST_DIGITS for matched in pattern.finditer(formula)):
                 return True
             formula = pattern.sub(partial(_value, magnitude), formula)
     return False
 
 
-def _value(magnitude: Magnitude, found: re.Match[str]) -> str:
+def _value(magnitude: Magnitude, matched: re.Match[str]) -> str:
     """Return about the value of an operation, from 1 to the largest."""
-    return f" {round(10 ** min(max(magnitude(found), 0.0), math.log10(_LARGEST)))} "
+    return f" {round(10 ** min(max(magnitude(matched), 0.0), math.log10(_LARGEST)))} "
 
 
 def _number(digits: str) -> float:
@@ -64,26 +64,26 @@ def _number(digits: str) -> float:
 # ---- operations
 
 
-def _power(found: re.Match[str]) -> float:
-    base, sign, exponent = (group for group in found.groups() if group is not None)
+def _power(matched: re.Match[str]) -> float:
+    base, sign, exponent = (group for group in matched.groups() if group is not None)
     size = _number(exponent) * math.log10(_number(base) or 1.0)
     return -size if sign == "-" else size
 
 
-def _factorial(found: re.Match[str]) -> float:
-    return math.lgamma(_number(found[1]) + 1) / math.log(10)
+def _factorial(matched: re.Match[str]) -> float:
+    return math.lgamma(_number(matched[1]) + 1) / math.log(10)
 
 
-def _binomial(found: re.Match[str]) -> float:
-    above, below = _number(found[1]), _number(found[2])
+def _binomial(matched: re.Match[str]) -> float:
+    above, below = _number(matched[1]), _number(matched[2])
     if below >= above:
         return 0.0
     ways = math.lgamma(above + 1) - math.lgamma(below + 1) - math.lgamma(above - below + 1)
     return ways / math.log(10)
 
 
-def _itself(found: re.Match[str]) -> float:
-    return math.log10(_number(found[1]) or 1.0)
+def _itself(matched: re.Match[str]) -> float:
+    return math.log10(_number(matched[1]) or 1.0)
 
 
 _OPERATIONS: tuple[tuple[re.Pattern[str], Magnitude], ...] = (

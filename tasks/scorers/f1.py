@@ -45,15 +45,19 @@ def token_f1(answer: str, accepted: Sequence[str]) -> dict[str, float]:
     an exact one is preferred, then the first.
     """
     compared = [_compare(_tokens_against(answer, form), tokens(form)) for form in accepted]
-    return max(compared, key=lambda made: (made["score"], made["exact"]), default=_nothing())
+    return max(
+        compared,
+        key=lambda comparison: (comparison["score"], comparison["exact"]),
+        default=_nothing(),
+    )
 
 
 def tokens(text: str) -> list[str]:
     """Return the words of a text without case, articles, and punctuation that means nothing."""
     text = unmarked(text)
-    plain = _THOUSANDS.sub(lambda found: found[0].replace(",", ""), unified(text))
+    plain = _THOUSANDS.sub(lambda matched: matched[0].replace(",", ""), unified(text))
     plain = _LIST.sub(" ", plain)
-    words = _words(_PUNCTUATION.sub(lambda found: (found[1] or "").rstrip("$€£¥"), plain))
+    words = _words(_PUNCTUATION.sub(lambda matched: (matched[1] or "").rstrip("$€£¥"), plain))
     return [word for word in words if word not in ARTICLES] or text.casefold().split()
 
 

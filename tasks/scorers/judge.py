@@ -77,14 +77,14 @@ def load_prompt(file: Path) -> str:
     return text
 
 
-def prompt_of(template: str, asked: Asked) -> str:
+def prompt_of(template: str, submission: Asked) -> str:
     """Return a prompt. What others wrote is quoted: each of its lines begins with "> "."""
     values = {
-        "question": quoted(asked.question),
-        "accepted": "\n".join(quoted(form) for form in asked.accepted),
-        "answer": quoted(asked.answer),
+        "question": quoted(submission.question),
+        "accepted": "\n".join(quoted(form) for form in submission.accepted),
+        "answer": quoted(submission.answer),
     }
-    return _FIELD.sub(lambda found: values[found[1]], template)
+    return _FIELD.sub(lambda matched: values[matched[1]], template)
 
 
 def quoted(text: str) -> str:
@@ -95,30 +95,30 @@ def quoted(text: str) -> str:
 def verdict_in(text: str) -> str:
     """Return the verdict in the last line that is not empty; NONE where it is anything else."""
     lines = text.rstrip().splitlines()
-    found = _VERDICT.fullmatch(lines[-1].strip()) if lines else None
-    return found[1] if found else NONE
+    matched = _VERDICT.fullmatch(lines[-1].strip()) if lines else None
+    return matched[1] if matched else NONE
 
 
 # ---------------------------------------------------------------- asking and counting
 
 
 def collect_votes(
-    models: Sequence[ChatModel], settings: Judge, template: str, asked: Iterable[Asked]
+    models: Sequence[ChatModel], settings: Judge, template: str, submissions: Iterable[Asked]
 ) -> list[Vote]:
     """Ask each model about each different answer, ``votes`` times; return all that they said.
 
     A text without a verdict is asked for again, with another seed, up to ``ask_again`` times.
     Raises RuntimeError where requests got no reply, for all at once; what was answered is kept.
     """
-    short = [one for one in dict.fromkeys(asked) if len(one.answer) <= ANSWER_CHARACTERS]
-    found: list[Vote] = []
+    short = [one for one in dict.fromkeys(submissions) if len(one.answer) <= ANSWER_CHARACTERS]
+    result: list[Vote] = []
     for model in models:
         waiting = [(one, vote) for one in short for vote in range(settings.votes)]
         for attempt in range(settings.ask_again + 1):
             votes = _round(model, settings, template, waiting, attempt)
-            found += votes
+            result += votes
             waiting = [(vote.asked, vote.vote) for vote in votes if vote.verdict == NONE]
-    return found
+    return result
 
 
 def _round(
@@ -133,8 +133,10 @@ def _round(
     for start in range(0, len(waiting), AT_ONCE):
         part = waiting[start : start + AT_ONCE]
         seeds = [vote * (settings.ask_again + 1) + attempt for _, vote in part]
-        asked = zip(part, seeds, strict=True)
-        replies = model.ask([request_of(template, settings, one, seed) for (one, _), seed in asked])
+        seeded_part = zip(part, seeds, strict=True)
+        replies = model.ask(
+            [request_of(template, settings, one, seed) for (one, _), seed in seeded_part]
+        )
         _check_replies(model.name, replies)
         votes += [
             Vote(one, model.name, vote, seed, verdict_in(reply.text), reply)
@@ -145,9 +147,9 @@ def _round(
     return votes
 
 
-def request_of(template: str, settings: Judge, asked: Asked, seed: int) -> ChatRequest:
+def request_of(template: str, settings: Judge, submission: Asked, seed: int) -> ChatRequest:
     """Return the request of one verdict."""
-    message = Message("user", prompt_of(template, asked))
+    message = Message("user", prompt_of(template, submission))
     return ChatRequest((message,), settings.max_tokens, settings.temperature, seed=seed)
 
 
@@ -162,7 +164,7 @@ def _check_replies(name: str, replies: Sequence[ChatReply]) -> None:
 
 
 def breakdowns(
-    votes: Iterable[Vote], asked: Iterable[Asked], settings: Judge
+    votes: Iterable[Vote], submissions: Iterable[Asked], settings: Judge
 ) -> dict[Asked, dict[str, float]]:
     """Return the score of each answer, and what it was made from.
 
@@ -173,7 +175,7 @@ def breakdowns(
     for vote in votes:
         last[vote.asked][vote.model, vote.vote] = vote.verdict
     most = len(settings.models) * settings.votes
-    return {one: _breakdown(last.get(one, {}), most) for one in dict.fromkeys(asked)}
+    return {one: _breakdown(last.get(one, {}), most) for one in dict.fromkeys(submissions)}
 
 
 def _breakdown(verdicts: Mapping[tuple[str, int], str], votes: int) -> dict[str, float]:

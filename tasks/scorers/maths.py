@@ -151,7 +151,9 @@ def budgeted(compare: Compare, most_timeouts: int) -> Compare:
 
     def bounded(answer: str, gold: str) -> str:
         if (answer, gold) not in known:
-            slow = {asked for (asked, _), outcome in known.items() if outcome == TIMEOUT}
+            slow = {
+                known_answer for (known_answer, _), outcome in known.items() if outcome == TIMEOUT
+            }
             if len(slow - {answer}) >= most_timeouts:
                 return OVER_BUDGET
             known[answer, gold] = compare(answer, gold)
@@ -265,17 +267,17 @@ def number(text: str) -> tuple[Fraction, bool] | None:
     """
     if repeating := _REPEATING.fullmatch(text):
         return _repeating(*repeating.groups()), False
-    found = _NUMBER.fullmatch(text)
-    if not found:
+    matched = _NUMBER.fullmatch(text)
+    if not matched:
         return None
-    above = found["plain"] or found["above"] or found["numerator"]
-    below = int(found["below"] or found["denominator"] or 1)
+    above = matched["plain"] or matched["above"] or matched["numerator"]
+    below = int(matched["below"] or matched["denominator"] or 1)
     if not below:
         return None
     value = Fraction(above.replace(",", "").rstrip(".")) / below
-    value = value * Fraction(10) ** int(found["exponent"] or 0)
-    value += int(found["whole"] or found["whole_latex"] or 0)
-    return (-value if found["sign"] == "-" else value), bool(found["percent"])
+    value = value * Fraction(10) ** int(matched["exponent"] or 0)
+    value += int(matched["whole"] or matched["whole_latex"] or 0)
+    return (-value if matched["sign"] == "-" else value), bool(matched["percent"])
 
 
 def _repeating(sign: str, whole: str, decimals: str, period: str) -> Fraction:

@@ -86,10 +86,10 @@ def latex(text: str) -> str:
 
 def _in_the_open(text: str) -> str:
     r"""Take the command off an answer that is all ``\text{...}`` and no words, such as a number."""
-    found = _TEXT.fullmatch(text)
-    if not found or _WORDS.fullmatch(found[1]):
+    matched = _TEXT.fullmatch(text)
+    if not matched or _WORDS.fullmatch(matched[1]):
         return text
-    return found[1].strip().rstrip(". ")
+    return matched[1].strip().rstrip(". ")
 
 
 def _unwrapped(text: str) -> str:
@@ -99,8 +99,8 @@ def _unwrapped(text: str) -> str:
         before = text
         text = text.strip().rstrip(".\u3002").strip()
         for pattern in (*_WRAPPED, _SENTENCE):
-            if found := pattern.fullmatch(text):
-                inner = next(group for group in found.groups() if group is not None)
+            if matched := pattern.fullmatch(text):
+                inner = next(group for group in matched.groups() if group is not None)
                 if _balanced(inner):
                     text = inner
     return text
@@ -117,11 +117,11 @@ def _balanced(text: str) -> bool:
 
 def _ascii(text: str) -> str:
     """Write Unicode signs as LaTeX commands."""
-    text = _FRACTION.sub(lambda found: _fraction(found[0]), text)
-    text = _RAISED.sub(lambda found: f"^{{{_plain(found[0])}}}", text)
-    text = _LOWERED.sub(lambda found: f"_{{{_plain(found[0])}}}", text)
+    text = _FRACTION.sub(lambda matched: _fraction(matched[0]), text)
+    text = _RAISED.sub(lambda matched: f"^{{{_plain(matched[0])}}}", text)
+    text = _LOWERED.sub(lambda matched: f"_{{{_plain(matched[0])}}}", text)
     text = _ROOT.sub(
-        lambda found: _ROOTS[found[1]] + f"{{{found[2] or found[3] or found[4]}}}", text
+        lambda matched: _ROOTS[matched[1]] + f"{{{matched[2] or matched[3] or matched[4]}}}", text
     )
     text = text.translate(SIGNS).translate(DASHES)
     text = "".join(_GREEK.get(sign, sign) for sign in text)
@@ -176,8 +176,8 @@ CLOCK = ("am", "pm")
 
 def option(text: str) -> str | None:
     """Return the letter of an answer that is one option of a multiple choice, or None."""
-    found = _OPTION.fullmatch(without_text(text).strip())
-    return found[1] if found else None
+    matched = _OPTION.fullmatch(without_text(text).strip())
+    return matched[1] if matched else None
 
 
 def without_text(text: str) -> str:
@@ -202,8 +202,8 @@ def words(text: str) -> str | None:
 
 def in_base(text: str) -> tuple[str, str] | None:
     """Return the digits and the base of a number such as ``101_2``, or None."""
-    found = _BASE.fullmatch(text.replace(" ", ""))
-    return (found[1].lower(), found[2]) if found else None
+    matched = _BASE.fullmatch(text.replace(" ", ""))
+    return (matched[1].lower(), matched[2]) if matched else None
 
 
 def brackets(text: str) -> str:
@@ -270,16 +270,16 @@ def interval(text: str) -> str | None:
 
 def _one_interval(text: str) -> str | None:
     """Return the interval of ``1 \\le x < 4`` or ``x > 2``, or None."""
-    found = _SIDES.fullmatch(text)
-    if not found or "\\le" in found["above"] or "\\ge" in found["above"]:
+    matched = _SIDES.fullmatch(text)
+    if not matched or "\\le" in matched["above"] or "\\ge" in matched["above"]:
         return None
-    above = found["above"].strip()
-    closed = found["right"] not in "<>"
-    if found["right"] in (">", "\\ge"):
-        return None if found["below"] else ("[" if closed else "(") + above + r",\infty)"
-    begin = "(" if found["left"] in (None, "<") else "["
+    above = matched["above"].strip()
+    closed = matched["right"] not in "<>"
+    if matched["right"] in (">", "\\ge"):
+        return None if matched["below"] else ("[" if closed else "(") + above + r",\infty)"
+    begin = "(" if matched["left"] in (None, "<") else "["
     end = "]" if closed else ")"
-    return f"{begin}{(found['below'] or NO_BOUND).strip()},{above}{end}"
+    return f"{begin}{(matched['below'] or NO_BOUND).strip()},{above}{end}"
 
 
 def angles_in_radians(text: str) -> str:
@@ -289,20 +289,20 @@ def angles_in_radians(text: str) -> str:
 
 def with_unit(text: str) -> tuple[str, str] | None:
     r"""Return value and unit of an answer such as ``5\text{ cm}^2`` or ``15 apples``, or None."""
-    if found := _DEGREES.fullmatch(text):
-        return found["value"], "deg"
-    found = _UNIT.fullmatch(text)
-    bare = None if found else _BARE_UNIT.fullmatch(text)
+    if matched := _DEGREES.fullmatch(text):
+        return matched["value"], "deg"
+    matched = _UNIT.fullmatch(text)
+    bare = None if matched else _BARE_UNIT.fullmatch(text)
     if bare and (bare["space"] or len(bare["name"]) > 1) and _is_unit(bare["name"]):
-        found = bare
-    if not found:
+        matched = bare
+    if not matched:
         return None
-    name = found["name"].strip().casefold().replace(".", "")
+    name = matched["name"].strip().casefold().replace(".", "")
     name = _CUBIC.sub(r"\1^3", _SQUARE.sub(r"\1^2", name)).replace(" per ", "/")
-    if found["power"]:
-        name = f"{name}^{found['power']}"
+    if matched["power"]:
+        name = f"{name}^{matched['power']}"
     parts = [_unit(part) for part in regex.split(r"([/^ ])", name)]
-    return found["value"].strip(), "".join(parts)
+    return matched["value"].strip(), "".join(parts)
 
 
 def _is_unit(name: str) -> bool:

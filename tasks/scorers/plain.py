@@ -50,8 +50,8 @@ def unmarked(text: str) -> str:
     plain, before = text, None
     while plain != before:
         before, plain = plain, _TEXT_COMMAND.sub(r"\1", plain.strip())
-        if found := _AROUND.fullmatch(plain):
-            plain = found[1] or found[2] or found[3]
+        if matched := _AROUND.fullmatch(plain):
+            plain = matched[1] or matched[2] or matched[3]
     return _ESCAPED.sub(r"\1", _SPACING.sub(" ", plain)) or text
 
 
@@ -64,9 +64,9 @@ def number(text: str) -> Fraction | None:
 
     Signs, thousands separators, decimals and exponents are read: "+7", "-1,234.50", "1e3".
     """
-    found = _NUMBER.fullmatch(text)
-    if not found or not (found["digits"] or found["decimals"]):
+    matched = _NUMBER.fullmatch(text)
+    if not matched or not (matched["digits"] or matched["decimals"]):
         return None
-    digits = (found["digits"] or "0").replace(",", "")
-    value = Fraction(f"{found['sign']}{digits}.{found['decimals'] or '0'}")
-    return value * Fraction(10) ** int(found["exponent"] or 0)
+    digits = (matched["digits"] or "0").replace(",", "")
+    value = Fraction(f"{matched['sign']}{digits}.{matched['decimals'] or '0'}")
+    return value * Fraction(10) ** int(matched["exponent"] or 0)

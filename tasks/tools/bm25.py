@@ -28,13 +28,13 @@ def words(text: str) -> list[str]:
 
     Text without spaces between words gives its characters and pairs of neighbours.
     """
-    found = []
+    result = []
     for word in WORD.findall(unicodedata.normalize("NFKC", text).casefold()):
         if word.isascii():
-            found.append(word)
+            result.append(word)
         else:
-            found += [part for run in _RUN.findall(word) for part in _parts(run)]
-    return found
+            result += [part for run in _RUN.findall(word) for part in _parts(run)]
+    return result
 
 
 def _parts(run: str) -> list[str]:

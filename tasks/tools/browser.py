@@ -143,14 +143,14 @@ def open_browser(settings: Browser, opening: Opening) -> Iterator[OpenTool]:
     )
     model = httpx.AsyncClient(timeout=settings.seconds, follow_redirects=False)
     names = ("contact", "private_hosts", "seconds", "retries", "delay_seconds", "bytes")
-    chosen: dict[str, Any] = {name: getattr(settings, name) for name in (*names, "redirects")}
+    manners: dict[str, Any] = {name: getattr(settings, name) for name in (*names, "redirects")}
     with (
         start_blocking_portal() as portal,
         portal.wrap_async_context_manager(pages),
         portal.wrap_async_context_manager(model),
     ):
         turns = anyio.CapacityLimiter(settings.concurrency)
-        fetcher = Fetcher(pages, Manners(**chosen), Budget(settings.budget), turns)
+        fetcher = Fetcher(pages, Manners(**manners), Budget(settings.budget), turns)
         extractions = anyio.CapacityLimiter(max(1, opening.workers))
         reading = _Reading(settings, key, fetcher, model, Cache("browser"), extractions)
 
@@ -182,14 +182,14 @@ async def _read(reading: _Reading, call: Call) -> Observation:
 async def _text_at(reading: _Reading, url: str) -> str:
     """Return the text of a page, from the cache or from the web."""
     # The hosts count: what one recipe may reach is not to be had by another from the cache.
-    asked = ("page", str(parse_url(url)), sorted(reading.settings.private_hosts))
-    found = reading.cache.find(*asked)
-    if found is None:
+    cache_key = ("page", str(parse_url(url)), sorted(reading.settings.private_hosts))
+    text = reading.cache.find(*cache_key)
+    if text is None:
         page = await reading.fetcher.fetch(url)
         async with reading.extractions:
-            found = safe(await extract(page))
-        reading.cache.keep(found, *asked)
-    return str(found)
+            text = safe(await extract(page))
+        reading.cache.keep(text, *cache_key)
+    return str(text)
 
 
 async def extract(page: Page) -> str:
@@ -217,13 +217,13 @@ async def _condensed(reading: _Reading, model: Condense, question: str, passages
         "temperature": 0,
         "messages": [{"role": "system", "content": prompt}, {"role": "user", "content": told}],
     }
-    asked = ("condensed", model.url, body)
-    found = reading.cache.find(*asked)
-    if found is None:
+    cache_key = ("condensed", model.url, body)
+    text = reading.cache.find(*cache_key)
+    if text is None:
         attempt = partial(_ask_model, reading, model, body)
-        found = await retrying(attempt, reading.settings.retries)
-        reading.cache.keep(found, *asked)
-    return str(found)
+        text = await retrying(attempt, reading.settings.retries)
+        reading.cache.keep(text, *cache_key)
+    return str(text)
 
 
 async def _ask_model(reading: _Reading, model: Condense, body: dict[str, Any]) -> str:

@@ -94,11 +94,11 @@ def _places() -> Iterator[tuple[Path, Version]]:
     file = Path("/proc/self/cgroup")
     for line in file.read_text().splitlines() if file.exists() else ():
         _, controllers, path = line.split(":", 2)
-        own = Path(path.lstrip("/"))
+        group = Path(path.lstrip("/"))
         if "memory" in controllers.split(","):
-            yield MOUNTED / "memory" / own, V1
+            yield MOUNTED / "memory" / group, V1
         if not controllers:
-            for folder in (MOUNTED / own, *(MOUNTED / parent for parent in own.parents)):
+            for folder in (MOUNTED / group, *(MOUNTED / parent for parent in group.parents)):
                 with suppress(OSError):
                     if "memory" in (folder / "cgroup.subtree_control").read_text().split():
                         yield folder, V2

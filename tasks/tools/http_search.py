@@ -118,12 +118,12 @@ async def _answer(searching: _Searching, query: str) -> Observation:
         return Observation(Outcome.QUERY_TOO_LONG, f"query too long: at most {limit} characters")
     if not query.strip():
         return Observation(Outcome.EMPTY_QUERY, "empty query")
-    asked = (settings.url, query, settings.results)
-    found = searching.cache.find(*asked)
-    if found is None:
-        found = await retrying(partial(_ask, searching, query), settings.retries)
-        searching.cache.keep(found, *asked)
-    lines = _lines(found, settings)
+    cache_key = (settings.url, query, settings.results)
+    texts = searching.cache.find(*cache_key)
+    if texts is None:
+        texts = await retrying(partial(_ask, searching, query), settings.retries)
+        searching.cache.keep(texts, *cache_key)
+    lines = _lines(texts, settings)
     if not lines:
         return Observation(Outcome.NO_RESULTS, "no results")
     return Observation(Outcome.OK, "\n".join(lines))
@@ -143,19 +143,19 @@ async def _ask(searching: _Searching, query: str) -> dict[str, list[dict[str, st
         reason = f"{host} answered with the status {answer.status}"
         raise WebError(Outcome.UNAVAILABLE, reason)
     try:
-        found = json.loads(answer.body)
+        search_results = json.loads(answer.body)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict) or not isinstance(found.get("organic"), list):
+        search_results = None
+    if not isinstance(search_results, dict) or not isinstance(search_results.get("organic"), list):
         raise WebError(Outcome.UNAVAILABLE, f"{host} answered something else than search results")
-    return _texts(found, searching.key)
+    return _texts(search_results, searching.key)
 
 
-def _texts(found: Mapping[str, Any], key: str) -> dict[str, list[dict[str, str]]]:
+def _texts(search_results: Mapping[str, Any], key: str) -> dict[str, list[dict[str, str]]]:
     """Return the texts of an answer, part by part; a server that repeats the key is silenced."""
     parts = {}
     for part, names in FIELDS.items():
-        entries = found.get(part)
+        entries = search_results.get(part)
         entries = entries if isinstance(entries, list) else [entries]
         read = [
             {name: _text(entry.get(name), key) for name in names}
@@ -174,17 +174,17 @@ def _text(value: Any, key: str) -> str:
     return " ".join(safe(clear).split())[:FIELD_CHARACTERS]
 
 
-def _lines(found: Mapping[str, Sequence[Mapping[str, str]]], settings: HttpSearch) -> list[str]:
+def _lines(texts: Mapping[str, Sequence[Mapping[str, str]]], settings: HttpSearch) -> list[str]:
     """Return one line a result: what the server answers by itself first, then pages."""
     lines = [
         _line(box["title"], box["link"], box["answer"] or box["snippet"], settings)
-        for box in found["answerBox"][:1]
+        for box in texts["answerBox"][:1]
     ]
     lines += [
         _line(entry["title"], entry["website"], entry["description"] or entry["type"], settings)
-        for entry in found["knowledgeGraph"][:1]
+        for entry in texts["knowledgeGraph"][:1]
     ]
-    pages = found["organic"][: settings.results]
+    pages = texts["organic"][: settings.results]
     return lines + [_line(p["title"], p["link"], p["snippet"], settings) for p in pages]
 
 

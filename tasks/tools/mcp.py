@@ -88,21 +88,21 @@ def setting_faults(settings: McpTools, source: str) -> list[str]:
 
     A replay reaches no server and needs neither.
     """
-    found: list[str] = []
+    faults: list[str] = []
     if replay_folder():
-        return found
+        return faults
     for name, server in settings.servers.items():
         if server.command and not shutil.which(server.command[0]):
-            found.append(
+            faults.append(
                 f"servers.{name}.command: the program '{server.command[0]}' is not found: install "
                 "it, or write its path"
             )
-        found += [
+        faults += [
             f"servers.{name}: the environment variable {variable} is not set: set it before the run"
             for variable in server.variables
             if not os.environ.get(variable)
         ]
-    return found
+    return faults
 
 
 @contextmanager
@@ -125,17 +125,17 @@ def open_servers(settings: McpTools, opening: Opening) -> Iterator[OpenTool]:
 
         def run(calls: Sequence[Call]) -> list[Observation]:
             known = [offered.get(one.tool) for one in calls]
-            wanted = [
-                (found[0], found[1].name, dict(one.values))
-                for one, found in zip(calls, known, strict=True)
-                if found
+            requests = [
+                (offer[0], offer[1].name, dict(one.values))
+                for one, offer in zip(calls, known, strict=True)
+                if offer
             ]
-            answers = iter(call(wanted, opening.workers))
+            answers = iter(call(requests, opening.workers))
             return [
                 _shown(next(answers), settings.characters, secrets)
-                if found
+                if offer
                 else Observation(Outcome.NO_SUCH_TOOL, f"no tool is called {one.tool}")
-                for one, found in zip(calls, known, strict=True)
+                for one, offer in zip(calls, known, strict=True)
             ]
 
         specs = [_spec(name, tool, secrets) for name, (_, tool) in offered.items()]

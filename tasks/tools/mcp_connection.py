@@ -69,8 +69,8 @@ def connected(
     }
     with start_blocking_portal(name="mcp") as portal:
 
-        def call(asked: Sequence[Asked], workers: int) -> list[Observation]:
-            return portal.call(_answers, asked, workers)
+        def call(requests: Sequence[Asked], workers: int) -> list[Observation]:
+            return portal.call(_answers, requests, workers)
 
         try:
             portal.call(_open, list(connections.values()))
@@ -90,7 +90,7 @@ async def _close(connections: Sequence[Connection]) -> None:
     await asyncio.gather(*(one.close() for one in connections))
 
 
-async def _answers(asked: Sequence[Asked], workers: int) -> list[Observation]:
+async def _answers(requests: Sequence[Asked], workers: int) -> list[Observation]:
     """Answer calls in order, at most ``workers`` of them at a time."""
     room = asyncio.Semaphore(workers)
 
@@ -98,7 +98,7 @@ async def _answers(asked: Sequence[Asked], workers: int) -> list[Observation]:
         async with room:
             return await connection.call(tool, values)
 
-    return list(await asyncio.gather(*(answer(*one) for one in asked)))
+    return list(await asyncio.gather(*(answer(*one) for one in requests)))
 
 
 @dataclass
@@ -130,13 +130,13 @@ class Connection:
             held = await self._standing()
         except UnreachableError as error:
             raise ValueError(f"tools.mcp: server {self.name} cannot be reached: {error}") from error
-        chosen = list(held.tools) if self.server.only is None else self.server.only
-        if missing := [tool for tool in chosen if tool not in held.tools]:
+        names = list(held.tools) if self.server.only is None else self.server.only
+        if missing := [tool for tool in names if tool not in held.tools]:
             raise ValueError(
                 f"tools.mcp: server {self.name} has no tool {missing[0]}: it has "
                 f"{', '.join(held.tools) or 'none'}"
             )
-        self.offered = {tool: held.tools[tool] for tool in chosen}
+        self.offered = {tool: held.tools[tool] for tool in names}
 
     async def close(self) -> None:
         """End the connection, and the process of a command."""

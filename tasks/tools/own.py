@@ -138,8 +138,8 @@ def with_seconds(settings: type[Frozen]) -> type[Frozen]:
 @contextmanager
 def _open(where: str, spec: ToolSpec, settings: Any, opening: Opening) -> Iterator[OpenTool]:
     held = worker.load(where)
-    own = set(own_settings(held, where).model_fields)
-    job = {"reference": where, "settings": settings.model_dump(mode="json", include=own)}
+    field_names = set(own_settings(held, where).model_fields)
+    job = {"reference": where, "settings": settings.model_dump(mode="json", include=field_names)}
     with open_pool(HOST, job, opening.workers, settings.seconds) as pool:
         yield OpenTool([spec], partial(_run, pool))
 

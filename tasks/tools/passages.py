@@ -21,16 +21,16 @@ def cut(text: str, question: str, passage_words: int, characters: int) -> str:
     passages = split(text, passage_words)
     if not passages:
         return ""
-    chosen: list[int] = []
-    for place in _ranked(passages, question):
-        longer = _joined(passages, sorted([*chosen, place]))
+    indices: list[int] = []
+    for index in _ranked(passages, question):
+        longer = _joined(passages, sorted([*indices, index]))
         if len(longer) > characters:
             break
-        chosen.append(place)
-    if not chosen:
-        place = next(iter(_ranked(passages, question)))
-        return passages[place][: max(0, characters - len(GAP))].rstrip() + GAP[:characters]
-    return _joined(passages, sorted(chosen))
+        indices.append(index)
+    if not indices:
+        index = next(iter(_ranked(passages, question)))
+        return passages[index][: max(0, characters - len(GAP))].rstrip() + GAP[:characters]
+    return _joined(passages, sorted(indices))
 
 
 def split(text: str, passage_words: int) -> list[str]:
@@ -45,19 +45,19 @@ def split(text: str, passage_words: int) -> list[str]:
 
 
 def _ranked(passages: list[str], question: str) -> list[int]:
-    """Return all places, those that fit the question first."""
-    wanted = words(question)
-    found = best(index_texts(passages, K1, B), wanted, len(passages)) if wanted else []
-    return list(dict.fromkeys([*found, *range(len(passages))]))
+    """Return the indices of all passages, those that fit the question first."""
+    query_words = words(question)
+    matches = best(index_texts(passages, K1, B), query_words, len(passages)) if query_words else []
+    return list(dict.fromkeys([*matches, *range(len(passages))]))
 
 
-def _joined(passages: list[str], places: list[int]) -> str:
+def _joined(passages: list[str], indices: list[int]) -> str:
     """Return passages in order, with a mark where some are left out."""
-    parts: list[str] = [] if places[0] == 0 else [GAP]
-    for before, place in zip([places[0] - 1, *places], places, strict=False):
-        if place != before + 1:
+    parts: list[str] = [] if indices[0] == 0 else [GAP]
+    for before, index in zip([indices[0] - 1, *indices], indices, strict=False):
+        if index != before + 1:
             parts.append(GAP)
-        parts.append(passages[place])
-    if places[-1] != len(passages) - 1:
+        parts.append(passages[index])
+    if indices[-1] != len(passages) - 1:
         parts.append(GAP)
     return "\n".join(parts)

@@ -70,29 +70,29 @@ TRIAL = PythonTool(
 Run = Callable[[Sequence[str]], list[Observation]]
 
 
-def choose_backend(wanted: str) -> str:
-    """Return the sandbox for ``sandbox: <wanted>``: "bubblewrap", "unshare" or "none".
+def choose_backend(setting: str) -> str:
+    """Return the sandbox for ``sandbox: <setting>``: "bubblewrap", "unshare" or "none".
 
     "auto" takes the first of the two that works; a named one must work; "none" must be named. A
     backend works if a call in its worker does, which is tried until it does (0.2 s). Raises
     RuntimeError with what was tried, the errors, and the remedy; ValueError for an unknown name.
     """
-    if wanted == "none":
-        return wanted
-    if wanted not in ("auto", *sandbox.PROGRAMS):
+    if setting == "none":
+        return setting
+    if setting not in ("auto", *sandbox.PROGRAMS):
         raise ValueError(
-            f"tools.python.sandbox: '{wanted}' is not one of "
+            f"tools.python.sandbox: '{setting}' is not one of "
             f"{['auto', *sandbox.PROGRAMS, 'none']}: choose one"
         )
     faults = {}
-    for backend in sandbox.PROGRAMS if wanted == "auto" else (wanted,):
+    for backend in sandbox.PROGRAMS if setting == "auto" else (setting,):
         fault = _fault(backend)
         if fault is None:
             return backend
         faults[backend] = fault
     tried = "; ".join(f"{backend}: {fault}" for backend, fault in faults.items())
     raise RuntimeError(
-        f"tools.python.sandbox: {wanted} does not work here ({tried}). Remedy: {REMEDY}"
+        f"tools.python.sandbox: {setting} does not work here ({tried}). Remedy: {REMEDY}"
     )
 
 
@@ -114,23 +114,23 @@ def python_tool(settings: PythonTool, workers: int) -> Iterator[Run]:
     team: list[_Worker | None] = [None] * workers
     idle: queue.SimpleQueue[int] = queue.SimpleQueue()
 
-    def start(place: int) -> None:
-        team[place] = _start(settings, backend)
+    def start(slot: int) -> None:
+        team[slot] = _start(settings, backend)
 
     def call(code: str) -> Observation:
-        place = idle.get()
+        slot = idle.get()
         try:
-            return _call_or_replace(team, place, code, settings, backend)
+            return _call_or_replace(team, slot, code, settings, backend)
         finally:
-            idle.put(place)
+            idle.put(slot)
 
     # A worker dies with the thread that started it (the kernel's parent-death signal), so all are
     # started by the pool's threads, which live as long as the tool.
     with ThreadPoolExecutor(workers, thread_name_prefix="python-tool") as pool:
         try:
             list(pool.map(start, range(workers)))
-            for place in range(workers):
-                idle.put(place)
+            for slot in range(workers):
+                idle.put(slot)
             yield lambda codes: list(pool.map(call, codes))
         finally:
             pool.shutdown(cancel_futures=True)
@@ -167,24 +167,24 @@ class _Worker:
 
 
 def _call_or_replace(
-    team: list[_Worker | None], place: int, code: str, settings: PythonTool, backend: str
+    team: list[_Worker | None], slot: int, code: str, settings: PythonTool, backend: str
 ) -> Observation:
-    """Run the code in the worker at ``place``; where it dies or does not answer, in a new one.
+    """Run the code in the worker of ``slot``; where it dies or does not answer, in a new one.
 
     A worker may be killed from outside, which is no fault of the code: only the second one that
     ends while it runs the code is "killed". A call has no effects outside, so it can be repeated.
     """
     for _ in range(2):
-        worker = team[place]
+        worker = team[slot]
         if worker is not None and _has_ended(worker):
-            team[place] = None
+            team[slot] = None
             _stop(worker)
-        worker = team[place] = team[place] or _start(settings, backend)
+        worker = team[slot] = team[slot] or _start(settings, backend)
         kills = worker.group.kills() if worker.group else 0
         try:
             return _run_code(worker, code, settings.wall_seconds + GRACE_SECONDS)
         except OSError:
-            team[place] = None
+            team[slot] = None
             ended_for_memory = worker.group is not None and worker.group.kills() > kills
             _stop(worker)
             if ended_for_memory:

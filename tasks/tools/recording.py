@@ -92,12 +92,12 @@ class Recorder:
             for key in new:
                 self.results[key] = Observation(Outcome.UNAVAILABLE, NOT_RECORDED)
 
-    def _record(self, found: Mapping[tuple[str, str], Observation]) -> None:
+    def _record(self, observations: Mapping[tuple[str, str], Observation]) -> None:
         """Add results. Where another thread was first with an equal call, its result counts."""
         with self.lock:
             fresh = {
                 key: Observation(str(seen.outcome), whole(seen.text))
-                for key, seen in found.items()
+                for key, seen in observations.items()
                 if key not in self.results
             }
             self.results.update(fresh)
@@ -132,11 +132,11 @@ def open_recorded(
     folder that outlives a kill. ``recorded``: the results of this sub-step to replay, None where
     the tools are asked.
     """
-    kept = scratch / SCRATCH if scratch else None
+    file = scratch / SCRATCH if scratch else None
     if recorded is not None:
         recorder = Recorder(dict(recorded), True, None)
     else:
-        recorder = Recorder(_resumed(kept) if kept else {}, False, kept)
+        recorder = Recorder(_resumed(file) if file else {}, False, file)
         for name, tool in tools.items():
             recorder.results |= {} if repeatable[name] else _told(name, tool)
     recorder.tools = {
@@ -201,11 +201,11 @@ def replayed_calls(origin: Origin) -> Results | None:
         return None
     if not folder.is_dir():
         raise ValueError(f"{REPLAYED} names {folder}, which is no folder: correct or unset it")
-    wanted = [(name, "=", value) for name, value in vars(origin).items()]
+    filters = [(name, "=", value) for name, value in vars(origin).items()]
     rows = [
         row
         for file in sorted(folder.rglob(CALLS))
-        for row in pq.read_table(file, filters=wanted).select(CALL_TABLE.names).to_pylist()
+        for row in pq.read_table(file, filters=filters).select(CALL_TABLE.names).to_pylist()
     ]
     return _results(rows)
 
@@ -216,9 +216,9 @@ def replayed_specs(name: str) -> list[ToolSpec] | None:
     None where this process is no replay, or nothing is recorded of the tool.
     """
     folder = replay_folder()
-    wanted = [("tool", "=", SPECS), ("argument", "=", name)]
+    filters = [("tool", "=", SPECS), ("argument", "=", name)]
     for file in sorted(folder.rglob(CALLS)) if folder else ():
-        for row in pq.read_table(file, filters=wanted).to_pylist():
+        for row in pq.read_table(file, filters=filters).to_pylist():
             return [ToolSpec(**told) for told in json.loads(row["text"])]
     return None
 

@@ -58,10 +58,10 @@ def _fitting(call: Call, spec: ToolSpec, values: dict[str, Any]) -> Call | Obser
     return replace(call, values=values)
 
 
-def _pattern(validator: Any, wanted: str, text: Any, schema: Any) -> Iterator[ValidationError]:
+def _pattern(validator: Any, pattern: str, text: Any, schema: Any) -> Iterator[ValidationError]:
     """Check the keyword ``pattern`` in bounded time. Raises TimeoutError."""
-    if isinstance(text, str) and not regex.search(wanted, text, timeout=PATTERN_SECONDS):
-        yield ValidationError(f"{text!r} does not match {wanted!r}")
+    if isinstance(text, str) and not regex.search(pattern, text, timeout=PATTERN_SECONDS):
+        yield ValidationError(f"{text!r} does not match {pattern!r}")
 
 
 Validator = jsonschema.validators.extend(jsonschema.Draft202012Validator, {"pattern": _pattern})

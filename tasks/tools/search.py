@@ -75,10 +75,10 @@ def save_corpus(documents: Sequence[Document], folder: Path) -> None:
     character, and for two equal documents.
     """
     seen: set[Document] = set()
-    for place, document in enumerate(documents, 1):
+    for position, document in enumerate(documents, 1):
         fault = "is there twice: remove one" if document in seen else _fault(document)
         if fault:
-            raise ValueError(f"document {place} of the corpus ({document.title[:80]!r}) {fault}")
+            raise ValueError(f"document {position} of the corpus ({document.title[:80]!r}) {fault}")
         seen.add(document)
     columns = {
         "title": [document.title for document in documents],
@@ -166,13 +166,13 @@ def _answer(query: str, index: Any, documents: Sequence[Document], settings: Sea
     if len(query) > settings.query_characters:
         limit = settings.query_characters
         return Observation(Outcome.QUERY_TOO_LONG, f"query too long: at most {limit} characters")
-    wanted = words(query)
-    if not wanted:
+    query_words = words(query)
+    if not query_words:
         return Observation(Outcome.EMPTY_QUERY, "empty query")
-    places = best(index, wanted, settings.results)
-    if not places:
+    positions = best(index, query_words, settings.results)
+    if not positions:
         return Observation(Outcome.NO_RESULTS, "no results")
-    shown = [snippet(line(documents[place]), settings.snippet_words) for place in places]
+    shown = [snippet(line(documents[position]), settings.snippet_words) for position in positions]
     return Observation(Outcome.OK, "\n".join(shown))
 
 

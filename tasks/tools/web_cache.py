@@ -25,25 +25,25 @@ class Cache:
     def __init__(self, tool: str) -> None:
         self.folder = Path(os.environ.get(FOLDER) or DEFAULT) / tool
 
-    def find(self, *asked: Any) -> Any:
-        """Return the answer that is kept for these values of JSON, or None."""
+    def find(self, *key_parts: Any) -> Any:
+        """Return the answer that is kept for a key of these values of JSON, or None."""
         try:
-            kept = json.loads(self._file(asked).read_text())
-            return kept["answer"] if kept["asked"] == list(asked) else None
+            entry = json.loads(self._file(key_parts).read_text())
+            return entry["answer"] if entry["asked"] == list(key_parts) else None
         except (OSError, ValueError, KeyError, TypeError):
             return None  # absent or damaged: it is asked for again
 
-    def keep(self, answer: Any, *asked: Any) -> None:
+    def keep(self, answer: Any, *key_parts: Any) -> None:
         """Keep an answer, a value of JSON."""
-        file = self._file(asked)
+        file = self._file(key_parts)
         file.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"asked": list(asked), "answer": answer})
+        text = json.dumps({"asked": list(key_parts), "answer": answer})
         with tempfile.NamedTemporaryFile(
             "w", dir=file.parent, prefix=".", suffix=".partial", delete=False
         ) as partial:
             partial.write(text)
         Path(partial.name).replace(file)
 
-    def _file(self, asked: tuple[Any, ...]) -> Path:
-        name = hashlib.blake2b(json.dumps(asked).encode(), digest_size=16).hexdigest()
+    def _file(self, key_parts: tuple[Any, ...]) -> Path:
+        name = hashlib.blake2b(json.dumps(key_parts).encode(), digest_size=16).hexdigest()
         return self.folder / name[:2] / f"{name}.json"

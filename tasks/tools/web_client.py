@@ -149,36 +149,36 @@ async def retrying(attempt: Callable[[], Awaitable[Made]], retries: int) -> Made
         try:
             return await attempt()
         except WebError as fault:
-            asked = fault.retry_after
-            if asked is None or asked > LONGEST_WAIT or number == retries:
+            retry_after = fault.retry_after
+            if retry_after is None or retry_after > LONGEST_WAIT or number == retries:
                 raise
-            own = FIRST_WAIT * 2**number * dice.uniform(0.5, 1.5)
-        await anyio.sleep(min(max(asked, own), LONGEST_WAIT))
+            backoff = FIRST_WAIT * 2**number * dice.uniform(0.5, 1.5)
+        await anyio.sleep(min(max(retry_after, backoff), LONGEST_WAIT))
     raise AssertionError("the last attempt returns or raises")
 
 
 async def side_by_side(
-    work: Callable[[Asked], Coroutine[None, None, Observation]], asked: Sequence[Asked]
+    work: Callable[[Asked], Coroutine[None, None, Observation]], inputs: Sequence[Asked]
 ) -> list[Observation]:
     """Return ``work`` of each item, done concurrently; an error becomes its observation.
 
     Servers and pages are hostile: what they make a library raise must not end the run.
     """
-    found: list[Observation | None] = [None] * len(asked)
+    observations: list[Observation | None] = [None] * len(inputs)
 
-    async def one(place: int, item: Asked) -> None:
+    async def one(index: int, item: Asked) -> None:
         try:
-            found[place] = await work(item)
+            observations[index] = await work(item)
         except WebError as fault:
-            found[place] = fault.observation
+            observations[index] = fault.observation
         except Exception as error:
             reason = f"the answer cannot be read ({type(error).__name__})"
-            found[place] = Observation(Outcome.UNAVAILABLE, reason)
+            observations[index] = Observation(Outcome.UNAVAILABLE, reason)
 
     async with anyio.create_task_group() as group:
-        for place, item in enumerate(asked):
-            group.start_soon(one, place, item)
-    return [observation for observation in found if observation is not None]
+        for index, item in enumerate(inputs):
+            group.start_soon(one, index, item)
+    return [observation for observation in observations if observation is not None]
 
 
 def safe(text: str) -> str:
@@ -186,23 +186,23 @@ def safe(text: str) -> str:
 
     Halves of characters (lone surrogates) become U+FFFD, control characters become spaces.
     """
-    return _CONTROL.sub(lambda found: "\ufffd" if found[0] >= "\ud800" else " ", text)
+    return _CONTROL.sub(lambda matched: "\ufffd" if matched[0] >= "\ud800" else " ", text)
 
 
 # ---------------------------------------------------------------- keys
 
 
-def key_faults(place: str, variable: str | None) -> list[str]:
+def key_faults(location: str, variable: str | None) -> list[str]:
     """Return why the key of a setting cannot be used, in one line; empty where it can.
 
     A replay asks no server and needs no key.
     """
-    fault = "" if replay_folder() else key_fault(place, variable)
+    fault = "" if replay_folder() else key_fault(location, variable)
     return [fault] if fault else []
 
 
-def read_key(place: str, variable: str | None) -> str:
+def read_key(location: str, variable: str | None) -> str:
     """Return the key in an environment variable, "" where none is needed. Raises ValueError."""
-    if faults := key_faults(place, variable):
+    if faults := key_faults(location, variable):
         raise ValueError(faults[0])
     return os.environ.get(variable, "").strip() if variable else ""

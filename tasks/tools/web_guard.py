@@ -65,12 +65,12 @@ async def resolve(url: httpx.URL, private_hosts: Collection[str], seconds: float
     host, port = url.raw_host.decode(), port_of(url)
     try:
         with anyio.fail_after(seconds):
-            found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            entries = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except TimeoutError:
         raise WebError(Outcome.TIMEOUT, f"{host} was not found within {seconds:g} s") from None
     except (OSError, UnicodeError):
         raise WebError(Outcome.UNAVAILABLE, f"{host} was not found", 0) from None
-    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
     if {host, f"{host}:{port}"} & set(private_hosts):
         return addresses[:MOST_ADDRESSES]
     if not all(map(is_public, addresses)):

@@ -137,20 +137,20 @@ class Fetcher:
         async with host.asking:
             if origin not in self.rules:
                 self.rules[origin] = await self._read_robots(url)
-                asked = self.rules[origin].crawl_delay(AGENT)
-                host.delay = max(host.delay, float(min(int(asked or 0), LONGEST_DELAY)))
+                crawl_delay = self.rules[origin].crawl_delay(AGENT)
+                host.delay = max(host.delay, float(min(int(crawl_delay or 0), LONGEST_DELAY)))
         if not self.rules[origin].can_fetch(AGENT, str(url)):
             reason = f"robots.txt of {url.raw_host.decode()} does not allow this page"
             raise WebError(Outcome.REFUSED, reason)
 
     async def _read_robots(self, url: httpx.URL) -> RobotFileParser:
         """Return the rules of a site."""
-        place = url.copy_with(raw_path=b"/robots.txt")
+        robots_url = url.copy_with(raw_path=b"/robots.txt")
         for _ in range(self.manners.redirects + 1):
-            answer = await self._get(place, ROBOTS_BYTES)
+            answer = await self._get(robots_url, ROBOTS_BYTES)
             if answer.status not in REDIRECTS or "location" not in answer.headers:
                 break
-            place = _redirected(place, answer)
+            robots_url = _redirected(robots_url, answer)
         rules = RobotFileParser()
         lines = answer.body.decode("utf-8", "replace").splitlines() if answer.status == 200 else []
         try:

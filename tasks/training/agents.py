@@ -39,12 +39,12 @@ class Agents:
     def after(self, iteration: Iteration, algorithm: Algorithm) -> Agents:
         """Return what the next iteration begins with."""
         (updated,) = iteration["update"]
-        made = iteration.get("reward_model")
+        records = iteration.get("reward_model")
         return Agents(
             policy=policy_of(iteration),
             steps=self.steps + int(updated["metrics"]["optimizer_steps"]),
             optimizer=artifacts.output(updated, "optimizer"),
             critic=artifacts.output(updated, "critic") if algorithm.critic else None,
             reference=self.reference,
-            reward_model=artifacts.output(made[0], "model") if made else self.reward_model,
+            reward_model=artifacts.output(records[0], "model") if records else self.reward_model,
         )

@@ -62,9 +62,9 @@ def train(training: Training) -> Generator[Iteration, None, None]:
             agents = agents.after(done, training.algorithm)
             if is_due(training, number + 1) or number + 1 == training.iterations:
                 batches.wait()  # an engine may hold one policy at a time
-                asked = validate(training, agents.policy, number + 1)
-                validated += [(agents.policy, one) for one in validation.validated(asked)]
-                exams += asked
+                records = validate(training, agents.policy, number + 1)
+                validated += [(agents.policy, one) for one in validation.validated(records)]
+                exams += records
             needed = [agents.reference, *best_so_far(training, validated)]
             forget(step, section.keep, [*needed, *batches.samplers(number + 1)])
             yield {**done, "validation": exams} if exams else done

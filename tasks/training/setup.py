@@ -77,8 +77,8 @@ def reward_model_of(recipe: Recipe, name: str) -> Published | None:
         return None
     folder, fault = Path("models", name, "reward_model"), "it says that there is none"
     try:
-        if found := published_model.published(folder):
-            return found
+        if reward_model := published_model.published(folder):
+            return reward_model
     except ValueError as error:
         fault = str(error).partition(":")[0]
     raise ValueError(

@@ -63,15 +63,15 @@ def reliability(
     probabilities: Floats, labels: NDArray[np.bool_], bins: int = BINS
 ) -> list[dict[str, float]]:
     """Return count, mean probability and share of successes of each bin that has trajectories."""
-    places = np.minimum((np.asarray(probabilities) * bins).astype(int), bins - 1)
+    bin_indices = np.minimum((np.asarray(probabilities) * bins).astype(int), bins - 1)
     return [
         {
-            "count": float((places == place).sum()),
-            "probability": float(probabilities[places == place].mean()),
-            "success": float(labels[places == place].mean()),
+            "count": float((bin_indices == index).sum()),
+            "probability": float(probabilities[bin_indices == index].mean()),
+            "success": float(labels[bin_indices == index].mean()),
         }
-        for place in range(bins)
-        if (places == place).any()
+        for index in range(bins)
+        if (bin_indices == index).any()
     ]
 
 

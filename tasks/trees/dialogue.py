@@ -58,8 +58,8 @@ def own_tools(tools: Sequence[str]) -> tuple[str, ...]:
 
 def tags(tools: Sequence[str] = ()) -> tuple[str, ...]:
     """Return all tags of a dialogue: those of every recipe, then those of its own tools."""
-    own = own_tools(tools)
-    return (*TAGS, *(f"<{slash}{name}>" for name in own for slash in ("", "/")))
+    names = own_tools(tools)
+    return (*TAGS, *(f"<{slash}{name}>" for name in names for slash in ("", "/")))
 
 
 def any_tool(tools: Sequence[str]) -> str:
@@ -113,8 +113,10 @@ def _messages(
     dialogue: Dialogue, question: Question, marks: Markers, show: Callable[[str, Quoting], str]
 ) -> list[tuple[str, str]]:
     """Return role and content of each message of a prompt, as ``show`` quotes it."""
-    own = [show(each.content, marks.quoted) for each in question.before if each.role == "system"]
-    system = "\n\n".join(filter(None, [show(dialogue.system, marks.spared), *own]))
+    system_texts = [
+        show(each.content, marks.quoted) for each in question.before if each.role == "system"
+    ]
+    system = "\n\n".join(filter(None, [show(dialogue.system, marks.spared), *system_texts]))
     others = [
         (m.role, show(m.content, marks.quoted)) for m in question.before if m.role != "system"
     ]
@@ -251,8 +253,8 @@ def boxed(block: str) -> str | None:
 
 def read_call(turn: str, tools: Sequence[str] = ()) -> Call | None:
     """Return the tool call that a turn ends with, or None."""
-    found = _call(own_tools(tools)).search(turn)
-    return Call(found[1], found[2]) if found else None
+    matched = _call(own_tools(tools)).search(turn)
+    return Call(matched[1], matched[2]) if matched else None
 
 
 def trace_tokens(
@@ -276,8 +278,8 @@ def trace_tokens(
             if sampled
             else result_tokens(tokenizer, observed, limit, tools)[1]
         )
-    own = [False, *(sampled for _, sampled in parts)]
+    flags = [False, *(sampled for _, sampled in parts)]
     pieces.append(np.array([tokenizer.eos_token_id], np.int32))
-    own.append(True)
-    mask = np.repeat(np.array(own), [len(piece) for piece in pieces])
+    flags.append(True)
+    mask = np.repeat(np.array(flags), [len(piece) for piece in pieces])
     return np.concatenate(pieces), mask

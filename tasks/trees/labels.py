@@ -26,10 +26,10 @@ class Labels(Frozen):
         """Return what a question's trajectories are for; None: it has no label."""
         if _uniform(self.seed, "label", question) >= self.share:
             return None
-        place = _uniform(self.seed, "role", question)
-        if place >= self.held_out:
+        draw = _uniform(self.seed, "role", question)
+        if draw >= self.held_out:
             return "train"
-        return "calibrate" if place < self.held_out / 2 else "judge"
+        return "calibrate" if draw < self.held_out / 2 else "judge"
 
 
 def _uniform(seed: int, purpose: str, question: str) -> float:

@@ -67,19 +67,19 @@ class Markers:
 _markers: WeakKeyDictionary[Any, dict[Any, Markers]] = WeakKeyDictionary()
 
 
-def markers(tokenizer: Any, own: Collection[str] = ()) -> Markers:
+def markers(tokenizer: Any, agent_tags: Collection[str] = ()) -> Markers:
     """Return the markers of a tokenizer and its chat template, computed once a process.
 
-    own: tags that the agent writes; quoted text does not, whether they are added tokens or not.
+    agent_tags: what the agent writes; quoted text has none, whether they are added tokens or not.
 
     Every added token counts, except white space and the token for unknown characters, which any
     text may contain. So does a token of one character only if it is special or the template uses
     it: it cannot be split, and ``quote`` has to replace it.
     """
     known = _markers.setdefault(tokenizer, {})
-    key = (str(tokenizer.chat_template), tuple(own))
+    key = (str(tokenizer.chat_template), tuple(agent_tags))
     if key not in known:
-        known[key] = _find(tokenizer, own)
+        known[key] = _find(tokenizer, agent_tags)
     return known[key]
 
 
@@ -113,7 +113,7 @@ def split_marks(text: str, quoting: Quoting) -> str:
     """Insert ``BREAK`` so that no mark is left whole; ``BREAK`` itself is replaced before."""
     text, count = text.replace(BREAK, UNREADABLE), 1
     while count:  # again for marks inside, or across the end of, one that has been split
-        text, count = quoting.marks.subn(lambda found: quoting.split[found[0]], text)
+        text, count = quoting.marks.subn(lambda matched: quoting.split[matched[0]], text)
     return text
 
 
@@ -139,9 +139,9 @@ def _quoted(tokenizer: Any, text: str, quoting: Quoting) -> Iterator[tuple[str, 
         yield from _apart(tokenizer, part, quoting.banned)
 
 
-def added_tokens(tokens: NDArray[np.int32], found: Markers) -> list[int]:
+def added_tokens(tokens: NDArray[np.int32], marks: Markers) -> list[int]:
     """Return those of ``tokens`` that are added tokens, in order."""
-    return [token for token in tokens.tolist() if token in found.tokens]
+    return [token for token in tokens.tolist() if token in marks.tokens]
 
 
 def _apart(tokenizer: Any, text: str, banned: Set[int]) -> Iterator[tuple[str, Sequence[int]]]:
@@ -157,7 +157,7 @@ def _apart(tokenizer: Any, text: str, banned: Set[int]) -> Iterator[tuple[str, S
         yield from _apart(tokenizer, text[middle:], banned)
 
 
-def _find(tokenizer: Any, own: Collection[str]) -> Markers:
+def _find(tokenizer: Any, agent_tags: Collection[str]) -> Markers:
     added = {
         token: mark
         for token, mark in tokenizer.added_tokens_decoder.items()
@@ -173,16 +173,16 @@ def _find(tokenizer: Any, own: Collection[str]) -> Markers:
         if len(mark.content) > 1 or mark.content in used | control
     }
     plain = _plain_marks(spoken, set(tokens.values()))
-    quoted = {*tokens.values(), *plain, *own}
+    quoted = {*tokens.values(), *plain, *agent_tags}
     if tokenizer.unk_token:
         quoted.add(tokenizer.unk_token)
     splits = {mark: _split(tokenizer, mark) for mark in quoted}
     forged = {mark for mark in used | control if _is_mark(mark)} | set(filter(_is_bracketed, plain))
-    forged = {mark for mark in forged if not any(mark in tag for tag in own)}
+    forged = {mark for mark in forged if not any(mark in tag for tag in agent_tags)}
     return Markers(
         tokens,
         _quoting(tokens, splits),
-        _quoting(tokens, splits, own),
+        _quoting(tokens, splits, agent_tags),
         any_of(forged),
         _shortest(forged & (used | plain)),
     )
@@ -199,11 +199,11 @@ def _quoting(
 
 def _shortest(texts: Collection[str]) -> tuple[str, ...]:
     """Return the texts that contain no other of them: any text with the others has one of these."""
-    kept: list[str] = []
+    shortest_texts: list[str] = []
     for text in reversed(_longest_first(texts)):
-        if not any(other in text for other in kept):
-            kept.append(text)
-    return tuple(kept)
+        if not any(other in text for other in shortest_texts):
+            shortest_texts.append(text)
+    return tuple(shortest_texts)
 
 
 def _longest_first(texts: Iterable[str]) -> list[str]:

@@ -68,8 +68,8 @@ def completed(mark: re.Pattern[str], texts: Sequence[str]) -> NDArray[np.int64]:
     ``texts``: the text of each token; matches are searched in all of them joined.
     """
     reach = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))  # characters, inclusive
-    found = [match.end() for match in mark.finditer("".join(texts))]
-    return np.unique(np.searchsorted(reach, np.array(found, np.int64)))
+    match_ends = [match.end() for match in mark.finditer("".join(texts))]
+    return np.unique(np.searchsorted(reach, np.array(match_ends, np.int64)))
 
 
 def _kind(node: Node) -> str:

@@ -117,10 +117,10 @@ def entropy_profile(trees: Sequence[Tree]) -> list[dict[str, float]]:
     return [
         {
             "position": position,
-            "mean": _mean(found),
-            "standard_error": float(np.std(found) / np.sqrt(len(found))),
+            "mean": _mean(entropies),
+            "standard_error": float(np.std(entropies) / np.sqrt(len(entropies))),
         }
-        for position, found in sorted(values.items())
+        for position, entropies in sorted(values.items())
     ]
 
 

@@ -24,7 +24,7 @@ def permutation_test(
         return 1.0
     from scipy import stats  # a second, which only comparisons of algorithms need
 
-    found = stats.permutation_test(
+    result = stats.permutation_test(
         (candidate_Q, other_Q),
         lambda one, two, axis: np.mean(one - two, axis=axis),
         permutation_type="samples",
@@ -33,7 +33,7 @@ def permutation_test(
         batch=AT_ONCE,
         rng=np.random.default_rng(seed),
     )
-    return float(found.pvalue)
+    return float(result.pvalue)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -42,9 +42,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
     Rejecting those at most alpha keeps the probability of one false rejection or more at most
     alpha, whatever the tests have in common (Holm 1979, Scandinavian Journal of Statistics 6(2)).
     """
-    order = sorted(range(len(p_values)), key=lambda place: p_values[place])
+    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
     adjusted, highest = [1.0] * len(p_values), 0.0
-    for rank, place in enumerate(order):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[place]))
-        adjusted[place] = highest
+    for rank, index in enumerate(order):
+        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = highest
     return adjusted

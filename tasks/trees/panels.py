@@ -74,12 +74,12 @@ def _digest(value: Any) -> str:
 
 def summary(whole: Panel, first: int, size: int) -> dict[str, Any]:
     """Return what results say of the slice that was asked: its digest, and what it is a part of."""
-    asked = whole.part(first, size)
+    part = whole.part(first, size)
     return {
-        "digest": asked.digest,
-        "split": asked.split,
-        "source": asked.source,
-        "tasks": len(asked.tasks),
+        "digest": part.digest,
+        "split": part.split,
+        "source": part.source,
+        "tasks": len(part.tasks),
         "first": first,
         "of": {"digest": whole.digest, "tasks": len(whole.tasks)},
     }
@@ -169,8 +169,8 @@ def questions_of(panel: Panel, questions: Sequence[Question], where: str) -> lis
     """
     known = {question.id: question for question in questions}
     lacking = [task["id"] for task in panel.tasks if task["id"] not in known]
-    found = [(task, known[task["id"]]) for task in panel.tasks if task["id"] in known]
-    changed = [question.id for task, question in found if dict(task) != _task(question)]
+    pairs = [(task, known[task["id"]]) for task in panel.tasks if task["id"] in known]
+    changed = [question.id for task, question in pairs if dict(task) != _task(question)]
     faults = [
         f"{len(names)} {words} {', '.join(names)}"
         for words, names in (
@@ -184,4 +184,4 @@ def questions_of(panel: Panel, questions: Sequence[Question], where: str) -> lis
             f"{where}, panel {panel.digest[:SHORT]}: {'; '.join(faults)}. Make the same questions "
             "(prepare.questions, and the seed where they are generated), or name another panel"
         )
-    return [question for _, question in found]
+    return [question for _, question in pairs]

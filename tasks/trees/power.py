@@ -98,5 +98,5 @@ def _least(first: int, enough: Callable[[int], bool]) -> int | None:
     """Return the least number from ``first`` on that is enough, by bisection; None above MOST."""
     if not enough(MOST):
         return None
-    found = bisect_left(range(first, MOST), True, key=enough)
-    return first + found
+    offset = bisect_left(range(first, MOST), True, key=enough)
+    return first + offset

@@ -38,7 +38,7 @@ def entropy_by_tool(trees: Sequence[Tree], tool_of: Callable[[str], str]) -> dic
             start = 1 + sum(len(tree.nodes[part].tokens) for part in parts[:-1])
             near = node.entropies[: max(0, PROFILE_AFTER + 1 - start)]
             _add(values[tools[result]], start, near.tolist())
-    return {tool: _profile(found) for tool, found in sorted(values.items())}
+    return {tool: _profile(by_position) for tool, by_position in sorted(values.items())}
 
 
 def _add(values: Values, first: int, entropies: Sequence[float]) -> None:
@@ -47,12 +47,14 @@ def _add(values: Values, first: int, entropies: Sequence[float]) -> None:
 
 
 def _profile(values: Values) -> Profile:
-    found = sorted(values.items())
+    rows = sorted(values.items())
     return {
-        "position": [position for position, _ in found],
-        "mean": [float(np.mean(own)) for _, own in found],
-        "standard_error": [float(np.std(own) / np.sqrt(len(own))) for _, own in found],
-        "tokens": [len(own) for _, own in found],
+        "position": [position for position, _ in rows],
+        "mean": [float(np.mean(entropies)) for _, entropies in rows],
+        "standard_error": [
+            float(np.std(entropies) / np.sqrt(len(entropies))) for _, entropies in rows
+        ],
+        "tokens": [len(entropies) for _, entropies in rows],
     }
 
 
@@ -60,11 +62,11 @@ def pooled(profiles: Sequence[Mapping[str, Sequence[float]]]) -> Profile:
     """Return the profile of several together, each position weighted by its tokens."""
     counts: dict[float, list[tuple[float, float, float]]] = {}
     for profile in profiles:
-        for position, *own in zip(*(profile[name] for name in COLUMNS), strict=True):
-            counts.setdefault(position, []).append((own[0], own[1], own[2]))
+        for position, *estimate in zip(*(profile[name] for name in COLUMNS), strict=True):
+            counts.setdefault(position, []).append((estimate[0], estimate[1], estimate[2]))
     rows = []
-    for position, found in sorted(counts.items()):
-        means, errors, tokens = np.array(found).T
+    for position, estimates in sorted(counts.items()):
+        means, errors, tokens = np.array(estimates).T
         total = tokens.sum()
         mean = float(means @ tokens / total)
         # within each profile and between them

@@ -48,17 +48,17 @@ def majority_right(
         if text is None:
             continue
         known = (
-            place
-            for place, (first, was_right) in enumerate(values)
+            index
+            for index, (first, was_right) in enumerate(values)
             if text == first or (is_right == was_right and (is_right or same(first, text)))
         )
-        place = next(known, len(values))
-        if place == len(values):
+        index = next(known, len(values))
+        if index == len(values):
             values.append((text, is_right))
-        votes[place] += 1
+        votes[index] += 1
     most = max(votes.values(), default=0)
-    chosen = [values[place][1] for place, count in votes.items() if count == most]
-    return sum(chosen) / len(chosen) if chosen else 0.0
+    winners_right = [values[index][1] for index, count in votes.items() if count == most]
+    return sum(winners_right) / len(winners_right) if winners_right else 0.0
 
 
 def _check(right: Sequence[bool], k: int) -> None:

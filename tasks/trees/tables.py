@@ -90,8 +90,8 @@ def save_trees(trees: Sequence[Tree], folder: Path) -> None:
     decisions: dict[str, list[Any]] = {name: [] for name in DECISION_TABLE.names}
     for tree in trees:
         for index, node in enumerate(tree.nodes):
-            own = {name: value for name, value in vars(node).items() if name != "observation"}
-            _add(nodes, question=tree.question.id, node=index, **own)
+            columns = {name: value for name, value in vars(node).items() if name != "observation"}
+            _add(nodes, question=tree.question.id, node=index, **columns)
         for index, leaf in enumerate(tree.leaves):
             _add(leaves, question=tree.question.id, leaf=index, node=leaf)
         for decision in tree.decisions:
@@ -110,8 +110,8 @@ def _steps(trees: Sequence[Tree]) -> Iterator[dict[str, Any]]:
         for index, node in enumerate(tree.nodes):
             if node.observation:
                 info = json.dumps(dict(node.observation.info), sort_keys=True)
-                own = {**vars(node.observation), "info": info}
-                yield {"question": tree.question.id, "node": index, **own}
+                columns = {**vars(node.observation), "info": info}
+                yield {"question": tree.question.id, "node": index, **columns}
 
 
 def load_trees(folder: Path, iteration: int | None = None) -> list[Tree]:
@@ -140,12 +140,12 @@ def load_trees(folder: Path, iteration: int | None = None) -> list[Tree]:
 
 def _load_observations(file: Path, iteration: int | None) -> dict[tuple[str, int], Observation]:
     """Read (question, node) -> observation; {} where there is no such file."""
-    found = {}
+    observations = {}
     for row in read_rows(file, iteration) if file.is_file() else []:
-        place = (row.pop("question"), row.pop("node"))
+        key = (row.pop("question"), row.pop("node"))
         parsed = {"actions": tuple(row["actions"]), "info": json.loads(row["info"])}
-        found[place] = Observation(**{**row, **parsed})
-    return found
+        observations[key] = Observation(**{**row, **parsed})
+    return observations
 
 
 def save_questions(questions: Sequence[Question], file: Path) -> None:

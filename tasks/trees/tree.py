@@ -236,8 +236,10 @@ class Tree:
     def acts(self) -> list[str]:
         """Return the outcome of each executed act; one that trajectories share is there once."""
         answered = {node.parent for node in self.nodes if node.kind != TURN}
-        found = [_outcome_of_act(node, i in answered) for i, node in enumerate(self.nodes[1:], 1)]
-        return [outcome for outcome in found if outcome is not None]
+        outcomes = [
+            _outcome_of_act(node, i in answered) for i, node in enumerate(self.nodes[1:], 1)
+        ]
+        return [outcome for outcome in outcomes if outcome is not None]
 
 
 def join(parts: Sequence[Node]) -> Node:
@@ -333,8 +335,8 @@ def sampled(trajectory: Sequence[Node]) -> list[Node]:
 def acts(trajectory: Sequence[Node]) -> list[str]:
     """Return the outcomes of the acts (tool calls, steps of a world) that were executed."""
     answered = [after.kind != TURN for after in trajectory[2:]] + [False]
-    found = map(_outcome_of_act, trajectory[1:], answered)
-    return [outcome for outcome in found if outcome is not None]
+    outcomes = map(_outcome_of_act, trajectory[1:], answered)
+    return [outcome for outcome in outcomes if outcome is not None]
 
 
 def _outcome_of_act(node: Node, answered: bool) -> str | None:

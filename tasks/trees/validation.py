@@ -58,18 +58,18 @@ def _score(row: Mapping[str, Any]) -> float:
 
 
 def _by_question(rows: Sequence[Mapping[str, Any]], value: Any) -> dict[str, float]:
-    found: dict[str, list[float]] = {}
+    by_question: dict[str, list[float]] = {}
     for row in rows:
-        found.setdefault(row["question"], []).append(value(row))
-    return {question: sum(own) / len(own) for question, own in sorted(found.items())}
+        by_question.setdefault(row["question"], []).append(value(row))
+    return {question: sum(values) / len(values) for question, values in sorted(by_question.items())}
 
 
-def best(asked: Sequence[Validated], measure: str) -> Validated:
+def best(policies: Sequence[Validated], measure: str) -> Validated:
     """Return the policy with the highest mean, the earliest of equal ones.
 
     The policy that training began with is none of them. Raises ValueError where no other was asked.
     """
-    trained = [one for one in asked if one.iterations > 0]
+    trained = [one for one in policies if one.iterations > 0]
     if not trained:
         raise ValueError("no policy that training has made was asked the validation questions")
     return max(trained, key=lambda one: (one.mean(measure), -one.iterations))
@@ -81,14 +81,14 @@ def differences(now: Validated, before: Validated, measure: str) -> NDArray[np.f
     return np.array([ours[question] - theirs[question] for question in ours if question in theirs])
 
 
-def points(asked: Sequence[Validated], seed: int) -> list[dict[str, float]]:
+def points(policies: Sequence[Validated], seed: int) -> list[dict[str, float]]:
     """Return a row a policy: ``iteration`` (those it has learned from), means and 95 % intervals.
 
     The policy with which iteration k begins has learned from k iterations; so the row k belongs to
     the same policy as the training metrics of iteration k, which it sampled.
     """
     rows = []
-    for one in asked:
+    for one in policies:
         row: dict[str, float] = {"iteration": one.iterations}
         for measure in MEASURES:
             values = np.array(list(one.values[measure].values()))

@@ -66,25 +66,27 @@ def overlaps(texts: Iterable[str], held_out: Sequence[str], words: int) -> list[
     hashes, owners = [np.zeros(0, np.uint64)], [np.zeros(0, np.int32)]
     for first, portion in _portions(held_out):
         texts_of_words = [normalised_words(text) for text in portion]
-        for own in texts_of_words:
-            for word in own:
+        for words_of_text in texts_of_words:
+            for word in words_of_text:
                 known.setdefault(word, len(known) + 1)
         hashes_N, owners_N = _run_hashes(texts_of_words, known, words)
         hashes.append(hashes_N)
         owners.append(owners_N + first)
     held = _Runs.of(np.concatenate(hashes), np.concatenate(owners))
     other = lru_cache(MOST_COMPARED)(lambda index: _Text.of(held_out[index], words))
-    found: list[int | None] = []
+    first_overlaps: list[int | None] = []
     for _, portion in _portions(texts):
         texts_of_words = [normalised_words(text) for text in portion]
         shared = held.sharing(*_run_hashes(texts_of_words, known, words))
-        for place, text in enumerate(portion):
-            if place not in shared:
-                found.append(None)
+        for index, text in enumerate(portion):
+            if index not in shared:
+                first_overlaps.append(None)
                 continue
             whole = _Text.of(text, words)
-            found.append(next((i for i in shared[place] if _overlap(whole, other(i))), None))
-    return found
+            first_overlaps.append(
+                next((i for i in shared[index] if _overlap(whole, other(i))), None)
+            )
+    return first_overlaps
 
 
 def _portions(texts: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
@@ -127,18 +129,18 @@ class _Runs:
 def _run_hashes(
     texts: Sequence[Sequence[str]], known: Mapping[str, int], words: int
 ) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
-    """Return a hash of each run of the texts' words, and the place of the run's text. [N]
+    """Return a hash of each run of the texts' words, and the index of the run's text. [N]
 
     Equal runs of ``known`` words have equal hashes; the others get hashes of no such run. The hash
     of a run that starts at word s is the sum of hash(word) * BASE^(place - s), modulo 2^64.
     """
-    counts = [len(own) for own in texts]
+    counts = [len(text) for text in texts]
     ends = np.cumsum([0, *counts])  # of the texts, among all words
-    numbers = np.fromiter((known.get(w, 0) for own in texts for w in own), np.uint64, ends[-1])
+    numbers = np.fromiter((known.get(w, 0) for text in texts for w in text), np.uint64, ends[-1])
     weights = np.full(ends[-1], 2)
-    for place, own in enumerate(texts):
-        if not all(map(str.isascii, own)):
-            weights[ends[place] : ends[place + 1]] = [_weight(word) for word in own]
+    for index, text in enumerate(texts):
+        if not all(map(str.isascii, text)):
+            weights[ends[index] : ends[index + 1]] = [_weight(word) for word in text]
     total = np.cumsum([0, *weights.tolist()])
     owners = np.repeat(np.arange(len(texts), dtype=np.int32), counts)
     starts = np.arange(ends[-1])
@@ -147,12 +149,12 @@ def _run_hashes(
     whole = np.zeros(ends[-1], bool)
     whole[ends[:-1][light]] = True
     stops = np.where(whole, ends[1:][owners], stops)
-    kept = whole | ((stops <= ends[1:][owners]) & ~light[owners])
-    starts, stops = starts[kept], stops[kept]
+    mask = whole | ((stops <= ends[1:][owners]) & ~light[owners])
+    starts, stops = starts[mask], stops[mask]
     powers, inverses = (_powers(base, ends[-1]) for base in (BASE, INVERSE))
     sums = np.zeros(ends[-1] + 1, np.uint64)
     np.cumsum(_mixed(numbers) * powers[:-1], out=sums[1:])
-    return (sums[stops] - sums[starts]) * inverses[starts], owners[kept]
+    return (sums[stops] - sums[starts]) * inverses[starts], owners[mask]
 
 
 def _powers(base: int, most: int) -> NDArray[np.uint64]:
@@ -181,15 +183,15 @@ def digest(text: str) -> bytes:
 
 def shared_phrase(text: str, other: str, words: int) -> str:
     """Return the longest run of words that two overlapping texts share, normalised."""
-    own, runs = _Text.of(text, words), _Text.of(other, words).runs
+    first_text, runs = _Text.of(text, words), _Text.of(other, words).runs
     longest = (0, 0)
     begin = until = 0  # of the stretch of shared runs that overlap or touch
-    for start, end, run in own.spans:
+    for start, end, run in first_text.spans:
         if run not in runs:
             continue
         begin, until = (begin if start <= until else start), end
         longest = max(longest, (begin, until), key=lambda stretch: stretch[1] - stretch[0])
-    return " ".join(own.words[slice(*longest)])
+    return " ".join(first_text.words[slice(*longest)])
 
 
 @dataclass(frozen=True)
@@ -202,15 +204,18 @@ class _Text:
 
     @classmethod
     def of(cls, text: str, words: int) -> _Text:
-        own = normalised_words(text)
-        spans = [(start, end, tuple(own[start:end])) for start, end in _spans(own, words)]
-        return cls(own, spans, frozenset(run for _, _, run in spans))
+        words_of_text = normalised_words(text)
+        spans = [
+            (start, end, tuple(words_of_text[start:end]))
+            for start, end in _spans(words_of_text, words)
+        ]
+        return cls(words_of_text, spans, frozenset(run for _, _, run in spans))
 
 
-def _overlap(own: _Text, other: _Text) -> bool:
+def _overlap(first_text: _Text, other: _Text) -> bool:
     """Return whether the runs that two texts share make up at least half of one of them."""
-    shared = own.runs & other.runs
-    return any(2 * _covered(text, shared) >= len(text.words) for text in (own, other))
+    shared = first_text.runs & other.runs
+    return any(2 * _covered(text, shared) >= len(text.words) for text in (first_text, other))
 
 
 def _covered(text: _Text, runs: Collection[Run]) -> int:

@@ -44,19 +44,19 @@ class Calls:
     """How servers of a kind of engine are asked."""
 
     check: str  # a method of their worker that servers of other kinds do not have
-    batches: Callable[[Sequence[Turn]], list[list[int]]]  # places of the turns of each request
+    batches: Callable[[Sequence[Turn]], list[list[int]]]  # indices of the turns of each request
     body: Callable[[Sequence[Turn]], dict[str, Any]]  # of one request
     transfers: tuple[str, ...]  # how weights can get there, the default first
 
 
 def _each(turns: Sequence[Turn]) -> list[list[int]]:
-    return [[place] for place in range(len(turns))]
+    return [[index] for index in range(len(turns))]
 
 
 def _by_tree(turns: Sequence[Turn]) -> list[list[int]]:
     trees: dict[bytes, list[int]] = {}
-    for place, turn in enumerate(turns):
-        trees.setdefault(turn.tree, []).append(place)
+    for index, turn in enumerate(turns):
+        trees.setdefault(turn.tree, []).append(index)
     return list(trees.values())
 
 
@@ -92,13 +92,13 @@ CALLS = {
 def _transfer_to(kind: str) -> str:
     """Return how weights get to servers of a kind. Raises ValueError for a way that they lack."""
     ways = CALLS[kind].transfers
-    chosen = os.environ.get(TRANSFER) or ways[0]
-    if chosen not in ways:
+    way = os.environ.get(TRANSFER) or ways[0]
+    if way not in ways:
         raise ValueError(
-            f"{TRANSFER} is '{chosen}', and weights get to servers of engine.kind {kind} by "
+            f"{TRANSFER} is '{way}', and weights get to servers of engine.kind {kind} by "
             f"{' or '.join(ways)}: set it to that, or unset it"
         )
-    return chosen
+    return way
 
 
 class StaleWeightsError(EngineDiedError):
@@ -136,12 +136,12 @@ class Server:
         A turn that has no answer, or one by other weights, has the error as its result.
         """
         batches = self.calls.batches(turns)
-        asked = [[turns[place] for place in places] for places in batches]
-        found: dict[int, Drawn | EngineDiedError] = {}
-        answers = self.pool.map(lambda batch: self._batch(batch, version), asked)
-        for places, drawn in zip(batches, answers, strict=True):
-            found.update(zip(places, drawn, strict=True))
-        return [found[place] for place in range(len(turns))]
+        requests = [[turns[index] for index in indices] for indices in batches]
+        results: dict[int, Drawn | EngineDiedError] = {}
+        answers = self.pool.map(lambda batch: self._batch(batch, version), requests)
+        for indices, drawn in zip(batches, answers, strict=True):
+            results.update(zip(indices, drawn, strict=True))
+        return [results[index] for index in range(len(turns))]
 
     def load(self, folder: Path, version: str) -> None:
         """Load the weights of a folder; its files are sent where the server does not see them.
@@ -206,25 +206,25 @@ class Server:
                 VERSION_HEADER: version,
             }
             self._asked("PUT", f"{POLICIES}/{name}", folder / name, headers)
-        place: str | None = self._post(POLICIES, described)["folder"]
-        if place is None:
+        remote_folder: str | None = self._post(POLICIES, described)["folder"]
+        if remote_folder is None:
             raise RuntimeError(
                 f"engine.servers: {self.name} has not got all files of {folder}: do two runs use "
                 "it, or does something write there?"
             )
-        return place
+        return remote_folder
 
     def _batch(self, turns: Sequence[Turn], version: str) -> Sequence[Drawn | EngineDiedError]:
         """Sample the turns of one request."""
         body = json.dumps(self.calls.body(turns)).encode()
         try:
-            answer, own = self._asked("POST", GENERATE, body, JSON)
+            answer, answered_version = self._asked("POST", GENERATE, body, JSON)
         except EngineDiedError as error:
             return [error] * len(turns)
-        if own != version:
+        if answered_version != version:
             stale = StaleWeightsError(
-                f"engine.servers: {self.name} answered with the weights '{own}' instead of "
-                f"'{version}'"
+                f"engine.servers: {self.name} answered with the weights "
+                f"'{answered_version}' instead of '{version}'"
             )
             return [stale] * len(turns)
         return [parse_choice(choice) for choice in answer["choices"]]
@@ -278,8 +278,8 @@ class Server:
             for option, value in KEEPALIVE.items():  # notices a machine that lost power
                 opened.sock.setsockopt(*option, value)
             self.connections.own = opened
-        own: http.client.HTTPConnection = self.connections.own
-        return own
+        connection: http.client.HTTPConnection = self.connections.own
+        return connection
 
 
 def parse_choice(choice: dict[str, Any]) -> Drawn:

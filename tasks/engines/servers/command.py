@@ -37,18 +37,18 @@ def parse(
 
     Ends the program where the folder has no policy, or the token is none.
     """
-    chosen = parser.parse_args(arguments)
-    if not (chosen.folder / "config.json").is_file():
-        parser.error(f"{chosen.folder} is no policy: name a folder that transformers has saved")
+    args = parser.parse_args(arguments)
+    if not (args.folder / "config.json").is_file():
+        parser.error(f"{args.folder} is no policy: name a folder that transformers has saved")
     try:
         token = server_token()
     except (PermissionError, ValueError) as error:
         parser.error(str(error))
     given = f"in {TOKEN}" if os.environ.get(TOKEN) else f"{TOKEN}=$(cat {TOKEN_FILE.absolute()})"
     print(f"the server's token, for the runs that use it: {given}", flush=True)
-    names = ["localhost", socket.gethostname(), chosen.host, *chosen.name]
-    return chosen, {
+    names = ["localhost", socket.gethostname(), args.host, *args.name]
+    return args, {
         TOKEN: token,
         NAMES: ",".join(names).lower(),
-        FOLDER: str((POLICIES / str(chosen.port)).absolute()),
+        FOLDER: str((POLICIES / str(args.port)).absolute()),
     }

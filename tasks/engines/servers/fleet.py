@@ -56,49 +56,49 @@ class Fleet:
 
         The turns of a server that dies meanwhile are sampled on others.
         """
-        found: dict[int, Drawn] = {}
-        while len(found) < len(turns):
-            left = [place for place in range(len(turns)) if place not in found]
+        results: dict[int, Drawn] = {}
+        while len(results) < len(turns):
+            left = [index for index in range(len(turns)) if index not in results]
             with self.lock:
                 self.load(folder, version)
-                parts = self._dealt({place: turns[place].tree for place in left})
+                parts = self._dealt({index: turns[index].tree for index in left})
             with ThreadPoolExecutor(len(parts)) as pool:
                 waiting = [
-                    pool.submit(server.sample, [turns[place] for place in places], version)
-                    for server, places in parts.items()
+                    pool.submit(server.sample, [turns[index] for index in indices], version)
+                    for server, indices in parts.items()
                 ]
-            for (server, places), drawn in zip(parts.items(), waiting, strict=True):
-                self._take(server, zip(places, drawn.result(), strict=True), found)
-        return [found[place] for place in range(len(turns))]
+            for (server, indices), drawn in zip(parts.items(), waiting, strict=True):
+                self._take(server, zip(indices, drawn.result(), strict=True), results)
+        return [results[index] for index in range(len(turns))]
 
     def _dealt(self, trees: dict[int, bytes]) -> dict[Server, list[int]]:
-        """Return server -> places of its turns. ``trees``: place -> tree.
+        """Return server -> indices of its turns. ``trees``: index -> tree.
 
         A tree without a server that is up goes to the one with the fewest trees.
         """
         parts: dict[Server, list[int]] = {}
         load = Counter(server for server in self.homes.values() if server in self.up)
-        for place, tree in trees.items():
+        for index, tree in trees.items():
             if self.homes.get(tree) not in self.up:
                 order = [server for server in self.servers if server in self.up]
                 self.homes[tree] = min(order, key=lambda server: load[server])
                 load[self.homes[tree]] += 1
-            parts.setdefault(self.homes[tree], []).append(place)
+            parts.setdefault(self.homes[tree], []).append(index)
         return parts
 
     def _take(
         self,
         server: Server,
         answers: Iterable[tuple[int, Drawn | EngineDiedError]],
-        found: dict[int, Drawn],
+        results: dict[int, Drawn],
     ) -> None:
-        """Put the answers of a server into ``found``; one that is missing takes the server down."""
+        """Put a server's answers into ``results``; one that is missing takes the server down."""
         missing = None
-        for place, drawn in answers:
+        for index, drawn in answers:
             if isinstance(drawn, EngineDiedError):
                 missing = drawn
             else:
-                found[place] = drawn
+                results[index] = drawn
         if missing:
             with self.lock:
                 self._take_down(server, missing)

@@ -78,8 +78,8 @@ class Guard:
             if message["type"] == "http.response.start":
                 if loaded != before and message["status"] == 200:
                     self.version = loaded
-                own = self.version if self.version in (before, loaded) else ""
-                header = (VERSION_HEADER.lower().encode(), own.encode())
+                version = self.version if self.version in (before, loaded) else ""
+                header = (VERSION_HEADER.lower().encode(), version.encode())
                 message = message | {"headers": [*message.get("headers", ()), header]}
             await send(message)
 
@@ -125,9 +125,9 @@ def _loaded(scope: Any, body: bytes, version: str) -> str:
         return ""
     if method in HARMLESS_METHODS:
         return version
-    place = NAMING_METHODS.get(method, -1)
-    known = len(arguments) == place + 1 and arguments and isinstance(arguments[place], str)
-    return str(arguments[place]) if known else ""
+    position = NAMING_METHODS.get(method, -1)
+    known = len(arguments) == position + 1 and arguments and isinstance(arguments[position], str)
+    return str(arguments[position]) if known else ""
 
 
 REFUSAL = f"this server answers requests with its token ({TOKEN}) that name it as their host"
@@ -162,8 +162,8 @@ def server_token() -> str:
     The file is made where it is missing, for this user alone. Raises PermissionError for a file
     that others may read, and ValueError for a token of fewer than SHORTEST characters.
     """
-    if chosen := os.environ.get(TOKEN, "").strip():
-        return _long_enough(chosen, TOKEN)
+    if token := os.environ.get(TOKEN, "").strip():
+        return _long_enough(token, TOKEN)
     if not TOKEN_FILE.exists():
         TOKEN_FILE.parent.mkdir(parents=True, exist_ok=True)
         partial = TOKEN_FILE.with_name(f".{TOKEN_FILE.name}.{os.getpid()}")
@@ -175,10 +175,10 @@ def server_token() -> str:
     return _long_enough(TOKEN_FILE.read_text().strip(), str(TOKEN_FILE))
 
 
-def _long_enough(token: str, place: str) -> str:
+def _long_enough(token: str, location: str) -> str:
     if len(token.strip()) < SHORTEST:
         raise ValueError(
-            f"the token in {place} has {len(token)} characters, and needs {SHORTEST}: remove it, "
-            "and `make serve` makes one"
+            f"the token in {location} has {len(token)} characters, and needs {SHORTEST}: remove "
+            "it, and `make serve` makes one"
         )
     return token

@@ -57,39 +57,39 @@ class Uploads:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request for policies; pass any other one on."""
-        own = scope["type"] == "http" and scope["path"].startswith(POLICIES)
-        await (self.own if own else self.app)(scope, receive, send)
+        for_policies = scope["type"] == "http" and scope["path"].startswith(POLICIES)
+        await (self.own if for_policies else self.app)(scope, receive, send)
 
     async def _find(self, request: Request) -> JSONResponse:
         """Say where the described files are, or which of them are missing."""
         described = await request.json()
-        place = self._place(described["version"])
+        folder = self._place(described["version"])
         answer = await asyncio.to_thread(
-            self._missing, Path(described["folder"]), place, described["files"]
+            self._missing, Path(described["folder"]), folder, described["files"]
         )
         return JSONResponse(answer)
 
-    def _missing(self, shared: Path, place: Path, files: Files) -> dict[str, Any]:
-        for folder in (shared, place):
-            if files_of(folder) == files:
-                return {"folder": str(folder), "missing": []}
-        here = files_of(place)
+    def _missing(self, shared: Path, folder: Path, files: Files) -> dict[str, Any]:
+        for candidate in (shared, folder):
+            if files_of(candidate) == files:
+                return {"folder": str(candidate), "missing": []}
+        here = files_of(folder)
         if set(here) - set(files):  # of another folder of the same policy
-            shutil.rmtree(place)
+            shutil.rmtree(folder)
             here = {}
         missing = [name for name, described in files.items() if here.get(name) != described]
-        self._make_room(place, sum(files[name][0] for name in missing))
+        self._make_room(folder, sum(files[name][0] for name in missing))
         return {"folder": None, "missing": missing}
 
-    def _make_room(self, place: Path, size: int) -> None:
+    def _make_room(self, folder: Path, size: int) -> None:
         """Make the folder of a policy; remove all older ones but the newest."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        others = [other for other in self.folder.iterdir() if other != place]
+        others = [other for other in self.folder.iterdir() if other != folder]
         newest_first = sorted(others, key=lambda other: other.stat().st_mtime_ns, reverse=True)
         for old in newest_first[KEPT - 1 :]:
             shutil.rmtree(old)
         self._check_room(size)
-        place.mkdir(exist_ok=True)
+        folder.mkdir(exist_ok=True)
 
     def _check_room(self, size: int) -> None:
         free = shutil.disk_usage(self.folder).free
@@ -103,22 +103,22 @@ class Uploads:
 
     async def _take(self, request: Request) -> JSONResponse:
         """Take one file; it has its name once it is whole."""
-        name, place = request.path_params["name"], self._place(request.headers[VERSION_HEADER])
+        name, folder = request.path_params["name"], self._place(request.headers[VERSION_HEADER])
         length, changed = request.headers.get("content-length"), request.headers[CHANGED_HEADER]
         if name.startswith(".") or Path(name).name != name:
             raise RefusedError(400, f"'{name}' is no name of a policy's file")
         if length is None:
             raise RefusedError(411, f"the size of {name} is not said")
-        if not place.is_dir():
+        if not folder.is_dir():
             raise RefusedError(409, f"nothing says of which policy {name} is: describe it first")
         self._check_room(int(length))
-        with tempfile.NamedTemporaryFile(dir=place, prefix=".", delete=False) as partial:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".", delete=False) as partial:
             try:
                 async for chunk in request.stream():
                     await asyncio.to_thread(partial.write, chunk)
                 partial.flush()
                 os.utime(partial.name, ns=(int(changed), int(changed)))
-                Path(partial.name).rename(place / name)
+                Path(partial.name).rename(folder / name)
             except BaseException:  # the connection was cut, or the disk is full
                 Path(partial.name).unlink()
                 raise

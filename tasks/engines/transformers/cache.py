@@ -59,9 +59,9 @@ class SpareMemory:
         Numbers that an earlier session has left are finite and masked, so they change no result.
         """
         with self.lock:
-            for place, spare in enumerate(self.tensors):
+            for index, spare in enumerate(self.tensors):
                 if (spare.dtype, spare.device) == (like.dtype, like.device) and len(spare) >= size:
-                    return self.tensors.pop(place)
+                    return self.tensors.pop(index)
         with torch.inference_mode(False):  # memory that may be used in any mode
             return _zeros(size, like)
 
@@ -187,15 +187,15 @@ class RaggedSession:
         Returns the row of each request, and the last tokens' logits [rows, vocabulary].
         """
         alike: dict[bytes, list[int]] = {}
-        for place, request in enumerate(requests):
-            alike.setdefault(request.tokens.tobytes(), []).append(place)
+        for index, request in enumerate(requests):
+            alike.setdefault(request.tokens.tobytes(), []).append(index)
         groups = list(alike.values())
-        wanted = [self._wanted([requests[place] for place in group]) for group in groups]
-        rows, copies = self.rows.arrange(wanted)
+        row_requests = [self._wanted([requests[index] for index in group]) for group in groups]
+        rows, copies = self.rows.arrange(row_requests)
         self.cache.copy(copies)
         row_of = np.zeros(len(requests), np.int64)
         tokens, known = [NO_TOKENS] * len(rows), [0] * len(rows)
-        for group, row, one in zip(groups, rows, wanted, strict=True):
+        for group, row, one in zip(groups, rows, row_requests, strict=True):
             row_of[group] = row
             tokens[row], known[row] = requests[group[0]].tokens, one.known
         return row_of, self._feed_rows(tokens, known)
@@ -314,11 +314,11 @@ class RaggedSession:
         if (sources == np.arange(len(sources))).all():  # no row before the last has ended or parted
             return live
         groups = [live[of == branch] for branch in range(len(branches))]
-        wanted = [
+        row_requests = [
             Wanted([requests[i].handle for i in group], int(source), int(known[group[0]]))
             for group, source in zip(groups, sources, strict=True)
         ]
-        rows, copies = self.rows.arrange(wanted)
+        rows, copies = self.rows.arrange(row_requests)
         self.cache.copy(copies)
         for group, row in zip(groups, rows, strict=True):
             row_of[group] = row
@@ -369,15 +369,15 @@ def draw(
     logprobs = torch.log_softmax(logits / temperature, dim=-1)
     probabilities = logprobs.exp()
     entropies = -(probabilities * logprobs).sum(-1) / math.log(logits.shape[-1])
-    kept = probabilities if top_p >= 1 else nucleus(probabilities, top_p)
-    cumulative = kept.cumsum(-1)
-    place = _places_in_rows(rows)
-    targets = noise.new_zeros(len(logits), int(place.max()) + 1)  # [R, most draws of a row]
-    targets[rows, place] = noise
-    tokens = torch.searchsorted(cumulative, targets * cumulative[:, -1:], right=True)[rows, place]
-    if bool((tokens == kept.shape[-1]).any()):
+    masses = probabilities if top_p >= 1 else nucleus(probabilities, top_p)
+    cumulative = masses.cumsum(-1)
+    columns = _places_in_rows(rows)
+    targets = noise.new_zeros(len(logits), int(columns.max()) + 1)  # [R, most draws of a row]
+    targets[rows, columns] = noise
+    tokens = torch.searchsorted(cumulative, targets * cumulative[:, -1:], right=True)[rows, columns]
+    if bool((tokens == masses.shape[-1]).any()):
         # rounding has put a target at the very end: take the last token that has any probability
-        last = kept.shape[-1] - 1 - (kept > 0).flip(-1).to(torch.uint8).argmax(-1)
+        last = masses.shape[-1] - 1 - (masses > 0).flip(-1).to(torch.uint8).argmax(-1)
         tokens = torch.minimum(tokens, last[rows])
     return tokens, logprobs[rows, tokens], entropies.clamp(0, 1)[rows]
 

@@ -86,13 +86,13 @@ class WorkerEngine:
         self, paths: int, context: int, temperature: float, top_p: float, stop: Sequence[str]
     ) -> Iterator[WorkerSession]:
         """Open a session; see ``tasks.engines.Engine``."""
-        own = self.engine
-        check_room(own.model.config, context)
+        engine = self.engine
+        check_room(engine.model.config, context)
         with worker_session(
             self.pool,
-            decoder(own.model, context),
-            own.pieces(),
-            own.tokenizer.eos_token_id,
+            decoder(engine.model, context),
+            engine.pieces(),
+            engine.tokenizer.eos_token_id,
             paths,
             context,
             temperature,

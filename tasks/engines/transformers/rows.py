@@ -56,21 +56,21 @@ class Rows:
         self._leave(handle)
         del self.row[handle], self.length[handle]
 
-    def arrange(self, wanted: Sequence[Wanted]) -> tuple[list[int], Copies]:
-        """Give each of N ``wanted`` a row of its own among the first N, to be extended.
+    def arrange(self, row_requests: Sequence[Wanted]) -> tuple[list[int], Copies]:
+        """Give each of N ``row_requests`` a row of its own among the first N, to be extended.
 
         A path is in one of them at most; the others keep what they have, maybe in another row.
         Returns the row of each, and what to copy before anything is written.
         """
-        for one in wanted:
+        for one in row_requests:
             for handle in one.handles:
                 self._leave(handle)
-        extended = self._extended(wanted)
-        rows = _places(extended, len(wanted))
+        extended = self._extended(row_requests)
+        rows = _places(extended, len(row_requests))
         moved = self._moved(extended, rows)
         copies = [
             (one.source, row, one.known)
-            for one, row in zip(wanted, rows, strict=True)
+            for one, row in zip(row_requests, rows, strict=True)
             if one.source not in (None, row)
         ]
         guests = {row: self.users[row] for row, target in moved.items() if target != row}
@@ -81,7 +81,7 @@ class Rows:
                 copies.append((row, moved[row], max(self.length[handle] for handle in handles)))
             for handle in handles:
                 self._put(handle, moved[row], self.length[handle])
-        for one, row in zip(wanted, rows, strict=True):
+        for one, row in zip(row_requests, rows, strict=True):
             for handle in one.handles:
                 self._put(handle, row, one.known)
         return rows, Copies(
@@ -90,18 +90,18 @@ class Rows:
             max((length for _, _, length in copies), default=0),
         )
 
-    def _extended(self, wanted: Sequence[Wanted]) -> dict[int, int]:
-        """Return which of ``wanted`` extend their source, and need no copy of it: place -> row.
+    def _extended(self, row_requests: Sequence[Wanted]) -> dict[int, int]:
+        """Return which requests extend their source, and need no copy of it: index -> row.
 
         The first one of a source does, unless a path that is not wanted needs what follows there.
         """
         first: dict[int, int] = {}
-        for place, one in enumerate(wanted):
+        for index, one in enumerate(row_requests):
             if one.source is not None and all(
                 self.length[handle] <= one.known for handle in self.users[one.source]
             ):
-                first.setdefault(one.source, place)
-        return {place: row for row, place in first.items()}
+                first.setdefault(one.source, index)
+        return {index: row for row, index in first.items()}
 
     def _moved(self, extended: dict[int, int], rows: Sequence[int]) -> dict[int, int]:
         """Return where the paths go that are not wanted and cannot stay: row -> row.
@@ -109,7 +109,7 @@ class Rows:
         Those of a row that is extended go with it. Others leave the first rows for the last ones,
         out of the way when more rows are wanted.
         """
-        moved = {row: rows[place] for place, row in extended.items()}
+        moved = {row: rows[index] for index, row in extended.items()}
         behind = range(len(rows), len(self.users))
         free = [row for row in behind if row in moved or not self.users[row]]
         for row in range(len(rows)):
@@ -131,6 +131,8 @@ class Rows:
 
 def _places(extended: dict[int, int], count: int) -> list[int]:
     """Return the rows of ``count`` wanted ones: the row that each extends, where it is in front."""
-    kept = {place: row for place, row in extended.items() if row < count}
-    others = iter(sorted(set(range(count)) - set(kept.values())))
-    return [kept[place] if place in kept else next(others) for place in range(count)]
+    rows_in_front = {index: row for index, row in extended.items() if row < count}
+    others = iter(sorted(set(range(count)) - set(rows_in_front.values())))
+    return [
+        rows_in_front[index] if index in rows_in_front else next(others) for index in range(count)
+    ]

@@ -70,16 +70,16 @@ class Served:
             weight = self.engine.model.get_parameter(name).detach().float().cpu().contiguous()
         return hashlib.blake2b(weight.numpy().tobytes(), digest_size=16).hexdigest()
 
-    def generate(self, asked: dict[str, Any]) -> list[dict[str, Any]]:
+    def generate(self, body: dict[str, Any]) -> list[dict[str, Any]]:
         """Sample turns as one batch; return them as vLLM's server writes them."""
-        contexts = [np.array(turn["token_ids"], np.int32) for turn in asked["turns"]]
-        limits = [turn["max_tokens"] for turn in asked["turns"]]
+        contexts = [np.array(turn["token_ids"], np.int32) for turn in body["turns"]]
+        limits = [turn["max_tokens"] for turn in body["turns"]]
         longest = max(len(of) + limit for of, limit in zip(contexts, limits, strict=True))
-        options = asked["temperature"], asked["top_p"], asked["stop"]
+        options = body["temperature"], body["top_p"], body["stop"]
         with self.lock, self.engine.session(len(contexts), longest, *options) as session:
             requests = [
                 Request(session.open(), tokens, turn["seed"], limit)
-                for turn, tokens, limit in zip(asked["turns"], contexts, limits, strict=True)
+                for turn, tokens, limit in zip(body["turns"], contexts, limits, strict=True)
             ]
             return [choice_of(sample) for sample in session.sample(requests)]
 
@@ -109,8 +109,8 @@ def app_of(served: Served) -> Starlette:
         )
 
     async def call(request: HttpRequest) -> JSONResponse:
-        asked = await request.json()
-        result = await run_in_threadpool(methods[asked["method"]], *asked["args"])
+        body = await request.json()
+        result = await run_in_threadpool(methods[body["method"]], *body["args"])
         return JSONResponse({"results": [result]})
 
     async def done(request: HttpRequest) -> JSONResponse:
@@ -129,13 +129,13 @@ def main(arguments: list[str] | None = None) -> None:
     """Serve the policy that the command line names, until the process is ended."""
     parser = command.parser_of("tasks.engines.transformers.serve", __doc__)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    chosen, guarding = command.parse(parser, arguments)
+    args, guarding = command.parse(parser, arguments)
     os.environ.update(guarding)
     device: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() else "cpu"
-    machine = Machine(threads=chosen.threads, device=device, precision=chosen.precision)
+    machine = Machine(threads=args.threads, device=device, precision=args.precision)
     use_machine(machine)
-    guarded = Guard(app_of(Served(machine, chosen.folder)))
-    uvicorn.run(guarded, host=chosen.host, port=chosen.port, log_level="warning", access_log=False)
+    guarded = Guard(app_of(Served(machine, args.folder)))
+    uvicorn.run(guarded, host=args.host, port=args.port, log_level="warning", access_log=False)
 
 
 if __name__ == "__main__":

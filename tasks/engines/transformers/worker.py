@@ -201,13 +201,13 @@ class _Packer(pickle.Pickler):
         self.memory, self.used = memory, 0
 
     def persistent_id(self, item: Any) -> Any:
-        """Return a tensor's place: first byte, type and shape."""
+        """Return a reference to a tensor: first byte, type and shape."""
         if not isinstance(item, Tensor):
             return None
-        place = (self.used, item.dtype, item.shape)
-        _at(self.memory, *place).copy_(item.detach())
+        reference = (self.used, item.dtype, item.shape)
+        _at(self.memory, *reference).copy_(item.detach())
         self.used += -(-item.nbytes // ALIGNMENT) * ALIGNMENT
-        return place
+        return reference
 
 
 class _Unpacker(pickle.Unpickler):
@@ -217,8 +217,8 @@ class _Unpacker(pickle.Unpickler):
         super().__init__(file)
         self.memory = memory
 
-    def persistent_load(self, place: Any) -> Tensor:
-        return _at(self.memory, *place)
+    def persistent_load(self, reference: Any) -> Tensor:
+        return _at(self.memory, *reference)
 
 
 def _at(memory: Tensor, first: int, kind: torch.dtype, shape: torch.Size) -> Tensor:

@@ -185,9 +185,9 @@ def shared(weights: dict[str, Tensor]) -> Iterator[dict[str, Opener]]:
             name: reduce_tensor(weight) for name, weight in weights.items() if weight.is_cuda
         }
         for name, weight in here.items():
-            place = (file, size, first, weight.dtype, weight.shape)
-            map_tensor(*place).copy_(weight)
-            openers[name] = (map_tensor, place)
+            arguments = (file, size, first, weight.dtype, weight.shape)
+            map_tensor(*arguments).copy_(weight)
+            openers[name] = (map_tensor, arguments)
             first += _aligned_bytes(weight)
         yield openers
     finally:

@@ -49,8 +49,8 @@ def serve(channel: Connection, engine: LLMEngine) -> None:
                 _send(channel, number, _call(engine, name, arguments))
         for output in _step(channel, engine, pending):
             if output.finished:
-                number, place = map(int, output.request_id.split("/"))
-                pending[number][place] = parse_output(output.outputs[0])
+                number, index = map(int, output.request_id.split("/"))
+                pending[number][index] = parse_output(output.outputs[0])
                 if all(turn is not None for turn in pending[number]):
                     _send(channel, number, pending.pop(number))
 
@@ -58,10 +58,10 @@ def serve(channel: Connection, engine: LLMEngine) -> None:
 def _add_turns(channel: Connection, engine: LLMEngine, number: int, turns: Sequence[Turn]) -> None:
     """Add the turns of a call; an error is sent as its answer, and ends the process."""
     try:
-        for place, turn in enumerate(turns):
+        for index, turn in enumerate(turns):
             prompt = TokensPrompt(prompt_token_ids=turn.tokens.tolist())
             options = SamplingParams(**sampling_options(turn))
-            engine.add_request(f"{number}/{place}", prompt, options)
+            engine.add_request(f"{number}/{index}", prompt, options)
     except Exception as error:  # the engine keeps the turns before it, which nobody waits for
         _send(channel, number, _picklable(error))
         raise

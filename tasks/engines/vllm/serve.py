@@ -57,12 +57,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--transfer", choices=["nccl"], help="how weights come, if not as files: see docs/vllm.md"
     )
-    chosen, guarding = parse(parser, arguments)
-    transfer = {"weight_transfer_config": json.dumps({"backend": chosen.transfer})}
+    args, guarding = parse(parser, arguments)
+    transfer = {"weight_transfer_config": json.dumps({"backend": args.transfer})}
     options = {
-        "host": chosen.host,
-        "port": chosen.port,
-        "dtype": chosen.precision,
+        "host": args.host,
+        "port": args.port,
+        "dtype": args.precision,
         "worker_extension_cls": WORKER_CLASS,
         "middleware": f"{Guard.__module__}.{Guard.__qualname__}",
         "generation_config": "vllm",
@@ -72,11 +72,11 @@ def main(arguments: list[str] | None = None) -> None:
         "enable_prefix_caching": True,
         "disable_log_stats": True,
         "disable_uvicorn_access_log": True,
-        **(transfer if chosen.transfer else {}),
-        **({"max_model_len": chosen.context} if chosen.context else {}),
-        **{k: v for k, v in DEVICES[device](chosen.memory).items() if k != "enable_sleep_mode"},
+        **(transfer if args.transfer else {}),
+        **({"max_model_len": args.context} if args.context else {}),
+        **{k: v for k, v in DEVICES[device](args.memory).items() if k != "enable_sleep_mode"},
     }
-    os.execve(sys.executable, command(chosen.folder, options), environment(guarding))
+    os.execve(sys.executable, command(args.folder, options), environment(guarding))
 
 
 if __name__ == "__main__":

@@ -87,6 +87,6 @@ class Calls:
 
 
 def free_port(host: str) -> int:
-    with socket.socket() as found:
-        found.bind((host, 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])

@@ -50,12 +50,12 @@ class MeasuringSampler(Sampler):
         if num_logprobs != MEASURED:
             return Sampler.gather_logprobs(logprobs, num_logprobs, token_ids)
         vocabulary = logprobs.shape[-1]
-        chosen = logprobs.gather(-1, token_ids[:, None])
+        sampled_logprobs = logprobs.gather(-1, token_ids[:, None])
         entropies = -(logprobs.exp() * logprobs).nan_to_num(0.0).sum(-1) / math.log(vocabulary)
         other = (token_ids + 1) % vocabulary  # the id of the entropy's place
         return LogprobsTensors(
             torch.stack([token_ids, other], -1).to(torch.int32),
-            torch.cat([chosen, entropies.clamp(0, 1)[:, None]], -1),
+            torch.cat([sampled_logprobs, entropies.clamp(0, 1)[:, None]], -1),
             torch.zeros_like(token_ids),  # ranks, not used
         )
 
@@ -111,9 +111,9 @@ class PolicyWorker:
         """
         model = self.model_runner.get_model()
         tied = bool(getattr(self.model_runner.model_config.hf_text_config, TIED, False))
-        kept = ((n, w) for n, w in weights if not (tied and n.startswith("lm_head.")))
+        untied_weights = ((n, w) for n, w in weights if not (tied and n.startswith("lm_head.")))
         self.measure_entropies()  # a server that has restarted does not
-        self.reload_weights(weights_iterator=kept)  # a method of vLLM's worker
+        self.reload_weights(weights_iterator=untied_weights)  # a method of vLLM's worker
         if tied:
             head = model.lm_head
             head.weight = model.model.embed_tokens.weight

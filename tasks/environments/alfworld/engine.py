@@ -197,8 +197,8 @@ class Play:
         known = self.game.commands
         if self.number not in known:
             self._enter()
-            found = {each.text: each for each in reversed(list(self._applicable()))}
-            known[self.number] = dict(sorted(found.items()))
+            commands = {each.text: each for each in reversed(list(self._applicable()))}
+            known[self.number] = dict(sorted(commands.items()))
         return known[self.number]
 
     def act(self, text: str) -> str | None:
@@ -219,9 +219,9 @@ class Play:
         if not self.game.can_plan:
             self._prepare_planner()
         self._enter()
-        found: list[str] = self.state.replan(self.game.entities)
+        commands: list[str] = self.state.replan(self.game.entities)
         self._enter()  # the search has left the library elsewhere
-        return found
+        return commands
 
     def _prepare_planner(self) -> None:
         import fast_downward

@@ -39,11 +39,11 @@ def listed(split: str, count: int, seed: int) -> list[tuple[str, dict[str, Any]]
             f"environment.household.games is alfworld, and {VARIABLE} is not set: set it to the "
             "folder that alfworld-download has filled, or set games to made"
         )
-    place = root / "json_2.1.1" / FOLDERS[split]
-    found = sorted(place.glob("*/*/game.tw-pddl"))
-    random.Random(f"{seed}/{split}").shuffle(found)
+    split_folder = root / "json_2.1.1" / FOLDERS[split]
+    files = sorted(split_folder.glob("*/*/game.tw-pddl"))
+    random.Random(f"{seed}/{split}").shuffle(files)
     games: list[tuple[str, dict[str, Any]]] = []
-    for file in found:
+    for file in files:
         if len(games) == count:
             break
         if kind := _kind(file):
@@ -51,7 +51,7 @@ def listed(split: str, count: int, seed: int) -> list[tuple[str, dict[str, Any]]
             games.append((kind, {"file": name, "digest": _digest(file.read_bytes())}))
     if len(games) < count:
         raise ValueError(
-            f"{place} has {len(games)} games that can be played, and {count} are asked for "
+            f"{split_folder} has {len(games)} games that can be played, and {count} are asked for "
             f"({split}): lower prepare.questions.{split}, or fetch the games with alfworld-download"
         )
     return games

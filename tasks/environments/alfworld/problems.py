@@ -104,15 +104,15 @@ def floor_plan(number: int) -> tuple[tuple[str, ...], frozenset[str]]:
     folder = engine.package_folder() / "gen/layouts"
     listed = json.loads((folder / f"FloorPlan{number}-openable.json").read_text())
     kinds = frozenset(json.loads((folder / f"FloorPlan{number}-objects.json").read_text()))
-    receptacles = [_kind_of_place(place) for place in sorted(listed)]
+    receptacles = [_kind_of_place(receptacle) for receptacle in sorted(listed)]
     missing = sorted(kind for kind in kinds & set(lists().fits) if kind not in receptacles)
     fitting = frozenset().union(*lists().fits.values())
     return (*receptacles, *missing), (kinds & fitting) | (kinds & set(LAMPS))
 
 
-def _kind_of_place(place: str) -> str:
+def _kind_of_place(receptacle: str) -> str:
     """Return the kind of a receptacle; "Sink|...|SinkBasin" is a SinkBasin."""
-    first, *others = place.split("|")
+    first, *others = receptacle.split("|")
     return others[-1] if others and others[-1].isalpha() else first
 
 
@@ -137,15 +137,17 @@ def draw(
     new = split == "test" and chance.random() < held_out
     target = _target(kind, kinds, new, chance)
     lamp = next((each for each in LAMPS if each in kinds), "")
-    stands = [place for place in places if place in STANDS]
+    stands = [receptacle for receptacle in places if receptacle in STANDS]
     if target is None or (kind == "look" and not (lamp and stands)):
         return None
     destination = lamp if kind == "look" else _destination(kind, places, target, chance)
     if destination is None:
         return None
     needed = chance.choice(stands) if kind == "look" else destination
-    chosen = _chosen(places, target, [needed, NEEDS.get(kind, "")], most_receptacles, chance)
-    receptacles = tuple(_numbered(chosen))
+    receptacle_kinds = _chosen(
+        places, target, [needed, NEEDS.get(kind, "")], most_receptacles, chance
+    )
+    receptacles = tuple(_numbered(receptacle_kinds))
     things = _placed(kind, receptacles, kinds, target, destination, most_things, chance)
     room, wording = f"FloorPlan{number}", chance.randrange(2)
     if things is None:
@@ -170,13 +172,15 @@ def shortest(kind: str, number: int) -> int:
 
 def fewest_acts(problem: Problem) -> int:
     """Return how many acts the goal takes: go, open, take, go, change, go, open, put."""
-    wanted = [_kind(at) for each, at in problem.things.items() if _kind(each) == problem.target]
-    opened = sum(place in lists().openable for place in wanted)
-    fetched = 2 * len(wanted) + opened  # the way to each of them, and taking it
+    receptacles = [
+        _kind(at) for each, at in problem.things.items() if _kind(each) == problem.target
+    ]
+    opened = sum(receptacle in lists().openable for receptacle in receptacles)
+    fetched = 2 * len(receptacles) + opened  # the way to each of them, and taking it
     if problem.kind == "look":
         return fetched + 2
     changed = 2 if problem.kind in NEEDS else 0
-    put = 2 * len(wanted) + (problem.destination in lists().openable)
+    put = 2 * len(receptacles) + (problem.destination in lists().openable)
     return fetched + changed + put
 
 
@@ -188,16 +192,18 @@ def _numbers(kind: str, split: str) -> list[int]:
 
 def _target(kind: str, kinds: frozenset[str], new: bool, chance: random.Random) -> str | None:
     able = lists().able[ABLE[kind]] if kind in ABLE else kinds
-    found = sorted((kinds & able) - set(LAMPS))
-    found = [each for each in found if (each in HELD_OUT) == new]
-    return chance.choice(found) if found else None
+    targets = sorted((kinds & able) - set(LAMPS))
+    targets = [each for each in targets if (each in HELD_OUT) == new]
+    return chance.choice(targets) if targets else None
 
 
 def _destination(
     kind: str, places: Sequence[str], target: str, chance: random.Random
 ) -> str | None:
     """Return a kind of receptacle that takes the thing and is not the one of the task itself."""
-    taking = {place for place in places if target in lists().fits[place]} - {NEEDS.get(kind, "")}
+    taking = {receptacle for receptacle in places if target in lists().fits[receptacle]} - {
+        NEEDS.get(kind, "")
+    }
     return chance.choice(sorted(taking)) if taking else None
 
 
@@ -210,17 +216,21 @@ def _chosen(
 ) -> list[str]:
     """Return the kinds of receptacles of a room of at most ``most``, with all that are needed."""
     left = list(places)
-    chosen = []
+    kinds = []
     for kind in filter(None, needed):
         if kind in left:
             left.remove(kind)
-        chosen.append(kind)
-    holding = [place for place in left if target in lists().fits[place] and place not in needed]
+        kinds.append(kind)
+    holding = [
+        receptacle
+        for receptacle in left
+        if target in lists().fits[receptacle] and receptacle not in needed
+    ]
     if holding:  # where the thing can be at first
-        chosen.append(chance.choice(holding))
-        left.remove(chosen[-1])
+        kinds.append(chance.choice(holding))
+        left.remove(kinds[-1])
     chance.shuffle(left)
-    return sorted([*chosen, *left[: max(0, most - len(chosen))]])
+    return sorted([*kinds, *left[: max(0, most - len(kinds))]])
 
 
 def _numbered(kinds: Sequence[str]) -> list[str]:
@@ -248,24 +258,24 @@ def _placed(
     where they are changed.
     """
     places = [each for each in receptacles if _kind(each) not in (destination, NEEDS.get(kind))]
-    fit = [place for place in places if target in lists().fits[_kind(place)]]
-    closed = [place for place in fit if _kind(place) in lists().openable]
+    fit = [receptacle for receptacle in places if target in lists().fits[_kind(receptacle)]]
+    closed = [receptacle for receptacle in fit if _kind(receptacle) in lists().openable]
     if not fit:
         return None
-    found = {
+    placements = {
         f"{target}|{number}": chance.choice(closed or fit)
         for number in range(1, 3 if kind == "two" else 2)
     }
     if kind == "look":
-        stands = [place for place in receptacles if _kind(place) in STANDS]
-        found[f"{destination}|1"] = chance.choice(stands)
+        stands = [receptacle for receptacle in receptacles if _kind(receptacle) in STANDS]
+        placements[f"{destination}|1"] = chance.choice(stands)
     others = sorted(kinds - {target, *LAMPS})
-    for other in chance.sample(others, min(len(others), max(0, most - len(found)))):
+    for other in chance.sample(others, min(len(others), max(0, most - len(placements)))):
         taking = [each for each in receptacles if other in lists().fits[_kind(each)]]
         for number in range(1, chance.randint(1, COPIES) + 1):
-            if taking and len(found) < most:
-                found[f"{other}|{number}"] = chance.choice(taking)
-    return dict(sorted(found.items()))
+            if taking and len(placements) < most:
+                placements[f"{other}|{number}"] = chance.choice(taking)
+    return dict(sorted(placements.items()))
 
 
 def _kind(name: str) -> str:
@@ -328,11 +338,11 @@ def _facts_of_receptacles(problem: Problem) -> list[str]:
 
 def _facts_of_things(problem: Problem) -> list[str]:
     facts = []
-    for each, place in problem.things.items():
-        location = _location(1 + problem.receptacles.index(place))
+    for each, receptacle in problem.things.items():
+        location = _location(1 + problem.receptacles.index(receptacle))
         facts += [
             f"(objectType {_id(each)} {_kind(each)}Type)",
-            f"(inReceptacle {_id(each)} {_id(place)})",
+            f"(inReceptacle {_id(each)} {_id(receptacle)})",
             f"(objectAtLocation {_id(each)} {location})",
         ]
         can = [name for name, kinds in lists().able.items() if _kind(each) in kinds]

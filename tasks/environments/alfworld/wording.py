@@ -61,10 +61,10 @@ def _alternatives(symbol: Any, scope: Scope) -> list[str]:
 
 def _listed(symbol: Any, scope: Scope) -> str:
     """Return alternatives with the grammar's separators."""
-    found = _alternatives(symbol.symbol, scope)
-    if not found:
+    alternatives = _alternatives(symbol.symbol, scope)
+    if not alternatives:
         return _rule("list_empty", scope)
-    *first, last = found
+    *first, last = alternatives
     if not first:
         return last
     between = _rule("list_separator", scope).join(first)

@@ -53,18 +53,18 @@ def products(folder: Path, count: int | None, seed: int) -> list[Product]:
     if not isinstance(entries, list) or not isinstance(attributes, dict):
         raise ValueError(f"{folder}: {CATALOGUE} must hold a list, and {MADE} an object")
     chance = random.Random(f"{seed}/prices")
-    found: dict[str, Product] = {}
+    by_asin: dict[str, Product] = {}
     faults: list[str] = []
-    for place, entry in enumerate(entries[:count]):
+    for index, entry in enumerate(entries[:count]):
         if wrong := _faults(entry):
-            faults += [f"{_file(folder, CATALOGUE)}, entry {place}: {fault}" for fault in wrong]
+            faults += [f"{_file(folder, CATALOGUE)}, entry {index}: {fault}" for fault in wrong]
         elif entry["asin"] != "nan" and len(entry["asin"]) <= LONGEST_ASIN:
             listed = attributes.get(entry["asin"], {}).get("attributes", ())
-            found.setdefault(entry["asin"], _product(entry, tuple(listed), chance))
+            by_asin.setdefault(entry["asin"], _product(entry, tuple(listed), chance))
     if faults:
         more = [f"and {len(faults) - SHOWN} more"] if len(faults) > SHOWN else []
         raise ValueError("\n".join([*faults[:SHOWN], *more]))
-    return list(found.values())
+    return list(by_asin.values())
 
 
 def _file(folder: Path, name: str) -> Path:
@@ -139,7 +139,7 @@ def _price(text: str, chance: random.Random) -> float:
 
 
 def goals(
-    folder: Path, found: Sequence[Product], split: str, count: int, seed: int, written: bool
+    folder: Path, products: Sequence[Product], split: str, count: int, seed: int, written: bool
 ) -> list[Goal]:
     """Return goals of a split: those that people wrote, or those that were made.
 
@@ -149,7 +149,7 @@ def goals(
     """
     instructions = _read(folder, WRITTEN if written else MADE)
     chance = random.Random(f"{seed}/limits")
-    every = list((_written if written else _made)(found, instructions, chance))
+    every = list((_written if written else _made)(products, instructions, chance))
     random.Random(SHUFFLE).shuffle(every)
     test, validation = _shares(len(every))
     parts = {
@@ -173,9 +173,9 @@ def _shares(count: int) -> tuple[int, int]:
 
 
 def _written(
-    found: Sequence[Product], instructions: Mapping[str, Any], chance: random.Random
+    products: Sequence[Product], instructions: Mapping[str, Any], chance: random.Random
 ) -> Iterator[Goal]:
-    for product in found:
+    for product in products:
         for each in instructions.get(product.asin, ()):
             if each["instruction_attributes"]:
                 options = each["instruction_options"]
@@ -185,17 +185,17 @@ def _written(
 
 
 def _made(
-    found: Sequence[Product], instructions: Mapping[str, Any], chance: random.Random
+    products: Sequence[Product], instructions: Mapping[str, Any], chance: random.Random
 ) -> Iterator[Goal]:
-    for product in found:
-        made = instructions.get(product.asin, {})
-        if not made.get("instruction") or not made.get("instruction_attributes"):
+    for product in products:
+        instruction = instructions.get(product.asin, {})
+        if not instruction.get("instruction") or not instruction.get("instruction_attributes"):
             continue
         names = sorted(product.options)
         for values in itertools.product(*(product.options[name] for name in names)):
-            chosen = ", and ".join(f"{n}: {value}" for n, value in zip(names, values, strict=True))
-            text = made["instruction"] + (f" with {chosen}" if chosen else "")
-            yield _goal(product, text, made["instruction_attributes"], values, chance)
+            options = ", and ".join(f"{n}: {value}" for n, value in zip(names, values, strict=True))
+            text = instruction["instruction"] + (f" with {options}" if options else "")
+            yield _goal(product, text, instruction["instruction_attributes"], values, chance)
 
 
 def _goal(

@@ -41,9 +41,16 @@ def _kinds(
     prices: tuple[int, int],
     queries: str,
 ) -> list[Kind]:
-    found = tuple(attribute.strip() for attribute in attributes.split(","))
+    attribute_names = tuple(attribute.strip() for attribute in attributes.split(","))
     return [
-        Kind(name.strip(), category, f"{path} › {name.strip().title()}", found, options, prices)
+        Kind(
+            name.strip(),
+            category,
+            f"{path} › {name.strip().title()}",
+            attribute_names,
+            options,
+            prices,
+        )
         for name in queries.split(",")
     ]
 
@@ -124,8 +131,8 @@ def catalogue(count: int, seed: int) -> list[Product]:
     """Return ``count`` products, of all kinds in turn."""
     chance = random.Random(f"{seed}/catalogue")
     return [
-        _product(KINDS[place % len(KINDS)], asin, chance)
-        for place, asin in enumerate(_asins(count, chance))
+        _product(KINDS[index % len(KINDS)], asin, chance)
+        for index, asin in enumerate(_asins(count, chance))
     ]
 
 
@@ -138,14 +145,14 @@ def _asins(count: int, chance: random.Random) -> list[str]:
     signs = [LETTERS]
     while math.prod(map(len, signs)) < count:
         signs.append(string.digits if signs[-1] == LETTERS else LETTERS)
-    found = []
+    asins = []
     for number in chance.sample(range(math.prod(map(len, signs))), count):
         asin = ""
         for each in signs:
-            number, place = divmod(number, len(each))
-            asin += each[place]
-        found.append(f"B{asin}")
-    return found
+            number, index = divmod(number, len(each))
+            asin += each[index]
+        asins.append(f"B{asin}")
+    return asins
 
 
 def _product(kind: Kind, asin: str, chance: random.Random) -> Product:
@@ -176,21 +183,21 @@ def goals(products: Sequence[Product], split: str, count: int, seed: int) -> lis
     Raises ValueError where the catalogue has too few.
     """
     chance = random.Random(f"{seed}/goals/{split}")
-    found: list[Goal] = []
+    result: list[Goal] = []
     taken: set[str] = set()
     for goal in _drawn([each for each in products if split_of(each) == split], chance, 20 * count):
-        if len(found) == count:
+        if len(result) == count:
             break
         if goal.instruction not in taken:
             taken.add(goal.instruction)
-            found.append(goal)
-    if len(found) < count:
+            result.append(goal)
+    if len(result) < count:
         raise ValueError(
-            f"environment.shop: {len(found)} goals for {split} are found among {len(products)} "
+            f"environment.shop: {len(result)} goals for {split} are found among {len(products)} "
             f"products, and {count} are asked for: raise products, or lower "
             f"prepare.questions.{split}"
         )
-    return found
+    return result
 
 
 def _drawn(products: Sequence[Product], chance: random.Random, tries: int) -> Iterator[Goal]:

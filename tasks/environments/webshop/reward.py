@@ -26,11 +26,11 @@ STOP_WORDS = frozenset("a an and for from in of on or the to with by at is are t
 WORD = re.compile(r"[a-z0-9']+")
 
 
-def score(product: Product, goal: Goal, chosen: Mapping[str, str]) -> float:
+def score(product: Product, goal: Goal, options: Mapping[str, str]) -> float:
     """Return the score of buying a product with the chosen options, from 0 to 1."""
     fitting = (
         sum(has_attribute(product, attribute) for attribute in goal.attributes)
-        + sum(is_wanted(product, goal, name, value) for name, value in chosen.items())
+        + sum(is_wanted(product, goal, name, value) for name, value in options.items())
         + (product.price <= goal.price)
     )
     share = fitting / (len(goal.attributes) + len(goal.options) + 1)
@@ -41,8 +41,8 @@ def type_factor(product: Product, goal: Goal) -> float:
     """Return how far the product is of the wanted kind: 1, 0.5, 0.1 or 0."""
     same_query = product.query == goal.query
     same_path = len(_steps(product.path) & _steps(goal.path)) >= 2
-    wanted, bought = _words(goal.title), _words(product.title)
-    common = len(wanted & bought) / len(wanted) if wanted else 0.2
+    goal_words, bought = _words(goal.title), _words(product.title)
+    common = len(goal_words & bought) / len(goal_words) if goal_words else 0.2
     if common == 0:
         return 0.0
     if common < 0.1:
@@ -50,28 +50,28 @@ def type_factor(product: Product, goal: Goal) -> float:
     return 1.0 if same_query or same_path or common > 0.2 else 0.5
 
 
-def has_attribute(product: Product, wanted: str) -> bool:
+def has_attribute(product: Product, attribute: str) -> bool:
     """Return whether an attribute of the product is like the wanted one, or its texts name it."""
-    return any(_alike(each, wanted) for each in product.attributes) or _named(product, wanted)
+    return any(_alike(each, attribute) for each in product.attributes) or _named(product, attribute)
 
 
 def is_wanted(product: Product, goal: Goal, name: str, value: str) -> bool:
     """Return whether a chosen option is like a wanted one, or a text of the product names it."""
-    chosen, wanted = _color(value), [_color(each) for each in goal.options]
+    option, goal_options = _color(value), [_color(each) for each in goal.options]
     if name.lower() in EXACT:
-        fits = chosen in wanted
+        fits = option in goal_options
     else:
-        fits = any(_alike(each, chosen) for each in wanted)
-    return fits or _named(product, chosen)
+        fits = any(_alike(each, option) for each in goal_options)
+    return fits or _named(product, option)
 
 
 def _alike(first: str, second: str) -> bool:
     return fuzz.token_set_ratio(first, second, processor=utils.default_process) > ALIKE
 
 
-def _named(product: Product, wanted: str) -> bool:
+def _named(product: Product, phrase: str) -> bool:
     texts = (product.title, " ".join(product.features), product.description)
-    return any(wanted in text.lower() for text in texts)
+    return any(phrase in text.lower() for text in texts)
 
 
 def _color(value: str) -> str:

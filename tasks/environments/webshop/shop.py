@@ -24,7 +24,7 @@ class Shop:
 
     def search(self, keywords: str) -> list[Product]:
         """Return at most ``FOUND`` products, best first."""
-        return [self.products[place] for place in best(self.index, words(keywords), FOUND)]
+        return [self.products[position] for position in best(self.index, words(keywords), FOUND)]
 
 
 def open_shop(products: Sequence[Product]) -> Shop:

@@ -95,11 +95,11 @@ def _segments(
         values.append(value)
         behind += segments
     before_N = mean_by_key(np.array(values, np.float64), np.zeros(len(values), np.int64))
-    own = [
+    first_segments = [
         Segment(path, start, end, value - before)
         for path, end, value, before in zip(paths, ends, values, before_N, strict=True)
     ]
-    return float(before_N[0]) if len(before_N) else 0.0, own + behind
+    return float(before_N[0]) if len(before_N) else 0.0, first_segments + behind
 
 
 def _parted(leaves: Sequence[int], start: int, tokens: Sequence[Tokens]) -> list[list[int]]:
