@@ -36,11 +36,11 @@ def written(recipe: str, license: str | None = None) -> str:
     """
     file = Path("params", f"{recipe}.yaml")
     locked = _checked(recipe, file)
-    chosen = yaml.safe_load(file.read_text())
+    settings = yaml.safe_load(file.read_text())
     verdict = _json(Path("reports", recipe, "verdict.json"))
     table = Path("reports", recipe, "table.md")
     sections = {
-        "": _introduction(recipe, chosen),
+        "": _introduction(recipe, settings),
         "Load": LOAD,
         "Evaluation": table.read_text().strip() if table.is_file() else "",
         "Verdict": _verdict(verdict),
@@ -48,7 +48,7 @@ def written(recipe: str, license: str | None = None) -> str:
         "Data": _digests(recipe, locked),
         "Origin": _origin(recipe, locked),
     }
-    metadata = _metadata(recipe, chosen, verdict, license)
+    metadata = _metadata(recipe, settings, verdict, license)
     text = "\n\n".join(
         f"## {title}\n\n{body}" if title else body for title, body in sections.items() if body
     )
@@ -81,7 +81,7 @@ def _checked(recipe: str, file: Path) -> Mapping[str, Any]:
 
 def _value(recipe: Any, key: str) -> Any:
     """Return the value at a path such as evaluate.panel; None where there is none."""
-    return reduce(lambda place, name: (place or {}).get(name), key.split("."), recipe)
+    return reduce(lambda section, name: (section or {}).get(name), key.split("."), recipe)
 
 
 def _changes(key: str, then: Any, now: Any) -> Iterator[str]:
@@ -101,10 +101,10 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def _metadata(
-    recipe: str, chosen: Mapping[str, Any], verdict: Mapping[str, Any], license: str | None
+    recipe: str, settings: Mapping[str, Any], verdict: Mapping[str, Any], license: str | None
 ) -> ModelCardData:
     """Return the metadata of the hub; the result is the verdict's measure, as a share."""
-    policy, algorithm = chosen["prepare"]["policy"], chosen["reinforce"]["algorithm"]
+    policy, algorithm = settings["prepare"]["policy"], settings["reinforce"]["algorithm"]
     results = [_result(recipe, verdict)] if verdict else None
     return ModelCardData(
         base_model=policy["name"] if _on_hub(policy) else None,
@@ -137,8 +137,8 @@ def _on_hub(policy: Mapping[str, Any]) -> bool:
 # ---------------------------------------------------------------- sections
 
 
-def _introduction(recipe: str, chosen: Mapping[str, Any]) -> str:
-    policy, learning = chosen["prepare"]["policy"], chosen["reinforce"]
+def _introduction(recipe: str, settings: Mapping[str, Any]) -> str:
+    policy, learning = settings["prepare"]["policy"], settings["reinforce"]
     began = (
         f"{policy['name']} at `{policy['revision']}`"
         if _on_hub(policy)
@@ -146,12 +146,12 @@ def _introduction(recipe: str, chosen: Mapping[str, Any]) -> str:
         if policy["kind"] == "pretrained"
         else "random weights"
     )
-    tools = [*(chosen["tools"] or {}), *(chosen["environment"] or {})]
+    tools = [*(settings["tools"] or {}), *(settings["environment"] or {})]
     acts = f" that acts with {', '.join(tools)}" if tools else ""
     return (
         f"# {recipe}\n\nA language model{acts}, trained by reinforcement learning with Beamline: "
         f"{learning['iterations']} iterations of {learning['algorithm']}, after a cold start of "
-        f"{chosen['cold_start']['steps']} supervised steps, from {began}."
+        f"{settings['cold_start']['steps']} supervised steps, from {began}."
     )
 
 

@@ -90,15 +90,15 @@ def _conversation(question: Question, nodes: Sequence[Node], chat: Chat) -> list
         messages.append(_said(turn, text, before, call, name, chat))
         if after is None:
             break
-        own = Exchange(turn.tokens, turn.text, call or Call("", ""), Observation("", ""))
+        exchange = Exchange(turn.tokens, turn.text, call or Call("", ""), Observation("", ""))
         fresh = after.kind == PROMPT
         written = (
-            partial(_restarted, chat, question, shown, [*past, own])
+            partial(_restarted, chat, question, shown, [*past, exchange])
             if fresh
-            else partial(_appended, chat, before, own)
+            else partial(_appended, chat, before, exchange)
         )
         result = _read(after, turn, written)
-        past.append(replace(own, observation=Observation(after.outcome, result)))
+        past.append(replace(exchange, observation=Observation(after.outcome, result)))
         messages.append(_answered(call, result, name, chat))
         before = after.tokens if fresh else np.concatenate([before, turn.tokens, after.tokens])
     return messages
@@ -187,9 +187,9 @@ def _read(after: Node, turn: Node, written: Callable[[Observation], str]) -> str
     return between(after.text, *(written(Observation(Outcome.OK, probe)) for probe in PROBES))
 
 
-def _appended(chat: Chat, before: Tokens, own: Exchange, answer: Observation) -> str:
+def _appended(chat: Chat, before: Tokens, exchange: Exchange, answer: Observation) -> str:
     """Return what the dialect writes for an observation that goes on in the same prompt."""
-    written = chat.dialect.observe(before, own.turn, own.call, answer, UNLIMITED)
+    written = chat.dialect.observe(before, exchange.turn, exchange.call, answer, UNLIMITED)
     return written[0] if written else ""
 
 

@@ -81,7 +81,9 @@ def leaves(recipe: str, iteration: Iterations = None, project: Path | str = HERE
     frame["response"] = ["".join(text[p[kind[p] != PROMPT]]) for p in below]
     frame["shared_tokens"] = [int(tokens[p][shared[p]].sum()) for p in below]
     frame["own_tokens"] = [int(tokens[p][~shared[p]].sum()) for p in below]
-    older = [_branching(own) for _, own in frame.groupby(KEYS, sort=False)["path"]]
+    older = [
+        _branching(paths_of_tree) for _, paths_of_tree in frame.groupby(KEYS, sort=False)["path"]
+    ]
     branches = pd.concat([*older, pd.DataFrame(columns=["branched_from", "branched_at"])])
     return frame.join(branches.astype("Int64"))
 
@@ -148,7 +150,7 @@ def calls(recipe: str, iteration: Iterations = None, project: Path | str = HERE)
     turns = [_turn(parents, kind, int(parents[row])) for row in answered]
     texts = ["".join(text[turn]) for turn in turns]
     read = reading.call_reader(recipe, texts, Path(project))
-    found = [read(each) for each in texts]
+    acts = [read(each) for each in texts]
     numbers = np.zeros(len(frame), np.int64)
     for row, parent in enumerate(parents):  # parents come before their children
         below = parent >= 0
@@ -160,8 +162,8 @@ def calls(recipe: str, iteration: Iterations = None, project: Path | str = HERE)
             "node": results["parent"].to_numpy(),
             "answered": results["node"].to_numpy(),
             "number": numbers[answered],
-            "tool": [call.tool if call else None for call in found],
-            "argument": [call.argument if call else None for call in found],
+            "tool": [call.tool if call else None for call in acts],
+            "argument": [call.argument if call else None for call in acts],
             "outcome": results["outcome"].to_numpy(),
             "ok": (results["outcome"] == Outcome.OK).to_numpy(),
             "result": results["text"].to_numpy(),
@@ -187,22 +189,22 @@ def tokens(recipe: str, iteration: Iterations = None, project: Path | str = HERE
     ends = _trees(recipe, "leaves", iteration, project).to_pandas()
     rows = _rows_of(ends, every)
     through = _leaves_through(parents, rows)
-    made = []
+    leaf_frames = []
     for key, row in zip(ends[[*KEYS, "leaf"]].itertuples(index=False), rows, strict=True):
         path = _path(parents, row)
         sizes = np.array([len(flat["tokens"][at]) for at in path])
-        own = np.repeat(kinds[path] == TURN, sizes)
-        at = np.repeat(path, sizes)[own]
+        sampled_mask = np.repeat(kinds[path] == TURN, sizes)
+        at = np.repeat(path, sizes)[sampled_mask]
         columns = {name: np.concatenate([flat[name][n] for n in path]) for name in LISTS}
         given = credit.loc[tuple(key)]
-        made.append(
+        leaf_frames.append(
             pd.DataFrame(
                 {
                     **dict(zip([*KEYS, "leaf"], key, strict=True)),
                     "node": every["node"].to_numpy()[at],
                     "place": np.arange(len(at)),
-                    "position": np.flatnonzero(own),
-                    "token": columns["tokens"][own],
+                    "position": np.flatnonzero(sampled_mask),
+                    "token": columns["tokens"][sampled_mask],
                     "entropy": columns["entropies"],
                     "logprob": columns["logprobs"],
                     "advantage": _credited(given["advantages"], len(at)),
@@ -211,7 +213,7 @@ def tokens(recipe: str, iteration: Iterations = None, project: Path | str = HERE
                 }
             )
         )
-    frame = pd.concat(made, ignore_index=True)
+    frame = pd.concat(leaf_frames, ignore_index=True)
     ids, which = np.unique(frame["token"].to_numpy(), return_inverse=True)
     texts = reading.token_texts(recipe, ids.tolist(), Path(project))
     frame.insert(7, "text", pd.Series(texts, dtype="str").iloc[which].to_numpy())
@@ -258,8 +260,8 @@ def _trees(
 
 def _read(recipe: str, file: Path, iteration: Iterations, columns: list[str] | None) -> pa.Table:
     _check(recipe, file)
-    chosen = None if iteration is None else [("iteration", "in", _listed(iteration))]
-    return pq.read_table(file, columns=columns, filters=chosen)
+    filters = None if iteration is None else [("iteration", "in", _listed(iteration))]
+    return pq.read_table(file, columns=columns, filters=filters)
 
 
 def _check(recipe: str, file: Path) -> None:
@@ -293,10 +295,10 @@ def _usual_parts(recipe: str, given: pd.DataFrame, project: Path) -> pd.DataFram
     bonus = (given["reward"] - answer - form).round(12)
     if not bonus.isin([0.0, of["many_tools"].get("bonus", 0.1)]).all():
         raise ValueError(_changed(file))
-    own = given[[*KEYS, "leaf"]]
+    keys = given[[*KEYS, "leaf"]]
     values = zip(PARTS, (answer, form, bonus), strict=True)
-    made = pd.concat([own.assign(part=name, value=value) for name, value in values])
-    return made.sort_index(kind="stable").reset_index(drop=True)
+    frame = pd.concat([keys.assign(part=name, value=value) for name, value in values])
+    return frame.sort_index(kind="stable").reset_index(drop=True)
 
 
 def _changed(file: Path) -> str:
@@ -361,12 +363,12 @@ def _branching(paths: pd.Series) -> pd.DataFrame:
     A branch is younger than the trajectory that it leaves, so that is where it started.
     """
     listed = paths.tolist()
-    found: list[tuple[int | None, int | None]] = []
+    branches: list[tuple[int | None, int | None]] = []
     for leaf, path in enumerate(listed):
         shared = [_common(path, other) for other in listed[:leaf]]
         most = max(shared, default=0)
-        found.append((shared.index(most), path[most - 1]) if most > 1 else (None, None))
-    return pd.DataFrame(found, paths.index, ["branched_from", "branched_at"], dtype="Int64")
+        branches.append((shared.index(most), path[most - 1]) if most > 1 else (None, None))
+    return pd.DataFrame(branches, paths.index, ["branched_from", "branched_at"], dtype="Int64")
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

@@ -45,12 +45,12 @@ def call_reader(recipe: str, turns: Sequence[str], project: Path) -> ReadCall:
     """
     written = yaml.safe_load((project / "params" / f"{recipe}.yaml").read_text())
     if [*written.get("dialect", {})] == ["tags"]:
-        ends = {found[1] for turn in turns if (found := CLOSING.search(turn))}
+        ends = {matched[1] for turn in turns if (matched := CLOSING.search(turn))}
         return TagsReader(sorted(ends - {*OTHER_TAGS})).call
     return open_reader(recipe, project).call
 
 
-def open_reader(recipe: str, project: Path, specs: Sequence[ToolSpec] | None = None) -> Any:
+def open_reader(recipe_name: str, project: Path, specs: Sequence[ToolSpec] | None = None) -> Any:
     """Return the recipe's dialect for the trained policy's tokenizer.
 
     ``specs`` are the agent's tools; None: they are opened to ask them.
@@ -58,17 +58,17 @@ def open_reader(recipe: str, project: Path, specs: Sequence[ToolSpec] | None = N
     from tasks.dialects import open_dialect  # with transformers, which takes seconds to import
     from tasks.policy.model import load_tokenizer
 
-    folder = project / "models" / recipe / "trained"
+    folder = project / "models" / recipe_name / "trained"
     if not folder.is_dir():
-        raise missing(recipe, folder)
+        raise missing(recipe_name, folder)
     with chdir(project):  # a recipe names files of its own below the current folder
-        chosen = settings.load(recipe, Path("params"))
-        told = specs_of(recipe, project=Path()) if specs is None else specs
+        recipe = settings.load(recipe_name, Path("params"))
+        told = specs_of(recipe_name, project=Path()) if specs is None else specs
         tokenizer = load_tokenizer(str(folder.relative_to(project)))
-        return open_dialect(chosen.dialect, tokenizer, chosen.dialogue, told)
+        return open_dialect(recipe.dialect, tokenizer, recipe.dialogue, told)
 
 
-def specs_of(recipe: str, project: Path) -> list[ToolSpec]:
+def specs_of(recipe_name: str, project: Path) -> list[ToolSpec]:
     """Return what the agent of a recipe is told about its tools and the acts of its world.
 
     Tools are opened for it, since a server tells its own; no world is.
@@ -77,16 +77,16 @@ def specs_of(recipe: str, project: Path) -> list[ToolSpec]:
     from tasks.environments.own import environment_kind
 
     with chdir(project), ExitStack() as stack:
-        chosen = settings.load(recipe, Path("params"))
+        recipe = settings.load(recipe_name, Path("params"))
         acts = [
             spec
-            for name, section in chosen.environment.items()
+            for name, section in recipe.environment.items()
             for spec in environment_kind(name).specs(section)
         ]
-        if not chosen.tools:
+        if not recipe.tools:
             return acts
-        corpus = Path("data", recipe, "corpus")
-        opened = open_environment(chosen.tools, {}, 1, corpus)
+        corpus = Path("data", recipe_name, "corpus")
+        opened = open_environment(recipe.tools, {}, 1, corpus)
         return [*acts, *stack.enter_context(opened).specs]
 
 

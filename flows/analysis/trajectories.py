@@ -66,8 +66,8 @@ def evaluation(recipe: str, project: Path) -> Iterator[Scored]:
                 f"{trees} is not in the ledger, which alone has the trajectories of an evaluation: "
                 f"`dvc repro -f -s --no-run-cache evaluate@{recipe}` samples them again"
             )
-        place = {"agent": AGENTS[folder]}
-        yield from _stream(recipe, trees / "trees", rewards / "rewards.parquet", place, None)
+        origin = {"agent": AGENTS[folder]}
+        yield from _stream(recipe, trees / "trees", rewards / "rewards.parquet", origin, None)
 
 
 def _numbers(recipe: str, file: Path) -> set[int]:
@@ -80,7 +80,7 @@ def _stream(
     recipe: str,
     folder: Path,
     rewards: Path,
-    place: Mapping[str, Any],
+    origin: Mapping[str, Any],
     iterations: Collection[int] | None,
 ) -> Iterator[Scored]:
     """Yield the trees of a folder: its tables have equal orders, so they are read side by side."""
@@ -88,13 +88,13 @@ def _stream(
     for file in [*files, rewards]:
         if not file.is_file():
             raise reading.missing(recipe, file)
-    asked = _rows(files[0], None, iterations)
+    questions = _rows(files[0], None, iterations)
     nodes = _by_question(_rows(files[1], NODE, iterations))
     leaves = _by_question(_rows(files[2], ["question", "node"], iterations))
     scores = _by_question(_rows(rewards, None, iterations))
     seen = folder / "steps.parquet"
     steps = _by_question(_rows(seen, None, iterations)) if seen.is_file() else None
-    for question, *tables in zip(asked, nodes, leaves, scores, strict=True):
+    for question, *tables in zip(questions, nodes, leaves, scores, strict=True):
         (_, grown), (_, ends), (_, scored) = tables
         where = (question.pop("iteration", None), question["id"])
         if any(key != where for key, _ in tables):
@@ -102,8 +102,8 @@ def _stream(
         observed = dict(_observation(row) for row in next(steps)[1]) if steps else {}
         tree = Tree(_question(question), leaves=[row["node"] for row in ends])
         tree.nodes += [_node(row, observed.get(index)) for index, row in enumerate(grown)]
-        own = place or {"iteration": where[0]}
-        yield Scored(own, tree, scored)
+        tree_origin = origin or {"iteration": where[0]}
+        yield Scored(tree_origin, tree, scored)
 
 
 def _rows(
@@ -112,11 +112,11 @@ def _rows(
     """Yield the rows of a table, or those of some iterations, a few at a time."""
     table = pq.ParquetFile(file, buffer_size=BUFFER)
     numbered = ["iteration"] if "iteration" in table.schema_arrow.names else []
-    chosen = None if columns is None else [*numbered, *columns]
-    for batch in table.iter_batches(AT_ONCE, columns=chosen):
+    names = None if columns is None else [*numbered, *columns]
+    for batch in table.iter_batches(AT_ONCE, columns=names):
         if iterations is not None:
-            wanted = [value in iterations for value in batch["iteration"].to_pylist()]
-            batch = batch.filter(wanted)
+            mask = [value in iterations for value in batch["iteration"].to_pylist()]
+            batch = batch.filter(mask)
         yield from batch.to_pylist()
 
 
@@ -127,20 +127,25 @@ def _by_question(rows: Iterator[Row]) -> Iterator[tuple[tuple[int | None, str], 
 
 def _question(row: Row) -> Question:
     before = tuple(Message(**message) for message in row["before"])
-    own = {**row, "answers": tuple(row["answers"]), "before": before, "data": row.get("data") or ""}
-    return Question(**own)
+    fields = {
+        **row,
+        "answers": tuple(row["answers"]),
+        "before": before,
+        "data": row.get("data") or "",
+    }
+    return Question(**fields)
 
 
 def _node(row: Row, observation: Observation | None) -> Node:
     """Return a node without what messages do not need."""
     none = np.zeros(0, np.float32)
-    kept = {name: row[name] for name in ("parent", "kind", "outcome", "text")}
+    fields = {name: row[name] for name in ("parent", "kind", "outcome", "text")}
     tokens = np.array(row["tokens"], np.int32)
-    return Node(**kept, tokens=tokens, logprobs=none, entropies=none, observation=observation)
+    return Node(**fields, tokens=tokens, logprobs=none, entropies=none, observation=observation)
 
 
 def _observation(row: Row) -> tuple[int, Observation]:
-    own = {name: value for name, value in row.items() if name not in ("iteration", "question")}
-    node = own.pop("node")
-    own |= {"actions": tuple(own["actions"]), "info": json.loads(own["info"])}
-    return node, Observation(**own)
+    fields = {name: value for name, value in row.items() if name not in ("iteration", "question")}
+    node = fields.pop("node")
+    fields |= {"actions": tuple(fields["actions"]), "info": json.loads(fields["info"])}
+    return node, Observation(**fields)

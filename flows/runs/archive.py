@@ -25,10 +25,10 @@ Member = tuple[str, Path]  # the name in the archive, and the file
 
 def size(files: Iterable[Member]) -> int:
     """Return the bytes of the archive that ``write`` makes of these files."""
-    found = ((name, file.stat().st_size) for name, file in files)
-    return sum(len(_header(name, length)) + length + _gap(length) for name, length in found) + len(
-        END
-    )
+    lengths = ((name, file.stat().st_size) for name, file in files)
+    return sum(
+        len(_header(name, length)) + length + _gap(length) for name, length in lengths
+    ) + len(END)
 
 
 def write(stream: IO[bytes], files: Iterable[Member]) -> None:
@@ -100,13 +100,13 @@ def _info(block: bytes) -> tarfile.TarInfo:
 
 def _exactly(stream: IO[bytes], length: int) -> bytes:
     """Read ``length`` bytes, at most a few blocks. Raises ValueError where there are fewer."""
-    found = b""
-    while len(found) < length:
-        part = stream.read(length - len(found))
+    content = b""
+    while len(content) < length:
+        part = stream.read(length - len(content))
         if not part:
             raise ValueError("its archive is cut short")
-        found += part
-    return found
+        content += part
+    return content
 
 
 def _gap(length: int) -> int:

@@ -50,8 +50,8 @@ def filesystem(address: str) -> Callable[[], tuple[Any, str]]:
         settings.setdefault("timeout", CONNECT)
 
     def connect() -> tuple[Any, str]:
-        found = kind(**settings)
-        return found.fs, path
+        dvc_filesystem = kind(**settings)
+        return dvc_filesystem.fs, path
 
     return connect
 
@@ -89,9 +89,9 @@ def _listed(repository: Any, digest: str) -> list[tuple[tuple[str, ...], Any]]:
     """List the files of a folder by its digest: parts of the path, and DVC's hash info."""
     from dvc_data.hashfile import load
 
-    wanted = _hash_info(digest)
-    _need(repository, [wanted])
-    folder: Any = load(repository.cache.local, wanted)
+    folder_info = _hash_info(digest)
+    _need(repository, [folder_info])
+    folder: Any = load(repository.cache.local, folder_info)
     return [(parts, info) for parts, _, info in folder]
 
 
@@ -119,9 +119,9 @@ def keep(folder: Path) -> str:
 
     with open_repository() as repository:
         cache = repository.cache.local
-        staging, _, made = build(cache, str(folder.absolute()), LocalFileSystem(), "md5")
-        transfer(staging, cache, {made.hash_info}, shallow=False)
-        return str(made.hash_info.value)
+        staging, _, tree = build(cache, str(folder.absolute()), LocalFileSystem(), "md5")
+        transfer(staging, cache, {tree.hash_info}, shallow=False)
+        return str(tree.hash_info.value)
 
 
 def digest_of(path: Path) -> str:
@@ -130,17 +130,17 @@ def digest_of(path: Path) -> str:
     from dvc_objects.fs.local import LocalFileSystem
 
     with open_repository() as repository:
-        place, cache = str(path.absolute()), repository.cache.local
-        _, _, made = build(cache, place, LocalFileSystem(), "md5", dry_run=True)
-        return str(made.hash_info.value)
+        absolute_path, cache = str(path.absolute()), repository.cache.local
+        _, _, hash_file = build(cache, absolute_path, LocalFileSystem(), "md5", dry_run=True)
+        return str(hash_file.hash_info.value)
 
 
-def _need(repository: Any, wanted: list[Any]) -> None:
+def _need(repository: Any, infos: list[Any]) -> None:
     """Fetch what DVC's cache lacks from the remote; ValueError where that lacks it too."""
     from dvc.config import NoRemoteError
 
     def missing() -> list[Any]:
-        return [info for info in wanted if not repository.cache.local.exists(info.value)]
+        return [info for info in infos if not repository.cache.local.exists(info.value)]
 
     logging.getLogger("dvc.data_cloud").setLevel(logging.ERROR)  # the error below is enough
     remote = "so does its remote"
@@ -161,8 +161,8 @@ def _copy(source: Path, target: Path, digest: str) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source, target)
     with target.open("rb") as stream:
-        found = hashlib.file_digest(stream, "md5").hexdigest()
-    if found != digest:
+        content_digest = hashlib.file_digest(stream, "md5").hexdigest()
+    if content_digest != digest:
         raise ValueError(f"{source} is damaged: remove it, and `dvc fetch` brings it back")
 
 
@@ -171,8 +171,8 @@ def with_digest(file: str, digest: str, commit: str) -> bytes | None:
 
     Searches the history up to ``commit``, then DVC's cache.
     """
-    if found := git.with_digest(file, digest, commit):
-        return found
+    if content := git.with_digest(file, digest, commit):
+        return content
     with open_repository() as repository:
         cached = Path(repository.cache.local.oid_to_path(digest))
     return cached.read_bytes() if cached.is_file() else None
@@ -189,8 +189,8 @@ def open_objects() -> dict[Path, bool]:
         cache = Path(repository.cache.local_cache_dir)
     if not cache.resolve().is_relative_to(Path.cwd()):
         return {}
-    found = sorted(cache.glob("files/md5/[0-9a-f][0-9a-f]/*"))
-    return {file: _is_intact(file) for file in found if _is_object(file) and _is_writable(file)}
+    files = sorted(cache.glob("files/md5/[0-9a-f][0-9a-f]/*"))
+    return {file: _is_intact(file) for file in files if _is_object(file) and _is_writable(file)}
 
 
 def close_object(file: Path) -> None:

@@ -80,9 +80,9 @@ def fetch(recipe: str, into: Path) -> Champion | None:
     compared with. The rest of the file stays as it is. Raises as ``current``, and ValueError for a
     file without that key.
     """
-    found = current(recipe)
+    current_champion = current(recipe)
     text = into.read_text()
-    written, times = PINNED.subn(f"champion: {_inline(found)}\n", text)
+    written, times = PINNED.subn(f"champion: {_inline(current_champion)}\n", text)
     if times != 1:
         raise ValueError(
             f"{into} has {times} lines that begin with 'champion:': it needs one, as in "
@@ -91,7 +91,7 @@ def fetch(recipe: str, into: Path) -> Champion | None:
     if written != text:
         with files.replaced(into) as partial:
             partial.write_text(written)
-    return found
+    return current_champion
 
 
 def _inline(champion: Champion | None) -> str:
@@ -104,13 +104,13 @@ def champion(recipe: str, folder: Path = FILES) -> Path:
     They are restored from DVC's cache or remote into ``folder``, once a version. Raises as
     ``current``, and ValueError where there is no champion or DVC lacks the files.
     """
-    found = current(recipe)
-    if found is None:
+    current_champion = current(recipe)
+    if current_champion is None:
         raise ValueError(f"the recipe {recipe} has no champion yet: a retraining promotes one")
-    target = folder / f"{recipe}-{found.version}-{found.digest[:8]}"
+    target = folder / f"{recipe}-{current_champion.version}-{current_champion.digest[:8]}"
     if not target.exists():
         with files.replaced(target) as partial:
-            cache.restore(found.digest, partial)
+            cache.restore(current_champion.digest, partial)
     return target
 
 

@@ -172,8 +172,8 @@ def _dvc(arguments: list[str]) -> int:
 def _signal_of(record: logging.LogRecord) -> str:
     """Return the number of the signal that has ended a stage's process, if a log line has one."""
     error = record.exc_info and record.exc_info[1]
-    found = re.search(r"exited with -(\d+)$", str(error and error.__cause__))
-    return found[1] if found else ""
+    matched = re.search(r"exited with -(\d+)$", str(error and error.__cause__))
+    return matched[1] if matched else ""
 
 
 def _is_needed(record: logging.LogRecord) -> bool:
@@ -268,19 +268,19 @@ def _newest_run(runs: Any, stage: Any) -> Any:
 
     key = _get_stage_hash(stage)
     folder = Path(runs._get_cache_dir(key))
-    found = folder.iterdir() if folder.exists() else iter(())
-    newest = sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
+    entries = folder.iterdir() if folder.exists() else iter(())
+    newest = sorted(entries, key=lambda path: path.stat().st_mtime, reverse=True)
     return next(filter(None, (_run(runs, key, path.name) for path in newest)), None)
 
 
-def dvc_quietly(place: Path, *arguments: str) -> int:
-    """Run a DVC command at ``place`` without output; return its exit status."""
+def dvc_quietly(root: Path, *arguments: str) -> int:
+    """Run a DVC command at ``root`` without output; return its exit status."""
     command = [
         sys.executable,
         "-m",
         "flows.runs.dvc_command",
         "--cd",
-        str(place.absolute()),
+        str(root.absolute()),
         *arguments,
     ]
     environment = os.environ | {PARENT: str(os.getpid())}

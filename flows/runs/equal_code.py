@@ -29,14 +29,14 @@ def remember(recipe: str) -> None:
 
     A stage whose files were edited meanwhile is left out: it will start again.
     """
-    made = {
+    code_by_stage = {
         name: {"deps": _code(entry), "files": _digests(_code(entry))}
         for name, entry in locked().items()
         if name.endswith(f"@{recipe}")
     }
     with open_repository() as repository:
         changed = changes_of(recipe, repository)
-    _write(_read() | {name: entry for name, entry in made.items() if name not in changed})
+    _write(_read() | {name: entry for name, entry in code_by_stage.items() if name not in changed})
 
 
 def take_over(recipe: str) -> list[str]:
@@ -51,8 +51,8 @@ def take_over(recipe: str) -> list[str]:
     if not known:
         return []
     with open_repository() as repository:
-        found = changes_of(recipe, repository)
-        equal = [name for name in known if _is_equal(found.get(name), known[name])]
+        changes = changes_of(recipe, repository)
+        equal = [name for name in known if _is_equal(changes.get(name), known[name])]
         for name in equal:
             repository.commit(name, force=True)
     renewed = {name: {**known[name], "deps": _code(locked()[name])} for name in equal}
@@ -80,8 +80,8 @@ def _code(entry: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _is_code(path: str) -> bool:
-    place = Path(path)
-    return place.suffix == ".py" or (place.parts[0] in ROOMS and not place.suffix)
+    dependency = Path(path)
+    return dependency.suffix == ".py" or (dependency.parts[0] in ROOMS and not dependency.suffix)
 
 
 def _is_equal(changes: list[Any] | None, before: Mapping[str, Any]) -> bool:
@@ -95,13 +95,13 @@ def _is_equal(changes: list[Any] | None, before: Mapping[str, Any]) -> bool:
 
 def _digests(paths: Mapping[str, str]) -> dict[str, str]:
     """Return a digest of each file at or below the paths; of Python files that of their code."""
-    found = {
+    digests = {
         file.as_posix(): _digest(file)
         for path in map(Path, paths)
         for file in ([path] if path.is_file() else sorted(path.rglob("*")))
         if file.is_file() and file.suffix != ".pyc"
     }
-    return dict(sorted(found.items()))
+    return dict(sorted(digests.items()))
 
 
 def _digest(file: Path) -> str:

@@ -55,8 +55,8 @@ def in_files(before: Mapping[str, bytes], now: Mapping[str, bytes]) -> Change | 
     for path in sorted({*before, *now}):
         if (path in before) != (path in now):
             return Change(path, *("a file" if path in some else NOTHING for some in (before, now)))
-        if before[path] != now[path] and (found := in_file(path, before[path], now[path])):
-            return found
+        if before[path] != now[path] and (change := in_file(path, before[path], now[path])):
+            return change
     return None
 
 
@@ -145,10 +145,10 @@ def _tokens(text: str, docstrings: bool) -> list[tuple[str, int]]:
 
 def _docstring_lines(tree: ast.Module) -> set[int]:
     """Return the numbers of the lines that docstrings take."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0] if node.body else None
             if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
-                found |= {*range(first.lineno, (first.end_lineno or first.lineno) + 1)}
-    return found
+                numbers |= {*range(first.lineno, (first.end_lineno or first.lineno) + 1)}
+    return numbers

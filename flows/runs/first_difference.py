@@ -81,8 +81,8 @@ def _inputs(old: Lock, new: Lock, now: Path, commit: str) -> list[Change]:
     changes += _changed(_parameters(old), _parameters(new))
     before, after = _digests(old, "deps"), _digests(new, "deps")
     for change in _changed(before, after):
-        if found := _within(change, before.get(change.name, ""), now, commit):
-            changes.append(found)
+        if difference := _within(change, before.get(change.name, ""), now, commit):
+            changes.append(difference)
     return changes
 
 
@@ -126,13 +126,13 @@ def parsed_records(lines: str) -> list[dict[str, Any]]:
 
     Raises ValueError with the number of the first line that is none.
     """
-    found = []
+    records = []
     for number, line in enumerate(lines.splitlines(), 1):
         try:
-            found.append(_Line.model_validate_json(line).model_dump(exclude_unset=True))
+            records.append(_Line.model_validate_json(line).model_dump(exclude_unset=True))
         except ValueError:
             raise ValueError(f"line {number} is no record of a sub-step") from None
-    return found
+    return records
 
 
 def _records(file: Path) -> list[dict[str, Any]]:
@@ -199,8 +199,8 @@ def _within(change: Change, digest: str, now: Path, commit: str) -> Change | Non
     before, after = _earlier(path, digest, commit), _present(path, now)
     if before is None or not after:
         return change
-    if found := file_difference.in_files(before, after):
-        return found
+    if difference := file_difference.in_files(before, after):
+        return difference
     differing = [name for name in before if before[name] != after[name]]
     return None if all(name.endswith(".py") for name in differing) else change
 
@@ -216,7 +216,7 @@ def _earlier(path: str, digest: str, commit: str) -> dict[str, bytes] | None:
 
 def _present(path: str, root: Path) -> dict[str, bytes]:
     """Return the present content of a file, or of each file of a folder, by path."""
-    place = root / path
-    every = [place] if place.is_file() else sorted(place.rglob("*"))
+    full_path = root / path
+    every = [full_path] if full_path.is_file() else sorted(full_path.rglob("*"))
     files = [file for file in every if file.is_file() and BYTECODE not in file.parts]
     return {file.relative_to(root).as_posix(): file.read_bytes() for file in files}

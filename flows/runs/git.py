@@ -76,8 +76,8 @@ def resolve(revision: str) -> str:
     """Return the commit of a branch, tag or abbreviated hash; ValueError where there is none."""
     commit = _git("rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
     if not commit:  # a branch that only a remote of this clone has
-        found = _git("for-each-ref", "--format=%(objectname)", f"refs/remotes/*/{revision}")
-        commit = found.partition("\n")[0]
+        commits = _git("for-each-ref", "--format=%(objectname)", f"refs/remotes/*/{revision}")
+        commit = commits.partition("\n")[0]
     if not commit:
         raise ValueError(
             f"'{revision}' names no commit here: `git branch --all --list '*runs/*'` lists the "
@@ -185,8 +185,8 @@ def runs_with(digest: str) -> list[str]:
     known = dict(_runs("*"))
     if not known:
         return []
-    found = _git("grep", "-l", "--fixed-strings", digest, *known, "--", "dvc.lock").splitlines()
-    holding = {line.partition(":")[0] for line in found}
+    lines = _git("grep", "-l", "--fixed-strings", digest, *known, "--", "dvc.lock").splitlines()
+    holding = {line.partition(":")[0] for line in lines}
     return [branch for commit, branch in known.items() if commit in holding]
 
 
@@ -199,7 +199,7 @@ def branches_at(commit: str) -> list[str]:
 
 def _runs(recipe: str) -> list[tuple[str, str]]:
     """List commit and branch of each run of a recipe, the oldest first."""
-    names = [f"refs/{place}/runs/{recipe}-[0-9]*" for place in ("heads", "remotes/*")]
+    names = [f"refs/{namespace}/runs/{recipe}-[0-9]*" for namespace in ("heads", "remotes/*")]
     form = "--format=%(objectname) %(refname:short)"
     listed = _git("for-each-ref", "--sort=committerdate", form, *names).splitlines()
     return [(line[:40], line[41:]) for line in listed]
@@ -217,16 +217,16 @@ def equal_run(tree: str, parent: str, recipe: str) -> str | None:
 # ---------------------------------------------------------------- worktrees and commits of runs
 
 
-def add_worktree(place: Path, commit: str) -> None:
-    """Check ``commit`` out at ``place``, on no branch, in place of any earlier worktree there."""
-    remove_worktree(place)
-    _do_git("worktree", "add", "--force", "--detach", str(place), commit)
+def add_worktree(worktree: Path, commit: str) -> None:
+    """Check ``commit`` out at ``worktree``, on no branch; an earlier worktree there is removed."""
+    remove_worktree(worktree)
+    _do_git("worktree", "add", "--force", "--detach", str(worktree), commit)
 
 
-def remove_worktree(place: Path) -> None:
+def remove_worktree(worktree: Path) -> None:
     """Remove a worktree, also an incomplete one."""
-    _call_git("worktree", "remove", "--force", "--force", str(place))
-    shutil.rmtree(place, ignore_errors=True)
+    _call_git("worktree", "remove", "--force", "--force", str(worktree))
+    shutil.rmtree(worktree, ignore_errors=True)
     _do_git("worktree", "prune")
 
 
@@ -278,5 +278,5 @@ def _call_git(*arguments: str, root: Path = HERE) -> subprocess.CompletedProcess
     """Run git without hooks: they are meant for people's commits; DVC's would check out."""
     command = ["git", "-C", str(root), "-c", "core.hooksPath=/dev/null", *arguments]
     # in a git hook that starts a run, these would point git to the hook's checkout
-    kept = {key: value for key, value in os.environ.items() if key not in OF_A_HOOK}
-    return subprocess.run(command, capture_output=True, text=True, env=kept)
+    environment = {key: value for key, value in os.environ.items() if key not in OF_A_HOOK}
+    return subprocess.run(command, capture_output=True, text=True, env=environment)

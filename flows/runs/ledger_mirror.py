@@ -64,19 +64,19 @@ class Mirror:
         self.logged = False  # that it is unreachable
         self.uploads = Uploads(self._deliver)
 
-    def push(self, place: Path) -> None:
+    def push(self, folder: Path) -> None:
         """Have a folder sent as it is now, unless it is marked as delivered.
 
         One that is no longer here is removed there.
         """
-        mark = place / DELIVERED
+        mark = folder / DELIVERED
         if not mark.exists() or mark.read_bytes() != self._delivered():
-            self.uploads.add(place)
+            self.uploads.add(folder)
 
-    def withdraw(self, place: Path) -> None:
+    def withdraw(self, folder: Path) -> None:
         """Call this before changing a folder: it is not sent until it is pushed again."""
-        self.uploads.withdraw(place)
-        (place / DELIVERED).unlink(missing_ok=True)
+        self.uploads.withdraw(folder)
+        (folder / DELIVERED).unlink(missing_ok=True)
 
     def _delivered(self) -> bytes:
         """Return the content of DELIVERED: other keys and addresses have others."""
@@ -84,9 +84,9 @@ class Mirror:
             b"\n" + mirror_files.sign(self.key, "") if self.key else b""
         )
 
-    def _deliver(self, place: Path) -> bool:
+    def _deliver(self, folder: Path) -> bool:
         """Send a folder; return False where the mirror is unreachable."""
-        here, name = self.base / place, name_of(place)
+        here, name = self.base / folder, name_of(folder)
 
         def work(fs: Filesystem, root: str) -> bool:
             mirror_files.send(fs, root, name, here, self.key)
@@ -94,42 +94,43 @@ class Mirror:
 
         try:
             sent = self._attempt(work, False)
-            if sent and SUB_STEP.fullmatch(place.name) and here.exists():  # sealed ones are cleared
+            # sealed ones are cleared
+            if sent and SUB_STEP.fullmatch(folder.name) and here.exists():
                 (here / DELIVERED).write_bytes(self._delivered())
             return sent
         except (RefusedError, OSError) as error:
-            print(f"{place} is not sent: {error}")
+            print(f"{folder} is not sent: {error}")
             return True
 
-    def fetch(self, place: Path) -> Record | None:
-        """Download a whole folder to ``place`` and return its record; None where there is none.
+    def fetch(self, folder: Path) -> Record | None:
+        """Download a whole ``folder`` and return its record; None where there is none.
 
         None, with a log line, for one that is malformed, incomplete, damaged or not signed.
         """
-        partial = place.with_name(f".{place.name}.fetched")
+        partial = folder.with_name(f".{folder.name}.fetched")
         artifacts.remove(partial)
         partial.mkdir(parents=True)
         record = None
         try:
             record = self._attempt(
-                lambda fs, root: mirror_files.receive(fs, root, place, partial, self.key), None
+                lambda fs, root: mirror_files.receive(fs, root, folder, partial, self.key), None
             )
         except RefusedError as error:
-            where = f"{self.address}/{name_of(place)}"
-            print(f"{where} is damaged ({error}): {place.name} is computed again")
+            where = f"{self.address}/{name_of(folder)}"
+            print(f"{where} is damaged ({error}): {folder.name} is computed again")
         if record is None:
             shutil.rmtree(partial)
             return None
         (partial / DELIVERED).write_bytes(self._delivered())
-        self.withdraw(place)
-        artifacts.remove(place)
-        partial.rename(place)
+        self.withdraw(folder)
+        artifacts.remove(folder)
+        partial.rename(folder)
         return record
 
-    def drop(self, place: Path) -> None:
+    def drop(self, folder: Path) -> None:
         """Remove a folder from the mirror."""
-        self.withdraw(place)
-        self._unless_refused(lambda fs, root: mirror_files.remove(fs, root, name_of(place)), None)
+        self.withdraw(folder)
+        self._unless_refused(lambda fs, root: mirror_files.remove(fs, root, name_of(folder)), None)
 
     def names(self, folder: Path) -> list[str]:
         """List the plain names in a folder of the mirror, sorted."""

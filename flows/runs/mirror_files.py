@@ -39,9 +39,9 @@ class RefusedError(ValueError):
     """What a mirror has is not what it should be; the message says why."""
 
 
-def name_of(place: Path) -> str:
+def name_of(folder: Path) -> str:
     """Return the name of a folder in the ledger, which it has in a mirror, too."""
-    return place.relative_to(artifacts.ROOT).as_posix()
+    return folder.relative_to(artifacts.ROOT).as_posix()
 
 
 def archive_name(mark: bytes) -> str:
@@ -63,28 +63,28 @@ def _at(fs: Filesystem, root: str, name: str) -> str:
 # ---------------------------------------------------------------- send
 
 
-def send(fs: Filesystem, root: str, name: str, place: Path, key: bytes) -> None:
-    """Make the folder ``name`` in the mirror what ``place`` is; remove it if that has no record.
+def send(fs: Filesystem, root: str, name: str, folder: Path, key: bytes) -> None:
+    """Make the folder ``name`` in the mirror what ``folder`` is; remove it if that has no record.
 
     Another record there goes first, and the new one comes last. key: what to sign with; b"" for no
     signature. Raises RefusedError for a folder that is removed here while it is sent, too.
     """
     try:
-        _send(fs, root, name, place, key)
+        _send(fs, root, name, folder, key)
     except FileNotFoundError as error:  # of this folder, or of the mirror
-        if Path(error.filename or "").is_relative_to(place):
+        if Path(error.filename or "").is_relative_to(folder):
             raise RefusedError(f"{error.filename} was removed meanwhile") from None
         raise
 
 
-def _send(fs: Filesystem, root: str, name: str, place: Path, key: bytes) -> None:
+def _send(fs: Filesystem, root: str, name: str, folder: Path, key: bytes) -> None:
     there = _at(fs, root, name)
     listed = _listed(fs, there)
-    files = _members(place) if os.path.lexists(place / RECORD) else None
+    files = _members(folder) if os.path.lexists(folder / RECORD) else None
     if files is None:
         remove(fs, root, name)
         return
-    content, mark = (place / RECORD).read_bytes(), _content(place / RETIRED)
+    content, mark = (folder / RECORD).read_bytes(), _content(folder / RETIRED)
     new, known = archive_name(mark), _has(fs, there, listed, content)
     if listed and not known:
         remove(fs, root, name)
@@ -120,20 +120,20 @@ def _has(fs: Filesystem, there: str, listed: Listing, content: bytes) -> bool:
         return False
 
 
-def _members(place: Path) -> list[archive.Member]:
+def _members(folder: Path) -> list[archive.Member]:
     """Return what the archive of a folder with a record has: its artifacts that are not retired."""
     try:
-        record = records.load(place)
+        record = records.load(folder)
     except ValueError as error:
         raise RefusedError(f"its record is damaged: {error}") from None
-    made = record["artifacts"].values() if record else []
-    paths = [place / records.file_name(each) for each in made]
-    found = [path for path in [*paths, place / RETIRED] if os.path.lexists(path)]
-    for path in found:
+    entries = record["artifacts"].values() if record else []
+    paths = [folder / records.file_name(each) for each in entries]
+    existing_paths = [path for path in [*paths, folder / RETIRED] if os.path.lexists(path)]
+    for path in existing_paths:
         if odd := artifacts.irregular(path):
             raise RefusedError(f"{odd} is a link or no file")
     files = [file for path in sorted(paths) if path.exists() for file in artifacts.files_of(path)]
-    return [(file.relative_to(place).as_posix(), file) for file in files]
+    return [(file.relative_to(folder).as_posix(), file) for file in files]
 
 
 def _open(fs: Filesystem, root: str, name: str) -> IO[bytes]:
@@ -160,38 +160,38 @@ def remove(fs: Filesystem, root: str, name: str) -> None:
 # ---------------------------------------------------------------- receive
 
 
-def receive(fs: Filesystem, root: str, place: Path, folder: Path, key: bytes) -> Record | None:
-    """Copy the folder of ``place`` into ``folder`` and return its record; None without one.
+def receive(fs: Filesystem, root: str, folder: Path, partial: Path, key: bytes) -> Record | None:
+    """Copy ``folder`` from the mirror into ``partial``; return its record, or None without one.
 
     Raises RefusedError for one that is malformed, incomplete, damaged or not signed by ``key``.
     """
-    there = _at(fs, root, name_of(place))
+    there = _at(fs, root, name_of(folder))
     listed = _listed(fs, there)
     if not (content := _read(fs, there, RECORD, listed)):
         return None
     mark = _read(fs, there, RETIRED, listed)
     if key:
         signatures = _read(fs, there, SIGNATURE, listed)
-        _check_signature(signatures, name_of(place), key, content, mark)
+        _check_signature(signatures, name_of(folder), key, content, mark)
     try:
-        record = records.parse(content, place)
+        record = records.parse(content, folder)
     except ValueError as error:
         raise RefusedError(str(error)) from None
-    (folder / RECORD).write_bytes(content)
+    (partial / RECORD).write_bytes(content)
     if mark:
-        (folder / RETIRED).write_bytes(mark)
+        (partial / RETIRED).write_bytes(mark)
     dropped = records.names_of(mark)
-    kept = [made for name, made in record["artifacts"].items() if name not in dropped]
-    sizes = {records.file_name(made): made["size"] for made in kept}
-    if any(made["digest"] != artifacts.EMPTY_FOLDER for made in kept):
+    entries = [artifact for name, artifact in record["artifacts"].items() if name not in dropped]
+    sizes = {records.file_name(artifact): artifact["size"] for artifact in entries}
+    if any(artifact["digest"] != artifacts.EMPTY_FOLDER for artifact in entries):
         name = archive_name(mark)
         _check_size(name, listed, sizes)
-        _fetch(fs, f"{there}/{name}", folder, sizes)
-    for made in kept:
-        path = folder / records.file_name(made)
-        if made["digest"] == artifacts.EMPTY_FOLDER and not path.exists():
+        _fetch(fs, f"{there}/{name}", partial, sizes)
+    for artifact in entries:
+        path = partial / records.file_name(artifact)
+        if artifact["digest"] == artifacts.EMPTY_FOLDER and not path.exists():
             path.mkdir()  # archives have only files
-    if fault := records.damaged(folder, record):
+    if fault := records.damaged(partial, record):
         raise RefusedError(f"{fault.name} differs from its record")
     return record
 
@@ -200,8 +200,8 @@ def names_in(fs: Filesystem, root: str, name: str) -> list[str]:
     """List the plain names in a folder of the mirror, sorted."""
     fs.invalidate_cache()
     there = _at(fs, root, name)
-    found = fs.ls(there, detail=False) if fs.exists(there) else []
-    names = [path.rstrip("/").rpartition("/")[2] for path in found if isinstance(path, str)]
+    paths = fs.ls(there, detail=False) if fs.exists(there) else []
+    names = [path.rstrip("/").rpartition("/")[2] for path in paths if isinstance(path, str)]
     return sorted(filter(records.is_plain, names))
 
 
@@ -252,12 +252,12 @@ def _listed(fs: Filesystem, there: str) -> Listing:
     """Return what a folder of the mirror has, by one request: name -> bytes, None for no file."""
     fs.invalidate_cache()
     try:
-        found = fs.ls(there, detail=True)
+        objects = fs.ls(there, detail=True)
     except FileNotFoundError:
         return {}
     return {
         about["name"].rstrip("/").rpartition("/")[2]: about["size"] if _is_file(about) else None
-        for about in found
+        for about in objects
     }
 
 

@@ -65,14 +65,14 @@ def _ordered(recipe: str, repository: Any) -> list[Any]:
     import networkx
     from dvc.repo.graph import build_graph
 
-    found = repository.stage.load_glob(PIPELINE, f"*@{recipe}")
-    if not found:
+    dvc_stages = repository.stage.load_glob(PIPELINE, f"*@{recipe}")
+    if not dvc_stages:
         raise ValueError(
             f"dvc.yaml has no stage for the recipe '{recipe}': add it to the list 'recipes' at the "
             "top of the file"
         )
     # DVC's edges run from a stage to its inputs; names decide between possible orders
-    graph = build_graph(found).reverse()
+    graph = build_graph(dvc_stages).reverse()
     return list(networkx.lexicographical_topological_sort(graph, key=lambda s: s.addressing))
 
 
@@ -181,7 +181,7 @@ def _made_of(recipe: str) -> dict[str, dict[str, Any]]:
             if stage.addressing.endswith(f"@{recipe}")
             and not stage.addressing.startswith(f"{CHAMPION_STAGE}@")
         ]
-        made = {
+        out_paths = {
             out.def_path for stage in repository.index.stages if stage.deps for out in stage.outs
         }
         return {
@@ -195,7 +195,7 @@ def _made_of(recipe: str) -> dict[str, dict[str, Any]]:
                 "deps": {
                     dep.def_path: dep.get_hash().value if dep.exists else None
                     for dep in stage.deps
-                    if not isinstance(dep, ParamsDependency) and dep.def_path not in made
+                    if not isinstance(dep, ParamsDependency) and dep.def_path not in out_paths
                 },
             }
             for stage in every
@@ -220,11 +220,11 @@ def belongings(stage: str, root: Path = HERE) -> Belongings:
     """Return the files that a stage reads and writes, by how they can be transferred."""
     base = root.absolute()
     with open_repository(root) as repository:
-        found = next(each for each in repository.index.stages if _name(each) == stage)
-        reads = sorted({_below(base, dep.fs_path) for dep in found.deps})
-        kept = [_below(base, out.fs_path) for out in repository.index.outs if out.use_cache]
-        writes = [(_below(base, out.fs_path), out.use_cache) for out in found.outs]
-    tracked = {path: _overlap(path, kept) for path in reads}
+        dvc_stage = next(each for each in repository.index.stages if _name(each) == stage)
+        reads = sorted({_below(base, dep.fs_path) for dep in dvc_stage.deps})
+        cached_paths = [_below(base, out.fs_path) for out in repository.index.outs if out.use_cache]
+        writes = [(_below(base, out.fs_path), out.use_cache) for out in dvc_stage.outs]
+    tracked = {path: _overlap(path, cached_paths) for path in reads}
     return Belongings(
         tracked=sorted({each for overlap in tracked.values() for each in overlap}),
         loose=[path for path in reads if not tracked[path] and not git.committed(path, root)],
@@ -237,10 +237,10 @@ def _below(base: Path, path: str) -> str:
     return Path(path).relative_to(base).as_posix()
 
 
-def _overlap(path: str, kept: list[str]) -> list[str]:
-    """Return the path itself if it is in one of ``kept``, and those of ``kept`` that are in it."""
-    inside = [path] if any(Path(path).is_relative_to(each) for each in kept) else []
-    return inside + [each for each in kept if Path(each).is_relative_to(path) and each != path]
+def _overlap(path: str, paths: list[str]) -> list[str]:
+    """Return the path itself if it is in one of ``paths``, and those of them that are in it."""
+    inside = [path] if any(Path(path).is_relative_to(each) for each in paths) else []
+    return inside + [each for each in paths if Path(each).is_relative_to(path) and each != path]
 
 
 def is_done(stage: str) -> bool:

@@ -140,18 +140,18 @@ def find(what: str, revision: str | None = None, recipe: str | None = None) -> A
     if path.is_absolute() and path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
     states = list(_states(revision))
-    asked = _lookup(path.as_posix(), metric and metric[2], states)
-    if asked is None and path.exists():
-        asked = _stray(path, states)
-    if asked is None and "/" not in what:
-        asked = _short_metric(what, states, recipe)
-    if asked is None:
+    subject = _lookup(path.as_posix(), metric and metric[2], states)
+    if subject is None and path.exists():
+        subject = _stray(path, states)
+    if subject is None and "/" not in what:
+        subject = _short_metric(what, states, recipe)
+    if subject is None:
         outs = dict.fromkeys(out for state in states for out in state.outs())
         near = difflib.get_close_matches(path.as_posix(), outs)
         guess = f"near it: {', '.join(near)}\n" if near else ""
         none = "" if states else ": there is no dvc.lock here, and no run's branch"
         raise ValueError(f"'{what}' is nothing that a run has made{none}\n{guess}{FORMS}")
-    return asked if revision else _first_made(asked)
+    return subject if revision else _first_made(subject)
 
 
 def _states(revision: str | None) -> Iterator[State]:
@@ -177,8 +177,8 @@ def _at_commit(revision: str) -> State:
 
 def _lookup(path: str, metric: str | None, states: Sequence[State]) -> Asked | None:
     """Find a path, or a metric in that file, in the first state that has it."""
-    asked = next(filter(None, (_at(path, state) for state in states)), None)
-    return _measured(asked, metric) if asked and metric else asked
+    subject = next(filter(None, (_at(path, state) for state in states)), None)
+    return _measured(subject, metric) if subject and metric else subject
 
 
 def _at(path: str, state: State) -> Asked | None:
@@ -198,13 +198,13 @@ def _at(path: str, state: State) -> Asked | None:
     return Asked(state, path, digest, out)
 
 
-def _first_made(asked: Asked) -> Asked:
+def _first_made(subject: Asked) -> Asked:
     """Return the same out of the oldest run that made it from the same inputs."""
-    runs = [_at_commit(branch) for branch in git.runs_with(asked.state.outs()[asked.out][0])]
-    same = [run for run in runs if run.lock.get(asked.stage) == asked.state.lock[asked.stage]]
+    runs = [_at_commit(branch) for branch in git.runs_with(subject.state.outs()[subject.out][0])]
+    same = [run for run in runs if run.lock.get(subject.stage) == subject.state.lock[subject.stage]]
     others = ", ".join(run.branch for run in same[1:])
     facts = [f"the same in {len(same) - 1} later runs: {others}"] if others else []
-    return replace(asked, state=[*same, asked.state][0], facts=facts)
+    return replace(subject, state=[*same, subject.state][0], facts=facts)
 
 
 def _model(what: str, model: str, which: str) -> Asked:
@@ -217,34 +217,34 @@ def _model(what: str, model: str, which: str) -> Asked:
             f"version {number} of {model} was registered by hand, not by a run: its files are "
             f"DVC's {tags.get(track.DIGEST)}"
         )
-    asked = _at(f"models/{model}/trained", _at_commit(commit))
-    if asked is None:
+    subject = _at(f"models/{model}/trained", _at_commit(commit))
+    if subject is None:
         raise ValueError(f"commit {commit} has no models/{model}/trained in its dvc.lock")
-    return replace(asked, facts=[f"version {number} of the model {model} in {_store()}"])
+    return replace(subject, facts=[f"version {number} of the model {model} in {_store()}"])
 
 
-def _measured(asked: Asked, key: str) -> Asked:
+def _measured(subject: Asked, key: str) -> Asked:
     """Add the value of a metric of the file; ValueError where the file has no such metric."""
-    path, text = asked.path, _text(asked.state, asked.path)
+    path, text = subject.path, _text(subject.state, subject.path)
     values = track.flatten(json.loads(text))
     if key not in values:
         near = ", ".join(difflib.get_close_matches(key, values, cutoff=0.4))
         raise ValueError(f"{path} has no metric '{key}'" + (f"; near it: {near}" if near else ""))
     agent = next((a for name, a in AGENTS.items() if f".{name}." in key), "trained")
-    return replace(asked, metric=f"{key} = {values[key]}", agent=agent)
+    return replace(subject, metric=f"{key} = {values[key]}", agent=agent)
 
 
 def _short_metric(key: str, states: Sequence[State], recipe: str | None) -> Asked | None:
     """Find a metric without its file, in the one recipe that has it."""
-    found, faults = [], []
+    subjects, faults = [], []
     for name in [recipe] if recipe else sorted({r for state in states for r in state.recipes()}):
         try:
-            found.append(_lookup(f"reports/{name}/metrics.json", key, states))
+            subjects.append(_lookup(f"reports/{name}/metrics.json", key, states))
         except ValueError as fault:
             faults.append(str(fault))
-    known = [asked for asked in found if asked]
+    known = [subject for subject in subjects if subject]
     if len(known) > 1:
-        recipes = ", ".join(asked.recipe for asked in known)
+        recipes = ", ".join(subject.recipe for subject in known)
         raise ValueError(f"'{key}' is a metric of {recipes}: say which, --recipe")
     if faults and not known:
         raise ValueError("\n".join([*faults, FORMS]))
@@ -256,9 +256,9 @@ def _stray(path: Path, states: Sequence[State]) -> Asked:
     digest = cache.digest_of(path)
     committed = [state for state in states[::-1] if state.commit]  # the oldest first
     for state in [*committed, *(state for state in states if not state.commit)]:
-        for out, (made, _) in state.outs().items():
-            inside = _folder(made) if made.endswith(".dir") else {}
-            names = {made: out} | {md5: f"{out}/{name}" for name, md5 in inside.items()}
+        for out, (out_digest, _) in state.outs().items():
+            inside = _folder(out_digest) if out_digest.endswith(".dir") else {}
+            names = {out_digest: out} | {md5: f"{out}/{name}" for name, md5 in inside.items()}
             if digest in names:
                 return Asked(state, names[digest], digest, out)
     raise ValueError(f"{path} has the digest {digest}, which no run has made\n{FORMS}")
@@ -272,83 +272,91 @@ def _folder(digest: str) -> dict[str, str]:
         return {}
 
 
-def restore(asked: Asked) -> Path:
+def restore(subject: Asked) -> Path:
     """Restore what is asked for as a copy below HOME; return its path.
 
     It comes from git, from DVC's cache, or from its remote. Raises ValueError where none of them
     has it with its digest.
     """
-    commit = asked.state.commit
+    commit = subject.state.commit
     if not commit:
-        raise ValueError(f"{asked.path} is in this checkout, as far as its run is kept at all")
-    target = HOME / commit[:SHORT] / asked.path
-    if target.exists() and cache.digest_of(target) == asked.digest:
+        raise ValueError(f"{subject.path} is in this checkout, as far as its run is kept at all")
+    target = HOME / commit[:SHORT] / subject.path
+    if target.exists() and cache.digest_of(target) == subject.digest:
         return target
     files.remove(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     with files.replaced(target) as partial:
-        if git.committed(asked.path, at=commit):
-            partial.write_text(git.content(commit, asked.path))
+        if git.committed(subject.path, at=commit):
+            partial.write_text(git.content(commit, subject.path))
         else:
-            cache.restore(asked.digest, partial)
-        if cache.digest_of(partial) != asked.digest:
-            raise ValueError(f"commit {commit} has another {asked.path} than its run has made")
+            cache.restore(subject.digest, partial)
+        if cache.digest_of(partial) != subject.digest:
+            raise ValueError(f"commit {commit} has another {subject.path} than its run has made")
     return target
 
 
 # ---------------------------------------------------------------- the chain
 
 
-def chain(asked: Asked) -> list[Link]:
+def chain(subject: Asked) -> list[Link]:
     """Return the links from what is asked for back to the commit.
 
     Raises ValueError for an iteration that the run does not have.
     """
     links = [
         link
-        for stage in _way(asked)
-        for link in STAGES.get(stage.partition("@")[0], _of_stage)(stage, asked)
+        for stage in _way(subject)
+        for link in STAGES.get(stage.partition("@")[0], _of_stage)(stage, subject)
     ]
-    if asked.metric:
-        links.insert(0, _out(asked, "benchmark result", asked.path, asked.metric))
-    elif all(link.where != asked.path for link in links):
-        links.insert(0, _out(asked, "file", asked.path))
-    links[0] = replace(links[0], facts=[*asked.facts, *links[0].facts])
-    return [*links, _commit(asked), _parameters(asked), _tracked(asked)]
+    if subject.metric:
+        links.insert(0, _out(subject, "benchmark result", subject.path, subject.metric))
+    elif all(link.where != subject.path for link in links):
+        links.insert(0, _out(subject, "file", subject.path))
+    links[0] = replace(links[0], facts=[*subject.facts, *links[0].facts])
+    return [*links, _commit(subject), _parameters(subject), _tracked(subject)]
 
 
-def _way(asked: Asked) -> list[str]:
+def _way(subject: Asked) -> list[str]:
     """List the stages that made it, each before its inputs' stages."""
-    makers = {out: stage for out, (_, stage) in asked.state.outs().items()}
-    beside = {f"models/{asked.recipe}/{agent}" for agent in AGENTS.values()}
-    beside -= {f"models/{asked.recipe}/{asked.agent}"}
+    makers = {out: stage for out, (_, stage) in subject.state.outs().items()}
+    beside = {f"models/{subject.recipe}/{agent}" for agent in AGENTS.values()}
+    beside -= {f"models/{subject.recipe}/{subject.agent}"}
     seen: list[str] = []
 
     def visit(stage: str) -> None:
         # a metric of one agent does not depend on the others that were evaluated with it
-        aside = beside if asked.metric and stage == asked.stage else ()
-        for dep in asked.state.lock[stage].get("deps", []):
+        aside = beside if subject.metric and stage == subject.stage else ()
+        for dep in subject.state.lock[stage].get("deps", []):
             maker = makers.get(dep["path"])
             if maker and maker not in seen and dep["path"] not in aside:
                 visit(maker)
         seen.append(stage)
 
-    visit(asked.stage)
+    visit(subject.stage)
     return seen[::-1]
 
 
-def _of_stage(stage: str, asked: Asked) -> list[Link]:
+def _of_stage(stage: str, subject: Asked) -> list[Link]:
     """Return a stage's outs with its sub-steps, and its inputs that are neither outs nor code."""
-    name, outs = stage.partition("@")[0], asked.state.outs()
-    own = {f"{name}: {out}": out for out, (_, maker) in outs.items() if maker == stage}
-    known = {what: path.format(asked.recipe) for what, path in OUTS.get(name, {}).items()}
-    links = [_out(asked, what, path) for what, path in (known or own).items() if path in outs]
-    of = (name, f"{name}/{asked.agent}")  # of several agents, the one that is asked for
-    facts = [_described(record) for record in _records(asked, name) if record["stage"] in of]
+    name, outs = stage.partition("@")[0], subject.state.outs()
+    stage_outs = {f"{name}: {out}": out for out, (_, maker) in outs.items() if maker == stage}
+    known = {what: path.format(subject.recipe) for what, path in OUTS.get(name, {}).items()}
+    links = [
+        _out(subject, what, path) for what, path in (known or stage_outs).items() if path in outs
+    ]
+    of = (name, f"{name}/{subject.agent}")  # of several agents, the one that is asked for
+    facts = [_described(record) for record in _records(subject, name) if record["stage"] in of]
     links[:1] = [replace((links or [Link(name)])[0], facts=facts)]
-    deps = {dep["path"]: dep.get("md5", "") for dep in asked.state.lock[stage].get("deps", [])}
+    deps = {dep["path"]: dep.get("md5", "") for dep in subject.state.lock[stage].get("deps", [])}
     return links + [
-        Link("source", "", digest, path, command=_reproducing(asked) if asked.state.commit else "")
+        Link(
+            "source",
+            "",
+            digest,
+            path,
+            command=_reproducing(subject) if subject.state.commit else "",
+        )
         for path, digest in deps.items()
         if path not in outs and not _is_code(path)
     ]
@@ -358,86 +366,88 @@ def _is_code(path: str) -> bool:
     return path.endswith(".py") or Path(path).parts[0] in keys.ROOMS
 
 
-def _reinforce(stage: str, asked: Asked) -> list[Link]:
+def _reinforce(stage: str, subject: Asked) -> list[Link]:
     """Return the checkpoint, the iteration that made it (or is asked for), trees and questions."""
-    path, trees = f"models/{asked.recipe}/trained", f"data/{asked.recipe}/trees"
-    records = _records(asked, "reinforce")
+    path, trees = f"models/{subject.recipe}/trained", f"data/{subject.recipe}/trees"
+    records = _records(subject, "reinforce")
     updates = [record for record in records if record["verb"] == "update"]
     if not updates:
-        return [_out(asked, "checkpoint", path, facts=["the records of its sub-steps are gone"])]
-    made = _update(asked, updates)
-    number, policy = made["iteration"], made["artifacts"]["policy"]
+        return [_out(subject, "checkpoint", path, facts=["the records of its sub-steps are gone"])]
+    update = _update(subject, updates)
+    number, policy = update["iteration"], update["artifacts"]["policy"]
     steps = [
         record
         for record in records
-        if record["iteration"] == number and record["stage"] == made["stage"]  # no validation's
+        if record["iteration"] == number and record["stage"] == update["stage"]  # no validation's
     ]
-    checkpoint = _out(asked, "checkpoint", path, facts=[f"policy {policy} in the ledger"])
-    if made is not _update(replace(asked, iteration=None), updates):
+    checkpoint = _out(subject, "checkpoint", path, facts=[f"policy {policy} in the ledger"])
+    if update is not _update(replace(subject, iteration=None), updates):
         facts = ["of an earlier iteration: in no out, but perhaps in the ledger"]
-        checkpoint = Link("checkpoint", "", policy, _in_ledger(asked, made), facts)
-    name = f"{number} of 0 to {updates[-1]['iteration']}, seed {made['seed']}"
+        checkpoint = Link("checkpoint", "", policy, _in_ledger(subject, update), facts)
+    name = f"{number} of 0 to {updates[-1]['iteration']}, seed {update['seed']}"
     rows = f"with rewards and advantages: the rows with iteration = {number} in each table"
     return [
         checkpoint,
         Link("iteration", name, facts=[_described(record) for record in steps]),
-        _out(asked, "trees", trees, facts=[rows]),
-        *_questions(asked, steps),
+        _out(subject, "trees", trees, facts=[rows]),
+        *_questions(subject, steps),
     ]
 
 
-def _update(asked: Asked, updates: Sequence[Record]) -> Record:
+def _update(subject: Asked, updates: Sequence[Record]) -> Record:
     """Return the update of the given iteration, or the last one whose policy was evaluated."""
-    if asked.iteration is not None:
-        found = [update for update in updates if update["iteration"] == asked.iteration]
-        if not found:
+    if subject.iteration is not None:
+        matches = [update for update in updates if update["iteration"] == subject.iteration]
+        if not matches:
             first, last = updates[0]["iteration"], updates[-1]["iteration"]
-            raise ValueError(f"--iteration {asked.iteration}: this run has {first} to {last}")
-        return found[-1]
+            raise ValueError(f"--iteration {subject.iteration}: this run has {first} to {last}")
+        return matches[-1]
     evaluated = [
         record["inputs"].get("policy")
-        for record in _records(asked, "evaluate")
+        for record in _records(subject, "evaluate")
         if record["stage"] == "evaluate/trained"
     ]
-    made = [update for update in updates if update.get("published")]
-    made = made or [update for update in updates if update["artifacts"]["policy"] in evaluated]
-    return (made or updates)[-1]
+    candidates = [update for update in updates if update.get("published")]
+    candidates = candidates or [
+        update for update in updates if update["artifacts"]["policy"] in evaluated
+    ]
+    return (candidates or updates)[-1]
 
 
-def _questions(asked: Asked, steps: Sequence[Record]) -> list[Link]:
+def _questions(subject: Asked, steps: Sequence[Record]) -> list[Link]:
     rollouts = [record for record in steps if "questions" in record and "cursor" in record]
     ids = [name for record in rollouts for name in record["questions"]]
-    folder = f"data/{asked.recipe}/questions"
-    if not ids or folder not in asked.state.outs():
+    folder = f"data/{subject.recipe}/questions"
+    if not ids or folder not in subject.state.outs():
         return []
-    shown = ids if asked.every else ids[:FEW]
+    shown = ids if subject.every else ids[:FEW]
     more = f" and {len(ids) - len(shown)} more (--all)" if ids[len(shown) :] else ""
-    digest = asked.state.outs()[folder][0]
+    digest = subject.state.outs()[folder][0]
     inside = _folder(digest) if digest.endswith(".dir") else {}
     path = f"{folder}/train.parquet" if "train.parquet" in inside else folder
     facts = [f"{len(ids)} by id: {', '.join(shown)}{more}", f"cursor {rollouts[-1]['cursor']}"]
-    return [_out(asked, "questions", path, facts=facts)]
+    return [_out(subject, "questions", path, facts=facts)]
 
 
-def _champion(stage: str, asked: Asked) -> list[Link]:
+def _champion(stage: str, subject: Asked) -> list[Link]:
     """Return the recipe's champion if training started from it or it was compared with."""
-    pinned = _parameter(asked, stage, "champion")
-    begins = _parameter(asked, f"cold_start@{asked.recipe}", "start") == "champion"
-    compares = asked.stage.partition("@")[0] in ("verdict", "evaluate")
-    compares = compares and (asked.agent == "champion" or not asked.metric)
+    pinned = _parameter(subject, stage, "champion")
+    begins = _parameter(subject, f"cold_start@{subject.recipe}", "start") == "champion"
+    compares = subject.stage.partition("@")[0] in ("verdict", "evaluate")
+    compares = compares and (subject.agent == "champion" or not subject.metric)
     if not pinned or not (begins or compares):
         return []
     facts = [f"version {pinned['version']}, of commit {pinned['commit']}"]
     facts += ["training began with it"] if begins else []
     if pinned["commit"]:
-        trained = f"models/{asked.recipe}/trained"
+        trained = f"models/{subject.recipe}/trained"
         facts.append(f"its own: python -m flows.lineage {trained} --at {pinned['commit'][:SHORT]}")
-    return [_out(asked, "champion", f"models/{asked.recipe}/champion", facts=facts)]
+    return [_out(subject, "champion", f"models/{subject.recipe}/champion", facts=facts)]
 
 
-def _reward_model(stage: str, asked: Asked) -> list[Link]:
+def _reward_model(stage: str, subject: Asked) -> list[Link]:
     """Return the reward model with its sub-steps, where the recipe has one."""
-    return _of_stage(stage, asked) if _parameter(asked, stage, "reward_model") else []
+    return _of_stage(stage, subject) if _parameter(subject, stage, "reward_model") else []
 
 
 STAGES: dict[str, Callable[[str, Asked], list[Link]]] = {
@@ -450,41 +460,41 @@ STAGES: dict[str, Callable[[str, Asked], list[Link]]] = {
 # ---------------------------------------------------------------- the end of a chain
 
 
-def _commit(asked: Asked) -> Link:
-    state, recipe = asked.state, asked.recipe
+def _commit(subject: Asked) -> Link:
+    state, recipe = subject.state, subject.recipe
     if not state.commit:
-        kept = [path for path in (*KEPT, f"reports/{recipe}") if Path(path).exists()]
-        keep = f"git add {' '.join(kept)} && git commit --message 'Run of {recipe}'"
+        paths = [path for path in (*KEPT, f"reports/{recipe}") if Path(path).exists()]
+        keep = f"git add {' '.join(paths)} && git commit --message 'Run of {recipe}'"
         here = git.revision()
         changed = ", with changes that are in no commit" if here.dirty else ""
         facts = [f"code: {here.commit}{changed}", "all outs are in this checkout; to keep them:"]
         return Link("commit", "not committed", facts=facts, command=keep)
     code = git.trailer(state.commit, "Code")
     facts = [f"code: {code}"] if code else []
-    return Link("commit", state.branch, state.commit, facts=facts, command=_reproducing(asked))
+    return Link("commit", state.branch, state.commit, facts=facts, command=_reproducing(subject))
 
 
-def _reproducing(asked: Asked) -> str:
+def _reproducing(subject: Asked) -> str:
     """Return the command that restores the whole run, its inputs included."""
-    state, recipe = asked.state, asked.recipe
+    state, recipe = subject.state, subject.recipe
     named = git.trailer(state.commit, "Recipe") == recipe or len(state.recipes()) == 1
     revision = shlex.quote(state.branch or state.commit[:SHORT])
     return f"python -m flows.reproduce {revision}" + ("" if named else f" --recipe {recipe}")
 
 
-def _parameters(asked: Asked) -> Link:
-    path, commit = f"params/{asked.recipe}.yaml", asked.state.commit
-    text = _text(asked.state, path)
+def _parameters(subject: Asked) -> Link:
+    path, commit = f"params/{subject.recipe}.yaml", subject.state.commit
+    text = _text(subject.state, path)
     command = f"git show {commit[:SHORT]}:{path}" if commit else f"cat {path}"
     changes = git.trailer(commit, "Set").splitlines() if commit else []
     digest = hashlib.md5(text.encode()).hexdigest()
     return Link("parameters", "", digest, path, [f"set: {each}" for each in changes], command)
 
 
-def _tracked(asked: Asked) -> Link:
+def _tracked(subject: Asked) -> Link:
     """Return the oldest MLflow run with this out, of those that share most other outs."""
-    digests = {f"dvc.{path}": digest for path, (digest, _) in asked.state.outs().items()}
-    tag = f"dvc.{asked.out}"
+    digests = {f"dvc.{path}": digest for path, (digest, _) in subject.state.outs().items()}
+    tag = f"dvc.{subject.out}"
     try:
         runs = store.runs_tagged(tag, digests[tag])
         if not runs:
@@ -503,12 +513,12 @@ def _tracked(asked: Asked) -> Link:
 # ---------------------------------------------------------------- links and what they show
 
 
-def _out(asked: Asked, what: str, path: str, name: str = "", facts: Sequence[str] = ()) -> Link:
+def _out(subject: Asked, what: str, path: str, name: str = "", facts: Sequence[str] = ()) -> Link:
     """Return the link of an out of the run, or of something in one."""
-    found = asked if path == asked.path else _at(path, asked.state)
-    if found is None:
+    out = subject if path == subject.path else _at(path, subject.state)
+    if out is None:
         return Link(what, name or "no out of this run", "", path, facts)
-    return Link(what, name, found.digest, path, facts, _restoring(asked.state, path))
+    return Link(what, name, out.digest, path, facts, _restoring(subject.state, path))
 
 
 def _restoring(state: State, path: str) -> str:
@@ -531,9 +541,9 @@ def _text(state: State, path: str) -> str:
     return Path(path).read_text()
 
 
-def _records(asked: Asked, stage: str) -> list[Record]:
+def _records(subject: Asked, stage: str) -> list[Record]:
     """Return the records of a stage's sub-steps; empty where neither cache nor remote has them."""
-    outs, path = asked.state.outs(), f"data/{asked.recipe}/records/{stage}.jsonl"
+    outs, path = subject.state.outs(), f"data/{subject.recipe}/records/{stage}.jsonl"
     return _kept(outs[path][0]) if path in outs else []
 
 
@@ -549,22 +559,22 @@ def _described(record: Record) -> str:
     """Describe a sub-step in one line."""
     path = record["stage"].partition("/")[2]
     attempt = f", attempt {record['attempt']}" if record.get("attempt") else ""
-    made = ", ".join(f"{name} {digest}" for name, digest in record["artifacts"].items())
-    asked = f"; {len(record['questions'])} questions" if "questions" in record else ""
-    return f"{f'{path}, ' if path else ''}{record['verb']}{attempt}: {made}{asked}"
+    digests = ", ".join(f"{name} {digest}" for name, digest in record["artifacts"].items())
+    questions = f"; {len(record['questions'])} questions" if "questions" in record else ""
+    return f"{f'{path}, ' if path else ''}{record['verb']}{attempt}: {digests}{questions}"
 
 
-def _in_ledger(asked: Asked, record: Record) -> str:
+def _in_ledger(subject: Asked, record: Record) -> str:
     """Return the path of a sub-step in this checkout's ledger; empty where it is not there."""
     name = f"{record['iteration']:04d}-{record['verb']}-{record['key']}"
-    place = artifacts.ROOT / asked.recipe / str(record["stage"]) / name
-    return place.as_posix() if place.exists() else ""
+    folder = artifacts.ROOT / subject.recipe / str(record["stage"]) / name
+    return folder.as_posix() if folder.exists() else ""
 
 
-def _parameter(asked: Asked, stage: str, key: str) -> Any:
+def _parameter(subject: Asked, stage: str, key: str) -> Any:
     """Return a value of the recipe from a stage's entry in dvc.lock."""
-    sections = asked.state.lock.get(stage, {}).get("params", {})
-    return sections.get(f"params/{asked.recipe}.yaml", {}).get(key)
+    sections = subject.state.lock.get(stage, {}).get("params", {})
+    return sections.get(f"params/{subject.recipe}.yaml", {}).get(key)
 
 
 def _store() -> str:

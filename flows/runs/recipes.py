@@ -31,12 +31,12 @@ def add_to_pipeline(recipe: str) -> bool:
 
 def _extended(text: str, recipe: str) -> str:
     """Return the text of a dvc.yaml with the recipe as last entry of its list."""
-    found = _list_of_recipes(text)
-    if found is None or not found.value or recipe in [entry.value for entry in found.value]:
+    node = _list_of_recipes(text)
+    if node is None or not node.value or recipe in [entry.value for entry in node.value]:
         return text
-    last = found.value[-1]
+    last = node.value[-1]
     quoted = yaml.safe_dump(recipe).splitlines()[0]  # '1e3' is a number without quotes
-    if found.flow_style:
+    if node.flow_style:
         end = last.end_mark.index
         return f"{text[:end]}, {quoted}{text[end:]}"
     lines = text.splitlines(keepends=True)
@@ -50,8 +50,8 @@ def _list_of_recipes(text: str) -> Any:
     """Return the YAML node of ``recipes`` below ``vars``; None where there is none."""
     top = yaml.compose(text, Loader=yaml.SafeLoader)
     for entry in getattr(_value(top, "vars"), "value", []):
-        if isinstance(found := _value(entry, "recipes"), yaml.SequenceNode):
-            return found
+        if isinstance(node := _value(entry, "recipes"), yaml.SequenceNode):
+            return node
     return None
 
 

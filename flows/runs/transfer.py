@@ -12,34 +12,34 @@ from flows.runs.pipeline import belongings, is_done, stages
 # ---------------------------------------------------------------- other checkouts
 
 
-def share(place: Path) -> None:
-    """Give the worktree at ``place`` this project's DVC settings, remotes and cache.
+def share(worktree: Path) -> None:
+    """Give ``worktree`` this project's DVC settings, remotes and cache.
 
     They are written to its config.local, with paths that are valid there. Only this user may read
     the file, because remotes may have passwords.
     """
-    with open_repository() as here, open_repository(place) as there:
+    with open_repository() as here, open_repository(worktree) as there:
         settings = here.config.load_config_to_level()
-        (place / ".dvc" / "config.local").touch(mode=0o600)
+        (worktree / ".dvc" / "config.local").touch(mode=0o600)
         with there.config.edit("local") as local:
             local.clear()
             local.update(settings)
             local.setdefault("cache", {})["dir"] = here.cache.local_cache_dir
 
 
-def forget_runs(place: Path) -> None:
+def forget_runs(worktree: Path) -> None:
     """Hide DVC's run-cache and the remote from a worktree that shares this project's cache.
 
     All stages then run anew. Cached files remain readable.
     """
-    own = place.absolute() / ".beamline" / "cache"
-    own.mkdir(parents=True)
-    with open_repository() as here, open_repository(place) as there:
+    cache_folder = worktree.absolute() / ".beamline" / "cache"
+    cache_folder.mkdir(parents=True)
+    with open_repository() as here, open_repository(worktree) as there:
         shared = Path(here.cache.local_cache_dir, "files")
         shared.mkdir(parents=True, exist_ok=True)
-        (own / "files").symlink_to(shared)  # without the run-cache, which lies beside it
+        (cache_folder / "files").symlink_to(shared)  # without the run-cache, which lies beside it
         with there.config.edit("local") as local:
-            local["cache"]["dir"] = str(own)
+            local["cache"]["dir"] = str(cache_folder)
             local.setdefault("core", {})["remote"] = ""
 
 
@@ -49,49 +49,53 @@ def default_remote(root: Path = HERE) -> str | None:
         return repository.config["core"].get("remote") or None
 
 
-def provide_sources(place: Path) -> None:
+def provide_sources(worktree: Path) -> None:
     """Check out what .dvc files track, and the outs that the cache has, in a worktree.
 
     Raises RuntimeError where a tracked file is in neither cache nor remote.
     """
-    dvc_quietly(place, "checkout", "--force", "--allow-missing")
-    with open_repository(place) as repository:
+    dvc_quietly(worktree, "checkout", "--force", "--allow-missing")
+    with open_repository(worktree) as repository:
         sources = [stage for stage in repository.index.stages if stage.is_data_source]
         lacking = [each for each in sources if not all(Path(o.fs_path).exists() for o in each.outs)]
-        files = [str(Path(each.path).relative_to(place.absolute())) for each in lacking]
+        files = [str(Path(each.path).relative_to(worktree.absolute())) for each in lacking]
     if files:
-        _pull_run(place, *files)
+        _pull_run(worktree, *files)
 
 
-def restore_run(recipe: str, place: Path) -> None:
+def restore_run(recipe: str, worktree: Path) -> None:
     """Restore the outs of a recipe's stages in dvc.lock in a worktree, from cache or remote.
 
     With a remote, DVC's run-cache is pulled too. Raises RuntimeError where something is in neither.
     """
-    targets = ["--with-deps", *(stage.name for stage in stages(recipe, place))]
-    if dvc_quietly(place, "checkout", "--force", *targets):
-        _pull_run(place, "--run-cache", "--force", *targets)
+    targets = ["--with-deps", *(stage.name for stage in stages(recipe, worktree))]
+    if dvc_quietly(worktree, "checkout", "--force", *targets):
+        _pull_run(worktree, "--run-cache", "--force", *targets)
 
 
-def _pull_run(place: Path, *targets: str) -> None:
-    if default_remote(place) is None:
+def _pull_run(worktree: Path, *targets: str) -> None:
+    if default_remote(worktree) is None:
         raise RuntimeError(
             f"{', '.join(t for t in targets if not t.startswith('-'))}: not all of it is in DVC's "
             "cache here, and there is no default remote to pull it from: `dvc remote add --default`"
         )
-    if supervise(["flows.runs.dvc_command", "--cd", str(place.absolute()), "pull", *targets], {}):
-        raise RuntimeError(f"dvc pull failed in {place}")
+    if supervise(
+        ["flows.runs.dvc_command", "--cd", str(worktree.absolute()), "pull", *targets], {}
+    ):
+        raise RuntimeError(f"dvc pull failed in {worktree}")
 
 
-def push(recipe: str, place: Path) -> None:
+def push(recipe: str, worktree: Path) -> None:
     """Push the outs of a worktree's run and the run-cache, where a default remote is set.
 
     Raises RuntimeError where that fails; DVC has printed the reason.
     """
-    if default_remote(place) is None:
+    if default_remote(worktree) is None:
         return
-    targets = ["--run-cache", "--with-deps", *(stage.name for stage in stages(recipe, place))]
-    if supervise(["flows.runs.dvc_command", "--cd", str(place.absolute()), "push", *targets], {}):
+    targets = ["--run-cache", "--with-deps", *(stage.name for stage in stages(recipe, worktree))]
+    if supervise(
+        ["flows.runs.dvc_command", "--cd", str(worktree.absolute()), "push", *targets], {}
+    ):
         raise RuntimeError("dvc push failed")
 
 

@@ -28,32 +28,32 @@ class Uploads:
         self.current: Path | None = None
         self.thread: threading.Thread | None = None
 
-    def add(self, place: Path) -> None:
+    def add(self, folder: Path) -> None:
         """Have a folder sent; wait while MOST others are waiting."""
         with self.changed:
             if not self.thread:  # a daemon: a run that is interrupted does not wait for the network
                 self.thread = threading.Thread(target=self._work, name="uploads", daemon=True)
                 self.thread.start()
-            self.changed.wait_for(lambda: place in self.waiting or len(self.waiting) < MOST)
-            self.unsent.pop(place, None)
-            self.waiting[place] = None
+            self.changed.wait_for(lambda: folder in self.waiting or len(self.waiting) < MOST)
+            self.unsent.pop(folder, None)
+            self.waiting[folder] = None
             self.changed.notify_all()
 
-    def withdraw(self, place: Path) -> None:
+    def withdraw(self, folder: Path) -> None:
         """Take out a folder and those below it; return once none of them is being sent."""
         with self.changed:
-            for places in (self.waiting, self.unsent):
-                for each in [each for each in places if each.is_relative_to(place)]:
-                    del places[each]
+            for folders in (self.waiting, self.unsent):
+                for each in [each for each in folders if each.is_relative_to(folder)]:
+                    del folders[each]
             self.changed.notify_all()
             self.changed.wait_for(
-                lambda: self.current is None or not self.current.is_relative_to(place)
+                lambda: self.current is None or not self.current.is_relative_to(folder)
             )
 
     def retry(self) -> None:
         """Have the folders sent that could not be."""
-        for place in list(self.unsent):
-            self.add(place)
+        for folder in list(self.unsent):
+            self.add(folder)
 
     def wait(self, seconds: float) -> int:
         """Wait until all that waits has been sent, or some seconds; return how many are left."""

@@ -38,55 +38,57 @@ def held(stem: str, purpose: Mapping[str, Any]) -> Iterator[Path]:
 
 
 @contextmanager
-def one_at_a_time(place: Path) -> Iterator[None]:
-    """Hold the lock of ``place`` during the block: one process makes the worktree there."""
-    with files.locked(place.with_name(f"{place.name}.lock")):
+def one_at_a_time(path: Path) -> Iterator[None]:
+    """Hold the lock of ``path`` during the block: one process makes the worktree there."""
+    with files.locked(path.with_name(f"{path.name}.lock")):
         yield
 
 
-def is_ready(place: Path) -> bool:
+def is_ready(worktree: Path) -> bool:
     """Return whether a worktree has been set up completely."""
-    return (place / READY).exists()
+    return (worktree / READY).exists()
 
 
-def set_ready(place: Path) -> None:
+def set_ready(worktree: Path) -> None:
     """Mark a worktree as set up completely."""
-    (place / READY).parent.mkdir(exist_ok=True)
-    (place / READY).touch()
+    (worktree / READY).parent.mkdir(exist_ok=True)
+    (worktree / READY).touch()
 
 
-def link_ledger(recipe: str, place: Path) -> None:
+def link_ledger(recipe: str, worktree: Path) -> None:
     """Hard-link the finished sub-steps of this checkout's ledger into a worktree.
 
     No file of the ledger is edited in place, so neither side changes the other.
     """
     for source in _finished(artifacts.ROOT / recipe):
-        shutil.copytree(source, place / source, symlinks=True, copy_function=os.link)
+        shutil.copytree(source, worktree / source, symlinks=True, copy_function=os.link)
 
 
-def collect_ledger(recipe: str, place: Path) -> None:
+def collect_ledger(recipe: str, worktree: Path) -> None:
     """Move the sub-steps that a worktree has finished to this checkout's ledger."""
-    for source in _finished(place / artifacts.ROOT / recipe):
-        target = source.relative_to(place)
+    for source in _finished(worktree / artifacts.ROOT / recipe):
+        target = source.relative_to(worktree)
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
             source.rename(target)
 
 
 def _finished(folder: Path) -> list[Path]:
-    found = [record.parent for record in sorted(folder.rglob(f"[0-9]*/{artifacts.RECORD}"))]
-    return [each for each in found if not any(p[0] == "." for p in each.relative_to(folder).parts)]
+    folders = [record.parent for record in sorted(folder.rglob(f"[0-9]*/{artifacts.RECORD}"))]
+    return [
+        each for each in folders if not any(p[0] == "." for p in each.relative_to(folder).parts)
+    ]
 
 
-def finish(place: Path) -> None:
+def finish(worktree: Path) -> None:
     """Remove a worktree that is held, and its record."""
-    git.remove_worktree(place)
-    release(place)
+    git.remove_worktree(worktree)
+    release(worktree)
 
 
-def release(place: Path) -> None:
+def release(worktree: Path) -> None:
     """Remove the record of a worktree: the next call starts a new one; the worktree stays."""
-    place.with_name(f"{place.name}.json").unlink()
+    worktree.with_name(f"{worktree.name}.json").unlink()
 
 
 def _unfinished(purpose: Mapping[str, Any]) -> IO[str] | None:

@@ -35,12 +35,12 @@ def log(run: Run, page: Path, rows: Rows, at: float) -> None:
 
 def _by_measure(rows: Rows) -> dict[str, dict[str, Any]]:
     """Return success and scores as measures by agent."""
-    found: dict[str, dict[str, Any]] = {}
+    by_measure: dict[str, dict[str, Any]] = {}
     for row in rows:
         for measure in INTERVALS:
             if row[measure]:
-                found.setdefault(f"{measure}, {row['set']}", {})[row["agent"]] = row[measure]
-    return found
+                by_measure.setdefault(f"{measure}, {row['set']}", {})[row["agent"]] = row[measure]
+    return by_measure
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:

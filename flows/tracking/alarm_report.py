@@ -32,31 +32,31 @@ class Watch:
     def look(
         self,
         metrics: Mapping[str, float],
-        asked: Sequence[Validated],
+        policies: Sequence[Validated],
         run: Run,
         progress: Progress,
         finished: float,
     ) -> None:
         """Add the metrics of an iteration, and report each alarm the first time that it is raised.
 
-        ``asked``: the policies that were asked the validation questions in this iteration.
+        ``policies``: those that were asked the validation questions in this iteration.
 
         ``finished``: when the iteration ended, in unix seconds. Raises StoppedError for an alarm
         that ends the run.
         """
         for name, value in metrics.items():
             self.curve.setdefault(name, []).append(value)
-        self.validated += asked
+        self.validated += policies
         seen = Seen(self.curve, self.questions, self.validated)
-        found = [alarm for alarm in alarms(seen) if alarm.name not in self.raised]
-        for alarm in found:
+        new_alarms = [alarm for alarm in alarms(seen) if alarm.name not in self.raised]
+        for alarm in new_alarms:
             self.raised[alarm.name] = alarm
             progress.write(sentence(alarm))
             run.log_metrics({f"alarm/{alarm.name}": 1.0}, step=alarm.iteration, at=finished)
-        if found:
+        if new_alarms:
             run.set_tags({"alarms": ", ".join(self.raised)})
             _show_in_prefect(self.recipe, list(self.raised.values()))
-        for alarm in found:
+        for alarm in new_alarms:
             if alarm.name in self.stop_on:
                 raise StoppedError(
                     f"{sentence(alarm)}. The run ends here, since reinforce.stop_on names "

@@ -49,9 +49,9 @@ class Alarm:
 
 def alarms(seen: Seen) -> list[Alarm]:
     """Return the alarms of the newest iteration. Metrics that are missing raise none."""
-    found = {name: look(seen) for name, look in ALARMS.items()}
+    messages = {name: look(seen) for name, look in ALARMS.items()}
     newest = max((len(values) for values in seen.curve.values()), default=0) - 1
-    return [Alarm(name, newest, message) for name, message in found.items() if message]
+    return [Alarm(name, newest, message) for name, message in messages.items() if message]
 
 
 def entropy_collapse(seen: Seen) -> str:
@@ -267,14 +267,14 @@ def _fallen(means: Sequence[float], errors: Sequence[float]) -> float | None:
     return None
 
 
-def _lost(asked: Sequence[Validated]) -> tuple[Validated, Validated, float] | None:
+def _lost(policies: Sequence[Validated]) -> tuple[Validated, Validated, float] | None:
     """Return the best policy, the newest and the upper bound of their difference if it is below 0.
 
     The policy that training began with may be the best one.
     """
-    if len(asked) < 2:
+    if len(policies) < 2:
         return None
-    best, now = max(asked[:-1], key=lambda one: one.mean("success")), asked[-1]
+    best, now = max(policies[:-1], key=lambda one: one.mean("success")), policies[-1]
     _, high = student_interval(differences(now, best, "success"), CONFIDENCE)
     return (best, now, high) if high < 0 else None
 

@@ -56,7 +56,7 @@ def levels(curves: Curves, window: int = WINDOW) -> list[float]:
 
 
 def calls_rows(
-    curves: Curves, wanted: Sequence[float], spent: str = "tool_calls"
+    curves: Curves, success_levels: Sequence[float], spent: str = "tool_calls"
 ) -> list[dict[str, Any]]:
     """Return a row for each variant: ``variant`` and ``levels``, level -> what it took.
 
@@ -68,46 +68,46 @@ def calls_rows(
             "variant": variant,
             "levels": {
                 level: _over_seeds([spent_until(curve, level, spent) for curve in seeds])
-                for level in wanted
+                for level in success_levels
             },
         }
         for variant, seeds in curves.items()
     ]
 
 
-def _over_seeds(found: Sequence[float | None]) -> dict[str, Any]:
-    reached = [value for value in found if value is not None]
-    told = {"seeds": len(found), "reached": len(reached)}
-    if len(reached) < len(found) or not found:
+def _over_seeds(costs: Sequence[float | None]) -> dict[str, Any]:
+    reached = [value for value in costs if value is not None]
+    told = {"seeds": len(costs), "reached": len(reached)}
+    if len(reached) < len(costs) or not costs:
         return told
-    drawn = np.array(reached)[_draws(len(found))].mean(axis=1)
+    drawn = np.array(reached)[_draws(len(costs))].mean(axis=1)
     low, high = np.percentile(drawn, [2.5, 97.5])
     return {**told, "mean": float(np.mean(reached)), "low": float(low), "high": float(high)}
 
 
 def ratio(
-    curves: Curves, of: str, to: str, wanted: Sequence[float], spent: str = "tool_calls"
+    curves: Curves, of: str, to: str, success_levels: Sequence[float], spent: str = "tool_calls"
 ) -> dict[str, Any] | None:
     """Return how much ``of`` had spent over ``to`` at the highest level that all seeds reached.
 
     ``level``, ``ratio`` of the means, ``low`` and ``high`` over seeds, which both are drawn with,
     and ``seeds``. None where no level was reached by all seeds of both, or a variant is missing.
     """
-    for level in sorted(wanted, reverse=True):
-        own, other = (
+    for level in sorted(success_levels, reverse=True):
+        costs_of, costs_to = (
             [spent_until(curve, level, spent) for curve in curves.get(name, ())]
             for name in (of, to)
         )
-        pairs = [(a, b) for a, b in zip(own, other, strict=False) if a is not None and b]
-        if not pairs or not len(pairs) == len(own) == len(other):
+        pairs = [(a, b) for a, b in zip(costs_of, costs_to, strict=False) if a is not None and b]
+        if not pairs or not len(pairs) == len(costs_of) == len(costs_to):
             continue
-        own_S, other_S = np.array(pairs).T
+        of_S, to_S = np.array(pairs).T
         draws = _draws(len(pairs))
-        drawn = own_S[draws].mean(axis=1) / other_S[draws].mean(axis=1)
+        drawn = of_S[draws].mean(axis=1) / to_S[draws].mean(axis=1)
         low, high = np.percentile(drawn, [2.5, 97.5])
-        found = float(own_S.mean() / other_S.mean())
+        quotient = float(of_S.mean() / to_S.mean())
         ends = {"low": float(low), "high": float(high), "seeds": len(pairs)}
-        return {"level": level, "ratio": found, **ends}
+        return {"level": level, "ratio": quotient, **ends}
     return None
 
 
@@ -117,11 +117,13 @@ def _draws(seeds: int) -> NDArray[np.int64]:
 
 def calls_markdown(rows: Sequence[Mapping[str, Any]], what: str = "tool calls") -> str:
     """Format the table, with an explanation; "" where no level was reached."""
-    wanted = list(rows[0]["levels"]) if rows else []
-    if not wanted:
+    success_levels = list(rows[0]["levels"]) if rows else []
+    if not success_levels:
         return ""
-    lines = [[row["variant"], *(_cell(row["levels"][level]) for level in wanted)] for row in rows]
-    head = ["variant", *(f"{100 * level:.0f} %" for level in wanted)]
+    lines = [
+        [row["variant"], *(_cell(row["levels"][level]) for level in success_levels)] for row in rows
+    ]
+    head = ["variant", *(f"{100 * level:.0f} %" for level in success_levels)]
     return (
         f"Executed {what} that training had spent when success first reached a level: the success "
         f"of rollouts at the\ntemperature of training, as the mean of the last {WINDOW} "
@@ -130,34 +132,35 @@ def calls_markdown(rows: Sequence[Mapping[str, Any]], what: str = "tool calls") 
     )
 
 
-def _cell(found: Mapping[str, Any]) -> str:
-    if "mean" not in found:
-        return f"{found['reached']} of {found['seeds']} seeds"
-    interval = f" [{found['low']:,.0f}, {found['high']:,.0f}]" if found["seeds"] > 1 else ""
-    return f"{found['mean']:,.0f}{interval}"
+def _cell(summary: Mapping[str, Any]) -> str:
+    if "mean" not in summary:
+        return f"{summary['reached']} of {summary['seeds']} seeds"
+    interval = f" [{summary['low']:,.0f}, {summary['high']:,.0f}]" if summary["seeds"] > 1 else ""
+    return f"{summary['mean']:,.0f}{interval}"
 
 
 def ratio_sentence(
-    found: Mapping[str, Any] | None, of: str, to: str, claimed: float, what: str = "tool calls"
+    estimate: Mapping[str, Any] | None, of: str, to: str, claimed: float, what: str = "tool calls"
 ) -> str:
     """Say how many times ``to``'s cost ``of`` needed, and what it says of the paper's claim."""
-    if not found:
+    if not estimate:
         return (
             f"Whether {of} needs {claimed:g} times the {what} of {to} cannot be told here: there "
             "is no level of success above their starts that all seeds of both reached."
         )
-    one = found["seeds"] == 1
-    interval = "" if one else f" [{found['low']:.2f}, {found['high']:.2f}]"
+    one = estimate["seeds"] == 1
+    interval = "" if one else f" [{estimate['low']:.2f}, {estimate['high']:.2f}]"
     said = (
-        f"To reach {100 * found['level']:.0f} % success in training, {of} needed "
-        f"{found['ratio']:.2f}{interval} times the {what} of {to} ({_seeds(found['seeds'])}). "
+        f"To reach {100 * estimate['level']:.0f} % success in training, {of} needed "
+        f"{estimate['ratio']:.2f}{interval} times the {what} of {to} "
+        f"({_seeds(estimate['seeds'])}). "
     )
     if one:
         return f"{said}With one seed, this says nothing of the paper's {claimed:g}."
-    if found["high"] < claimed:
+    if estimate["high"] < claimed:
         return f"{said}That is less than the paper's {claimed:g}."
-    against_one = "leaves out 1" if found["high"] < 1 or found["low"] > 1 else "contains 1"
-    if found["low"] > claimed:
+    against_one = "leaves out 1" if estimate["high"] < 1 or estimate["low"] > 1 else "contains 1"
+    if estimate["low"] > claimed:
         return f"{said}The paper's {claimed:g} does not come out here; the interval {against_one}."
     return f"{said}The interval contains the paper's {claimed:g}, and {against_one}."
 

@@ -35,7 +35,7 @@ def read(recipe: str, variant: str, seed: int, key: str) -> Result | None:
     """Return a result that was saved with this key; None for none, and for one of another form."""
     file = place(recipe, variant, seed)
     try:
-        found = json.loads(file.read_text())
+        result = json.loads(file.read_text())
     except (FileNotFoundError, ValueError):
         return None
     needed = {
@@ -46,9 +46,9 @@ def read(recipe: str, variant: str, seed: int, key: str) -> Result | None:
         "panel",
         *({"algorithm", "curve"} if variant != COLD_START else ()),
     }
-    if not isinstance(found, dict) or not needed <= set(found) or found["key"] != key:
+    if not isinstance(result, dict) or not needed <= set(result) or result["key"] != key:
         return None
-    return found
+    return result
 
 
 def committed(recipe: str, variants: Sequence[str]) -> list[Result]:
@@ -56,17 +56,17 @@ def committed(recipe: str, variants: Sequence[str]) -> list[Result]:
 
     Raises ValueError with the file for one that cannot be read.
     """
-    found = []
+    results = []
     for variant in dict.fromkeys(variants):
         for file in sorted(place(recipe, variant, 0).parent.glob("seed-*.json")):
             try:
                 result = json.loads(file.read_text())
-                found.append(read(recipe, variant, result["seed"], result["key"]))
+                results.append(read(recipe, variant, result["seed"], result["key"]))
             except (ValueError, KeyError, TypeError):
-                found.append(None)
-            if found[-1] is None:
+                results.append(None)
+            if results[-1] is None:
                 raise ValueError(f"{file} is no result of a comparison, or has an older form")
-    return [result for result in found if result is not None]
+    return [result for result in results if result is not None]
 
 
 def save(recipe: str, result: Result) -> None:

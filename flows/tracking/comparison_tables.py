@@ -48,15 +48,15 @@ def table_rows(results: Sequence[Result], resamples: int) -> list[dict[str, Any]
     """
     graded = _graded(results)
     rows = []
-    for variant, own in by_variant(results).items():
+    for variant, by_seed in by_variant(results).items():
         row = {
             "variant": variant,
-            **_interval(_matrix([*own.values()]), resamples),
-            "by_seed": {seed: result["success"] for seed, result in own.items()},
+            **_interval(_matrix([*by_seed.values()]), resamples),
+            "by_seed": {seed: result["success"] for seed, result in by_seed.items()},
         }
         if graded:
-            row["score"] = _interval(_matrix([*own.values()], SCORES), resamples, "mean")
-        if trained := [result for result in own.values() if "spent" in result]:
+            row["score"] = _interval(_matrix([*by_seed.values()], SCORES), resamples, "mean")
+        if trained := [result for result in by_seed.values() if "spent" in result]:
             spent = {kind: _mean([one["spent"][kind] for one in trained]) for kind in SPENT}
             names = ("steps_a_batch", "iterations", "trained_tokens")
             row |= spent | {name: _mean([one[name] for one in trained]) for name in names}
@@ -67,14 +67,14 @@ def table_rows(results: Sequence[Result], resamples: int) -> list[dict[str, Any]
 def kind_rows(results: Sequence[Result], resamples: int) -> list[dict[str, Any]]:
     """Return the success of each variant by kind of question: ``kinds``, kind -> success."""
     rows = []
-    for variant, own in by_variant(results).items():
-        right_SQ = _matrix([*own.values()])
-        kinds_Q = np.array(next(iter(own.values()))["kinds"])
-        found = {
+    for variant, by_seed in by_variant(results).items():
+        right_SQ = _matrix([*by_seed.values()])
+        kinds_Q = np.array(next(iter(by_seed.values()))["kinds"])
+        by_kind = {
             str(kind): _interval(right_SQ[:, kinds_Q == kind], resamples)
             for kind in np.unique(kinds_Q)
         }
-        rows.append({"variant": variant, "kinds": found})
+        rows.append({"variant": variant, "kinds": by_kind})
     return rows
 
 
@@ -98,51 +98,56 @@ def difference_rows(
     against = baseline if baseline in every else best
     work = (resamples, measure)
     return [
-        {"variant": variant, "baseline": against, **_difference(own, every[against], *work)}
-        for variant, own in every.items()
-        if variant != against and set(own) & set(every[against])
+        {"variant": variant, "baseline": against, **_difference(by_seed, every[against], *work)}
+        for variant, by_seed in every.items()
+        if variant != against and set(by_seed) & set(every[against])
     ]
 
 
 def _difference(
-    own: Mapping[int, Result], other: Mapping[int, Result], resamples: int, measure: str
+    by_seed: Mapping[int, Result],
+    baseline_by_seed: Mapping[int, Result],
+    resamples: int,
+    measure: str,
 ) -> dict[str, Any]:
     """Return a row of ``difference_rows`` without its names, over the seeds that both have."""
-    seeds = [seed for seed in own if seed in other]
-    own_SQ, other_SQ = (_matrix([each[seed] for seed in seeds], measure) for each in (own, other))
-    more_SQ = own_SQ - other_SQ
+    seeds = [seed for seed in by_seed if seed in baseline_by_seed]
+    variant_SQ, baseline_SQ = (
+        _matrix([each[seed] for seed in seeds], measure) for each in (by_seed, baseline_by_seed)
+    )
+    more_SQ = variant_SQ - baseline_SQ
     low, high = interval_over_seeds(more_SQ, resamples, seed=0)
     mean, questions = float(more_SQ.mean()), more_SQ.shape[1]
-    found = {"mean": mean, "low": low, "high": high, "seeds": len(seeds), "questions": questions}
-    found["told"] = low > 0 or high < 0
+    row = {"mean": mean, "low": low, "high": high, "seeds": len(seeds), "questions": questions}
+    row["told"] = low > 0 or high < 0
     if questions < 2:
-        return found
+        return row
     noise = power.noise_of(more_SQ)
     needed = {
         "seeds_needed": power.seeds_needed(mean, noise, questions),
         "questions_needed": power.questions_needed(mean, noise, len(seeds)),
     }
     return {
-        **found,
+        **row,
         "finds": power.smallest_difference(noise, len(seeds), questions),
-        **({} if found["told"] else needed),
+        **({} if row["told"] else needed),
     }
 
 
 def by_variant(results: Sequence[Result]) -> dict[str, dict[int, Result]]:
     """Return the results by variant and seed, in the order of their first results."""
-    found: dict[str, dict[int, Result]] = {}
+    results_by_variant: dict[str, dict[int, Result]] = {}
     for result in results:
-        found.setdefault(result["variant"], {})[result["seed"]] = result
-    return found
+        results_by_variant.setdefault(result["variant"], {})[result["seed"]] = result
+    return results_by_variant
 
 
 def curves_of(results: Sequence[Result]) -> dict[str, list[Mapping[str, list[float]]]]:
     """Return the training curves of each variant, one a seed."""
     return {
-        variant: [result["curve"] for result in own.values()]
-        for variant, own in by_variant(results).items()
-        if all("curve" in result for result in own.values())
+        variant: [result["curve"] for result in by_seed.values()]
+        for variant, by_seed in by_variant(results).items()
+        if all("curve" in result for result in by_seed.values())
     }
 
 
@@ -263,12 +268,14 @@ def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 def sensitivity_markdown(results: Sequence[Result], rows: Sequence[Mapping[str, Any]]) -> str:
     """Format success by gamma and lambda, for variants that differ in these alone; "" for none."""
     cells: dict[str, dict[tuple[float, float], str]] = {}
-    first = {variant: next(iter(own.values())) for variant, own in by_variant(results).items()}
+    first = {
+        variant: next(iter(by_seed.values())) for variant, by_seed in by_variant(results).items()
+    }
     for row in rows:
-        chosen = first[row["variant"]].get("algorithm", {}).get("estimator", {})
-        if {"gamma", "lambda"} <= set(chosen):
-            place = (chosen["gamma"], chosen["lambda"])
-            cells.setdefault(_without_factors(row["variant"]), {})[place] = percent(row)
+        estimator = first[row["variant"]].get("algorithm", {}).get("estimator", {})
+        if {"gamma", "lambda"} <= set(estimator):
+            factors = (estimator["gamma"], estimator["lambda"])
+            cells.setdefault(_without_factors(row["variant"]), {})[factors] = percent(row)
     grids = [(name, grid) for name, grid in cells.items() if len(grid) > 1]
     return "\n".join(_grid(name, grid) for name, grid in grids)
 
@@ -281,7 +288,7 @@ def _without_factors(variant: str) -> str:
 
 
 def _grid(name: str, cells: Mapping[tuple[float, float], str]) -> str:
-    gammas, lambdas = ({place[axis]: None for place in sorted(cells)} for axis in (0, 1))
+    gammas, lambdas = ({factors[axis]: None for factors in sorted(cells)} for axis in (0, 1))
     head = ["gamma", *(f"lambda {value:g}" for value in sorted(lambdas))]
     lines = [
         [f"{gamma:g}", *(cells.get((gamma, value), "") for value in sorted(lambdas))]

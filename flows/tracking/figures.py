@@ -65,12 +65,12 @@ def learning_curve(
     _smoothed(upper, iteration, np.array([row["reward"] for row in rows]), BLUE)
     _smoothed(lower, iteration, 100 * np.array([row["success"] for row in rows]), VERMILION)
     if validation:
-        place, mean, low, high = (
+        validation_iteration, mean, low, high = (
             np.array([row[name] for row in validation], dtype=float)
             for name in ("iteration", "success", "success_low", "success_high")
         )
         lower.errorbar(
-            place,
+            validation_iteration,
             100 * mean,
             yerr=100 * np.maximum(0, [mean - low, high - mean]),
             fmt="D",
@@ -186,25 +186,25 @@ def success_by_kind(table: Sequence[Mapping[str, Any]]) -> Figure:
     return figure
 
 
-def comparison(found: Sequence[Mapping[str, Any]]) -> Figure:
+def comparison(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Draw the success of each variant: its seeds, their mean with its 95 % interval.
 
-    ``found``: rows with ``variant``, ``success``, ``low``, ``high`` (fractions) and ``by_seed``
-    (seed -> success), the cold start first, which is drawn as a line, too.
+    ``rows``: one a variant, with ``variant``, ``success``, ``low``, ``high`` (fractions) and
+    ``by_seed`` (seed -> success), the cold start first, which is drawn as a line, too.
     """
-    _need(found, "comparison", "variant", "success", "low", "high", "by_seed")
-    figure = _figure(7.0, 1.4 + 0.34 * len(found))
+    _need(rows, "comparison", "variant", "success", "low", "high", "by_seed")
+    figure = _figure(7.0, 1.4 + 0.34 * len(rows))
     axes = figure.subplots()
-    for height, row in enumerate(found):
+    for height, row in enumerate(rows):
         seeds = [100 * value for value in row["by_seed"].values()]
         axes.scatter(seeds, [height + 0.22] * len(seeds), s=12, color=GREY, linewidths=0)
-    _dots_with_intervals(axes, found, list(range(len(found))), color=BLUE, fmt="o", label="_")
-    axes.axvline(100 * found[0]["success"], color=GREY, linewidth=1, linestyle=(0, (4, 3)))
-    axes.set_yticks(range(len(found)), [row["variant"] for row in found])
+    _dots_with_intervals(axes, rows, list(range(len(rows))), color=BLUE, fmt="o", label="_")
+    axes.axvline(100 * rows[0]["success"], color=GREY, linewidth=1, linestyle=(0, (4, 3)))
+    axes.set_yticks(range(len(rows)), [row["variant"] for row in rows])
     axes.set(
         xlabel="questions answered correctly (%), with 95 % interval; grey: each seed",
         xlim=(0, 100),
-        ylim=(len(found) - 0.5, -0.5),
+        ylim=(len(rows) - 0.5, -0.5),
     )
     _tidy(axes, "Success by variant", grid="x")
     return figure
@@ -235,8 +235,8 @@ def training_curves(
                 "color": LINES[number % len(LINES)],
                 "linestyle": DASHES[number // len(LINES) % 4],
             }
-            if own := [curve for curve in seeds if name in curve]:
-                _seeds_with_band(axes, own, position, name, label=variant, **look)
+            if curves_of_variant := [curve for curve in seeds if name in curve]:
+                _seeds_with_band(axes, curves_of_variant, position, name, label=variant, **look)
         axes.set(ylabel=PANELS[name], xlabel=label)
         _tidy(axes)
         axes.tick_params(labelbottom=True)
@@ -328,16 +328,16 @@ def decisions(rows: Sequence[Mapping[str, Any]], threshold: float | None = None)
     figure = _figure(7.0, 4.4)
     axes = figure.subplots()
     for verdict, (color, mark) in VERDICTS.items():
-        own = [row for row, its in zip(rows, verdicts, strict=True) if its == verdict]
+        rows_of_verdict = [row for row, its in zip(rows, verdicts, strict=True) if its == verdict]
         axes.scatter(
-            [row["position"] for row in own],
-            [row["rise"] for row in own],
+            [row["position"] for row in rows_of_verdict],
+            [row["rise"] for row in rows_of_verdict],
             s=26,
             color=color,
             marker=mark,
             alpha=0.65,
             linewidths=0,
-            label=f"{verdict} ({len(own):,})",
+            label=f"{verdict} ({len(rows_of_verdict):,})",
         )
     axes.axhline(0, color=PALE, linewidth=1.5, zorder=0)
     if threshold is not None:
@@ -446,8 +446,8 @@ def _tidy(axes: Axes, title: str = "", grid: Literal["both", "x", "y"] = "both")
     axes.yaxis.label.set_color(INK)
 
 
-def _legend(where: Axes | Figure, **place: Any) -> None:
-    where.legend(fontsize=9, labelcolor=INK, edgecolor="none", framealpha=0.9, **place)
+def _legend(where: Axes | Figure, **options: Any) -> None:
+    where.legend(fontsize=9, labelcolor=INK, edgecolor="none", framealpha=0.9, **options)
 
 
 def _whole_numbers(axes: Axes) -> None:

@@ -32,11 +32,11 @@ def open_run(client: MlflowClient, uri: str, name: str, tags: Mapping[str, str])
     if parents := _find(client, experiment, NAME_TAG, labels.get(PARENT_TAG)):
         labels[PARENT_RUN] = next(iter(parents))
     unfinished = _find(client, experiment, KEY_TAG, labels.get(KEY_TAG), "RUNNING")
-    found = list(_find(client, experiment, NAME_TAG, labels[NAME_TAG]))
-    found += [run for run, its in unfinished.items() if not processes.is_alive(its)]
-    if found:
-        _set_tags(client, found[0], labels)
-        return found[0]
+    run_ids = list(_find(client, experiment, NAME_TAG, labels[NAME_TAG]))
+    run_ids += [run for run, its in unfinished.items() if not processes.is_alive(its)]
+    if run_ids:
+        _set_tags(client, run_ids[0], labels)
+        return run_ids[0]
     run_id: str = client.create_run(experiment, run_name=name, tags=labels).info.run_id
     # children may have reached the store before their parent
     for child in _find(client, experiment, PARENT_TAG, labels[NAME_TAG]):
@@ -72,10 +72,12 @@ def _find(
     """Return the runs whose ``tag`` is ``value``, with all their tags; none for None."""
     if value is None:
         return {}
-    wanted = f"tags.`{tag}` = '{value}'"
+    filter_string = f"tags.`{tag}` = '{value}'"
     if status:
-        wanted += f" and attributes.status = '{status}'"
-    return {run.info.run_id: run.data.tags for run in client.search_runs([experiment], wanted)}
+        filter_string += f" and attributes.status = '{status}'"
+    return {
+        run.info.run_id: run.data.tags for run in client.search_runs([experiment], filter_string)
+    }
 
 
 # ---------------------------------------------------------------- a writer for each kind

@@ -111,8 +111,8 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 def unsent_runs() -> list[Path]:
     """Return the outboxes of runs that no living process holds, oldest first."""
-    found = sorted(folder for folder in root().glob("[0-9]*") if (folder / RUN_FILE).exists())
-    return [folder for folder in found if not _is_held(folder)]
+    folders = sorted(folder for folder in root().glob("[0-9]*") if (folder / RUN_FILE).exists())
+    return [folder for folder in folders if not _is_held(folder)]
 
 
 @contextmanager

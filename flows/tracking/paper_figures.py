@@ -85,14 +85,14 @@ def of_run(curve: Curve) -> dict[str, Figure]:
     ``curve``: measure -> a value an iteration, with what was spent so far (SPENT).
     """
     every = {"": [curve]}
-    wanted = {
+    plots = {
         "success_by_calls": (("success",), "tool_calls", "Success against tool calls"),
         "episode_length": (("episode_steps",), "iteration", "Length of episodes"),
         "dynamics": (DYNAMICS, "iteration", "Training dynamics"),
     }
     return {
         name: curves_by(every, measures, spent, title)
-        for name, (measures, spent, title) in wanted.items()
+        for name, (measures, spent, title) in plots.items()
         if any(_has(curve, measure) for measure in measures) and _has(curve, spent)
     }
 
@@ -116,13 +116,13 @@ def curves_by(
     grid = list(figure.subplots(rows, columns, squeeze=False).flat)
     for name, axes in zip(shown, grid, strict=False):
         for number, (variant, seeds) in enumerate(curves.items()):
-            own = [curve for curve in seeds if _has(curve, name)]
+            curves_of_variant = [curve for curve in seeds if _has(curve, name)]
             look = {
                 "color": LINES[number % len(LINES)],
                 "linestyle": DASHES[number // len(LINES) % len(DASHES)],
             }
-            if own:
-                _mean_of_seeds(axes, own, name, spent, variant, look)
+            if curves_of_variant:
+                _mean_of_seeds(axes, curves_of_variant, name, spent, variant, look)
         axes.set(xlabel=SPENT[spent], ylabel=MEASURES[name][0])
         _tidy(axes)
     for axes in grid[len(shown) :]:
@@ -148,9 +148,9 @@ def _mean_of_seeds(
         values = smoothed(curve[measure]) * MEASURES[measure][1]
         places = np.array(curve.get(spent) or range(1, len(curve[measure]) + 1), np.float64)
         drawn.append((places[-len(values) :], values))
-    start, end = max(own[0][0] for own in drawn), min(own[0][-1] for own in drawn)
+    start, end = max(line[0][0] for line in drawn), min(line[0][-1] for line in drawn)
     at = np.linspace(start, max(start, end), POINTS)
-    values = np.array([np.interp(at, *own) for own in drawn])
+    values = np.array([np.interp(at, *line) for line in drawn])
     one = "o" if start >= end else ""
     axes.plot(at, values.mean(axis=0), linewidth=1.8, label=label, marker=one, **look)
     if len(drawn) > 1:
@@ -165,15 +165,15 @@ def scaling(rows: Sequence[Mapping[str, Any]], axis: str, seeds: int) -> Figure:
     """
     _need_columns(rows, "scaling", "value", "success", "low", "high")
     rows = sorted(rows, key=lambda row: row["value"])
-    place, success, low, high = (
+    settings, success, low, high = (
         np.array([row[name] for row in rows], np.float64)
         for name in ("value", "success", "low", "high")
     )
     figure = _figure(6.0, 4.2)
     axes = figure.subplots()
     lengths = 100 * np.maximum(0, [success - low, high - success])
-    axes.errorbar(place, 100 * success, yerr=lengths, color=LINES[0], marker="o", capsize=3)
-    axes.set_xticks(place, [f"{value:g}" for value in place])
+    axes.errorbar(settings, 100 * success, yerr=lengths, color=LINES[0], marker="o", capsize=3)
+    axes.set_xticks(settings, [f"{value:g}" for value in settings])
     axes.set(xlabel=axis, ylabel="held-out questions answered correctly (%)")
     _tidy(axes, "Scaling")
     return _noted(figure, f"{len(rows)} points; {_seeds(seeds)}; 95 % intervals")
@@ -187,9 +187,10 @@ def pass_at_k(rows: Mapping[str, Sequence[Mapping[str, float]]], seeds: int) -> 
     _need(rows, "pass@k: no result has several answers a question")
     figure = _figure(6.0, 4.4)
     axes = figure.subplots()
-    for number, (variant, own) in enumerate(rows.items()):
+    for number, (variant, rows_of_variant) in enumerate(rows.items()):
         k, mean, low, high = (
-            np.array([row[name] for row in own]) for name in ("k", "mean", "low", "high")
+            np.array([row[name] for row in rows_of_variant])
+            for name in ("k", "mean", "low", "high")
         )
         lengths = 100 * np.maximum(0, [mean - low, high - mean])
         look: dict[str, Any] = {"color": LINES[number % len(LINES)], "marker": "o", "capsize": 3}
@@ -202,20 +203,22 @@ def pass_at_k(rows: Mapping[str, Sequence[Mapping[str, float]]], seeds: int) -> 
     return _noted(figure, f"{points} points; {_seeds(seeds)}")
 
 
-def advantages(found: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]) -> Figure:
+def advantages(histograms: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]) -> Figure:
     """Draw the distribution of advantages at two updates, a line for each variant (GAGPO 5).
 
-    ``found``: variant -> the histograms of each seed, in the order of their updates
+    ``histograms``: variant -> those of each seed, in the order of their updates
     (tasks/comparison/figure_data.py). Seeds may differ in their updates at an equal budget.
     """
-    own = {variant: rows for variant, seeds in found.items() if (rows := [o for o in seeds if o])}
-    _need(own, "advantages: no result has histograms")
-    places = max(len(rows) for seeds in own.values() for rows in seeds)
+    by_variant = {
+        variant: rows for variant, seeds in histograms.items() if (rows := [o for o in seeds if o])
+    }
+    _need(by_variant, "advantages: no result has histograms")
+    places = max(len(rows) for seeds in by_variant.values() for rows in seeds)
     figure = _figure(7.0, 2.6 * places + 1.2)
     grid = figure.subplots(places, 1, sharex=True, squeeze=False)[:, 0]
     middle = (EDGES[:-1] + EDGES[1:]) / 2
     for order, axes in enumerate(grid):
-        for number, (variant, seeds) in enumerate(own.items()):
+        for number, (variant, seeds) in enumerate(by_variant.items()):
             shown = [rows[min(order, len(rows) - 1)] for rows in seeds]
             counts = np.sum([row["counts"] for row in shown], axis=0)
             updates = sorted({row["iteration"] + 1 for row in shown})
@@ -227,21 +230,23 @@ def advantages(found: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]) -> Fi
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8, edgecolor="none")
     grid[-1].set(xlabel="advantage; what is beyond the ends is counted there")
     figure.suptitle("Distribution of advantages", x=0.01, ha="left", weight="bold", color=INK)
-    total = sum(sum(row["counts"]) for seeds in own.values() for rows in seeds for row in rows)
-    most = max(map(len, own.values()))
+    total = sum(
+        sum(row["counts"]) for seeds in by_variant.values() for rows in seeds for row in rows
+    )
+    most = max(map(len, by_variant.values()))
     return _noted(figure, f"{total:,} advantages in {len(middle)} bins; {_seeds(most)}")
 
 
-def state_groups(found: Mapping[str, Mapping[str, float]], seeds: int) -> Figure:
+def state_groups(counts_by_variant: Mapping[str, Mapping[str, float]], seeds: int) -> Figure:
     """Draw the share of environment steps by how many of their group have an equal state.
 
-    ``found``: variant -> size of the group of equal states -> steps (GAGPO, table 5).
+    ``counts_by_variant``: variant -> size of the group of equal states -> steps (GAGPO, table 5).
     """
-    _need(found, "state groups: no result counts equal states")
-    names = list(next(iter(found.values())))
-    figure = _figure(7.0, 1.5 + 0.4 * len(found))
+    _need(counts_by_variant, "state groups: no result counts equal states")
+    names = list(next(iter(counts_by_variant.values())))
+    figure = _figure(7.0, 1.5 + 0.4 * len(counts_by_variant))
     axes = figure.subplots()
-    for height, counts in enumerate(found.values()):
+    for height, counts in enumerate(counts_by_variant.values()):
         total, left = max(1.0, sum(counts.values())), 0.0
         for number, name in enumerate(names):
             share = 100 * counts[name] / total
@@ -249,12 +254,12 @@ def state_groups(found: Mapping[str, Mapping[str, float]], seeds: int) -> Figure
             shade = (number + 1) / len(names)
             axes.barh(height, share, left=left, color=LINES[0], alpha=shade, label=label)
             left += share
-    axes.set_yticks(range(len(found)), list(found))
+    axes.set_yticks(range(len(counts_by_variant)), list(counts_by_variant))
     axes.set(xlabel="environment steps (%), by steps of the group with an equal state")
-    axes.set(xlim=(0, 100), ylim=(len(found) - 0.5, -0.5))
+    axes.set(xlim=(0, 100), ylim=(len(counts_by_variant) - 0.5, -0.5))
     _tidy(axes, "Steps that share their state", grid="x")
     _legend(figure, loc="outside upper center", ncols=len(names))
-    steps = sum(sum(counts.values()) for counts in found.values())
+    steps = sum(sum(counts.values()) for counts in counts_by_variant.values())
     return _noted(figure, f"{steps:,.0f} environment steps; {_seeds(seeds)}")
 
 
@@ -276,8 +281,8 @@ def _seeds(count: int) -> str:
     return "one seed" if count == 1 else f"{count} seeds"
 
 
-def _need(found: Any, name: str) -> None:
-    if not found:
+def _need(series: Any, name: str) -> None:
+    if not series:
         raise ValueError(f"{name}, so there is nothing to draw")
 
 

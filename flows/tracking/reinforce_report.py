@@ -107,12 +107,12 @@ def sample_traces(iteration: Iteration, size: int) -> list[Trace]:
     )
 
 
-def log_validation(run: Run, progress: Progress, asked: Sequence[Validated], seed: int) -> None:
+def log_validation(run: Run, progress: Progress, policies: Sequence[Validated], seed: int) -> None:
     """Log what policies got for the validation questions, with intervals, and print it.
 
     The step in MLflow is the number of iterations that the policy has learned from.
     """
-    for one, row in zip(asked, validation.points(asked, seed), strict=True):
+    for one, row in zip(policies, validation.points(policies, seed), strict=True):
         values = {f"validation/{name}": row[name] for name in row if name != "iteration"}
         run.log_metrics(values, step=one.iterations, at=one.finished)
         progress.write(
@@ -122,13 +122,15 @@ def log_validation(run: Run, progress: Progress, asked: Sequence[Validated], see
         )
 
 
-def report_published(run: Run, iteration: int, asked: Sequence[Validated], recipe: Recipe) -> None:
+def report_published(
+    run: Run, iteration: int, policies: Sequence[Validated], recipe: Recipe
+) -> None:
     """Print which iteration's policy is published, and keep it as a tag."""
-    chosen = recipe.reinforce.validation
+    validation_settings = recipe.reinforce.validation
     why = "the last one"
-    if chosen and chosen.publish == "best":
+    if validation_settings and validation_settings.publish == "best":
         measure = recipe.verdict.measure
-        mean = validation.best(asked, measure).mean(measure)
+        mean = validation.best(policies, measure).mean(measure)
         why = f"the best by validation, {measure} {100 * mean:.1f} %"
     print(f"reinforce: the policy of iteration {iteration} is published, {why}")
     run.set_tags({"published_iteration": str(iteration), "published": why})

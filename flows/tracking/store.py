@@ -38,10 +38,10 @@ def abandoned() -> list[tuple[str, str]]:
     experiment = client.get_experiment_by_name(EXPERIMENT) if client else None
     if client is None or experiment is None:
         return []
-    found = client.search_runs([experiment.experiment_id], "attributes.status = 'RUNNING'")
+    runs = client.search_runs([experiment.experiment_id], "attributes.status = 'RUNNING'")
     return [
         (run.info.run_id, str(run.info.run_name))
-        for run in found
+        for run in runs
         if processes.is_gone(run.data.tags)
     ]
 
@@ -62,11 +62,10 @@ def runs_tagged(tag: str, value: str) -> list[dict[str, str]]:
         experiment = client.get_experiment_by_name(EXPERIMENT) if client else None
         if client is None or experiment is None:
             return []
-        wanted, order = f"tags.`{tag}` = '{value}'", ["attributes.start_time ASC"]
-        found = client.search_runs([experiment.experiment_id], wanted, order_by=order)
+        filter_string, order = f"tags.`{tag}` = '{value}'", ["attributes.start_time ASC"]
+        runs = client.search_runs([experiment.experiment_id], filter_string, order_by=order)
         return [
-            {**run.data.tags, "id": run.info.run_id, "name": str(run.info.run_name)}
-            for run in found
+            {**run.data.tags, "id": run.info.run_id, "name": str(run.info.run_name)} for run in runs
         ]
 
 
@@ -82,8 +81,8 @@ def page_of(address: str, run: str | None = None) -> str | None:
                 return None
             base = f"{address}/#/experiments/{experiment.experiment_id}/runs"
             if run is None:
-                wanted = quote(f"tags.`{KIND_TAG}` = '{PIPELINE}'")
-                return f"{base}?searchFilter={wanted}&orderByKey=attributes.start_time"
+                search_filter = quote(f"tags.`{KIND_TAG}` = '{PIPELINE}'")
+                return f"{base}?searchFilter={search_filter}&orderByKey=attributes.start_time"
             return f"{base}/{client.get_run(run).info.run_id}"
     except Exception:  # a link is a convenience
         return None
@@ -234,15 +233,15 @@ def _make_store(file: Path, connect: Callable[[str], object]) -> None:
 
 def experiment_id(client: MlflowClient, uri: str) -> str:
     """Return the id of the project's experiment; make it where it is missing."""
-    if found := client.get_experiment_by_name(EXPERIMENT):
-        return found.experiment_id
+    if experiment := client.get_experiment_by_name(EXPERIMENT):
+        return experiment.experiment_id
     file = _sqlite_file(uri)
     artifacts = None if file is None else (file.absolute().parent / "mlartifacts").as_uri()
     try:
         return client.create_experiment(EXPERIMENT, artifact_location=artifacts)
     except Exception:
-        if found := client.get_experiment_by_name(EXPERIMENT):  # another process was faster
-            return found.experiment_id
+        if experiment := client.get_experiment_by_name(EXPERIMENT):  # another process was faster
+            return experiment.experiment_id
         raise
 
 

@@ -33,17 +33,17 @@ def write(
     name: str,
     suite: Suite,
     names: Mapping[str, str],
-    found: Sequence[Result],
+    all_results: Sequence[Result],
     *,
     resamples: int,
     committed: bool = False,
 ) -> None:
     """Write the page and figures of the results so far. ``names``: label -> variant's name."""
-    usable, odd = _comparable(found)
+    usable, odd = _comparable(all_results)
     results = {
-        label: own
+        label: results_of_variant
         for label, variant in names.items()
-        if (own := [result for result in usable if result["variant"] == variant])
+        if (results_of_variant := [result for result in usable if result["variant"] == variant])
     }
     page = place(recipe, name)
     drawn, missing = _draw(page, suite, results, resamples)
@@ -65,19 +65,19 @@ def write(
         partial.write_text("\n".join(part for part in parts if part))
 
 
-def _comparable(found: Sequence[Result]) -> tuple[list[Result], list[Result]]:
+def _comparable(results: Sequence[Result]) -> tuple[list[Result], list[Result]]:
     """Return the results on the panel that most have, and the others."""
-    panels_of = [(one["panel"]["digest"], len(one["right"])) for one in found]
+    panels_of = [(one["panel"]["digest"], len(one["right"])) for one in results]
     common = max(panels_of, key=panels_of.count, default=None)
-    own = [one for one, panel in zip(found, panels_of, strict=True) if panel == common]
-    return own, [one for one in found if one not in own]
+    usable = [one for one, panel in zip(results, panels_of, strict=True) if panel == common]
+    return usable, [one for one in results if one not in usable]
 
 
-def _origin(found: Sequence[Result], odd: Sequence[Result], committed: bool) -> str:
+def _origin(results: Sequence[Result], odd: Sequence[Result], committed: bool) -> str:
     """Say of which commits results are that were not checked against the code."""
     lines = []
     if committed:
-        commits = sorted({one["commit"][:12] for one in found if one.get("commit")})
+        commits = sorted({one["commit"][:12] for one in results if one.get("commit")})
         lines.append(
             f"From the results that are there, whatever their keys: of the commits "
             f"{', '.join(commits)}. What has changed since is not in them."
@@ -91,14 +91,14 @@ def _origin(found: Sequence[Result], odd: Sequence[Result], committed: bool) -> 
 # ---------------------------------------------------------------- tables
 
 
-def table(suite: Suite, results: ByLabel, found: Sequence[Result], resamples: int) -> str:
+def table(suite: Suite, results: ByLabel, all_results: Sequence[Result], resamples: int) -> str:
     """Return the table of all parts; a variant without results yet has empty cells."""
     spent = tuple(kind for kind in tables.SPENT if kind != "seconds")
     head = ["part", "variant", "success (%)", "by seed (%)", f"less {suite.baseline} (points)"]
     head += ["tool calls a question", "updates", *(kind.replace("_", " ") for kind in spent)]
     head += [f"paper: {published.column}" for published in suite.published]
     lines = []
-    if cold := [one for one in found if one["variant"] == COLD_START]:
+    if cold := [one for one in all_results if one["variant"] == COLD_START]:
         lines.append(["", COLD_START, *_ours(COLD_START, {COLD_START: cold}, suite, resamples)])
     for key, part in suite.parts.items():
         for label in part.variants:
@@ -124,24 +124,32 @@ def _ours(label: str, results: ByLabel, suite: Suite, resamples: int) -> list[st
     spent = [kind for kind in tables.SPENT if kind != "seconds"]
     if label not in results:
         return [""] * (5 + len(spent))
-    own = [{**one, "variant": label} for one in results[label]]
-    (row,) = tables.table_rows(own, resamples)
+    results_of_label = [{**one, "variant": label} for one in results[label]]
+    (row,) = tables.table_rows(results_of_label, resamples)
     by_seed = ", ".join(f"{100 * value:.1f}" for value in row["by_seed"].values())
-    asked = [np.mean(one["measures"]["tool calls a question"]) for one in own if "measures" in one]
-    cells = [tables.percent(row), by_seed, _difference(label, own, results, suite, resamples)]
-    cells.append(f"{np.mean(asked):.2f}" if len(asked) == len(own) else "")
-    if "spent" not in own[0]:
+    call_means = [
+        np.mean(one["measures"]["tool calls a question"])
+        for one in results_of_label
+        if "measures" in one
+    ]
+    cells = [
+        tables.percent(row),
+        by_seed,
+        _difference(label, results_of_label, results, suite, resamples),
+    ]
+    cells.append(f"{np.mean(call_means):.2f}" if len(call_means) == len(results_of_label) else "")
+    if "spent" not in results_of_label[0]:
         return cells
     return [*cells, f"{row['iterations']:.1f}", *(f"{row[kind]:,.0f}" for kind in spent)]
 
 
 def _difference(
-    label: str, own: Sequence[Result], results: ByLabel, suite: Suite, resamples: int
+    label: str, results_of_label: Sequence[Result], results: ByLabel, suite: Suite, resamples: int
 ) -> str:
     if label in (suite.baseline, COLD_START) or suite.baseline not in results:
         return ""
     other = [{**one, "variant": suite.baseline} for one in results[suite.baseline]]
-    rows = tables.difference_rows([*other, *own], resamples, suite.baseline)
+    rows = tables.difference_rows([*other, *results_of_label], resamples, suite.baseline)
     return tables.percent(rows[0], "mean") if rows else ""
 
 
@@ -161,12 +169,12 @@ def calls_section(suite: Suite, results: ByLabel) -> str:
     what = WRITTEN_AS.get(suite.budget, "")
     if not curves or not what:
         return ""
-    wanted = calls.levels(curves)
-    said = calls.calls_markdown(calls.calls_rows(curves, wanted, suite.budget), what)
+    levels = calls.levels(curves)
+    said = calls.calls_markdown(calls.calls_rows(curves, levels, suite.budget), what)
     if claim := suite.ratio:
         pair = {name: curves[name] for name in (claim.of, claim.to) if name in curves}
-        found = calls.ratio(pair, claim.of, claim.to, calls.levels(pair), suite.budget)
-        sentence = calls.ratio_sentence(found, claim.of, claim.to, claim.claimed, what)
+        ratio = calls.ratio(pair, claim.of, claim.to, calls.levels(pair), suite.budget)
+        sentence = calls.ratio_sentence(ratio, claim.of, claim.to, claim.claimed, what)
         return f"{said}\n{sentence}\n"
     return said
 
@@ -174,9 +182,12 @@ def calls_section(suite: Suite, results: ByLabel) -> str:
 def state_section(results: ByLabel) -> str:
     """Return how many steps share their state, over a whole training (GAGPO, table 5)."""
     lines = [
-        [label, *(_mean_of_curves(own, name, scale) for name, scale in SHARING.values())]
-        for label, own in results.items()
-        if all("singleton_share" in one.get("curve", {}) for one in own)
+        [
+            label,
+            *(_mean_of_curves(results_of_label, name, scale) for name, scale in SHARING.values()),
+        ]
+        for label, results_of_label in results.items()
+        if all("singleton_share" in one.get("curve", {}) for one in results_of_label)
     ]
     return (
         "Groups of equal states, mean over updates and seeds:\n\n"
@@ -199,9 +210,9 @@ def _mean_of_curves(results: Sequence[Result], name: str, scale: float) -> str:
 def curves_of(results: ByLabel) -> dict[str, list[Mapping[str, list[float]]]]:
     """Return the training curves of each label that has them, one a seed."""
     return {
-        label: [one["curve"] for one in own]
-        for label, own in results.items()
-        if all("curve" in one for one in own)
+        label: [one["curve"] for one in results_of_label]
+        for label, results_of_label in results.items()
+        if all("curve" in one for one in results_of_label)
     }
 
 
@@ -214,11 +225,13 @@ def _draw(
     """Draw the figures of all parts; return title and file of each, and why others are missing."""
     drawn, missing = [], []
     for key, part in suite.parts.items():
-        own = {label: results[label] for label in part.variants if label in results}
+        results_of_part = {label: results[label] for label in part.variants if label in results}
         for name in part.figures:
             file = f"{page.stem}-{key}-{slug(name)}.png"
             try:
-                figures.save(FIGURES[name](part, own, suite, resamples), page.with_name(file))
+                figures.save(
+                    FIGURES[name](part, results_of_part, suite, resamples), page.with_name(file)
+                )
                 drawn.append((f"{key}: {name.replace('_', ' ')}", file))
             except ValueError as error:
                 missing.append(f"{key}, {name.replace('_', ' ')}: {error}")
@@ -228,13 +241,18 @@ def _draw(
 
 def _entropies(part: Part, results: ByLabel, suite: Suite, resamples: int) -> Any:
     """Draw the first training iterations of all variants, which start from one policy."""
-    found: dict[str, list[Any]] = {}
-    every = [one for own in results.values() for one in own if "entropy_by_tool" in one]
+    by_tool: dict[str, list[Any]] = {}
+    every = [
+        one
+        for results_of_label in results.values()
+        for one in results_of_label
+        if "entropy_by_tool" in one
+    ]
     for one in every:
         for tool, profile in one["entropy_by_tool"]["first"].items():
-            found.setdefault(tool, []).append(profile)
+            by_tool.setdefault(tool, []).append(profile)
     seeds = len({one["seed"] for one in every})
-    profiles = {tool: pooled(own) for tool, own in found.items()}
+    profiles = {tool: pooled(profiles_of_tool) for tool, profiles_of_tool in by_tool.items()}
     return paper_figures.entropy_by_tool(profiles, seeds, "first iterations of all variants")
 
 
@@ -248,8 +266,11 @@ def _by(measures: Sequence[str], title: str, spent: str = "") -> Callable[..., A
 
 def _scaling(part: Part, results: ByLabel, suite: Suite, resamples: int) -> Any:
     rows = [
-        {"value": part.variants[label].value, **tables.table_rows(list(own), resamples)[0]}
-        for label, own in results.items()
+        {
+            "value": part.variants[label].value,
+            **tables.table_rows(list(results_of_label), resamples)[0],
+        }
+        for label, results_of_label in results.items()
     ]
     if len(rows) < 2:
         raise ValueError("fewer than two of its variants have results")
@@ -259,11 +280,11 @@ def _scaling(part: Part, results: ByLabel, suite: Suite, resamples: int) -> Any:
 def _pass_at_k(part: Part, results: ByLabel, suite: Suite, resamples: int) -> Any:
     rows = {
         label: [
-            {"k": int(k), **_mean([one["pass_at"][k] for one in own], resamples)}
-            for k in own[0]["pass_at"]
+            {"k": int(k), **_mean([one["pass_at"][k] for one in results_of_label], resamples)}
+            for k in results_of_label[0]["pass_at"]
         ]
-        for label, own in results.items()
-        if all(one.get("pass_at") for one in own)
+        for label, results_of_label in results.items()
+        if all(one.get("pass_at") for one in results_of_label)
     }
     return paper_figures.pass_at_k(rows, _most(results))
 
@@ -275,19 +296,23 @@ def _mean(values: Sequence[Sequence[float]], resamples: int) -> dict[str, float]
 
 
 def _advantages(part: Part, results: ByLabel, suite: Suite, resamples: int) -> Any:
-    found = {label: [one.get("advantages", []) for one in own] for label, own in results.items()}
-    return paper_figures.advantages(found)
+    histograms = {
+        label: [one.get("advantages", []) for one in results_of_label]
+        for label, results_of_label in results.items()
+    }
+    return paper_figures.advantages(histograms)
 
 
 def _state_groups(part: Part, results: ByLabel, suite: Suite, resamples: int) -> Any:
-    found = {}
-    for label, own in results.items():
-        if all(one.get("state_groups") for one in own):
-            names = own[0]["state_groups"]
-            found[label] = {
-                name: float(sum(sum(one["state_groups"][name]) for one in own)) for name in names
+    counts_by_label = {}
+    for label, results_of_label in results.items():
+        if all(one.get("state_groups") for one in results_of_label):
+            names = results_of_label[0]["state_groups"]
+            counts_by_label[label] = {
+                name: float(sum(sum(one["state_groups"][name]) for one in results_of_label))
+                for name in names
             }
-    return paper_figures.state_groups(found, _most(results))
+    return paper_figures.state_groups(counts_by_label, _most(results))
 
 
 def _most(results: ByLabel) -> int:

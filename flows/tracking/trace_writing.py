@@ -59,14 +59,14 @@ def _finished(
 ) -> dict[str, str | None]:
     """Return the ids of the traces that have been written whole -> the run that wrote them."""
     keys = ", ".join(f"'{trace.key}'" for trace in traces)
-    found = client.search_traces(
+    entries = client.search_traces(
         locations=[experiment],
         filter_string=f"attributes.client_request_id IN ({keys}) AND {WITH_SPANS}",
         max_results=len(traces),
         include_spans=False,
     )
     return {
-        entry.info.trace_id: entry.info.trace_metadata.get("mlflow.sourceRun") for entry in found
+        entry.info.trace_id: entry.info.trace_metadata.get("mlflow.sourceRun") for entry in entries
     }
 
 

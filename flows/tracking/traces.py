@@ -96,7 +96,7 @@ def sample(
     ``read`` finds the call in the text of a turn, as the recipe's dialect does.
     """
     scores = {(row["question"], row["leaf"]): row for row in read_rows(Path(rewards.path))}
-    made = [
+    pairs = [
         (tree, leaf)
         for tree in load_trees(Path(trees.path))[:size]
         for leaf in range(len(tree.leaves))
@@ -108,10 +108,10 @@ def sample(
             scores[tree.question.id, leaf],
             step,
             key=key_of(step, trees.digest, rewards.digest, tree.question.id, leaf),
-            began=round(at * 1000) - place,
+            began=round(at * 1000) - index,
             read=read,
         )
-        for place, (tree, leaf) in enumerate(made)
+        for index, (tree, leaf) in enumerate(pairs)
     ]
 
 
@@ -174,15 +174,15 @@ def spans(
     leaves = _leaves_of(tree)
     yield _whole(tree.question, leaf, path, nodes, score)
     turns = 0
-    for place in range(1, len(steps)):
-        node, before = nodes[place], nodes[place - 1]
-        where = (ends[place - 1], ends[place])
-        branch = _branch(tree, steps[place], node, leaves)
+    for index in range(1, len(steps)):
+        node, before = nodes[index], nodes[index - 1]
+        where = (ends[index - 1], ends[index])
+        branch = _branch(tree, steps[index], node, leaves)
         if node.kind == TURN:
             turns += 1
             seen = [{"role": "tool", "content": printable(before.text)}]
-            asked = _messages(tree.question) if place == 1 else seen
-            yield _turn(node, asked, turns, where, branch | {"tokens_read": len(before.tokens)})
+            messages = _messages(tree.question) if index == 1 else seen
+            yield _turn(node, messages, turns, where, branch | {"tokens_read": len(before.tokens)})
         else:
             yield _tool_call(node, before, read(before.text), where, branch)
 
@@ -268,11 +268,11 @@ def _branch(
 
 def _leaves_of(tree: Tree) -> dict[int, list[int]]:
     """Return node -> the leaves whose trajectories contain it."""
-    found: dict[int, list[int]] = {}
+    leaves_by_node: dict[int, list[int]] = {}
     for leaf, last in enumerate(tree.leaves):
         for index in tree.path(last):
-            found.setdefault(index, []).append(leaf)
-    return found
+            leaves_by_node.setdefault(index, []).append(leaf)
+    return leaves_by_node
 
 
 def _uncertainty(nodes: Sequence[Node]) -> dict[str, float]:
@@ -320,5 +320,5 @@ def trace_id(step: Step, trees: str, rewards: str, question: str, leaf: int) -> 
 
 def place_in_page(recipe: str, iteration: int, question: str, leaf: int) -> str:
     """Return the address of a trajectory in the page of its run, as seen from the checkout."""
-    place = urlencode({"iteration": iteration, "question": question, "leaf": leaf})
-    return f"{PAGE.format(recipe)}#{place}"
+    fragment = urlencode({"iteration": iteration, "question": question, "leaf": leaf})
+    return f"{PAGE.format(recipe)}#{fragment}"
