@@ -208,9 +208,9 @@ def _with_gradient(trees: Sequence[Tree], rewards: Sequence[float]) -> float:
 
 
 @contextmanager
-def deterministic(wanted: bool) -> Iterator[None]:
+def deterministic(enabled: bool) -> Iterator[None]:
     """Use deterministic kernels for Beamline, and not for TRL."""
-    torch.use_deterministic_algorithms(wanted)
+    torch.use_deterministic_algorithms(enabled)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     yield
     torch.use_deterministic_algorithms(False)
@@ -360,22 +360,22 @@ def ratios(sides: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, 
             "update": of(side, "peers_update") / of(side, "update"),
         }
 
-    found = speeds(BEAMLINE)
-    found["tokens_shared"] = 1 - of(BEAMLINE, "unique_tokens") / of(BEAMLINE, "leaf_tokens")
-    found["sampled_tokens"] = of(BEAMLINE, "sampled_tokens") / of(TRL, "sampled_tokens")
+    result = speeds(BEAMLINE)
+    result["tokens_shared"] = 1 - of(BEAMLINE, "unique_tokens") / of(BEAMLINE, "leaf_tokens")
+    result["sampled_tokens"] = of(BEAMLINE, "sampled_tokens") / of(TRL, "sampled_tokens")
     if BRANCHING in sides:  # as many leaves on both sides: per leaf is per step
         branching = speeds(BRANCHING)
-        found["step_branching"] = branching["step"]
-        found["sampling_branching"] = branching["sampling"]
-        found["update_branching"] = branching["update"]
-        found["tokens_shared_branching"] = 1 - (
+        result["step_branching"] = branching["step"]
+        result["sampling_branching"] = branching["sampling"]
+        result["update_branching"] = branching["update"]
+        result["tokens_shared_branching"] = 1 - (
             of(BRANCHING, "unique_tokens") / of(BRANCHING, "leaf_tokens")
         )
-        found["tokens_shared_by_branching"] = 1 - (
+        result["tokens_shared_by_branching"] = 1 - (
             of(BRANCHING, "unique_tokens") / of(BEAMLINE, "unique_tokens")
         )
-        found["update_saved_by_branching"] = 1 - of(BRANCHING, "update") / of(BEAMLINE, "update")
-    return found
+        result["update_saved_by_branching"] = 1 - of(BRANCHING, "update") / of(BEAMLINE, "update")
+    return result
 
 
 # ---------------------------------------------------------------- memory
@@ -448,7 +448,7 @@ def profile(start: Start, case: Case) -> None:
 def profiled(title: str, work: Callable[[], Any]) -> Any:
     """Do the work once under torch's profiler and once under Python's; print the top of both."""
     with deterministic(True), torch.profiler.profile() as seen:
-        made = work()
+        result = work()
     print(f"\n{title}: operators")
     print(seen.key_averages().table(sort_by="self_cpu_time_total", row_limit=20))
     stats = cProfile.Profile()
@@ -456,7 +456,7 @@ def profiled(title: str, work: Callable[[], Any]) -> Any:
         stats.runcall(work)
     print(f"{title}: functions")
     pstats.Stats(stats).sort_stats("tottime").print_stats(20)
-    return made
+    return result
 
 
 # ---------------------------------------------------------------- the whole
@@ -555,12 +555,12 @@ def processor() -> str:
     return names[0] if names else platform.machine()
 
 
-def report(found: dict[str, Any], file: Path) -> None:
+def report(measurements: dict[str, Any], file: Path) -> None:
     """Write the file under a temporary name, then rename; print its figures."""
     partial_file = file.with_name(f".{file.name}.partial")
-    partial_file.write_text(json.dumps(rounded(found), indent=1) + "\n")
+    partial_file.write_text(json.dumps(rounded(measurements), indent=1) + "\n")
     partial_file.replace(file)
-    for name, entry in found["cases"].items():
+    for name, entry in measurements["cases"].items():
         print(f"\n{name}: {entry['questions']} questions x {entry['group']}", end="")
         print(f", median of {entry['repetitions']}")
         print(table(entry))

@@ -215,12 +215,12 @@ def calls_again(calls: int, turn: Tokens, least: int, most: int) -> bool:
     return calls < least or drawn < (most - calls) / (most - calls + 1)
 
 
-def occurrences(tokens: Tokens, wanted: Tokens) -> int:
-    """Count how often ``wanted`` stands in ``tokens``."""
-    if len(tokens) < len(wanted):
+def occurrences(tokens: Tokens, pattern: Tokens) -> int:
+    """Count how often ``pattern`` stands in ``tokens``."""
+    if len(tokens) < len(pattern):
         return 0
-    windows = np.lib.stride_tricks.sliding_window_view(tokens, len(wanted))
-    return int((windows == wanted).all(axis=1).sum())
+    windows = np.lib.stride_tricks.sliding_window_view(tokens, len(pattern))
+    return int((windows == pattern).all(axis=1).sum())
 
 
 def ending_letters(texts: Sequence[str], turn: int) -> tuple[str, ...]:
@@ -230,14 +230,14 @@ def ending_letters(texts: Sequence[str], turn: int) -> tuple[str, ...]:
     """
     letters = [chr(code) for code in range(ord("A"), ord("Z") + 1)]
     held = {letter: {i for i, text in enumerate(texts) if letter in text} for letter in letters}
-    chosen: list[str] = []
+    result: list[str] = []
     ending: set[int] = set()
     for letter in sorted(letters, key=lambda letter: (len(held[letter]), letter)):
         if len(ending | held[letter]) * turn > len(texts):
             break
-        chosen.append(letter)
+        result.append(letter)
         ending |= held[letter]
-    return tuple(chosen)
+    return tuple(result)
 
 
 def answering(texts: Sequence[str], tokenizer: Any, size: tuple[int, int]) -> Run:
@@ -262,14 +262,18 @@ def passage(
     ``lengths``: tokens of each text; ``taken``: tokens that come before the passage.
     """
     drawn = random.Random(call)
-    wanted = drawn.randint(*size) - taken
+    budget = drawn.randint(*size) - taken
     words: list[str] = []
-    while wanted > 0:
-        place = drawn.randrange(len(texts))
-        own = texts[place].split()
-        kept = own if lengths[place] <= wanted else own[: len(own) * wanted // lengths[place] or 1]
-        words += kept
-        wanted -= max(1, lengths[place] * len(kept) // len(own))
+    while budget > 0:
+        index = drawn.randrange(len(texts))
+        text_words = texts[index].split()
+        excerpt = (
+            text_words
+            if lengths[index] <= budget
+            else text_words[: len(text_words) * budget // lengths[index] or 1]
+        )
+        words += excerpt
+        budget -= max(1, lengths[index] * len(excerpt) // len(text_words))
     return " ".join(words)
 
 
@@ -299,12 +303,12 @@ def cold_started(recipe: Recipe) -> tuple[Path, Path]:
     """
     opening = partial(open_environment, recipe.tools, {}, recipe.machine.threads)
     step = Step("bench", "prepare", 0, recipe.seed)
-    made = prepare(step, cold_start_inputs(recipe), open_environment=opening)
-    initial, traces = (artifacts.output(made, name) for name in ("initial", "traces"))
+    record = prepare(step, cold_start_inputs(recipe), open_environment=opening)
+    initial, traces = (artifacts.output(record, name) for name in ("initial", "traces"))
     assert recipe.cold_start, f"the recipe {RECIPE} has a cold start"
     tuning = ColdStartInputs(initial, traces, recipe.cold_start, recipe.machine)
     trained = cold_start(Step("bench", "cold_start", 0, recipe.seed), tuning)
-    questions = Path(artifacts.output(made, "questions").path, "train.parquet")
+    questions = Path(artifacts.output(record, "questions").path, "train.parquet")
     return Path(artifacts.output(trained, "policy").path), questions
 
 
@@ -332,9 +336,9 @@ POLICIES: dict[str, Callable[[Recipe, Path], Callable[[], Any]]] = {
 
 def begin(case: Case, folder: Path, questions: Path, python: Run) -> Start:
     """Return the start of both sides of a case. ``python`` is the recipe's own tool."""
-    recipe, asked = load_recipe(case), load_questions(questions)
+    recipe, training_questions = load_recipe(case), load_questions(questions)
     model, tokenizer = POLICIES[case.policy](recipe, folder), load_tokenizer(folder)
-    return start_of(case, recipe, model, tokenizer, asked, python)
+    return start_of(case, recipe, model, tokenizer, training_questions, python)
 
 
 def start_of(
@@ -377,8 +381,8 @@ def load_recipe(case: Case) -> Recipe:
 
 def batch_of(start: Start, case: Case, number: int) -> list[Question]:
     """Return the questions of one repetition."""
-    places = range(number * case.questions, (number + 1) * case.questions)
-    return [start.questions[place % len(start.questions)] for place in places]
+    indices = range(number * case.questions, (number + 1) * case.questions)
+    return [start.questions[index % len(start.questions)] for index in indices]
 
 
 def drawn_rewards(case: Case, number: int) -> list[float]:

@@ -81,7 +81,7 @@ def measure(folder: Path, questions: Sequence[Question], recipe: Recipe) -> dict
         "vllm": lambda: vllm(1),
         "vllm, 4 lanes": lambda: vllm(4),
     }
-    found: dict[str, Any] = {}
+    by_engine: dict[str, Any] = {}
     for name, opened in engines.items():
         engine, speeds, updates = opened(), [], []
         rolled_out(engine, questions, setting(recipe, tokenizer, -1))  # starts workers and vLLM
@@ -92,13 +92,13 @@ def measure(folder: Path, questions: Sequence[Question], recipe: Recipe) -> dict
                 engine.connect()
                 updates.append(time.perf_counter() - began)
             speeds.append(rolled_out(engine, questions, setting(recipe, tokenizer, number)))
-        found[name] = {
+        by_engine[name] = {
             "seconds": median(seconds for seconds, _ in speeds),
             "tokens_a_second": median(speed for _, speed in speeds),
             **({"update_seconds": median(updates)} if updates else {}),
         }
     close_engines()
-    return found
+    return by_engine
 
 
 def setting(recipe: Recipe, tokenizer: Any, number: int) -> Setting:
@@ -118,13 +118,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engines", description=__doc__)
     parser.add_argument("recipe", nargs="?", default="tiny", help="a recipe with a cold start")
     parser.add_argument("--questions", type=int, default=32)
-    chosen = parser.parse_args()
-    questions = load_questions(Path("data", chosen.recipe, "questions", "train.parquet"))
-    policy = Path("models", chosen.recipe, "cold_start")
-    found = measure(policy, questions[: chosen.questions], settings.load(chosen.recipe))
-    for name, figures in found.items():
+    args = parser.parse_args()
+    questions = load_questions(Path("data", args.recipe, "questions", "train.parquet"))
+    policy = Path("models", args.recipe, "cold_start")
+    by_engine = measure(policy, questions[: args.questions], settings.load(args.recipe))
+    for name, figures in by_engine.items():
         print(name, {key: round(value, 3) for key, value in figures.items()})
-    FILE.write_text(json.dumps(found, indent=1) + "\n")
+    FILE.write_text(json.dumps(by_engine, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -139,13 +139,15 @@ def _named(what: str, sets: Sets) -> list[tuple[Path, str, Benchmark]]:
     files = {file: settings_of(file, sets) for file in files_below(path)}
     for file in (file for file, settings in files.items() if settings is None):
         print(f"{file}: not checked, params/benchmarks.yaml has no row '{file.parent.name}'")
-    found = [(file, file.parent.name, settings) for file, settings in files.items() if settings]
-    if not found:
+    named_files = [
+        (file, file.parent.name, settings) for file, settings in files.items() if settings
+    ]
+    if not named_files:
         raise ValueError(
             f"{what} names no file of a set: give a file or a folder, laid out as "
             f"<set>/<split>.jsonl, or <set>/<split>, with a set of {sorted(sets)}"
         )
-    return found
+    return named_files
 
 
 def _report(file: Path, settings: Benchmark, checked: Checked) -> str:

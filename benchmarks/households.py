@@ -32,9 +32,14 @@ FILE = Path(__file__).with_name("households.json")
 GAMES, AGENTS, STEPS = 8, 8, 25
 
 
-def ours(tasks: list[Question], chosen: HouseholdSettings, workers: int) -> dict[str, float]:
+def ours(
+    tasks: list[Question], household_settings: HouseholdSettings, workers: int
+) -> dict[str, float]:
     """Play all agents side by side; return seconds of starting and of acting, and the steps."""
-    with open_worlds(ENVIRONMENT, chosen, workers) as worlds, worlds.session() as session:
+    with (
+        open_worlds(ENVIRONMENT, household_settings, workers) as worlds,
+        worlds.session() as session,
+    ):
         began = time.perf_counter()
         opened = session.open([task for task in tasks for _ in range(AGENTS)])
         starting = time.perf_counter() - began
@@ -74,13 +79,13 @@ def textworld(tasks: list[Question]) -> dict[str, float]:
 def measure(repetitions: int, workers: int) -> dict[str, Any]:
     """Return medians over repetitions, in turns."""
     recipe = settings.load("household", PARAMS)
-    (chosen,) = recipe.environment.values()
-    assert isinstance(chosen, HouseholdSettings)
-    shown = chosen.model_copy(update={"hidden": False, "steps": STEPS + 1})
+    (household_settings,) = recipe.environment.values()
+    assert isinstance(household_settings, HouseholdSettings)
+    shown = household_settings.model_copy(update={"hidden": False, "steps": STEPS + 1})
     tasks = household.tasks(shown, "train", GAMES, 0)
-    found = [(ours(tasks, shown, workers), textworld(tasks)) for _ in range(repetitions)]
-    rates = sorted(one["steps"] / one["act"] for one, _ in found)
-    theirs = sorted(one["steps"] / one["act"] for _, one in found)
+    pairs = [(ours(tasks, shown, workers), textworld(tasks)) for _ in range(repetitions)]
+    rates = sorted(one["steps"] / one["act"] for one, _ in pairs)
+    theirs = sorted(one["steps"] / one["act"] for _, one in pairs)
     middle = repetitions // 2
     return {
         "episodes": GAMES * AGENTS,
@@ -88,8 +93,8 @@ def measure(repetitions: int, workers: int) -> dict[str, Any]:
         "steps_a_second": rates,
         "textworld_steps_a_second_in_one_process": theirs,
         "ratio_of_medians": rates[middle] / theirs[middle],
-        "seconds_to_start_all": sorted(one["start"] for one, _ in found)[middle],
-        "textworld_seconds_to_start_one": sorted(one["start"] for _, one in found)[middle] / GAMES,
+        "seconds_to_start_all": sorted(one["start"] for one, _ in pairs)[middle],
+        "textworld_seconds_to_start_one": sorted(one["start"] for _, one in pairs)[middle] / GAMES,
     }
 
 
@@ -99,9 +104,9 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args()
-    found = measure(given.repetitions, given.processes)
-    FILE.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
+    measurements = measure(given.repetitions, given.processes)
+    FILE.write_text(json.dumps(measurements, indent=1) + "\n")
+    print(json.dumps(measurements, indent=1))
 
 
 if __name__ == "__main__":

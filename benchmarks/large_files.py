@@ -103,15 +103,17 @@ def write_questions(file: Path, count: int, seed: str) -> None:
 
 
 def _row(draw: random.Random, words: Sequence[str], number: int) -> dict[str, Any]:
-    chosen = draw.choices(words, k=CHARACTERS // 7)
-    asked = f"{' '.join(chosen).capitalize()}: what is {draw.randint(0, 999)} plus {number}?"
+    question_words = draw.choices(words, k=CHARACTERS // 7)
+    question = (
+        f"{' '.join(question_words).capitalize()}: what is {draw.randint(0, 999)} plus {number}?"
+    )
     maths = number % 2 == 0
     return {
         "chat": [
             {"role": "system", "content": "Answer the question."},
-            {"role": "user", "content": asked},
+            {"role": "user", "content": question},
         ],
-        "answer": str(draw.randint(0, 10**6)) if maths else " ".join(chosen[:2]),
+        "answer": str(draw.randint(0, 10**6)) if maths else " ".join(question_words[:2]),
         "ability": "math" if maths else "qa",
     }
 

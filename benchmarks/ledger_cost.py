@@ -146,13 +146,13 @@ def clock() -> Iterator[np.ndarray]:
 
         return call
 
-    kept = [(module, name, getattr(module, name)) for module, name in TIMED]
-    for module, name, work in kept:
+    originals = [(module, name, getattr(module, name)) for module, name in TIMED]
+    for module, name, work in originals:
         setattr(module, name, timed(work))
     try:
         yield spent
     finally:
-        for module, name, work in kept:
+        for module, name, work in originals:
             setattr(module, name, work)
 
 
@@ -176,12 +176,15 @@ def measure(shape: dict[str, int], iterations: int, shared: bool) -> dict[str, A
                 ours.append(spent - before)
         size = sum(file.stat().st_size for file in Path("policy").glob("*.safetensors"))
         written = _size(Path(artifacts.output(done["update"][0], "policy").path).parent)
-    iteration, kept = np.median(whole, 0).tolist(), np.median(ours, 0).tolist()
+    iteration, ledger_seconds = np.median(whole, 0).tolist(), np.median(ours, 0).tolist()
     return {
         "parameters": size // 4,
-        "wall": {"iteration": iteration[0], "ledger": kept[0]},
-        "processor": {"iteration": iteration[1], "ledger": kept[1]},
-        "share": {"wall": kept[0] / iteration[0], "processor": kept[1] / iteration[1]},
+        "wall": {"iteration": iteration[0], "ledger": ledger_seconds[0]},
+        "processor": {"iteration": iteration[1], "ledger": ledger_seconds[1]},
+        "share": {
+            "wall": ledger_seconds[0] / iteration[0],
+            "processor": ledger_seconds[1] / iteration[1],
+        },
         "bytes": written,
     }
 
@@ -195,16 +198,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ledger_cost", description=__doc__)
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
     parser.add_argument("--store", action="store_true", help="also send to a store, a folder")
-    chosen = parser.parse_args()
+    args = parser.parse_args()
     scoring.score = drawn(scoring.score)
-    found = json.loads(FILE.read_text()) if FILE.exists() else {}
-    for name in chosen.policies:
-        case = f"{name}, with a store" if chosen.store else name
-        found[case] = measure(POLICIES[name], ITERATIONS[name], chosen.store)
+    by_case = json.loads(FILE.read_text()) if FILE.exists() else {}
+    for name in args.policies:
+        case = f"{name}, with a store" if args.store else name
+        by_case[case] = measure(POLICIES[name], ITERATIONS[name], args.store)
         resident.POLICIES.clear()
-        found[case]["threads"] = torch.get_num_threads()
-        print(f"{case}: {found[case]}")
-        FILE.write_text(json.dumps(found, indent=1) + "\n")
+        by_case[case]["threads"] = torch.get_num_threads()
+        print(f"{case}: {by_case[case]}")
+        FILE.write_text(json.dumps(by_case, indent=1) + "\n")
 
 
 if __name__ == "__main__":

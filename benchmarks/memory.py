@@ -204,10 +204,10 @@ def draw(rows: Sequence[dict[str, Any]]) -> Any:
     colors = dict(zip(vocabularies, (figures.BLUE, figures.VERMILION), strict=False))
     for vocabulary in vocabularies:
         for form, style in ((PARTS, "o-"), (PLAIN, "s--")):
-            own = [row for row in rows if (row["form"], row["vocabulary"]) == (form, vocabulary)]
+            series = [row for row in rows if (row["form"], row["vocabulary"]) == (form, vocabulary)]
             axes.plot(
-                [row["tokens"] for row in own],
-                [row["peak_mib"] for row in own],
+                [row["tokens"] for row in series],
+                [row["peak_mib"] for row in series],
                 style,
                 color=colors[vocabulary],
                 markerfacecolor=colors[vocabulary] if form == PARTS else "white",
@@ -238,14 +238,14 @@ def main() -> None:
     for case in cases(VOCABULARIES, TOKENS):
         rows.append(row(*case))
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-    found = {
+    measurements = {
         "hidden": HIDDEN,
         "layers": LAYERS,
         "logits_at_once": passes.LOGITS_AT_ONCE["cpu"],
         "rows": rows,
     }
     temporary = FILE.with_name(f".{FILE.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(found, indent=2) + "\n")
+    temporary.write_text(json.dumps(measurements, indent=2) + "\n")
     temporary.replace(FILE)
     figures.save(draw(rows), FIGURE)
     print(table(rows))

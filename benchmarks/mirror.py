@@ -41,10 +41,10 @@ def s3_server() -> Iterator[str]:
         server = subprocess.Popen(command, stdout=log.fileno(), stderr=log.fileno())
         try:
             pattern = r"http://127\.0\.0\.1:\d+"
-            while not (found := re.search(pattern, Path(log.name).read_text())):
+            while not (matched := re.search(pattern, Path(log.name).read_text())):
                 time.sleep(0.05)
             Path(".dvc").mkdir(exist_ok=True)
-            remote = f"['remote \"s3\"']\n    url = s3://{BUCKET}\n    endpointurl = {found[0]}\n"
+            remote = f"['remote \"s3\"']\n    url = s3://{BUCKET}\n    endpointurl = {matched[0]}\n"
             Path(".dvc/config").write_text(remote)
             os.environ.update(KEYS)
             fs, _ = filesystem("remote://s3/ledger")()
@@ -69,18 +69,18 @@ def measure(source: Path, address: str) -> dict[str, object]:
     shutil.copytree(source, target)
     for mark in target.rglob(DELIVERED):
         mark.unlink()
-    places = sorted(file.parent for file in target.rglob(artifacts.RECORD))
+    folders = sorted(file.parent for file in target.rglob(artifacts.RECORD))
     mirror = Mirror(address, filesystem(address))
     mirror.names(artifacts.ROOT)  # connects
 
     def send() -> None:
-        for place in places:
-            mirror.push(place)
+        for folder in folders:
+            mirror.push(folder)
         mirror.flush()
 
     def fetch() -> None:
-        for place in places:
-            assert mirror.fetch(place), place
+        for folder in folders:
+            assert mirror.fetch(folder), folder
 
     sent = timed(send)
     fs, root = filesystem(address)()
@@ -88,7 +88,7 @@ def measure(source: Path, address: str) -> dict[str, object]:
     objects = len(list(fs.find(root)))
     shutil.rmtree(artifacts.ROOT)
     return {
-        "sub-steps": len(places),
+        "sub-steps": len(folders),
         "bytes": sum(file.stat().st_size for file in source.rglob("*") if file.is_file()),
         "objects": objects,
         "send": sent,

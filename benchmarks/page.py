@@ -97,9 +97,9 @@ def main() -> None:
     parser.add_argument("--trajectories", type=int, default=5000)
     parser.add_argument("--tokens", type=int, default=400, help="of a trajectory, about")
     parser.add_argument("--repetitions", type=int, default=5)
-    chosen = parser.parse_args()
-    found = measure(chosen.trajectories, chosen.tokens, chosen.repetitions)
-    print(json.dumps(found, indent=1))
+    args = parser.parse_args()
+    measurements = measure(args.trajectories, args.tokens, args.repetitions)
+    print(json.dumps(measurements, indent=1))
 
 
 if __name__ == "__main__":

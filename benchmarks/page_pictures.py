@@ -26,8 +26,8 @@ PICTURES = {"page_results.png": ["header", "#curves"], "page_trees.png": ["#fore
 
 def take(browser: Any, shown: Opened, parts: list[str], file: Path) -> None:
     """Write a picture of some parts of a page and of what is between them."""
-    asked = {"clip": shown.run(BOX, parts), "captureBeyondViewport": True}
-    taken = browser.execute_cdp_cmd("Page.captureScreenshot", asked)
+    parameters = {"clip": shown.run(BOX, parts), "captureBeyondViewport": True}
+    taken = browser.execute_cdp_cmd("Page.captureScreenshot", parameters)
     file.write_bytes(base64.b64decode(taken["data"]))
 
 
@@ -40,11 +40,11 @@ def main() -> None:
     parser.add_argument("page", type=Path, help="a file that python -m flows.page has written")
     parser.add_argument("--place", default="", help="of the leaf that is shown")
     parser.add_argument("--tint", default="entropy", help="of the tokens")
-    chosen = parser.parse_args()
+    args = parser.parse_args()
     browser = started()
     try:
-        shown = Opened(browser, chosen.page, f"#{chosen.place}").drawn("curves")
-        shown.run("showTint(arguments[0])", chosen.tint)
+        shown = Opened(browser, args.page, f"#{args.place}").drawn("curves")
+        shown.run("showTint(arguments[0])", args.tint)
         for name, parts in PICTURES.items():
             take(browser, shown, parts, Path("docs", name))
     finally:

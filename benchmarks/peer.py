@@ -161,13 +161,16 @@ def peer(
         *ending_tokens(tokenizer, game.dialect.stop_strings),
     ]
     sampler = model if recipe.machine.precision == "float32" else half(model)
-    own = copy.deepcopy(tokenizer)
+    peer_tokenizer = copy.deepcopy(tokenizer)
     known = {question.text: question for question in questions}
     ways: dict[str, Any] = {"rollout_func": rollout_func(known)}
-    scored: Any = reward({question.id: question for question in questions}, own)
+    scored: Any = reward({question.id: question for question in questions}, peer_tokenizer)
     if shape.path == TOOLS:
-        own.chat_template, own.response_template = TOOL_TEMPLATE, RESPONSE_TEMPLATE
-        ways = {"tools": [python(own, recipe, game.respond)]}
+        peer_tokenizer.chat_template, peer_tokenizer.response_template = (
+            TOOL_TEMPLATE,
+            RESPONSE_TEMPLATE,
+        )
+        ways = {"tools": [python(peer_tokenizer, recipe, game.respond)]}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # rollout_func is experimental
         trainer = Peer(
@@ -175,7 +178,7 @@ def peer(
             reward_funcs=scored,
             args=config(recipe, shape, tempfile.mkdtemp(prefix="peer")),
             train_dataset=Dataset.from_list([example(questions[0])]),
-            processing_class=own,
+            processing_class=peer_tokenizer,
             **ways,
         )
     trainer.shape, trainer.game, trainer.sampler = shape, game, sampler
@@ -240,8 +243,8 @@ def reward(known: dict[str, Question], tokenizer: Any) -> Callable[..., list[flo
     def score(completion_ids: list[list[int]], question: list[str], **_: Any) -> list[float]:
         texts = tokenizer.batch_decode(completion_ids)
         return [
-            _score(talk.final_answer(text), known[asked])
-            for text, asked in zip(texts, question, strict=True)
+            _score(talk.final_answer(text), known[question_id])
+            for text, question_id in zip(texts, question, strict=True)
         ]
 
     return score
@@ -306,9 +309,9 @@ class Episode:
     def trajectory(self) -> Trajectory:
         return [*self.done, Context(self.prompt, self.response, self.own)]
 
-    def add(self, tokens: Sequence[int], own: int) -> None:
+    def add(self, tokens: Sequence[int], mask: int) -> None:
         self.response += tokens
-        self.own += [own] * len(tokens)
+        self.own += [mask] * len(tokens)
         self.spent += len(tokens)
 
     def begin_anew(self, prompt: list[int]) -> None:
@@ -345,15 +348,15 @@ def play(trainer: Peer, questions: Sequence[Question]) -> list[Trajectory]:
         while live:
             histories = [episode.history for episode in live]
             turns, _ = trainer._generate_single_turn(histories, None, {}, 1)
-            asked = [
+            pending_calls = [
                 (episode, turn, call)
                 for episode, turn in zip(live, turns, strict=True)
                 if (call := take_turn(game, tokenizer, episode, turn))
             ]
-            observations = game.respond([call for _, _, call in asked])
+            observations = game.respond([call for _, _, call in pending_calls])
             live = [
                 episode
-                for (episode, turn, call), seen in zip(asked, observations, strict=True)
+                for (episode, turn, call), seen in zip(pending_calls, observations, strict=True)
                 if go_on(game, tokenizer, episode, turn, call, seen)
             ]
     return [episode.trajectory for episode in episodes]
@@ -492,14 +495,14 @@ def laid_out(
     do in Beamline's mean over trajectories.
     """
     places = by_step(trajectories, trainer.shape.group)
-    rows = [trajectories[leaf][place] for leaf, place in places]
+    rows = [trajectories[leaf][context_index] for leaf, context_index in places]
     before = trainer.rewards
     trainer.trajectories = _as_generated(rows)
     trainer.rewards = [rewards[leaf] for leaf, _ in places]
     trainer.model.train()
     try:
-        asked = [example(questions[leaf]) for leaf, _ in places]
-        whole: Any = trainer._generate_and_score_completions(asked)
+        examples = [example(questions[leaf]) for leaf, _ in places]
+        whole: Any = trainer._generate_and_score_completions(examples)
     finally:
         trainer.trajectories, trainer.rewards = None, before
     whole["advantages"] = whole["advantages"] * torch.tensor(weights(trajectories, places))
@@ -523,7 +526,7 @@ def by_step(trajectories: Sequence[Trajectory], group: int) -> list[tuple[int, i
                 f"the trajectories of a group have {sorted(steps)} steps with prompts of their "
                 "own: raise dialogue.prompt_tokens or response_tokens of the case's world"
             )
-        rows += [(leaf, place) for place in range(*steps) for leaf in leaves]
+        rows += [(leaf, context_index) for context_index in range(*steps) for leaf in leaves]
     return rows
 
 
@@ -531,7 +534,9 @@ def weights(trajectories: Sequence[Trajectory], places: Sequence[tuple[int, int]
     """Return the weight of each row: its share of a trajectory's sampled tokens, 1 on average."""
     sampled = [[sum(context.own) for context in each] for each in trajectories]
     share = len(places) / len(trajectories)
-    return [share * sampled[leaf][place] / sum(sampled[leaf]) for leaf, place in places]
+    return [
+        share * sampled[leaf][context_index] / sum(sampled[leaf]) for leaf, context_index in places
+    ]
 
 
 def trajectories_of(trees: Sequence[Tree]) -> tuple[list[Question], list[Trajectory]]:
@@ -555,6 +560,8 @@ def _context(prompt: Node, rest: Sequence[Node]) -> Context:
 
 def _as_generated(rows: Sequence[Context]) -> tuple[Any, ...]:
     """Return rows in the form that TRL's ``_generate`` returns; no reward reads their texts."""
-    prompts, responses, own = ([list(part) for part in parts] for parts in zip(*rows, strict=True))
+    prompts, responses, masks = (
+        [list(part) for part in parts] for parts in zip(*rows, strict=True)
+    )
     texts = [[{"role": "assistant", "content": ""}] for _ in rows]
-    return prompts, responses, own, texts, None, {}, None, []
+    return prompts, responses, masks, texts, None, {}, None, []

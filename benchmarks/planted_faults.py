@@ -159,10 +159,10 @@ def run(folder: Path, *arguments: str, seconds: float) -> tuple[int | None, str]
 
     It is a fork of this process, in which the libraries are imported. What it leaves is killed.
     """
-    output, made = folder.with_name("output"), folder.with_name("made")
+    output, temporary_folder = folder.with_name("output"), folder.with_name("made")
     process = os.fork()
     if not process:
-        be_pytest(folder, output, [*PYTEST, "--basetemp", str(made), *arguments])
+        be_pytest(folder, output, [*PYTEST, "--basetemp", str(temporary_folder), *arguments])
     descriptor = os.pidfd_open(process)
     try:
         ended, _, _ = select.select([descriptor], [], [], seconds)
@@ -215,8 +215,8 @@ def pytest_collection() -> None:
 def check_imports(folder: Path) -> None:
     """Raise RuntimeError where the packages of a copy would be imported from elsewhere."""
     for name in PACKAGES:
-        found = find_spec(name) if (folder / name).is_dir() else None
-        places = set(found.submodule_search_locations or ()) if found else set()
+        spec = find_spec(name) if (folder / name).is_dir() else None
+        places = set(spec.submodule_search_locations or ()) if spec else set()
         if places - {str(folder / name)}:
             raise RuntimeError(f"{name} would be imported from {places}, and not from {folder}")
 
@@ -263,10 +263,10 @@ def judge_all(
         fault.planted((root / fault.file).read_text())
     tests = list(dict.fromkeys(fault.test for fault in faults))
     with (
-        tempfile.TemporaryDirectory(prefix="faults-") as made,
+        tempfile.TemporaryDirectory(prefix="faults-") as folder,
         ProcessPoolExecutor(jobs, get_context("fork")) as pool,
     ):
-        home = Path(made).resolve()
+        home = Path(folder).resolve()
         tried = pool.map(partial(passes, root=root, home=home, seconds=seconds), tests)
         sound = {test for test, passed in zip(tests, tried, strict=True) if passed}
         judging = partial(judge, sound=sound, root=root, home=home, seconds=seconds)
@@ -301,17 +301,17 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="of faults or areas; else all")
     parser.add_argument("--jobs", type=int, default=1, help="copies that are tested side by side")
     parser.add_argument("--table", type=Path, metavar="FILE", help="write the table there, as CSV")
-    chosen = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     outcomes: list[Outcome] = []
     try:
-        for outcome in judge_all(chosen_of(load(), chosen.names), Path.cwd(), chosen.jobs):
+        for outcome in judge_all(chosen_of(load(), args.names), Path.cwd(), args.jobs):
             print(f"{outcome.result:12} {outcome.seconds:6.1f} s  {outcome.fault}", flush=True)
             outcomes.append(outcome)
     except ValueError as error:
         print(f"planted_faults: {error}", file=sys.stderr)
         return 2
-    if chosen.table:
-        save(outcomes, chosen.table)
+    if args.table:
+        save(outcomes, args.table)
     missed = [outcome.fault for outcome in outcomes if outcome.result != FOUND]
     print(f"{len(outcomes) - len(missed)} of {len(outcomes)} faults are found")
     return 1 if missed else 0

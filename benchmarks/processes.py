@@ -105,18 +105,18 @@ Case = tuple[int, int]  # processes, and the threads that they share
 
 def measure(cases: Sequence[Case], repeats: int) -> dict[Case, list[Any]]:
     """Return case -> what each process measured, an entry a repeat."""
-    found: dict[Case, list[Any]] = {case: [] for case in cases}
+    by_case: dict[Case, list[Any]] = {case: [] for case in cases}
     learners = {case: Processes(_machine(*case)) for case in cases}
     try:
         for case, processes in learners.items():
             processes.run(load, _machine(*case))
         for _ in range(repeats):
             for case, processes in learners.items():
-                found[case].append(processes.run(update, _machine(*case)))
+                by_case[case].append(processes.run(update, _machine(*case)))
     finally:
         for processes in learners.values():
             processes.close()
-    return found
+    return by_case
 
 
 def _machine(count: int, threads: int) -> Machine:
@@ -136,16 +136,16 @@ def planned(count: int) -> tuple[float, float]:
     return sum(learns.values()), sum(needed.update.values())
 
 
-def table(found: dict[Case, list[Any]]) -> str:
+def table(by_case: dict[Case, list[Any]]) -> str:
     """Return the measurements in Markdown; ratios are to the first case."""
     lines = [
         "| processes | threads | wall | processor | stays (MiB) | planned | adds (MiB) | planned |",
         "|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    first = next(iter(found))
-    for case, repeats in found.items():
+    first = next(iter(by_case))
+    for case, repeats in by_case.items():
         count, threads = case
-        wall, processor = (_compared(found, case, first, kind) for kind in TIMES)
+        wall, processor = (_compared(by_case, case, first, kind) for kind in TIMES)
         stays, adds = (
             max(median(each[rank][name] for each in repeats) for rank in range(count)) / MIB
             for name in ("stays", "adds")
@@ -161,13 +161,13 @@ def table(found: dict[Case, list[Any]]) -> str:
 TIMES: dict[str, Callable[[Iterable[float]], float]] = {"wall": max, "processor": sum}
 
 
-def _compared(found: dict[Case, list[Any]], case: Case, first: Case, kind: str) -> str:
+def _compared(by_case: dict[Case, list[Any]], case: Case, first: Case, kind: str) -> str:
     """Return the median seconds of a case, and their ratio to those of the first one."""
     seconds, others = (
-        [TIMES[kind](process[kind] for process in processes) for processes in found[one]]
+        [TIMES[kind](process[kind] for process in processes) for processes in by_case[one]]
         for one in (case, first)
     )
-    ratios = [own / other for own, other in zip(seconds, others, strict=True)]
+    ratios = [case_seconds / other for case_seconds, other in zip(seconds, others, strict=True)]
     return f"{median(seconds):.2f} s, {median(ratios):.2f}"
 
 
@@ -181,8 +181,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.processes")
     parser.add_argument("--cases", type=_case, nargs="+", default=[(1, 2), (1, 1), (2, 2)])
     parser.add_argument("--repeats", type=int, default=7)
-    chosen = parser.parse_args()
-    print(table(measure(chosen.cases, chosen.repeats)))
+    args = parser.parse_args()
+    print(table(measure(args.cases, args.repeats)))
 
 
 if __name__ == "__main__":

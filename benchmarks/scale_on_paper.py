@@ -169,8 +169,8 @@ def _weights(work: Work, servers: int, transfer: str, parts: Parts) -> float:
 def best(work: Work, machines: int, way: str, transfer: str, parts: Parts = PARTS) -> Reckoned:
     """Return the division of machines into learners and servers that takes least time."""
     divisions = range(1, machines) if machines > 1 else [1]
-    found = [reckon(work, machines, learning, way, transfer, parts) for learning in divisions]
-    return min(found, key=lambda one: one.total)
+    candidates = [reckon(work, machines, learning, way, transfer, parts) for learning in divisions]
+    return min(candidates, key=lambda one: one.total)
 
 
 def sweeps(recipe: Recipe) -> Iterator[tuple[str, list[Reckoned]]]:
@@ -203,7 +203,7 @@ def table(rows: Sequence[Reckoned]) -> str:
     return "\n".join(lines)
 
 
-def draw(found: Mapping[str, Sequence[Reckoned]]) -> Any:
+def draw(rows_by_title: Mapping[str, Sequence[Reckoned]]) -> Any:
     """Draw seconds an iteration by machines: a panel for each batch."""
     from matplotlib.figure import Figure
 
@@ -211,7 +211,7 @@ def draw(found: Mapping[str, Sequence[Reckoned]]) -> Any:
     for axes, batch in zip(
         figure.subplots(1, 2), ("the recipe's batch", "a batch that grows"), strict=True
     ):
-        lines = [(title, rows) for title, rows in found.items() if title.startswith(batch)]
+        lines = [(title, rows) for title, rows in rows_by_title.items() if title.startswith(batch)]
         for color, (title, rows) in zip(figures.LINES, lines, strict=False):
             label = title.partition(", ")[2]
             values = [one.total for one in rows]
@@ -229,17 +229,17 @@ def main() -> None:
     """Print the tables and draw the picture."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--figure", type=Path, default=FIGURE)
-    chosen = parser.parse_args()
+    args = parser.parse_args()
     recipe = settings.load(RECIPE)
-    found = dict(sweeps(recipe))
+    rows_by_title = dict(sweeps(recipe))
     update, sampling = rates(work_of(recipe), PARTS)
     print(
         f"{RECIPE}: {work_of(recipe).tokens:,} tokens an iteration; tokens a second a GPU: ", end=""
     )
     print(f"update {update:,.0f}, sampling {sampling:,.0f}")
-    for title, rows in found.items():
+    for title, rows in rows_by_title.items():
         print(f"\n{title}\n\n{table(rows)}")
-    figures.save(draw(found), chosen.figure)
+    figures.save(draw(rows_by_title), args.figure)
 
 
 if __name__ == "__main__":

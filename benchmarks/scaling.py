@@ -310,7 +310,7 @@ def measure(size: Size, repetitions: int) -> dict[str, Any]:
     setting = replace(work.start.setting, rollout=few)
     small = Work(replace(work.start, setting=setting, questions=work.start.questions[:1]), "small")
     paths = [path for tree in work.trees for path in tree.trajectories()]
-    found: dict[str, Any] = {
+    point: dict[str, Any] = {
         "leaves": size.leaves,
         "turn": float(np.mean([sum(len(node.tokens) for node in path) for path in paths])),
         "questions": size.questions,
@@ -319,9 +319,9 @@ def measure(size: Size, repetitions: int) -> dict[str, Any]:
     }
     parts = work.parts()
     # Children first: no child may use autograd once this process has done so.
-    found[MEMORY] = {name: _memory_apart(part, small.parts()[name]) for name, part in parts.items()}
-    found[SECONDS] = {name: _seconds(part, repetitions) for name, part in parts.items()}
-    return found
+    point[MEMORY] = {name: _memory_apart(part, small.parts()[name]) for name, part in parts.items()}
+    point[SECONDS] = {name: _seconds(part, repetitions) for name, part in parts.items()}
+    return point
 
 
 def _seconds(part: Callable[[], Any], repetitions: int) -> float:
@@ -373,7 +373,7 @@ def measure_beaming(size: Size, repetitions: int) -> dict[str, Any]:
     use_machine(MACHINE)
     start = start_of(size)
     rows = load_algorithms()
-    found: dict[str, Any] = {"leaves": size.leaves}
+    point: dict[str, Any] = {"leaves": size.leaves}
     for name, (row, initial) in WAYS.items():
         rollout = start.setting.rollout.model_copy(update={"initial": initial(size.leaves)})
         tokens, seconds = [], []
@@ -386,8 +386,8 @@ def measure_beaming(size: Size, repetitions: int) -> dict[str, Any]:
             if number >= 0:  # the first is there to get ready
                 seconds.append(time.process_time() - began)
                 tokens.append(sum(len(n.tokens) for t in trees for n in t.nodes if n.kind == TURN))
-        found[name] = {TOKENS: float(np.mean(tokens)), SECONDS: float(np.mean(seconds))}
-    return found
+        point[name] = {TOKENS: float(np.mean(tokens)), SECONDS: float(np.mean(seconds))}
+    return point
 
 
 MEASURES = {"parts": measure, "beaming": measure_beaming}
@@ -445,9 +445,9 @@ def apart(what: str, size: Size, repetitions: int) -> dict[str, Any]:
     context = get_context("forkserver")
     context.set_forkserver_preload([__spec__.name, *LATER])
     with tempfile.TemporaryDirectory() as folder, context.Pool(1) as pool:
-        found = pool.apply(_in_folder, (Path(folder), MEASURES[what], size, repetitions))
-    print(json.dumps(found), file=sys.stderr, flush=True)
-    return found
+        point = pool.apply(_in_folder, (Path(folder), MEASURES[what], size, repetitions))
+    print(json.dumps(point), file=sys.stderr, flush=True)
+    return point
 
 
 def _in_folder(folder: Path, work: Callable[..., Any], *given: Any) -> Any:
@@ -481,28 +481,28 @@ def everything(
     }
 
 
-def table(found: Mapping[str, Any]) -> str:
+def table(measurements: Mapping[str, Any]) -> str:
     """Return the exponents in Markdown: over all sizes, and between the last two."""
     lines = [
         f"| grows with | unit | {' | '.join(PARTS)} |",
         f"|---|---|{'---:|' * len(PARTS)}",
     ]
-    for name, of_sweep in found["sweeps"].items():
+    for name, of_sweep in measurements["sweeps"].items():
         for unit, of_parts in of_sweep.items():
             cells = [f"{of_parts[p]['exponent']:.2f} ({of_parts[p]['last']:.2f})" for p in PARTS]
             lines.append(f"| {name} | {unit} | {' | '.join(cells)} |")
     lines += ["", f"| sampling by M | {' | '.join(WAYS)} |", f"|---|{'---:|' * len(WAYS)}"]
-    for unit, of_ways in found["beaming"].items():
+    for unit, of_ways in measurements["beaming"].items():
         cells = [f"{of_ways[way]['exponent']:.2f} ({of_ways[way]['last']:.2f})" for way in WAYS]
         lines.append(f"| {unit} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def draw(found: Mapping[str, Any]) -> Any:
+def draw(measurements: Mapping[str, Any]) -> Any:
     """Draw small multiples: a column for each sweep, seconds above memory; beaming last."""
     from matplotlib.figure import Figure
 
-    columns = [*found["sweeps"].items(), ("leaves of a tree (M)", found["beaming"])]
+    columns = [*measurements["sweeps"].items(), ("leaves of a tree (M)", measurements["beaming"])]
     figure = Figure(
         figsize=(3.1 * len(columns), 6.2), dpi=figures.DOTS_PER_INCH, layout="constrained"
     )
@@ -535,17 +535,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=3)
     arguments = parser.parse_args()
-    found = everything(SWEEPS, BUDGETS, arguments.repetitions)
-    write(found, FILE, FIGURE)
-    print(table(found))
+    measurements = everything(SWEEPS, BUDGETS, arguments.repetitions)
+    write(measurements, FILE, FIGURE)
+    print(table(measurements))
 
 
-def write(found: Mapping[str, Any], file: Path, figure: Path) -> None:
+def write(measurements: Mapping[str, Any], file: Path, figure: Path) -> None:
     """Write the measurements and their picture."""
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(found, indent=2) + "\n")
+    temporary.write_text(json.dumps(measurements, indent=2) + "\n")
     temporary.replace(file)
-    figures.save(draw(found), figure)
+    figures.save(draw(measurements), figure)
 
 
 if __name__ == "__main__":

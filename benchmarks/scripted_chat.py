@@ -62,12 +62,12 @@ def reply(messages: Sequence[Mapping[str, str]], known: Sequence[Known]) -> str:
     """
     prompt = messages[0]["content"]
     turns = sum(message["role"] == "assistant" for message in messages)
-    place = max(
+    index = max(
         (n for n, each in enumerate(known) if each.question in prompt),
         key=lambda n: len(known[n].question),
         default=1,
     )
-    task, right = known[place], place % 2 == 0
+    task, right = known[index], index % 2 == 0
     form = next(lines for words, lines in FORMS.items() if words in prompt)
     return form[min(turns, len(form) - 1)].format(
         question=task.question[:300],
@@ -77,18 +77,18 @@ def reply(messages: Sequence[Mapping[str, str]], known: Sequence[Known]) -> str:
     )
 
 
-def completion(asked: Mapping[str, Any], text: str) -> dict[str, Any]:
+def completion(request: Mapping[str, Any], text: str) -> dict[str, Any]:
     """Return a reply as the protocol has it; words count as tokens."""
-    ends = [at for mark in asked.get("stop") or () if (at := text.find(mark)) >= 0]
+    ends = [at for mark in request.get("stop") or () if (at := text.find(mark)) >= 0]
     text = text[: min(ends, default=len(text))]
-    read = sum(len(message["content"].split()) for message in asked["messages"])
+    read = sum(len(message["content"].split()) for message in request["messages"])
     written = len(text.split())
     message = {"role": "assistant", "content": text}
     return {
         "id": "scripted",
         "object": "chat.completion",
         "created": 0,
-        "model": asked["model"],
+        "model": request["model"],
         "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
         "usage": {
             "prompt_tokens": read,
@@ -103,8 +103,8 @@ def serve(known: Sequence[Known], port: int) -> None:
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            body = json.dumps(completion(asked, reply(asked["messages"], known))).encode()
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            body = json.dumps(completion(request, reply(request["messages"], known))).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
@@ -119,10 +119,10 @@ def serve(known: Sequence[Known], port: int) -> None:
         server.serve_forever()
 
 
-def _questions(place: str) -> list[Question]:
+def _questions(source: str) -> list[Question]:
     """Return the questions of a set's split, or of a file."""
-    file = Path(place)
-    return load_questions(file) if file.suffix == ".parquet" else of_benchmark(place, PARAMS)
+    file = Path(source)
+    return load_questions(file) if file.suffix == ".parquet" else of_benchmark(source, PARAMS)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -132,15 +132,15 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("sets", nargs="+", help=known)
     parser.add_argument("--recipe", help="whose world the tasks are of; its expert does them")
     parser.add_argument("--port", type=int, default=8100)
-    chosen = parser.parse_args(arguments)
-    questions = [question for one in chosen.sets for question in _questions(one)]
-    acts = _acts_of_the_expert(chosen.recipe, questions) if chosen.recipe else [()] * len(questions)
+    args = parser.parse_args(arguments)
+    questions = [question for one in args.sets for question in _questions(one)]
+    acts = _acts_of_the_expert(args.recipe, questions) if args.recipe else [()] * len(questions)
     serve(
         [
-            Known(each.text, next(iter(each.answers), ""), own)
-            for each, own in zip(questions, acts, strict=True)
+            Known(each.text, next(iter(each.answers), ""), task_acts)
+            for each, task_acts in zip(questions, acts, strict=True)
         ],
-        chosen.port,
+        args.port,
     )
 
 
@@ -153,19 +153,19 @@ def _acts_of_the_expert(name: str, tasks: Sequence[Question]) -> list[tuple[str,
         open_environment({}, recipe.environment, recipe.machine.threads, corpus) as environment,
         environment.session() as session,
     ):
-        going = [(place, handle) for place, (handle, _) in enumerate(session.open(tasks))]
+        going = [(index, handle) for index, (handle, _) in enumerate(session.open(tasks))]
         while going:
             solved = session.solve([handle for _, handle in going])
             moves = [(*at, call) for at, call in zip(going, solved, strict=True) if call]
             seen = session.act([(handle, call) for _, handle, call in moves])
-            for place, _, call in moves:
-                acts[place].append(call.argument)
+            for index, _, call in moves:
+                acts[index].append(call.argument)
             going = [
-                (place, handle)
-                for (place, handle, _), observation in zip(moves, seen, strict=True)
+                (index, handle)
+                for (index, handle, _), observation in zip(moves, seen, strict=True)
                 if not observation.ends
             ]
-    return [tuple(own) for own in acts]
+    return [tuple(task_acts) for task_acts in acts]
 
 
 if __name__ == "__main__":

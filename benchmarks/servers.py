@@ -102,9 +102,9 @@ def rolled_out(
     engine: Engine, questions: Sequence[Question], recipe: Recipe, number: int
 ) -> tuple[float, float, float]:
     """Return sampled tokens, seconds and processor seconds of one rollout."""
-    chosen = setting(recipe, engine.tokenizer, number)  # type: ignore[attr-defined]
+    rollout_setting = setting(recipe, engine.tokenizer, number)  # type: ignore[attr-defined]
     began, used = time.perf_counter(), processor_seconds()
-    trees = grow(questions, engine, chosen)
+    trees = grow(questions, engine, rollout_setting)
     return tokens(trees), time.perf_counter() - began, processor_seconds() - used
 
 
@@ -124,16 +124,16 @@ def measure(
         }
         if kind == "transformers":
             engines["in this process"] = TransformersEngine(model, tokenizer)
-        found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in engines}
+        runs_by_engine: dict[str, list[tuple[float, float, float]]] = {name: [] for name in engines}
         for number in range(-1, repetitions):  # the first one warms up
             for name, engine in engines.items():
-                found[name].append(rolled_out(engine, questions, recipe, number))
+                runs_by_engine[name].append(rolled_out(engine, questions, recipe, number))
     return {
         name: (
             median(count / seconds for count, seconds, _ in runs[1:]),
             median(count / used for count, _, used in runs[1:]),
         )
-        for name, runs in found.items()
+        for name, runs in runs_by_engine.items()
     }
 
 
@@ -144,12 +144,12 @@ def main() -> None:
     parser.add_argument("--kind", choices=list(OPTIONS), default="transformers")
     parser.add_argument("--questions", type=int, default=16)
     parser.add_argument("--repetitions", type=int, default=5)
-    chosen = parser.parse_args()
-    questions = load_questions(Path("data", chosen.recipe, "questions", "train.parquet"))
-    policy, recipe = Path("models", chosen.recipe, "initial"), settings.load(chosen.recipe)
-    found = measure(chosen.kind, policy, questions[: chosen.questions], recipe, chosen.repetitions)
-    for name, (wall, processor) in found.items():
-        print(f"{chosen.kind}, {name}: {wall:,.0f} tokens/s, {processor:,.0f} per processor second")
+    args = parser.parse_args()
+    questions = load_questions(Path("data", args.recipe, "questions", "train.parquet"))
+    policy, recipe = Path("models", args.recipe, "initial"), settings.load(args.recipe)
+    speeds = measure(args.kind, policy, questions[: args.questions], recipe, args.repetitions)
+    for name, (wall, processor) in speeds.items():
+        print(f"{args.kind}, {name}: {wall:,.0f} tokens/s, {processor:,.0f} per processor second")
 
 
 if __name__ == "__main__":

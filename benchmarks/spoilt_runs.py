@@ -155,9 +155,9 @@ def planted(
     texts = {name: [*map(response, tree.trajectories())] for name, tree in trees.items()}
     table = pq.read_table(learned.rewards.path)
     has = [phrase in texts[row["question"]][row["leaf"]] for row in table.to_pylist()]
-    place = table.column_names.index("success")
+    column_index = table.column_names.index("success")
     file = Path(f"{start.stage.replace('/', '-')}-labels.parquet")
-    pq.write_table(table.set_column(place, "success", pa.array(has)), file)
+    pq.write_table(table.set_column(column_index, "success", pa.array(has)), file)
     labels = Artifact.at(file)
     inputs = RewardModelInputs(
         policy=policy,
@@ -170,8 +170,8 @@ def planted(
         steps=recipe.reward_model.steps,
         machine=recipe.machine,
     )
-    made = reward_model(replace(start, stage=f"{start.stage}/planted"), inputs)
-    return Published(artifacts.output(made, "model"), learned.trees, labels)
+    record = reward_model(replace(start, stage=f"{start.stage}/planted"), inputs)
+    return Published(artifacts.output(record, "model"), learned.trees, labels)
 
 
 @contextlib.contextmanager
@@ -194,7 +194,7 @@ def faulty(run: Run) -> Iterator[None]:
 def watched(training: Training, iterations: int, name: str) -> dict[str, Any]:
     """Train, and look for alarms after each iteration, as a training does."""
     curve: dict[str, list[float]] = {}
-    asked: list[Validated] = []
+    validations: list[Validated] = []
     raised: dict[str, Alarm] = {}
     seconds = {"training": 0.0, "validation": 0.0}
     progress = Progress(name, iterations)
@@ -202,8 +202,8 @@ def watched(training: Training, iterations: int, name: str) -> dict[str, Any]:
         metrics = metrics_of(done)
         for metric, value in metrics.items():
             curve.setdefault(metric, []).append(value)
-        asked += validated_in([done])
-        for alarm in alarms(Seen(curve, training.recipe.reinforce.questions, asked)):
+        validations += validated_in([done])
+        for alarm in alarms(Seen(curve, training.recipe.reinforce.questions, validations)):
             raised.setdefault(alarm.name, alarm)
         seconds["training"] += sum(sum_seconds(done).values())
         seconds["validation"] += sum(one["duration"] for one in done.get("validation", ()))
@@ -214,7 +214,7 @@ def watched(training: Training, iterations: int, name: str) -> dict[str, Any]:
     return {
         "iterations": iterations,
         "alarms": {alarm.name: alarm.iteration for alarm in raised.values()},
-        "validation": {one.iterations: one.mean("success") for one in asked},
+        "validation": {one.iterations: one.mean("success") for one in validations},
         "seconds": seconds,
         "curve": {metric: curve[metric] for metric in shown if metric in curve},
     }
@@ -223,22 +223,22 @@ def watched(training: Training, iterations: int, name: str) -> dict[str, Any]:
 # ---------------------------------------------------------------- the table
 
 
-def table(found: dict[str, dict[str, Any]]) -> str:
+def table(by_run: dict[str, dict[str, Any]]) -> str:
     """Return the table of the runs that are finished."""
     lines = [
         "| run | iterations | reward | success (%) | validation (%) | alarms (iteration) |",
         "|---|---:|---:|---:|---:|---|",
     ]
-    for name, one in found.items():
+    for name, one in by_run.items():
         reward, success = (ends(one["curve"][metric]) for metric in ("reward", "success"))
-        asked = [100 * share for share in one["validation"].values()]
+        percentages = [100 * share for share in one["validation"].values()]
         rang = ", ".join(f"`{alarm}` ({at})" for alarm, at in one["alarms"].items()) or "none"
         cells = [
             name,
             str(one["iterations"]),
             f"{reward[0]:.2f} → {reward[1]:.2f}",
             f"{100 * success[0]:.1f} → {100 * success[1]:.1f}",
-            f"{asked[0]:.1f} → {asked[-1]:.1f}",
+            f"{percentages[0]:.1f} → {percentages[-1]:.1f}",
             rang,
         ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -253,9 +253,11 @@ def ends(values: Sequence[float]) -> tuple[float, float]:
 def open_home() -> None:
     """Make the project of the runs: the recipes and what they begin with in this checkout."""
     for recipe, stage in ((TINY, "cold_start"), (LEARNED, "reward_model")):
-        made = ROOT / "models" / recipe / stage
-        if not made.is_dir():
-            raise SystemExit(f"{made} does not exist: run `dvc repro {stage}@{recipe}` first")
+        stage_folder = ROOT / "models" / recipe / stage
+        if not stage_folder.is_dir():
+            raise SystemExit(
+                f"{stage_folder} does not exist: run `dvc repro {stage}@{recipe}` first"
+            )
     HOME.mkdir(parents=True, exist_ok=True)
     shutil.copytree(ROOT / "params", HOME / "params", dirs_exist_ok=True)
     for folder in ("data", "models"):
@@ -273,18 +275,18 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("runs", nargs="*", metavar="RUN", help=f"of {', '.join(RUNS)}; else all")
-    chosen = parser.parse_args().runs or [*RUNS]
-    if unknown := [name for name in chosen if name not in RUNS]:
+    names = parser.parse_args().runs or [*RUNS]
+    if unknown := [name for name in names if name not in RUNS]:
         parser.error(f"no run {unknown[0]}: choose of {', '.join(RUNS)}")
     open_home()
     with chdir(HOME):
-        for name in chosen:
+        for name in names:
             file = Path(f"{name}.json")
             with files.locked(Path(f"{name}.lock")):  # several calls may make runs side by side
                 if not file.exists():
                     file.write_text(json.dumps(measure(name, RUNS[name]), indent=1) + "\n")
-        made = {name: Path(f"{name}.json") for name in RUNS}
-        print(table({n: json.loads(f.read_text()) for n, f in made.items() if f.exists()}))
+        result_files = {name: Path(f"{name}.json") for name in RUNS}
+        print(table({n: json.loads(f.read_text()) for n, f in result_files.items() if f.exists()}))
 
 
 if __name__ == "__main__":

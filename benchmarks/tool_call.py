@@ -33,14 +33,14 @@ SETTINGS = {
 
 def descendants(process: int) -> list[int]:
     """Return the processes below a process."""
-    found: list[int] = []
+    processes: list[int] = []
     waiting = [process]
     while waiting:
         for task in Path(f"/proc/{waiting.pop()}/task").iterdir():
             children = [int(child) for child in (task / "children").read_text().split()]
-            found += children
+            processes += children
             waiting += children
-    return found
+    return processes
 
 
 def processor_seconds(processes: Sequence[int]) -> float:
@@ -72,8 +72,8 @@ def main(calls: int = CALLS, repetitions: int = REPETITIONS) -> None:
     for sandbox in PROGRAMS:
         with python_tool(PythonTool.model_validate({"sandbox": sandbox, **SETTINGS}), 1) as run:
             measured(run, calls)
-            found = [measured(run, calls) for _ in range(repetitions)]
-        processor, wall = (median(each) for each in zip(*found, strict=True))
+            measurements = [measured(run, calls) for _ in range(repetitions)]
+        processor, wall = (median(each) for each in zip(*measurements, strict=True))
         print(f"{sandbox}: {processor:.2f} ms of processor time, {wall:.2f} ms of wall time")
 
 

@@ -189,8 +189,8 @@ def synthetic_tree(seed: int, shape: Shape, vocabulary: int) -> Credited:
     trunks = [grow(root, shape.turns) for _ in range(shape.leaves // 2)]
     for number in range(shape.leaves - len(trunks)):
         results = trunks[number % len(trunks)]
-        place = int(random.integers(len(results)))
-        grow(results[place], shape.turns - 1 - place)
+        index = int(random.integers(len(results)))
+        grow(results[index], shape.turns - 1 - index)
     return _credited(tree, random)
 
 
@@ -232,9 +232,9 @@ def operations(architecture: Architecture, batch: Sequence[Forest]) -> float:
     matrices = size.hidden * (
         2 * size.hidden + 2 * size.key_value_heads * head_size + 3 * size.feed_forward
     )
-    slots = sum(made.tokens.shape[1] for made in batch)
-    sampled = sum(len(made.targets) for made in batch)
-    pairs = sum(int((made.positions + 1).sum()) for made in batch)
+    slots = sum(forest.tokens.shape[1] for forest in batch)
+    sampled = sum(len(forest.targets) for forest in batch)
+    pairs = sum(int((forest.positions + 1).sum()) for forest in batch)
     forward = (
         2 * slots * size.layers * matrices
         + 2 * sampled * size.hidden * size.vocabulary
@@ -278,9 +278,9 @@ def forward_backward(
 ) -> None:
     """Compute all gradients of one optimizer step, as ``learner.optimize`` does."""
     learning.model.zero_grad(set_to_none=True)
-    views = sum(int(made.mask.sum()) for made in batch)
-    for made in batch:
-        value, _ = learner.objective(learning, made, loss, 1.0, views, views, machine)
+    views = sum(int(forest.mask.sum()) for forest in batch)
+    for forest in batch:
+        value, _ = learner.objective(learning, forest, loss, 1.0, views, views, machine)
         value.backward()
 
 
@@ -319,7 +319,7 @@ def measure(
         "micro_batch_tokens": tokens,
         "micro_batches": len(batch),
         **counted,
-        "computed_tokens": sum(made.tokens.shape[1] for made in batch),
+        "computed_tokens": sum(forest.tokens.shape[1] for forest in batch),
         "seconds": second,
         "seconds_all": seconds,
         "unique_tokens_per_second": counted["unique_tokens"] / second,
@@ -327,7 +327,7 @@ def measure(
         "operations": performed,
         "share_of_matrix_rate": performed / second / rate,
         "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else None,
-        "attention_pairs": sum(PAIRS[form](part) for made in batch for part in made.layouts),
+        "attention_pairs": sum(PAIRS[form](part) for forest in batch for part in forest.layouts),
     }
 
 
@@ -428,7 +428,7 @@ def run(plan: Plan, device: str, keep: Callable[[dict[str, Any]], None]) -> dict
     """Make all measurements; ``keep`` is called with those so far after each of them."""
     use_machine(machine_of(device))
     rate, bandwidth = matrix_rate(device, plan.matrix), copy_rate(device, plan.copied)
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "torch": torch.__version__,
         "bf16_matrix_operations_per_second": rate,
@@ -443,17 +443,17 @@ def run(plan: Plan, device: str, keep: Callable[[dict[str, Any]], None]) -> dict
         vocabulary = architecture.vocabulary
         trees = [synthetic_tree(seed, plan.shape, vocabulary) for seed in range(TREES)]
         for variant in VARIANTS:
-            place = (name, architecture, *variant, trees)
-            row = measure_what_fits(*place, tokens=plan.tokens, device=device, rate=rate)
-            found["rows"] += [row] if row else []
-            keep(found)
+            case = (name, architecture, *variant, trees)
+            row = measure_what_fits(*case, tokens=plan.tokens, device=device, rate=rate)
+            figures["rows"] += [row] if row else []
+            keep(figures)
             show(name, *variant, row and row["seconds"])
         for rows in plan.rows:
             line = measure_sampling(name, architecture, rows, plan.turn, device, bandwidth)
-            found["sampling"].append(line)
-            keep(found)
+            figures["sampling"].append(line)
+            keep(figures)
             show(name, f"{rows} rows", line["seconds_of_a_step"])
-    return found
+    return figures
 
 
 def show(*parts: object) -> None:
@@ -461,25 +461,25 @@ def show(*parts: object) -> None:
     print(*parts, file=sys.stderr, flush=True)
 
 
-def write(found: dict[str, Any], file: Path) -> None:
+def write(figures: dict[str, Any], file: Path) -> None:
     """Replace a file of figures."""
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(found, indent=2) + "\n")
+    temporary.write_text(json.dumps(figures, indent=2) + "\n")
     temporary.replace(file)
 
 
-def table(found: dict[str, Any]) -> str:
+def table(figures: dict[str, Any]) -> str:
     """Return the rows in Markdown."""
     lines = [
-        f"{found['device']}: {found['bf16_matrix_operations_per_second'] / 1e12:.1f} T bf16 "
+        f"{figures['device']}: {figures['bf16_matrix_operations_per_second'] / 1e12:.1f} T bf16 "
         "operations per second in a matrix product, "
-        f"{found['copied_bytes_per_second'] / 1e9:.0f} GB per second in a copy",
+        f"{figures['copied_bytes_per_second'] / 1e9:.0f} GB per second in a copy",
         "",
         "| architecture | packing | recompute | micro-batch tokens | computed tokens "
         "| unique tokens / s | leaf tokens / s | share of matrix rate (%) | peak (GiB) |",
         "|---|---|---|---:|---:|---:|---:|---:|---:|",
     ]
-    for row in found["rows"]:
+    for row in figures["rows"]:
         peak = "" if row["peak_gib"] is None else f"{row['peak_gib']:.1f}"
         lines.append(
             f"| {row['architecture']} | {row['packing']} | {'yes' if row['recompute'] else 'no'} "
@@ -487,7 +487,7 @@ def table(found: dict[str, Any]) -> str:
             f"| {row['unique_tokens_per_second']:,.0f} | {row['leaf_tokens_per_second']:,.0f} "
             f"| {100 * row['share_of_matrix_rate']:.1f} | {peak} |"
         )
-    return "\n".join(lines + (_sampling(found["sampling"]) if found["sampling"] else []))
+    return "\n".join(lines + (_sampling(figures["sampling"]) if figures["sampling"] else []))
 
 
 def _sampling(rows: Sequence[dict[str, Any]]) -> list[str]:

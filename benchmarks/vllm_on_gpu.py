@@ -46,14 +46,14 @@ SIZES = TinyPolicy(
 def policies(folder: Path, device: str) -> tuple[Any, list[tuple[Any, Artifact]]]:
     """Return a tokenizer and two policies of random weights, each with its saved folder."""
     tokenizer = build_tokenizer(["What is 12 times 34? print(12*34)"] * 100, SIZES)
-    made = []
+    result = []
     for seed in range(2):
-        place = folder / f"{seed}"
+        policy_folder = folder / f"{seed}"
         model = build_policy(SIZES, tokenizer, seed).eval().to(device)
-        model.save_pretrained(place)
-        tokenizer.save_pretrained(place)
-        made.append((model, Artifact.at(place)))
-    return tokenizer, made
+        model.save_pretrained(policy_folder)
+        tokenizer.save_pretrained(policy_folder)
+        result.append((model, Artifact.at(policy_folder)))
+    return tokenizer, result
 
 
 def give(engine: VllmEngine, tokenizer: Any, policy: tuple[Any, Artifact]) -> None:
