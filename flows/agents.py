@@ -78,13 +78,13 @@ def variants(
     agents: Sequence[str], pages: Sequence[str], condensers: Sequence[str]
 ) -> list[Variant]:
     """Return the variants of each agent; ``pages`` matter to agents that can open some."""
-    found = []
+    result = []
     for agent in dict.fromkeys(agents):
         ways = pages if "page" in AGENTS[agent].prompts else [SNIPPETS]
         for way in dict.fromkeys(ways):
             of_way = condensers if way == CONDENSED else [OWN]
-            found += [Variant(agent, way, condenser) for condenser in dict.fromkeys(of_way)]
-    return found
+            result += [Variant(agent, way, condenser) for condenser in dict.fromkeys(of_way)]
+    return result
 
 
 @dataclass(frozen=True)
@@ -154,68 +154,68 @@ class Trying:
 
 def run(trying: Trying) -> Path:
     """Try all variants on all sets; write the table after each, and return its file."""
-    name, recipe, chosen = trying.name, trying.recipe, trying.chosen
-    wanted = variants(chosen.agents, chosen.pages, chosen.condensers)
+    name, recipe, args = trying.name, trying.recipe, trying.chosen
+    all_variants = variants(args.agents, args.pages, args.condensers)
     results: dict[str, list[dict[str, Any]]] = {}
-    page = Path("reports", name, f"{chosen.report}.md")
+    page = Path("reports", name, f"{args.report}.md")
     with ExitStack() as stack:
-        opened = stage_run(name, "agents", _key(trying, wanted), _tags(chosen))
+        opened = stage_run(name, "agents", _key(trying, all_variants), _tags(args))
         tracked = stack.enter_context(opened)
         models = {
-            word: stack.enter_context(open_model(choice, recipe, _limits(chosen), f"{name}-agents"))
+            word: stack.enter_context(open_model(choice, recipe, _limits(args), f"{name}-agents"))
             for word, choice in trying.choices.items()
         }
         workers, corpus = recipe.machine.threads, Path("data", name, "corpus")
         environment = stack.enter_context(
-            open_environment(_tools(recipe, chosen), recipe.environment, workers, corpus)
+            open_environment(_tools(recipe, args), recipe.environment, workers, corpus)
         )
-        for variant in wanted:
+        for variant in all_variants:
             label = trying.label(variant)
             for of_set in trying.sets:
                 record = trying.result(variant, of_set, models, environment)
-                found = read_rows(Path(artifacts.output(record, "results").path))
-                results.setdefault(label, []).extend({**row, "set": of_set} for row in found)
+                rows_of_set = read_rows(Path(artifacts.output(record, "results").path))
+                results.setdefault(label, []).extend({**row, "set": of_set} for row in rows_of_set)
                 rows = table.summarise(results, recipe.evaluate.bootstrap, recipe.seed)
                 agent_report.write(page, name, trying.choices[OWN].name, rows)
         agent_report.log(tracked, page, rows, at=record["finished"])
     return page
 
 
-def _tools(recipe: Recipe, chosen: argparse.Namespace) -> dict[str, Any]:
+def _tools(recipe: Recipe, args: argparse.Namespace) -> dict[str, Any]:
     """Return the recipe's tools; a browser gives pages as they are, up to ``--page-characters``."""
     tools = dict(recipe.tools)
     if BROWSER in tools:
-        changed = {"condense": None, "characters": chosen.page_characters}
+        changed = {"condense": None, "characters": args.page_characters}
         tools[BROWSER] = tools[BROWSER].model_copy(update=changed)
     return tools
 
 
-def _limits(chosen: argparse.Namespace) -> ChatLimits:
+def _limits(args: argparse.Namespace) -> ChatLimits:
     """Return how servers are asked."""
-    budget = ChatBudget(calls=chosen.most_calls, tokens=chosen.most_tokens)
+    budget = ChatBudget(calls=args.most_calls, tokens=args.most_tokens)
     return ChatLimits(
-        concurrency=chosen.concurrency,
-        timeout_seconds=chosen.timeout,
-        retries=chosen.retries,
+        concurrency=args.concurrency,
+        timeout_seconds=args.timeout,
+        retries=args.retries,
         budget=budget,
     )
 
 
-def _key(trying: Trying, wanted: Sequence[Variant]) -> str:
+def _key(trying: Trying, all_variants: Sequence[Variant]) -> str:
     """Return the key of the whole call."""
     step = Step(trying.name, "agents", 0, trying.recipe.seed)
     of_all = {
         f"{variant}/{name}": str(step.place(try_agent, trying.inputs(variant, questions)))
-        for variant in wanted
+        for variant in all_variants
         for name, questions in trying.sets.items()
     }
     return keys.key_of(of_all)
 
 
-def _tags(chosen: argparse.Namespace) -> dict[str, str]:
+def _tags(args: argparse.Namespace) -> dict[str, str]:
     checkout = git.revision()
     return {
-        "model": str(chosen.model),
+        "model": str(args.model),
         "mlflow.source.git.commit": checkout.commit,
         "mlflow.source.name": "flows/agents.py",
         "mlflow.source.type": "LOCAL",
@@ -265,50 +265,52 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def checked(chosen: argparse.Namespace, ledger: Ledger) -> Trying:
+def checked(args: argparse.Namespace, ledger: Ledger) -> Trying:
     """Read and check everything before anything starts.
 
     Raises ValueError with all faults, one line each.
     """
     params = Path("params")
-    recipe = settings.load(chosen.recipe, params)
-    chosen.agents = chosen.agents or [name for name in AGENTS if not _unfit(name, recipe)]
-    faults = [fault for name in chosen.agents for fault in _unfit(name, recipe)]
-    numbers = {name: getattr(chosen, name) for name in COUNTS}
+    recipe = settings.load(args.recipe, params)
+    args.agents = args.agents or [name for name in AGENTS if not _unfit(name, recipe)]
+    faults = [fault for name in args.agents for fault in _unfit(name, recipe)]
+    numbers = {name: getattr(args, name) for name in COUNTS}
     faults += [
         f"--{name.replace('_', '-')} {value}: give a number above 0"
         for name, value in numbers.items()
         if value is not None and value < 1
     ]
-    if set(chosen.pages) != {SNIPPETS} and BROWSER not in recipe.tools:
+    if set(args.pages) != {SNIPPETS} and BROWSER not in recipe.tools:
         faults.append(
-            f"--pages {' '.join(chosen.pages)}: the recipe has no tool that opens pages: add "
-            f"tools.{BROWSER} to params/{chosen.recipe}.yaml"
+            f"--pages {' '.join(args.pages)}: the recipe has no tool that opens pages: add "
+            f"tools.{BROWSER} to params/{args.recipe}.yaml"
         )
-    wanted = {name: given for one in chosen.agents for name, given in AGENTS[one].prompts.items()}
+    placeholders_of = {
+        name: given for one in args.agents for name, given in AGENTS[one].prompts.items()
+    }
     sets: Mapping[str, Sequence[Question]] = {}
     choices: dict[str, ModelChoice] = {}
     try:
-        prompts.load(wanted, chosen.prompts)
-        prompts.load_acts(recipe.environment, chosen.prompts)
+        prompts.load(placeholders_of, args.prompts)
+        prompts.load_acts(recipe.environment, args.prompts)
     except ValueError as error:
         faults.append(str(error))
     try:
-        sets = questions_of(chosen.recipe, recipe, chosen.sets, chosen.questions, params)
+        sets = questions_of(args.recipe, recipe, args.sets, args.questions, params)
     except ValueError as error:
         faults.append(str(error))
-    for word in dict.fromkeys([OWN, *chosen.condensers]):
+    for word in dict.fromkeys([OWN, *args.condensers]):
         try:
-            choices[word] = _choice(word, chosen)
+            choices[word] = _choice(word, args)
         except ValueError as error:
             faults.append(f"{'--model' if word == OWN else '--condensers'}: {error}")
     if faults:
         raise ValueError("\n".join(faults))
-    corpus = Path("data", chosen.recipe, "corpus")
+    corpus = Path("data", args.recipe, "corpus")
     return Trying(
-        name=chosen.recipe,
+        name=args.recipe,
         recipe=recipe,
-        chosen=chosen,
+        chosen=args,
         sets=sets,
         choices=choices,
         identities={word: choice.identity() for word, choice in choices.items()},
@@ -317,11 +319,11 @@ def checked(chosen: argparse.Namespace, ledger: Ledger) -> Trying:
     )
 
 
-def _choice(word: str, chosen: argparse.Namespace) -> ModelChoice:
+def _choice(word: str, args: argparse.Namespace) -> ModelChoice:
     if word == OWN:
-        return choose(chosen.model or "trained", chosen.recipe, chosen.name, chosen.key_variable)
-    place, _, name = word.partition("#")
-    return choose(place, chosen.recipe, name, chosen.key_variable)
+        return choose(args.model or "trained", args.recipe, args.name, args.key_variable)
+    server_or_policy, _, name = word.partition("#")
+    return choose(server_or_policy, args.recipe, name, args.key_variable)
 
 
 def _unfit(agent: str, recipe: Recipe) -> list[str]:
@@ -336,10 +338,10 @@ def _unfit(agent: str, recipe: Recipe) -> list[str]:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command line; return the exit status. 2: nothing can be tried."""
-    chosen = parsed(arguments)
+    args = parsed(arguments)
     try:
         with ledger_mirror.opened() as ledger:
-            trying = checked(chosen, ledger)
+            trying = checked(args, ledger)
             from tasks.policy.machine import use_machine  # with torch: faults are told before
 
             use_machine(trying.recipe.machine)

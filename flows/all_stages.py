@@ -57,18 +57,18 @@ def run_here(recipe: str) -> int:
     return 0
 
 
-def run_in(recipe: str, place: Path) -> None:
-    """Run the stages with the code at ``place``; Prefect and MLflow are this checkout's.
+def run_in(recipe: str, folder: Path) -> None:
+    """Run the stages with the code in ``folder``; Prefect and MLflow are this checkout's.
 
     Raises RuntimeError where a stage fails, which has printed why, KilledError where it or what
     runs it was killed, and KeyboardInterrupt on Ctrl-C.
     """
     with prefect_server(meanwhile=open_store):
-        where = {"MLFLOW_TRACKING_URI": store.store_uri(place), dvc_command.RUN: place.name}
+        where = {"MLFLOW_TRACKING_URI": store.store_uri(folder), dvc_command.RUN: folder.name}
         if task_run.id:  # of a deployment's flow run (flows/deploy.py)
             where[PARENT_TASK_RUN] = str(task_run.id)
         command = ["flows.retrain", recipe, "--here"]
-        status = dvc_command.supervise(command, where, place, grace=2 * dvc_command.GRACE)
+        status = dvc_command.supervise(command, where, folder, grace=2 * dvc_command.GRACE)
     if status == dvc_command.INTERRUPTED:
         raise KeyboardInterrupt
     if dvc_command.was_killed(status):

@@ -118,14 +118,14 @@ def opened(name: str, recipe: Recipe, policy: Path, seed: int, heat: float) -> I
         sampling.release()
 
 
-def policy_folder(name: str, chosen: Path | None) -> Path:
+def policy_folder(name: str, policy: Path | None) -> Path:
     """Return the folder of the policy that is asked. Raises ValueError where there is none."""
-    folders = [chosen] if chosen else [Path("models", name, agent) for agent in AGENTS]
-    found = [folder for folder in folders if (folder / "config.json").is_file()]
-    if found:
-        return found[0]
-    if chosen:
-        raise ValueError(f"--policy {chosen} holds no policy: name a folder with a config.json")
+    folders = [policy] if policy else [Path("models", name, agent) for agent in AGENTS]
+    policies = [folder for folder in folders if (folder / "config.json").is_file()]
+    if policies:
+        return policies[0]
+    if policy:
+        raise ValueError(f"--policy {policy} holds no policy: name a folder with a config.json")
     raise ValueError(f"{name} has not been trained here: run `make run RECIPE={name}` first")
 
 
@@ -138,11 +138,11 @@ def task(name: str, split: str, number: int | None, seed: int) -> Question:
     if not file.is_file():
         raise ValueError(f"{file} does not exist: run `make run RECIPE={name}` first")
     tasks = load_questions(file)
-    chosen = random.Random(f"{seed}/ask").randrange(len(tasks)) if number is None else number
-    if not 0 <= chosen < len(tasks):
-        raise ValueError(f"--task {chosen}: {split} has the tasks 0 to {len(tasks) - 1}")
-    print(f"task {chosen} of {split}, {printable(tasks[chosen].id)}", flush=True)
-    return tasks[chosen]
+    index = random.Random(f"{seed}/ask").randrange(len(tasks)) if number is None else number
+    if not 0 <= index < len(tasks):
+        raise ValueError(f"--task {index}: {split} has the tasks 0 to {len(tasks) - 1}")
+    print(f"task {index} of {split}, {printable(tasks[index].id)}", flush=True)
+    return tasks[index]
 
 
 def own_question(text: str) -> Question:
@@ -169,18 +169,18 @@ def lines(prompt: str) -> Iterator[str]:
         yield line
 
 
-def converse(asked: Asked, chosen: argparse.Namespace) -> int:
+def converse(agent: Asked, args: argparse.Namespace) -> int:
     """Ask what the command line or the input says; return the exit status."""
-    if chosen.question is not None:
-        asked.answer(own_question(chosen.question))
+    if args.question is not None:
+        agent.answer(own_question(args.question))
         return 0
-    if chosen.task is not None or asked.recipe.environment:
-        asked.answer(task(asked.name, chosen.split, chosen.task, chosen.seed))
-        if chosen.task is not None or not sys.stdin.isatty():
+    if args.task is not None or agent.recipe.environment:
+        agent.answer(task(agent.name, args.split, args.task, args.seed))
+        if args.task is not None or not sys.stdin.isatty():
             return 0
-        numbered = partial(task, asked.name, chosen.split, seed=chosen.seed)
-        return _all(lambda line: numbered(number=_number(line)), asked, NEXT)
-    return _all(own_question, asked, PROMPT)
+        numbered = partial(task, agent.name, args.split, seed=args.seed)
+        return _all(lambda line: numbered(number=_number(line)), agent, NEXT)
+    return _all(own_question, agent, PROMPT)
 
 
 def _number(line: str) -> int:
@@ -190,12 +190,12 @@ def _number(line: str) -> int:
     return int(line)
 
 
-def _all(question_of: Callable[[str], Question], asked: Asked, prompt: str) -> int:
+def _all(question_of: Callable[[str], Question], agent: Asked, prompt: str) -> int:
     """Answer what is typed; what cannot be asked is explained. 1: something could not be."""
     status = 0
     for line in lines(prompt):
         try:
-            asked.answer(question_of(line))
+            agent.answer(question_of(line))
         except ValueError as error:
             print(f"ask: {printable(str(error))}", file=sys.stderr)
             status = 1
@@ -221,20 +221,20 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 
 def main(arguments: list[str]) -> int:
     """Run the command line; return the exit status. 2: nothing can be asked."""
-    chosen = parsed(arguments)
+    args = parsed(arguments)
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
-        recipe = settings.load(chosen.recipe, Path("params"))
-        if chosen.question is not None and (recipe.environment or chosen.task is not None):
+        recipe = settings.load(args.recipe, Path("params"))
+        if args.question is not None and (recipe.environment or args.task is not None):
             raise ValueError("--question asks an agent without a world; choose a task with --task")
-        if chosen.temperature is not None and not 0 < chosen.temperature < float("inf"):
-            raise ValueError(f"--temperature {chosen.temperature}: give a number above 0")
-        chosen.seed = recipe.seed if chosen.seed is None else chosen.seed
-        heat = chosen.temperature or recipe.evaluate.temperature
-        folder = policy_folder(chosen.recipe, chosen.policy)
+        if args.temperature is not None and not 0 < args.temperature < float("inf"):
+            raise ValueError(f"--temperature {args.temperature}: give a number above 0")
+        args.seed = recipe.seed if args.seed is None else args.seed
+        heat = args.temperature or recipe.evaluate.temperature
+        folder = policy_folder(args.recipe, args.policy)
         print(f"asking {folder}", flush=True)
-        with opened(chosen.recipe, recipe, folder, chosen.seed, heat) as asked:
-            return converse(asked, chosen)
+        with opened(args.recipe, recipe, folder, args.seed, heat) as agent:
+            return converse(agent, args)
     except KeyboardInterrupt:
         print(flush=True)
         return INTERRUPTED

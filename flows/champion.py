@@ -15,8 +15,8 @@ from tasks.policy.champion import write
 @flow(name="champion")
 def champion(recipe: str) -> None:
     """Write ``models/<recipe>/champion``; without a champion, a file that says so."""
-    chosen = settings.load(recipe, Path("params"))
-    write(Path("models", recipe, "champion"), chosen.champion, cache.restore)
+    loaded_recipe = settings.load(recipe, Path("params"))
+    write(Path("models", recipe, "champion"), loaded_recipe.champion, cache.restore)
 
 
 if __name__ == "__main__":

@@ -26,41 +26,43 @@ def cold_start(recipe: str) -> None:
     It is ``models/<recipe>/initial`` after the traces, or as it is where the recipe has no cold
     start; the champion as it is, where the recipe starts there and has one.
     """
-    chosen = settings.load(recipe, Path("params"))
+    loaded_recipe = settings.load(recipe, Path("params"))
     initial = Artifact.at(Path("models", recipe, "initial"))
     traces = Artifact.at(Path("data", recipe, "traces.parquet"))
     reigning = champion.policy(Path("models", recipe, "champion"))
-    begins = reigning if chosen.start == "champion" else None
-    key = keys.stage_key(chosen, initial, traces)
+    begins = reigning if loaded_recipe.start == "champion" else None
+    key = keys.stage_key(loaded_recipe, initial, traces)
     with (
         substep_tasks.opened() as ledger,
         stage_run(recipe, "cold_start", key, stage.run_tags()) as run,
     ):
-        step = Step(recipe, "cold_start", 0, chosen.seed, ledger)
-        made: list[Record] = []
+        step = Step(recipe, "cold_start", 0, loaded_recipe.seed, ledger)
+        records: list[Record] = []
         policy = begins or initial
-        if chosen.cold_start and not begins:
-            inputs = ColdStartInputs(initial, traces, chosen.cold_start, chosen.machine)
-            with open_learners(chosen.machine) as learners:
-                made = [_fine_tuned(step, inputs, run, learners)]
-            policy = artifacts.output(made[0], "policy")
-        if chosen.start == "champion":
+        if loaded_recipe.cold_start and not begins:
+            inputs = ColdStartInputs(
+                initial, traces, loaded_recipe.cold_start, loaded_recipe.machine
+            )
+            with open_learners(loaded_recipe.machine) as learners:
+                records = [_fine_tuned(step, inputs, run, learners)]
+            policy = artifacts.output(records[0], "policy")
+        if loaded_recipe.start == "champion":
             print("cold_start: " + ("the champion as it is" if begins else "no champion yet"))
-        if not chosen.cold_start and not begins:
+        if not loaded_recipe.cold_start and not begins:
             print("cold_start: none, the first policy as it is")
         artifacts.publish(policy, Path("models", recipe, "cold_start"))
-        artifacts.publish_records(made, Path("data", recipe, "records", "cold_start.jsonl"))
+        artifacts.publish_records(records, Path("data", recipe, "records", "cold_start.jsonl"))
 
 
 def _fine_tuned(step: Step, inputs: ColdStartInputs, run: Run, learners: Learners) -> Record:
     """Fine-tune with a progress bar, and log the curve."""
     progress = Progress("cold start", inputs.settings.steps)
-    made = fine_tune(step, inputs, advance=progress.reach, learners=learners)
+    record = fine_tune(step, inputs, advance=progress.reach, learners=learners)
     progress.close()
-    for point in made["curve"]:
+    for point in record["curve"]:
         values = {name: value for name, value in point.items() if name != "step"}
-        run.log_metrics(values, step=point["step"], at=made["finished"])
-    return made
+        run.log_metrics(values, step=point["step"], at=record["finished"])
+    return record
 
 
 if __name__ == "__main__":

@@ -89,15 +89,15 @@ def compare(
     use_machine(recipe.machine)
     with substep_tasks.opened() as ledger, opened(name, recipe, budget) as comparison:
         compared, write = _asked(comparison, rows, changes, baseline, suite, parts)
-        found: list[Result] = []
+        results_so_far: list[Result] = []
         for result, computed in results(comparison, ledger, compared, seeds):
-            found.append(result)
+            results_so_far.append(result)
             if computed:
-                write(found)
+                write(results_so_far)
         if not computed:  # the last one; else all of them have just been written
-            write(found)
+            write(results_so_far)
         if not suite:
-            write_page(comparison, found, baseline)
+            write_page(comparison, results_so_far, baseline)
 
 
 @contextmanager
@@ -124,11 +124,11 @@ def opened(name: str, recipe: Recipe, budget: str) -> Iterator[Comparison]:
         )
 
 
-def write_page(comparison: Comparison, found: Sequence[Result], baseline: str) -> None:
+def write_page(comparison: Comparison, results: Sequence[Result], baseline: str) -> None:
     """Write ``reports/<recipe>/comparison.html``; a failure does not end a comparison."""
     resamples, kind = comparison.recipe.evaluate.bootstrap, comparison.budget.kind
     try:
-        write_comparison(comparison.name, found, resamples, kind, baseline)
+        write_comparison(comparison.name, results, resamples, kind, baseline)
     except Exception as error:  # whatever it is, the results are there
         log.warning("the page was not written: %s: %s", type(error).__name__, error)
 
@@ -145,8 +145,8 @@ def _asked(
     name, resamples = comparison.name, comparison.recipe.evaluate.bootstrap
     if not suite:
         kind = comparison.budget.kind
-        return variants(name, rows, changes), lambda found: comparison_report.write(
-            name, found, resamples, kind, baseline
+        return variants(name, rows, changes), lambda results: comparison_report.write(
+            name, results, resamples, kind, baseline
         )
     row = suites.suite_of(suite, parts)
     by_label = suites.variants_of(name, row)
@@ -173,8 +173,8 @@ def results(
             step = Step(name, stage, 0, seed, ledger)
             result = known = comparison_report.read(name, label, seed, key)
             if result is None:
-                made = replaying(step, partial(_measured, comparison, variant, step))
-                result = {"variant": label, "seed": seed, "key": key, **made}
+                measurement = replaying(step, partial(_measured, comparison, variant, step))
+                result = {"variant": label, "seed": seed, "key": key, **measurement}
                 comparison_report.save(name, result)
             ledger.beside.append(step.folder)
             yield result, known is None
@@ -263,14 +263,14 @@ def _comparison(args: argparse.Namespace, recipe: Recipe) -> Path:
     """Check what is asked for, compare, and return the page."""
     if args.part or args.committed:
         raise ValueError("--part and --committed are for a suite: add --suite <name>")
-    own = [recipe.reinforce.algorithm] if args.overrides else []
-    rows = args.algorithms or own or list(algorithms.load_algorithms(Path("params")))
+    recipe_rows = [recipe.reinforce.algorithm] if args.overrides else []
+    rows = args.algorithms or recipe_rows or list(algorithms.load_algorithms(Path("params")))
     budget = Budget.parse(args.budget or "")
-    wanted = variants(args.recipe, rows, args.overrides)
-    known = [COLD_START, *(variant.name for variant in wanted)]
+    all_variants = variants(args.recipe, rows, args.overrides)
+    known = [COLD_START, *(variant.name for variant in all_variants)]
     if args.baseline and args.baseline not in known:
         raise ValueError(f"--baseline {args.baseline} is no variant: choose one of {known}")
-    _check_seconds(budget, wanted)
+    _check_seconds(budget, all_variants)
     _run(args, recipe, rows)
     return Path("reports", args.recipe, "comparison.md")
 
@@ -284,13 +284,13 @@ def _suite(args: argparse.Namespace, recipe: Recipe) -> Path:
             "what the paper does; leave them out, or compare without --suite"
         )
     suite = suites.suite_of(args.suite, args.part)
-    wanted = suites.variants_of(args.recipe, suite)
+    by_label = suites.variants_of(args.recipe, suite)
     page = suite_report.place(args.recipe, args.suite)
     if args.committed:
-        names = {label: variant.name for label, variant in wanted.items()}
+        names = {label: variant.name for label, variant in by_label.items()}
         _report_committed(args, recipe, suite, names)
         return page
-    _check_seconds(Budget.parse(args.budget or ""), wanted.values())
+    _check_seconds(Budget.parse(args.budget or ""), by_label.values())
     _run(args, recipe, [])
     return page
 
@@ -301,20 +301,20 @@ def _report_committed(
     """Write the page of a suite from the files of results that are there, whatever their keys."""
     if args.budget or args.seeds:
         raise ValueError("--committed trains nothing: leave out --budget and --seeds")
-    found = comparison_report.committed(args.recipe, [COLD_START, *names.values()])
-    if not any(one["variant"] != COLD_START for one in found):
+    results = comparison_report.committed(args.recipe, [COLD_START, *names.values()])
+    if not any(one["variant"] != COLD_START for one in results):
         raise ValueError(
             f"--committed: reports/{args.recipe}/comparison has no result of this suite's "
             f"variants, such as {next(iter(names.values()))}: call it with --budget instead"
         )
     resamples = recipe.evaluate.bootstrap
     suite_report.write(
-        args.recipe, args.suite, suite, names, found, resamples=resamples, committed=True
+        args.recipe, args.suite, suite, names, results, resamples=resamples, committed=True
     )
 
 
-def _check_seconds(budget: Budget, wanted: Iterable[Variant]) -> None:
-    if budget.kind == "seconds" and any(one.recipe.reinforce.ahead for one in wanted):
+def _check_seconds(budget: Budget, variants: Iterable[Variant]) -> None:
+    if budget.kind == "seconds" and any(one.recipe.reinforce.ahead for one in variants):
         raise ValueError(
             "--budget seconds: with reinforce.ahead, sampling and learning overlap, and their "
             "seconds are counted one after the other: choose another budget"

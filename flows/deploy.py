@@ -107,50 +107,50 @@ def stage(
             "dvc remote add --default <name> <url>"
         )
     purpose = {"stage": name, "commit": commit, "files": files}
-    with worktree.held(name.replace("@", "-"), purpose) as place:
-        receive(name, commit, files, place)
-        reproduce(name, place, environment)
-        result = push(name, place)
-        worktree.finish(place)
+    with worktree.held(name.replace("@", "-"), purpose) as folder:
+        receive(name, commit, files, folder)
+        reproduce(name, folder, environment)
+        result = push(name, folder)
+        worktree.finish(folder)
     dispatch.publish_result(result, name)
     return Completed(message=f"{name} has run in {Path.cwd()}")
 
 
 @task(**TRANSPORT)
-def receive(name: str, commit: str, files: dict[str, str], place: Path) -> None:
+def receive(name: str, commit: str, files: dict[str, str], folder: Path) -> None:
     """Make a worktree with a stage's code, recipe and inputs."""
-    if not worktree.is_ready(place):
+    if not worktree.is_ready(folder):
         git.fetch_commit(commit)
-        git.add_worktree(place, commit)
-        transfer.share(place)
-        received.check_paths(files, dispatch.sent_files(name), place)  # the commit may have links
+        git.add_worktree(folder, commit)
+        transfer.share(folder)
+        received.check_paths(files, dispatch.sent_files(name), folder)  # the commit may have links
         for path, text in files.items():
-            (place / path).write_text(text)
-        transfer.provide_sources(place)
-        worktree.set_ready(place)
-    transfer.pull_paths(pipeline.belongings(name, place).tracked, place)
+            (folder / path).write_text(text)
+        transfer.provide_sources(folder)
+        worktree.set_ready(folder)
+    transfer.pull_paths(pipeline.belongings(name, folder).tracked, folder)
 
 
 @task(**KILLED)
-def reproduce(name: str, place: Path, environment: dict[str, str]) -> None:
+def reproduce(name: str, folder: Path, environment: dict[str, str]) -> None:
     """Run the stage in its worktree, with a GPU of its own where the recipe wants one."""
-    recipe = settings.load(name.split("@")[-1], place / "params")
+    recipe = settings.load(name.split("@")[-1], folder / "params")
     address = environment.get("MLFLOW_TRACKING_URI")
     uri = store.full_uri(address) if address else store.store_uri()
     where = {**environment, "MLFLOW_TRACKING_URI": uri}
     with gpu.held(name, recipe.machine) as visible:
         variables = {PARENT_TASK_RUN: str(task_run.id), **where, **visible}
-        dvc_command.reproduce(name, place, **variables)
+        dvc_command.reproduce(name, folder, **variables)
 
 
 @task(**TRANSPORT)
-def push(name: str, place: Path) -> dict[str, Any]:
+def push(name: str, folder: Path) -> dict[str, Any]:
     """Push a stage's outs; return its entry in dvc.lock, and the text of outs that git keeps."""
-    transfer.push_stage(name, place)
-    small = pipeline.belongings(name, place).small
-    files = [file for path in small for file in _files(place / path)]
-    texts = {file.relative_to(place).as_posix(): file.read_text() for file in files}
-    return {"lock": pipeline.locked(place)[name], "files": texts}
+    transfer.push_stage(name, folder)
+    small = pipeline.belongings(name, folder).small
+    files = [file for path in small for file in _files(folder / path)]
+    texts = {file.relative_to(folder).as_posix(): file.read_text() for file in files}
+    return {"lock": pipeline.locked(folder)[name], "files": texts}
 
 
 def _files(path: Path) -> list[Path]:

@@ -145,10 +145,10 @@ def _running_in(database: Path) -> list[FlowRun]:
         return []
     query = "SELECT id, name, infrastructure_pid, start_time FROM flow_run WHERE state_type = ?"
     with closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as store:
-        found = store.execute(query, ["RUNNING"]).fetchall()
+        rows = store.execute(query, ["RUNNING"]).fetchall()
     return [
         (run, name, process, start and datetime.fromisoformat(start).replace(tzinfo=UTC))
-        for run, name, process, start in found
+        for run, name, process, start in rows
     ]
 
 
@@ -157,10 +157,10 @@ def _running_at(address: str) -> list[FlowRun]:
     from prefect.client.schemas import filters, objects
 
     running = filters.FlowRunFilterStateType(any_=[objects.StateType.RUNNING])
-    wanted = filters.FlowRunFilter(state=filters.FlowRunFilterState(type=running))
+    flow_run_filter = filters.FlowRunFilter(state=filters.FlowRunFilterState(type=running))
     with SyncPrefectClient(address) as client:
-        found = client.read_flow_runs(flow_run_filter=wanted)
-    return [(str(run.id), run.name, run.infrastructure_pid, run.start_time) for run in found]
+        runs = client.read_flow_runs(flow_run_filter=flow_run_filter)
+    return [(str(run.id), run.name, run.infrastructure_pid, run.start_time) for run in runs]
 
 
 def _crash(runs: list[UUID], address: str) -> None:
@@ -211,13 +211,13 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-def examine(root: Path, wanted: Callable[[Finding], bool]) -> int:
-    """Print the findings, clear those that are ``wanted``; return how many are left."""
+def examine(root: Path, confirm: Callable[[Finding], bool]) -> int:
+    """Print the findings, clear those that ``confirm`` accepts; return how many are left."""
     left = 0
     for check in CHECKS:
         for finding in list(check(root)):
             print(f"{finding.what}\n    clearing {finding.clearing}", flush=True)
-            if finding.clear is None or not wanted(finding):
+            if finding.clear is None or not confirm(finding):
                 left += 1
                 continue
             try:
@@ -238,14 +238,14 @@ def main(arguments: list[str]) -> int:
     """Run the command line; return the exit status. 2: this is no checkout."""
     parser = argparse.ArgumentParser(prog="python -m flows.doctor", description=__doc__)
     parser.add_argument("--yes", action="store_true", help="clear all that is found")
-    chosen = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     root = Path.cwd().resolve()
     if not (root / "dvc.yaml").exists():
         print(f"doctor: {root} has no dvc.yaml: call it in a checkout", file=sys.stderr)
         return 2
     ask = _ask if sys.stdin.isatty() else lambda finding: False
     try:
-        left = examine(root, (lambda finding: True) if chosen.yes else ask)
+        left = examine(root, (lambda finding: True) if args.yes else ask)
     except (ValueError, RuntimeError) as error:
         print(f"doctor: {error}", file=sys.stderr)
         return 2

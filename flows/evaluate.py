@@ -36,43 +36,50 @@ from tasks.trees import panels
 @flow(name="evaluate")
 def evaluate(recipe: str) -> None:
     """Write ``reports/<recipe>`` (metrics and table) and ``data/<recipe>/evaluation.parquet``."""
-    chosen = settings.load(recipe, Path("params"))
+    loaded_recipe = settings.load(recipe, Path("params"))
     policies = _policies(Path("models", recipe))
     questions = Artifact.at(Path("data", recipe, "questions", "test.parquet"))
     panel = Artifact.at(Path("data", recipe, "panels", "test.json"))
     corpus = Artifact.at(Path("data", recipe, "corpus"))
-    use_machine(chosen.machine)
-    key = keys.stage_key(chosen, questions, panel, corpus, *policies.values())
+    use_machine(loaded_recipe.machine)
+    key = keys.stage_key(loaded_recipe, questions, panel, corpus, *policies.values())
     with (
         substep_tasks.opened() as ledger,
         stage_run(recipe, "evaluate", key, stage.run_tags()) as run,
         open_environment(
-            chosen.tools, chosen.environment, chosen.machine.threads, Path(corpus.path)
+            loaded_recipe.tools,
+            loaded_recipe.environment,
+            loaded_recipe.machine.threads,
+            Path(corpus.path),
         ) as environment,
     ):
-        step = Step(recipe, "evaluate", 0, chosen.seed, ledger)
-        whole, size = panels.load(Path(panel.path)), chosen.evaluate.questions
+        step = Step(recipe, "evaluate", 0, loaded_recipe.seed, ledger)
+        whole, size = panels.load(Path(panel.path)), loaded_recipe.evaluate.questions
         available = len(whole.tasks)
         first = slice_for(policies["trained"], policies.get("champion"), available, size)
-        asked = panels.summary(whole, first, size)
-        run.set_tags(panel_tags(asked))
+        panel_summary = panels.summary(whole, first, size)
+        run.set_tags(panel_tags(panel_summary))
         tokenizer = load_tokenizer(policies["trained"].path)
-        reader = open_dialect(chosen.dialect, tokenizer, chosen.dialogue, environment.specs)
-        exam = Exam(chosen, questions, panel, corpus, environment, reader, first)
+        reader = open_dialect(
+            loaded_recipe.dialect, tokenizer, loaded_recipe.dialogue, environment.specs
+        )
+        exam = Exam(loaded_recipe, questions, panel, corpus, environment, reader, first)
         answered = {
             name: _answered(exam, replace(step, stage=f"evaluate/{name}"), policy)
             for name, policy in policies.items()
         }
         rewards = {name: rewards_of(records) for name, records in answered.items()}
-        made = compare(step, EvaluateInputs(settings=chosen.evaluate, panel=asked, **rewards))
-        _publish(recipe, [*chain.from_iterable(answered.values()), made])
+        comparison = compare(
+            step, EvaluateInputs(settings=loaded_recipe.evaluate, panel=panel_summary, **rewards)
+        )
+        _publish(recipe, [*chain.from_iterable(answered.values()), comparison])
         recording.publish_calls(recorded_calls(answered), Path("data", recipe, "calls", CALLS))
         verdicts = [verdicts_of(records) for records in answered.values()]
         judging.publish_verdicts(verdicts, Path("data", recipe, "calls", judging.VERDICTS))
-        figures_by_name = outcome_metrics(rows_by_measure(made["rows"]))
-        run.log_metrics(figures_by_name, step=0, at=made["finished"])
-        run.log_table(table_rows(made["rows"]), "evaluation.json")
-        shown = success_rows(made["rows"])
+        figures_by_name = outcome_metrics(rows_by_measure(comparison["rows"]))
+        run.log_metrics(figures_by_name, step=0, at=comparison["finished"])
+        run.log_table(table_rows(comparison["rows"]), "evaluation.json")
+        shown = success_rows(comparison["rows"])
         pictures.log(
             *(run, recipe, "evaluate", shown),
             lambda: {"success_by_kind": figures.success_by_kind(shown)},
@@ -89,11 +96,11 @@ def _answered(exam: Exam, step: Step, policy: Artifact) -> list[Record]:
 
 def recorded_calls(answered: Mapping[str, Sequence[Record]]) -> dict[Origin, Path]:
     """Return the tables of recorded results by agent, where tools are not repeatable."""
-    found = {
+    files = {
         Origin(f"evaluate/{name}", 0): Path(artifacts.output(records[0], "trees").path, CALLS)
         for name, records in answered.items()
     }
-    return {origin: file for origin, file in found.items() if file.exists()}
+    return {origin: file for origin, file in files.items() if file.exists()}
 
 
 def _policies(models: Path) -> dict[str, Artifact]:
@@ -105,11 +112,11 @@ def _policies(models: Path) -> dict[str, Artifact]:
 
 def _publish(recipe: str, records: Sequence[Record]) -> None:
     """Write the outs of the stage; the last record is the comparison's."""
-    data, reports, made = Path("data", recipe), Path("reports", recipe), records[-1]
+    data, reports, comparison = Path("data", recipe), Path("reports", recipe), records[-1]
     artifacts.publish_records(records, data / "records" / "evaluate.jsonl")
-    artifacts.publish(artifacts.output(made, "answers"), data / "evaluation.parquet")
-    artifacts.publish(artifacts.output(made, "metrics"), reports / "metrics.json")
-    artifacts.publish(artifacts.output(made, "table"), reports / "table.md")
+    artifacts.publish(artifacts.output(comparison, "answers"), data / "evaluation.parquet")
+    artifacts.publish(artifacts.output(comparison, "metrics"), reports / "metrics.json")
+    artifacts.publish(artifacts.output(comparison, "table"), reports / "table.md")
 
 
 def slice_for(candidate: Artifact, champion: Artifact | None, available: int, size: int) -> int:

@@ -42,44 +42,48 @@ OF_LEAF = (  # columns of the table of rewards (tasks/reward.py)
 )
 
 
-def write_trajectories(name: str, chosen: argparse.Namespace, target: Path) -> None:
-    """Write the trajectories of a recipe's run that ``chosen`` keeps; print how many.
+def write_trajectories(name: str, args: argparse.Namespace, target: Path) -> None:
+    """Write the trajectories of a recipe's run that ``args`` selects; print how many.
 
-    Raises ValueError where the run is not there, or ``chosen.iterations`` are none of its.
+    Raises ValueError where the run is not there, or ``args.iterations`` are none of its.
     """
-    bounds = chosen.iterations
+    bounds = args.iterations
     iterations = range(bounds[0], bounds[1] + 1) if bounds else None
-    found = (
+    scored_trees = (
         trajectories.training(name, iterations, HERE)
-        if chosen.split == "train"
+        if args.split == "train"
         else trajectories.evaluation(name, HERE)
     )
-    spoken = speaker(name, chosen.arguments == "object")
+    spoken = speaker(name, args.arguments == "object")
     told = chat.tools(spoken)
-    kept, progress = 0, Progress("trajectories", rows_of(name, chosen.split, iterations))
+    count, progress = 0, Progress("trajectories", rows_of(name, args.split, iterations))
     target.parent.mkdir(parents=True, exist_ok=True)
-    with files.replaced(target) as partial, writer(partial, chosen.gzip) as out:
-        for scored in found:
+    with files.replaced(target) as partial, writer(partial, args.gzip) as out:
+        for scored in scored_trees:
             for row, messages in zip(
                 scored.rewards, chat.conversations(scored.tree, spoken), strict=True
             ):
-                if chosen.min_reward is None or row["reward"] >= chosen.min_reward:
+                if args.min_reward is None or row["reward"] >= args.min_reward:
                     line = {"messages": messages, "tools": told, **facts(scored, row)}
                     out.write(json.dumps(line, ensure_ascii=False) + "\n")
-                    kept += 1
+                    count += 1
             progress.advance(len(scored.rewards))
     progress.close()
-    print(f"{target}: {kept} of {progress.done} trajectories")
+    print(f"{target}: {count} of {progress.done} trajectories")
 
 
 def facts(scored: Scored, row: Mapping[str, Any]) -> dict[str, Any]:
     """Return where a trajectory is from, and how it was judged; null where it was not scored."""
     question = scored.tree.question
-    asked = {"question": question.id, "kind": question.kind, "answers": list(question.answers)}
+    question_columns = {
+        "question": question.id,
+        "kind": question.kind,
+        "answers": list(question.answers),
+    }
     judged = {column: row[column] for column in OF_LEAF}
     if not was_scored(row["breakdown"]):
         judged |= {"success": None, "score": None}
-    return {**asked, **scored.place, **judged}
+    return {**question_columns, **scored.place, **judged}
 
 
 def speaker(name: str, objects: bool) -> chat.Chat:
@@ -164,14 +168,14 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command line; return the exit status. 2: there is nothing to export."""
-    chosen = parsed(arguments)
-    folder = chosen.out or Path("exports", chosen.recipe)
-    file = f"{FILES[chosen.split]}.jsonl{'.gz' if chosen.gzip else ''}"
+    args = parsed(arguments)
+    folder = args.out or Path("exports", args.recipe)
+    file = f"{FILES[args.split]}.jsonl{'.gz' if args.gzip else ''}"
     try:
-        if chosen.split == "test" and chosen.iterations:
+        if args.split == "test" and args.iterations:
             raise ValueError("--iterations chooses among trajectories of training: leave it out")
-        write_policy(chosen.recipe, chosen.license, folder / "policy")
-        write_trajectories(chosen.recipe, chosen, folder / file)
+        write_policy(args.recipe, args.license, folder / "policy")
+        write_trajectories(args.recipe, args, folder / file)
     except (ValueError, OSError) as error:
         print(f"export: {printable(str(error))}", file=sys.stderr)
         return 2

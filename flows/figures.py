@@ -85,12 +85,12 @@ def _curve(file: Path) -> dict[str, list[float]]:
 def _entropies(name: str, recipe: Recipe, data: Path, iterations: int) -> Any:
     """Draw entropies around tool results in the last iterations."""
     last = range(max(0, iterations - figure_data.ENDS), iterations)
-    found: dict[str, list[Any]] = {}
+    by_tool: dict[str, list[Any]] = {}
     tool_of = figure_data.tool_named(_reader(name, recipe, data))
     for number in last:
         for tool, profile in entropy_by_tool(load_trees(data / "trees", number), tool_of).items():
-            found.setdefault(tool, []).append(profile)
-    profiles = {tool: pooled(own) for tool, own in found.items()}
+            by_tool.setdefault(tool, []).append(profile)
+    profiles = {tool: pooled(profiles_of_tool) for tool, profiles_of_tool in by_tool.items()}
     when = f"iterations {last.start + 1} to {iterations}"
     return paper_figures.entropy_by_tool(profiles, 1, when)
 

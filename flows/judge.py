@@ -55,12 +55,12 @@ class Agreement:
         return self.agreed / self.answers
 
 
-def agreement(labels: Sequence[bool], found: Sequence[Mapping[str, float]]) -> Agreement:
+def agreement(labels: Sequence[bool], breakdowns: Sequence[Mapping[str, float]]) -> Agreement:
     """Compare the breakdowns of scores (tasks/scorers/judge.py) with the labels, in order."""
     from scipy.stats import binomtest
     from sklearn.metrics import cohen_kappa_score, confusion_matrix
 
-    verdicts = [breakdown["score"] == 1 for breakdown in found]
+    verdicts = [breakdown["score"] == 1 for breakdown in breakdowns]
     agreed = sum(label == verdict for label, verdict in zip(labels, verdicts, strict=True))
     bounds = binomtest(agreed, len(labels)).proportion_ci(method="wilson")
     alike = len({*labels, *verdicts}) == 1
@@ -71,7 +71,7 @@ def agreement(labels: Sequence[bool], found: Sequence[Mapping[str, float]]) -> A
         high=float(bounds.high),
         kappa=float("nan") if alike else float(cohen_kappa_score(labels, verdicts)),
         confusion=confusion_matrix(labels, verdicts, labels=[False, True]).tolist(),
-        without_verdict=sum(breakdown["without_verdict"] > 0 for breakdown in found),
+        without_verdict=sum(breakdown["without_verdict"] > 0 for breakdown in breakdowns),
     )
 
 
@@ -84,17 +84,17 @@ def load_labelled(file: Path) -> list[Labelled]:
         lines = [line for line in file.read_text().splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} cannot be read: {error}") from None
-    found, faults = [], []
+    answers, faults = [], []
     for number, line in enumerate(lines, start=1):
         try:
-            found.append(_labelled(json.loads(line)))
+            answers.append(_labelled(json.loads(line)))
         except ValueError as error:
             faults.append(f"{file}, line {number}: {error}")
     if not lines:
         faults.append(f"{file} is empty: write an object of {', '.join(FIELDS)} in each line")
     if faults:
         raise ValueError("\n".join(faults))
-    return found
+    return answers
 
 
 def _labelled(entry: Any) -> Labelled:
@@ -109,39 +109,41 @@ def _labelled(entry: Any) -> Labelled:
             raise ValueError(f"'{field}' = {value!r:.{SHOWN}}: write a {kind.__name__}")
     if not all(isinstance(form, str) for form in values["accepted"]) or not values["accepted"]:
         raise ValueError(f"'accepted' = {accepted!r:.{SHOWN}}: write a text, or a list of texts")
-    asked = Asked(values["question"], tuple(values["accepted"]), values["answer"])
-    return Labelled(asked, values["right"])
+    submission = Asked(values["question"], tuple(values["accepted"]), values["answer"])
+    return Labelled(submission, values["right"])
 
 
 # ---------------------------------------------------------------- report
 
 
-def by_model(chosen: Judge, votes: Sequence[Vote], asked: Sequence[Asked]) -> dict[str, Any]:
+def by_model(
+    judge_settings: Judge, votes: Sequence[Vote], submissions: Sequence[Asked]
+) -> dict[str, Any]:
     """Return the breakdowns of the vote, and those of each model alone where there are several."""
-    models = chosen.models if len(chosen.models) > 1 else ()
+    models = judge_settings.models if len(judge_settings.models) > 1 else ()
     alone = {
         model.name: judge.breakdowns(
             [vote for vote in votes if vote.model == model.name],
-            asked,
-            chosen.model_copy(update={"models": (model,)}),
+            submissions,
+            judge_settings.model_copy(update={"models": (model,)}),
         )
         for model in models
     }
-    title = "vote" if alone else chosen.models[0].name
-    return {title: judge.breakdowns(votes, asked, chosen)} | alone
+    title = "vote" if alone else judge_settings.models[0].name
+    return {title: judge.breakdowns(votes, submissions, judge_settings)} | alone
 
 
-def report(found: Agreement) -> str:
+def report(agreement: Agreement) -> str:
     """Return an agreement as text."""
-    (right_no, wrong_yes), (wrong_no, right_yes) = found.confusion
+    (right_no, wrong_yes), (wrong_no, right_yes) = agreement.confusion
     return (
-        f"  accuracy {found.accuracy:.1%} ({found.agreed} of {found.answers}), 95 % interval "
-        f"{found.low:.1%} to {found.high:.1%}\n"
-        f"  Cohen's kappa {found.kappa:.3f}\n"
+        f"  accuracy {agreement.accuracy:.1%} ({agreement.agreed} of {agreement.answers}), "
+        f"95 % interval {agreement.low:.1%} to {agreement.high:.1%}\n"
+        f"  Cohen's kappa {agreement.kappa:.3f}\n"
         "  label   verdict right   verdict wrong\n"
         f"  right   {right_yes:13}   {wrong_no:13}\n"
         f"  wrong   {wrong_yes:13}   {right_no:13}\n"
-        f"  answers without a verdict, which count as wrong: {found.without_verdict}"
+        f"  answers without a verdict, which count as wrong: {agreement.without_verdict}"
     )
 
 
@@ -160,19 +162,25 @@ def run(name: str, file: Path) -> None:
     Raises ValueError for a faulty recipe or file, and RuntimeError where the judge cannot be asked.
     """
     recipe = settings.load(name, PARAMS)
-    chosen = recipe.judge
-    if chosen is None:
+    judge_settings = recipe.judge
+    if judge_settings is None:
         raise ValueError(f"params/{name}.yaml: judge is null: write the section (docs/judge.md)")
-    template = judge.load_prompt(PARAMS / chosen.prompt)
+    template = judge.load_prompt(PARAMS / judge_settings.prompt)
     labelled = load_labelled(file)
-    asked = [one.asked for one in labelled]
+    submissions = [one.asked for one in labelled]
     from tasks.exam import judges_of  # with torch: faults are told before
 
-    with judging.open_judge(chosen, template, name, judges_of(recipe)) as opened:
-        opened.judge(asked)
-        for label, found in by_model(chosen, opened.votes, asked).items():
+    with judging.open_judge(judge_settings, template, name, judges_of(recipe)) as opened:
+        opened.judge(submissions)
+        for label, breakdowns in by_model(judge_settings, opened.votes, submissions).items():
             print(label)
-            print(report(agreement([one.right for one in labelled], [found[one] for one in asked])))
+            print(
+                report(
+                    agreement(
+                        [one.right for one in labelled], [breakdowns[one] for one in submissions]
+                    )
+                )
+            )
         for model in opened.models:
             if isinstance(model, Cached):
                 print(spending(model))
@@ -183,9 +191,9 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.judge", description=__doc__)
     parser.add_argument("recipe", metavar="RECIPE", help="a recipe of params/ with a judge")
     parser.add_argument("--labelled", metavar="FILE", type=Path, required=True, help="JSON Lines")
-    chosen = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     try:
-        run(chosen.recipe, chosen.labelled)
+        run(args.recipe, args.labelled)
     except (ValueError, RuntimeError) as error:
         print(f"judge: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1

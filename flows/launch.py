@@ -101,13 +101,13 @@ def _learners(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[Progra
     count = recipe.machine.processes
     if count == 1:
         return
-    own = environment.get(LAUNCH)
-    where = "the machines of the command" if own else "beside the stage"
+    launcher = environment.get(LAUNCH)
+    where = "the machines of the command" if launcher else "beside the stage"
     threads = max(1, recipe.machine.threads // count)
     yield Program(
         f"{count} learner processes, while cold_start or reinforce runs",
         where,
-        (own or shlex.join(launch_command(count))) + " -m tasks.learning.process",
+        (launcher or shlex.join(launch_command(count))) + " -m tasks.learning.process",
         [f"OMP_NUM_THREADS={threads}", f"{ADDRESS}=(the stage's)", f"{SECRET}=(secret)"],
     )
 
@@ -181,29 +181,29 @@ def _unknown(address: str) -> str:
 def _of_gpus(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[str]:
     if recipe.machine.device != "cuda":
         return
-    count, found = recipe.machine.processes, len(gpu.visible())
+    count, gpu_count = recipe.machine.processes, len(gpu.visible())
     if LAUNCH in environment:
         count = min(count, _per_node(environment) or 1)
-    if found < count:
+    if gpu_count < count:
         yield (
             f"machine.device is cuda, {count} learner processes run on this machine, and it has "
-            f"{found} GPUs: lower machine.processes, take a larger machine, or start the processes "
-            f"on several with {LAUNCH}"
+            f"{gpu_count} GPUs: lower machine.processes, take a larger machine, or start the "
+            f"processes on several with {LAUNCH}"
         )
 
 
 def _of_processes(recipe: Recipe, environment: Mapping[str, str], folder: Path) -> Iterator[str]:
-    own, count = environment.get(LAUNCH), recipe.machine.processes
-    if not own:
+    launcher, count = environment.get(LAUNCH), recipe.machine.processes
+    if not launcher:
         return
     try:
-        words = shlex.split(own)
+        words = shlex.split(launcher)
     except ValueError as error:
-        yield f"{LAUNCH} is no command ({error}): {own}"
+        yield f"{LAUNCH} is no command ({error}): {launcher}"
         return
     if not words or not shutil.which(words[0], path=environment.get("PATH")):
         yield f"{LAUNCH} begins with {''.join(words[:1])!r}, which is no program here: correct it"
-    nodes, each = _number(NODES, own) or 1, _per_node(environment)
+    nodes, each = _number(NODES, launcher) or 1, _per_node(environment)
     if each and nodes * each != count:
         yield (
             f"{LAUNCH} starts {nodes} x {each} processes, and machine.processes is {count}: make "
@@ -227,14 +227,16 @@ def _per_node(environment: Mapping[str, str]) -> int | None:
 
 
 def _number(pattern: re.Pattern[str], text: str) -> int | None:
-    found = pattern.search(text)
-    return int(found[1]) if found else None
+    matched = pattern.search(text)
+    return int(matched[1]) if matched else None
 
 
 def file_system(folder: Path) -> str:
     """Return the kind of the file system that a folder is on, "" where it is not known."""
     mounts = [(Path(part.mountpoint), part.fstype) for part in psutil.disk_partitions(all=True)]
-    holding = [(place, kind) for place, kind in mounts if folder.is_relative_to(place)]
+    holding = [
+        (mount_point, kind) for mount_point, kind in mounts if folder.is_relative_to(mount_point)
+    ]
     return max(holding, key=lambda mount: len(mount[0].parts), default=(folder, ""))[1]
 
 
@@ -278,15 +280,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--starting", action="store_true", help="the servers start with the run: ask none of them"
     )
-    chosen = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     try:
-        recipe = settings.load_changed(chosen.recipe, chosen.set, Path("params"))
-        wrong = faults(recipe, os.environ, Path.cwd(), chosen.starting)
-        started = programs(chosen.recipe, recipe, os.environ, _pools(chosen.recipe), chosen.set)
+        recipe = settings.load_changed(args.recipe, args.set, Path("params"))
+        wrong = faults(recipe, os.environ, Path.cwd(), args.starting)
+        started = programs(args.recipe, recipe, os.environ, _pools(args.recipe), args.set)
     except (ValueError, RuntimeError) as error:
         print(f"launch: {error}", file=sys.stderr)
         return 2
-    print(report(chosen.recipe, started, wrong))
+    print(report(args.recipe, started, wrong))
     return 1 if wrong else 0
 
 

@@ -33,18 +33,18 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--all", action="store_true", help="the ids of all questions")
     parser.add_argument("--restore", action="store_true", help="restore a copy; prints its path")
     parser.add_argument("--json", action="store_true", help="for programs, with all ids")
-    chosen = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     try:
-        asked = provenance.find(chosen.what, chosen.at, chosen.recipe)
-        if chosen.restore:
-            print(provenance.restore(asked))
+        subject = provenance.find(args.what, args.at, args.recipe)
+        if args.restore:
+            print(provenance.restore(subject))
             return 0
-        every = chosen.all or chosen.json
-        links = provenance.chain(replace(asked, iteration=chosen.iteration, every=every))
+        every = args.all or args.json
+        links = provenance.chain(replace(subject, iteration=args.iteration, every=every))
     except (ValueError, ConnectionError) as error:
         print(f"lineage: {error}", file=sys.stderr)
         return 2
-    if chosen.json:
+    if args.json:
         print(json.dumps([asdict(link) for link in links], indent=1))
     else:
         print("\n".join(str(link) for link in links))

@@ -26,8 +26,10 @@ def write(name: str, numbers: Sequence[int], comparison: bool) -> Path:
         return page.write_run(name, recipe, page.links_to_last(name, ui_address()), numbers)
     if numbers:
         raise ValueError("--iteration is for a run's page: leave it out with --comparison")
-    found = results.committed(name)
-    return page.write_comparison(name, found, recipe.evaluate.bootstrap, "sampled_tokens")
+    comparison_results = results.committed(name)
+    return page.write_comparison(
+        name, comparison_results, recipe.evaluate.bootstrap, "sampled_tokens"
+    )
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -47,9 +49,9 @@ def main(arguments: Sequence[str]) -> int:
         help="whose trees are in the page; by default all that fit",
     )
     parser.add_argument("--comparison", action="store_true", help="the page of a comparison")
-    chosen = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     try:
-        print(write(chosen.recipe, chosen.iteration, chosen.comparison))
+        print(write(args.recipe, args.iteration, args.comparison))
     except ValueError as error:
         print(f"page: {error}", file=sys.stderr)
         return 2

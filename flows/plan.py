@@ -271,12 +271,12 @@ def main(arguments: list[str]) -> int:
         default="400",
         help="that connects learner processes and servers: nvlink, or Gb/s",
     )
-    chosen = parser.parse_args(arguments)
-    network = NETWORKS[chosen.network]
-    here = None if chosen.card else gpu_memory.card_here()
-    cards = [CARDS[size] for size in chosen.card or CARDS] + ([here] if here else [])
+    args = parser.parse_args(arguments)
+    network = NETWORKS[args.network]
+    here = None if args.card else gpu_memory.card_here()
+    cards = [CARDS[size] for size in args.card or CARDS] + ([here] if here else [])
     try:
-        planned = {name: read(name) for name in chosen.recipes}
+        planned = {name: read(name) for name in args.recipes}
     except ValueError as error:
         print(f"plan: {error}", file=sys.stderr)
         return 2
@@ -292,7 +292,7 @@ def main(arguments: list[str]) -> int:
         each
         for name, row in answers.items()
         for each in row
-        if chosen.card or (each.card is here and planned[name].recipe.machine.device == "cuda")
+        if args.card or (each.card is here and planned[name].recipe.machine.device == "cuda")
     ]
     return 0 if all(each.fits for each in required) else 1
 

@@ -44,49 +44,51 @@ PORTION = 4  # batches of an engine that are sampled between two records in the 
 
 
 @flow(name="prepare")
-def prepare(recipe: str) -> None:
+def prepare(name: str) -> None:
     """Fill ``data/<recipe>`` (questions, panels, corpus, traces), ``models/<recipe>/initial``."""
-    chosen = settings.load(recipe, Path("params"))
-    sets = schema.named_sets(chosen, Path("params"))
-    sources = source_files(chosen.prepare, chosen.tools, sets)
-    file = chosen.evaluate.panel
+    recipe = settings.load(name, Path("params"))
+    sets = schema.named_sets(recipe, Path("params"))
+    sources = source_files(recipe.prepare, recipe.tools, sets)
+    file = recipe.evaluate.panel
     named = panels.load(file) if file else None
     inputs = PrepareInputs(
-        settings=chosen.prepare,
+        settings=recipe.prepare,
         sets=sets,
         sources=sources,
-        dialogue=chosen.dialogue,
-        tools=chosen.tools,
-        machine=chosen.machine,
-        dialect=chosen.dialect,
-        environment=chosen.environment,
-        named=named_sources(chosen),
-        scorers=settings.scorer_sources(chosen, Path("params")),
+        dialogue=recipe.dialogue,
+        tools=recipe.tools,
+        machine=recipe.machine,
+        dialect=recipe.dialect,
+        environment=recipe.environment,
+        named=named_sources(recipe),
+        scorers=settings.scorer_sources(recipe, Path("params")),
     )
-    key = keys.stage_key(chosen, *sources, *([Artifact.at(file)] if file else []))
+    key = keys.stage_key(recipe, *sources, *([Artifact.at(file)] if file else []))
     with (
         substep_tasks.opened() as ledger,
-        stage_run(recipe, "prepare", key, stage.run_tags()) as run,
-        gate_report.pages(recipe),
+        stage_run(name, "prepare", key, stage.run_tags()) as run,
+        gate_report.pages(name),
     ):
-        step = Step(recipe, "prepare", 0, chosen.seed, ledger)
-        opened = partial(open_environment, chosen.tools, chosen.environment, chosen.machine.threads)
-        made = prepare_data(step, inputs, open_environment=opened)
-        run.log_metrics(made["metrics"], step=0, at=made["finished"])
-        data, models = Path("data", recipe), Path("models", recipe)
-        write_panels(chosen, artifacts.output(made, "questions"), named, data / "panels")
-        sampled = sample_traces(step, chosen, made)
-        of_traces = sampled[-1] if sampled else made
+        step = Step(name, "prepare", 0, recipe.seed, ledger)
+        opened = partial(open_environment, recipe.tools, recipe.environment, recipe.machine.threads)
+        preparation = prepare_data(step, inputs, open_environment=opened)
+        run.log_metrics(preparation["metrics"], step=0, at=preparation["finished"])
+        data, models = Path("data", name), Path("models", name)
+        write_panels(recipe, artifacts.output(preparation, "questions"), named, data / "panels")
+        sampled = sample_traces(step, recipe, preparation)
+        of_traces = sampled[-1] if sampled else preparation
         if sampled:
             run.log_metrics(of_traces["metrics"], step=0, at=of_traces["finished"])
-        artifacts.publish(artifacts.output(made, "questions"), data / "questions")
+        artifacts.publish(artifacts.output(preparation, "questions"), data / "questions")
         artifacts.publish(artifacts.output(of_traces, "traces"), data / "traces.parquet")
         artifacts.publish(artifacts.output(of_traces, "dropped"), data / "dropped.parquet")
-        artifacts.publish(artifacts.output(made, "corpus"), data / "corpus")
+        artifacts.publish(artifacts.output(preparation, "corpus"), data / "corpus")
         artifacts.publish(artifacts.output(of_traces, "gates"), data / "gates" / "prepare")
-        artifacts.publish(artifacts.output(made, "initial"), models / "initial")
-        recording.publish_calls(recorded_calls(made, sampled), data / "calls_of_prepare" / CALLS)
-        artifacts.publish_records([made, *sampled], data / "records" / "prepare.jsonl")
+        artifacts.publish(artifacts.output(preparation, "initial"), models / "initial")
+        recording.publish_calls(
+            recorded_calls(preparation, sampled), data / "calls_of_prepare" / CALLS
+        )
+        artifacts.publish_records([preparation, *sampled], data / "records" / "prepare.jsonl")
 
 
 def write_panels(recipe: Recipe, questions: Artifact, named: Panel | None, folder: Path) -> None:
@@ -111,16 +113,16 @@ def source_of(recipe: Recipe) -> str:
     return " ".join([questions.source, *sets, *recipe.environment])
 
 
-def recorded_calls(made: Record, sampled: Sequence[Record]) -> dict[Origin, Path]:
+def recorded_calls(preparation: Record, sampled: Sequence[Record]) -> dict[Origin, Path]:
     """Return the tables of recorded results, where tools or the world are not repeatable."""
     rollouts = [record for record in sampled if record["verb"] == "rollout"]
-    found = {
+    tables = {
         Origin(SAMPLED, number): Path(artifacts.output(record, "trees").path, CALLS)
         for number, record in enumerate(rollouts)
     }
-    if "calls" in made["artifacts"]:
-        found[Origin("prepare", 0)] = Path(artifacts.output(made, "calls").path, CALLS)
-    return {origin: file for origin, file in found.items() if file.exists()}
+    if "calls" in preparation["artifacts"]:
+        tables[Origin("prepare", 0)] = Path(artifacts.output(preparation, "calls").path, CALLS)
+    return {origin: file for origin, file in tables.items() if file.exists()}
 
 
 def named_sources(recipe: Recipe) -> dict[str, str]:
@@ -136,17 +138,17 @@ def named_sources(recipe: Recipe) -> dict[str, str]:
 # ---------------------------------------------------------------- traces by rejection sampling
 
 
-def sample_traces(step: Step, recipe: Recipe, made: Record) -> list[Record]:
+def sample_traces(step: Step, recipe: Recipe, preparation: Record) -> list[Record]:
     """Sample answers to training questions and keep right ones as traces; the sub-steps' records.
 
-    ``made`` is the record of ``prepare``. The last record has the artifacts of the traces. [] where
-    the recipe's expert is another one.
+    ``preparation`` is the record of ``prepare``. The last record has the artifacts of the traces.
+    [] where the recipe's expert is another one.
     """
     expert = recipe.prepare.expert
     if not isinstance(expert, Sampled):
         return []
-    questions = Artifact.at(Path(artifacts.output(made, "questions").path, "train.parquet"))
-    student, corpus = (artifacts.output(made, name) for name in ("initial", "corpus"))
+    questions = Artifact.at(Path(artifacts.output(preparation, "questions").path, "train.parquet"))
+    student, corpus = (artifacts.output(preparation, name) for name in ("initial", "corpus"))
     teacher, fetched = teacher_of(step, expert, student)
     agent = settings.agent_of(recipe)
     if fault := rewriting_fault(student, teacher, agent):
@@ -164,8 +166,8 @@ def sample_traces(step: Step, recipe: Recipe, made: Record) -> list[Record]:
             teacher=teacher,
             questions=questions,
             context=recipe.prepare.policy.context,
-            dropped=artifacts.output(made, "dropped"),
-            gates=artifacts.output(made, "gates"),
+            dropped=artifacts.output(preparation, "dropped"),
+            gates=artifacts.output(preparation, "gates"),
             scorers=settings.scorer_sources(recipe, Path("params")),
         )
         return [*fetched, *rolled_out, select_traces(step, inputs, specs=environment.specs)]
@@ -205,12 +207,12 @@ def roll_out(sampling: Sampling, step: Step) -> list[Record]:
     """Roll out the questions in portions, each a sub-step of its own; their records."""
     expert = sampling.expert
     available = pq.read_metadata(sampling.questions.path).num_rows
-    asked = min(expert.questions or available, available)
+    question_count = min(expert.questions or available, available)
     portion = PORTION * (expert.rows // expert.attempts)
-    progress = Progress("prepare: sampled questions", asked)
+    progress = Progress("prepare: sampled questions", question_count)
     records = []
-    for number, first in enumerate(range(0, asked, portion)):
-        size = min(portion, asked - first)
+    for number, first in enumerate(range(0, question_count, portion)):
+        size = min(portion, question_count - first)
         inputs = RolloutInputs(
             policy=sampling.policy,
             questions=sampling.questions,

@@ -33,14 +33,14 @@ SAMPLED = "evaluate"  # samples anew, so --replay leaves it out
 
 def restore(commit: str, recipe: str) -> Path:
     """Restore the outs of a run in a worktree of its commit; return the worktree's path."""
-    place = (HOME / f"{recipe}-{commit[:SHORT]}").absolute()
-    with worktree.one_at_a_time(place):
-        if not worktree.is_ready(place):
-            git.add_worktree(place, commit)
-            worktree.set_ready(place)
-        transfer.share(place)
-        transfer.restore_run(recipe, place)
-    return place
+    folder = (HOME / f"{recipe}-{commit[:SHORT]}").absolute()
+    with worktree.one_at_a_time(folder):
+        if not worktree.is_ready(folder):
+            git.add_worktree(folder, commit)
+            worktree.set_ready(folder)
+        transfer.share(folder)
+        transfer.restore_run(recipe, folder)
+    return folder
 
 
 def verify(commit: str, recipe: str, replay: bool = False) -> Difference | None:
@@ -53,27 +53,29 @@ def verify(commit: str, recipe: str, replay: bool = False) -> Difference | None:
     if replay:
         stages = stages[: stages.index(f"{SAMPLED}@{recipe}")]
     purpose = {"verify": commit, "recipe": recipe, "replay": replay}
-    with worktree.held(f"verify-{recipe}", purpose) as place:
-        if not worktree.is_ready(place):
-            set_up(place, commit)
+    with worktree.held(f"verify-{recipe}", purpose) as folder:
+        if not worktree.is_ready(folder):
+            set_up(folder, commit)
         trees = stored_trees(before, recipe) if replay else {}
-        run_again(place, recipe, trees | recorded(before, recipe))
-        found = first_difference.first_difference(stages, before, place, commit)
-        if found:
-            worktree.release(place)  # the next call runs again
-            print(f"the new run is in {place}; git worktree remove --force {place} removes it")
+        run_again(folder, recipe, trees | recorded(before, recipe))
+        difference = first_difference.first_difference(stages, before, folder, commit)
+        if difference:
+            worktree.release(folder)  # the next call runs again
+            print(f"the new run is in {folder}; git worktree remove --force {folder} removes it")
         else:
-            worktree.finish(place)
-    return found
+            worktree.finish(folder)
+    return difference
 
 
 def stored_trees(before: Path, recipe: str) -> dict[str, str]:
     """Return where the new run finds the trees that it does not sample, of each stage with some."""
-    places = {
+    folders = {
         "reinforce": before / "data" / recipe / "trees",
         "reward_model": before / "models" / recipe / "reward_model" / "trees",
     }
-    return {STORED_TREES[stage]: str(place) for stage, place in places.items() if place.is_dir()}
+    return {
+        STORED_TREES[stage]: str(folder) for stage, folder in folders.items() if folder.is_dir()
+    }
 
 
 def recorded(before: Path, recipe: str) -> dict[str, str]:
@@ -82,44 +84,44 @@ def recorded(before: Path, recipe: str) -> dict[str, str]:
     return {REPLAYED: str(data)} if any(data.rglob(CALLS)) else {}
 
 
-def set_up(place: Path, commit: str) -> None:
+def set_up(folder: Path, commit: str) -> None:
     """Make a worktree of the commit without the outs of its run."""
-    git.add_worktree(place, commit)
-    (place / "dvc.lock").unlink()
-    transfer.share(place)
-    transfer.provide_sources(place)
-    transfer.forget_runs(place)
-    worktree.set_ready(place)
+    git.add_worktree(folder, commit)
+    (folder / "dvc.lock").unlink()
+    transfer.share(folder)
+    transfer.provide_sources(folder)
+    transfer.forget_runs(folder)
+    worktree.set_ready(folder)
 
 
-def run_again(place: Path, recipe: str, environment: dict[str, str]) -> None:
-    """Run all stages at ``place``, with the code, the ledger and the tracking store there."""
+def run_again(folder: Path, recipe: str, environment: dict[str, str]) -> None:
+    """Run all stages in ``folder``, with the code, the ledger and the tracking store there."""
     separate = {
-        RUN: place.name,
+        RUN: folder.name,
         "BEAMLINE_STORE": "",
-        "MLFLOW_TRACKING_URI": store.sqlite_uri(place / ".beamline/mlflow.db", place),
+        "MLFLOW_TRACKING_URI": store.sqlite_uri(folder / ".beamline/mlflow.db", folder),
     }
     command = ["flows.retrain", recipe, "--here"]
     status = dvc_command.supervise(
-        command, separate | environment, place, grace=2 * dvc_command.GRACE
+        command, separate | environment, folder, grace=2 * dvc_command.GRACE
     )
     if status == INTERRUPTED:
         raise KeyboardInterrupt
     if status:
-        raise RuntimeError(f"{recipe} failed when it was run again in {place}")
+        raise RuntimeError(f"{recipe} failed when it was run again in {folder}")
 
 
 def recipe_of(commit: str) -> str:
     """Return the recipe that a commit is a run of; ValueError where there is not exactly one."""
     named = git.trailer(commit, "Recipe")
-    found = [named] if named else git.recipes_at(commit)
-    if len(found) != 1:
+    recipes = [named] if named else git.recipes_at(commit)
+    if len(recipes) != 1:
         raise ValueError(
-            f"commit {commit[:SHORT]} has runs of {found} in its dvc.lock: choose one, --recipe"
-            if found
+            f"commit {commit[:SHORT]} has runs of {recipes} in its dvc.lock: choose one, --recipe"
+            if recipes
             else f"commit {commit[:SHORT]} is no run: it has no dvc.lock"
         )
-    return found[0]
+    return recipes[0]
 
 
 def main(arguments: list[str]) -> int:
@@ -133,34 +135,34 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--recipe", help="where the commit has runs of several")
     parser.add_argument("--verify", action="store_true", help="run it again and compare")
     parser.add_argument("--replay", action="store_true", help="verify with the stored trees")
-    chosen = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     try:
-        commit = git.resolve(chosen.revision)
-        recipe = chosen.recipe or recipe_of(commit)
-        if chosen.verify or chosen.replay:
-            return _verified(commit, recipe, chosen.replay)
-        place = restore(commit, recipe)
+        commit = git.resolve(args.revision)
+        recipe = args.recipe or recipe_of(commit)
+        if args.verify or args.replay:
+            return _verified(commit, recipe, args.replay)
+        folder = restore(commit, recipe)
     except (ValueError, RuntimeError) as error:
         print(f"reproduce: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
     except KeyboardInterrupt:
         print("reproduce: interrupted; the same call continues", file=sys.stderr)
         return INTERRUPTED
-    table = place / "reports" / recipe / "table.md"
+    table = folder / "reports" / recipe / "table.md"
     print(f"{table.read_text()}\n" if table.exists() else "", end="")
-    for stage in pipeline.stages(recipe, place):
-        for path, digest in pipeline.digests(stage.name, place).items():
-            print(f"{digest[:SHORT]}  {place / path}")
-    print(f"to run it again and compare    python -m flows.reproduce {chosen.revision} --verify")
-    print(place)
+    for stage in pipeline.stages(recipe, folder):
+        for path, digest in pipeline.digests(stage.name, folder).items():
+            print(f"{digest[:SHORT]}  {folder / path}")
+    print(f"to run it again and compare    python -m flows.reproduce {args.revision} --verify")
+    print(folder)
     return 0
 
 
 def _verified(commit: str, recipe: str, replay: bool) -> int:
-    found = verify(commit, recipe, replay)
+    difference = verify(commit, recipe, replay)
     after = f" (without {SAMPLED}, which samples anew)" if replay else ""
-    print(found or f"identical: {recipe} at {commit[:SHORT]}{after}")
-    return 1 if found else 0
+    print(difference or f"identical: {recipe} at {commit[:SHORT]}{after}")
+    return 1 if difference else 0
 
 
 if __name__ == "__main__":

@@ -54,19 +54,19 @@ def run(recipe: str, changes: Sequence[str] = ()) -> str:
     check_run(recipe, changes)
     base = git.revision().commit
     purpose = {"recipe": recipe, "overrides": list(changes), "commit": base}
-    with worktree.held(recipe, purpose) as place:
+    with worktree.held(recipe, purpose) as folder:
         try:
-            if not worktree.is_ready(place):
-                set_up(place, recipe, changes, base)
-            branch = complete(place, recipe, changes, base)
+            if not worktree.is_ready(folder):
+                set_up(folder, recipe, changes, base)
+            branch = complete(folder, recipe, changes, base)
         except (ValueError, RuntimeError) as error:
             kind = KilledError if isinstance(error, KilledError) else RuntimeError
             raise kind(
-                f"{error}\nretrain: the run is unfinished in {place}; the same call goes on there, "
-                f"git worktree remove --force {place} drops it"
+                f"{error}\nretrain: the run is unfinished in {folder}; the same call goes on "
+                f"there, git worktree remove --force {folder} drops it"
             ) from None
-        worktree.collect_ledger(recipe, place)
-        worktree.finish(place)
+        worktree.collect_ledger(recipe, folder)
+        worktree.finish(folder)
     return branch
 
 
@@ -95,46 +95,46 @@ def check_run(recipe: str, changes: Sequence[str]) -> None:
     pipeline.stages(recipe)
 
 
-def set_up(place: Path, recipe: str, changes: Sequence[str], commit: str) -> None:
+def set_up(folder: Path, recipe: str, changes: Sequence[str], commit: str) -> None:
     """Make the worktree of a run: the commit, the changed recipe, and what .dvc files track."""
-    git.add_worktree(place, commit)
-    transfer.share(place)
-    transfer.provide_sources(place)
-    overrides.apply_to(recipe, changes, place / "params")
-    name_champion(recipe, place)
-    worktree.link_ledger(recipe, place)
-    worktree.set_ready(place)
+    git.add_worktree(folder, commit)
+    transfer.share(folder)
+    transfer.provide_sources(folder)
+    overrides.apply_to(recipe, changes, folder / "params")
+    name_champion(recipe, folder)
+    worktree.link_ledger(recipe, folder)
+    worktree.set_ready(folder)
 
 
-def complete(place: Path, recipe: str, changes: Sequence[str], base: str) -> str:
+def complete(folder: Path, recipe: str, changes: Sequence[str], base: str) -> str:
     """Finish a run: stages, commit, branch, promotion and push; return its branch."""
-    commit = git.head(place)
+    commit = git.head(folder)
     if commit == base:
-        if (known := pipeline.already_run(recipe, place)) and not is_overtaken(recipe, known):
+        if (known := pipeline.already_run(recipe, folder)) and not is_overtaken(recipe, known):
             print(f"nothing new since {known}")
             return known
         from flows.all_stages import run_in  # with Prefect, which not every call needs
 
-        run_in(recipe, place)
-        tree = git.stage_files(existing(pipeline.kept_in_git(recipe, place), place), place)
+        run_in(recipe, folder)
+        tree = git.stage_files(existing(pipeline.kept_in_git(recipe, folder), folder), folder)
         if known := git.equal_run(tree, base, recipe):
             print(f"nothing new: {known} is this run")
             return known
-        commit = git.commit(message(recipe, changes, base, place), place)
-    branch = f"runs/{place.name}"
+        commit = git.commit(message(recipe, changes, base, folder), folder)
+    branch = f"runs/{folder.name}"
     git.branch(branch, commit)
     after_commit(recipe, commit)
     try:
-        transfer.push(recipe, place)
+        transfer.push(recipe, folder)
     except RuntimeError as error:
         raise RuntimeError(f"{branch} is there, but {error}") from None
     return branch
 
 
-def name_champion(recipe: str, place: Path) -> None:
+def name_champion(recipe: str, folder: Path) -> None:
     """Write the champion into the run's recipe, once, so that a resumed run keeps it."""
     try:
-        champions.fetch(recipe, place / "params" / f"{recipe}.yaml")
+        champions.fetch(recipe, folder / "params" / f"{recipe}.yaml")
     except champions.RegistryError as error:
         print(f"retrain: {error}", file=sys.stderr)
 
@@ -168,15 +168,15 @@ def after_commit(recipe: str, commit: str) -> None:
         print(f"retrain: {error}", file=sys.stderr)
 
 
-def existing(paths: Sequence[str], place: Path) -> list[str]:
-    """Return the paths that exist below ``place``."""
-    return [path for path in paths if (place / path).exists()]
+def existing(paths: Sequence[str], folder: Path) -> list[str]:
+    """Return the paths that exist below ``folder``."""
+    return [path for path in paths if (folder / path).exists()]
 
 
-def message(recipe: str, changes: Sequence[str], base: str, place: Path) -> str:
+def message(recipe: str, changes: Sequence[str], base: str, folder: Path) -> str:
     """Return the message of a run's commit; its last lines are git trailers."""
-    found = headline(place / "reports" / recipe / "metrics.json")
-    lines = [f"Run of {recipe}" + (f": {found}" if found else ""), ""]
+    success = headline(folder / "reports" / recipe / "metrics.json")
+    lines = [f"Run of {recipe}" + (f": {success}" if success else ""), ""]
     if changes:
         lines += [*changes, ""]
     lines += [f"Recipe: {recipe}", f"Code: {base}", *(f"Set: {change}" for change in changes)]
@@ -213,15 +213,15 @@ def main(arguments: list[str]) -> int:
         metavar="section.key=value",
         help="values of the recipe for this run",
     )
-    chosen = parser.parse_args(arguments)
-    if chosen.here and chosen.set:
+    args = parser.parse_args(arguments)
+    if args.here and args.set:
         print(
-            f"retrain: --set changes a worktree's recipe: with --here, edit params/{chosen.recipe}"
+            f"retrain: --set changes a worktree's recipe: with --here, edit params/{args.recipe}"
             ".yaml",
             file=sys.stderr,
         )
         return 2
-    return _here(chosen.recipe) if chosen.here else _as_commit(chosen.recipe, chosen.set)
+    return _here(args.recipe) if args.here else _as_commit(args.recipe, args.set)
 
 
 def _as_commit(recipe: str, changes: Sequence[str]) -> int:

@@ -29,37 +29,37 @@ from tasks.tools.recording import CALLS, Origin
 
 
 @flow(name="reward_model")
-def reward_model(recipe: str) -> None:
+def reward_model(name: str) -> None:
     """Make ``models/<recipe>/reward_model``; without the section, a file says that there is none.
 
     The cold start answers training questions that have labels, with the budget and the temperature
     of training but without branches, and the model learns which answers succeeded.
     """
-    chosen = settings.load(recipe, Path("params"))
-    questions = Artifact.at(Path("data", recipe, "questions", "train.parquet"))
-    corpus = Artifact.at(Path("data", recipe, "corpus"))
-    policy = Artifact.at(Path("models", recipe, "cold_start"))
-    key = keys.stage_key(chosen, questions, corpus, policy)
-    made: list[Record] = []
+    recipe = settings.load(name, Path("params"))
+    questions = Artifact.at(Path("data", name, "questions", "train.parquet"))
+    corpus = Artifact.at(Path("data", name, "corpus"))
+    policy = Artifact.at(Path("models", name, "cold_start"))
+    key = keys.stage_key(recipe, questions, corpus, policy)
+    records: list[Record] = []
     published = None
     with (
         substep_tasks.opened() as ledger,
-        stage_run(recipe, "reward_model", key, stage.run_tags()) as run,
+        stage_run(name, "reward_model", key, stage.run_tags()) as run,
     ):
-        if chosen.reward_model:
-            step = Step(recipe, "reward_model", 0, chosen.seed, ledger)
-            made = labelled(step, chosen, policy, questions, corpus)
+        if recipe.reward_model:
+            step = Step(name, "reward_model", 0, recipe.seed, ledger)
+            records = labelled(step, recipe, policy, questions, corpus)
             trees, rewards = (
-                artifacts.output(made[1], "trees"),
-                artifacts.output(made[2], "rewards"),
+                artifacts.output(records[1], "trees"),
+                artifacts.output(records[2], "rewards"),
             )
-            made.append(trained(step, chosen, chosen.reward_model, policy, trees, rewards, run))
-            published = Published(artifacts.output(made[-1], "model"), trees, rewards)
+            records.append(trained(step, recipe, recipe.reward_model, policy, trees, rewards, run))
+            published = Published(artifacts.output(records[-1], "model"), trees, rewards)
         else:
             print("reward_model: none")
-        publish_recorded(made, Path("data", recipe, "calls_of_reward_model"))
-        published_model.publish(Path("models", recipe, "reward_model"), published)
-        artifacts.publish_records(made, Path("data", recipe, "records", "reward_model.jsonl"))
+        publish_recorded(records, Path("data", name, "calls_of_reward_model"))
+        published_model.publish(Path("models", name, "reward_model"), published)
+        artifacts.publish_records(records, Path("data", name, "records", "reward_model.jsonl"))
 
 
 def labelled(
@@ -76,7 +76,7 @@ def labelled(
     assert recipe.reward_model
     use_machine(recipe.machine)
     labels = settings.labels_of(recipe)
-    chosen = labelled_questions(step, LabelInputs(questions, labels, recipe.reward_model.questions))
+    record = labelled_questions(step, LabelInputs(questions, labels, recipe.reward_model.questions))
     with open_environment(
         recipe.tools, recipe.environment, recipe.machine.threads, Path(corpus.path)
     ) as environment:
@@ -84,25 +84,25 @@ def labelled(
         reader = open_dialect(recipe.dialect, tokenizer, recipe.dialogue, environment.specs)
         exam = Exam(
             recipe,
-            artifacts.output(chosen, "questions"),
+            artifacts.output(record, "questions"),
             None,
             corpus,
             environment,
             reader,
-            size=len(chosen["questions"]),
+            size=len(record["questions"]),
             evaluation=False,
             training=True,
         )
-        progress = Progress("labelled trees", len(chosen["questions"]))
+        progress = Progress("labelled trees", len(record["questions"]))
         answered = answer(exam, step, policy, progress.advance)
         progress.close()
-    return [chosen, *answered]
+    return [record, *answered]
 
 
 def trained(
     step: Step,
     recipe: Recipe,
-    chosen: RewardModel,
+    section: RewardModel,
     policy: Artifact,
     trees: Artifact,
     rewards: Artifact,
@@ -119,29 +119,29 @@ def trained(
         rewards=[rewards],
         first_batches=1,
         labels=settings.labels_of(recipe),
-        settings=chosen,
-        steps=chosen.steps,
+        settings=section,
+        steps=section.steps,
         machine=recipe.machine,
     )
-    progress = Progress("reward model", chosen.steps)
-    made = train(step, inputs, advance=progress.reach)
+    progress = Progress("reward model", section.steps)
+    record = train(step, inputs, advance=progress.reach)
     progress.close()
-    for point in made["curve"]:
-        run.log_metrics({"loss": point["loss"]}, step=int(point["step"]), at=made["finished"])
-    run.log_metrics(made["metrics"], step=chosen.steps, at=made["finished"])
-    if made["reliability"]:
-        run.log_figure(figures.reliability(made["reliability"]), "reliability.png")
-    print(f"reward_model: {described(made['metrics'])}")
-    return made
+    for point in record["curve"]:
+        run.log_metrics({"loss": point["loss"]}, step=int(point["step"]), at=record["finished"])
+    run.log_metrics(record["metrics"], step=section.steps, at=record["finished"])
+    if record["reliability"]:
+        run.log_figure(figures.reliability(record["reliability"]), "reliability.png")
+    print(f"reward_model: {described(record['metrics'])}")
+    return record
 
 
-def publish_recorded(made: Sequence[Record], folder: Path) -> None:
+def publish_recorded(records: Sequence[Record], folder: Path) -> None:
     """Write what tools and judges have said of the labelled trees, from which a replay reads it.
 
     Without trees, or where tools and scorers are repeatable, there is a table of calls without
     rows.
     """
-    answered, verdicts = made[1:3], []
+    answered, verdicts = records[1:3], []
     calls = [Path(artifacts.output(answered[0], "trees").path, CALLS)] if answered else []
     recorded = {Origin("reward_model", 0): file for file in calls if file.exists()}
     recording.publish_calls(recorded, folder / CALLS)

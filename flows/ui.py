@@ -98,10 +98,12 @@ def free_port(port: int) -> int:
 def _start_mlflow(port: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "mlflow", "ui"]
     command += ["--host", HOST, "--port", str(port), "--workers", "1"]
-    own = sorted(pages(port))
+    origins = sorted(pages(port))
     browsers = {  # the user's values override ours
-        "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(page.removeprefix("http://") for page in own),
-        "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": ",".join(own),
+        "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(
+            origin.removeprefix("http://") for origin in origins
+        ),
+        "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": ",".join(origins),
     }
     return subprocess.Popen(
         ["sh", "-c", GUARD, "guard", *command],

@@ -16,20 +16,20 @@ from tasks.verdict import verdict as judge
 
 
 @flow(name="verdict")
-def verdict(recipe: str) -> None:
+def verdict(name: str) -> None:
     """Write ``reports/<recipe>/verdict.json``. A rejected candidate is no failure."""
-    chosen = settings.load(recipe, Path("params"))
-    data = Path("data", recipe)
+    recipe = settings.load(name, Path("params"))
+    data = Path("data", name)
     inputs = VerdictInputs(
         answers=Artifact.at(data / "evaluation.parquet"),
-        champion=Artifact.at(Path("models", recipe, "champion")),
-        gates=[Artifact.at(data / "gates" / name) for name in ("prepare", "reinforce")],
-        settings=chosen.verdict,
+        champion=Artifact.at(Path("models", name, "champion")),
+        gates=[Artifact.at(data / "gates" / stage_name) for stage_name in ("prepare", "reinforce")],
+        settings=recipe.verdict,
     )
     with substep_tasks.opened() as ledger:
-        made = judge(Step(recipe, "verdict", 0, chosen.seed, ledger), inputs)
-    artifacts.publish(artifacts.output(made, "verdict"), Path("reports", recipe, "verdict.json"))
-    print(f"verdict: {'promote' if made['promote'] else 'reject'}: {made['reason']}")
+        record = judge(Step(name, "verdict", 0, recipe.seed, ledger), inputs)
+    artifacts.publish(artifacts.output(record, "verdict"), Path("reports", name, "verdict.json"))
+    print(f"verdict: {'promote' if record['promote'] else 'reject'}: {record['reason']}")
 
 
 if __name__ == "__main__":
