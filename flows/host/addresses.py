@@ -95,8 +95,8 @@ def _user_info(scheme: str, rest: str) -> str:
 
 
 def _find(pattern: str, text: str, start: int = 0) -> int:
-    found = re.compile(pattern).search(text, start)
-    return found.start() if found else len(text)
+    matched = re.compile(pattern).search(text, start)
+    return matched.start() if matched else len(text)
 
 
 def without_password(text: str) -> str:
@@ -108,7 +108,7 @@ def without_password(text: str) -> str:
     if known := _known(*map(os.environ.get, ADDRESSES + SECRETS)):
         text = known.sub("***", text)
     if "://" in text:
-        text = IN_TEXT.sub(lambda found: address_without_password(found[0]), text)
+        text = IN_TEXT.sub(lambda matched: address_without_password(matched[0]), text)
     lowered = text.lower()
     if any(word in lowered for word in WORDS):
         text = PARAMETER.sub(r"\1***", ENTRY.sub(r"\1***", text))

@@ -73,7 +73,7 @@ def needs(
     batches = 1 if row.group_filter == "none" else MOST_BATCHES
     leaves = settings.iterations * batches * settings.questions * settings.rollout.leaves
     of_each = recipe.evaluate.questions * recipe.evaluate.samples
-    asked = 3 * of_each  # cold start, candidate, and a champion
+    answers = 3 * of_each  # cold start, candidate, and a champion
     full = min(settings.keep.optimizer_last, settings.iterations)
     return {
         "prepare": Need(weights=2 * weights, trees=_sampled_traces(recipe) * tokens * TOKEN),
@@ -88,7 +88,7 @@ def needs(
             # the policy is written whole before it stays, and then the reward model learns
             passing=max(CHECKPOINT * one, _passing_models(recipe, weights)),
         ),
-        "evaluate": Need(trees=asked * tokens * TOKEN),
+        "evaluate": Need(trees=answers * tokens * TOKEN),
         "verdict": Need(),
     }
 
@@ -111,38 +111,40 @@ def _cold_start(recipe: Recipe, weights: int) -> Need:
 
 def _reward_model(recipe: Recipe, weights: int) -> Need:
     """Return the need of the reward model: in the ledger and as an out, with its labelled trees."""
-    chosen, tokens = recipe.reward_model, recipe.dialogue.path_tokens
-    if chosen is None:
+    reward_model, tokens = recipe.reward_model, recipe.dialogue.path_tokens
+    if reward_model is None:
         return Need()
-    leaves = chosen.questions * recipe.reinforce.rollout.leaves
+    leaves = reward_model.questions * recipe.reinforce.rollout.leaves
     return Need(
         weights=2 * weights,
         trees=2 * leaves * tokens * TOKEN,
-        passing=_checkpoints(chosen, chosen.steps) * CHECKPOINT * weights,
+        passing=_checkpoints(reward_model, reward_model.steps) * CHECKPOINT * weights,
     )
 
 
-def _checkpoints(chosen: RewardModel, steps: int) -> int:
+def _checkpoints(reward_model: RewardModel, steps: int) -> int:
     """Return how many checkpoints of a training exist at once: two, and a third being written."""
-    return min(3, (steps - 1) // chosen.save_every)  # there is none of the last step
+    return min(3, (steps - 1) // reward_model.save_every)  # there is none of the last step
 
 
 def _passing_models(recipe: Recipe, weights: int) -> int:
     """Return the bytes of the checkpoints of the reward model in reinforcement learning."""
-    chosen = recipe.reward_model
-    if chosen is None or chosen.again is None:
+    reward_model = recipe.reward_model
+    if reward_model is None or reward_model.again is None:
         return 0
-    return _checkpoints(chosen, chosen.again.steps) * CHECKPOINT * weights
+    return _checkpoints(reward_model, reward_model.again.steps) * CHECKPOINT * weights
 
 
 def _kept_models(recipe: Recipe) -> int:
     """Return how many reward models of reinforcement learning exist at most."""
-    chosen, settings = recipe.reward_model, recipe.reinforce
-    if chosen is None or chosen.again is None:
+    reward_model, settings = recipe.reward_model, recipe.reinforce
+    if reward_model is None or reward_model.again is None:
         return 0
-    trainings = settings.iterations // chosen.again.every
-    kept = settings.iterations // math.lcm(chosen.again.every, settings.keep.weights_every)
-    return min(trainings, kept + 2 + settings.ahead)
+    trainings = settings.iterations // reward_model.again.every
+    kept_models = settings.iterations // math.lcm(
+        reward_model.again.every, settings.keep.weights_every
+    )
+    return min(trainings, kept_models + 2 + settings.ahead)
 
 
 def _kept(settings: Reinforce) -> int:

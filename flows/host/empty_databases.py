@@ -19,33 +19,33 @@ def take(library: str, target: Path) -> bool:
 
     One that is already at ``target`` stays.
     """
-    kept = _file(library)
-    if not kept.is_file():
+    file = _file(library)
+    if not file.is_file():
         return False
     try:
-        _copy(kept, target)
+        _copy(file, target)
     except sqlite3.Error:  # damaged: the next one is kept in its place
         with suppress(OSError):
-            kept.unlink()
+            file.unlink()
         return False
     return True
 
 
 def keep(library: str, database: Path) -> None:
     """Keep an empty database of a library; a folder that cannot be written only costs time."""
-    kept = _file(library)
+    file = _file(library)
     with suppress(OSError, sqlite3.Error):
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        _copy(database, kept)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        _copy(database, file)
 
 
 def _copy(source: Path, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        made = Path(folder) / "copy.db"
-        with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(made)) as new:
+        copy = Path(folder) / "copy.db"
+        with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(copy)) as new:
             old.backup(new)
         with suppress(FileExistsError):
-            os.link(made, target)
+            os.link(copy, target)
 
 
 def _file(library: str) -> Path:

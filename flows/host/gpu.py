@@ -54,10 +54,10 @@ def visible() -> list[str]:
     with suppress(OSError, subprocess.CalledProcessError):
         listed = subprocess.run(LIST, capture_output=True, text=True, check=True).stdout
         ids = dict(line.split(", ") for line in listed.split("\n") if ", " in line)
-        chosen = os.environ.get(VISIBLE)
-        if chosen is None:
+        devices = os.environ.get(VISIBLE)
+        if devices is None:
             return list(ids.values())
-        return [ids.get(entry, entry) for entry in chosen.split(",") if entry.strip()]
+        return [ids.get(entry, entry) for entry in devices.split(",") if entry.strip()]
     return []
 
 

@@ -162,17 +162,17 @@ def _measured(config_text: str) -> tuple[Shape, dict[str, tuple[int, int]]]:
 
 def _adapters(linear: Mapping[str, tuple[int, int]], lora: Lora) -> int:
     """Count the weights of adapters: two matrices a layer, inputs x rank and rank x outputs."""
-    chosen = {
-        wanted: [sizes for name, sizes in linear.items() if name.rpartition(".")[2] == wanted]
-        for wanted in lora.modules
+    sizes_by_module = {
+        module: [sizes for name, sizes in linear.items() if name.rpartition(".")[2] == module]
+        for module in lora.modules
     }
-    if absent := [wanted for wanted, sizes in chosen.items() if not sizes]:
+    if absent := [module for module, sizes in sizes_by_module.items() if not sizes]:
         known = sorted({name.rpartition(".")[2] for name in linear})
         raise ValueError(
             f"lora.modules names {absent[0]}, which is no linear layer of the policy: choose of "
             f"{known}"
         )
-    return sum(lora.rank * sum(sizes) for every in chosen.values() for sizes in every)
+    return sum(lora.rank * sum(sizes) for every in sizes_by_module.values() for sizes in every)
 
 
 def config_of(recipe: Recipe, folder: Path = schema.PARAMS) -> Any:
@@ -231,12 +231,14 @@ class Memory:
     def _parts(self) -> dict[str, list[dict[str, float]]]:
         """Return what each phase has on the GPU."""
         learning = {"update": self.update, "reward model": self.reward_model}
-        found = {phase: [self.stays, parts] for phase, parts in learning.items() if parts}
+        by_phase = {phase: [self.stays, parts] for phase, parts in learning.items() if parts}
         if self.together:
-            found = {f"{name} and sampling": [*some, self.sampling] for name, some in found.items()}
+            by_phase = {
+                f"{name} and sampling": [*some, self.sampling] for name, some in by_phase.items()
+            }
         else:
-            found["sampling"] = [self.stays, self.sampling]
-        return found | ({"first reward model": [self.first_model]} if self.first_model else {})
+            by_phase["sampling"] = [self.stays, self.sampling]
+        return by_phase | ({"first reward model": [self.first_model]} if self.first_model else {})
 
     @property
     def peak(self) -> float:
@@ -291,8 +293,8 @@ def _staying(recipe: Recipe, row: Algorithm, shape: Shape) -> dict[str, float]:
     count = recipe.machine.processes
     if count == 1:
         return parts | learned
-    own = {} if servers(recipe) else {"policy that samples": FULL * shape.weights}
-    return {part: size / count for part, size in parts.items()} | own | learned
+    sampling_policy = {} if servers(recipe) else {"policy that samples": FULL * shape.weights}
+    return {part: size / count for part, size in parts.items()} | sampling_policy | learned
 
 
 def _of_reward_model(recipe: Recipe, shape: Shape) -> dict[str, float]:
@@ -300,29 +302,29 @@ def _of_reward_model(recipe: Recipe, shape: Shape) -> dict[str, float]:
 
     With ``ahead``, the one before it scores a batch meanwhile.
     """
-    chosen = recipe.reward_model
-    if chosen is None or chosen.again is None:
+    reward_model = recipe.reward_model
+    if reward_model is None or reward_model.again is None:
         return {}
     scoring = {"reward model that scores": FULL * shape.backbone} if recipe.reinforce.ahead else {}
-    return scoring | _training_of_model(recipe, chosen, shape)
+    return scoring | _training_of_model(recipe, reward_model, shape)
 
 
 def _of_first_model(recipe: Recipe, shape: Shape) -> dict[str, float]:
     """Return what the first training of the reward model needs, beside the policy that sampled."""
-    chosen = recipe.reward_model
-    if chosen is None:
+    reward_model = recipe.reward_model
+    if reward_model is None:
         return {}
     return {
         "policy that sampled": FULL * shape.weights,
         "reward model": FULL * shape.backbone,
-        **_training_of_model(recipe, chosen, shape),
+        **_training_of_model(recipe, reward_model, shape),
     }
 
 
-def _training_of_model(recipe: Recipe, chosen: RewardModel, shape: Shape) -> dict[str, float]:
+def _training_of_model(recipe: Recipe, reward_model: RewardModel, shape: Shape) -> dict[str, float]:
     """Return what a training adds to the weights of a reward model, all of which learn."""
     precision = recipe.machine.precision
-    tokens = max(chosen.micro_batch_tokens, recipe.prepare.policy.context)
+    tokens = max(reward_model.micro_batch_tokens, recipe.prepare.policy.context)
     return {
         "reward model's gradients and moments": (1 + MOMENTS) * FULL * shape.backbone,
         **({"reward model's cast": HALF * shape.linear} if NARROW[precision] else {}),
@@ -424,10 +426,12 @@ def _backward(shape: Shape, precision: str) -> float:
 def _of_sampling(recipe: Recipe, shape: Shape, card: Card) -> dict[str, float]:
     """Return what sampling adds to the learner; an engine on another machine adds nothing."""
     ahead = recipe.reinforce.ahead > 0  # with the weights before the update
-    own: dict[str, float] = {"weights that sample": FULL * shape.weights} if ahead else {}
+    sampling_weights: dict[str, float] = (
+        {"weights that sample": FULL * shape.weights} if ahead else {}
+    )
     if servers(recipe):
-        return own
-    return own | ENGINES[recipe.engine.kind].memory(sampling_load(recipe, shape, card))
+        return sampling_weights
+    return sampling_weights | ENGINES[recipe.engine.kind].memory(sampling_load(recipe, shape, card))
 
 
 def sampling_load(recipe: Recipe, shape: Shape, card: Card) -> SamplingLoad:
@@ -589,8 +593,8 @@ def forward_equivalents(recipe: Recipe, row: Algorithm) -> float:
     update = recipe.reinforce.update
     trained = (2 if recipe.lora else 3) + update.recompute
     looked = _passes_without_gradient(recipe, row)
-    own = row.critic is not None and row.critic.backbone == "own"
-    return update.epochs * (trained + own * (3 + update.recompute)) + looked + own
+    own_backbone = row.critic is not None and row.critic.backbone == "own"
+    return update.epochs * (trained + own_backbone * (3 + update.recompute)) + looked + own_backbone
 
 
 def rows_abreast(recipe: Recipe, shape: Shape, card: Card) -> int:

@@ -61,14 +61,14 @@ def half_written(root: Path) -> Iterator[Finding]:
 
 def _unfinished(root: Path) -> Iterator[Path]:
     for room in ROOMS:
-        for place, folders, plain in os.walk(root / room):
+        for parent, folders, plain in os.walk(root / room):
             for name in sorted(folders + plain):
                 if UNFINISHED.fullmatch(name):
-                    yield Path(place, name)
+                    yield Path(parent, name)
             folders[:] = [
                 name
                 for name in folders
-                if not UNFINISHED.fullmatch(name) and Path(place, name) != root / SOURCES
+                if not UNFINISHED.fullmatch(name) and Path(parent, name) != root / SOURCES
             ]
     for pattern in MADE_ASIDE:
         yield from sorted(root.glob(pattern))
@@ -131,8 +131,8 @@ def _locks(git: Path, root: Path) -> list[Path]:
     """List lock files of a repository and of its worktrees in the checkout."""
     named = git.glob("worktrees/*/gitdir")
     ours = [file.parent for file in named if Path(file.read_text().strip()).is_relative_to(root)]
-    found = [lock for place in (git, *ours) for lock in place.glob("*.lock")]
-    return sorted([*found, *(git / "refs").rglob("*.lock")])
+    locks = [lock for folder in (git, *ours) for lock in folder.glob("*.lock")]
+    return sorted([*locks, *(git / "refs").rglob("*.lock")])
 
 
 def worktrees(root: Path, remove: Callable[[Path], object]) -> Iterator[Finding]:
@@ -143,36 +143,37 @@ def worktrees(root: Path, remove: Callable[[Path], object]) -> Iterator[Finding]
     """
     home = root / WORKTREES
     names = {path.stem for path in home.glob("*.json")} | {p.name for p in home.glob("*/")}
-    for place in (home / name for name in sorted(names)):
-        with _locked(place) as free:
+    for worktree in (home / name for name in sorted(names)):
+        with _locked(worktree) as free:
             if free:
                 yield Finding(
-                    f"unfinished run: {place.relative_to(root)} ({_readable(sum(_sizes(place)))})",
+                    f"unfinished run: {worktree.relative_to(root)} "
+                    f"({_readable(sum(_sizes(worktree)))})",
                     "removes its worktree and its ledger; the same call would continue it",
-                    partial(_drop, place, remove),
+                    partial(_drop, worktree, remove),
                 )
 
 
-def _drop(place: Path, remove: Callable[[Path], object]) -> None:
-    with _locked(place) as free:
+def _drop(worktree: Path, remove: Callable[[Path], object]) -> None:
+    with _locked(worktree) as free:
         if free:
-            remove(place)
-            _record(place).unlink(missing_ok=True)
+            remove(worktree)
+            _record(worktree).unlink(missing_ok=True)
 
 
 @contextmanager
-def _locked(place: Path) -> Iterator[bool]:
+def _locked(worktree: Path) -> Iterator[bool]:
     """Lock the record of a worktree during the block; yield whether no process works there."""
-    free = not processes.work_below(place)
-    if not _record(place).exists():
+    free = not processes.work_below(worktree)
+    if not _record(worktree).exists():
         yield free
         return
-    with _record(place).open() as record:
+    with _record(worktree).open() as record:
         yield files.lock(record) and free
 
 
-def _record(place: Path) -> Path:
-    return place.with_name(f"{place.name}.json")
+def _record(worktree: Path) -> Path:
+    return worktree.with_name(f"{worktree.name}.json")
 
 
 # ---------------------------------------------------------------- packages and the disk
@@ -184,12 +185,12 @@ def pins(root: Path) -> Iterator[Finding]:
     for line in file.read_text().splitlines() if file.exists() else []:
         if not (pin := PIN.match(line)):
             continue
-        name, wanted = pin.groups()
+        name, constraint = pin.groups()
         with suppress(PackageNotFoundError):
-            found = Version(installed_version(name))
-            if wanted not in (str(found), found.public):
+            version = Version(installed_version(name))
+            if constraint not in (str(version), version.public):
                 yield Finding(
-                    f"drifted pin: {name} is {found}, constraints.txt says {wanted}",
+                    f"drifted pin: {name} is {version}, constraints.txt says {constraint}",
                     "is left to you: `make` installs what constraints.txt names",
                     None,
                 )
@@ -199,8 +200,8 @@ def disk(root: Path) -> Iterator[Finding]:
     """Find recipes whose remaining iterations need more space than is free, by their mean."""
     for folder in sorted((root / LEDGER).glob("*/reinforce")):
         sizes: dict[str, int] = defaultdict(int)
-        for place in folder.glob("[0-9]*-*"):
-            sizes[place.name.partition("-")[0]] += sum(_sizes(place))
+        for sub_step in folder.glob("[0-9]*-*"):
+            sizes[sub_step.name.partition("-")[0]] += sum(_sizes(sub_step))
         with suppress(ValueError):
             whole = settings.load(folder.parent.name, root / "params").reinforce.iterations
             mean = sum(sizes.values()) / max(len(sizes), 1)

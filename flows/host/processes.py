@@ -202,12 +202,12 @@ def _is_held(process: psutil.Process, root: Path) -> bool:
 
 def runs(root: Path) -> list[list[str]]:
     """List command lines of living processes that write in a checkout, without its worktrees."""
-    found = []
+    commands = []
     for process, command in _mine():
         with suppress(psutil.Error):
             if checkout_of(Path(process.cwd())) == root and _writes(command):
-                found.append(command)
-    return found
+                commands.append(command)
+    return commands
 
 
 def _writes(command: Sequence[str]) -> bool:
@@ -227,9 +227,9 @@ def holds(command: Sequence[str], recipe: str, recipes: Sequence[str]) -> bool:
 
 def checkout_of(folder: Path) -> Path:
     """Return the checkout of a folder: a run's worktree, or the nearest folder with ``.git``."""
-    for place in (folder, *folder.parents):
-        if place.parts[-3:-1] == RUNS or (place / ".git").exists():
-            return place
+    for candidate in (folder, *folder.parents):
+        if candidate.parts[-3:-1] == RUNS or (candidate / ".git").exists():
+            return candidate
     return folder
 
 

@@ -55,8 +55,8 @@ def remedy(recipe: Recipe, row: Algorithm, config: Any, card: Card) -> Remedy | 
     """
     shapes = {lora: shape_of(config, lora) for lora in {recipe.lora, LORA}}
     for count in range(1, len(CHANGES) + 1):
-        for chosen in combinations(CHANGES, count):
-            for changed, changes in _settings(recipe, chosen, card):
+        for kinds in combinations(CHANGES, count):
+            for changed, changes in _settings(recipe, kinds, card):
                 shape = shapes[changed.lora]
                 if fits(changed, row, shape, card):
                     return Remedy(changes, memory(changed, row, shape, card).peak)
@@ -70,8 +70,8 @@ def _more_processes(recipe: Recipe, row: Algorithm, shape: Shape, card: Card) ->
         change = Change("machine.processes", str(count))
         shared = recipe.model_copy(update={"machine": machine})
         for beside in range(len(SPARING) + 1):
-            for chosen in combinations(SPARING, beside):
-                for changed, changes in _settings(shared, chosen, card):
+            for kinds in combinations(SPARING, beside):
+                for changed, changes in _settings(shared, kinds, card):
                     if count > recipe.machine.processes and fits(changed, row, shape, card):
                         peak = memory(changed, row, shape, card).peak
                         return Remedy([change, *changes], peak)
@@ -131,9 +131,9 @@ def _micro_batch(recipe: Recipe, card: Card) -> Iterator[Candidate]:
 
 def _model_micro_batch(recipe: Recipe, card: Card) -> Iterator[Candidate]:
     """Yield halved micro-batches of the reward model as long as the longest path fits."""
-    if chosen := recipe.reward_model:
-        for tokens in _halves(chosen.micro_batch_tokens, recipe.prepare.policy.context):
-            model = chosen.model_copy(update={"micro_batch_tokens": tokens})
+    if reward_model := recipe.reward_model:
+        for tokens in _halves(reward_model.micro_batch_tokens, recipe.prepare.policy.context):
+            model = reward_model.model_copy(update={"micro_batch_tokens": tokens})
             changed = recipe.model_copy(update={"reward_model": model})
             yield changed, Change("reward_model.micro_batch_tokens", str(tokens))
 

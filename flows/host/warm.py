@@ -165,12 +165,12 @@ def _ask(connection: socket.socket) -> None:
 def _open_files(but: int) -> list[int]:
     """Return the numbers of the files that this program was given: those that it may inherit."""
     numbers = [int(name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208
-    found = []
+    descriptors = []
     for number in sorted(numbers):
         with suppress(OSError):  # the folder that was listed
             if number != but and os.get_inheritable(number):
-                found.append(number)
-    return found
+                descriptors.append(number)
+    return descriptors
 
 
 def _wait(connection: socket.socket) -> NoReturn:
@@ -253,10 +253,10 @@ class Parent:
         except (OSError, ValueError, TypeError):  # the program was killed while it asked
             fits = False
         if fits:
-            own = os.getpid()
+            parent = os.getpid()
             if not (child := os.fork()):
                 self._leave(connection)
-                _end_with(own)
+                _end_with(parent)
                 return request, files
             with suppress(OSError):  # the child does the same, and may have ended
                 os.setpgid(child, child)

@@ -44,24 +44,26 @@ log = logging.getLogger(__name__)
 def open_tables(recipe: str) -> dict[str, pa.Table]:
     """Return the tables of a run's trees. Raises ValueError with the file and the remedy."""
     folder = Path("data", recipe, "trees")
-    found: dict[str, pa.Table] = {}
+    tables: dict[str, pa.Table] = {}
     for name in (*NEEDED, *OPTIONAL):
         file = folder / f"{name}.parquet"
         if file.is_file():
             names = pq.read_schema(file).names
             columns = [column for column in names if column not in UNUSED.get(name, ())]
-            found[name] = pq.read_table(file, columns=columns)
+            tables[name] = pq.read_table(file, columns=columns)
         elif name in NEEDED:
             raise reading.missing(recipe, file)
-    return found
+    return tables
 
 
 def iterations(tables: Tables) -> list[dict[str, int]]:
     """Return the number of each iteration, with how many questions and leaves it has."""
-    asked, ended = (pc.value_counts(tables[name]["iteration"]) for name in ("questions", "leaves"))
+    question_counts, leaf_counts = (
+        pc.value_counts(tables[name]["iteration"]) for name in ("questions", "leaves")
+    )
     questions, leaves = (
         {entry["values"]: entry["counts"] for entry in counts.to_pylist()}
-        for counts in (asked, ended)
+        for counts in (question_counts, leaf_counts)
     )
     return [
         {"number": number, "questions": questions[number], "leaves": leaves.get(number, 0)}
@@ -76,19 +78,19 @@ def iteration(
 
     ``traced``: (question, leaf) -> the id of its trace in MLflow.
     """
-    own = {name: _of(table, number) for name, table in tables.items()}
-    asked: list[dict[str, Any]] = own["questions"].to_dict("records")  # type: ignore[assignment]
-    asked = asked[:most] if most >= 0 else asked
-    chosen = {question["id"] for question in asked}
-    own["nodes"] = own["nodes"][own["nodes"]["question"].isin(chosen)]
-    texts = Texts(recipe, own["nodes"])
-    rows = {name: _by_question(frame) for name, frame in own.items() if name != "questions"}
-    called = _calls(recipe, [rows["nodes"][question["id"]] for question in asked])
+    frames = {name: _of(table, number) for name, table in tables.items()}
+    questions: list[dict[str, Any]] = frames["questions"].to_dict("records")  # type: ignore[assignment]
+    questions = questions[:most] if most >= 0 else questions
+    ids = {question["id"] for question in questions}
+    frames["nodes"] = frames["nodes"][frames["nodes"]["question"].isin(ids)]
+    texts = Texts(recipe, frames["nodes"])
+    rows = {name: _by_question(frame) for name, frame in frames.items() if name != "questions"}
+    called = _calls(recipe, [rows["nodes"][question["id"]] for question in questions])
     return {
         "iteration": number,
         "questions": [
             _question(question, rows, texts, calls, traced)
-            for question, calls in zip(asked, called, strict=True)
+            for question, calls in zip(questions, called, strict=True)
         ],
         "texts": texts.distinct(),
     }
@@ -100,11 +102,11 @@ def _of(table: pa.Table, number: int) -> pd.DataFrame:
 
 def _by_question(frame: pd.DataFrame) -> dict[str, list[Any]]:
     """Return the rows of each question as tuples with names."""
-    found: dict[str, list[Any]] = {}
+    by_question: dict[str, list[Any]] = {}
     row: Any
     for row in frame.itertuples(index=False):
-        found.setdefault(row.question, []).append(row)
-    return found
+        by_question.setdefault(row.question, []).append(row)
+    return by_question
 
 
 # ---------------------------------------------------------------- a question
@@ -149,7 +151,7 @@ def _node(row: Any, texts: Texts, seen: Any, step: Any, call: Call | None) -> di
         node["tokens"] = texts.of(row.tokens)
         node["entropy"] = packed(row.entropies, "entropy")
     if seen:
-        node |= {name: packed(getattr(seen, own), name) for name, own in OF_TOKENS.items()}
+        node |= {name: packed(getattr(seen, column), name) for name, column in OF_TOKENS.items()}
     if call:
         node["call"] = [call.tool, call.argument]
     if step:
@@ -216,10 +218,10 @@ class Texts:
         """Return the index of each token's text; [] where no text is known."""
         if self._decode is None:
             return []
-        found = [self._of_id[one] for one in tokens.tolist()]
-        if -1 in found:
+        indices = [self._of_id[one] for one in tokens.tolist()]
+        if -1 in indices:
             return [self._add(text) for text in reading.spelled(self._decode, tokens.tolist())]
-        return found
+        return indices
 
     def distinct(self) -> list[str]:
         """Return the texts by their index."""
@@ -243,8 +245,8 @@ def _calls(recipe: str, questions: Iterable[Sequence[Any]]) -> list[dict[int, Ca
         read = None
     if read is None:
         return [{} for _ in trees]
-    found = [{node: read(text) for node, text in turns.items()} for _, turns in trees]
-    return [{node: call for node, call in calls.items() if call} for calls in found]
+    calls_of_trees = [{node: read(text) for node, text in turns.items()} for _, turns in trees]
+    return [{node: call for node, call in calls.items() if call} for calls in calls_of_trees]
 
 
 def _turns_that_called(nodes: Sequence[Any]) -> dict[int, str]:
@@ -269,18 +271,18 @@ def traced(
     file = Path("data", recipe, "records", "reinforce.jsonl")
     if not file.is_file() or not settings.trace_questions:
         return {}
-    made: dict[tuple[int, str], str] = {}  # iteration and artifact -> digest
+    digests: dict[tuple[int, str], str] = {}  # iteration and artifact -> digest
     for record in map(json.loads, file.read_text().splitlines()):
         if record["stage"] == "reinforce" and record.get("attempt") == 0:
-            made |= {(record["iteration"], n): d for n, d in record["artifacts"].items()}
-    asked = tables["questions"].select(["iteration", "id"]).to_pandas()
+            digests |= {(record["iteration"], n): d for n, d in record["artifacts"].items()}
+    questions = tables["questions"].select(["iteration", "id"]).to_pandas()
     leaves = tables["leaves"].select(["iteration", "question", "leaf"]).to_pandas()
-    found: dict[int, dict[tuple[str, int], str]] = {}
-    for number in sorted({number for number, _ in made if number % settings.trace_every == 0}):
+    trace_ids: dict[int, dict[tuple[str, int], str]] = {}
+    for number in sorted({number for number, _ in digests if number % settings.trace_every == 0}):
         step = Step(recipe, "reinforce", number, seed)
-        name = partial(traces.trace_id, step, made[number, "trees"], made[number, "rewards"])
-        shown = asked["id"][asked["iteration"] == number][: settings.trace_questions]
-        own = leaves[(leaves["iteration"] == number) & leaves["question"].isin(shown)]
-        pairs = list(zip(own["question"], own["leaf"].tolist(), strict=True))
-        found[number] = {pair: name(*pair) for pair in pairs}
-    return found
+        name = partial(traces.trace_id, step, digests[number, "trees"], digests[number, "rewards"])
+        shown = questions["id"][questions["iteration"] == number][: settings.trace_questions]
+        shown_leaves = leaves[(leaves["iteration"] == number) & leaves["question"].isin(shown)]
+        pairs = list(zip(shown_leaves["question"], shown_leaves["leaf"].tolist(), strict=True))
+        trace_ids[number] = {pair: name(*pair) for pair in pairs}
+    return trace_ids

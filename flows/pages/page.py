@@ -80,19 +80,23 @@ def write_run(
 
 
 def write_comparison(
-    name: str, found: Sequence[Result], resamples: int, budget: str, baseline: str = ""
+    name: str,
+    results_of_variants: Sequence[Result],
+    resamples: int,
+    budget: str,
+    baseline: str = "",
 ) -> Path:
     """Write ``reports/<recipe>/comparison.html`` and return it; see ``results.of_comparison``."""
-    data = results.of_comparison(found, resamples, budget, baseline)
+    data = results.of_comparison(results_of_variants, resamples, budget, baseline)
     return _write(Path(COMPARISON.format(name)), {"kind": "comparison", "recipe": name, **data}, {})
 
 
 def links_to(run: str | None, address: str) -> Links:
     """Return where a run and its traces are in the MLflow UI at ``address``; {} for no such run."""
-    found = store.page_of(address, run) if run else None
-    if not found:
+    page = store.page_of(address, run) if run else None
+    if not page:
         return {}
-    return {"run": found, "traces": found.partition("/runs/")[0] + TRACES}
+    return {"run": page, "traces": page.partition("/runs/")[0] + TRACES}
 
 
 def links_to_last(recipe: str, address: str) -> Links:
@@ -105,12 +109,12 @@ def links_to_last(recipe: str, address: str) -> Links:
     return links_to(whole[-1], address) if whole else {}
 
 
-def _fitting(numbers: Sequence[int], made: Callable[[int], str]) -> dict[int, str]:
+def _fitting(numbers: Sequence[int], make_block: Callable[[int], str]) -> dict[int, str]:
     """Make blocks of iterations while they fit: the last, the first, then those between."""
     blocks: dict[int, str] = {}
     size = 0
     for number in spread(numbers):
-        block = made(number)
+        block = make_block(number)
         size += len(block)
         if blocks and size > MOST_BYTES:
             break
@@ -125,7 +129,7 @@ def spread(numbers: Sequence[int]) -> list[int]:
     while pieces > 0 and len(order) < len(numbers):
         order |= dict.fromkeys(range(0, len(numbers), pieces))
         pieces //= 2
-    return [numbers[place] for place in order]
+    return [numbers[index] for index in order]
 
 
 # ---------------------------------------------------------------- HTML

@@ -78,9 +78,9 @@ def committed(recipe: str) -> list[Result]:
     an older form. Raises ValueError where there are none.
     """
     folder = Path("reports", recipe, "comparison")
-    found = [json.loads(file.read_text()) for file in sorted(folder.glob("*/seed-*.json"))]
+    documents = [json.loads(file.read_text()) for file in sorted(folder.glob("*/seed-*.json"))]
     read = [
-        comparison_report.read(recipe, one["variant"], one["seed"], one["key"]) for one in found
+        comparison_report.read(recipe, one["variant"], one["seed"], one["key"]) for one in documents
     ]
     whole = sorted(filter(None, read), key=lambda one: one["variant"] != COLD_START)
     if not whole or all(one["variant"] == COLD_START for one in whole):

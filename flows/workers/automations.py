@@ -27,13 +27,13 @@ def install(automations: Sequence[Mapping[str, Any]]) -> None:
     """Make these automations on the configured server; those of the same name are replaced."""
     with get_client(sync_client=True) as client:
         for each in automations:
-            wanted = AutomationCore.model_validate(each)
-            found = client.read_automations_by_name(name=wanted.name)
-            if found:
-                client.update_automation(found[0].id, wanted)
+            automation = AutomationCore.model_validate(each)
+            namesakes = client.read_automations_by_name(name=automation.name)
+            if namesakes:
+                client.update_automation(namesakes[0].id, automation)
             else:
-                client.create_automation(wanted)
-            print(f"{'updated' if found else 'made'} the automation '{wanted.name}'")
+                client.create_automation(automation)
+            print(f"{'updated' if namesakes else 'made'} the automation '{automation.name}'")
 
 
 if __name__ == "__main__":

@@ -36,8 +36,8 @@ def prefect_server(meanwhile: Callable[[], object] = lambda: None) -> Iterator[s
     ``meanwhile`` is called while a server of one's own starts, which takes 3 s. Raises RuntimeError
     for a server that does not answer.
     """
-    found = _configured() or ui_server()
-    with nullcontext(found) if found else own_server(meanwhile) as address:
+    known_address = _configured() or ui_server()
+    with nullcontext(known_address) if known_address else own_server(meanwhile) as address:
         send_unsent_ends(address)
         with _reporting_to(address):
             yield address

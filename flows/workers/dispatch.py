@@ -150,11 +150,11 @@ def request_tag(request: Mapping[str, Any]) -> str:
 
 def _unfinished_run(client: SyncPrefectClient, tag: str) -> FlowRun | None:
     """Return a flow run of the same request that a killed sender has started, if one runs."""
-    wanted = FlowRunFilter(
+    run_filter = FlowRunFilter(
         tags=FlowRunFilterTags(all_=[tag]),
         state=FlowRunFilterState(type=FlowRunFilterStateType(any_=UNFINISHED)),
     )
-    return next(iter(client.read_flow_runs(flow_run_filter=wanted, limit=1)), None)
+    return next(iter(client.read_flow_runs(flow_run_filter=run_filter, limit=1)), None)
 
 
 def _start(stage: pipeline.Stage, request: Mapping[str, Any], tag: str) -> FlowRun:
@@ -167,13 +167,13 @@ def _await_end(client: SyncPrefectClient, run: UUID) -> FlowRun:
     """Wait until a flow run has ended, through outages of the server; return it."""
     while True:
         try:
-            found = client.read_flow_run(run)
+            flow_run = client.read_flow_run(run)
         except httpx.HTTPError as error:
             reason = without_password(str(error))
             _print_once(f"Prefect's server is unreachable ({reason}); the worker continues")
         else:
-            if found.state is not None and found.state.is_final():
-                return found
+            if flow_run.state is not None and flow_run.state.is_final():
+                return flow_run
         time.sleep(POLL)
 
 

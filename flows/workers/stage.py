@@ -52,8 +52,8 @@ def main(flow: Flow[..., Any]) -> NoReturn:
 
 def check(recipe: str, stages: Collection[str] = disk.STAGES) -> None:
     """Raise ValueError for an invalid recipe, or one whose ``stages`` the disk has no room for."""
-    chosen = settings.load(recipe, Path("params"))
-    disk.check(recipe, chosen, schema.algorithm_of(chosen, Path("params")), stages)
+    loaded_recipe = settings.load(recipe, Path("params"))
+    disk.check(recipe, loaded_recipe, schema.algorithm_of(loaded_recipe, Path("params")), stages)
 
 
 def check_engine(recipe: str) -> None:
@@ -70,10 +70,10 @@ def samples(name: str, recipe: str) -> bool:
     """
     if name not in ("prepare", "reward_model"):
         return name in SAMPLING
-    chosen = settings.load(recipe, Path("params"))
+    loaded_recipe = settings.load(recipe, Path("params"))
     if name == "reward_model":
-        return chosen.reward_model is not None
-    return isinstance(chosen.prepare.expert, Sampled)
+        return loaded_recipe.reward_model is not None
+    return isinstance(loaded_recipe.prepare.expert, Sampled)
 
 
 def explained(error: Exception) -> str | None:

@@ -40,9 +40,9 @@ def run_as_task(verb: str, sub_step: SubStep) -> Record:
     records: list[Record] = []
 
     def work() -> State[None] | None:
-        record, found = sub_step()
+        record, cached = sub_step()
         records.append(record)
-        return Completed(name=CACHED) if found else None
+        return Completed(name=CACHED) if cached else None
 
     work.__qualname__ = verb  # of which Prefect makes the task's key
     Task(work, name=verb, cache_policy=NO_CACHE, persist_result=False)()
