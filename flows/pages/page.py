@@ -80,14 +80,10 @@ def write_run(
 
 
 def write_comparison(
-    name: str,
-    results_of_variants: Sequence[Result],
-    resamples: int,
-    budget: str,
-    baseline: str = "",
+    name: str, variant_results: Sequence[Result], resamples: int, budget: str, baseline: str = ""
 ) -> Path:
     """Write ``reports/<recipe>/comparison.html`` and return it; see ``results.of_comparison``."""
-    data = results.of_comparison(results_of_variants, resamples, budget, baseline)
+    data = results.of_comparison(variant_results, resamples, budget, baseline)
     return _write(Path(COMPARISON.format(name)), {"kind": "comparison", "recipe": name, **data}, {})
 
 
