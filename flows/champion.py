@@ -13,10 +13,10 @@ from tasks.policy.champion import write
 
 
 @flow(name="champion")
-def champion(recipe: str) -> None:
+def champion(name: str) -> None:
     """Write ``models/<recipe>/champion``; without a champion, a file that says so."""
-    loaded_recipe = settings.load(recipe, Path("params"))
-    write(Path("models", recipe, "champion"), loaded_recipe.champion, cache.restore)
+    recipe = settings.load(name, Path("params"))
+    write(Path("models", name, "champion"), recipe.champion, cache.restore)
 
 
 if __name__ == "__main__":

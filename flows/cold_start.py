@@ -20,38 +20,36 @@ from tasks.policy import champion
 
 
 @flow(name="cold_start")
-def cold_start(recipe: str) -> None:
+def cold_start(name: str) -> None:
     """Make ``models/<recipe>/cold_start``, which reinforcement learning begins with.
 
     It is ``models/<recipe>/initial`` after the traces, or as it is where the recipe has no cold
     start; the champion as it is, where the recipe starts there and has one.
     """
-    loaded_recipe = settings.load(recipe, Path("params"))
-    initial = Artifact.at(Path("models", recipe, "initial"))
-    traces = Artifact.at(Path("data", recipe, "traces.parquet"))
-    reigning = champion.policy(Path("models", recipe, "champion"))
-    begins = reigning if loaded_recipe.start == "champion" else None
-    key = keys.stage_key(loaded_recipe, initial, traces)
+    recipe = settings.load(name, Path("params"))
+    initial = Artifact.at(Path("models", name, "initial"))
+    traces = Artifact.at(Path("data", name, "traces.parquet"))
+    reigning = champion.policy(Path("models", name, "champion"))
+    begins = reigning if recipe.start == "champion" else None
+    key = keys.stage_key(recipe, initial, traces)
     with (
         substep_tasks.opened() as ledger,
-        stage_run(recipe, "cold_start", key, stage.run_tags()) as run,
+        stage_run(name, "cold_start", key, stage.run_tags()) as run,
     ):
-        step = Step(recipe, "cold_start", 0, loaded_recipe.seed, ledger)
+        step = Step(name, "cold_start", 0, recipe.seed, ledger)
         records: list[Record] = []
         policy = begins or initial
-        if loaded_recipe.cold_start and not begins:
-            inputs = ColdStartInputs(
-                initial, traces, loaded_recipe.cold_start, loaded_recipe.machine
-            )
-            with open_learners(loaded_recipe.machine) as learners:
+        if recipe.cold_start and not begins:
+            inputs = ColdStartInputs(initial, traces, recipe.cold_start, recipe.machine)
+            with open_learners(recipe.machine) as learners:
                 records = [_fine_tuned(step, inputs, run, learners)]
             policy = artifacts.output(records[0], "policy")
-        if loaded_recipe.start == "champion":
+        if recipe.start == "champion":
             print("cold_start: " + ("the champion as it is" if begins else "no champion yet"))
-        if not loaded_recipe.cold_start and not begins:
+        if not recipe.cold_start and not begins:
             print("cold_start: none, the first policy as it is")
-        artifacts.publish(policy, Path("models", recipe, "cold_start"))
-        artifacts.publish_records(records, Path("data", recipe, "records", "cold_start.jsonl"))
+        artifacts.publish(policy, Path("models", name, "cold_start"))
+        artifacts.publish_records(records, Path("data", name, "records", "cold_start.jsonl"))
 
 
 def _fine_tuned(step: Step, inputs: ColdStartInputs, run: Run, learners: Learners) -> Record:

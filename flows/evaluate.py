@@ -34,54 +34,52 @@ from tasks.trees import panels
 
 
 @flow(name="evaluate")
-def evaluate(recipe: str) -> None:
+def evaluate(name: str) -> None:
     """Write ``reports/<recipe>`` (metrics and table) and ``data/<recipe>/evaluation.parquet``."""
-    loaded_recipe = settings.load(recipe, Path("params"))
-    policies = _policies(Path("models", recipe))
-    questions = Artifact.at(Path("data", recipe, "questions", "test.parquet"))
-    panel = Artifact.at(Path("data", recipe, "panels", "test.json"))
-    corpus = Artifact.at(Path("data", recipe, "corpus"))
-    use_machine(loaded_recipe.machine)
-    key = keys.stage_key(loaded_recipe, questions, panel, corpus, *policies.values())
+    recipe = settings.load(name, Path("params"))
+    policies = _policies(Path("models", name))
+    questions = Artifact.at(Path("data", name, "questions", "test.parquet"))
+    panel = Artifact.at(Path("data", name, "panels", "test.json"))
+    corpus = Artifact.at(Path("data", name, "corpus"))
+    use_machine(recipe.machine)
+    key = keys.stage_key(recipe, questions, panel, corpus, *policies.values())
     with (
         substep_tasks.opened() as ledger,
-        stage_run(recipe, "evaluate", key, stage.run_tags()) as run,
+        stage_run(name, "evaluate", key, stage.run_tags()) as run,
         open_environment(
-            loaded_recipe.tools,
-            loaded_recipe.environment,
-            loaded_recipe.machine.threads,
+            recipe.tools,
+            recipe.environment,
+            recipe.machine.threads,
             Path(corpus.path),
         ) as environment,
     ):
-        step = Step(recipe, "evaluate", 0, loaded_recipe.seed, ledger)
-        whole, size = panels.load(Path(panel.path)), loaded_recipe.evaluate.questions
+        step = Step(name, "evaluate", 0, recipe.seed, ledger)
+        whole, size = panels.load(Path(panel.path)), recipe.evaluate.questions
         available = len(whole.tasks)
         first = slice_for(policies["trained"], policies.get("champion"), available, size)
         panel_summary = panels.summary(whole, first, size)
         run.set_tags(panel_tags(panel_summary))
         tokenizer = load_tokenizer(policies["trained"].path)
-        reader = open_dialect(
-            loaded_recipe.dialect, tokenizer, loaded_recipe.dialogue, environment.specs
-        )
-        exam = Exam(loaded_recipe, questions, panel, corpus, environment, reader, first)
+        reader = open_dialect(recipe.dialect, tokenizer, recipe.dialogue, environment.specs)
+        exam = Exam(recipe, questions, panel, corpus, environment, reader, first)
         answered = {
             name: _answered(exam, replace(step, stage=f"evaluate/{name}"), policy)
             for name, policy in policies.items()
         }
         rewards = {name: rewards_of(records) for name, records in answered.items()}
         comparison = compare(
-            step, EvaluateInputs(settings=loaded_recipe.evaluate, panel=panel_summary, **rewards)
+            step, EvaluateInputs(settings=recipe.evaluate, panel=panel_summary, **rewards)
         )
-        _publish(recipe, [*chain.from_iterable(answered.values()), comparison])
-        recording.publish_calls(recorded_calls(answered), Path("data", recipe, "calls", CALLS))
+        _publish(name, [*chain.from_iterable(answered.values()), comparison])
+        recording.publish_calls(recorded_calls(answered), Path("data", name, "calls", CALLS))
         verdicts = [verdicts_of(records) for records in answered.values()]
-        judging.publish_verdicts(verdicts, Path("data", recipe, "calls", judging.VERDICTS))
+        judging.publish_verdicts(verdicts, Path("data", name, "calls", judging.VERDICTS))
         figures_by_name = outcome_metrics(rows_by_measure(comparison["rows"]))
         run.log_metrics(figures_by_name, step=0, at=comparison["finished"])
         run.log_table(table_rows(comparison["rows"]), "evaluation.json")
         shown = success_rows(comparison["rows"])
         pictures.log(
-            *(run, recipe, "evaluate", shown),
+            *(run, name, "evaluate", shown),
             lambda: {"success_by_kind": figures.success_by_kind(shown)},
         )
 
