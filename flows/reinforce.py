@@ -68,10 +68,16 @@ def reinforce(name: str) -> None:
             learners=learners,
             reward_model=reward_model,
         )
-        iterations, seconds = replaying(training.start, partial(iterate, training, run))
-        publish(training, run, iterations)
+        iterations, seconds = replaying(training.start, partial(run_all, training, run))
         reinforce_report.log_figures(run, iterations, recipe, name)
         reinforce_report.report_time(run, seconds)
+
+
+def run_all(training: Training, run: Run) -> tuple[list[Iteration], list[Seconds]]:
+    """Train and publish; return as ``iterate``. Either may need weights that are gone."""
+    iterations, seconds = iterate(training, run)
+    publish(training, run, iterations)
+    return iterations, seconds
 
 
 def iterate(training: Training, run: Run) -> tuple[list[Iteration], list[Seconds]]:
@@ -101,7 +107,8 @@ def iterate(training: Training, run: Run) -> tuple[list[Iteration], list[Seconds
 def publish(training: Training, run: Run, iterations: list[Iteration]) -> None:
     """Check the tables of all iterations, and write the stage's outs: ``trained`` and the trees.
 
-    Raises GateError: a policy whose trajectories fail a gate is not published.
+    Raises GateError, since a policy whose trajectories fail a gate is not published, and
+    PrunedError where the policy to publish is gone.
     """
     recipe, name = training.recipe, training.start.recipe
     data = Path("data", name)
