@@ -66,7 +66,7 @@ def test_iteration_is_logged_with_speeds_and_seconds():
     now = time.time()
     logged, [seconds] = log(iteration(3, now - 5, now - 1), began=now - 20)
     assert {name: seconds[name] for name in PARTS} == PARTS
-    assert sum(seconds.values()) == pytest.approx(time.time() - (now - 20), abs=5)
+    assert 20 <= sum(seconds.values()) <= time.time() - (now - 20)
     assert logged.metrics["reward"] == 0.75
     assert logged.metrics["sampled_tokens_a_second"] == 600 / 4
     assert logged.metrics["trained_tokens_a_second"] == 200 / 4

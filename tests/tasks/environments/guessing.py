@@ -17,7 +17,7 @@ class Game:
         if guess == -1:
             raise RuntimeError("the game has no such digit")
         if guess == -2:
-            time.sleep(60)
+            time.sleep(600)
         if guess == -3:
             return self._seen("x" * 20_000_000), None, False
         self.tries += 1

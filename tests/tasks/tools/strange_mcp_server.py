@@ -74,6 +74,6 @@ def reply(message):
 for line in sys.stdin:
     message = json.loads(line)
     if message.get("params", {}).get("name") == "stuck":
-        time.sleep(60)  # and read nothing more
+        time.sleep(600)  # and read nothing more
     if "id" in message:
         Thread(target=reply, args=(message,), daemon=True).start()

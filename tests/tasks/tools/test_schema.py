@@ -7,6 +7,7 @@ import pytest
 
 from tasks.tools.schema import with_values
 from tasks.trees.tree import Call, ToolSpec
+from tests.waiting import LONGEST
 
 PLACE = {
     "type": "object",
@@ -82,6 +83,6 @@ def test_a_pattern_is_searched_for_in_bounded_time():
     schema = {"type": "object", "properties": {"a": {"pattern": "^(a+)+$"}, "b": {}}}
     began = time.monotonic()
     assert check(schema, json.dumps({"a": "a" * 60 + "!"})).outcome == "bad_arguments"
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < LONGEST
     assert check(schema, '{"a": "aa"}').values == {"a": "aa"}
     assert check(schema, '{"a": "ab"}').text.startswith("look, a: 'ab' does not match")

@@ -68,6 +68,7 @@ def serving(answer, certificate=None) -> Iterator[Server]:
                 self.send_response(reply.status)
                 for name, value in reply.headers.items():
                     self.send_header(name, value)
+                    self.flush_headers()
                 self.send_header("Content-Length", str(len(reply.body)))
                 self.end_headers()
                 self.wfile.write(reply.body)
