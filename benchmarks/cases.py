@@ -281,7 +281,7 @@ def passage(
 
 
 def cold_start_inputs(recipe: Recipe) -> PrepareInputs:
-    """Return the inputs of the pipeline's own ``prepare``, as flows/prepare.py makes them."""
+    """Return the inputs of the stage ``prepare``, as flows/stages/prepare.py fills them."""
     sets = named_sets(recipe, PARAMS)
     return PrepareInputs(
         settings=recipe.prepare,

@@ -37,7 +37,7 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("page", type=Path, help="a file that python -m flows.page has written")
+    parser.add_argument("page", type=Path, help="a file that beamline page has written")
     parser.add_argument("--place", default="", help="of the leaf that is shown")
     parser.add_argument("--tint", default="entropy", help="of the tokens")
     args = parser.parse_args()

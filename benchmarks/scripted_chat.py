@@ -3,7 +3,7 @@
     python -m benchmarks.scripted_chat hotpotqa/test bamboogle/test --port 8100
     python -m benchmarks.scripted_chat data/shop/questions/test.parquet --recipe shop --port 8100
 
-It speaks OpenAI's protocol on loopback, so ``python -m flows.agents`` can be tried with it:
+It speaks OpenAI's protocol on loopback, so ``beamline agents`` can be tried with it:
 requests, calls, what enters the context, scores. Every agent reaches about a half, with the calls
 that its form takes. The figures check the protocol and say nothing about any model.
 """

@@ -1,6 +1,6 @@
 """Measure the sampled tokens per second of one server and of two, in turns, on one machine.
 
-    python -m flows.prepare tiny; python -m benchmarks.servers                  # transformers
+    beamline prepare tiny; python -m benchmarks.servers                  # transformers
     .venv-vllm/bin/python -m benchmarks.servers --kind vllm
 
 Each repetition rolls out the same training questions from the same weights, without branching, with

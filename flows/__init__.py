@@ -9,6 +9,9 @@ import threading
 from contextlib import suppress
 from typing import NoReturn
 
+# `python -m flows.plan` runs flows/commands/plan.py. Code imports it as flows.commands.plan.
+__path__ += [os.path.join(__path__[0], room) for room in ("stages", "commands")]  # noqa: PTH118
+
 UNREAD = 120  # Python's exit status where its output could not be written
 
 os.environ.setdefault("DO_NOT_TRACK", "1")

@@ -1,6 +1,7 @@
 """Run every stage of a recipe as tasks of one flow of Prefect, here or in a run's worktree.
 
-flows/retrain.py imports this only where something has to run: Prefect takes a second to import.
+flows/commands/retrain.py imports this only where something has to run: Prefect takes a second to
+import.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from prefect.runtime import task_run
 from prefect.states import Completed
 from pydantic import Field
 
-from flows import retrain
+from flows.commands import retrain
 from flows.host import gpu
 from flows.host.addresses import keep_passwords_from_logs
 from flows.runs import dvc_command, git, pipeline, transfer, worktree

@@ -16,7 +16,10 @@ import yaml
 ROOT = Path(__file__).parents[1]
 TABLE = Path(__file__).with_name("imports.yaml")
 PROGRAMS = sorted(
-    f"flows.{file.stem}" for file in (ROOT / "flows").glob("*.py") if file.stem != "__init__"
+    file.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
+    for room in ("flows", "flows/stages", "flows/commands")
+    for file in (ROOT / room).glob("*.py")
+    if file.stem != "__init__"
 )
 HEAVY = (  # a program may import those alone that the table says
     *("accelerate", "botocore", "dvc", "fastapi", "great_expectations", "matplotlib", "mlflow"),

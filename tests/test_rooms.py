@@ -87,7 +87,7 @@ except ModuleNotFoundError:
 @pytest.mark.parametrize(
     ("rooms", "refused", "refusable"),
     [
-        ((".",), MACHINERY, "flows.prepare"),
+        ((".",), MACHINERY, "flows.stages.prepare"),
         (
             ("tools", "scorers", "rewards", "environments", "questions"),
             [*MACHINERY, "torch", "transformers"],

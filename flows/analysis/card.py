@@ -181,7 +181,7 @@ def _origin(recipe: str, locked: Mapping[str, Any]) -> str:
     if restored := _commit(recipe, locked):
         commit, named = restored
         lines.append(
-            f"- Commit `{commit}`; `python -m flows.reproduce {named}` restores the run. "
+            f"- Commit `{commit}`; `beamline reproduce {named}` restores the run. "
             "The versions of all packages are in its `constraints.txt`."
         )
     config = _json(Path("models", recipe, "trained", "config.json"))

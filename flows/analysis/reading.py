@@ -33,7 +33,7 @@ def missing(recipe: str, file: Path) -> ValueError:
         return ValueError(f"no recipe '{recipe}' in {recipes}: {known or 'name a checkout'}")
     return ValueError(
         f"{file} does not exist: run `make run RECIPE={recipe}` first, or restore a run with "
-        "`python -m flows.reproduce <branch>`"
+        "`beamline reproduce <branch>`"
     )
 
 

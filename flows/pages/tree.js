@@ -280,7 +280,7 @@ async function showPlace() {
   const known = place.has("iteration") && here().includes(number);
   await showIteration(known ? number : here().at(-1), place.get("question"), Math.trunc(Number(place.get("leaf"))) || 0);
   if (place.has("iteration") && !known) {
-    find("note").textContent = `Iteration ${place.get("iteration")} is not in this page: python -m flows.page ${data.recipe} --iteration ${number}`;
+    find("note").textContent = `Iteration ${place.get("iteration")} is not in this page: beamline page ${data.recipe} --iteration ${number}`;
   }
   if (place.has("question")) find("forest").scrollIntoView();
 }

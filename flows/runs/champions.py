@@ -2,8 +2,8 @@
 
 The alias ``champion`` names the current version. A version holds no weights: its source is
 ``dvc://models/<recipe>/trained@<commit>``, its tags are the commit, DVC's digests and the verdict's
-figures, and the files come from DVC's cache or remote. Only flows/retrain.py imports this module,
-because only a retraining moves the alias; people load the champion with ``champion``.
+figures, and the files come from DVC's cache or remote. Only flows/commands/retrain.py imports this
+module, because only a retraining moves the alias; people load the champion with ``champion``.
 
 The registry is in the tracking store. An unreachable one raises RegistryError, which ends no run:
 the champion in the recipe is then the one to beat, and ``promote`` refuses to replace a champion

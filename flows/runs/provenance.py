@@ -441,7 +441,7 @@ def _champion(stage: str, subject: Asked) -> list[Link]:
     facts += ["training began with it"] if begins else []
     if pinned["commit"]:
         trained = f"models/{subject.recipe}/trained"
-        facts.append(f"its own: python -m flows.lineage {trained} --at {pinned['commit'][:SHORT]}")
+        facts.append(f"its own: beamline lineage {trained} --at {pinned['commit'][:SHORT]}")
     return [_out(subject, "champion", f"models/{subject.recipe}/champion", facts=facts)]
 
 
@@ -479,7 +479,7 @@ def _reproducing(subject: Asked) -> str:
     state, recipe = subject.state, subject.recipe
     named = git.trailer(state.commit, "Recipe") == recipe or len(state.recipes()) == 1
     revision = shlex.quote(state.branch or state.commit[:SHORT])
-    return f"python -m flows.reproduce {revision}" + ("" if named else f" --recipe {recipe}")
+    return f"beamline reproduce {revision}" + ("" if named else f" --recipe {recipe}")
 
 
 def _parameters(subject: Asked) -> Link:
@@ -528,7 +528,7 @@ def _restoring(state: State, path: str) -> str:
     """
     name = shlex.quote(path)
     if state.commit:
-        return f"python -m flows.lineage {name} --at {state.commit[:SHORT]} --restore"
+        return f"beamline lineage {name} --at {state.commit[:SHORT]} --restore"
     return f"dvc checkout {name}" if path.startswith(("data/", "models/")) else ""
 
 

@@ -189,7 +189,7 @@ def send_unsent_ends(address: str) -> int:
 
 
 def name_process(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """Log to Prefect which process runs a flow: a hook for ``on_running`` (flows/doctor.py)."""
+    """Log to Prefect which process runs a flow: a hook for ``on_running``, for the doctor."""
     from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client:

@@ -45,7 +45,7 @@ def main(flow: Flow[..., Any]) -> NoReturn:
     """
     end_import_phase()
     die_with_parent()
-    parser = argparse.ArgumentParser(prog=f"python -m flows.{flow.fn.__name__}")
+    parser = argparse.ArgumentParser(prog=f"beamline {flow.fn.__name__}")
     parser.add_argument("recipe", help="params/<recipe>.yaml")
     exit_fast(run(flow, parser.parse_args().recipe))
 

@@ -61,7 +61,7 @@ def variant_of(name: str, row: str, changes: Sequence[str]) -> Variant:
             raise ValueError(
                 f"--overrides {change}: variants share everything but {list(OWN_SECTIONS)} and "
                 "the algorithm's choices (algorithm.estimator.lambda=0); "
-                "compare recipes by runs of their own instead (python -m flows.retrain)"
+                "compare recipes by runs of their own instead (beamline retrain)"
             )
         if key in DECIDED:
             raise ValueError(f"--overrides {change}: {DECIDED[key]}")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flows import agents
+from flows.commands import agents
 from flows.tracking import store
 from tasks.tools.search import save_corpus
 from tasks.trees.tree import Document

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flows import ask
+from flows.commands import ask
 from tasks.trees.tables import save_questions
 from tasks.trees.tree import Question
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows.cold_start import cold_start
 from flows.runs import cache
+from flows.stages.cold_start import cold_start
 from params.schema import champion
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact

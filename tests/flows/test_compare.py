@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows import compare
+from flows.commands import compare
 from flows.tracking import comparison_report
 from params.schema import base
 from params.schema import recipe as schema

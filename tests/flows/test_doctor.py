@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows import doctor
+from flows.commands import doctor
 from flows.host import leftovers, processes
 from flows.tracking import outbox
 from flows.tracking.run import stage_run

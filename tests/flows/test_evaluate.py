@@ -1,6 +1,6 @@
 """Which held-out questions a candidate is asked."""
 
-from flows.evaluate import slice_for
+from flows.stages.evaluate import slice_for
 from tasks.ledger.artifacts import Artifact
 
 

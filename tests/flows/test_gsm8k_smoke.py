@@ -10,13 +10,13 @@ import torch
 import yaml
 from prefect.context import refresh_global_settings_context
 
-from flows.champion import champion
-from flows.cold_start import cold_start
-from flows.evaluate import evaluate
-from flows.prepare import prepare
-from flows.reinforce import reinforce
-from flows.reward_model import reward_model
-from flows.verdict import verdict
+from flows.stages.champion import champion
+from flows.stages.cold_start import cold_start
+from flows.stages.evaluate import evaluate
+from flows.stages.prepare import prepare
+from flows.stages.reinforce import reinforce
+from flows.stages.reward_model import reward_model
+from flows.stages.verdict import verdict
 from flows.workers import stage
 from tests.checkout import checkout
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flows import judge as command
-from flows.judge import agreement, load_labelled
+from flows.commands import judge as command
+from flows.commands.judge import agreement, load_labelled
 from tasks import settings as recipes
 from tasks.chat import FOLDER
 from tests.chat_server import open_chat_server

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from flows import launch
+from flows.commands import launch
 from params.schema.addresses import SERVERS
 from tasks import settings
 from tests import toy_project as toy
@@ -31,14 +31,14 @@ def test_programs_of_servers_stages_and_processes(server):
     port = server.rpartition(":")[2]
     for words in (
         f"tasks.engines.vllm.serve models/tiny-vllm/initial --host 127.0.0.1 --port {port}",
-        "python -m flows.retrain tiny-vllm --here",
+        "beamline retrain tiny-vllm --here",
         "a worker of the pool gpu",
         "--standalone --nproc-per-node=4 -m tasks.learning.process",
     ):
         assert words in text
     assert TOKEN not in text
     alone = launch.programs("tiny", changed("tiny"), {}, {})
-    assert [one.command for one in alone] == ["python -m flows.retrain tiny --here"]
+    assert [one.command for one in alone] == ["beamline retrain tiny --here"]
 
 
 def test_sound_launch_has_no_fault(server, monkeypatch, tmp_path):

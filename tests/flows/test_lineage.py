@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from flows import lineage, reproduce
+from flows.commands import lineage, reproduce
 from flows.runs import cache, provenance
 from tests import toy_project as toy
 
-COMMANDS = {"flows.lineage": lineage.main, "flows.reproduce": reproduce.main}
+COMMANDS = {"lineage": lineage.main, "reproduce": reproduce.main}
 
 
 @pytest.fixture
@@ -21,12 +21,12 @@ def call(capfd):
 
     def run(command):
         words = shlex.split(command)
-        if words[:2] != ["python", "-m"]:
+        if words[0] != "beamline":
             ran = toy.run(Path.cwd(), "sh", "-c", command)
             assert ran.returncode == 0, ran.stdout
             return ran.stdout
         capfd.readouterr()
-        assert COMMANDS[words[2]](words[3:]) == 0
+        assert COMMANDS[words[1]](words[2:]) == 0
         return capfd.readouterr().out
 
     return run
@@ -35,7 +35,7 @@ def call(capfd):
 @pytest.fixture
 def chain(call):
     """The chain of what the arguments ask for."""
-    return lambda *words: json.loads(call(f"python -m flows.lineage {shlex.join(words)} --json"))
+    return lambda *words: json.loads(call(f"beamline lineage {shlex.join(words)} --json"))
 
 
 def restored_digest(link, output):
@@ -91,7 +91,7 @@ def test_text_has_the_links_and_leaves_the_checkout_alone(trained, chain):
 
 def test_few_ids_are_printed_unless_all_are_asked_for(trained, call):
     def ids(more=""):
-        text = call(f"python -m flows.lineage data/toy/trees --iteration 2 {more}")
+        text = call(f"beamline lineage data/toy/trees --iteration 2 {more}")
         (line,) = [line for line in text.splitlines() if "by id" in line]
         return line.strip()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.prepare import write_panels
+from flows.stages.prepare import write_panels
 from tasks import settings
 from tasks.ledger.artifacts import Artifact
 from tasks.trees import panels

@@ -10,7 +10,7 @@ from pathlib import Path
 import asyncssh
 import pytest
 
-from flows import reproduce
+from flows.commands import reproduce
 from flows.runs import transfer
 from tests import toy_project as toy
 from tests import toy_training as training

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from prefect.context import refresh_global_settings_context
 
-from flows import retrain
+from flows.commands import retrain
 from flows.host import disk
 from params.schema.recipe import Recipe
 from tests import toy_project as toy
@@ -151,7 +151,7 @@ def test_a_pipe_among_the_inputs_is_refused_before_it_is_read(project, capsys):
 def test_files_in_use_and_a_missing_repository_are_said_with_a_remedy(project, capsys):
     lock = Path(".dvc/tmp/rwlock")
     lock.parent.mkdir(parents=True, exist_ok=True)
-    holder = {"pid": os.getpid(), "cmd": "python -m flows.retrain toy --here"}
+    holder = {"pid": os.getpid(), "cmd": "beamline retrain toy --here"}
     everything = {str(project): holder}
     lock.write_text(json.dumps({"read": {}, "write": everything}))
     assert retrain.main(["toy", "--here"]) == 2

@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 
-from flows.reward_model import publish_recorded
+from flows.stages.reward_model import publish_recorded
 from tasks.rewards.judging import TABLE, VERDICTS, load_replies
 from tasks.tools.recording import CALL_TABLE, CALLS, REPLAYED, Origin, replayed_calls
 from tasks.trees.tables import write_table

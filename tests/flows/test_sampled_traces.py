@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from flows.prepare import sample_traces
+from flows.stages.prepare import sample_traces
 from tasks.dialects import open_dialect
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact

@@ -16,7 +16,7 @@ import yaml
 from huggingface_hub import ModelCard
 from prefect.context import refresh_global_settings_context
 
-from flows import compare
+from flows.commands import compare
 from flows.tracking import store, traces
 from tasks.trees.tables import load_questions, read_rows
 from tests.checkout import call, environment

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from flows import ui
+from flows.commands import ui
 from flows.workers import server
 from tests import toy_project as toy
 from tests.waiting import wait_until

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from flows import page as command
+from flows.commands import page as command
 from flows.tracking.comparison_report import slug
 from tests.checkout import ROOT
 from tests.page.conftest import RECIPE

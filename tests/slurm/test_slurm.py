@@ -41,7 +41,7 @@ def test_smoke_under_slurm(project, slurm, processes):
 
 def test_dry_run_shows_servers_and_starts_nothing(project, slurm):
     status, output = submitted(project, slurm, RUN, "tiny-vllm", DRY="1")
-    assert "python -m flows.retrain tiny-vllm --here" in output
+    assert "beamline retrain tiny-vllm --here" in output
     assert not (project / "data/tiny-vllm").exists()
     status, output = submitted(project, slurm, RUN, "tiny-vllm", DRY="1", SERVERS="1")
     assert status == 2 and "one has to learn" in output

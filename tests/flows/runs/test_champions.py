@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows import retrain
+from flows.commands import retrain
 from flows.runs import cache, champions
 from flows.tracking import store as track
 from params.schema.champion import Champion

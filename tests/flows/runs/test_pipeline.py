@@ -145,7 +145,7 @@ TEXTS = Path("params/prompts")  # which are read, not imported
 
 def code_of(stage):
     """The flow of a stage, and what it imports of tasks/ and of the schema's sections."""
-    flow = Path("flows", f"{stage}.py")
+    flow = Path("flows/stages", f"{stage}.py")
     found, waiting = set(), [flow]
     while waiting:
         file = waiting.pop()

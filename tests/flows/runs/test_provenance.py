@@ -97,7 +97,7 @@ def test_chain_of_a_metric_reaches_the_commit(project, what):
     assert links[0].digest == digest(THIRD, "reports/toy/metrics.json")
     assert link(links, "commit").name == THIRD
     assert link(links, "commit").digest == git.resolve(THIRD)
-    assert link(links, "commit").command == f"python -m flows.reproduce {THIRD}"
+    assert link(links, "commit").command == f"beamline reproduce {THIRD}"
     assert link(links, "parameters").facts == ["set: changes=3"]
     assert link(links, "checkpoint").digest == digest(THIRD, "models/toy/trained")
     assert link(links, "dataset").digest == digest(THIRD, "data/toy/questions")
@@ -363,7 +363,7 @@ def test_missing_records_leave_the_rest_of_the_chain(project):
 # ---------------------------------------------------------------- agents and the champion
 
 
-CODE = ["flows/reinforce.py", "tasks/learning", "params/schema"]
+CODE = ["flows/stages/reinforce.py", "tasks/learning", "params/schema"]
 
 
 LEARNED = "models/toy/reward_model"
@@ -431,7 +431,7 @@ def test_chain_has_only_the_stages_that_made_it(project, what, start, expected):
         facts = link(links, "champion").facts
         assert facts[0] == f"version 3, of commit {'c' * 40}"
         assert ("training began with it" in facts) == (start == "champion")
-        assert facts[-1] == f"its own: python -m flows.lineage models/toy/trained --at {'c' * 12}"
+        assert facts[-1] == f"its own: beamline lineage models/toy/trained --at {'c' * 12}"
 
 
 @pytest.mark.parametrize("learned", [None, {"labels": 0.1}])

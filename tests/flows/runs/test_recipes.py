@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows import retrain
+from flows.commands import retrain
 from flows.runs import recipes
 from tests.toy_project import ROOT
 

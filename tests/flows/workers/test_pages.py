@@ -15,7 +15,7 @@ import httpx
 import pytest
 from prefect.context import refresh_global_settings_context
 
-from flows import ui
+from flows.commands import ui
 from flows.workers import connection
 from flows.workers.server import HOSTS
 from tests import toy_project as toy

@@ -5,7 +5,7 @@ import shutil
 import pytest
 import yaml
 
-from flows import compare
+from flows.commands import compare
 from params.schema.base import PARAMS
 from params.schema.suites import load_suites
 from tasks.comparison import suites

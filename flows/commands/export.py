@@ -1,6 +1,6 @@
 """Export what a run has made, for other programs: trajectories as messages, the policy with a card.
 
-``python -m flows.export RECIPE`` writes below ``exports/<recipe>``:
+``beamline export RECIPE`` writes below ``exports/<recipe>``:
 
   trajectories.jsonl  a line for each trajectory of training: its messages, the tools, its reward,
                       and where it is from; ``--split test``: evaluation.jsonl, of the evaluation
@@ -144,7 +144,7 @@ def linked(source: str, target: str) -> None:
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m flows.export",
+        prog="beamline export",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,9 +1,9 @@
 """Draw the papers' figures again, from what a run has left in ``data/<recipe>``.
 
-``python -m flows.figures RECIPE`` writes ``reports/<recipe>/figures/*.png``: success against tool
+``beamline figures RECIPE`` writes ``reports/<recipe>/figures/*.png``: success against tool
 calls, episode length and training dynamics, entropy around tool results by tool, and the
 distribution of advantages at two updates. Nothing is computed anew, and no run is needed.
-A comparison's are drawn by ``python -m flows.compare RECIPE --suite NAME --committed``.
+A comparison's are drawn by ``beamline compare RECIPE --suite NAME --committed``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def draw(name: str) -> tuple[list[Path], list[str]]:
     if lacking := [file for file in NEEDED if not (data / file).is_file()]:
         raise ValueError(
             f"{data / lacking[0]} does not exist: train first (make run RECIPE={name}), or fetch a "
-            "run (python -m flows.reproduce <branch>)"
+            "run (beamline reproduce <branch>)"
         )
     curve = _curve(data / "curve.csv")
     iterations = len(curve["success"])
@@ -118,7 +118,7 @@ def _advantages(recipe: Recipe, data: Path, iterations: int) -> Any:
 def main(arguments: Sequence[str]) -> int:
     """Run the command line; return the exit status. 2: there is nothing to draw."""
     parser = argparse.ArgumentParser(
-        prog="python -m flows.figures",
+        prog="beamline figures",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,6 +1,6 @@
 """Talk to a trained agent in the terminal: questions of one's own, or an episode of its world.
 
-``python -m flows.ask RECIPE`` answers each question that is typed, with the agent's tools, turn by
+``beamline ask RECIPE`` answers each question that is typed, with the agent's tools, turn by
 turn; an empty line or Ctrl-D ends. Questions may also come from a pipe, one a line. ``--question
 TEXT`` asks one. Where the recipe has a world, or with ``--task``, a task is drawn or chosen from a
 split of the recipe's questions. Everything is as in the evaluation, the seeds included: a task of
@@ -205,7 +205,7 @@ def _all(question_of: Callable[[str], Question], agent: Asked, prompt: str) -> i
 def parsed(arguments: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m flows.ask",
+        prog="beamline ask",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,6 +1,6 @@
 """Compare algorithms, or other choices of a recipe's training, over several seeds.
 
-``python -m flows.compare RECIPE --budget sampled_tokens=500000 --seeds 0 1 2`` trains each row of
+``beamline compare RECIPE --budget sampled_tokens=500000 --seeds 0 1 2`` trains each row of
 params/algorithms.yaml from the recipe's cold start until the budget is spent, asks each the
 held-out questions, and writes tables and figures. ``--algorithms`` chooses rows; each
 ``--overrides "reinforce.ahead=1 …"`` is a variant of its own beside the recipe as it is, and
@@ -207,7 +207,7 @@ def _advance(progress: Progress, budget: Budget) -> Report:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m flows.compare",
+        prog="beamline compare",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,6 +1,6 @@
 """Check whether a recipe fits a GPU, before anything is downloaded or run.
 
-``python -m flows.plan RECIPE`` prints GPU memory by part, tokens, seconds and disk space, for cards
+``beamline plan RECIPE`` prints GPU memory by part, tokens, seconds and disk space, for cards
 of 24, 80 and 141 GB and for this machine's GPU, if it has one; ``--card 80`` for that card alone.
 Of several learner processes (``machine.processes``) each has such a card, ``--network`` connects
 them, and the memory is that of the first one. For a card that is too small it prints the largest
@@ -262,7 +262,7 @@ def _time(seconds: float) -> str:
 
 def main(arguments: list[str]) -> int:
     """Run the command line; return the exit status. 2: a recipe that cannot be planned."""
-    parser = argparse.ArgumentParser(prog="python -m flows.plan", description=__doc__)
+    parser = argparse.ArgumentParser(prog="beamline plan", description=__doc__)
     parser.add_argument("recipes", metavar="RECIPE", nargs="+", help="recipes of params/")
     parser.add_argument("--card", nargs="+", choices=list(CARDS), help="GB of GPU memory")
     parser.add_argument(

@@ -1,6 +1,6 @@
 """Ask a recipe's judge about answers that people have graded, and print how far it agrees.
 
-``python -m flows.judge RECIPE --labelled FILE``. FILE is JSON Lines: ``question``, ``accepted`` (a
+``beamline judge RECIPE --labelled FILE``. FILE is JSON Lines: ``question``, ``accepted`` (a
 text, or a list of texts), ``answer``, and ``right`` (true or false). Printed are accuracy with a
 95 % interval (Wilson), Cohen's kappa, the table of confusion, missing verdicts, calls and tokens,
 for the vote and for each model. Verdicts that were asked for before are taken from disk.
@@ -188,7 +188,7 @@ def run(name: str, file: Path) -> None:
 
 def main(arguments: list[str]) -> int:
     """Run the command line; return the exit status. 2: a recipe or a file with faults."""
-    parser = argparse.ArgumentParser(prog="python -m flows.judge", description=__doc__)
+    parser = argparse.ArgumentParser(prog="beamline judge", description=__doc__)
     parser.add_argument("recipe", metavar="RECIPE", help="a recipe of params/ with a judge")
     parser.add_argument("--labelled", metavar="FILE", type=Path, required=True, help="JSON Lines")
     args = parser.parse_args(arguments)

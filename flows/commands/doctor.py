@@ -1,6 +1,6 @@
 """Find what crashes have left in this checkout, and offer to clear it.
 
-``python -m flows.doctor`` lists it, and asks in a terminal; ``--yes`` clears everything. The exit
+``beamline doctor`` lists it, and asks in a terminal; ``--yes`` clears everything. The exit
 status is 0 where nothing is left, else 1. What living processes use, and other checkouts and users,
 are left alone.
 """
@@ -236,7 +236,7 @@ def _ask(finding: Finding) -> bool:
 
 def main(arguments: list[str]) -> int:
     """Run the command line; return the exit status. 2: this is no checkout."""
-    parser = argparse.ArgumentParser(prog="python -m flows.doctor", description=__doc__)
+    parser = argparse.ArgumentParser(prog="beamline doctor", description=__doc__)
     parser.add_argument("--yes", action="store_true", help="clear all that is found")
     args = parser.parse_args(arguments)
     root = Path.cwd().resolve()

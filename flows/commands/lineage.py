@@ -1,6 +1,6 @@
 """Trace a metric, a model or a file back to the commit that restores it.
 
-``python -m flows.lineage WHAT`` prints the chain: benchmark result, checkpoint, iteration, trees,
+``beamline lineage WHAT`` prints the chain: benchmark result, checkpoint, iteration, trees,
 questions, dataset, commit, parameters, MLflow run. Each link has its digest and, after "$", the
 command that restores it.
 
@@ -21,7 +21,7 @@ from flows.runs import provenance
 def main(arguments: list[str]) -> int:
     """Run the command line; return the exit status. 2: WHAT is not found."""
     parser = argparse.ArgumentParser(
-        prog="python -m flows.lineage",
+        prog="beamline lineage",
         description=__doc__,
         epilog=provenance.FORMS,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -1,6 +1,6 @@
 """Restore a run from its commit: its data, models and metrics; or run it again and compare.
 
-``python -m flows.reproduce REV`` restores the outs of the run at REV, from DVC's cache or remote,
+``beamline reproduce REV`` restores the outs of the run at REV, from DVC's cache or remote,
 into a worktree below ``.beamline/restored``, and prints its path.
 
 ``--verify`` runs everything again with the commit's own code, and compares digest by digest:
@@ -127,7 +127,7 @@ def recipe_of(commit: str) -> str:
 def main(arguments: list[str]) -> int:
     """Run the command line; return the exit status. 1: it differs or fails; 2: it is no run."""
     parser = argparse.ArgumentParser(
-        prog="python -m flows.reproduce",
+        prog="beamline reproduce",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -153,7 +153,7 @@ def main(arguments: list[str]) -> int:
     for stage in pipeline.stages(recipe, folder):
         for path, digest in pipeline.digests(stage.name, folder).items():
             print(f"{digest[:SHORT]}  {folder / path}")
-    print(f"to run it again and compare    python -m flows.reproduce {args.revision} --verify")
+    print(f"to run it again and compare    beamline reproduce {args.revision} --verify")
     print(folder)
     return 0
 

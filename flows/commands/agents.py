@@ -1,6 +1,6 @@
 """Try agents without training: prompts around any policy, or around a model behind a server.
 
-``python -m flows.agents RECIPE --agents direct react rag`` lets each agent do the recipe's
+``beamline agents RECIPE --agents direct react rag`` lets each agent do the recipe's
 held-out tasks with the recipe's tools, world and limits, and writes the table of what each reached
 and what it took to ``reports/<recipe>/agents.md`` and ``.json``. ``--model`` names the policy: the
 recipe's trained one or its cold start, a folder, or the address of a server that speaks OpenAI's
@@ -217,7 +217,7 @@ def _tags(args: argparse.Namespace) -> dict[str, str]:
     return {
         "model": str(args.model),
         "mlflow.source.git.commit": checkout.commit,
-        "mlflow.source.name": "flows/agents.py",
+        "mlflow.source.name": "flows/commands/agents.py",
         "mlflow.source.type": "LOCAL",
         "git.dirty": str(checkout.dirty).lower(),
     }
@@ -229,7 +229,7 @@ def _tags(args: argparse.Namespace) -> dict[str, str]:
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m flows.agents",
+        prog="beamline agents",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,6 +1,6 @@
 """Print what a run would start, and on which machine, without starting it.
 
-``python -m flows.launch RECIPE`` lists the stages, learner processes and servers of a recipe with
+``beamline launch RECIPE`` lists the stages, learner processes and servers of a recipe with
 their commands and environment variables, as the environment has it: under Slurm that of the
 allocation (``DRY=1 sbatch … deploy/slurm/run.sbatch RECIPE``). What can be seen to be wrong is
 listed at once: too few GPUs, a server that does not answer, a missing token, a folder that the
@@ -89,12 +89,12 @@ def _stages(
 ) -> Iterator[Program]:
     here = environment.get(HOST) or socket.gethostname()
     how = ["--set", *changes] if changes else ["--here"]
-    command = shlex.join(["python", "-m", "flows.retrain", name, *how])
+    command = shlex.join(["beamline", "retrain", name, *how])
     yield Program("the stages, one after the other", here, command)
     for stage, pool in pools.items():
         there = f"a worker of the pool {pool}, else {here}"
         module, _, recipe = stage.partition("@")
-        yield Program(f"of these {stage}", there, f"python -m flows.{module} {recipe}")
+        yield Program(f"of these {stage}", there, f"beamline {module} {recipe}")
 
 
 def _learners(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[Program]:
@@ -264,7 +264,7 @@ def _pools(name: str) -> dict[str, str]:
 def main(arguments: list[str]) -> int:
     """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m flows.launch",
+        prog="beamline launch",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,6 +1,6 @@
 """Write the page of a run: results, curves and trees in one HTML file that opens offline.
 
-``python -m flows.page RECIPE`` writes ``reports/<recipe>/page.html`` from what the last run has
+``beamline page RECIPE`` writes ``reports/<recipe>/page.html`` from what the last run has
 left in ``data/<recipe>`` and ``reports/<recipe>``; a run writes it at its end, too. With
 ``--comparison``, ``reports/<recipe>/comparison.html`` is written from the results in
 ``reports/<recipe>/comparison``.
@@ -35,7 +35,7 @@ def write(name: str, numbers: Sequence[int], comparison: bool) -> Path:
 def main(arguments: Sequence[str]) -> int:
     """Run the command line; return the exit status. 2: there is nothing to show."""
     parser = argparse.ArgumentParser(
-        prog="python -m flows.page",
+        prog="beamline page",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,6 +1,6 @@
 """Run the whole pipeline of a recipe: every stage of dvc.yaml as a task, in DVC's order.
 
-``python -m flows.retrain RECIPE [--set key=value …]`` runs the last commit in a worktree of its own
+``beamline retrain RECIPE [--set key=value …]`` runs the last commit in a worktree of its own
 and ends as a commit on the branch ``runs/<recipe>-<date>-<id>``; the branch's name is the last line
 that it prints. Other runs and edits in the checkout do not disturb it. After a kill, the same call
 resumes the run.
@@ -199,7 +199,7 @@ def headline(metrics: Path) -> str:
 def main(arguments: list[str]) -> int:
     """Run the command line and return the exit status; 2 where nothing could be started."""
     parser = argparse.ArgumentParser(
-        prog="python -m flows.retrain",
+        prog="beamline retrain",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -300,7 +300,7 @@ def _run(recipe: str) -> int:
     print("to see the run    make ui")
     what = f"params own data/sources dvc.yaml dvc.lock reports/{recipe}"
     print(f"to keep it        git add {what} && git commit")
-    print(f"as a commit       python -m flows.retrain {recipe}, once the changes are committed")
+    print(f"as a commit       beamline retrain {recipe}, once the changes are committed")
     return 0
 
 

@@ -1,0 +1,90 @@
+"""The console script ``beamline``: ``beamline plan tiny`` is ``python -m flows.plan tiny``.
+
+``beamline --help`` lists the commands, and each has a ``--help`` of its own. docs/commands.md says
+how a shell completes commands and recipes.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+from click.shell_completion import CompletionItem
+
+PURPOSES = {
+    "Train": ("run", "retrain", "plan", "launch"),
+    "Look": ("ask", "page", "figures", "ui", "lineage"),
+    "Compare": ("compare", "agents", "judge"),
+    "Keep": ("reproduce", "export", "doctor"),
+    "Run one stage": (
+        *("prepare", "champion", "cold_start", "reward_model", "reinforce", "evaluate", "verdict"),
+    ),
+}
+# command -> another module than the one of its name, options, and what it does
+SHORT_FORMS = {
+    "run": ("retrain", ("--here",), "Run the stages of a recipe in this checkout, without a commit")
+}
+
+
+class ByPurpose(click.Group):
+    """The commands of ``PURPOSES``, each made when it is needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        return [name for names in PURPOSES.values() for name in names]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command of this name, or None."""
+        return command(cmd_name) if cmd_name in self.list_commands(ctx) else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands, one section for each purpose."""
+        for purpose, names in PURPOSES.items():
+            with formatter.section(purpose):
+                formatter.write_dl([(name, summary(name)) for name in names])
+
+
+@click.command(cls=ByPurpose, context_settings={"help_option_names": ["-h", "--help"]})
+def beamline() -> None:
+    """Train agents that use tools, by reinforcement learning. Call it in a checkout."""
+
+
+def command(name: str) -> click.Command:
+    """Return a command that hands its arguments, and --help, to the module that it starts."""
+    arguments = click.Argument(
+        ["arguments"], nargs=-1, type=click.UNPROCESSED, shell_complete=recipes
+    )
+    return click.Command(
+        name,
+        params=[arguments],
+        callback=lambda arguments: start(name, arguments),
+        add_help_option=False,
+        context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    )
+
+
+def start(name: str, arguments: tuple[str, ...]) -> None:
+    """Replace this process by the one that ``python -m`` starts for a command."""
+    module, options, _ = SHORT_FORMS.get(name, (name, (), ""))
+    command = [sys.executable, "-m", f"flows.{module}", *arguments, *options]
+    os.execv(sys.executable, command)
+
+
+def summary(name: str) -> str:
+    """Return the first sentence of a command's module, which is not imported for it."""
+    if name in SHORT_FORMS:
+        return SHORT_FORMS[name][2]
+    source = Path(str(getattr(find_spec(f"flows.{name}"), "origin", ""))).read_text()
+    return str(ast.get_docstring(ast.parse(source))).split("\n\n")[0].rstrip(".")
+
+
+def recipes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the recipes of this checkout whose names start with a text."""
+    from params.schema import recipe  # half a second, which only completion needs
+
+    folder = Path("params")
+    return [CompletionItem(name) for name in recipe.names(folder) if name.startswith(incomplete)]
