@@ -37,8 +37,8 @@ from tasks.policy.model import load_policy, load_tokenizer
 from tasks.policy.tiny import build_policy
 from tasks.prepare import PrepareInputs, prepare
 from tasks.questions.sources import source_files
-from tasks.settings import agent_of, scorer_sources
-from tasks.settings import load as load_settings
+from tasks.recipes import agent_of, scorer_sources
+from tasks.recipes import load as load_settings
 from tasks.tools.contract import text_spec, text_tool
 from tasks.tools.python import SPEC as PYTHON
 from tasks.tools.python import Run

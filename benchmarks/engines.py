@@ -21,7 +21,7 @@ from typing import Any
 
 from params.schema.agent import Engine as Settings
 from params.schema.recipe import Recipe
-from tasks import settings
+from tasks import recipes
 from tasks.dialects import open_dialect
 from tasks.engines import Engine
 from tasks.engines.transformers.engine import TransformersEngine
@@ -121,7 +121,7 @@ def main() -> None:
     args = parser.parse_args()
     questions = load_questions(Path("data", args.recipe, "questions", "train.parquet"))
     policy = Path("models", args.recipe, "cold_start")
-    by_engine = measure(policy, questions[: args.questions], settings.load(args.recipe))
+    by_engine = measure(policy, questions[: args.questions], recipes.load(args.recipe))
     for name, figures in by_engine.items():
         print(name, {key: round(value, 3) for key, value in figures.items()})
     FILE.write_text(json.dumps(by_engine, indent=1) + "\n")

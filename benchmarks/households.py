@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from params.schema.base import PARAMS
-from tasks import settings
+from tasks import recipes
 from tasks.environments import household
 from tasks.environments.alfworld import engine, problems
 from tasks.environments.contract import FREE_TEXT
@@ -78,7 +78,7 @@ def textworld(tasks: list[Question]) -> dict[str, float]:
 
 def measure(repetitions: int, workers: int) -> dict[str, Any]:
     """Return medians over repetitions, in turns."""
-    recipe = settings.load("household", PARAMS)
+    recipe = recipes.load("household", PARAMS)
     (household_settings,) = recipe.environment.values()
     assert isinstance(household_settings, HouseholdSettings)
     shown = household_settings.model_copy(update={"hidden": False, "steps": STEPS + 1})

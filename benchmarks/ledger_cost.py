@@ -35,7 +35,7 @@ from params.schema import recipe as schema
 from params.schema.base import PARAMS
 from params.schema.prepare import TinyPolicy
 from params.schema.recipe import Recipe
-from tasks import settings
+from tasks import recipes
 from tasks.environments.contract import OpenEnvironment
 from tasks.environments.question import Questions
 from tasks.ledger import artifacts, substeps
@@ -69,7 +69,7 @@ TIMED = (  # the functions that are there to survive a kill
 
 def recipe_of(shape: dict[str, int]) -> Recipe:
     """Return the recipe ``tiny`` with another policy and short responses."""
-    tiny = settings.load("tiny", PARAMS)
+    tiny = recipes.load("tiny", PARAMS)
     dialogue = {"turn_tokens": TOKENS, "response_tokens": TOKENS, "tool_calls": 0}
     policy = tiny.prepare.policy.model_copy(update=shape)
     return tiny.model_copy(

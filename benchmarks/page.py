@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from flows.pages import page
-from tasks import settings
+from tasks import recipes
 from tasks.policy.tiny import build_tokenizer
 from tasks.trees.tree import Tree
 from tests import made_run
@@ -56,7 +56,7 @@ def forest(trajectories: int, tokens: int, encode: Any, seed: int = 0) -> list[l
 
 def measure(trajectories: int, tokens: int, repetitions: int) -> dict[str, Any]:
     """Write the page of a made-up run and open it ``repetitions`` times."""
-    recipe = settings.load(RECIPE, Path("params"))
+    recipe = recipes.load(RECIPE, Path("params"))
     assert recipe.prepare.policy.kind == "tiny"
     tokenizer = build_tokenizer([" ".join(WORDS)], recipe.prepare.policy)
     trees = forest(trajectories, tokens, lambda text: tokenizer.encode(text))

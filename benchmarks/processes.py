@@ -29,7 +29,7 @@ from params.schema.algorithms import load_algorithms
 from params.schema.base import Machine
 from params.schema.recipe import algorithm_of
 from params.schema.reinforce import Update
-from tasks import settings
+from tasks import recipes
 from tasks.learning import learner
 from tasks.learning.algorithm import assemble
 from tasks.learning.processes import Processes
@@ -125,7 +125,7 @@ def _machine(count: int, threads: int) -> Machine:
 
 def planned(count: int) -> tuple[float, float]:
     """Return the bytes that `make plan` counts for a process: what stays, what an update adds."""
-    recipe = settings.load("tiny", Path("params"))
+    recipe = recipes.load("tiny", Path("params"))
     reinforce = recipe.reinforce.model_copy(update={"update": SETTINGS})
     machine = _machine(count, count)
     recipe = recipe.model_copy(update={"reinforce": reinforce, "machine": machine})

@@ -18,7 +18,7 @@ from flows.tracking import figures
 from params.schema import recipe as schema
 from params.schema.algorithms import Algorithm
 from params.schema.recipe import Recipe
-from tasks import settings
+from tasks import recipes
 
 RECIPE = "llama3.1-8b"
 MACHINES = (1, 2, 4, 8, 16, 32, 64)
@@ -230,7 +230,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--figure", type=Path, default=FIGURE)
     args = parser.parse_args()
-    recipe = settings.load(RECIPE)
+    recipe = recipes.load(RECIPE)
     rows_by_title = dict(sweeps(recipe))
     update, sampling = rates(work_of(recipe), PARTS)
     print(

@@ -41,7 +41,7 @@ from params.schema.algorithms import load_algorithms
 from params.schema.base import PARAMS, Machine
 from params.schema.prepare import TinyPolicy
 from params.schema.recipe import Recipe
-from tasks import settings
+from tasks import recipes
 from tasks.advantage import AdvantageInputs, advantage
 from tasks.dialects.contract import Tokens, Turn
 from tasks.dialects.tags import TagsDialect
@@ -175,7 +175,7 @@ def start_of(size: Size) -> Start:
 
 def _recipe_of(size: Size) -> Recipe:
     """Return the recipe ``tiny`` with the sizes."""
-    tiny = settings.load("tiny", PARAMS)
+    tiny = recipes.load("tiny", PARAMS)
     length = (CALLS + 1) * size.turn + CALLS * (size.turn // 2 + 4)
     dialogue = {
         "turn_tokens": size.turn,

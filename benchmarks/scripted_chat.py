@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from params.schema.base import PARAMS
-from tasks import settings
+from tasks import recipes
 from tasks.agents.sets import of_benchmark
 from tasks.environments import open_environment
 from tasks.trees.tables import load_questions
@@ -146,7 +146,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def _acts_of_the_expert(name: str, tasks: Sequence[Question]) -> list[tuple[str, ...]]:
     """Return the acts with which the world's own expert does each task, all side by side."""
-    recipe = settings.load(name)
+    recipe = recipes.load(name)
     corpus = Path("data", name, "corpus")
     acts: list[list[str]] = [[] for _ in tasks]
     with (

@@ -28,7 +28,7 @@ import psutil
 from benchmarks.engines import setting, tokens
 from params.schema.base import Machine
 from params.schema.recipe import Recipe
-from tasks import settings
+from tasks import recipes
 from tasks.engines import Engine
 from tasks.engines.servers.client import Server
 from tasks.engines.servers.engine import ServersEngine
@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=5)
     args = parser.parse_args()
     questions = load_questions(Path("data", args.recipe, "questions", "train.parquet"))
-    policy, recipe = Path("models", args.recipe, "initial"), settings.load(args.recipe)
+    policy, recipe = Path("models", args.recipe, "initial"), recipes.load(args.recipe)
     speeds = measure(args.kind, policy, questions[: args.questions], recipe, args.repetitions)
     for name, (wall, processor) in speeds.items():
         print(f"{args.kind}, {name}: {wall:,.0f} tokens/s, {processor:,.0f} per processor second")

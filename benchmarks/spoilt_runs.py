@@ -35,7 +35,7 @@ from flows.tracking.progress import Progress
 from flows.tracking.reinforce_report import metrics_of
 from params.schema import recipe as schema
 from params.schema.recipe import Recipe
-from tasks import settings
+from tasks import recipes
 from tasks.environments import open_environment
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
@@ -114,7 +114,7 @@ RUNS = {
 def measure(name: str, run: Run) -> dict[str, Any]:
     """Train a run; return its alarms, with the iteration of each, and what became of it."""
     changes = [*run.changes, "machine.threads=1"]
-    recipe = settings.load_changed(run.recipe, changes, Path("params"))
+    recipe = recipes.load_changed(run.recipe, changes, Path("params"))
     use_machine(recipe.machine)
     corpus = Path("data", run.recipe, "corpus")
     tools = (recipe.tools, recipe.environment, recipe.machine.threads, corpus)
@@ -165,7 +165,7 @@ def planted(
         trees=[learned.trees],
         rewards=[labels],
         first_batches=1,
-        labels=settings.labels_of(recipe),
+        labels=recipes.labels_of(recipe),
         settings=recipe.reward_model,
         steps=recipe.reward_model.steps,
         machine=recipe.machine,

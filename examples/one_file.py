@@ -33,9 +33,9 @@ from tasks.policy.resident import Learner
 from tasks.policy.tiny import build_policy, build_tokenizer
 from tasks.questions import computation
 from tasks.questions.experts import Trace, play
+from tasks.recipes import load
 from tasks.rewards.scoring import score_trees
 from tasks.rollouts.rounds import Setting, grow
-from tasks.settings import load
 from tasks.trees.dialogue import TAGS
 from tasks.trees.marks import token_texts
 from tasks.trees.tree import Call, Observation, Question, Tree

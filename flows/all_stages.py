@@ -26,7 +26,7 @@ from flows.workers.server import ui_address
 from flows.workers.stage import PARENT_TASK_RUN, call, explained, run_tags
 from params.schema.base import Machine
 from params.schema.recipe import Recipe
-from tasks import settings
+from tasks import recipes
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ def open_store() -> None:
 @flow(name="retrain", on_running=[name_process])
 def retrain(recipe: str = "tiny") -> None:
     """Run the stages of a recipe that are out of date, and log the run to MLflow."""
-    checked = settings.load(recipe, Path("params"))
+    checked = recipes.load(recipe, Path("params"))
     stages = pipeline.stages(recipe)
     with pipeline_run(recipe, checked, run_tags()) as run:
         seconds: dict[str, float] = {}

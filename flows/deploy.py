@@ -25,7 +25,7 @@ from flows.tracking import store
 from flows.workers import dispatch, received
 from flows.workers.connection import name_process
 from flows.workers.stage import PARENT_TASK_RUN
-from tasks import settings
+from tasks import recipes
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
 Change = Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)*=.*$")]
@@ -134,7 +134,7 @@ def receive(name: str, commit: str, files: dict[str, str], folder: Path) -> None
 @task(**KILLED)
 def reproduce(name: str, folder: Path, environment: dict[str, str]) -> None:
     """Run the stage in its worktree, with a GPU of its own where the recipe wants one."""
-    recipe = settings.load(name.split("@")[-1], folder / "params")
+    recipe = recipes.load(name.split("@")[-1], folder / "params")
     address = environment.get("MLFLOW_TRACKING_URI")
     uri = store.full_uri(address) if address else store.store_uri()
     where = {**environment, "MLFLOW_TRACKING_URI": uri}

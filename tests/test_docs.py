@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
-from tasks import settings
+from tasks import recipes
 from tasks.dialects import open_dialect
 from tasks.environments import open_environment
 from tasks.policy.tiny import build_tokenizer
@@ -54,7 +54,7 @@ def checkout(tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         monkeypatch.syspath_prepend(tmp_path)
         change = yaml.safe_load(blocks(page, "yaml")[0])
-        return settings.check(merged(TINY, change), page)
+        return recipes.check(merged(TINY, change), page)
 
     return prepared
 
@@ -76,7 +76,7 @@ def test_own_tool(checkout, tmp_path):
 def test_own_environment(checkout, tmp_path):
     recipe = checkout("own-environment.md")
     ((name, chosen),) = recipe.environment.items()
-    kind = settings.kind_of("environment", name)
+    kind = recipes.kind_of("environment", name)
     task = kind.tasks(chosen, "train", 1, 0)[0]
     with open_environment({}, recipe.environment, 1, tmp_path) as opened:
         assert [spec.name for spec in opened.specs] == ["guess"]
@@ -112,7 +112,7 @@ def test_own_reward(checkout):
 def test_own_dialect(checkout):
     checkout("own-dialect.md")
     change = yaml.safe_load(blocks("own-dialect.md", "yaml")[1])
-    recipe = settings.check(merged(TINY, change), "own-dialect.md")
+    recipe = recipes.check(merged(TINY, change), "own-dialect.md")
     tokenizer = build_tokenizer(["Here you are: 7"], recipe.prepare.policy)
     dialect = open_dialect(recipe.dialect, tokenizer, recipe.dialogue, [])
     tokens = np.zeros(0, np.int32)

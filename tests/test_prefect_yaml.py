@@ -27,7 +27,7 @@ from flows import deploy
 from flows.runs import dvc_command
 from flows.workers import automations, dispatch
 from params import overrides
-from tasks.settings import load as settings_of
+from tasks.recipes import load as settings_of
 from tests import toy_project as toy
 
 ROOT = toy.ROOT

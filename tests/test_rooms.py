@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from params.schema import agent, algorithms
-from tasks import settings
+from tasks import recipes
 from tasks.engines import ENGINES
 from tasks.extensions import named
 from tasks.learning import algorithm, losses
@@ -116,5 +116,5 @@ def test_schema_and_registries_name_the_same_kinds():
     assert kinds(algorithms.Algorithm, "averaging") == set(losses.AVERAGINGS)
     assert kinds(agent.Engine, "kind") == set(ENGINES)
     assert set(TOOL_TAGS) <= set(named.names("tools"))
-    assert set(settings.SECTIONS) <= set(named.ROOMS)
+    assert set(recipes.SECTIONS) <= set(named.ROOMS)
     assert all(named.names(room) for room in named.ROOMS)

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from tasks import settings
+from tasks import recipes
 from tasks.dialects.tags import TagsReader
 from tasks.trees.dialogue import OTHER_TAGS
 from tasks.trees.tree import Call, ToolSpec
@@ -62,7 +62,7 @@ def open_reader(recipe_name: str, project: Path, specs: Sequence[ToolSpec] | Non
     if not folder.is_dir():
         raise missing(recipe_name, folder)
     with chdir(project):  # a recipe names files of its own below the current folder
-        recipe = settings.load(recipe_name, Path("params"))
+        recipe = recipes.load(recipe_name, Path("params"))
         told = specs_of(recipe_name, project=Path()) if specs is None else specs
         tokenizer = load_tokenizer(str(folder.relative_to(project)))
         return open_dialect(recipe.dialect, tokenizer, recipe.dialogue, told)
@@ -77,7 +77,7 @@ def specs_of(recipe_name: str, project: Path) -> list[ToolSpec]:
     from tasks.environments.own import environment_kind
 
     with chdir(project), ExitStack() as stack:
-        recipe = settings.load(recipe_name, Path("params"))
+        recipe = recipes.load(recipe_name, Path("params"))
         acts = [
             spec
             for name, section in recipe.environment.items()

@@ -31,7 +31,7 @@ from flows.tracking.progress import Progress
 from flows.tracking.run import stage_run
 from params.schema.chat import ChatBudget, ChatLimits
 from params.schema.recipe import Recipe
-from tasks import settings
+from tasks import recipes
 from tasks.agents import AGENTS, prompts, table
 from tasks.agents.contract import BROWSER, CONDENSED, FULL, PAGES, SEARCHES, SNIPPETS
 from tasks.agents.models import ModelChoice, choose, open_model
@@ -39,6 +39,7 @@ from tasks.agents.running import Models
 from tasks.agents.sets import questions_of
 from tasks.environments import open_environment
 from tasks.environments.contract import OpenEnvironment
+from tasks.evaluation.try_agent import Described, TryInputs, try_agent
 from tasks.ledger import artifacts, keys
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Ledger, Step
@@ -47,7 +48,6 @@ from tasks.trees import panels
 from tasks.trees.tables import read_rows
 from tasks.trees.tree import Question
 from tasks.trees.words import printable
-from tasks.try_agent import Described, TryInputs, try_agent
 
 INTERRUPTED = 130  # the exit status of a shell after SIGINT
 COUNTS = ("questions", "trials", "page_characters", "concurrency", "most_calls", "most_tokens")
@@ -121,7 +121,7 @@ class Trying:
             trials=self.chosen.trials if kind.retries else 1,
             oracle=self.chosen.oracle and kind.retries,
             failed_as_wrong=self.chosen.failed_as_wrong,
-            acting=settings.agent_of(self.recipe),
+            acting=recipes.agent_of(self.recipe),
             evaluate=self.recipe.evaluate,
             corpus=self.corpus,
             scorers=sources({question.scorer for question in questions}),
@@ -271,7 +271,7 @@ def checked(args: argparse.Namespace, ledger: Ledger) -> Trying:
     Raises ValueError with all faults, one line each.
     """
     params = Path("params")
-    recipe = settings.load(args.recipe, params)
+    recipe = recipes.load(args.recipe, params)
     args.agents = args.agents or [name for name in AGENTS if not _unfit(name, recipe)]
     faults = [fault for name in args.agents for fault in _unfit(name, recipe)]
     numbers = {name: getattr(args, name) for name in COUNTS}

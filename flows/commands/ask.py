@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from flows import end_import_phase, exit_fast
 from flows.host.transcript import ENDINGS, Transcript
 from params.schema.recipe import Recipe
-from tasks import settings
+from tasks import recipes
 from tasks.dialects import open_dialect
 from tasks.dialects.contract import Dialect
 from tasks.engines import ENGINES, Engine
@@ -85,7 +85,7 @@ def opened(name: str, recipe: Recipe, policy: Path, seed: int, heat: float) -> I
 
     Raises ValueError or RuntimeError, with the remedy, for what is missing.
     """
-    agent = settings.agent_of(recipe)
+    agent = recipes.agent_of(recipe)
     if missing := ENGINES[agent.engine.kind].installed(agent.engine):
         raise ValueError(f"params/{name}.yaml: 'engine.kind' = {agent.engine.kind!r}, {missing}")
     from tasks.policy.machine import use_machine
@@ -224,7 +224,7 @@ def main(arguments: list[str]) -> int:
     args = parsed(arguments)
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
-        recipe = settings.load(args.recipe, Path("params"))
+        recipe = recipes.load(args.recipe, Path("params"))
         if args.question is not None and (recipe.environment or args.task is not None):
             raise ValueError("--question asks an agent without a world; choose a task with --task")
         if args.temperature is not None and not 0 < args.temperature < float("inf"):

@@ -38,7 +38,7 @@ from prefect import flow
 
 from flows import end_import_phase, exit_fast
 from flows.pages.page import write_comparison
-from flows.runs import dvc_command, git, recipes
+from flows.runs import dvc_command, git, recipe_list
 from flows.runs.dvc_command import INTERRUPTED
 from flows.tracking import comparison_report, suite_report
 from flows.tracking.comparison_tables import COLD_START, Result
@@ -48,7 +48,7 @@ from flows.workers.connection import name_process, prefect_server
 from params.schema import algorithms
 from params.schema.recipe import Recipe
 from params.schema.suites import Suite
-from tasks import settings
+from tasks import recipes
 from tasks.comparison import suites
 from tasks.comparison.budget import SPENT, Budget
 from tasks.comparison.comparison import Comparison, Variant
@@ -85,7 +85,7 @@ def compare(
     """
     for stage in BEFORE:
         dvc_command.reproduce(f"{stage}@{name}")
-    recipe = settings.load(name, Path("params"))
+    recipe = recipes.load(name, Path("params"))
     use_machine(recipe.machine)
     with substep_tasks.opened() as ledger, opened(name, recipe, budget) as comparison:
         compared, write = _asked(comparison, rows, changes, baseline, suite, parts)
@@ -247,7 +247,7 @@ def main(arguments: list[str]) -> int:
     """Run the command line; return the exit status. 2: there is nothing that can be started."""
     args = _parser().parse_args(arguments)
     try:
-        recipe = settings.load(args.recipe, Path("params"))
+        recipe = recipes.load(args.recipe, Path("params"))
         page = _suite(args, recipe) if args.suite else _comparison(args, recipe)
     except (ValueError, RuntimeError) as error:
         print(f"compare: {error}", file=sys.stderr)
@@ -322,7 +322,7 @@ def _check_seconds(budget: Budget, variants: Iterable[Variant]) -> None:
 
 
 def _run(args: argparse.Namespace, recipe: Recipe, rows: Sequence[str]) -> None:
-    if recipes.add_to_pipeline(args.recipe):
+    if recipe_list.add_to_pipeline(args.recipe):
         print(f"compare: added {args.recipe} to the recipes in dvc.yaml")
     seeds = list(dict.fromkeys(args.seeds or [recipe.seed]))
     with prefect_server():

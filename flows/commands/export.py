@@ -30,7 +30,7 @@ from flows.analysis import card, chat, frames, reading, trajectories
 from flows.analysis.trajectories import Scored
 from flows.host import files
 from flows.tracking.progress import Progress
-from tasks import settings
+from tasks import recipes
 from tasks.rewards.contract import was_scored
 from tasks.trees.words import printable
 
@@ -90,7 +90,7 @@ def speaker(name: str, objects: bool) -> chat.Chat:
     """Return what reads the turns of a recipe's policy."""
     from tasks.policy.model import load_tokenizer  # with torch: the policy's card needs none
 
-    recipe = settings.load(name, Path("params"))
+    recipe = recipes.load(name, Path("params"))
     specs = reading.specs_of(name, HERE)
     dialect = reading.open_reader(name, HERE, specs)
     tokenizer = load_tokenizer(str(Path("models", name, "trained")))

@@ -20,7 +20,7 @@ from typing import Any
 from flows import end_import_phase, exit_fast
 from flows.tracking import figures, paper_figures
 from params.schema.recipe import Recipe, algorithm_of
-from tasks import settings
+from tasks import recipes
 from tasks.comparison import figure_data
 from tasks.dialects import open_dialect
 from tasks.environments import open_environment
@@ -37,7 +37,7 @@ def draw(name: str) -> tuple[list[Path], list[str]]:
 
     Raises ValueError with the file and the remedy where no run has left its tables.
     """
-    recipe, data = settings.load(name, Path("params")), Path("data", name)
+    recipe, data = recipes.load(name, Path("params")), Path("data", name)
     if lacking := [file for file in NEEDED if not (data / file).is_file()]:
         raise ValueError(
             f"{data / lacking[0]} does not exist: train first (make run RECIPE={name}), or fetch a "

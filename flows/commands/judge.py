@@ -18,7 +18,7 @@ from typing import Any
 
 from flows import end_import_phase, exit_fast
 from params.schema.judge import Judge
-from tasks import settings
+from tasks import recipes
 from tasks.chat.cached import Cached
 from tasks.rewards import judging
 from tasks.scorers import judge
@@ -161,14 +161,14 @@ def run(name: str, file: Path) -> None:
 
     Raises ValueError for a faulty recipe or file, and RuntimeError where the judge cannot be asked.
     """
-    recipe = settings.load(name, PARAMS)
+    recipe = recipes.load(name, PARAMS)
     judge_settings = recipe.judge
     if judge_settings is None:
         raise ValueError(f"params/{name}.yaml: judge is null: write the section (docs/judge.md)")
     template = judge.load_prompt(PARAMS / judge_settings.prompt)
     labelled = load_labelled(file)
     submissions = [one.asked for one in labelled]
-    from tasks.exam import judges_of  # with torch: faults are told before
+    from tasks.evaluation.exam import judges_of  # with torch: faults are told before
 
     with judging.open_judge(judge_settings, template, name, judges_of(recipe)) as opened:
         opened.judge(submissions)

@@ -29,7 +29,7 @@ from flows.host import gpu
 from flows.runs import pipeline
 from params.schema.addresses import LOOPBACK
 from params.schema.recipe import Recipe
-from tasks import settings
+from tasks import recipes
 from tasks.engines import ENGINES
 from tasks.engines.servers.guard import SHORTEST, TOKEN
 from tasks.learning.processes import ADDRESS, HOST, LAUNCH, SECRET, launch_command
@@ -282,7 +282,7 @@ def main(arguments: list[str]) -> int:
     )
     args = parser.parse_args(arguments)
     try:
-        recipe = settings.load_changed(args.recipe, args.set, Path("params"))
+        recipe = recipes.load_changed(args.recipe, args.set, Path("params"))
         wrong = faults(recipe, os.environ, Path.cwd(), args.starting)
         started = programs(args.recipe, recipe, os.environ, _pools(args.recipe), args.set)
     except (ValueError, RuntimeError) as error:

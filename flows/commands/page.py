@@ -16,12 +16,12 @@ from pathlib import Path
 from flows import end_import_phase, exit_fast
 from flows.pages import page, results
 from flows.workers.server import ui_address
-from tasks import settings
+from tasks import recipes
 
 
 def write(name: str, numbers: Sequence[int], comparison: bool) -> Path:
     """Write a recipe's page and return its file. Raises ValueError where there are no results."""
-    recipe = settings.load(name, Path("params"))
+    recipe = recipes.load(name, Path("params"))
     if not comparison:
         return page.write_run(name, recipe, page.links_to_last(name, ui_address()), numbers)
     if numbers:

@@ -24,7 +24,7 @@ from flows.host.remedies import Remedy
 from params.schema import recipe as schema
 from params.schema.algorithms import Algorithm
 from params.schema.recipe import Recipe
-from tasks import settings
+from tasks import recipes
 
 PARAMS = Path("params")
 
@@ -54,7 +54,7 @@ class Answer:
 
 def read(name: str) -> Planned:
     """Load and check a recipe; ValueError for a fault in it or a policy of unknown shape."""
-    recipe = settings.load(name, PARAMS)
+    recipe = recipes.load(name, PARAMS)
     config = gpu_memory.config_of(recipe, PARAMS)
     return Planned(
         name,

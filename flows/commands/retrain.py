@@ -26,12 +26,12 @@ from pathlib import Path
 from flows import end_import_phase, exit_fast
 from flows.host import disk, warm
 from flows.host.parents import die_with_parent
-from flows.runs import champions, equal_code, git, pipeline, recipes, transfer, worktree
+from flows.runs import champions, equal_code, git, pipeline, recipe_list, transfer, worktree
 from flows.runs.dvc_command import INTERRUPTED, RUN, KilledError
 from flows.tracking.run import send_unsent
 from params import overrides, strict_yaml
 from params.schema.base import SOURCES
-from tasks import chat, settings
+from tasks import chat, recipes
 from tasks.extensions.named import OWN
 from tasks.questions.files import check_folder
 from tasks.tools import web_cache
@@ -89,7 +89,7 @@ def check_run(recipe: str, changes: Sequence[str]) -> None:
             f"git does not track these files of {OWN}/, so the run's commit would lack them: git "
             f"add and commit them, move them away, or run with --here\n{listed}"
         )
-    settings.load_changed(recipe, changes, Path("params"))
+    recipes.load_changed(recipe, changes, Path("params"))
     if not git.committed(f"params/{recipe}.yaml"):
         raise ValueError(f"params/{recipe}.yaml is in no commit yet: git add and commit it")
     pipeline.stages(recipe)
@@ -249,8 +249,8 @@ def check_files() -> None:
 def _here(recipe: str) -> int:
     try:
         check_files()
-        machine = settings.load(recipe, Path("params")).machine
-        if recipes.add_to_pipeline(recipe):
+        machine = recipes.load(recipe, Path("params")).machine
+        if recipe_list.add_to_pipeline(recipe):
             print(f"retrain: added {recipe} to the recipes in dvc.yaml")
         changed = pipeline.status(recipe)
         if changed and (equal := equal_code.take_over(recipe)):

@@ -22,7 +22,7 @@ from packaging.version import Version
 
 from flows.host import files, processes
 from params.schema.base import SOURCES
-from tasks import settings
+from tasks import recipes
 
 LEDGER = Path(".beamline/ledger")
 ROOMS = (LEDGER, Path("data"), Path("models"), Path("reports"), Path(".beamline/unsent"))
@@ -203,7 +203,7 @@ def disk(root: Path) -> Iterator[Finding]:
         for sub_step in folder.glob("[0-9]*-*"):
             sizes[sub_step.name.partition("-")[0]] += sum(_sizes(sub_step))
         with suppress(ValueError):
-            whole = settings.load(folder.parent.name, root / "params").reinforce.iterations
+            whole = recipes.load(folder.parent.name, root / "params").reinforce.iterations
             mean = sum(sizes.values()) / max(len(sizes), 1)
             need, free = mean * max(0, whole - len(sizes)), shutil.disk_usage(root).free
             if need > free:

@@ -8,14 +8,14 @@ from prefect import flow
 
 from flows.runs import cache
 from flows.workers import stage
-from tasks import settings
+from tasks import recipes
 from tasks.policy.champion import write
 
 
 @flow(name="champion")
 def champion(name: str) -> None:
     """Write ``models/<recipe>/champion``; without a champion, a file that says so."""
-    recipe = settings.load(name, Path("params"))
+    recipe = recipes.load(name, Path("params"))
     write(Path("models", name, "champion"), recipe.champion, cache.restore)
 
 

@@ -9,7 +9,7 @@ from prefect import flow
 from flows.tracking.progress import Progress
 from flows.tracking.run import Run, stage_run
 from flows.workers import stage, substep_tasks
-from tasks import settings
+from tasks import recipes
 from tasks.cold_start import ColdStartInputs
 from tasks.cold_start import cold_start as fine_tune
 from tasks.learning.processes import Learners, open_learners
@@ -26,7 +26,7 @@ def cold_start(name: str) -> None:
     It is ``models/<recipe>/initial`` after the traces, or as it is where the recipe has no cold
     start; the champion as it is, where the recipe starts there and has one.
     """
-    recipe = settings.load(name, Path("params"))
+    recipe = recipes.load(name, Path("params"))
     initial = Artifact.at(Path("models", name, "initial"))
     traces = Artifact.at(Path("data", name, "traces.parquet"))
     reigning = champion.policy(Path("models", name, "champion"))

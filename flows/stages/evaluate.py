@@ -15,12 +15,12 @@ from flows.tracking.outcome_report import outcome_metrics, panel_tags, rows_by_m
 from flows.tracking.progress import Progress
 from flows.tracking.run import stage_run
 from flows.workers import stage, substep_tasks
-from tasks import settings
+from tasks import recipes
 from tasks.dialects import open_dialect
 from tasks.environments import open_environment
 from tasks.evaluate import EvaluateInputs, success_rows, table_rows
 from tasks.evaluate import evaluate as compare
-from tasks.exam import Exam, answer, rewards_of, verdicts_of
+from tasks.evaluation.exam import Exam, answer, rewards_of, verdicts_of
 from tasks.ledger import artifacts, keys
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
@@ -36,7 +36,7 @@ from tasks.trees import panels
 @flow(name="evaluate")
 def evaluate(name: str) -> None:
     """Write ``reports/<recipe>`` (metrics and table) and ``data/<recipe>/evaluation.parquet``."""
-    recipe = settings.load(name, Path("params"))
+    recipe = recipes.load(name, Path("params"))
     policies = _policies(Path("models", name))
     questions = Artifact.at(Path("data", name, "questions", "test.parquet"))
     panel = Artifact.at(Path("data", name, "panels", "test.json"))

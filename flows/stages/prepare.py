@@ -19,7 +19,7 @@ from params.schema.agent import Agent
 from params.schema.algorithms import Marks
 from params.schema.prepare import BenchmarkQuestions
 from params.schema.recipe import Recipe
-from tasks import settings
+from tasks import recipes
 from tasks.environments import open_environment
 from tasks.environments.contract import OpenEnvironment
 from tasks.ledger import artifacts, keys
@@ -46,7 +46,7 @@ PORTION = 4  # batches of an engine that are sampled between two records in the 
 @flow(name="prepare")
 def prepare(name: str) -> None:
     """Fill ``data/<recipe>`` (questions, panels, corpus, traces), ``models/<recipe>/initial``."""
-    recipe = settings.load(name, Path("params"))
+    recipe = recipes.load(name, Path("params"))
     sets = schema.named_sets(recipe, Path("params"))
     sources = source_files(recipe.prepare, recipe.tools, sets)
     file = recipe.evaluate.panel
@@ -61,7 +61,7 @@ def prepare(name: str) -> None:
         dialect=recipe.dialect,
         environment=recipe.environment,
         named=named_sources(recipe),
-        scorers=settings.scorer_sources(recipe, Path("params")),
+        scorers=recipes.scorer_sources(recipe, Path("params")),
     )
     key = keys.stage_key(recipe, *sources, *([Artifact.at(file)] if file else []))
     with (
@@ -127,7 +127,7 @@ def recorded_calls(preparation: Record, sampled: Sequence[Record]) -> dict[Origi
 
 def named_sources(recipe: Recipe) -> dict[str, str]:
     """Return a digest of the files of all that the recipe names: world, dialect, expert, tools."""
-    digests = settings.agent_of(recipe).sources
+    digests = recipes.agent_of(recipe).sources
     if recipe.prepare.expert:
         digests |= {
             f"expert {recipe.prepare.expert.kind}": choice.sources_digest(recipe.prepare.expert)
@@ -150,7 +150,7 @@ def sample_traces(step: Step, recipe: Recipe, preparation: Record) -> list[Recor
     questions = Artifact.at(Path(artifacts.output(preparation, "questions").path, "train.parquet"))
     student, corpus = (artifacts.output(preparation, name) for name in ("initial", "corpus"))
     teacher, fetched = teacher_of(step, expert, student)
-    agent = settings.agent_of(recipe)
+    agent = recipes.agent_of(recipe)
     if fault := rewriting_fault(student, teacher, agent):
         raise ValueError(fault)
     with open_environment(
@@ -168,7 +168,7 @@ def sample_traces(step: Step, recipe: Recipe, preparation: Record) -> list[Recor
             context=recipe.prepare.policy.context,
             dropped=artifacts.output(preparation, "dropped"),
             gates=artifacts.output(preparation, "gates"),
-            scorers=settings.scorer_sources(recipe, Path("params")),
+            scorers=recipes.scorer_sources(recipe, Path("params")),
         )
         return [*fetched, *rolled_out, select_traces(step, inputs, specs=environment.specs)]
 

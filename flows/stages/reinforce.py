@@ -17,7 +17,7 @@ from flows.tracking.progress import Progress
 from flows.tracking.run import Run, stage_run
 from flows.workers import stage, substep_tasks
 from params.schema.recipe import algorithm_of
-from tasks import settings
+from tasks import recipes
 from tasks.collect import collect, publish_collected
 from tasks.environments import open_environment
 from tasks.learning.processes import open_learners
@@ -37,7 +37,7 @@ from tasks.training.validating import exam_of, published
 @flow(name="reinforce")
 def reinforce(name: str) -> None:
     """Train ``models/<recipe>/cold_start`` into ``models/<recipe>/trained``; keep all trees."""
-    recipe = settings.load(name, Path("params"))
+    recipe = recipes.load(name, Path("params"))
     questions = Artifact.at(Path("data", name, "questions", "train.parquet"))
     corpus = Artifact.at(Path("data", name, "corpus"))
     policy = Artifact.at(Path("models", name, "cold_start"))

@@ -16,7 +16,7 @@ from flows.tracking.run import Run, stage_run
 from flows.workers import stage, substep_tasks
 from params.schema.recipe import Recipe
 from params.schema.reward_model import RewardModel
-from tasks import settings
+from tasks import recipes
 from tasks.ledger import artifacts, keys
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
@@ -35,7 +35,7 @@ def reward_model(name: str) -> None:
     The cold start answers training questions that have labels, with the budget and the temperature
     of training but without branches, and the model learns which answers succeeded.
     """
-    recipe = settings.load(name, Path("params"))
+    recipe = recipes.load(name, Path("params"))
     questions = Artifact.at(Path("data", name, "questions", "train.parquet"))
     corpus = Artifact.at(Path("data", name, "corpus"))
     policy = Artifact.at(Path("models", name, "cold_start"))
@@ -68,14 +68,14 @@ def labelled(
     """Choose questions with labels, answer and score them; return the three records."""
     from tasks.dialects import open_dialect
     from tasks.environments import open_environment
-    from tasks.exam import Exam, answer
+    from tasks.evaluation.exam import Exam, answer
     from tasks.policy.machine import use_machine
     from tasks.policy.model import load_tokenizer
     from tasks.reward_model import LabelInputs, labelled_questions
 
     assert recipe.reward_model
     use_machine(recipe.machine)
-    labels = settings.labels_of(recipe)
+    labels = recipes.labels_of(recipe)
     record = labelled_questions(step, LabelInputs(questions, labels, recipe.reward_model.questions))
     with open_environment(
         recipe.tools, recipe.environment, recipe.machine.threads, Path(corpus.path)
@@ -118,7 +118,7 @@ def trained(
         trees=[trees],
         rewards=[rewards],
         first_batches=1,
-        labels=settings.labels_of(recipe),
+        labels=recipes.labels_of(recipe),
         settings=section,
         steps=section.steps,
         machine=recipe.machine,
@@ -146,7 +146,7 @@ def publish_recorded(records: Sequence[Record], folder: Path) -> None:
     recorded = {Origin("reward_model", 0): file for file in calls if file.exists()}
     recording.publish_calls(recorded, folder / CALLS)
     if answered:
-        from tasks.exam import verdicts_of
+        from tasks.evaluation.exam import verdicts_of
 
         verdicts.append(verdicts_of(answered))
     judging.publish_verdicts(verdicts, folder / VERDICTS)

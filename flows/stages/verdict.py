@@ -7,7 +7,7 @@ from pathlib import Path
 from prefect import flow
 
 from flows.workers import stage, substep_tasks
-from tasks import settings
+from tasks import recipes
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
@@ -18,7 +18,7 @@ from tasks.verdict import verdict as judge
 @flow(name="verdict")
 def verdict(name: str) -> None:
     """Write ``reports/<recipe>/verdict.json``. A rejected candidate is no failure."""
-    recipe = settings.load(name, Path("params"))
+    recipe = recipes.load(name, Path("params"))
     data = Path("data", name)
     inputs = VerdictInputs(
         answers=Artifact.at(data / "evaluation.parquet"),

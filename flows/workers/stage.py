@@ -29,7 +29,7 @@ from flows.runs import git
 from flows.runs.dvc_command import INTERRUPTED
 from flows.workers.connection import PARENT_TASK_RUN, name_process, prefect_server
 from params.schema import recipe as schema
-from tasks import settings
+from tasks import recipes
 from tasks.engines import ENGINES
 from tasks.questions.sampled import Sampled
 
@@ -52,13 +52,13 @@ def main(flow: Flow[..., Any]) -> NoReturn:
 
 def check(recipe: str, stages: Collection[str] = disk.STAGES) -> None:
     """Raise ValueError for an invalid recipe, or one whose ``stages`` the disk has no room for."""
-    loaded_recipe = settings.load(recipe, Path("params"))
+    loaded_recipe = recipes.load(recipe, Path("params"))
     disk.check(recipe, loaded_recipe, schema.algorithm_of(loaded_recipe, Path("params")), stages)
 
 
 def check_engine(recipe: str) -> None:
     """Raise ValueError for a recipe whose engine is not installed here."""
-    engine = settings.load(recipe, Path("params")).engine
+    engine = recipes.load(recipe, Path("params")).engine
     if missing := ENGINES[engine.kind].installed(engine):
         raise ValueError(f"params/{recipe}.yaml: 'engine.kind' = {engine.kind!r}, {missing}")
 
@@ -70,7 +70,7 @@ def samples(name: str, recipe: str) -> bool:
     """
     if name not in ("prepare", "reward_model"):
         return name in SAMPLING
-    loaded_recipe = settings.load(recipe, Path("params"))
+    loaded_recipe = recipes.load(recipe, Path("params"))
     if name == "reward_model":
         return loaded_recipe.reward_model is not None
     return isinstance(loaded_recipe.prepare.expert, Sampled)

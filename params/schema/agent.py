@@ -94,7 +94,7 @@ class Agent(Frozen):
     """Everything that decides how an agent acts; verbs that sample take it as one input."""
 
     dialogue: Dialogue
-    # name -> settings; tasks/settings.py checks them against the files that are named
+    # name -> settings; tasks/recipes checks them against the files that are named
     tools: Sections
     environment: Sections  # at most one; none: single questions with tools
     dialect: Sections  # exactly one

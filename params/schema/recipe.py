@@ -36,7 +36,7 @@ class Recipe(Frozen):
     machine: Machine
     prepare: Prepare
     dialogue: Dialogue
-    # Settings by name; tasks/settings.py has their types.
+    # Settings by name; tasks/recipes has their types.
     tools: Sections
     environment: Sections  # the world that the agent acts in; none: single questions
     dialect: Sections  # how turns and calls are written

@@ -112,7 +112,7 @@ class Reinforce(Frozen):
     iterations: Positive
     questions: Positive  # per iteration
     rollout: Rollout
-    reward: tuple[RewardPart, ...]  # parts, which are added up; tasks/settings.py reads them
+    reward: tuple[RewardPart, ...]  # parts, which are added up; tasks/recipes reads them
     update: Update
     ahead: Annotated[Integer, Field(ge=0, le=8)]  # batches that are sampled before their turn
     # Most turns of a path that a policy samples of a batch before the next policy goes on with it;

@@ -10,7 +10,7 @@ from pathlib import Path
 from params.schema.chat import ChatEndpoint, ChatLimits
 from params.schema.reading import validate
 from params.schema.recipe import Recipe
-from tasks import settings
+from tasks import recipes
 from tasks.chat import open_chat
 from tasks.chat.contract import ChatModel
 from tasks.engines.chat import open_policy
@@ -57,7 +57,7 @@ def open_model(
     where a key is not set, and RuntimeError or ValueError for a policy that cannot be loaded.
     """
     if isinstance(choice.held, Path):
-        agent, rows = settings.agent_of(recipe), recipe.reinforce.rollout.rows
+        agent, rows = recipes.agent_of(recipe), recipe.reinforce.rollout.rows
         with open_policy(choice.held, agent, rows, choice.name) as policy:
             yield policy
     else:

@@ -8,7 +8,7 @@ from params.schema.algorithms import Algorithm
 from params.schema.recipe import Recipe
 from tasks.comparison.budget import Budget
 from tasks.environments.contract import OpenEnvironment
-from tasks.exam import Exam
+from tasks.evaluation.exam import Exam
 from tasks.ledger.artifacts import Artifact
 from tasks.policy.published_model import Published
 from tasks.rewards.scoring import Reader

@@ -12,12 +12,12 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from tasks import settings
+from tasks import recipes
 from tasks.comparison import figure_data
 from tasks.comparison.budget import SPENT, Budget
 from tasks.comparison.comparison import Comparison, Variant
 from tasks.evaluate import by_question
-from tasks.exam import Exam, answer, rewards_of
+from tasks.evaluation.exam import Exam, answer, rewards_of
 from tasks.ledger import keys
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
@@ -48,11 +48,11 @@ def key_of(comparison: Comparison, variant: Variant | None, seed: int) -> str:
         "seed": seed,
         "artifacts": [getattr(comparison, name) for name in shared],
         "exam": [
-            *(recipe.machine, recipe.engine, settings.agent_of(recipe)),
+            *(recipe.machine, recipe.engine, recipes.agent_of(recipe)),
             recipe.evaluation_budget(),
             parts.without_model(recipe.reinforce.reward),
             recipe.evaluate.model_dump(exclude={"bootstrap", "panel"}),
-            settings.reward_sources(recipe, Path("params")),
+            recipes.reward_sources(recipe, Path("params")),
             judging.inputs(recipe, Path("params"), evaluation=True),
         ],
     }

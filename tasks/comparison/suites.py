@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from params.schema.suites import Part, Suite, load_suites
-from tasks import settings
+from tasks import recipes
 from tasks.comparison.comparison import Variant
 from tasks.comparison.variants import variant_of
 
@@ -48,7 +48,7 @@ def _with_parts(suite: Suite, parts: dict[str, Part]) -> Suite:
 
 def variants_of(recipe: str, suite: Suite) -> dict[str, Variant]:
     """Return the variants of a suite by label. Raises ValueError with all faults, by label."""
-    leaves = settings.load(recipe, Path("params")).reinforce.rollout.leaves
+    leaves = recipes.load(recipe, Path("params")).reinforce.rollout.leaves
     result, faults = {}, []
     for label, one in suite.variants.items():
         try:

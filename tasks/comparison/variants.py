@@ -11,7 +11,7 @@ from typing import Any
 from params import overrides
 from params.schema import algorithms
 from params.schema.recipe import Recipe
-from tasks import settings
+from tasks import recipes
 from tasks.comparison.comparison import Variant
 
 OWN_SECTIONS = ("reinforce", "lora", "engine", "reward_model.again")  # what a variant may override
@@ -69,12 +69,12 @@ def variant_of(name: str, row: str, changes: Sequence[str]) -> Variant:
     choices = [change for change in changes if change.startswith(overrides.OF_ROW)]
     algorithm = algorithms.load_algorithms(Path("params")).get(row)
     if algorithm and choices:
-        algorithm = settings.row_changed(name, [*implied_changes, *choices], Path("params"))
+        algorithm = recipes.row_changed(name, [*implied_changes, *choices], Path("params"))
     ratio = algorithm.ratio if algorithm else "none"
     if not any(change.startswith(STEPS) for change in changes):
-        steps = enough_steps(settings.load(name, Path("params")), ratio)
+        steps = enough_steps(recipes.load(name, Path("params")), ratio)
         implied_changes += [f"{STEPS[0]}={steps.epochs}", f"{STEPS[1]}={steps.mini_batches}"]
-    recipe = settings.load_changed(name, [*implied_changes, *changes], Path("params"))
+    recipe = recipes.load_changed(name, [*implied_changes, *changes], Path("params"))
     assert algorithm, "without its row, a recipe does not load"
     recipe = without_idle_validation(recipe)
     variant = Variant(", ".join([row, *changes]), recipe, algorithm)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from params.schema.algorithms import Marks
-from tasks import settings
+from tasks import recipes
 from tasks.advantage import AdvantageInputs
 from tasks.collect import CURVE, TABLES, CollectInputs
 from tasks.estimate import EstimateInputs
@@ -43,7 +43,7 @@ def rollout_inputs(
         marks=algorithm.marks if algorithm.branching == "marks" else Marks(kind="none"),
         budget=recipe.reinforce.rollout,
         top_p=1.0,
-        agent=settings.agent_of(recipe),
+        agent=recipes.agent_of(recipe),
         corpus=training.corpus,
     )
 
@@ -100,7 +100,7 @@ def advantage_inputs(
         temperature=recipe.reinforce.rollout.temperature,
         response_tokens=recipe.dialogue.response_tokens,
         machine=recipe.machine,
-        step_weight=settings.step_weight(recipe),
+        step_weight=recipes.step_weight(recipe),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tasks import settings
+from tasks import recipes
 from tasks.learning import replay
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Step
@@ -43,7 +43,7 @@ class LearnedReward:
             trees=[batch.trees for batch in self.buffer.batches],
             rewards=[batch.rewards for batch in self.buffer.batches],
             first_batches=len(self.buffer.first_batches),
-            labels=settings.labels_of(recipe),
+            labels=recipes.labels_of(recipe),
             settings=section,
             steps=section.again.steps,
             machine=recipe.machine,

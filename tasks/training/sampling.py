@@ -9,7 +9,7 @@ from pathlib import Path
 from params.schema.algorithms import MOST_BATCHES
 from params.schema.base import Machine
 from tasks.estimate import estimate
-from tasks.exam import judges_of
+from tasks.evaluation.exam import judges_of
 from tasks.learning.replay import ScoredTrees
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact, Record

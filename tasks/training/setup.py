@@ -9,10 +9,10 @@ from typing import Any
 
 from params.schema.algorithms import Algorithm
 from params.schema.recipe import Recipe
-from tasks import settings
+from tasks import recipes
 from tasks.dialects import open_dialect
 from tasks.environments.contract import OpenEnvironment
-from tasks.exam import Exam
+from tasks.evaluation.exam import Exam
 from tasks.learning.processes import HERE, Learners
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
@@ -49,7 +49,7 @@ class Training:
     def judged(self) -> dict[str, Any]:
         """Return what decides rewards and is not in the recipe; read from its files once."""
         return {
-            "sources": settings.reward_sources(self.recipe, Path("params")),
+            "sources": recipes.reward_sources(self.recipe, Path("params")),
             **judging.inputs(self.recipe, Path("params"), evaluation=False),
             **(_labelled(self.recipe) if self.reward_model else {}),
         }
@@ -59,7 +59,7 @@ def _labelled(recipe: Recipe) -> dict[str, Any]:
     """Return which questions have labels, and whether others are scored, too."""
     assert recipe.reward_model, "a reward model has its section"
     only = recipe.reward_model.scored == "labelled"
-    return {"labels": settings.labels_of(recipe), "labelled_only": only}
+    return {"labels": recipes.labels_of(recipe), "labelled_only": only}
 
 
 def reader_of(recipe: Recipe, policy: Artifact, environment: OpenEnvironment) -> Reader:

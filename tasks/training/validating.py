@@ -8,7 +8,7 @@ from pathlib import Path
 
 from params.schema.recipe import Recipe
 from tasks.environments.contract import OpenEnvironment
-from tasks.exam import Exam, answer
+from tasks.evaluation.exam import Exam, answer
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.rewards.scoring import Reader
 from tasks.training.iteration import Iteration, validated_in

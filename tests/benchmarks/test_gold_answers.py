@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from benchmarks.gold_answers import check, files_below, lost_answers, main, settings_of
 from params.schema.benchmarks import load_benchmarks
 from tasks.questions import computation, encyclopedia
+from tasks.recipes import load
 from tasks.scorers import project_scorers
-from tasks.settings import load
 from tasks.trees.tree import Question
 from tests.checkout import ROOT
 from tests.examples import examples

@@ -1,7 +1,7 @@
 import pytest
 
 from benchmarks import scale_on_paper as scale
-from tasks.settings import load as settings_of
+from tasks.recipes import load as settings_of
 from tests import toy_project as toy
 
 WORK = scale.work_of(settings_of(scale.RECIPE))

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.spoilt_runs import BREVITY, RUNS, Run, faulty, stale, table
-from tasks import settings
+from tasks import recipes
 from tasks.ledger.artifacts import Artifact
 from tasks.training import sampling
 from tasks.training.agents import Agents
@@ -23,7 +23,7 @@ def project(tmp_path, monkeypatch):
 
 def test_every_run_is_a_sound_recipe(project):
     for run in RUNS.values():
-        recipe = settings.load_changed(run.recipe, run.changes, ROOT / "params")
+        recipe = recipes.load_changed(run.recipe, run.changes, ROOT / "params")
         assert recipe.reinforce.questions == QUESTIONS
         assert recipe.reinforce.iterations >= run.iterations > run.begins
 
@@ -31,7 +31,7 @@ def test_every_run_is_a_sound_recipe(project):
 def test_a_fault_begins_in_its_iteration_and_ends_with_the_run():
     first, newest = Artifact("first", "1"), Artifact("newest", "2")
     training = SimpleNamespace(
-        recipe=settings.load("tiny", ROOT / "params"),
+        recipe=recipes.load("tiny", ROOT / "params"),
         algorithm=SimpleNamespace(branching="none"),
         policy=first,
         questions=first,

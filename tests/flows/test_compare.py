@@ -17,7 +17,7 @@ from flows.commands import compare
 from flows.tracking import comparison_report
 from params.schema import base
 from params.schema import recipe as schema
-from tasks import settings
+from tasks import recipes
 from tasks.comparison import measure, variants
 from tasks.comparison.budget import Budget
 from tasks.comparison.comparison import Comparison, Variant
@@ -208,7 +208,7 @@ def common(recipe):
 def test_a_key_has_what_decides_a_result_and_nothing_else(change, decides):
     keys = []
     for changes in ([], [change]):
-        recipe = settings.load_changed("smoke", ["reinforce.algorithm=grpo", *changes])
+        recipe = recipes.load_changed("smoke", ["reinforce.algorithm=grpo", *changes])
         algorithm = schema.algorithm_of(recipe)
         trained = variants.without_idle_validation(recipe)
         variant = Variant("grpo", trained, algorithm)
@@ -218,13 +218,13 @@ def test_a_key_has_what_decides_a_result_and_nothing_else(change, decides):
 
 
 def test_a_result_of_another_panel_is_not_used_again():
-    own = common(settings.load("smoke"))
+    own = common(recipes.load("smoke"))
     other = replace(own, panel=Artifact("x", "1" * 64))
     assert key_of(own, None, 0) != key_of(other, None, 0)
 
 
 def test_a_result_of_other_sources_is_not_used_again(monkeypatch):
-    own = common(settings.load("smoke"))
+    own = common(recipes.load("smoke"))
     before = key_of(own, None, 0)
     counted = {file.stem for file in keys.import_closure(Path(measure.__file__))}
     assert counted >= {"loop", "rollout", "estimate", "reward", "advantage", "update", "exam"}
@@ -234,7 +234,7 @@ def test_a_result_of_other_sources_is_not_used_again(monkeypatch):
 
 @pytest.mark.parametrize("part", ["model", "trees", "rewards"])
 def test_a_result_of_another_reward_model_is_not_used_again(part):
-    recipe = settings.load("tiny-reward-model")
+    recipe = recipes.load("tiny-reward-model")
     (variant,) = variants.variants("tiny-reward-model", ["grpo"], [])
     artifact = Artifact("x", "0" * 64)
     began = Published(artifact, artifact, artifact)

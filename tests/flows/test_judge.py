@@ -8,7 +8,7 @@ import pytest
 
 from flows.commands import judge as command
 from flows.commands.judge import agreement, load_labelled
-from tasks import settings as recipes
+from tasks import recipes
 from tasks.chat import FOLDER
 from tests.chat_server import open_chat_server
 from tests.judges import TEMPLATE, honest, settings

@@ -6,14 +6,14 @@ import pytest
 
 from flows.commands import launch
 from params.schema.addresses import SERVERS
-from tasks import settings
+from tasks import recipes
 from tests import toy_project as toy
 
 TOKEN = "0123456789abcdef"
 
 
 def changed(name, *changes):
-    return settings.load_changed(name, changes, toy.ROOT / "params")
+    return recipes.load_changed(name, changes, toy.ROOT / "params")
 
 
 @pytest.fixture

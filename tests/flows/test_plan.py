@@ -10,7 +10,7 @@ from flows.commands import plan as command
 from flows.host import disk, gpu_memory
 from flows.host.gpu_memory import CARDS, GIB, Card
 from params.schema import recipe as schema
-from tasks.settings import load as settings_of
+from tasks.recipes import load as settings_of
 from tests import toy_project as toy
 
 PAPERS = ("qwen2.5-3b", "qwen2.5-7b", "llama3.1-8b", "qwen3-8b", "qwen3-14b")

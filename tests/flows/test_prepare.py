@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flows.stages.prepare import write_panels
-from tasks import settings
+from tasks import recipes
 from tasks.ledger.artifacts import Artifact
 from tasks.trees import panels
 from tasks.trees.tables import read_rows, save_questions
@@ -32,7 +32,7 @@ def by_hand(value):
 
 def write(name="smoke", changes=(), tasks=TASKS, named=None, folder="panels"):
     """Write the panels of a recipe whose splits have these tasks; return that of the test split."""
-    recipe = settings.load_changed(name, list(changes))
+    recipe = recipes.load_changed(name, list(changes))
     for split in ("validation", "test"):
         save_questions(tasks, Path(f"{folder}-questions/{split}.parquet"))
     write_panels(recipe, Artifact.at(Path(f"{folder}-questions")), named, Path(folder))
@@ -93,4 +93,4 @@ def test_a_panel_of_other_tasks_is_refused_with_all_of_them():
 
 def test_a_panel_outside_of_what_dvc_watches_is_refused():
     with pytest.raises(ValueError, match=r"'evaluate'.*outside the folder data/sources/"):
-        settings.load_changed("smoke", ["evaluate.panel=data/tiny/panels/test.json"])
+        recipes.load_changed("smoke", ["evaluate.panel=data/tiny/panels/test.json"])

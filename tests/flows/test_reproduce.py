@@ -179,7 +179,7 @@ ROLLED = """
 from pathlib import Path
 from tasks.environments import open_environment
 from tasks.environments.contract import recording
-from tasks.settings import kind_of
+from tasks.recipes import kind_of
 from tasks.tools.recording import CALLS, Origin, publish_calls
 from tasks.trees.tree import Call, Question
 

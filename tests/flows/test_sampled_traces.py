@@ -18,7 +18,7 @@ from tasks.policy import resident
 from tasks.policy.machine import use_machine
 from tasks.questions import tables
 from tasks.questions.sampled import Sampled
-from tasks.settings import load
+from tasks.recipes import load
 from tasks.trees.tables import read_rows, save_questions, write_table
 from tasks.trees.tree import Question
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from flows.pages import page
-from tasks import settings
+from tasks import recipes
 from tests import made_run
 from tests.checkout import ROOT
 from tests.page.browser import Opened, started
@@ -38,7 +38,7 @@ def written(tmp_path_factory, tokenizer):
         made_run.write(folder, RECIPE, iterations, tokenizer if with_tokenizer else None)
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
-            recipe = settings.load(RECIPE, Path("params"))
+            recipe = recipes.load(RECIPE, Path("params"))
             return folder / page.write_run(RECIPE, recipe, links, numbers)
 
     return write

@@ -9,7 +9,7 @@ import torch
 from params import overrides
 from params.schema import algorithms, base
 from params.schema.recipe import algorithm_of
-from tasks import settings
+from tasks import recipes
 from tasks.learning import learner, passes
 from tasks.learning.algorithm import assemble
 from tasks.learning.estimators import Episode
@@ -36,7 +36,7 @@ def test_own_algorithm_trains(tmp_path):
     with (tmp_path / "algorithms.yaml").open("a") as table:
         table.write(OWN)
     overrides.apply(["reinforce.algorithm=mine"], tmp_path / "tiny.yaml")
-    recipe = settings.load("tiny", tmp_path)
+    recipe = recipes.load("tiny", tmp_path)
     row = algorithm_of(recipe, tmp_path)
     assert row.marks == algorithms.Marks(kind="entropy", quantile=0.8)
     algorithm = assemble(row, recipe.dialogue.response_tokens)

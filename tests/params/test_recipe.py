@@ -17,7 +17,7 @@ from params.schema.algorithms import load_algorithms
 from params.schema.base import PARAMS
 from params.schema.benchmarks import load_benchmarks
 from params.schema.prepare import BenchmarkQuestions
-from tasks import settings
+from tasks import recipes
 from tasks.questions.computation import ComputationExpert
 from tests.params.edits import REMOVED, edited
 
@@ -74,7 +74,7 @@ CHAMPION = {"version": 3, "commit": "a" * 40, "digest": "b" * 32 + ".dir"}
 
 def check(**changes):
     """Check the tiny recipe with other values; ``section__key=value``."""
-    return settings.check(edited(TINY, changes), "params/mine.yaml")
+    return recipes.check(edited(TINY, changes), "params/mine.yaml")
 
 
 def fault(**changes):
@@ -98,7 +98,7 @@ def write(folder, values, name="mine"):
 def refused(folder, values):
     """Return the message with which a recipe's file is refused."""
     with pytest.raises(ValueError) as caught:
-        settings.load(write(folder, values), folder)
+        recipes.load(write(folder, values), folder)
     assert type(caught.value) is ValueError
     assert str(folder / "mine.yaml") in str(caught.value).splitlines()[0]
     return str(caught.value)
@@ -112,9 +112,9 @@ def keys(values, prefix=""):
 
 
 @pytest.fixture(scope="module")
-def recipes():
+def loaded():
     """All recipes of the project by name."""
-    return {name: settings.load(name) for name in FILES}
+    return {name: recipes.load(name) for name in FILES}
 
 
 # ---------------------------------------------------------------- recipes of the project
@@ -125,8 +125,8 @@ def test_tables_are_no_recipes():
     assert set(schema.TABLES).isdisjoint(FILES)
 
 
-def test_recipes_keep_the_values_of_their_files(recipes):
-    for name, recipe in recipes.items():
+def test_recipes_keep_the_values_of_their_files(loaded):
+    for name, recipe in loaded.items():
         values = edited(FILES[name], {})
         values["environment"] = values["environment"] or {}
         values["dialogue"] = {**GROWING, **values["dialogue"]}
@@ -136,16 +136,16 @@ def test_recipes_keep_the_values_of_their_files(recipes):
         assert recipe.model_dump(mode="json") == values
 
 
-def test_servers_are_in_the_key_and_their_addresses_are_not(recipes, monkeypatch):
+def test_servers_are_in_the_key_and_their_addresses_are_not(loaded, monkeypatch):
     """Servers of transformers sample in other batches, those of vLLM what vLLM samples here."""
     monkeypatch.delenv(SERVERS, raising=False)
-    here = {name: recipes[name].engine.model_dump() for name in ("tiny", "tiny-vllm")}
+    here = {name: loaded[name].engine.model_dump() for name in ("tiny", "tiny-vllm")}
     there = set()
     for addresses in ("http://gpu-1:8000", "http://gpu-2:8000,http://gpu-3:8000"):
         monkeypatch.setenv(SERVERS, addresses)
-        there.add(recipes["tiny"].engine.model_dump_json())
-        assert recipes["tiny"].engine.model_dump() != here["tiny"]
-        assert recipes["tiny-vllm"].engine.model_dump() == here["tiny-vllm"]
+        there.add(loaded["tiny"].engine.model_dump_json())
+        assert loaded["tiny"].engine.model_dump() != here["tiny"]
+        assert loaded["tiny-vllm"].engine.model_dump() == here["tiny-vllm"]
     assert len(there) == 1
 
 
@@ -161,27 +161,27 @@ def test_trial_recipe_has_the_same_keys(small, large):
     assert rest(small) == rest(large)
 
 
-def test_recipe_is_frozen(recipes):
+def test_recipe_is_frozen(loaded):
     with pytest.raises(ValidationError, match="frozen"):
-        recipes["smoke"].seed = 1
+        loaded["smoke"].seed = 1
     with pytest.raises(ValidationError, match="frozen"):
-        recipes["smoke"].reinforce.rollout.leaves = 1
+        loaded["smoke"].reinforce.rollout.leaves = 1
 
 
-def test_vllm_variant_differs_in_the_engine_only(recipes):
+def test_vllm_variant_differs_in_the_engine_only(loaded):
     def rest(name):
-        return recipes[name].engine.kind, recipes[name].model_copy(update={"engine": None})
+        return loaded[name].engine.kind, loaded[name].model_copy(update={"engine": None})
 
     (kind, tiny), (other, variant) = rest("tiny"), rest("tiny-vllm")
     assert (kind, other) == ("transformers", "vllm")
     assert tiny == variant
 
 
-def test_every_recipe_has_room_for_every_algorithm(recipes, monkeypatch):
+def test_every_recipe_has_room_for_every_algorithm(loaded, monkeypatch):
     rows = load_algorithms()
     monkeypatch.setattr(schema, "load_algorithms", lambda folder: rows)  # read once
     once = {"epochs": 1, "mini_batches": 1}
-    for recipe in recipes.values():
+    for recipe in loaded.values():
         for name, row in rows.items():
             steps = once if row.ratio == "none" else {}
             update = recipe.reinforce.update.model_copy(update=steps)
@@ -204,13 +204,13 @@ def with_reinforce(recipe, **changes):
 
 def test_recipe_cannot_be_called_sources(tmp_path):
     with pytest.raises(ValueError, match=r"'sources'.*data/sources/.*rename"):
-        settings.load(write(tmp_path, TINY, name="sources"), tmp_path)
+        recipes.load(write(tmp_path, TINY, name="sources"), tmp_path)
 
 
 def test_unknown_recipe_names_the_others(tmp_path):
     write(tmp_path, TINY)
     with pytest.raises(ValueError) as caught:
-        settings.load("other", tmp_path)
+        recipes.load("other", tmp_path)
     for part in ("no recipe 'other'", str(tmp_path / "other.yaml"), "['mine']"):
         assert part in str(caught.value)
 
@@ -490,7 +490,7 @@ def test_recipe_with_the_changes_loads(tmp_path):
     moved = {"tools": {"python": values.pop("python"), "search": values.pop("search")}}
     del values["dialogue"]["tools"]
     assert schema.older_form({**values, **moved}) == []
-    assert list(settings.load(write(tmp_path, {**values, **moved}), tmp_path).tools) == [
+    assert list(recipes.load(write(tmp_path, {**values, **moved}), tmp_path).tools) == [
         "python",
         "search",
     ]
@@ -541,11 +541,11 @@ def test_added_tool_gets_its_section(abacus):
 
     recipe = with_beads(10)
     assert recipe.tools[abacus].beads == 10
-    agent = settings.agent_of(recipe)
+    agent = recipes.agent_of(recipe)
     assert agent.model_dump()["tools"][abacus] == {"beads": 10}
     file = Path("own/abacus.py")
     file.write_text(file.read_text() + "MORE = 1\n")
-    assert agent.sources[abacus] != settings.agent_of(recipe).sources[abacus]
+    assert agent.sources[abacus] != recipes.agent_of(recipe).sources[abacus]
     with pytest.raises(ValueError, match=r"mine.yaml: 'tools.own.*beads' = 0: .*greater than 0"):
         with_beads(0)
     with pytest.raises(ValueError, match="no computation"):
@@ -553,9 +553,9 @@ def test_added_tool_gets_its_section(abacus):
 
 
 def test_added_tool_leaves_other_recipes_as_they_are(abacus):
-    before = settings.agent_of(check())
+    before = recipes.agent_of(check())
     check(tools={**PYTHON, abacus: {"beads": 10}})
-    assert settings.agent_of(check()) == before
+    assert recipes.agent_of(check()) == before
 
 
 def test_corpus_of_each_source():
@@ -631,21 +631,21 @@ def test_error_rates_sum_to_at_most_one(a, b, c, d):
 # ---------------------------------------------------------------- rows that a recipe names
 
 
-def test_sets_that_recipes_name_have_rows(recipes):
+def test_sets_that_recipes_name_have_rows(loaded):
     rows = load_benchmarks()
     assert {"gsm8k", "math500", "aime24", "hotpotqa", "bamboogle"} <= set(rows)
-    for recipe in recipes.values():
+    for recipe in loaded.values():
         questions = recipe.prepare.questions
         if isinstance(questions, BenchmarkQuestions):
             references = (*questions.train, *questions.test)
             assert {reference.partition("/")[0] for reference in references} <= set(rows)
 
 
-def test_named_sets_are_those_of_the_recipe(recipes):
+def test_named_sets_are_those_of_the_recipe(loaded):
     references = ["gsm8k/train", "aime24/test"]
     recipe = check(prepare__questions={**SETS, "train": references}, prepare__expert=CALCULATOR)
     assert list(schema.named_sets(recipe)) == ["intake", "gsm8k", "aime24"]
-    assert list(schema.named_sets(recipes["tiny"])) == ["intake"]
+    assert list(schema.named_sets(loaded["tiny"])) == ["intake"]
 
 
 @pytest.mark.parametrize(
@@ -661,14 +661,14 @@ def test_named_sets_are_those_of_the_recipe(recipes):
 )
 def test_set_without_a_row_is_refused(tmp_path, changes):
     with pytest.raises(ValueError) as caught:
-        settings.load(write(tmp_path, edited(TINY, changes)), tmp_path)
+        recipes.load(write(tmp_path, edited(TINY, changes)), tmp_path)
     for part in ("benchmarks.yaml has no row 'nowhere'", "'gsm8k'", "add a row"):
         assert part in str(caught.value)
 
 
 def test_algorithm_without_a_row_is_refused(tmp_path):
     with pytest.raises(ValueError) as caught:
-        settings.load(write(tmp_path, edited(TINY, {"reinforce__algorithm": "magic"})), tmp_path)
+        recipes.load(write(tmp_path, edited(TINY, {"reinforce__algorithm": "magic"})), tmp_path)
     table = tmp_path / "algorithms.yaml"
     for part in ("reinforce.algorithm", f"'magic' is no row of {table}", "'grpo'", "add a row"):
         assert part in str(caught.value)
@@ -679,9 +679,9 @@ def test_algorithm_without_a_row_is_refused(tmp_path):
     ("key", "value", "part"),
     [("initial", 8, "initial 8, leaves 8"), ("branch", 0, "branch 0")],
 )
-def test_branching_needs_room(recipes, algorithm, key, value, part):
-    budget = recipes["tiny"].reinforce.rollout.model_copy(update={key: value})
-    recipe = with_reinforce(recipes["tiny"], algorithm=algorithm, rollout=budget)
+def test_branching_needs_room(loaded, algorithm, key, value, part):
+    budget = loaded["tiny"].reinforce.rollout.model_copy(update={key: value})
+    recipe = with_reinforce(loaded["tiny"], algorithm=algorithm, rollout=budget)
     with pytest.raises(ValueError) as caught:
         schema.algorithm_of(recipe)
     for text in (f"reinforce.algorithm '{algorithm}' branches", part, "raise leaves"):
@@ -692,7 +692,7 @@ def test_branching_needs_room(recipes, algorithm, key, value, part):
 def test_branching_without_room_does_not_load(tmp_path):
     changes = {"reinforce__algorithm": "arpo", "reinforce__rollout__branch": 0}
     with pytest.raises(ValueError, match="'arpo' branches"):
-        settings.load(write(tmp_path, edited(TINY, changes)), tmp_path)
+        recipes.load(write(tmp_path, edited(TINY, changes)), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -703,11 +703,11 @@ def test_branching_without_room_does_not_load(tmp_path):
         ({}, 1, r"ahead is 1.*set ahead to 0"),
     ],
 )
-def test_a_row_without_a_ratio_takes_one_step_on_fresh_samples(recipes, update, ahead, said):
-    chosen = recipes["smoke"].reinforce.update.model_copy(
+def test_a_row_without_a_ratio_takes_one_step_on_fresh_samples(loaded, update, ahead, said):
+    chosen = loaded["smoke"].reinforce.update.model_copy(
         update={"epochs": 1, "mini_batches": 1} | update
     )
-    recipe = with_reinforce(recipes["smoke"], algorithm="reinforce", update=chosen, ahead=ahead)
+    recipe = with_reinforce(loaded["smoke"], algorithm="reinforce", update=chosen, ahead=ahead)
     with pytest.raises(ValueError, match=said):
         schema.algorithm_of(recipe)
     assert schema.algorithm_of(with_reinforce(recipe, algorithm="grpo"))
@@ -719,8 +719,8 @@ def test_policies_share_rollouts_only_where_several_sample_ahead(ahead):
     assert re.search(rf"turns_per_policy is 2 and ahead is {ahead}, .* set ahead to 2", line)
 
 
-def test_a_group_filter_does_not_share_rollouts(recipes):
-    recipe = with_reinforce(recipes["tiny"], algorithm="dapo", ahead=2, turns_per_policy=1)
+def test_a_group_filter_does_not_share_rollouts(loaded):
+    recipe = with_reinforce(loaded["tiny"], algorithm="dapo", ahead=2, turns_per_policy=1)
     with pytest.raises(ValueError, match=r"group_filter .*turns_per_policy 1.*to null"):
         schema.algorithm_of(recipe)
     assert schema.algorithm_of(with_reinforce(recipe, turns_per_policy=None))
@@ -736,8 +736,8 @@ def test_tools_that_are_not_repeatable_do_not_share_rollouts():
 # ---------------------------------------------------------------- other sections
 
 
-def test_an_evaluation_has_paths_of_its_own_number_and_temperature(recipes):
-    recipe = recipes["tiny"]
+def test_an_evaluation_has_paths_of_its_own_number_and_temperature(loaded):
+    recipe = loaded["tiny"]
     single = recipe.evaluation_budget()
     assert (single.leaves, single.initial, single.branch) == (1, 1, 0)
     several = recipe.evaluation_budget(samples=5)
@@ -754,17 +754,17 @@ def test_champion_keeps_its_values():
 
 def test_labels_suffice_where_no_other_answers_are_scored():
     learned = FILES["tiny-reward-model"]
-    assert settings.check(edited(learned, {"reward_model__scored": "all"}), "x").reward_model
+    assert recipes.check(edited(learned, {"reward_model__scored": "all"}), "x").reward_model
     only = edited(learned, {"reward_model__scored": "labelled"})
     with pytest.raises(
         ValueError, match=r"questions 32 times .*labels 0\.1 is below 8.* raise one"
     ):
-        settings.check(only, "x")
+        recipes.check(only, "x")
     only = edited(only, {"reward_model__labels": 0.25})
-    assert settings.check(only, "x").reward_model.scored == "labelled"
+    assert recipes.check(only, "x").reward_model.scored == "labelled"
     only["reinforce"]["reward"].append({"answer": {"weight": 1.0, "wrong": 0.0}})
     with pytest.raises(ValueError, match=r"has answer, which needs.*set scored to all"):
-        settings.check(only, "x")
+        recipes.check(only, "x")
     only["reinforce"] |= {"reward": [{"format": {"broken": -1.0}}], "algorithm": "dapo"}
     with pytest.raises(ValueError, match=r"group_filter spread.*scored is labelled"):
-        schema.algorithm_of(settings.check(only, "x"))
+        schema.algorithm_of(recipes.check(only, "x"))

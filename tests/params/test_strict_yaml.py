@@ -6,7 +6,7 @@ import pytest
 
 from params import strict_yaml
 from params.schema.base import PARAMS
-from tasks import settings
+from tasks import recipes
 from tests.params.test_recipe import write
 
 TINY = (PARAMS / "tiny.yaml").read_text()
@@ -69,7 +69,7 @@ def test_each_fault_of_a_file_is_a_line_with_its_remedy(tmp_path, text, count, s
     with (tmp_path / f"{name}.yaml").open("ab") as file:
         file.write(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ValueError) as caught:
-        settings.load(name, tmp_path)
+        recipes.load(name, tmp_path)
     lines = str(caught.value).splitlines()
     assert len(lines) == count
     assert all(line.startswith(str(tmp_path / "mine.yaml")) for line in lines)
@@ -79,7 +79,7 @@ def test_each_fault_of_a_file_is_a_line_with_its_remedy(tmp_path, text, count, s
 @pytest.mark.parametrize("value", ["true", "1:30", "'5'", "1.0", "010", "no"])
 def test_a_number_is_written_as_a_number(tmp_path, value):
     name = write(tmp_path, TINY.replace("seed: 0", f"seed: {value}"))
-    for load in (settings.load, lambda *_: settings.load_changed("tiny", [f"seed={value}"])):
+    for load in (recipes.load, lambda *_: recipes.load_changed("tiny", [f"seed={value}"])):
         with pytest.raises(ValueError, match=r"'seed' = .*valid integer: write digits alone"):
             load(name, tmp_path)
 
@@ -89,7 +89,7 @@ def test_a_pipe_in_place_of_a_file_is_refused(tmp_path, name):
     recipe = write(tmp_path, TINY)
     (tmp_path / f"{name}.yaml").unlink()
     os.mkfifo(tmp_path / f"{name}.yaml")
-    for load in (settings.load, lambda *some: settings.load_changed(some[0], ["seed=1"], some[1])):
+    for load in (recipes.load, lambda *some: recipes.load_changed(some[0], ["seed=1"], some[1])):
         with pytest.raises(ValueError, match=rf"{name}\.yaml is no regular file"):
             load(recipe, tmp_path)
 

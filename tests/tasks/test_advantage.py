@@ -19,7 +19,7 @@ from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
 from tasks.policy import checkpoint, resident
 from tasks.policy.machine import use_machine
-from tasks.settings import load as settings_of
+from tasks.recipes import load as settings_of
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tables import read_rows, save_trees, write_table
 from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree, sampled

@@ -28,8 +28,8 @@ from tasks.gates.gate import GateError
 from tasks.learning import token_values
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
+from tasks.recipes import load as settings_of
 from tasks.rewards.scoring import score_trees
-from tasks.settings import load as settings_of
 from tasks.trees.tables import load_trees, read_rows, save_trees, write_table
 from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree
 from tests.trees import world_tree

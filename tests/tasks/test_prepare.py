@@ -49,8 +49,8 @@ from tasks.questions.solver import Solver
 from tasks.questions.sources import SOURCES, material, read_corpus, source_files
 from tasks.questions.unusable import LISTING, long_questions
 from tasks.questions.written import WrittenTraces
+from tasks.recipes import load as settings_of
 from tasks.scorers import project_scorers
-from tasks.settings import load as settings_of
 from tasks.tools.contract import text_spec
 from tasks.tools.recording import CALLS, REPLAYED, Origin, publish_calls
 from tasks.tools.search import Search

@@ -13,7 +13,7 @@ from tasks.ledger import artifacts, keys
 from tasks.ledger.artifacts import Artifact
 from tasks.policy import checkpoint, resident
 from tasks.policy.tiny import build_policy
-from tasks.settings import load as settings_of
+from tasks.recipes import load as settings_of
 
 SMOKE = settings_of("smoke")
 ROWS = load_algorithms()

@@ -16,12 +16,12 @@ from params.schema import recipe as schema
 from params.schema import reinforce
 from params.schema.algorithms import load_algorithms
 from params.schema.architectures import load_architectures
-from tasks import settings
+from tasks import recipes
 from tasks.learning import learner, passes
 from tasks.learning.algorithm import assemble
 from tasks.policy import checkpoint, resident
 from tasks.policy.checkpoint import make_optimizer
-from tasks.settings import load as settings_of
+from tasks.recipes import load as settings_of
 from tasks.trees.tree import PROMPT, TURN, Node, Question, Tree
 from tests.trees import credited
 
@@ -63,7 +63,7 @@ def edited(recipe, **changes):
         for section in sections:
             place = place[section]
         place[key] = value
-    return settings.check(values, "recipe")
+    return recipes.check(values, "recipe")
 
 
 def of_gib(gib):

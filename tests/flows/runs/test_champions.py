@@ -12,7 +12,7 @@ from flows.commands import retrain
 from flows.runs import cache, champions
 from flows.tracking import store as track
 from params.schema.champion import Champion
-from tasks import settings
+from tasks import recipes
 from tests import toy_project as toy
 
 ROOT = toy.ROOT
@@ -236,7 +236,7 @@ def test_champion_is_written_into_the_recipe_alone(project):
         champions.promote("toy", commit)
         found = champions.fetch("toy", recipe)
         assert (found.commit, found.digest) == (commit, digest)
-        assert settings.load("toy", Path("params")).champion == found
+        assert recipes.load("toy", Path("params")).champion == found
         written = recipe.read_text().splitlines()
         assert written[:place] + written[place + 1 :] == lines[:place] + lines[place + 1 :]
 

@@ -13,7 +13,7 @@ from flows.tracking.alarm_report import StoppedError, Watch
 from flows.tracking.alarms import ALARMS, Seen, alarms
 from flows.tracking.progress import Progress
 from params.schema.reinforce import AlarmName
-from tasks.settings import load
+from tasks.recipes import load
 from tasks.trees.validation import Validated
 from tests.examples import examples
 

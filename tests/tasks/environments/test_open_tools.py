@@ -8,7 +8,7 @@ import pytest
 
 from params.schema.base import Frozen
 from tasks.environments import open_environment
-from tasks.settings import load
+from tasks.recipes import load
 from tasks.tools.search import save_corpus
 from tasks.trees.tree import Call, Document, Observation, Question
 from tests.agents import open_tools

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tasks.environments import open_environment
 from tasks.extensions.named import find
-from tasks.settings import kind_of
+from tasks.recipes import kind_of
 from tasks.tools.recording import REPLAYED, Origin, publish_calls
 from tasks.trees.tree import Call, Question
 

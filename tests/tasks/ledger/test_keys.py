@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks import settings
+from tasks import recipes
 from tasks.ledger import artifacts, keys
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Step
@@ -280,5 +280,5 @@ def test_rollout_depends_on_the_inside_of_the_sandbox():
     # The tool starts it as a script, but it decides what a call gives back. A rollout's key has the
     # sources of the tools that its agent names.
     assert "tasks/tools/python_worker.py" in closure_of("tasks/tools/python.py")
-    agent = settings.agent_of(settings.load("tiny"))
+    agent = recipes.agent_of(recipes.load("tiny"))
     assert agent.sources["python"] == keys.source_digest(keys.PROJECT / "tasks/tools/python.py")

@@ -27,8 +27,8 @@ from tasks.questions.experts import Dropped
 from tasks.questions.faults import RecordError
 from tasks.questions.sources import taught
 from tasks.questions.written import WrittenTraces
+from tasks.recipes import load as settings_of
 from tasks.scorers import project_scorers
-from tasks.settings import load as settings_of
 from tasks.tools.python import python_tool
 from tasks.trees.tree import Message, Question
 from tasks.trees.words import overlaps

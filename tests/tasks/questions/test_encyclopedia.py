@@ -13,7 +13,7 @@ from tasks.questions import encyclopedia
 from tasks.questions.encyclopedia import KINDS, EncyclopediaExpert, build, generate, script
 from tasks.questions.experts import play
 from tasks.questions.sources import taught
-from tasks.settings import load as settings_of
+from tasks.recipes import load as settings_of
 from tasks.tools.search import save_corpus, search_tool
 from tasks.trees import dialogue as talk
 from tests.agents import open_tools

@@ -3,7 +3,7 @@
 import pytest
 
 from params.schema import recipe as schema
-from tasks.settings import check
+from tasks.recipes import check
 
 SAMPLED = {
     "kind": "sampled",

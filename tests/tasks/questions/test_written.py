@@ -11,7 +11,7 @@ from tasks.gates.traces import trace_fault
 from tasks.questions import written
 from tasks.questions.experts import Dropped, Trace
 from tasks.questions.written import WrittenTraces
-from tasks.settings import load as settings_of
+from tasks.recipes import load as settings_of
 from tasks.tools.python import python_tool
 from tasks.trees.markers import any_of
 from tasks.trees.tree import Message, Observation, Question

@@ -9,7 +9,7 @@ import pytest
 
 from params.schema.agent import Dialogue
 from params.schema.judge import Judge, JudgePolicy
-from tasks import settings as recipes
+from tasks import recipes
 from tasks.chat import FOLDER, endpoint
 from tasks.engines.chat import PolicyModel
 from tasks.engines.transformers.engine import TransformersEngine

@@ -26,11 +26,11 @@ from tasks.ledger.substeps import Step
 from tasks.policy import checkpoint, outcome_model, published_model, resident
 from tasks.policy.machine import use_machine
 from tasks.policy.published_model import Published
+from tasks.recipes import labels_of
+from tasks.recipes import load as settings_of
 from tasks.reward_model import RewardModelInputs, reward_model
 from tasks.rewards import scoring
 from tasks.rewards.model import Model
-from tasks.settings import labels_of
-from tasks.settings import load as settings_of
 from tasks.training import sampling
 from tasks.training.agents import Agents
 from tasks.training.inputs import collect_inputs

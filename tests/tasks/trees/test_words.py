@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.questions import computation
-from tasks.settings import load as settings_of
+from tasks.recipes import load as settings_of
 from tasks.trees.words import normalised_words, overlaps, shared_phrase
 
 QUESTION = "Tom has 12 boxes with 7 red pens each. How many pens does he have in all?"

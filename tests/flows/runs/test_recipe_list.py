@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from flows.commands import retrain
-from flows.runs import recipes
+from flows.runs import recipe_list
 from tests.toy_project import ROOT
 
 TAIL = "\n# the stages\nstages:\n  first: {foreach: '${recipes}'}\n"
@@ -33,35 +33,35 @@ def test_name_is_added_in_any_layout(before, after):
     before, after = (
         head + ("\n" if "-" in part[:8] else "") + part + TAIL for part in (before, after)
     )
-    recipes.PIPELINE.write_text(before)
-    was = recipes.PIPELINE.stat().st_ino
-    assert recipes.add_to_pipeline("mine")
-    assert recipes.PIPELINE.read_text() == after
-    assert recipes.PIPELINE.stat().st_ino != was, "another file in its place, never half of one"
-    assert not recipes.add_to_pipeline("mine")
-    assert recipes.PIPELINE.read_text() == after
+    recipe_list.PIPELINE.write_text(before)
+    was = recipe_list.PIPELINE.stat().st_ino
+    assert recipe_list.add_to_pipeline("mine")
+    assert recipe_list.PIPELINE.read_text() == after
+    assert recipe_list.PIPELINE.stat().st_ino != was, "another file in its place, never half of one"
+    assert not recipe_list.add_to_pipeline("mine")
+    assert recipe_list.PIPELINE.read_text() == after
     assert not list(Path().glob("*.partial")) + list(Path().glob(".*.partial"))
 
 
 def test_name_that_looks_like_a_number_is_quoted():
-    recipes.PIPELINE.write_text("vars:\n  - recipes:\n      - a\n" + TAIL)
-    recipes.add_to_pipeline("1")
-    assert yaml.safe_load(recipes.PIPELINE.read_text())["vars"] == [{"recipes": ["a", "1"]}]
+    recipe_list.PIPELINE.write_text("vars:\n  - recipes:\n      - a\n" + TAIL)
+    recipe_list.add_to_pipeline("1")
+    assert yaml.safe_load(recipe_list.PIPELINE.read_text())["vars"] == [{"recipes": ["a", "1"]}]
 
 
 @pytest.mark.parametrize("text", ["stages: {}\n", "vars:\n  - recipes: []\n", "vars:\n- a.yaml\n"])
 def test_pipeline_without_a_list_stays(text):
-    recipes.PIPELINE.write_text(text)
-    assert not recipes.add_to_pipeline("mine")
-    assert recipes.PIPELINE.read_text() == text
+    recipe_list.PIPELINE.write_text(text)
+    assert not recipe_list.add_to_pipeline("mine")
+    assert recipe_list.PIPELINE.read_text() == text
 
 
 def test_recipes_added_at_once_are_all_there():
-    recipes.PIPELINE.write_text((ROOT / "dvc.yaml").read_text())
+    recipe_list.PIPELINE.write_text((ROOT / "dvc.yaml").read_text())
     names = [f"mine-{number}" for number in range(8)]
     with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(recipes.add_to_pipeline, names))
-    [listed] = yaml.safe_load(recipes.PIPELINE.read_text())["vars"]
+        assert all(pool.map(recipe_list.add_to_pipeline, names))
+    [listed] = yaml.safe_load(recipe_list.PIPELINE.read_text())["vars"]
     assert set(names) < set(listed["recipes"])
 
 

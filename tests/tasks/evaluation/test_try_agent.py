@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks import settings
-from tasks import try_agent as verb
+from tasks import recipes
 from tasks.agents import AGENTS
 from tasks.agents.contract import FULL
 from tasks.agents.prompts import load
@@ -14,16 +13,17 @@ from tasks.agents.running import Models
 from tasks.chat.contract import ChatReply
 from tasks.environments import open_environment
 from tasks.environments.contract import FREE_TEXT, OpenEnvironment
+from tasks.evaluation import try_agent as verb
+from tasks.evaluation.try_agent import TryInputs, try_agent
 from tasks.ledger.artifacts import Artifact, output
 from tasks.ledger.substeps import Step
 from tasks.tools.browser import SPEC as BROWSER
 from tasks.trees.tables import read_rows
 from tasks.trees.tree import Question
-from tasks.try_agent import TryInputs, try_agent
 from tests.tasks.agents.scripted import SEARCH, Tools, Turns
 
 PROMPTS = {name: load(kind.prompts) for name, kind in AGENTS.items()}
-RECIPE = settings.load("smoke")
+RECIPE = recipes.load("smoke")
 QUESTIONS = [Question(f"q-{n}", "toy", f"Question q-{n}?", (f"gold {n}",), "f1") for n in range(5)]
 
 
@@ -50,7 +50,7 @@ def inputs(agent, recipe=RECIPE, **others):
         "trials": 1,
         "oracle": False,
         "failed_as_wrong": False,
-        "acting": settings.agent_of(recipe),
+        "acting": recipes.agent_of(recipe),
         "evaluate": recipe.evaluate,
         "corpus": None,
         "scorers": {},
@@ -182,7 +182,7 @@ def test_the_acts_of_a_world_are_described_by_their_file():
 
 
 def test_an_agent_acts_in_a_real_world_and_its_world_scores_it(tmp_path):
-    recipe = settings.load("tiny-lake")
+    recipe = recipes.load("tiny-lake")
     ((name, chosen),) = recipe.environment.items()
     from tasks.environments.own import environment_kind
 

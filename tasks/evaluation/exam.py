@@ -8,7 +8,7 @@ from pathlib import Path
 
 from params.schema.algorithms import Marks
 from params.schema.recipe import Recipe
-from tasks import settings
+from tasks import recipes
 from tasks.engines.chat import open_policy
 from tasks.environments.contract import OpenEnvironment
 from tasks.ledger import artifacts
@@ -61,7 +61,7 @@ def answer(
         marks=Marks(kind="none"),
         budget=budget,
         top_p=1.0 if exam.training else recipe.evaluate.top_p,
-        agent=settings.agent_of(recipe),
+        agent=recipes.agent_of(recipe),
         corpus=exam.corpus,
     )
     rolled_out = rollout(step, inputs, environment=exam.environment, advance=advance)
@@ -70,7 +70,7 @@ def answer(
         settings=parts.without_model(recipe.reinforce.reward),
         overlong=None,
         response_tokens=recipe.dialogue.response_tokens,
-        sources=settings.reward_sources(recipe, Path("params")),
+        sources=recipes.reward_sources(recipe, Path("params")),
         dialect=recipe.dialect,
         tools=tuple(spec.name for spec in exam.environment.specs),
         **judging.inputs(recipe, Path("params"), exam.evaluation),
@@ -83,7 +83,7 @@ def answer(
 
 def judges_of(recipe: Recipe) -> OpenPolicy:
     """Return what opens a policy of this machine as a judge, sampled by the recipe's engine."""
-    agent, rows = settings.agent_of(recipe), recipe.reinforce.rollout.rows
+    agent, rows = recipes.agent_of(recipe), recipe.reinforce.rollout.rows
     return lambda folder: open_policy(folder, agent, rows, folder.as_posix())
 
 
