@@ -32,7 +32,7 @@ from tasks.dialects.tags import TagsDialect
 from tasks.environments import open_environment
 from tasks.environments.question import answer
 from tasks.ledger import artifacts
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.policy.model import load_policy, load_tokenizer
 from tasks.policy.tiny import build_policy
 from tasks.prepare import PrepareInputs, prepare
@@ -302,12 +302,12 @@ def cold_started(recipe: Recipe) -> tuple[Path, Path]:
     They are made by the pipeline's own sub-steps, once (some three minutes): the ledger keeps them.
     """
     opening = partial(open_environment, recipe.tools, {}, recipe.machine.threads)
-    step = Step("bench", "prepare", 0, recipe.seed)
+    step = SubStep("bench", "prepare", 0, recipe.seed)
     record = prepare(step, cold_start_inputs(recipe), open_environment=opening)
     initial, traces = (artifacts.output(record, name) for name in ("initial", "traces"))
     assert recipe.cold_start, f"the recipe {RECIPE} has a cold start"
     tuning = ColdStartInputs(initial, traces, recipe.cold_start, recipe.machine)
-    trained = cold_start(Step("bench", "cold_start", 0, recipe.seed), tuning)
+    trained = cold_start(SubStep("bench", "cold_start", 0, recipe.seed), tuning)
     questions = Path(artifacts.output(record, "questions").path, "train.parquet")
     return Path(artifacts.output(trained, "policy").path), questions
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from params.schema.agent import Engine as Settings
+from params.schema.agent import EngineSettings
 from params.schema.recipe import Recipe
 from tasks import recipes
 from tasks.dialects import open_dialect
@@ -65,7 +65,7 @@ def measure(folder: Path, questions: Sequence[Question], recipe: Recipe) -> dict
     model, tokenizer = load_policy(folder, recipe.machine).eval(), load_tokenizer(folder)
 
     def vllm(lanes: int) -> VllmEngine:
-        settings = Settings(kind="vllm", memory=0.5, servers=(), lanes=lanes)
+        settings = EngineSettings(kind="vllm", memory=0.5, servers=(), lanes=lanes)
         return vllm_engine(
             settings,
             recipe.machine,

@@ -62,7 +62,7 @@ def textworld(tasks: list[Question]) -> dict[str, float]:
     starting = acting = 0.0
     chance, steps = random.Random(0), 0
     for task in tasks:
-        problem = problems.Problem.of_data(json.loads(task.data)["problem"])
+        problem = problems.RoomTask.of_data(json.loads(task.data)["problem"])
         began = time.perf_counter()
         environment, commands = play(problems.pddl(problem))
         starting += time.perf_counter() - began

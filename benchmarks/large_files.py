@@ -37,7 +37,7 @@ from params.schema.prepare import BenchmarkQuestions, Prepare, TinyPolicy
 from tasks.dialects.tags import Tags
 from tasks.environments.contract import OpenEnvironment
 from tasks.environments.question import Questions
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.prepare import PrepareInputs, prepare
 
 ROOT = Path(__file__).parents[1]
@@ -142,7 +142,7 @@ def measure(count: int, profile: bool = False) -> dict[str, Any]:
         profiler = cProfile.Profile()
         if profile:
             profiler.enable()
-        record = prepare(Step("large", "prepare", 0, 0), inputs, open_environment=_no_tools)
+        record = prepare(SubStep("large", "prepare", 0, 0), inputs, open_environment=_no_tools)
         profiler.disable()
         seconds = _processor_seconds() - started
         if profile:

@@ -40,7 +40,7 @@ from tasks.environments.contract import OpenEnvironment
 from tasks.environments.question import Questions
 from tasks.ledger import artifacts, substeps
 from tasks.ledger.artifacts import Artifact
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.policy import checkpoint, resident
 from tasks.policy.machine import use_machine
 from tasks.policy.tiny import build_policy, build_tokenizer
@@ -102,7 +102,7 @@ def prepare(recipe: Recipe) -> Training:
     policy_made = Artifact.at(Path("policy"))
     environment = OpenEnvironment([SPEC], lambda: contextlib.nullcontext(Questions(answer)))
     return Training(
-        start=Step("bench", "reinforce", 0, 0),
+        start=SubStep("bench", "reinforce", 0, 0),
         recipe=recipe,
         algorithm=schema.algorithm_of(recipe),
         policy=policy_made,

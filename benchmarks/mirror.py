@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from flows.runs.cache import filesystem
-from flows.runs.ledger_mirror import Mirror
+from flows.runs.ledger_mirror import RemoteMirror
 from tasks.ledger import artifacts
 from tasks.ledger.records import DELIVERED
 
@@ -70,7 +70,7 @@ def measure(source: Path, address: str) -> dict[str, object]:
     for mark in target.rglob(DELIVERED):
         mark.unlink()
     folders = sorted(file.parent for file in target.rglob(artifacts.RECORD))
-    mirror = Mirror(address, filesystem(address))
+    mirror = RemoteMirror(address, filesystem(address))
     mirror.names(artifacts.ROOT)  # connects
 
     def send() -> None:

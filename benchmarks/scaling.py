@@ -54,7 +54,7 @@ from tasks.learning.estimators.group import relative
 from tasks.learning.packing import Credit, Credited
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.policy import checkpoint
 from tasks.policy.machine import use_machine
 from tasks.policy.model import load_policy, load_tokenizer
@@ -246,10 +246,10 @@ class Work:
         self.stored = Artifact.at(Path(name))
         self.rewards = artifacts.output(self.reward(), "rewards")
 
-    def _step(self, stage: str) -> Step:
+    def _step(self, stage: str) -> SubStep:
         """Return a step that the ledger does not know."""
         self.calls += 1
-        return Step(self.name, stage, self.calls, 0)
+        return SubStep(self.name, stage, self.calls, 0)
 
     def sampling(self) -> None:
         """Sample; the tool takes no time."""

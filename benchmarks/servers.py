@@ -30,7 +30,7 @@ from params.schema.base import Machine
 from params.schema.recipe import Recipe
 from tasks import recipes
 from tasks.engines import Engine
-from tasks.engines.servers.client import Server
+from tasks.engines.servers.client import EngineServer
 from tasks.engines.servers.engine import ServersEngine
 from tasks.engines.servers.fleet import Fleet
 from tasks.engines.servers.guard import TOKEN
@@ -62,7 +62,7 @@ def serving(kind: str, policy: Path, count: int) -> Iterator[list[str]]:
         addresses.append(f"http://127.0.0.1:{port}")
     try:
         for address in addresses:
-            _await(Server(address, kind))
+            _await(EngineServer(address, kind))
         yield addresses
     finally:
         for server in started:
@@ -78,7 +78,7 @@ def _free_port() -> int:
         return port
 
 
-def _await(server: Server) -> None:
+def _await(server: EngineServer) -> None:
     deadline = time.monotonic() + START
     while time.monotonic() < deadline:
         with suppress(EngineDiedError):

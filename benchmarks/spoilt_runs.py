@@ -39,9 +39,9 @@ from tasks import recipes
 from tasks.environments import open_environment
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.policy.machine import use_machine
-from tasks.policy.published_model import Published
+from tasks.policy.published_model import PublishedRewardModel
 from tasks.reward_model import RewardModelInputs, reward_model
 from tasks.rollout import RolloutInputs
 from tasks.training import sampling
@@ -128,7 +128,7 @@ def training_of(name: str, run: Run, recipe: Recipe, environment: Any) -> Traini
     policy = Artifact.at(Path("models", run.recipe, "cold_start"))
     corpus = Artifact.at(Path("data", run.recipe, "corpus"))
     reader = reader_of(recipe, policy, environment)
-    start = Step(run.recipe, f"spoilt/{name}", 0, recipe.seed)
+    start = SubStep(run.recipe, f"spoilt/{name}", 0, recipe.seed)
     learned = reward_model_of(recipe, run.recipe)
     if learned and run.liked:
         learned = planted(start, recipe, policy, learned, run.liked)
@@ -147,8 +147,8 @@ def training_of(name: str, run: Run, recipe: Recipe, environment: Any) -> Traini
 
 
 def planted(
-    start: Step, recipe: Recipe, policy: Artifact, learned: Published, phrase: str
-) -> Published:
+    start: SubStep, recipe: Recipe, policy: Artifact, learned: PublishedRewardModel, phrase: str
+) -> PublishedRewardModel:
     """Return a reward model that has learned that what has a phrase has succeeded."""
     assert recipe.reward_model
     trees = {tree.question.id: tree for tree in load_trees(Path(learned.trees.path))}
@@ -171,7 +171,7 @@ def planted(
         machine=recipe.machine,
     )
     record = reward_model(replace(start, stage=f"{start.stage}/planted"), inputs)
-    return Published(artifacts.output(record, "model"), learned.trees, labels)
+    return PublishedRewardModel(artifacts.output(record, "model"), learned.trees, labels)
 
 
 @contextlib.contextmanager

@@ -40,7 +40,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from params.schema.algorithms import load_algorithms
 from params.schema.base import Machine
 from params.schema.reinforce import Update
-from tasks.engines import Request
+from tasks.engines import SamplingRequest
 from tasks.engines.transformers.engine import TransformersEngine
 from tasks.learning import gradients, learner, passes
 from tasks.learning.algorithm import assemble
@@ -384,7 +384,7 @@ def measure_sampling(
 
         def sample(length: int) -> None:
             requests = [
-                Request(handle, tokens, seed, length)
+                SamplingRequest(handle, tokens, seed, length)
                 for seed, (handle, tokens) in enumerate(zip(handles, known, strict=True))
             ]
             drawn = session.sample(requests)

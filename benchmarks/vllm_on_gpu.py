@@ -23,9 +23,9 @@ import numpy as np
 import torch
 
 from benchmarks.update_on_gpu import machine_of
-from params.schema.agent import Engine
+from params.schema.agent import EngineSettings
 from params.schema.prepare import TinyPolicy
-from tasks.engines import Request, Sample
+from tasks.engines import Sample, SamplingRequest
 from tasks.engines.vllm.engine import VllmEngine
 from tasks.ledger.artifacts import Artifact
 from tasks.policy.tiny import build_policy, build_tokenizer
@@ -67,7 +67,7 @@ def sample(engine: VllmEngine) -> list[Sample]:
     prompts = np.random.default_rng(0).integers(0, engine.config.vocab_size, (ROWS, PROMPT))
     with engine.session(ROWS, PROMPT + SAMPLED, 1.0, 1.0, ()) as session:
         requests = [
-            Request(session.open(), tokens.astype(np.int32), seed, SAMPLED)
+            SamplingRequest(session.open(), tokens.astype(np.int32), seed, SAMPLED)
             for seed, tokens in enumerate(prompts)
         ]
         return list(session.sample(requests))
@@ -98,7 +98,7 @@ def main() -> None:
     if device == "cuda" and not torch.cuda.is_available():
         parser.error("no GPU here; --device cpu shows whether this runs at all")
     machine = machine_of(device)
-    settings = Engine(kind="vllm", memory=arguments.memory, servers=(), lanes=1)
+    settings = EngineSettings(kind="vllm", memory=arguments.memory, servers=(), lanes=1)
 
     def note(what: str, work: Callable[[], Any]) -> Any:
         began = time.perf_counter()

@@ -57,7 +57,9 @@ def main(recipe: Recipe, imitations: int, iterations: int) -> None:
 
 
 def demonstrations(
-    recipe: Recipe, problems: Sequence[computation.Problem], environment: OpenEnvironment
+    recipe: Recipe,
+    problems: Sequence[computation.ComputationQuestion],
+    environment: OpenEnvironment,
 ) -> list[Trace]:
     """Let a scripted expert, which makes mistakes, answer the problems with the real tool."""
 

@@ -17,14 +17,14 @@ from params.schema.reinforce import Update
 from tasks.learning import batch
 from tasks.learning.algorithm import CREDITED, assemble
 from tasks.learning.credit import along, episodes_of
-from tasks.learning.estimators import Episode, Floats
+from tasks.learning.estimators import Floats, LeafTrajectory
 from tasks.learning.estimators import critic as critics
 from tasks.learning.estimators import step as steps
 from tasks.learning.packing import ByNode
 from tasks.learning.processes import HERE, Learners
 from tasks.ledger import substeps
 from tasks.ledger.artifacts import Artifact, Record
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.policy import resident
 from tasks.trees import marks
 from tasks.trees.tables import load_trees, read_rows, write_table
@@ -46,7 +46,7 @@ KL_LIMIT = 10.0  # of log pi - log pi_ref at one token
 
 
 @dataclass(frozen=True)
-class Scored:
+class RewardedTree:
     """A tree, the rewards of its leaves, and the scores of their answers."""
 
     tree: Tree
@@ -80,7 +80,7 @@ class AdvantageInputs:
 
 
 @substeps.recorded
-def advantage(step: Step, inputs: AdvantageInputs, *, learners: Learners = HERE) -> Record:
+def advantage(step: SubStep, inputs: AdvantageInputs, *, learners: Learners = HERE) -> Record:
     """Estimate the advantages of every leaf; artifact ``advantages``, a row a leaf.
 
     ``learners`` is where a critic and a reference compute.
@@ -109,9 +109,9 @@ def advantage(step: Step, inputs: AdvantageInputs, *, learners: Learners = HERE)
     }
 
 
-def _scored(trees: Sequence[Artifact], rewards: Sequence[Artifact]) -> list[Scored]:
+def _scored(trees: Sequence[Artifact], rewards: Sequence[Artifact]) -> list[RewardedTree]:
     """Return all trees of an iteration with the rewards of their leaves."""
-    scored_trees: list[Scored] = []
+    scored_trees: list[RewardedTree] = []
     for grown, given in zip(trees, rewards, strict=True):
         rows: dict[str, list[Mapping[str, Any]]] = {}
         for entry in read_rows(Path(given.path)):
@@ -122,15 +122,17 @@ def _scored(trees: Sequence[Artifact], rewards: Sequence[Artifact]) -> list[Scor
     return scored_trees
 
 
-def _scored_tree(tree: Tree, rows: Sequence[Mapping[str, Any]]) -> Scored:
-    return Scored(
+def _scored_tree(tree: Tree, rows: Sequence[Mapping[str, Any]]) -> RewardedTree:
+    return RewardedTree(
         tree,
         rewards=[row["reward"] + row["length_penalty"] for row in rows],
         scores=[row["score"] for row in rows],
     )
 
 
-def _filtered(scored: Sequence[Scored], algorithm: Algorithm, size: int) -> list[Scored]:
+def _filtered(
+    scored: Sequence[RewardedTree], algorithm: Algorithm, size: int
+) -> list[RewardedTree]:
     """Return all groups, or with a filter the first ``size`` whose answers' scores differ.
 
     DAPO (arXiv 2503.14476, equation 11). A group that differs in length or format alone says
@@ -141,7 +143,9 @@ def _filtered(scored: Sequence[Scored], algorithm: Algorithm, size: int) -> list
     return [entry for entry in scored if entry.has_spread][:size]
 
 
-def _values(kept: Sequence[Scored], inputs: AdvantageInputs, learners: Learners) -> list[ByNode]:
+def _values(
+    kept: Sequence[RewardedTree], inputs: AdvantageInputs, learners: Learners
+) -> list[ByNode]:
     """Return the critic's value of each token, by tree and node."""
     trees = [entry.tree for entry in kept]
     critic = inputs.algorithm.critic
@@ -152,7 +156,7 @@ def _values(kept: Sequence[Scored], inputs: AdvantageInputs, learners: Learners)
 
 
 def _penalties(
-    kept: Sequence[Scored], inputs: AdvantageInputs, learners: Learners
+    kept: Sequence[RewardedTree], inputs: AdvantageInputs, learners: Learners
 ) -> list[list[Floats]]:
     """Return -coefficient * k1 of each sampled token, by tree and node; k1 = log pi - log pi_ref.
 
@@ -183,8 +187,8 @@ def _penalties(
 
 
 def _rows(
-    kept: Sequence[Scored],
-    groups: Sequence[Sequence[Episode]],
+    kept: Sequence[RewardedTree],
+    groups: Sequence[Sequence[LeafTrajectory]],
     algorithm: Algorithm,
     texts: Sequence[str],
     response_tokens: int,
@@ -211,7 +215,7 @@ def _rows(
 
 
 def _targets(
-    groups: Sequence[Sequence[Episode]], algorithm: Algorithm
+    groups: Sequence[Sequence[LeafTrajectory]], algorithm: Algorithm
 ) -> list[list[Floats]] | None:
     """Return the value targets of each sampled token, by group and leaf; None without a critic."""
     if not isinstance(algorithm.estimator, Gae):
@@ -219,7 +223,7 @@ def _targets(
     return critics.value_targets(groups, algorithm.estimator.gamma, algorithm.estimator.lambda_)
 
 
-def _dropped(scored: Sequence[Scored], kept: Sequence[Scored]) -> list[dict[str, Any]]:
+def _dropped(scored: Sequence[RewardedTree], kept: Sequence[RewardedTree]) -> list[dict[str, Any]]:
     """Return a row for each leaf that the group filter has dropped."""
     learned = {id(entry) for entry in kept}
     return [
@@ -231,9 +235,9 @@ def _dropped(scored: Sequence[Scored], kept: Sequence[Scored]) -> list[dict[str,
 
 
 def _metrics(
-    scored: Sequence[Scored],
-    kept: Sequence[Scored],
-    groups: Sequence[Sequence[Episode]],
+    scored: Sequence[RewardedTree],
+    kept: Sequence[RewardedTree],
+    groups: Sequence[Sequence[LeafTrajectory]],
     penalties: Sequence[Sequence[Floats] | None],
     rows: Sequence[Mapping[str, Any]],
     algorithm: Algorithm,
@@ -262,7 +266,7 @@ def _metrics(
 
 
 def _credits(
-    learned: Sequence[Mapping[str, Any]], groups: Sequence[Sequence[Episode]], unit: str
+    learned: Sequence[Mapping[str, Any]], groups: Sequence[Sequence[LeafTrajectory]], unit: str
 ) -> Floats:
     """Return the advantage of each leaf, step or token that gets one of its own. [N]"""
     firsts = {  # where a unit's advantage stands among the leaf's tokens

@@ -22,7 +22,7 @@ from tasks.learning.processes import HERE, Learners
 from tasks.learning.progress import Advance, no_advance
 from tasks.ledger import artifacts, substeps
 from tasks.ledger.artifacts import Artifact, Record
-from tasks.ledger.substeps import Ledger, Step
+from tasks.ledger.substeps import Ledger, SubStep
 from tasks.policy import checkpoint, lean_transformers
 from tasks.policy.lean_transformers import transformers
 from tasks.policy.machine import PRECISION, use_machine
@@ -65,7 +65,11 @@ class ColdStartInputs:
 
 @substeps.recorded
 def cold_start(
-    step: Step, inputs: ColdStartInputs, *, advance: Advance = no_advance, learners: Learners = HERE
+    step: SubStep,
+    inputs: ColdStartInputs,
+    *,
+    advance: Advance = no_advance,
+    learners: Learners = HERE,
 ) -> Record:
     """Fine-tune the policy on the traces; artifact ``policy``.
 
@@ -89,7 +93,7 @@ def cold_start(
 # ---------------------------------------------------------------- one process
 
 
-def _alone(step: Step, inputs: ColdStartInputs, advance: Advance) -> list[Point]:
+def _alone(step: SubStep, inputs: ColdStartInputs, advance: Advance) -> list[Point]:
     """Train in this process and write the policy; return the curve."""
     lean_transformers.import_trainer()
     settings, machine = inputs.settings, inputs.machine
@@ -159,7 +163,7 @@ def _collator(tokenizer: Any) -> Any:
 
 
 def _callbacks(ledger: Ledger, advance: Advance) -> list[Any]:
-    class Watch(transformers.TrainerCallback):
+    class CheckpointWatch(transformers.TrainerCallback):
         """Reports progress, and seals every checkpoint once it is whole."""
 
         def __init__(self) -> None:
@@ -175,18 +179,18 @@ def _callbacks(ledger: Ledger, advance: Advance) -> list[Any]:
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             ledger.seal(Path(args.output_dir, f"checkpoint-{state.global_step}"))
 
-    return [Watch()]
+    return [CheckpointWatch()]
 
 
 # ---------------------------------------------------------------- several processes
 
 
 def _together(
-    step: Step, inputs: ColdStartInputs, advance: Advance, learners: Learners
+    step: SubStep, inputs: ColdStartInputs, advance: Advance, learners: Learners
 ) -> list[Point]:
     """Train in processes that learn together, and write the policy; return the curve."""
     settings, scratch = inputs.settings, step.ledger.scratch(step)
-    training = fine_tuning.Training(Path(inputs.traces.path), settings, step.seed, inputs.machine)
+    training = fine_tuning.FineTuning(Path(inputs.traces.path), settings, step.seed, inputs.machine)
     policy, losses = _resumed(scratch, Path(inputs.policy.path))
     for end in _stops(settings, len(losses)):
         losses += learners.run(fine_tuning.train, policy, training, end)[len(losses) - end :]

@@ -22,7 +22,7 @@ from tasks.gates import trajectories as trajectory_gate
 from tasks.learning.algorithm import CENTRED
 from tasks.ledger import artifacts, substeps
 from tasks.ledger.artifacts import Artifact, Record
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.rewards import judging, parts, scoring
 from tasks.scorers import scorer_fault
 from tasks.tools import recording
@@ -66,7 +66,7 @@ class CollectInputs:
 
 
 @substeps.recorded
-def collect(step: Step, inputs: CollectInputs) -> Record:
+def collect(step: SubStep, inputs: CollectInputs) -> Record:
     """Check the tables of all iterations; artifacts ``gates``, the verdicts, and ``curve``.
 
     The tables are no artifacts: the ledger has their parts, and ``publish_collected`` joins them.

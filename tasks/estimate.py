@@ -12,7 +12,7 @@ from params.schema.base import Machine
 from tasks.learning import outcome
 from tasks.ledger import substeps
 from tasks.ledger.artifacts import Artifact, Record
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.policy.outcome_model import SCORING
 from tasks.trees.tables import load_trees, write_table
 
@@ -36,7 +36,7 @@ class EstimateInputs:
 
 
 @substeps.recorded
-def estimate(step: Step, inputs: EstimateInputs) -> Record:
+def estimate(step: SubStep, inputs: EstimateInputs) -> Record:
     """Score each leaf; artifact ``estimates``, a row a leaf."""
     began = time.perf_counter()
     trees = load_trees(Path(inputs.trees.path))

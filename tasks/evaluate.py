@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from params.schema.evaluate import Evaluate
 from tasks.ledger import substeps
 from tasks.ledger.artifacts import Artifact, Record
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.scorers import is_graded, project_scorers
 from tasks.trees import panels
 from tasks.trees.intervals import bootstrap_interval, paired_bootstrap
@@ -61,7 +61,7 @@ class EvaluateInputs:
 
 
 @substeps.recorded
-def evaluate(step: Step, inputs: EvaluateInputs) -> Record:
+def evaluate(step: SubStep, inputs: EvaluateInputs) -> Record:
     """Aggregate the rewards of the agents on the same questions.
 
     Artifacts ``answers`` (a row an answer), ``metrics`` (JSON) and ``table`` (Markdown, with the

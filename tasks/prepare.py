@@ -27,7 +27,7 @@ from tasks.gates import questions as question_gate
 from tasks.gates import traces as trace_gate
 from tasks.ledger import substeps
 from tasks.ledger.artifacts import Artifact, Record
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.policy import first
 from tasks.policy import machine as policies
 from tasks.policy.model import save_model
@@ -72,7 +72,7 @@ class PrepareInputs:
 
 
 @substeps.recorded
-def prepare(step: Step, inputs: PrepareInputs, *, open_environment: OpenWorld) -> Record:
+def prepare(step: SubStep, inputs: PrepareInputs, *, open_environment: OpenWorld) -> Record:
     """Make the questions, the corpus, the SFT traces and the first policy, and check them.
 
     Artifacts: ``questions`` (a table a split), ``corpus``, ``traces``, ``dropped`` (questions that
@@ -97,7 +97,7 @@ def opened_scorers(inputs: PrepareInputs) -> Iterator[dict[str, Scorer]]:
 
 
 def _prepared(
-    step: Step, inputs: PrepareInputs, open_environment: OpenWorld, scorers: Scorers
+    step: SubStep, inputs: PrepareInputs, open_environment: OpenWorld, scorers: Scorers
 ) -> Record:
     settings = inputs.settings
     policies.use_machine(inputs.machine)
@@ -144,7 +144,7 @@ def _prepared(
 
 
 def ask_expert(
-    step: Step, inputs: PrepareInputs, material: Material, open_environment: OpenWorld
+    step: SubStep, inputs: PrepareInputs, material: Material, open_environment: OpenWorld
 ) -> tuple[Sequence[Trace], Sequence[Dropped], list[str], Sequence[ToolSpec]]:
     """Return the expert's traces, the questions without one, first sights, and the tools' specs.
 

@@ -19,7 +19,7 @@ from params.schema.judge import Judge
 from params.schema.reinforce import RewardPart
 from tasks.ledger import substeps
 from tasks.ledger.artifacts import Artifact, Record
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.rewards import judging, parts, scoring
 from tasks.rewards.judging import OpenPolicy
 from tasks.rewards.scoring import TAGS, Estimates, Reader
@@ -83,7 +83,7 @@ class RewardInputs:
 
 @substeps.recorded
 def reward(
-    step: Step,
+    step: SubStep,
     inputs: RewardInputs,
     *,
     reader: Reader = TAGS,

@@ -20,7 +20,7 @@ from tasks.learning.progress import Advance, no_advance
 from tasks.learning.replay import Example, ScoredTrees, draw, mebibytes
 from tasks.ledger import artifacts, substeps
 from tasks.ledger.artifacts import Artifact, Record
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.policy import checkpoint, outcome_model
 from tasks.policy.machine import use_machine
 from tasks.policy.outcome_model import OutcomeModel
@@ -47,7 +47,7 @@ class LabelInputs:
 
 
 @substeps.recorded
-def labelled_questions(step: Step, inputs: LabelInputs) -> Record:
+def labelled_questions(step: SubStep, inputs: LabelInputs) -> Record:
     """Choose the first questions with labels; artifact ``questions``.
 
     Raises ValueError where there is none.
@@ -88,7 +88,7 @@ class RewardModelInputs:
 
 
 @dataclass(frozen=True)
-class Labelled:
+class LabelledTrajectories:
     """The trajectories with labels, in memory."""
 
     trees: list[Tree]
@@ -96,7 +96,9 @@ class Labelled:
 
 
 @substeps.recorded
-def reward_model(step: Step, inputs: RewardModelInputs, *, advance: Advance = no_advance) -> Record:
+def reward_model(
+    step: SubStep, inputs: RewardModelInputs, *, advance: Advance = no_advance
+) -> Record:
     """Train a reward model, calibrate it and judge it on questions that it has not seen.
 
     Artifact ``model``. A killed training goes on at its newest checkpoint. A buffer without both
@@ -126,7 +128,7 @@ def reward_model(step: Step, inputs: RewardModelInputs, *, advance: Advance = no
 
 def load_buffer(
     trees: Sequence[Artifact], rewards: Sequence[Artifact], labels: Labels, first_batches: int
-) -> Labelled:
+) -> LabelledTrajectories:
     """Read the trajectories with labels of some trees and their rewards.
 
     A trajectory's label is whether it is a success: the highest score in a sound format.
@@ -143,14 +145,14 @@ def load_buffer(
             if role := labels.role(name := row["question"]):
                 of_leaf = (places[name], row["leaf"], name, row["success"])
                 examples[role].append(Example(*of_leaf, newest=number >= first_batches))
-    return Labelled(labelled_trees, examples)
+    return LabelledTrajectories(labelled_trees, examples)
 
 
 # ---------------------------------------------------------------- training
 
 
 def _trained(
-    step: Step, inputs: RewardModelInputs, buffer: Labelled, advance: Advance
+    step: SubStep, inputs: RewardModelInputs, buffer: LabelledTrajectories, advance: Advance
 ) -> tuple[OutcomeModel, list[float]]:
     """Return the model after all its steps, and the loss of each."""
     settings, scratch = inputs.settings, step.ledger.scratch(step)
@@ -204,7 +206,9 @@ def _stops(settings: RewardModel, steps: int, done: int) -> list[int]:
     return sorted(stop for stop in stops if stop > done)
 
 
-def _save(step: Step, training: outcome.Training, losses: Sequence[float], folder: Path) -> None:
+def _save(
+    step: SubStep, training: outcome.OutcomeLearner, losses: Sequence[float], folder: Path
+) -> None:
     """Write a checkpoint, from which a killed training goes on."""
     artifacts.remove(folder)
     outcome_model.save(training.model, folder / MODEL)
@@ -242,7 +246,9 @@ class HeldOut:
         return calibration.auc(self.logits, self.labels)
 
 
-def _calibrated(model: OutcomeModel, inputs: RewardModelInputs, buffer: Labelled) -> dict[str, Any]:
+def _calibrated(
+    model: OutcomeModel, inputs: RewardModelInputs, buffer: LabelledTrajectories
+) -> dict[str, Any]:
     """Calibrate the model in place, and judge it before and after.
 
     **Chosen**: trajectories of the newest iterations calibrate it where there are ENOUGH and they
@@ -276,7 +282,7 @@ def _calibrated(model: OutcomeModel, inputs: RewardModelInputs, buffer: Labelled
 
 
 def _held_out(
-    model: OutcomeModel, inputs: RewardModelInputs, buffer: Labelled, role: Role
+    model: OutcomeModel, inputs: RewardModelInputs, buffer: LabelledTrajectories, role: Role
 ) -> HeldOut:
     """Score the trajectories of a role."""
     examples, tokens = buffer.examples[role], inputs.settings.micro_batch_tokens
@@ -296,7 +302,7 @@ def _fitted(scored: HeldOut) -> Calibration | None:
     return fitted or calibration.fit(scored.logits, scored.labels)
 
 
-def _sizes(inputs: RewardModelInputs, buffer: Labelled) -> dict[str, float]:
+def _sizes(inputs: RewardModelInputs, buffer: LabelledTrajectories) -> dict[str, float]:
     """Return what the buffer holds: trajectories by role, successes, batches, and size on disk."""
     every = [one for some in buffer.examples.values() for one in some]
     counts = {f"trajectories_{role}": float(len(some)) for role, some in buffer.examples.items()}

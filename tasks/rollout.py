@@ -23,11 +23,11 @@ from tasks.environments.contract import OpenEnvironment, recording
 from tasks.environments.timed import Stopwatch
 from tasks.ledger import substeps
 from tasks.ledger.artifacts import Artifact, Record
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.policy import resident
 from tasks.policy.resident import Learner
 from tasks.rollouts.parts import Resting, load_part, save_part
-from tasks.rollouts.paths import Path as GrowingPath
+from tasks.rollouts.paths import LiveTrajectory
 from tasks.rollouts.rounds import Setting, grow_part
 from tasks.tools.recording import Origin
 from tasks.trees import metrics, panels
@@ -58,7 +58,7 @@ class RolloutInputs:
 
 @substeps.recorded
 def rollout(
-    step: Step,
+    step: SubStep,
     inputs: RolloutInputs,
     *,
     environment: OpenEnvironment,
@@ -95,7 +95,7 @@ def rollout(
 
 @substeps.recorded
 def rollout_part(
-    step: Step,
+    step: SubStep,
     inputs: RolloutInputs,
     *,
     environment: OpenEnvironment,
@@ -116,13 +116,13 @@ def rollout_part(
 
 
 def _grown(
-    step: Step,
+    step: SubStep,
     inputs: RolloutInputs,
     begun: Sequence[Question | Resting],
     environment: OpenEnvironment,
     acting: Callable[[Path, Machine], Learner],
     advance: Callable[[int], object] = lambda finished: None,
-) -> tuple[list[list[GrowingPath]], dict[str, float]]:
+) -> tuple[list[list[LiveTrajectory]], dict[str, float]]:
     """Grow trees from questions or from where they rest; return paths, and seconds by part."""
     agent = inputs.agent
     actor = acting(Path(inputs.policy.path), agent.machine)
@@ -147,7 +147,7 @@ def _begun(inputs: RolloutInputs, questions: Sequence[Question]) -> Sequence[Que
 
 
 def _setting(
-    step: Step, inputs: RolloutInputs, tokenizer: Any, environment: OpenEnvironment
+    step: SubStep, inputs: RolloutInputs, tokenizer: Any, environment: OpenEnvironment
 ) -> Setting:
     """Return how the batch is rolled out; its seed is that of the iteration and the attempt."""
     agent, attempt = inputs.agent, f"/{inputs.attempt}" if inputs.attempt else ""
@@ -164,7 +164,7 @@ def _setting(
     )
 
 
-def _stored(step: Step, questions: Sequence[Question]) -> list[Tree]:
+def _stored(step: SubStep, questions: Sequence[Question]) -> list[Tree]:
     """Return the stored trees of these questions where a run is replayed from its trees, else [].
 
     Raises ValueError where a question has no stored tree.

@@ -18,7 +18,7 @@ from tasks.gates import gate
 from tasks.gates import traces as trace_gate
 from tasks.ledger import substeps
 from tasks.ledger.artifacts import Artifact, Record
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.policy import model
 from tasks.policy.model import load_tokenizer, save_model
 from tasks.questions import tables
@@ -49,7 +49,7 @@ class SelectInputs:
 
 
 @substeps.recorded
-def select_traces(step: Step, inputs: SelectInputs, *, specs: Sequence[ToolSpec]) -> Record:
+def select_traces(step: SubStep, inputs: SelectInputs, *, specs: Sequence[ToolSpec]) -> Record:
     """Score what was sampled, keep what is right and sound, and check the table.
 
     Artifacts: ``traces``; ``dropped``, the earlier ones and every attempt that is no trace, with
@@ -169,7 +169,7 @@ def _check(table: pa.Table, inputs: SelectInputs, verdict: Path, docs: Path) -> 
 
 
 @substeps.recorded
-def fetch_teacher(step: Step, teacher: Teacher) -> Record:
+def fetch_teacher(step: SubStep, teacher: Teacher) -> Record:
     """Fetch a teacher from the hub at its pinned revision; artifact ``policy``.
 
     Raises OSError where it is not there, and ValueError where only code of its own can load it.

@@ -10,13 +10,13 @@ from tasks.learning.batch import UpdateInputs
 from tasks.learning.processes import HERE, Learners
 from tasks.ledger import substeps
 from tasks.ledger.artifacts import Record
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.trees.tables import write_table
 
 
 @substeps.recorded
 def update(
-    step: Step,
+    step: SubStep,
     inputs: UpdateInputs,
     *,
     make_room: Callable[[], object] = lambda: None,

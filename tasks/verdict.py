@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from params.schema.verdict import Verdict
 from tasks.ledger import substeps
 from tasks.ledger.artifacts import Artifact, Record
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.policy import champion as champions
 from tasks.trees import panels
 from tasks.trees.intervals import Difference, paired_bootstrap
@@ -40,7 +40,7 @@ class VerdictInputs:
 
 
 @substeps.recorded
-def verdict(step: Step, inputs: VerdictInputs) -> Record:
+def verdict(step: SubStep, inputs: VerdictInputs) -> Record:
     """Judge the candidate; artifact ``verdict`` (JSON): promote, reason, panel and the figures."""
     reigning = champions.read(Path(inputs.champion.path))
     answers = Path(inputs.answers.path)

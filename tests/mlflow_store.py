@@ -5,7 +5,7 @@ import pyarrow as pa
 
 from flows.tracking import store, traces
 from tasks.ledger.artifacts import Artifact
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.reward import TABLE
 from tasks.trees.tables import save_trees, write_table
 from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree
@@ -89,4 +89,4 @@ def save_iteration(folder, *trees):
 
 
 def sample(artifacts, at=1_700_000_000.0):
-    return traces.sample(Step("tiny", "reinforce", 20, 0), *artifacts, at, size=9)
+    return traces.sample(SubStep("tiny", "reinforce", 20, 0), *artifacts, at, size=9)

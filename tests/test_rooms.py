@@ -114,7 +114,7 @@ def test_schema_and_registries_name_the_same_kinds():
     assert {kind for e in estimators for kind in kinds(e, "kind")} == set(algorithm.ESTIMATORS)
     assert kinds(algorithms.Algorithm, "ratio") == set(losses.RATIOS)
     assert kinds(algorithms.Algorithm, "averaging") == set(losses.AVERAGINGS)
-    assert kinds(agent.Engine, "kind") == set(ENGINES)
+    assert kinds(agent.EngineSettings, "kind") == set(ENGINES)
     assert set(TOOL_TAGS) <= set(named.names("tools"))
     assert set(recipes.SECTIONS) <= set(named.ROOMS)
     assert all(named.names(room) for room in named.ROOMS)

@@ -25,7 +25,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredTree:
     """A tree with the rewards of its leaves, in leaf order, and where it is from."""
 
     place: Mapping[str, Any]  # {"iteration": 3} or {"agent": "trained"}
@@ -33,7 +33,9 @@ class Scored:
     rewards: list[Row]
 
 
-def training(recipe: str, iterations: Collection[int] | None, project: Path) -> Iterator[Scored]:
+def training(
+    recipe: str, iterations: Collection[int] | None, project: Path
+) -> Iterator[ScoredTree]:
     """Yield the trees of training. Raises ValueError where there are none, or for no iteration."""
     folder = project / "data" / recipe / "trees"
     if iterations is not None:
@@ -46,7 +48,7 @@ def training(recipe: str, iterations: Collection[int] | None, project: Path) -> 
     yield from _stream(recipe, folder, folder / "rewards.parquet", {}, iterations)
 
 
-def evaluation(recipe: str, project: Path) -> Iterator[Scored]:
+def evaluation(recipe: str, project: Path) -> Iterator[ScoredTree]:
     """Yield the trees of the evaluation, agent by agent; the ledger has them."""
     records = project / "data" / recipe / "records" / "evaluate.jsonl"
     if not records.is_file():
@@ -82,7 +84,7 @@ def _stream(
     rewards: Path,
     origin: Mapping[str, Any],
     iterations: Collection[int] | None,
-) -> Iterator[Scored]:
+) -> Iterator[ScoredTree]:
     """Yield the trees of a folder: its tables have equal orders, so they are read side by side."""
     files = [folder / f"{name}.parquet" for name in ("questions", "nodes", "leaves")]
     for file in [*files, rewards]:
@@ -103,7 +105,7 @@ def _stream(
         tree = Tree(_question(question), leaves=[row["node"] for row in ends])
         tree.nodes += [_node(row, observed.get(index)) for index, row in enumerate(grown)]
         tree_origin = origin or {"iteration": where[0]}
-        yield Scored(tree_origin, tree, scored)
+        yield ScoredTree(tree_origin, tree, scored)
 
 
 def _rows(

@@ -42,7 +42,7 @@ from tasks.environments.contract import OpenEnvironment
 from tasks.evaluation.try_agent import Described, TryInputs, try_agent
 from tasks.ledger import artifacts, keys
 from tasks.ledger.artifacts import Artifact, Record
-from tasks.ledger.substeps import Ledger, Step
+from tasks.ledger.substeps import Ledger, SubStep
 from tasks.scorers import sources
 from tasks.trees import panels
 from tasks.trees.tables import read_rows
@@ -56,7 +56,7 @@ OWN = "policy"  # in --condensers: the model that is asked
 
 
 @dataclass(frozen=True)
-class Variant:
+class AgentVariant:
     """A row's agent: how pages enter its context, and who condenses them."""
 
     agent: str
@@ -76,14 +76,14 @@ class Variant:
 
 def variants(
     agents: Sequence[str], pages: Sequence[str], condensers: Sequence[str]
-) -> list[Variant]:
+) -> list[AgentVariant]:
     """Return the variants of each agent; ``pages`` matter to agents that can open some."""
     result = []
     for agent in dict.fromkeys(agents):
         ways = pages if "page" in AGENTS[agent].prompts else [SNIPPETS]
         for way in dict.fromkeys(ways):
             of_way = condensers if way == CONDENSED else [OWN]
-            result += [Variant(agent, way, condenser) for condenser in dict.fromkeys(of_way)]
+            result += [AgentVariant(agent, way, condenser) for condenser in dict.fromkeys(of_way)]
     return result
 
 
@@ -100,11 +100,11 @@ class Trying:
     corpus: Artifact | None
     ledger: Ledger
 
-    def label(self, variant: Variant) -> str:
+    def label(self, variant: AgentVariant) -> str:
         """Return how the table names a variant."""
         return variant.label(self.choices[variant.condenser].name, self.chosen.oracle)
 
-    def inputs(self, variant: Variant, questions: Sequence[Question]) -> TryInputs:
+    def inputs(self, variant: AgentVariant, questions: Sequence[Question]) -> TryInputs:
         """Return what decides the results of a variant on a set."""
         kind = AGENTS[variant.agent]
         return TryInputs(
@@ -127,17 +127,21 @@ class Trying:
             scorers=sources({question.scorer for question in questions}),
         )
 
-    def _stage(self, variant: Variant, name: str) -> str:
+    def _stage(self, variant: AgentVariant, name: str) -> str:
         """Return the ledger's stage of a variant on a set, within which a change is explained."""
         words = (self.choices[OWN].name, self.choices[variant.condenser].name, variant.pages, name)
         return f"agents/{variant.agent}-{keys.key_of({'of': '/'.join(words)})[:SHORT]}"
 
     def result(
-        self, variant: Variant, name: str, models: Mapping[str, Any], environment: OpenEnvironment
+        self,
+        variant: AgentVariant,
+        name: str,
+        models: Mapping[str, Any],
+        environment: OpenEnvironment,
     ) -> Record:
         """Return the record of a variant on a set, computed now or found."""
         questions = self.sets[name]
-        step = Step(self.name, self._stage(variant, name), 0, self.recipe.seed, self.ledger)
+        step = SubStep(self.name, self._stage(variant, name), 0, self.recipe.seed, self.ledger)
         progress = Progress(f"{self.label(variant)}, {name}", len(questions))
         record: Record = try_agent(
             step,
@@ -201,9 +205,9 @@ def _limits(args: argparse.Namespace) -> ChatLimits:
     )
 
 
-def _key(trying: Trying, all_variants: Sequence[Variant]) -> str:
+def _key(trying: Trying, all_variants: Sequence[AgentVariant]) -> str:
     """Return the key of the whole call."""
-    step = Step(trying.name, "agents", 0, trying.recipe.seed)
+    step = SubStep(trying.name, "agents", 0, trying.recipe.seed)
     of_all = {
         f"{variant}/{name}": str(step.place(try_agent, trying.inputs(variant, questions)))
         for variant in all_variants

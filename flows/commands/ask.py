@@ -47,7 +47,7 @@ NEXT = "\nnumber of another task (an empty line ends): "
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReadyAgent:
     """An agent that is ready."""
 
     name: str  # of the recipe
@@ -80,7 +80,7 @@ def ending(tree: Tree, dialect: Dialect) -> tuple[str, str]:
 
 
 @contextmanager
-def opened(name: str, recipe: Recipe, policy: Path, seed: int, heat: float) -> Iterator[Asked]:
+def opened(name: str, recipe: Recipe, policy: Path, seed: int, heat: float) -> Iterator[ReadyAgent]:
     """Load an agent with its tools and its world; they stay ready for the length of the block.
 
     Raises ValueError or RuntimeError, with the remedy, for what is missing.
@@ -114,7 +114,7 @@ def opened(name: str, recipe: Recipe, policy: Path, seed: int, heat: float) -> I
             environment=watched(environment, transcript),
             seed=f"{seed}/0",
         )
-        yield Asked(name, recipe, setting, WatchedEngine(sampling, transcript), transcript)
+        yield ReadyAgent(name, recipe, setting, WatchedEngine(sampling, transcript), transcript)
         sampling.release()
 
 
@@ -169,7 +169,7 @@ def lines(prompt: str) -> Iterator[str]:
         yield line
 
 
-def converse(agent: Asked, args: argparse.Namespace) -> int:
+def converse(agent: ReadyAgent, args: argparse.Namespace) -> int:
     """Ask what the command line or the input says; return the exit status."""
     if args.question is not None:
         agent.answer(own_question(args.question))
@@ -190,7 +190,7 @@ def _number(line: str) -> int:
     return int(line)
 
 
-def _all(question_of: Callable[[str], Question], agent: Asked, prompt: str) -> int:
+def _all(question_of: Callable[[str], Question], agent: ReadyAgent, prompt: str) -> int:
     """Answer what is typed; what cannot be asked is explained. 1: something could not be."""
     status = 0
     for line in lines(prompt):

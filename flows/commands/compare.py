@@ -56,7 +56,7 @@ from tasks.comparison.measure import Report, Spent, key_of, measure
 from tasks.comparison.variants import variants
 from tasks.environments import open_environment
 from tasks.ledger.artifacts import ROOT, Artifact
-from tasks.ledger.substeps import Ledger, Step
+from tasks.ledger.substeps import Ledger, SubStep
 from tasks.policy.machine import use_machine
 from tasks.training.iteration import Iteration
 from tasks.training.loop import replaying
@@ -170,7 +170,7 @@ def results(
             label = variant.name if variant else COLD_START
             key = key_of(comparison, variant, seed)
             stage = f"compare/{comparison_report.slug(label)}/seed-{seed}"
-            step = Step(name, stage, 0, seed, ledger)
+            step = SubStep(name, stage, 0, seed, ledger)
             result = known = comparison_report.read(name, label, seed, key)
             if result is None:
                 measurement = replaying(step, partial(_measured, comparison, variant, step))
@@ -180,7 +180,7 @@ def results(
             yield result, known is None
 
 
-def _measured(comparison: Comparison, variant: Variant | None, step: Step) -> dict[str, Any]:
+def _measured(comparison: Comparison, variant: Variant | None, step: SubStep) -> dict[str, Any]:
     """Measure a variant with a progress bar; return the result and the commit that made it."""
     revision = git.revision()
     made_by = {"commit": revision.commit, "uncommitted": revision.dirty}

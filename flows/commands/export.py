@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 
 from flows import end_import_phase, exit_fast
 from flows.analysis import card, chat, frames, reading, trajectories
-from flows.analysis.trajectories import Scored
+from flows.analysis.trajectories import ScoredTree
 from flows.host import files
 from flows.tracking.progress import Progress
 from tasks import recipes
@@ -72,7 +72,7 @@ def write_trajectories(name: str, args: argparse.Namespace, target: Path) -> Non
     print(f"{target}: {count} of {progress.done} trajectories")
 
 
-def facts(scored: Scored, row: Mapping[str, Any]) -> dict[str, Any]:
+def facts(scored: ScoredTree, row: Mapping[str, Any]) -> dict[str, Any]:
     """Return where a trajectory is from, and how it was judged; null where it was not scored."""
     question = scored.tree.question
     question_columns = {

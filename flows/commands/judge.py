@@ -22,7 +22,7 @@ from tasks import recipes
 from tasks.chat.cached import Cached
 from tasks.rewards import judging
 from tasks.scorers import judge
-from tasks.scorers.judge import Asked, Vote
+from tasks.scorers.judge import Submission, Vote
 
 PARAMS = Path("params")
 FIELDS = {"question": str, "accepted": list, "answer": str, "right": bool}
@@ -30,10 +30,10 @@ SHOWN = 80  # characters of a value in a message
 
 
 @dataclass(frozen=True)
-class Labelled:
+class GradedAnswer:
     """An answer, and whether it is right."""
 
-    asked: Asked
+    asked: Submission
     right: bool
 
 
@@ -78,7 +78,7 @@ def agreement(labels: Sequence[bool], breakdowns: Sequence[Mapping[str, float]])
 # ---------------------------------------------------------------- file of labels
 
 
-def load_labelled(file: Path) -> list[Labelled]:
+def load_labelled(file: Path) -> list[GradedAnswer]:
     """Read a file of labelled answers. Raises ValueError with a line for each fault."""
     try:
         lines = [line for line in file.read_text().splitlines() if line.strip()]
@@ -97,7 +97,7 @@ def load_labelled(file: Path) -> list[Labelled]:
     return answers
 
 
-def _labelled(entry: Any) -> Labelled:
+def _labelled(entry: Any) -> GradedAnswer:
     """Return the answer of one line. Raises ValueError with field, value and remedy."""
     if not isinstance(entry, dict):
         raise ValueError(f"{entry!r:.{SHOWN}} is no object: write {', '.join(FIELDS)}")
@@ -109,15 +109,15 @@ def _labelled(entry: Any) -> Labelled:
             raise ValueError(f"'{field}' = {value!r:.{SHOWN}}: write a {kind.__name__}")
     if not all(isinstance(form, str) for form in values["accepted"]) or not values["accepted"]:
         raise ValueError(f"'accepted' = {accepted!r:.{SHOWN}}: write a text, or a list of texts")
-    submission = Asked(values["question"], tuple(values["accepted"]), values["answer"])
-    return Labelled(submission, values["right"])
+    submission = Submission(values["question"], tuple(values["accepted"]), values["answer"])
+    return GradedAnswer(submission, values["right"])
 
 
 # ---------------------------------------------------------------- report
 
 
 def by_model(
-    judge_settings: Judge, votes: Sequence[Vote], submissions: Sequence[Asked]
+    judge_settings: Judge, votes: Sequence[Vote], submissions: Sequence[Submission]
 ) -> dict[str, Any]:
     """Return the breakdowns of the vote, and those of each model alone where there are several."""
     models = judge_settings.models if len(judge_settings.models) > 1 else ()

@@ -41,7 +41,7 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Fit:
     """Whether a recipe fits a card, and with which needs."""
 
     card: Card
@@ -65,12 +65,12 @@ def read(name: str) -> Planned:
     )
 
 
-def answer(planned: Planned, card: Card, network: float = NETWORKS["400"]) -> Answer:
+def answer(planned: Planned, card: Card, network: float = NETWORKS["400"]) -> Fit:
     """Return whether the recipe fits the card, and if not which changes make it fit."""
     recipe, row, shape = planned.recipe, planned.row, planned.shape
     fits = gpu_memory.fits(recipe, row, shape, card)
     needed = gpu_memory.memory(recipe, row, shape, card)
-    return Answer(
+    return Fit(
         card,
         needed,
         gpu_memory.seconds_of(recipe, row, shape, card, network),
@@ -95,7 +95,7 @@ def _lacking(planned: Planned, needed: Memory, card: Card) -> str:
 # ---------------------------------------------------------------- output
 
 
-def report(planned: Planned, answers: Sequence[Answer]) -> str:
+def report(planned: Planned, answers: Sequence[Fit]) -> str:
     """Format everything about one recipe."""
     return "\n".join(
         [
@@ -137,7 +137,7 @@ def _parts(memory: Memory) -> list[str]:
     return lines
 
 
-def _cards(answers: Sequence[Answer]) -> list[str]:
+def _cards(answers: Sequence[Fit]) -> list[str]:
     """Format for each card the need of each phase, the seconds, and what to change."""
     lines = [""]
     for each in answers:
@@ -222,7 +222,7 @@ def _assumptions(recipe: Recipe) -> list[str]:
     return ["", *lines]
 
 
-def table(answers: Mapping[str, Sequence[Answer]]) -> str:
+def table(answers: Mapping[str, Sequence[Fit]]) -> str:
     """Format recipes by cards, as Markdown."""
     cards = [each.card.name for each in next(iter(answers.values()))]
     lines = [f"| recipe | {' | '.join(cards)} |", "|---|" + "---|" * len(cards)]
@@ -231,7 +231,7 @@ def table(answers: Mapping[str, Sequence[Answer]]) -> str:
     return "\n".join(lines)
 
 
-def _cell(each: Answer) -> str:
+def _cell(each: Fit) -> str:
     peak = f"{_gib(each.memory.peak)} of {_gib(each.card.usable)} GiB"
     if each.fits:
         return f"fits: {peak}, some {_time(each.seconds.total)} an iteration"

@@ -21,7 +21,7 @@ from pathlib import Path
 from flows import end_import_phase, exit_fast
 from flows.runs import dvc_command, first_difference, git, pipeline, transfer, worktree
 from flows.runs.dvc_command import INTERRUPTED, RUN
-from flows.runs.first_difference import Difference
+from flows.runs.first_difference import StageDifference
 from flows.tracking import store
 from tasks.tools.recording import CALLS, REPLAYED
 from tasks.trees.tables import STORED_TREES
@@ -43,7 +43,7 @@ def restore(commit: str, recipe: str) -> Path:
     return folder
 
 
-def verify(commit: str, recipe: str, replay: bool = False) -> Difference | None:
+def verify(commit: str, recipe: str, replay: bool = False) -> StageDifference | None:
     """Run a commit again and compare; return the first difference, or None.
 
     The worktree stays where they differ. Raises RuntimeError where the run fails.

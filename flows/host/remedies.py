@@ -21,7 +21,7 @@ LORA = Lora(  # the advice: on every linear layer
 
 
 @dataclass(frozen=True)
-class Change:
+class RecipeChange:
     """A new value for a key of a recipe."""
 
     key: str
@@ -36,7 +36,7 @@ class Change:
         return self.key if self.value.startswith("{") else str(self)
 
 
-Candidate = tuple[Recipe, Change]
+Candidate = tuple[Recipe, RecipeChange]
 Kind = Callable[[Recipe, Card], Iterator[Candidate]]  # yields the recipe with each value of a key
 
 
@@ -44,7 +44,7 @@ Kind = Callable[[Recipe, Card], Iterator[Candidate]]  # yields the recipe with e
 class Remedy:
     """Changes that make a recipe fit, and the bytes that it needs then."""
 
-    changes: Sequence[Change]
+    changes: Sequence[RecipeChange]
     peak: float
 
 
@@ -67,7 +67,7 @@ def _more_processes(recipe: Recipe, row: Algorithm, shape: Shape, card: Card) ->
     """Return the fewest processes, each with such a card, that make the recipe fit."""
     for count in PROCESSES:
         machine = recipe.machine.model_copy(update={"processes": count})
-        change = Change("machine.processes", str(count))
+        change = RecipeChange("machine.processes", str(count))
         shared = recipe.model_copy(update={"machine": machine})
         for beside in range(len(SPARING) + 1):
             for kinds in combinations(SPARING, beside):
@@ -80,7 +80,7 @@ def _more_processes(recipe: Recipe, row: Algorithm, shape: Shape, card: Card) ->
 
 def _settings(
     recipe: Recipe, kinds: Sequence[Kind], card: Card
-) -> Iterator[tuple[Recipe, list[Change]]]:
+) -> Iterator[tuple[Recipe, list[RecipeChange]]]:
     """Yield the recipe with one change of each of these kinds, for all their values."""
     if not kinds:
         yield recipe, []
@@ -96,7 +96,7 @@ def _share(recipe: Recipe, card: Card) -> Iterator[Candidate]:
         if hundredths / 100 != recipe.engine.memory:
             engine = recipe.engine.model_copy(update={"memory": hundredths / 100})
             changed = recipe.model_copy(update={"engine": engine})
-            yield changed, Change("engine.memory", f"{hundredths / 100:g}")
+            yield changed, RecipeChange("engine.memory", f"{hundredths / 100:g}")
 
 
 def _elsewhere(recipe: Recipe, card: Card) -> Iterator[Candidate]:
@@ -104,7 +104,7 @@ def _elsewhere(recipe: Recipe, card: Card) -> Iterator[Candidate]:
     if recipe.engine.kind == "vllm" and not servers(recipe):
         engine = recipe.engine.model_copy(update={"servers": ("http://HOST:8000",)})
         changed = recipe.model_copy(update={"engine": engine})
-        yield changed, Change("engine.servers", '["http://HOST:8000"]')
+        yield changed, RecipeChange("engine.servers", '["http://HOST:8000"]')
 
 
 def _rows(recipe: Recipe, card: Card) -> Iterator[Candidate]:
@@ -115,7 +115,7 @@ def _rows(recipe: Recipe, card: Card) -> Iterator[Candidate]:
             rows = questions * rollout.leaves
             yield (
                 _reinforce(recipe, rollout=rollout.model_copy(update={"rows": rows})),
-                Change("reinforce.rollout.rows", str(rows)),
+                RecipeChange("reinforce.rollout.rows", str(rows)),
             )
 
 
@@ -125,7 +125,7 @@ def _micro_batch(recipe: Recipe, card: Card) -> Iterator[Candidate]:
     for tokens in _halves(update.micro_batch_tokens, recipe.prepare.policy.context):
         yield (
             _reinforce(recipe, update=update.model_copy(update={"micro_batch_tokens": tokens})),
-            Change("reinforce.update.micro_batch_tokens", str(tokens)),
+            RecipeChange("reinforce.update.micro_batch_tokens", str(tokens)),
         )
 
 
@@ -135,7 +135,7 @@ def _model_micro_batch(recipe: Recipe, card: Card) -> Iterator[Candidate]:
         for tokens in _halves(reward_model.micro_batch_tokens, recipe.prepare.policy.context):
             model = reward_model.model_copy(update={"micro_batch_tokens": tokens})
             changed = recipe.model_copy(update={"reward_model": model})
-            yield changed, Change("reward_model.micro_batch_tokens", str(tokens))
+            yield changed, RecipeChange("reward_model.micro_batch_tokens", str(tokens))
 
 
 def _halves(tokens: int, least: int) -> Iterator[int]:
@@ -149,21 +149,21 @@ def _recompute(recipe: Recipe, card: Card) -> Iterator[Candidate]:
     if not update.recompute:
         yield (
             _reinforce(recipe, update=update.model_copy(update={"recompute": True})),
-            Change("reinforce.update.recompute", "true"),
+            RecipeChange("reinforce.update.recompute", "true"),
         )
 
 
 def _precision(recipe: Recipe, card: Card) -> Iterator[Candidate]:
     if recipe.machine.precision == "float32":
         machine = recipe.machine.model_copy(update={"precision": "bfloat16"})
-        change = Change("machine.precision", "bfloat16")
+        change = RecipeChange("machine.precision", "bfloat16")
         yield recipe.model_copy(update={"machine": machine}), change
 
 
 def _lora(recipe: Recipe, card: Card) -> Iterator[Candidate]:
     if recipe.lora is None:
         text = f"{{rank: {LORA.rank}, alpha: {LORA.alpha:g}, modules: [{', '.join(LORA.modules)}]}}"
-        yield recipe.model_copy(update={"lora": LORA}), Change("lora", text)
+        yield recipe.model_copy(update={"lora": LORA}), RecipeChange("lora", text)
 
 
 def _reinforce(recipe: Recipe, **sections: Any) -> Recipe:

@@ -72,7 +72,7 @@ LIGHT = (  # programs that start before all libraries are there: they need the f
 
 
 @dataclass(frozen=True)
-class Request:
+class ProgramRequest:
     """A program to run, as the process that asks sees it."""
 
     interpreter: str  # sys.executable
@@ -157,7 +157,7 @@ def _ask(connection: socket.socket) -> None:
     os.umask(umask := os.umask(0o077))
     python = (sys.executable, sys.orig_argv, sys.path)
     about = (*python, str(Path.cwd()), dict(os.environ), umask, files)
-    text = json.dumps(asdict(Request(*about))).encode()
+    text = json.dumps(asdict(ProgramRequest(*about))).encode()
     socket.send_fds(connection, [LENGTH.pack(len(text))], files)
     connection.sendall(text)
 
@@ -219,7 +219,7 @@ class Parent:
         self.events.register(listening, selectors.EVENT_READ)
         self.children: dict[socket.socket, int] = {}  # connection of a program -> its child's id
 
-    def serve(self) -> tuple[Request, list[int]]:
+    def serve(self) -> tuple[ProgramRequest, list[int]]:
         """Serve until a fork, and return in the child: its request, and the files received.
 
         A program of LIGHT that asks before all libraries are there waits for one of them only.
@@ -236,7 +236,7 @@ class Parent:
             if self.libraries:
                 _import(self.libraries.pop(0))
 
-    def _take(self) -> tuple[Request, list[int]] | None:
+    def _take(self) -> tuple[ProgramRequest, list[int]] | None:
         """Take a request and fork; return it in the child, and None in the parent."""
         connection, _ = self.listening.accept()
         connection.settimeout(PATIENCE)
@@ -331,7 +331,7 @@ def _read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _receive(connection: socket.socket) -> tuple[Request, list[int]]:
+def _receive(connection: socket.socket) -> tuple[ProgramRequest, list[int]]:
     """Return a request, and the files that came with it."""
     head, files, _, _ = socket.recv_fds(connection, LENGTH.size, MOST_FILES)
     try:
@@ -340,7 +340,7 @@ def _receive(connection: socket.socket) -> tuple[Request, list[int]]:
             if not (received := connection.recv(1 << 16)):
                 raise OSError("the program has ended")
             text += received
-        return Request(**json.loads(text)), files
+        return ProgramRequest(**json.loads(text)), files
     except (OSError, ValueError, TypeError, struct.error):
         for number in files:
             os.close(number)
@@ -358,7 +358,7 @@ def _end_with(parent: int) -> None:
     os.setpgid(0, 0)
 
 
-def _become(request: Request, files: Sequence[int]) -> None:
+def _become(request: ProgramRequest, files: Sequence[int]) -> None:
     """Give this process what the program that asked has, and nothing of the parent's."""
     above = max((*request.files, *files)) + 1
     copies = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, above) for number in files]

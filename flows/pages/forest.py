@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from flows.analysis import reading
 from flows.tracking import traces
 from params.schema.reinforce import Reinforce
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.rewards.contract import was_scored
 from tasks.trees.tree import TURN, Call
 
@@ -279,7 +279,7 @@ def traced(
     leaves = tables["leaves"].select(["iteration", "question", "leaf"]).to_pandas()
     trace_ids: dict[int, dict[tuple[str, int], str]] = {}
     for number in sorted({number for number, _ in digests if number % settings.trace_every == 0}):
-        step = Step(recipe, "reinforce", number, seed)
+        step = SubStep(recipe, "reinforce", number, seed)
         name = partial(traces.trace_id, step, digests[number, "trees"], digests[number, "rewards"])
         shown = questions["id"][questions["iteration"] == number][: settings.trace_questions]
         shown_leaves = leaves[(leaves["iteration"] == number) & leaves["question"].isin(shown)]

@@ -24,7 +24,7 @@ NO_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.ENCODING)
 
 
 @dataclass(frozen=True)
-class Change:
+class ChangedValue:
     """A value that changed, as text."""
 
     name: str  # "params/toy.yaml seed", "artifact policy"
@@ -46,7 +46,7 @@ def as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def in_files(before: Mapping[str, bytes], now: Mapping[str, bytes]) -> Change | None:
+def in_files(before: Mapping[str, bytes], now: Mapping[str, bytes]) -> ChangedValue | None:
     """Return the first difference of two states of some files, in the order of their paths.
 
     ``before``, ``now``: path -> content. None where nothing differs but comments and docstrings of
@@ -54,13 +54,15 @@ def in_files(before: Mapping[str, bytes], now: Mapping[str, bytes]) -> Change | 
     """
     for path in sorted({*before, *now}):
         if (path in before) != (path in now):
-            return Change(path, *("a file" if path in some else NOTHING for some in (before, now)))
+            return ChangedValue(
+                path, *("a file" if path in some else NOTHING for some in (before, now))
+            )
         if before[path] != now[path] and (change := in_file(path, before[path], now[path])):
             return change
     return None
 
 
-def in_file(path: str, before: bytes, now: bytes) -> Change | None:
+def in_file(path: str, before: bytes, now: bytes) -> ChangedValue | None:
     """Return the first line or row that differs; None where all are equal.
 
     In Python sources it is the first line whose code differs.
@@ -75,7 +77,7 @@ def in_file(path: str, before: bytes, now: bytes) -> Change | None:
     number, *pair = _first_difference(split(before), split(now))
     if number is None:
         return None
-    return Change(f"{path}, {UNITS.get(suffix, 'line')} {number + 1}", *_excerpts(*pair))
+    return ChangedValue(f"{path}, {UNITS.get(suffix, 'line')} {number + 1}", *_excerpts(*pair))
 
 
 def _first_difference(before: list[Any], now: list[Any]) -> tuple[int | None, str, str]:
@@ -114,7 +116,7 @@ SPLIT: dict[str, Callable[[bytes], list[Any]]] = {".parquet": _parquet_rows}
 # ---------------------------------------------------------------- source
 
 
-def _in_code(path: str, before: str, now: str) -> Change | None:
+def _in_code(path: str, before: str, now: str) -> ChangedValue | None:
     """Return the first line whose code differs. Raises SyntaxError for what is no Python."""
     docstrings = path.startswith(DESCRIBED)  # read at run time
     old, new = (_tokens(text, docstrings) for text in (before, now))
@@ -127,7 +129,7 @@ def _in_code(path: str, before: str, now: str) -> Change | None:
         for tokens, text in zip((old, new), lines, strict=True)
     ]
     offset, *pair = _first_difference(lines[0][at[0] :], lines[1][at[1] :])
-    return Change(f"{path}, line {at[1] + (offset or 0) + 1}", *_excerpts(*pair))
+    return ChangedValue(f"{path}, line {at[1] + (offset or 0) + 1}", *_excerpts(*pair))
 
 
 def _tokens(text: str, docstrings: bool) -> list[tuple[str, int]]:

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from flows.runs import cache, file_difference, git, pipeline
-from flows.runs.file_difference import NOTHING, Change, shown
+from flows.runs.file_difference import NOTHING, ChangedValue, shown
 
 
 class _Line(BaseModel):
@@ -36,14 +36,14 @@ BYTECODE = "__pycache__"  # which DVC ignores, too
 
 
 @dataclass(frozen=True)
-class Difference:
+class StageDifference:
     """The first stage that differs, and what differs in it."""
 
     stage: str
-    inputs: list[Change]  # of the stage: parameters, data, source files
-    outs: list[Change]
+    inputs: list[ChangedValue]  # of the stage: parameters, data, source files
+    outs: list[ChangedValue]
     sub_step: str = ""  # the first that differs, where the stage has records
-    details: Sequence[Change] = ()  # of that sub-step
+    details: Sequence[ChangedValue] = ()  # of that sub-step
 
     def __str__(self) -> str:
         where = f"{self.stage}, {self.sub_step}" if self.sub_step else self.stage
@@ -56,7 +56,7 @@ class Difference:
 
 def first_difference(
     stages: Sequence[str], before: Path, now: Path, commit: str
-) -> Difference | None:
+) -> StageDifference | None:
     """Compare the stages of two checkouts in their order; return the first difference, or None.
 
     ``commit``: that of ``before``; earlier states of the inputs are looked up in its history.
@@ -71,11 +71,11 @@ def first_difference(
         file = Path("data", recipe, "records", f"{name}.jsonl")
         sub_step, details = _first_record(_records(before / file), _records(now / file))
         if inputs or outs or sub_step:
-            return Difference(stage, inputs, outs, sub_step, details)
+            return StageDifference(stage, inputs, outs, sub_step, details)
     return None
 
 
-def _inputs(old: Lock, new: Lock, now: Path, commit: str) -> list[Change]:
+def _inputs(old: Lock, new: Lock, now: Path, commit: str) -> list[ChangedValue]:
     """Return the parameters and files that a stage reads and that have changed."""
     changes = [] if old.get("cmd") == new.get("cmd") else [_change("cmd", old, new)]
     changes += _changed(_parameters(old), _parameters(new))
@@ -109,13 +109,13 @@ def _digests(lock: Lock, kind: str) -> dict[str, str]:
     return {entry["path"]: entry.get("md5", NOTHING) for entry in lock.get(kind, [])}
 
 
-def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[ChangedValue]:
     names = dict.fromkeys([*before, *now])
     return [_change(name, before, now) for name in names if before.get(name) != now.get(name)]
 
 
-def _change(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Change:
-    return Change(name, *(shown(values.get(name, NOTHING)) for values in (before, now)))
+def _change(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> ChangedValue:
+    return ChangedValue(name, *(shown(values.get(name, NOTHING)) for values in (before, now)))
 
 
 # ---------------------------------------------------------------- sub-steps
@@ -144,7 +144,7 @@ def _records(file: Path) -> list[dict[str, Any]]:
 
 def _first_record(
     before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]
-) -> tuple[str, list[Change]]:
+) -> tuple[str, list[ChangedValue]]:
     """Return the first sub-step that differs, its changed inputs, then its artifacts."""
     for number in range(max(len(before), len(now))):
         old, new = (dict(some[number]) if number < len(some) else {} for some in (before, now))
@@ -152,7 +152,7 @@ def _first_record(
             continue
         if not old or not new or _name(old) != _name(new):
             named = [_name(record) if record else NOTHING for record in (old, new)]
-            return _name(old or new), [Change("sub-step", *named)]
+            return _name(old or new), [ChangedValue("sub-step", *named)]
         return _name(old), _of_record(old, new)
     return "", []
 
@@ -164,14 +164,14 @@ def _name(record: Mapping[str, Any]) -> str:
     return f"{path}iteration {record['iteration']}, {record['verb']}{attempt}"
 
 
-def _of_record(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
-    changes: list[Change] = []
+def _of_record(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[ChangedValue]:
+    changes: list[ChangedValue] = []
     for kind, name in (("inputs", "input"), ("artifacts", "artifact")):
         values = [
             _flat({key: _parsed(value) for key, value in record.get(kind, {}).items()})
             for record in (old, new)
         ]
-        changes += [Change(f"{name} {c.name}", c.before, c.now) for c in _changed(*values)]
+        changes += [ChangedValue(f"{name} {c.name}", c.before, c.now) for c in _changed(*values)]
     rest = [
         {key: value for key, value in record.items() if key not in ("inputs", "artifacts", "key")}
         for record in (old, new)
@@ -189,7 +189,7 @@ def _parsed(identity: Any) -> Any:
 # ---------------------------------------------------------------- within a file
 
 
-def _within(change: Change, digest: str, now: Path, commit: str) -> Change | None:
+def _within(change: ChangedValue, digest: str, now: Path, commit: str) -> ChangedValue | None:
     """Return the first line or row that differs in a file, or in the files of a folder.
 
     ``digest``: DVC's, of the earlier state. Returns the change as it is where that state is not

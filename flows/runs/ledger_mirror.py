@@ -31,8 +31,8 @@ from typing import TypeVar
 
 from flows.host.addresses import address_without_password, without_password
 from flows.runs import cache, mirror_files
-from flows.runs.mirror_files import Filesystem, RefusedError, name_of
-from flows.runs.uploads import Uploads
+from flows.runs.mirror_files import Filesystem, RefusedMirrorError, name_of
+from flows.runs.uploads import UploadQueue
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Record
 from tasks.ledger.records import DELIVERED, SUB_STEP
@@ -46,7 +46,7 @@ PROGRESS = 10.0  # seconds between two lines of a run that waits for the mirror 
 Result = TypeVar("Result")
 
 
-class Mirror:
+class RemoteMirror:
     """The mirror at ``address``; ``connect`` returns its filesystem and the folder in it.
 
     ``key`` signs what is sent and checks what is fetched; b"" for no signatures.
@@ -62,7 +62,7 @@ class Mirror:
         self.own = threading.local()  # each thread's connection: filesystems cache without locks
         self.unreachable_until = 0.0  # on the clock of time.monotonic
         self.logged = False  # that it is unreachable
-        self.uploads = Uploads(self._deliver)
+        self.uploads = UploadQueue(self._deliver)
 
     def push(self, folder: Path) -> None:
         """Have a folder sent as it is now, unless it is marked as delivered.
@@ -98,7 +98,7 @@ class Mirror:
             if sent and SUB_STEP.fullmatch(folder.name) and here.exists():
                 (here / DELIVERED).write_bytes(self._delivered())
             return sent
-        except (RefusedError, OSError) as error:
+        except (RefusedMirrorError, OSError) as error:
             print(f"{folder} is not sent: {error}")
             return True
 
@@ -115,7 +115,7 @@ class Mirror:
             record = self._attempt(
                 lambda fs, root: mirror_files.receive(fs, root, folder, partial, self.key), None
             )
-        except RefusedError as error:
+        except RefusedMirrorError as error:
             where = f"{self.address}/{name_of(folder)}"
             print(f"{where} is damaged ({error}): {folder.name} is computed again")
         if record is None:
@@ -155,7 +155,7 @@ class Mirror:
     ) -> Result:
         try:
             return self._attempt(work, otherwise)
-        except RefusedError as error:
+        except RefusedMirrorError as error:
             print(f"the mirror is left as it is: {error}")
             return otherwise
 
@@ -170,7 +170,7 @@ class Mirror:
             if not hasattr(self.own, "connection"):
                 self.own.connection = self.connect()
             return work(*self.own.connection)
-        except RefusedError:
+        except RefusedMirrorError:
             raise
         except Exception as error:  # filesystems raise all kinds
             if hasattr(self.own, "connection"):  # fsspec would return the dead one again
@@ -194,7 +194,7 @@ def opened() -> Iterator[Ledger]:
     if not address:
         yield Ledger()
         return
-    mirror = Mirror(address, cache.filesystem(address), _key())
+    mirror = RemoteMirror(address, cache.filesystem(address), _key())
     try:
         yield Ledger(mirror)
     except Exception:

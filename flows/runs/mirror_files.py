@@ -35,7 +35,7 @@ Filesystem = Any  # of fsspec
 Listing = Mapping[str, int | None]  # the objects of a folder: name -> bytes, None for no file
 
 
-class RefusedError(ValueError):
+class RefusedMirrorError(ValueError):
     """What a mirror has is not what it should be; the message says why."""
 
 
@@ -56,7 +56,7 @@ def _at(fs: Filesystem, root: str, name: str) -> str:
     if islink := getattr(fs, "islink", None):  # a folder of this machine may have links
         for length in range(1, len(parts) + 1):
             if islink(path := "/".join([root, *parts[:length]])):
-                raise RefusedError(f"{path} is a link")
+                raise RefusedMirrorError(f"{path} is a link")
     return f"{root}/{name}"
 
 
@@ -73,7 +73,7 @@ def send(fs: Filesystem, root: str, name: str, folder: Path, key: bytes) -> None
         _send(fs, root, name, folder, key)
     except FileNotFoundError as error:  # of this folder, or of the mirror
         if Path(error.filename or "").is_relative_to(folder):
-            raise RefusedError(f"{error.filename} was removed meanwhile") from None
+            raise RefusedMirrorError(f"{error.filename} was removed meanwhile") from None
         raise
 
 
@@ -110,13 +110,13 @@ def _send_archive(fs: Filesystem, root: str, name: str, files: Sequence[archive.
         with _open(fs, root, name) as stream:
             archive.write(stream, files)
     except ValueError as error:
-        raise RefusedError(str(error)) from None
+        raise RefusedMirrorError(str(error)) from None
 
 
 def _has(fs: Filesystem, there: str, listed: Listing, content: bytes) -> bool:
     try:
         return _read(fs, there, RECORD, listed) == content
-    except RefusedError:
+    except RefusedMirrorError:
         return False
 
 
@@ -125,13 +125,13 @@ def _members(folder: Path) -> list[archive.Member]:
     try:
         record = records.load(folder)
     except ValueError as error:
-        raise RefusedError(f"its record is damaged: {error}") from None
+        raise RefusedMirrorError(f"its record is damaged: {error}") from None
     entries = record["artifacts"].values() if record else []
     paths = [folder / records.file_name(each) for each in entries]
     existing_paths = [path for path in [*paths, folder / RETIRED] if os.path.lexists(path)]
     for path in existing_paths:
         if odd := artifacts.irregular(path):
-            raise RefusedError(f"{odd} is a link or no file")
+            raise RefusedMirrorError(f"{odd} is a link or no file")
     files = [file for path in sorted(paths) if path.exists() for file in artifacts.files_of(path)]
     return [(file.relative_to(folder).as_posix(), file) for file in files]
 
@@ -176,7 +176,7 @@ def receive(fs: Filesystem, root: str, folder: Path, partial: Path, key: bytes) 
     try:
         record = records.parse(content, folder)
     except ValueError as error:
-        raise RefusedError(str(error)) from None
+        raise RefusedMirrorError(str(error)) from None
     (partial / RECORD).write_bytes(content)
     if mark:
         (partial / RETIRED).write_bytes(mark)
@@ -192,7 +192,7 @@ def receive(fs: Filesystem, root: str, folder: Path, partial: Path, key: bytes) 
         if artifact["digest"] == artifacts.EMPTY_FOLDER and not path.exists():
             path.mkdir()  # archives have only files
     if fault := records.damaged(partial, record):
-        raise RefusedError(f"{fault.name} differs from its record")
+        raise RefusedMirrorError(f"{fault.name} differs from its record")
     return record
 
 
@@ -209,11 +209,11 @@ def _check_size(name: str, listed: Listing, sizes: Mapping[str, int]) -> None:
     """Raise RefusedError unless an archive can have artifacts of these sizes, and has room here."""
     packed = listed.get(name)
     if packed is None:
-        raise RefusedError(f"{name} is missing, a link or no file")
+        raise RefusedMirrorError(f"{name} is missing, a link or no file")
     if packed < sum(sizes.values()):
-        raise RefusedError(f"{name} is shorter than what it should have")
+        raise RefusedMirrorError(f"{name} is shorter than what it should have")
     if packed > shutil.disk_usage(artifacts.ROOT).free:  # each file takes a block, or more, of it
-        raise RefusedError(f"its {packed} bytes do not fit on the disk")
+        raise RefusedMirrorError(f"its {packed} bytes do not fit on the disk")
 
 
 def _fetch(fs: Filesystem, path: str, folder: Path, sizes: Mapping[str, int]) -> None:
@@ -223,11 +223,13 @@ def _fetch(fs: Filesystem, path: str, folder: Path, sizes: Mapping[str, int]) ->
             _unpack(stream, folder, sizes)
     except (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError) as error:
         # removed meanwhile, or files and folders of the same name
-        raise RefusedError(f"its archive cannot be unpacked: {type(error).__name__}") from None
-    except RefusedError:
+        raise RefusedMirrorError(
+            f"its archive cannot be unpacked: {type(error).__name__}"
+        ) from None
+    except RefusedMirrorError:
         raise
     except ValueError as error:
-        raise RefusedError(str(error)) from None
+        raise RefusedMirrorError(str(error)) from None
 
 
 def _unpack(stream: IO[bytes], folder: Path, sizes: Mapping[str, int]) -> None:
@@ -235,17 +237,17 @@ def _unpack(stream: IO[bytes], folder: Path, sizes: Mapping[str, int]) -> None:
     for name, size in archive.members(stream):
         parts = name.split("/")
         if not all(map(records.is_part, parts)) or parts[0] not in left:
-            raise RefusedError(f"its archive has {ascii(name)[: records.SHOWN]}")
+            raise RefusedMirrorError(f"its archive has {ascii(name)[: records.SHOWN]}")
         left[parts[0]] -= size
         if left[parts[0]] < 0:
-            raise RefusedError(f"{parts[0]} has more than {sizes[parts[0]]} bytes")
+            raise RefusedMirrorError(f"{parts[0]} has more than {sizes[parts[0]]} bytes")
         target = folder.joinpath(*parts)
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("xb") as file:
             archive.copy(stream, file, size)
     for name, lacking in left.items():
         if lacking:
-            raise RefusedError(f"{name} lacks {lacking} bytes")
+            raise RefusedMirrorError(f"{name} lacks {lacking} bytes")
 
 
 def _listed(fs: Filesystem, there: str) -> Listing:
@@ -272,9 +274,9 @@ def _read(fs: Filesystem, there: str, name: str, listed: Listing) -> bytes:
         return b""
     size = listed[name]
     if size is None:
-        raise RefusedError(f"{name} is a link or no file")
+        raise RefusedMirrorError(f"{name} is a link or no file")
     if size > LARGEST:
-        raise RefusedError(f"{name} has more than {LARGEST} bytes")
+        raise RefusedMirrorError(f"{name} has more than {LARGEST} bytes")
     with fs.open(f"{there}/{name}", "rb") as stream:
         return bytes(stream.read(LARGEST))
 
@@ -296,4 +298,4 @@ def _check_signature(signatures: bytes, name: str, key: bytes, content: bytes, m
     """Raise RefusedError unless record and mark are signed by ``key``."""
     right = sign(key, name, content, mark)
     if not any(hmac.compare_digest(right, line) for line in signatures.split(b"\n")):
-        raise RefusedError("it has no signature by this key")
+        raise RefusedMirrorError("it has no signature by this key")

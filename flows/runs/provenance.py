@@ -100,7 +100,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Subject:
     """What is asked for: an out of a run, or something in it."""
 
     state: State
@@ -127,7 +127,7 @@ class Asked:
 # ---------------------------------------------------------------- find the run
 
 
-def find(what: str, revision: str | None = None, recipe: str | None = None) -> Asked:
+def find(what: str, revision: str | None = None, recipe: str | None = None) -> Subject:
     """Find what ``what`` names at ``revision``, by default in this checkout and the newest runs.
 
     Where several runs made the same from the same inputs, the oldest one is returned. Raises
@@ -175,13 +175,13 @@ def _at_commit(revision: str) -> State:
     return State(git.locked_at(commit), commit, branch)
 
 
-def _lookup(path: str, metric: str | None, states: Sequence[State]) -> Asked | None:
+def _lookup(path: str, metric: str | None, states: Sequence[State]) -> Subject | None:
     """Find a path, or a metric in that file, in the first state that has it."""
     subject = next(filter(None, (_at(path, state) for state in states)), None)
     return _measured(subject, metric) if subject and metric else subject
 
 
-def _at(path: str, state: State) -> Asked | None:
+def _at(path: str, state: State) -> Subject | None:
     """Find a path in a state; None where it is no out and in none."""
     outs = state.outs()
     out = max((o for o in outs if Path(path).is_relative_to(o)), key=len, default="")
@@ -195,10 +195,10 @@ def _at(path: str, state: State) -> Asked | None:
             f"{path} is not what dvc.lock says ({digest}): it was changed after the run; "
             f"`dvc checkout {shlex.quote(path)}` brings it back, --at REV asks for another run's"
         )
-    return Asked(state, path, digest, out)
+    return Subject(state, path, digest, out)
 
 
-def _first_made(subject: Asked) -> Asked:
+def _first_made(subject: Subject) -> Subject:
     """Return the same out of the oldest run that made it from the same inputs."""
     runs = [_at_commit(branch) for branch in git.runs_with(subject.state.outs()[subject.out][0])]
     same = [run for run in runs if run.lock.get(subject.stage) == subject.state.lock[subject.stage]]
@@ -207,7 +207,7 @@ def _first_made(subject: Asked) -> Asked:
     return replace(subject, state=[*same, subject.state][0], facts=facts)
 
 
-def _model(what: str, model: str, which: str) -> Asked:
+def _model(what: str, model: str, which: str) -> Subject:
     tags = store.version_tags(model, which)
     if tags is None:
         raise ValueError(f"the model registry {_store()} has no '{what}'\n{FORMS}")
@@ -223,7 +223,7 @@ def _model(what: str, model: str, which: str) -> Asked:
     return replace(subject, facts=[f"version {number} of the model {model} in {_store()}"])
 
 
-def _measured(subject: Asked, key: str) -> Asked:
+def _measured(subject: Subject, key: str) -> Subject:
     """Add the value of a metric of the file; ValueError where the file has no such metric."""
     path, text = subject.path, _text(subject.state, subject.path)
     values = track.flatten(json.loads(text))
@@ -234,7 +234,7 @@ def _measured(subject: Asked, key: str) -> Asked:
     return replace(subject, metric=f"{key} = {values[key]}", agent=agent)
 
 
-def _short_metric(key: str, states: Sequence[State], recipe: str | None) -> Asked | None:
+def _short_metric(key: str, states: Sequence[State], recipe: str | None) -> Subject | None:
     """Find a metric without its file, in the one recipe that has it."""
     subjects, faults = [], []
     for name in [recipe] if recipe else sorted({r for state in states for r in state.recipes()}):
@@ -251,7 +251,7 @@ def _short_metric(key: str, states: Sequence[State], recipe: str | None) -> Aske
     return known[0] if known else None
 
 
-def _stray(path: Path, states: Sequence[State]) -> Asked:
+def _stray(path: Path, states: Sequence[State]) -> Subject:
     """Find a file or folder that is no out by its digest, in the oldest run that has it."""
     digest = cache.digest_of(path)
     committed = [state for state in states[::-1] if state.commit]  # the oldest first
@@ -260,7 +260,7 @@ def _stray(path: Path, states: Sequence[State]) -> Asked:
             inside = _folder(out_digest) if out_digest.endswith(".dir") else {}
             names = {out_digest: out} | {md5: f"{out}/{name}" for name, md5 in inside.items()}
             if digest in names:
-                return Asked(state, names[digest], digest, out)
+                return Subject(state, names[digest], digest, out)
     raise ValueError(f"{path} has the digest {digest}, which no run has made\n{FORMS}")
 
 
@@ -272,7 +272,7 @@ def _folder(digest: str) -> dict[str, str]:
         return {}
 
 
-def restore(subject: Asked) -> Path:
+def restore(subject: Subject) -> Path:
     """Restore what is asked for as a copy below HOME; return its path.
 
     It comes from git, from DVC's cache, or from its remote. Raises ValueError where none of them
@@ -299,7 +299,7 @@ def restore(subject: Asked) -> Path:
 # ---------------------------------------------------------------- the chain
 
 
-def chain(subject: Asked) -> list[Link]:
+def chain(subject: Subject) -> list[Link]:
     """Return the links from what is asked for back to the commit.
 
     Raises ValueError for an iteration that the run does not have.
@@ -317,7 +317,7 @@ def chain(subject: Asked) -> list[Link]:
     return [*links, _commit(subject), _parameters(subject), _tracked(subject)]
 
 
-def _way(subject: Asked) -> list[str]:
+def _way(subject: Subject) -> list[str]:
     """List the stages that made it, each before its inputs' stages."""
     makers = {out: stage for out, (_, stage) in subject.state.outs().items()}
     beside = {f"models/{subject.recipe}/{agent}" for agent in AGENTS.values()}
@@ -337,7 +337,7 @@ def _way(subject: Asked) -> list[str]:
     return seen[::-1]
 
 
-def _of_stage(stage: str, subject: Asked) -> list[Link]:
+def _of_stage(stage: str, subject: Subject) -> list[Link]:
     """Return a stage's outs with its sub-steps, and its inputs that are neither outs nor code."""
     name, outs = stage.partition("@")[0], subject.state.outs()
     stage_outs = {f"{name}: {out}": out for out, (_, maker) in outs.items() if maker == stage}
@@ -366,7 +366,7 @@ def _is_code(path: str) -> bool:
     return path.endswith(".py") or Path(path).parts[0] in keys.ROOMS
 
 
-def _reinforce(stage: str, subject: Asked) -> list[Link]:
+def _reinforce(stage: str, subject: Subject) -> list[Link]:
     """Return the checkpoint, the iteration that made it (or is asked for), trees and questions."""
     path, trees = f"models/{subject.recipe}/trained", f"data/{subject.recipe}/trees"
     records = _records(subject, "reinforce")
@@ -394,7 +394,7 @@ def _reinforce(stage: str, subject: Asked) -> list[Link]:
     ]
 
 
-def _update(subject: Asked, updates: Sequence[Record]) -> Record:
+def _update(subject: Subject, updates: Sequence[Record]) -> Record:
     """Return the update of the given iteration, or the last one whose policy was evaluated."""
     if subject.iteration is not None:
         matches = [update for update in updates if update["iteration"] == subject.iteration]
@@ -414,7 +414,7 @@ def _update(subject: Asked, updates: Sequence[Record]) -> Record:
     return (candidates or updates)[-1]
 
 
-def _questions(subject: Asked, steps: Sequence[Record]) -> list[Link]:
+def _questions(subject: Subject, steps: Sequence[Record]) -> list[Link]:
     rollouts = [record for record in steps if "questions" in record and "cursor" in record]
     ids = [name for record in rollouts for name in record["questions"]]
     folder = f"data/{subject.recipe}/questions"
@@ -429,7 +429,7 @@ def _questions(subject: Asked, steps: Sequence[Record]) -> list[Link]:
     return [_out(subject, "questions", path, facts=facts)]
 
 
-def _champion(stage: str, subject: Asked) -> list[Link]:
+def _champion(stage: str, subject: Subject) -> list[Link]:
     """Return the recipe's champion if training started from it or it was compared with."""
     pinned = _parameter(subject, stage, "champion")
     begins = _parameter(subject, f"cold_start@{subject.recipe}", "start") == "champion"
@@ -445,12 +445,12 @@ def _champion(stage: str, subject: Asked) -> list[Link]:
     return [_out(subject, "champion", f"models/{subject.recipe}/champion", facts=facts)]
 
 
-def _reward_model(stage: str, subject: Asked) -> list[Link]:
+def _reward_model(stage: str, subject: Subject) -> list[Link]:
     """Return the reward model with its sub-steps, where the recipe has one."""
     return _of_stage(stage, subject) if _parameter(subject, stage, "reward_model") else []
 
 
-STAGES: dict[str, Callable[[str, Asked], list[Link]]] = {
+STAGES: dict[str, Callable[[str, Subject], list[Link]]] = {
     "reward_model": _reward_model,
     "reinforce": _reinforce,
     "champion": _champion,
@@ -460,7 +460,7 @@ STAGES: dict[str, Callable[[str, Asked], list[Link]]] = {
 # ---------------------------------------------------------------- the end of a chain
 
 
-def _commit(subject: Asked) -> Link:
+def _commit(subject: Subject) -> Link:
     state, recipe = subject.state, subject.recipe
     if not state.commit:
         paths = [path for path in (*KEPT, f"reports/{recipe}") if Path(path).exists()]
@@ -474,7 +474,7 @@ def _commit(subject: Asked) -> Link:
     return Link("commit", state.branch, state.commit, facts=facts, command=_reproducing(subject))
 
 
-def _reproducing(subject: Asked) -> str:
+def _reproducing(subject: Subject) -> str:
     """Return the command that restores the whole run, its inputs included."""
     state, recipe = subject.state, subject.recipe
     named = git.trailer(state.commit, "Recipe") == recipe or len(state.recipes()) == 1
@@ -482,7 +482,7 @@ def _reproducing(subject: Asked) -> str:
     return f"beamline reproduce {revision}" + ("" if named else f" --recipe {recipe}")
 
 
-def _parameters(subject: Asked) -> Link:
+def _parameters(subject: Subject) -> Link:
     path, commit = f"params/{subject.recipe}.yaml", subject.state.commit
     text = _text(subject.state, path)
     command = f"git show {commit[:SHORT]}:{path}" if commit else f"cat {path}"
@@ -491,7 +491,7 @@ def _parameters(subject: Asked) -> Link:
     return Link("parameters", "", digest, path, [f"set: {each}" for each in changes], command)
 
 
-def _tracked(subject: Asked) -> Link:
+def _tracked(subject: Subject) -> Link:
     """Return the oldest MLflow run with this out, of those that share most other outs."""
     digests = {f"dvc.{path}": digest for path, (digest, _) in subject.state.outs().items()}
     tag = f"dvc.{subject.out}"
@@ -513,7 +513,7 @@ def _tracked(subject: Asked) -> Link:
 # ---------------------------------------------------------------- links and what they show
 
 
-def _out(subject: Asked, what: str, path: str, name: str = "", facts: Sequence[str] = ()) -> Link:
+def _out(subject: Subject, what: str, path: str, name: str = "", facts: Sequence[str] = ()) -> Link:
     """Return the link of an out of the run, or of something in one."""
     out = subject if path == subject.path else _at(path, subject.state)
     if out is None:
@@ -541,7 +541,7 @@ def _text(state: State, path: str) -> str:
     return Path(path).read_text()
 
 
-def _records(subject: Asked, stage: str) -> list[Record]:
+def _records(subject: Subject, stage: str) -> list[Record]:
     """Return the records of a stage's sub-steps; empty where neither cache nor remote has them."""
     outs, path = subject.state.outs(), f"data/{subject.recipe}/records/{stage}.jsonl"
     return _kept(outs[path][0]) if path in outs else []
@@ -564,14 +564,14 @@ def _described(record: Record) -> str:
     return f"{f'{path}, ' if path else ''}{record['verb']}{attempt}: {digests}{questions}"
 
 
-def _in_ledger(subject: Asked, record: Record) -> str:
+def _in_ledger(subject: Subject, record: Record) -> str:
     """Return the path of a sub-step in this checkout's ledger; empty where it is not there."""
     name = f"{record['iteration']:04d}-{record['verb']}-{record['key']}"
     folder = artifacts.ROOT / subject.recipe / str(record["stage"]) / name
     return folder.as_posix() if folder.exists() else ""
 
 
-def _parameter(subject: Asked, stage: str, key: str) -> Any:
+def _parameter(subject: Subject, stage: str, key: str) -> Any:
     """Return a value of the recipe from a stage's entry in dvc.lock."""
     sections = subject.state.lock.get(stage, {}).get("params", {})
     return sections.get(f"params/{subject.recipe}.yaml", {}).get(key)

@@ -14,7 +14,7 @@ from pathlib import Path
 MOST = 4  # folders that wait; a run that adds another one waits: it stays ahead by an iteration
 
 
-class Uploads:
+class UploadQueue:
     """Folders to be sent by ``send``, which returns False where the mirror is unreachable.
 
     Such folders no longer wait, and hold up nobody. They wait again once one has been sent.

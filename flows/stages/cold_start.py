@@ -15,7 +15,7 @@ from tasks.cold_start import cold_start as fine_tune
 from tasks.learning.processes import Learners, open_learners
 from tasks.ledger import artifacts, keys
 from tasks.ledger.artifacts import Artifact, Record
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.policy import champion
 
 
@@ -36,7 +36,7 @@ def cold_start(name: str) -> None:
         substep_tasks.opened() as ledger,
         stage_run(name, "cold_start", key, stage.run_tags()) as run,
     ):
-        step = Step(name, "cold_start", 0, recipe.seed, ledger)
+        step = SubStep(name, "cold_start", 0, recipe.seed, ledger)
         records: list[Record] = []
         policy = begins or initial
         if recipe.cold_start and not begins:
@@ -52,7 +52,7 @@ def cold_start(name: str) -> None:
         artifacts.publish_records(records, Path("data", name, "records", "cold_start.jsonl"))
 
 
-def _fine_tuned(step: Step, inputs: ColdStartInputs, run: Run, learners: Learners) -> Record:
+def _fine_tuned(step: SubStep, inputs: ColdStartInputs, run: Run, learners: Learners) -> Record:
     """Fine-tune with a progress bar, and log the curve."""
     progress = Progress("cold start", inputs.settings.steps)
     record = fine_tune(step, inputs, advance=progress.reach, learners=learners)

@@ -23,7 +23,7 @@ from tasks.evaluate import evaluate as compare
 from tasks.evaluation.exam import Exam, answer, rewards_of, verdicts_of
 from tasks.ledger import artifacts, keys
 from tasks.ledger.artifacts import Artifact, Record
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.policy import champion
 from tasks.policy.machine import use_machine
 from tasks.policy.model import load_tokenizer
@@ -53,7 +53,7 @@ def evaluate(name: str) -> None:
             Path(corpus.path),
         ) as environment,
     ):
-        step = Step(name, "evaluate", 0, recipe.seed, ledger)
+        step = SubStep(name, "evaluate", 0, recipe.seed, ledger)
         whole, size = panels.load(Path(panel.path)), recipe.evaluate.questions
         available = len(whole.tasks)
         first = slice_for(policies["trained"], policies.get("champion"), available, size)
@@ -84,7 +84,7 @@ def evaluate(name: str) -> None:
         )
 
 
-def _answered(exam: Exam, step: Step, policy: Artifact) -> list[Record]:
+def _answered(exam: Exam, step: SubStep, policy: Artifact) -> list[Record]:
     """Let one policy answer, with a progress bar of its own."""
     progress = Progress(step.stage, exam.recipe.evaluate.questions)
     records = answer(exam, step, policy, progress.advance)

@@ -24,7 +24,7 @@ from tasks.environments import open_environment
 from tasks.environments.contract import OpenEnvironment
 from tasks.ledger import artifacts, keys
 from tasks.ledger.artifacts import Artifact, Record
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.prepare import PrepareInputs
 from tasks.prepare import prepare as prepare_data
 from tasks.questions import choice
@@ -69,7 +69,7 @@ def prepare(name: str) -> None:
         stage_run(name, "prepare", key, stage.run_tags()) as run,
         gate_report.pages(name),
     ):
-        step = Step(name, "prepare", 0, recipe.seed, ledger)
+        step = SubStep(name, "prepare", 0, recipe.seed, ledger)
         opened = partial(open_environment, recipe.tools, recipe.environment, recipe.machine.threads)
         preparation = prepare_data(step, inputs, open_environment=opened)
         run.log_metrics(preparation["metrics"], step=0, at=preparation["finished"])
@@ -138,7 +138,7 @@ def named_sources(recipe: Recipe) -> dict[str, str]:
 # ---------------------------------------------------------------- traces by rejection sampling
 
 
-def sample_traces(step: Step, recipe: Recipe, preparation: Record) -> list[Record]:
+def sample_traces(step: SubStep, recipe: Recipe, preparation: Record) -> list[Record]:
     """Sample answers to training questions and keep right ones as traces; the sub-steps' records.
 
     ``preparation`` is the record of ``prepare``. The last record has the artifacts of the traces.
@@ -173,7 +173,7 @@ def sample_traces(step: Step, recipe: Recipe, preparation: Record) -> list[Recor
         return [*fetched, *rolled_out, select_traces(step, inputs, specs=environment.specs)]
 
 
-def teacher_of(step: Step, expert: Sampled, student: Artifact) -> tuple[Artifact, list[Record]]:
+def teacher_of(step: SubStep, expert: Sampled, student: Artifact) -> tuple[Artifact, list[Record]]:
     """Return the policy that is sampled, and the record of its download from the hub, if any.
 
     Raises ValueError where it is neither a folder nor pinned.
@@ -203,7 +203,7 @@ class Sampling:
     environment: OpenEnvironment
 
 
-def roll_out(sampling: Sampling, step: Step) -> list[Record]:
+def roll_out(sampling: Sampling, step: SubStep) -> list[Record]:
     """Roll out the questions in portions, each a sub-step of its own; their records."""
     expert = sampling.expert
     available = pq.read_metadata(sampling.questions.path).num_rows

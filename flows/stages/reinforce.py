@@ -12,7 +12,7 @@ from pathlib import Path
 from prefect import flow
 
 from flows.tracking import gate_report, reinforce_report
-from flows.tracking.alarm_report import Watch
+from flows.tracking.alarm_report import AlarmWatch
 from flows.tracking.progress import Progress
 from flows.tracking.run import Run, stage_run
 from flows.workers import stage, substep_tasks
@@ -23,7 +23,7 @@ from tasks.environments import open_environment
 from tasks.learning.processes import open_learners
 from tasks.ledger import artifacts, keys
 from tasks.ledger.artifacts import Artifact
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.policy import checkpoint
 from tasks.policy.machine import use_machine
 from tasks.training.curves import Seconds
@@ -56,7 +56,7 @@ def reinforce(name: str) -> None:
     ):
         reader = reader_of(recipe, policy, environment)
         training = Training(
-            start=Step(name, "reinforce", 0, recipe.seed, ledger),
+            start=SubStep(name, "reinforce", 0, recipe.seed, ledger),
             recipe=recipe,
             algorithm=algorithm_of(recipe, Path("params")),
             policy=policy,
@@ -90,7 +90,7 @@ def iterate(training: Training, run: Run) -> tuple[list[Iteration], list[Seconds
     iterations: list[Iteration] = []
     seconds: list[Seconds] = []
     progress = Progress("reinforce", section.iterations)
-    watch = Watch(name, section.stop_on, section.questions)
+    watch = AlarmWatch(name, section.stop_on, section.questions)
     began = time.time()
     for iteration in train(training):
         iterations.append(iteration)

@@ -19,9 +19,9 @@ from params.schema.reward_model import RewardModel
 from tasks import recipes
 from tasks.ledger import artifacts, keys
 from tasks.ledger.artifacts import Artifact, Record
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.policy import published_model
-from tasks.policy.published_model import Published
+from tasks.policy.published_model import PublishedRewardModel
 from tasks.rewards import judging
 from tasks.rewards.judging import VERDICTS
 from tasks.tools import recording
@@ -47,14 +47,14 @@ def reward_model(name: str) -> None:
         stage_run(name, "reward_model", key, stage.run_tags()) as run,
     ):
         if recipe.reward_model:
-            step = Step(name, "reward_model", 0, recipe.seed, ledger)
+            step = SubStep(name, "reward_model", 0, recipe.seed, ledger)
             records = labelled(step, recipe, policy, questions, corpus)
             trees, rewards = (
                 artifacts.output(records[1], "trees"),
                 artifacts.output(records[2], "rewards"),
             )
             records.append(trained(step, recipe, recipe.reward_model, policy, trees, rewards, run))
-            published = Published(artifacts.output(records[-1], "model"), trees, rewards)
+            published = PublishedRewardModel(artifacts.output(records[-1], "model"), trees, rewards)
         else:
             print("reward_model: none")
         publish_recorded(records, Path("data", name, "calls_of_reward_model"))
@@ -63,7 +63,7 @@ def reward_model(name: str) -> None:
 
 
 def labelled(
-    step: Step, recipe: Recipe, policy: Artifact, questions: Artifact, corpus: Artifact
+    step: SubStep, recipe: Recipe, policy: Artifact, questions: Artifact, corpus: Artifact
 ) -> list[Record]:
     """Choose questions with labels, answer and score them; return the three records."""
     from tasks.dialects import open_dialect
@@ -100,7 +100,7 @@ def labelled(
 
 
 def trained(
-    step: Step,
+    step: SubStep,
     recipe: Recipe,
     section: RewardModel,
     policy: Artifact,

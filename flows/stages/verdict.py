@@ -10,7 +10,7 @@ from flows.workers import stage, substep_tasks
 from tasks import recipes
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.verdict import VerdictInputs
 from tasks.verdict import verdict as judge
 
@@ -27,7 +27,7 @@ def verdict(name: str) -> None:
         settings=recipe.verdict,
     )
     with substep_tasks.opened() as ledger:
-        record = judge(Step(name, "verdict", 0, recipe.seed, ledger), inputs)
+        record = judge(SubStep(name, "verdict", 0, recipe.seed, ledger), inputs)
     artifacts.publish(artifacts.output(record, "verdict"), Path("reports", name, "verdict.json"))
     print(f"verdict: {'promote' if record['promote'] else 'reject'}: {record['reason']}")
 

@@ -20,7 +20,7 @@ class StoppedError(RuntimeError):
     """Training has ended because of an alarm that the recipe names in ``reinforce.stop_on``."""
 
 
-class Watch:
+class AlarmWatch:
     """The metrics of a training run so far, and the alarms that it has raised."""
 
     def __init__(self, recipe: str, stop_on: Sequence[str], questions: int) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.host import processes
-from flows.tracking.outbox import Message
+from flows.tracking.outbox import OutboxMessage
 from flows.tracking.store import KEY_TAG, NAME_TAG, PARENT_RUN, PARENT_TAG, experiment_id
 from flows.tracking.trace_writing import ENTITIES_PER_BATCH, write_traces
 
@@ -83,7 +83,7 @@ def _find(
 # ---------------------------------------------------------------- a writer for each kind
 
 
-def _write_metrics(client: MlflowClient, run_id: str, uri: str, message: Message) -> None:
+def _write_metrics(client: MlflowClient, run_id: str, uri: str, message: OutboxMessage) -> None:
     from mlflow.entities import Metric
 
     fields = message.fields
@@ -93,7 +93,7 @@ def _write_metrics(client: MlflowClient, run_id: str, uri: str, message: Message
     client.log_batch(run_id, metrics=points)
 
 
-def _write_params(client: MlflowClient, run_id: str, uri: str, message: Message) -> None:
+def _write_params(client: MlflowClient, run_id: str, uri: str, message: OutboxMessage) -> None:
     from mlflow.entities import Param
 
     batch = [Param(name, value) for name, value in message.fields["values"].items()]
@@ -101,11 +101,11 @@ def _write_params(client: MlflowClient, run_id: str, uri: str, message: Message)
         client.log_batch(run_id, params=batch[start : start + ENTITIES_PER_BATCH])
 
 
-def _write_tags(client: MlflowClient, run_id: str, uri: str, message: Message) -> None:
+def _write_tags(client: MlflowClient, run_id: str, uri: str, message: OutboxMessage) -> None:
     _set_tags(client, run_id, message.fields["values"])
 
 
-def _write_datasets(client: MlflowClient, run_id: str, uri: str, message: Message) -> None:
+def _write_datasets(client: MlflowClient, run_id: str, uri: str, message: OutboxMessage) -> None:
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
     inputs = [
@@ -122,14 +122,14 @@ def _write_datasets(client: MlflowClient, run_id: str, uri: str, message: Messag
         client.log_inputs(run_id, inputs)
 
 
-def _write_file(client: MlflowClient, run_id: str, uri: str, message: Message) -> None:
+def _write_file(client: MlflowClient, run_id: str, uri: str, message: OutboxMessage) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / message.fields["name"]
         file.write_bytes(message.content)
         client.log_artifact(run_id, str(file))
 
 
-def _write_table(client: MlflowClient, run_id: str, uri: str, message: Message) -> None:
+def _write_table(client: MlflowClient, run_id: str, uri: str, message: OutboxMessage) -> None:
     name = message.fields["name"]
     client.log_text(run_id, message.fields["text"], name)
     tag = client.get_run(run_id).data.tags.get("mlflow.loggedArtifacts", "[]")
@@ -138,7 +138,7 @@ def _write_table(client: MlflowClient, run_id: str, uri: str, message: Message) 
         client.set_tag(run_id, "mlflow.loggedArtifacts", json.dumps([*shown, entry]))
 
 
-def _write_end(client: MlflowClient, run_id: str, uri: str, message: Message) -> None:
+def _write_end(client: MlflowClient, run_id: str, uri: str, message: OutboxMessage) -> None:
     client.set_terminated(run_id, message.fields["status"], message.fields["end_time"])
 
 
@@ -148,7 +148,7 @@ def _set_tags(client: MlflowClient, run_id: str, tags: Mapping[str, str]) -> Non
     client.log_batch(run_id, tags=[RunTag(name, value) for name, value in tags.items()])
 
 
-WRITERS: dict[str, Callable[[MlflowClient, str, str, Message], None]] = {
+WRITERS: dict[str, Callable[[MlflowClient, str, str, OutboxMessage], None]] = {
     "metrics": _write_metrics,
     "params": _write_params,
     "tags": _write_tags,

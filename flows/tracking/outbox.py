@@ -26,7 +26,7 @@ FLOW_RUNS = "flow_runs"
 
 
 @dataclass(frozen=True)
-class Message:
+class OutboxMessage:
     """What one call sends: its kind, its fields (as JSON holds them), and the bytes of a file."""
 
     kind: str
@@ -40,7 +40,7 @@ class Outbox:
 
     folder: Path
 
-    def add(self, message: Message) -> None:
+    def add(self, message: OutboxMessage) -> None:
         """Append a message. Raises OSError where the disk does not take it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         unsent = self.files()
@@ -98,10 +98,10 @@ def create(run: Mapping[str, Any], key: str) -> RunOutbox:
     return RunOutbox(root() / name, lock)
 
 
-def read(file: Path) -> Message:
+def read(file: Path) -> OutboxMessage:
     """Return the message in a file."""
     head, _, content = file.read_bytes().partition(b"\n")
-    return Message(**json.loads(head), content=content)
+    return OutboxMessage(**json.loads(head), content=content)
 
 
 def read_run(folder: Path) -> dict[str, Any]:

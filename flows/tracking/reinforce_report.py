@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from flows.tracking import figures, paper_figures, pictures, traces
 from flows.tracking.progress import Progress
 from flows.tracking.run import Run
-from flows.tracking.traces import Trace
+from flows.tracking.traces import MlflowTrace
 from params.schema.recipe import Recipe
 from params.schema.reinforce import Reinforce
 from tasks.ledger import artifacts
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.rollouts.branching import least_rise
 from tasks.training.curves import (
     TRAINING,
@@ -95,11 +95,11 @@ def metrics_of(iteration: Iteration) -> dict[str, float]:
     return metrics
 
 
-def sample_traces(iteration: Iteration, size: int) -> list[Trace]:
+def sample_traces(iteration: Iteration, size: int) -> list[MlflowTrace]:
     """Return the trajectories of an iteration's first ``size`` questions as MLflow traces."""
     rollout, reward = iteration["rollout"][0], iteration["reward"][0]
     return traces.sample(
-        Step(**rollout["step"]),
+        SubStep(**rollout["step"]),
         artifacts.output(rollout, "trees"),
         artifacts.output(reward, "rewards"),
         rollout["finished"],

@@ -26,7 +26,7 @@ from flows.host import processes
 from flows.host.addresses import address_without_password, without_password
 from flows.tracking import outbox
 from flows.tracking.mlflow_writes import WRITERS, can_retry, has_run, open_run
-from flows.tracking.outbox import Message, RunOutbox
+from flows.tracking.outbox import OutboxMessage, RunOutbox
 from flows.tracking.store import (
     KEY_TAG,
     KIND_TAG,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from mlflow.tracking import MlflowClient
 
-    from flows.tracking.traces import Trace
+    from flows.tracking.traces import MlflowTrace
 
 PIPELINE_RUN = "BEAMLINE_PIPELINE_RUN"  # environment variable: the parent of the stages' runs
 UNSENT = "unsent:"  # begins its value where the store does not have that run yet
@@ -107,10 +107,10 @@ class Run:
     def log_figure(self, figure: Figure, name: str) -> None:
         """Keep a matplotlib figure as ``name`` (a ``.png``), replacing one of that name."""
 
-        def draw() -> Message:
+        def draw() -> OutboxMessage:
             picture = io.BytesIO()
             figure.savefig(picture, format="png")
-            return Message("file", {"name": name}, picture.getvalue())
+            return OutboxMessage("file", {"name": name}, picture.getvalue())
 
         self._send_or_queue(draw)
 
@@ -124,16 +124,16 @@ class Run:
 
     def log_file(self, path: Path) -> None:
         """Keep a copy of a file under its own name."""
-        self._send_or_queue(lambda: Message("file", {"name": path.name}, path.read_bytes()))
+        self._send_or_queue(lambda: OutboxMessage("file", {"name": path.name}, path.read_bytes()))
 
-    def log_traces(self, make: Callable[[], Sequence[Trace]]) -> None:
+    def log_traces(self, make: Callable[[], Sequence[MlflowTrace]]) -> None:
         """Keep trajectories as traces of this run, with their rewards as feedback.
 
         A trace is found by its key: a replay adds none, and one that another run has made is linked
         to this run too. Where ``make`` fails, the run goes on without them.
         """
         self._send_or_queue(
-            lambda: Message("traces", {"traces": [asdict(trace) for trace in make()]})
+            lambda: OutboxMessage("traces", {"traces": [asdict(trace) for trace in make()]})
         )
 
     def end(self, status: str) -> None:
@@ -186,9 +186,9 @@ class Run:
         return True
 
     def _log(self, kind: str, **fields: Any) -> None:
-        self._send_or_queue(lambda: Message(kind, fields))
+        self._send_or_queue(lambda: OutboxMessage(kind, fields))
 
-    def _send_or_queue(self, make: Callable[[], Message]) -> None:
+    def _send_or_queue(self, make: Callable[[], OutboxMessage]) -> None:
         """Send a message, or queue it behind those that are unsent."""
         try:
             message = make()
@@ -207,7 +207,7 @@ class Run:
             return
         self.send_queue()
 
-    def _send(self, message: Message) -> bool:
+    def _send(self, message: OutboxMessage) -> bool:
         """Return whether a message is done with: sent, or dropped because it is itself at fault."""
         if not self.reach():
             return False

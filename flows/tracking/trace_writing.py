@@ -8,20 +8,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from flows.tracking.outbox import Message
+from flows.tracking.outbox import OutboxMessage
 
 if TYPE_CHECKING:
     from mlflow.entities import Assessment, TraceInfo
     from mlflow.entities import Span as StoredSpan
     from mlflow.tracking import MlflowClient
 
-    from flows.tracking.traces import Span, Trace
+    from flows.tracking.traces import MlflowTrace, Span
 
 WITH_SPANS = "tags.`mlflow.trace.spansLocation` = 'TRACKING_STORE'"  # true once it has spans
 ENTITIES_PER_BATCH = 100  # MLflow's limit for parameters, tags, and traces that a run links to
 
 
-def write_traces(client: MlflowClient, run_id: str, uri: str, message: Message) -> None:
+def write_traces(client: MlflowClient, run_id: str, uri: str, message: OutboxMessage) -> None:
     """Write those of a message's traces that the store does not have yet.
 
     MLflow's own tracing hides errors and draws random ids. The two lower-level calls used here
@@ -44,18 +44,18 @@ def write_traces(client: MlflowClient, run_id: str, uri: str, message: Message) 
         store.log_spans(experiment, [span for trace in missing for span in _stored_spans(trace)])
 
 
-def _as_trace(fields: Mapping[str, Any]) -> Trace:
+def _as_trace(fields: Mapping[str, Any]) -> MlflowTrace:
     """Return the trace that ``asdict``, or JSON made of it, describes."""
     # imported here: it imports numpy, which runs without traces do not need
-    from flows.tracking.traces import Span, Trace
+    from flows.tracking.traces import MlflowTrace, Span
 
-    trace = Trace(**fields)
+    trace = MlflowTrace(**fields)
     parts = tuple(Span(**part) for part in fields["spans"])
     return replace(trace, spans=parts, accepted=tuple(trace.accepted))
 
 
 def _finished(
-    client: MlflowClient, experiment: str, traces: Sequence[Trace]
+    client: MlflowClient, experiment: str, traces: Sequence[MlflowTrace]
 ) -> dict[str, str | None]:
     """Return the ids of the traces that have been written whole -> the run that wrote them."""
     keys = ", ".join(f"'{trace.key}'" for trace in traces)
@@ -70,11 +70,11 @@ def _finished(
     }
 
 
-def _trace_id(trace: Trace) -> str:
+def _trace_id(trace: MlflowTrace) -> str:
     return f"tr-{trace.key}"
 
 
-def _trace_info(trace: Trace, experiment: str, run_id: str) -> TraceInfo:
+def _trace_info(trace: MlflowTrace, experiment: str, run_id: str) -> TraceInfo:
     """Return what MLflow keeps of a trace beside its spans, and finds it by."""
     from mlflow.entities import TraceInfo, TraceLocation, TraceState
 
@@ -94,7 +94,7 @@ def _trace_info(trace: Trace, experiment: str, run_id: str) -> TraceInfo:
     )
 
 
-def _assessments(trace: Trace) -> list[Assessment]:
+def _assessments(trace: MlflowTrace) -> list[Assessment]:
     """Return reward, success and outcome as feedback, the gold answer as an expectation."""
     from mlflow.entities import AssessmentSource, Expectation, Feedback
 
@@ -117,7 +117,7 @@ def _assessments(trace: Trace) -> list[Assessment]:
     return entries
 
 
-def _stored_spans(trace: Trace) -> list[StoredSpan]:
+def _stored_spans(trace: MlflowTrace) -> list[StoredSpan]:
     """Return the spans in MLflow's own form, parents first."""
     from mlflow.entities import Span as StoredSpan
 
@@ -128,7 +128,7 @@ def _stored_spans(trace: Trace) -> list[StoredSpan]:
     ]
 
 
-def _span_fields(trace: Trace, span: Span, number: int, whole: str) -> dict[str, Any]:
+def _span_fields(trace: MlflowTrace, span: Span, number: int, whole: str) -> dict[str, Any]:
     """Return one span as MLflow writes it to JSON; ``whole`` is the id of the first one."""
     attributes = {
         "mlflow.traceRequestId": _trace_id(trace),

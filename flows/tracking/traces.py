@@ -22,7 +22,7 @@ from urllib.parse import urlencode
 from numpy.typing import NDArray
 
 from tasks.ledger.artifacts import Artifact
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.rewards.contract import was_scored
 from tasks.trees import dialogue as talk
 from tasks.trees.outcomes import Outcome
@@ -62,7 +62,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Trace:
+class MlflowTrace:
     """One trajectory; the first of its ``spans`` is the whole, the others are its parts in order.
 
     ``key`` names the trajectory and everything that it shows: 32 hexadecimal digits, equal for
@@ -82,13 +82,13 @@ class Trace:
 
 
 def sample(
-    step: Step,
+    step: SubStep,
     trees: Artifact,
     rewards: Artifact,
     at: float,
     size: int,
     read: ReadCall = talk.read_call,
-) -> list[Trace]:
+) -> list[MlflowTrace]:
     """Return the traces of the first ``size`` questions of an iteration, one for each leaf.
 
     ``at`` is when the rollout had finished, in unix seconds. Each trace begins one millisecond
@@ -119,12 +119,12 @@ def trace(
     tree: Tree,
     leaf: int,
     score: Mapping[str, Any],
-    step: Step,
+    step: SubStep,
     *,
     key: str,
     began: int,
     read: ReadCall = talk.read_call,
-) -> Trace:
+) -> MlflowTrace:
     """Return the trace of a leaf, given its row of the table of rewards (tasks/reward.py)."""
     question = tree.question
     success = bool(score["success"]) if was_scored(score["breakdown"]) else None
@@ -141,7 +141,7 @@ def trace(
         "faults": ", ".join(score["faults"]) or "none",
         "page": place_in_page(step.recipe, step.iteration, question.id, leaf),
     }
-    return Trace(
+    return MlflowTrace(
         key=key,
         name=printable(f"{question.id} leaf {leaf}, iteration {step.iteration}", NAME_CHARACTERS),
         began=began,
@@ -307,13 +307,13 @@ def _reason(score: Mapping[str, Any]) -> str:
     return f"the answer is partly right: {parts}"
 
 
-def key_of(step: Step, trees: str, rewards: str, question: str, leaf: int) -> str:
+def key_of(step: SubStep, trees: str, rewards: str, question: str, leaf: int) -> str:
     """Return the key of a trajectory's trace; ``trees`` and ``rewards`` are digests."""
     text = json.dumps([step.recipe, step.stage, step.iteration, trees, rewards, question, leaf])
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def trace_id(step: Step, trees: str, rewards: str, question: str, leaf: int) -> str:
+def trace_id(step: SubStep, trees: str, rewards: str, question: str, leaf: int) -> str:
     """Return the id that the store knows a trajectory's trace by."""
     return f"tr-{key_of(step, trees, rewards, question, leaf)}"
 

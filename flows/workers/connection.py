@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from flows.host import files, processes
 from flows.host.addresses import address_without_password, without_password
 from flows.tracking import outbox
-from flows.tracking.outbox import Message
+from flows.tracking.outbox import OutboxMessage
 from flows.workers.prefect_patches import queue_events, survive_outages
 from flows.workers.server import HOME, STOP_TIMEOUT, own_server
 
@@ -159,7 +159,7 @@ def _queue_end(address: str, flow_run: str, state: State[Any], error: Exception)
         end = {"flow_run": flow_run, "address": shown}
         end |= {"type": state.type.value, "name": state.name or state.type.value}
         with suppress(OSError):  # a full disk
-            outbox.flow_runs().add(Message("flow_run_end", end))
+            outbox.flow_runs().add(OutboxMessage("flow_run_end", end))
 
 
 def send_unsent_ends(address: str) -> int:

@@ -173,7 +173,7 @@ def _serve(descriptor: int, kind: str) -> None:
     import uvicorn
     from prefect.server.api.server import create_app
 
-    class Server(uvicorn.Server):
+    class UvicornServer(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             await settle_events(STOP_TIMEOUT / 2)
             await super().shutdown(sockets)
@@ -185,7 +185,7 @@ def _serve(descriptor: int, kind: str) -> None:
     config = uvicorn.Config(app, log_level="error")
     gc.enable()
     gc.freeze()
-    Server(config).run(sockets=[listening])
+    UvicornServer(config).run(sockets=[listening])
 
 
 def pages(port: int) -> set[str]:

@@ -16,7 +16,7 @@ from prefect.states import Completed
 
 from flows.runs import ledger_mirror
 from tasks.ledger.artifacts import Record
-from tasks.ledger.substeps import Ledger, SubStep
+from tasks.ledger.substeps import Ledger, Work
 
 CACHED = "Cached"  # Prefect's name for the end of a task run that had nothing to compute
 
@@ -30,7 +30,7 @@ def opened() -> Iterator[Ledger]:
         yield ledger
 
 
-def run_as_task(verb: str, sub_step: SubStep) -> Record:
+def run_as_task(verb: str, work: Work) -> Record:
     """Return the record of a sub-step, which is a task run with the verb's name meanwhile.
 
     The task run ends in the state Completed, in one named "Cached" where the ledger had the record,
@@ -39,11 +39,11 @@ def run_as_task(verb: str, sub_step: SubStep) -> Record:
     """
     records: list[Record] = []
 
-    def work() -> State[None] | None:
-        record, cached = sub_step()
+    def run() -> State[None] | None:
+        record, cached = work()
         records.append(record)
         return Completed(name=CACHED) if cached else None
 
-    work.__qualname__ = verb  # of which Prefect makes the task's key
-    Task(work, name=verb, cache_policy=NO_CACHE, persist_result=False)()
+    run.__qualname__ = verb  # of which Prefect makes the task's key
+    Task(run, name=verb, cache_policy=NO_CACHE, persist_result=False)()
     return records[0]

@@ -49,7 +49,7 @@ class Dialogue(Frozen):
         return self.response_tokens + self.tool_calls * (self.prompt_tokens or 0)
 
 
-class Engine(Frozen):
+class EngineSettings(Frozen):
     """The section ``engine``: what samples.
 
     ``kind`` decides the result and enters keys, and so does that transformers samples on servers.
@@ -66,7 +66,7 @@ class Engine(Frozen):
     lanes: Annotated[Positive, Field(exclude=True)]
 
     @model_validator(mode="after")
-    def _servers_are_named_once(self) -> Engine:
+    def _servers_are_named_once(self) -> EngineSettings:
         if len(set(self.servers)) < len(self.servers):
             raise ValueError("servers names one of them twice: name each once")
         return self
@@ -99,5 +99,5 @@ class Agent(Frozen):
     environment: Sections  # at most one; none: single questions with tools
     dialect: Sections  # exactly one
     sources: dict[str, str]  # name -> digest of the source that the name stands for
-    engine: Engine
+    engine: EngineSettings
     machine: Machine

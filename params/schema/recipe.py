@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import model_validator
 
 from params import strict_yaml
-from params.schema.agent import Dialogue, Engine, Sections
+from params.schema.agent import Dialogue, EngineSettings, Sections
 from params.schema.algorithms import Algorithm, load_algorithms
 from params.schema.base import PARAMS, SOURCES, Frozen, Machine, NonNegative
 from params.schema.benchmarks import Benchmark, benchmark_of, load_benchmarks
@@ -41,7 +41,7 @@ class Recipe(Frozen):
     environment: Sections  # the world that the agent acts in; none: single questions
     dialect: Sections  # how turns and calls are written
     judge: Judge | None  # null: no answer is scored by a model
-    engine: Engine
+    engine: EngineSettings
     lora: Lora | None  # null: train all weights
     cold_start: ColdStart | None  # null: reinforcement learning starts from the first policy
     reward_model: RewardModel | None  # null: no model learns which trajectories succeed

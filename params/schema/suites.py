@@ -59,7 +59,7 @@ class Part(Frozen):
         return self
 
 
-class Published(Frozen):
+class PaperColumn(Frozen):
     """A column of figures that a paper reports, by label of a variant."""
 
     column: Named  # what was measured, on which model and set
@@ -67,7 +67,7 @@ class Published(Frozen):
     values: dict[str, Float]
 
 
-class Ratio(Frozen):
+class SpeedClaim(Frozen):
     """A claim: ``of`` reaches a success with ``claimed`` times what ``to`` spends."""
 
     of: Named
@@ -83,8 +83,8 @@ class Suite(Frozen):
     budget: Spent  # what each variant may spend
     baseline: str  # label of the variant that the others are compared with
     parts: Annotated[dict[str, Part], Field(min_length=1)]
-    published: tuple[Published, ...]
-    ratio: Ratio | None = None
+    published: tuple[PaperColumn, ...]
+    ratio: SpeedClaim | None = None
     claims: tuple[Named, ...] = ()  # what the paper says without a table of figures
     missing: tuple[Named, ...] = ()  # what the paper reports, and no source here has
     incomparable: Named  # why the columns of the paper are no target

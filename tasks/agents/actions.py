@@ -24,7 +24,7 @@ NAMED = re.compile(r"([\w-]+)[ \t]*\[(.*)\]", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Action:
+class ParsedReply:
     """A reply up to the end of its first action; neither call nor answer where there is none."""
 
     text: str
@@ -41,14 +41,14 @@ class Trial:
     seen: tuple[Observation, ...]
 
 
-def read(reply: str, specs: Sequence[ToolSpec], marked: bool = True) -> Action:
+def read(reply: str, specs: Sequence[ToolSpec], marked: bool = True) -> ParsedReply:
     """Return the first action in a reply; what follows it was written unasked.
 
     ``marked``: an action stands after "Action:"; else the whole reply may be one.
     """
     mark = MARK.search(reply)
     if mark is None and marked:
-        return Action(reply)
+        return ParsedReply(reply)
     start = mark.end() if mark else len(reply) - len(reply.lstrip())
     following = NEXT.search(reply, start)
     body = reply[start : following.start() if following else len(reply)]
@@ -58,14 +58,14 @@ def read(reply: str, specs: Sequence[ToolSpec], marked: bool = True) -> Action:
     whole = line.count("[") == line.count("]")
     matched = (whole and NAMED.fullmatch(line)) or NAMED.match(body)
     if matched and matched[1].lower() == FINISH:
-        return Action(
+        return ParsedReply(
             _up_to(reply, start, matched[0]), answer=boxed(matched[2]) or matched[2].strip()
         )
     if matched and matched[1] in names - {FREE_TEXT.name}:
-        return Action(_up_to(reply, start, matched[0]), Call(matched[1], matched[2].strip()))
+        return ParsedReply(_up_to(reply, start, matched[0]), Call(matched[1], matched[2].strip()))
     if line and FREE_TEXT.name in names:
-        return Action(_up_to(reply, start, line), Call(FREE_TEXT.name, line))
-    return Action(reply)
+        return ParsedReply(_up_to(reply, start, line), Call(FREE_TEXT.name, line))
+    return ParsedReply(reply)
 
 
 def _up_to(reply: str, start: int, action: str) -> str:

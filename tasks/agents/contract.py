@@ -31,7 +31,7 @@ CHARACTERS = 4  # of a token, for texts that are cut without a tokenizer
 
 
 @dataclass(frozen=True)
-class Condense:
+class CondenseRequest:
     """A request to the model that condenses, which may be another one than the policy."""
 
     request: ChatRequest
@@ -42,7 +42,7 @@ class NewTrial:
     """A wish to begin the task again, with all limits as at the start."""
 
 
-Wanted = ChatRequest | Condense | Call | NewTrial
+Wanted = ChatRequest | CondenseRequest | Call | NewTrial
 # Sent: ChatReply, Observation or None, as the table above says.
 Steps = Generator[Wanted, Any, str | None]
 

@@ -12,7 +12,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tasks.agents.contract import BROWSER, CONDENSED, SNIPPETS, Condense, Task, Wanted, user
+from tasks.agents.contract import BROWSER, CONDENSED, SNIPPETS, CondenseRequest, Task, Wanted, user
 from tasks.agents.prompts import fill
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Call, Observation, ToolSpec
@@ -35,7 +35,7 @@ def act(task: Task, call: Call) -> Observed:
     if call.tool != BROWSER or task.pages != CONDENSED or seen.outcome != Outcome.OK:
         return seen
     prompt = fill(task.prompts["page"], question=_question_of(call, task), page=seen.text)
-    reply = yield Condense(task.request([user(prompt)]))
+    reply = yield CondenseRequest(task.request([user(prompt)]))
     return replace(seen, text=reply.text.strip())
 
 

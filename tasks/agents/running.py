@@ -15,7 +15,7 @@ from typing import Any
 from tasks.agents.contract import (
     SPENT,
     AgentKind,
-    Condense,
+    CondenseRequest,
     NewTrial,
     Steps,
     Task,
@@ -38,7 +38,7 @@ class Models:
 
 
 @dataclass
-class Ending:
+class AgentResult:
     """What one agent has come to, and what it took, all trials together."""
 
     answer: str | None = None
@@ -61,7 +61,7 @@ class _Running:
     task: Task
     steps: Steps
     handle: int
-    ending: Ending
+    ending: AgentResult
     wanted: Wanted | None = None  # None: it has ended
     calls: int = 0
     tokens: int = 0
@@ -136,7 +136,7 @@ def run(
     session: Session,
     seed: int,
     advance: Callable[[int], object] = lambda finished: None,
-) -> list[Ending]:
+) -> list[AgentResult]:
     """Run an agent on each task; return their endings in order.
 
     What the world shows at the start is added to the tasks. ``advance`` is called with the number
@@ -146,7 +146,7 @@ def run(
     running = []
     for task, (handle, first) in zip(tasks, opened, strict=True):
         whole = replace(task, first=first)
-        ending = Ending(in_world=first is not None)
+        ending = AgentResult(in_world=first is not None)
         running.append(_Running(whole, kind.steps(whole), handle, ending))
         running[-1].begin()
     left = running
@@ -156,7 +156,7 @@ def run(
         advance(len(ended))
         left = [each for each in left if each.wanted is not None]
         _ask(left, ChatRequest, models.policy, seed)
-        _ask(left, Condense, models.condenser, seed)
+        _ask(left, CondenseRequest, models.condenser, seed)
         _act(left, session)
         _begin_again(left, session)
     return [each.ending for each in running]
@@ -181,7 +181,7 @@ def _ask(live: Sequence[_Running], kind: type, model: ChatModel, seed: int) -> N
 
 def _limited(each: _Running, model_request: Any, seed: int) -> ChatRequest | None:
     """Return a request with its seed, within what its trial may still sample; None for nothing."""
-    if isinstance(model_request, Condense):
+    if isinstance(model_request, CondenseRequest):
         request, left = model_request.request, model_request.request.max_tokens
     else:
         request, left = model_request, each.task.limits.response_tokens - each.tokens

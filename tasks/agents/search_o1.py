@@ -10,7 +10,16 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from tasks.agents import pages, tagged
-from tasks.agents.contract import SPENT, AgentKind, Condense, Steps, Task, Wanted, assistant, user
+from tasks.agents.contract import (
+    SPENT,
+    AgentKind,
+    CondenseRequest,
+    Steps,
+    Task,
+    Wanted,
+    assistant,
+    user,
+)
 from tasks.agents.prompts import fill
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Message, Observation
@@ -49,7 +58,7 @@ def _condensed(
         query=step.content,
         documents=observation.text,
     )
-    reply = yield Condense(task.request([user(prompt)]))
+    reply = yield CondenseRequest(task.request([user(prompt)]))
     return Observation(observation.outcome, reply.text.strip())
 
 

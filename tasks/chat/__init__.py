@@ -10,7 +10,7 @@ from pathlib import Path
 from anyio.from_thread import start_blocking_portal
 
 from params.schema.chat import ChatEndpoint, ChatLimits
-from tasks.chat.budget import Budget
+from tasks.chat.budget import CallBudget
 from tasks.chat.cached import Cached
 
 FOLDER = "BEAMLINE_CHAT_CACHE"  # environment variable: another folder than this one
@@ -33,7 +33,7 @@ def open_chat(
     from tasks.chat.endpoint import open_endpoint  # openai takes seconds to import
 
     folder = Path(os.environ.get(FOLDER) or DEFAULT)
-    budget = Budget(folder / "spent" / f"{account}.jsonl", limits.budget, section)
+    budget = CallBudget(folder / "spent" / f"{account}.jsonl", limits.budget, section)
     with ExitStack() as stack:
         portal = stack.enter_context(start_blocking_portal(name="chat"))
         models = []

@@ -30,7 +30,7 @@ class Spent:
     tokens: int = 0
 
 
-class Budget:
+class CallBudget:
     """Reserve and settle the calls of one account. Used by the tasks of one event loop."""
 
     def __init__(self, file: Path, limits: ChatBudget, section: str) -> None:

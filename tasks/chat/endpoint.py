@@ -19,7 +19,7 @@ from openai.types.chat import ChatCompletion
 
 from params.schema.addresses import LOOPBACK, read_key
 from params.schema.chat import ChatEndpoint, ChatLimits
-from tasks.chat.budget import Budget, Spent
+from tasks.chat.budget import CallBudget, Spent
 from tasks.chat.cached import Answer
 from tasks.chat.contract import ChatReply, ChatRequest
 
@@ -53,7 +53,7 @@ class AttemptError(Exception):
 
 
 @dataclass(frozen=True)
-class Server:
+class ChatConnection:
     """A connection to a server, and the settings of its section of the recipe (``place``)."""
 
     client: openai.AsyncOpenAI
@@ -64,7 +64,7 @@ class Server:
 
 @asynccontextmanager
 async def open_endpoint(
-    endpoint: ChatEndpoint, limits: ChatLimits, budget: Budget, section: str
+    endpoint: ChatEndpoint, limits: ChatLimits, budget: CallBudget, section: str
 ) -> AsyncIterator[Answer]:
     """Keep connections to a server; yield a function that answers one request.
 
@@ -81,10 +81,10 @@ async def open_endpoint(
         http_client=openai.DefaultAsyncHttpxClient(trust_env=not local),
     )
     async with client:
-        yield partial(answer, Server(client, endpoint, limits, section), budget)
+        yield partial(answer, ChatConnection(client, endpoint, limits, section), budget)
 
 
-async def answer(server: Server, budget: Budget, request: ChatRequest) -> ChatReply:
+async def answer(server: ChatConnection, budget: CallBudget, request: ChatRequest) -> ChatReply:
     """Return the first good answer of several attempts, or a reply with the last one's fault."""
     dice = random.Random(os.urandom(8))  # its own: a wait must not move the seeded one
     for number in range(server.limits.retries + 1):
@@ -107,7 +107,9 @@ async def answer(server: Server, budget: Budget, request: ChatRequest) -> ChatRe
     return ChatReply("", fault=last.fault)
 
 
-async def _paid_attempt(server: Server, budget: Budget, request: ChatRequest) -> ChatReply:
+async def _paid_attempt(
+    server: ChatConnection, budget: CallBudget, request: ChatRequest
+) -> ChatReply:
     """Make one attempt within the budget, and finish it even where the others end with an error.
 
     Raises AttemptError.
@@ -131,7 +133,7 @@ def most_tokens(request: ChatRequest) -> int:
     return prompt + MESSAGE_TOKENS * (len(request.messages) + 1) + request.max_tokens
 
 
-async def _attempt(server: Server, request: ChatRequest) -> tuple[ChatReply, Spent | None]:
+async def _attempt(server: ChatConnection, request: ChatRequest) -> tuple[ChatReply, Spent | None]:
     """Send a request once. Return the reply, and its cost where the server tells it."""
     try:
         with anyio.fail_after(server.limits.timeout_seconds):
@@ -157,7 +159,7 @@ async def _attempt(server: Server, request: ChatRequest) -> tuple[ChatReply, Spe
     return _read(response)
 
 
-def _refused(server: Server, error: openai.APIStatusError) -> Exception:
+def _refused(server: ChatConnection, error: openai.APIStatusError) -> Exception:
     """Return what a status other than 200 means."""
     endpoint, status = server.endpoint, error.status_code
     refusal = f"{server.place}: {endpoint.url} answered with the status {status}"

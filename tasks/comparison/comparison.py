@@ -10,7 +10,7 @@ from tasks.comparison.budget import Budget
 from tasks.environments.contract import OpenEnvironment
 from tasks.evaluation.exam import Exam
 from tasks.ledger.artifacts import Artifact
-from tasks.policy.published_model import Published
+from tasks.policy.published_model import PublishedRewardModel
 from tasks.rewards.scoring import Reader
 from tasks.training.validating import exam_of
 
@@ -44,7 +44,7 @@ class Comparison:
     corpus: Artifact
     environment: OpenEnvironment
     reader: Reader
-    reward_model: Published | None = None  # that each variant's training begins with
+    reward_model: PublishedRewardModel | None = None  # that each variant's training begins with
 
     def validation(self, variant: Variant) -> Exam | None:
         """Return what a variant's policies are asked during training; None for most variants."""

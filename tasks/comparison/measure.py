@@ -20,7 +20,7 @@ from tasks.evaluate import by_question
 from tasks.evaluation.exam import Exam, answer, rewards_of
 from tasks.ledger import keys
 from tasks.ledger.artifacts import Artifact
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.rewards import judging, parts
 from tasks.training.curves import sum_seconds, training_curve
 from tasks.training.iteration import Iteration, policy_of
@@ -82,7 +82,7 @@ def _inputs_of_training(comparison: Comparison, variant: Variant) -> dict[str, A
 def measure(
     comparison: Comparison,
     variant: Variant | None,
-    step: Step,
+    step: SubStep,
     report: Report = lambda iteration, spent: None,
 ) -> dict[str, Any]:
     """Train a variant and ask it the held-out questions; without one, ask the cold start.
@@ -98,7 +98,7 @@ def measure(
 
 
 def _trained(
-    comparison: Comparison, variant: Variant, step: Step, report: Report
+    comparison: Comparison, variant: Variant, step: SubStep, report: Report
 ) -> tuple[Artifact, dict[str, Any]]:
     """Train a variant; return the policy that it publishes, and how the training went."""
     training = Training(
@@ -129,7 +129,7 @@ def _trained(
     }
 
 
-def _held_out(exam: Exam, step: Step, policy: Artifact) -> dict[str, Any]:
+def _held_out(exam: Exam, step: SubStep, policy: Artifact) -> dict[str, Any]:
     """Ask a policy the held-out questions; return what it got for each."""
     rows = read_rows(Path(rewards_of(answer(exam, step, policy)).path))
     answers = sorted(by_question(rows).items())  # paired by question

@@ -4,10 +4,25 @@ This file runs in every process that samples, vLLM's included: ``open`` of a row
 engine, the row itself does not.
 """
 
-from tasks.engines.contract import Engine, EngineKind, Request, Sample, SamplingLoad, Session
+from tasks.engines.contract import (
+    Engine,
+    EngineKind,
+    Sample,
+    SamplingLoad,
+    SamplingRequest,
+    SamplingSession,
+)
 from tasks.engines.transformers.kind import TRANSFORMERS
 from tasks.engines.vllm.kind import VLLM
 
 ENGINES: dict[str, EngineKind] = {"transformers": TRANSFORMERS, "vllm": VLLM}
 
-__all__ = ["ENGINES", "Engine", "EngineKind", "Request", "Sample", "SamplingLoad", "Session"]
+__all__ = [
+    "ENGINES",
+    "Engine",
+    "EngineKind",
+    "Sample",
+    "SamplingLoad",
+    "SamplingRequest",
+    "SamplingSession",
+]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from params.schema.agent import Agent, Dialogue
 from tasks.chat.contract import ChatReply, ChatRequest
-from tasks.engines import ENGINES, Engine, Request
+from tasks.engines import ENGINES, Engine, SamplingRequest
 from tasks.ledger.artifacts import Artifact
 from tasks.trees import dialogue as talk
 from tasks.trees.markers import encode
@@ -100,7 +100,7 @@ class PolicyModel:
         with self.engine.session(len(requests), most, temperature, top_p, stop) as session:
             samples = session.sample(
                 [
-                    Request(session.open(), prompt, one.seed, room)
+                    SamplingRequest(session.open(), prompt, one.seed, room)
                     for (one, prompt), room in zip(requests, rooms, strict=True)
                 ]
             )

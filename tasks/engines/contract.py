@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from params.schema.agent import Engine as Settings
+from params.schema.agent import EngineSettings
 from params.schema.base import Machine
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Request:
+class SamplingRequest:
     """One turn to sample."""
 
     handle: int
@@ -44,7 +44,7 @@ class Sample:
     stopped: str  # a StopReason of tasks/trees/outcomes.py
 
 
-class Session(Protocol):
+class SamplingSession(Protocol):
     """The paths of one batch of dialogues, from their prompts to their last turns."""
 
     def open(self) -> int:
@@ -56,7 +56,7 @@ class Session(Protocol):
     def close(self, handle: int) -> None:
         """Release a path."""
 
-    def sample(self, requests: Sequence[Request]) -> list[Sample]:
+    def sample(self, requests: Sequence[SamplingRequest]) -> list[Sample]:
         """Sample one turn per request, all at once; results are in the order of the requests.
 
         Raises ValueError for a turn that may exceed the session's context.
@@ -74,7 +74,7 @@ class Engine(Protocol):
 
     def session(
         self, paths: int, context: int, temperature: float, top_p: float, stop: Sequence[str]
-    ) -> AbstractContextManager[Session]:
+    ) -> AbstractContextManager[SamplingSession]:
         """Open a session with room for ``paths`` paths of at most ``context`` tokens each.
 
         A turn ends with the first of the strings ``stop`` in its text, with the end token, or at
@@ -105,11 +105,11 @@ class EngineKind:
 
     # Open the engine for a policy: the loaded model, its folder, settings, machine, and the paths
     # that are sampled at once, at most.
-    open: Callable[[Learner, Artifact, Settings, Machine, int], Engine]
+    open: Callable[[Learner, Artifact, EngineSettings, Machine, int], Engine]
     # Return bytes by part, beside what the learner holds.
     memory: Callable[[SamplingLoad], dict[str, float]]
     # Return what is missing in this environment and how to get it, or None.
-    installed: Callable[[Settings], str | None]
+    installed: Callable[[EngineSettings], str | None]
     # Bytes that the engine uses beside weights, keys and values, for an engine that takes a fixed
     # share of the GPU (engine.memory) when it starts; None for one that takes what it needs.
     reserve: float | None = None

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.engines.contract import Request, Sample
+from tasks.engines.contract import Sample, SamplingRequest
 from tasks.trees import marks
 from tasks.trees.markers import any_of
 from tasks.trees.outcomes import StopReason
@@ -30,7 +30,7 @@ class EngineDiedError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Turn:
+class TurnRequest:
     """One turn to sample, as an engine outside this process gets it."""
 
     tokens: NDArray[np.int32]  # [context]
@@ -52,7 +52,7 @@ class Sampler(Protocol):
     def pieces(self) -> list[str]:
         """Return the text of each token of the vocabulary."""
 
-    def sample(self, turns: Sequence[Turn]) -> list[Drawn]:
+    def sample(self, turns: Sequence[TurnRequest]) -> list[Drawn]:
         """Sample turns; results are in their order."""
 
 
@@ -95,7 +95,7 @@ class TurnSession:
         self.open_handles.remove(handle)
         self.trees.pop(handle, None)
 
-    def sample(self, requests: Sequence[Request]) -> list[Sample]:
+    def sample(self, requests: Sequence[SamplingRequest]) -> list[Sample]:
         if not requests:
             return []
         longest = max(len(request.tokens) + request.max_tokens for request in requests)
@@ -104,11 +104,11 @@ class TurnSession:
         turns = [self._turn(request) for request in requests]
         return [self._sample(*drawn) for drawn in self.engine.sample(turns)]
 
-    def _turn(self, request: Request) -> Turn:
+    def _turn(self, request: SamplingRequest) -> TurnRequest:
         if request.handle not in self.trees:  # its first turn: the tokens are the prompt
             digest = hashlib.blake2b(request.tokens.tobytes(), digest_size=16).digest()
             self.trees[request.handle] = digest
-        return Turn(
+        return TurnRequest(
             request.tokens,
             request.seed,
             request.max_tokens,

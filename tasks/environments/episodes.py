@@ -20,7 +20,7 @@ from tasks.environments.contract import FREE_TEXT, EnvironmentKind
 from tasks.environments.question import Respond
 from tasks.environments.record import (
     Episode,
-    Step,
+    WorldStep,
     act_request,
     differs,
     failed,
@@ -163,7 +163,7 @@ class Episodes:
                     self._answer_beside(handle, call, checked)
         answers = self._ask({handle: act_request(call) for handle, call in acts.items()})
         for handle, call in acts.items():
-            step = Step(call, read(answers[handle]), reached=True)
+            step = WorldStep(call, read(answers[handle]), reached=True)
             self.episodes[handle].steps.append(step)
         return [self.episodes[handle].last for handle, _ in moves]
 
@@ -225,7 +225,7 @@ class Episodes:
             actions=last.actions,
             info=last.info,
         )
-        self.episodes[handle].steps.append(Step(call, seen, reached=False))
+        self.episodes[handle].steps.append(WorldStep(call, seen, reached=False))
 
     def _hears_of_its_end(self, handle: int) -> bool:
         return "end" in self.worlds.abilities and not self.episodes[handle].last.ends

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from params.schema.base import Flag, Float, Frozen, Positive, Probability
 from tasks.environments.alfworld import engine, files, problems
-from tasks.environments.alfworld.problems import Problem
+from tasks.environments.alfworld.problems import RoomTask
 from tasks.environments.contract import FREE_TEXT, EnvironmentKind
 from tasks.extensions.pool import open_pool
 from tasks.trees.outcomes import Outcome
@@ -130,7 +130,7 @@ def _game(data: dict[str, Any]) -> engine.Game:
     if "file" in data:
         game = files.read(data)
         return engine.open_game(game["problem"], game["domain"], game["grammar"])
-    problem = problems.pddl(Problem.of_data(data["problem"]))
+    problem = problems.pddl(RoomTask.of_data(data["problem"]))
     return engine.open_game(problem, engine.domain(), engine.grammar())
 
 
@@ -152,7 +152,7 @@ def tasks(settings: HouseholdSettings, split: str, count: int, seed: int) -> lis
         ]
     questions = []
     for number, data in enumerate(_made(settings, split, count, seed)):
-        problem = Problem.of_data(data["problem"])
+        problem = RoomTask.of_data(data["problem"])
         task = problems.wording(problem)
         questions.append(_question(split, number, problem.kind, task, data))
     return questions
@@ -211,7 +211,7 @@ def solvable(
     return None
 
 
-def plan_of(problem: Problem) -> list[str]:
+def plan_of(problem: RoomTask) -> list[str]:
     """Return the planner's commands for a problem; [] where it finds none."""
     game = engine.open_game(problems.pddl(problem), engine.domain(), engine.grammar())
     play = engine.Play(game)

@@ -56,7 +56,7 @@ class Tool(Frozen):
     parameters: Mapping[str, Any]
 
 
-class Action(Frozen):
+class ServerAction(Frozen):
     """How a call becomes the server's action, a JSON object."""
 
     text: str | None = None  # the entry that holds the agent's text, where it has no tools
@@ -70,7 +70,7 @@ class OpenEnv(Frozen):
 
     url: str  # http://, https://, ws:// or wss://
     task: str  # what the agent is told before the first observation
-    action: Action
+    action: ServerAction
     tools: tuple[Tool, ...] = ()  # none: the agent acts in free text
     reset: Mapping[str, Any] = {}  # parameters of every reset; the seed is added
     text_field: str | None = None  # of an observation, such as "board.text"; null: its JSON

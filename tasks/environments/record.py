@@ -15,7 +15,7 @@ COMPARED = ("outcome", "text", "reward", "terminated", "truncated", "state", "ac
 
 
 @dataclass
-class Step:
+class WorldStep:
     """One act and what answered it. An act that did not reach the world is not replayed."""
 
     call: Call
@@ -31,7 +31,7 @@ class Episode:
     place: int  # the slot of its process in the pool
     seed: int = 0
     first: Observation | None = None  # None until it has started
-    steps: list[Step] = field(default_factory=list)
+    steps: list[WorldStep] = field(default_factory=list)
     live: bool = False  # whether its process should have it in the state after the last step
 
     @property

@@ -24,7 +24,7 @@ NOT_FOUND = Observation(Outcome.WORLD_FAILED, NOT_RECORDED, truncated=True)
 
 
 @dataclass
-class Episode:
+class RecordedEpisode:
     """An episode: its name, the world's own handle for it, and how often it has answered."""
 
     name: str
@@ -40,7 +40,7 @@ class RecordedEpisodes:
         self.inner, self.recorder = inner, recorder
         self.numbers: Counter[str] = Counter()  # of each question's episodes
         self.handles = count()
-        self.episodes: dict[int, Episode] = {}
+        self.episodes: dict[int, RecordedEpisode] = {}
 
     def open(self, tasks: Sequence[Question]) -> list[tuple[int, Observation | None]]:
         replays = self.recorder.replays
@@ -83,7 +83,7 @@ class RecordedEpisodes:
         number = self.numbers[question]
         self.numbers[question] += 1
         handle = next(self.handles)
-        self.episodes[handle] = Episode(f"{question}/{number}", question, inner)
+        self.episodes[handle] = RecordedEpisode(f"{question}/{number}", question, inner)
         return handle
 
     def _ask(

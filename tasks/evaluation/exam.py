@@ -13,7 +13,7 @@ from tasks.engines.chat import open_policy
 from tasks.environments.contract import OpenEnvironment
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact, Record
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.reward import RewardInputs, reward
 from tasks.rewards import judging, parts
 from tasks.rewards.judging import OpenPolicy
@@ -40,7 +40,7 @@ class Exam:
 
 def answer(
     exam: Exam,
-    step: Step,
+    step: SubStep,
     policy: Artifact,
     advance: Callable[[int], object] = lambda finished: None,
 ) -> list[Record]:

@@ -19,11 +19,11 @@ from tasks.agents import AGENTS
 from tasks.agents.contract import SNIPPETS, Limits, Task
 from tasks.agents.pages import offered
 from tasks.agents.prompts import ACTS
-from tasks.agents.running import Ending, Models, run
+from tasks.agents.running import AgentResult, Models, run
 from tasks.environments.contract import FREE_TEXT, OpenEnvironment
 from tasks.ledger import substeps
 from tasks.ledger.artifacts import Artifact, Record
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.rewards.scoring import WORLD, episode_score
 from tasks.scorers import open_scorers
 from tasks.scorers.contract import Scorer, ScorerKind
@@ -78,7 +78,7 @@ class TryInputs:
 
 @substeps.recorded
 def try_agent(
-    step: Step,
+    step: SubStep,
     inputs: TryInputs,
     *,
     questions: Sequence[Question],
@@ -165,7 +165,7 @@ def _is_right(question: Question, compare: Scorer, answer: str | None) -> bool:
     return answer is not None and compare(answer, question.answers)["score"] >= 1
 
 
-def _row(question: Question, ending: Ending, scorers: Mapping[str, ScorerKind]) -> Row:
+def _row(question: Question, ending: AgentResult, scorers: Mapping[str, ScorerKind]) -> Row:
     """Return the scored result of one task. Raises ValueError with the task for a score of none."""
     of_world = ending.in_world
     try:

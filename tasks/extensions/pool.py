@@ -72,7 +72,7 @@ class Pool:
         self, reference: str, settings: Mapping[str, Any], workers: int, seconds: float
     ) -> None:
         self.reference, self.settings, self.seconds = reference, dict(settings), seconds
-        self.team: list[_Worker | None] = [None] * workers
+        self.team: list[_GuardedWorker | None] = [None] * workers
         self.closed = False
         # Each slot has a thread of its own. It starts the processes of the slot, because a
         # process is ended with the thread that started it, and it asks them one after the other.
@@ -154,7 +154,7 @@ class Pool:
             report = self._forget(slot)
             return Reply(failure=DIED, message=f"the process ended{report}")
 
-    def _started(self, slot: int) -> _Worker:
+    def _started(self, slot: int) -> _GuardedWorker:
         """Return the process in a slot, a new one where there is none."""
         held = self.team[slot]
         if held and _has_ended(held):
@@ -180,14 +180,14 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class _Worker:
+class _GuardedWorker:
     """A guard with its process, and the channel to the latter."""
 
     process: subprocess.Popen[bytes]
     channel: socket.socket
 
 
-def _start() -> _Worker:
+def _start() -> _GuardedWorker:
     ours, theirs = socket.socketpair()
     paths = [str(PROJECT), os.environ.get("PYTHONPATH", "")]
     with theirs:
@@ -205,10 +205,10 @@ def _start() -> _Worker:
             },
             start_new_session=True,  # Ctrl-C at the terminal is for the trainer only
         )
-    return _Worker(process, ours)
+    return _GuardedWorker(process, ours)
 
 
-def _exchange(held: _Worker, message: Any, seconds: float) -> Reply:
+def _exchange(held: _GuardedWorker, message: Any, seconds: float) -> Reply:
     """Send a message and return the reply. Raises TimeoutError, OSError and ValueError."""
     deadline = time.monotonic() + seconds
     held.channel.settimeout(seconds)
@@ -235,7 +235,7 @@ def _read(channel: socket.socket, count: int, deadline: float) -> bytes:
     return bytes(data)
 
 
-def _has_ended(held: _Worker) -> bool:
+def _has_ended(held: _GuardedWorker) -> bool:
     """Return whether an idle process has closed its channel: it says nothing by itself."""
     poll = select.poll()
     poll.register(held.channel, select.POLLIN)
@@ -249,7 +249,7 @@ def _let_go(process: subprocess.Popen[bytes]) -> None:
         process.stdin.close()
 
 
-def _end(held: _Worker) -> str:
+def _end(held: _GuardedWorker) -> str:
     """End a guard with its processes; return how it ended and what it printed, in brackets."""
     held.channel.close()
     _let_go(held.process)

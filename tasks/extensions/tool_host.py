@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from tasks.extensions import arguments, worker
 
 
-class Host:
+class ToolHost:
     """One tool. ``job``: its ``reference``, and its ``settings``."""
 
     def __init__(self, job: Mapping[str, Any]) -> None:

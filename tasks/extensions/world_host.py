@@ -19,7 +19,7 @@ OPTIONAL = ("fork", "end", "solve", "close")  # methods that a world need not ha
 LOST = {"lost": True}  # this process does not have the episode
 
 
-class Host:
+class WorldHost:
     """Worlds by handle. Each method takes and returns what JSON can hold.
 
     ``job``: the reference of a ``world``; its ``settings``, None where it takes none, with the

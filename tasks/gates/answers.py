@@ -26,52 +26,52 @@ JOINERS = re.compile("[\u200c-\u200f\u202a-\u202e\u2066-\u2069]")  # some script
 
 
 @dataclass(frozen=True)
-class Problem:
+class AnswerFault:
     """What is wrong with a gold answer; ``words`` are the same for every answer that has it."""
 
     words: str
     remedy: str
 
 
-def answer_problem(answer: str) -> Problem | None:
+def answer_problem(answer: str) -> AnswerFault | None:
     """Return the first problem of one accepted form of a gold answer, or None."""
     return next(filter(None, (check(answer) for check in CHECKS)), None)
 
 
-def _empty(answer: str) -> Problem | None:
-    return None if answer.strip() else Problem("is empty", f"fill it in, {DROP}")
+def _empty(answer: str) -> AnswerFault | None:
+    return None if answer.strip() else AnswerFault("is empty", f"fill it in, {DROP}")
 
 
-def _placeholder(answer: str) -> Problem | None:
+def _placeholder(answer: str) -> AnswerFault | None:
     if not PLACEHOLDER.fullmatch(answer.strip()):
         return None
-    return Problem("is a placeholder", f"give the answer, {DROP}")
+    return AnswerFault("is a placeholder", f"give the answer, {DROP}")
 
 
-def _damaged(answer: str) -> Problem | None:
+def _damaged(answer: str) -> AnswerFault | None:
     if command := lost_command(answer):
-        return Problem(f"has {lost_fault(answer)}", lost_remedy(command))
+        return AnswerFault(f"has {lost_fault(answer)}", lost_remedy(command))
     fault = damage(answer)
-    return Problem(f"has {fault}", f"remove it, {DROP}") if fault else None
+    return AnswerFault(f"has {fault}", f"remove it, {DROP}") if fault else None
 
 
-def _invisible(answer: str) -> Problem | None:
+def _invisible(answer: str) -> AnswerFault | None:
     matched = SPACES.search(answer)
     if not matched and JOINERS.sub("", answer).isascii():
         matched = JOINERS.search(answer)
     if not matched:
         return None
-    return Problem(f"has the invisible character U+{ord(matched[0]):04X}", f"remove it, {DROP}")
+    return AnswerFault(f"has the invisible character U+{ord(matched[0]):04X}", f"remove it, {DROP}")
 
 
-def _mojibake(answer: str) -> Problem | None:
+def _mojibake(answer: str) -> AnswerFault | None:
     """Find text that was decoded with the wrong encoding, such as "CafÃ©"."""
     if answer.isascii() or fix_encoding(answer) == answer:
         return None
-    return Problem("was decoded with the wrong encoding", f"read its source as UTF-8, {DROP}")
+    return AnswerFault("was decoded with the wrong encoding", f"read its source as UTF-8, {DROP}")
 
 
-def _written_list(answer: str) -> Problem | None:
+def _written_list(answer: str) -> AnswerFault | None:
     """Find a list of texts in Python's or JSON's spelling, such as '["72", "x"]'."""
     text = answer.strip()
     if not (text.startswith("[") and text.endswith("]") and re.search("[\"']", text)):
@@ -79,7 +79,7 @@ def _written_list(answer: str) -> Problem | None:
     if not any(isinstance(each, str) for each in _items(text)):
         return None
     remedy = "make it a list of accepted forms, which JSON lines and Parquet can hold"
-    return Problem("is a list written as a text", remedy)
+    return AnswerFault("is a list written as a text", remedy)
 
 
 def _items(text: str) -> list[Any]:
@@ -92,22 +92,24 @@ def _items(text: str) -> list[Any]:
     return []
 
 
-def _answer_tag(answer: str) -> Problem | None:
+def _answer_tag(answer: str) -> AnswerFault | None:
     if not ANSWER_TAG.search(answer):
         return None
-    return Problem("has an answer tag in it", f"give only what is inside, {DROP}")
+    return AnswerFault("has an answer tag in it", f"give only what is inside, {DROP}")
 
 
-def _boxed(answer: str) -> Problem | None:
+def _boxed(answer: str) -> AnswerFault | None:
     if "\\boxed" not in answer:
         return None
-    return Problem("has a \\boxed{} in it", f"give only what is inside, {DROP}")
+    return AnswerFault("has a \\boxed{} in it", f"give only what is inside, {DROP}")
 
 
-def _braces(answer: str) -> Problem | None:
+def _braces(answer: str) -> AnswerFault | None:
     if boxed_answer(answer) == answer.strip():
         return None
-    return Problem("has unbalanced braces, so \\boxed{} ends elsewhere", f"balance them, {DROP}")
+    return AnswerFault(
+        "has unbalanced braces, so \\boxed{} ends elsewhere", f"balance them, {DROP}"
+    )
 
 
 def boxed_answer(answer: str) -> str | None:
@@ -115,7 +117,7 @@ def boxed_answer(answer: str) -> str | None:
     return final_answer(f"<answer>\\boxed{{{answer}}}</answer>")
 
 
-CHECKS: tuple[Callable[[str], Problem | None], ...] = (
+CHECKS: tuple[Callable[[str], AnswerFault | None], ...] = (
     _empty,
     _placeholder,
     _damaged,

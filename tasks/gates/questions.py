@@ -41,7 +41,7 @@ SHOWN = 60  # characters of a value in a problem
 NO_ANSWER = "no answer"
 
 
-class Problem(NamedTuple):
+class QuestionFault(NamedTuple):
     """What is wrong with one part of a question: "text", "answers", or "before.0" and so on."""
 
     part: str
@@ -50,7 +50,7 @@ class Problem(NamedTuple):
     remedy: str
 
 
-def problems(question: Question, scorers: Scorers) -> list[Problem]:
+def problems(question: Question, scorers: Scorers) -> list[QuestionFault]:
     """Return all that is wrong with a question from the user's files."""
     messages = {"text": question.text}
     messages |= {f"before.{n}": message.content for n, message in enumerate(question.before)}
@@ -62,23 +62,23 @@ def problems(question: Question, scorers: Scorers) -> list[Problem]:
     return [*text_problems, *_answers_problems(question, scorers)]
 
 
-def _text_problem(part: str, text: str, fault: str) -> Problem:
+def _text_problem(part: str, text: str, fault: str) -> QuestionFault:
     words = f"is {fault}" if fault == "empty" else f"has {fault}"
     if command := lost_command(text):
-        return Problem(part, words, f" (of {command})", lost_remedy(command))
-    return Problem(part, words, "", "correct the record, or drop it")
+        return QuestionFault(part, words, f" (of {command})", lost_remedy(command))
+    return QuestionFault(part, words, "", "correct the record, or drop it")
 
 
-def _answers_problems(question: Question, scorers: Scorers) -> list[Problem]:
+def _answers_problems(question: Question, scorers: Scorers) -> list[QuestionFault]:
     answer_problems = [
-        Problem("answers", problem.words, f": {printable(answer[:SHOWN])!r}", problem.remedy)
+        QuestionFault("answers", problem.words, f": {printable(answer[:SHOWN])!r}", problem.remedy)
         for answer in question.answers
         if (problem := answer_problem(answer))
     ]
     if answer_problems or not (fault := score_fault(question.scorer, question.answers, scorers)):
         return answer_problems
     words = f"scores less than 1 against itself with {question.scorer}"
-    return [Problem("answers", words, f": {fault}", "correct it, or choose another scorer")]
+    return [QuestionFault("answers", words, f": {fault}", "correct it, or choose another scorer")]
 
 
 def prepare(

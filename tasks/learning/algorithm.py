@@ -64,9 +64,9 @@ def assemble(row: Algorithm, response_tokens: int) -> Assembled:
     )
 
 
-def _kl_in_the_loss(kl: Kl | None) -> losses.Kl | None:
+def _kl_in_the_loss(kl: Kl | None) -> losses.KlPenalty | None:
     if kl is None or kl.place != "loss":
         return None
     from tasks.learning import losses
 
-    return losses.Kl(losses.KL_ESTIMATORS[kl.estimator], kl.coefficient)
+    return losses.KlPenalty(losses.KL_ESTIMATORS[kl.estimator], kl.coefficient)

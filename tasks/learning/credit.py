@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from params.schema.algorithms import Algorithm
 from tasks.learning.algorithm import assemble
-from tasks.learning.estimators import Episode, Floats
+from tasks.learning.estimators import Floats, LeafTrajectory
 from tasks.learning.estimators.tree import token_identities
 from tasks.learning.packing import ByNode, Credit, Credited
 from tasks.trees import marks
@@ -56,7 +56,7 @@ def episodes_of(
     penalty: Sequence[Floats] | None = None,
     values: ByNode | None = None,
     step_weight: float = 1.0,
-) -> list[Episode]:
+) -> list[LeafTrajectory]:
     """Return the leaves of a tree as estimators read them.
 
     ``rewards``: of the leaves [L], length shaping included. ``penalty`` and ``values``: of each
@@ -71,7 +71,7 @@ def episodes_of(
         tokens = identities[leaf]
         charges = along(tree, leaf, penalty) if penalty else np.zeros(len(tokens))
         episodes.append(
-            Episode(
+            LeafTrajectory(
                 reward=_at_the_end(rewards[leaf], rewards_of_steps),
                 token_rewards=charges + _at_last_tokens(rewards_of_steps, lengths)
                 if any(rewards_of_steps)

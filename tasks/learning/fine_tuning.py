@@ -32,7 +32,7 @@ Row = Mapping[str, Any]  # of the table of traces
 
 
 @dataclass(frozen=True)
-class Training:
+class FineTuning:
     """What decides a training: the table of traces, the settings, and the seed of their order."""
 
     traces: Path
@@ -41,7 +41,7 @@ class Training:
     machine: Machine
 
 
-def train(policy: Path, training: Training, end: int) -> list[float]:
+def train(policy: Path, training: FineTuning, end: int) -> list[float]:
     """Train the policy of a checkpoint, or the first one, until it has made ``end`` steps.
 
     It stays in memory and goes on there with the next call. Return the loss of each step.
@@ -59,7 +59,7 @@ def train(policy: Path, training: Training, end: int) -> list[float]:
     return losses
 
 
-def save(policy: Path, training: Training, end: int, folder: Path) -> None:
+def save(policy: Path, training: FineTuning, end: int, folder: Path) -> None:
     """Write a checkpoint after ``end`` steps to ``folder``, from which training can go on.
 
     A process that was started since then repeats them.
@@ -71,7 +71,7 @@ def save(policy: Path, training: Training, end: int, folder: Path) -> None:
     resident.POLICIES.keep(learning, folder / checkpoint.POLICY)
 
 
-def finish(policy: Path, training: Training, folder: Path) -> None:
+def finish(policy: Path, training: FineTuning, folder: Path) -> None:
     """Write the trained policy alone to ``folder``."""
     train(policy, training, training.settings.steps)
     learning = resident.POLICIES.learner
@@ -80,7 +80,7 @@ def finish(policy: Path, training: Training, folder: Path) -> None:
     resident.POLICIES.clear()
 
 
-def _learner(policy: Path, training: Training, rows: Sequence[Row]) -> resident.Learner:
+def _learner(policy: Path, training: FineTuning, rows: Sequence[Row]) -> resident.Learner:
     """Return the policy as it learned last, or as its checkpoint has it."""
     learning = resident.POLICIES.learner
     if learning is None or learning.folder != policy:
@@ -90,7 +90,7 @@ def _learner(policy: Path, training: Training, rows: Sequence[Row]) -> resident.
     return learning
 
 
-def places(number: int, count: int, training: Training) -> list[int]:
+def places(number: int, count: int, training: FineTuning) -> list[int]:
     """Return which of ``count`` traces step ``number`` learns from.
 
     Each pass over the traces has an order of its own, and its last batch may be smaller, as with

@@ -29,7 +29,7 @@ from tasks.learning.passes import (
 from tasks.learning.token_values import Seen
 from tasks.policy import sharding, world
 from tasks.policy.machine import in_precision
-from tasks.policy.resident import Critic, Learner
+from tasks.policy.resident import Learner, ValueModel
 
 
 def optimize(
@@ -211,7 +211,7 @@ def _views(forest: Forest, logprobs: Tensor, entropies: Tensor | None) -> Views:
 
 
 def _value_loss(
-    critic: Critic, forest: Forest, hidden: Tensor, value_tokens: int
+    critic: ValueModel, forest: Forest, hidden: Tensor, value_tokens: int
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return a micro-batch's share of the value loss, a scalar, and sums for metrics."""
     assert forest.returns is not None and forest.values is not None, "a critic has its returns"
@@ -226,7 +226,7 @@ def _value_loss(
 
 
 def _critic_step(
-    critic: Critic,
+    critic: ValueModel,
     trees: Sequence[Credited],
     settings: Update,
     machine: Machine,

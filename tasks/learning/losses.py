@@ -55,7 +55,7 @@ UNBOUNDED = Clip(torch.inf, torch.inf)
 
 
 @dataclass(frozen=True)
-class Kl:
+class KlPenalty:
     """A penalty in the loss: coefficient * estimator(d), d = log pi_ref - log pi."""
 
     estimator: Callable[[Tensor], Tensor]
@@ -63,7 +63,7 @@ class Kl:
 
 
 @dataclass(frozen=True)
-class Ratio:
+class ImportanceRatio:
     """Which tokens share one importance ratio, and against which log-probabilities."""
 
     units: Callable[[Tensor], Tensor]  # segments [L, S] -> unit of each token [L, S]
@@ -107,10 +107,10 @@ class Averaging:
 class Loss:
     """One choice of each part of a policy loss."""
 
-    ratio: Ratio
+    ratio: ImportanceRatio
     clip: Clip | None
     averaging: Averaging
-    kl: Kl | None = None
+    kl: KlPenalty | None = None
     entropy_bonus: float = 0.0
     importance_cap: float | None = None  # of pi_old / pi_sampler; None: no importance weights
 
@@ -140,10 +140,10 @@ def _of_this_very_policy(views: Views) -> Tensor:
 
 RATIOS = {
     # On-policy: the value is 1 and the gradient that of -A log pi (Williams, 1992).
-    "none": Ratio(_each_token, _of_this_very_policy),
-    "token": Ratio(_each_token, _of_the_sampling_policy),
-    "segment": Ratio(_each_segment, _of_the_sampling_policy),
-    "sequence": Ratio(_whole_leaf, _of_the_sampling_policy),
+    "none": ImportanceRatio(_each_token, _of_this_very_policy),
+    "token": ImportanceRatio(_each_token, _of_the_sampling_policy),
+    "segment": ImportanceRatio(_each_segment, _of_the_sampling_policy),
+    "sequence": ImportanceRatio(_whole_leaf, _of_the_sampling_policy),
 }
 
 

@@ -59,7 +59,7 @@ LOSSES: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 @dataclass
-class Training:
+class OutcomeLearner:
     """A reward model that learns, with its optimizer."""
 
     model: OutcomeModel
@@ -68,7 +68,7 @@ class Training:
     optimizer: torch.optim.Optimizer
 
 
-def begin(model: OutcomeModel, settings: RewardModel, machine: Machine) -> Training:
+def begin(model: OutcomeModel, settings: RewardModel, machine: Machine) -> OutcomeLearner:
     """Return a training with a new optimizer."""
     optimizer = AdamW(
         model.weights(),
@@ -77,11 +77,11 @@ def begin(model: OutcomeModel, settings: RewardModel, machine: Machine) -> Train
         weight_decay=settings.weight_decay,
         fused=True,
     )
-    return Training(model, settings, machine, optimizer)
+    return OutcomeLearner(model, settings, machine, optimizer)
 
 
 def train(
-    training: Training,
+    training: OutcomeLearner,
     trees: Sequence[Tree],
     examples: Sequence[Example],
     steps: range,
@@ -98,7 +98,7 @@ def train(
 
 
 def _step(
-    training: Training,
+    training: OutcomeLearner,
     trees: Sequence[Credited],
     examples: Sequence[Example],
     number: int,
@@ -129,7 +129,7 @@ def _step(
     return float(loss.detach())
 
 
-def _add_gradients(training: Training, batch: Batch, factors: Mapping[Leaf, float]) -> None:
+def _add_gradients(training: OutcomeLearner, batch: Batch, factors: Mapping[Leaf, float]) -> None:
     """Set the gradient of the sum of factor times logit over the leaves of a batch, clipped."""
     model, settings, machine = training.model, training.settings, training.machine
 

@@ -31,7 +31,7 @@ from tasks.learning.shares import Batch
 from tasks.policy import sharding, world
 from tasks.policy.machine import in_precision
 from tasks.policy.parallel import balanced_parts, lanes, side_by_side
-from tasks.policy.resident import Critic, Learner
+from tasks.policy.resident import Learner, ValueModel
 
 # Most logits (tokens x vocabulary) that exist at one time, by device. On a GPU each part must be
 # large enough to be worth its pass over the gradient of the head.
@@ -126,7 +126,7 @@ def node_values(
     return result
 
 
-def values(critic: Critic, states_PH: Tensor) -> Tensor:
+def values(critic: ValueModel, states_PH: Tensor) -> Tensor:
     """Return V(s) [P] from hidden states, in float32: bf16 is too coarse for returns."""
     return critic.head(states_PH.float())[:, 0]
 

@@ -33,20 +33,20 @@ from tasks.ledger.records import read as read
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
-class Outcome(NamedTuple):
+class SubStepResult(NamedTuple):
     """The record of a sub-step, and whether the ledger had it already."""
 
     record: Record
     found: bool
 
 
-SubStep = Callable[[], Outcome]  # look it up, and compute it where it is missing
-RunSubStep = Callable[[str, SubStep], Record]  # verb, sub-step -> its record
+Work = Callable[[], SubStepResult]  # look it up, and compute it where it is missing
+RunSubStep = Callable[[str, Work], Record]  # verb, sub-step -> its record
 
 
-def run_unseen(verb: str, sub_step: SubStep) -> Record:
+def run_unseen(verb: str, work: Work) -> Record:
     """Return the record of a sub-step, and show it nowhere."""
-    return sub_step().record
+    return work().record
 
 
 class Mirror(Protocol):
@@ -72,7 +72,7 @@ class Mirror(Protocol):
 
 
 @dataclass(frozen=True)
-class Step:
+class SubStep:
     """One sub-step: its recipe, stage, iteration and random seed, and the run's ledger.
 
     ``out`` is the folder that a verb writes its artifacts into, set while the verb runs.
@@ -124,7 +124,7 @@ def recorded(verb: Verb) -> Verb:
     """
 
     @functools.wraps(verb)
-    def sub_step(step: Step, inputs: Any, **others: Any) -> Record:
+    def sub_step(step: SubStep, inputs: Any, **others: Any) -> Record:
         work = functools.partial(_found_or_made, verb, step, inputs, others)
         return step.ledger.run_sub_step(verb.__name__, work)
 
@@ -132,13 +132,13 @@ def recorded(verb: Verb) -> Verb:
 
 
 def _found_or_made(
-    verb: Callable[..., Any], step: Step, inputs: Any, others: Mapping[str, Any]
-) -> Outcome:
+    verb: Callable[..., Any], step: SubStep, inputs: Any, others: Mapping[str, Any]
+) -> SubStepResult:
     """Return the record that the ledger has, or that of what ``verb`` makes now."""
     identities = step.identities(verb, inputs)
     folder = step._place(verb, identities)
     if reused_record := step.ledger.find(folder):
-        return Outcome(reused_record, found=True)
+        return SubStepResult(reused_record, found=True)
     for entry in fields(inputs):
         for artifact in _artifacts_in(getattr(inputs, entry.name)):
             need(artifact)
@@ -149,7 +149,7 @@ def _found_or_made(
     result = verb(replace(step, out=partial), inputs, **others)
     about = {"verb": verb.__name__, "key": keys.key_of(identities), "step": step.facts()}
     record = {**about, **made_of, "duration": time.time() - began, **result}
-    return Outcome(step.ledger.finish(partial, folder, record), found=False)
+    return SubStepResult(step.ledger.finish(partial, folder, record), found=False)
 
 
 def module_of(verb: Callable[..., Any]) -> Path:
@@ -217,7 +217,7 @@ class Ledger:
                 return record
         return None
 
-    def explain(self, step: Step, verb: str, made_of: Mapping[str, Any]) -> None:
+    def explain(self, step: SubStep, verb: str, made_of: Mapping[str, Any]) -> None:
         """Print why the first new sub-step of a stage runs, once per stage."""
         if step.folder not in self.explained:
             self.explained.add(step.folder)
@@ -239,7 +239,7 @@ class Ledger:
 
     # ------------------------------------------------------------ within a sub-step
 
-    def scratch(self, step: Step) -> Path:
+    def scratch(self, step: SubStep) -> Path:
         """Return a folder that outlives a kill, for what a sub-step needs to resume.
 
         It has the folders that were sealed here or, through the mirror, by another worker.
@@ -274,7 +274,7 @@ class Ledger:
 
     def retire(
         self,
-        step: Step,
+        step: SubStep,
         verb: str,
         last: int,
         every: int,

@@ -20,7 +20,7 @@ from tasks.ledger.artifacts import Artifact
 from tasks.policy import adapter, sharding, world
 from tasks.policy.model import load_backbone, load_policy, load_tokenizer, save_model
 from tasks.policy.optimizer import AdamW
-from tasks.policy.resident import Critic, Learner
+from tasks.policy.resident import Learner, ValueModel
 
 POLICY, OPTIMIZER, CRITIC = "policy", "optimizer", "critic"  # folders of one checkpoint
 MERGED = Path(".beamline/merged")  # the newest adapter as whole weights
@@ -77,7 +77,7 @@ def prepare_critic(learner: Learner, choice: algorithms.Critic | None, machine: 
     else:
         for weight in head.parameters():
             torch.nn.init.zeros_(weight)
-    learner.critic = Critic(head, backbone, choice.value_clip, choice.coefficient)
+    learner.critic = ValueModel(head, backbone, choice.value_clip, choice.coefficient)
 
 
 def _backbone(model: Any) -> Any:
@@ -189,7 +189,7 @@ def _save_model(model: Any, folder: Path) -> None:
         save_model(model, folder, weights)
 
 
-def _save_critic(critic: Critic, folder: Path) -> None:
+def _save_critic(critic: ValueModel, folder: Path) -> None:
     head = {name: sharding.whole(value) for name, value in critic.head.state_dict().items()}
     if world.rank() == 0:
         folder.mkdir(parents=True)

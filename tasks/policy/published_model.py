@@ -14,7 +14,7 @@ PLACES = {"model": "model", "trees": "trees", "rewards": "rewards.parquet"}
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedRewardModel:
     """What ``models/<recipe>/reward_model`` holds: a model, and the trees that it learned from."""
 
     model: Artifact
@@ -22,7 +22,7 @@ class Published:
     rewards: Artifact  # of these trees, the labels
 
 
-def publish(folder: Path, model: Published | None) -> None:
+def publish(folder: Path, model: PublishedRewardModel | None) -> None:
     """Replace the folder, whole or not at all; None: a file says that there is no model."""
     partial = folder.with_name(f".{folder.name}.partial")
     artifacts.remove(partial)
@@ -34,7 +34,7 @@ def publish(folder: Path, model: Published | None) -> None:
     partial.rename(folder)
 
 
-def published(folder: Path) -> Published | None:
+def published(folder: Path) -> PublishedRewardModel | None:
     """Return what is in the folder; None if there is no model.
 
     Raises ValueError where the stage reward_model has not run.
@@ -44,4 +44,6 @@ def published(folder: Path) -> Published | None:
         raise ValueError(f"{file} does not exist: run the stage that makes it, reward_model, first")
     if not json.loads(file.read_text())["reward_model"]:
         return None
-    return Published(**{name: Artifact.at(folder / path) for name, path in PLACES.items()})
+    return PublishedRewardModel(
+        **{name: Artifact.at(folder / path) for name, path in PLACES.items()}
+    )

@@ -22,7 +22,7 @@ from tasks.policy.model import load_policy, load_tokenizer
 
 
 @dataclass
-class Critic:
+class ValueModel:
     """A value head on hidden states: of its own backbone, or of the policy's (``backbone`` None).
 
     A critic with its own backbone has its own optimizer, the other learns with the policy.
@@ -48,7 +48,7 @@ class Learner:
     tokenizer: Any
     optimizer: torch.optim.Optimizer | None = None
     updates: int = 0  # optimizer steps so far
-    critic: Critic | None = None
+    critic: ValueModel | None = None
     changed: bool = False  # whether its weights differ from those in ``folder``
 
 

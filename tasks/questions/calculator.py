@@ -85,7 +85,7 @@ _NONE: Mapping[Fraction, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
-class Step:
+class Calculation:
     """A calculation in the author's solution."""
 
     name: str
@@ -192,7 +192,7 @@ def _clean(solution: str) -> tuple[str, dict[str, str]]:
     return "\n".join(filter(None, lines)), faults
 
 
-def read_steps(text: str) -> list[Step]:
+def read_steps(text: str) -> list[Calculation]:
     """Return the calculations of a cleaned solution in order: notes, and equations that hold."""
     steps = list(_equations(text))
     for note in _NOTE.finditer(text):
@@ -200,12 +200,12 @@ def read_steps(text: str) -> list[Step]:
         value = _number(result)
         follows = note[2] is not None and _number(note[2]) == value
         end = note.end() if follows else note.start() + note[0].index(">>") + 2
-        steps.append(Step("", note.start(), end, read_expression(written), value))
+        steps.append(Calculation("", note.start(), end, read_expression(written), value))
     steps.sort(key=lambda step: step.start)
     return [replace(step, name=f"step{i}") for i, step in enumerate(steps, start=1)]
 
 
-def _equations(text: str) -> Iterator[Step]:
+def _equations(text: str) -> Iterator[Calculation]:
     """Return the equations without a note that hold exactly."""
     masked = re.sub("<<[^<>]*>>", lambda note: "\0" * len(note[0]), text)
     for equation in _EQUATION.finditer(masked):
@@ -215,7 +215,7 @@ def _equations(text: str) -> Iterator[Step]:
         with contextlib.suppress(UnreadableError, ZeroDivisionError):
             code = read_expression(left.replace("%", "") if percent else left)
             if evaluate(ast.parse(code, mode="eval").body) == _number(right):
-                yield Step("", equation.start(3), equation.end(3), code, _number(right))
+                yield Calculation("", equation.start(3), equation.end(3), code, _number(right))
 
 
 def read_expression(written: str) -> str:
@@ -278,7 +278,7 @@ def numbers_of(question: str) -> set[Fraction]:
     return stated | {Fraction(number) for number in (*_ALWAYS, *implied)}
 
 
-def program(steps: Sequence[Step], given: Collection[Fraction]) -> str:
+def program(steps: Sequence[Calculation], given: Collection[Fraction]) -> str:
     """Write one line a step, then print the last one; round it if there are decimals.
 
     ``given``: the numbers in the question, which stand for a step's result only where that result
@@ -304,7 +304,7 @@ class _Link(ast.NodeTransformer):
         return ast.Name(name) if name else node
 
 
-def thought(text: str, steps: Sequence[Step], given: Collection[Fraction]) -> str:
+def thought(text: str, steps: Sequence[Calculation], given: Collection[Fraction]) -> str:
     """Return the author's text with each result, and each mention of it, as its step's name.
 
     A number in the question stays, unless the step's line of the program has a name there.
@@ -336,7 +336,7 @@ def _hide(text: str, names: Mapping[Fraction, str], last: Mapping[Fraction, str]
     return text
 
 
-def _links(steps: Sequence[Step], given: Collection[Fraction]) -> list[dict[Fraction, str]]:
+def _links(steps: Sequence[Calculation], given: Collection[Fraction]) -> list[dict[Fraction, str]]:
     """Return for each step: the numbers in it that are earlier results -> the names of those steps.
 
     Of two steps with the same result the later counts. A number in the question stands for a result
@@ -356,12 +356,12 @@ def _links(steps: Sequence[Step], given: Collection[Fraction]) -> list[dict[Frac
     return links
 
 
-def _operands(step: Step) -> set[Fraction]:
+def _operands(step: Calculation) -> set[Fraction]:
     constants = (node for node in ast.walk(ast.parse(step.code)) if isinstance(node, ast.Constant))
     return {Fraction(str(node.value)) for node in constants}
 
 
-def _names(steps: Sequence[Step], given: Collection[Fraction]) -> dict[Fraction, str]:
+def _names(steps: Sequence[Calculation], given: Collection[Fraction]) -> dict[Fraction, str]:
     """Return result -> the last step that has it, for results that the question does not give."""
     pairs = ((step.result, step.name) for step in steps)
     return {result: name for result, name in pairs if result is not None and result not in given}

@@ -34,14 +34,14 @@ class ComputationExpert(ScriptedExpert):
 
 
 @dataclass(frozen=True)
-class Problem:
+class ComputationQuestion:
     """A question and the code of each step; ``{}`` is the result of the step before."""
 
     question: Question
     steps: tuple[str, ...]
 
 
-def generate(settings: ComputationQuestions, seed: int) -> dict[str, list[Problem]]:
+def generate(settings: ComputationQuestions, seed: int) -> dict[str, list[ComputationQuestion]]:
     """Draw problems by split ("train", "validation", "test"); kinds alternate; no text twice.
 
     Raises ValueError when the number range holds too few distinct questions.
@@ -55,7 +55,7 @@ def generate(settings: ComputationQuestions, seed: int) -> dict[str, list[Proble
 
 def _distinct(
     split: str, size: int, settings: ComputationQuestions, draw: random.Random, taken: set[str]
-) -> Iterator[Problem]:
+) -> Iterator[ComputationQuestion]:
     for number in range(size):
         kind = KINDS[number % len(KINDS)]
         for _ in range(1000):
@@ -69,7 +69,7 @@ def _distinct(
             )
         taken.add(text)
         answer = str(_evaluate(steps))
-        yield Problem(Question(f"{split}-{number:05d}", kind, text, (answer,)), steps)
+        yield ComputationQuestion(Question(f"{split}-{number:05d}", kind, text, (answer,)), steps)
 
 
 def _operands(kind: str, split: str, settings: ComputationQuestions) -> tuple[int, int]:
@@ -167,7 +167,7 @@ def write(expert: ComputationExpert, lesson: Lesson) -> tuple[Write, list[Fault]
     return lambda tools: ([played.trace for played in play(scripts, tools)], []), []
 
 
-def script(problem: Problem, expert: ComputationExpert, seed: int) -> Script:
+def script(problem: ComputationQuestion, expert: ComputationExpert, seed: int) -> Script:
     """Plan how the expert answers one problem, with a flaw at the documented rates.
 
     wrong_operator: one operator of its code is another one; wrong_digit: one digit of its code is

@@ -144,7 +144,7 @@ World = Mapping[str, Sequence[Entity]]  # kind -> the entities of one split
 
 
 @dataclass(frozen=True)
-class Problem:
+class EntityQuestion:
     """A question, its entities, and its form."""
 
     question: Question
@@ -180,7 +180,7 @@ def write(expert: EncyclopediaExpert, lesson: Lesson) -> tuple[Write, list[Fault
 
 
 def _write_traces(
-    problems: Sequence[Problem], scripts: Sequence[Script], tools: Respond
+    problems: Sequence[EntityQuestion], scripts: Sequence[Script], tools: Respond
 ) -> tuple[list[Trace], list[Dropped]]:
     """Write the scripts' traces; drop those whose searches did not show the facts that they use."""
     traces, dropped = [], []
@@ -192,7 +192,7 @@ def _write_traces(
     return traces, dropped
 
 
-def _shown(problem: Problem, played: Played) -> bool:
+def _shown(problem: EntityQuestion, played: Played) -> bool:
     facts = [fact for entity in problem.entities for fact in follow(entity, problem.form.path)]
     searches = played.observations[: len(facts)]
     return all(fact in seen.text for fact, seen in zip(facts, searches, strict=True))
@@ -267,7 +267,7 @@ FACTS: dict[str, Callable[[World, random.Random], Drawn]] = {
 
 def generate(
     settings: EncyclopediaQuestions, worlds: Mapping[str, World], seed: int
-) -> dict[str, list[Problem]]:
+) -> dict[str, list[EntityQuestion]]:
     """Draw problems by split; kinds alternate, no text occurs twice.
 
     Raises ValueError where the articles allow too few questions.
@@ -282,7 +282,7 @@ def generate(
 
 def _distinct(
     split: str, size: int, kinds: Sequence[str], world: World, draw: random.Random
-) -> Iterator[Problem]:
+) -> Iterator[EntityQuestion]:
     taken: set[str] = set()
     for number in range(size):
         kind = kinds[number % len(kinds)]
@@ -300,7 +300,7 @@ def _distinct(
         yield problem
 
 
-def _problem(identity: str, kind: str, world: World, draw: random.Random) -> Problem:
+def _problem(identity: str, kind: str, world: World, draw: random.Random) -> EntityQuestion:
     form = draw.choice([form for form in QUESTIONS if form.kind == kind])
     entities = tuple(draw.sample(world[form.about], form.entities))
     if form.entities > 1:
@@ -311,7 +311,7 @@ def _problem(identity: str, kind: str, world: World, draw: random.Random) -> Pro
     text = form.text.format(*(entity.name for entity in entities), year=year)
     facts = [follow(entity, form.path)[-1] for entity in entities]
     answer = _difference(form.code.format(*facts, year=year)) if form.code else facts[0]
-    return Problem(Question(identity, kind, text, (answer,)), form, entities, year)
+    return EntityQuestion(Question(identity, kind, text, (answer,)), form, entities, year)
 
 
 def follow(entity: Entity, path: Sequence[str]) -> list[str]:
@@ -331,7 +331,7 @@ def _difference(code: str) -> str:
 # ---------------------------------------------------------------- the scripted expert
 
 
-def script(problem: Problem, expert: EncyclopediaExpert, world: World, seed: int) -> Script:
+def script(problem: EntityQuestion, expert: EncyclopediaExpert, world: World, seed: int) -> Script:
     """Plan how the expert answers one problem, with a flaw at the documented rates.
 
     wrong_query: it looks up another entity of the same kind, and continues with the facts there;

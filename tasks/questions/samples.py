@@ -18,7 +18,7 @@ NO_TOKENS = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True)
-class Sample:
+class TrainingSample:
     """What is learned from at once: a whole trace, or with fresh prompts one of its steps."""
 
     trace: Trace
@@ -26,21 +26,23 @@ class Sample:
     shown: str  # by the world, before the first turn
 
 
-def samples_of(trace: Trace, dialogue: Dialogue) -> list[Sample]:
+def samples_of(trace: Trace, dialogue: Dialogue) -> list[TrainingSample]:
     """Return what the cold start learns from in a trace, as a rollout would have it."""
     if dialogue.prompt == "growing":
         shown = shown_text((), trace.seen[0], dialogue) if trace.seen else ""
-        return [Sample(trace, trace.parts, shown)]
+        return [TrainingSample(trace, trace.parts, shown)]
     turns = [text for text, is_turn in trace.parts if is_turn]
     done = zip(turns, trace.acts, trace.seen[1:], strict=False)
     past = [Exchange(NO_TOKENS, turn, act, after) for turn, act, after in done]
     return [
-        Sample(trace, [(turn, True)], shown_text(past[:number], trace.seen[number], dialogue))
+        TrainingSample(
+            trace, [(turn, True)], shown_text(past[:number], trace.seen[number], dialogue)
+        )
         for number, turn in enumerate(turns)
     ]
 
 
-def trace_table(samples: Sequence[Sample], dialect: Dialect) -> pa.Table:
+def trace_table(samples: Sequence[TrainingSample], dialect: Dialect) -> pa.Table:
     """Return a row a sample, with its tokens and a mask of those that the agent wrote. [T]"""
     rows = []
     for sample in samples:

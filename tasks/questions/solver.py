@@ -33,7 +33,7 @@ class Solver(ExpertSettings):
 
 
 @dataclass
-class Episode:
+class PlayedEpisode:
     """An episode that is being played."""
 
     question: Question
@@ -79,7 +79,7 @@ def play(
         draw = random.Random(f"{seed}/{question.id}")
         gives_up = draw.random() < expert.give_up
         seen = [first or Observation(Outcome.OK, "")]
-        episodes.append(Episode(question, handle, draw, gives_up, seen))
+        episodes.append(PlayedEpisode(question, handle, draw, gives_up, seen))
     acting = [episode for episode in episodes if not episode.now.ends]
     while acting:
         acting = _round(expert, acting, session, specs)
@@ -89,8 +89,8 @@ def play(
 
 
 def _round(
-    expert: Solver, acting: Sequence[Episode], session: Session, specs: Sequence[ToolSpec]
-) -> list[Episode]:
+    expert: Solver, acting: Sequence[PlayedEpisode], session: Session, specs: Sequence[ToolSpec]
+) -> list[PlayedEpisode]:
     """Do one act in each episode; return those that go on."""
     solved = session.solve([episode.handle for episode in acting])
     known = [(episode, act) for episode, act in zip(acting, solved, strict=True) if act]
@@ -123,7 +123,7 @@ def choices(act: Call, observation: Observation, specs: Sequence[ToolSpec]) -> l
     )
 
 
-def _conclude(episode: Episode) -> Trace | Dropped:
+def _conclude(episode: PlayedEpisode) -> Trace | Dropped:
     """Return the trace of an episode that is over, or why there is none."""
     question, last = episode.question, episode.now
     if last.outcome in FAILURES or not episode.acts:

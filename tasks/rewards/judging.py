@@ -20,7 +20,7 @@ from tasks.chat.cached import digest_of
 from tasks.chat.contract import ChatModel, ChatReply, ChatRequest
 from tasks.ledger.artifacts import Artifact
 from tasks.scorers import judge as scorer
-from tasks.scorers.judge import Asked, Vote
+from tasks.scorers.judge import Submission, Vote
 from tasks.tools.recording import replay_folder, whole
 from tasks.tools.web_client import key_faults
 from tasks.trees.tables import write_table
@@ -45,7 +45,7 @@ TABLE = pa.schema(
     }
 )
 
-Breakdowns = Mapping[Asked, Mapping[str, float]]
+Breakdowns = Mapping[Submission, Mapping[str, float]]
 OpenPolicy = Callable[[Path], AbstractContextManager[ChatModel]]  # of the folder of a policy
 
 
@@ -58,7 +58,7 @@ class OpenJudge:
     models: Sequence[ChatModel]
     votes: list[Vote]
 
-    def judge(self, submissions: Sequence[Asked]) -> Breakdowns:
+    def judge(self, submissions: Sequence[Submission]) -> Breakdowns:
         """Return the breakdown of each answer's score (tasks/scorers/judge.py)."""
         new = scorer.collect_votes(self.models, self.settings, self.template, submissions)
         self.votes += new

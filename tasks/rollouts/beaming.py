@@ -10,11 +10,13 @@ import numpy as np
 from params.schema.reinforce import Rollout
 from tasks.engines import Sample
 from tasks.rollouts.branching import Point, branching_points, decide
-from tasks.rollouts.paths import NO_TOKENS, Lane, Path, context_tokens, seed_of
+from tasks.rollouts.paths import NO_TOKENS, Lane, LiveTrajectory, context_tokens, seed_of
 from tasks.trees import marks as segment
 from tasks.trees.tree import TURN, split
 
-Judged = tuple[Path, int, Sample]  # a path, the observation before its turn, and that turn
+Judged = tuple[
+    LiveTrajectory, int, Sample
+]  # a path, the observation before its turn, and that turn
 
 
 def judge(judged: Sequence[Judged], lane: Lane) -> None:
@@ -47,14 +49,16 @@ def watch(judged: Sequence[Judged], lane: Lane) -> None:
     judge(judged, replace(lane, setting=replace(lane.setting, rollout=rollout)))
 
 
-def branch_at_marks(waiting: Sequence[Path], lane: Lane) -> None:
+def branch_at_marks(waiting: Sequence[LiveTrajectory], lane: Lane) -> None:
     """Branch the ended first trajectories of a tree at their first marks, while the budget lasts.
 
     Then their rows are given up: a tree branches at marks once, so branches never do.
     """
     setting = lane.setting
     tree, left = waiting[0].tree, setting.rollout.leaves - len(waiting[0].siblings)
-    branch_points: list[tuple[Path, Point, int, int]] = []  # with the node, and branches to start
+    branch_points: list[
+        tuple[LiveTrajectory, Point, int, int]
+    ] = []  # with the node, and branches to start
     cuts: dict[int, list[int]] = {}
     for path in waiting:
         route = tree.path(path.node)
@@ -74,7 +78,7 @@ def branch_at_marks(waiting: Sequence[Path], lane: Lane) -> None:
         lane.close(path)
 
 
-def _points(path: Path, route: Sequence[int], lane: Lane) -> list[Point]:
+def _points(path: LiveTrajectory, route: Sequence[int], lane: Lane) -> list[Point]:
     """Return the points where an ended trajectory branches."""
     trajectory = [path.tree.nodes[index] for index in route]
     longest = max(int(node.tokens.max(initial=0)) for node in trajectory)
@@ -83,7 +87,7 @@ def _points(path: Path, route: Sequence[int], lane: Lane) -> list[Point]:
     return branching_points(trajectory, marks, lane.setting.rollout.marks_per_rollout)
 
 
-def _branch_at(path: Path, point: Point, node: int, added: int, lane: Lane) -> None:
+def _branch_at(path: LiveTrajectory, point: Point, node: int, added: int, lane: Lane) -> None:
     """Start branches after ``node``; inside a turn they continue the turn's beginning."""
     tree = path.tree
     *before, last = ([tree.nodes[part] for part in step] for step in tree.steps(node))

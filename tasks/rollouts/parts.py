@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from pathlib import Path as File
+from pathlib import Path
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from tasks.dialects.contract import Exchange
 from tasks.environments.contract import Session as Episodes
 from tasks.environments.record import differs, same
-from tasks.rollouts.paths import Begun, Lane, Path, Setting, context_tokens, shown_first
+from tasks.rollouts.paths import Begun, Lane, LiveTrajectory, Setting, context_tokens, shown_first
 from tasks.trees.tables import load_trees, save_trees
 from tasks.trees.tree import PROMPT, TURN, Call, Observation, Tree, join
 
@@ -30,7 +30,7 @@ CLOSED = -1  # in place of the handles of a path that has ended
 
 @dataclass(frozen=True)
 class RestingPath:
-    """A path between two parts: all that it does not share with its tree (see ``Path``)."""
+    """A LiveTrajectory between two parts: all that it does not share with its tree."""
 
     node: int
     turns: int
@@ -62,20 +62,20 @@ class Resting:
 _STORED = TypeAdapter(list[list[RestingPath]])
 
 
-def save_part(grown: Sequence[Sequence[Path]], folder: File) -> None:
+def save_part(grown: Sequence[Sequence[LiveTrajectory]], folder: Path) -> None:
     """Write trees, each given by its paths, and what goes on with them into ``folder``."""
     save_trees([paths[0].tree for paths in grown], folder)
     resting = [[_resting(path) for path in paths] for paths in grown]
     (folder / PATHS).write_text(json.dumps(_STORED.dump_python(resting, mode="json")))
 
 
-def load_part(folder: File) -> list[Resting]:
+def load_part(folder: Path) -> list[Resting]:
     """Read what ``save_part`` has written."""
     stored = _STORED.validate_python(json.loads((folder / PATHS).read_text()))
     return [Resting(*each) for each in zip(load_trees(folder), stored, strict=True)]
 
 
-def _resting(path: Path) -> RestingPath:
+def _resting(path: LiveTrajectory) -> RestingPath:
     return RestingPath(
         node=path.node,
         turns=path.turns,
@@ -126,10 +126,10 @@ def _differs(before: Observation | None, now: Observation | None) -> Observation
     return differs(before, now)
 
 
-def resume(resting: Resting, begun: Sequence[Begun], lane: Lane) -> list[Path]:
+def resume(resting: Resting, begun: Sequence[Begun], lane: Lane) -> list[LiveTrajectory]:
     """Return the paths of a tree as they were, with a new session of the engine."""
     again = iter(begun)
-    siblings: list[Path] = []
+    siblings: list[LiveTrajectory] = []
     for path in resting.paths:
         episode, failed = next(again) if path.is_open else (CLOSED, path.failed)
         handle = lane.sampling.open() if path.is_open else CLOSED
@@ -139,15 +139,15 @@ def resume(resting: Resting, begun: Sequence[Begun], lane: Lane) -> list[Path]:
 
 def _path(
     tree: Tree,
-    siblings: list[Path],
+    siblings: list[LiveTrajectory],
     path: RestingPath,
     handles: tuple[int, int],
     failed: Observation | None,
-) -> Path:
+) -> LiveTrajectory:
     nodes = [tree.nodes[index] for index in tree.path(path.node)]
     taken = [join([tree.nodes[part] for part in step]) for step in tree.steps(path.node)]
     turns = [node for node in taken if node.kind == TURN]
-    return Path(
+    return LiveTrajectory(
         tree,
         siblings,
         len(siblings),

@@ -19,10 +19,8 @@ from params.schema.algorithms import Marks
 from params.schema.reinforce import Rollout
 from tasks.dialects.contract import Dialect, Exchange
 from tasks.dialects.prompts import shown_text
-from tasks.engines import Request
-from tasks.engines import Session as Sampling
-from tasks.environments.contract import OpenEnvironment
-from tasks.environments.contract import Session as Episodes
+from tasks.engines import SamplingRequest, SamplingSession
+from tasks.environments.contract import OpenEnvironment, Session
 from tasks.environments.record import failed
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import PROMPT, Node, Observation, Question, Tree
@@ -48,11 +46,11 @@ class Setting:
 
 
 @dataclass
-class Path:
+class LiveTrajectory:
     """One trajectory while it grows."""
 
     tree: Tree
-    siblings: list[Path]  # all paths of the tree, in the order they were started
+    siblings: list[LiveTrajectory]  # all paths of the tree, in the order they were started
     index: int  # its own place there
     node: int  # the node that its next turn follows
     handle: int  # of the engine's session
@@ -81,23 +79,25 @@ class Path:
 class Lane:
     """What the trees that grow side by side use."""
 
-    sampling: Sampling
-    episodes: Episodes
+    sampling: SamplingSession
+    episodes: Session
     setting: Setting
     context: int  # most tokens of a path, prompt included
 
-    def request(self, path: Path) -> Request:
+    def request(self, path: LiveTrajectory) -> SamplingRequest:
         """Return what the engine is asked for: the path's next turn."""
         left = self.setting.dialogue.turn_tokens - len(path.head)
         seed = seed_of(path, "turn", path.turns, self.setting)
-        return Request(path.handle, path.tokens, seed, min(left, self.room(path)))
+        return SamplingRequest(path.handle, path.tokens, seed, min(left, self.room(path)))
 
-    def room(self, path: Path) -> int:
+    def room(self, path: LiveTrajectory) -> int:
         """Return the tokens that are left of the path's response and of its context."""
         left = self.setting.dialogue.response_tokens - path.response
         return min(left, self.context - len(path.tokens))
 
-    def start(self, tree: Tree, siblings: list[Path], begun: Sequence[Begun], waits: bool) -> None:
+    def start(
+        self, tree: Tree, siblings: list[LiveTrajectory], begun: Sequence[Begun], waits: bool
+    ) -> None:
         """Start a trajectory at the prompt for each episode that has begun."""
         prompt, shown = tree.nodes[0].tokens, tree.nodes[0].observation
         for episode, observation in begun:
@@ -105,7 +105,7 @@ class Lane:
             ended = (seen for seen in (observation, shown) if seen and seen.ends)
             over = next(ended, None)
             siblings.append(
-                Path(
+                LiveTrajectory(
                     tree,
                     siblings,
                     len(siblings),
@@ -119,7 +119,7 @@ class Lane:
             )
 
     def fork(
-        self, path: Path, node: int, tokens: NDArray[np.int32], acts: int, **changes: Any
+        self, path: LiveTrajectory, node: int, tokens: NDArray[np.int32], acts: int, **changes: Any
     ) -> None:
         """Start a path that shares its beginning, up to ``node`` and ``acts`` acts, with ``path``.
 
@@ -144,7 +144,7 @@ class Lane:
         )
         path.siblings.append(branch)
 
-    def close(self, path: Path) -> None:
+    def close(self, path: LiveTrajectory) -> None:
         """Release the path's handles."""
         self.sampling.close(path.handle)
         self.episodes.close(path.episode)
@@ -205,7 +205,7 @@ def context_tokens(tree: Tree, node: int) -> NDArray[np.int32]:
     return np.concatenate([tree.nodes[index].tokens for index in tree.contexts(node)[-1]])
 
 
-def seed_of(path: Path, purpose: str, count: int, setting: Setting) -> int:
+def seed_of(path: LiveTrajectory, purpose: str, count: int, setting: Setting) -> int:
     """Return the seed of a draw: from run, iteration, question, path, and number of the draw."""
     words = (setting.seed, path.tree.question.id, str(path.index), purpose, str(count))
     return int.from_bytes(hashlib.blake2b("/".join(words).encode(), digest_size=8).digest())

@@ -23,7 +23,7 @@ from tasks.environments.contract import Session as Episodes
 from tasks.policy.parallel import side_by_side
 from tasks.rollouts.beaming import BEAMING, Judged, branch_at_marks
 from tasks.rollouts.parts import Resting, begin_again, resume
-from tasks.rollouts.paths import NO_MARKS, Begun, Lane, Path, Setting, context_of, root
+from tasks.rollouts.paths import NO_MARKS, Begun, Lane, LiveTrajectory, Setting, context_of, root
 from tasks.rollouts.turns import act, end, take_turn
 from tasks.trees.tree import Call, Question, Tree
 
@@ -56,7 +56,7 @@ def grow_part(
     top_p: float,
     turns: int | None,
     advance: Callable[[int], object] = lambda finished: None,
-) -> list[list[Path]]:
+) -> list[list[LiveTrajectory]]:
     """Grow trees from their questions on, or from where they rest, by at most so many turns a path.
 
     All of ``begun`` are of one kind; ``turns`` None: to the end. Returns the paths of each tree.
@@ -70,7 +70,7 @@ def grow_part(
         )
     per_batch = setting.rollout.rows // leaves
     waiting = iter(begun)
-    grown: list[list[Path]] = []
+    grown: list[list[LiveTrajectory]] = []
     while batch := list(islice(waiting, per_batch)):
         grown += _grow_batch(batch, engine, setting, top_p, turns)
         advance(len(batch))
@@ -93,7 +93,7 @@ def _grow_batch(
     setting: Setting,
     top_p: float,
     turns: int | None,
-) -> list[list[Path]]:
+) -> list[list[LiveTrajectory]]:
     """Grow some trees in the engine's replicas, each with a session of its own."""
     engines = engine.replicas(len(begun))
     count = len(engines)
@@ -124,7 +124,7 @@ def _grow_batch(
         of_lanes = side_by_side(
             lambda lane: _grow_piece(planted[lane], lanes[lane], turns), range(count)
         )
-    grown: list[list[Path]] = [[]] * len(begun)
+    grown: list[list[LiveTrajectory]] = [[]] * len(begun)
     for lane, paths in enumerate(of_lanes):
         grown[lane::count] = paths
     return grown
@@ -146,7 +146,7 @@ def _plant(begun: Sequence[Question | Resting], episodes: Episodes, setting: Set
     return Planted(trees, of_trees, episodes, [])
 
 
-def _grow_piece(planted: Planted, lane: Lane, turns: int | None) -> list[list[Path]]:
+def _grow_piece(planted: Planted, lane: Lane, turns: int | None) -> list[list[LiveTrajectory]]:
     """Grow trees by so many rounds, None: to their ends; return the paths of each."""
     paths = _first_paths(planted, lane)
     for _ in repeat(None) if turns is None else range(turns):
@@ -165,19 +165,19 @@ def _grow_piece(planted: Planted, lane: Lane, turns: int | None) -> list[list[Pa
     return paths
 
 
-def _first_paths(planted: Planted, lane: Lane) -> list[list[Path]]:
+def _first_paths(planted: Planted, lane: Lane) -> list[list[LiveTrajectory]]:
     """Start the first paths of each tree, or resume those of trees that rest."""
     if planted.resting:
         pairs = zip(planted.resting, planted.begun, strict=True)
         return [resume(resting, begun, lane) for resting, begun in pairs]
-    paths: list[list[Path]] = [[] for _ in planted.trees]
+    paths: list[list[LiveTrajectory]] = [[] for _ in planted.trees]
     waits = BEAMING[lane.setting.branching].at_marks
     for tree, begun, siblings in zip(planted.trees, planted.begun, paths, strict=True):
         lane.start(tree, siblings, begun, waits)
     return paths
 
 
-def _continue(siblings: list[Path], lane: Lane) -> None:
+def _continue(siblings: list[LiveTrajectory], lane: Lane) -> None:
     """Branch at marks that wait, else start more paths, once all paths of a tree have ended."""
     if waiting := [path for path in siblings if path.waits]:
         branch_at_marks(waiting, lane)
@@ -187,12 +187,12 @@ def _continue(siblings: list[Path], lane: Lane) -> None:
         lane.start(tree, siblings, begun, waits=False)
 
 
-def _round(live: Sequence[Path], lane: Lane) -> None:
+def _round(live: Sequence[LiveTrajectory], lane: Lane) -> None:
     """Sample one turn of every live path, run all calls, and decide on branches."""
     samples = lane.sampling.sample([lane.request(path) for path in live])
-    calls: list[tuple[Path, Call]] = []
+    calls: list[tuple[LiveTrajectory, Call]] = []
     judged: list[Judged] = []
-    turns: list[tuple[Path, Turn]] = []
+    turns: list[tuple[LiveTrajectory, Turn]] = []
     for path, sample in zip(live, samples, strict=True):
         if path.judged is not None:
             judged.append((path, path.judged, sample))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tasks.dialects.contract import Exchange, Turn
 from tasks.dialects.prompts import shown_text
 from tasks.engines import Sample
-from tasks.rollouts.paths import NO_TOKENS, NOTHING, Lane, Path
+from tasks.rollouts.paths import NO_TOKENS, NOTHING, Lane, LiveTrajectory
 from tasks.trees import marks as segment
 from tasks.trees.metrics import window_entropy
 from tasks.trees.outcomes import Outcome, StopReason
@@ -30,7 +30,7 @@ from tasks.trees.tree import (
 ENDED = (Outcome.ANSWER, Outcome.NO_ANSWER)  # of a turn with which the agent itself stops acting
 
 
-def take_turn(path: Path, sample: Sample, lane: Lane) -> Turn:
+def take_turn(path: LiveTrajectory, sample: Sample, lane: Lane) -> Turn:
     """Append a sampled turn; return it as read, with its call if that is allowed."""
     setting = lane.setting
     text, sample = _new_text(path, sample, lane)
@@ -53,7 +53,7 @@ def take_turn(path: Path, sample: Sample, lane: Lane) -> Turn:
     return turn
 
 
-def _new_text(path: Path, sample: Sample, lane: Lane) -> tuple[str, Sample]:
+def _new_text(path: LiveTrajectory, sample: Sample, lane: Lane) -> tuple[str, Sample]:
     """Return the text that a sample adds to its turn, and the sample, cut at the turn's end.
 
     An engine looks for stop strings in what it samples. One that began in the head shows here.
@@ -75,7 +75,7 @@ def _new_text(path: Path, sample: Sample, lane: Lane) -> tuple[str, Sample]:
     return whole[common_prefix(path.head_text, whole) :], sample
 
 
-def _append(path: Path, node: Node) -> None:
+def _append(path: LiveTrajectory, node: Node) -> None:
     """Append a node to the path; a prompt starts a new context."""
     nodes = path.tree.nodes
     nodes.append(node)
@@ -88,7 +88,7 @@ def _append(path: Path, node: Node) -> None:
 # ---------------------------------------------------------------- acts
 
 
-def act(calls: Sequence[tuple[Path, Call]], lane: Lane) -> None:
+def act(calls: Sequence[tuple[LiveTrajectory, Call]], lane: Lane) -> None:
     """Run the calls of a round side by side, and append what answers them."""
     moving = [(path, call) for path, call in calls if not path.failed]
     answers = iter(lane.episodes.act([(path.episode, call) for path, call in moving]))
@@ -96,7 +96,7 @@ def act(calls: Sequence[tuple[Path, Call]], lane: Lane) -> None:
         observe(path, call, path.failed or next(answers), lane)
 
 
-def observe(path: Path, call: Call, observation: Observation, lane: Lane) -> None:
+def observe(path: LiveTrajectory, call: Call, observation: Observation, lane: Lane) -> None:
     """Append what answers an act; end a path that has ended, or has no room for it."""
     turn = _whole_turn(path)
     path.calls += 1
@@ -115,19 +115,21 @@ def observe(path: Path, call: Call, observation: Observation, lane: Lane) -> Non
     path.judged = path.node
 
 
-def _whole_turn(path: Path) -> Node:
+def _whole_turn(path: LiveTrajectory) -> Node:
     """Return the turn that the path has just taken, with the part that it shares."""
     tree = path.tree
     return join([tree.nodes[part] for part in tree.parts(path.node)])
 
 
-def _on_turn(path: Path, **changes: object) -> None:
+def _on_turn(path: LiveTrajectory, **changes: object) -> None:
     """Change the turn that the path has just taken."""
     nodes = path.tree.nodes
     nodes[path.node] = replace(nodes[path.node], **changes)  # type: ignore[arg-type]
 
 
-def _go_on(path: Path, turn: Node, call: Call, observation: Observation, lane: Lane) -> bool:
+def _go_on(
+    path: LiveTrajectory, turn: Node, call: Call, observation: Observation, lane: Lane
+) -> bool:
     """Append the observation to the dialogue; return False where there is no room for it."""
     setting, room = lane.setting, lane.room(path) - 1
     limit = min(setting.dialogue.result_tokens, room)
@@ -142,7 +144,7 @@ def _go_on(path: Path, turn: Node, call: Call, observation: Observation, lane: L
     return True
 
 
-def _restart(path: Path, lane: Lane) -> bool:
+def _restart(path: LiveTrajectory, lane: Lane) -> bool:
     """Write the whole dialogue as a new prompt, where the dialect cannot go on."""
     tree, setting = path.tree, lane.setting
     first = tree.nodes[0].observation
@@ -151,7 +153,9 @@ def _restart(path: Path, lane: Lane) -> bool:
     return _new_context(path, tokens, path.past[-1].observation.outcome, lane)
 
 
-def _begin_anew(path: Path, turn: Node, call: Call, observation: Observation, lane: Lane) -> bool:
+def _begin_anew(
+    path: LiveTrajectory, turn: Node, call: Call, observation: Observation, lane: Lane
+) -> bool:
     """Append the prompt of the next step; return False where it is too long."""
     setting = lane.setting
     shown = shown_text(path.past, observation, setting.dialogue)
@@ -162,7 +166,7 @@ def _begin_anew(path: Path, turn: Node, call: Call, observation: Observation, la
     return _new_context(path, tokens, observation.outcome, lane)
 
 
-def _new_context(path: Path, tokens: NDArray[np.int32], outcome: str, lane: Lane) -> bool:
+def _new_context(path: LiveTrajectory, tokens: NDArray[np.int32], outcome: str, lane: Lane) -> bool:
     """Append a prompt below the turn, if there is room for it and a token."""
     left = lane.setting.dialogue.response_tokens - path.response
     if left < 1 or len(tokens) >= lane.context:
@@ -175,7 +179,7 @@ def _new_context(path: Path, tokens: NDArray[np.int32], outcome: str, lane: Lane
 # ---------------------------------------------------------------- the end of an episode
 
 
-def end(ended_paths: Sequence[tuple[Path, Turn]], lane: Lane) -> None:
+def end(ended_paths: Sequence[tuple[LiveTrajectory, Turn]], lane: Lane) -> None:
     """Tell the environment which agents have stopped acting; their last rewards are recorded."""
     running = [(path, turn) for path, turn in ended_paths if not _is_over(path)]
     said = [(path.episode, turn.said if turn.outcome in ENDED else "") for path, turn in running]
@@ -185,7 +189,7 @@ def end(ended_paths: Sequence[tuple[Path, Turn]], lane: Lane) -> None:
             _on_turn(path, observation=last if before is None else together(before, last))
 
 
-def _is_over(path: Path) -> bool:
+def _is_over(path: LiveTrajectory) -> bool:
     """Return whether the path's episode has failed to start, or has ended by itself."""
     last = path.tree.nodes[path.node].observation
     return path.failed is not None or (last is not None and last.ends)

@@ -7,10 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from tasks.engines import Engine, Request, Sample
-from tasks.engines import Session as Sampling
-from tasks.environments.contract import OpenEnvironment
-from tasks.environments.contract import Session as Episodes
+from tasks.engines import Engine, Sample, SamplingRequest, SamplingSession
+from tasks.environments.contract import OpenEnvironment, Session
 from tasks.trees.tree import Call, Observation, Question
 
 
@@ -34,7 +32,7 @@ def watched(environment: OpenEnvironment, watcher: Watcher) -> OpenEnvironment:
     """Return the environment with sessions that report to ``watcher``."""
 
     @contextmanager
-    def session() -> Iterator[Episodes]:
+    def session() -> Iterator[Session]:
         with environment.session() as inner:
             yield WatchedEpisodes(inner, watcher)
 
@@ -54,7 +52,7 @@ class WatchedEngine:
     @contextmanager
     def session(
         self, paths: int, context: int, temperature: float, top_p: float, stop: Sequence[str]
-    ) -> Iterator[Sampling]:
+    ) -> Iterator[SamplingSession]:
         with self.inner.session(paths, context, temperature, top_p, stop) as opened:
             yield WatchedSampling(opened, self.watcher)
 
@@ -66,7 +64,7 @@ class WatchedEngine:
 class WatchedSampling:
     """A session of an engine. See ``tasks.engines.contract.Session``."""
 
-    inner: Sampling
+    inner: SamplingSession
     watcher: Watcher
 
     def open(self) -> int:
@@ -78,7 +76,7 @@ class WatchedSampling:
     def close(self, handle: int) -> None:
         self.inner.close(handle)
 
-    def sample(self, requests: Sequence[Request]) -> list[Sample]:
+    def sample(self, requests: Sequence[SamplingRequest]) -> list[Sample]:
         samples = self.inner.sample(requests)
         for sample in samples:
             self.watcher.sampled(sample)
@@ -89,7 +87,7 @@ class WatchedSampling:
 class WatchedEpisodes:
     """A session of an environment. See ``tasks.environments.contract.Session``."""
 
-    inner: Episodes
+    inner: Session
     watcher: Watcher
 
     def open(self, tasks: Sequence[Question]) -> list[tuple[int, Observation | None]]:

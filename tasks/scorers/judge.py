@@ -31,7 +31,7 @@ _VERDICT = re.compile(rf"Verdict: ({RIGHT}|{WRONG})")
 
 
 @dataclass(frozen=True)
-class Asked:
+class Submission:
     """What is judged."""
 
     question: str
@@ -43,7 +43,7 @@ class Asked:
 class Vote:
     """What one model has said about one answer, once."""
 
-    asked: Asked
+    asked: Submission
     model: str
     vote: int  # number of the verdict among those of the model, from 0
     seed: int
@@ -51,10 +51,10 @@ class Vote:
     reply: ChatReply
 
 
-def asked_of(question: Question, answer: str) -> Asked:
+def asked_of(question: Question, answer: str) -> Submission:
     """Return what a judge is asked about an answer to a question."""
     text = "\n\n".join([*(message.content for message in question.before), question.text])
-    return Asked(text, question.answers, answer)
+    return Submission(text, question.answers, answer)
 
 
 # ---------------------------------------------------------------- prompt and verdict
@@ -77,7 +77,7 @@ def load_prompt(file: Path) -> str:
     return text
 
 
-def prompt_of(template: str, submission: Asked) -> str:
+def prompt_of(template: str, submission: Submission) -> str:
     """Return a prompt. What others wrote is quoted: each of its lines begins with "> "."""
     values = {
         "question": quoted(submission.question),
@@ -103,7 +103,7 @@ def verdict_in(text: str) -> str:
 
 
 def collect_votes(
-    models: Sequence[ChatModel], settings: Judge, template: str, submissions: Iterable[Asked]
+    models: Sequence[ChatModel], settings: Judge, template: str, submissions: Iterable[Submission]
 ) -> list[Vote]:
     """Ask each model about each different answer, ``votes`` times; return all that they said.
 
@@ -125,7 +125,7 @@ def _round(
     model: ChatModel,
     settings: Judge,
     template: str,
-    waiting: Sequence[tuple[Asked, int]],
+    waiting: Sequence[tuple[Submission, int]],
     attempt: int,
 ) -> list[Vote]:
     """Ask a model once for each verdict that is missing."""
@@ -147,7 +147,7 @@ def _round(
     return votes
 
 
-def request_of(template: str, settings: Judge, submission: Asked, seed: int) -> ChatRequest:
+def request_of(template: str, settings: Judge, submission: Submission, seed: int) -> ChatRequest:
     """Return the request of one verdict."""
     message = Message("user", prompt_of(template, submission))
     return ChatRequest((message,), settings.max_tokens, settings.temperature, seed=seed)
@@ -164,14 +164,14 @@ def _check_replies(name: str, replies: Sequence[ChatReply]) -> None:
 
 
 def breakdowns(
-    votes: Iterable[Vote], submissions: Iterable[Asked], settings: Judge
-) -> dict[Asked, dict[str, float]]:
+    votes: Iterable[Vote], submissions: Iterable[Submission], settings: Judge
+) -> dict[Submission, dict[str, float]]:
     """Return the score of each answer, and what it was made from.
 
     "score" is 1 where more than half of all ``votes`` are right, else 0: a tie is wrong, and so is
     a verdict that is missing. "without_verdict" counts these.
     """
-    last: dict[Asked, dict[tuple[str, int], str]] = defaultdict(dict)
+    last: dict[Submission, dict[tuple[str, int], str]] = defaultdict(dict)
     for vote in votes:
         last[vote.asked][vote.model, vote.vote] = vote.verdict
     most = len(settings.models) * settings.votes

@@ -32,7 +32,7 @@ from tasks.tools.schema import with_values
 from tasks.tools.web_cache import Cache
 from tasks.tools.web_client import (
     ENCODINGS,
-    Budget,
+    RequestBudget,
     WebError,
     exchange,
     key_faults,
@@ -72,7 +72,7 @@ SPEC = ToolSpec(
 )
 
 
-class Condense(Frozen):
+class Condenser(Frozen):
     """A model that condenses passages, behind a server that speaks OpenAI's protocol."""
 
     url: Annotated[str, AfterValidator(check_endpoint)]  # /v1/chat/completions is added
@@ -82,7 +82,7 @@ class Condense(Frozen):
     prompt: str | None = None  # what the model is told; null: PROMPT
 
     @model_validator(mode="after")
-    def _keeps_the_key(self) -> Condense:
+    def _keeps_the_key(self) -> Condenser:
         check_key_travels_safely(self.url, self.key_variable)
         return self
 
@@ -101,7 +101,7 @@ class Browser(Frozen):
     budget: Positive | None  # pages and redirects while the tool is open; null: any number
     contact: str | None  # how a site's owner can reach you, in the User-Agent; null: nothing
     private_hosts: tuple[str, ...]  # "host" or "host:port" that may be on a private network
-    condense: Condense | None  # null: the agent reads the passages themselves
+    condense: Condenser | None  # null: the agent reads the passages themselves
 
     @model_validator(mode="after")
     def _contact_fits_in_a_header(self) -> Browser:
@@ -150,7 +150,7 @@ def open_browser(settings: Browser, opening: Opening) -> Iterator[OpenTool]:
         portal.wrap_async_context_manager(model),
     ):
         turns = anyio.CapacityLimiter(settings.concurrency)
-        fetcher = Fetcher(pages, Manners(**manners), Budget(settings.budget), turns)
+        fetcher = Fetcher(pages, Manners(**manners), RequestBudget(settings.budget), turns)
         extractions = anyio.CapacityLimiter(max(1, opening.workers))
         reading = _Reading(settings, key, fetcher, model, Cache("browser"), extractions)
 
@@ -207,7 +207,7 @@ async def extract(page: Page) -> str:
     return ended.stdout.decode("utf-8", "replace")
 
 
-async def _condensed(reading: _Reading, model: Condense, question: str, passages: str) -> str:
+async def _condensed(reading: _Reading, model: Condenser, question: str, passages: str) -> str:
     """Return what the model writes about passages, from the cache or from its server."""
     prompt = PROMPT if model.prompt is None else model.prompt
     told = f"Question: {question}\n\nPassages:\n{passages}"
@@ -226,7 +226,7 @@ async def _condensed(reading: _Reading, model: Condense, question: str, passages
     return str(text)
 
 
-async def _ask_model(reading: _Reading, model: Condense, body: dict[str, Any]) -> str:
+async def _ask_model(reading: _Reading, model: Condenser, body: dict[str, Any]) -> str:
     """Ask the model once."""
     url = model.url.rstrip("/").removesuffix("/v1") + "/v1/chat/completions"
     headers = ENCODINGS | ({"Authorization": f"Bearer {reading.key}"} if reading.key else {})

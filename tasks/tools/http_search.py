@@ -26,7 +26,7 @@ from tasks.tools.contract import Opening, OpenTool, ToolKind
 from tasks.tools.web_cache import Cache
 from tasks.tools.web_client import (
     ENCODINGS,
-    Budget,
+    RequestBudget,
     WebError,
     exchange,
     key_faults,
@@ -83,7 +83,7 @@ class _Searching:
     key: str
     client: httpx.AsyncClient
     cache: Cache
-    budget: Budget
+    budget: RequestBudget
     turns: anyio.CapacityLimiter
 
 
@@ -100,7 +100,7 @@ def open_search(settings: HttpSearch, opening: Opening) -> Iterator[OpenTool]:
     client = httpx.AsyncClient(limits=limits, timeout=settings.seconds, follow_redirects=False)
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(client):
         turns = anyio.CapacityLimiter(settings.concurrency)
-        budget = Budget(settings.budget)
+        budget = RequestBudget(settings.budget)
         searching = _Searching(settings, key, client, Cache("http_search"), budget, turns)
 
         def run(calls: Sequence[Call]) -> list[Observation]:

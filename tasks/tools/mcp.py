@@ -38,7 +38,7 @@ NAME = "mcp"  # of this kind of tool, in a recipe
 SHORTEST_SECRET = 4  # characters; a shorter value is no secret, and would be found everywhere
 
 
-class Server(Frozen):
+class McpServer(Frozen):
     """One server: a command, whose process ends with the run, or the address of a service."""
 
     command: tuple[str, ...] = ()  # speaks MCP by its standard input and output
@@ -49,7 +49,7 @@ class Server(Frozen):
     start_seconds: PositiveFloat = 30.0  # until it has answered for the first time
 
     @model_validator(mode="after")
-    def _one_way(self) -> Server:
+    def _one_way(self) -> McpServer:
         if bool(self.command) == bool(self.url):
             raise ValueError("a server has either a command or a url")
         if self.url and self.environment:
@@ -72,7 +72,7 @@ class Server(Frozen):
 class McpTools(Frozen):
     """The tools of MCP servers."""
 
-    servers: Annotated[Mapping[Name, Server], Field(min_length=1)]
+    servers: Annotated[Mapping[Name, McpServer], Field(min_length=1)]
     seconds: PositiveFloat  # of one call, connecting again included
     attempts: Positive = 3  # connections that a call tries
     characters: Positive  # of a result; a longer one is cut
@@ -205,7 +205,7 @@ def _elsewhere(part: Any) -> Iterator[str]:
             yield from _elsewhere(value)
 
 
-def secrets_of(servers: Iterable[Server]) -> dict[str, str]:
+def secrets_of(servers: Iterable[McpServer]) -> dict[str, str]:
     """Return the values of the named variables, longest first, with what is shown instead."""
     names = {variable for server in servers for variable in server.variables}
     values = {os.environ.get(name, "").strip(): f"[{name}]" for name in sorted(names)}

@@ -23,7 +23,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
 from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST, METHOD_NOT_FOUND, CallToolResult, Tool
 
-from tasks.tools.mcp import McpTools, Server, secrets_of, without_secrets
+from tasks.tools.mcp import McpServer, McpTools, secrets_of, without_secrets
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Observation
 
@@ -116,7 +116,7 @@ class Connection:
     """One server, connected to when a call needs it."""
 
     name: str
-    server: Server
+    server: McpServer
     seconds: float  # of a call
     attempts: int  # connections that a call tries
     offered: dict[str, Tool] = field(default_factory=dict)  # what the agent was told of
@@ -227,7 +227,7 @@ class Connection:
 
 
 async def _hold(
-    server: Server,
+    server: McpServer,
     said: Any,
     ready: asyncio.Future[tuple[Client, dict[str, Tool]]],
     closing: asyncio.Event,
@@ -240,7 +240,7 @@ async def _hold(
         await closing.wait()
 
 
-async def _transport(server: Server, said: Any, stack: AsyncExitStack) -> Any:
+async def _transport(server: McpServer, said: Any, stack: AsyncExitStack) -> Any:
     if server.url:
         headers = {name: os.environ.get(value, "") for name, value in server.headers.items()}
         http = await stack.enter_async_context(create_mcp_http_client(headers=headers))

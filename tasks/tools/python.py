@@ -111,7 +111,7 @@ def python_tool(settings: PythonTool, workers: int) -> Iterator[Run]:
     if workers < 1:
         raise ValueError(f"the Python tool needs at least one worker, got {workers}: raise it")
     backend = choose_backend(settings.sandbox)
-    team: list[_Worker | None] = [None] * workers
+    team: list[_SandboxWorker | None] = [None] * workers
     idle: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def start(slot: int) -> None:
@@ -158,7 +158,7 @@ TOOL = ToolKind(PythonTool, _open)
 
 
 @dataclass(frozen=True)
-class _Worker:
+class _SandboxWorker:
     """A sandbox, the channel to it, and its control group where there is one."""
 
     process: subprocess.Popen[bytes]
@@ -167,7 +167,7 @@ class _Worker:
 
 
 def _call_or_replace(
-    team: list[_Worker | None], slot: int, code: str, settings: PythonTool, backend: str
+    team: list[_SandboxWorker | None], slot: int, code: str, settings: PythonTool, backend: str
 ) -> Observation:
     """Run the code in the worker of ``slot``; where it dies or does not answer, in a new one.
 
@@ -192,14 +192,14 @@ def _call_or_replace(
     return Observation(Outcome.KILLED, "")
 
 
-def _has_ended(worker: _Worker) -> bool:
+def _has_ended(worker: _SandboxWorker) -> bool:
     """Return whether an idle worker has closed its channel: it says nothing by itself."""
     poll = select.poll()
     poll.register(worker.channel, select.POLLIN)
     return bool(poll.poll(0))
 
 
-def _run_code(worker: _Worker, code: str, seconds: float) -> Observation:
+def _run_code(worker: _SandboxWorker, code: str, seconds: float) -> Observation:
     """Send one call and return the reply. Raises OSError where none comes within ``seconds``."""
     worker.channel.settimeout(seconds)
     payload = code.encode("utf-8", errors="replace")
@@ -220,22 +220,22 @@ def _receive(channel: socket.socket, count: int) -> bytes:
     return bytes(data)
 
 
-class KilledError(RuntimeError):
+class WorkerKilledError(RuntimeError):
     """A signal ended a worker while it started."""
 
 
-def _start(settings: PythonTool, backend: str) -> _Worker:
+def _start(settings: PythonTool, backend: str) -> _SandboxWorker:
     """Start a worker and try it; where it is killed meanwhile, start another one.
 
     Raises RuntimeError with the last message of a worker that fails.
     """
     for _ in range(ATTEMPTS - 1):
-        with suppress(KilledError):
+        with suppress(WorkerKilledError):
             return _started(settings, backend)
     return _started(settings, backend)
 
 
-def _started(settings: PythonTool, backend: str) -> _Worker:
+def _started(settings: PythonTool, backend: str) -> _SandboxWorker:
     command = sandbox.command(settings.model_dump(), backend)
     ours, theirs = socket.socketpair()
     limit_mib = settings.memory_mib + settings.file_mib + GROUP_MIB
@@ -250,7 +250,7 @@ def _started(settings: PythonTool, backend: str) -> _Worker:
             cwd="/",
             start_new_session=True,  # Ctrl-C at the terminal is for the trainer only
         )
-    worker = _Worker(process, ours, group)
+    worker = _SandboxWorker(process, ours, group)
     try:
         descriptors = [group.members, group.events] if group else []
         socket.send_fds(ours, [sandbox.greeting(backend)], descriptors)
@@ -262,11 +262,11 @@ def _started(settings: PythonTool, backend: str) -> _Worker:
             return worker
         message = f"{observation.outcome} {observation.text} {_stop(worker)}"
     reason = (message.strip().splitlines() or ["no message"])[-1]
-    kind = KilledError if process.returncode in KILLED_STATUSES else RuntimeError
+    kind = WorkerKilledError if process.returncode in KILLED_STATUSES else RuntimeError
     raise kind(f"a Python sandbox ({backend}) did not start: {reason}")
 
 
-def _stop(worker: _Worker) -> str:
+def _stop(worker: _SandboxWorker) -> str:
     """End a worker and all its processes; return the end of its standard error."""
     worker.channel.close()
     with suppress(subprocess.TimeoutExpired):

@@ -55,7 +55,7 @@ class NoConnectionError(WebError):
 
 
 @dataclass(frozen=True)
-class Answer:
+class WebAnswer:
     """What a server answered: its body is whole and within the limit."""
 
     status: int
@@ -63,7 +63,7 @@ class Answer:
     body: bytes
 
 
-class Budget:
+class RequestBudget:
     """How many requests may still be sent; None: any number. Used by one thread."""
 
     def __init__(self, most: int | None) -> None:
@@ -82,7 +82,7 @@ class Budget:
 
 async def exchange(
     client: httpx.AsyncClient, request: httpx.Request, host: str, seconds: float, most: int
-) -> Answer:
+) -> WebAnswer:
     """Send a request and read its answer of at most ``most`` bytes, all within ``seconds``.
 
     Raises WebError for everything else, for the status 429 and those from 500 on.
@@ -106,7 +106,7 @@ async def exchange(
     if response.status_code == 429 or response.status_code >= 500:
         reason = f"{host} answered with the status {response.status_code}"
         raise WebError(Outcome.UNAVAILABLE, reason, _retry_after(response.headers))
-    return Answer(response.status_code, response.headers, body)
+    return WebAnswer(response.status_code, response.headers, body)
 
 
 async def _body(response: httpx.Response, host: str, most: int) -> bytes:

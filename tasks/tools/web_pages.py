@@ -20,9 +20,9 @@ import httpx
 
 from tasks.tools.web_client import (
     ENCODINGS,
-    Answer,
-    Budget,
     NoConnectionError,
+    RequestBudget,
+    WebAnswer,
     WebError,
     exchange,
     retrying,
@@ -73,7 +73,7 @@ class Fetcher:
 
     client: httpx.AsyncClient
     manners: Manners
-    budget: Budget
+    budget: RequestBudget
     turns: anyio.CapacityLimiter
     hosts: defaultdict[str, _Host] = field(default_factory=lambda: defaultdict(_Host))
     rules: dict[str, RobotFileParser] = field(default_factory=dict)
@@ -90,10 +90,10 @@ class Fetcher:
             url = _redirected(url, answer)
         raise WebError(Outcome.UNAVAILABLE, f"more than {self.manners.redirects} redirects")
 
-    async def _get(self, url: httpx.URL, most: int) -> Answer:
+    async def _get(self, url: httpx.URL, most: int) -> WebAnswer:
         return await retrying(partial(self._once, url, most), self.manners.retries)
 
-    async def _once(self, url: httpx.URL, most: int) -> Answer:
+    async def _once(self, url: httpx.URL, most: int) -> WebAnswer:
         """Send one request when it is this host's turn."""
         host = self.hosts[url.raw_host.decode()]
         async with host.turn:
@@ -105,7 +105,7 @@ class Fetcher:
                 pause = max(self.manners.delay_seconds, host.delay)
                 host.free_at = anyio.current_time() + pause
 
-    async def _connected(self, url: httpx.URL, most: int) -> Answer:
+    async def _connected(self, url: httpx.URL, most: int) -> WebAnswer:
         """Send one request to the first address of the host that takes a connection."""
         manners, host = self.manners, url.raw_host.decode()
         for address in await resolve(url, manners.private_hosts, manners.seconds):
@@ -161,7 +161,7 @@ class Fetcher:
         return rules
 
 
-def _redirected(url: httpx.URL, answer: Answer) -> httpx.URL:
+def _redirected(url: httpx.URL, answer: WebAnswer) -> httpx.URL:
     """Return where an answer redirects to. Raises WebError where that is no address of the web."""
     try:
         return parse_url(str(url.join(answer.headers["location"])))
@@ -170,7 +170,7 @@ def _redirected(url: httpx.URL, answer: Answer) -> httpx.URL:
         raise WebError(Outcome.UNAVAILABLE, reason) from None
 
 
-def _page(url: httpx.URL, answer: Answer) -> Page:
+def _page(url: httpx.URL, answer: WebAnswer) -> Page:
     host = url.raw_host.decode()
     if answer.status != 200:
         reason = f"{host} answered with the status {answer.status}"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tasks.ledger.artifacts import Artifact
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.policy.parallel import with_threads
 from tasks.training.agents import Agents
 from tasks.training.sampling import EMPTY, PartialBatch, ScoredBatch, sample, sample_part
@@ -92,7 +92,7 @@ class Batches:
         consumed = batch * self.training.recipe.reinforce.questions
         self.begun[batch] = sample_part(self.training, step, agents, consumed, begun)
 
-    def _go_on(self, batch: int, before: Future[Any] | None) -> tuple[Step, PartialBatch]:
+    def _go_on(self, batch: int, before: Future[Any] | None) -> tuple[SubStep, PartialBatch]:
         """Return what a batch goes on from. Raises what the work before it has raised."""
         if before:
             before.result()

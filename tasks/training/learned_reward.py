@@ -5,7 +5,7 @@ from __future__ import annotations
 from tasks import recipes
 from tasks.learning import replay
 from tasks.ledger.artifacts import Artifact, Record
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.reward_model import RewardModelInputs, reward_model
 from tasks.training.agents import Agents
 from tasks.training.sampling import ScoredBatch
@@ -23,7 +23,7 @@ class LearnedReward:
         )
         self.models: list[Artifact] = []  # with which the batches of the iterations were scored
 
-    def learn(self, step: Step, agents: Agents, scored: ScoredBatch) -> Record | None:
+    def learn(self, step: SubStep, agents: Agents, scored: ScoredBatch) -> Record | None:
         """Add an iteration to the buffer; return the record of a training, if one is due.
 
         The next batch that is begun is scored by the new model, and those that were begun before by

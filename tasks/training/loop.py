@@ -16,7 +16,7 @@ from typing import TypeVar
 from params.schema.reinforce import Keep
 from tasks.advantage import advantage
 from tasks.ledger.artifacts import Artifact, PrunedError
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.policy import resident
 from tasks.training.agents import Agents
 from tasks.training.batches import Batches, sampling_thread
@@ -71,7 +71,11 @@ def train(training: Training) -> Generator[Iteration, None, None]:
 
 
 def learn(
-    training: Training, step: Step, agents: Agents, scored: ScoredBatch, needed: Sequence[Artifact]
+    training: Training,
+    step: SubStep,
+    agents: Agents,
+    scored: ScoredBatch,
+    needed: Sequence[Artifact],
 ) -> Iteration:
     """Estimate advantages of the scored trees and update the policy.
 
@@ -87,7 +91,7 @@ def learn(
     return {**scored.records(), "advantage": [credited], "update": [updated]}
 
 
-def forget(step: Step, keep: Keep, needed: Sequence[Artifact], least: int = 1) -> None:
+def forget(step: SubStep, keep: Keep, needed: Sequence[Artifact], least: int = 1) -> None:
     """Drop checkpoints that the recipe does not keep; trees, rewards and advantages stay.
 
     The newest ``least`` stay in any case: before this iteration has one, that is the last one's.
@@ -98,7 +102,7 @@ def forget(step: Step, keep: Keep, needed: Sequence[Artifact], least: int = 1) -
     step.ledger.retire(step, "update", last, keep.weights_every, weights, needed, ["tokens"])
 
 
-def replaying(start: Step, work: Callable[[], Result]) -> Result:
+def replaying(start: SubStep, work: Callable[[], Result]) -> Result:
     """Return ``work()``; where it needs updates that the ledger has pruned, replay them."""
     try:
         return work()

@@ -13,7 +13,7 @@ from tasks.evaluation.exam import judges_of
 from tasks.learning.replay import ScoredTrees
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact, Record
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.policy import resident
 from tasks.policy.resident import Learner
 from tasks.reward import reward
@@ -72,7 +72,7 @@ EMPTY = PartialBatch({}, [])
 
 
 def sample(
-    training: Training, step: Step, agents: Agents, consumed: int, begun: PartialBatch = EMPTY
+    training: Training, step: SubStep, agents: Agents, consumed: int, begun: PartialBatch = EMPTY
 ) -> ScoredBatch:
     """Roll out and score a batch; with a group filter, more until enough groups have a spread.
 
@@ -118,7 +118,7 @@ def is_enough(training: Training, rewards: list[Record]) -> bool:
 
 
 def sample_part(
-    training: Training, step: Step, agents: Agents, consumed: int, begun: PartialBatch
+    training: Training, step: SubStep, agents: Agents, consumed: int, begun: PartialBatch
 ) -> PartialBatch:
     """Roll out some turns of a batch, with which the next policy goes on."""
     inputs = replace(

@@ -15,10 +15,10 @@ from tasks.environments.contract import OpenEnvironment
 from tasks.evaluation.exam import Exam
 from tasks.learning.processes import HERE, Learners
 from tasks.ledger.artifacts import Artifact
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.policy import published_model
 from tasks.policy.model import load_tokenizer
-from tasks.policy.published_model import Published
+from tasks.policy.published_model import PublishedRewardModel
 from tasks.rewards import judging
 from tasks.rewards.scoring import Reader
 
@@ -27,7 +27,7 @@ from tasks.rewards.scoring import Reader
 class Training:
     """What a training run is made of; ``start`` is its first iteration's step."""
 
-    start: Step
+    start: SubStep
     recipe: Recipe
     algorithm: Algorithm
     policy: Artifact
@@ -37,7 +37,9 @@ class Training:
     reader: Reader  # of the agent's turns: the dialect
     exam: Exam | None = None  # the validation questions; None: they are not asked
     learners: Learners = HERE  # where the policy learns
-    reward_model: Published | None = None  # that training begins with; None: there is none
+    reward_model: PublishedRewardModel | None = (
+        None  # that training begins with; None: there is none
+    )
     most_iterations: int | None = None  # None: as many as the recipe says
 
     @property
@@ -68,7 +70,7 @@ def reader_of(recipe: Recipe, policy: Artifact, environment: OpenEnvironment) ->
     return open_dialect(recipe.dialect, tokenizer, recipe.dialogue, environment.specs)
 
 
-def reward_model_of(recipe: Recipe, name: str) -> Published | None:
+def reward_model_of(recipe: Recipe, name: str) -> PublishedRewardModel | None:
     """Return the reward model that training begins with; None where the recipe has none.
 
     Raises ValueError where the stage reward_model has not made it.

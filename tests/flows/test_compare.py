@@ -25,7 +25,7 @@ from tasks.comparison.measure import key_of
 from tasks.ledger import keys
 from tasks.ledger.artifacts import Artifact
 from tasks.policy import resident
-from tasks.policy.published_model import Published
+from tasks.policy.published_model import PublishedRewardModel
 from tasks.training.curves import MEASURES, OF_LEARNED_REWARD
 from tasks.trees import panels
 from tasks.trees.tables import save_questions
@@ -237,7 +237,7 @@ def test_a_result_of_another_reward_model_is_not_used_again(part):
     recipe = recipes.load("tiny-reward-model")
     (variant,) = variants.variants("tiny-reward-model", ["grpo"], [])
     artifact = Artifact("x", "0" * 64)
-    began = Published(artifact, artifact, artifact)
+    began = PublishedRewardModel(artifact, artifact, artifact)
     own = replace(common(recipe), reward_model=began)
     changed = replace(began, **{part: Artifact("x", "1" * 64)})
     other = replace(own, reward_model=changed)

@@ -13,7 +13,7 @@ from flows.stages.prepare import sample_traces
 from tasks.dialects import open_dialect
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.policy import resident
 from tasks.policy.machine import use_machine
 from tasks.questions import tables
@@ -89,7 +89,7 @@ def traces(record):
 
 
 def test_a_policy_that_is_right_now_and_then_teaches_itself(made):
-    records = sample_traces(Step("toy", "prepare", 0, 7), RECIPE, made)
+    records = sample_traces(SubStep("toy", "prepare", 0, 7), RECIPE, made)
     assert [record["verb"] for record in records] == ["rollout", "rollout", "select_traces"]
     found = traces(records[-1])
     counts = {row["question_id"]: 0 for row in found}
@@ -102,9 +102,9 @@ def test_a_policy_that_is_right_now_and_then_teaches_itself(made):
     assert len(found) + len(dropped) == EXPERT.questions * EXPERT.attempts
     assert "wrong_answer" in {row["reason"] for row in dropped}
 
-    again = sample_traces(Step("other", "prepare", 0, 7), RECIPE, made)
+    again = sample_traces(SubStep("other", "prepare", 0, 7), RECIPE, made)
     assert traces(again[-1]) == found, "the same seed gives the same traces"
-    other = sample_traces(Step("seed", "prepare", 0, 8), RECIPE, made)
+    other = sample_traces(SubStep("seed", "prepare", 0, 8), RECIPE, made)
     assert traces(other[-1]) != found
 
 
@@ -114,5 +114,5 @@ def test_a_teacher_is_a_folder_or_pinned(made):
     settings = RECIPE.prepare.model_copy(update={"expert": expert})
     with pytest.raises(ValueError, match="is no folder of a policy here, and revision is null"):
         sample_traces(
-            Step("toy", "prepare", 0, 7), RECIPE.model_copy(update={"prepare": settings}), made
+            SubStep("toy", "prepare", 0, 7), RECIPE.model_copy(update={"prepare": settings}), made
         )

@@ -21,7 +21,7 @@ from benchmarks.update_on_gpu import policy as random_policy
 from params.schema.algorithms import load_algorithms
 from params.schema.base import Machine
 from params.schema.reinforce import Lora
-from tasks.engines import Request
+from tasks.engines import SamplingRequest
 from tasks.engines.transformers.engine import TransformersEngine
 from tasks.learning import learner, passes
 from tasks.learning.algorithm import assemble
@@ -178,7 +178,10 @@ def sampled(model, tokenizer):
     prompts = [np.arange(3, 3 + n, dtype=np.int32) for n in (4, 90, 6)]
     with engine.session(3, 200, TEMPERATURE, 1.0, ("</answer>",)) as session:
         samples = session.sample(
-            [Request(session.open(), prompt, 17 + i, 60) for i, prompt in enumerate(prompts)]
+            [
+                SamplingRequest(session.open(), prompt, 17 + i, 60)
+                for i, prompt in enumerate(prompts)
+            ]
         )
     nothing = np.zeros(0, np.float32)
     trees = []

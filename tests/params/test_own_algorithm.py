@@ -12,7 +12,7 @@ from params.schema.recipe import algorithm_of
 from tasks import recipes
 from tasks.learning import learner, passes
 from tasks.learning.algorithm import assemble
-from tasks.learning.estimators import Episode
+from tasks.learning.estimators import LeafTrajectory
 from tasks.policy import checkpoint, resident
 from tests.trees import credited, random_tree, small_policy
 
@@ -41,7 +41,7 @@ def test_own_algorithm_trains(tmp_path):
     assert row.marks == algorithms.Marks(kind="entropy", quantile=0.8)
     algorithm = assemble(row, recipe.dialogue.response_tokens)
     episodes = [
-        Episode(float(leaf), np.zeros(4), np.arange(4), np.zeros(4, np.int64), ("",))
+        LeafTrajectory(float(leaf), np.zeros(4), np.arange(4), np.zeros(4, np.int64), ("",))
         for leaf in range(3)
     ]
     assert [leaf.shape for leaf in algorithm.estimator([episodes])[0]] == [(4,)] * 3

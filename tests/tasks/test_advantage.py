@@ -16,7 +16,7 @@ from tasks.advantage import TABLE, AdvantageInputs, advantage
 from tasks.learning.credit import episodes_of
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.policy import checkpoint, resident
 from tasks.policy.machine import use_machine
 from tasks.recipes import load as settings_of
@@ -95,7 +95,7 @@ def run(initial, trees, rewards, row, penalties=None, name="batch", **changes):
 
 def arguments(initial, batches, row, **changes) -> dict[str, Any]:
     return {
-        "step": Step("toy", "reinforce", 0, 7),
+        "step": SubStep("toy", "reinforce", 0, 7),
         "policy": Artifact.at(initial),
         "samplers": {0: Artifact.at(initial)},
         "critic": None,

@@ -20,13 +20,13 @@ from tasks.cold_start import IGNORED, ColdStartInputs, Traces, cold_start
 from tasks.learning.processes import open_learners
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
-from tasks.ledger.substeps import Ledger, Step, newest_checkpoint
+from tasks.ledger.substeps import Ledger, SubStep, newest_checkpoint
 from tasks.trees.tables import write_table
 from tests.launch_learners import forked_learners
 from tests.learner_processes import kill_once
 
 ROOT = Path(__file__).parents[2]
-STEP = Step("toy", "cold_start", 0, 5)
+STEP = SubStep("toy", "cold_start", 0, 5)
 MACHINE = Machine(threads=1, device="cpu", precision="float32")
 SETTINGS = ColdStart(
     steps=6,

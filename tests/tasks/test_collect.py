@@ -27,7 +27,7 @@ from tasks.gates import gate
 from tasks.gates.gate import GateError
 from tasks.learning import token_values
 from tasks.ledger.artifacts import Artifact
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.recipes import load as settings_of
 from tasks.rewards.scoring import score_trees
 from tasks.trees.tables import load_trees, read_rows, save_trees, write_table
@@ -137,7 +137,7 @@ def plain(tmp_path_factory):
 def run(done, row="arpo", asked=()):
     """Collect and publish in the working folder; see ``inputs_of``."""
     inputs = inputs_of(done, row, asked)
-    made = collect(Step("toy", "reinforce", 0, 7), inputs)
+    made = collect(SubStep("toy", "reinforce", 0, 7), inputs)
     publish_collected(inputs, made, Path("data/toy"))
     return made
 

@@ -20,7 +20,7 @@ from tasks.evaluate import (
 )
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.reward import TABLE
 from tasks.trees import panels
 from tasks.trees.intervals import bootstrap_interval
@@ -296,7 +296,7 @@ def evaluated(before, after, champion=None):
         settings=SETTINGS,
         panel=PANEL,
     )
-    return evaluate(Step("smoke", "evaluate", 0, 7), inputs)
+    return evaluate(SubStep("smoke", "evaluate", 0, 7), inputs)
 
 
 def test_the_whole_evaluation_leaves_answers_metrics_and_table(folder, rows):

@@ -37,7 +37,7 @@ from tasks.environments.question import Questions
 from tasks.gates.gate import GateError
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.policy import first, tiny
 from tasks.policy.tiny import build_tokenizer
 from tasks.prepare import PrepareInputs, prepare, right, rules_of
@@ -60,7 +60,7 @@ from tasks.trees.tree import Document, Message, Observation, Question
 from tests.sections import MACHINE, PYTHON
 from tests.verbs import call
 
-STEP = Step("toy", "prepare", 0, 7)
+STEP = SubStep("toy", "prepare", 0, 7)
 POLICY = TinyPolicy(
     kind="tiny",
     vocabulary=320,

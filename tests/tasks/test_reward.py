@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from params.schema.algorithms import Overlong
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.reward import TABLE, RewardInputs, length_penalty, reward
 from tasks.rewards.scoring import score_trees
 from tasks.trees.labels import Labels
@@ -322,7 +322,7 @@ def grown(question, *written):
 def run(trees, overlong=None, response_tokens=100):
     save_trees(trees, Path("trees"))
     inputs = RewardInputs(Artifact.at(Path("trees")), SETTINGS, overlong, response_tokens)
-    made = reward(Step("toy", "reinforce", 0, 7), inputs)
+    made = reward(SubStep("toy", "reinforce", 0, 7), inputs)
     return made, read_rows(Path(artifacts.output(made, "rewards").path))
 
 
@@ -373,9 +373,9 @@ def test_questions_without_labels_need_not_be_scored(tmp_path, monkeypatch):
     save_trees(trees, Path("trees"))
     inputs = RewardInputs(Artifact.at(Path("trees")), SETTINGS, None, 99)
     with pytest.raises(ValueError, match="scored by a judge, and there is none"):
-        reward(Step("toy", "reinforce", 0, 7), inputs)
+        reward(SubStep("toy", "reinforce", 0, 7), inputs)
     made = reward(
-        Step("toy", "reinforce", 1, 7), replace(inputs, labels=labels, labelled_only=True)
+        SubStep("toy", "reinforce", 1, 7), replace(inputs, labels=labels, labelled_only=True)
     )
     rows = read_rows(Path(artifacts.output(made, "rewards").path))
     assert [row["question"] for row in rows if row["success"]] == labelled

@@ -16,7 +16,7 @@ import pytest
 from tasks.estimate import EstimateInputs, estimate
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.policy import outcome_model, published_model
 from tasks.reward_model import (
     LabelInputs,
@@ -32,7 +32,7 @@ from tests.sections import MACHINE, REWARD_MODEL
 from tests.trees import random_tree
 
 ROOT = Path(__file__).parents[2]
-STEP = Step("toy", "reward_model", 0, 5)
+STEP = SubStep("toy", "reward_model", 0, 5)
 LABELS = Labels(seed=1, share=0.8, held_out=0.6)
 SETTINGS = REWARD_MODEL.model_copy(
     update={"labels": 0.8, "held_out": 0.6, "questions": 30, "micro_batch_tokens": 500}
@@ -241,7 +241,7 @@ def test_the_stages_folder_holds_a_model_or_says_that_there_is_none(initial, fol
     assert published_model.published(place) is None
     trees, rewards = scored("trees")
     model = model_of(train(initial, (trees, rewards)))
-    published_model.publish(place, published_model.Published(model, trees, rewards))
+    published_model.publish(place, published_model.PublishedRewardModel(model, trees, rewards))
     found = published_model.published(place)
     assert [found.model.digest, found.trees.digest, found.rewards.digest] == [
         model.digest,

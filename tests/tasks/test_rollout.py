@@ -13,13 +13,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from params.schema.agent import Agent, Dialogue, Engine
+from params.schema.agent import Agent, Dialogue, EngineSettings
 from params.schema.algorithms import Marks
 from params.schema.reinforce import Rollout
 from tasks.dialects.tags import Tags
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.policy import resident
 from tasks.rollout import RolloutInputs, batch, rollout
 from tasks.tools.search import Search, save_corpus
@@ -104,7 +104,7 @@ def test_an_iteration_goes_on_behind_the_batches_of_the_one_before():
 
 # ---------------------------------------------------------------- the whole verb
 
-ENGINE = Engine(kind="transformers", memory=1.0, servers=(), lanes=1)
+ENGINE = EngineSettings(kind="transformers", memory=1.0, servers=(), lanes=1)
 BUDGET = Rollout(
     leaves=2,
     initial=2,
@@ -156,7 +156,7 @@ def arguments(policy, tokenizer, tmp_path, monkeypatch):
     save_questions(questions(3), Path("questions.parquet"))
     save_corpus([Document("Ada", "a poet")], Path("corpus"))
     return {
-        "step": Step("toy", "reinforce", 0, 7),
+        "step": SubStep("toy", "reinforce", 0, 7),
         "policy": Artifact.at(Path("policy")),
         "questions": Artifact.at(Path("questions.parquet")),
         "size": 2,
@@ -196,7 +196,7 @@ def test_a_panel_is_asked_in_its_order_whatever_the_seed_and_whatever_is_asked_b
     order = [task["id"] for task in panels.load(Path("panel.json")).tasks]
     grown = {}
     for seed, first, size in ((7, 0, 3), (8, 0, 3), (7, 1, 2), (7, 2, 9)):
-        step = Step("toy", "evaluate", 0, seed)
+        step = SubStep("toy", "evaluate", 0, seed)
         made = run(arguments, step=step, first=first, size=size)
         assert made["questions"] == order[first : first + size]
         trees = load_trees(Path(artifacts.output(made, "trees").path))
@@ -317,7 +317,9 @@ def test_stored_trees_of_the_iteration_stand_for_what_would_be_sampled(
     arguments, tmp_path, monkeypatch
 ):
     """They come from tables of all iterations, as the stage's out has them, byte for byte."""
-    made = [run({**arguments, "step": Step("toy", "reinforce", number, 7)}) for number in range(2)]
+    made = [
+        run({**arguments, "step": SubStep("toy", "reinforce", number, 7)}) for number in range(2)
+    ]
     (tmp_path / "stored").mkdir()
     for name in ("questions", "nodes", "leaves", "decisions"):
         tables = [
@@ -337,13 +339,13 @@ def test_stored_trees_of_the_iteration_stand_for_what_would_be_sampled(
     monkeypatch.setenv(STORED_TREES["reinforce"], str(tmp_path / "stored"))
     other = {"budget": BUDGET.model_copy(update={"temperature": 0.5})}  # sampled, they would differ
     for number in range(2):
-        found = again(step=Step("toy", "reinforce", number, 7), **other)
+        found = again(step=SubStep("toy", "reinforce", number, 7), **other)
         assert set(found["artifacts"]) == {"trees"}
         digests = [artifacts.output(each, "trees").digest for each in (found, made[number])]
         assert digests[0] == digests[1]
     with pytest.raises(ValueError, match=r"has no tree for question \d in iteration 2"):
-        again(step=Step("toy", "reinforce", 2, 7))
-    asked = again(step=Step("toy", "evaluate/trained", 0, 8), **other)
+        again(step=SubStep("toy", "reinforce", 2, 7))
+    asked = again(step=SubStep("toy", "evaluate/trained", 0, 8), **other)
     assert artifacts.output(asked, "trees").digest != artifacts.output(made[0], "trees").digest
 
 
@@ -351,14 +353,14 @@ def test_stored_trees_of_the_reward_model_stand_for_what_would_be_sampled(
     arguments, tmp_path, monkeypatch
 ):
     """They come from a folder without iterations, as the stage's out has them."""
-    labelled = {**arguments, "step": Step("toy", "reward_model", 0, 7)}
+    labelled = {**arguments, "step": SubStep("toy", "reward_model", 0, 7)}
     made = artifacts.output(run(labelled), "trees")
     shutil.copytree(made.path, tmp_path / "stored")
     shutil.rmtree(artifacts.ROOT)
     monkeypatch.setenv(STORED_TREES["reward_model"], str(tmp_path / "stored"))
     other = {"budget": BUDGET.model_copy(update={"temperature": 0.5})}  # sampled, they would differ
     assert artifacts.output(run({**labelled, **other}), "trees").digest == made.digest
-    trained = run({**arguments, **other, "step": Step("toy", "reinforce", 0, 7)})
+    trained = run({**arguments, **other, "step": SubStep("toy", "reinforce", 0, 7)})
     assert artifacts.output(trained, "trees").digest != made.digest
 
 

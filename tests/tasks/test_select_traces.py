@@ -6,12 +6,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from params.schema.agent import Agent, Dialogue, Engine
+from params.schema.agent import Agent, Dialogue, EngineSettings
 from tasks.dialects import open_dialect
 from tasks.dialects.tags import Tags
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.policy.model import load_tokenizer
 from tasks.policy.tiny import build_tokenizer
 from tasks.questions import tables
@@ -22,7 +22,7 @@ from tasks.trees.tables import read_rows, save_questions, save_trees, write_tabl
 from tasks.trees.tree import PROMPT, RESULT, TURN, Call, Node, Observation, Question, ToolSpec, Tree
 from tests.sections import MACHINE, PYTHON
 
-STEP = Step("toy", "prepare", 0, 5)
+STEP = SubStep("toy", "prepare", 0, 5)
 DIALOGUE = Dialogue(system="", turn_tokens=64, result_tokens=16, response_tokens=128, tool_calls=2)
 AGENT = Agent(
     dialogue=DIALOGUE,
@@ -30,7 +30,7 @@ AGENT = Agent(
     environment={},
     dialect={"tags": Tags()},
     sources={},
-    engine=Engine(kind="transformers", memory=1.0, servers=(), lanes=1),
+    engine=EngineSettings(kind="transformers", memory=1.0, servers=(), lanes=1),
     machine=MACHINE,
 )
 EXPERT = Sampled(
@@ -132,7 +132,7 @@ def test_right_answers_are_traces_with_the_sampled_ids(inputs, tokenizer, capsys
 
 def test_equal_trees_give_equal_traces(inputs):
     first = select(inputs(WRONG, RIGHT))
-    again = select_traces(Step("again", "prepare", 0, 5), inputs(WRONG, RIGHT), specs=SPECS)
+    again = select_traces(SubStep("again", "prepare", 0, 5), inputs(WRONG, RIGHT), specs=SPECS)
     for name in ("traces", "dropped"):
         assert artifacts.output(first, name).digest == artifacts.output(again, name).digest
 

@@ -16,7 +16,7 @@ from tasks.learning.packing import uncredited
 from tasks.learning.processes import open_learners
 from tasks.ledger import artifacts as ledger
 from tasks.ledger.artifacts import Artifact
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.policy import checkpoint, resident
 from tasks.policy.machine import use_machine
 from tasks.trees.metrics import tree_metrics
@@ -129,7 +129,7 @@ def batch(seed=0, advantages=(1.0, -0.5, 0.25), **credit_of):
 
 def arguments(policy, iteration=0, run_seed=7, data=None, **changes):
     return {
-        "step": Step("toy", "reinforce", iteration, run_seed),
+        "step": SubStep("toy", "reinforce", iteration, run_seed),
         "policy": policy,
         "policy_steps": 0,
         "samplers": {0: policy},
@@ -323,7 +323,7 @@ def test_mini_batches_are_drawn_anew_each_iteration_and_for_each_run(initial):
 
 
 def test_a_pruned_policy_that_is_needed_again_can_be_made_again(initial):
-    first = Step("toy", "reinforce", 0, 7)
+    first = SubStep("toy", "reinforce", 0, 7)
     last = replace(first, iteration=5)  # of the same run, and so with the same ledger
     made = run(Artifact.at(initial), step=first)
     policy = ledger.output(made, "policy")
@@ -343,7 +343,7 @@ def test_a_pruned_policy_that_is_needed_again_can_be_made_again(initial):
 def test_weights_without_their_optimizer_are_not_silently_trained_on(initial):
     made = run(Artifact.at(initial))
     policy, optimizer = (ledger.output(made, name) for name in ("policy", "optimizer"))
-    last = Step("toy", "reinforce", 5, 7)
+    last = SubStep("toy", "reinforce", 5, 7)
     last.ledger.retire(last, "update", last=1, every=1, weights=("policy", "critic"))
     resident.POLICIES.clear()
     assert Path(policy.path).is_dir()
@@ -511,7 +511,7 @@ def test_with_a_critic_too_memory_and_disk_give_the_same_bytes(initial, row):
                 data=batch(seed=1, values=True),
                 run_seed=5,
             )
-            | {"step": Step(name, "reinforce", 1, 5)},
+            | {"step": SubStep(name, "reinforce", 1, 5)},
         )
         digests.append({made: entry["digest"] for made, entry in second["artifacts"].items()})
     assert digests[0] == digests[1]

@@ -8,7 +8,7 @@ import pytest
 from params.schema.verdict import Verdict
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.trees import panels
 from tasks.trees.intervals import paired_bootstrap
 from tasks.trees.tables import write_table
@@ -193,7 +193,7 @@ def decided():
         gates=[Artifact.at(Path("gates", name)) for name in ("prepare", "reinforce")],
         settings=SETTINGS,
     )
-    made = verdict(Step("toy", "verdict", 0, 7), inputs)
+    made = verdict(SubStep("toy", "verdict", 0, 7), inputs)
     return Path(artifacts.output(made, "verdict").path)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from params.schema.agent import Engine
+from params.schema.agent import EngineSettings
 from params.schema.base import Machine
 from tasks.engines.servers.engine import fleet_at, open_servers
 from tasks.engines.vllm import engine as engines
@@ -20,7 +20,7 @@ from tests.conftest import TEXTS
 from tests.vllm import forked
 
 MACHINE = Machine(threads=2, device="cpu", precision="float32")
-SETTINGS = Engine(kind="vllm", memory=0.25, servers=(), lanes=1)
+SETTINGS = EngineSettings(kind="vllm", memory=0.25, servers=(), lanes=1)
 ROWS = 32
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks.engines import Request
+from tasks.engines import SamplingRequest
 from tasks.engines.servers import fleet, guard
-from tasks.engines.servers.client import JSON, Server
+from tasks.engines.servers.client import JSON, EngineServer
 from tasks.engines.vllm.connection import ROOT
 from tests.tasks.engines.servers.conftest import learned, unseen, weight_digest
 from tests.vllm.conftest import SETTINGS, save
@@ -150,7 +150,10 @@ def long_turns(held, vocabulary):
     with held.session(4, 240, 1.0, 1.0, ()) as session:
         prompts = [random.integers(3, vocabulary, 200).astype(np.int32) for _ in range(4)]
         return session.sample(
-            [Request(session.open(), tokens, 50 + i, 20) for i, tokens in enumerate(prompts)]
+            [
+                SamplingRequest(session.open(), tokens, 50 + i, 20)
+                for i, tokens in enumerate(prompts)
+            ]
         )
 
 
@@ -275,7 +278,7 @@ def test_stale_weights_are_refused(two, engine, make, tokenizer, monkeypatch, ca
     _, again = sampled(held, model.config.vocab_size)
     assert same(again, expected)
     assert "answered with the weights 'of another run'" in capfd.readouterr().out
-    monkeypatch.setattr(Server, "load", lambda *_: None)  # it never gets the right ones again
+    monkeypatch.setattr(EngineServer, "load", lambda *_: None)  # it never gets the right ones again
     server._worker("load_folder", made.path, "of another run")
     with pytest.raises(RuntimeError, match="does another run use it"):
         for _ in range(2 * fleet.STALE):

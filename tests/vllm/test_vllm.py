@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from params.schema.agent import Dialogue
 from params.schema.reinforce import Lora, Rollout
-from tasks.engines import Request, turns
+from tasks.engines import SamplingRequest, turns
 from tasks.engines.vllm import connection
 from tasks.ledger.artifacts import Artifact
 from tasks.policy import adapter, checkpoint, resident
@@ -42,7 +42,9 @@ CONTEXT, NEW = 120, 40
 def requests(handles, vocabulary, seed=0):
     random = np.random.default_rng(seed)
     return [
-        Request(handle, random.integers(3, vocabulary, 20 + i).astype(np.int32), 100 + i, NEW)
+        SamplingRequest(
+            handle, random.integers(3, vocabulary, 20 + i).astype(np.int32), 100 + i, NEW
+        )
         for i, handle in enumerate(handles)
     ]
 

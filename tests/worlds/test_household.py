@@ -41,7 +41,7 @@ def splits():
 
 
 def problem_of(task):
-    return problems.Problem.of_data(json.loads(task.data)["problem"])
+    return problems.RoomTask.of_data(json.loads(task.data)["problem"])
 
 
 def started(task, **changes):

@@ -20,7 +20,7 @@ import numpy as np
 
 from tasks.engines.servers.guard import GENERATE, RPC, TOKEN, TOKEN_FILE
 from tasks.engines.servers.uploads import CHANGED_HEADER, POLICIES, VERSION_HEADER, files_of
-from tasks.engines.turns import Drawn, EngineDiedError, Turn
+from tasks.engines.turns import Drawn, EngineDiedError, TurnRequest
 from tasks.engines.vllm.messages import sampling_options
 
 TRANSFER = "BEAMLINE_TRANSFER"  # environment variable: how weights get to a server
@@ -40,33 +40,35 @@ Answer = tuple[int, bytes, str]  # status, content, and the version of the weigh
 
 
 @dataclass(frozen=True)
-class Calls:
+class ServerCalls:
     """How servers of a kind of engine are asked."""
 
     check: str  # a method of their worker that servers of other kinds do not have
-    batches: Callable[[Sequence[Turn]], list[list[int]]]  # indices of the turns of each request
-    body: Callable[[Sequence[Turn]], dict[str, Any]]  # of one request
+    batches: Callable[
+        [Sequence[TurnRequest]], list[list[int]]
+    ]  # indices of the turns of each request
+    body: Callable[[Sequence[TurnRequest]], dict[str, Any]]  # of one request
     transfers: tuple[str, ...]  # how weights can get there, the default first
 
 
-def _each(turns: Sequence[Turn]) -> list[list[int]]:
+def _each(turns: Sequence[TurnRequest]) -> list[list[int]]:
     return [[index] for index in range(len(turns))]
 
 
-def _by_tree(turns: Sequence[Turn]) -> list[list[int]]:
+def _by_tree(turns: Sequence[TurnRequest]) -> list[list[int]]:
     trees: dict[bytes, list[int]] = {}
     for index, turn in enumerate(turns):
         trees.setdefault(turn.tree, []).append(index)
     return list(trees.values())
 
 
-def _for_vllm(turns: Sequence[Turn]) -> dict[str, Any]:
+def _for_vllm(turns: Sequence[TurnRequest]) -> dict[str, Any]:
     [turn] = turns
     options = sampling_options(turn) | {"flat_logprobs": False}
     return {"token_ids": turn.tokens.tolist(), "sampling_params": options}
 
 
-def _for_transformers(turns: Sequence[Turn]) -> dict[str, Any]:
+def _for_transformers(turns: Sequence[TurnRequest]) -> dict[str, Any]:
     """Return a request; options are the same for all turns of a session."""
     first = turns[0]
     return {
@@ -84,8 +86,8 @@ def _for_transformers(turns: Sequence[Turn]) -> dict[str, Any]:
 # (on a CPU), and its server puts requests together. The last bits of a transformers batch depend on
 # the batch, so it gets the turns of a tree together, and computes nothing else with them.
 CALLS = {
-    "vllm": Calls("measure_entropies", _each, _for_vllm, ("files", "nccl")),
-    "transformers": Calls("sample_trees", _by_tree, _for_transformers, ("files",)),
+    "vllm": ServerCalls("measure_entropies", _each, _for_vllm, ("files", "nccl")),
+    "transformers": ServerCalls("sample_trees", _by_tree, _for_transformers, ("files",)),
 }
 
 
@@ -105,7 +107,7 @@ class StaleWeightsError(EngineDiedError):
     """A server has other weights than the run has given it; it may have started again."""
 
 
-class Server:
+class EngineServer:
     """A server at an address. Several threads may call its methods at the same time.
 
     Each raises EngineDiedError where no answer comes, RuntimeError with the server's message where
@@ -130,7 +132,7 @@ class Server:
         self.connections = threading.local()
         self.pool = ThreadPoolExecutor(PARALLEL_REQUESTS, thread_name_prefix="server")
 
-    def sample(self, turns: Sequence[Turn], version: str) -> list[Drawn | EngineDiedError]:
+    def sample(self, turns: Sequence[TurnRequest], version: str) -> list[Drawn | EngineDiedError]:
         """Sample turns with the weights ``version``; results in their order.
 
         A turn that has no answer, or one by other weights, has the error as its result.
@@ -214,7 +216,9 @@ class Server:
             )
         return remote_folder
 
-    def _batch(self, turns: Sequence[Turn], version: str) -> Sequence[Drawn | EngineDiedError]:
+    def _batch(
+        self, turns: Sequence[TurnRequest], version: str
+    ) -> Sequence[Drawn | EngineDiedError]:
         """Sample the turns of one request."""
         body = json.dumps(self.calls.body(turns)).encode()
         try:

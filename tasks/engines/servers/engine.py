@@ -8,10 +8,10 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from params.schema.agent import Engine as Settings
+from params.schema.agent import EngineSettings
 from tasks.engines.contract import Engine, check_room
 from tasks.engines.servers.fleet import Fleet
-from tasks.engines.turns import Drawn, Turn, TurnSession
+from tasks.engines.turns import Drawn, TurnRequest, TurnSession
 from tasks.policy import checkpoint
 from tasks.trees import marks
 
@@ -46,7 +46,7 @@ class ServersEngine:
         """Return the text of each token of the vocabulary."""
         return self.texts
 
-    def sample(self, turns: Sequence[Turn]) -> list[Drawn]:
+    def sample(self, turns: Sequence[TurnRequest]) -> list[Drawn]:
         """Sample turns; results are in their order."""
         return self.fleet.sample(turns, self.folder, self.digest)
 
@@ -69,7 +69,7 @@ def fleet_at(addresses: tuple[str, ...], kind: str) -> Fleet:
     return Fleet(addresses, kind)
 
 
-def open_servers(settings: Settings, actor: Learner, policy: Artifact) -> ServersEngine:
+def open_servers(settings: EngineSettings, actor: Learner, policy: Artifact) -> ServersEngine:
     """Return an engine over the servers of the settings; an adapter is merged into a folder."""
     return ServersEngine(
         fleet_at(settings.addresses, settings.kind),

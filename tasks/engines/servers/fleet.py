@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tasks.engines.servers.client import Server, StaleWeightsError
-from tasks.engines.turns import Drawn, EngineDiedError, Turn
+from tasks.engines.servers.client import EngineServer, StaleWeightsError
+from tasks.engines.turns import Drawn, EngineDiedError, TurnRequest
 
 SERVER_WAIT, RETRY_PAUSE = 600.0, 5.0  # seconds for a server to answer, and between two attempts
 STALE = 3  # times that a server may answer with other weights after it has got the current ones
@@ -28,11 +28,13 @@ class Fleet:
 
     def __init__(self, addresses: Sequence[str], kind: str) -> None:
         """Make ready to connect. Raises ValueError for an address with a password."""
-        self.servers = [Server(address, kind) for address in addresses]
-        self.up: set[Server] = set()  # those that have the current weights
-        self.tried: dict[Server, float] = {}  # when one that is down was tried, time.monotonic
-        self.stale: Counter[Server] = Counter()
-        self.homes: dict[bytes, Server] = {}  # tree -> the server that holds its prefixes
+        self.servers = [EngineServer(address, kind) for address in addresses]
+        self.up: set[EngineServer] = set()  # those that have the current weights
+        self.tried: dict[
+            EngineServer, float
+        ] = {}  # when one that is down was tried, time.monotonic
+        self.stale: Counter[EngineServer] = Counter()
+        self.homes: dict[bytes, EngineServer] = {}  # tree -> the server that holds its prefixes
         self.folder, self.version = Path(), ""
         self.lock = threading.RLock()  # for all of these
 
@@ -50,7 +52,7 @@ class Fleet:
             self._await_a_server()
 
     def sample(
-        self, turns: Sequence[Turn], folder: Callable[[], Path], version: str
+        self, turns: Sequence[TurnRequest], folder: Callable[[], Path], version: str
     ) -> list[Drawn]:
         """Sample turns with the weights ``version``, loaded where others are (see ``load``).
 
@@ -71,12 +73,12 @@ class Fleet:
                 self._take(server, zip(indices, drawn.result(), strict=True), results)
         return [results[index] for index in range(len(turns))]
 
-    def _dealt(self, trees: dict[int, bytes]) -> dict[Server, list[int]]:
+    def _dealt(self, trees: dict[int, bytes]) -> dict[EngineServer, list[int]]:
         """Return server -> indices of its turns. ``trees``: index -> tree.
 
         A tree without a server that is up goes to the one with the fewest trees.
         """
-        parts: dict[Server, list[int]] = {}
+        parts: dict[EngineServer, list[int]] = {}
         load = Counter(server for server in self.homes.values() if server in self.up)
         for index, tree in trees.items():
             if self.homes.get(tree) not in self.up:
@@ -88,7 +90,7 @@ class Fleet:
 
     def _take(
         self,
-        server: Server,
+        server: EngineServer,
         answers: Iterable[tuple[int, Drawn | EngineDiedError]],
         results: dict[int, Drawn],
     ) -> None:
@@ -103,7 +105,7 @@ class Fleet:
             with self.lock:
                 self._take_down(server, missing)
 
-    def _take_down(self, server: Server, error: EngineDiedError) -> None:
+    def _take_down(self, server: EngineServer, error: EngineDiedError) -> None:
         """Note that a server is down. Raises RuntimeError for one that stays stale."""
         if server not in self.up:
             return

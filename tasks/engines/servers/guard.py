@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from tasks.engines.servers.uploads import FOLDER, POLICIES, VERSION_HEADER, App, Uploads
+from tasks.engines.servers.uploads import FOLDER, POLICIES, VERSION_HEADER, App, UploadApp
 
 TOKEN = "BEAMLINE_SERVER_TOKEN"  # environment variable of the server, and of the runs that use it
 NAMES = "BEAMLINE_SERVER_NAMES"  # environment variable: names of the server, by commas
@@ -45,7 +45,7 @@ class Guard:
         token.
         """
         self.token = _long_enough(os.environ[TOKEN], TOKEN)
-        self.app = Uploads(app, Path(os.environ[FOLDER]))
+        self.app = UploadApp(app, Path(os.environ[FOLDER]))
         self.names = frozenset(os.environ[NAMES].split(","))
         self.version = ""
 

@@ -31,7 +31,7 @@ App = Callable[[Any, Any, Any], Awaitable[None]]  # of ASGI
 Files = dict[str, list[int]]  # name -> size and time of change (ns)
 
 
-class RefusedError(Exception):
+class RefusedUploadError(Exception):
     """A file or a policy cannot be taken: the status of the answer, and why."""
 
     def __init__(self, status: int, reason: str) -> None:
@@ -39,7 +39,7 @@ class RefusedError(Exception):
         self.status = status
 
 
-class Uploads:
+class UploadApp:
     """An ASGI application before another one, which gets all requests that are for no policy."""
 
     def __init__(self, app: App, folder: Path) -> None:
@@ -50,7 +50,7 @@ class Uploads:
                 Route(POLICIES, self._find, methods=["POST"]),
                 Route(POLICIES + "/{name}", self._take, methods=["PUT"]),
             ],
-            exception_handlers={RefusedError: _refuse},
+            exception_handlers={RefusedUploadError: _refuse},
         )
         for partial in folder.glob("*/.*"):  # of a server that was killed
             partial.unlink()
@@ -94,7 +94,7 @@ class Uploads:
     def _check_room(self, size: int) -> None:
         free = shutil.disk_usage(self.folder).free
         if size > free - SPARE:
-            raise RefusedError(
+            raise RefusedUploadError(
                 507,
                 f"{self.folder} has {free / 2**30:.2f} GiB free, and the policy's files need "
                 f"{size / 2**30:.2f} beside {SPARE / 2**30:.2f} to spare: free some, or share the "
@@ -106,11 +106,13 @@ class Uploads:
         name, folder = request.path_params["name"], self._place(request.headers[VERSION_HEADER])
         length, changed = request.headers.get("content-length"), request.headers[CHANGED_HEADER]
         if name.startswith(".") or Path(name).name != name:
-            raise RefusedError(400, f"'{name}' is no name of a policy's file")
+            raise RefusedUploadError(400, f"'{name}' is no name of a policy's file")
         if length is None:
-            raise RefusedError(411, f"the size of {name} is not said")
+            raise RefusedUploadError(411, f"the size of {name} is not said")
         if not folder.is_dir():
-            raise RefusedError(409, f"nothing says of which policy {name} is: describe it first")
+            raise RefusedUploadError(
+                409, f"nothing says of which policy {name} is: describe it first"
+            )
         self._check_room(int(length))
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".", delete=False) as partial:
             try:
@@ -130,7 +132,7 @@ class Uploads:
 
 
 async def _refuse(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RefusedError)
+    assert isinstance(error, RefusedUploadError)
     return JSONResponse({"error": str(error)}, error.status)
 
 

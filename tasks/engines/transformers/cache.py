@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tasks.engines.contract import Request, Sample
+from tasks.engines.contract import Sample, SamplingRequest
 from tasks.engines.transformers.rows import Copies, Rows, Wanted
 from tasks.trees.outcomes import StopReason
 from tasks.trees.tree import common_length
@@ -172,7 +172,7 @@ class RaggedSession:
         self.spare.put(self.cache.memory)
 
     @torch.inference_mode()
-    def sample(self, requests: Sequence[Request]) -> list[Sample]:
+    def sample(self, requests: Sequence[SamplingRequest]) -> list[Sample]:
         if not requests:
             return []
         longest = max(len(request.tokens) + request.max_tokens for request in requests)
@@ -181,7 +181,7 @@ class RaggedSession:
         row_of, logits = self._feed_all(requests)
         return self._decode(requests, row_of, logits)
 
-    def _feed_all(self, requests: Sequence[Request]) -> tuple[NDArray[np.int64], Tensor]:
+    def _feed_all(self, requests: Sequence[SamplingRequest]) -> tuple[NDArray[np.int64], Tensor]:
         """Feed what is not cached; requests with equal tokens share a row from here on.
 
         Returns the row of each request, and the last tokens' logits [rows, vocabulary].
@@ -200,7 +200,7 @@ class RaggedSession:
             tokens[row], known[row] = requests[group[0]].tokens, one.known
         return row_of, self._feed_rows(tokens, known)
 
-    def _wanted(self, alike: Sequence[Request]) -> Wanted:
+    def _wanted(self, alike: Sequence[SamplingRequest]) -> Wanted:
         """Return the longest cached beginning of requests with equal tokens."""
         tokens = alike[0].tokens[:-1]  # the last one is fed again, for its logits
         known = [common_length(self.cached[request.handle], tokens) for request in alike]
@@ -251,7 +251,7 @@ class RaggedSession:
         return self.network.head(self.network.last_states(tokens, last, self.cache)).float()
 
     def _decode(
-        self, requests: Sequence[Request], row_of: NDArray[np.int64], logits: Tensor
+        self, requests: Sequence[SamplingRequest], row_of: NDArray[np.int64], logits: Tensor
     ) -> list[Sample]:
         """Sample until every request has stopped, from ``logits`` [rows, vocabulary] on.
 
@@ -297,7 +297,7 @@ class RaggedSession:
 
     def _part(
         self,
-        requests: Sequence[Request],
+        requests: Sequence[SamplingRequest],
         live: NDArray[np.int64],
         row_of: NDArray[np.int64],
         drawn: NDArray[np.int32],
@@ -326,7 +326,7 @@ class RaggedSession:
 
     def _stops(
         self,
-        requests: Sequence[Request],
+        requests: Sequence[SamplingRequest],
         tokens: NDArray[np.int32],
         live: NDArray[np.int64],
         step: int,
@@ -351,7 +351,7 @@ class RaggedSession:
                 stopped[request] = StopReason.LENGTH
         return [int(row) for row in suspects if stopped[live[row]]]
 
-    def _remember(self, request: Request, fed: NDArray[np.int32]) -> None:
+    def _remember(self, request: SamplingRequest, fed: NDArray[np.int32]) -> None:
         """Note what is cached of a path that has stopped: all but its last token, never fed."""
         self.cached[request.handle] = np.concatenate([request.tokens, fed])
         self.rows.length[request.handle] = len(self.cached[request.handle])
@@ -394,7 +394,7 @@ def nucleus(probabilities: Tensor, top_p: float) -> Tensor:
     return probabilities.masked_fill(outside.gather(-1, index.argsort(-1)), 0.0)
 
 
-def _noise(requests: Sequence[Request], steps: int) -> NDArray[np.float32]:
+def _noise(requests: Sequence[SamplingRequest], steps: int) -> NDArray[np.float32]:
     """Return uniform numbers [requests, steps], each row from a stream of its request's seed."""
     rows = [
         np.random.Generator(np.random.Philox(key=request.seed)).random(steps, np.float32)

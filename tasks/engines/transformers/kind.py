@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from params.schema.agent import Engine as Settings
+from params.schema.agent import EngineSettings
 from params.schema.base import Machine
 from tasks.engines.contract import Engine, EngineKind, SamplingLoad
 
@@ -16,7 +16,7 @@ LOGIT = 2 * 4  # bytes of a logit and its log-probability in a decoding step, in
 
 
 def open_engine(
-    actor: Learner, policy: Artifact, settings: Settings, machine: Machine, rows: int
+    actor: Learner, policy: Artifact, settings: EngineSettings, machine: Machine, rows: int
 ) -> Engine:
     """Return an engine over the model in memory, or the servers."""
     if settings.addresses:
@@ -39,7 +39,7 @@ def memory(load: SamplingLoad) -> dict[str, float]:
     }
 
 
-def installed(settings: Settings) -> None:
+def installed(settings: EngineSettings) -> None:
     """Return None: the engine is a part of every installation."""
 
 

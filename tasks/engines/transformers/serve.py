@@ -22,12 +22,12 @@ import torch
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request as HttpRequest
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from params.schema.base import Machine
-from tasks.engines.contract import Request, Sample
+from tasks.engines.contract import Sample, SamplingRequest
 from tasks.engines.servers import command
 from tasks.engines.servers.guard import GENERATE, RPC, Guard
 from tasks.engines.transformers.engine import TransformersEngine
@@ -78,7 +78,7 @@ class Served:
         options = body["temperature"], body["top_p"], body["stop"]
         with self.lock, self.engine.session(len(contexts), longest, *options) as session:
             requests = [
-                Request(session.open(), tokens, turn["seed"], limit)
+                SamplingRequest(session.open(), tokens, turn["seed"], limit)
                 for turn, tokens, limit in zip(body["turns"], contexts, limits, strict=True)
             ]
             return [choice_of(sample) for sample in session.sample(requests)]
@@ -103,20 +103,20 @@ def app_of(served: Served) -> Starlette:
         "load_folder": served.load_folder,
     }
 
-    async def generate(request: HttpRequest) -> JSONResponse:
+    async def generate(request: Request) -> JSONResponse:
         return JSONResponse(
             {"choices": await run_in_threadpool(served.generate, await request.json())}
         )
 
-    async def call(request: HttpRequest) -> JSONResponse:
+    async def call(request: Request) -> JSONResponse:
         body = await request.json()
         result = await run_in_threadpool(methods[body["method"]], *body["args"])
         return JSONResponse({"results": [result]})
 
-    async def done(request: HttpRequest) -> JSONResponse:
+    async def done(request: Request) -> JSONResponse:
         return JSONResponse({"success": True})  # loading waits for what is sampled: see Served
 
-    async def fail(_: HttpRequest, error: Exception) -> JSONResponse:
+    async def fail(_: Request, error: Exception) -> JSONResponse:
         return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 500)
 
     answers = {GENERATE: generate, RPC: call}

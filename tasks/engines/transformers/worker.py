@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tasks.engines.contract import Request, Sample
+from tasks.engines.contract import Sample, SamplingRequest
 from tasks.engines.transformers.cache import RaggedSession, SpareMemory
 from tasks.engines.transformers.decoder import Decoder, network
 
@@ -157,7 +157,7 @@ class WorkerSession:
     def close(self, handle: int) -> None:
         self.unsent.append(("close", handle))
 
-    def sample(self, requests: Sequence[Request]) -> list[Sample]:
+    def sample(self, requests: Sequence[SamplingRequest]) -> list[Sample]:
         calls, self.unsent = self.unsent, []
         self.worker.send((torch.get_num_threads(), calls, requests))
         answer = self.worker.receive()
@@ -246,7 +246,10 @@ def serve(channel: Connection, memory: Tensor) -> None:
 
 
 def _answer(
-    session: RaggedSession, threads: int, calls: Sequence[Sequence[Any]], requests: list[Request]
+    session: RaggedSession,
+    threads: int,
+    calls: Sequence[Sequence[Any]],
+    requests: list[SamplingRequest],
 ) -> list[Sample] | Exception:
     """Make the calls, then sample; return the samples, or the exception with its traceback."""
     torch.set_num_threads(threads)

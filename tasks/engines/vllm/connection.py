@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
-from tasks.engines.turns import Drawn, EngineDiedError, Turn
-from tasks.engines.vllm.messages import ALIGNMENT, Fault, Opener, map_tensor
+from tasks.engines.turns import Drawn, EngineDiedError, TurnRequest
+from tasks.engines.vllm.messages import ALIGNMENT, EngineFault, Opener, map_tensor
 from tasks.policy import adapter
 
 if TYPE_CHECKING:  # vLLM's processes run these files: imported for the ledger's keys alone
@@ -68,7 +68,7 @@ class LocalVllm:
             self.close()
             raise
 
-    def sample(self, turns: Sequence[Turn]) -> list[Drawn]:
+    def sample(self, turns: Sequence[TurnRequest]) -> list[Drawn]:
         """Sample turns; results are in their order."""
         return list(self.call("sample", *turns))
 
@@ -125,7 +125,7 @@ class LocalVllm:
                 number, answer = pickle.loads(self.channel.recv_bytes())
                 with self.lock:
                     waiting = self.waiting.pop(number)
-                if isinstance(answer, Fault):
+                if isinstance(answer, EngineFault):
                     waiting.set_exception(EngineDiedError(f"vLLM has failed ({answer.reason})"))
                 elif isinstance(answer, Exception):
                     waiting.set_exception(answer)

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from params.schema.agent import Engine as Settings
+from params.schema.agent import EngineSettings
 from params.schema.base import Machine
 from tasks.engines.contract import Engine, check_room
-from tasks.engines.turns import Drawn, EngineDiedError, Turn, TurnSession, stop_texts
+from tasks.engines.turns import Drawn, EngineDiedError, TurnRequest, TurnSession, stop_texts
 from tasks.engines.vllm.connection import LocalVllm, free_gpu_memory
 from tasks.trees import marks
 
@@ -27,7 +27,7 @@ GIB = 2**30
 class VllmEngine:
     """Samples from a policy through vLLM. It outlives rollouts; see ``vllm_engine``."""
 
-    def __init__(self, settings: Settings, machine: Machine, rows: int) -> None:
+    def __init__(self, settings: EngineSettings, machine: Machine, rows: int) -> None:
         self.settings, self.machine, self.rows = settings, machine, rows
         self.connection: LocalVllm | None = None
         self.positions = 0  # tokens of a path for which vLLM was started
@@ -80,7 +80,7 @@ class VllmEngine:
             self.connect()
         yield TurnSession(self, paths, context, temperature, top_p, stop)
 
-    def sample(self, turns: Sequence[Turn]) -> list[Drawn]:
+    def sample(self, turns: Sequence[TurnRequest]) -> list[Drawn]:
         """Sample turns; where vLLM dies, start it again and repeat them, up to RESTARTS times."""
         for _ in range(RESTARTS):
             connection = self.connect()
@@ -170,7 +170,7 @@ def positions_for(context: int, most: int) -> int:
 
 
 def vllm_engine(
-    settings: Settings,
+    settings: EngineSettings,
     machine: Machine,
     rows: int,
     model: Any,

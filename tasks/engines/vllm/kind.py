@@ -6,7 +6,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from params.schema.agent import Engine as Settings
+from params.schema.agent import EngineSettings
 from params.schema.base import Machine
 from tasks.engines.contract import Engine, EngineKind, SamplingLoad
 
@@ -19,7 +19,7 @@ RESERVE = 2 * GIB  # bytes for CUDA graphs and the activations of one prefill
 
 
 def open_engine(
-    actor: Learner, policy: Artifact, settings: Settings, machine: Machine, rows: int
+    actor: Learner, policy: Artifact, settings: EngineSettings, machine: Machine, rows: int
 ) -> Engine:
     """Return this process's vLLM with the policy, or the servers; adapters are merged."""
     if settings.addresses:
@@ -40,7 +40,7 @@ def memory(load: SamplingLoad) -> dict[str, float]:
     return {"vLLM's share": load.memory * load.gpu}
 
 
-def installed(settings: Settings) -> str | None:
+def installed(settings: EngineSettings) -> str | None:
     """Return how to install vLLM where it is missing; None where it is here or on servers."""
     if settings.addresses or find_spec("vllm"):
         return None

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tasks.engines.turns import Drawn, Turn
+from tasks.engines.turns import Drawn, TurnRequest
 
 WORKER_CLASS = "tasks.engines.vllm.worker.PolicyWorker"  # vLLM mixes it into its own worker
 Opener = tuple[
@@ -22,13 +22,13 @@ SEEDS = 2**63  # vLLM keeps seeds in a signed number
 
 
 @dataclass(frozen=True)
-class Fault:
+class EngineFault:
     """The reason why vLLM has failed."""
 
     reason: str
 
 
-def sampling_options(turn: Turn) -> dict[str, Any]:
+def sampling_options(turn: TurnRequest) -> dict[str, Any]:
     """Return arguments of vLLM's SamplingParams for a turn."""
     return {
         "seed": turn.seed % SEEDS,

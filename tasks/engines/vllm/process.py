@@ -17,8 +17,8 @@ from typing import Any
 from vllm import EngineArgs, LLMEngine, SamplingParams
 from vllm.inputs import TokensPrompt
 
-from tasks.engines.turns import Drawn, Turn
-from tasks.engines.vllm.messages import WORKER_CLASS, Fault, parse_output, sampling_options
+from tasks.engines.turns import Drawn, TurnRequest
+from tasks.engines.vllm.messages import WORKER_CLASS, EngineFault, parse_output, sampling_options
 
 
 def main(descriptor: int) -> None:
@@ -55,7 +55,9 @@ def serve(channel: Connection, engine: LLMEngine) -> None:
                     _send(channel, number, pending.pop(number))
 
 
-def _add_turns(channel: Connection, engine: LLMEngine, number: int, turns: Sequence[Turn]) -> None:
+def _add_turns(
+    channel: Connection, engine: LLMEngine, number: int, turns: Sequence[TurnRequest]
+) -> None:
     """Add the turns of a call; an error is sent as its answer, and ends the process."""
     try:
         for index, turn in enumerate(turns):
@@ -73,7 +75,7 @@ def _step(channel: Connection, engine: LLMEngine, pending: Iterable[int]) -> lis
         return list(engine.step())
     except Exception as error:
         for number in pending:
-            _send(channel, number, Fault(f"{type(error).__name__}: {error}"))
+            _send(channel, number, EngineFault(f"{type(error).__name__}: {error}"))
         raise
 
 

@@ -34,7 +34,7 @@ def send(ask: Ask, workers: int, folder: Path) -> None:
     here = os.environ.get(HOST, "127.0.0.1")
     opening = NCCLTrainerInitInfo(here, free_port(here), world_size=1 + workers, rank=0)
     sender = NCCLTrainerWeightTransferEngine.trainer_init(
-        opening, client=Calls(ask), source=Weights(folder, "cuda")
+        opening, client=TransferCalls(ask), source=Weights(folder, "cuda")
     )
     try:
         sender.send_weights()
@@ -67,7 +67,7 @@ class Weights(WeightSource):
                     yield name, weights.get_tensor(name)
 
 
-class Calls:
+class TransferCalls:
     """vLLM's calls for weights, by HTTP with the server's token (VLLMWeightSyncClient)."""
 
     def __init__(self, ask: Ask) -> None:

@@ -41,7 +41,7 @@ CHARACTERS = {"|": "_bar_", "+": "_plus_", "-": "_minus_", ".": "_dot_", ",": "_
 
 
 @dataclass(frozen=True)
-class Problem:
+class RoomTask:
     """A room and a goal. Receptacles and things are named by kind and number: "Cabinet|2"."""
 
     kind: str  # of TYPES' values
@@ -57,9 +57,9 @@ class Problem:
         return {**vars(self), "receptacles": list(self.receptacles), "things": dict(self.things)}
 
     @staticmethod
-    def of_data(data: Mapping[str, Any]) -> Problem:
+    def of_data(data: Mapping[str, Any]) -> RoomTask:
         """Return the problem that ``as_data`` wrote."""
-        return Problem(**{**data, "receptacles": tuple(data["receptacles"])})
+        return RoomTask(**{**data, "receptacles": tuple(data["receptacles"])})
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def draw(
     most_things: int,
     held_out: float,
     chance: random.Random,
-) -> Problem | None:
+) -> RoomTask | None:
     """Draw a problem of a type; None where the room that was drawn allows none.
 
     Rooms of the test split are met in no other, and the share ``held_out`` of its goals asks for
@@ -152,10 +152,10 @@ def draw(
     room, wording = f"FloorPlan{number}", chance.randrange(2)
     if things is None:
         return None
-    return Problem(kind, room, receptacles, things, target, destination, wording)
+    return RoomTask(kind, room, receptacles, things, target, destination, wording)
 
 
-def split_of(problem: Problem) -> str:
+def split_of(problem: RoomTask) -> str:
     """Return the split that a problem of a training room belongs to, by its digest."""
     text = json.dumps(problem.as_data(), sort_keys=True).encode()
     return "validation" if hashlib.blake2b(text).digest()[0] % 4 == 0 else "train"
@@ -170,7 +170,7 @@ def shortest(kind: str, number: int) -> int:
     return {**SHORTEST, **longer}[kind]
 
 
-def fewest_acts(problem: Problem) -> int:
+def fewest_acts(problem: RoomTask) -> int:
     """Return how many acts the goal takes: go, open, take, go, change, go, open, put."""
     receptacles = [
         _kind(at) for each, at in problem.things.items() if _kind(each) == problem.target
@@ -285,14 +285,14 @@ def _kind(name: str) -> str:
 # ---------------------------------------------------------------- words and PDDL
 
 
-def wording(problem: Problem) -> str:
+def wording(problem: RoomTask) -> str:
     """Return the goal in words, as ALFWorld puts it."""
     words = {"obj": problem.target, "recep": problem.destination, "toggle": problem.destination}
     template: str = lists().goals[problem.kind]["templates"][problem.wording]
     return template.format(**{name: word.lower() for name, word in words.items()}, mrecep="")
 
 
-def pddl(problem: Problem) -> str:
+def pddl(problem: RoomTask) -> str:
     """Return the problem in PDDL, for ALFWorld's domain."""
     things = sorted({_kind(each) for each in problem.things} | {"Knife", "ButterKnife"})
     receptacles = sorted({_kind(each) for each in problem.receptacles} | set(NEEDS.values()))
@@ -325,7 +325,7 @@ def pddl(problem: Problem) -> str:
     )
 
 
-def _facts_of_receptacles(problem: Problem) -> list[str]:
+def _facts_of_receptacles(problem: RoomTask) -> list[str]:
     facts = []
     for number, each in enumerate(problem.receptacles, 1):
         facts += [
@@ -336,7 +336,7 @@ def _facts_of_receptacles(problem: Problem) -> list[str]:
     return facts
 
 
-def _facts_of_things(problem: Problem) -> list[str]:
+def _facts_of_things(problem: RoomTask) -> list[str]:
     facts = []
     for each, receptacle in problem.things.items():
         location = _location(1 + problem.receptacles.index(receptacle))

@@ -21,7 +21,7 @@ EPSILON = 1e-6
 
 
 @dataclass(frozen=True)
-class Episode:
+class LeafTrajectory:
     """The trajectory of one leaf: S sampled tokens in E environment steps.
 
     The trajectory's whole reward is ``reward`` plus the sum of ``token_rewards``; estimators
@@ -39,6 +39,6 @@ class Episode:
     whole: float | None = None  # reward + sum(token_rewards)
 
 
-Group = Sequence[Episode]  # the L leaves of one question
+Group = Sequence[LeafTrajectory]  # the L leaves of one question
 Advantages = list[list[Floats]]  # group, leaf -> [S]
 Estimator = Callable[[Sequence[Group], Any], Advantages]

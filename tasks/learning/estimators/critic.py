@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from params.schema import algorithms
-from tasks.learning.estimators import Advantages, Episode, Floats, Group
+from tasks.learning.estimators import Advantages, Floats, Group, LeafTrajectory
 from tasks.learning.estimators.group import whitened
 
 
@@ -59,7 +59,7 @@ def token_advantages(groups: Sequence[Group], gamma: float, lambda_: float) -> A
     return [[next(advantages) for _ in group] for group in groups]
 
 
-def token_rewards(leaf: Episode) -> Floats:
+def token_rewards(leaf: LeafTrajectory) -> Floats:
     """Return r_t: ``token_rewards`` with ``reward`` added at the last sampled token. [S]"""
     rewards_S = leaf.token_rewards.astype(np.float64)
     rewards_S[-1:] += leaf.reward

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from params.schema import algorithms
-from tasks.learning.estimators import Advantages, Episode, Floats, Group
+from tasks.learning.estimators import Advantages, Floats, Group, LeafTrajectory
 from tasks.learning.estimators.critic import discounted_sums, temporal_differences
 from tasks.learning.estimators.group import (
     Keys,
@@ -98,7 +98,7 @@ def step_advantages(group: Group, gamma: float, lambda_: float) -> list[Floats]:
     return discounted_sums(deltas, gamma * lambda_)
 
 
-def step_rewards(leaf: Episode) -> Floats:
+def step_rewards(leaf: LeafTrajectory) -> Floats:
     """Return r_t of each environment step. [E]
 
     Raises ValueError where ``states`` and ``steps`` differ in number.

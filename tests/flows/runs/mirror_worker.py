@@ -18,7 +18,7 @@ import s3fs
 from flows.runs import archive, ledger_mirror, mirror_files
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
-from tasks.ledger.substeps import Step, recorded
+from tasks.ledger.substeps import SubStep, recorded
 
 MOMENT: tuple[str, ...] = ()
 LARGE, SENT = 12 * 2**20, 8 * 2**20
@@ -72,7 +72,7 @@ def work():
     policy, records = Artifact.at(Path("policy")), []
     with ledger_mirror.opened() as ledger:
         for iteration in range(3):
-            step = Step("toy", "reinforce", iteration, 7, ledger)
+            step = SubStep("toy", "reinforce", iteration, 7, ledger)
             records.append(rollout(step, Inputs(policy)))
             records.append(update(step, Inputs(artifacts.output(records[-1], "trees"))))
             policy = artifacts.output(records[-1], "policy")

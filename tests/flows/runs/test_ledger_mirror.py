@@ -20,7 +20,7 @@ from flows.runs.cache import filesystem
 from tasks.ledger import artifacts, substeps
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.records import DELIVERED
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tests.flows.runs import mirror_worker, packing, stores
 
 ROOT = Path(__file__).parents[3]
@@ -65,7 +65,7 @@ class Worker:
         return mirror
 
     def step(self, iteration):
-        return Step("toy", "reinforce", iteration, 7, self.ledger)
+        return SubStep("toy", "reinforce", iteration, 7, self.ledger)
 
     def do(self, iteration, work=verb, **rest):
         """Run a sub-step, and wait until it has been sent."""
@@ -646,7 +646,7 @@ def test_ssh_server_may_go_and_come_back(far, tmp_path, monkeypatch, capsys):
 
 def test_mark_has_no_password_and_outlives_it(shared, worker):
     def mirror(address):
-        return ledger_mirror.Mirror(address, filesystem(str(shared)))
+        return ledger_mirror.RemoteMirror(address, filesystem(str(shared)))
 
     def push(mirror, place):
         mirror.push(place)

@@ -9,7 +9,7 @@ import pytest
 
 from flows.runs import ledger_mirror, mirror_files
 from tasks.ledger import artifacts, records, substeps
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tests.flows.runs import packing
 from tests.flows.runs.mirror_steps import Inputs, computed, half, verb
 from tests.tasks.ledger.forging import ENTRIES, FILES, FREE, WRONG, forge, put
@@ -36,7 +36,7 @@ class Workplace:
         os.chdir(here)
         computed.clear()
         with ledger_mirror.opened() as ledger:
-            return work(Step("toy", "reinforce", iteration, 7, ledger), Inputs())
+            return work(SubStep("toy", "reinforce", iteration, 7, ledger), Inputs())
 
     def leave(self):
         """Remove the newest worker."""
@@ -204,7 +204,7 @@ def test_retired_and_revived_with_a_signature(place, sent):
     """What this worker retires counts elsewhere, too."""
     os.chdir(place.folder / "worker 1")
     with ledger_mirror.opened() as ledger:
-        step = Step("toy", "reinforce", 3, 7, ledger)
+        step = SubStep("toy", "reinforce", 3, 7, ledger)
         ledger.retire(step, "verb", 1, 9, ("weights",))
     place.use()
     assert computed == []
@@ -361,8 +361,8 @@ def test_nothing_is_dropped_through_a_link(place, sent):
     outside = place.outside()
     os.chdir(place.folder / "worker 1")
     with ledger_mirror.opened() as ledger:
-        step = Step("toy", "reinforce", 3, 7, ledger)
-        verb(Step("toy", "reinforce", 0, 7, ledger), Inputs())
+        step = SubStep("toy", "reinforce", 3, 7, ledger)
+        verb(SubStep("toy", "reinforce", 0, 7, ledger), Inputs())
         ledger.retire(step, "verb", 1, 9, ())
         ledger.revive(step.folder)
     assert place.outside() == outside

@@ -10,7 +10,7 @@ from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
 from flows.runs import ledger_mirror
 from tasks.ledger import artifacts
-from tasks.ledger.substeps import Ledger, Step
+from tasks.ledger.substeps import Ledger, SubStep
 from tests.flows.runs import packing
 from tests.flows.runs.mirror_steps import Inputs, computed, half, hollow, verb
 
@@ -38,9 +38,9 @@ def objects(tmp_path, monkeypatch):
         here.mkdir()
         monkeypatch.chdir(here)
         computed.clear()
-        mirror = ledger_mirror.Mirror("odd", lambda: (odd, "/store"))
+        mirror = ledger_mirror.RemoteMirror("odd", lambda: (odd, "/store"))
         try:
-            return work(Step("toy", "reinforce", 0, 7, Ledger(mirror)), Inputs())
+            return work(SubStep("toy", "reinforce", 0, 7, Ledger(mirror)), Inputs())
         finally:
             mirror.flush()
 
@@ -112,7 +112,7 @@ def test_checkpoint_of_any_name_stays_inside(objects, tmp_path, name):
     place = packed(odd, "checkpoint-1")[0].partition("/checkpoint-1")[0]
     for file in ("record.json", packing.ARCHIVE):
         put(odd, f"{place}/{name}/{file}", odd.store[f"{place}/checkpoint-1/{file}"].getvalue())
-    mirror = ledger_mirror.Mirror("odd", lambda: (odd, "/store"))
+    mirror = ledger_mirror.RemoteMirror("odd", lambda: (odd, "/store"))
     assert mirror.names(artifacts.ROOT / place.removeprefix("/store/")) == ["checkpoint-1"]
     assert use(half)["found"] == ["checkpoint-1"]
     files = {file.name for file in Path.cwd().rglob("*") if file.is_file()}

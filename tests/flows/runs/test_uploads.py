@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.runs.uploads import MOST, Uploads
+from flows.runs.uploads import MOST, UploadQueue
 
 PLACES = [Path(f"ledger/{number}") for number in range(MOST + 2)]
 
@@ -31,7 +31,7 @@ def network():
 @pytest.fixture
 def uploads(network):
     """Uploads of which the first folder is being sent, and MOST others wait."""
-    made = Uploads(network.send)
+    made = UploadQueue(network.send)
     for place in PLACES[: MOST + 1]:
         made.add(place)
     with made.changed:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flows.tracking.alarm_report import StoppedError, Watch
+from flows.tracking.alarm_report import AlarmWatch, StoppedError
 from flows.tracking.alarms import ALARMS, Seen, alarms
 from flows.tracking.progress import Progress
 from params.schema.reinforce import AlarmName
@@ -154,7 +154,7 @@ class Log:
 
 
 def watched(stop_on, log):
-    watch = Watch("toy", stop_on, QUESTIONS)
+    watch = AlarmWatch("toy", stop_on, QUESTIONS)
     curve = STEADY | SPOILT["gradient_spike"] | SPOILT["success_lost"]
     for number in range(12):
         metrics = {name: values[number] for name, values in curve.items()}

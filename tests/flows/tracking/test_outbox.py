@@ -4,7 +4,7 @@ import signal
 import pytest
 
 from flows.tracking import outbox
-from flows.tracking.outbox import Message, Outbox
+from flows.tracking.outbox import Outbox, OutboxMessage
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +20,7 @@ def kinds(unsent):
 def test_messages_are_kept_whole_and_in_order(folder):
     unsent = Outbox(folder / "box")
     assert unsent.files() == []
-    messages = [Message(str(n), {"n": n, "text": "ü\n"}, b"\n\x00" * n) for n in range(12)]
+    messages = [OutboxMessage(str(n), {"n": n, "text": "ü\n"}, b"\n\x00" * n) for n in range(12)]
     for message in messages:
         unsent.add(message)
     assert [outbox.read(file) for file in unsent.files()] == messages
@@ -34,7 +34,7 @@ def test_processes_that_add_at_once_lose_nothing(folder):
     for number in range(8):
         if (pid := os.fork()) == 0:
             for part in range(20):
-                Outbox(folder / "box").add(Message(f"{number}-{part}", {}))
+                Outbox(folder / "box").add(OutboxMessage(f"{number}-{part}", {}))
             os._exit(0)
         children.append(pid)
     for pid in children:
@@ -49,9 +49,9 @@ def test_processes_that_add_at_once_lose_nothing(folder):
 def test_killed_writer_leaves_whole_messages(monkeypatch):
     if (pid := os.fork()) == 0:
         unsent = outbox.create({"name": "run"}, "key")
-        unsent.add(Message("metrics", {}))
+        unsent.add(OutboxMessage("metrics", {}))
         monkeypatch.setattr(outbox.Path, "replace", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-        unsent.add(Message("end", {}))
+        unsent.add(OutboxMessage("end", {}))
         os._exit(1)  # it lived on
     assert os.waitpid(pid, 0)[1] == signal.SIGKILL
     [folder] = outbox.unsent_runs()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from flows.tracking import traces
 from tasks.ledger.artifacts import Artifact
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.reward import TABLE
 from tasks.rewards.scoring import HIDDEN
 from tasks.trees.outcomes import TURN_OUTCOMES, Outcome
@@ -19,7 +19,7 @@ from tests import mlflow_store
 
 NONE = np.zeros(0, np.float32)
 QUESTION = Question("train-00007", "chain", "What is 6 times 7, plus 1?", ("43", "43.0"))
-STEP = Step("tiny", "reinforce", 20, 3)
+STEP = SubStep("tiny", "reinforce", 20, 3)
 CALL = "<think>first</think><python>print(6*7)</python>"
 RIGHT = "<think>one more</think><answer>\\boxed{43}</answer>"
 WRONG = "<think>done</think><answer>\\boxed{42}</answer>"

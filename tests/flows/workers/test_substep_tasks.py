@@ -16,7 +16,7 @@ from prefect.runtime import flow_run
 from flows.workers import substep_tasks
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import PrunedError
-from tasks.ledger.substeps import Step, recorded
+from tasks.ledger.substeps import SubStep, recorded
 from tests.tasks.ledger.toy import Inputs, train
 from tests.waiting import LONGEST
 
@@ -48,7 +48,9 @@ class Run:
         stage()
 
     def train(self, ledger, iteration=0):
-        made = train(Step("toy", "first", iteration, 1, ledger), Inputs(), computed=self.computed)
+        made = train(
+            SubStep("toy", "first", iteration, 1, ledger), Inputs(), computed=self.computed
+        )
         self.records.append(made)
 
     def states(self, count):
@@ -94,7 +96,7 @@ def test_substeps_are_task_runs_and_cached_where_the_ledger_has_them(run):
 def test_failed_substep_raises_its_own_error_and_is_shown_as_failed(run):
     def fail(ledger):
         with pytest.raises(PrunedError, match="have been pruned"):
-            spoil(Step("toy", "first", 0, 1, ledger), Inputs(), computed=[])
+            spoil(SubStep("toy", "first", 0, 1, ledger), Inputs(), computed=[])
 
     run(run.train, fail)
     assert run.states(2)[1] == ("spoil", "FAILED", "Failed")
@@ -132,5 +134,5 @@ def test_prefect_stores_no_record_and_none_is_believed(run):
 def test_ledger_of_no_flow_run_calls_substeps_as_they_are(project, monkeypatch):
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")  # nobody is there
     with substep_tasks.opened() as ledger:
-        made = train(Step("toy", "first", 0, 1, ledger), Inputs(), computed=[])
+        made = train(SubStep("toy", "first", 0, 1, ledger), Inputs(), computed=[])
     assert made["verb"] == "train"

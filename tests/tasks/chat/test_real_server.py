@@ -16,13 +16,13 @@ import pytest
 
 from tasks.chat import FOLDER
 from tasks.rewards import judging
-from tasks.scorers.judge import Asked
+from tasks.scorers.judge import Submission
 from tests.judges import settings
 
 pytestmark = pytest.mark.kills
 PROMPT = "{question} {accepted} {answer}"
 SAID = "They agree.\nVerdict: right"
-ASKED = [Asked(f"What is {n}?", (str(n),), str(n)) for n in range(8)]
+ASKED = [Submission(f"What is {n}?", (str(n),), str(n)) for n in range(8)]
 
 
 @pytest.fixture(scope="module")

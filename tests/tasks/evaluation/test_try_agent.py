@@ -16,7 +16,7 @@ from tasks.environments.contract import FREE_TEXT, OpenEnvironment
 from tasks.evaluation import try_agent as verb
 from tasks.evaluation.try_agent import TryInputs, try_agent
 from tasks.ledger.artifacts import Artifact, output
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.tools.browser import SPEC as BROWSER
 from tasks.trees.tables import read_rows
 from tasks.trees.tree import Question
@@ -64,7 +64,7 @@ def rows_of(given, model, questions=QUESTIONS, tools=None, environment=None):
         [SEARCH, BROWSER], lambda: nullcontext(tools.session())
     )
     record = try_agent(
-        Step("toy", f"agents/{given.agent}", 0, 0),
+        SubStep("toy", f"agents/{given.agent}", 0, 0),
         given,
         questions=questions,
         models=Models(model, model),
@@ -201,7 +201,7 @@ def test_an_agent_acts_in_a_real_world_and_its_world_scores_it(tmp_path):
         script = [f"Thought: go\nAction: {call.tool}[{call.argument}]" for call in way]
         model = Turns(script)
         record = try_agent(
-            Step("toy", "agents/react", 0, 0),
+            SubStep("toy", "agents/react", 0, 0),
             inputs("react", recipe),
             questions=tasks[:1],
             models=Models(model, model),

@@ -10,7 +10,7 @@ import torch
 from params.schema.algorithms import Algorithm, load_algorithms
 from tasks.learning import losses
 from tasks.learning.algorithm import CENTRED, ESTIMATORS, assemble
-from tasks.learning.estimators import Episode, critic, group, step, tree
+from tasks.learning.estimators import LeafTrajectory, critic, group, step, tree
 
 BUDGET = 40  # response tokens
 TWENTY = {"low": 0.2, "high": 0.2, "dual": None}
@@ -135,7 +135,7 @@ def groups(seed=0):
             tokens = np.arange(count)
             tokens[2:] += 100 * (leaf + 1)  # the first two are everybody's
             made[-1].append(
-                Episode(
+                LeafTrajectory(
                     reward=float(random.integers(0, 3)),
                     token_rewards=0.1 * random.standard_normal(count),
                     tokens=tokens,
@@ -190,7 +190,9 @@ def test_a_row_gives_the_loss_that_it_names(name):
     term = more.get("kl")
     in_loss = term is not None and term["place"] == "loss"
     estimators = {"k2": losses.k2, "k3": losses.k3}
-    expected = losses.Kl(estimators[term["estimator"]], term["coefficient"]) if in_loss else None
+    expected = (
+        losses.KlPenalty(estimators[term["estimator"]], term["coefficient"]) if in_loss else None
+    )
     assert loss.kl == expected
     assert (loss.entropy_bonus, loss.importance_cap) == (0.0, 2.0)
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.engines import Request
+from tasks.engines import SamplingRequest
 from tasks.engines.transformers.engine import TransformersEngine
 from tasks.learning import attention, learner, passes
 from tasks.learning.algorithm import assemble
@@ -217,7 +217,7 @@ def test_entropy_bonus_reaches_the_weights(entropy_bonus):
 def test_shared_critic_same_gradient_from_trees_and_rows():
     model = small_policy()
     head = torch.nn.Linear(32, 1)
-    critic = resident.Critic(head, None, 0.5, 0.1)
+    critic = resident.ValueModel(head, None, 0.5, 0.1)
     trees = off_policy(made_trees(2, values=True))
     found = []
     for layouts in (in_trees(trees), in_rows(trees)):
@@ -337,7 +337,10 @@ def test_engine_and_learner_agree_on_logprobs(initial, temperature):
     prompts = [np.arange(3, 3 + n, dtype=np.int32) for n in (4, 9, 6)]
     with engine.session(3, 40, temperature, 1.0, ("</answer>",)) as session:
         samples = session.sample(
-            [Request(session.open(), prompt, 17 + i, 20) for i, prompt in enumerate(prompts)]
+            [
+                SamplingRequest(session.open(), prompt, 17 + i, 20)
+                for i, prompt in enumerate(prompts)
+            ]
         )
     nothing = np.zeros(0, np.float32)
     trees = []

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from params.schema import algorithms
 from tasks.learning import losses
-from tasks.learning.losses import Clip, Kl, Loss, Views, policy_loss, value_loss
+from tasks.learning.losses import Clip, KlPenalty, Loss, Views, policy_loss, value_loss
 from tests.examples import examples
 
 BUDGET = 9.0
@@ -110,7 +110,7 @@ def choices(**fixed):
         "ratio": st.sampled_from(list(RATIOS.values())),
         "clip": st.sampled_from(list(CLIPS.values())),
         "averaging": st.sampled_from(list(AVERAGINGS.values())),
-        "kl": st.sampled_from([None, *(Kl(KLS[name], 0.3) for name in KLS)]),
+        "kl": st.sampled_from([None, *(KlPenalty(KLS[name], 0.3) for name in KLS)]),
         "entropy_bonus": st.sampled_from([0.0, 0.05]),
         "importance_cap": st.sampled_from([None, 1.2]),
     }
@@ -200,7 +200,7 @@ def test_each_combination_equals_the_slow_loop(ratio, averaging):
     some = made_batch(np.random.default_rng(0), 4, 7, share=0.7, spread=0.5, borders=0.4)
     assert some.mask.sum() > 12
     for clip, name in itertools.product((None, *CLIPS.values()), (None, *KLS)):
-        kl = Kl(KLS[name], 0.3) if name else None
+        kl = KlPenalty(KLS[name], 0.3) if name else None
         assert_equals_the_slow_loop(some, Loss(ratio, clip, averaging, kl, 0.05, 1.2))
 
 
@@ -313,7 +313,7 @@ def test_golden_values_of_the_averagings(averaging, expected):
 )
 def test_golden_values_of_the_kl_estimators(estimator, value, slope):
     some = views([[-1.5]], 0.0, reference_logprobs=[[-1.0]])  # d = 0.5, and dd/dlogp = -1
-    total, gradient, _, metrics = loss_of(some, token_loss(kl=Kl(KLS[estimator], 0.1)))
+    total, gradient, _, metrics = loss_of(some, token_loss(kl=KlPenalty(KLS[estimator], 0.1)))
     assert total == pytest.approx(0.1 * value)
     assert float(gradient[0, 0]) == pytest.approx(0.1 * slope)
     assert metrics["kl_reference"] == pytest.approx(math.exp(0.5) - 1.5)  # k3, whichever is trained
@@ -329,7 +329,7 @@ def test_importance_weight_is_capped_on_policy_term_only(cap, weight):
         reference_logprobs=[[-0.5]],
         entropies=[[0.7]],
     )
-    loss = token_loss(kl=Kl(losses.k2, 0.1), entropy_bonus=0.01, importance_cap=cap)
+    loss = token_loss(kl=KlPenalty(losses.k2, 0.1), entropy_bonus=0.01, importance_cap=cap)
     value, gradient, at_entropies, metrics = loss_of(some, loss)
     assert value == pytest.approx(-3 * weight + 0.1 * 0.125 - 0.01 * 0.7)
     assert float(gradient[0, 0]) == pytest.approx(-3 * weight - 0.1 * 0.5)
@@ -369,7 +369,7 @@ def test_a_constant_length_of_nothing_is_refused():
 
 def test_a_kl_term_without_reference_is_refused():
     with pytest.raises(ValueError, match="no reference_logprobs"):
-        loss_of(views([[0.0]], 1.0), token_loss(kl=Kl(losses.k3, 0.1)))
+        loss_of(views([[0.0]], 1.0), token_loss(kl=KlPenalty(losses.k3, 0.1)))
 
 
 # ---------------------------------------------------------------- properties
@@ -540,7 +540,7 @@ def test_log_ratios_are_clamped_before_their_mean():
 @pytest.mark.parametrize(("difference", "d"), [(30.0, 10.0), (-30.0, -10.0)])
 def test_reference_log_ratio_is_clamped(difference, d):
     some = views([[0.0]], 0.0, reference_logprobs=[[difference]])
-    value, gradient, _, _ = loss_of(some, token_loss(kl=Kl(losses.k3, 1.0)))
+    value, gradient, _, _ = loss_of(some, token_loss(kl=KlPenalty(losses.k3, 1.0)))
     assert value == pytest.approx(math.exp(d) - d - 1)
     assert float(gradient[0, 0]) == 0
 
@@ -554,7 +554,7 @@ def test_probability_zero_keeps_everything_finite(ratio, impossible):
         spoilt = getattr(some, name).detach().clone()
         spoilt[0, 0] = -math.inf
         some = replace(some, **{name: spoilt.requires_grad_(name == "logprobs")})
-    loss = Loss(ratio, CLIPS["dual"], AVERAGINGS["unit_mean"], Kl(losses.k3, 0.1), 0.1, 2.0)
+    loss = Loss(ratio, CLIPS["dual"], AVERAGINGS["unit_mean"], KlPenalty(losses.k3, 0.1), 0.1, 2.0)
     value, gradient, _, metrics = loss_of(some, loss)
     assert math.isfinite(value)
     assert torch.isfinite(gradient).all()
@@ -565,7 +565,7 @@ def test_probability_zero_keeps_everything_finite(ratio, impossible):
 @each_averaging
 def test_batch_without_sampled_tokens_has_no_loss(ratio, averaging):
     some = views(np.zeros((2, 3)), 1.0, np.zeros((2, 3)), reference_logprobs=np.zeros((2, 3)))
-    loss = Loss(ratio, CLIPS["dual"], averaging, Kl(losses.k3, 0.1), 0.1, 2.0)
+    loss = Loss(ratio, CLIPS["dual"], averaging, KlPenalty(losses.k3, 0.1), 0.1, 2.0)
     value, gradient, _, metrics = loss_of(some, loss)
     assert value == 0
     assert (gradient == 0).all()

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tasks.learning import losses
-from tasks.learning.losses import Clip, Kl, Loss, Views
+from tasks.learning.losses import Clip, KlPenalty, Loss, Views
 
 LEAVES, PROMPT, COMPLETION = 6, 4, 11
 BUDGET = 9  # response budget; some leaves are longer, some shorter
@@ -221,7 +221,7 @@ def test_loss_and_gradient_agree(peer, model, batch, case, beta, symmetric):
     low, high = CASES[case][3]
     trainer, parts = both(peer, case, (low, low) if symmetric else (low, high))
     trainer.beta = beta  # set afterwards: as a setting it would load a reference model
-    loss = Loss(*parts, kl=Kl(losses.k3, beta) if beta else None)
+    loss = Loss(*parts, kl=KlPenalty(losses.k3, beta) if beta else None)
     *ours, metrics = of_beamline(model, [batch], loss)
     assert_equal(ours, of_trl(trainer, [batch]))
     assert metrics["clip_low"] > 0
@@ -278,7 +278,7 @@ def test_each_step_has_its_own_denominator(peer, model, batch):
 def test_kl_term_is_separate_unlike_trl(peer, model, batch):
     trainer, parts = both(peer, "dapo", use_bias_correction_kl=True)
     without = of_beamline(model, [batch], Loss(*parts))[0]
-    ours = of_beamline(model, [batch], Loss(*parts, kl=Kl(losses.k3, 0.5)))[0]
+    ours = of_beamline(model, [batch], Loss(*parts, kl=KlPenalty(losses.k3, 0.5)))[0]
     trainer.beta = 0.5
     theirs = of_trl(trainer, [batch])[0]
     new = logprobs_of(model, batch.prompts, batch.completions, batch.within)[0].detach()

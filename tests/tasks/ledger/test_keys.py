@@ -9,7 +9,7 @@ import pytest
 from tasks import recipes
 from tasks.ledger import artifacts, keys
 from tasks.ledger.artifacts import Artifact
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tests.tasks.ledger.toy import POLICY, Settings
 
 ROOT = Path(__file__).parents[3]
@@ -221,7 +221,7 @@ def test_place_of_a_verb_depends_on_its_module(project):
     spec.loader.exec_module(module)
 
     def place():
-        return Step("smoke", "toy", 0, 1).place(module.verb, module.Inputs())
+        return SubStep("smoke", "toy", 0, 1).place(module.verb, module.Inputs())
 
     before = place()
     write({"tasks/helper.py": "# a comment\n" + SOURCES["tasks/helper.py"]})

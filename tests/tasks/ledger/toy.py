@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from tasks.ledger import artifacts, substeps
 from tasks.ledger.artifacts import Artifact
-from tasks.ledger.substeps import Ledger, Step, recorded
+from tasks.ledger.substeps import Ledger, SubStep, recorded
 
 POLICY = Artifact("some/path", "digest of the policy")
 
@@ -44,7 +44,7 @@ class Run:
         self.computed: list[int] = []
 
     def step(self, iteration=3, seed=7):
-        return Step("smoke", "reinforce", iteration, seed, self.ledger)
+        return SubStep("smoke", "reinforce", iteration, seed, self.ledger)
 
     def train(self, iteration=3, seed=7, **inputs):
         """Return the record of the sub-step with these inputs."""

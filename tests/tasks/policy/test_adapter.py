@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from params.schema.reinforce import Lora
-from tasks.engines import Request
+from tasks.engines import SamplingRequest
 from tasks.engines.transformers.engine import TransformersEngine
 from tasks.learning import learner
 from tasks.learning.packing import Credited, uncredited
@@ -312,7 +312,7 @@ def test_sampling_copy_is_merged(initial, machine, tolerance):
     engine = TransformersEngine(sampling, learning.tokenizer)
     prompt = np.arange(3, 12, dtype=np.int32)
     with engine.session(1, 40, 1.0, 1.0, ("</answer>",)) as session:
-        (sample,) = session.sample([Request(session.open(), prompt, 17, 20)])
+        (sample,) = session.sample([SamplingRequest(session.open(), prompt, 17, 20)])
     tokens = torch.from_numpy(np.concatenate([prompt, sample.tokens]).astype(np.int64))
     with torch.no_grad():
         every = torch.log_softmax(learning.model.eval()(tokens[None]).logits[0], -1)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.engines import Request
+from tasks.engines import SamplingRequest
 from tasks.engines.transformers.engine import TransformersEngine
 from tasks.learning import passes
 from tasks.learning.packing import uncredited
@@ -79,7 +79,7 @@ def test_bf16_samples_are_near_the_learners_logprobs(initial):
     engine = TransformersEngine(resident.to_sample(learning.model, HALF), learning.tokenizer)
     prompt = np.arange(3, 12, dtype=np.int32)
     with engine.session(1, 80, 1.0, 1.0, ("</answer>",)) as session:
-        (sample,) = session.sample([Request(session.open(), prompt, 17, 60)])
+        (sample,) = session.sample([SamplingRequest(session.open(), prompt, 17, 60)])
     nothing = np.zeros(0, np.float32)
     turn = Node(0, TURN, "", "", sample.tokens, sample.logprobs, sample.entropies)
     tree = Tree(

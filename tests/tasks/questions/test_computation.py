@@ -267,7 +267,9 @@ def test_a_wrong_digit_is_one_other_digit_in_its_place(problems):
 
 @given(st.integers(-(10**6), 10**6), st.integers(0, 99))
 def test_wrong_answer_has_one_other_digit(result, seed):
-    problem = computation.Problem(Question("q", "arithmetic", "", (str(result),)), ("1 + 1",))
+    problem = computation.ComputationQuestion(
+        Question("q", "arithmetic", "", (str(result),)), ("1 + 1",)
+    )
     plan = script(problem, expert(wrong_answer=1), seed)
     assert steps_of(plan) == problem.steps
     answer = plan.answer([str(result)])

@@ -14,7 +14,7 @@ from tasks.chat import FOLDER, endpoint
 from tasks.engines.chat import PolicyModel
 from tasks.engines.transformers.engine import TransformersEngine
 from tasks.ledger.artifacts import Artifact, output
-from tasks.ledger.substeps import Ledger, Step
+from tasks.ledger.substeps import Ledger, SubStep
 from tasks.reward import RewardInputs, reward
 from tasks.rewards import judging
 from tasks.rewards.scoring import score_trees
@@ -119,7 +119,7 @@ def sub_step(
         prompt=template,
         **others,
     )
-    step = Step("toy", f"evaluate/{name}", 0, 0, Ledger())
+    step = SubStep("toy", f"evaluate/{name}", 0, 0, Ledger())
     return reward(step, inputs, open_policy=open_policy)
 
 

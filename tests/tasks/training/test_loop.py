@@ -22,10 +22,10 @@ from params.schema.reward_model import Again
 from tasks.collect import collect, publish_collected
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 from tasks.policy import checkpoint, outcome_model, published_model, resident
 from tasks.policy.machine import use_machine
-from tasks.policy.published_model import Published
+from tasks.policy.published_model import PublishedRewardModel
 from tasks.recipes import labels_of
 from tasks.recipes import load as settings_of
 from tasks.reward_model import RewardModelInputs, reward_model
@@ -46,7 +46,7 @@ from tests.sections import REWARD_MODEL
 
 ROWS = load_algorithms()
 SMOKE = settings_of("smoke")
-STEP = Step("toy", "reinforce", 0, 7)
+STEP = SubStep("toy", "reinforce", 0, 7)
 
 
 def trained(training, iterations):
@@ -730,7 +730,7 @@ def learning_rewards(start, row=LEARNS, batches=0, **changes):
         machine=SMOKE.machine,
     )
     model = artifacts.output(reward_model(step, inputs), "model")
-    first = Published(model, batch.trees, batch.rewards)
+    first = PublishedRewardModel(model, batch.trees, batch.rewards)
     return Training(STEP, chosen, row, cold_start, reward_model=first, **given)
 
 

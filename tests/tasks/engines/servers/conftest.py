@@ -17,7 +17,7 @@ import torch
 import uvicorn
 
 from tasks.engines.servers import guard, uploads
-from tasks.engines.servers.client import Server
+from tasks.engines.servers.client import EngineServer
 from tasks.engines.servers.engine import ServersEngine
 from tasks.engines.servers.fleet import Fleet
 from tasks.engines.turns import EngineDiedError
@@ -80,7 +80,7 @@ class Process:
         deadline = time.monotonic() + 600
         while time.monotonic() < deadline and self.process.poll() is None:
             with suppress(EngineDiedError):
-                return Server(self.address, "transformers").check()
+                return EngineServer(self.address, "transformers").check()
             time.sleep(0.1)
         raise TimeoutError((self.home / "log").read_text())
 
@@ -165,11 +165,11 @@ def weight_digest(model, name):
 
 def unseen(monkeypatch):
     """Let the folder of the policy be one that servers do not see: they get another name of it."""
-    post = Server._post
+    post = EngineServer._post
 
     def renamed(server, path, body=None):
         if path == uploads.POLICIES:
             body = body | {"folder": "/not/on/that/machine"}
         return post(server, path, body)
 
-    monkeypatch.setattr(Server, "_post", renamed)
+    monkeypatch.setattr(EngineServer, "_post", renamed)

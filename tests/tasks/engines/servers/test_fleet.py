@@ -11,9 +11,9 @@ import pytest
 
 from params.schema.agent import Dialogue
 from params.schema.reinforce import Rollout
-from tasks.engines import Request
+from tasks.engines import SamplingRequest
 from tasks.engines.servers import fleet, guard
-from tasks.engines.servers.client import TRANSFER, Server
+from tasks.engines.servers.client import TRANSFER, EngineServer
 from tasks.engines.transformers.engine import TransformersEngine
 from tasks.ledger.artifacts import Artifact
 from tasks.rollouts.rounds import grow
@@ -56,7 +56,9 @@ def digest(trees, folder):
 def requests(session, vocabulary, count=24, seed=0):
     random = np.random.default_rng(seed)
     contexts = [random.integers(3, vocabulary, 20 + i).astype(np.int32) for i in range(count)]
-    return [Request(session.open(), tokens, 2**63 + i, 30) for i, tokens in enumerate(contexts)]
+    return [
+        SamplingRequest(session.open(), tokens, 2**63 + i, 30) for i, tokens in enumerate(contexts)
+    ]
 
 
 def sampled(engine, vocabulary, temperature=1.0, top_p=1.0, stop=(), count=24):
@@ -143,7 +145,7 @@ def test_stale_server_is_refused_and_given_the_right_weights(
     server.load(Path(other.path), "of another run")
     assert same(sampled(held, vocabulary, count=6), expected)
     assert "answered with the weights 'of another run'" in capfd.readouterr().out
-    monkeypatch.setattr(Server, "load", lambda *_: None)  # it never gets the right ones again
+    monkeypatch.setattr(EngineServer, "load", lambda *_: None)  # it never gets the right ones again
     server._worker("load_folder", other.path, "of another run")
     with pytest.raises(RuntimeError, match="does another run use it"):
         for _ in range(2 * fleet.STALE):
@@ -152,7 +154,7 @@ def test_stale_server_is_refused_and_given_the_right_weights(
 
 def test_server_needs_the_token(servers, made, monkeypatch):
     monkeypatch.setenv(guard.TOKEN, "another token, that it does not know")
-    stranger = Server(servers[0].address, "transformers")
+    stranger = EngineServer(servers[0].address, "transformers")
     for call in (
         stranger.check,
         lambda: stranger.load(Path(made.path), made.digest),
@@ -163,7 +165,7 @@ def test_server_needs_the_token(servers, made, monkeypatch):
 
 
 def test_server_of_another_kind_is_refused(servers, made):
-    asked = Server(servers[0].address, "vllm")
+    asked = EngineServer(servers[0].address, "vllm")
     with pytest.raises(ValueError, match=r"is no server of engine.kind vllm .*make serve"):
         asked.load(Path(made.path), made.digest)
 
@@ -180,7 +182,7 @@ def test_servers_that_never_answer_are_an_error(engine, policy, made, monkeypatc
 def test_way_of_weights_that_servers_lack_is_an_error(monkeypatch, kind, chosen):
     monkeypatch.setenv(TRANSFER, chosen)
     with pytest.raises(ValueError, match=f"BEAMLINE_TRANSFER is '{chosen}', .* {kind} by files"):
-        Server("http://127.0.0.1:1", kind)
+        EngineServer("http://127.0.0.1:1", kind)
 
 
 # ---------------------------------------------------------------- kills; each costs a start

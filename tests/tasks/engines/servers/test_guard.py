@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route, WebSocketRoute
 
 from tasks.engines.servers import guard, uploads
-from tasks.engines.servers.client import JSON, Server
+from tasks.engines.servers.client import JSON, EngineServer
 from tasks.engines.vllm import serve
 from tasks.engines.vllm.connection import ROOT
 from tests.tasks.engines.servers.conftest import listening
@@ -120,19 +120,19 @@ def test_websocket_needs_the_token(port, served):
 
 
 def test_run_gives_its_token(port, served, monkeypatch):
-    server = Server(f"http://127.0.0.1:{port}", "vllm")
+    server = EngineServer(f"http://127.0.0.1:{port}", "vllm")
     server.load(Path("folder"), "version")
     rpc = "/collective_rpc"
     assert served == [rpc, "/pause", rpc, "/reset_prefix_cache", "/resume"]
     for token in ("another token", ""):
         monkeypatch.setenv(guard.TOKEN, token)
         with pytest.raises(ValueError, match=f"refuses this run: set {guard.TOKEN}"):
-            Server(f"http://127.0.0.1:{port}", "vllm").load(Path("folder"), "version")
+            EngineServer(f"http://127.0.0.1:{port}", "vllm").load(Path("folder"), "version")
 
 
 def test_password_in_the_recipe_is_refused_and_not_shown():
     with pytest.raises(ValueError, match="git and MLflow keep") as caught:
-        Server("http://worker:s3cr3t@127.0.0.1:9", "vllm")
+        EngineServer("http://worker:s3cr3t@127.0.0.1:9", "vllm")
     assert "s3cr3t" not in str(caught.value)
 
 
@@ -150,7 +150,7 @@ def test_password_in_the_recipe_is_refused_and_not_shown():
     ],
 )
 def test_answers_name_the_version_of_the_weights(port, call, version):
-    server = Server(f"http://127.0.0.1:{port}", "vllm")
+    server = EngineServer(f"http://127.0.0.1:{port}", "vllm")
     server.load(Path("folder"), "old")
     assert server._asked("POST", call[0], json.dumps(call[1]).encode(), JSON)[1] == version
     assert server._asked("POST", guard.GENERATE, b"{}", JSON)[1] == version

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from tasks.engines.servers import guard, uploads
-from tasks.engines.servers.client import Server
+from tasks.engines.servers.client import EngineServer
 from tests.tasks.engines.servers.conftest import TOKEN, listening
 from tests.waiting import wait_until
 
@@ -37,7 +37,7 @@ def port(kept):
 
 @pytest.fixture
 def server(port):
-    return Server(f"http://127.0.0.1:{port}", "transformers")
+    return EngineServer(f"http://127.0.0.1:{port}", "transformers")
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from tasks.engines import Request
+from tasks.engines import SamplingRequest
 from tasks.engines.transformers import cache
 from tasks.engines.transformers import decoder as decoders
 from tasks.engines.transformers.cache import RaggedSession
@@ -76,7 +76,7 @@ def open_session(engine, paths=8, context=CONTEXT, temperature=0.7, top_p=1.0, s
 def sample_once(engine, requests, **setting):
     """Samples of (tokens, seed, max_tokens) triples, side by side in a session of their own."""
     with open_session(engine, **setting) as session:
-        return session.sample([Request(session.open(), *request) for request in requests])
+        return session.sample([SamplingRequest(session.open(), *request) for request in requests])
 
 
 def assert_equal(ours, theirs):
@@ -168,7 +168,7 @@ def test_forked_dialogues_equal_plain_passes(engine, top_p, seed):
                 grown[session.open()] = prompt(dice.choice([1, 5, 12]), dice.randrange(2))
             chosen = dice.sample(list(grown), dice.randint(1, len(grown)))
             requests = [
-                Request(handle, grown[handle], dice.getrandbits(64), dice.randint(1, 12))
+                SamplingRequest(handle, grown[handle], dice.getrandbits(64), dice.randint(1, 12))
                 for handle in chosen
             ]
             for request, sample in zip(requests, session.sample(requests), strict=True):
@@ -204,7 +204,7 @@ def test_other_architectures_equal_plain_passes(tokenizer, config, build):
     engine = TransformersEngine(model, tokenizer)
     requests = [(prompt(n), n, 9) for n in (3, 8)]
     for request, sample in zip(requests, sample_once(engine, requests), strict=True):
-        check(engine, Request(0, *request), sample, 0.7, 1.0, STOPS)
+        check(engine, SamplingRequest(0, *request), sample, 0.7, 1.0, STOPS)
 
 
 def test_grouped_attention_equals_copied_heads():
@@ -273,15 +273,19 @@ def test_a_prefill_in_several_passes_gives_the_same(engine, monkeypatch, positio
         with open_session(engine, paths=9) as session:
             handles = [session.open() for _ in RAGGED]
             first = session.sample(
-                [Request(h, *request) for h, request in zip(handles, RAGGED, strict=True)]
+                [SamplingRequest(h, *request) for h, request in zip(handles, RAGGED, strict=True)]
             )
             after = [np.concatenate([RAGGED[i][0], first[i].tokens]) for i in range(6)]
-            newcomers = [Request(session.open(), prompt(20, 50 + i), i, 1 + i) for i in range(3)]
+            newcomers = [
+                SamplingRequest(session.open(), prompt(20, 50 + i), i, 1 + i) for i in range(3)
+            ]
             second = session.sample(
-                newcomers + [Request(handles[i], after[i], 200 + i, 12) for i in range(6)]
+                newcomers + [SamplingRequest(handles[i], after[i], 200 + i, 12) for i in range(6)]
             )
             last = [np.concatenate([after[i], second[3 + i].tokens]) for i in range(6)]
-            third = session.sample([Request(handles[i], last[i], 300 + i, 12) for i in range(6)])
+            third = session.sample(
+                [SamplingRequest(handles[i], last[i], 300 + i, 12) for i in range(6)]
+            )
         return [*first, *second, *third]
 
     in_one = play()
@@ -294,13 +298,13 @@ def test_late_fork_equals_a_new_path(engine):
     start = prompt(10)
     with open_session(engine) as session:
         parent = session.open()
-        (first,) = session.sample([Request(parent, start, 1, 8)])
+        (first,) = session.sample([SamplingRequest(parent, start, 1, 8)])
         past = np.concatenate([start, first.tokens, prompt(4, 1)])
-        (turn,) = session.sample([Request(parent, past, 2, 8)])
+        (turn,) = session.sample([SamplingRequest(parent, past, 2, 8)])
         branch = session.fork(parent)
         longer = np.concatenate([past, turn.tokens])
         branched, onward = session.sample(
-            [Request(branch, past, 3, 8), Request(parent, longer, 4, 8)]
+            [SamplingRequest(branch, past, 3, 8), SamplingRequest(parent, longer, 4, 8)]
         )
     assert_equal(branched, sample_once(engine, [(past, 3, 8)])[0])
     assert_equal(onward, sample_once(engine, [(longer, 4, 8)])[0])
@@ -310,12 +314,12 @@ def test_a_fork_outlives_its_parent(engine):
     start = prompt(10)
     with open_session(engine, paths=2) as session:
         parent = session.open()
-        session.sample([Request(parent, start, 1, 8)])
+        session.sample([SamplingRequest(parent, start, 1, 8)])
         branch = session.fork(parent)
         session.close(parent)
         other = session.open()  # takes the parent's row
-        session.sample([Request(other, prompt(10, 7), 1, 8)])
-        (branched,) = session.sample([Request(branch, start, 3, 8)])
+        session.sample([SamplingRequest(other, prompt(10, 7), 1, 8)])
+        (branched,) = session.sample([SamplingRequest(branch, start, 3, 8)])
     assert_equal(branched, sample_once(engine, [(start, 3, 8)])[0])
 
 
@@ -343,20 +347,20 @@ def test_paths_are_computed_as_one_until_they_part(engine, fed):
 def test_a_later_turn_feeds_only_what_is_new(engine, fed):
     with open_session(engine, stop=()) as session:
         path = session.open()
-        (first,) = session.sample([Request(path, prompt(30), 1, 6)])
+        (first,) = session.sample([SamplingRequest(path, prompt(30), 1, 6)])
         fed.clear()
         tokens = np.concatenate([prompt(30), first.tokens, prompt(4, 1)])
-        session.sample([Request(path, tokens, 2, 1)])
+        session.sample([SamplingRequest(path, tokens, 2, 1)])
     assert fed == [(1, 1 + 4)]  # the last sampled token was drawn but never fed
 
 
 def test_a_fork_feeds_nothing_of_what_it_shares(engine, fed):
     with open_session(engine, stop=()) as session:
         path = session.open()
-        session.sample([Request(path, prompt(30), 1, 6)])
+        session.sample([SamplingRequest(path, prompt(30), 1, 6)])
         branch = session.fork(path)
         fed.clear()
-        session.sample([Request(branch, prompt(30), 2, 1)])
+        session.sample([SamplingRequest(branch, prompt(30), 2, 1)])
     assert fed == [(1, 1)]
 
 
@@ -385,7 +389,7 @@ def test_closed_rows_are_used_again(engine):
         for i in range(5):
             handles = [session.open(), session.open()]
             samples = session.sample(
-                [Request(h, prompt(4 + i + j, i), j, 6) for j, h in enumerate(handles)]
+                [SamplingRequest(h, prompt(4 + i + j, i), j, 6) for j, h in enumerate(handles)]
             )
             for j, sample in enumerate(samples):
                 assert_equal(sample, sample_once(engine, [(prompt(4 + i + j, i), j, 6)])[0])
@@ -397,9 +401,16 @@ def test_turn_beyond_the_context_is_refused(engine, fed):
     with open_session(engine, context=20) as session:
         fits, too_long = session.open(), session.open()
         with pytest.raises(ValueError, match="may reach 21 tokens, the session has 20"):
-            session.sample([Request(fits, prompt(3), 1, 4), Request(too_long, prompt(11), 1, 10)])
+            session.sample(
+                [
+                    SamplingRequest(fits, prompt(3), 1, 4),
+                    SamplingRequest(too_long, prompt(11), 1, 10),
+                ]
+            )
         assert fed == []
-        (sample,) = session.sample([Request(fits, prompt(10), 1, 10)])  # to the last position
+        (sample,) = session.sample(
+            [SamplingRequest(fits, prompt(10), 1, 10)]
+        )  # to the last position
     assert_equal(sample, sample_once(engine, [(prompt(10), 1, 10)])[0])
 
 
@@ -446,7 +457,7 @@ def test_turn_stops_at_its_first_stop_string(letters, stop):
     requests = [(np.array([1 + i % 5], np.int32), i, 40) for i in range(40)]
     samples = sample_once(letters, requests, paths=40, temperature=1.0, stop=stop)
     for (tokens, seed, most), sample in zip(requests, samples, strict=True):
-        check(letters, Request(0, tokens, seed, most), sample, 1.0, 1.0, stop)
+        check(letters, SamplingRequest(0, tokens, seed, most), sample, 1.0, 1.0, stop)
     assert StopReason.END in {sample.stopped for sample in samples}
     last = [letters.pieces()[s.tokens[-1]] for s in samples if s.stopped == StopReason.STOP]
     assert any(string not in piece for piece in last for string in stop), "one token each"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.engines import Request
+from tasks.engines import SamplingRequest
 from tasks.engines.transformers import worker
 from tasks.engines.transformers.engine import TransformersEngine, WorkerEngine
 from tests.trees import small_policy
@@ -49,12 +49,12 @@ def prompt(length, seed=0):
 def play(session):
     """Two turns of some paths, with a fork and a path that is given up in between."""
     paths = [session.open() for _ in range(4)]
-    first = session.sample([Request(path, prompt(5 + 3 * path), path, 9) for path in paths])
+    first = session.sample([SamplingRequest(path, prompt(5 + 3 * path), path, 9) for path in paths])
     session.close(paths.pop(1))
     branch = session.fork(paths[0])
     contexts = [np.concatenate([prompt(5 + 3 * path), prompt(4, path)]) for path in paths]
-    later = [Request(p, c, 50 + p, 7) for p, c in zip(paths, contexts, strict=True)]
-    return [*first, *session.sample([*later, Request(branch, contexts[0], 99, 7)])]
+    later = [SamplingRequest(p, c, 50 + p, 7) for p, c in zip(paths, contexts, strict=True)]
+    return [*first, *session.sample([*later, SamplingRequest(branch, contexts[0], 99, 7)])]
 
 
 def bits(samples):
@@ -96,12 +96,12 @@ def test_refusals_of_the_session_are_raised_here(apart):
     with open_session(apart, paths=1) as session:
         path = session.open()
         with pytest.raises(ValueError, match="the session has 60") as refused:
-            session.sample([Request(path, prompt(55), 0, 9)])
+            session.sample([SamplingRequest(path, prompt(55), 0, 9)])
         assert "cache.py" in refused.value.__notes__[0]  # where it happened
-        assert len(session.sample([Request(path, prompt(5), 0, 2)])) == 1
+        assert len(session.sample([SamplingRequest(path, prompt(5), 0, 2)])) == 1
         session.open()
         with pytest.raises(RuntimeError, match="all 1 paths"):
-            session.sample([Request(path, prompt(5), 0, 2)])
+            session.sample([SamplingRequest(path, prompt(5), 0, 2)])
 
 
 def test_long_context_is_refused_before_a_start(engine):

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.engines import Request, turns
+from tasks.engines import SamplingRequest, turns
 from tasks.engines.servers import guard
 from tasks.engines.servers.client import parse_choice
-from tasks.engines.turns import Turn
+from tasks.engines.turns import TurnRequest
 from tasks.engines.vllm import serve
 from tasks.engines.vllm.connection import ROOT, shared
 from tasks.engines.vllm.messages import SEEDS, sampling_options
@@ -44,7 +44,7 @@ def test_turn_ends_with_its_stop_string_and_all_its_numbers_with_it():
         sample=lambda _: [(tokens, -numbers, numbers)],
     )
     session = turns.TurnSession(drawn, 1, 20, 1.0, 1.0, ["</python>"])
-    [sample] = session.sample([Request(session.open(), np.array([1], np.int32), 3, 9)])
+    [sample] = session.sample([SamplingRequest(session.open(), np.array([1], np.int32), 3, 9)])
     assert sample.stopped == StopReason.STOP
     assert sample.tokens.tolist() == [0, 3, 4]
     assert sample.logprobs.tolist() == [0, -1, -2]
@@ -62,7 +62,7 @@ def turn(**changes):
         "stop_tokens": (5, 1),
         "stop_texts": (),
     }
-    return Turn(**{**values, **changes})
+    return TurnRequest(**{**values, **changes})
 
 
 def test_turn_options_have_own_seed_and_stops():

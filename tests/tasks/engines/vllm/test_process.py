@@ -12,8 +12,8 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from tasks.engines.turns import Turn
-from tasks.engines.vllm.messages import Fault
+from tasks.engines.turns import TurnRequest
+from tasks.engines.vllm.messages import EngineFault
 
 PROCESS = "tasks.engines.vllm.process"
 
@@ -73,7 +73,7 @@ def run(main, descriptor):
 
 def turns(*seeds, max_tokens=3):
     tokens = np.array([7, 8, 9], np.int32)
-    return [Turn(tokens, seed, max_tokens, 1.0, 1.0, (), (0,), ()) for seed in seeds]
+    return [TurnRequest(tokens, seed, max_tokens, 1.0, 1.0, (), (0,), ()) for seed in seeds]
 
 
 def send(channel, number, name, *arguments):
@@ -107,7 +107,7 @@ def test_a_refused_call_is_answered_and_the_next_works(channel):
 def test_a_fault_reaches_every_pending_call(channel):
     send(channel, 1, "sample", *turns(666, 666))
     number, fault = receive(channel)
-    assert (number, type(fault)) == (1, Fault) and "CUDA error" in fault.reason
+    assert (number, type(fault)) == (1, EngineFault) and "CUDA error" in fault.reason
     with pytest.raises((EOFError, ConnectionError)):
         receive(channel)
 

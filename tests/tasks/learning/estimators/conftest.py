@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from params.schema.algorithms import Estimator
 from tasks.learning.algorithm import ESTIMATORS
-from tasks.learning.estimators import Episode
+from tasks.learning.estimators import LeafTrajectory
 
 REWARDS = (-1.0, 0.0, 0.25, 0.5, 1.0, 1.1)
 HALF = 0.75**0.5  # .8660: what two of four members with reward 1 get, the others 0
@@ -33,7 +33,7 @@ def episode(reward=0.0, length=1, **given):
         "steps": np.zeros(length, np.int64),
         "states": ("start",) if length else (),
     }
-    return Episode(reward, **{**fields, **given})
+    return LeafTrajectory(reward, **{**fields, **given})
 
 
 def walk(states, rewards, final=0.0):
@@ -87,7 +87,7 @@ def groups(draw):
         fresh = chance.randint(0 if branches else 1, longest)
         leaves.append(_grow(chance, stem, fresh, 100 * index, alphabet, charges))
     return [
-        Episode(
+        LeafTrajectory(
             rewards[index % len(rewards)],
             np.array(token_rewards),
             np.array(tokens, np.int64),
