@@ -35,7 +35,7 @@ from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Call, Observation, Question, ToolSpec
 
 SECONDS = 10.0  # of one act, where the settings of the environment do not say
-HOST = "tasks/extensions/world_host.py:Host"
+HOST = "tasks/extensions/world_host.py:WorldHost"
 ADAPTER = "tasks/environments/trl.py:world_of"  # of a class that is no World
 
 

@@ -27,7 +27,7 @@ from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Call, Observation, ToolSpec
 
 SECONDS = 10.0  # of one call, where the recipe does not say
-HOST = "tasks/extensions/tool_host.py:Host"
+HOST = "tasks/extensions/tool_host.py:ToolHost"
 FAILURES = {  # of a reply -> outcome of the call
     worker.RAISED: Outcome.ERROR,
     worker.NOT_JSON: Outcome.ERROR,
