@@ -32,7 +32,7 @@ from params.schema.reinforce import Update
 from tasks import recipes
 from tasks.learning import learner
 from tasks.learning.algorithm import assemble
-from tasks.learning.processes import Processes
+from tasks.learning.learner_group import Processes
 from tasks.policy import checkpoint, resident, world
 
 MIB = 2**20

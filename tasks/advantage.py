@@ -20,8 +20,8 @@ from tasks.learning.credit import along, episodes_of
 from tasks.learning.estimators import Floats, LeafTrajectory
 from tasks.learning.estimators import critic as critics
 from tasks.learning.estimators import step as steps
+from tasks.learning.learner_group import HERE, Learners
 from tasks.learning.packing import ByNode
-from tasks.learning.processes import HERE, Learners
 from tasks.ledger import substeps
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import SubStep

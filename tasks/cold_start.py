@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from params.schema.base import Machine
 from params.schema.cold_start import ColdStart
 from tasks.learning import fine_tuning
-from tasks.learning.processes import HERE, Learners
+from tasks.learning.learner_group import HERE, Learners
 from tasks.learning.progress import Advance, no_advance
 from tasks.ledger import artifacts, substeps
 from tasks.ledger.artifacts import Artifact, Record

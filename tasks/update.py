@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tasks.learning import batch
 from tasks.learning.batch import UpdateInputs
-from tasks.learning.processes import HERE, Learners
+from tasks.learning.learner_group import HERE, Learners
 from tasks.ledger import substeps
 from tasks.ledger.artifacts import Record
 from tasks.ledger.substeps import SubStep

@@ -25,7 +25,7 @@ LIBRARIES = (
 @contextmanager
 def forked_learners(count):
     """Have ``count`` learner processes started by this module in the block."""
-    from tasks.learning.processes import LAUNCH
+    from tasks.learning.learner_group import LAUNCH
     from tests.checkout import warm_parent
 
     command = (sys.executable, "-m", "tests.launch_learners", str(count))

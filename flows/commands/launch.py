@@ -32,7 +32,8 @@ from params.schema.recipe import Recipe
 from tasks import recipes
 from tasks.engines import ENGINES
 from tasks.engines.servers.guard import SHORTEST, TOKEN
-from tasks.learning.processes import ADDRESS, HOST, LAUNCH, SECRET, launch_command
+from tasks.learning.channel import ADDRESS, SECRET
+from tasks.learning.learner_group import HOST, LAUNCH, launch_command
 
 ANSWER = 3.0  # seconds that a server has to accept a connection
 # file systems of one machine; what is on another one is taken for shared
@@ -107,7 +108,7 @@ def _learners(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[Progra
     yield Program(
         f"{count} learner processes, while cold_start or reinforce runs",
         where,
-        (launcher or shlex.join(launch_command(count))) + " -m tasks.learning.process",
+        (launcher or shlex.join(launch_command(count))) + " -m tasks.learning.learner_process",
         [f"OMP_NUM_THREADS={threads}", f"{ADDRESS}=(the stage's)", f"{SECRET}=(secret)"],
     )
 

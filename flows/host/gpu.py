@@ -17,7 +17,7 @@ from typing import IO
 
 from flows.host import files
 from params.schema.base import Machine
-from tasks.learning.processes import LAUNCH
+from tasks.learning.learner_group import LAUNCH
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 LIST = ("nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader")

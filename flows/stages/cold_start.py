@@ -12,7 +12,7 @@ from flows.workers import stage, substep_tasks
 from tasks import recipes
 from tasks.cold_start import ColdStartInputs
 from tasks.cold_start import cold_start as fine_tune
-from tasks.learning.processes import Learners, open_learners
+from tasks.learning.learner_group import Learners, open_learners
 from tasks.ledger import artifacts, keys
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import SubStep

@@ -20,7 +20,7 @@ from params.schema.recipe import algorithm_of
 from tasks import recipes
 from tasks.collect import collect, publish_collected
 from tasks.environments import open_environment
-from tasks.learning.processes import open_learners
+from tasks.learning.learner_group import open_learners
 from tasks.ledger import artifacts, keys
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import SubStep

@@ -1,8 +1,8 @@
 """What learner processes do for the verbs: passes over trees, an update, and its checkpoint.
 
 Each function here may run in this process or in several that learn together
-(tasks/learning/processes.py); then all of them call it with equal arguments, and get the results of
-all. Torch only.
+(tasks/learning/learner_group.py); then all of them call it with equal arguments, and get the
+results of all. Torch only.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from tasks import recipes
 from tasks.dialects import open_dialect
 from tasks.environments.contract import OpenEnvironment
 from tasks.evaluation.exam import Exam
-from tasks.learning.processes import HERE, Learners
+from tasks.learning.learner_group import HERE, Learners
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import SubStep
 from tasks.policy import published_model

@@ -212,7 +212,7 @@ def sandboxes(number):
 
 def learners(number):
     """The processes below a process that learn together."""
-    module = "tasks.learning.process"
+    module = "tasks.learning.learner_process"
     found = [pid for pid in below(number) if module in command(pid)]
     return [pid for pid in found if not set(children(pid)) & set(found)]
 

@@ -33,7 +33,7 @@ def test_programs_of_servers_stages_and_processes(server):
         f"tasks.engines.vllm.serve models/tiny-vllm/initial --host 127.0.0.1 --port {port}",
         "beamline retrain tiny-vllm --here",
         "a worker of the pool gpu",
-        "--standalone --nproc-per-node=4 -m tasks.learning.process",
+        "--standalone --nproc-per-node=4 -m tasks.learning.learner_process",
     ):
         assert words in text
     assert TOKEN not in text

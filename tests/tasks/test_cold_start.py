@@ -17,7 +17,7 @@ from params.schema.base import Machine
 from params.schema.cold_start import ColdStart
 from tasks import cold_start as verb
 from tasks.cold_start import IGNORED, ColdStartInputs, Traces, cold_start
-from tasks.learning.processes import open_learners
+from tasks.learning.learner_group import open_learners
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Ledger, SubStep, newest_checkpoint

@@ -12,8 +12,8 @@ from params.schema.algorithms import Kl, load_algorithms
 from tasks.advantage import TABLE
 from tasks.learning import passes
 from tasks.learning.batch import UpdateInputs
+from tasks.learning.learner_group import open_learners
 from tasks.learning.packing import uncredited
-from tasks.learning.processes import open_learners
 from tasks.ledger import artifacts as ledger
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import SubStep

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from params.schema.reinforce import Lora
-from tasks.learning import processes
-from tasks.learning.processes import HERE, open_learners
+from tasks.learning import learner_group
+from tasks.learning.learner_group import HERE, open_learners
 from tests import learner_processes as work
 from tests.launch_learners import forked_learners
 from tests.learners import OWN, ROWS, SETTINGS, SHARED, made_trees
@@ -203,7 +203,7 @@ def test_a_checkpoint_loads_at_another_number_of_processes(learners, folder, tmp
 
 def test_processes_that_cannot_start_name_their_log(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(processes.LAUNCH, "false")
+    monkeypatch.setenv(learner_group.LAUNCH, "false")
     with (
         open_learners(machine(2)) as opened,
         pytest.raises(RuntimeError, match=r"0 of 2 .*learners\.log"),
@@ -213,7 +213,7 @@ def test_processes_that_cannot_start_name_their_log(monkeypatch, tmp_path):
 
 def test_torchrun_starts_processes_and_an_error_of_one_reaches_the_stage(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(processes, "END_WAIT", 0.5)  # rank 0 waits for what rank 1 never sends
+    monkeypatch.setattr(learner_group, "END_WAIT", 0.5)  # rank 0 waits for what rank 1 never sends
     with open_learners(machine(2)) as opened:
         assert opened.run(work.ranks) == [(0, 0), (1, 1)]
         with pytest.raises(FileNotFoundError, match="rank 1 refuses"):

@@ -1,4 +1,4 @@
-"""One of several processes that learn together, as torchrun starts it (processes.py).
+"""One of several processes that learn together, as torchrun starts it (learner_group.py).
 
 It connects to its stage, which sends functions to call. It ends when the stage closes the channel
 or the process that started it ends.
@@ -6,10 +6,8 @@ or the process that started it ends.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import pickle
-import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -18,11 +16,11 @@ from multiprocessing.connection import Client, Connection
 from typing import Any
 
 from params.schema.base import Machine
-from tasks.learning.processes import (
+from tasks.learning.channel import (
     ADDRESS,
-    PR_SET_PDEATHSIG,
     SECRET,
     ProcessesDiedError,
+    die_with_parent,
     receive,
     send,
 )
@@ -32,7 +30,7 @@ from tasks.policy.machine import use_machine
 
 def main() -> None:
     """Serve the stage until it closes the channel."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     host, _, port = os.environ.pop(ADDRESS).rpartition(":")
     with Client((host, int(port)), authkey=bytes.fromhex(os.environ.pop(SECRET))) as channel:
         send(channel, int(os.environ["RANK"]))

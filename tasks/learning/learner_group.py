@@ -1,9 +1,10 @@
 """Where a policy learns: in this process, or in several that torchrun starts for it.
 
 A stage stays one process, which samples and keeps the ledger. Where the recipe has
-``machine.processes``, its verbs hand what learns to that many processes (process.py), which keep
-the policy in memory, sharded, from one iteration to the next. They end with the stage. When one of
-them dies, all are started again, and what they were doing is repeated from the checkpoint.
+``machine.processes``, its verbs hand what learns to that many processes (learner_process.py),
+which keep the policy in memory, sharded, from one iteration to the next. They end with the stage.
+When one of them dies, all are started again, and what they were doing is repeated from the
+checkpoint.
 
 torchrun starts them on this machine. For several machines, the environment variable BEAMLINE_LAUNCH
 has the command to start them with, such as torchrun under Slurm's srun, and BEAMLINE_HOST a name or
@@ -13,9 +14,7 @@ the machines share its working folder.
 
 from __future__ import annotations
 
-import ctypes
 import os
-import pickle
 import secrets
 import shlex
 import signal
@@ -30,24 +29,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from params.schema.base import Machine
+from tasks.learning.channel import (
+    ADDRESS,
+    LOG,
+    SECRET,
+    ProcessesDiedError,
+    die_with_parent,
+    receive,
+    send,
+)
 
 if TYPE_CHECKING:  # learner processes run it: imported for the ledger's keys alone
-    from tasks.learning import process  # noqa: F401
+    from tasks.learning import learner_process  # noqa: F401
 
 ROOT = Path(__file__).parents[2]  # of the project, where the processes find their modules
 LAUNCH, HOST = "BEAMLINE_LAUNCH", "BEAMLINE_HOST"  # environment variables of the user
-ADDRESS, SECRET = "BEAMLINE_LEARNERS", "BEAMLINE_LEARNERS_KEY"  # those that the processes get
 RESTARTS = 3  # of processes that die during one piece of work
 START_WAIT, END_WAIT = 600.0, 10.0  # seconds to start, and to see who has ended
-LOG = Path(".beamline/learners.log")  # output of the processes that were started last
-PR_SET_PDEATHSIG = 1
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
-
-
-class ProcessesDiedError(RuntimeError):
-    """Learner processes have ended before they had done their work."""
 
 
 class Learners(Protocol):
@@ -194,34 +195,6 @@ class Processes:
         return [channels[rank] for rank in range(self.machine.processes)]
 
 
-def send(channel: Connection, message: Any) -> None:
-    """Send a message with its tensors: multiprocessing's own way shares their memory instead.
-
-    Raises ProcessesDiedError where the other side has ended.
-    """
-    packed = pickle.dumps(message)
-    try:
-        channel.send_bytes(packed)
-    except OSError as error:
-        raise _died(error) from error
-
-
-def receive(channel: Connection) -> Any:
-    """Return the next message. Raises ProcessesDiedError where the other side has ended."""
-    try:
-        return pickle.loads(channel.recv_bytes())
-    except (EOFError, ConnectionError) as error:
-        raise _died(error) from error
-
-
-def _died(error: Exception) -> ProcessesDiedError:
-    reason = str(error) or "its channel is closed"
-    return ProcessesDiedError(
-        f"a learner process has ended ({reason}; often for a lack of memory; its output is in "
-        f"{LOG})"
-    )
-
-
 def _launch(machine: Machine, address: str, key: bytes) -> subprocess.Popen[bytes]:
     """Start what starts the processes; it ends with this process."""
     LOG.parent.mkdir(parents=True, exist_ok=True)
@@ -229,13 +202,13 @@ def _launch(machine: Machine, address: str, key: bytes) -> subprocess.Popen[byte
     variables = {ADDRESS: address, SECRET: key.hex(), "PYTHONPATH": str(ROOT)}
     with LOG.open("wb") as log:
         return subprocess.Popen(
-            [*launch_command(machine.processes), "-m", "tasks.learning.process"],
+            [*launch_command(machine.processes), "-m", "tasks.learning.learner_process"],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             env={"OMP_NUM_THREADS": threads} | os.environ | variables,
             start_new_session=True,  # Ctrl-C at the terminal is for the stage only
-            preexec_fn=_die_with_parent,
+            preexec_fn=die_with_parent,
         )
 
 
@@ -245,10 +218,6 @@ def launch_command(processes: int) -> list[str]:
         return shlex.split(command)
     torchrun = [sys.executable, "-m", "torch.distributed.run"]
     return [*torchrun, "--standalone", f"--nproc-per-node={processes}"]
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _end(launched: subprocess.Popen[bytes]) -> None:
