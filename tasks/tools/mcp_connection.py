@@ -23,7 +23,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
 from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST, METHOD_NOT_FOUND, CallToolResult, Tool
 
-from tasks.tools.mcp import McpServer, McpTools, secrets_of, without_secrets
+from tasks.tools.mcp_settings import McpServer, McpTools, secrets_of, without_secrets
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Observation
 

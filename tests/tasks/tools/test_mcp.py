@@ -19,7 +19,8 @@ from tasks.environments import open_environment
 from tasks.environments.contract import recording
 from tasks.tools import mcp_connection
 from tasks.tools.contract import Opening
-from tasks.tools.mcp import TOOL, McpTools, _spec
+from tasks.tools.mcp import TOOL, _spec
+from tasks.tools.mcp_settings import McpTools
 from tasks.tools.recording import CALLS, REPLAYED, Origin, publish_calls
 from tasks.tools.schema import with_values
 from tasks.trees.outcomes import Outcome
@@ -173,7 +174,8 @@ def test_stuck_server_is_ended(monkeypatch):
 def test_server_ends_when_the_trainer_is_killed(tmp_path):
     script = (
         "from pathlib import Path\n"
-        "from tasks.tools.mcp import TOOL, McpTools\n"
+        "from tasks.tools.mcp import TOOL\n"
+        "from tasks.tools.mcp_settings import McpTools\n"
         "from tasks.tools.contract import Opening\n"
         "from tasks.trees.tree import Call\n"
         f"settings = McpTools.model_validate({settings({'demo': QUICK}).model_dump()!r})\n"
