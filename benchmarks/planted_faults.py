@@ -45,7 +45,7 @@ FOUND, MISSED, ENDLESS, BROKEN = "found", "not found", "no end", "not run"
 UNSOUND = "fails anyway"  # so it finds nothing
 RESULTS = {PASSED: MISSED, FAILED: FOUND, None: ENDLESS}
 PYTEST = ("-q", "-p", "no:randomly", "-p", "no:cacheprovider", "-m", "")
-PACKAGES = ("flows", "tasks", "params", "benchmarks", "tests")
+PACKAGES = ("flows", "tasks", "params", "beamline", "benchmarks", "tests")
 TIED_TO_A_RUN = ("BEAMLINE_", "DVC_", "MLFLOW_", "PREFECT_", "PYTEST_")
 SETTINGS = {  # read when the libraries are imported, as flows/__init__.py has them
     **{"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "DO_NOT_TRACK": "1"},

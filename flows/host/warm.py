@@ -56,7 +56,7 @@ READ_AT_IMPORT = (
     *("OMP_", "MKL_", "OPENBLAS_", "GOMP_", "MALLOC_", "LD_", "PYTHON", "HF_", "HUGGINGFACE_"),
     *("TRANSFORMERS_", "XDG_", "HOME", "LANG", "LC_"),
 )
-OURS = ("flows", "tasks", "params", "own")
+OURS = ("flows", "tasks", "params", "beamline", "own")
 LIBRARIES = (  # in the order in which a run needs them
     *("dvc.cli", "dvc.commands.repro", "dvc.repo.reproduce", "dvc.stage.run"),
     *("prefect", "prefect.flow_engine", "prefect.task_engine", "prefect.events.worker"),

@@ -1,6 +1,7 @@
 """The contract of a dialect: how prompts, turns and observations are written as tokens and read.
 
-Token ids stay token ids: what an agent has sampled is never encoded again.
+Token ids stay token ids: what an agent has sampled is never encoded again. A user's file imports
+what it needs from ``beamline.dialects``.
 """
 
 from __future__ import annotations

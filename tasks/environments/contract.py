@@ -87,7 +87,8 @@ def recording(
 class World(Protocol):
     """One episode of a world: what its author writes. Only ``start`` and ``act`` are required.
 
-    ``World(settings)`` makes an object for one episode. It may hold any state of its own.
+    ``World(settings)`` makes an object for one episode. It may hold any state of its own. A user's
+    file imports what it needs from ``beamline.environments``.
     """
 
     tools: Sequence[ToolSpec]  # what the agent may do; without it, the agent acts in free text

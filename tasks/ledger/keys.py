@@ -17,7 +17,7 @@ from tasks.ledger import parsed
 from tasks.ledger.artifacts import Artifact
 
 PROJECT = Path(__file__).resolve().parents[2]
-ROOMS = ("flows", "tasks", "params", "own")
+ROOMS = ("flows", "tasks", "params", "beamline", "own")
 KEY_LETTERS = 16
 OWN = "tasks/ledger"
 DESCRIBED = ("tasks/tools", "tasks/environments")  # folders whose docstrings an agent may read

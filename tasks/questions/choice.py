@@ -166,6 +166,6 @@ def _pair(given: Any, name: str, number: int) -> Trace:
     if not is_pair or not isinstance(given[0], Question) or not isinstance(given[1], str):
         raise ValueError(
             f"{name} returns as its trace {number} {given!r:.100}: return pairs of a question and "
-            "the text of a response, or Traces (tasks/questions/experts.py)"
+            "the text of a response, or Traces (beamline.experts)"
         )
     return Trace(given[0], "none", read_parts(given[1]))

@@ -12,6 +12,7 @@ has no more than
 or an OpenEnvironment where the recipe names a world. A response has tool calls and results in it
 (data/sources/README.md), and the user may return whole Traces instead. A nested class
 ``Settings(Frozen)`` declares further keys of ``prepare.expert``; the object is then made from it.
+Call, Frozen and Trace are in ``beamline.experts``.
 """
 
 from __future__ import annotations

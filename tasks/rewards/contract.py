@@ -1,7 +1,8 @@
 """The contract of a part of the reward: a recipe lists parts, and the reward is their sum.
 
 A file of this room holds a PartKind, and its name is the file's. A user's part is a function in a
-file of ``own/``, named by its path (``own/brevity.py:brevity``; see function.py).
+file of ``own/``, named by its path (``own/brevity.py:brevity``; see function.py). It imports what
+it needs from ``beamline.rewards``.
 """
 
 from __future__ import annotations

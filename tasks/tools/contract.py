@@ -1,7 +1,8 @@
 """The contract of a tool: a file of this room, or of the user's folder ``own/``, holds a ToolKind.
 
 A recipe names tools in its section ``tools``: the name of a file here (``python``), or the path of
-a user's file with the name of what it holds (``own/weather.py:weather``).
+a user's file with the name of what it holds (``own/weather.py:weather``). A user's file imports
+what it needs from ``beamline.tools``.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def own_settings(held: Any, where: str) -> type[Frozen]:
     if not (isinstance(settings, type) and issubclass(settings, Frozen)):
         raise ValueError(
             f"{where}: its Settings are no section: write class Settings(Frozen), with Frozen from "
-            "params.schema.base"
+            "beamline.settings"
         )
     return settings
 
