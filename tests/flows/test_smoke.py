@@ -18,6 +18,7 @@ from prefect.context import refresh_global_settings_context
 
 from flows.commands import compare
 from flows.tracking import store, traces
+from tasks.ledger.substeps import Ledger, SubStep
 from tasks.trees.tables import load_questions, read_rows
 from tests.checkout import call, environment
 
@@ -274,6 +275,24 @@ def test_a_change_that_needs_pruned_weights_replays_the_updates(unbroken, api):
     assert after.keys() == before.keys()
     changed = {path.as_posix() for path in after if after[path] != before[path]}
     assert changed == {"data/smoke/records/reinforce.jsonl"}, "only what it says of the limits"
+
+
+def test_published_policy_that_was_pruned_is_made_again(unbroken, api, monkeypatch):
+    folder, _ = unbroken
+    before = published(folder)
+    monkeypatch.chdir(folder)
+    ledger = Ledger()
+    later = SubStep("smoke", "reinforce", 9, 0, ledger)
+    ledger.retire(later, "update", 0, 100, ("policy",), small=("tokens",))
+    assert not list(Path(".beamline/ledger/smoke/reinforce").glob("*-update-*/policy*"))
+    ran = call(folder, sys.executable, "-m", "flows.reinforce", "smoke", PREFECT_API_URL=api)
+    assert ran.returncode == 0, ran.stdout
+    assert "has been pruned, and is needed again" in ran.stdout
+    after = published(folder)
+    assert {path.as_posix() for path in after if after[path] != before[path]} <= {
+        "data/smoke/records/reinforce.jsonl"
+    }
+    assert after.keys() == before.keys()
 
 
 def published(folder):
