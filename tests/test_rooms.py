@@ -66,9 +66,12 @@ def test_a_command_is_seen(source):
 def modules(*rooms):
     files = [file for room in rooms for file in (ROOT / "tasks" / room).rglob("*.py")]
     names = [file.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".") for file in files]
-    vllm = "tasks.engines.vllm"  # whose own processes these are, or part of its transfer
-    in_vllm = (f"{vllm}.process", f"{vllm}.transfer", f"{vllm}.worker")
-    return [name.removesuffix(".__init__") for name in names if name not in in_vllm]
+    engines = "tasks.engines"
+    import_vllm = (
+        *(f"{engines}.vllm.process", f"{engines}.vllm.worker"),  # vLLM's own processes
+        f"{engines}.servers.nccl_transfer",
+    )
+    return [name.removesuffix(".__init__") for name in names if name not in import_vllm]
 
 
 REFUSING = """

@@ -11,7 +11,7 @@ from vllm.distributed.weight_transfer.nccl_engine import (
     NCCLWeightTransferUpdateInfo,
 )
 
-from tasks.engines.vllm import transfer
+from tasks.engines.servers import nccl_transfer
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def folder(make):
 
 
 def test_weights_are_those_of_the_folder_as_they_were_announced(folder):
-    source = transfer.Weights(folder, "cpu")
+    source = nccl_transfer.Weights(folder, "cpu")
     sent = dict(NCCLTrainerWeightTransferEngine._checked_iter(source, source.metadata()))
     written = {k: v for file in folder.glob("*.safetensors") for k, v in load_file(file).items()}
     assert sent.keys() == written.keys()
@@ -45,14 +45,14 @@ def test_messages_of_an_update(folder, monkeypatch):
             )
             return super().trainer_init(init_info, client=client, source=source)
 
-    monkeypatch.setattr(transfer, "NCCLTrainerWeightTransferEngine", Opened)
-    monkeypatch.setenv(transfer.HOST, "127.0.0.1")
-    transfer.send(ask, 2, folder)
+    monkeypatch.setattr(nccl_transfer, "NCCLTrainerWeightTransferEngine", Opened)
+    monkeypatch.setenv(nccl_transfer.HOST, "127.0.0.1")
+    nccl_transfer.send(ask, 2, folder)
     opening, start, weights, finish, shutdown = asked
     init = NCCLWeightTransferInitInfo(**opening[1]["init_info"])
     assert (init.master_address, init.world_size, init.rank_offset) == ("127.0.0.1", 3, 1)
     update = NCCLWeightTransferUpdateInfo(**weights[1]["update_info"])
-    assert update.names == [each.name for each in transfer.Weights(folder, "cpu").metadata()]
+    assert update.names == [each.name for each in nccl_transfer.Weights(folder, "cpu").metadata()]
     paths = [path for path, _ in (opening, start, weights, finish, shutdown)]
     assert paths == [
         "/init_weight_transfer_engine",

@@ -21,7 +21,7 @@ import numpy as np
 from tasks.engines.servers.guard import GENERATE, RPC, TOKEN, TOKEN_FILE
 from tasks.engines.servers.uploads import CHANGED_HEADER, POLICIES, VERSION_HEADER, files_of
 from tasks.engines.turns import Drawn, EngineDiedError, TurnRequest
-from tasks.engines.vllm.messages import sampling_options
+from tasks.engines.vllm_options import sampling_options
 
 TRANSFER = "BEAMLINE_TRANSFER"  # environment variable: how weights get to a server
 PARALLEL_REQUESTS = 256  # requests for turns that a server gets at the same time
@@ -176,9 +176,9 @@ class EngineServer:
 
     def _send(self, folder: Path, version: str) -> None:
         """Send the weights to the server's GPUs; only then does it take their version."""
-        from tasks.engines.vllm import transfer  # imports vLLM
+        from tasks.engines.servers import nccl_transfer  # imports vLLM
 
-        transfer.send(self._post, len(self._worker("policy")["results"]), folder)
+        nccl_transfer.send(self._post, len(self._worker("policy")["results"]), folder)
         self._worker("name_policy", version)
 
     def check(self) -> None:

@@ -16,7 +16,6 @@ from tasks.policy import checkpoint
 from tasks.trees import marks
 
 if TYPE_CHECKING:
-    from tasks.engines.transformers import serve  # noqa: F401 for the ledger's keys alone
     from tasks.ledger.artifacts import Artifact
     from tasks.policy.resident import Learner
 

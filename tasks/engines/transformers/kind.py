@@ -9,6 +9,7 @@ from params.schema.base import Machine
 from tasks.engines.contract import Engine, EngineKind, SamplingLoad
 
 if TYPE_CHECKING:
+    from tasks.engines.transformers import serve  # noqa: F401 for the ledger's keys alone
     from tasks.ledger.artifacts import Artifact
     from tasks.policy.resident import Learner
 

@@ -1,4 +1,4 @@
-"""Messages between the trainer and vLLM: options of turns, sampled turns, weights to open."""
+"""Messages between the trainer and vLLM: sampled turns, and weights to open."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tasks.engines.turns import Drawn, TurnRequest
+from tasks.engines.turns import Drawn
+from tasks.engines.vllm_options import MEASURED
 
 WORKER_CLASS = "tasks.engines.vllm.worker.PolicyWorker"  # vLLM mixes it into its own worker
 Opener = tuple[
     Callable[..., Tensor], tuple[Any, ...]
 ]  # opens a weight in another process's memory: function and arguments
 ALIGNMENT = 64  # bytes, as torch's own allocator's
-MEASURED = 2  # logprobs a token: its own, and the entropy (see ``MeasuringSampler``)
-SEEDS = 2**63  # vLLM keeps seeds in a signed number
 
 
 @dataclass(frozen=True)
@@ -26,23 +25,6 @@ class EngineFault:
     """The reason why vLLM has failed."""
 
     reason: str
-
-
-def sampling_options(turn: TurnRequest) -> dict[str, Any]:
-    """Return arguments of vLLM's SamplingParams for a turn."""
-    return {
-        "seed": turn.seed % SEEDS,
-        "max_tokens": turn.max_tokens,
-        "temperature": turn.temperature,
-        "top_p": turn.top_p,
-        "stop_token_ids": list(turn.stop_tokens),
-        "stop": list(turn.stop_texts),
-        "detokenize": bool(turn.stop_texts),
-        "ignore_eos": True,
-        "skip_special_tokens": False,
-        "logprobs": MEASURED,
-        "flat_logprobs": True,
-    }
 
 
 def parse_output(output: Any) -> Drawn:

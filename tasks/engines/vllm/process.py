@@ -18,7 +18,8 @@ from vllm import EngineArgs, LLMEngine, SamplingParams
 from vllm.inputs import TokensPrompt
 
 from tasks.engines.turns import Drawn, TurnRequest
-from tasks.engines.vllm.messages import WORKER_CLASS, EngineFault, parse_output, sampling_options
+from tasks.engines.vllm.messages import WORKER_CLASS, EngineFault, parse_output
+from tasks.engines.vllm_options import sampling_options
 
 
 def main(descriptor: int) -> None:

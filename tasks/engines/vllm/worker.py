@@ -20,7 +20,7 @@ from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 
-from tasks.engines.vllm.messages import MEASURED
+from tasks.engines.vllm_options import MEASURED
 
 TIED = "tie_word_embeddings"
 Named = Iterable[tuple[str, Tensor]]

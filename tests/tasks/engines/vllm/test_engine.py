@@ -15,7 +15,7 @@ from tasks.engines.servers.client import parse_choice
 from tasks.engines.turns import TurnRequest
 from tasks.engines.vllm import serve
 from tasks.engines.vllm.connection import ROOT, shared
-from tasks.engines.vllm.messages import SEEDS, sampling_options
+from tasks.engines.vllm_options import SEEDS, sampling_options
 from tasks.trees.outcomes import StopReason
 
 PIECES = ["a", "</python>", "b</python>c", "</", "python>", "<|end|>"]
