@@ -24,7 +24,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.memory import status, tree_of
-from flows.host import gpu_memory
+from flows.host import gpu_cards, gpu_memory, model_shape
 from params.schema.algorithms import load_algorithms
 from params.schema.base import Machine
 from params.schema.recipe import algorithm_of
@@ -130,8 +130,8 @@ def planned(count: int) -> tuple[float, float]:
     machine = _machine(count, count)
     recipe = recipe.model_copy(update={"reinforce": reinforce, "machine": machine})
     row = algorithm_of(recipe, Path("params"))
-    shape = gpu_memory.shape_of(ARCHITECTURE)
-    needed = gpu_memory.memory(recipe, row, shape, gpu_memory.CARDS["80"])
+    shape = model_shape.shape_of(ARCHITECTURE)
+    needed = gpu_memory.memory(recipe, row, shape, gpu_cards.CARDS["80"])
     learns = {name: size for name, size in needed.stays.items() if name in LEARNING}
     return sum(learns.values()), sum(needed.update.values())
 

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.host import gpu_memory
-from flows.host.gpu_memory import CARDS, FULL, NETWORKS, Shape
+from flows.host import gpu_cards, gpu_seconds, model_shape
+from flows.host.gpu_cards import CARDS, NETWORKS
+from flows.host.gpu_memory import FULL
+from flows.host.model_shape import Shape
 from flows.tracking import figures
 from params.schema import recipe as schema
 from params.schema.algorithms import Algorithm
@@ -34,10 +36,10 @@ class Parts:
     """What an iteration is reckoned from."""
 
     step: float = 1581.0  # tokens a second a GPU, sampled and trained (NeMo-RL 0.5, 16 H100, 8B)
-    card_share: float = gpu_memory.PEAK_SHARE  # of an update; prime-rl: 0.147 to 0.217
+    card_share: float = gpu_cards.PEAK_SHARE  # of an update; prime-rl: 0.147 to 0.217
     network: float = NETWORKS["400"]  # bytes a second a card between machines; nominal
     disk: float = 10e9  # bytes a second of the shared folder in all; an assumption
-    decoding: float = gpu_memory.STEP_SECONDS  # of a path's step at least; an assumption
+    decoding: float = gpu_seconds.STEP_SECONDS  # of a path's step at least; an assumption
     orchestration: float = 0.083 / 256  # seconds a path: 8 % of 1.04 s (docs/performance.md)
     tool_call: float = 0.0042  # seconds of a core (docs/performance.md, two forks)
     calls: float = 3.0  # a path; an assumption
@@ -57,7 +59,7 @@ class Work:
 
     @property
     def tokens(self) -> int:
-        return gpu_memory.tokens_of(self.recipe, self.row).expected
+        return gpu_seconds.tokens_of(self.recipe, self.row).expected
 
     @property
     def paths(self) -> int:
@@ -97,9 +99,9 @@ def work_of(recipe: Recipe, factor: int = 1) -> Work:
     """Return the work of an iteration with so many times the recipe's questions."""
     settings_of = recipe.reinforce
     more = settings_of.model_copy(update={"questions": factor * settings_of.questions})
-    config = gpu_memory.config_of(recipe)
+    config = model_shape.config_of(recipe)
     changed = recipe.model_copy(update={"reinforce": more, "lora": None})
-    return Work(changed, schema.algorithm_of(recipe), gpu_memory.shape_of(config))
+    return Work(changed, schema.algorithm_of(recipe), model_shape.shape_of(config))
 
 
 def rates(work: Work, parts: Parts) -> tuple[float, float]:
@@ -153,7 +155,7 @@ def _communication(work: Work, processes: int, learning: int, parts: Parts) -> f
     machine = work.recipe.machine.model_copy(update={"processes": processes})
     recipe = work.recipe.model_copy(update={"machine": machine})
     network = NETWORKS["nvlink"] if learning == 1 else parts.network
-    return gpu_memory.communicated(recipe, work.row, work.shape) / network
+    return gpu_seconds.communicated(recipe, work.row, work.shape) / network
 
 
 def _weights(work: Work, servers: int, transfer: str, parts: Parts) -> float:

@@ -18,8 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from flows import end_import_phase
-from flows.host import disk, gpu_memory, remedies
-from flows.host.gpu_memory import CARDS, GIB, NETWORKS, Card, Memory, Seconds, Shape
+from flows.host import disk, gpu_cards, gpu_memory, gpu_seconds, model_shape, remedies
+from flows.host.gpu_cards import CARDS, GIB, NETWORKS, Card
+from flows.host.gpu_memory import Memory
+from flows.host.gpu_seconds import Seconds
+from flows.host.model_shape import Shape
 from flows.host.remedies import Remedy
 from params.schema import recipe as schema
 from params.schema.algorithms import Algorithm
@@ -55,13 +58,13 @@ class Fit:
 def read(name: str) -> Planned:
     """Load and check a recipe; ValueError for a fault in it or a policy of unknown shape."""
     recipe = recipes.load(name, PARAMS)
-    config = gpu_memory.config_of(recipe, PARAMS)
+    config = model_shape.config_of(recipe, PARAMS)
     return Planned(
         name,
         recipe,
         schema.algorithm_of(recipe, PARAMS),
         config,
-        gpu_memory.shape_of(config, recipe.lora),
+        model_shape.shape_of(config, recipe.lora),
     )
 
 
@@ -73,7 +76,7 @@ def answer(planned: Planned, card: Card, network: float = NETWORKS["400"]) -> Fi
     return Fit(
         card,
         needed,
-        gpu_memory.seconds_of(recipe, row, shape, card, network),
+        gpu_seconds.seconds_of(recipe, row, shape, card, network),
         fits,
         "" if fits else _lacking(planned, needed, card),
         None if fits else remedies.remedy(recipe, row, planned.config, card),
@@ -175,7 +178,7 @@ def _advice(remedy: Remedy | None) -> str:
 
 
 def _tokens(planned: Planned) -> list[str]:
-    tokens, settings = gpu_memory.tokens_of(planned.recipe, planned.row), planned.recipe.reinforce
+    tokens, settings = gpu_seconds.tokens_of(planned.recipe, planned.row), planned.recipe.reinforce
     paths = settings.questions * settings.rollout.leaves
     return [
         "",
@@ -206,10 +209,10 @@ def _disk(planned: Planned) -> list[str]:
 def _assumptions(recipe: Recipe) -> list[str]:
     lines = [
         "an estimate: all responses as long as they may be; "
-        f"{gpu_memory.PEAK_SHARE:.0%} of a card's dense {recipe.machine.precision} operations and "
-        f"{gpu_memory.BANDWIDTH_SHARE:.0%} of its bandwidth are reached, and a step of decoding "
-        f"takes at least {gpu_memory.STEP_SECONDS * 1000:g} ms; "
-        f"{1 - gpu_memory.MEMORY_SHARE:.0%} of its memory is left to CUDA; tools, loading, saving "
+        f"{gpu_cards.PEAK_SHARE:.0%} of a card's dense {recipe.machine.precision} operations and "
+        f"{gpu_cards.BANDWIDTH_SHARE:.0%} of its bandwidth are reached, and a step of decoding "
+        f"takes at least {gpu_seconds.STEP_SECONDS * 1000:g} ms; "
+        f"{1 - gpu_cards.MEMORY_SHARE:.0%} of its memory is left to CUDA; tools, loading, saving "
         "and the cold start are not counted"
     ]
     if recipe.machine.processes > 1 or gpu_memory.servers(recipe):
@@ -273,7 +276,7 @@ def main(arguments: list[str]) -> int:
     )
     args = parser.parse_args(arguments)
     network = NETWORKS[args.network]
-    here = None if args.card else gpu_memory.card_here()
+    here = None if args.card else gpu_cards.card_here()
     cards = [CARDS[size] for size in args.card or CARDS] + ([here] if here else [])
     try:
         planned = {name: read(name) for name in args.recipes}

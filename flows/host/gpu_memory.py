@@ -1,213 +1,23 @@
-"""Estimate GPU memory and seconds of a recipe from the shape of its policy, without a download.
+"""Estimate the GPU memory of a recipe, from the shape of its policy.
 
-Memory is the sum of its parts; tests compare it with the peak of real updates. Seconds assume a
-share of a card's peak operations and bandwidth (PEAK_SHARE, BANDWIDTH_SHARE).
+It is the sum of its parts; tests compare it with the peak of real updates.
 """
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
-from params.schema import architectures
-from params.schema import base as schema
+from flows.host.gpu_cards import Card
+from flows.host.model_shape import Shape
 from params.schema.algorithms import Algorithm
-from params.schema.prepare import TinyPolicy
 from params.schema.recipe import Recipe
-from params.schema.reinforce import Lora
 from params.schema.reward_model import RewardModel
 from tasks.engines import ENGINES, SamplingLoad
 
-GIB, MIB = 2**30, 2**20
 FULL, HALF = 4, 2  # bytes of a value in float32 and in bfloat16
 NUMBER = {"float32": FULL, "bfloat16": HALF}  # bytes of a value in matrix products
 NARROW = {"float32": 0, "bfloat16": HALF}  # bytes of the cast of a float32 value
 MOMENTS = 2  # values that AdamW keeps of each weight that learns
-MEMORY_SHARE = 0.95  # of a card; the rest is for CUDA's context, kernels and fragmentation
-# Of the card's operations per second. Published updates of models of 1.7B to 4B reach 9 % (one GPU,
-# TRL's issue 6092) to 22 % (one H100, adapters; prime-rl's benchmarks) at 16k tokens or below.
-PEAK_SHARE = 0.2
-BANDWIDTH_SHARE = 0.6  # of the card's bandwidth in decoding; an assumption
-STEP_SECONDS = 0.005  # of a decoding step at least: launches, scheduling; an assumption
-HALFWAY = 0.5  # of a branch's path is shared with its parent; an assumption
-COUNTED = ("llama", "qwen2", "qwen3")  # architectures whose layers _layer describes
-
-
-@dataclass(frozen=True)
-class Card:
-    """A GPU: bytes, dense operations per second and bytes per second, as in its data sheet."""
-
-    name: str
-    memory: float
-    operations: dict[str, float]  # by machine.precision
-    bandwidth: float
-
-    @property
-    def usable(self) -> float:
-        return MEMORY_SHARE * self.memory
-
-
-# Memory as nvidia-smi gives it. The rest from NVIDIA's data sheets (RTX 4090: the Ada whitepaper;
-# H100 SXM; H200 SXM), without sparsity.
-ADA = {"bfloat16": 165.2e12, "float32": 82.6e12}
-HOPPER = {"bfloat16": 989e12, "float32": 67e12}
-CARDS = {  # by nominal GB
-    "24": Card("24 GB (RTX 4090)", 24564 * MIB, ADA, 1.008e12),
-    "80": Card("80 GB (H100)", 81559 * MIB, HOPPER, 3.35e12),
-    "141": Card("141 GB (H200)", 143771 * MIB, HOPPER, 4.8e12),
-}
-
-# Bytes per second that a process sends and receives at once. NVLink: 900 GB/s both ways of an H100
-# (NVIDIA's data sheet); the others at their nominal rate, a port for each card.
-NETWORKS = {"nvlink": 450e9, "400": 50e9, "100": 12.5e9, "10": 1.25e9}  # else Gb/s
-
-
-def card_here() -> Card | None:
-    """Return this machine's first GPU, with the speed of the next smaller card, or None."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return None
-    here = torch.cuda.get_device_properties(0)
-    alike = [card for card in CARDS.values() if card.memory <= 1.02 * here.total_memory]
-    speed = alike[-1] if alike else CARDS["24"]
-    return Card(f"here ({here.name})", here.total_memory, speed.operations, speed.bandwidth)
-
-
-# ---------------------------------------------------------------- shape of the model
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The sizes of a model that memory and seconds depend on, in numbers of values."""
-
-    weights: int
-    backbone: int  # without an untied LM head
-    linear: int  # weights used in matrix products, including a tied LM head
-    largest: int  # weights of the largest matrix
-    adapters: int  # weights of the recipe's adapters; 0 without
-    layers: int
-    hidden: int
-    queries: int  # heads x size
-    keys: int  # key-value heads x size
-    feed_forward: int
-    vocabulary: int
-    heads_are_normed: bool  # Qwen3
-
-    @property
-    def learning(self) -> int:
-        return self.adapters or self.weights
-
-    @property
-    def root(self) -> int:
-        """Weights outside the layers: the embedding, and an LM head of its own."""
-        return self.vocabulary * self.hidden + self.weights - self.backbone
-
-    @property
-    def layer(self) -> float:
-        return (self.weights - self.root) / self.layers
-
-
-def shape_of(config: Any, lora: Lora | None = None) -> Shape:
-    """Return the shape of a causal language model from its transformers config.
-
-    Raises ValueError for an architecture whose layers are not known here, and for adapters on
-    modules that the model does not have.
-    """
-    if config.model_type not in COUNTED:
-        raise ValueError(
-            f"prepare.policy is a {config.model_type}, whose layers are not known here: its memory "
-            f"is counted for {', '.join(COUNTED)} (flows/host/gpu_memory.py, COUNTED)"
-        )
-    shape, linear = _measured(config.to_json_string())
-    return replace(shape, adapters=_adapters(linear, lora)) if lora else shape
-
-
-@cache  # to make a model takes half a second, and its shape is asked for each card and each remedy
-def _measured(config_text: str) -> tuple[Shape, dict[str, tuple[int, int]]]:
-    """Return a model's shape without adapters, and the inputs and outputs of its linear layers."""
-    import torch
-
-    from tasks.policy.lean_transformers import transformers
-
-    settings = json.loads(config_text)
-    config = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
-    with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config)
-    linear = {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
-    sizes = [weight.numel() for weight in model.parameters()]
-    heads, hidden = config.num_attention_heads, config.hidden_size
-    size = getattr(config, "head_dim", None) or hidden // heads
-    shape = Shape(
-        weights=sum(sizes),
-        backbone=sum(weight.numel() for weight in model.base_model.parameters()),
-        linear=sum(module.weight.numel() for module in linear.values()),
-        largest=max(sizes),
-        adapters=0,
-        layers=config.num_hidden_layers,
-        hidden=hidden,
-        queries=heads * size,
-        keys=config.num_key_value_heads * size,
-        feed_forward=config.intermediate_size,
-        vocabulary=config.vocab_size,
-        heads_are_normed=any(name.endswith("q_norm") for name, _ in model.named_modules()),
-    )
-    return shape, {name: (m.in_features, m.out_features) for name, m in linear.items()}
-
-
-def _adapters(linear: Mapping[str, tuple[int, int]], lora: Lora) -> int:
-    """Count the weights of adapters: two matrices a layer, inputs x rank and rank x outputs."""
-    sizes_by_module = {
-        module: [sizes for name, sizes in linear.items() if name.rpartition(".")[2] == module]
-        for module in lora.modules
-    }
-    if absent := [module for module, sizes in sizes_by_module.items() if not sizes]:
-        known = sorted({name.rpartition(".")[2] for name in linear})
-        raise ValueError(
-            f"lora.modules names {absent[0]}, which is no linear layer of the policy: choose of "
-            f"{known}"
-        )
-    return sum(lora.rank * sum(sizes) for every in sizes_by_module.values() for sizes in every)
-
-
-def config_of(recipe: Recipe, folder: Path = schema.PARAMS) -> Any:
-    """Return the transformers config of a recipe's policy, without a download.
-
-    A tiny policy's is in the recipe, a known one's in architectures.yaml, any other one's in its
-    folder or in the hub's cache. Raises ValueError where none of these has it.
-    """
-    from tasks.policy.lean_transformers import transformers
-    from tasks.policy.tiny import tiny_config
-
-    policy = recipe.prepare.policy
-    if isinstance(policy, TinyPolicy):
-        return tiny_config(policy, policy.vocabulary)
-    known = architectures.load_architectures(folder).get(policy.name)
-    if known and policy.revision in (known.revision, None):
-        settings = dict(known.config)
-        return transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
-    try:
-        return transformers.AutoConfig.from_pretrained(
-            policy.name,
-            revision=policy.revision,
-            local_files_only=True,
-            trust_remote_code=False,
-        )
-    except (OSError, ValueError):
-        raise ValueError(
-            f"prepare.policy.name {policy.name} at revision {policy.revision} is no row of "
-            f"{folder / 'architectures.yaml'}, no folder and not in the hub's cache: add a row "
-            "with its config.json, or fetch it once: `hf download "
-            f"{policy.name} config.json --revision {policy.revision or 'main'}`"
-        ) from None
-
-
-# ---------------------------------------------------------------- memory
 
 
 @dataclass(frozen=True)
@@ -457,7 +267,7 @@ def key_value(recipe: Recipe, shape: Shape) -> int:
 def least_share(recipe: Recipe, shape: Shape) -> float:
     """Return the bytes that vLLM needs to start: weights, one path and its own reserve."""
     weights = NUMBER[recipe.machine.precision] * shape.weights
-    return weights + recipe.prepare.policy.context * key_value(recipe, shape) + _reserve(recipe)
+    return weights + recipe.prepare.policy.context * key_value(recipe, shape) + reserve(recipe)
 
 
 def has_share(recipe: Recipe) -> bool:
@@ -467,7 +277,8 @@ def has_share(recipe: Recipe) -> bool:
     return takes_share and not servers(recipe) and recipe.machine.device == "cuda"
 
 
-def _reserve(recipe: Recipe) -> float:
+def reserve(recipe: Recipe) -> float:
+    """Return the bytes that the engine takes beside weights, keys and values."""
     return ENGINES[recipe.engine.kind].reserve or 0.0
 
 
@@ -477,147 +288,3 @@ def fits(recipe: Recipe, row: Algorithm, shape: Shape, card: Card) -> bool:
     return memory(recipe, row, shape, card).peak <= card.usable and (
         starts or not has_share(recipe)
     )
-
-
-# ---------------------------------------------------------------- tokens and seconds
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """Tokens of one iteration, if every path has its maximal length."""
-
-    paths: int  # all paths with their prompts, nothing shared
-    most: int  # distinct tokens if paths share the prompt alone
-    expected: int  # distinct tokens if branches share half of their parents
-
-
-def tokens_of(recipe: Recipe, row: Algorithm) -> Tokens:
-    """Count an iteration's tokens; each token of a tree is sampled and trained once (packing)."""
-    rollout, response = recipe.reinforce.rollout, recipe.dialogue.path_tokens
-    # a fresh prompt is of limited length; a growing dialogue has what the context leaves
-    prompt = recipe.dialogue.prompt_tokens or recipe.prepare.policy.context - response
-    questions, leaves = recipe.reinforce.questions, rollout.leaves
-    branched = 0 if row.branching == "none" else leaves - rollout.initial
-    return Tokens(
-        paths=questions * leaves * (prompt + response),
-        most=questions * (prompt + leaves * response),
-        expected=round(questions * (prompt + (leaves - HALFWAY * branched) * response)),
-    )
-
-
-@dataclass(frozen=True)
-class Seconds:
-    """Seconds of one iteration, without tools and saving."""
-
-    update: float  # computing
-    sampling: float
-    abreast: int  # paths of full length whose keys and values fit at once
-    communication: float = 0.0  # of learner processes, if it does not overlap with computing
-    loading: float = 0.0  # of new weights by all servers
-
-    @property
-    def total(self) -> float:
-        return self.update + self.sampling + self.communication + self.loading
-
-
-def seconds_of(
-    recipe: Recipe,
-    row: Algorithm,
-    shape: Shape,
-    card: Card,
-    network: float = NETWORKS["400"],
-) -> Seconds:
-    """Estimate seconds at PEAK_SHARE of the operations and BANDWIDTH_SHARE of the bandwidth.
-
-    Processes share the update and servers share the questions evenly; ``network``: bytes per second
-    of each process, and of the folder from which servers load.
-    """
-    tokens = tokens_of(recipe, row).expected
-    once = _operations(shape, tokens, recipe.prepare.policy.context)
-    rate = PEAK_SHARE * card.operations[recipe.machine.precision]
-    abreast = rows_abreast(recipe, shape, card)
-    decoding = _decoding(recipe, shape, abreast, BANDWIDTH_SHARE * card.bandwidth)
-    return Seconds(
-        update=forward_equivalents(recipe, row) * once / rate / recipe.machine.processes,
-        sampling=max(once / rate, decoding) / max(1, servers(recipe)),
-        abreast=abreast,
-        communication=communicated(recipe, row, shape) / network,
-        loading=servers(recipe) * FULL * shape.weights / network,
-    )
-
-
-def communicated(recipe: Recipe, row: Algorithm, shape: Shape) -> float:
-    """Return the bytes that each learner process receives in an update; it sends as many.
-
-    A process lacks (n - 1) / n of all weights. For each of its micro-batches it receives those of
-    the layers for the forward and the backward pass, embedding and LM head once for both, and its
-    share of the gradients of what learns, of the n - 1 others; for a pass without a gradient all
-    weights once.
-    """
-    count, update = recipe.machine.processes, recipe.reinforce.update
-    if count == 1:
-        return 0.0
-    layers = shape.weights - shape.root
-    trained = FULL * (2 * layers + shape.root + shape.learning)
-    batches = math.ceil(tokens_of(recipe, row).expected / slots(recipe) / count)
-    looked = _passes_without_gradient(recipe, row)
-    return (count - 1) / count * batches * (update.epochs * trained + looked * FULL * shape.weights)
-
-
-def _passes_without_gradient(recipe: Recipe, row: Algorithm) -> int:
-    """Return how often an update looks at its tokens before it learns (forward_equivalents)."""
-    update = recipe.reinforce.update
-    steps = update.epochs * update.mini_batches
-    samplers = recipe.reinforce.samplers
-    old = samplers if recipe.reinforce.ahead else int(steps > 1)
-    return old + row.kl_in("loss") + (samplers + 1) * row.kl_in("reward")
-
-
-def _operations(shape: Shape, tokens: int, context: int) -> float:
-    """Return the operations of one forward pass, two a multiplication.
-
-    A token is multiplied by every weight of the linear layers. It attends to half of its path on
-    average, for which each layer multiplies twice the queries' width (packing, Cost).
-    """
-    return 2 * tokens * (shape.linear + 2 * shape.queries * shape.layers * context / 2)
-
-
-def forward_equivalents(recipe: Recipe, row: Algorithm) -> float:
-    """Return the operations of an update, in forward passes.
-
-    The backward pass counts two (by inputs, by weights), with adapters one; recomputation adds one.
-    With several steps a batch, or samples drawn ahead, the old log-probabilities take another pass
-    for each policy that sampled, a reference one (in the reward with one for each of these), and a
-    critic with its own backbone one for its values and those of its update.
-    """
-    update = recipe.reinforce.update
-    trained = (2 if recipe.lora else 3) + update.recompute
-    looked = _passes_without_gradient(recipe, row)
-    own_backbone = row.critic is not None and row.critic.backbone == "own"
-    return update.epochs * (trained + own_backbone * (3 + update.recompute)) + looked + own_backbone
-
-
-def rows_abreast(recipe: Recipe, shape: Shape, card: Card) -> int:
-    """Return how many paths of full length are decoded at once; vLLM queues the others."""
-    rows = recipe.reinforce.rollout.rows
-    if not has_share(recipe):
-        return rows
-    path = recipe.prepare.policy.context * key_value(recipe, shape)
-    weights = NUMBER[recipe.machine.precision] * shape.weights
-    room = recipe.engine.memory * card.memory - weights - _reserve(recipe)
-    return max(1, min(rows, int(room / path)))
-
-
-def _decoding(recipe: Recipe, shape: Shape, abreast: int, bandwidth: float) -> float:
-    """Return the seconds of decoding an iteration's paths, at ``bandwidth`` bytes per second.
-
-    Each step reads all weights once, and keys and values of every path, half of full length on
-    average. Questions are sampled in batches that fill rollout.rows, and a batch in waves.
-    """
-    rollout, context = recipe.reinforce.rollout, recipe.prepare.policy.context
-    batches = math.ceil(recipe.reinforce.questions / (rollout.rows // rollout.leaves))
-    paths = recipe.reinforce.questions * rollout.leaves / batches
-    steps = batches * math.ceil(paths / abreast) * recipe.dialogue.response_tokens
-    cached = min(abreast, paths) * key_value(recipe, shape) * context / 2
-    read = NUMBER[recipe.machine.precision] * shape.linear + cached
-    return steps * max(STEP_SECONDS, read / bandwidth)

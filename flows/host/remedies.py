@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from flows.host.gpu_memory import Card, Shape, fits, has_share, memory, servers, shape_of
+from flows.host.gpu_cards import Card
+from flows.host.gpu_memory import fits, has_share, memory, servers
+from flows.host.model_shape import Shape, shape_of
 from params.schema.algorithms import Algorithm
 from params.schema.recipe import Recipe
 from params.schema.reinforce import Lora

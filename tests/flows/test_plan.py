@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from flows.commands import plan as command
-from flows.host import disk, gpu_memory
-from flows.host.gpu_memory import CARDS, GIB, Card
+from flows.host import disk, gpu_cards
+from flows.host.gpu_cards import CARDS, GIB, Card
 from params.schema import recipe as schema
 from tasks.recipes import load as settings_of
 from tests import toy_project as toy
@@ -22,7 +22,7 @@ def checkout(tmp_path, monkeypatch):
     """A folder with the recipes, on a machine without a GPU."""
     shutil.copytree(toy.ROOT / "params", tmp_path / "params", ignore=lambda *_: ["__pycache__"])
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(gpu_memory, "card_here", lambda: None)
+    monkeypatch.setattr(gpu_cards, "card_here", lambda: None)
     return tmp_path
 
 
@@ -130,7 +130,7 @@ def test_one_card_that_is_too_small_gives_status_1(capsys):
 def test_gpu_of_this_machine_counts_with_its_memory(capsys, monkeypatch, gib, status):
     alike = CARDS["80"]
     here = Card("here (a GPU)", gib * GIB, alike.operations, alike.bandwidth)
-    monkeypatch.setattr(gpu_memory, "card_here", lambda: here)
+    monkeypatch.setattr(gpu_cards, "card_here", lambda: here)
     found, text = said(capsys, "qwen2.5-3b")
     assert found == status
     assert f"here (a GPU): {'does not fit' if status else 'fits'}" in text

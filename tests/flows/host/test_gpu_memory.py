@@ -10,8 +10,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from flows.host import gpu_memory, remedies
-from flows.host.gpu_memory import CARDS, FULL, GIB, HALF, Card, shape_of
+from flows.host import gpu_cards, gpu_memory, gpu_seconds, model_shape, remedies
+from flows.host.gpu_cards import CARDS, GIB, Card
+from flows.host.gpu_memory import FULL, HALF
+from flows.host.model_shape import shape_of
 from params.schema import recipe as schema
 from params.schema import reinforce
 from params.schema.algorithms import load_algorithms
@@ -39,7 +41,7 @@ SMALL = {  # no two widths alike, so that a tensor's shape says what it is
     "max_position_embeddings": 512,
 }
 KINDS = {"qwen2": {}, "llama": {}, "qwen3": {"head_dim": 32}}
-assert set(KINDS) == set(gpu_memory.COUNTED), "what is counted is compared with real tensors"
+assert set(KINDS) == set(model_shape.COUNTED), "what is counted is compared with real tensors"
 TOKENS = 300
 
 
@@ -108,7 +110,7 @@ def test_shape_is_that_of_the_real_model(kind, tied):
 def test_every_recipe_has_a_shape_without_a_download():
     for name in schema.names():
         recipe = settings_of(name)
-        assert shape_of(gpu_memory.config_of(recipe), recipe.lora).weights > 10_000
+        assert shape_of(model_shape.config_of(recipe), recipe.lora).weights > 10_000
 
 
 def test_adapters_are_two_matrices_a_layer_and_alone_learn():
@@ -135,7 +137,7 @@ def pretrained(name, revision=None):
 
 def test_shape_is_read_from_a_local_folder(tmp_path):
     config_of("llama").save_pretrained(tmp_path)
-    found = gpu_memory.config_of(pretrained(tmp_path))
+    found = model_shape.config_of(pretrained(tmp_path))
     assert shape_of(found) == shape_of(config_of("llama"))
 
 
@@ -147,7 +149,7 @@ def test_shape_is_read_from_a_local_folder(tmp_path):
 def test_policy_of_unknown_shape_is_refused(name, revision, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ValueError) as caught:
-        gpu_memory.config_of(pretrained(name, revision))
+        model_shape.config_of(pretrained(name, revision))
     for words in (name, "architectures.yaml", "add a row", f"hf download {name} config.json"):
         assert words in str(caught.value)
 
@@ -424,7 +426,7 @@ def test_vllm_takes_its_share_of_the_card():
 
 def test_share_must_hold_weights_and_one_path():
     settings = {"machine__device": "cuda", "engine__kind": "vllm"}
-    shape = shape_of(gpu_memory.config_of(TINY))
+    shape = shape_of(model_shape.config_of(TINY))
     least = gpu_memory.least_share(edited(TINY, **settings), shape) / (10 * GIB)
     for share, enough in ((least * 1.01, True), (least * 0.99, False)):
         chosen = edited(TINY, **settings, engine__memory=share)
@@ -438,7 +440,7 @@ def test_path_longer_than_a_micro_batch_is_alone():
 
 def test_logits_never_exceed_those_at_once():
     tokens = gpu_memory.slots(LARGE)
-    shape = shape_of(gpu_memory.config_of(LARGE))
+    shape = shape_of(model_shape.config_of(LARGE))
     assert tokens * shape.vocabulary > 2**28
     assert memory(LARGE, shape=shape).update["logits"] == 2**28 * 3 * FULL
 
@@ -447,13 +449,13 @@ def test_logits_never_exceed_those_at_once():
 
 
 def test_tokens_are_counted_by_questions_paths_and_prompts():
-    tokens = gpu_memory.tokens_of(
+    tokens = gpu_seconds.tokens_of(
         TINY, ROWS["arpo"]
     )  # 32 questions, 8 paths of 112 + 144, 4 initial
     assert tokens.paths == 32 * 8 * 256
     assert tokens.most == 32 * (112 + 8 * 144)
     assert tokens.expected == 32 * (112 + 6 * 144)
-    plain = gpu_memory.tokens_of(TINY, ROWS["grpo"])
+    plain = gpu_seconds.tokens_of(TINY, ROWS["grpo"])
     assert plain.expected == plain.most == tokens.most
 
 
@@ -474,22 +476,22 @@ def test_tokens_are_counted_by_questions_paths_and_prompts():
     ],
 )
 def test_operations_of_an_update_in_forward_passes(changes, row, expected):
-    assert gpu_memory.forward_equivalents(edited(TINY, **changes), ROWS[row]) == expected
+    assert gpu_seconds.forward_equivalents(edited(TINY, **changes), ROWS[row]) == expected
 
 
 def test_operations_are_two_a_weight_plus_attention():
-    shape = shape_of(gpu_memory.config_of(LARGE))
-    rate = gpu_memory.PEAK_SHARE * CARDS["141"].operations["bfloat16"]
-    seconds = gpu_memory.seconds_of(LARGE, ROWS["arpo"], shape, CARDS["141"])
-    tokens = gpu_memory.tokens_of(LARGE, ROWS["arpo"]).expected
-    once = seconds.update * rate / gpu_memory.forward_equivalents(LARGE, ROWS["arpo"])
+    shape = shape_of(model_shape.config_of(LARGE))
+    rate = gpu_cards.PEAK_SHARE * CARDS["141"].operations["bfloat16"]
+    seconds = gpu_seconds.seconds_of(LARGE, ROWS["arpo"], shape, CARDS["141"])
+    tokens = gpu_seconds.tokens_of(LARGE, ROWS["arpo"]).expected
+    once = seconds.update * rate / gpu_seconds.forward_equivalents(LARGE, ROWS["arpo"])
     assert 1 < once / (2 * shape.linear * tokens) < 1.5
 
 
 def test_faster_and_larger_cards_do_better():
-    shape = shape_of(gpu_memory.config_of(LARGE))
+    shape = shape_of(model_shape.config_of(LARGE))
     slow, fast, large = (
-        gpu_memory.seconds_of(LARGE, ROWS["arpo"], shape, card) for card in CARDS.values()
+        gpu_seconds.seconds_of(LARGE, ROWS["arpo"], shape, card) for card in CARDS.values()
     )
     assert slow.update > 5 * fast.update == 5 * large.update
     assert slow.sampling > fast.sampling > large.sampling
@@ -497,11 +499,11 @@ def test_faster_and_larger_cards_do_better():
 
 
 def test_decoding_step_has_a_least_time():
-    seconds = gpu_memory.seconds_of(
-        TINY, ROWS["arpo"], shape_of(gpu_memory.config_of(TINY)), CARDS["141"]
+    seconds = gpu_seconds.seconds_of(
+        TINY, ROWS["arpo"], shape_of(model_shape.config_of(TINY)), CARDS["141"]
     )
     assert seconds.sampling == pytest.approx(
-        TINY.dialogue.response_tokens * gpu_memory.STEP_SECONDS
+        TINY.dialogue.response_tokens * gpu_seconds.STEP_SECONDS
     )
 
 
@@ -529,21 +531,21 @@ def test_processes_share_what_stays_and_gather_a_layer_at_a_time():
 def test_processes_receive_weights_twice_and_gradients_once_a_micro_batch():
     """31,232 tokens in micro-batches of 8,192: one for each of four processes, two of two."""
     received = {
-        count: gpu_memory.communicated(edited(TINY, machine__processes=count), ROWS["arpo"], SHAPE)
+        count: gpu_seconds.communicated(edited(TINY, machine__processes=count), ROWS["arpo"], SHAPE)
         for count in (1, 2, 4)
     }
     whole = 4 * (2 * LAYERS + ROOT + LAYERS + ROOT)  # weights, and gradients of all weights
     assert received == {1: 0, 2: 2 * whole / 2, 4: whole * 3 / 4}
     assert received[4] == 1_326_144
     looked = edited(TINY, machine__processes=4, reinforce__update__mini_batches=2)
-    more = gpu_memory.communicated(looked, ROWS["arpo"], SHAPE) - received[4]
+    more = gpu_seconds.communicated(looked, ROWS["arpo"], SHAPE) - received[4]
     assert more == 3 * (ROOT + LAYERS), "the pass for the old log-probabilities"
 
 
 def test_seconds_of_processes_and_servers():
     chosen, card = edited(TINY, machine__processes=4, **FLEET), CARDS["80"]
-    one = gpu_memory.seconds_of(TINY, ROWS["arpo"], SHAPE, card)
-    four = gpu_memory.seconds_of(chosen, ROWS["arpo"], SHAPE, card, network=1e6)
+    one = gpu_seconds.seconds_of(TINY, ROWS["arpo"], SHAPE, card)
+    four = gpu_seconds.seconds_of(chosen, ROWS["arpo"], SHAPE, card, network=1e6)
     assert four.update == one.update / 4
     assert four.communication == pytest.approx(1.326144)
     assert four.loading == pytest.approx(4 * (ROOT + LAYERS) / 1e6)
@@ -552,11 +554,11 @@ def test_seconds_of_processes_and_servers():
 
 def test_model_too_large_for_a_card_is_dealt_to_processes():
     recipe, row = settings_of("qwen3-14b"), ROWS["arpo"]
-    found = remedies.remedy(recipe, row, gpu_memory.config_of(recipe), CARDS["80"])
+    found = remedies.remedy(recipe, row, model_shape.config_of(recipe), CARDS["80"])
     keys = [change.key for change in found.changes]
     assert keys[:2] == ["machine.processes", "engine.servers"]
     changed = with_changes(recipe, found.changes)
-    shape = shape_of(gpu_memory.config_of(recipe))
+    shape = shape_of(model_shape.config_of(recipe))
     assert gpu_memory.fits(changed, row, shape, CARDS["80"])
     fewer = changed.machine.model_copy(update={"processes": changed.machine.processes // 2})
     less = changed.model_copy(update={"machine": fewer})
@@ -584,7 +586,7 @@ WANTING = {
 @pytest.mark.parametrize("name", WANTING)
 def test_advice_makes_the_recipe_fit_and_is_minimal(name, gib):
     recipe, card, row = WANTING[name], of_gib(gib), ROWS["arpo"]
-    config = gpu_memory.config_of(recipe)
+    config = model_shape.config_of(recipe)
 
     def fits(changes):
         changed = with_changes(recipe, changes)
@@ -612,25 +614,25 @@ def test_advice_makes_the_recipe_fit_and_is_minimal(name, gib):
 )
 def test_one_key_is_advised_where_it_suffices(name, gib, key):
     recipe = WANTING[name]
-    found = remedies.remedy(recipe, ROWS["arpo"], gpu_memory.config_of(recipe), of_gib(gib))
+    found = remedies.remedy(recipe, ROWS["arpo"], model_shape.config_of(recipe), of_gib(gib))
     assert [change.key for change in found.changes] == [key]
 
 
 def test_share_and_rows_are_lowered_as_little_as_needed():
     recipe, card = WANTING["share"], of_gib(85)
-    config = gpu_memory.config_of(recipe)
+    config = model_shape.config_of(recipe)
     (change,) = remedies.remedy(recipe, ROWS["arpo"], config, card).changes
     more = edited(recipe, engine__memory=float(change.value) + 0.05)
     assert not gpu_memory.fits(more, ROWS["arpo"], shape_of(config), card)
     recipe, card = WANTING["rows"], of_gib(150)
-    (change,) = remedies.remedy(recipe, ROWS["arpo"], gpu_memory.config_of(recipe), card).changes
+    (change,) = remedies.remedy(recipe, ROWS["arpo"], model_shape.config_of(recipe), card).changes
     more = edited(recipe, reinforce__rollout__rows=int(change.value) + 16)
     assert not gpu_memory.fits(more, ROWS["arpo"], shape_of(config), card)
 
 
 def test_adapters_make_a_large_model_fit():
     recipe = settings_of("qwen2.5-7b")
-    config = gpu_memory.config_of(recipe)
+    config = model_shape.config_of(recipe)
     found = remedies.remedy(recipe, ROWS["arpo"], config, CARDS["80"])
     (change,) = found.changes
     assert (change.key, change.short) == ("lora", "lora")
@@ -639,7 +641,7 @@ def test_adapters_make_a_large_model_fit():
 
 def test_nothing_is_advised_where_nothing_helps():
     recipe = settings_of("qwen3-14b")
-    assert remedies.remedy(recipe, ROWS["arpo"], gpu_memory.config_of(recipe), CARDS["24"]) is None
+    assert remedies.remedy(recipe, ROWS["arpo"], model_shape.config_of(recipe), CARDS["24"]) is None
 
 
 def test_cards_are_in_the_order_of_their_memory():
