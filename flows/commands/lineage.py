@@ -15,7 +15,7 @@ import sys
 from dataclasses import asdict, replace
 
 from flows import end_import_phase, exit_fast
-from flows.runs import provenance
+from flows.runs import provenance, provenance_subject
 
 
 def main(arguments: list[str]) -> int:
@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="beamline lineage",
         description=__doc__,
-        epilog=provenance.FORMS,
+        epilog=provenance_subject.FORMS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("what", metavar="WHAT", help="a metric, a model or a file")
@@ -35,9 +35,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="for programs, with all ids")
     args = parser.parse_args(arguments)
     try:
-        subject = provenance.find(args.what, args.at, args.recipe)
+        subject = provenance_subject.find(args.what, args.at, args.recipe)
         if args.restore:
-            print(provenance.restore(subject))
+            print(provenance_subject.restore(subject))
             return 0
         every = args.all or args.json
         links = provenance.chain(replace(subject, iteration=args.iteration, every=every))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flows.commands import lineage, reproduce
-from flows.runs import cache, provenance
+from flows.runs import cache, provenance_subject
 from tests import toy_project as toy
 
 COMMANDS = {"lineage": lineage.main, "reproduce": reproduce.main}
@@ -49,7 +49,7 @@ def restored_digest(link, output):
         return hashlib.md5(output.encode()).hexdigest()
     if link["what"] == "MLflow run":
         return json.loads(output[output.index("{") :])["info"]["run_id"]
-    assert place == provenance.HOME / place.parts[2] / link["where"]
+    assert place == provenance_subject.HOME / place.parts[2] / link["where"]
     return cache.digest_of(place)
 
 
@@ -83,7 +83,7 @@ def test_text_has_the_links_and_leaves_the_checkout_alone(trained, chain):
         assert title in text.stdout.splitlines()
         for part in (link["digest"], link["where"], link["command"]):
             assert part in text.stdout
-    commit = toy.git(project, "rev-parse", branch)[: provenance.SHORT]
+    commit = toy.git(project, "rev-parse", branch)[: provenance_subject.SHORT]
     set_value = "    set: reinforce.update.learning_rate=0.5\n"
     assert f"{set_value}    $ git show {commit}:" in text.stdout
     assert toy.git(project, "status", "--porcelain", "--ignored") == before

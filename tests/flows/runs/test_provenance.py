@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows.runs import cache, git, provenance
+from flows.runs import cache, git, provenance, provenance_subject
 from flows.tracking import run as track
 from flows.tracking import store
 from tests import toy_project as toy
@@ -59,12 +59,12 @@ def project(built, tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     provenance._kept.cache_clear()
-    provenance._folder.cache_clear()
+    provenance_subject.folder_files.cache_clear()
     return folder
 
 
 def chain(what, revision=None, recipe=None, **wanted):
-    return provenance.chain(replace(provenance.find(what, revision, recipe), **wanted))
+    return provenance.chain(replace(provenance_subject.find(what, revision, recipe), **wanted))
 
 
 def link(links, what):
@@ -248,14 +248,14 @@ def test_project_without_runs_is_an_error(project):
     ["models/toy/trained", "data/toy/trees", "data/toy/trees/1.json", "reports/toy/metrics.json"],
 )
 def test_restored_copy_is_apart_from_the_cache(project, path):
-    asked = provenance.find(path, SECOND)
-    place = provenance.restore(asked)
-    assert place == provenance.HOME / git.resolve(SECOND)[:12] / path
+    asked = provenance_subject.find(path, SECOND)
+    place = provenance_subject.restore(asked)
+    assert place == provenance_subject.HOME / git.resolve(SECOND)[:12] / path
     assert cache.digest_of(place) == asked.digest
     edited = place / "1.json" if place.is_dir() else place
     edited.write_text("edited")
     assert cache.digest_of(place) != asked.digest
-    assert provenance.restore(asked) == place
+    assert provenance_subject.restore(asked) == place
     assert cache.digest_of(place) == asked.digest
 
 
@@ -263,18 +263,18 @@ def test_file_edited_in_a_later_commit_is_refused(project):
     toy.run(project, "git", "checkout", "--quiet", "--detach", SECOND)
     Path("reports/toy/metrics.json").write_text('{"success": {"trained": {"mean": 1.0}}}')
     edited = toy.commit(project, "edited")
-    asked = provenance.find("reports/toy/metrics.json", edited)
+    asked = provenance_subject.find("reports/toy/metrics.json", edited)
     with pytest.raises(ValueError, match=r"has another reports/toy/metrics\.json than its run"):
-        provenance.restore(asked)
-    assert not [each for each in provenance.HOME.rglob("*") if each.is_file()]
+        provenance_subject.restore(asked)
+    assert not [each for each in provenance_subject.HOME.rglob("*") if each.is_file()]
 
 
 def test_missing_file_is_refused_and_leaves_nothing(project):
     held = digest(FIRST, "models/toy/trained")
     (project / ".dvc/cache/files/md5" / held[:2] / held[2:]).unlink()
     with pytest.raises(ValueError, match="DVC's cache lacks"):
-        provenance.restore(provenance.find("models/toy/trained", FIRST))
-    assert not [each for each in provenance.HOME.rglob("*") if each.is_file()]
+        provenance_subject.restore(provenance_subject.find("models/toy/trained", FIRST))
+    assert not [each for each in provenance_subject.HOME.rglob("*") if each.is_file()]
 
 
 # ---------------------------------------------------------------- a checkout that has run
@@ -288,7 +288,7 @@ def test_run_of_this_checkout_can_be_committed(project):
     kept = link(links, "commit")
     assert (kept.name, kept.digest) == ("not committed", "")
     with pytest.raises(ValueError, match="models/toy/trained is in this checkout"):
-        provenance.restore(provenance.find("models/toy/trained"))
+        provenance_subject.restore(provenance_subject.find("models/toy/trained"))
     assert kept.facts[0].endswith(", with changes that are in no commit")
     shutil.rmtree("models")
     restored = toy.run(project, *link(links, "checkpoint").command.split())
