@@ -45,7 +45,7 @@ from benchmarks.cases import (
 from benchmarks.floors import add_floors, counts, matrix_rate, needed_operations
 from params.schema import algorithms
 from params.schema.algorithms import Algorithm
-from tasks.engines.transformers.engine import TransformersEngine
+from tasks.engines.transformers.transformers_engine import TransformersEngine
 from tasks.environments.contract import OpenEnvironment
 from tasks.environments.question import Questions
 from tasks.learning import learner

@@ -33,7 +33,7 @@ from tasks.environments import open_environment
 from tasks.environments.question import answer
 from tasks.ledger import artifacts
 from tasks.ledger.substeps import SubStep
-from tasks.policy.model import load_policy, load_tokenizer
+from tasks.policy.load_model import load_policy, load_tokenizer
 from tasks.policy.tiny import build_policy
 from tasks.prepare import PrepareInputs, prepare
 from tasks.questions.sources import source_files

@@ -19,17 +19,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from params.run_folders import RunFolders
 from params.schema.agent import EngineSettings
 from params.schema.recipe import Recipe
 from tasks import recipes
 from tasks.dialects import open_dialect
 from tasks.engines import Engine
-from tasks.engines.transformers.engine import TransformersEngine
-from tasks.engines.vllm.engine import VllmEngine, close_engines, vllm_engine
+from tasks.engines.transformers.transformers_engine import TransformersEngine
+from tasks.engines.vllm.vllm_engine import VllmEngine, close_engines, vllm_engine
 from tasks.environments.contract import OpenEnvironment
 from tasks.environments.question import Questions
+from tasks.policy.load_model import load_policy, load_tokenizer
 from tasks.policy.machine import use_machine
-from tasks.policy.model import load_policy, load_tokenizer
 from tasks.rollouts.rounds import Setting, grow
 from tasks.tools.python import SPEC
 from tasks.trees.tables import load_questions
@@ -119,8 +120,8 @@ def main() -> None:
     parser.add_argument("recipe", nargs="?", default="tiny", help="a recipe with a cold start")
     parser.add_argument("--questions", type=int, default=32)
     args = parser.parse_args()
-    questions = load_questions(Path("data", args.recipe, "questions", "train.parquet"))
-    policy = Path("models", args.recipe, "cold_start")
+    questions = load_questions(RunFolders(args.recipe).split("train"))
+    policy = RunFolders(args.recipe).cold_start
     by_engine = measure(policy, questions[: args.questions], recipes.load(args.recipe))
     for name, figures in by_engine.items():
         print(name, {key: round(value, 3) for key, value in figures.items()})

@@ -31,10 +31,9 @@ import numpy as np
 import torch
 
 from flows.runs import ledger_mirror
-from params.schema import recipe as schema
 from params.schema.base import PARAMS
 from params.schema.prepare import TinyPolicy
-from params.schema.recipe import Recipe
+from params.schema.recipe import TABLES, Recipe, algorithm_of
 from tasks import recipes
 from tasks.environments.contract import OpenEnvironment
 from tasks.environments.question import Questions
@@ -44,12 +43,13 @@ from tasks.ledger.substeps import SubStep
 from tasks.policy import checkpoint, resident
 from tasks.policy.machine import use_machine
 from tasks.policy.tiny import build_policy, build_tokenizer
+from tasks.recipes.opening import reader_of
 from tasks.rewards import scoring
 from tasks.rewards.contract import Ending
 from tasks.tools.python import SPEC
 from tasks.tools.search import save_corpus
 from tasks.training.loop import train
-from tasks.training.setup import Training, reader_of
+from tasks.training.setup import Training
 from tasks.trees.tables import save_questions
 from tasks.trees.tree import Call, Observation, Question
 
@@ -97,19 +97,19 @@ def prepare(recipe: Recipe) -> Training:
     save_questions(questions, Path("questions.parquet"))
     save_corpus([], Path("corpus"))
     Path("params").mkdir()  # where an iteration looks for the tables of its recipe
-    for table in schema.TABLES:
+    for table in TABLES:
         shutil.copy(PARAMS / f"{table}.yaml", "params")
     policy_made = Artifact.at(Path("policy"))
     environment = OpenEnvironment([SPEC], lambda: contextlib.nullcontext(Questions(answer)))
     return Training(
         start=SubStep("bench", "reinforce", 0, 0),
         recipe=recipe,
-        algorithm=schema.algorithm_of(recipe),
+        algorithm=algorithm_of(recipe),
         policy=policy_made,
         questions=Artifact.at(Path("questions.parquet")),
         corpus=Artifact.at(Path("corpus")),
         environment=environment,
-        reader=reader_of(recipe, policy_made, environment),
+        reader=reader_of(recipe, policy_made.path, environment),
     )
 
 

@@ -17,9 +17,8 @@ from flows.host.gpu_cards import CARDS, NETWORKS
 from flows.host.gpu_memory import FULL
 from flows.host.model_shape import Shape
 from flows.tracking import figures
-from params.schema import recipe as schema
 from params.schema.algorithms import Algorithm
-from params.schema.recipe import Recipe
+from params.schema.recipe import Recipe, algorithm_of
 from tasks import recipes
 
 RECIPE = "llama3.1-8b"
@@ -101,7 +100,7 @@ def work_of(recipe: Recipe, factor: int = 1) -> Work:
     more = settings_of.model_copy(update={"questions": factor * settings_of.questions})
     config = model_shape.config_of(recipe)
     changed = recipe.model_copy(update={"reinforce": more, "lora": None})
-    return Work(changed, schema.algorithm_of(recipe), model_shape.shape_of(config))
+    return Work(changed, algorithm_of(recipe), model_shape.shape_of(config))
 
 
 def rates(work: Work, parts: Parts) -> tuple[float, float]:

@@ -45,7 +45,7 @@ from tasks import recipes
 from tasks.advantage import AdvantageInputs, advantage
 from tasks.dialects.contract import Tokens, Turn
 from tasks.dialects.tags import TagsDialect
-from tasks.engines.transformers.engine import TransformersEngine
+from tasks.engines.transformers.transformers_engine import TransformersEngine
 from tasks.environments.contract import OpenEnvironment
 from tasks.environments.question import Questions
 from tasks.learning import learner
@@ -56,8 +56,8 @@ from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import SubStep
 from tasks.policy import checkpoint
+from tasks.policy.load_model import load_policy, load_tokenizer
 from tasks.policy.machine import use_machine
-from tasks.policy.model import load_policy, load_tokenizer
 from tasks.policy.resident import Learner
 from tasks.policy.tiny import build_policy, build_tokenizer
 from tasks.reward import RewardInputs, reward

@@ -19,6 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from params.run_folders import RunFolders
 from params.schema.base import PARAMS
 from tasks import recipes
 from tasks.agents.sets import of_benchmark
@@ -147,7 +148,7 @@ def main(arguments: Sequence[str]) -> None:
 def _acts_of_the_expert(name: str, tasks: Sequence[Question]) -> list[tuple[str, ...]]:
     """Return the acts with which the world's own expert does each task, all side by side."""
     recipe = recipes.load(name)
-    corpus = Path("data", name, "corpus")
+    corpus = RunFolders(name).corpus
     acts: list[list[str]] = [[] for _ in tasks]
     with (
         open_environment({}, recipe.environment, recipe.machine.threads, corpus) as environment,

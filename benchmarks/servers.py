@@ -26,18 +26,19 @@ from statistics import median
 import psutil
 
 from benchmarks.engines import setting, tokens
+from params.run_folders import RunFolders
 from params.schema.base import Machine
 from params.schema.recipe import Recipe
 from tasks import recipes
 from tasks.engines import Engine
 from tasks.engines.servers.client import EngineServer
-from tasks.engines.servers.engine import ServersEngine
 from tasks.engines.servers.fleet import Fleet
-from tasks.engines.servers.guard import TOKEN
-from tasks.engines.transformers.engine import TransformersEngine
+from tasks.engines.servers.servers_engine import ServersEngine
+from tasks.engines.servers.token_guard import TOKEN
+from tasks.engines.transformers.transformers_engine import TransformersEngine
 from tasks.engines.turns import EngineDiedError
+from tasks.policy.load_model import load_policy, load_tokenizer
 from tasks.policy.machine import use_machine
-from tasks.policy.model import load_policy, load_tokenizer
 from tasks.rollouts.rounds import grow
 from tasks.trees.tables import load_questions
 from tasks.trees.tree import Question
@@ -145,8 +146,8 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=16)
     parser.add_argument("--repetitions", type=int, default=5)
     args = parser.parse_args()
-    questions = load_questions(Path("data", args.recipe, "questions", "train.parquet"))
-    policy, recipe = Path("models", args.recipe, "initial"), recipes.load(args.recipe)
+    questions = load_questions(RunFolders(args.recipe).split("train"))
+    policy, recipe = RunFolders(args.recipe).initial, recipes.load(args.recipe)
     speeds = measure(args.kind, policy, questions[: args.questions], recipe, args.repetitions)
     for name, (wall, processor) in speeds.items():
         print(f"{args.kind}, {name}: {wall:,.0f} tokens/s, {processor:,.0f} per processor second")

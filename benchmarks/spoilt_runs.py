@@ -33,8 +33,8 @@ from flows.host import files
 from flows.tracking.alarms import WINDOW, Alarm, Seen, alarms
 from flows.tracking.progress import Progress
 from flows.tracking.reinforce_report import metrics_of
-from params.schema import recipe as schema
-from params.schema.recipe import Recipe
+from params.run_folders import RunFolders
+from params.schema.recipe import Recipe, algorithm_of
 from tasks import recipes
 from tasks.environments import open_environment
 from tasks.ledger import artifacts
@@ -42,6 +42,7 @@ from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import SubStep
 from tasks.policy.machine import use_machine
 from tasks.policy.published_model import PublishedRewardModel
+from tasks.recipes.opening import reader_of
 from tasks.reward_model import RewardModelInputs, reward_model
 from tasks.rollout import RolloutInputs
 from tasks.training import sampling
@@ -49,7 +50,7 @@ from tasks.training.agents import Agents
 from tasks.training.curves import sum_seconds
 from tasks.training.iteration import validated_in
 from tasks.training.loop import train
-from tasks.training.setup import Training, reader_of, reward_model_of
+from tasks.training.setup import Training, reward_model_of
 from tasks.training.validating import exam_of
 from tasks.trees.tables import load_trees
 from tasks.trees.tree import response
@@ -116,7 +117,7 @@ def measure(name: str, run: Run) -> dict[str, Any]:
     changes = [*run.changes, "machine.threads=1"]
     recipe = recipes.load_changed(run.recipe, changes, Path("params"))
     use_machine(recipe.machine)
-    corpus = Path("data", run.recipe, "corpus")
+    corpus = RunFolders(run.recipe).corpus
     tools = (recipe.tools, recipe.environment, recipe.machine.threads, corpus)
     with open_environment(*tools) as environment, faulty(run):
         training = training_of(name, run, recipe, environment)
@@ -125,9 +126,9 @@ def measure(name: str, run: Run) -> dict[str, Any]:
 
 def training_of(name: str, run: Run, recipe: Recipe, environment: Any) -> Training:
     """Return a training of the shared cold start whose sub-steps have the run's name."""
-    policy = Artifact.at(Path("models", run.recipe, "cold_start"))
-    corpus = Artifact.at(Path("data", run.recipe, "corpus"))
-    reader = reader_of(recipe, policy, environment)
+    policy = Artifact.at(RunFolders(run.recipe).cold_start)
+    corpus = Artifact.at(RunFolders(run.recipe).corpus)
+    reader = reader_of(recipe, policy.path, environment)
     start = SubStep(run.recipe, f"spoilt/{name}", 0, recipe.seed)
     learned = reward_model_of(recipe, run.recipe)
     if learned and run.liked:
@@ -135,9 +136,9 @@ def training_of(name: str, run: Run, recipe: Recipe, environment: Any) -> Traini
     return Training(
         start=start,
         recipe=recipe,
-        algorithm=schema.algorithm_of(recipe, Path("params")),
+        algorithm=algorithm_of(recipe, Path("params")),
         policy=policy,
-        questions=Artifact.at(Path("data", run.recipe, "questions", "train.parquet")),
+        questions=Artifact.at(RunFolders(run.recipe).split("train")),
         corpus=corpus,
         environment=environment,
         reader=reader,

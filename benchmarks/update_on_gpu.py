@@ -41,7 +41,7 @@ from params.schema.algorithms import load_algorithms
 from params.schema.base import Machine
 from params.schema.reinforce import Update
 from tasks.engines import SamplingRequest
-from tasks.engines.transformers.engine import TransformersEngine
+from tasks.engines.transformers.transformers_engine import TransformersEngine
 from tasks.learning import gradients, learner, passes
 from tasks.learning.algorithm import assemble
 from tasks.learning.attention import PAIRS, attending, form_for

@@ -26,7 +26,7 @@ from benchmarks.update_on_gpu import machine_of
 from params.schema.agent import EngineSettings
 from params.schema.prepare import TinyPolicy
 from tasks.engines import Sample, SamplingRequest
-from tasks.engines.vllm.engine import VllmEngine
+from tasks.engines.vllm.vllm_engine import VllmEngine
 from tasks.ledger.artifacts import Artifact
 from tasks.policy.tiny import build_policy, build_tokenizer
 

@@ -20,7 +20,7 @@ from params.schema.algorithms import load_algorithms
 from params.schema.recipe import Recipe
 from tasks.dialects import open_dialect
 from tasks.dialects.contract import Dialect
-from tasks.engines.transformers.engine import TransformersEngine
+from tasks.engines.transformers.transformers_engine import TransformersEngine
 from tasks.environments import open_environment
 from tasks.environments.contract import OpenEnvironment
 from tasks.learning import fine_tuning

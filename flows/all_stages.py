@@ -24,6 +24,7 @@ from flows.workers import dispatch
 from flows.workers.connection import name_process, prefect_server
 from flows.workers.server import ui_address
 from flows.workers.stage import PARENT_TASK_RUN, call, explained, run_tags
+from params.run_folders import RunFolders
 from params.schema.base import Machine
 from params.schema.recipe import Recipe
 from tasks import recipes
@@ -100,7 +101,7 @@ def retrain(recipe: str = "tiny") -> None:
             )
         outcome_report.log_outcome(run, recipe, seconds)
         outcome_report.show_in_prefect(recipe, store.page_of(ui_address(), run.id))
-        if Path("data", recipe, "trees", "questions.parquet").is_file():
+        if (RunFolders(recipe).trees / "questions.parquet").is_file():
             write_page(recipe, checked, run)
 
 

@@ -22,11 +22,21 @@ PURPOSES = {
     "Keep": ("reproduce", "export", "doctor"),
     "Run one stage": (
         *("prepare", "champion", "cold_start", "reward_model", "reinforce", "evaluate", "verdict"),
+        "dvc",
     ),
 }
 # command -> another module than the one of its name, options, and what it does
 SHORT_FORMS = {
-    "run": ("retrain", ("--here",), "Run the stages of a recipe in this checkout, without a commit")
+    "run": (
+        "retrain",
+        ("--here",),
+        "Run the stages of a recipe in this checkout, without a commit",
+    ),
+    "dvc": (
+        "runs.dvc_command",
+        (),
+        "Run DVC, such as repro evaluate@mine, where recipes may leave out keys",
+    ),
 }
 
 

@@ -1,7 +1,8 @@
 """Write the values of ``--set key=value`` into a recipe's file.
 
-Only the characters of a value change; comments, order and layout of the file stay. Keys that begin
-with ``algorithm.`` are choices of the row of ``algorithms.yaml`` that the recipe names.
+Only the characters of a value change; comments, order and layout of the file stay. A key that the
+recipe leaves out, as it may, is added to its section. Keys that begin with ``algorithm.`` are
+choices of the row of ``algorithms.yaml`` that the recipe names.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from typing import Any
 import yaml
 
 from params import strict_yaml
+from params.schema.defaults import defaults, in_defaults
 
 OF_ROW = "algorithm."  # prefix of a choice of the recipe's algorithm
-WHOLE = ", or give a section that the row leaves out as a whole: algorithm.<section>={key: value}"
+WHOLE = ", or give a section that is left out as a whole: <section>={key: value}"
 
 
 def apply_to(recipe: str, overrides: Sequence[str], folder: Path) -> None:
@@ -41,8 +43,8 @@ def apply(overrides: Sequence[str], file: Path) -> None:
     """Write overrides of the form ``section.key=value``, with the value as YAML, into ``file``.
 
     Raises ValueError with the override and the remedy for a missing "=", for a key that the recipe
-    does not have, for a value that is not one YAML value, and for a file that is no sound YAML;
-    the file then stays as it was. Types are not checked here: the schema does that.
+    neither has nor may leave out, for a value that is not one YAML value, and for a file that is no
+    sound YAML; the file then stays as it was. Types are not checked here: the schema does that.
     """
     _write(_changed(overrides, file), file)
 
@@ -63,7 +65,8 @@ def _changed(overrides: Sequence[str], file: Path, row: str = "") -> str:
             raise ValueError(f"--set {override}: write it as section.key=value")
         path = [row, *key.removeprefix(OF_ROW).split(".")] if row else key.split(".")
         values = strict_yaml.parse(text, str(file))
-        text = _replace(text, values, path, value, f"--set {override}: {file}", bool(row))
+        may_add = bool(row) or in_defaults(path) in defaults()
+        text = _replace(text, values, path, value, f"--set {override}: {file}", may_add)
     return text
 
 
@@ -77,7 +80,7 @@ def _replace(
     text: str, values: Any, path: Sequence[str], value: str, where: str, may_add: bool
 ) -> str:
     """Return the text with another value at ``path``, and with the same ``values`` elsewhere."""
-    above = _find(text, path[:-1], where, WHOLE) if may_add else None
+    above = _find(text, path[:-1], where) if may_add else None
     if isinstance(above, yaml.MappingNode) and path[-1] not in _entries(above):
         changed = _added(text, above, path[-1], value)
     else:
@@ -110,20 +113,26 @@ def _added(text: str, node: yaml.MappingNode, key: str, value: str) -> str:
     return f"{text[:at]}{entry}\n{' ' * node.start_mark.column}{text[at:]}"
 
 
-def _find(text: str, path: Sequence[str], where: str, hint: str = "") -> yaml.Node:
+def _find(text: str, path: Sequence[str], where: str) -> yaml.Node:
     """Return the YAML node of the value at a path of keys. Raises ValueError for none."""
     node = _composed(text)
     for depth, part in enumerate(path):
         entries = _entries(node)
         if part not in entries:
             above, key = ".".join(path[:depth]), ".".join(path)
-            known = (
-                f"choose one of {sorted(entries)}" if entries else f"'{above}' is a single value"
-            )
+            names = sorted({*entries, *_optional(path[:depth])})
+            known = f"choose one of {names}" if entries else f"'{above}' is a single value"
+            hint = WHOLE if depth < len(path) - 1 else ""
             raise ValueError(f"{where} has no key '{key}' ('{part}' is missing): {known}{hint}")
         node = entries[part]
     assert node
     return node
+
+
+def _optional(path: Sequence[str]) -> list[str]:
+    """Return the keys that a recipe may leave out of the section at a path."""
+    split = (key.rpartition(".") for key in defaults())
+    return [name for section, _, name in split if section == in_defaults(path)]
 
 
 @functools.cache  # the overrides of many variants change the same few files

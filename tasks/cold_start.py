@@ -25,8 +25,8 @@ from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Ledger, SubStep
 from tasks.policy import checkpoint, lean_transformers
 from tasks.policy.lean_transformers import transformers
+from tasks.policy.load_model import load_policy, load_tokenizer, save_model
 from tasks.policy.machine import PRECISION, use_machine
-from tasks.policy.model import load_policy, load_tokenizer, save_model
 from tasks.policy.optimizer import AdamW
 from tasks.trees.tables import read_rows
 

@@ -30,7 +30,7 @@ from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import SubStep
 from tasks.policy import first
 from tasks.policy import machine as policies
-from tasks.policy.model import save_model
+from tasks.policy.load_model import save_model
 from tasks.questions import choice, sources, tables, unusable, written
 from tasks.questions.contract import ExpertSettings, Rules
 from tasks.questions.entries import Entry, Problem, places_in, question_of

@@ -19,8 +19,8 @@ from tasks.gates import traces as trace_gate
 from tasks.ledger import substeps
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import SubStep
-from tasks.policy import model
-from tasks.policy.model import load_tokenizer, save_model
+from tasks.policy import load_model
+from tasks.policy.load_model import load_tokenizer, save_model
 from tasks.questions import tables
 from tasks.questions.sampled import Sampled, Teacher
 from tasks.rewards.scoring import score_trees
@@ -174,7 +174,7 @@ def fetch_teacher(step: SubStep, teacher: Teacher) -> Record:
 
     Raises OSError where it is not there, and ValueError where only code of its own can load it.
     """
-    weights, tokenizer = model.fetch_policy(
+    weights, tokenizer = load_model.fetch_policy(
         PretrainedPolicy(kind="pretrained", name=teacher.name, revision=teacher.revision, context=1)
     )
     save_model(weights, step.out / "policy")

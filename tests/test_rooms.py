@@ -68,7 +68,10 @@ def modules(*rooms):
     names = [file.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".") for file in files]
     engines = "tasks.engines"
     import_vllm = (
-        *(f"{engines}.vllm.process", f"{engines}.vllm.worker"),  # vLLM's own processes
+        *(
+            f"{engines}.vllm.engine_process",
+            f"{engines}.vllm.policy_worker",
+        ),  # vLLM's own processes
         f"{engines}.servers.nccl_transfer",
     )
     return [name.removesuffix(".__init__") for name in names if name not in import_vllm]

@@ -17,6 +17,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from flows.analysis import reading
 from flows.runs import cache, git, pipeline
+from params.schema.defaults import defaults
 
 # stages whose outs have digests
 MADE_BY = ("prepare", "cold_start", "reward_model", "reinforce", "evaluate")
@@ -85,7 +86,11 @@ def _value(recipe: Any, key: str) -> Any:
 
 
 def _changes(key: str, then: Any, now: Any) -> Iterator[str]:
-    """Yield the values of a section that have changed, each with its path."""
+    """Yield the values of a section that have changed, each with its path.
+
+    A key that is left out has its default.
+    """
+    then, now = (defaults().get(key) if value is None else value for value in (then, now))
     if isinstance(then, dict) and isinstance(now, dict):
         for name in [*then, *(now.keys() - then.keys())]:
             yield from _changes(f"{key}.{name}", then.get(name), now.get(name))
@@ -146,7 +151,7 @@ def _introduction(recipe: str, settings: Mapping[str, Any]) -> str:
         if policy["kind"] == "pretrained"
         else "random weights"
     )
-    tools = [*(settings["tools"] or {}), *(settings["environment"] or {})]
+    tools = [*(settings["tools"] or {}), *(settings.get("environment") or {})]
     acts = f" that acts with {', '.join(tools)}" if tools else ""
     return (
         f"# {recipe}\n\nA language model{acts}, trained by reinforcement learning with Beamline: "

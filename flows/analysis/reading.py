@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from params.run_folders import RunFolders
 from tasks import recipes
 from tasks.dialects.tags import TagsReader
 from tasks.trees.dialogue import OTHER_TAGS
@@ -56,7 +57,7 @@ def open_reader(recipe_name: str, project: Path, specs: Sequence[ToolSpec] | Non
     ``specs`` are the agent's tools; None: they are opened to ask them.
     """
     from tasks.dialects import open_dialect  # with transformers, which takes seconds to import
-    from tasks.policy.model import load_tokenizer
+    from tasks.policy.load_model import load_tokenizer
 
     folder = project / "models" / recipe_name / "trained"
     if not folder.is_dir():
@@ -85,7 +86,7 @@ def specs_of(recipe_name: str, project: Path) -> list[ToolSpec]:
         ]
         if not recipe.tools:
             return acts
-        corpus = Path("data", recipe_name, "corpus")
+        corpus = RunFolders(recipe_name).corpus
         opened = open_environment(recipe.tools, {}, 1, corpus)
         return [*acts, *stack.enter_context(opened).specs]
 

@@ -29,6 +29,7 @@ from flows.runs import git, ledger_mirror
 from flows.tracking import agent_report
 from flows.tracking.progress import Progress
 from flows.tracking.run import stage_run
+from params.run_folders import RunFolders
 from params.schema.chat import ChatBudget, ChatLimits
 from params.schema.recipe import Recipe
 from tasks import recipes
@@ -161,7 +162,7 @@ def run(trying: Trying) -> Path:
     name, recipe, args = trying.name, trying.recipe, trying.chosen
     all_variants = variants(args.agents, args.pages, args.condensers)
     results: dict[str, list[dict[str, Any]]] = {}
-    page = Path("reports", name, f"{args.report}.md")
+    page = RunFolders(name).reports / f"{args.report}.md"
     with ExitStack() as stack:
         opened = stage_run(name, "agents", _key(trying, all_variants), _tags(args))
         tracked = stack.enter_context(opened)
@@ -169,7 +170,7 @@ def run(trying: Trying) -> Path:
             word: stack.enter_context(open_model(choice, recipe, _limits(args), f"{name}-agents"))
             for word, choice in trying.choices.items()
         }
-        workers, corpus = recipe.machine.threads, Path("data", name, "corpus")
+        workers, corpus = recipe.machine.threads, RunFolders(name).corpus
         environment = stack.enter_context(
             open_environment(_tools(recipe, args), recipe.environment, workers, corpus)
         )
@@ -310,7 +311,7 @@ def checked(args: argparse.Namespace, ledger: Ledger) -> Trying:
             faults.append(f"{'--model' if word == OWN else '--condensers'}: {error}")
     if faults:
         raise ValueError("\n".join(faults))
-    corpus = Path("data", args.recipe, "corpus")
+    corpus = RunFolders(args.recipe).corpus
     return Trying(
         name=args.recipe,
         recipe=recipe,

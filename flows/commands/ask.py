@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING
 
 from flows import end_import_phase, exit_fast
 from flows.host.transcript import ENDINGS, Transcript
+from params.run_folders import RunFolders
 from params.schema.recipe import Recipe
 from tasks import recipes
 from tasks.dialects import open_dialect
 from tasks.dialects.contract import Dialect
 from tasks.engines import ENGINES, Engine
-from tasks.environments import open_environment
 from tasks.ledger.artifacts import Artifact
+from tasks.recipes.opening import open_recipe
 from tasks.rollouts.watched import WatchedEngine, watched
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tables import load_questions
@@ -93,10 +94,7 @@ def opened(name: str, recipe: Recipe, policy: Path, seed: int, heat: float) -> I
     from tasks.rollouts.rounds import Setting
 
     use_machine(recipe.machine)
-    corpus = Path("data", name, "corpus")
-    with open_environment(
-        recipe.tools, recipe.environment, recipe.machine.threads, corpus
-    ) as environment:
+    with open_recipe(recipe, RunFolders(name).corpus) as environment:
         actor = POLICIES.load_learner(policy, recipe.machine)
         transcript = Transcript.to_terminal(actor.tokenizer)
         sampling = ENGINES[agent.engine.kind].open(
@@ -120,7 +118,7 @@ def opened(name: str, recipe: Recipe, policy: Path, seed: int, heat: float) -> I
 
 def policy_folder(name: str, policy: Path | None) -> Path:
     """Return the folder of the policy that is asked. Raises ValueError where there is none."""
-    folders = [policy] if policy else [Path("models", name, agent) for agent in AGENTS]
+    folders = [policy] if policy else [RunFolders(name).models / agent for agent in AGENTS]
     policies = [folder for folder in folders if (folder / "config.json").is_file()]
     if policies:
         return policies[0]
@@ -134,7 +132,7 @@ def task(name: str, split: str, number: int | None, seed: int) -> Question:
 
     Raises ValueError for a split that is not there, and a number outside it.
     """
-    file = Path("data", name, "questions", f"{split}.parquet")
+    file = RunFolders(name).split(split)
     if not file.is_file():
         raise ValueError(f"{file} does not exist: run `make run RECIPE={name}` first")
     tasks = load_questions(file)

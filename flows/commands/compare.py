@@ -45,6 +45,7 @@ from flows.tracking.comparison_tables import COLD_START, Result
 from flows.tracking.progress import Progress
 from flows.workers import substep_tasks
 from flows.workers.connection import name_process, prefect_server
+from params.run_folders import RunFolders
 from params.schema import algorithms
 from params.schema.recipe import Recipe
 from params.schema.suites import Suite
@@ -54,13 +55,13 @@ from tasks.comparison.budget import SPENT, Budget
 from tasks.comparison.comparison import Comparison, Variant
 from tasks.comparison.measure import Report, Spent, key_of, measure
 from tasks.comparison.variants import variants
-from tasks.environments import open_environment
 from tasks.ledger.artifacts import ROOT, Artifact
 from tasks.ledger.substeps import Ledger, SubStep
 from tasks.policy.machine import use_machine
+from tasks.recipes.opening import open_recipe, reader_of
 from tasks.training.iteration import Iteration
 from tasks.training.loop import replaying
-from tasks.training.setup import reader_of, reward_model_of
+from tasks.training.setup import reward_model_of
 
 BEFORE = ("champion", "prepare", "cold_start", "reward_model")  # stages that all variants share
 log = logging.getLogger(__name__)
@@ -103,23 +104,19 @@ def compare(
 @contextmanager
 def opened(name: str, recipe: Recipe, budget: str) -> Iterator[Comparison]:
     """Yield what all variants share; their environment stays open until the end of the block."""
-    data = Path("data", name)
-    corpus = Artifact.at(data / "corpus")
-    cold_start = Artifact.at(Path("models", name, "cold_start"))
-    with open_environment(
-        recipe.tools, recipe.environment, recipe.machine.threads, Path(corpus.path)
-    ) as environment:
+    folders = RunFolders(name)
+    with open_recipe(recipe, folders.corpus) as environment:
         yield Comparison(
             name=name,
             recipe=recipe,
             budget=Budget.parse(budget),
-            cold_start=cold_start,
-            questions=Artifact.at(data / "questions" / "train.parquet"),
-            test=Artifact.at(data / "questions" / "test.parquet"),
-            panel=Artifact.at(data / "panels" / "test.json"),
-            corpus=corpus,
+            cold_start=Artifact.at(folders.cold_start),
+            questions=Artifact.at(folders.split("train")),
+            test=Artifact.at(folders.split("test")),
+            panel=Artifact.at(folders.panel("test")),
+            corpus=Artifact.at(folders.corpus),
             environment=environment,
-            reader=reader_of(recipe, cold_start, environment),
+            reader=reader_of(recipe, folders.cold_start, environment),
             reward_model=reward_model_of(recipe, name),
         )
 

@@ -30,6 +30,7 @@ from flows.analysis import card, chat, frames, reading, trajectories
 from flows.analysis.trajectories import ScoredTree
 from flows.host import files
 from flows.tracking.progress import Progress
+from params.run_folders import RunFolders
 from tasks import recipes
 from tasks.rewards.contract import was_scored
 from tasks.trees.words import printable
@@ -88,12 +89,12 @@ def facts(scored: ScoredTree, row: Mapping[str, Any]) -> dict[str, Any]:
 
 def speaker(name: str, objects: bool) -> chat.Chat:
     """Return what reads the turns of a recipe's policy."""
-    from tasks.policy.model import load_tokenizer  # with torch: the policy's card needs none
+    from tasks.policy.load_model import load_tokenizer  # with torch: the policy's card needs none
 
     recipe = recipes.load(name, Path("params"))
     specs = reading.specs_of(name, HERE)
     dialect = reading.open_reader(name, HERE, specs)
-    tokenizer = load_tokenizer(str(Path("models", name, "trained")))
+    tokenizer = load_tokenizer(str(RunFolders(name).trained))
     return chat.Chat(dialect, specs, recipe.dialogue.system, tokenizer, objects)
 
 
@@ -101,7 +102,7 @@ def rows_of(name: str, split: str, iterations: Collection[int] | None) -> int:
     """Count the trajectories of a split."""
     if split == "test":
         return len(frames.answers(name))
-    file = Path("data", name, "trees", "rewards.parquet")
+    file = RunFolders(name).trees / "rewards.parquet"
     if not file.is_file():
         raise reading.missing(name, file)
     numbers = pq.read_table(file, columns=["iteration"])["iteration"]
@@ -126,7 +127,7 @@ def write_policy(name: str, license: str | None, target: Path) -> None:
     text = card.written(name, license)
     target.parent.mkdir(parents=True, exist_ok=True)
     with files.replaced(target) as partial:
-        shutil.copytree(Path("models", name, "trained"), partial, copy_function=linked)
+        shutil.copytree(RunFolders(name).trained, partial, copy_function=linked)
         (partial / "README.md").write_text(text)
         files.remove(target)
     print(f"{target}: the trained policy and its card")

@@ -19,12 +19,12 @@ from typing import Any
 
 from flows import end_import_phase, exit_fast
 from flows.tracking import figures, paper_figures
+from params.run_folders import RunFolders
 from params.schema.recipe import Recipe, algorithm_of
 from tasks import recipes
 from tasks.comparison import figure_data
-from tasks.dialects import open_dialect
-from tasks.environments import open_environment
 from tasks.learning.algorithm import CREDITED
+from tasks.recipes.opening import open_recipe, reader_of
 from tasks.rewards.scoring import Reader
 from tasks.trees.profiles import entropy_by_tool, pooled
 from tasks.trees.tables import load_trees, read_rows
@@ -37,7 +37,7 @@ def draw(name: str) -> tuple[list[Path], list[str]]:
 
     Raises ValueError with the file and the remedy where no run has left its tables.
     """
-    recipe, data = recipes.load(name, Path("params")), Path("data", name)
+    recipe, data = recipes.load(name, Path("params")), RunFolders(name).data
     if lacking := [file for file in NEEDED if not (data / file).is_file()]:
         raise ValueError(
             f"{data / lacking[0]} does not exist: train first (make run RECIPE={name}), or fetch a "
@@ -52,7 +52,7 @@ def draw(name: str) -> tuple[list[Path], list[str]]:
     }
     drawn, missing = [], []
     for key, make in makers.items():
-        file = Path("reports", name, "figures", f"{key}.png")
+        file = RunFolders(name).reports / "figures" / f"{key}.png"
         try:
             figures.save(make(), file)
             drawn.append(file)
@@ -97,12 +97,9 @@ def _entropies(name: str, recipe: Recipe, data: Path, iterations: int) -> Any:
 
 def _reader(name: str, recipe: Recipe, data: Path) -> Reader:
     """Return what reads the agent's turns: the recipe's dialect, for its tokenizer."""
-    from tasks.policy.model import load_tokenizer  # with torch: the curves need none
-
-    tokenizer = load_tokenizer(str(Path("models", name, "trained")))
-    tools = (recipe.tools, recipe.environment, recipe.machine.threads, data / "corpus")
-    with open_environment(*tools) as environment:
-        return open_dialect(recipe.dialect, tokenizer, recipe.dialogue, environment.specs)
+    folders = RunFolders(name)
+    with open_recipe(recipe, folders.corpus) as environment:
+        return reader_of(recipe, folders.trained, environment)
 
 
 def _advantages(recipe: Recipe, data: Path, iterations: int) -> Any:

@@ -31,7 +31,7 @@ from params.schema.addresses import LOOPBACK
 from params.schema.recipe import Recipe
 from tasks import recipes
 from tasks.engines import ENGINES
-from tasks.engines.servers.guard import SHORTEST, TOKEN
+from tasks.engines.servers.token_guard import SHORTEST, TOKEN
 from tasks.learning.channel import ADDRESS, SECRET
 from tasks.learning.learner_group import HOST, LAUNCH, launch_command
 

@@ -24,9 +24,8 @@ from flows.host.gpu_memory import Memory
 from flows.host.gpu_seconds import Seconds
 from flows.host.model_shape import Shape
 from flows.host.remedies import Remedy
-from params.schema import recipe as schema
 from params.schema.algorithms import Algorithm
-from params.schema.recipe import Recipe
+from params.schema.recipe import Recipe, algorithm_of
 from tasks import recipes
 
 PARAMS = Path("params")
@@ -62,7 +61,7 @@ def read(name: str) -> Planned:
     return Planned(
         name,
         recipe,
-        schema.algorithm_of(recipe, PARAMS),
+        algorithm_of(recipe, PARAMS),
         config,
         model_shape.shape_of(config, recipe.lora),
     )

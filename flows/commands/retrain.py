@@ -30,13 +30,12 @@ from flows.runs import champions, equal_code, git, pipeline, recipe_list, transf
 from flows.runs.dvc_command import INTERRUPTED, RUN, KilledError
 from flows.tracking.run import send_unsent
 from params import overrides, strict_yaml
+from params.run_folders import RunFolders
 from params.schema.base import SOURCES
 from tasks import chat, recipes
 from tasks.extensions.named import OWN
 from tasks.questions.files import check_folder
 from tasks.tools import web_cache
-
-VERDICT = "reports/{}/verdict.json"
 
 REMEDY = "commit them, stash them (git stash), or run with --here"
 
@@ -145,7 +144,7 @@ def is_overtaken(recipe: str, branch: str) -> bool:
     A run that was not promoted only because the registry was unreachable is promoted now.
     """
     commit = git.resolve(branch)
-    if not git.committed(VERDICT.format(recipe), at=commit):
+    if not git.committed(RunFolders(recipe).verdict.as_posix(), at=commit):
         return False
     try:
         print(f"retrain: {champions.promote(recipe, commit)}")
@@ -159,7 +158,7 @@ def is_overtaken(recipe: str, branch: str) -> bool:
 
 def after_commit(recipe: str, commit: str) -> None:
     """Promote the run's policy if its verdict says so. Safe to call again after a kill."""
-    if not git.committed(VERDICT.format(recipe), at=commit):
+    if not git.committed(RunFolders(recipe).verdict.as_posix(), at=commit):
         print(f"retrain: not promoted: dvc.yaml has no stage that writes a verdict on {recipe}")
         return
     try:
@@ -313,7 +312,7 @@ def from_the_first_of(changed: Collection[str]) -> Sequence[str]:
 
 def _table(recipe: str) -> str:
     """Return the table of the last evaluation."""
-    table = Path("reports") / recipe / "table.md"
+    table = RunFolders(recipe).table
     return table.read_text() if table.exists() else f"{table} was not written"
 
 

@@ -12,10 +12,10 @@ import math
 import shutil
 from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
 
 from safetensors import safe_open
 
+from params.run_folders import RunFolders
 from params.schema.algorithms import MOST_BATCHES, Algorithm
 from params.schema.prepare import Policy, TinyPolicy
 from params.schema.recipe import Recipe
@@ -159,7 +159,7 @@ def _kept(settings: Reinforce) -> int:
 
 def weights_of(name: str, policy: Policy) -> int | None:
     """Return the bytes of a recipe's policy, of the initial one or computed; None if unknown."""
-    initial = Path("models", name, "initial")
+    initial = RunFolders(name).initial
     if initial.is_dir():
         size = sum(file.stat().st_size for file in initial.glob("*.safetensors"))
         half = "float16" in json.loads((initial / "config.json").read_text()).get("dtype", "")
@@ -169,7 +169,7 @@ def weights_of(name: str, policy: Policy) -> int | None:
 
 def adapter_of(name: str, lora: Lora) -> int | None:
     """Return the bytes of an adapter of a recipe's policy; None if there is no policy yet."""
-    files = [*Path("models", name, "initial").glob("*.safetensors")]
+    files = [*RunFolders(name).initial.glob("*.safetensors")]
     adapted = tuple(f".{module}.weight" for module in lora.modules)
     sides = 0
     for file in files:

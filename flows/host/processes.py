@@ -153,7 +153,8 @@ def _is_stage(process: psutil.Process, command: Sequence[str], root: Path) -> bo
 
 def _is_sampler(process: psutil.Process, command: Sequence[str], root: Path) -> bool:
     inside = (
-        command[1:2] == ["-c"] and "from tasks.engines.transformers import worker" in command[2]
+        command[1:2] == ["-c"]
+        and "from tasks.engines.transformers import sampling_worker" in command[2]
     )
     return inside and _is_in(process, root)
 

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from flows.analysis import reading
 from flows.tracking import traces
+from params.run_folders import RunFolders
 from params.schema.reinforce import Reinforce
 from tasks.ledger.substeps import SubStep
 from tasks.rewards.contract import was_scored
@@ -43,7 +44,7 @@ log = logging.getLogger(__name__)
 
 def open_tables(recipe: str) -> dict[str, pa.Table]:
     """Return the tables of a run's trees. Raises ValueError with the file and the remedy."""
-    folder = Path("data", recipe, "trees")
+    folder = RunFolders(recipe).trees
     tables: dict[str, pa.Table] = {}
     for name in (*NEEDED, *OPTIONAL):
         file = folder / f"{name}.parquet"
@@ -268,7 +269,7 @@ def traced(
 
     They are derived from the ledger's records, as the run derived them.
     """
-    file = Path("data", recipe, "records", "reinforce.jsonl")
+    file = RunFolders(recipe).records("reinforce")
     if not file.is_file() or not settings.trace_questions:
         return {}
     digests: dict[tuple[int, str], str] = {}  # iteration and artifact -> digest

@@ -12,6 +12,7 @@ from typing import Any
 from flows.tracking import comparison_report
 from flows.tracking import comparison_tables as tables
 from flows.tracking.comparison_tables import COLD_START, Result
+from params.run_folders import RunFolders
 from params.schema.recipe import Recipe, algorithm_of
 from tasks.evaluate import MEASURES
 from tasks.trees import panels
@@ -22,7 +23,7 @@ DIGITS = 6  # of numbers in a page
 
 def of_run(name: str, recipe: Recipe) -> dict[str, Any]:
     """Return results, curves and settings of a recipe's run; without an evaluation, no results."""
-    reports = Path("reports", name)
+    reports = RunFolders(name).reports
     measured = _json(reports / "metrics.json")
     panel, gained = measured.pop("panel", None), measured.pop("differences", {})
     verdict = _json(reports / "verdict.json")
@@ -41,7 +42,7 @@ def of_run(name: str, recipe: Recipe) -> dict[str, Any]:
         "verdict": f"{'promote' if verdict['promote'] else 'reject'}: {verdict['reason']}"
         if verdict
         else "",
-        "curve": _curve(Path("data", name, "curve.csv")),
+        "curve": _curve(RunFolders(name).curve),
         "algorithm": recipe.reinforce.algorithm,
         "branching": algorithm.branching,
         "rule": {
@@ -77,7 +78,7 @@ def committed(recipe: str) -> list[Result]:
     Only those of the cold start's panel count, since others answered other questions, and none of
     an older form. Raises ValueError where there are none.
     """
-    folder = Path("reports", recipe, "comparison")
+    folder = RunFolders(recipe).reports / "comparison"
     documents = [json.loads(file.read_text()) for file in sorted(folder.glob("*/seed-*.json"))]
     read = [
         comparison_report.read(recipe, one["variant"], one["seed"], one["key"]) for one in documents

@@ -77,17 +77,17 @@ def fetch(recipe: str, into: Path) -> Champion | None:
     """Write the recipe's champion into the recipe's file ``into``, under its key ``champion``.
 
     The stage ``champion`` restores its files from there, so the run's commit records what it was
-    compared with. The rest of the file stays as it is. Raises as ``current``, and ValueError for a
-    file without that key.
+    compared with. The rest of the file stays as it is; a file that leaves the key out gets it at
+    its end. Raises as ``current``, and ValueError for a file that has the key twice.
     """
     current_champion = current(recipe)
     text = into.read_text()
-    written, times = PINNED.subn(f"champion: {_inline(current_champion)}\n", text)
-    if times != 1:
-        raise ValueError(
-            f"{into} has {times} lines that begin with 'champion:': it needs one, as in "
-            "'champion: null'"
-        )
+    entry = f"champion: {_inline(current_champion)}\n"
+    written, times = PINNED.subn(entry, text)
+    if times > 1:
+        raise ValueError(f"{into} has {times} lines that begin with 'champion:': keep one")
+    if not times and current_champion:
+        written = text.rstrip("\n") + "\n" + entry
     if written != text:
         with files.replaced(into) as partial:
             partial.write_text(written)

@@ -1,11 +1,13 @@
 """Open DVC's repository; run DVC as a child process that always ends with its caller.
 
-Run as a program, this module is the ``dvc`` command in the form that ``reproduce`` needs. DVC is
-imported where it is used: most calls do without, and the import takes a second.
+Run as a program, this module is the ``dvc`` command in the form that ``reproduce`` needs, and also
+``beamline dvc``. DVC is imported where it is used: most calls do without, and the import takes a
+second.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -144,8 +146,9 @@ def _interrupt(process: subprocess.Popen[bytes], grace: float) -> None:
 
 
 def _dvc(arguments: list[str]) -> int:
-    """Run the ``dvc`` command without DVC's closing messages: the stage's output comes last."""
+    """Run the ``dvc`` command; for a caller of ours, only stages and warnings print."""
     end_import_phase()
+    by_hand = PARENT not in os.environ
     die_with_parent()
     if arguments[:1] == ["--cd"]:  # DVC's own --cd comes after the lock
         os.chdir(arguments[1])
@@ -153,7 +156,8 @@ def _dvc(arguments: list[str]) -> int:
     from dvc.cli import main
     from dvc.ui import ui
 
-    ui.enable = lambda: None
+    if not by_hand:
+        ui.enable = lambda: None  # the stage's output comes last
     logging.getLogger("dvc").propagate = False  # Prefect, if it is loaded, would print all again
     killed: list[str] = []  # DVC's exit status does not tell
 
@@ -244,6 +248,33 @@ def _mend_files_of_dvc() -> None:
     dvcfile.modify_yaml = modified
     StageCache._load_cache = _run
     StageCache._load = _newest_run
+    _fill_recipes_of_dvc()
+
+
+@functools.cache
+def _fill_recipes_of_dvc() -> None:
+    """Have DVC read a key that a recipe leaves out with its default, in this process.
+
+    DVC itself refuses a file without a key that dvc.yaml names.
+    """
+    from dvc.dependency import ParamsDependency
+
+    read = ParamsDependency.read_params
+
+    def filled(dependency: Any, *arguments: Any, **options: Any) -> dict[str, Any]:
+        values = read(dependency, *arguments, **options)
+        return _defaults_of(set(dependency.params) - set(values)) | values
+
+    ParamsDependency.read_params = filled
+
+
+def _defaults_of(keys: set[str]) -> dict[str, Any]:
+    """Return the defaults of those keys that a recipe may leave out."""
+    if not keys:
+        return {}
+    from params.schema.defaults import defaults  # half a second, for such recipes alone
+
+    return {key: defaults()[key] for key in keys & defaults().keys()}
 
 
 def _run(runs: Any, key: str, name: str) -> Any:

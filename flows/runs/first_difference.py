@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from flows.runs import cache, file_difference, git, pipeline
 from flows.runs.file_difference import NOTHING, ChangedValue, shown
+from params.run_folders import RunFolders
 
 
 class _Line(BaseModel):
@@ -68,7 +69,7 @@ def first_difference(
         inputs = _inputs(old, new, now, commit)
         outs = _changed(_digests(old, "outs"), _digests(new, "outs"))
         name, _, recipe = stage.partition("@")
-        file = Path("data", recipe, "records", f"{name}.jsonl")
+        file = RunFolders(recipe).records(name)
         sub_step, details = _first_record(_records(before / file), _records(now / file))
         if inputs or outs or sub_step:
             return StageDifference(stage, inputs, outs, sub_step, details)

@@ -9,9 +9,9 @@ from prefect import flow
 from flows.tracking.progress import Progress
 from flows.tracking.run import Run, stage_run
 from flows.workers import stage, substep_tasks
+from params.run_folders import RunFolders
 from tasks import recipes
-from tasks.cold_start import ColdStartInputs
-from tasks.cold_start import cold_start as fine_tune
+from tasks.cold_start import ColdStartInputs, cold_start
 from tasks.learning.learner_group import Learners, open_learners
 from tasks.ledger import artifacts, keys
 from tasks.ledger.artifacts import Artifact, Record
@@ -20,16 +20,16 @@ from tasks.policy import champion
 
 
 @flow(name="cold_start")
-def cold_start(name: str) -> None:
+def cold_start_flow(name: str) -> None:
     """Make ``models/<recipe>/cold_start``, which reinforcement learning begins with.
 
     It is ``models/<recipe>/initial`` after the traces, or as it is where the recipe has no cold
     start; the champion as it is, where the recipe starts there and has one.
     """
     recipe = recipes.load(name, Path("params"))
-    initial = Artifact.at(Path("models", name, "initial"))
-    traces = Artifact.at(Path("data", name, "traces.parquet"))
-    reigning = champion.policy(Path("models", name, "champion"))
+    folders = RunFolders(name)
+    initial, traces = Artifact.at(folders.initial), Artifact.at(folders.traces)
+    reigning = champion.policy(folders.champion)
     begins = reigning if recipe.start == "champion" else None
     key = keys.stage_key(recipe, initial, traces)
     with (
@@ -48,14 +48,14 @@ def cold_start(name: str) -> None:
             print("cold_start: " + ("the champion as it is" if begins else "no champion yet"))
         if not recipe.cold_start and not begins:
             print("cold_start: none, the first policy as it is")
-        artifacts.publish(policy, Path("models", name, "cold_start"))
-        artifacts.publish_records(records, Path("data", name, "records", "cold_start.jsonl"))
+        artifacts.publish(policy, folders.cold_start)
+        artifacts.publish_records(records, folders.records("cold_start"))
 
 
 def _fine_tuned(step: SubStep, inputs: ColdStartInputs, run: Run, learners: Learners) -> Record:
     """Fine-tune with a progress bar, and log the curve."""
     progress = Progress("cold start", inputs.settings.steps)
-    record = fine_tune(step, inputs, advance=progress.reach, learners=learners)
+    record = cold_start(step, inputs, advance=progress.reach, learners=learners)
     progress.close()
     for point in record["curve"]:
         values = {name: value for name, value in point.items() if name != "step"}
@@ -64,4 +64,4 @@ def _fine_tuned(step: SubStep, inputs: ColdStartInputs, run: Run, learners: Lear
 
 
 if __name__ == "__main__":
-    stage.main(cold_start)
+    stage.main(cold_start_flow)

@@ -15,18 +15,16 @@ from flows.tracking.outcome_report import outcome_metrics, panel_tags, rows_by_m
 from flows.tracking.progress import Progress
 from flows.tracking.run import stage_run
 from flows.workers import stage, substep_tasks
+from params.run_folders import RunFolders
 from tasks import recipes
-from tasks.dialects import open_dialect
-from tasks.environments import open_environment
-from tasks.evaluate import EvaluateInputs, success_rows, table_rows
-from tasks.evaluate import evaluate as compare
+from tasks.evaluate import EvaluateInputs, evaluate, success_rows, table_rows
 from tasks.evaluation.exam import Exam, answer, rewards_of, verdicts_of
 from tasks.ledger import artifacts, keys
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import SubStep
 from tasks.policy import champion
 from tasks.policy.machine import use_machine
-from tasks.policy.model import load_tokenizer
+from tasks.recipes.opening import open_recipe, reader_of
 from tasks.rewards import judging
 from tasks.tools import recording
 from tasks.tools.recording import CALLS, Origin
@@ -34,24 +32,20 @@ from tasks.trees import panels
 
 
 @flow(name="evaluate")
-def evaluate(name: str) -> None:
+def evaluate_flow(name: str) -> None:
     """Write ``reports/<recipe>`` (metrics and table) and ``data/<recipe>/evaluation.parquet``."""
     recipe = recipes.load(name, Path("params"))
-    policies = _policies(Path("models", name))
-    questions = Artifact.at(Path("data", name, "questions", "test.parquet"))
-    panel = Artifact.at(Path("data", name, "panels", "test.json"))
-    corpus = Artifact.at(Path("data", name, "corpus"))
+    folders = RunFolders(name)
+    policies = _policies(folders)
+    questions = Artifact.at(folders.split("test"))
+    panel = Artifact.at(folders.panel("test"))
+    corpus = Artifact.at(folders.corpus)
     use_machine(recipe.machine)
     key = keys.stage_key(recipe, questions, panel, corpus, *policies.values())
     with (
         substep_tasks.opened() as ledger,
         stage_run(name, "evaluate", key, stage.run_tags()) as run,
-        open_environment(
-            recipe.tools,
-            recipe.environment,
-            recipe.machine.threads,
-            Path(corpus.path),
-        ) as environment,
+        open_recipe(recipe, folders.corpus) as environment,
     ):
         step = SubStep(name, "evaluate", 0, recipe.seed, ledger)
         whole, size = panels.load(Path(panel.path)), recipe.evaluate.questions
@@ -59,21 +53,20 @@ def evaluate(name: str) -> None:
         first = slice_for(policies["trained"], policies.get("champion"), available, size)
         panel_summary = panels.summary(whole, first, size)
         run.set_tags(panel_tags(panel_summary))
-        tokenizer = load_tokenizer(policies["trained"].path)
-        reader = open_dialect(recipe.dialect, tokenizer, recipe.dialogue, environment.specs)
+        reader = reader_of(recipe, policies["trained"].path, environment)
         exam = Exam(recipe, questions, panel, corpus, environment, reader, first)
         answered = {
             name: _answered(exam, replace(step, stage=f"evaluate/{name}"), policy)
             for name, policy in policies.items()
         }
         rewards = {name: rewards_of(records) for name, records in answered.items()}
-        comparison = compare(
+        comparison = evaluate(
             step, EvaluateInputs(settings=recipe.evaluate, panel=panel_summary, **rewards)
         )
-        _publish(name, [*chain.from_iterable(answered.values()), comparison])
-        recording.publish_calls(recorded_calls(answered), Path("data", name, "calls", CALLS))
+        _publish(folders, [*chain.from_iterable(answered.values()), comparison])
+        recording.publish_calls(recorded_calls(answered), folders.calls / CALLS)
         verdicts = [verdicts_of(records) for records in answered.values()]
-        judging.publish_verdicts(verdicts, Path("data", name, "calls", judging.VERDICTS))
+        judging.publish_verdicts(verdicts, folders.calls / judging.VERDICTS)
         figures_by_name = outcome_metrics(rows_by_measure(comparison["rows"]))
         run.log_metrics(figures_by_name, step=0, at=comparison["finished"])
         run.log_table(table_rows(comparison["rows"]), "evaluation.json")
@@ -101,20 +94,21 @@ def recorded_calls(answered: Mapping[str, Sequence[Record]]) -> dict[Origin, Pat
     return {origin: file for origin, file in files.items() if file.exists()}
 
 
-def _policies(models: Path) -> dict[str, Artifact]:
+def _policies(folders: RunFolders) -> dict[str, Artifact]:
     """Return the policies that answer: cold start, trained, and the champion where there is one."""
-    policies = {name: Artifact.at(models / name) for name in ("cold_start", "trained")}
-    reigning = champion.policy(models / "champion")
+    begun, trained = Artifact.at(folders.cold_start), Artifact.at(folders.trained)
+    policies = {"cold_start": begun, "trained": trained}
+    reigning = champion.policy(folders.champion)
     return policies | ({"champion": reigning} if reigning else {})
 
 
-def _publish(recipe: str, records: Sequence[Record]) -> None:
+def _publish(folders: RunFolders, records: Sequence[Record]) -> None:
     """Write the outs of the stage; the last record is the comparison's."""
-    data, reports, comparison = Path("data", recipe), Path("reports", recipe), records[-1]
-    artifacts.publish_records(records, data / "records" / "evaluate.jsonl")
-    artifacts.publish(artifacts.output(comparison, "answers"), data / "evaluation.parquet")
-    artifacts.publish(artifacts.output(comparison, "metrics"), reports / "metrics.json")
-    artifacts.publish(artifacts.output(comparison, "table"), reports / "table.md")
+    comparison = records[-1]
+    artifacts.publish_records(records, folders.records("evaluate"))
+    artifacts.publish(artifacts.output(comparison, "answers"), folders.evaluation)
+    artifacts.publish(artifacts.output(comparison, "metrics"), folders.metrics)
+    artifacts.publish(artifacts.output(comparison, "table"), folders.table)
 
 
 def slice_for(candidate: Artifact, champion: Artifact | None, available: int, size: int) -> int:
@@ -129,4 +123,4 @@ def slice_for(candidate: Artifact, champion: Artifact | None, available: int, si
 
 
 if __name__ == "__main__":
-    stage.main(evaluate)
+    stage.main(evaluate_flow)

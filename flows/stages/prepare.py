@@ -14,22 +14,22 @@ from flows.tracking import gate_report
 from flows.tracking.progress import Progress
 from flows.tracking.run import stage_run
 from flows.workers import stage, substep_tasks
-from params.schema import recipe as schema
+from params.run_folders import RunFolders
 from params.schema.agent import Agent
 from params.schema.algorithms import Marks
 from params.schema.prepare import BenchmarkQuestions
-from params.schema.recipe import Recipe
+from params.schema.recipe import Recipe, named_sets
 from tasks import recipes
 from tasks.environments import open_environment
 from tasks.environments.contract import OpenEnvironment
 from tasks.ledger import artifacts, keys
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import SubStep
-from tasks.prepare import PrepareInputs
-from tasks.prepare import prepare as prepare_data
+from tasks.prepare import PrepareInputs, prepare
 from tasks.questions import choice
 from tasks.questions.sampled import Sampled
 from tasks.questions.sources import source_files
+from tasks.recipes.opening import open_recipe
 from tasks.rollout import RolloutInputs, rollout
 from tasks.select_traces import SelectInputs, fetch_teacher, rewriting_fault, select_traces
 from tasks.tools import recording
@@ -44,10 +44,10 @@ PORTION = 4  # batches of an engine that are sampled between two records in the 
 
 
 @flow(name="prepare")
-def prepare(name: str) -> None:
+def prepare_flow(name: str) -> None:
     """Fill ``data/<recipe>`` (questions, panels, corpus, traces), ``models/<recipe>/initial``."""
     recipe = recipes.load(name, Path("params"))
-    sets = schema.named_sets(recipe, Path("params"))
+    sets = named_sets(recipe, Path("params"))
     sources = source_files(recipe.prepare, recipe.tools, sets)
     file = recipe.evaluate.panel
     named = panels.load(file) if file else None
@@ -71,24 +71,24 @@ def prepare(name: str) -> None:
     ):
         step = SubStep(name, "prepare", 0, recipe.seed, ledger)
         opened = partial(open_environment, recipe.tools, recipe.environment, recipe.machine.threads)
-        preparation = prepare_data(step, inputs, open_environment=opened)
+        preparation = prepare(step, inputs, open_environment=opened)
         run.log_metrics(preparation["metrics"], step=0, at=preparation["finished"])
-        data, models = Path("data", name), Path("models", name)
-        write_panels(recipe, artifacts.output(preparation, "questions"), named, data / "panels")
+        folders = RunFolders(name)
+        write_panels(recipe, artifacts.output(preparation, "questions"), named, folders.panels)
         sampled = sample_traces(step, recipe, preparation)
         of_traces = sampled[-1] if sampled else preparation
         if sampled:
             run.log_metrics(of_traces["metrics"], step=0, at=of_traces["finished"])
-        artifacts.publish(artifacts.output(preparation, "questions"), data / "questions")
-        artifacts.publish(artifacts.output(of_traces, "traces"), data / "traces.parquet")
-        artifacts.publish(artifacts.output(of_traces, "dropped"), data / "dropped.parquet")
-        artifacts.publish(artifacts.output(preparation, "corpus"), data / "corpus")
-        artifacts.publish(artifacts.output(of_traces, "gates"), data / "gates" / "prepare")
-        artifacts.publish(artifacts.output(preparation, "initial"), models / "initial")
+        artifacts.publish(artifacts.output(preparation, "questions"), folders.questions)
+        artifacts.publish(artifacts.output(of_traces, "traces"), folders.traces)
+        artifacts.publish(artifacts.output(of_traces, "dropped"), folders.dropped)
+        artifacts.publish(artifacts.output(preparation, "corpus"), folders.corpus)
+        artifacts.publish(artifacts.output(of_traces, "gates"), folders.gates("prepare"))
+        artifacts.publish(artifacts.output(preparation, "initial"), folders.initial)
         recording.publish_calls(
-            recorded_calls(preparation, sampled), data / "calls_of_prepare" / CALLS
+            recorded_calls(preparation, sampled), folders.calls_of_prepare / CALLS
         )
-        artifacts.publish_records([preparation, *sampled], data / "records" / "prepare.jsonl")
+        artifacts.publish_records([preparation, *sampled], folders.records("prepare"))
 
 
 def write_panels(recipe: Recipe, questions: Artifact, named: Panel | None, folder: Path) -> None:
@@ -153,9 +153,7 @@ def sample_traces(step: SubStep, recipe: Recipe, preparation: Record) -> list[Re
     agent = recipes.agent_of(recipe)
     if fault := rewriting_fault(student, teacher, agent):
         raise ValueError(fault)
-    with open_environment(
-        recipe.tools, recipe.environment, recipe.machine.threads, Path(corpus.path)
-    ) as environment:
+    with open_recipe(recipe, Path(corpus.path)) as environment:
         sampling = Sampling(expert, agent, teacher, questions, corpus, environment)
         rolled_out = roll_out(sampling, replace(step, stage=SAMPLED))
         inputs = SelectInputs(
@@ -240,4 +238,4 @@ def roll_out(sampling: Sampling, step: SubStep) -> list[Record]:
 
 
 if __name__ == "__main__":
-    stage.main(prepare)
+    stage.main(prepare_flow)

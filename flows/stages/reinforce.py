@@ -16,31 +16,33 @@ from flows.tracking.alarm_report import AlarmWatch
 from flows.tracking.progress import Progress
 from flows.tracking.run import Run, stage_run
 from flows.workers import stage, substep_tasks
+from params.run_folders import RunFolders
 from params.schema.recipe import algorithm_of
 from tasks import recipes
 from tasks.collect import collect, publish_collected
-from tasks.environments import open_environment
 from tasks.learning.learner_group import open_learners
 from tasks.ledger import artifacts, keys
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import SubStep
 from tasks.policy import checkpoint
 from tasks.policy.machine import use_machine
+from tasks.recipes.opening import open_recipe, reader_of
 from tasks.training.curves import Seconds
 from tasks.training.inputs import collect_inputs
 from tasks.training.iteration import Iteration, in_order, policy_of, validated_in
 from tasks.training.loop import replaying, train
-from tasks.training.setup import Training, reader_of, reward_model_of
+from tasks.training.setup import Training, reward_model_of
 from tasks.training.validating import exam_of, published
 
 
 @flow(name="reinforce")
-def reinforce(name: str) -> None:
+def reinforce_flow(name: str) -> None:
     """Train ``models/<recipe>/cold_start`` into ``models/<recipe>/trained``; keep all trees."""
     recipe = recipes.load(name, Path("params"))
-    questions = Artifact.at(Path("data", name, "questions", "train.parquet"))
-    corpus = Artifact.at(Path("data", name, "corpus"))
-    policy = Artifact.at(Path("models", name, "cold_start"))
+    folders = RunFolders(name)
+    questions = Artifact.at(folders.split("train"))
+    corpus = Artifact.at(folders.corpus)
+    policy = Artifact.at(folders.cold_start)
     reward_model = reward_model_of(recipe, name)
     use_machine(recipe.machine)
     learned = [reward_model.model, reward_model.trees, reward_model.rewards] if reward_model else []
@@ -48,13 +50,11 @@ def reinforce(name: str) -> None:
     with (
         substep_tasks.opened() as ledger,
         stage_run(name, "reinforce", key, stage.run_tags()) as run,
-        open_environment(
-            recipe.tools, recipe.environment, recipe.machine.threads, Path(corpus.path)
-        ) as environment,
+        open_recipe(recipe, folders.corpus) as environment,
         gate_report.pages(name),
         open_learners(recipe.machine) as learners,
     ):
-        reader = reader_of(recipe, policy, environment)
+        reader = reader_of(recipe, policy.path, environment)
         training = Training(
             start=SubStep(name, "reinforce", 0, recipe.seed, ledger),
             recipe=recipe,
@@ -110,22 +110,20 @@ def publish(training: Training, run: Run, iterations: list[Iteration]) -> None:
     Raises GateError, since a policy whose trajectories fail a gate is not published, and
     PrunedError where the policy to publish is gone.
     """
-    recipe, name = training.recipe, training.start.recipe
-    data = Path("data", name)
+    recipe, folders = training.recipe, RunFolders(training.start.recipe)
     inputs = collect_inputs(training, iterations)
-    publish_collected(inputs, collect(training.start, inputs), data)
+    publish_collected(inputs, collect(training.start, inputs), folders.data)
     best = published(training, iterations)
     reinforce_report.report_published(run, best, validated_in(iterations), recipe)
-    trained = Path("models", name, "trained")
-    artifacts.publish(policy_of(iterations[best]), trained, checkpoint.merged)
+    artifacts.publish(policy_of(iterations[best]), folders.trained, checkpoint.merged)
     (update,) = iterations[best]["update"]
     records = [
         {**record, "published": True} if record is update else record
         for iteration in iterations
         for record in in_order(iteration)
     ]
-    artifacts.publish_records(records, data / "records" / "reinforce.jsonl")
+    artifacts.publish_records(records, folders.records("reinforce"))
 
 
 if __name__ == "__main__":
-    stage.main(reinforce)
+    stage.main(reinforce_flow)

@@ -14,6 +14,7 @@ from flows.tracking import figures
 from flows.tracking.progress import Progress
 from flows.tracking.run import Run, stage_run
 from flows.workers import stage, substep_tasks
+from params.run_folders import RunFolders
 from params.schema.recipe import Recipe
 from params.schema.reward_model import RewardModel
 from tasks import recipes
@@ -29,16 +30,17 @@ from tasks.tools.recording import CALLS, Origin
 
 
 @flow(name="reward_model")
-def reward_model(name: str) -> None:
+def reward_model_flow(name: str) -> None:
     """Make ``models/<recipe>/reward_model``; without the section, a file says that there is none.
 
     The cold start answers training questions that have labels, with the budget and the temperature
     of training but without branches, and the model learns which answers succeeded.
     """
     recipe = recipes.load(name, Path("params"))
-    questions = Artifact.at(Path("data", name, "questions", "train.parquet"))
-    corpus = Artifact.at(Path("data", name, "corpus"))
-    policy = Artifact.at(Path("models", name, "cold_start"))
+    folders = RunFolders(name)
+    questions = Artifact.at(folders.split("train"))
+    corpus = Artifact.at(folders.corpus)
+    policy = Artifact.at(folders.cold_start)
     key = keys.stage_key(recipe, questions, corpus, policy)
     records: list[Record] = []
     published = None
@@ -57,31 +59,26 @@ def reward_model(name: str) -> None:
             published = PublishedRewardModel(artifacts.output(records[-1], "model"), trees, rewards)
         else:
             print("reward_model: none")
-        publish_recorded(records, Path("data", name, "calls_of_reward_model"))
-        published_model.publish(Path("models", name, "reward_model"), published)
-        artifacts.publish_records(records, Path("data", name, "records", "reward_model.jsonl"))
+        publish_recorded(records, folders.calls_of_reward_model)
+        published_model.publish(folders.reward_model, published)
+        artifacts.publish_records(records, folders.records("reward_model"))
 
 
 def labelled(
     step: SubStep, recipe: Recipe, policy: Artifact, questions: Artifact, corpus: Artifact
 ) -> list[Record]:
     """Choose questions with labels, answer and score them; return the three records."""
-    from tasks.dialects import open_dialect
-    from tasks.environments import open_environment
     from tasks.evaluation.exam import Exam, answer
     from tasks.policy.machine import use_machine
-    from tasks.policy.model import load_tokenizer
+    from tasks.recipes.opening import open_recipe, reader_of
     from tasks.reward_model import LabelInputs, labelled_questions
 
     assert recipe.reward_model
     use_machine(recipe.machine)
     labels = recipes.labels_of(recipe)
     record = labelled_questions(step, LabelInputs(questions, labels, recipe.reward_model.questions))
-    with open_environment(
-        recipe.tools, recipe.environment, recipe.machine.threads, Path(corpus.path)
-    ) as environment:
-        tokenizer = load_tokenizer(policy.path)
-        reader = open_dialect(recipe.dialect, tokenizer, recipe.dialogue, environment.specs)
+    with open_recipe(recipe, Path(corpus.path)) as environment:
+        reader = reader_of(recipe, policy.path, environment)
         exam = Exam(
             recipe,
             artifacts.output(record, "questions"),
@@ -109,8 +106,7 @@ def trained(
     run: Run,
 ) -> Record:
     """Train the first model with a progress bar; log its curve, its metrics and a figure."""
-    from tasks.reward_model import RewardModelInputs
-    from tasks.reward_model import reward_model as train
+    from tasks.reward_model import RewardModelInputs, reward_model
 
     inputs = RewardModelInputs(
         policy=policy,
@@ -124,7 +120,7 @@ def trained(
         machine=recipe.machine,
     )
     progress = Progress("reward model", section.steps)
-    record = train(step, inputs, advance=progress.reach)
+    record = reward_model(step, inputs, advance=progress.reach)
     progress.close()
     for point in record["curve"]:
         run.log_metrics({"loss": point["loss"]}, step=int(point["step"]), at=record["finished"])
@@ -169,4 +165,4 @@ def described(metrics: dict[str, float]) -> str:
 
 
 if __name__ == "__main__":
-    stage.main(reward_model)
+    stage.main(reward_model_flow)

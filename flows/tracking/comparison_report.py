@@ -13,6 +13,7 @@ from flows.host import files
 from flows.tracking import comparison_tables as tables
 from flows.tracking import figures
 from flows.tracking.comparison_tables import COLD_START, Result
+from params.run_folders import RunFolders
 
 LONGEST_NAME = 100  # characters of a folder's name, of the 255 that file systems allow
 
@@ -28,7 +29,7 @@ def slug(variant: str) -> str:
 
 def place(recipe: str, variant: str, seed: int) -> Path:
     """Return the file of one result."""
-    return Path("reports", recipe, "comparison", slug(variant), f"seed-{seed}.json")
+    return RunFolders(recipe).reports / "comparison" / slug(variant) / f"seed-{seed}.json"
 
 
 def read(recipe: str, variant: str, seed: int, key: str) -> Result | None:
@@ -93,7 +94,7 @@ def write(
     ``budget``: the kind of cost that training curves are drawn against. ``baseline``: the variant
     that the others are compared with; without one, or while it has no result, the best so far.
     """
-    folder = Path("reports", recipe)
+    folder = RunFolders(recipe).reports
     rows = tables.table_rows(results, resamples)
     with files.replaced(folder / "comparison.md") as partial:
         partial.write_text(tables.report(results, rows, resamples, baseline))

@@ -57,7 +57,7 @@ def learning_curve(
     fraction). ``validation``: policies that were asked the validation questions, with
     ``iteration``, ``success`` and the bounds of its interval, ``success_low`` and ``success_high``.
     """
-    _need(rows, "learning curve", "iteration", "reward", "success")
+    need_columns(rows, "learning curve", "iteration", "reward", "success")
     rows = sorted(rows, key=lambda row: row["iteration"])
     iteration = np.array([row["iteration"] for row in rows], dtype=float)
     figure = _figure(7.0, 5.6)
@@ -94,7 +94,7 @@ def entropy_around_tools(profile: Sequence[Mapping[str, float]]) -> Figure:
     first after the result), ``mean`` and ``standard_error`` (entropy over ln|V|). The first and the
     last iteration are drawn, each with a band of one standard error.
     """
-    _need(profile, "entropy profile", "iteration", "position", "mean", "standard_error")
+    need_columns(profile, "entropy profile", "iteration", "position", "mean", "standard_error")
     figure = _figure(7.0, 4.2)
     axes = figure.subplots()
     iterations = sorted({row["iteration"] for row in profile})
@@ -163,7 +163,7 @@ def success_by_kind(table: Sequence[Mapping[str, Any]]) -> Figure:
     ``table``: rows with ``kind``, ``agent`` (one of AGENTS), ``success``, ``low`` and ``high``
     (fractions). Kinds stand in the order of their first rows. A champion may be missing.
     """
-    _need(table, "success table", "kind", "agent", "success", "low", "high")
+    need_columns(table, "success table", "kind", "agent", "success", "low", "high")
     if unknown := {row["agent"] for row in table} - set(AGENTS):
         raise ValueError(f"success table: agent must be one of {list(AGENTS)}, got {unknown}")
     kinds = list(dict.fromkeys(row["kind"] for row in table))
@@ -192,7 +192,7 @@ def comparison(rows: Sequence[Mapping[str, Any]]) -> Figure:
     ``rows``: one a variant, with ``variant``, ``success``, ``low``, ``high`` (fractions) and
     ``by_seed`` (seed -> success), the cold start first, which is drawn as a line, too.
     """
-    _need(rows, "comparison", "variant", "success", "low", "high", "by_seed")
+    need_columns(rows, "comparison", "variant", "success", "low", "high", "by_seed")
     figure = _figure(7.0, 1.4 + 0.34 * len(rows))
     axes = figure.subplots()
     for height, row in enumerate(rows):
@@ -220,7 +220,9 @@ def training_curves(
     smoothed over an eighth of its iterations, where all seeds have values; the band goes from the
     lowest to the highest seed. A panel that no variant has values for is left out.
     """
-    _need([{"seeds": len(seeds) or None} for seeds in curves.values()], "training curves", "seeds")
+    need_columns(
+        [{"seeds": len(seeds) or None} for seeds in curves.values()], "training curves", "seeds"
+    )
     shown = [
         name
         for name in PANELS
@@ -288,7 +290,7 @@ def state_groups(rows: Sequence[Mapping[str, Any]]) -> Figure:
 
     ``rows``: one an iteration with ``iteration`` and ``sizes``, size -> steps, in equal order.
     """
-    _need(rows, "state groups", "iteration", "sizes")
+    need_columns(rows, "state groups", "iteration", "sizes")
     names = list(rows[0]["sizes"])
     counts = np.array([[row["sizes"][name] for name in names] for row in rows], np.float64)
     shares = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
@@ -323,7 +325,7 @@ def decisions(rows: Sequence[Mapping[str, Any]], threshold: float | None = None)
     ``added`` (branches that were started). ``threshold``: the rise above which a path branches
     (tasks/rollouts/branching.py), or None where no single value decides.
     """
-    _need(rows, "branching decisions", "position", "rise", "wanted", "added")
+    need_columns(rows, "branching decisions", "position", "rise", "wanted", "added")
     verdicts = [_verdict(row) for row in rows]
     figure = _figure(7.0, 4.4)
     axes = figure.subplots()
@@ -456,7 +458,7 @@ def _whole_numbers(axes: Axes) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(steps=[1, 2, 5, 10], integer=True))
 
 
-def _need(rows: Sequence[Mapping[str, Any]], name: str, *columns: str) -> None:
+def need_columns(rows: Sequence[Mapping[str, Any]], name: str, *columns: str) -> None:
     """Raise ValueError for no rows, or for a row without one of the columns."""
     if not rows:
         raise ValueError(f"{name}: there are no rows to draw")

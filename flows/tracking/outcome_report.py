@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.tracking.run import Run
+from params.run_folders import RunFolders
 from tasks.ledger.artifacts import digest
 
 # dataset below data/<recipe> -> context, which MLflow's list shows in brackets
@@ -56,20 +57,20 @@ def rows_by_measure(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, An
 
 def log_outcome(run: Run, recipe: str, seconds: Mapping[str, float]) -> None:
     """Log what ``reports/<recipe>`` has, the datasets, and the seconds of each stage by name."""
-    reports, data = Path("reports", recipe), Path("data", recipe)
+    folders = RunFolders(recipe)
     figures = {f"seconds/{stage}": value for stage, value in seconds.items()}
     figures["seconds/all"] = sum(seconds.values())
-    measured = _read(reports / "metrics.json")
+    measured = _read(folders.metrics)
     if panel := measured.pop("panel", None):
         run.set_tags(panel_tags(panel))
     gained = measured.pop("differences", {})
     figures |= outcome_metrics({f"{name} gained on": one for name, one in gained.items()})
     figures |= outcome_metrics(measured)
-    if verdict := _read(reports / "verdict.json"):
+    if verdict := _read(folders.verdict):
         figures["promote"] = float(verdict["promote"])
         run.set_tags({"verdict": _sentence(verdict)})
     run.log_metrics(figures, step=0, at=time.time())
-    run.log_datasets(datasets(data))
+    run.log_datasets(datasets(folders.data))
     if table := _table(recipe):
         run.set_tags({"mlflow.note.content": table})  # the description on the run's page
 
@@ -107,10 +108,10 @@ def show_in_prefect(recipe: str, page: str | None) -> None:
 
 def _table(recipe: str) -> str:
     """Return the table of the run with its verdict, as Markdown; "" where there is none."""
-    file = Path("reports", recipe, "table.md")
+    file = RunFolders(recipe).table
     if not file.exists():
         return ""
-    verdict = _read(Path("reports", recipe, "verdict.json"))
+    verdict = _read(RunFolders(recipe).verdict)
     return file.read_text() + (f"\nVerdict: {_sentence(verdict)}\n" if verdict else "")
 
 

@@ -22,8 +22,8 @@ from flows.tracking.figures import (
     _legend,
     _tidy,
     _whole_numbers,
+    need_columns,
 )
-from flows.tracking.figures import _need as _need_columns
 from tasks.comparison.figure_data import EDGES
 from tasks.trees.profiles import Profile
 
@@ -163,7 +163,7 @@ def scaling(rows: Sequence[Mapping[str, Any]], axis: str, seeds: int) -> Figure:
 
     ``rows``: ``value`` of the setting, ``success`` with ``low`` and ``high`` (shares).
     """
-    _need_columns(rows, "scaling", "value", "success", "low", "high")
+    need_columns(rows, "scaling", "value", "success", "low", "high")
     rows = sorted(rows, key=lambda row: row["value"])
     settings, success, low, high = (
         np.array([row[name] for row in rows], np.float64)

@@ -14,6 +14,7 @@ from flows.tracking import comparison_tables as tables
 from flows.tracking import figures, paper_figures
 from flows.tracking.comparison_report import slug
 from flows.tracking.comparison_tables import COLD_START, Result
+from params.run_folders import RunFolders
 from params.schema.suites import Part, Suite
 from tasks.trees import panels
 from tasks.trees.intervals import interval_over_seeds
@@ -25,7 +26,7 @@ WRITTEN_AS = {"tool_calls": "tool calls", "environment_steps": "environment step
 
 def place(recipe: str, suite: str) -> Path:
     """Return the page of a suite."""
-    return Path("reports", recipe, f"suite-{suite}.md")
+    return RunFolders(recipe).reports / f"suite-{suite}.md"
 
 
 def write(

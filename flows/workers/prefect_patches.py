@@ -7,8 +7,8 @@ where the rules on imports (pyproject.toml) put them:
   stage's own last line. DVC has no setting for it (related: treeverse/dvc#9239).
 - flows/tracking/store.py closes ``MlflowClient._tracking_client.store.engine``, since a client has
   no ``close``. No upstream issue found.
-- tasks/engines/vllm/worker.py replaces the class of vLLM's sampler by a subclass that measures
-  entropies. No upstream issue found.
+- tasks/engines/vllm/policy_worker.py replaces the class of vLLM's sampler by a subclass that
+  measures entropies. No upstream issue found.
 """
 
 from __future__ import annotations

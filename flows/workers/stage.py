@@ -28,7 +28,7 @@ from flows.host.parents import die_with_parent
 from flows.runs import git
 from flows.runs.dvc_command import INTERRUPTED
 from flows.workers.connection import PARENT_TASK_RUN, name_process, prefect_server
-from params.schema import recipe as schema
+from params.schema.recipe import algorithm_of
 from tasks import recipes
 from tasks.engines import ENGINES
 from tasks.questions.sampled import Sampled
@@ -45,7 +45,7 @@ def main(flow: Flow[..., Any]) -> NoReturn:
     """
     end_import_phase()
     die_with_parent()
-    parser = argparse.ArgumentParser(prog=f"beamline {flow.fn.__name__}")
+    parser = argparse.ArgumentParser(prog=f"beamline {flow.name}")
     parser.add_argument("recipe", help="params/<recipe>.yaml")
     exit_fast(run(flow, parser.parse_args().recipe))
 
@@ -53,7 +53,7 @@ def main(flow: Flow[..., Any]) -> NoReturn:
 def check(recipe: str, stages: Collection[str] = disk.STAGES) -> None:
     """Raise ValueError for an invalid recipe, or one whose ``stages`` the disk has no room for."""
     loaded_recipe = recipes.load(recipe, Path("params"))
-    disk.check(recipe, loaded_recipe, schema.algorithm_of(loaded_recipe, Path("params")), stages)
+    disk.check(recipe, loaded_recipe, algorithm_of(loaded_recipe, Path("params")), stages)
 
 
 def check_engine(recipe: str) -> None:

@@ -60,10 +60,10 @@ class EngineSettings(Frozen):
     # and values.
     memory: Annotated[PositiveFloat, Field(exclude=True)]
     # Addresses of servers of that kind; []: sample on this machine.
-    servers: Annotated[tuple[Address, ...], Field(exclude=True)]
+    servers: Annotated[tuple[Address, ...], Field(exclude=True)] = ()
     # Groups of questions that vLLM or servers sample independently, so that none waits for the
     # tools of another one. With 1, all questions go on in common rounds.
-    lanes: Annotated[Positive, Field(exclude=True)]
+    lanes: Annotated[Positive, Field(exclude=True)] = 1
 
     @model_validator(mode="after")
     def _servers_are_named_once(self) -> EngineSettings:

@@ -38,17 +38,17 @@ class Benchmark(Frozen):
     A field is a dotted path into the record, such as "prompt.0.content"; a number is an index.
     """
 
-    hub: Hub | None  # null: only files below data/sources/<set>/
+    hub: Hub | None = None  # null: only files below data/sources/<set>/
     question: str  # field: a text, or a chat (a list of role and content)
     answer: str  # field: a text, a number, or a list of accepted answers
-    answer_after: str | None  # keep what follows the last of these marks ("####"); null: keep all
-    solution: str | None  # field of a worked solution; null: none
-    records: str | None  # field of the list of records, in a JSON file that is not itself a list
+    # keep what follows the last of these marks ("####"); null: keep all
+    answer_after: str | None = None
+    solution: str | None = None  # field of a worked solution; null: none
+    # field of the list of records, in a JSON file that is not itself a list
+    records: str | None = None
     # One for all records, or a field of the record, and the scorer of each of its values. A scorer
     # is a file of tasks/scorers, or a user's function, such as own/close.py:close.
     scorer: Annotated[str | dict[str, str], AfterValidator(_named_scorers)]
-
-    # A row may leave out the keys that follow.
     aliases: str | None = None  # field of a list of further accepted forms, which may be empty
     boxed: Flag = False  # the answer is what the last \\boxed{} of its field holds
     only: dict[str, str] | None = None  # field -> its text ("": empty); others are left out

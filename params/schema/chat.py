@@ -22,7 +22,7 @@ class ChatEndpoint(Frozen):
     url: Annotated[str, AfterValidator(check_endpoint), Field(exclude=True)]
     name: Annotated[str, Field(min_length=1)]  # of the model, as the server knows it
     # environment variable with the API key; null: the server needs none
-    key_variable: Annotated[str | None, Field(exclude=True)]
+    key_variable: Annotated[str | None, Field(exclude=True)] = None
 
     @model_validator(mode="after")
     def _key_travels_safely(self) -> ChatEndpoint:
@@ -33,8 +33,8 @@ class ChatEndpoint(Frozen):
 class ChatBudget(Frozen):
     """What may be spent in all, restarts included; null: any amount. Cached answers are free."""
 
-    calls: Positive | None  # requests that were sent
-    tokens: Positive | None  # of prompts and answers
+    calls: Positive | None = None  # requests that were sent
+    tokens: Positive | None = None  # of prompts and answers
 
 
 class ChatLimits(Frozen):

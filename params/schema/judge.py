@@ -35,7 +35,8 @@ class Judge(ChatLimits):
     temperature: Annotated[Float, Field(ge=0)]
     max_tokens: Positive  # of a verdict with its reasons
     ask_again: NonNegative  # times, with another seed, where a text has no verdict
-    own_policy: Annotated[Flag, Field(exclude=True)]  # whether the trained policy may be a judge
+    # whether the trained policy may be a judge
+    own_policy: Annotated[Flag, Field(exclude=True)] = False
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Judge:

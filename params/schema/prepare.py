@@ -156,10 +156,10 @@ class Prepare(Frozen):
 
     policy: Policy
     questions: Questions
-    intake: Intake | None  # null: none
+    intake: Intake | None = None  # null: none
     expert: SerializeAsAny[Expert] | None  # writes the SFT traces; null: there are none
     # What happens to a record of the user's files that is faulty, or too long for the context.
-    faulty: Literal["stop", "drop"]
+    faulty: Literal["stop", "drop"] = "stop"
     # A training question that shares this many words in a row with a question of validation or test
     # is left out if it was read from a file, and stops the run if it was generated.
     overlap_words: Positive

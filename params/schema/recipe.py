@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from params import strict_yaml
 from params.schema.agent import Dialogue, EngineSettings, Sections
@@ -28,23 +28,28 @@ TOOLS_BEFORE = ("python", "search")  # sections of older recipes that are in ``t
 
 
 class Recipe(Frozen):
-    """One complete recipe. Sections are named after the stages that read them."""
+    """One complete recipe. Sections are named after the stages that read them.
+
+    Here and in the sections, a key with a default may be left out. Its default is neutral: none of
+    it, or what happened before there was the key. What a run learns with and from has none.
+    """
 
     seed: NonNegative  # of every random draw
-    start: Literal["scratch", "champion"]  # the policy that training starts from
-    champion: Champion | None  # null: there is none yet
+    start: Literal["scratch", "champion"] = "scratch"  # the policy that training starts from
+    champion: Champion | None = None  # null: there is none yet
     machine: Machine
     prepare: Prepare
     dialogue: Dialogue
     # Settings by name; tasks/recipes has their types.
     tools: Sections
-    environment: Sections  # the world that the agent acts in; none: single questions
+    # the world that the agent acts in; none: single questions
+    environment: Sections = Field(default_factory=dict)
     dialect: Sections  # how turns and calls are written
-    judge: Judge | None  # null: no answer is scored by a model
+    judge: Judge | None = None  # null: no answer is scored by a model
     engine: EngineSettings
-    lora: Lora | None  # null: train all weights
+    lora: Lora | None = None  # null: train all weights
     cold_start: ColdStart | None  # null: reinforcement learning starts from the first policy
-    reward_model: RewardModel | None  # null: no model learns which trajectories succeed
+    reward_model: RewardModel | None = None  # null: no model learns which trajectories succeed
     reinforce: Reinforce
     evaluate: Evaluate
     verdict: Verdict
@@ -241,8 +246,6 @@ def older_form(values: Any) -> list[str]:
             changes.append(f"move the section '{name}' into 'tools', as 'tools.{name}'")
         elif name in values:
             changes.append(f"remove the section '{name}': the agent does not have this tool")
-    if "reward_model" not in values:
-        changes.append("add 'reward_model: null': no model learns which trajectories succeed")
     return [*changes, *_older_reward(values.get("reinforce"))]
 
 

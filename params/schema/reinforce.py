@@ -83,7 +83,8 @@ class Update(Frozen):
     mini_batches: Positive  # optimizer steps per pass
     micro_batch_tokens: Positive  # most tokens per forward pass; a shared token counts once
     critic_learning_rate: PositiveFloat  # for a critic's own weights, if the algorithm has one
-    recompute: Flag  # recompute activations in the backward pass: less memory, more time
+    # recompute activations in the backward pass: less memory, more time
+    recompute: Flag = False
 
 
 class Keep(Frozen):
@@ -101,8 +102,9 @@ class Validation(Frozen):
 
     every: Positive  # iterations between those whose policy is asked; the first and last are, too
     questions: Positive  # most tasks of the panel of the validation split
-    samples: Positive  # answers a question
-    publish: Literal["last", "best"]  # models/<recipe>/trained: the last policy, or the best asked
+    samples: Positive = 1  # answers a question
+    # models/<recipe>/trained: the last policy, or the best one of those that were asked
+    publish: Literal["last", "best"] = "last"
 
 
 class Reinforce(Frozen):
@@ -114,15 +116,15 @@ class Reinforce(Frozen):
     rollout: Rollout
     reward: tuple[RewardPart, ...]  # parts, which are added up; tasks/recipes reads them
     update: Update
-    ahead: Annotated[Integer, Field(ge=0, le=8)]  # batches that are sampled before their turn
+    ahead: Annotated[Integer, Field(ge=0, le=8)] = 0  # batches that are sampled before their turn
     # Most turns of a path that a policy samples of a batch before the next policy goes on with it;
     # null: one policy samples a whole batch.
     turns_per_policy: Positive | None = None
     keep: Keep
     trace_every: Positive  # iterations between those whose trajectories are logged to MLflow
     trace_questions: NonNegative  # how many questions of such an iteration are logged
-    stop_on: tuple[AlarmName, ...]  # alarms that end the run; the others are only reported
-    validation: Validation | None  # null: the validation questions are not asked
+    stop_on: tuple[AlarmName, ...] = ()  # alarms that end the run; the others are only reported
+    validation: Validation | None = None  # null: the validation questions are not asked
 
     @property
     def samplers(self) -> int:

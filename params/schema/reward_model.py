@@ -48,4 +48,4 @@ class RewardModel(Frozen):
     weight_decay: Annotated[Float, Field(ge=0)]
     gradient_clip: PositiveFloat  # global norm
     save_every: Positive  # steps between checkpoints, from which a killed training goes on
-    again: Again | None  # null: it does not change after the first training
+    again: Again | None = None  # null: it does not change after the first training

@@ -16,7 +16,8 @@ class Verdict(Frozen):
     interval of candidate - champion must lie above the margin.
     """
 
-    measure: Literal["success", "score"]  # share of right answers, or mean of graded scores
+    # share of right answers, or mean of graded scores
+    measure: Literal["success", "score"] = "success"
     confidence: Annotated[Float, Field(gt=0, lt=1)]  # of the interval
     margin: Annotated[Float, Field(ge=-1, le=1)]  # difference of the measure
     bootstrap: Positive  # resamples

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from params.run_folders import RunFolders
 from params.schema.chat import ChatEndpoint, ChatLimits
 from params.schema.reading import validate
 from params.schema.recipe import Recipe
@@ -40,7 +41,7 @@ def choose(word: str, recipe: str, name: str = "", key_variable: str | None = No
     if word.startswith(("http://", "https://")):
         given = {"kind": "endpoint", "url": word, "name": name, "key_variable": key_variable}
         return ModelChoice(name, validate(ChatEndpoint, given, word))
-    folder = Path("models", recipe, word) if word in PUBLISHED else Path(word)
+    folder = RunFolders(recipe).models / word if word in PUBLISHED else Path(word)
     if not (folder / "config.json").is_file():
         remedy = f"run `make run RECIPE={recipe}` first, or name a folder or a server's address"
         raise ValueError(f"{folder} holds no policy (no config.json): {remedy}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from params.run_folders import RunFolders
 from params.schema.benchmarks import load_benchmarks
 from params.schema.recipe import Recipe
 from tasks.questions import benchmarks
@@ -48,8 +49,7 @@ def questions_of(
 
 def _of_panel(name: str, recipe: Recipe) -> Sets:
     """Return the tasks of the test panel that an evaluation asks, by kind."""
-    data = Path("data", name)
-    file, panel = data / "questions" / "test.parquet", data / "panels" / "test.json"
+    file, panel = RunFolders(name).split("test"), RunFolders(name).panel("test")
     if not (file.is_file() and panel.is_file()):
         raise ValueError(
             f"{name} has no test questions here: run `make run RECIPE={name}` (or only its stage, "

@@ -29,7 +29,7 @@ from tasks.environments.record import (
     seed_of,
 )
 from tasks.extensions.pool import Pool, Reply, open_pool
-from tasks.extensions.worker import DIED, TIMEOUT
+from tasks.extensions.user_code_worker import DIED, TIMEOUT
 from tasks.tools.schema import with_values
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Call, Observation, Question, ToolSpec

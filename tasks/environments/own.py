@@ -20,7 +20,7 @@ from params.schema.base import Frozen
 from tasks.environments.contract import FREE_TEXT, EnvironmentKind
 from tasks.environments.episodes import ADAPTER
 from tasks.environments.record import seed_of
-from tasks.extensions import worker
+from tasks.extensions import user_code_worker
 from tasks.extensions.named import Named, find
 from tasks.tools.own import own_settings, spec_faults, with_seconds
 from tasks.trees.tree import Question, ToolSpec
@@ -69,7 +69,7 @@ def _world(held: Any, where: str) -> Any:
         kind = type(held).__name__
         raise ValueError(f"{where} is a {kind}: name a class with start and act")
     if not hasattr(held, "start") and hasattr(held, "reset"):
-        return worker.load(ADAPTER)(held)
+        return user_code_worker.load(ADAPTER)(held)
     return held
 
 
@@ -133,7 +133,7 @@ def _specs(world: Any, where: str, settings: Frozen) -> Sequence[ToolSpec]:
     except Exception as error:
         raise ValueError(
             f"{where}: tools is no list of ToolSpec, or of mappings with name, description and "
-            f"parameters: {worker.describe(error)}"
+            f"parameters: {user_code_worker.describe(error)}"
         ) from error
 
 
@@ -151,7 +151,7 @@ def _tasks(
     try:
         tasks = list(method(settings, split, count, seed))
     except Exception as error:
-        raise ValueError(f"{where}: tasks failed: {worker.describe(error)}") from error
+        raise ValueError(f"{where}: tasks failed: {user_code_worker.describe(error)}") from error
     for task in tasks:
         if not isinstance(task, Question):
             kind = type(task).__name__

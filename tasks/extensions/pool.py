@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.extensions import worker
-from tasks.extensions.worker import DIED, TIMEOUT
+from tasks.extensions import user_code_worker
+from tasks.extensions.user_code_worker import DIED, TIMEOUT
 
 REPLY_BYTES = 2**20  # most of a reply
 START_SECONDS = 120.0  # to import the code, on a busy machine
@@ -38,7 +38,7 @@ Request = tuple[int, str, Sequence[Any]]  # slot of a worker, method, arguments 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a call returned; or one of worker.py's failures by name, and what is known of it."""
+    """What a call returned; or a failure of user_code_worker.py by name, and what is known of it."""
 
     value: Any = None
     failure: str | None = None
@@ -192,7 +192,7 @@ def _start() -> _GuardedWorker:
     paths = [str(PROJECT), os.environ.get("PYTHONPATH", "")]
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-u", "-m", worker.__name__, str(theirs.fileno())],
+            [sys.executable, "-u", "-m", user_code_worker.__name__, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.PIPE,  # its end tells the guard that the trainer has ended
             stdout=subprocess.PIPE,
@@ -212,7 +212,7 @@ def _exchange(held: _GuardedWorker, message: Any, seconds: float) -> Reply:
     """Send a message and return the reply. Raises TimeoutError, OSError and ValueError."""
     deadline = time.monotonic() + seconds
     held.channel.settimeout(seconds)
-    worker.send(held.channel, json.dumps(message).encode())
+    user_code_worker.send(held.channel, json.dumps(message).encode())
     (length,) = struct.unpack(">I", _read(held.channel, 4, deadline))
     if length > 2 * REPLY_BYTES:
         raise ValueError("the channel holds no reply")
@@ -271,8 +271,8 @@ def _reported(output: str) -> str:
     """Return exit status and last lines from a guard's report, or its output where it broke."""
     try:
         report = json.loads(output)
-        status, printed = report["status"], report["printed"][-worker.SHOWN :].strip()
+        status, printed = report["status"], report["printed"][-user_code_worker.SHOWN :].strip()
     except (ValueError, TypeError, KeyError):
-        return output[-worker.SHOWN :].strip()
+        return output[-user_code_worker.SHOWN :].strip()
     how = f"signal {-status}" if status < 0 else f"exit status {status}"
     return f"{how}; it printed: {printed}" if printed else how

@@ -10,14 +10,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tasks.extensions import arguments, worker
+from tasks.extensions import arguments, user_code_worker
 
 
 class ToolHost:
     """One tool. ``job``: its ``reference``, and its ``settings``."""
 
     def __init__(self, job: Mapping[str, Any]) -> None:
-        self.run = worker.make(worker.load(job["reference"]), job["settings"])
+        self.run = user_code_worker.make(user_code_worker.load(job["reference"]), job["settings"])
         self.model = arguments.model_of(self.run, job["reference"])
 
     def __call__(self, values: Mapping[str, Any]) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tasks.extensions import worker
+from tasks.extensions import user_code_worker
 from tasks.trees.tree import Call, Message, Observation, Question
 
 OPTIONAL = ("fork", "end", "solve", "close")  # methods that a world need not have
@@ -27,8 +27,8 @@ class WorldHost:
     """
 
     def __init__(self, job: Mapping[str, Any]) -> None:
-        held = worker.load(job["world"])
-        self.kind = held if hasattr(held, "start") else worker.load(job["adapter"])(held)
+        held = user_code_worker.load(job["world"])
+        self.kind = held if hasattr(held, "start") else user_code_worker.load(job["adapter"])(held)
         self.settings: list[Any] = []
         if job["settings"] is not None and _takes_one(self.kind):
             self.settings = [_type(job["settings_type"])(**job["settings"])]

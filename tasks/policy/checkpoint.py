@@ -18,7 +18,7 @@ from params.schema.base import Machine
 from params.schema.reinforce import Lora, Update
 from tasks.ledger.artifacts import Artifact
 from tasks.policy import adapter, sharding, world
-from tasks.policy.model import load_backbone, load_policy, load_tokenizer, save_model
+from tasks.policy.load_model import load_backbone, load_policy, load_tokenizer, save_model
 from tasks.policy.optimizer import AdamW
 from tasks.policy.resident import Learner, ValueModel
 

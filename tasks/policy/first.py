@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from params.schema.prepare import PretrainedPolicy, TinyPolicy
-from tasks.policy import model, tiny
+from tasks.policy import load_model, tiny
 
 
 def _tiny(
@@ -17,7 +17,7 @@ def _tiny(
 
 
 def _pretrained(settings: PretrainedPolicy, *_: Any) -> tuple[Any, Any]:
-    return model.fetch_policy(settings)
+    return load_model.fetch_policy(settings)
 
 
 def _tiny_tokenizer(settings: TinyPolicy, texts: Sequence[str], tags: Sequence[str]) -> Any:
@@ -25,7 +25,7 @@ def _tiny_tokenizer(settings: TinyPolicy, texts: Sequence[str], tags: Sequence[s
 
 
 def _pretrained_tokenizer(settings: PretrainedPolicy, *_: Any) -> Any:
-    return model.fetch_tokenizer(settings)
+    return load_model.fetch_tokenizer(settings)
 
 
 POLICIES: dict[str, Callable[..., tuple[Any, Any]]] = {"tiny": _tiny, "pretrained": _pretrained}

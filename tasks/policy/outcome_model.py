@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from params.schema.base import Machine
-from tasks.policy.model import load_backbone, save_model
+from tasks.policy.load_model import load_backbone, save_model
 from tasks.trees.calibration import Calibration
 
 BACKBONE, HEAD, CALIBRATION = "backbone", "head.safetensors", "calibration.json"

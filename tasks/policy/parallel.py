@@ -3,8 +3,8 @@
 A second thread inside a small kernel costs more than it gains, while whole pieces of work (some
 questions, some trees) do not wait for each other. The kernels of an update are long and release
 Python's lock, so its lanes are threads; those of a decoding step are short, so its lanes beyond the
-first are processes (tasks/engines/transformers/worker.py). The result of a lane depends on its
-piece alone, so equal runs stay equal.
+first are processes (tasks/engines/transformers/sampling_worker.py). The result of a lane
+depends on its piece alone, so equal runs stay equal.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ import torch
 
 from params.schema.base import Machine
 from tasks.policy import adapter, sharding
+from tasks.policy.load_model import load_policy, load_tokenizer
 from tasks.policy.machine import PRECISION
-from tasks.policy.model import load_policy, load_tokenizer
 
 
 @dataclass

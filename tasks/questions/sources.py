@@ -10,8 +10,7 @@ from typing import Any
 
 from params.schema import benchmarks as benchmarks_module
 from params.schema import prepare as schema
-from params.schema.base import SOURCES as SOURCES_FOLDER
-from params.schema.base import Frozen
+from params.schema.base import SOURCES, Frozen
 from params.schema.benchmarks import Benchmark
 from params.schema.prepare import Prepare
 from tasks.ledger.artifacts import Artifact
@@ -38,7 +37,7 @@ def source_files(settings: Prepare, tools: Mapping[str, Frozen], sets: Sets) -> 
     The user's own files are looked up before files of the hub are fetched. Raises ValueError for a
     missing one, and for pipes, devices and sockets in the folder of these files.
     """
-    check_folder(SOURCES_FOLDER)
+    check_folder(SOURCES)
     expert = settings.expert
     user_files = choice.find(expert.kind).files(expert) if expert else []
     if file := own_corpus(tools):
@@ -98,7 +97,7 @@ def material(
     """Return the questions of the recipe's source, and what writes their traces."""
     expert = settings.expert
     solutions = choice.find(expert.kind).solutions if expert else False
-    material = SOURCES[settings.questions.source](
+    material = MATERIALS[settings.questions.source](
         settings, sets, rules, seed, environment, solutions
     )
     return taught(material, expert, rules, seed) if expert else material
@@ -139,7 +138,7 @@ def _environment(
     return worlds.material(settings.questions, environment, seed)
 
 
-SOURCES: dict[str, Callable[[Prepare, Sets, Rules, int, World, bool], Material]] = {
+MATERIALS: dict[str, Callable[[Prepare, Sets, Rules, int, World, bool], Material]] = {
     "computation": _computation,
     "encyclopedia": _encyclopedia,
     "benchmarks": _benchmarks,

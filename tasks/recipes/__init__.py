@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from params import overrides, strict_yaml
-from params.schema import recipe as schema
 from params.schema.agent import Agent
 from params.schema.algorithms import Algorithm, load_algorithms
 from params.schema.base import PARAMS, Frozen
 from params.schema.reading import validate
-from params.schema.recipe import Recipe, algorithm_of, named_sets
+from params.schema.recipe import Recipe, algorithm_of, named_sets, read
 from tasks import scorers
 from tasks.environments.own import environment_kind
 from tasks.extensions import named
@@ -40,7 +39,7 @@ def load(name: str, folder: Path = PARAMS) -> Recipe:
 
     Raises ValueError with file, key, value and remedy, one line for each fault.
     """
-    recipe = check(schema.read(name, folder), file := str(folder / f"{name}.yaml"))
+    recipe = check(read(name, folder), file := str(folder / f"{name}.yaml"))
     if faults := scorers.scorer_faults(scorers_of(recipe, folder)):
         raise ValueError("\n".join(f"{folder / 'benchmarks.yaml'}, {line}" for line in faults))
     if faults := judging.faults(recipe, name, folder) + _unjudged(recipe, folder):
@@ -101,7 +100,7 @@ def row_changed(name: str, changes: Sequence[str], folder: Path = PARAMS) -> Alg
     Whether the recipe fits the row is not checked. Raises ValueError as ``load_changed``.
     """
     with changed(name, changes, folder) as copy:
-        return load_algorithms(copy).get(schema.read(name, copy)["reinforce"]["algorithm"])
+        return load_algorithms(copy).get(read(name, copy)["reinforce"]["algorithm"])
 
 
 @contextmanager

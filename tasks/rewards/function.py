@@ -31,7 +31,7 @@ from pydantic import model_validator
 from params.schema.base import Float, Frozen, PositiveFloat
 from tasks.extensions import checks
 from tasks.extensions.pool import Reply, open_pool
-from tasks.extensions.worker import load
+from tasks.extensions.user_code_worker import load
 from tasks.rewards.contract import Ending, Part, PartKind
 from tasks.trees.tree import Message, Node, Observation, Question
 

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from params.run_folders import RunFolders
 from params.schema.chat import ChatEndpoint
 from params.schema.judge import Judge, JudgePolicy
 from params.schema.prepare import PretrainedPolicy
@@ -227,7 +228,7 @@ def faults(recipe: Recipe, name: str, folder: Path) -> list[str]:
 
 def _own_policies(recipe: Recipe, judge: Judge, name: str) -> list[str]:
     """Return a line for each judge that is the policy of the recipe, unless it may be one."""
-    first, own_folder = recipe.prepare.policy, Path("models", name)
+    first, own_folder = recipe.prepare.policy, RunFolders(name).models
     start = first.name if isinstance(first, PretrainedPolicy) else None
     return [
         f"judge.models.{index}.name is {model.name}, the recipe's own policy, which would grade "

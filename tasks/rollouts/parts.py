@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from tasks.dialects.contract import Exchange
-from tasks.environments.contract import Session as Episodes
+from tasks.environments.contract import Session
 from tasks.environments.record import differs, same
 from tasks.rollouts.paths import Begun, Lane, LiveTrajectory, Setting, context_tokens, shown_first
 from tasks.trees.tables import load_trees, save_trees
@@ -94,7 +94,7 @@ def _resting(path: LiveTrajectory) -> RestingPath:
 
 
 def begin_again(
-    resting: Sequence[Resting], episodes: Episodes, setting: Setting
+    resting: Sequence[Resting], episodes: Session, setting: Setting
 ) -> list[list[Begun]]:
     """Open an episode for each path that is open, and do its acts so far again.
 

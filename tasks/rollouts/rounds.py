@@ -19,7 +19,7 @@ from itertools import islice, repeat
 
 from tasks.dialects.contract import Turn
 from tasks.engines import Engine
-from tasks.environments.contract import Session as Episodes
+from tasks.environments.contract import Session
 from tasks.policy.parallel import side_by_side
 from tasks.rollouts.beaming import BEAMING, Judged, branch_at_marks
 from tasks.rollouts.parts import Resting, begin_again, resume
@@ -83,7 +83,7 @@ class Planted:
 
     trees: list[Tree]
     begun: list[list[Begun]]  # of each tree
-    episodes: Episodes
+    episodes: Session
     resting: list[Resting]  # of each tree that rests
 
 
@@ -130,7 +130,7 @@ def _grow_batch(
     return grown
 
 
-def _plant(begun: Sequence[Question | Resting], episodes: Episodes, setting: Setting) -> Planted:
+def _plant(begun: Sequence[Question | Resting], episodes: Session, setting: Setting) -> Planted:
     """Begin the first episodes of each question and write the prompts; or begin again."""
     resting = [one for one in begun if isinstance(one, Resting)]
     if resting:

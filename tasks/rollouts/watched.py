@@ -62,7 +62,7 @@ class WatchedEngine:
 
 @dataclass(frozen=True)
 class WatchedSampling:
-    """A session of an engine. See ``tasks.engines.contract.Session``."""
+    """A session of an engine. See ``tasks.engines.contract.SamplingSession``."""
 
     inner: SamplingSession
     watcher: Watcher

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from tasks.extensions.worker import describe, well_formed
+from tasks.extensions.user_code_worker import describe, well_formed
 from tasks.tools.contract import OpenTool
 from tasks.trees.outcomes import TURN_OUTCOMES, Outcome
 from tasks.trees.tree import Call, Observation

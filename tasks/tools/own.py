@@ -18,7 +18,7 @@ import jsonschema
 from pydantic import create_model
 
 from params.schema.base import Frozen, PositiveFloat
-from tasks.extensions import arguments, worker
+from tasks.extensions import arguments, user_code_worker
 from tasks.extensions.named import Named, find
 from tasks.extensions.pool import Pool, Reply, open_pool
 from tasks.tools.contract import Opening, OpenTool, ToolKind
@@ -29,11 +29,11 @@ from tasks.trees.tree import Call, Observation, ToolSpec
 SECONDS = 10.0  # of one call, where the recipe does not say
 HOST = "tasks/extensions/tool_host.py:ToolHost"
 FAILURES = {  # of a reply -> outcome of the call
-    worker.RAISED: Outcome.ERROR,
-    worker.NOT_JSON: Outcome.ERROR,
-    worker.TIMEOUT: Outcome.WALL_TIMEOUT,
-    worker.TOO_LARGE: Outcome.OUTPUT_LIMIT,
-    worker.DIED: Outcome.KILLED,
+    user_code_worker.RAISED: Outcome.ERROR,
+    user_code_worker.NOT_JSON: Outcome.ERROR,
+    user_code_worker.TIMEOUT: Outcome.WALL_TIMEOUT,
+    user_code_worker.TOO_LARGE: Outcome.OUTPUT_LIMIT,
+    user_code_worker.DIED: Outcome.KILLED,
 }
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -137,7 +137,7 @@ def with_seconds(settings: type[Frozen]) -> type[Frozen]:
 
 @contextmanager
 def _open(where: str, spec: ToolSpec, settings: Any, opening: Opening) -> Iterator[OpenTool]:
-    held = worker.load(where)
+    held = user_code_worker.load(where)
     field_names = set(own_settings(held, where).model_fields)
     job = {"reference": where, "settings": settings.model_dump(mode="json", include=field_names)}
     with open_pool(HOST, job, opening.workers, settings.seconds) as pool:

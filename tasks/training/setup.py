@@ -7,17 +7,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from params.run_folders import RunFolders
 from params.schema.algorithms import Algorithm
 from params.schema.recipe import Recipe
 from tasks import recipes
-from tasks.dialects import open_dialect
 from tasks.environments.contract import OpenEnvironment
 from tasks.evaluation.exam import Exam
 from tasks.learning.learner_group import HERE, Learners
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import SubStep
 from tasks.policy import published_model
-from tasks.policy.model import load_tokenizer
 from tasks.policy.published_model import PublishedRewardModel
 from tasks.rewards import judging
 from tasks.rewards.scoring import Reader
@@ -64,12 +63,6 @@ def _labelled(recipe: Recipe) -> dict[str, Any]:
     return {"labels": recipes.labels_of(recipe), "labelled_only": only}
 
 
-def reader_of(recipe: Recipe, policy: Artifact, environment: OpenEnvironment) -> Reader:
-    """Return what reads the turns of a policy: the recipe's dialect, for its tokenizer."""
-    tokenizer = load_tokenizer(policy.path)
-    return open_dialect(recipe.dialect, tokenizer, recipe.dialogue, environment.specs)
-
-
 def reward_model_of(recipe: Recipe, name: str) -> PublishedRewardModel | None:
     """Return the reward model that training begins with; None where the recipe has none.
 
@@ -77,7 +70,7 @@ def reward_model_of(recipe: Recipe, name: str) -> PublishedRewardModel | None:
     """
     if recipe.reward_model is None:
         return None
-    folder, fault = Path("models", name, "reward_model"), "it says that there is none"
+    folder, fault = RunFolders(name).reward_model, "it says that there is none"
     try:
         if reward_model := published_model.published(folder):
             return reward_model

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
+from params.run_folders import RunFolders
 from params.schema.recipe import Recipe
 from tasks.environments.contract import OpenEnvironment
 from tasks.evaluation.exam import Exam, answer
@@ -26,8 +26,8 @@ def exam_of(
         return None
     return Exam(
         recipe=recipe,
-        questions=Artifact.at(Path("data", name, "questions", "validation.parquet")),
-        panel=Artifact.at(Path("data", name, "panels", "validation.json")),
+        questions=Artifact.at(RunFolders(name).split("validation")),
+        panel=Artifact.at(RunFolders(name).panel("validation")),
         corpus=corpus,
         environment=environment,
         reader=reader,

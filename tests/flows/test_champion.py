@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from flows.runs import cache
-from flows.stages.cold_start import cold_start
+from flows.stages.cold_start import cold_start_flow
 from params.schema import champion
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
@@ -77,7 +77,7 @@ def prepared(tmp_path, monkeypatch, policy, tokenizer):
 
 
 def test_training_begins_with_the_champion_where_the_recipe_says_so(prepared, capsys):
-    cold_start.fn("smoke")
+    cold_start_flow.fn("smoke")
     begun = Artifact.at(Path("models/smoke/cold_start"))
     assert begun.digest == champion_module.policy(Path("models/smoke/champion")).digest
     assert "cold_start: the champion as it is" in capsys.readouterr().out

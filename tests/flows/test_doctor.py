@@ -19,7 +19,7 @@ from flows.host import leftovers, processes
 from flows.tracking import outbox
 from flows.tracking.run import stage_run
 from flows.workers import server
-from tasks.engines.transformers import worker
+from tasks.engines.transformers import sampling_worker
 from tasks.tools import sandbox
 from tasks.tools.python import PythonTool
 from tests import toy_project as toy
@@ -186,7 +186,7 @@ def kinds(root):
 
 
 def test_orphaned_workers_are_recognised(start):
-    code = f"{SLEEP} # {worker.INSIDE}"
+    code = f"{SLEEP} # {sampling_worker.INSIDE}"
     verifier = str(toy.ROOT / "tasks/scorers/maths_worker.py")
     at_root = ("sh", "-c", f'cd "{toy.ROOT}" && exec "$@"', "sh")
     sampling = start(ALONE, *at_root, sys.executable, "-c", code)

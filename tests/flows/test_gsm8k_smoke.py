@@ -10,17 +10,25 @@ import torch
 import yaml
 from prefect.context import refresh_global_settings_context
 
-from flows.stages.champion import champion
-from flows.stages.cold_start import cold_start
-from flows.stages.evaluate import evaluate
-from flows.stages.prepare import prepare
-from flows.stages.reinforce import reinforce
-from flows.stages.reward_model import reward_model
-from flows.stages.verdict import verdict
+from flows.stages.champion import champion_flow
+from flows.stages.cold_start import cold_start_flow
+from flows.stages.evaluate import evaluate_flow
+from flows.stages.prepare import prepare_flow
+from flows.stages.reinforce import reinforce_flow
+from flows.stages.reward_model import reward_model_flow
+from flows.stages.verdict import verdict_flow
 from flows.workers import stage
 from tests.checkout import checkout
 
-STAGES = (champion, prepare, cold_start, reward_model, reinforce, evaluate, verdict)
+STAGES = (
+    champion_flow,
+    prepare_flow,
+    cold_start_flow,
+    reward_model_flow,
+    reinforce_flow,
+    evaluate_flow,
+    verdict_flow,
+)
 
 SET_ASIDE = 5  # for validation; the recipe sets aside 200, more than the fixtures have
 

@@ -22,7 +22,7 @@ from params.schema.algorithms import load_algorithms
 from params.schema.base import Machine
 from params.schema.reinforce import Lora
 from tasks.engines import SamplingRequest
-from tasks.engines.transformers.engine import TransformersEngine
+from tasks.engines.transformers.transformers_engine import TransformersEngine
 from tasks.learning import learner, passes
 from tasks.learning.algorithm import assemble
 from tasks.learning.attention import FLEX, GATHERED, attending, form_for

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from tasks.engines.servers.guard import TOKEN
+from tasks.engines.servers.token_guard import TOKEN
 from tests.chaos import runs
 from tests.checkout import call, environment
 from tests.machines.conftest import checkout

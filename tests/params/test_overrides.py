@@ -64,6 +64,11 @@ def test_any_value_replaces_any_other(file, override, value):
         ("seed", "--set seed: write it as section.key=value"),
         ("=3", "--set =3: write it as"),
         ("reinforce.updat.k=3", r"no key 'reinforce.updat.k' \('updat' is missing\): choose"),
+        (
+            "reinforce.validation.every=3",
+            r"\('validation' is missing\): choose .*, or give a section .* as a whole",
+        ),
+        ("evaluate.top=1", r"\('top' is missing\): .*'protocol', 'questions', 'samples'\]$"),
         ("seed.k=3", "no key 'seed.k' .*: 'seed' is a single value"),
         ("seed=[1", r"'\[1' is not one YAML value: put it in quotes"),
         ("seed=1\nempty: 5", "is not one YAML value"),
@@ -85,6 +90,14 @@ def test_an_entry_of_a_list_is_named_by_its_number(tmp_path):
     )
     with pytest.raises(ValueError, match=r"'2' is missing\): choose one of \['0', '1'\]"):
         overrides.apply(["reward.2.steps=1"], file)
+
+
+def test_a_key_that_may_be_left_out_is_added(file):
+    values = ["evaluate.samples=3", "reinforce.rollout.leaves=4", "reinforce.ahead=1", "judge=null"]
+    overrides.apply(values, file)
+    assert file.read_text() == RECIPE.replace("{questions", "{samples: 3, questions").replace(
+        "leaves: 8", "leaves: 4"
+    ).replace("  # how fast\n", "  # how fast\n  ahead: 1\n").replace("seed", "judge: null\nseed")
 
 
 TABLE = """\

@@ -459,10 +459,6 @@ def older(*tools, **sections):
         ),
         (edited(TINY, {"search": None}), ["search"]),
         (edited(TINY, {"reinforce__reward": {"broken_format": -2, "wrong": 0}}), ["reward"]),
-        (
-            edited(TINY, {"reward_model": REMOVED, "reinforce__reward": {"wrong": 0}}),
-            ["model", "reward"],
-        ),
         (edited(TINY, {"dialogue__tools": None}), ["dialogue"]),
         (edited(TINY, {"dialogue__tools": 5}), ["dialogue"]),
     ],
@@ -472,7 +468,6 @@ def test_older_form_is_refused_with_each_change(tmp_path, values, changes):
     assert "older form" in first
     expected = {
         "dialogue": "remove 'dialogue.tools'",
-        "model": "add 'reward_model: null': ",
         "python": "remove the section 'python'",
         "reward": "write 'reinforce.reward' as a list: reward: [answer: {weight: 1.0, wrong: 0},",
         "search": "remove the section 'search'",

@@ -12,7 +12,7 @@ from tasks.dialects.tags import Tags
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import SubStep
-from tasks.policy.model import load_tokenizer
+from tasks.policy.load_model import load_tokenizer
 from tasks.policy.tiny import build_tokenizer
 from tasks.questions import tables
 from tasks.questions.sampled import Sampled

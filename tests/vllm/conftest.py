@@ -11,8 +11,8 @@ import pytest
 
 from params.schema.agent import EngineSettings
 from params.schema.base import Machine
-from tasks.engines.servers.engine import fleet_at, open_servers
-from tasks.engines.vllm import engine as engines
+from tasks.engines.servers.servers_engine import fleet_at, open_servers
+from tasks.engines.vllm import vllm_engine as engines
 from tasks.ledger.artifacts import Artifact
 from tasks.policy.resident import Learner
 from tasks.policy.tiny import build_policy, build_tokenizer

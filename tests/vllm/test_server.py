@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tasks.engines import SamplingRequest
-from tasks.engines.servers import fleet, guard
+from tasks.engines.servers import fleet, token_guard
 from tasks.engines.servers.client import JSON, EngineServer
 from tasks.engines.vllm.connection import ROOT
 from tests.tasks.engines.servers.conftest import learned, unseen, weight_digest
@@ -65,7 +65,7 @@ def serving(make, port, tmp_path_factory):
         (tmp_path_factory.mktemp("server") / "log").open("wb") as log,
         pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setenv(guard.TOKEN, "token of the tests")
+        patch.setenv(token_guard.TOKEN, "token of the tests")
 
         def restart():
             end(running.pop())
@@ -215,7 +215,7 @@ def started(make, tmp_path_factory):
         (tmp_path_factory.mktemp("servers") / "log").open("wb") as log,
         pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setenv(guard.TOKEN, "token of the tests")
+        patch.setenv(token_guard.TOKEN, "token of the tests")
         servers = Running(made.path, log)
         yield model, made, servers
         for number in list(servers.running):

@@ -86,8 +86,8 @@ def test_a_process_with_games_ends_well(splits):
     code = (
         "import json, sys\n"
         "from tasks.environments.household import plan_of\n"
-        "from tasks.environments.alfworld.problems import Problem\n"
-        "print([len(plan_of(Problem.of_data(one))) for one in json.loads(sys.argv[1])])"
+        "from tasks.environments.alfworld.problems import RoomTask\n"
+        "print([len(plan_of(RoomTask.of_data(one))) for one in json.loads(sys.argv[1])])"
     )
     ran = subprocess.run([sys.executable, "-c", code, json.dumps(tasks)], capture_output=True)
     assert ran.returncode == 0, ran.stderr

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from tasks.engines.servers.guard import GENERATE, RPC, TOKEN, TOKEN_FILE
+from tasks.engines.servers.token_guard import GENERATE, RPC, TOKEN, TOKEN_FILE
 from tasks.engines.servers.uploads import CHANGED_HEADER, POLICIES, VERSION_HEADER, files_of
 from tasks.engines.turns import Drawn, EngineDiedError, TurnRequest
 from tasks.engines.vllm_options import sampling_options

@@ -7,7 +7,7 @@ import os
 import socket
 from pathlib import Path
 
-from tasks.engines.servers.guard import NAMES, TOKEN, TOKEN_FILE, server_token
+from tasks.engines.servers.token_guard import NAMES, TOKEN, TOKEN_FILE, server_token
 from tasks.engines.servers.uploads import FOLDER
 
 POLICIES = Path(".beamline/policies")  # what was sent to the servers of this folder, by their port

@@ -21,10 +21,10 @@ def open_engine(
 ) -> Engine:
     """Return an engine over the model in memory, or the servers."""
     if settings.addresses:
-        from tasks.engines.servers.engine import open_servers
+        from tasks.engines.servers.servers_engine import open_servers
 
         return open_servers(settings, actor, policy)
-    from tasks.engines.transformers.engine import TransformersEngine
+    from tasks.engines.transformers.transformers_engine import TransformersEngine
     from tasks.policy.resident import to_sample
 
     return TransformersEngine(to_sample(actor.model, machine), actor.tokenizer)

@@ -29,10 +29,10 @@ from starlette.routing import Route
 from params.schema.base import Machine
 from tasks.engines.contract import Sample, SamplingRequest
 from tasks.engines.servers import command
-from tasks.engines.servers.guard import GENERATE, RPC, Guard
-from tasks.engines.transformers.engine import TransformersEngine
+from tasks.engines.servers.token_guard import GENERATE, RPC, Guard
+from tasks.engines.transformers.transformers_engine import TransformersEngine
+from tasks.policy.load_model import load_policy, load_tokenizer
 from tasks.policy.machine import use_machine
-from tasks.policy.model import load_policy, load_tokenizer
 from tasks.policy.resident import to_sample
 
 

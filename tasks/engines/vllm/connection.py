@@ -1,4 +1,4 @@
-"""The connection to vLLM in a process of its own on this machine (process.py)."""
+"""The connection to vLLM in a process of its own on this machine (engine_process.py)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tasks.engines.vllm.messages import ALIGNMENT, EngineFault, Opener, map_tens
 from tasks.policy import adapter
 
 if TYPE_CHECKING:  # vLLM's processes run these files: imported for the ledger's keys alone
-    from tasks.engines.vllm import process, worker  # noqa: F401
+    from tasks.engines.vllm import engine_process, policy_worker  # noqa: F401
 
 ROOT = Path(__file__).parents[3]  # of the project, where the process starts
 LOG = Path(".beamline/vllm.log")  # output of the process that was started last
@@ -46,7 +46,7 @@ class LocalVllm:
         LOG.parent.mkdir(parents=True, exist_ok=True)
         with theirs, LOG.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tasks.engines.vllm.process", str(theirs.fileno())],
+                [sys.executable, "-m", "tasks.engines.vllm.engine_process", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

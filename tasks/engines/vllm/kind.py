@@ -23,10 +23,10 @@ def open_engine(
 ) -> Engine:
     """Return this process's vLLM with the policy, or the servers; adapters are merged."""
     if settings.addresses:
-        from tasks.engines.servers.engine import open_servers
+        from tasks.engines.servers.servers_engine import open_servers
 
         return open_servers(settings, actor, policy)
-    from tasks.engines.vllm.engine import vllm_engine
+    from tasks.engines.vllm.vllm_engine import vllm_engine
     from tasks.policy import checkpoint
 
     folder = partial(checkpoint.whole, policy)

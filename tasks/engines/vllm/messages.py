@@ -13,7 +13,7 @@ from torch import Tensor
 from tasks.engines.turns import Drawn
 from tasks.engines.vllm_options import MEASURED
 
-WORKER_CLASS = "tasks.engines.vllm.worker.PolicyWorker"  # vLLM mixes it into its own worker
+WORKER_CLASS = "tasks.engines.vllm.policy_worker.PolicyWorker"  # vLLM mixes it into its own worker
 Opener = tuple[
     Callable[..., Tensor], tuple[Any, ...]
 ]  # opens a weight in another process's memory: function and arguments

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 
 from tasks.engines.servers.command import parse, parser_of
-from tasks.engines.servers.guard import Guard
+from tasks.engines.servers.token_guard import Guard
 from tasks.engines.vllm.connection import ENVIRONMENT, ROOT
-from tasks.engines.vllm.engine import DEVICES
 from tasks.engines.vllm.messages import WORKER_CLASS
+from tasks.engines.vllm.vllm_engine import DEVICES
 
 
 def command(folder: Path, options: Mapping[str, Any]) -> list[str]:

@@ -248,9 +248,21 @@ def test_champion_over_several_lines_is_replaced(project):
     assert recipe.read_text() == "seed: 1\nchampion: null\nmachine: 2\n"
 
 
-def test_recipe_without_the_key_is_an_error(project):
-    Path("params/toy.yaml").write_text("seed: 1\n")
-    with pytest.raises(ValueError, match=r"params/toy\.yaml has 0 lines that begin with 'champion"):
+def test_recipe_without_the_key_gets_it_with_the_first_champion(project):
+    file = Path("params/toy.yaml")
+    file.write_text("seed: 1")
+    assert champions.fetch("toy", file) is None
+    assert file.read_text() == "seed: 1"
+    commit, _ = commit_run(0.5)
+    champions.promote("toy", commit)
+    champion = champions.fetch("toy", file)
+    assert champion.version == 1
+    assert yaml.safe_load(file.read_text()) == {"seed": 1, "champion": champion.model_dump()}
+
+
+def test_recipe_with_two_champions_is_an_error(project):
+    Path("params/toy.yaml").write_text("champion: null\nchampion: null\n")
+    with pytest.raises(ValueError, match=r"toy\.yaml has 2 lines that begin with 'champion"):
         champions.fetch("toy", Path("params/toy.yaml"))
 
 

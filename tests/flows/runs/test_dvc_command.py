@@ -7,9 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from flows.runs import dvc_command, pipeline
 from tests import toy_project as toy
+from tests.params.edits import REMOVED, edited
 from tests.waiting import wait_until
 
 RWLOCK = Path(".dvc/tmp/rwlock")
@@ -40,6 +42,57 @@ def test_errors_of_dvc_itself_are_printed(project, capfd):
     with pytest.raises(dvc_command.StageError):
         dvc_command.reproduce("first@toy")
     assert "failed to reproduce 'first@toy': [Errno 2] No such file" in capfd.readouterr().err
+
+
+# ---------------------------------------------------------------- keys that a recipe leaves out
+
+
+def without(*keys):
+    """Write the toy recipe without some keys, as ``section__key``."""
+    recipe = edited(toy.RECIPE, dict.fromkeys(keys, REMOVED))
+    Path("params/toy.yaml").write_text(yaml.safe_dump(recipe))
+
+
+def listed(*keys):
+    """Have the stage ``first`` read these keys of the recipe, too."""
+    lines = "".join(f"            - {key}\n" for key in ("seed", *keys))
+    text = Path("dvc.yaml").read_text()
+    Path("dvc.yaml").write_text(text.replace("            - seed\n", lines))
+
+
+def test_keys_that_a_recipe_leaves_out_have_their_defaults(project, capfd):
+    listed("judge", "evaluate.panel", "verdict.measure", "start")
+    without("judge", "start", "evaluate__panel", "verdict__measure")
+    dvc_command.reproduce("first@toy")
+    read = {"seed": 3, "judge": None, "evaluate.panel": None, "start": "scratch"}
+    read["verdict.measure"] = "success"
+    assert pipeline.locked()["first@toy"]["params"] == {"params/toy.yaml": read}
+    assert "first@toy" not in pipeline.status("toy")
+    toy.write_recipe(project)
+    assert "first@toy" not in pipeline.status("toy"), "they are written with the same values"
+    toy.write_recipe(project, verdict__measure="score")
+    reason = "params/toy.yaml verdict.measure: modified"
+    assert pipeline.status("toy")["first@toy"] == [reason]
+
+
+def test_required_key_that_is_missing_is_an_error(project, capfd):
+    without("seed")
+    with pytest.raises(dvc_command.StageError):
+        dvc_command.reproduce("first@toy")
+    assert "Parameters 'seed' are missing from 'params/toy.yaml'" in capfd.readouterr().err
+
+
+def test_called_by_hand_it_prints_what_dvc_prints(project):
+    listed("judge")
+    without("judge")
+    called = [sys.executable, "-m", "flows.runs.dvc_command"]
+    for words in (["repro", "first@toy"], ["status", "first@toy"]):
+        done = toy.run(project, *called, *words)
+        assert done.returncode == 0, done.stdout
+    assert "up to date" in done.stdout
+
+
+# ---------------------------------------------------------------- ends of processes
 
 
 # Where tests run in the background, SIGINT is ignored, which children inherit.

@@ -5,6 +5,7 @@ import pytest
 import yaml
 
 from flows.runs import pipeline
+from params.run_folders import OUTS, RunFolders
 from tasks.ledger import keys
 from tests import toy_project as toy
 from tests.flows.runs.conftest import RUN
@@ -167,3 +168,17 @@ def test_deps_of_a_stage_are_what_it_imports(stage):
     assert not unlisted, f"dvc.yaml, {stage}: add the rooms of {unlisted} to deps"
     unused = [dep for dep in deps if not any(file.is_relative_to(dep) for file in code)]
     assert not unused, f"dvc.yaml, {stage}: the flow imports nothing of {unused}"
+
+
+def test_run_folders_are_the_outs_of_the_stages():
+    outs = set()
+    for stage in STAGES.values():
+        do = stage["do"]
+        for out in [*do["outs"], *do.get("metrics", []), *do.get("plots", [])]:
+            outs.add(next(iter(out)) if isinstance(out, dict) else out)
+    named = {Path(path.format("${item}")) for path in OUTS.values()}
+    folders = RunFolders("${item}")
+    named |= {folders.gates(stage) for stage in ("prepare", "reinforce")}
+    named |= {folders.records(stage) for stage in STAGES if stage not in ("champion", "verdict")}
+    rooms = {folders.data, folders.models, folders.reports}
+    assert {path.as_posix() for path in named - rooms} == outs

@@ -155,10 +155,10 @@ def test_traces_without_spans_are_completed(client, saved, database, child):
         "from mlflow.tracing.client import TracingClient\n"
         "from flows.tracking import traces\n"
         "from flows.tracking.run import stage_run\n"
-        "from tasks.ledger.artifacts import Artifact\nfrom tasks.ledger.substeps import Step\n"
+        "from tasks.ledger.artifacts import Artifact\nfrom tasks.ledger.substeps import SubStep\n"
         "TracingClient.log_spans = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "saved = [Artifact.at(Path('iteration', n)) for n in ('trees', 'rewards.parquet')]\n"
-        "step = Step('tiny', 'reinforce', 20, 0)\n"
+        "step = SubStep('tiny', 'reinforce', 20, 0)\n"
         "with stage_run('tiny', 'reinforce', 'k') as run:\n"
         "    run.log_traces(lambda: traces.sample(step, *saved, 1_700_000_000.0, 1))\n"
     )

@@ -7,7 +7,7 @@ from tasks.agents.contract import assistant, user
 from tasks.chat.contract import ChatRequest
 from tasks.dialects.tags import Tags, open_tags
 from tasks.engines.chat import TOO_LONG, PolicyModel
-from tasks.engines.transformers.engine import TransformersEngine
+from tasks.engines.transformers.transformers_engine import TransformersEngine
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Call, Observation, Question
 

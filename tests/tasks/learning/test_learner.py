@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.engines import SamplingRequest
-from tasks.engines.transformers.engine import TransformersEngine
+from tasks.engines.transformers.transformers_engine import TransformersEngine
 from tasks.learning import attention, learner, passes
 from tasks.learning.algorithm import assemble
 from tasks.learning.attention import FLEX, GATHERED, attending

@@ -202,7 +202,7 @@ def verb(step, inputs):
         substeps.shutil.rmtree = lambda path, **_: die() if "scratch" in path.name else None
     return {"progress": len(progress.read_text())}
 
-record = verb(substeps.Step("smoke", "toy", 0, 1), Inputs())
+record = verb(substeps.SubStep("smoke", "toy", 0, 1), Inputs())
 print(record["progress"], sorted(record["artifacts"]))
 """
 

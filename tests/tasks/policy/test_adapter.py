@@ -10,15 +10,15 @@ from transformers import AutoModelForCausalLM
 
 from params.schema.reinforce import Lora
 from tasks.engines import SamplingRequest
-from tasks.engines.transformers.engine import TransformersEngine
+from tasks.engines.transformers.transformers_engine import TransformersEngine
 from tasks.learning import learner
 from tasks.learning.packing import Credited, uncredited
 from tasks.learning.passes import node_logprobs
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 from tasks.policy import adapter, checkpoint, resident
+from tasks.policy.load_model import load_policy
 from tasks.policy.machine import PRECISION
-from tasks.policy.model import load_policy
 from tests.learners import GRPO, OWN, SETTINGS, SHARED, TEMPERATURE, made_trees, run, same, weights
 from tests.sections import HALF, MACHINE
 from tests.trees import credited, random_tree

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tasks.engines import SamplingRequest
-from tasks.engines.transformers.engine import TransformersEngine
+from tasks.engines.transformers.transformers_engine import TransformersEngine
 from tasks.learning import passes
 from tasks.learning.packing import uncredited
 from tasks.policy import checkpoint, resident

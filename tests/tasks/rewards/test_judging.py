@@ -12,7 +12,7 @@ from params.schema.judge import Judge, JudgePolicy
 from tasks import recipes
 from tasks.chat import FOLDER, endpoint
 from tasks.engines.chat import PolicyModel
-from tasks.engines.transformers.engine import TransformersEngine
+from tasks.engines.transformers.transformers_engine import TransformersEngine
 from tasks.ledger.artifacts import Artifact, output
 from tasks.ledger.substeps import Ledger, SubStep
 from tasks.reward import RewardInputs, reward

@@ -18,7 +18,7 @@ from params.schema.agent import Dialogue
 from params.schema.algorithms import Marks
 from params.schema.reinforce import Rollout
 from tasks.engines import Sample
-from tasks.engines.transformers.engine import TransformersEngine
+from tasks.engines.transformers.transformers_engine import TransformersEngine
 from tasks.policy.tiny import END as END_TOKEN
 from tasks.rollouts.branching import branching_points
 from tasks.rollouts.rounds import grow

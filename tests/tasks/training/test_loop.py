@@ -28,6 +28,7 @@ from tasks.policy.machine import use_machine
 from tasks.policy.published_model import PublishedRewardModel
 from tasks.recipes import labels_of
 from tasks.recipes import load as settings_of
+from tasks.recipes.opening import reader_of
 from tasks.reward_model import RewardModelInputs, reward_model
 from tasks.rewards import scoring
 from tasks.rewards.model import Model
@@ -37,7 +38,7 @@ from tasks.training.inputs import collect_inputs
 from tasks.training.iteration import in_order, policy_of
 from tasks.training.loop import train
 from tasks.training.sampling import EMPTY, sample, sample_part
-from tasks.training.setup import Training, reader_of, reward_model_of
+from tasks.training.setup import Training, reward_model_of
 from tasks.trees import dialogue as talk
 from tasks.trees.tables import load_trees, read_rows, save_questions
 from tasks.trees.tree import TURN, Observation, Question
@@ -90,7 +91,7 @@ def start(policy, tokenizer, tmp_path, monkeypatch):
             "questions": Artifact.at(Path("questions.parquet")),
             "corpus": Artifact.at(Path("corpus")),
             "environment": environment,
-            "reader": reader_of(SMOKE, Artifact.at(Path("policy")), environment),
+            "reader": reader_of(SMOKE, "policy", environment),
         }
 
     return made

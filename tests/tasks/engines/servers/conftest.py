@@ -16,10 +16,10 @@ import pytest
 import torch
 import uvicorn
 
-from tasks.engines.servers import guard, uploads
+from tasks.engines.servers import token_guard, uploads
 from tasks.engines.servers.client import EngineServer
-from tasks.engines.servers.engine import ServersEngine
 from tasks.engines.servers.fleet import Fleet
+from tasks.engines.servers.servers_engine import ServersEngine
 from tasks.engines.turns import EngineDiedError
 from tasks.engines.vllm.connection import ROOT
 from tasks.ledger.artifacts import Artifact
@@ -113,7 +113,7 @@ def made(policy, tokenizer, tmp_path_factory):
 def started(made, tmp_path_factory):
     """Two servers that were started with the policy, the second one by its command."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(guard.TOKEN, TOKEN)
+        patch.setenv(token_guard.TOKEN, TOKEN)
         patch.setenv("OMP_NUM_THREADS", "1")
         forks = Forks(SERVE)
         first, second = (tmp_path_factory.mktemp("server") for _ in range(2))

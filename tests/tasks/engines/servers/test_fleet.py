@@ -12,9 +12,9 @@ import pytest
 from params.schema.agent import Dialogue
 from params.schema.reinforce import Rollout
 from tasks.engines import SamplingRequest
-from tasks.engines.servers import fleet, guard
+from tasks.engines.servers import fleet, token_guard
 from tasks.engines.servers.client import TRANSFER, EngineServer
-from tasks.engines.transformers.engine import TransformersEngine
+from tasks.engines.transformers.transformers_engine import TransformersEngine
 from tasks.ledger.artifacts import Artifact
 from tasks.rollouts.rounds import grow
 from tasks.trees.outcomes import StopReason
@@ -153,7 +153,7 @@ def test_stale_server_is_refused_and_given_the_right_weights(
 
 
 def test_server_needs_the_token(servers, made, monkeypatch):
-    monkeypatch.setenv(guard.TOKEN, "another token, that it does not know")
+    monkeypatch.setenv(token_guard.TOKEN, "another token, that it does not know")
     stranger = EngineServer(servers[0].address, "transformers")
     for call in (
         stranger.check,

@@ -9,7 +9,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from tasks.engines.servers import guard, uploads
+from tasks.engines.servers import token_guard, uploads
 from tasks.engines.servers.client import EngineServer
 from tests.tasks.engines.servers.conftest import TOKEN, listening
 from tests.waiting import wait_until
@@ -21,8 +21,8 @@ GIB = 2**30
 def kept(tmp_path, monkeypatch):
     """The server's own folder of policies."""
     monkeypatch.setenv(uploads.FOLDER, str(tmp_path / "kept"))
-    monkeypatch.setenv(guard.TOKEN, TOKEN)
-    monkeypatch.setenv(guard.NAMES, "localhost")
+    monkeypatch.setenv(token_guard.TOKEN, TOKEN)
+    monkeypatch.setenv(token_guard.NAMES, "localhost")
     return tmp_path / "kept"
 
 
@@ -31,7 +31,7 @@ def port(kept):
     async def rest(request):
         return JSONResponse({"rest": request.url.path})
 
-    with listening(guard.Guard(Starlette(routes=[Route("/rest", rest)]))) as port:
+    with listening(token_guard.Guard(Starlette(routes=[Route("/rest", rest)]))) as port:
         yield port
 
 

@@ -12,7 +12,7 @@ from transformers import (
 from tasks.engines.transformers import decoder as decoders
 from tasks.engines.transformers.cache import RaggedCache, SpareMemory
 from tasks.engines.transformers.decoder import decoder, decodes, last_states, pairs
-from tasks.engines.transformers.engine import GROUPED, library
+from tasks.engines.transformers.transformers_engine import GROUPED, library
 from tests.trees import small_policy
 
 SHAPE = {

@@ -1,8 +1,9 @@
-"""A process that runs a user's code, started by pool.py as ``python -m tasks.extensions.worker``.
+"""A process that runs a user's code; pool.py starts it.
 
-It is two processes. The first one, the guard, holds no user code: it ends the second one, and all
-that this one has started in its process group, as soon as the trainer ends or the user's code does.
-The second one imports what the trainer names and answers requests, one after the other.
+``python -m tasks.extensions.user_code_worker`` is two processes. The first one, the guard, holds no
+user code: it ends the second one, and all that this one has started in its process group, as soon
+as the trainer ends or the user's code does. The second one imports what the trainer names and
+answers requests, one after the other.
 
 A message is a length of four bytes, big endian, and that many bytes of JSON. The channel is a
 socket of its own, so what the user's code prints disturbs nothing; the guard keeps its last lines.

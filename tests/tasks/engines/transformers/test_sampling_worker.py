@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tasks.engines import SamplingRequest
-from tasks.engines.transformers import worker
-from tasks.engines.transformers.engine import TransformersEngine, WorkerEngine
+from tasks.engines.transformers import sampling_worker
+from tasks.engines.transformers.transformers_engine import TransformersEngine, WorkerEngine
 from tests.trees import small_policy
 from tests.waiting import LONGEST
 
@@ -27,7 +27,7 @@ def engine(tokenizer):
 @pytest.fixture(scope="module")
 def pool():
     """Workers that the tests of this file share."""
-    opened = worker.WorkerPool()
+    opened = sampling_worker.WorkerPool()
     yield opened
     opened.close()
 
@@ -140,8 +140,8 @@ def test_an_error_in_a_session_ends_its_worker(apart):
 
 
 TRAINER = """
-from tasks.engines.transformers import worker
-print(worker.start().process.pid, flush=True)
+from tasks.engines.transformers import sampling_worker
+print(sampling_worker.start().process.pid, flush=True)
 input()
 """
 
@@ -151,7 +151,7 @@ def test_worker_ends_with_a_killed_trainer():
         [sys.executable, "-c", TRAINER],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        cwd=worker.ROOT,
+        cwd=sampling_worker.ROOT,
     )
     assert trainer.stdout is not None
     pid = int(trainer.stdout.readline())

@@ -15,7 +15,7 @@ import pytest
 from tasks.engines.turns import TurnRequest
 from tasks.engines.vllm.messages import EngineFault
 
-PROCESS = "tasks.engines.vllm.process"
+PROCESS = "tasks.engines.vllm.engine_process"
 
 
 class FakeEngine:

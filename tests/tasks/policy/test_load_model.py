@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from params.schema.base import Machine
 from params.schema.prepare import PretrainedPolicy
-from tasks.policy.model import fetch_policy, load_backbone, load_policy
+from tasks.policy.load_model import fetch_policy, load_backbone, load_policy
 from tasks.trees.tables import write_table
 
 ROOT = Path(__file__).parents[3]
@@ -102,7 +102,7 @@ from params.schema.base import Machine
 from params.schema.cold_start import ColdStart
 from tasks.cold_start import ColdStartInputs, cold_start
 from tasks.ledger.artifacts import Artifact
-from tasks.ledger.substeps import Step
+from tasks.ledger.substeps import SubStep
 
 settings = ColdStart(
     steps=1,
@@ -116,7 +116,7 @@ settings = ColdStart(
 machine = Machine(threads=1, device="cpu", precision="float32")
 traces = Artifact.at(Path("traces.parquet"))
 inputs = ColdStartInputs(Artifact.at(Path("initial")), traces, settings, machine)
-cold_start(Step("toy", "cold_start", 0, 5), inputs)
+cold_start(SubStep("toy", "cold_start", 0, 5), inputs)
 print(*sys.modules)
 """
 

@@ -13,7 +13,12 @@ from torch import Tensor
 from tasks.engines.contract import Engine, check_room
 from tasks.engines.transformers.cache import Network, RaggedCache, RaggedSession, SpareMemory
 from tasks.engines.transformers.decoder import decoder, decodes, network
-from tasks.engines.transformers.worker import POOL, WorkerPool, WorkerSession, worker_session
+from tasks.engines.transformers.sampling_worker import (
+    POOL,
+    WorkerPool,
+    WorkerSession,
+    worker_session,
+)
 from tasks.policy.lean_transformers import transformers
 from tasks.policy.parallel import lanes
 from tasks.trees import marks

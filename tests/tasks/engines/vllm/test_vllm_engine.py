@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tasks.engines import SamplingRequest, turns
-from tasks.engines.servers import guard
+from tasks.engines.servers import token_guard
 from tasks.engines.servers.client import parse_choice
 from tasks.engines.turns import TurnRequest
 from tasks.engines.vllm import serve
@@ -118,11 +118,11 @@ def test_a_server_starts_with_our_worker_and_flags(tmp_path, monkeypatch):
     [(python, words, environment)] = started
     assert python == sys.executable
     text = " ".join(words)
-    assert "--worker-extension-cls tasks.engines.vllm.worker.PolicyWorker" in text
+    assert "--worker-extension-cls tasks.engines.vllm.policy_worker.PolicyWorker" in text
     assert "--enable-scale-out" in words and "--max-model-len 64" in text
     assert environment["VLLM_SERVER_DEV_MODE"] == "1"
-    assert "--middleware tasks.engines.servers.guard.Guard" in text
-    assert environment[guard.TOKEN] not in text
+    assert "--middleware tasks.engines.servers.token_guard.Guard" in text
+    assert environment[token_guard.TOKEN] not in text
 
 
 def test_a_server_without_a_policy_is_refused(tmp_path, capsys):

@@ -32,8 +32,8 @@ from tasks.engines.transformers.decoder import Decoder, network
 
 ROOT = Path(__file__).parents[3]  # of the project, where a worker starts
 INSIDE = (
-    "import sys; from tasks.engines.transformers import worker; "
-    "worker.main(*map(int, sys.argv[1:]))"
+    "import sys; from tasks.engines.transformers import sampling_worker; "
+    "sampling_worker.main(*map(int, sys.argv[1:]))"
 )
 MEMORY = 2**29  # bytes of address space; at most 2 numbers per weight, LARGEST weights
 ALIGNMENT = 64  # bytes, as torch's own allocator's, on which the choice of kernels may depend

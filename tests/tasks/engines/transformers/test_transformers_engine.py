@@ -24,8 +24,8 @@ from tasks.engines import SamplingRequest
 from tasks.engines.transformers import cache
 from tasks.engines.transformers import decoder as decoders
 from tasks.engines.transformers.cache import RaggedSession
-from tasks.engines.transformers.engine import TransformersEngine, grouped_attention
-from tasks.engines.transformers.worker import WorkerSession
+from tasks.engines.transformers.sampling_worker import WorkerSession
+from tasks.engines.transformers.transformers_engine import TransformersEngine, grouped_attention
 from tasks.policy.tiny import END as END_TOKEN
 from tasks.policy.tiny import build_policy
 from tasks.trees.outcomes import StopReason

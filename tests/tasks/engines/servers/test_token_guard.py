@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.routing import Route, WebSocketRoute
 
-from tasks.engines.servers import guard, uploads
+from tasks.engines.servers import token_guard, uploads
 from tasks.engines.servers.client import JSON, EngineServer
 from tasks.engines.vllm import serve
 from tasks.engines.vllm.connection import ROOT
@@ -47,7 +47,7 @@ def serving(served):
         await websocket.accept()
 
     routes = [Route(path, answer, methods=["GET", "POST", "OPTIONS"]) for path in CALLS]
-    app = guard.Guard(Starlette(routes=[*routes, WebSocketRoute("/talk", talk)]))
+    app = token_guard.Guard(Starlette(routes=[*routes, WebSocketRoute("/talk", talk)]))
     with listening(app) as port:
         yield port
 
@@ -55,8 +55,8 @@ def serving(served):
 @pytest.fixture
 def served(monkeypatch, tmp_path):
     monkeypatch.setenv(uploads.FOLDER, str(tmp_path / "policies"))
-    monkeypatch.setenv(guard.TOKEN, TOKEN)
-    monkeypatch.setenv(guard.NAMES, "localhost,gpu-2")
+    monkeypatch.setenv(token_guard.TOKEN, TOKEN)
+    monkeypatch.setenv(token_guard.NAMES, "localhost,gpu-2")
     return []
 
 
@@ -125,8 +125,8 @@ def test_run_gives_its_token(port, served, monkeypatch):
     rpc = "/collective_rpc"
     assert served == [rpc, "/pause", rpc, "/reset_prefix_cache", "/resume"]
     for token in ("another token", ""):
-        monkeypatch.setenv(guard.TOKEN, token)
-        with pytest.raises(ValueError, match=f"refuses this run: set {guard.TOKEN}"):
+        monkeypatch.setenv(token_guard.TOKEN, token)
+        with pytest.raises(ValueError, match=f"refuses this run: set {token_guard.TOKEN}"):
             EngineServer(f"http://127.0.0.1:{port}", "vllm").load(Path("folder"), "version")
 
 
@@ -153,27 +153,27 @@ def test_answers_name_the_version_of_the_weights(port, call, version):
     server = EngineServer(f"http://127.0.0.1:{port}", "vllm")
     server.load(Path("folder"), "old")
     assert server._asked("POST", call[0], json.dumps(call[1]).encode(), JSON)[1] == version
-    assert server._asked("POST", guard.GENERATE, b"{}", JSON)[1] == version
+    assert server._asked("POST", token_guard.GENERATE, b"{}", JSON)[1] == version
 
 
 def test_guard_without_a_token_does_not_start(monkeypatch):
-    monkeypatch.delenv(guard.TOKEN, raising=False)
+    monkeypatch.delenv(token_guard.TOKEN, raising=False)
     with pytest.raises(KeyError):
-        guard.Guard(Starlette())
+        token_guard.Guard(Starlette())
 
 
 def test_server_keeps_a_token_that_only_its_user_reads(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv(guard.TOKEN, raising=False)
-    token = guard.server_token()
+    monkeypatch.delenv(token_guard.TOKEN, raising=False)
+    token = token_guard.server_token()
     assert len(token) >= 32
-    assert guard.server_token() == token
+    assert token_guard.server_token() == token
     assert [oct(file.stat().st_mode & 0o777) for file in Path(".beamline").iterdir()] == ["0o600"]
-    guard.TOKEN_FILE.chmod(0o644)
+    token_guard.TOKEN_FILE.chmod(0o644)
     with pytest.raises(PermissionError, match="others may read"):
-        guard.server_token()
-    monkeypatch.setenv(guard.TOKEN, TOKEN)
-    assert guard.server_token() == TOKEN
+        token_guard.server_token()
+    monkeypatch.setenv(token_guard.TOKEN, TOKEN)
+    assert token_guard.server_token() == TOKEN
 
 
 @pytest.mark.parametrize("token", ["", " \n", "fifteen letters"])
@@ -181,31 +181,31 @@ def test_short_token_is_refused_where_it_is_read_and_where_it_is_used(
     tmp_path, monkeypatch, capsys, token
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(guard.NAMES, "localhost")
-    monkeypatch.setenv(guard.TOKEN, token)
-    with pytest.raises(ValueError, match=f"{guard.TOKEN} has .* needs 16"):
-        guard.Guard(Starlette())
+    monkeypatch.setenv(token_guard.NAMES, "localhost")
+    monkeypatch.setenv(token_guard.TOKEN, token)
+    with pytest.raises(ValueError, match=f"{token_guard.TOKEN} has .* needs 16"):
+        token_guard.Guard(Starlette())
     (tmp_path / "config.json").write_text("{}")
-    guard.TOKEN_FILE.parent.mkdir()
-    guard.TOKEN_FILE.touch(mode=0o600)
-    guard.TOKEN_FILE.write_text(token)
-    place = guard.TOKEN if token.strip() else guard.TOKEN_FILE
+    token_guard.TOKEN_FILE.parent.mkdir()
+    token_guard.TOKEN_FILE.touch(mode=0o600)
+    token_guard.TOKEN_FILE.write_text(token)
+    place = token_guard.TOKEN if token.strip() else token_guard.TOKEN_FILE
     with pytest.raises(SystemExit) as refused:
         serve.main([str(tmp_path)])
     assert refused.value.code == 2
     said = capsys.readouterr().err
     assert f"the token in {place} has {len(token.strip())} characters" in said
-    monkeypatch.delenv(guard.TOKEN)
-    with pytest.raises(ValueError, match=f"{guard.TOKEN_FILE} has"):
-        guard.server_token()
+    monkeypatch.delenv(token_guard.TOKEN)
+    with pytest.raises(ValueError, match=f"{token_guard.TOKEN_FILE} has"):
+        token_guard.server_token()
 
 
 def test_serve_prints_where_the_token_is_and_not_the_token(tmp_path, monkeypatch):
-    monkeypatch.delenv(guard.TOKEN, raising=False)
+    monkeypatch.delenv(token_guard.TOKEN, raising=False)
     (tmp_path / "config.json").write_text("{}")
     command = [sys.executable, "-m", "tasks.engines.vllm.serve", str(tmp_path), "--host", "::"]
     environment = {"PYTHONPATH": str(ROOT), "PATH": ""}
     ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    token = (tmp_path / guard.TOKEN_FILE).read_text()
-    assert f"{guard.TOKEN}=$(cat {tmp_path / guard.TOKEN_FILE})" in ran.stdout
+    token = (tmp_path / token_guard.TOKEN_FILE).read_text()
+    assert f"{token_guard.TOKEN}=$(cat {tmp_path / token_guard.TOKEN_FILE})" in ran.stdout
     assert token not in ran.stdout + ran.stderr

@@ -1,0 +1,47 @@
+"""The card of a run that left only its records; tests/flows/test_smoke.py has a whole run."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flows.analysis import card
+from flows.runs import cache
+from tests import toy_project as toy
+from tests.params.edits import REMOVED, edited
+
+LEFT_OUT = ("start", "environment", "judge", "reinforce__ahead", "verdict__measure")
+READ = ("start", "environment", "judge", "reinforce", "verdict.measure")
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Return a function that writes the recipe of a run with other values; the run has ended."""
+    toy.create(tmp_path, flows=False)
+    monkeypatch.chdir(tmp_path)
+    trained = Path("models/toy/trained")
+    trained.mkdir(parents=True)
+    (trained / "config.json").write_text("{}")
+    recipe = toy.RECIPE
+    read = {key: recipe[key] for key in READ if key in recipe} | {"verdict.measure": "success"}
+    outs = [{"path": trained.as_posix(), "md5": cache.digest_of(trained)}]
+    stage = {"deps": [], "params": {"params/toy.yaml": read}, "outs": outs}
+    Path("dvc.lock").write_text(yaml.safe_dump({"stages": {"reinforce@toy": stage}}))
+    toy.commit(tmp_path)
+
+    def written(**changes):
+        Path("params/toy.yaml").write_text(yaml.safe_dump(edited(recipe, changes)))
+
+    return written
+
+
+def test_keys_that_are_left_out_have_the_values_of_the_run(write):
+    write(**dict.fromkeys(LEFT_OUT, REMOVED))
+    assert "# toy" in card.written("toy")
+
+
+def test_other_recipe_than_that_of_the_run_is_refused(write):
+    write(judge=REMOVED, start="champion", reinforce__ahead=2)
+    reasons = "'reinforce.ahead' is 2 and was 0, 'start' is 'champion' and was 'scratch'"
+    with pytest.raises(ValueError, match=rf"toy\.yaml is not that of the run: {reasons}: "):
+        card.written("toy")
