@@ -109,7 +109,8 @@ def reward(
             judge = stack.enter_context(opened)
         hidden = _hidden(trees, inputs)
         rows = scoring.score_trees(
-            *(trees, inputs.settings),
+            trees,
+            inputs.settings,
             reader=reader,
             judge=judge,
             estimates=estimates,

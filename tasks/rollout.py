@@ -43,13 +43,13 @@ class RolloutInputs:
     questions: Artifact
     size: int  # questions of a batch
     first: int  # the place of the iteration's first question, see ``batch``
-    attempt: int  # batches of this iteration before this one
-    branching: str  # of the algorithm, as are the marks
-    marks: Marks
     budget: Rollout  # paths of a question, and when they branch
-    top_p: float  # 1 in training
     agent: Agent
     corpus: Artifact  # that the agent's tools look in
+    attempt: int = 0  # batches of this iteration before this one
+    branching: str = "none"  # of the algorithm, as are the marks
+    marks: Marks = Marks(kind="none")
+    top_p: float = 1.0
     panel: Artifact | None = None  # whose tasks are asked, in its order; None: they are drawn
     policy_steps: int = 0  # optimizer steps that the policy has taken in training
     before: Artifact | None = None  # the part of this rollout before; None: it begins

@@ -72,7 +72,10 @@ def evaluate_flow(name: str) -> None:
         run.log_table(table_rows(comparison["rows"]), "evaluation.json")
         shown = success_rows(comparison["rows"])
         pictures.log(
-            *(run, name, "evaluate", shown),
+            run,
+            name,
+            "evaluate",
+            shown,
             lambda: {"success_by_kind": figures.success_by_kind(shown)},
         )
 

@@ -16,7 +16,6 @@ from flows.tracking.run import stage_run
 from flows.workers import stage, substep_tasks
 from params.run_folders import RunFolders
 from params.schema.agent import Agent
-from params.schema.algorithms import Marks
 from params.schema.prepare import BenchmarkQuestions
 from params.schema.recipe import Recipe, named_sets
 from tasks import recipes
@@ -216,9 +215,6 @@ def roll_out(sampling: Sampling, step: SubStep) -> list[Record]:
             questions=sampling.questions,
             size=size,
             first=first,
-            attempt=0,
-            branching="none",
-            marks=Marks(kind="none"),
             budget=expert.budget(),
             top_p=expert.top_p,
             agent=sampling.agent,

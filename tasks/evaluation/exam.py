@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from params.schema.algorithms import Marks
 from params.schema.recipe import Recipe
 from tasks import recipes
 from tasks.engines.chat import open_policy
@@ -56,9 +55,6 @@ def answer(
         panel=exam.panel,
         size=exam.size or recipe.evaluate.questions,
         first=exam.first,
-        attempt=0,
-        branching="none",
-        marks=Marks(kind="none"),
         budget=budget,
         top_p=1.0 if exam.training else recipe.evaluate.top_p,
         agent=recipes.agent_of(recipe),

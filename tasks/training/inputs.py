@@ -42,7 +42,6 @@ def rollout_inputs(
         branching=algorithm.branching,
         marks=algorithm.marks if algorithm.branching == "marks" else Marks(kind="none"),
         budget=recipe.reinforce.rollout,
-        top_p=1.0,
         agent=recipes.agent_of(recipe),
         corpus=training.corpus,
     )
