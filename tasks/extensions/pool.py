@@ -38,7 +38,7 @@ Request = tuple[int, str, Sequence[Any]]  # slot of a worker, method, arguments 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a call returned; or a failure of user_code_worker.py by name, and what is known of it."""
+    """What a call returned; or a failure of user_code_worker.py by name, and what is known."""
 
     value: Any = None
     failure: str | None = None
