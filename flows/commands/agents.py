@@ -279,22 +279,12 @@ def checked(args: argparse.Namespace, ledger: Ledger) -> Trying:
     recipe = recipes.load(args.recipe, params)
     args.agents = args.agents or [name for name in AGENTS if not _unfit(name, recipe)]
     faults = [fault for name in args.agents for fault in _unfit(name, recipe)]
-    numbers = {name: getattr(args, name) for name in COUNTS}
-    faults += [
-        f"--{name.replace('_', '-')} {value}: give a number above 0"
-        for name, value in numbers.items()
-        if value is not None and value < 1
-    ]
-    if set(args.pages) != {SNIPPETS} and BROWSER not in recipe.tools:
-        faults.append(
-            f"--pages {' '.join(args.pages)}: the recipe has no tool that opens pages: add "
-            f"tools.{BROWSER} to params/{args.recipe}.yaml"
-        )
+    faults += _option_faults(args, recipe)
     placeholders_of = {
         name: given for one in args.agents for name, given in AGENTS[one].prompts.items()
     }
     sets: Mapping[str, Sequence[Question]] = {}
-    choices: dict[str, ModelChoice] = {}
+    choices, choice_faults = _choices(args)
     try:
         prompts.load(placeholders_of, args.prompts)
         prompts.load_acts(recipe.environment, args.prompts)
@@ -304,12 +294,7 @@ def checked(args: argparse.Namespace, ledger: Ledger) -> Trying:
         sets = questions_of(args.recipe, recipe, args.sets, args.questions, params)
     except ValueError as error:
         faults.append(str(error))
-    for word in dict.fromkeys([OWN, *args.condensers]):
-        try:
-            choices[word] = _choice(word, args)
-        except ValueError as error:
-            faults.append(f"{'--model' if word == OWN else '--condensers'}: {error}")
-    if faults:
+    if faults := [*faults, *choice_faults]:
         raise ValueError("\n".join(faults))
     corpus = RunFolders(args.recipe).corpus
     return Trying(
@@ -322,6 +307,34 @@ def checked(args: argparse.Namespace, ledger: Ledger) -> Trying:
         corpus=Artifact.at(corpus) if corpus.exists() else None,
         ledger=ledger,
     )
+
+
+def _option_faults(args: argparse.Namespace, recipe: Recipe) -> list[str]:
+    """Return what is wrong with numbers and pages on the command line, one line each."""
+    numbers = {name: getattr(args, name) for name in COUNTS}
+    faults = [
+        f"--{name.replace('_', '-')} {value}: give a number above 0"
+        for name, value in numbers.items()
+        if value is not None and value < 1
+    ]
+    if set(args.pages) != {SNIPPETS} and BROWSER not in recipe.tools:
+        faults.append(
+            f"--pages {' '.join(args.pages)}: the recipe has no tool that opens pages: add "
+            f"tools.{BROWSER} to params/{args.recipe}.yaml"
+        )
+    return faults
+
+
+def _choices(args: argparse.Namespace) -> tuple[dict[str, ModelChoice], list[str]]:
+    """Return the model that each word stands for, and a line for each word that stands for none."""
+    choices: dict[str, ModelChoice] = {}
+    faults = []
+    for word in dict.fromkeys([OWN, *args.condensers]):
+        try:
+            choices[word] = _choice(word, args)
+        except ValueError as error:
+            faults.append(f"{'--model' if word == OWN else '--condensers'}: {error}")
+    return choices, faults
 
 
 def _choice(word: str, args: argparse.Namespace) -> ModelChoice:

@@ -17,6 +17,7 @@ from flows.tracking import outbox, store
 from flows.tracking import run as tracking
 from flows.tracking.run import PIPELINE_RUN, pipeline_run, send_unsent, stage_run
 from params.schema.agent import Dialogue
+from params.schema.defaults import defaults
 from params.schema.recipe import Recipe
 from params.schema.reinforce import Reinforce, Rollout
 from tests.mlflow_store import found_traces, history, runs, sample
@@ -138,7 +139,8 @@ def test_prefect_flow_run_is_a_tag(client, monkeypatch):
 def test_recipe_is_flattened_once(client, recipe):
     with pipeline_run("tiny", recipe) as run:
         pass
-    assert client.get_run(run.id).data.params == {
+    params = client.get_run(run.id).data.params
+    written = {
         "seed": "3",
         "dialogue.system": "Use the tool: it's exact.",
         "dialogue.prompt": "growing",
@@ -150,6 +152,8 @@ def test_recipe_is_flattened_once(client, recipe):
         "reinforce.rollout.temperature": "1.0",
         "reinforce.turns_per_policy": "null",
     }
+    assert written.items() <= params.items()
+    assert set(params) - set(written) <= set(defaults())
 
 
 def test_parameters_of_several_batches(client):
@@ -346,7 +350,7 @@ def test_unsent_messages_are_sent_in_order(unreachable, child):
     parent, stage = sorted(runs(client).values(), key=lambda run: "stage" in run.data.tags)
     assert stage.data.tags["mlflow.parentRunId"] == parent.info.run_id
     assert {parent.info.status, stage.info.status} == {"FINISHED"}
-    assert parent.data.params == {"seed": "3"}
+    assert parent.data.params["seed"] == "3"
     assert stage.data.metrics["reward"] == 0.5
     assert list(outbox.root().iterdir()) == []
 
