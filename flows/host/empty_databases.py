@@ -13,6 +13,8 @@ from contextlib import closing, suppress
 from importlib.metadata import version
 from pathlib import Path
 
+from tasks.ledger.parsed import cache_folder
+
 
 def take(library: str, target: Path) -> bool:
     """Copy the empty database of a library to ``target``; return False where none is kept.
@@ -49,6 +51,4 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _file(library: str) -> Path:
-    home = Path(os.environ.get("HOME", os.devnull))
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
-    return cache / "beamline" / f"{library}-{version(library)}-empty.db"
+    return cache_folder() / f"{library}-{version(library)}-empty.db"

@@ -42,11 +42,15 @@ def keep(key: str, parser: str, parsed: Parsed) -> None:
             lines.write(f"{key}\t{digest}\t{' '.join(names)}\n")
 
 
-def _file(parser: str) -> Path:
+def cache_folder() -> Path:
+    """Return this project's folder in the user's cache."""
     home = Path(os.environ.get("HOME", os.devnull))
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
+    return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "beamline"
+
+
+def _file(parser: str) -> Path:
     version = "".join(map(str, sys.version_info[:2]))
-    return cache / "beamline" / f"parsed-{version}-{parser}.tsv"
+    return cache_folder() / f"parsed-{version}-{parser}.tsv"
 
 
 @functools.cache

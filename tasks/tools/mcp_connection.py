@@ -17,10 +17,10 @@ from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx2
 from anyio.from_thread import start_blocking_portal
 from mcp import Client, MCPError, StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
-from mcp.shared._httpx_utils import create_mcp_http_client
 from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST, METHOD_NOT_FOUND, CallToolResult, Tool
 
 from tasks.tools.mcp_settings import McpServer, McpTools, secrets_of, without_secrets
@@ -243,7 +243,8 @@ async def _hold(
 async def _transport(server: McpServer, said: Any, stack: AsyncExitStack) -> Any:
     if server.url:
         headers = {name: os.environ.get(value, "") for name, value in server.headers.items()}
-        http = await stack.enter_async_context(create_mcp_http_client(headers=headers))
+        limits = httpx2.Timeout(30.0, read=300.0)  # as mcp's own: a server may hold a stream open
+        http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers, timeout=limits))
         return streamable_http_client(server.url, http_client=http)
     given = {name: os.environ.get(name, "") for name in server.environment}
     bound = ["-I", "-S", "-c", _BOUND, str(os.getpid()), *server.command]
