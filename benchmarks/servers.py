@@ -19,17 +19,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import psutil
 
-from benchmarks.engines import setting, tokens
 from params.run_folders import RunFolders
 from params.schema.base import Machine
 from params.schema.recipe import Recipe
 from tasks import recipes
+from tasks.dialects import open_dialect
 from tasks.engines import Engine
 from tasks.engines.servers.client import EngineServer
 from tasks.engines.servers.fleet import Fleet
@@ -37,11 +38,14 @@ from tasks.engines.servers.servers_engine import ServersEngine
 from tasks.engines.servers.token_guard import TOKEN
 from tasks.engines.transformers.transformers_engine import TransformersEngine
 from tasks.engines.turns import EngineDiedError
+from tasks.environments.contract import OpenEnvironment
+from tasks.environments.question import Questions
 from tasks.policy.load_model import load_policy, load_tokenizer
 from tasks.policy.machine import use_machine
-from tasks.rollouts.rounds import grow
+from tasks.rollouts.rounds import Setting, grow
+from tasks.tools.python import SPEC
 from tasks.trees.tables import load_questions
-from tasks.trees.tree import Question
+from tasks.trees.tree import Call, Observation, Question, Tree, sampled
 
 OPTIONS = {"transformers": ("--threads", "1"), "vllm": ("--memory", "0.25")}
 START = 300.0  # seconds for a server to start
@@ -97,6 +101,28 @@ def processor_seconds() -> float:
     """Return the processor time of this process and all below it."""
     times = [process.cpu_times() for process in _tree(os.getpid())]
     return sum(time.user + time.system for time in times)
+
+
+def answer(calls: Sequence[Call]) -> list[Observation]:
+    """Return a result at once."""
+    return [Observation("ok", "42") for _ in calls]
+
+
+def setting(recipe: Recipe, tokenizer: Any, number: int) -> Setting:
+    """Return the setting of repetition ``number``, without branching."""
+    return Setting(
+        tokenizer,
+        recipe.dialogue,
+        recipe.reinforce.rollout,
+        open_dialect(recipe.dialect, tokenizer, recipe.dialogue, [SPEC]),
+        OpenEnvironment([SPEC], lambda: nullcontext(Questions(answer))),
+        f"0/{number}",
+    )
+
+
+def tokens(trees: Sequence[Tree]) -> int:
+    """Count sampled tokens; those that leaves share count once."""
+    return sum(len(node.tokens) for tree in trees for node in sampled(tree.nodes))
 
 
 def rolled_out(

@@ -66,14 +66,6 @@ def test_a_run_ends_with_the_table_and_dvc_finds_nothing_left_to_do(unbroken):
     assert "Running stage" not in again.stdout
 
 
-def test_what_a_stage_takes_to_find_that_all_is_known_is_measured(unbroken, api):
-    folder, _ = unbroken
-    measure = (sys.executable, "-m", "benchmarks.start_up", "smoke", "--stage", "verdict")
-    told = call(folder, *measure, PREFECT_API_URL=api)
-    first, whole = map(float, re.findall(r"^of the stage: (\S+) (\S+)$", told.stdout, re.M)[0])
-    assert 0 < first < whole
-
-
 def test_runs_in_mlflow_have_the_figures_of_the_table(unbroken):
     folder, _ = unbroken
     table = json.loads((folder / "reports/smoke/metrics.json").read_text())
