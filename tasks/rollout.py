@@ -26,13 +26,15 @@ from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import SubStep
 from tasks.policy import resident
 from tasks.policy.resident import Learner
-from tasks.rollouts.parts import Resting, load_part, save_part
 from tasks.rollouts.paths import LiveTrajectory
+from tasks.rollouts.rollout_parts import Resting, load_part, save_part
 from tasks.rollouts.rounds import Setting, grow_part
 from tasks.tools.recording import Origin
 from tasks.trees import metrics, panels
 from tasks.trees.tables import STORED_TREES, StoredQuestions, load_trees, save_trees
 from tasks.trees.tree import Question, Tree
+
+UNMARKED = Marks(kind="none")
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class RolloutInputs:
     corpus: Artifact  # that the agent's tools look in
     attempt: int = 0  # batches of this iteration before this one
     branching: str = "none"  # of the algorithm, as are the marks
-    marks: Marks = Marks(kind="none")
+    marks: Marks = UNMARKED
     top_p: float = 1.0
     panel: Artifact | None = None  # whose tasks are asked, in its order; None: they are drawn
     policy_steps: int = 0  # optimizer steps that the policy has taken in training
