@@ -4,7 +4,7 @@ from params.schema.agent import Dialogue
 from params.schema.base import Frozen
 from tasks.dialects.contract import Dialect, DialectKind, Exchange, Tokens, Turn
 from tasks.dialects.tags import TagsDialect
-from tasks.dialects.written import in_tags
+from tasks.dialects.written_turns import in_tags
 from tasks.trees.markers import encode, markers, quote
 from tasks.trees.outcomes import Outcome, StopReason
 from tasks.trees.tree import Call, Message, Observation, Question, ToolSpec

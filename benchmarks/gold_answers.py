@@ -23,7 +23,7 @@ from tasks.gates.answers import answer_problem
 from tasks.questions.benchmarks import Sets, locate
 from tasks.questions.entries import read_entries
 from tasks.questions.faults import Fault, summary
-from tasks.questions.files import FORMATS, format_of
+from tasks.questions.record_files import FORMATS, format_of
 from tasks.scorers import open_scorers
 from tasks.scorers.contract import Scorer
 from tasks.trees.dialogue import final_answer

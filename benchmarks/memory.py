@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from flows.tracking import figures
+from flows.tracking import run_figures
 from params.schema.algorithms import load_algorithms
 from params.schema.base import Machine
 from params.schema.reinforce import Update
@@ -198,10 +198,10 @@ def draw(rows: Sequence[dict[str, Any]]) -> Any:
     """Draw memory by sampled tokens, a line for each form and vocabulary."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6.5, 4.2), dpi=figures.DOTS_PER_INCH, layout="constrained")
+    figure = Figure(figsize=(6.5, 4.2), dpi=run_figures.DOTS_PER_INCH, layout="constrained")
     axes = figure.subplots()
     vocabularies = sorted({row["vocabulary"] for row in rows})
-    colors = dict(zip(vocabularies, (figures.BLUE, figures.VERMILION), strict=False))
+    colors = dict(zip(vocabularies, (run_figures.BLUE, run_figures.VERMILION), strict=False))
     for vocabulary in vocabularies:
         for form, style in ((PARTS, "o-"), (PLAIN, "s--")):
             series = [row for row in rows if (row["form"], row["vocabulary"]) == (form, vocabulary)]
@@ -217,11 +217,11 @@ def draw(rows: Sequence[dict[str, Any]]) -> Any:
     axes.set_yscale("log")
     ticks = sorted({row["tokens"] for row in rows})
     axes.set_xticks(ticks, [f"{count:,}" for count in ticks])
-    axes.set_xlabel("sampled tokens of a forward pass", color=figures.INK)
-    axes.set_ylabel("memory of the update (MiB)", color=figures.INK)
-    axes.grid(color=figures.PALE, linewidth=0.8)
+    axes.set_xlabel("sampled tokens of a forward pass", color=run_figures.INK)
+    axes.set_ylabel("memory of the update (MiB)", color=run_figures.INK)
+    axes.grid(color=run_figures.PALE, linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=9, labelcolor=figures.INK, edgecolor="none")
+    axes.legend(fontsize=9, labelcolor=run_figures.INK, edgecolor="none")
     return figure
 
 
@@ -247,7 +247,7 @@ def main() -> None:
     temporary = FILE.with_name(f".{FILE.name}.{os.getpid()}")
     temporary.write_text(json.dumps(measurements, indent=2) + "\n")
     temporary.replace(FILE)
-    figures.save(draw(rows), FIGURE)
+    run_figures.save(draw(rows), FIGURE)
     print(table(rows))
 
 

@@ -28,7 +28,7 @@ from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 from params.schema.agent import Dialogue
 from params.schema.recipe import Recipe
 from tasks.dialects.contract import Dialect, Exchange
-from tasks.dialects.prompts import shown_text
+from tasks.dialects.observation_text import shown_text
 from tasks.environments import Respond
 from tasks.policy.tiny import ASSISTANT, END, USER
 from tasks.scorers import project_scorers

@@ -16,7 +16,7 @@ from flows.host import gpu_cards, gpu_seconds, model_shape
 from flows.host.gpu_cards import CARDS, NETWORKS
 from flows.host.gpu_memory import FULL
 from flows.host.model_shape import Shape
-from flows.tracking import figures
+from flows.tracking import run_figures
 from params.schema.algorithms import Algorithm
 from params.schema.recipe import Recipe, algorithm_of
 from tasks import recipes
@@ -208,12 +208,12 @@ def draw(rows_by_title: Mapping[str, Sequence[Reckoned]]) -> Any:
     """Draw seconds an iteration by machines: a panel for each batch."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 3.6), dpi=figures.DOTS_PER_INCH, layout="constrained")
+    figure = Figure(figsize=(9, 3.6), dpi=run_figures.DOTS_PER_INCH, layout="constrained")
     for axes, batch in zip(
         figure.subplots(1, 2), ("the recipe's batch", "a batch that grows"), strict=True
     ):
         lines = [(title, rows) for title, rows in rows_by_title.items() if title.startswith(batch)]
-        for color, (title, rows) in zip(figures.LINES, lines, strict=False):
+        for color, (title, rows) in zip(run_figures.LINES, lines, strict=False):
             label = title.partition(", ")[2]
             values = [one.total for one in rows]
             axes.plot(MACHINES, values, "o-", color=color, markersize=3, linewidth=1, label=label)
@@ -221,7 +221,7 @@ def draw(rows_by_title: Mapping[str, Sequence[Reckoned]]) -> Any:
         axes.set_xscale("log", base=2)
         axes.set_xticks(MACHINES, [str(count) for count in MACHINES])
         axes.set_yscale("log")
-        axes.grid(color=figures.PALE, linewidth=0.6)
+        axes.grid(color=run_figures.PALE, linewidth=0.6)
         axes.legend(fontsize=7, edgecolor="none")
     return figure
 
@@ -240,7 +240,7 @@ def main() -> None:
     print(f"update {update:,.0f}, sampling {sampling:,.0f}")
     for title, rows in rows_by_title.items():
         print(f"\n{title}\n\n{table(rows)}")
-    figures.save(draw(rows_by_title), args.figure)
+    run_figures.save(draw(rows_by_title), args.figure)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from flows.tracking import figures
+from flows.tracking import run_figures
 from params.schema.algorithms import load_algorithms
 from params.schema.base import PARAMS, Machine
 from params.schema.prepare import TinyPolicy
@@ -504,7 +504,7 @@ def draw(measurements: Mapping[str, Any]) -> Any:
 
     columns = [*measurements["sweeps"].items(), ("leaves of a tree (M)", measurements["beaming"])]
     figure = Figure(
-        figsize=(3.1 * len(columns), 6.2), dpi=figures.DOTS_PER_INCH, layout="constrained"
+        figsize=(3.1 * len(columns), 6.2), dpi=run_figures.DOTS_PER_INCH, layout="constrained"
     )
     grid = figure.subplots(2, len(columns), squeeze=False)
     colors = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#555555")
@@ -525,7 +525,7 @@ def draw(measurements: Mapping[str, Any]) -> Any:
             axes.set_yscale("log")
             axes.set_title(f"{unit.replace('mib', 'MiB')} by {name}", fontsize=8)
             axes.tick_params(labelsize=7)
-            axes.grid(color=figures.PALE, linewidth=0.6)
+            axes.grid(color=run_figures.PALE, linewidth=0.6)
             axes.legend(fontsize=6, title="exponent", title_fontsize=6, edgecolor="none")
     return figure
 
@@ -545,7 +545,7 @@ def write(measurements: Mapping[str, Any], file: Path, figure: Path) -> None:
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     temporary.write_text(json.dumps(measurements, indent=2) + "\n")
     temporary.replace(file)
-    figures.save(draw(measurements), figure)
+    run_figures.save(draw(measurements), figure)
 
 
 if __name__ == "__main__":

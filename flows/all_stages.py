@@ -108,9 +108,9 @@ def retrain(recipe: str = "tiny") -> None:
 def write_page(name: str, recipe: Recipe, run: Run) -> None:
     """Write the run's page and keep it in MLflow; a failure does not end a run with its results."""
     try:
-        from flows.pages import page  # with pandas, which no stage waits for
+        from flows.pages import page_file  # with pandas, which no stage waits for
 
-        file = page.write_run(name, recipe, page.links_to(run.id, ui_address()))
+        file = page_file.write_run(name, recipe, page_file.links_to(run.id, ui_address()))
     except Exception as error:  # whatever it is, the run has its results
         log.warning("the page of the run was not written: %s: %s", type(error).__name__, error)
         return

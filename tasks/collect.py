@@ -23,7 +23,7 @@ from tasks.learning.algorithm import CENTRED
 from tasks.ledger import artifacts, substeps
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import SubStep
-from tasks.rewards import judging, parts, scoring
+from tasks.rewards import judging, reward_parts, scoring
 from tasks.scorers import scorer_fault
 from tasks.tools import recording
 from tasks.trees import validation
@@ -90,7 +90,7 @@ def publish_collected(inputs: CollectInputs, collected: Record, data: Path) -> N
         recording.publish_calls(calls, trees / recording.CALLS)
     judging.publish_verdicts(_verdicts(tables), trees / judging.VERDICTS)
     write_table(_rewards(tables), trees / "rewards.parquet")
-    if not parts.is_default(inputs.reward):  # else the reward's row tells them
+    if not reward_parts.is_default(inputs.reward):  # else the reward's row tells them
         write_table(_join(tables, "parts"), trees / "parts.parquet")
     for name in ("advantages", "tokens"):
         write_table(_join(tables, name), trees / f"{name}.parquet")
@@ -127,13 +127,13 @@ def _of_trajectories(inputs: CollectInputs, trajectories: pd.DataFrame) -> Check
 def _of_rewards(
     inputs: CollectInputs, whole: pd.MultiIndex, rewards: pd.DataFrame, of_parts: pd.DataFrame
 ) -> Checked:
-    broken, silent = parts.broken_format(inputs.reward), parts.silent(inputs.reward)
+    broken, silent = reward_parts.broken_format(inputs.reward), reward_parts.silent(inputs.reward)
     expectations = reward_gate.expectations(
         rows=len(whole),
         leaves=inputs.leaves,
         outcomes=set(TURN_OUTCOMES),
         scorers=[name for name in rewards["scorer"].unique() if _is_known(name)],
-        reward=parts.reward_range(inputs.reward),
+        reward=reward_parts.reward_range(inputs.reward),
     )
     return reward_gate.prepare(rewards, whole, of_parts, broken, silent), expectations
 

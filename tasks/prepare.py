@@ -31,7 +31,7 @@ from tasks.ledger.substeps import SubStep
 from tasks.policy import first
 from tasks.policy import machine as policies
 from tasks.policy.load_model import save_model
-from tasks.questions import choice, sources, tables, unusable, written
+from tasks.questions import choice, sources, trace_tables, unusable, written
 from tasks.questions.contract import ExpertSettings, Rules
 from tasks.questions.entries import Entry, Problem, places_in, question_of
 from tasks.questions.experts import Dropped, Material, Trace
@@ -41,7 +41,7 @@ from tasks.questions.sources import Sets, World
 from tasks.questions.stored import mapped, portions, where
 from tasks.scorers import names, open_scorers
 from tasks.scorers.contract import Scorer
-from tasks.tools.own import offered
+from tasks.tools.own_tool import offered
 from tasks.tools.recording import Origin
 from tasks.tools.search import save_corpus
 from tasks.trees import dialogue as talk
@@ -391,7 +391,7 @@ def save_tables(
     for split, entries in material.questions.items():
         save_questions(entries, out / "questions" / f"{split}.parquet")
     rows = [vars(each) for each in dropped]
-    write_table(pa.Table.from_pylist(rows, schema=tables.DROPPED), out / "dropped.parquet")
+    write_table(pa.Table.from_pylist(rows, schema=trace_tables.DROPPED), out / "dropped.parquet")
     write_table(traces, out / "traces.parquet")
 
 

@@ -20,7 +20,7 @@ from params.schema.reinforce import RewardPart
 from tasks.ledger import substeps
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import SubStep
-from tasks.rewards import judging, parts, scoring
+from tasks.rewards import judging, reward_parts, scoring
 from tasks.rewards.judging import OpenPolicy
 from tasks.rewards.scoring import TAGS, Estimates, Reader
 from tasks.trees.labels import Labels
@@ -67,7 +67,8 @@ class RewardInputs:
     settings: Sequence[RewardPart]
     overlong: Overlong | None  # the penalty on responses near the budget; None: length is free
     response_tokens: int  # the budget of a response
-    sources: Mapping[str, str] = field(default_factory=dict)  # of parts and scorers (parts.py)
+    # of parts and scorers (reward_parts.py)
+    sources: Mapping[str, str] = field(default_factory=dict)
     # what the turns are read with: the dialect's settings by name, and the names of the tools
     dialect: Mapping[str, Frozen] = field(default_factory=dict)
     tools: tuple[str, ...] = ()
@@ -145,7 +146,7 @@ def _metrics(
         **_scored([row for row in rows if row["question"] not in hidden]),
         "broken_format": sum(bool(row["faults"]) for row in rows) / len(rows),
         "groups_without_spread": 1 - _groups_that_differ(rows, _shaped) / len(questions),
-        **({} if parts.is_default(inputs.settings) else _means_of_parts(rows)),
+        **({} if reward_parts.is_default(inputs.settings) else _means_of_parts(rows)),
         **_without_verdict(rows),
         **(drift(rows, estimates, inputs.labels) if inputs.labels and estimates else {}),
         **({"scored_share": 1 - len(hidden) / len(questions)} if inputs.labelled_only else {}),

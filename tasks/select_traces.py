@@ -21,7 +21,7 @@ from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import SubStep
 from tasks.policy import load_model
 from tasks.policy.load_model import load_tokenizer, save_model
-from tasks.questions import tables
+from tasks.questions import trace_tables
 from tasks.questions.sampled import Sampled, Teacher
 from tasks.rewards.scoring import score_trees
 from tasks.rollouts import rejection
@@ -113,7 +113,7 @@ def _table(
         else:
             detail = f"{longest} tokens"
             too_long.append(Attempt(attempt.tree, attempt.leaf, rejection.TOO_LONG, detail))
-    return pa.Table.from_pylist(rows, schema=tables.TRACES), too_long
+    return pa.Table.from_pylist(rows, schema=trace_tables.TRACES), too_long
 
 
 def _report(
@@ -152,7 +152,7 @@ def _write_dropped(earlier: Artifact, rejected: Sequence[Attempt], file: Path) -
         for attempt in rejected
     ]
     before = read_rows(Path(earlier.path))
-    write_table(pa.Table.from_pylist([*before, *rows], schema=tables.DROPPED), file)
+    write_table(pa.Table.from_pylist([*before, *rows], schema=trace_tables.DROPPED), file)
 
 
 def _check(table: pa.Table, inputs: SelectInputs, verdict: Path, docs: Path) -> None:

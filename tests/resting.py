@@ -1,6 +1,6 @@
 """Rollouts in parts: each part goes on from what the one before has left on the disk."""
 
-from tasks.rollouts.parts import load_part, save_part
+from tasks.rollouts.rollout_parts import load_part, save_part
 from tasks.rollouts.rounds import grow_part
 
 

@@ -1,6 +1,6 @@
 """Parts of a reward as a recipe lists them."""
 
-from tasks.rewards.parts import parts_of
+from tasks.rewards.reward_parts import parts_of
 
 
 def listed(*entries):

@@ -75,7 +75,7 @@ def specs_of(recipe_name: str, project: Path) -> list[ToolSpec]:
     Tools are opened for it, since a server tells its own; no world is.
     """
     from tasks.environments import open_environment
-    from tasks.environments.own import environment_kind
+    from tasks.environments.own_world import environment_kind
 
     with chdir(project), ExitStack() as stack:
         recipe = recipes.load(recipe_name, Path("params"))

@@ -37,7 +37,7 @@ from typing import Any
 from prefect import flow
 
 from flows import end_import_phase, exit_fast
-from flows.pages.page import write_comparison
+from flows.pages.page_file import write_comparison
 from flows.runs import dvc_command, git, recipe_list
 from flows.runs.dvc_command import INTERRUPTED
 from flows.tracking import comparison_report, suite_report

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from flows import end_import_phase, exit_fast
-from flows.tracking import figures, paper_figures
+from flows.tracking import paper_figures, run_figures
 from params.run_folders import RunFolders
 from params.schema.recipe import Recipe, algorithm_of
 from tasks import recipes
@@ -54,7 +54,7 @@ def draw(name: str) -> tuple[list[Path], list[str]]:
     for key, make in makers.items():
         file = RunFolders(name).reports / "figures" / f"{key}.png"
         try:
-            figures.save(make(), file)
+            run_figures.save(make(), file)
             drawn.append(file)
         except ValueError as error:
             missing.append(f"{key}: {error}")

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flows import end_import_phase, exit_fast
-from flows.pages import page, results
+from flows.pages import page_file, results
 from flows.workers.server import ui_address
 from tasks import recipes
 
@@ -23,11 +23,13 @@ def write(name: str, numbers: Sequence[int], comparison: bool) -> Path:
     """Write a recipe's page and return its file. Raises ValueError where there are no results."""
     recipe = recipes.load(name, Path("params"))
     if not comparison:
-        return page.write_run(name, recipe, page.links_to_last(name, ui_address()), numbers)
+        return page_file.write_run(
+            name, recipe, page_file.links_to_last(name, ui_address()), numbers
+        )
     if numbers:
         raise ValueError("--iteration is for a run's page: leave it out with --comparison")
     comparison_results = results.committed(name)
-    return page.write_comparison(
+    return page_file.write_comparison(
         name, comparison_results, recipe.evaluate.bootstrap, "sampled_tokens"
     )
 

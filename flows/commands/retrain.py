@@ -34,7 +34,7 @@ from params.run_folders import RunFolders
 from params.schema.base import SOURCES
 from tasks import chat, recipes
 from tasks.extensions.named import OWN
-from tasks.questions.files import check_folder
+from tasks.questions.record_files import check_folder
 from tasks.tools import web_cache
 
 REMEDY = "commit them, stash them (git stash), or run with --here"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows.tracking import figures, pictures
+from flows.tracking import pictures, run_figures
 from flows.tracking.outcome_report import outcome_metrics, panel_tags, rows_by_measure
 from flows.tracking.progress import Progress
 from flows.tracking.run import stage_run
@@ -76,7 +76,7 @@ def evaluate_flow(name: str) -> None:
             name,
             "evaluate",
             shown,
-            lambda: {"success_by_kind": figures.success_by_kind(shown)},
+            lambda: {"success_by_kind": run_figures.success_by_kind(shown)},
         )
 
 

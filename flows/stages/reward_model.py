@@ -10,7 +10,7 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows.tracking import figures
+from flows.tracking import run_figures
 from flows.tracking.progress import Progress
 from flows.tracking.run import Run, stage_run
 from flows.workers import stage, substep_tasks
@@ -126,7 +126,7 @@ def trained(
         run.log_metrics({"loss": point["loss"]}, step=int(point["step"]), at=record["finished"])
     run.log_metrics(record["metrics"], step=section.steps, at=record["finished"])
     if record["reliability"]:
-        run.log_figure(figures.reliability(record["reliability"]), "reliability.png")
+        run.log_figure(run_figures.reliability(record["reliability"]), "reliability.png")
     print(f"reward_model: {described(record['metrics'])}")
     return record
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from flows.host import files
 from flows.tracking import comparison_tables as tables
-from flows.tracking import figures
+from flows.tracking import run_figures
 from flows.tracking.comparison_tables import COLD_START, Result
 from params.run_folders import RunFolders
 
@@ -98,7 +98,7 @@ def write(
     rows = tables.table_rows(results, resamples)
     with files.replaced(folder / "comparison.md") as partial:
         partial.write_text(tables.report(results, rows, resamples, baseline))
-    figures.save(figures.comparison(rows), folder / "comparison.png")
+    run_figures.save(run_figures.comparison(rows), folder / "comparison.png")
     if curves := tables.curves_of(results):
-        drawn = figures.training_curves(curves, budget, budget.replace("_", " "))
-        figures.save(drawn, folder / "comparison_curves.png")
+        drawn = run_figures.training_curves(curves, budget, budget.replace("_", " "))
+        run_figures.save(drawn, folder / "comparison_curves.png")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flows.tracking.calls_to_success import WINDOW, Curve, smoothed
-from flows.tracking.figures import (
+from flows.tracking.run_figures import (
     DASHES,
     GREY,
     INK,

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.tracking import figures, paper_figures
+from flows.tracking import paper_figures, run_figures
 from flows.tracking.run import Run
 from tasks.ledger import artifacts, keys
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FOLDER = Path(".beamline/pictures")  # <recipe>/<stage>/<key>/<name>.png: those of the last run
-DRAWN_BY = (figures, paper_figures)
+DRAWN_BY = (run_figures, paper_figures)
 
 
 def log(
@@ -35,7 +35,7 @@ def log(
         artifacts.remove(folder.parent)
         partial = folder.with_name(f".{folder.name}.partial")
         for name, figure in draw().items():
-            figures.save(figure, partial / f"{name}.png")
+            run_figures.save(figure, partial / f"{name}.png")
         partial.mkdir(parents=True, exist_ok=True)
         partial.rename(folder)
     for file in sorted(folder.iterdir()):

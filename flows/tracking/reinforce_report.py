@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from flows.tracking import figures, paper_figures, pictures, traces
+from flows.tracking import paper_figures, pictures, run_figures, traces
 from flows.tracking.progress import Progress
 from flows.tracking.run import Run
 from flows.tracking.traces import MlflowTrace
@@ -178,16 +178,18 @@ def _drawn(data: Mapping[str, Any]) -> dict[str, Figure]:
     """Return the figures of a run by name; those that have nothing to show are left out."""
     dynamics = data["dynamics"]
     drawn = {
-        "learning_curve": figures.learning_curve(data["curve"], data["asked"]),
-        "training_dynamics": figures.training_curves({"": [dynamics]}, "iteration", "iteration"),
+        "learning_curve": run_figures.learning_curve(data["curve"], data["asked"]),
+        "training_dynamics": run_figures.training_curves(
+            {"": [dynamics]}, "iteration", "iteration"
+        ),
         **paper_figures.of_run(dynamics),
     }
     if data["state_groups"]:  # where the algorithm's marks are environment steps
-        drawn["state_groups"] = figures.state_groups(data["state_groups"])
+        drawn["state_groups"] = run_figures.state_groups(data["state_groups"])
     if data["profile"]:
-        drawn["entropy_around_tools"] = figures.entropy_around_tools(data["profile"])
+        drawn["entropy_around_tools"] = run_figures.entropy_around_tools(data["profile"])
     if data["decisions"]:
-        drawn["branching_decisions"] = figures.decisions(data["decisions"], data["rise"])
+        drawn["branching_decisions"] = run_figures.decisions(data["decisions"], data["rise"])
     return drawn
 
 
@@ -205,4 +207,4 @@ def report_time(run: Run, seconds: Sequence[Seconds]) -> None:
     print(f"seconds of one iteration, mean of {len(seconds)}: {total:.2f}")
     for name, value in sorted(mean.items(), key=lambda part: -part[1]):
         print(f"  {name:<14}{value:7.3f} {value / total:6.1%}")
-    run.log_figure(figures.seconds_by_part(mean), "seconds_by_part.png")
+    run.log_figure(run_figures.seconds_by_part(mean), "seconds_by_part.png")

@@ -11,7 +11,7 @@ import numpy as np
 from flows.host import files
 from flows.tracking import calls_to_success as calls
 from flows.tracking import comparison_tables as tables
-from flows.tracking import figures, paper_figures
+from flows.tracking import paper_figures, run_figures
 from flows.tracking.comparison_report import slug
 from flows.tracking.comparison_tables import COLD_START, Result
 from params.run_folders import RunFolders
@@ -230,7 +230,7 @@ def _draw(
         for name in part.figures:
             file = f"{page.stem}-{key}-{slug(name)}.png"
             try:
-                figures.save(
+                run_figures.save(
                     FIGURES[name](part, results_of_part, suite, resamples), page.with_name(file)
                 )
                 drawn.append((f"{key}: {name.replace('_', ' ')}", file))

@@ -64,7 +64,7 @@ class RewardPart(Frozen):
     """An entry of the list ``reward``: a part of the reward by name, and its settings."""
 
     name: str  # of a file in tasks/rewards, or a user's function: own/brevity.py:brevity
-    settings: SerializeAsAny[Frozen]  # tasks/rewards/parts.py has their types
+    settings: SerializeAsAny[Frozen]  # tasks/rewards/reward_parts.py has their types
 
     @model_serializer
     def _as_in_a_recipe(self) -> dict[str, Any]:

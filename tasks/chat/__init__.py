@@ -10,8 +10,8 @@ from pathlib import Path
 from anyio.from_thread import start_blocking_portal
 
 from params.schema.chat import ChatEndpoint, ChatLimits
-from tasks.chat.budget import CallBudget
 from tasks.chat.cached import Cached
+from tasks.chat.call_budget import CallBudget
 
 FOLDER = "BEAMLINE_CHAT_CACHE"  # environment variable: another folder than this one
 DEFAULT = Path(".beamline/cache/chat")

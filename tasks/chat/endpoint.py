@@ -19,8 +19,8 @@ from openai.types.chat import ChatCompletion
 
 from params.schema.addresses import LOOPBACK, read_key
 from params.schema.chat import ChatEndpoint, ChatLimits
-from tasks.chat.budget import CallBudget, Spent
 from tasks.chat.cached import Answer
+from tasks.chat.call_budget import CallBudget, Spent
 from tasks.chat.contract import ChatReply, ChatRequest
 
 FIRST_WAIT = 0.5  # seconds before the first retry; each further one waits twice as long

@@ -21,7 +21,7 @@ from tasks.evaluation.exam import Exam, answer, rewards_of
 from tasks.ledger import keys
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import SubStep
-from tasks.rewards import judging, parts
+from tasks.rewards import judging, reward_parts
 from tasks.training.curves import sum_seconds, training_curve
 from tasks.training.iteration import Iteration, policy_of
 from tasks.training.loop import train
@@ -50,7 +50,7 @@ def key_of(comparison: Comparison, variant: Variant | None, seed: int) -> str:
         "exam": [
             *(recipe.machine, recipe.engine, recipes.agent_of(recipe)),
             recipe.evaluation_budget(),
-            parts.without_model(recipe.reinforce.reward),
+            reward_parts.without_model(recipe.reinforce.reward),
             recipe.evaluate.model_dump(exclude={"bootstrap", "panel"}),
             recipes.reward_sources(recipe, Path("params")),
             judging.inputs(recipe, Path("params"), evaluation=True),

@@ -29,7 +29,7 @@ from tasks.dialects import family
 from tasks.dialects.contract import DialectKind, Exchange, Tokens, Turn
 from tasks.dialects.json_values import depth, object_of, quoted
 from tasks.dialects.tags import TOOLS
-from tasks.dialects.written import in_tags
+from tasks.dialects.written_turns import in_tags
 from tasks.trees import dialogue as talk
 from tasks.trees.markers import BREAK, added_tokens, any_of, markers, quote
 from tasks.trees.outcomes import ENDED_BY_WORLD, Outcome, StopReason

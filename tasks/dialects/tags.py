@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from params.schema.agent import Dialogue
 from params.schema.base import Frozen
+from tasks.dialects.arpo_format import format_faults
 from tasks.dialects.contract import DialectKind, Exchange, Tokens, Turn
-from tasks.dialects.format import format_faults
-from tasks.dialects.written import said
+from tasks.dialects.written_turns import said
 from tasks.trees import dialogue as talk
 from tasks.trees.outcomes import ENDED_BY_WORLD, Outcome
 from tasks.trees.tree import Call, Observation, Question, ToolSpec

@@ -10,12 +10,12 @@ from pathlib import Path
 from params.schema.base import Frozen
 from tasks.environments.contract import OpenEnvironment, Recorded
 from tasks.environments.episodes import Worlds, open_worlds
-from tasks.environments.own import environment_kind
+from tasks.environments.own_world import environment_kind
 from tasks.environments.question import Questions, answer
 from tasks.environments.question import Respond as Respond
 from tasks.environments.recorded import recorded_session
 from tasks.tools.contract import Opening, OpenTool
-from tasks.tools.own import open_tool, tool_kind
+from tasks.tools.own_tool import open_tool, tool_kind
 from tasks.tools.recording import Origin, open_recorded, replayed_calls
 from tasks.trees.tree import ToolSpec
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from tqdm import tqdm
 
 from params.schema.base import Flag, Float, Frozen, Positive, Probability
-from tasks.environments.alfworld import engine, files, problems
+from tasks.environments.alfworld import alfworld_game, game_files, problems
 from tasks.environments.alfworld.problems import RoomTask
 from tasks.environments.contract import FREE_TEXT, EnvironmentKind
 from tasks.extensions.pool import open_pool
@@ -60,7 +60,7 @@ class Household:
 
     def start(self, task: Question, seed: int) -> Observation:
         """Put the agent in the middle of the room; ``seed`` decides the expert's mistakes."""
-        self.play = engine.Play(_game(json.loads(task.data)))
+        self.play = alfworld_game.Play(_game(json.loads(task.data)))
         self.seed, self.taken, self.here = seed, 0, ""
         self.seen: frozenset[str] = frozenset()  # receptacles whose content has been seen
         self.next: tuple[str, ...] = ()  # the planner's commands, while they are followed
@@ -125,13 +125,13 @@ class Household:
         )
 
 
-def _game(data: dict[str, Any]) -> engine.Game:
+def _game(data: dict[str, Any]) -> alfworld_game.Game:
     """Return the game of a task. Raises ValueError where its file is missing or has changed."""
     if "file" in data:
-        game = files.read(data)
-        return engine.open_game(game["problem"], game["domain"], game["grammar"])
+        game = game_files.read(data)
+        return alfworld_game.open_game(game["problem"], game["domain"], game["grammar"])
     problem = problems.pddl(RoomTask.of_data(data["problem"]))
-    return engine.open_game(problem, engine.domain(), engine.grammar())
+    return alfworld_game.open_game(problem, alfworld_game.domain(), alfworld_game.grammar())
 
 
 # ---------------------------------------------------------------- tasks
@@ -143,11 +143,11 @@ def tasks(settings: HouseholdSettings, split: str, count: int, seed: int) -> lis
     Each made game has been solved by the planner. Raises ValueError where there are too few, and
     RuntimeError where ALFWorld's packages are missing.
     """
-    engine.check_installed()
-    if settings.games == "alfworld" or (settings.games == "available" and files.folder()):
-        games = files.listed(split, count, seed)
+    alfworld_game.check_installed()
+    if settings.games == "alfworld" or (settings.games == "available" and game_files.folder()):
+        games = game_files.listed(split, count, seed)
         return [
-            _question(split, n, kind, files.read(data)["task"], data)
+            _question(split, n, kind, game_files.read(data)["task"], data)
             for n, (kind, data) in enumerate(games)
         ]
     questions = []
@@ -213,8 +213,10 @@ def solvable(
 
 def plan_of(problem: RoomTask) -> list[str]:
     """Return the planner's commands for a problem; [] where it finds none."""
-    game = engine.open_game(problems.pddl(problem), engine.domain(), engine.grammar())
-    play = engine.Play(game)
+    game = alfworld_game.open_game(
+        problems.pddl(problem), alfworld_game.domain(), alfworld_game.grammar()
+    )
+    play = alfworld_game.Play(game)
     plan = play.plan()
     done = all(play.act(command) is not None for command in plan)
     return plan if done and play.won() else []

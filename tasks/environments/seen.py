@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.tools.guard import OUTCOMES
+from tasks.tools.guarded_tool import OUTCOMES
 from tasks.trees.tree import Observation
 
 TEXT_CHARACTERS = 100_000  # a longer text is cut

@@ -20,11 +20,11 @@ from pydantic import Field
 
 from params.schema.base import Flag, Float, Frozen, NonNegative, Positive, Probability
 from tasks.environments.contract import FREE_TEXT, EnvironmentKind
-from tasks.environments.webshop import files, made, pages
-from tasks.environments.webshop.pages import ITEM, RESULTS, SEARCH, Place
+from tasks.environments.webshop import catalogue_files, made, shop_pages
 from tasks.environments.webshop.products import Goal, Product
-from tasks.environments.webshop.reward import STOP_WORDS, score
-from tasks.environments.webshop.shop import Shop, open_shop
+from tasks.environments.webshop.purchase_score import STOP_WORDS, score
+from tasks.environments.webshop.shop_pages import ITEM, RESULTS, SEARCH, Place
+from tasks.environments.webshop.shop_search import Shop, open_shop
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Call, Observation, Question
 
@@ -80,7 +80,7 @@ class WebShop:
         written = " ".join(str(call.values.get("text", call.argument)).lower().split())
         matched = ACT.fullmatch(written)
         kind, argument = (matched[1], matched[2].strip()) if matched else ("", "")
-        leads = pages.clickable(self.place, self.settings.results)
+        leads = shop_pages.clickable(self.place, self.settings.results)
         if kind == "search" and 0 < len(argument) <= LONGEST_QUERY:
             hits = tuple(self.shop.search(argument))
             self.place = Place(RESULTS, argument, hits)
@@ -108,7 +108,7 @@ class WebShop:
         return Call(FREE_TEXT.name, text)
 
     def _random(self, chance: random.Random) -> str:
-        clicks = sorted(pages.clickable(self.place, self.settings.results))
+        clicks = sorted(shop_pages.clickable(self.place, self.settings.results))
         query = chance.choice(sorted(_words(self.goal.instruction)))
         return f"click[{chance.choice(clicks)}]" if clicks else f"search[{query}]"
 
@@ -118,7 +118,7 @@ class WebShop:
             said = self.goal.instruction.split(", and price")[0].split(". price")[0]
             return f"search[{' '.join(_words(said))}]"
         if place.page == RESULTS:
-            product = self._choice(pages.shown(place, self.settings.results))
+            product = self._choice(shop_pages.shown(place, self.settings.results))
             return f"click[{product.asin}]" if product else "click[back to search]"
         if place.page != ITEM or place.product is None:
             return "click[< prev]"
@@ -144,14 +144,14 @@ class WebShop:
         earned = score(self.place.product, self.goal, self.place.chosen)
         whole = self.settings.success * (earned if self.settings.graded else earned == 1.0)
         info = {"score": earned, "success": earned == 1.0}
-        return Observation(Outcome.OK, pages.DONE, whole, terminated=True, info=info)
+        return Observation(Outcome.OK, shop_pages.DONE, whole, terminated=True, info=info)
 
     def _seen(self, outcome: str, reward: float = 0.0) -> Observation:
         settings = self.settings
-        clicks = pages.clickable(self.place, settings.results)
+        clicks = shop_pages.clickable(self.place, settings.results)
         search = [LISTED_SEARCH] if self.place.page == SEARCH else []
         acts = (*search, *(f"click[{each}]" for each in clicks))
-        text = pages.text(self.place, settings.results, settings.title_words)
+        text = shop_pages.text(self.place, settings.results, settings.title_words)
         return Observation(
             outcome,
             text,
@@ -180,7 +180,9 @@ def _says(instruction: str, name: str, value: str) -> bool:
 def _opened(folder: str | None, count: int | None, seed: int) -> Shop:
     """Return the shop of a catalogue; it is opened once in a process."""
     products = (
-        files.products(Path(folder), count, seed) if folder else made.catalogue(count or 0, seed)
+        catalogue_files.products(Path(folder), count, seed)
+        if folder
+        else made.catalogue(count or 0, seed)
     )
     return open_shop(products)
 
@@ -197,7 +199,7 @@ def tasks(settings: ShopSettings, split: str, count: int, seed: int) -> list[Que
     """
     shop = shop_of(settings)
     if settings.files:
-        goals = files.goals(
+        goals = catalogue_files.goals(
             Path(settings.files),
             shop.products,
             split,

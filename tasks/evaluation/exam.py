@@ -14,7 +14,7 @@ from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import SubStep
 from tasks.reward import RewardInputs, reward
-from tasks.rewards import judging, parts
+from tasks.rewards import judging, reward_parts
 from tasks.rewards.judging import OpenPolicy
 from tasks.rewards.scoring import Reader
 from tasks.rollout import RolloutInputs, rollout
@@ -63,7 +63,7 @@ def answer(
     rolled_out = rollout(step, inputs, environment=exam.environment, advance=advance)
     scoring = RewardInputs(
         trees=artifacts.output(rolled_out, "trees"),
-        settings=parts.without_model(recipe.reinforce.reward),
+        settings=reward_parts.without_model(recipe.reinforce.reward),
         overlong=None,
         response_tokens=recipe.dialogue.response_tokens,
         sources=recipes.reward_sources(recipe, Path("params")),

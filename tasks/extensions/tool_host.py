@@ -1,4 +1,4 @@
-"""A user's tool in a process of a pool: what tasks/tools/own.py asks there."""
+"""A user's tool in a process of a pool: what tasks/tools/own_tool.py asks there."""
 
 from __future__ import annotations
 

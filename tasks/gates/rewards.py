@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from tasks.gates.gate import Expectation, among, between, legible, rows_between, unusable
 from tasks.gates.leaves import group_columns, keys
-from tasks.rewards.parts import FORMAT
+from tasks.rewards.reward_parts import FORMAT
 from tasks.rewards.scoring import WORLD
 
 GROUP = ("iteration", "question")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from params.schema.algorithms import Algorithm, Kl
-from tasks.learning.estimators import Advantages, Estimator, Group, critic, group, step, tree
+from tasks.learning.estimators import Advantages, Estimator, Group, critic, group, step, tree_credit
 
 if TYPE_CHECKING:
     from tasks.learning import losses  # with torch, which figures do without
@@ -29,8 +29,8 @@ ESTIMATORS: dict[str, Estimator] = {
     "gae": critic.gae,
     "two_level": step.two_level,
     "grouped_gae": step.grouped_gae,
-    "prefix_calibrated": tree.prefix_calibrated,
-    "tree_value": tree.tree_value,
+    "prefix_calibrated": tree_credit.prefix_calibrated,
+    "tree_value": tree_credit.tree_value,
 }
 CREDITED = {  # what an estimator gives one advantage to
     "return": "leaf",

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from params.schema.algorithms import Algorithm
 from tasks.learning.algorithm import assemble
 from tasks.learning.estimators import Floats, LeafTrajectory
-from tasks.learning.estimators.tree import token_identities
+from tasks.learning.estimators.tree_credit import token_identities
 from tasks.learning.packing import ByNode, Credit, Credited
 from tasks.trees import marks
 from tasks.trees.tree import TURN, Tree, observed_before, sampled, step_rewards

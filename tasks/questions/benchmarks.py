@@ -25,7 +25,7 @@ from tasks.questions.contract import Rules
 from tasks.questions.entries import Entry, Loaded, Problems, places_in, question_of, read_entries
 from tasks.questions.experts import Dropped, Material
 from tasks.questions.faults import unreadable
-from tasks.questions.files import SUFFIXES
+from tasks.questions.record_files import SUFFIXES
 from tasks.questions.stored import chained, mapped, taken, where
 from tasks.trees.tree import Question
 from tasks.trees.words import DIGEST_BYTES, overlaps, shared_phrase, text_digest

@@ -18,7 +18,7 @@ from tasks.questions.contract import ExpertKind, ExpertSettings, Lesson, Write
 from tasks.questions.experts import Dropped, Trace
 from tasks.questions.faults import Fault
 from tasks.questions.written import read_parts
-from tasks.tools.own import own_settings
+from tasks.tools.own_tool import own_settings
 from tasks.trees.tree import Question
 
 NO_TRACE = "no_trace"  # the reason of a response that is no trace

@@ -12,7 +12,7 @@ from params.schema.benchmarks import BY_FIELD, Benchmark
 from tasks.questions.encrypted import DECODER_FIELDS, decrypted
 from tasks.questions.faults import Fault, Place, RecordError, shown
 from tasks.questions.fields import Record, as_text, text, value
-from tasks.questions.files import rows
+from tasks.questions.record_files import rows
 from tasks.questions.stored import Stored
 from tasks.trees import dialogue
 from tasks.trees.tree import Message, Question

@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from params.schema.agent import Dialogue
 from tasks.dialects.contract import Dialect, Exchange
-from tasks.dialects.prompts import shown_text
-from tasks.questions import tables
+from tasks.dialects.observation_text import shown_text
+from tasks.questions import trace_tables
 from tasks.questions.experts import Parts, Trace
 
 NO_TOKENS = np.empty(0, np.int32)
@@ -59,4 +59,4 @@ def trace_table(samples: Sequence[TrainingSample], dialect: Dialect) -> pa.Table
                 "trained": mask,
             }
         )
-    return pa.Table.from_pylist(rows, schema=tables.TRACES)
+    return pa.Table.from_pylist(rows, schema=trace_tables.TRACES)

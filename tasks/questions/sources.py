@@ -19,7 +19,7 @@ from tasks.questions.contract import Lesson, Rules
 from tasks.questions.experts import Material
 from tasks.questions.faults import Fault, Place, RecordError, unreadable
 from tasks.questions.fields import Record, text
-from tasks.questions.files import check_folder, check_regular, rows
+from tasks.questions.record_files import check_folder, check_regular, rows
 from tasks.questions.stored import Stored, chained
 from tasks.tools.search import Search
 from tasks.trees.tree import Document

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from params.schema.base import Frozen
 from params.schema.prepare import EnvironmentQuestions
-from tasks.environments.own import environment_kind
+from tasks.environments.own_world import environment_kind
 from tasks.questions.experts import Material
 from tasks.trees.tree import Question
 

@@ -25,7 +25,7 @@ from tasks.questions.entries import read_prompt
 from tasks.questions.experts import Dropped, Parts, Trace
 from tasks.questions.faults import Fault, Place, RecordError, shown, unreadable
 from tasks.questions.fields import Record, text
-from tasks.questions.files import rows
+from tasks.questions.record_files import rows
 from tasks.trees.dialogue import final_answer, read_call
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Call, Message, Observation, Question

@@ -21,13 +21,13 @@ from params.schema.base import PARAMS, Frozen
 from params.schema.reading import validate
 from params.schema.recipe import Recipe, algorithm_of, named_sets, read
 from tasks import scorers
-from tasks.environments.own import environment_kind
+from tasks.environments.own_world import environment_kind
 from tasks.extensions import named
 from tasks.questions import choice
 from tasks.questions.sampled import Sampled
-from tasks.rewards import judging, parts
+from tasks.rewards import judging, reward_parts
 from tasks.rewards.steps import Steps
-from tasks.tools.own import offered, tool_kind
+from tasks.tools.own_tool import offered, tool_kind
 from tasks.trees.labels import Labels
 
 KINDS: dict[str, Callable[[str], Any]] = {"tools": tool_kind, "environment": environment_kind}
@@ -76,7 +76,7 @@ def scorer_sources(recipe: Recipe, folder: Path = PARAMS) -> dict[str, str]:
 
 def reward_sources(recipe: Recipe, folder: Path = PARAMS) -> dict[str, str]:
     """Return digests of the sources of a recipe's reward and scorers, for the ledger's keys."""
-    return parts.sources(recipe.reinforce.reward, _of_questions(recipe, folder))
+    return reward_parts.sources(recipe.reinforce.reward, _of_questions(recipe, folder))
 
 
 def _of_questions(recipe: Recipe, folder: Path) -> list[str]:
@@ -130,7 +130,7 @@ def check(values: Mapping[str, Any], where: str) -> Recipe:
             faults += section_faults
     reinforce = values.get("reinforce")
     if isinstance(reinforce, dict) and "reward" in reinforce:
-        typed, section_faults = parts.parts_of(reinforce["reward"], where)
+        typed, section_faults = reward_parts.parts_of(reinforce["reward"], where)
         whole["reinforce"] = {**reinforce, "reward": typed}
         faults += section_faults
     recipe = None
@@ -201,7 +201,7 @@ def cross_faults(recipe: Recipe) -> list[str]:
         faults.append("dialogue.prompt is fresh, and there is no environment: set it to growing")
     if recipe.reinforce.turns_per_policy is not None:
         faults += _not_repeatable(recipe)
-    if parts.has_model(recipe.reinforce.reward) and recipe.reward_model is None:
+    if reward_parts.has_model(recipe.reinforce.reward) and recipe.reward_model is None:
         faults.append(
             "reinforce.reward has the part 'model', and reward_model is null: write the section "
             "reward_model (docs/reward-model.md), or remove the part"

@@ -15,7 +15,7 @@ from tasks.dialects.tags import TagsReader
 from tasks.extensions.checks import number_fault
 from tasks.rewards.contract import NOT_ASKED, Ending, Part
 from tasks.rewards.judging import Breakdowns, OpenJudge
-from tasks.rewards.parts import FORMAT, open_parts
+from tasks.rewards.reward_parts import FORMAT, open_parts
 from tasks.scorers import MOST_TIMEOUTS, open_scorers, scorer_fault
 from tasks.scorers import judge as judge_scorer
 from tasks.scorers.contract import ScorerKind

@@ -18,7 +18,7 @@ from params.schema.agent import Dialogue
 from params.schema.algorithms import Marks
 from params.schema.reinforce import Rollout
 from tasks.dialects.contract import Dialect, Exchange
-from tasks.dialects.prompts import shown_text
+from tasks.dialects.observation_text import shown_text
 from tasks.engines import SamplingRequest, SamplingSession
 from tasks.environments.contract import OpenEnvironment, Session
 from tasks.environments.record import failed

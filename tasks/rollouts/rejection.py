@@ -11,7 +11,7 @@ import numpy as np
 
 from params.schema.agent import Dialogue
 from tasks.dialects.contract import Dialect
-from tasks.dialects.prompts import shown_text
+from tasks.dialects.observation_text import shown_text
 from tasks.rollouts.paths import NO_TOKENS
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import PROMPT, TURN, Tree, response, sampled

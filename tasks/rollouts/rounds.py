@@ -7,7 +7,7 @@ when the first trajectories of a question have all ended, each branches at its f
 order; a mark inside a turn splits the turn's node. Either way fresh rollouts from the prompt fill
 up the budget. No decision depends on time, so a run can be repeated.
 
-A rollout may rest after some rounds, while the policy learns, and go on later (parts.py).
+A rollout may rest after some rounds, while the policy learns, and go on later (rollout_parts.py).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tasks.engines import Engine
 from tasks.environments.contract import Session
 from tasks.policy.parallel import side_by_side
 from tasks.rollouts.beaming import BEAMING, Judged, branch_at_marks
-from tasks.rollouts.parts import Resting, begin_again, resume
 from tasks.rollouts.paths import NO_MARKS, Begun, Lane, LiveTrajectory, Setting, context_of, root
-from tasks.rollouts.turns import act, end, take_turn
+from tasks.rollouts.rollout_parts import Resting, begin_again, resume
+from tasks.rollouts.turn_taking import act, end, take_turn
 from tasks.trees.tree import Call, Question, Tree
 
 __all__ = ["NO_MARKS", "Setting", "grow", "grow_part"]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks import memory as bench
-from flows.tracking import figures
+from flows.tracking import run_figures
 from tasks.learning import passes
 from tests.trees import VOCABULARY, small_policy
 
@@ -64,5 +64,5 @@ def test_table_and_figure_show_all_measurements(tmp_path):
     figure = bench.draw(rows)
     (axes,) = figure.axes
     assert sum(len(line.get_xdata()) for line in axes.lines) == len(rows)
-    figures.save(figure, tmp_path / "drawn.png")
+    run_figures.save(figure, tmp_path / "drawn.png")
     assert (tmp_path / "drawn.png").stat().st_size > 1000

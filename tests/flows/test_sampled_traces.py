@@ -16,7 +16,7 @@ from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import SubStep
 from tasks.policy import resident
 from tasks.policy.machine import use_machine
-from tasks.questions import tables
+from tasks.questions import trace_tables
 from tasks.questions.sampled import Sampled
 from tasks.recipes import load
 from tasks.trees.tables import read_rows, save_questions, write_table
@@ -76,7 +76,7 @@ def made(taught, tmp_path, monkeypatch):
     resident.POLICIES.clear()
     shutil.copytree(taught, "initial")
     save_questions(QUESTIONS, Path("questions/train.parquet"))
-    write_table(pa.Table.from_pylist([], schema=tables.DROPPED), Path("dropped.parquet"))
+    write_table(pa.Table.from_pylist([], schema=trace_tables.DROPPED), Path("dropped.parquet"))
     for folder in ("corpus", "gates"):
         Path(folder).mkdir()
     paths = {name: name for name in ("initial", "questions", "corpus", "gates")}

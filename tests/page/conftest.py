@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flows.pages import page
+from flows.pages import page_file
 from tasks import recipes
 from tests import made_run
 from tests.checkout import ROOT
@@ -39,7 +39,7 @@ def written(tmp_path_factory, tokenizer):
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
             recipe = recipes.load(RECIPE, Path("params"))
-            return folder / page.write_run(RECIPE, recipe, links, numbers)
+            return folder / page_file.write_run(RECIPE, recipe, links, numbers)
 
     return write
 

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from flows.pages import forest, page
+from flows.pages import forest, page_file
 from tests.page.conftest import RECIPE
 
 HOSTILE = (
@@ -147,7 +147,7 @@ def test_hostile_texts_are_shown_and_do_nothing(opened, written, grown):
 def test_blocks_that_do_not_fit_are_left_out(opened, written, grown, monkeypatch):
     trees = [[grown(f"q{number}", leaves=3)] for number in range(5)]
     sizes = map(len, re.findall(r'id="block-\d+">([^<]*)<', written(trees).read_text()))
-    monkeypatch.setattr(page, "MOST_BYTES", int(2.5 * max(sizes)))
+    monkeypatch.setattr(page_file, "MOST_BYTES", int(2.5 * max(sizes)))
     shown = opened(written(trees), "#iteration=1&question=q1&leaf=0").drawn("icicle")
     assert shown.run("return here()") == [0, 4]
     assert "1 (not in this page)" in shown.text("iteration")
@@ -158,10 +158,10 @@ def test_blocks_that_do_not_fit_are_left_out(opened, written, grown, monkeypatch
 
 def test_spread_numbers_begin_everywhere():
     numbers = [*range(10, 60)]
-    ordered = page.spread(numbers)
+    ordered = page_file.spread(numbers)
     assert sorted(ordered) == numbers and ordered[:2] == [59, 10]
     assert max(np.diff(sorted(ordered[:8]))) <= 13
-    assert page.spread([3]) == [3] and page.spread([3, 4]) == [4, 3]
+    assert page_file.spread([3]) == [3] and page_file.spread([3, 4]) == [4, 3]
 
 
 def test_values_are_packed():

@@ -32,7 +32,7 @@ from tasks.dialects import open_dialect
 from tasks.dialects.tags import DIALECT, Tags
 from tasks.environments.contract import OpenEnvironment
 from tasks.environments.frozen_lake import FrozenLakeSettings
-from tasks.environments.own import environment_kind
+from tasks.environments.own_world import environment_kind
 from tasks.environments.question import Questions
 from tasks.gates.gate import GateError
 from tasks.ledger import artifacts

@@ -14,7 +14,7 @@ from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import SubStep
 from tasks.policy.load_model import load_tokenizer
 from tasks.policy.tiny import build_tokenizer
-from tasks.questions import tables
+from tasks.questions import trace_tables
 from tasks.questions.sampled import Sampled
 from tasks.select_traces import SelectInputs, rewriting_fault, select_traces
 from tasks.trees.outcomes import Outcome
@@ -82,7 +82,7 @@ def inputs(policy, tokenizer, tmp_path, monkeypatch):
     tokenizer.save_pretrained("student")
     save_questions([QUESTION], Path("train.parquet"))
     before = [{"question_id": "other", "reason": "too_long", "detail": "300 tokens"}]
-    write_table(pa.Table.from_pylist(before, schema=tables.DROPPED), Path("dropped.parquet"))
+    write_table(pa.Table.from_pylist(before, schema=trace_tables.DROPPED), Path("dropped.parquet"))
     Path("gates").mkdir()
     Path("gates/questions.json").write_text("{}")
 

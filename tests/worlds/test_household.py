@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tasks.environments import household
-from tasks.environments.alfworld import engine, files, problems
+from tasks.environments.alfworld import alfworld_game, game_files, problems
 from tasks.environments.alfworld.problems import HELD_OUT, TYPES
 from tasks.environments.episodes import open_worlds
 from tasks.environments.household import ENVIRONMENT, Household, HouseholdSettings, plan_of
@@ -67,9 +67,9 @@ def solved(world, observation):
 @pytest.mark.parametrize("number", range(3))
 def test_engine_equals_textworld(splits, number):
     problem = problems.pddl(problem_of(splits["train"][number]))
-    theirs, _ = engine.textworld_environment(problem)
-    game = engine.open_game(problem, engine.domain(), engine.grammar())
-    state, ours = theirs.reset(), engine.Play(game)
+    theirs, _ = alfworld_game.textworld_environment(problem)
+    game = alfworld_game.open_game(problem, alfworld_game.domain(), alfworld_game.grammar())
+    state, ours = theirs.reset(), alfworld_game.Play(game)
     assert ours.look() in state.feedback
     chance = random.Random(number)
     for _ in range(40):
@@ -254,15 +254,15 @@ def downloaded(splits, tmp_path, monkeypatch):
         folder.mkdir(parents=True)
         goal = problems.wording(problem)
         game = {
-            "pddl_domain": engine.domain(),
-            "grammar": engine.grammar().replace("UNKNOWN GOAL", goal),
+            "pddl_domain": alfworld_game.domain(),
+            "grammar": alfworld_game.grammar().replace("UNKNOWN GOAL", goal),
             "pddl_problem": problems.pddl(problem),
             "solvable": number != 3,
         }
         traced = {"task_type": names[problem.kind], "pddl_params": {"object_sliced": number == 4}}
         (folder / "game.tw-pddl").write_text(json.dumps(game))
         (folder / "traj_data.json").write_text(json.dumps(traced))
-    monkeypatch.setenv(files.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(game_files.VARIABLE, str(tmp_path))
     return tmp_path
 
 
@@ -290,8 +290,8 @@ def test_changed_game_is_refused(downloaded):
 
 
 def test_own_games_need_their_folder(monkeypatch):
-    monkeypatch.delenv(files.VARIABLE, raising=False)
+    monkeypatch.delenv(game_files.VARIABLE, raising=False)
     with pytest.raises(ValueError, match="ALFWORLD_DATA is not set"):
         household.tasks(SHOWN.model_copy(update={"games": "alfworld"}), "test", 1, 0)
     assert len(household.tasks(THEIRS, "train", 1, 0)) == 1
-    assert files.VARIABLE not in os.environ
+    assert game_files.VARIABLE not in os.environ

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.environments.alfworld import engine
+from tasks.environments.alfworld import alfworld_game
 
 TYPES = {  # ALFWorld's name of a type of task -> ours
     "pick_and_place_simple": "pick",
@@ -78,7 +78,7 @@ class Lists:
 @functools.lru_cache(maxsize=1)
 def lists() -> Lists:
     """Return the lists of the package. Raises RuntimeError where it is missing."""
-    engine.check_installed()
+    alfworld_game.check_installed()
     from alfworld.gen import constants, goal_library
 
     carried = set(constants.MOVABLE_RECEPTACLES)
@@ -101,7 +101,7 @@ def lists() -> Lists:
 @functools.lru_cache(maxsize=120)
 def floor_plan(number: int) -> tuple[tuple[str, ...], frozenset[str]]:
     """Return the kinds of receptacles of a room, one entry each, and its kinds of things."""
-    folder = engine.package_folder() / "gen/layouts"
+    folder = alfworld_game.package_folder() / "gen/layouts"
     listed = json.loads((folder / f"FloorPlan{number}-openable.json").read_text())
     kinds = frozenset(json.loads((folder / f"FloorPlan{number}-objects.json").read_text()))
     receptacles = [_kind_of_place(receptacle) for receptacle in sorted(listed)]

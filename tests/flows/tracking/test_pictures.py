@@ -1,6 +1,6 @@
 import pytest
 
-from flows.tracking import figures, pictures
+from flows.tracking import pictures, run_figures
 
 
 class Log:
@@ -20,7 +20,7 @@ def drawn(tmp_path, monkeypatch):
     def log(seconds, recipe="toy"):
         def draw():
             times.append(seconds)
-            return {"seconds_by_part": figures.seconds_by_part(seconds)}
+            return {"seconds_by_part": run_figures.seconds_by_part(seconds)}
 
         run = Log()
         pictures.log(run, recipe, "reinforce", seconds, draw)
@@ -44,7 +44,7 @@ def test_drawn_once_for_equal_data(drawn, monkeypatch):
 
 def test_cut_while_drawing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    whole = figures.seconds_by_part({"tools": 1.0})
+    whole = run_figures.seconds_by_part({"tools": 1.0})
     run = Log()
     with pytest.raises(AttributeError):
         pictures.log(run, "toy", "reinforce", 1, lambda: {"a": whole, "b": None})

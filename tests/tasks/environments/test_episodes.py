@@ -13,7 +13,7 @@ import pytest
 
 from tasks.environments import open_environment
 from tasks.environments.episodes import Episodes, open_worlds
-from tasks.environments.own import environment_kind
+from tasks.environments.own_world import environment_kind
 from tasks.environments.record import seed_of
 from tasks.extensions import pool as pools
 from tasks.trees.tree import Call, Observation, Question
@@ -233,7 +233,7 @@ def test_tools_of_the_recipe_work_in_a_world(tmp_path):
     )
     name = "own/worlds.py:Line"
     settings = {name: environment_kind(name).settings(length=100)}
-    from tasks.tools.own import tool_kind
+    from tasks.tools.own_tool import tool_kind
 
     tools = {"own/sum.py:add": tool_kind("own/sum.py:add").settings()}
     with open_environment(tools, settings, 1, tmp_path) as opened:

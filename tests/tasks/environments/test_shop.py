@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tasks.environments import shop
 from tasks.environments.episodes import open_worlds
 from tasks.environments.shop import ENVIRONMENT, ShopSettings, WebShop, shop_of
-from tasks.environments.webshop import files, made, pages
+from tasks.environments.webshop import catalogue_files, made, shop_pages
 from tasks.environments.webshop.products import Goal, Product, most_price
-from tasks.environments.webshop.reward import score
-from tasks.environments.webshop.shop import FOUND, K1, B, indexed
+from tasks.environments.webshop.purchase_score import score
+from tasks.environments.webshop.shop_search import FOUND, K1, B, indexed
 from tasks.tools.bm25 import words
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Call
@@ -133,11 +133,11 @@ def test_an_episode_through_every_page(splits):
     world, first = started(task, results=4)
     assert first.text == "Search" and first.actions == ("search[<your query>]",)
     results = act(world, "search[slim fit shirts]")
-    parts = results.text.split(pages.SEPARATOR)
+    parts = results.text.split(shop_pages.SEPARATOR)
     assert parts[:3] == ["Back to Search", "Page 1 (Total results: 50)", "Next >"]
     assert len(parts) == 3 + 3 * 4 and "< Prev" not in parts
     second = act(world, "click[next >]")
-    assert second.text.split(pages.SEPARATOR)[1:4] == [
+    assert second.text.split(shop_pages.SEPARATOR)[1:4] == [
         "Page 2 (Total results: 50)",
         "Next >",
         "< Prev",
@@ -161,7 +161,7 @@ def test_an_episode_through_every_page(splits):
     assert act(world, "click[< prev]") == results, "the way back forgets what was chosen"
     act(world, f"click[{asin.lower()}]")
     done = act(world, "click[buy now]")
-    assert done.terminated and done.text == pages.DONE
+    assert done.terminated and done.text == shop_pages.DONE
     assert done.info["score"] == score(product, world.goal, {})
 
 
@@ -178,7 +178,10 @@ def test_equal_pages_are_equal_states(splits):
 @pytest.mark.parametrize(("graded", "expected"), [(False, 0.0), (True, 8.0)])
 def test_what_a_purchase_earns(splits, graded, expected):
     world, _ = started(splits["train"][0], graded=graded)
-    world.goal, world.place = WANTED, pages.Place(pages.ITEM, "", (), 1, SHIRT, {"size": "small"})
+    world.goal, world.place = (
+        WANTED,
+        shop_pages.Place(shop_pages.ITEM, "", (), 1, SHIRT, {"size": "small"}),
+    )
     done = act(world, "click[buy now]")
     assert done.info == {"score": pytest.approx(0.8), "success": False} and (
         done.reward == pytest.approx(expected)
@@ -188,7 +191,7 @@ def test_what_a_purchase_earns(splits, graded, expected):
 def test_title_words_and_limits(splits):
     world, _ = started(splits["train"][0], title_words=2, steps=2)
     seen = act(world, "search[boots]")
-    assert all(len(part.split()) <= 2 for part in seen.text.split(pages.SEPARATOR)[4::3])
+    assert all(len(part.split()) <= 2 for part in seen.text.split(shop_pages.SEPARATOR)[4::3])
     assert act(world, "click[next >]").truncated
     hidden, _ = started(splits["train"][0], hidden=True)
     assert act(hidden, "search[boots]").actions == ()
@@ -217,7 +220,7 @@ def test_hostile_acts_cost_the_penalty_alone(splits, text):
         assert (wrong.outcome, wrong.reward, wrong.text) == (
             Outcome.NOT_ADMISSIBLE,
             -0.1,
-            pages.text(world.place, 10, None),
+            shop_pages.text(world.place, 10, None),
         )
         assert not wrong.ends and wrong.info == {"score": 0.0, "success": False}
         assert seen.text in ("Search", wrong.text)
@@ -350,7 +353,7 @@ def test_own_files_of_webshop():
     assert shirt.options == {"color": ("dark blue", "red | white"), "size": ("small",)}
     assert shirt.attributes == ("slim fit", "machine wash")
     assert 1010 <= boots.price <= 1020 and boots.features == ("Rubber sole.",)
-    assert (cream.price, cream.options) == (files.UNPRICED, {})
+    assert (cream.price, cream.options) == (catalogue_files.UNPRICED, {})
     written = shop.tasks(OWN, "train", 1, 0)
     assert written[0].kind in ("fashion", "beauty") and ", and price lower than" in written[0].text
     made_ones = OWN.model_copy(update={"written": False})

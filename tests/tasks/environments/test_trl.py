@@ -15,7 +15,7 @@ from transformers.utils import get_json_schema
 
 from tasks.environments import trl
 from tasks.environments.episodes import open_worlds
-from tasks.environments.own import environment_kind
+from tasks.environments.own_world import environment_kind
 from tasks.environments.trl_schema import spec_of
 from tasks.policy.tiny import ASSISTANT, END, USER, build_policy
 from tasks.tools.schema import with_values

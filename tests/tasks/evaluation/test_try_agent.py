@@ -184,7 +184,7 @@ def test_the_acts_of_a_world_are_described_by_their_file():
 def test_an_agent_acts_in_a_real_world_and_its_world_scores_it(tmp_path):
     recipe = recipes.load("tiny-lake")
     ((name, chosen),) = recipe.environment.items()
-    from tasks.environments.own import environment_kind
+    from tasks.environments.own_world import environment_kind
 
     tasks = environment_kind(name).tasks(chosen, "test", 2, 0)
     with open_environment(recipe.tools, recipe.environment, 1, tmp_path) as environment:

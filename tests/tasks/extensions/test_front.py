@@ -15,7 +15,7 @@ from params.schema.prepare import EnvironmentQuestions, Expert
 from tasks import scorers
 from tasks.dialects import open_dialect
 from tasks.environments.episodes import open_worlds
-from tasks.environments.own import environment_kind
+from tasks.environments.own_world import environment_kind
 from tasks.extensions import named
 from tasks.ledger import keys
 from tasks.questions import choice
@@ -23,7 +23,7 @@ from tasks.questions.contract import Lesson, Rules
 from tasks.rewards import function
 from tasks.rewards.scoring import score_trees
 from tasks.tools.contract import Opening
-from tasks.tools.own import open_tool, tool_kind
+from tasks.tools.own_tool import open_tool, tool_kind
 from tasks.trees.tree import PROMPT, TURN, Call, Node, Observation, Question, Tree
 from tests.reward_parts import listed
 from tests.test_docs import files_of
@@ -127,7 +127,7 @@ from params.schema.base import (
 )
 from tasks.dialects.contract import Dialect, DialectKind, Exchange, Tokens, Turn
 from tasks.dialects.tags import DIALECT, Tags, TagsDialect
-from tasks.dialects.written import in_tags, said
+from tasks.dialects.written_turns import in_tags, said
 from tasks.environments.contract import FREE_TEXT, EnvironmentKind, World
 from tasks.environments.frozen_lake import FrozenLake
 from tasks.questions.contract import ExpertKind, ExpertSettings, Lesson, ScriptedExpert

@@ -10,7 +10,7 @@ import torch
 from params.schema.algorithms import Algorithm, load_algorithms
 from tasks.learning import losses
 from tasks.learning.algorithm import CENTRED, ESTIMATORS, assemble
-from tasks.learning.estimators import LeafTrajectory, critic, group, step, tree
+from tasks.learning.estimators import LeafTrajectory, critic, group, step, tree_credit
 
 BUDGET = 40  # response tokens
 TWENTY = {"low": 0.2, "high": 0.2, "dual": None}
@@ -115,11 +115,11 @@ EXPECTED = {
     "gspo": chosen(group.group_relative, std=True),
     "gigpo": chosen(step.two_level, omega=1.0, gamma=0.95, std=True),
     "gagpo": chosen(step.grouped_gae, gamma=0.95, lambda_=0.8, normalisation="group", omega=0.0),
-    "gpg": chosen(tree.prefix_calibrated),
+    "gpg": chosen(tree_credit.prefix_calibrated),
     "arpo": chosen(group.group_relative, std=True),
     "arpo_kl": chosen(group.group_relative, std=True),
-    "arpo_hard": chosen(tree.prefix_calibrated),
-    "tree_value": chosen(tree.tree_value),
+    "arpo_hard": chosen(tree_credit.prefix_calibrated),
+    "tree_value": chosen(tree_credit.tree_value),
 }
 ROWS = load_algorithms()
 

@@ -9,7 +9,7 @@ import pytest
 from tasks.rewards import function
 from tasks.rewards.contract import Ending
 from tasks.rewards.function import read, written
-from tasks.rewards.parts import parts_of
+from tasks.rewards.reward_parts import parts_of
 from tasks.rewards.scoring import score_trees
 from tasks.trees.tree import PROMPT, TURN, Message, Node, Observation, Question, Tree
 from tests.reward_parts import listed

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.rewards import parts as parts_module
+from tasks.rewards import reward_parts as parts_module
 from tasks.rewards.contract import Ending
-from tasks.rewards.parts import open_parts, reward_range
+from tasks.rewards.reward_parts import open_parts, reward_range
 from tasks.rewards.scoring import score, score_trees
 from tasks.trees.outcomes import ENDED_BY_WORLD, TURN_OUTCOMES
 from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Observation, Question, Tree

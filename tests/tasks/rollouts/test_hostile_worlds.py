@@ -16,12 +16,12 @@ from params.schema.algorithms import Marks
 from tasks.dialects.tags import Tags, open_tags
 from tasks.environments.contract import OpenEnvironment
 from tasks.environments.episodes import open_worlds
-from tasks.environments.own import environment_kind
+from tasks.environments.own_world import environment_kind
 from tasks.policy.tiny import END
 from tasks.rewards.scoring import score_trees
 from tasks.rollouts.rounds import Setting, grow
 from tasks.tools.contract import OpenTool
-from tasks.tools.guard import guarded
+from tasks.tools.guarded_tool import guarded
 from tasks.trees.tree import TURN, Observation, Question, sampled
 from tests.reward_parts import listed, usual
 from tests.tasks.rollouts.test_rounds import Scripted, budget

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flows.tracking import figures
+from flows.tracking import run_figures
 
 ROOT = Path(__file__).parents[3]
 
@@ -50,7 +50,7 @@ def ys(line):
 
 
 def test_learning_curve_shows_values_and_their_mean():
-    figure = figures.learning_curve(curve_rows(32)[::-1])
+    figure = run_figures.learning_curve(curve_rows(32)[::-1])
     reward, success = figure.axes
     points, mean = reward.get_lines()
     assert xs(points) == list(range(32))
@@ -68,7 +68,7 @@ def test_learning_curve_shows_values_and_their_mean():
 
 def test_validation_points_lie_where_measured():
     asked = [{"iteration": 2, "success": 0.75, "success_low": 0.7, "success_high": 0.9}]
-    axes = figures.learning_curve(curve_rows(4), asked).axes[1]
+    axes = run_figures.learning_curve(curve_rows(4), asked).axes[1]
     (points,) = axes.containers
     assert points.get_label().startswith("validation questions")
     assert (xs(points.lines[0]), ys(points.lines[0])) == ([2], [75])
@@ -78,16 +78,16 @@ def test_validation_points_lie_where_measured():
 
 def test_running_mean_uses_fewer_values_at_the_ends():
     values = np.array([1.0, 3.0, 8.0, 4.0])
-    assert figures.running_mean(values, 1) == pytest.approx([2, 4, 5, 6])
-    assert figures.running_mean(values, 0) == values.tolist()
-    assert figures.running_mean(values, 9) == [4.0] * 4
+    assert run_figures.running_mean(values, 1) == pytest.approx([2, 4, 5, 6])
+    assert run_figures.running_mean(values, 0) == values.tolist()
+    assert run_figures.running_mean(values, 9) == [4.0] * 4
 
 
 # entropy around tool results
 
 
 def test_entropy_of_first_and_last_iteration():
-    axes = figures.entropy_around_tools(profile_rows(5, 0, 9)).axes[0]
+    axes = run_figures.entropy_around_tools(profile_rows(5, 0, 9)).axes[0]
     assert legend(axes) == ["iteration 0", "iteration 9"]
     *lines, mark = axes.get_lines()
     assert [xs(line) for line in lines] == [[-2, -1], [1, 2]] * 2
@@ -101,14 +101,14 @@ def test_entropy_of_first_and_last_iteration():
 
 
 def test_entropy_of_a_run_of_one_iteration():
-    assert legend(figures.entropy_around_tools(profile_rows(0)).axes[0]) == ["iteration 0"]
+    assert legend(run_figures.entropy_around_tools(profile_rows(0)).axes[0]) == ["iteration 0"]
 
 
 # success by question kind
 
 
 def test_success_has_a_dot_and_an_interval_each():
-    axes = figures.success_by_kind(success_rows("trained", "cold start")).axes[0]
+    axes = run_figures.success_by_kind(success_rows("trained", "cold start")).axes[0]
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["sum", "product"]
     assert legend(axes) == ["cold start", "trained"]
     cold_start, trained = axes.containers
@@ -121,7 +121,7 @@ def test_success_has_a_dot_and_an_interval_each():
 
 def test_champion_is_drawn_between_the_two():
     rows = success_rows("trained", "cold start", "champion")
-    axes = figures.success_by_kind(rows).axes[0]
+    axes = run_figures.success_by_kind(rows).axes[0]
     assert legend(axes) == ["cold start", "trained", "champion"]
     cold_start, trained, champion = (np.array(ys(each[0])) for each in axes.containers)
     assert (cold_start < champion).all()
@@ -130,7 +130,7 @@ def test_champion_is_drawn_between_the_two():
 
 def test_success_of_one_agent_alone():
     rows = [{"kind": "sum", "agent": "trained", "success": 1.0, "low": 1 + 1e-16, "high": 1.0}]
-    assert len(figures.success_by_kind(rows).axes[0].containers) == 2
+    assert len(run_figures.success_by_kind(rows).axes[0].containers) == 2
 
 
 # variants side by side
@@ -147,7 +147,7 @@ def variant_rows():
 
 
 def test_variants_have_a_dot_and_an_interval_each():
-    axes = figures.comparison(variant_rows()).axes[0]
+    axes = run_figures.comparison(variant_rows()).axes[0]
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["cold start", "grpo", "arpo"]
     (dots,) = axes.containers
     assert xs(dots[0]) == pytest.approx([40, 70, 80])
@@ -161,7 +161,7 @@ def test_variants_have_a_dot_and_an_interval_each():
 
 
 def test_figure_grows_with_its_variants():
-    few, many = (figures.comparison(variant_rows() * n).get_size_inches()[1] for n in (1, 5))
+    few, many = (run_figures.comparison(variant_rows() * n).get_size_inches()[1] for n in (1, 5))
     assert many > few + 3
 
 
@@ -186,7 +186,7 @@ def dynamics():
 
 
 def test_training_curves_have_a_panel_a_measure_and_a_line_a_variant():
-    figure = figures.training_curves(dynamics(), "environment_steps", "environment steps")
+    figure = run_figures.training_curves(dynamics(), "environment_steps", "environment steps")
     success, singletons = figure.axes
     assert [line.get_label() for line in success.get_lines()] == ["gagpo", "grpo"]
     assert [line.get_label() for line in singletons.get_lines()] == ["gagpo"], "grpo has none"
@@ -199,7 +199,7 @@ def test_training_curves_have_a_panel_a_measure_and_a_line_a_variant():
     assert success.get_xlabel() == "environment steps"
     assert "mean of 2 seeds" in figure.get_suptitle()
     assert names(figure.legends[0]) == ["gagpo", "grpo"]
-    alone = figures.training_curves({"": dynamics()["grpo"]}, "environment_steps", "steps")
+    alone = run_figures.training_curves({"": dynamics()["grpo"]}, "environment_steps", "steps")
     assert not alone.legends and "one seed" in alone.get_suptitle()
 
 
@@ -208,7 +208,7 @@ def group_rows():
 
 
 def test_state_groups_are_shares_that_add_up():
-    (axes,) = figures.state_groups(group_rows()).axes
+    (axes,) = run_figures.state_groups(group_rows()).axes
     ones, twos = axes.containers
     assert [bar.get_height() for bar in ones] == pytest.approx([25, 40, 50])
     assert [bar.get_y() + bar.get_height() for bar in twos] == pytest.approx([100] * 3)
@@ -227,7 +227,7 @@ def decision_rows():
 
 
 def test_decisions_are_marked_by_verdict():
-    figure = figures.decisions(decision_rows()[::-1], threshold=0.05)
+    figure = run_figures.decisions(decision_rows()[::-1], threshold=0.05)
     (axes,) = figure.axes
     points = [np.asarray(dots.get_offsets()).tolist() for dots in axes.collections]
     assert [len(found) for found in points] == [2, 4, 6]
@@ -246,7 +246,7 @@ def test_decisions_are_marked_by_verdict():
 
 
 def test_decisions_without_a_threshold():
-    figure = figures.decisions(decision_rows()[-2:])
+    figure = run_figures.decisions(decision_rows()[-2:])
     assert [ys(line) for line in figure.axes[0].get_lines()] == [[0, 0]]
     assert names(figure.legends[0])[0] == "not wanted (0)"
 
@@ -255,7 +255,7 @@ def test_decisions_without_a_threshold():
 
 
 def test_seconds_are_ordered_and_labelled():
-    axes = figures.seconds_by_part({"tools": 0.5, "sampling": 1.5, "update": 0.0}).axes[0]
+    axes = run_figures.seconds_by_part({"tools": 0.5, "sampling": 1.5, "update": 0.0}).axes[0]
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["sampling", "tools", "update"]
     assert [bar.get_width() for bar in axes.containers[0]] == [1.5, 0.5, 0]
     assert [text.get_text() for text in axes.texts] == [
@@ -273,21 +273,25 @@ def test_seconds_are_ordered_and_labelled():
 @pytest.mark.parametrize(
     ("draw", "rows", "message"),
     [
-        (figures.learning_curve, [], "learning curve: there are no rows"),
-        (figures.learning_curve, [{"iteration": 0, "reward": 1}], r"row 0 has no value of \['succ"),
-        (figures.entropy_around_tools, [{"position": 1}], "entropy profile: row 0"),
-        (figures.success_by_kind, success_rows("pretrained"), "got {'pretrained'}"),
-        (figures.comparison, [], "comparison: there are no rows"),
+        (run_figures.learning_curve, [], "learning curve: there are no rows"),
         (
-            figures.comparison,
+            run_figures.learning_curve,
+            [{"iteration": 0, "reward": 1}],
+            r"row 0 has no value of \['succ",
+        ),
+        (run_figures.entropy_around_tools, [{"position": 1}], "entropy profile: row 0"),
+        (run_figures.success_by_kind, success_rows("pretrained"), "got {'pretrained'}"),
+        (run_figures.comparison, [], "comparison: there are no rows"),
+        (
+            run_figures.comparison,
             [{"variant": "grpo", "success": 1}],
             r"row 0 has no value of \['low",
         ),
-        (figures.state_groups, [{"iteration": 1}], r"row 0 has no value of \['sizes'\]"),
-        (figures.decisions, [], "branching decisions: there are no rows"),
-        (figures.decisions, [{"position": 1, "rise": 0.1, "wanted": True}], r"\['added'\]"),
-        (figures.seconds_by_part, {}, "positive seconds"),
-        (figures.seconds_by_part, {"tools": -1, "update": 2}, "positive seconds"),
+        (run_figures.state_groups, [{"iteration": 1}], r"row 0 has no value of \['sizes'\]"),
+        (run_figures.decisions, [], "branching decisions: there are no rows"),
+        (run_figures.decisions, [{"position": 1, "rise": 0.1, "wanted": True}], r"\['added'\]"),
+        (run_figures.seconds_by_part, {}, "positive seconds"),
+        (run_figures.seconds_by_part, {"tools": -1, "update": 2}, "positive seconds"),
     ],
 )
 def test_faulty_rows_are_named(draw, rows, message):
@@ -296,14 +300,14 @@ def test_faulty_rows_are_named(draw, rows, message):
 
 
 DRAWINGS = {
-    "curve": lambda: figures.learning_curve(curve_rows(20)),
-    "entropy": lambda: figures.entropy_around_tools(profile_rows(0, 3)),
-    "success": lambda: figures.success_by_kind(success_rows("cold start", "trained")),
-    "comparison": lambda: figures.comparison(variant_rows()),
-    "dynamics": lambda: figures.training_curves(dynamics(), "environment_steps", "steps"),
-    "groups": lambda: figures.state_groups(group_rows()),
-    "decisions": lambda: figures.decisions(decision_rows(), 0.0),
-    "seconds": lambda: figures.seconds_by_part({"sampling": 2.0, "update": 1.0}),
+    "curve": lambda: run_figures.learning_curve(curve_rows(20)),
+    "entropy": lambda: run_figures.entropy_around_tools(profile_rows(0, 3)),
+    "success": lambda: run_figures.success_by_kind(success_rows("cold start", "trained")),
+    "comparison": lambda: run_figures.comparison(variant_rows()),
+    "dynamics": lambda: run_figures.training_curves(dynamics(), "environment_steps", "steps"),
+    "groups": lambda: run_figures.state_groups(group_rows()),
+    "decisions": lambda: run_figures.decisions(decision_rows(), 0.0),
+    "seconds": lambda: run_figures.seconds_by_part({"sampling": 2.0, "update": 1.0}),
 }
 
 
@@ -311,7 +315,7 @@ DRAWINGS = {
 def test_same_rows_give_the_same_bytes(draw, tmp_path):
     figure = draw()
     for name, drawn in (("a", figure), ("b", figure), ("c", draw())):
-        figures.save(drawn, tmp_path / "plots" / f"{name}.png")
+        run_figures.save(drawn, tmp_path / "plots" / f"{name}.png")
     files = sorted((tmp_path / "plots").iterdir())
     assert [path.name for path in files] == ["a.png", "b.png", "c.png"]
     assert len({path.read_bytes() for path in files}) == 1
@@ -322,22 +326,22 @@ def test_same_rows_give_the_same_bytes(draw, tmp_path):
 def test_failed_save_keeps_the_old_file(tmp_path):
     path = tmp_path / "curve.png"
     path.write_text("old")
-    figure = figures.learning_curve(curve_rows(3))
+    figure = run_figures.learning_curve(curve_rows(3))
     figure.axes[0].set_title(r"$\undefined$")  # drawing this raises
     with pytest.raises(ValueError, match="undefined"):
-        figures.save(figure, path)
+        run_figures.save(figure, path)
     assert path.read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == ["curve.png"]
     with pytest.raises(ValueError, match=r"curve\.pdf: figures are saved as \.png"):
-        figures.save(figure, tmp_path / "curve.pdf")
+        run_figures.save(figure, tmp_path / "curve.pdf")
 
 
 def test_matplotlib_loads_with_the_first_figure():
     program = (
         "import sys\n"
-        "from flows.tracking import figures\n"
+        "from flows.tracking import run_figures\n"
         "assert 'matplotlib' not in sys.modules\n"
-        "figures.seconds_by_part({'update': 1.0})\n"
+        "run_figures.seconds_by_part({'update': 1.0})\n"
         "print('matplotlib.pyplot' in sys.modules)"
     )
     result = subprocess.run(

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tasks.learning.estimators.tree import token_identities
+from tasks.learning.estimators.tree_credit import token_identities
 from tests.tasks.learning.estimators.conftest import (
     HALF,
     assert_same,

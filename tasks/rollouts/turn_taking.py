@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.dialects.contract import Exchange, Turn
-from tasks.dialects.prompts import shown_text
+from tasks.dialects.observation_text import shown_text
 from tasks.engines import Sample
 from tasks.rollouts.paths import NO_TOKENS, NOTHING, Lane, LiveTrajectory
 from tasks.trees import marks as segment

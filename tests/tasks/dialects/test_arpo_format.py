@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.dialects.format import format_faults
+from tasks.dialects.arpo_format import format_faults
 
 TAGS = ("python", "search")
 THINK, CALL, ANSWER = (

@@ -22,7 +22,7 @@ from tasks.extensions import arguments, user_code_worker
 from tasks.extensions.named import Named, find
 from tasks.extensions.pool import Pool, Reply, open_pool
 from tasks.tools.contract import Opening, OpenTool, ToolKind
-from tasks.tools.guard import guarded
+from tasks.tools.guarded_tool import guarded
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Call, Observation, ToolSpec
 

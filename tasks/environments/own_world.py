@@ -22,7 +22,7 @@ from tasks.environments.episodes import ADAPTER
 from tasks.environments.record import seed_of
 from tasks.extensions import user_code_worker
 from tasks.extensions.named import Named, find
-from tasks.tools.own import own_settings, spec_faults, with_seconds
+from tasks.tools.own_tool import own_settings, spec_faults, with_seconds
 from tasks.trees.tree import Question, ToolSpec
 
 SPLITS = ("train", "validation", "test")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tasks.tools.contract import Opening
-from tasks.tools.guard import TEXT_CHARACTERS
-from tasks.tools.own import open_tool, tool_kind
+from tasks.tools.guarded_tool import TEXT_CHARACTERS
+from tasks.tools.own_tool import open_tool, tool_kind
 from tasks.trees.tree import Call, Observation
 
 CODE = '''

@@ -3,7 +3,7 @@
 import anyio
 
 from params.schema.chat import ChatBudget
-from tasks.chat.budget import CallBudget, Spent
+from tasks.chat.call_budget import CallBudget, Spent
 
 
 def test_half_a_line_costs_no_entry_after_it(tmp_path):

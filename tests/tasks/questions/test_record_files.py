@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.questions import files
+from tasks.questions import record_files
 from tasks.questions.faults import Fault, RecordError
 from tasks.questions.fields import as_text, text, value
-from tasks.questions.files import records, rows
+from tasks.questions.record_files import records, rows
 
 RECORDS = [
     {"question": "1 + 1?", "answer": "2"},
@@ -268,8 +268,8 @@ def repeated(text, times):
 def test_parquet_that_unpacks_to_too_much_is_refused(
     tmp_path, monkeypatch, length, times, said, nested
 ):
-    monkeypatch.setattr(files, "LARGEST", 50_000)
-    monkeypatch.setattr(files, "LARGEST_LINE", 1500)
+    monkeypatch.setattr(record_files, "LARGEST", 50_000)
+    monkeypatch.setattr(record_files, "LARGEST_LINE", 1500)
     column = repeated("x" * length, times)
     if nested:
         offsets = pa.array(range(times + 1), pa.int32())
@@ -283,7 +283,7 @@ def test_parquet_that_unpacks_to_too_much_is_refused(
 
 
 def test_only_the_needed_columns_of_parquet_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "LARGEST", 50_000)
+    monkeypatch.setattr(record_files, "LARGEST", 50_000)
     file = write_parquet(tmp_path, [f"What is {n}?" for n in range(200)], use_dictionary=False)
     with pytest.raises(ValueError, match="too large to read"):
         list(rows(file))
@@ -293,7 +293,7 @@ def test_only_the_needed_columns_of_parquet_are_read(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["r.jsonl.gz", "r.csv.gz", "r.json.gz", "r.jsonl"])
 def test_a_text_file_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(files, "LARGEST", 20_000)
+    monkeypatch.setattr(record_files, "LARGEST", 20_000)
     content = WRITERS[name.removesuffix(".gz")](RECORDS * 1000)
     file = write(tmp_path, name, gzip.compress(content) if name.endswith(".gz") else content)
     with pytest.raises(ValueError, match=rf"{name} is too large to read \([0-9]+,[0-9]+ bytes"):
@@ -302,19 +302,19 @@ def test_a_text_file_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch, 
 
 @pytest.mark.parametrize("name", ["mine.jsonl.gz", "mine.json"])
 def test_a_file_of_too_many_small_records_is_refused(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(files, "MOST_RECORDS", 99)
-    monkeypatch.setattr(files, "MOST_BRACKETS", 99)
+    monkeypatch.setattr(record_files, "MOST_RECORDS", 99)
+    monkeypatch.setattr(record_files, "MOST_BRACKETS", 99)
     text = "{}\n" * 100 if name.endswith(".gz") else f"[{','.join(['{}'] * 100)}]"
     written = text.encode()
     (tmp_path / name).write_bytes(gzip.compress(written) if name.endswith(".gz") else written)
     with pytest.raises(
         ValueError, match=r"mine\.json.* is too large to read \((more than 99 rec|101 ob)"
     ):
-        list(files.rows(tmp_path / name))
+        list(record_files.rows(tmp_path / name))
 
 
 def test_a_line_that_is_too_long_hurts_only_its_record(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "LARGEST_LINE", 100)
+    monkeypatch.setattr(record_files, "LARGEST_LINE", 100)
     content = '{"q": 1}\n{"q": "' + "x" * 250 + '"}\n{"q": 3}\n'
     (_, first), (place, fault), (last, third) = rows(write(tmp_path, "r.jsonl", content))
     assert (first, third) == ({"q": 1}, {"q": 3})
@@ -331,7 +331,7 @@ def test_what_is_no_regular_file_is_refused_before_it_is_opened(tmp_path):
     (tmp_path / "b/link.jsonl").symlink_to("a.jsonl")
     os.mkfifo(tmp_path / "b/c")
     with pytest.raises(ValueError) as caught:
-        files.check_folder(tmp_path)
+        record_files.check_folder(tmp_path)
     assert [line.partition(" is no")[0] for line in str(caught.value).splitlines()] == [
         str(tmp_path / "b/c"),
         str(tmp_path / "r.jsonl"),
