@@ -80,7 +80,7 @@ def _replace(
     text: str, values: Any, path: Sequence[str], value: str, where: str, may_add: bool
 ) -> str:
     """Return the text with another value at ``path``, and with the same ``values`` elsewhere."""
-    above = _find(text, path[:-1], where) if may_add else None
+    above = _find(text, path[:-1], where, above=True) if may_add else None
     if isinstance(above, yaml.MappingNode) and path[-1] not in _entries(above):
         changed = _added(text, above, path[-1], value)
     else:
@@ -113,16 +113,19 @@ def _added(text: str, node: yaml.MappingNode, key: str, value: str) -> str:
     return f"{text[:at]}{entry}\n{' ' * node.start_mark.column}{text[at:]}"
 
 
-def _find(text: str, path: Sequence[str], where: str) -> yaml.Node:
-    """Return the YAML node of the value at a path of keys. Raises ValueError for none."""
+def _find(text: str, path: Sequence[str], where: str, above: bool = False) -> yaml.Node:
+    """Return the YAML node of the value at a path of keys. Raises ValueError for none.
+
+    ``above``: it is the section of the key that is asked for.
+    """
     node = _composed(text)
     for depth, part in enumerate(path):
         entries = _entries(node)
         if part not in entries:
-            above, key = ".".join(path[:depth]), ".".join(path)
+            section, key = ".".join(path[:depth]), ".".join(path)
             names = sorted({*entries, *_optional(path[:depth])})
-            known = f"choose one of {names}" if entries else f"'{above}' is a single value"
-            hint = WHOLE if depth < len(path) - 1 else ""
+            known = f"choose one of {names}" if entries else f"'{section}' is a single value"
+            hint = WHOLE if above or depth < len(path) - 1 else ""
             raise ValueError(f"{where} has no key '{key}' ('{part}' is missing): {known}{hint}")
         node = entries[part]
     assert node

@@ -46,7 +46,7 @@ from tasks.questions.computation import ComputationExpert
 from tasks.questions.experts import Dropped, Material
 from tasks.questions.samples import samples_of, trace_table
 from tasks.questions.solver import Solver
-from tasks.questions.sources import SOURCES, material, read_corpus, source_files
+from tasks.questions.sources import MATERIALS, material, read_corpus, source_files
 from tasks.questions.unusable import LISTING, long_questions
 from tasks.questions.written import WrittenTraces
 from tasks.recipes import load as settings_of
@@ -207,7 +207,7 @@ def settings(**changes):
 
 def test_every_source_of_questions_and_kind_of_policy_can_be_made():
     sections = get_args(get_args(prepare_module.Questions)[0])
-    assert set(SOURCES) == {
+    assert set(MATERIALS) == {
         kind for section in sections for kind in get_args(section.model_fields["source"].annotation)
     }
     kinds = {"tiny": prepare_module.TinyPolicy, "pretrained": prepare_module.PretrainedPolicy}
@@ -490,7 +490,7 @@ def test_the_whole_of_prepare(tmp_path, monkeypatch):
     def again(*_):
         raise AgainError
 
-    monkeypatch.setitem(SOURCES, "computation", again)
+    monkeypatch.setitem(MATERIALS, "computation", again)
     run(Calculator().open)
     file = Path("questions.jsonl")
     file.touch()
