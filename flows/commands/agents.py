@@ -94,7 +94,7 @@ class Trying:
 
     name: str  # of the recipe
     recipe: Recipe
-    chosen: argparse.Namespace
+    args: argparse.Namespace
     sets: Mapping[str, Sequence[Question]]
     choices: Mapping[str, ModelChoice]  # OWN and the condensers
     identities: Mapping[str, Described]  # of the models, for keys; a digest takes a while
@@ -103,7 +103,7 @@ class Trying:
 
     def label(self, variant: AgentVariant) -> str:
         """Return how the table names a variant."""
-        return variant.label(self.choices[variant.condenser].name, self.chosen.oracle)
+        return variant.label(self.choices[variant.condenser].name, self.args.oracle)
 
     def inputs(self, variant: AgentVariant, questions: Sequence[Question]) -> TryInputs:
         """Return what decides the results of a variant on a set."""
@@ -114,14 +114,14 @@ class Trying:
             condenser=self.identities[variant.condenser],
             questions=panels.in_order(questions, "test", "agents").digest,
             prompts={
-                **prompts.load(kind.prompts, self.chosen.prompts),
-                **prompts.load_acts(self.recipe.environment, self.chosen.prompts),
+                **prompts.load(kind.prompts, self.args.prompts),
+                **prompts.load_acts(self.recipe.environment, self.args.prompts),
             },
             pages=variant.pages,
-            page_characters=self.chosen.page_characters,
-            trials=self.chosen.trials if kind.retries else 1,
-            oracle=self.chosen.oracle and kind.retries,
-            failed_as_wrong=self.chosen.failed_as_wrong,
+            page_characters=self.args.page_characters,
+            trials=self.args.trials if kind.retries else 1,
+            oracle=self.args.oracle and kind.retries,
+            failed_as_wrong=self.args.failed_as_wrong,
             acting=recipes.agent_of(self.recipe),
             evaluate=self.recipe.evaluate,
             corpus=self.corpus,
@@ -159,7 +159,7 @@ class Trying:
 
 def run(trying: Trying) -> Path:
     """Try all variants on all sets; write the table after each, and return its file."""
-    name, recipe, args = trying.name, trying.recipe, trying.chosen
+    name, recipe, args = trying.name, trying.recipe, trying.args
     all_variants = variants(args.agents, args.pages, args.condensers)
     results: dict[str, list[dict[str, Any]]] = {}
     page = RunFolders(name).reports / f"{args.report}.md"
@@ -300,7 +300,7 @@ def checked(args: argparse.Namespace, ledger: Ledger) -> Trying:
     return Trying(
         name=args.recipe,
         recipe=recipe,
-        chosen=args,
+        args=args,
         sets=sets,
         choices=choices,
         identities={word: choice.identity() for word, choice in choices.items()},
