@@ -17,6 +17,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from flows.analysis import reading
 from flows.runs import cache, git, pipeline
+from params.run_folders import RunFolders
 from params.schema.defaults import defaults
 
 # stages whose outs have digests
@@ -38,8 +39,8 @@ def written(recipe: str, license: str | None = None) -> str:
     file = Path("params", f"{recipe}.yaml")
     locked = _checked(recipe, file)
     settings = yaml.safe_load(file.read_text())
-    verdict = _json(Path("reports", recipe, "verdict.json"))
-    table = Path("reports", recipe, "table.md")
+    verdict = _json(RunFolders(recipe).verdict)
+    table = RunFolders(recipe).table
     sections = {
         "": _introduction(recipe, settings),
         "Load": LOAD,
@@ -58,7 +59,7 @@ def written(recipe: str, license: str | None = None) -> str:
 
 def _checked(recipe: str, file: Path) -> Mapping[str, Any]:
     """Return dvc.lock's stages. Raises ValueError where they are not of what is here."""
-    trained, locked = Path("models", recipe, "trained"), pipeline.locked()
+    trained, locked = RunFolders(recipe).trained, pipeline.locked()
     if not trained.is_dir() or f"reinforce@{recipe}" not in locked:
         raise reading.missing(recipe, trained)
     digest = pipeline.digests(f"reinforce@{recipe}")[trained.as_posix()]
@@ -189,7 +190,7 @@ def _origin(recipe: str, locked: Mapping[str, Any]) -> str:
             f"- Commit `{commit}`; `beamline reproduce {named}` restores the run. "
             "The versions of all packages are in its `constraints.txt`."
         )
-    config = _json(Path("models", recipe, "trained", "config.json"))
+    config = _json(RunFolders(recipe).trained / "config.json")
     if version := config.get("transformers_version"):
         lines.append(f"- Weights in the format of transformers {version}.")
     return "\n".join(lines)
