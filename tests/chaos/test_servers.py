@@ -17,7 +17,7 @@ def test_run_whose_servers_die_and_change_gives_an_unbroken_ones_digests(
     prepared, folder, tmp_path, servers
 ):
     first, second = servers
-    both = {SERVERS: f"{first.address},{second.address}", fleet.guard.TOKEN: fleet.TOKEN}
+    both = {SERVERS: f"{first.address},{second.address}", fleet.token_guard.TOKEN: fleet.TOKEN}
     whole = runs.copy(prepared, tmp_path / "whole" / "main")
     runs.finish(whole, **both)
     expected = runs.outcome(whole)
