@@ -154,10 +154,12 @@ def _introduction(recipe: str, settings: Mapping[str, Any]) -> str:
     )
     tools = [*(settings["tools"] or {}), *(settings.get("environment") or {})]
     acts = f" that acts with {', '.join(tools)}" if tools else ""
+    cold_start = settings["cold_start"]
+    before = f"after {cold_start['steps']} supervised steps" if cold_start else "without cold start"
     return (
         f"# {recipe}\n\nA language model{acts}, trained by reinforcement learning with Beamline: "
-        f"{learning['iterations']} iterations of {learning['algorithm']}, after a cold start of "
-        f"{settings['cold_start']['steps']} supervised steps, from {began}."
+        f"{learning['iterations']} iterations of {learning['algorithm']}, {before}, "
+        f"from {began}."
     )
 
 

@@ -45,3 +45,17 @@ def test_other_recipe_than_that_of_the_run_is_refused(write):
     reasons = "'reinforce.ahead' is 2 and was 0, 'start' is 'champion' and was 'scratch'"
     with pytest.raises(ValueError, match=rf"toy\.yaml is not that of the run: {reasons}: "):
         card.written("toy")
+
+
+@pytest.mark.parametrize(
+    ("cold_start", "said"),
+    [({"steps": 7}, "after 7 supervised steps"), (None, "without cold start")],
+)
+def test_introduction_says_what_training_began_with(cold_start, said):
+    settings = {
+        "prepare": {"policy": {"kind": "tiny"}},
+        "reinforce": {"iterations": 2, "algorithm": "grpo"},
+        "tools": {"python": {}},
+        "cold_start": cold_start,
+    }
+    assert said in card._introduction("mine", settings)
