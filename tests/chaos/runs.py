@@ -98,12 +98,17 @@ def copy(template, folder):
     return folder
 
 
-def start(folder, command=HERE, within=(), **variables):
+def start(folder, command=HERE, within=(), held=None, **variables):
     """A run in ``folder`` as a user starts it, its output in the file ``said`` beside it.
 
-    ``within`` is what it is a command of.
+    ``within`` is what it is a command of. ``held`` is a sub-step that is written and does not end
+    ("0001-update"), until the run is killed or ``release`` is called.
     """
     plain = {name: value for name, value in environment().items() if name != warm.VARIABLE}
+    if held:
+        file = _held(folder)
+        file.write_text(held)
+        plain |= {"PYTHONPATH": str(Path(__file__).with_name("held")), "TESTS_HELD": str(file)}
     with said(folder).open("ab") as output:
         return subprocess.Popen(
             [*within, *command],
@@ -114,6 +119,15 @@ def start(folder, command=HERE, within=(), **variables):
             stdout=output,
             stderr=output,
         )
+
+
+def release(folder):
+    """Let the sub-step end that a run is held in."""
+    _held(folder).unlink()
+
+
+def _held(folder):
+    return folder.with_name(f"{folder.name}.held")
 
 
 def said(folder):
@@ -134,10 +148,10 @@ def finish(folder, command=HERE, **rest):
 
 
 def wait_for(run, happened):
-    """Wait until ``happened()``; a run that ends before is at fault."""
+    """Wait until ``happened()``, which must stay true; a run that ends before is at fault."""
     deadline = time.monotonic() + PATIENCE
     while not happened():
-        assert run.poll() is None, "the run has ended before"
+        assert run.poll() is None or happened(), "the run has ended before"
         assert time.monotonic() < deadline, "that never happened"
         time.sleep(0.001)
 
@@ -148,14 +162,15 @@ def ended(folder, sub_step):
 
 
 def begun(folder, sub_step):
-    """Whether a sub-step of reinforce is being written."""
-    return any((folder / LEDGER / "reinforce").glob(f".{sub_step}-*.partial"))
+    """Whether a sub-step of reinforce is being written, or has ended."""
+    partial = (folder / LEDGER / "reinforce").glob(f".{sub_step}-*.partial")
+    return any(partial) or ended(folder, sub_step)
 
 
 def saved(folder, stage):
-    """Whether a training of a stage has a checkpoint, and has not ended."""
-    places = (folder / LEDGER / stage).glob(".*.scratch/checkpoint-*/record.json")
-    return any(places)
+    """Whether a training of a stage has a checkpoint, or has ended."""
+    place = folder / LEDGER / stage
+    return any(place.glob(".*.scratch/checkpoint-*/record.json")) or any(place.glob(f"*-{stage}-*"))
 
 
 def below(number):

@@ -45,7 +45,7 @@ DAMAGES = {
 def test_a_damaged_file_of_the_ledger_is_made_again(prepared, expected, folder, name):
     place, file, damage = DAMAGES[name]
     runs.copy(prepared, folder)
-    run = runs.start(folder)
+    run = runs.start(folder, held="0001-rollout")
     runs.wait_for(run, lambda: runs.begun(folder, "0001-rollout"))
     runs.kill(runs.below(run.pid))
     run.wait()
@@ -58,12 +58,13 @@ def test_a_damaged_file_of_the_ledger_is_made_again(prepared, expected, folder, 
 
 def test_a_checkpoint_of_the_cold_start_that_is_cut_short_is_not_taken(bare, expected, folder):
     runs.copy(bare, folder)
-    left = folder / runs.LEDGER / "cold_start"
-    run = runs.start(folder)
-    runs.wait_for(run, lambda: list(left.glob(".*.scratch/*/record.json")))
+    run = runs.start(folder, held="0000-cold_start")
+    runs.wait_for(run, lambda: runs.saved(folder, "cold_start"))
     runs.kill(runs.below(run.pid))
     run.wait()
-    for file in left.glob(".*.scratch/*/**/*.safetensors"):
+    weights = list((folder / runs.LEDGER / "cold_start").glob(".*.scratch/*/**/*.safetensors"))
+    assert weights
+    for file in weights:
         cut_short(file)
     runs.finish(folder)
     assert runs.outcome(folder) == expected
@@ -124,7 +125,7 @@ def test_a_disk_without_room_is_refused_before_any_work(prepared, small_disk):
     subprocess.run(["cp", "--archive", prepared, seen / "main"], check=True)
     fill(seen, LEFT)
     run = runs.start(seen / "main", within=inside)
-    assert run.wait(60) == 2
+    assert run.wait(runs.PATIENCE) == 2
     assert "GiB more on disk" in (text := runs.said(seen / "main").read_text()), text
     assert "Running stage" not in text
 
@@ -138,7 +139,7 @@ def test_a_disk_that_fills_up_ends_the_run_and_loses_nothing(
     run = runs.start(seen / "main", within=inside)
     runs.wait_for(run, lambda: runs.begun(seen / "main", sub_step))
     filler = fill(seen, 0)
-    assert run.wait(120) != 0
+    assert run.wait(runs.PATIENCE) != 0
     filler.unlink()
     text = runs.said(seen / "main").read_text()
     assert "The disk is full" in text and "Traceback" not in text, text
