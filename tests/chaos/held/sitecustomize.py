@@ -7,16 +7,23 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 HELD = Path(os.environ["TESTS_HELD"])  # file with the name of the sub-step, as "0001-update"
 
 
-def _hold(event: str, arguments: tuple[object, ...]) -> None:
+def _hold(event: str, arguments: tuple[Any, ...]) -> None:
     """Wait while the file is there, before a folder gets the name of the sub-step in it."""
-    if event == "os.rename" and HELD.exists():
-        if Path(os.fspath(arguments[1])).name.startswith(f"{HELD.read_text()}-"):
-            while HELD.exists():
-                time.sleep(0.01)
+    while event == "os.rename" and Path(os.fspath(arguments[1])).name.startswith(_held()):
+        time.sleep(0.01)
+
+
+def _held() -> str:
+    """Return what a name must start with to be held; something that no name has, without one."""
+    try:
+        return f"{HELD.read_text()}-"
+    except FileNotFoundError:
+        return "/"
 
 
 sys.addaudithook(_hold)
