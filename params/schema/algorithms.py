@@ -28,7 +28,7 @@ def _spelt_out(choice: Any) -> Any:
 class Marks(Frozen):
     """Where segments (macro actions of GPG, arXiv 2512.10365, section 4.2) end."""
 
-    kind: Literal["none", "every_token", "tool_call", "paragraph", "entropy", "step"]
+    kind: Literal["none", "every_token", "tool_call", "paragraph", "think", "entropy", "step"]
     quantile: Annotated[Float, Field(gt=0, lt=1)] | None = None  # of a trajectory's entropies
     threshold: Annotated[Float, Field(ge=0, le=1)] | None = None  # of the entropy over ln|V|
 

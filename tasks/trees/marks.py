@@ -24,6 +24,7 @@ from tasks.trees.tree import TURN, Node
 
 CLOSED_CALL = re.compile(f"</(?:{'|'.join(TOOL_TAGS)})>")
 BLANK_LINE = re.compile(r"(?<!\n)\n\n")  # **chosen**: a run of newlines is one mark, at its second
+THINK_TAG = re.compile(r"</?think>")  # **chosen**: both, so that a thought is a segment of its own
 
 Turn = Sequence[Node]  # the parts of one turn
 Ends = NDArray[np.bool_]
@@ -142,6 +143,7 @@ KINDS: dict[str, Callable[[Marks, Sequence[Turn], Sequence[str]], Ends]] = {
     "every_token": _everywhere,
     "tool_call": _where_calls_end,
     "paragraph": _where_written(BLANK_LINE),
+    "think": _where_written(THINK_TAG),
     "entropy": _where_uncertain,
     "step": _where_steps_end,
 }

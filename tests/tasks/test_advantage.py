@@ -658,3 +658,30 @@ def test_segments_end_at_the_marks_of_the_row(initial, tokenizer, marks, expecte
     row = ROWS["grpo"].model_copy(update={"marks": algorithms.Marks(kind=marks)})
     _, rows = run(initial, [tree], [[1.0, 0.0]], row)
     assert rows[0]["segments"] == expected(len(call), len(answer))
+
+
+def test_golden_tree_of_think_marks(initial, tokenizer):
+    """One branch behind each think tag: shared parts have the mean of the answers below them."""
+
+    def ids(text):
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    nodes = [
+        node(-1, PROMPT, "", [9]),
+        node(0, TURN, "", ids("<think>"), Outcome.PART),
+        node(1, TURN, "", ids("a</think>"), Outcome.PART),
+        node(2, TURN, "", ids("<answer>1</answer>"), Outcome.ANSWER),
+        node(2, TURN, "", ids("<answer>2</answer>"), Outcome.ANSWER),
+        node(1, TURN, "", ids("b</think><answer>2</answer>"), Outcome.ANSWER),
+    ]
+    tree = Tree(Question("q", "toy", "", ("1",)), nodes, [3, 4, 5])
+    row = ROWS["gpg"].model_copy(update={"marks": algorithms.Marks(kind="think")})
+    _, rows = run(initial, [tree], [[1.0, 0.0, 0.0]], row)
+    assert [len(ids(text)) for text in ("<think>", "a</think>")] == [1, 2]
+    right, wrong = 2 / 3**0.5, -1 / 3**0.5  # (r - 1/3) / 0.57735
+    expected = [[0, 1 / 12**0.5, right], [0, 1 / 12**0.5, wrong], [0, wrong, wrong]]
+    for got, credit in zip(rows, expected, strict=True):
+        answer = len(got["segments"]) - 3
+        assert got["segments"] == [0, 1, 1, *[2] * answer]
+        by_token = np.repeat(credit, [1, 2, answer])
+        assert got["advantages"] == pytest.approx(by_token, abs=1e-5)

@@ -129,6 +129,7 @@ MARKS = {
     "every_token": Marks(kind="every_token"),
     "tool_call": Marks(kind="tool_call"),
     "paragraph": Marks(kind="paragraph"),
+    "think": Marks(kind="think"),
     "quantile": Marks(kind="entropy", quantile=0.6),
     "threshold": Marks(kind="entropy", threshold=0.5),
     "step": Marks(kind="step"),
@@ -509,6 +510,32 @@ def test_a_mark_inside_a_turn_splits_its_node(rollout, engines, tokenizer):
         assert request.max_tokens == first.max_tokens - len(tree.nodes[1].tokens)
     (decision,) = tree.decisions
     assert (decision.node, decision.position, decision.added) == (1, len(head), 2)
+
+
+def test_think_marks_branch_before_a_thought_and_behind_it(rollout):
+    def write(context, seed):
+        if context.endswith("</think>"):
+            return ANSWER, 0.25
+        return (
+            "short</think>" if context.endswith("<think>") else "<think>long</think>"
+        ) + ANSWER, 0.25
+
+    (tree,) = rollout(
+        write,
+        branching="marks",
+        marks="think",
+        marks_per_rollout=2,
+        initial=1,
+        leaves=3,
+        branch=1,
+    )
+    assert [(n.parent, n.outcome, n.text) for n in tree.nodes[1:]] == [
+        (0, Outcome.PART, "<think>"),
+        (1, Outcome.PART, "long</think>"),
+        (2, Outcome.ANSWER, ANSWER),
+        (1, Outcome.ANSWER, "short</think>" + ANSWER),
+        (2, Outcome.ANSWER, ANSWER),
+    ]
 
 
 def test_marks_split_a_turn_into_parts(rollout):

@@ -16,12 +16,14 @@ from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Observation
 
 PIECES = ["\n", "\n\n", "\n\n\n", "a", "b\n", "\nc", "<", "/", "</", "py", "python", "python>"]
 PIECES += ["thon", ">", ">d", "</python>", "</search>", "</think>", "<python>", "", "e\n\nf\n\ng"]
+PIECES += ["<think>", "think", "thi", "nk>"]
 ID = {piece: token for token, piece in enumerate(PIECES)}
 MARKS = {
     "none": Marks(kind="none"),
     "every_token": Marks(kind="every_token"),
     "tool_call": Marks(kind="tool_call"),
     "paragraph": Marks(kind="paragraph"),
+    "think": Marks(kind="think"),
     "quantile": Marks(kind="entropy", quantile=0.5),
     "threshold": Marks(kind="entropy", threshold=0.5),
     "step": Marks(kind="step"),
@@ -104,9 +106,27 @@ def test_paragraph_mark_completes_a_blank_line(turn, found):
     assert marked("paragraph", turn) == found
 
 
+@pytest.mark.parametrize(
+    ("turn", "found"),
+    [
+        (["<think>", "a", "</think>", "a"], [0, 2]),
+        (["a", "</think>", "a"], [1]),  # a template that opens the thought itself
+        (["<", "think", ">", "a", "</", "thi", "nk>", "a"], [2, 6]),  # over several tokens
+        (["<", "think", ">d", "a"], [2]),  # a token that goes on behind it
+        (["a", "</", "think"], []),  # cut by the end
+        (["think", ">", "</", "a", "think", ">"], []),
+        (["<think>", "<think>", "</think>"], [0, 1, 2]),  # balanced or not
+        (["<python>", "a", "</python>"], []),
+    ],
+)
+def test_think_mark_completes_either_tag(turn, found):
+    assert marked("think", turn) == found
+
+
 def test_no_mark_reaches_over_a_tool_result():
     assert marked("paragraph", ["a", "\n"], ["\n", "a"]) == []
     assert marked("tool_call", ["</", "python"], [">", "a"]) == []
+    assert marked("think", ["</", "think"], [">", "a"]) == []
 
 
 def test_a_mark_in_the_parts_of_one_turn_is_found():
@@ -191,7 +211,7 @@ def test_segments_cover_all_sampled_tokens(written, kind, data):
         assert by_segment.sum() == pytest.approx(logprobs.sum(dtype=np.float64))
 
 
-@given(turns, st.sampled_from(["tool_call", "paragraph"]))
+@given(turns, st.sampled_from(["tool_call", "paragraph", "think"]))
 def test_written_marks_equal_a_slow_search(written, kind):
     """Token by token: a mark is complete where the text so far ends inside the token with it."""
     slow = []
@@ -208,6 +228,8 @@ def test_written_marks_equal_a_slow_search(written, kind):
 def complete(text, kind):
     if kind == "tool_call":
         return text.endswith(("</python>", "</search>"))
+    if kind == "think":
+        return text.endswith(("<think>", "</think>"))
     return text.endswith("\n\n") and not text.endswith("\n\n\n")
 
 
