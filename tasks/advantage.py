@@ -284,9 +284,9 @@ def _credits(
 
 
 def _spread(credits_N: Floats) -> dict[str, float]:
-    """Return standard deviation, interquartile range and share with |A| > 1; 0 for no advantages.
+    """Return deviation, interquartile range, share with |A| > 1 and extrema; 0 for no advantages.
 
-    GAGPO (arXiv 2605.13217) shows these three over training, in its figure 4.
+    GAGPO (arXiv 2605.13217) shows such figures over training, in its figure 4.
     """
     values_N = credits_N if len(credits_N) else np.zeros(1)
     low, high = np.percentile(values_N, [25, 75])
@@ -294,4 +294,6 @@ def _spread(credits_N: Floats) -> dict[str, float]:
         "advantage_spread": float(np.std(values_N)),
         "advantage_interquartile_range": float(high - low),
         "advantage_share_above_1": float(np.mean(np.abs(values_N) > 1)),
+        "advantage_min": float(np.min(values_N)),
+        "advantage_max": float(np.max(values_N)),
     }

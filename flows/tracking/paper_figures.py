@@ -39,6 +39,8 @@ MEASURES = {  # of a curve: how the axis is called, and by what values are multi
     "advantage_spread": ("standard deviation\nof advantages", 1.0),
     "advantage_interquartile_range": ("interquartile range\nof advantages", 1.0),
     "advantage_share_above_1": ("advantages with |A| > 1 (%)", 100.0),
+    "advantage_min": ("smallest advantage", 1.0),
+    "advantage_max": ("largest advantage", 1.0),
 }
 DYNAMICS = tuple(MEASURES)[2:]  # GAGPO, figure 4
 SPENT = {

@@ -43,6 +43,8 @@ PANELS = {  # of training dynamics, and how their axes are called
     "gradient_norm": "gradient norm",
     "entropy": "token entropy / ln |V|",
     "advantage_spread": "standard deviation\nof advantages",
+    "advantage_min": "smallest advantage",
+    "advantage_max": "largest advantage",
     "singleton_share": "steps with a state\nof their own (%)",
 }
 SHARES = ("success", "singleton_share")  # drawn in %

@@ -27,6 +27,8 @@ MEASURES = {  # of training dynamics: the verb whose records have them
     "advantage_spread": "advantage",
     "advantage_interquartile_range": "advantage",
     "advantage_share_above_1": "advantage",
+    "advantage_min": "advantage",
+    "advantage_max": "advantage",
     "singleton_share": "advantage",
     "mean_state_group": "advantage",
     **dict.fromkeys(OF_LEARNED_REWARD, "reward"),

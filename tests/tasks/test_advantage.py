@@ -181,6 +181,8 @@ def test_spread_is_over_what_gets_an_advantage_of_its_own(initial, name):
     assert metrics["advantage_interquartile_range"] == pytest.approx(quarter, abs=1e-6)
     above = sum(abs(value) > 1 for value in values) / len(values)
     assert metrics["advantage_share_above_1"] == pytest.approx(above)
+    extrema = (metrics["advantage_min"], metrics["advantage_max"])
+    assert extrema == pytest.approx((min(values), max(values)), abs=1e-6)
     assert sum(made["state_groups"].values()) == (len(values) if name == "gagpo" else 0)
     assert len(values) > len(rows) or name == "grpo"
 
@@ -226,7 +228,8 @@ def test_where_no_group_has_a_spread_nothing_is_left_and_nothing_breaks(initial,
     reference = Artifact.at(cold_start) if in_reward else None
     made, rows = run(initial, grown(rewards), rewards, row, reference=reference)
     assert [row["kept"] for row in rows] == [False] * 4
-    spread = dict.fromkeys(("spread", "interquartile_range", "share_above_1"), 0.0)
+    measures = ("spread", "interquartile_range", "share_above_1", "min", "max")
+    spread = dict.fromkeys(measures, 0.0)
     expected = {f"advantage_{measure}": nothing for measure, nothing in spread.items()}
     assert made["metrics"] == {**expected, "groups_kept": 0.0}
 

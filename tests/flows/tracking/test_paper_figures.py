@@ -39,6 +39,17 @@ def test_curves_are_drawn_against_what_was_spent_with_points_and_seeds():
         paper_figures.curves_by(curves, ["entropy"], "tool_calls", "A title")
 
 
+def test_training_dynamics_have_the_spread_and_the_extrema_of_the_advantages():
+    """GAGPO's figure 4."""
+    curve = {"success": [0.5] * 6, "advantage_min": [-2.0] * 6, "advantage_max": [3.0] * 6}
+    curve |= {"advantage_spread": [1.0] * 6}
+    figure = paper_figures.curves_by({"gagpo": [curve]}, paper_figures.DYNAMICS, "iteration", "T")
+    drawn = {axes.get_ylabel(): axes.get_lines()[0].get_ydata()[-1] for axes in figure.axes}
+    assert drawn["smallest advantage"] == pytest.approx(-2)
+    assert drawn["largest advantage"] == pytest.approx(3)
+    assert len(drawn) == 3
+
+
 def test_what_gets_credit_of_its_own_is_counted():
     rows = [
         {"kept": True, "advantages": [1.0, 1.0, 2.0], "segments": [0, 0, 1]},

@@ -203,6 +203,15 @@ def test_training_curves_have_a_panel_a_measure_and_a_line_a_variant():
     assert not alone.legends and "one seed" in alone.get_suptitle()
 
 
+def test_training_curves_show_the_extrema_of_the_advantages():
+    measures = {"success": [0.5] * 3, "advantage_min": [-2.0] * 3, "advantage_max": [3.0] * 3}
+    figure = run_figures.training_curves(
+        {"": [seed_curve(10, **measures)]}, "environment_steps", ""
+    )
+    ends = {axes.get_ylabel(): ys(axes.get_lines()[0])[-1] for axes in figure.axes[1:]}
+    assert ends == {"smallest advantage": -2, "largest advantage": 3}
+
+
 def group_rows():
     return [{"iteration": i, "sizes": {"1": 1 + i, "2": 3}} for i in range(3)]
 
