@@ -102,7 +102,7 @@ def start(folder, command=HERE, within=(), held=None, **variables):
     """A run in ``folder`` as a user starts it, its output in the file ``said`` beside it.
 
     ``within`` is what it is a command of. ``held`` is a sub-step that is written and does not end
-    ("0001-update"), until the run is killed or ``release`` is called.
+    ("reinforce/0001-update"), until the run is killed or ``release`` is called.
     """
     plain = {name: value for name, value in environment().items() if name != warm.VARIABLE}
     if held:

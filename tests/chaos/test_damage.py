@@ -45,7 +45,7 @@ DAMAGES = {
 def test_a_damaged_file_of_the_ledger_is_made_again(prepared, expected, folder, name):
     place, file, damage = DAMAGES[name]
     runs.copy(prepared, folder)
-    run = runs.start(folder, held="0001-rollout")
+    run = runs.start(folder, held="reinforce/0001-rollout")
     runs.wait_for(run, lambda: runs.begun(folder, "0001-rollout"))
     runs.kill(runs.below(run.pid))
     run.wait()
@@ -58,7 +58,7 @@ def test_a_damaged_file_of_the_ledger_is_made_again(prepared, expected, folder, 
 
 def test_a_checkpoint_of_the_cold_start_that_is_cut_short_is_not_taken(bare, expected, folder):
     runs.copy(bare, folder)
-    run = runs.start(folder, held="0000-cold_start")
+    run = runs.start(folder, held="cold_start/0000-cold_start")
     runs.wait_for(run, lambda: runs.saved(folder, "cold_start"))
     runs.kill(runs.below(run.pid))
     run.wait()

@@ -43,7 +43,7 @@ def test_a_kill_when_a_sub_step_has_ended(prepared, expected, folder, sub_step):
 def test_two_kills_while_a_sub_step_is_written(prepared, expected, folder):
     runs.copy(prepared, folder)
     for sub_step in ("0000-rollout", "0001-update"):
-        run = runs.start(folder, held=sub_step)
+        run = runs.start(folder, held=f"reinforce/{sub_step}")
         runs.wait_for(run, partial(runs.begun, folder, sub_step))
         runs.kill(runs.below(run.pid))
         run.wait()
@@ -150,7 +150,7 @@ def test_kills_where_two_processes_learn(prepared, tmp_path, folder):
     runs.prepare(folder, "cold_start")
     unbroken = unbroken_copy(folder, tmp_path / "unbroken/main")
 
-    run = runs.start(folder, runs.TRAINING, held="0000-update")
+    run = runs.start(folder, runs.TRAINING, held="reinforce/0000-update")
     runs.wait_for(run, lambda: len(runs.learners(run.pid)) == 2)
     runs.kill(runs.learners(run.pid)[-1:])
     runs.release(folder)
@@ -202,7 +202,7 @@ def test_killed_sandboxes_do_not_show(prepared, expected, folder, kind):
 
 def test_a_termination_lets_the_run_take_its_leave(prepared, expected, folder):
     runs.copy(prepared, folder)
-    run = runs.start(folder, held="0001-rollout")
+    run = runs.start(folder, held="reinforce/0001-rollout")
     runs.wait_for(run, lambda: runs.begun(folder, "0001-rollout"))
     run.send_signal(signal.SIGTERM)
     assert run.wait(runs.PATIENCE) != 0

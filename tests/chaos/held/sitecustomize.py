@@ -9,13 +9,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-HELD = Path(os.environ["TESTS_HELD"])  # file with the name of the sub-step, as "0001-update"
+HELD = Path(os.environ["TESTS_HELD"])  # file with the sub-step, as "reinforce/0001-update"
 
 
 def _hold(event: str, arguments: tuple[Any, ...]) -> None:
     """Wait while the file is there, before a folder gets the name of the sub-step in it."""
-    while event == "os.rename" and Path(os.fspath(arguments[1])).name.startswith(_held()):
-        time.sleep(0.01)
+    if event == "os.rename":
+        *_, stage, name = ("", *Path(os.fspath(arguments[1])).parts)
+        while f"{stage}/{name}".startswith(_held()):
+            time.sleep(0.01)
 
 
 def _held() -> str:
@@ -23,7 +25,7 @@ def _held() -> str:
     try:
         return f"{HELD.read_text()}-"
     except FileNotFoundError:
-        return "/"
+        return "//"
 
 
 sys.addaudithook(_hold)
