@@ -164,6 +164,21 @@ def test_program_returns_its_status(capsys, monkeypatch):
     assert printed.err == ""
 
 
+@pytest.mark.parametrize("world", ["alfworld", "webshop"])
+def test_worlds_of_the_larger_model_are_planned(capsys, checkout, world):
+    """All else is as for the smaller one. Four cards hold all weights, one holds adapters."""
+    small, large = (settings_of(f"{world}-{size}").model_dump() for size in ("1.5b", "7b"))
+    assert large["prepare"]["policy"]["name"] == "Qwen/Qwen2.5-7B-Instruct"
+    for settings in (small, large):
+        settings["prepare"]["policy"] = settings["prepare"]["policy"]["context"]
+    assert small == large
+    status, text = said(capsys, f"{world}-7b", "--card", "80")
+    assert status == 1 and "7.62 billion weights, all learn" in text
+    assert "set lora: {rank: 32" in text
+    rewritten(checkout, f"{world}-7b", machine__processes=4)
+    assert said(capsys, f"{world}-7b", "--card", "141")[0] == 0
+
+
 def test_fresh_prompts_are_counted_for_each_step(capsys):
     """16 tasks x 8 paths, each of 50 prompts of 2,048 tokens and 25,600 sampled tokens."""
     status, text = said(capsys, "alfworld-1.5b", "--card", "80")
