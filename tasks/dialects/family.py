@@ -14,6 +14,7 @@ from typing import Any
 from tasks.trees.markers import BREAK
 
 AUTO = "auto"
+DEFAULT = "default"  # renders each turn anew by the chat template
 HARMONY = "gpt-oss"  # its library fetches a vocabulary of its own when it is first used
 # What vLLM calls the parser of a family's tool calls, and that of its thoughts.
 TOOL_CALL_PARSERS = {
@@ -111,6 +112,19 @@ def families() -> list[str]:
     return list(dict.fromkeys(MODEL_RENDERER_MAP.values()))
 
 
+def canonical(name: str) -> str:
+    """Return the library's name of a family that is written otherwise: llama_3, Llama3, glm45.
+
+    Letters and digits decide. A name that fits no family is returned as it is.
+    """
+    names = {_letters_and_digits(known): known for known in (*families(), AUTO, DEFAULT)}
+    return names.get(_letters_and_digits(name), name)
+
+
+def _letters_and_digits(name: str) -> str:
+    return "".join(character for character in name.lower() if character.isalnum())
+
+
 def config(name: str, options: Mapping[str, Any]) -> Any:
     """Return the library's settings of a family. Raises ValueError for what it does not know."""
     from renderers import config_from_name
@@ -123,11 +137,11 @@ def config(name: str, options: Mapping[str, Any]) -> Any:
 
 def faults(name: str, options: Mapping[str, Any]) -> list[str]:
     """Return one line for each of these settings that the library does not take."""
-    if name == AUTO:
+    if (name := canonical(name)) == AUTO:
         return []
-    if name not in (*families(), "default"):
+    if name not in (*families(), DEFAULT):
         return [
-            f"dialect.native.renderer {name} is unknown: choose {AUTO}, default or one of "
+            f"dialect.native.renderer {name} is unknown: choose {AUTO}, {DEFAULT} or one of "
             f"{', '.join(families())}"
         ]
     try:
@@ -150,7 +164,7 @@ def open_renderer(name: str, options: Mapping[str, Any], tokenizer: Any) -> tupl
     of the family.
     """
     quoting = QuotingTokenizer(tokenizer)
-    if name != AUTO:
+    if (name := canonical(name)) != AUTO:
         try:
             return name, _create(quoting, config(name, options))
         except (AssertionError, OSError, RuntimeError) as error:

@@ -1,0 +1,50 @@
+"""Names of families, and what is refused."""
+
+import pytest
+
+from tasks.dialects import family
+from tests.tasks.dialects import families
+
+
+@pytest.mark.parametrize(
+    ("written", "known"),
+    [
+        ("llama_3", "llama-3"),
+        ("Llama3", "llama-3"),
+        ("glm45", "glm-4.5"),
+        ("GLM_4_5", "glm-4.5"),
+        ("gpt_oss", "gpt-oss"),
+        ("Default", "default"),
+        ("AUTO", "auto"),
+    ],
+)
+def test_a_family_is_known_by_its_letters_and_digits(written, known):
+    assert family.canonical(written) == known
+    assert family.faults(written, {}) == []
+
+
+def test_a_policy_is_published_with_the_librarys_name():
+    assert family.open_renderer("llama_3", {}, families.tokenizer("llama-3"))[0] == "llama-3"
+
+
+@pytest.mark.parametrize("name", ["qwen2.5", "qwen3"])
+def test_auto_takes_a_family_and_refuses_a_template_of_none(name):
+    """As docs/own-dialect.md says; ``default`` takes any template."""
+    tokenizer = families.tokenizer(name)
+    assert family.open_renderer("default", {}, tokenizer)[0] == "default"
+    if name == "qwen3":
+        assert family.open_renderer("auto", {}, tokenizer)[0] == "qwen3"
+        return
+    with pytest.raises(ValueError, match=r"no known family.*set renderer to default"):
+        family.open_renderer("auto", {}, tokenizer)
+
+
+def test_no_two_families_are_written_alike():
+    names = family.families()
+    assert [family.canonical(name) for name in names] == names
+
+
+def test_an_unknown_name_is_refused_with_all_that_are_known():
+    (fault,) = family.faults("llama_9", {})
+    assert fault.startswith("dialect.native.renderer llama_9 is unknown: choose auto, default or ")
+    assert all(name in fault for name in family.families())
