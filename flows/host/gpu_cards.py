@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 GIB, MIB = 2**30, 2**20
 MEMORY_SHARE = 0.95  # of a card; the rest is for CUDA's context, kernels and fragmentation
-# Of the card's operations per second. Published updates of models of 1.7B to 4B reach 9 % (one GPU,
-# TRL's issue 6092) to 22 % (one H100, adapters; prime-rl's benchmarks) at 16k tokens or below.
+# Of the card's operations per second. Published updates on one H100 reach 9 % (1.7B, 1,600 tokens a
+# sequence; TRL's pull request 6092) to 22 % (4B, adapters, 16k tokens; prime-rl's benchmarks).
 PEAK_SHARE = 0.2
 BANDWIDTH_SHARE = 0.6  # of the card's bandwidth in decoding; an assumption
 
