@@ -37,8 +37,9 @@ ENDINGS: Mapping[str, str] = {  # outcome of a trajectory without an answer -> w
     Outcome.TERMINATED: "the world has ended the episode",
     Outcome.TRUNCATED: "a limit of the world has ended the episode",
     Outcome.REPLAY_DIFFERS: "the world answered the same acts differently when they were replayed",
-    Outcome.WORLD_FAILED: "the world failed or broke its contract",
+    Outcome.WORLD_FAILED: "the world failed, and no act was the cause",
     Outcome.WORLD_TIMEOUT: "the world did not answer within its time limit",
+    Outcome.WORLD_BROKEN: "the world failed twice at the same act, which may be the cause",
 }
 
 

@@ -107,20 +107,19 @@ class Episodes:
         self.released: list[tuple[int, int]] = []  # slot and handle, to be told to the process
 
     def open(self, tasks: Sequence[Question]) -> list[tuple[int, Observation | None]]:
-        """Start an episode of each task; return its handle and its first observation."""
+        """Start an episode of each task; return its handle and its first observation.
+
+        Raises ValueError for a task whose data are none.
+        """
         opened = []
         for task in tasks:
             handle = next(self.worlds.handles)
-            episode = Episode(task, next(self.dealt) % len(self.worlds.pool.team))
+            place = next(self.dealt) % len(self.worlds.pool.team)
+            episode = Episode(task, place, seed_of(task))
             self.episodes[handle] = episode
             opened.append(handle)
-            try:
-                episode.seed = seed_of(task)
-            except ValueError as error:
-                episode.first = failed(Outcome.WORLD_FAILED, str(error))
-        starting = [handle for handle in opened if self.episodes[handle].first is None]
-        answers = self._ask({handle: self.episodes[handle].beginning() for handle in starting})
-        for handle in starting:
+        answers = self._ask({handle: self.episodes[handle].beginning() for handle in opened})
+        for handle in opened:
             self.episodes[handle].first = self._like_its_equals(handle, read(answers[handle]))
         return [(handle, self.episodes[handle].first) for handle in opened]
 
@@ -163,7 +162,7 @@ class Episodes:
                     self._answer_beside(handle, call, checked)
         answers = self._ask({handle: act_request(call) for handle, call in acts.items()})
         for handle, call in acts.items():
-            step = WorldStep(call, read(answers[handle]), reached=True)
+            step = WorldStep(call, _answered(answers[handle]), reached=True)
             self.episodes[handle].steps.append(step)
         return [self.episodes[handle].last for handle, _ in moves]
 
@@ -174,7 +173,7 @@ class Episodes:
         for handle in told:
             self.episodes[handle].live = False  # its forks are not to start from its end
         return [
-            read(answers[handle]) if _has_seen(answers.get(handle)) else None
+            _answered(answers[handle]) if _has_seen(answers.get(handle)) else None
             for handle, _ in endings
         ]
 
@@ -244,23 +243,23 @@ class Episodes:
         """Make one request for each episode, after the replay of those that need it.
 
         Returns, by handle, what the host has answered, or an observation that ends the episode. A
-        process may be killed from outside, which is no fault of an episode: only one in whose
-        request two processes end has failed. Such an episode comes last in its slot, and the
-        others there are replayed in the new process.
+        process may be killed from outside, and what a world needs may be away for a moment: such
+        an episode is replayed, and asked once more. If it fails again, its act may be the cause,
+        and the outcome is WORLD_BROKEN. It comes last in its slot, and the others there are
+        replayed in the new process.
         """
         answers: dict[int, Any] = {}
-        deaths: Counter[int] = Counter()
-        # Each round settles an episode or counts a death, unless processes are killed from outside.
+        failures: dict[int, list[bool]] = {handle: [] for handle in requests}  # at its own act?
+        # Each round settles an episode or adds a failure, unless processes are killed from outside.
         for _ in range(3 * len(requests) + 10):
-            left = sorted((h for h in requests if h not in answers), key=lambda h: deaths[h])
+            left = sorted((h for h in requests if h not in answers), key=lambda h: len(failures[h]))
             if not left and not self.released:
                 break
             replies = self._exchange({handle: requests[handle] for handle in left})
             for handle in left:
-                settled = self._settle(self.episodes[handle], replies[handle], deaths[handle] > 0)
-                deaths[handle] += settled == DIED
+                settled = self._settle(self.episodes[handle], replies[handle], failures[handle])
                 self.episodes[handle].live = isinstance(settled, dict)
-                if not isinstance(settled, str):
+                if settled is not AGAIN:
                     answers[handle] = settled
         lost = failed(Outcome.WORLD_FAILED, "its processes ended again and again")
         return {handle: answers.get(handle, lost) for handle in requests}
@@ -281,26 +280,50 @@ class Episodes:
             replies[owner].append(reply)
         return replies
 
-    def _settle(self, episode: Episode, replies: Sequence[Reply], died: bool) -> Any:
+    def _settle(self, episode: Episode, replies: Sequence[Reply], failures: list[bool]) -> Any:
         """Return the host's answer to the last request; or an observation that ends the episode.
 
-        DIED or "lost" where the request is to be made again.
+        AGAIN where the request is to be made once more. A failure is added to ``failures``, with
+        whether it was at the act that is asked for, and not in the replay of what was done before.
         """
         for reply, (_, _, before) in zip_longest(replies, episode.past(), fillvalue=_LAST):
-            if reply.failure == TIMEOUT:
-                return failed(Outcome.WORLD_TIMEOUT, reply.message)
-            if reply.failure == DIED:
-                return failed(Outcome.WORLD_FAILED, reply.message) if died else DIED
             if reply.failure:
-                return failed(Outcome.WORLD_FAILED, reply.message)
+                acts = before is None and episode.first is not None
+                failures.append(acts)
+                if len(failures) == 1 and (acts or reply.failure == DIED):
+                    return AGAIN
+                outcome = (
+                    Outcome.WORLD_TIMEOUT if reply.failure == TIMEOUT else Outcome.WORLD_FAILED
+                )
+                return _maybe_broken(failed(outcome, reply.message), failures)
             if "lost" in reply.value:
-                return "lost"
+                return AGAIN
+            if "unavailable" in reply.value:
+                return failed(Outcome.WORLD_FAILED, reply.value["unavailable"])
             if before and not same(before, read(reply.value)):
-                return differs(before, read(reply.value))
+                return _maybe_broken(differs(before, read(reply.value)), failures)
         return replies[-1].value
 
 
+AGAIN = object()  # in place of an answer
 _LAST: Any = (None, None, None)  # beside the last request, which nothing was seen of before
+
+
+def _maybe_broken(failure: Observation, failures: Sequence[bool]) -> Observation:
+    """Return the failure, as WORLD_BROKEN where the agent's act may be its cause.
+
+    An agent that breaks its world would else have nothing to lose: what failed by itself is left
+    out of training.
+    """
+    return replace(failure, outcome=Outcome.WORLD_BROKEN) if any(failures) else failure
+
+
+def _answered(answer: Any) -> Observation:
+    """Return the observation that answers an act; WORLD_BROKEN where it breaks the contract."""
+    if isinstance(answer, Observation):
+        return answer
+    seen = read(answer)
+    return _maybe_broken(seen, [seen.outcome == Outcome.WORLD_FAILED])
 
 
 def _has(answer: Any, name: str) -> bool:

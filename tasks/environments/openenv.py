@@ -29,12 +29,13 @@ from websockets.sync.client import ClientConnection, connect
 from params.schema.base import Frozen, Positive, PositiveFloat
 from tasks.environments.contract import FREE_TEXT, EnvironmentKind
 from tasks.tools.recording import replay_folder
-from tasks.trees.outcomes import Outcome
+from tasks.trees.outcomes import Outcome, UnavailableError
 from tasks.trees.tree import Call, Observation, Question, ToolSpec
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]+$")]
 Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
+AGENTS_DOING = 2  # breaks of the connection by one message, which may then be the cause
 PAUSE = 0.2  # seconds before the second attempt to connect; doubles
 SHARE = 0.9  # of the seconds of an act are used here, so that its process need not be ended
 LARGEST = 2**24  # bytes of a message
@@ -46,6 +47,10 @@ OWN_ENTRIES = ("metadata", "done", "reward")  # of an observation, not shown to 
 
 class _SlowError(Exception):
     """The server did not answer within the time limit."""
+
+
+class _NoRoomError(ConnectionError):
+    """The server has no room for an episode, or could not make it."""
 
 
 class Tool(Frozen):
@@ -144,7 +149,7 @@ class OpenEnvWorld:
         self._said: list[tuple[dict[str, Any], Any]] = []  # messages of this episode, with answers
 
     def start(self, task: Question, seed: int) -> Observation:
-        """Reset the server's episode. Raises ConnectionError, TimeoutError or ValueError."""
+        """Reset the server's episode. Raises UnavailableError, TimeoutError or ValueError."""
         row = json.loads(task.data).get("row") or {} if task.data else {}
         data = {**self._settings.reset, **row, "seed": seed}
         answer = self._asked({"type": "reset", "data": data})
@@ -153,7 +158,10 @@ class OpenEnvWorld:
         return self._observation(answer)
 
     def act(self, call: Call) -> Observation:
-        """Do one step. An action that the server refuses is an observation that says why."""
+        """Do one step. An action that the server refuses is an observation that says why.
+
+        Raises UnavailableError where the server is away.
+        """
         answer = self._asked({"type": "step", "data": self._action(call)})
         if answer["type"] == "observation":
             return self._observation(answer)
@@ -197,13 +205,16 @@ class OpenEnvWorld:
     def _asked(self, message: dict[str, Any]) -> Any:
         """Send a message and return its answer; on a new connection, repeat the episode first."""
         self._until = time.monotonic() + SHARE * self._settings.seconds
+        broke = 0  # how often the connection broke while this message was answered
         for attempt in range(self._settings.attempts):
             if attempt:
                 time.sleep(PAUSE * 2 ** (attempt - 1))
+            reached = False
             try:
                 if self._connection is None:
                     self._connection = self._connected()
                     self._repeat()
+                reached = True
                 answer = self._exchanged(message)
                 self._said.append((message, answer))
                 return answer
@@ -212,14 +223,19 @@ class OpenEnvWorld:
                 raise TimeoutError(str(error)) from error
             except (OSError, WebSocketException) as error:
                 self._drop(error)
+                broke += reached and not isinstance(error, _NoRoomError)
                 reason = f"{type(error).__name__}: {error}"
-        raise ConnectionError(f"{self._settings.url} cannot be reached: {reason}")
+        kind = ConnectionError if broke >= AGENTS_DOING else UnavailableError
+        raise kind(f"{self._settings.url} cannot be reached: {reason}")
 
     def _repeat(self) -> None:
-        """Give the server the messages of this episode again. Raises ValueError if it differs."""
+        """Give the server the messages of this episode again.
+
+        Raises UnavailableError if it differs.
+        """
         for number, (message, before) in enumerate(self._said):
             if _compared(self._exchanged(message)) != _compared(before):
-                raise ValueError(
+                raise UnavailableError(
                     f"the server came back and answered message {number + 1} of the episode, a "
                     f"{message['type']}, differently: it does not keep to its seed"
                 )
@@ -245,7 +261,7 @@ class OpenEnvWorld:
     def _exchanged(self, message: dict[str, Any]) -> Any:
         """Send one message and wait for its answer.
 
-        Raises ConnectionError where the server has no room, ValueError for an answer of another
+        Raises _NoRoomError where the server has no room, ValueError for an answer of another
         form.
         """
         assert self._connection
@@ -260,7 +276,7 @@ class OpenEnvWorld:
         if not known or not isinstance(answer.get("data"), dict):
             raise ValueError(f"the server's answer has another form: {_short(answer)}")
         if answer["data"].get("code") in ("CAPACITY_REACHED", "SESSION_ERROR", "FACTORY_ERROR"):
-            raise ConnectionError(_message(answer))
+            raise _NoRoomError(_message(answer))
         return answer
 
     def _without_secrets(self, text: str | bytes) -> str:

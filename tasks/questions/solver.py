@@ -16,12 +16,12 @@ from tasks.environments.contract import OpenEnvironment, Session
 from tasks.questions.contract import ExpertKind, ExpertSettings, Lesson, Write
 from tasks.questions.experts import Dropped, Parts, Trace
 from tasks.questions.faults import Fault
-from tasks.trees.outcomes import Outcome
+from tasks.trees.outcomes import INFRASTRUCTURE, Outcome
 from tasks.trees.tree import Call, Observation, Question, ToolSpec
 
 SIDE_BY_SIDE = 256  # episodes
 UNSOLVED = "unsolved"  # the reason of an episode that the solver knows no act for
-FAILURES = (Outcome.WORLD_FAILED, Outcome.WORLD_TIMEOUT, Outcome.REPLAY_DIFFERS)
+FAILURES = (*INFRASTRUCTURE, Outcome.WORLD_BROKEN)
 
 
 class Solver(ExpertSettings):

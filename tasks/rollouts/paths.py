@@ -21,8 +21,6 @@ from tasks.dialects.contract import Dialect, Exchange
 from tasks.dialects.observation_text import shown_text
 from tasks.engines import SamplingRequest, SamplingSession
 from tasks.environments.contract import OpenEnvironment, Session
-from tasks.environments.record import failed
-from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import PROMPT, Node, Observation, Question, Tree
 
 NOTHING: NDArray[np.float32] = np.zeros(0, np.float32)
@@ -169,8 +167,8 @@ def shown_first(
 ) -> Observation | None:
     """Return a first observation whose text is cut to the room of an observation in the prompt.
 
-    That is ``result_tokens``, in a fresh prompt what is left of ``prompt_tokens``. Where not even
-    the admissible actions have room, the episode has failed.
+    That is ``result_tokens``, in a fresh prompt what is left of ``prompt_tokens``. Raises
+    ValueError where not even the admissible actions have room: no agent can do such a task.
     """
     if seen is None:
         return None
@@ -187,7 +185,12 @@ def shown_first(
     if fits(seen):
         return seen
     if not fits(cut(0)):
-        return failed(Outcome.WORLD_FAILED, "its first observation has no room in the prompt")
+        key = "result_tokens" if dialogue.prompt_tokens is None else "prompt_tokens"
+        raise ValueError(
+            f"question {question.id}: the first observation has no room in the prompt, however far "
+            f"its text is cut: raise dialogue.{key}, which is {getattr(dialogue, key)}, or let the "
+            "world show fewer actions"
+        )
     lengths = range(len(seen.text))
     return cut(max(0, bisect_right(lengths, False, key=lambda length: not fits(cut(length))) - 1))
 

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 
 from params.schema.agent import Dialogue
-from tasks.dialects.contract import Dialect
+from tasks.dialects.contract import Dialect, contexts_of
 from tasks.dialects.observation_text import shown_text
 from tasks.rollouts.paths import NO_TOKENS
-from tasks.trees.outcomes import Outcome
+from tasks.trees.outcomes import INFRASTRUCTURE, Outcome
 from tasks.trees.tree import PROMPT, TURN, Tree, response, sampled
 
 CUT, BROKEN, WRONG = "cut", "broken_format", "wrong_answer"  # reasons
 DUPLICATE, TOO_MANY, TOO_LONG = "duplicate", "too_many", "too_long"
 CUTS = (Outcome.CUT, Outcome.OUT_OF_SPACE)
-FAILURES = (Outcome.WORLD_FAILED, Outcome.WORLD_TIMEOUT, Outcome.REPLAY_DIFFERS)
+FAILURES = (*INFRASTRUCTURE, Outcome.WORLD_BROKEN)
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def as_sampled(attempt: Attempt) -> list[dict[str, Any]]:
 def rewritten(
     attempt: Attempt, dialect: Dialect, dialogue: Dialogue, end_token: str
 ) -> list[dict[str, Any]]:
-    """Return the table's rows of a growing dialogue, encoded again by another tokenizer.
+    """Return the table's rows of a growing dialogue, one a context, encoded by another tokenizer.
 
     ``dialect`` is the student's; ``end_token`` is the teacher's, which ends a turn's text.
     """
@@ -110,8 +110,9 @@ def rewritten(
     parts = [(node.text.removesuffix(end_token), node.kind == TURN) for node in trajectory[1:]]
     first = trajectory[0].observation
     shown = shown_text((), first, dialogue) if first else ""
-    tokens, mask = dialect.trace(tree.question, parts, shown)
-    return [_row(attempt, response(trajectory), tokens, mask)]
+    text = response(trajectory)
+    contexts = contexts_of(dialect, tree.question, parts, shown)
+    return [_row(attempt, text, tokens, mask) for tokens, mask in contexts]
 
 
 def _row(attempt: Attempt, text: str, tokens: Any, mask: Any) -> dict[str, Any]:

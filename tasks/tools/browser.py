@@ -37,6 +37,7 @@ from tasks.tools.web_client import (
     exchange,
     key_faults,
     read_key,
+    reported_as,
     retrying,
     safe,
     side_by_side,
@@ -127,8 +128,9 @@ def open_browser(settings: Browser, opening: Opening) -> Iterator[OpenTool]:
     """Open the browser; its requests are sent by a thread of their own.
 
     Outcomes: OK; BAD_ARGUMENTS (no JSON object, or no address of the web); REFUSED (a private
-    address, or robots.txt forbids the page); UNAVAILABLE; TIMEOUT; OVER_BUDGET; NO_RESULTS (the
-    page has no text). Raises ValueError where the key of the model that condenses is missing.
+    address, or robots.txt forbids the page); NO_PAGE; TIMEOUT; OVER_BUDGET; NO_RESULTS (the page
+    has no text); UNAVAILABLE (the model that condenses). Raises ValueError where the key of that
+    model is missing.
     """
     key = read_key(PLACE, settings.condense.key_variable if settings.condense else None)
     # No proxy of the environment, which would resolve names itself; no connection is kept, because
@@ -185,9 +187,10 @@ async def _text_at(reading: _Reading, url: str) -> str:
     cache_key = ("page", str(parse_url(url)), sorted(reading.settings.private_hosts))
     text = reading.cache.find(*cache_key)
     if text is None:
-        page = await reading.fetcher.fetch(url)
-        async with reading.extractions:
-            text = safe(await extract(page))
+        with reported_as(Outcome.NO_PAGE, of=Outcome.UNAVAILABLE):  # the agent chose the address
+            page = await reading.fetcher.fetch(url)
+            async with reading.extractions:
+                text = safe(await extract(page))
         reading.cache.keep(text, *cache_key)
     return str(text)
 
@@ -221,7 +224,8 @@ async def _condensed(reading: _Reading, model: Condenser, question: str, passage
     text = reading.cache.find(*cache_key)
     if text is None:
         attempt = partial(_ask_model, reading, model, body)
-        text = await retrying(attempt, reading.settings.retries)
+        with reported_as(Outcome.UNAVAILABLE, of=Outcome.TIMEOUT):
+            text = await retrying(attempt, reading.settings.retries)
         reading.cache.keep(text, *cache_key)
     return str(text)
 

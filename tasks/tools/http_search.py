@@ -31,6 +31,7 @@ from tasks.tools.web_client import (
     exchange,
     key_faults,
     read_key,
+    reported_as,
     retrying,
     safe,
     side_by_side,
@@ -39,6 +40,7 @@ from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Call, Observation, ToolSpec
 
 ANSWER_BYTES = 2**20  # of one answer, at most
+QUERY_REFUSED = (400, 413, 414, 422)  # statuses that say that the query is at fault
 FIELD_CHARACTERS = 4000  # of one text in an answer that are kept, at most
 FIELDS = {  # the parts of an answer that are read, and the texts in each
     "answerBox": ("title", "answer", "snippet", "link"),
@@ -91,8 +93,9 @@ class _Searching:
 def open_search(settings: HttpSearch, opening: Opening) -> Iterator[OpenTool]:
     """Open the search; its requests share one client, in a thread of their own.
 
-    Outcomes: OK; NO_RESULTS; EMPTY_QUERY; QUERY_TOO_LONG; TIMEOUT (of one request; it is not sent
-    again); UNAVAILABLE (after all retries, or the answer is not Serper's JSON); OVER_BUDGET.
+    Outcomes: OK; NO_RESULTS; EMPTY_QUERY; QUERY_TOO_LONG; BAD_ARGUMENTS (the server refuses the
+    query); UNAVAILABLE (after all retries, or after a request without an answer in time, or the
+    answer is not Serper's JSON); OVER_BUDGET.
     Raises ValueError where the key is missing.
     """
     key = read_key("tools.http_search", settings.key_variable)
@@ -121,7 +124,8 @@ async def _answer(searching: _Searching, query: str) -> Observation:
     cache_key = (settings.url, query, settings.results)
     texts = searching.cache.find(*cache_key)
     if texts is None:
-        texts = await retrying(partial(_ask, searching, query), settings.retries)
+        with reported_as(Outcome.UNAVAILABLE, of=Outcome.TIMEOUT):  # whatever the query is
+            texts = await retrying(partial(_ask, searching, query), settings.retries)
         searching.cache.keep(texts, *cache_key)
     lines = _lines(texts, settings)
     if not lines:
@@ -141,7 +145,8 @@ async def _ask(searching: _Searching, query: str) -> dict[str, list[dict[str, st
         answer = await exchange(client, request, host, settings.seconds, ANSWER_BYTES)
     if answer.status != 200:
         reason = f"{host} answered with the status {answer.status}"
-        raise WebError(Outcome.UNAVAILABLE, reason)
+        refused = answer.status in QUERY_REFUSED
+        raise WebError(Outcome.BAD_ARGUMENTS if refused else Outcome.UNAVAILABLE, reason)
     try:
         search_results = json.loads(answer.body)
     except (ValueError, RecursionError):

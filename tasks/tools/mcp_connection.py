@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 Asked = tuple["Connection", str, dict[str, Any]]  # server, the server's name of the tool, arguments
 
+AGENTS_DOING = 2  # ends of the server in one call, which may then be the cause
 PAUSE = 0.2  # seconds before the second attempt of a call; doubles
 PATIENCE = 2.0  # seconds until a server that let a call time out must list its tools
 GOODBYE = 10.0  # seconds for a server to end; the library kills its process after about 6
@@ -150,7 +151,7 @@ class Connection:
 
     async def call(self, tool: str, values: dict[str, Any]) -> Observation:
         """Call a tool of the server. Raises nothing: what went wrong is the outcome."""
-        sent = False
+        sent, ended = False, 0  # how often the server went away in this call
         try:
             async with asyncio.timeout(self.seconds):
                 for attempt in range(self.attempts):
@@ -164,6 +165,9 @@ class Connection:
                         return _observation(await _sent(held, tool, values))
                     except UnreachableError as error:
                         reason = str(error)
+                        ended += sent
+                if ended >= AGENTS_DOING:
+                    return Observation(Outcome.KILLED, f"{self.name} ended: {reason}")
                 return self._unavailable(reason)
         except ChangedError as error:
             return Observation(Outcome.TOOLS_CHANGED, str(error))

@@ -11,7 +11,8 @@ import os
 import random
 import re
 import zlib
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -52,6 +53,15 @@ class WebError(Exception):
 
 class NoConnectionError(WebError):
     """No connection could be made to an address."""
+
+
+@contextmanager
+def reported_as(outcome: Outcome, of: Outcome) -> Iterator[None]:
+    """Raise errors of the outcome ``of`` with another ``outcome``, which says whose doing it is."""
+    try:
+        yield
+    except WebError as error:
+        raise (WebError(outcome, error.reason) if error.outcome == of else error) from None
 
 
 @dataclass(frozen=True)

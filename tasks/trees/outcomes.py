@@ -25,8 +25,9 @@ class Outcome(StrEnum):
     TERMINATED = "terminated"  # The environment has ended the episode with this turn's act.
     TRUNCATED = "truncated"  # A limit of the environment has ended the episode.
     REPLAY_DIFFERS = "replay_differs"  # A replay of the episode's acts was answered differently.
-    WORLD_FAILED = "world_failed"  # The environment raised an error, died or broke its contract.
-    WORLD_TIMEOUT = "world_timeout"  # The environment did not answer within its time limit.
+    WORLD_FAILED = "world_failed"  # The environment failed, and no act of the agent was the cause.
+    WORLD_TIMEOUT = "world_timeout"  # The same: it did not answer within its time limit.
+    WORLD_BROKEN = "world_broken"  # The environment failed twice at one act, maybe because of it.
     PART = "part"  # The next node continues this turn, because trajectories part inside it.
 
     # Of a tool call.
@@ -34,7 +35,8 @@ class Outcome(StrEnum):
     NO_SUCH_TOOL = "no_such_tool"  # The agent called a tool that the recipe does not give it.
     BAD_ARGUMENTS = "bad_arguments"  # The arguments do not fit the tool's schema; nothing was run.
     NOT_ADMISSIBLE = "not_admissible"  # The environment does not allow the act in this state.
-    UNAVAILABLE = "unavailable"  # A server did not answer, or not usably, after all retries.
+    UNAVAILABLE = "unavailable"  # A service of the recipe did not answer usably, in all retries.
+    NO_PAGE = "no_page"  # A page at an address of the agent's choice cannot be had.
     REFUSED = "refused"  # A private address, or a site's own rules: nothing was fetched.
     TOOLS_CHANGED = "tools_changed"  # A server came back with another tool than the agent knows.
     OVER_BUDGET = "over_budget"  # The recipe's budget of such calls is spent; nothing was run.
@@ -64,6 +66,7 @@ TURN_OUTCOMES = (  # of a whole turn, and so of a trajectory
     Outcome.REPLAY_DIFFERS,
     Outcome.WORLD_FAILED,
     Outcome.WORLD_TIMEOUT,
+    Outcome.WORLD_BROKEN,
 )
 
 
@@ -73,6 +76,7 @@ ENDED_BY_WORLD = (  # outcomes of a trajectory whose environment has ended it
     Outcome.REPLAY_DIFFERS,
     Outcome.WORLD_FAILED,
     Outcome.WORLD_TIMEOUT,
+    Outcome.WORLD_BROKEN,
 )
 ENDED_BY_AGENT = (  # of one that ends with a turn which is no act
     Outcome.ANSWER,
@@ -84,6 +88,33 @@ ENDED_BY_AGENT = (  # of one that ends with a turn which is no act
 )
 # of a turn whose act was executed
 ACTED = (Outcome.CALL, Outcome.OUT_OF_SPACE, *ENDED_BY_WORLD)
+
+
+class Cause(StrEnum):
+    """What brings an outcome about."""
+
+    AGENT = "agent"  # What the agent did, or may have done: it is trained.
+    LIMIT = "limit"  # A limit of the recipe or the environment, which the agent ran into.
+    INFRASTRUCTURE = "infrastructure"  # Nothing that the agent did: a row leaves it out.
+
+
+CAUSES = dict.fromkeys(Outcome, Cause.AGENT) | {
+    Outcome.CUT: Cause.LIMIT,
+    Outcome.OUT_OF_SPACE: Cause.LIMIT,
+    Outcome.TOO_MANY_CALLS: Cause.LIMIT,
+    Outcome.TRUNCATED: Cause.LIMIT,
+    Outcome.REPLAY_DIFFERS: Cause.INFRASTRUCTURE,
+    Outcome.WORLD_FAILED: Cause.INFRASTRUCTURE,
+    Outcome.WORLD_TIMEOUT: Cause.INFRASTRUCTURE,
+    Outcome.UNAVAILABLE: Cause.INFRASTRUCTURE,
+    Outcome.TOOLS_CHANGED: Cause.INFRASTRUCTURE,
+    Outcome.OVER_BUDGET: Cause.INFRASTRUCTURE,
+}
+INFRASTRUCTURE = tuple(o for o in Outcome if CAUSES[o] == Cause.INFRASTRUCTURE)
+
+
+class UnavailableError(Exception):
+    """What a world needs is away, whatever the agent does: its episode ends as WORLD_FAILED."""
 
 
 class StopReason(StrEnum):

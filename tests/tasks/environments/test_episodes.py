@@ -120,39 +120,64 @@ def test_world_that_starts_otherwise_for_an_equal_seed_is_caught():
 
 
 @pytest.mark.parametrize(
-    ("how", "outcome", "text"),
+    ("how", "text"),
     [
-        ("raise", "world_failed", "LookupError: no way"),
-        ("hang", "world_timeout", "no answer within 3 seconds"),
-        ("exit", "world_failed", "exit status 3; it printed: prints do no harm"),
-        ("kill", "world_failed", "signal 9"),
-        ("number", "world_failed", "act returned int: return a text or an Observation"),
-        ("none", "world_failed", "act returned NoneType"),
-        ("bytes", "world_failed", "bytes"),
-        ("nan", "world_failed", "the reward nan, which is not finite"),
-        ("word", "world_failed", "reward is 'much', not a number"),
-        ("flag", "world_failed", "terminated is 'yes', not true or false"),
-        ("actions", "world_failed", "actions is '[1, 2]', not at most 1000 texts"),
-        ("info", "world_failed", "object is not JSON serializable"),
-        ("outcome", "world_failed", "outcome is 'answer', not one of a tool call"),
-        ("state", "world_failed", "state is '5', not None, or a text"),
-        ("large", "world_failed", "bytes, more than 1048576"),
+        ("raise", "LookupError: no way"),
+        ("hang", "no answer within 3 seconds"),
+        ("exit", "exit status 3; it printed: prints do no harm"),
+        ("kill", "signal 9"),
+        ("number", "act returned int: return a text or an Observation"),
+        ("none", "act returned NoneType"),
+        ("bytes", "bytes"),
+        ("nan", "the reward nan, which is not finite"),
+        ("word", "reward is 'much', not a number"),
+        ("flag", "terminated is 'yes', not true or false"),
+        ("actions", "actions is '[1, 2]', not at most 1000 texts"),
+        ("info", "object is not JSON serializable"),
+        ("outcome", "outcome is 'answer', not one of a tool call"),
+        ("state", "state is '5', not None, or a text"),
+        ("large", "bytes, more than 1048576"),
     ],
 )
-def test_failure_ends_one_episode_and_no_other(hasty, how, outcome, text):
+def test_failure_ends_one_episode_and_no_other(hasty, how, text):
     alone, failing, beside = (handle for handle, _ in hasty.open([task()] * 3))
     expected = play(hasty, alone)
     for handle in (failing, beside):
         assert play(hasty, handle, STEPS[:2]) == expected[:2]
     moves = [(failing, move(1, how)), (beside, move(STEPS[2]))]
     failed, went_on = hasty.act(moves)
-    assert (failed.outcome, failed.truncated, failed.reward) == (outcome, True, 0.0)
+    assert (failed.outcome, failed.truncated, failed.reward) == ("world_broken", True, 0.0)
     assert text in failed.text
     assert [went_on, *play(hasty, beside, STEPS[3:])] == expected[2:]
     back = hasty.fork(failing, 2)
     assert play(hasty, back, STEPS[2:]) == expected[2:]
     with pytest.raises(ValueError, match="has ended"):
         hasty.act([(failing, move(1))])
+
+
+@pytest.mark.parametrize("how", ["raise", "hang", "exit"])
+def test_act_that_fails_once_is_asked_again(hasty, tmp_path, how):
+    (handle, _), (other, _) = hasty.open([task()] * 2)
+    expected = play(hasty, other)
+    assert play(hasty, handle, STEPS[:2]) == expected[:2]
+    (seen,) = hasty.act([(handle, move(STEPS[2], f"first {tmp_path}/{how}"))])
+    assert [seen, *play(hasty, handle, STEPS[3:])] == expected[2:]
+
+
+def test_world_that_says_that_it_is_away_is_not_the_agents_fault(hasty):
+    ((handle, _),) = hasty.open([task()])
+    (seen,) = hasty.act([(handle, move(1, "away"))])
+    assert (seen.outcome, seen.truncated) == ("world_failed", True)
+    assert "the database is down" in seen.text
+
+
+def test_agent_that_ends_a_world_without_a_seed_has_broken_it():
+    """The replay differs, and the agent has brought it about."""
+    with session("CheatingLine", length=100) as episodes:
+        ((handle, _),) = episodes.open([task()])
+        play(episodes, handle)
+        (seen,) = episodes.act([(handle, move(1, "exit"))])
+        assert seen.outcome == "world_broken"
 
 
 def test_process_killed_from_outside_is_nobodys_fault(line):
@@ -200,14 +225,19 @@ def test_last_reward_and_expert(line):
 
 
 def test_start_that_fails_is_an_observation_that_ends():
-    tasks = [task(1, "raise"), task(2), task(3, "die"), Question("q", "k", "t", (), data="[]")]
-    tasks += [Question("q", "k", "t", (), data='{"seed": "x"}')]
+    tasks = [task(1, "raise"), task(2), task(3, "die")]
     with session("NoStart") as episodes:
         opened = episodes.open(tasks)
         outcomes = [first.outcome for _, first in opened]
-        assert outcomes == ["world_failed", "ok", "world_failed", "world_failed", "world_failed"]
-        assert [first.ends for _, first in opened] == [True, False, True, True, True]
+        assert outcomes == ["world_failed", "ok", "world_failed"]
+        assert [first.ends for _, first in opened] == [True, False, True]
         assert episodes.act([(opened[1][0], Call("act", "go"))]) == [Observation("ok", "done")]
+
+
+@pytest.mark.parametrize("data", ["[]", '{"seed": "x"}', "{"])
+def test_task_whose_data_are_none_stops(line, data):
+    with pytest.raises(ValueError, match="the task q "):
+        line.open([Question("q", "k", "t", (), data=data)])
 
 
 def test_free_text_world_needs_no_observation():

@@ -6,8 +6,11 @@ import random
 import signal
 import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 
 from params.schema.base import Frozen
+from tasks.trees.outcomes import UnavailableError
 from tasks.trees.tree import Call, Observation, Question, ToolSpec
 
 MOVE = ToolSpec(
@@ -70,6 +73,12 @@ class Line:
             os._exit(3)
         if how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if how == "away":
+            raise UnavailableError("the database is down")
+        if how.startswith("first "):  # fails the first time that it is asked for
+            with suppress(FileExistsError):
+                Path(how.removeprefix("first ")).touch(exist_ok=False)
+                self.spoil(how.split("/")[-1])
 
     def end(self, text):
         return Observation("ok", "", reward=float(text == str(self.goal)))

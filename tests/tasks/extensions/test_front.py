@@ -32,7 +32,8 @@ FRONT = keys.PROJECT / "beamline"
 PROMISED = {  # module -> names; add to it, and take nothing away
     "dialects": "Call Dialect DialectKind Dialogue Exchange Frozen Message Observation Outcome "
     "Question StopReason TagsDialect Tokens ToolSpec Turn encode in_tags markers quote",
-    "environments": "Call Frozen Message Observation Outcome Question ToolSpec",
+    "environments": "Call Frozen Message Observation Outcome Question ToolSpec "
+    "UnavailableError",
     "experts": "Call Frozen Observation Outcome Question Trace",
     "rewards": "Ending Message Node Observation Outcome PROMPT Question RESULT TURN",
     "settings": "Flag Float Frozen Integer NonNegative Positive PositiveFloat Probability",

@@ -141,7 +141,7 @@ def test_an_odd_argument_earns_nothing(tokenizer):
             (tree,), dialect = play(environment, tokenizer, in_turn(*agent), [task(seed=1)], form)
             (row,) = rows([tree], dialect)
             assert not row["success"] and row["score"] == 0
-            assert row["outcome"] == ("world_failed" if "111" in argument else "answer")
+            assert row["outcome"] == ("world_broken" if "111" in argument else "answer")
 
 
 def test_a_fortune_is_no_reward(tokenizer):
@@ -150,7 +150,7 @@ def test_a_fortune_is_no_reward(tokenizer):
             agent = [f"<say>{pay}</say>"] * 2 + [f"a{END}"]
             (tree,), dialect = play(environment, tokenizer, in_turn(*agent), [task()])
             (row,) = rows([tree], dialect, listed({"steps": {"weight": 1.0}}))
-            assert (row["outcome"], row["reward"]) == ("world_failed", 0.0)
+            assert (row["outcome"], row["reward"]) == ("world_broken", 0.0)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -164,15 +164,15 @@ def test_an_episode_that_starts_late_leaves_its_prompt_to_others(tokenizer, form
 
 
 def test_a_long_start_is_cut_to_its_room(tokenizer):
-    """Where it cannot be cut, the episode has failed; either way the run goes on."""
-    agent = ["<say>a</say>", f"b{END}", "<say>a</say>"]
-    tasks = [task("text"), task("acts")]
+    """Where it cannot be cut, the recipe is at fault, and the run ends."""
+    agent = ["<say>a</say>", f"b{END}"]
     with world("Long") as environment:
         for form in FORMS:
-            (cut, failed), _ = play(environment, tokenizer, in_turn(*agent), tasks, form, rows=1)
+            (cut,), _ = play(environment, tokenizer, in_turn(*agent), [task("text")], form, rows=1)
             assert len(cut.nodes[0].tokens) <= 4000 and "word word" in cut.nodes[0].text
             assert cut.nodes[0].text.endswith("...")
-            assert [node.outcome for node in failed.nodes] == ["", "world_failed"]
+            with pytest.raises(ValueError, match=r"no room in the prompt.* raise dialogue\."):
+                play(environment, tokenizer, in_turn(*agent), [task("acts")], form, rows=1)
 
 
 @pytest.mark.parametrize(

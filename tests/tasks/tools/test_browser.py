@@ -109,7 +109,7 @@ def test_robots_are_obeyed():
         assert [o.outcome for o in seen] == [Outcome.REFUSED, Outcome.OK]
         assert s.paths == ["/robots.txt", "/town"]
     with serving(lambda path, body: Reply(status=503) if "robots" in path else NOTE) as s:
-        assert visit(s, f"{s.url}/town")[0].outcome == Outcome.UNAVAILABLE
+        assert visit(s, f"{s.url}/town")[0].outcome == Outcome.NO_PAGE
         assert set(s.paths) == {"/robots.txt"}
 
 
@@ -154,7 +154,7 @@ def test_redirects_are_checked_at_every_hop():
     replies = {name: Reply(status=302, headers={"Location": to}) for name, to in moves.items()}
     with serving(site(town=NOTE, **replies)) as s:
         seen = visit(s, *(f"{s.url}/{name}" for name in moves))
-        names = ["ok", *["refused"] * 4, "unavailable", "unavailable"]
+        names = ["ok", *["refused"] * 4, "no_page", "no_page"]
         assert [o.outcome for o in seen] == names
         assert s.paths.count("/loop") == 4
 
@@ -171,7 +171,7 @@ def test_private_addresses_are_refused(host):
     with serving(site(town=ARTICLE)) as s:
         written = f"[{host}]" if ":" in host else host
         (seen,) = visit(s, f"http://{written}:{s.port}/town", private_hosts=["elsewhere"])
-        assert seen.outcome in (Outcome.REFUSED, Outcome.UNAVAILABLE)  # the latter: no such host
+        assert seen.outcome in (Outcome.REFUSED, Outcome.NO_PAGE)  # the latter: no such host
         assert s.asked == []
     assert host not in NUMBERS or not is_public(host)
 
@@ -200,7 +200,7 @@ def test_checked_address_is_the_one_connected(monkeypatch):
     monkeypatch.setattr("tasks.tools.web_guard.is_public", lambda address: address[:3] == "203")
     with serving(site(town=NOTE)) as s:
         (seen,) = visit(s, f"http://moving.test:{s.port}/town", seconds=0.5, retries=0)
-        assert seen.outcome in (Outcome.TIMEOUT, Outcome.UNAVAILABLE)
+        assert seen.outcome in (Outcome.TIMEOUT, Outcome.NO_PAGE)
         assert (answers, s.asked) == (["203.0.113.7"], [])
         (seen,) = visit(s, f"http://moving.test:{s.port}/town", retries=0)
         assert (seen.outcome, s.asked) == (Outcome.REFUSED, [])
@@ -212,18 +212,18 @@ def test_checked_address_is_the_one_connected(monkeypatch):
 @pytest.mark.parametrize(
     ("reply", "outcome"),
     [
-        (Reply(b"%PDF-1.7", headers={"Content-Type": "application/pdf"}), "unavailable"),
-        (Reply(b"text"), "unavailable"),
-        (page("x" * 2_000_000), "unavailable"),
+        (Reply(b"%PDF-1.7", headers={"Content-Type": "application/pdf"}), "no_page"),
+        (Reply(b"text"), "no_page"),
+        (page("x" * 2_000_000), "no_page"),
         (
             Reply(gzip.compress(b"<p>" + b" " * 10**7), 200, HTML | {"Content-Encoding": "gzip"}),
-            "unavailable",
+            "no_page",
         ),
         (Reply(b"", headers=HTML), "no_results"),
         (Reply(b"\xff\xfe\x00garbage\x00<", headers=HTML), None),
         (page("never", pause=10.0), "timeout"),
-        (Reply(status=404, headers=HTML), "unavailable"),
-        (Reply(status=302, headers={"Location": "http://[bad"}), "unavailable"),
+        (Reply(status=404, headers=HTML), "no_page"),
+        (Reply(status=302, headers={"Location": "http://[bad"}), "no_page"),
     ],
 )
 def test_what_is_no_page(reply, outcome, project):
@@ -281,7 +281,7 @@ def test_certificate_must_be_of_the_name(certificate, monkeypatch):
     with serving(site(town=NOTE), certificate) as s:
         urls = [f"https://{host}:{s.port}/town" for host in hosts]
         seen = visit(s, *urls, private_hosts=hosts, retries=0)
-        assert [o.outcome for o in seen] == [Outcome.OK, Outcome.UNAVAILABLE]
+        assert [o.outcome for o in seen] == [Outcome.OK, Outcome.NO_PAGE]
         assert {headers["Host"] for _, headers, _ in s.asked} == {f"site.test:{s.port}"}
 
 
@@ -297,7 +297,7 @@ def test_hostile_pages_end_in_time():
         began = time.monotonic()
         seen = visit(s, *(f"{s.url}/{name}" for name in replies), bytes=10_000_000)
         assert time.monotonic() - began < LONGEST
-        assert all(o.outcome in ("ok", "no_results", "unavailable") for o in seen)
+        assert all(o.outcome in ("ok", "no_results", "no_page") for o in seen)
         assert all(len(o.text) <= 600 for o in seen)
 
 
