@@ -177,8 +177,8 @@ def test_each_shipped_row_is_pinned_or_local(sets):
 
 
 def test_the_papers_sets_are_rows(sets):
-    graded_by_f1 = {"hotpotqa", "2wikimultihopqa", "musique", "bamboogle"}
-    judged = {"gsm8k", "math", "math500", "aime24", "aime25", "webwalkerqa", "gaia", "hle"}
+    graded_by_f1 = {"hotpotqa", "2wikimultihopqa", "musique", "bamboogle", "webwalkerqa"}
+    judged = {"gsm8k", "math", "math500", "aime24", "aime25", "gaia", "hle"}
     judged |= {"xbench-deepsearch", "simpleqa"}
     for name in graded_by_f1 | judged:
         assert sets[name].papers_scorer == ("f1" if name in graded_by_f1 else "judge")

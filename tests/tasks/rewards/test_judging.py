@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from params.schema.agent import Dialogue
+from params.schema.benchmarks import load_benchmarks
 from params.schema.judge import Judge, JudgePolicy
 from tasks import recipes
 from tasks.chat import FOLDER, endpoint
@@ -178,7 +179,7 @@ def test_policy_of_this_machine_judges(tmp_path, monkeypatch, policy, tokenizer)
 def test_protocol_of_the_papers(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     trees = [
-        tree(1, "one", kind="gsm8k", scorer="maths"),  # judged
+        tree(1, "uno", kind="gsm8k", scorer="maths"),  # judged
         tree(2, "2", kind="hotpotqa", scorer="exact"),  # F1 in the papers
         tree(3, "3", kind="own", scorer="f1"),  # a knowledge set by its scorer
         tree(4, "four", kind="own", scorer="exact"),  # judged
@@ -198,6 +199,16 @@ def test_protocol_of_the_papers(tmp_path, monkeypatch):
         1,
         0,
     ]
+
+
+def test_webwalker_has_f1_in_the_papers():
+    """GPG, section 5.1, counts it among the knowledge sets, which 5.3 grades by F1."""
+    of_sets = {name: row.papers_scorer for name, row in load_benchmarks(ROOT / "params").items()}
+    asked = {
+        kind: judging.as_in_papers(tree(0, "1", kind=kind, scorer="exact").question, of_sets).scorer
+        for kind in ("webwalkerqa", "musique", "gaia", "math500")
+    }
+    assert asked == {"webwalkerqa": "f1", "musique": "f1", "gaia": "judge", "math500": "judge"}
 
 
 # ---------------------------------------------------------------- recipes
