@@ -170,7 +170,9 @@ def begun(folder, sub_step):
 def saved(folder, stage):
     """Whether a training of a stage has a checkpoint, or has ended."""
     place = folder / LEDGER / stage
-    return any(place.glob(".*.scratch/checkpoint-*/record.json")) or any(place.glob(f"[0-9]*-{stage}-*"))
+    return any(place.glob(".*.scratch/checkpoint-*/record.json")) or any(
+        place.glob(f"[0-9]*-{stage}-*")
+    )
 
 
 def below(number):
