@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -76,6 +76,19 @@ def kind_rows(results: Sequence[Result], resamples: int) -> list[dict[str, Any]]
         }
         rows.append({"variant": variant, "kinds": by_kind})
     return rows
+
+
+def mean_of_kinds(
+    results: Sequence[Result], kinds: Collection[str], measure: str, resamples: int
+) -> dict[str, float] | None:
+    """Return ``mean``, ``low`` and ``high`` of one variant's questions of these kinds, or None.
+
+    ``results``: one a seed; ``measure``: SUCCESS or SCORES.
+    """
+    chosen_Q = np.isin(results[0]["kinds"], list(kinds))
+    if not chosen_Q.any():
+        return None
+    return _interval(_matrix(results, measure)[:, chosen_Q], resamples, "mean")
 
 
 def difference_rows(

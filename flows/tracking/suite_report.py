@@ -1,4 +1,4 @@
-"""The page of a suite: our table with the paper's columns beside it, and the paper's figures."""
+"""The page of a suite: our table, the tables that the paper prints with ours, and its figures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from flows.host import files
 from flows.tracking import calls_to_success as calls
 from flows.tracking import comparison_tables as tables
-from flows.tracking import paper_figures, run_figures
+from flows.tracking import paper_figures, paper_tables, run_figures
 from flows.tracking.comparison_report import slug
 from flows.tracking.comparison_tables import COLD_START, Result
 from params.run_folders import RunFolders
@@ -52,6 +52,7 @@ def write(
         f"# The suite {name} on {recipe}\n\n{suite.statement} ({suite.paper})\n",
         _origin(usable, odd, committed),
         table(suite, results, usable, resamples),
+        published_section(suite, results, usable, resamples),
         _sources(suite),
         calls_section(suite, results),
         state_section(results),
@@ -97,14 +98,14 @@ def table(suite: Suite, results: ByLabel, all_results: Sequence[Result], resampl
     spent = tuple(kind for kind in tables.SPENT if kind != "seconds")
     head = ["part", "variant", "success (%)", "by seed (%)", f"less {suite.baseline} (points)"]
     head += ["tool calls a question", "updates", *(kind.replace("_", " ") for kind in spent)]
-    head += [f"paper: {published.column}" for published in suite.published]
+    head += paper_tables.beside(suite)
     lines = []
     if cold := [one for one in all_results if one["variant"] == COLD_START]:
         lines.append(["", COLD_START, *_ours(COLD_START, {COLD_START: cold}, suite, resamples)])
     for key, part in suite.parts.items():
         for label in part.variants:
             cells = _ours(label, results, suite, resamples)
-            lines.append([key, label, *cells, *_published(suite, label)])
+            lines.append([key, label, *cells, *paper_tables.beside(suite, label)])
     wide = [line + [""] * (len(head) - len(line)) for line in lines]
     stated = [f"- **{key}** ({part.of}): {part.statement}" for key, part in suite.parts.items()]
     return (
@@ -113,11 +114,6 @@ def table(suite: Suite, results: ByLabel, all_results: Sequence[Result], resampl
         "\ndifferences are paired by seed and question; what was spent is the mean of a seed.\n\n"
         + tables.table(head, wide)
     )
-
-
-def _published(suite: Suite, label: str) -> list[str]:
-    values = [published.values.get(label) for published in suite.published]
-    return ["" if value is None else f"{value:.1f}" for value in values]
 
 
 def _ours(label: str, results: ByLabel, suite: Suite, resamples: int) -> list[str]:
@@ -155,9 +151,21 @@ def _difference(
 
 
 def _sources(suite: Suite) -> str:
-    return _listed(
-        "Sources of the paper's columns", [f"{p.column}: {p.source}" for p in suite.published]
-    )
+    return _listed("Sources of the paper's numbers", [one.source for one in suite.published])
+
+
+def published_section(
+    suite: Suite, results: ByLabel, usable: Sequence[Result], resamples: int
+) -> str:
+    """Return the paper's tables with ours, and ours by kind where they do not have all kinds."""
+    cold = [one for one in usable if one["variant"] == COLD_START]
+    every = {**({COLD_START: cold} if cold else {}), **results}
+    parts = [paper_tables.section(one, every, resamples) for one in suite.published]
+    several = bool(usable) and len(set(usable[0]["kinds"])) > 1
+    if several and not paper_tables.covers(suite.published, usable):
+        labelled = [{**one, "variant": label} for label, own in every.items() for one in own]
+        parts.append(tables.kind_markdown(tables.kind_rows(labelled, resamples)))
+    return "\n".join(parts)
 
 
 def _listed(title: str, lines: Sequence[str]) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from params.schema.algorithms import load_algorithms
 from params.schema.base import PARAMS, Float, Frozen, PositiveFloat
+from params.schema.benchmarks import load_benchmarks
 from params.schema.reading import read_table
 
 Spent = Literal["sampled_tokens", "tool_calls", "environment_steps"]
@@ -59,12 +60,74 @@ class Part(Frozen):
         return self
 
 
-class PaperColumn(Frozen):
-    """A column of figures that a paper reports, by label of a variant."""
+class PaperNumber(Frozen):
+    """A number as a paper prints it, such as ``64.8 ±3.5``."""
 
-    column: Named  # what was measured, on which model and set
-    source: Named  # paper, table, and whether another text quotes it
-    values: dict[str, Float]
+    mean: Float
+    deviation: Float | None = None
+
+
+def _read_number(written: Any) -> Any:
+    """Split ``64.8 ±3.5``; pydantic judges everything else."""
+    if not isinstance(written, str):
+        return {"mean": written} if isinstance(written, int | float) else written
+    mean, _, deviation = written.partition("±")
+    try:
+        return {"mean": float(mean), "deviation": float(deviation)}
+    except ValueError:
+        raise ValueError("write a number, or one with its deviation, such as 64.8 ±3.5") from None
+
+
+class PaperColumn(Frozen):
+    """A column of a paper's table, and which of our tasks it is about.
+
+    ``sets``: rows of benchmarks.yaml that hold the set, each on its own. ``world``: an environment,
+    of whose tasks those of ``kinds`` are meant; all where there are none. Without both: the mean of
+    the columns before it.
+    """
+
+    sets: tuple[Named, ...] = ()
+    world: str = ""
+    kinds: tuple[Named, ...] = ()
+    measure: Literal["success", "score"] = "success"
+    beside: str = ""  # its name in the table of our results, where it stands there, too
+
+    @model_validator(mode="after")
+    def _is_about_one_thing(self) -> PaperColumn:
+        if (self.sets and self.world) or (self.kinds and not self.world):
+            raise ValueError("name sets, or a world and perhaps kinds of its tasks, not both")
+        return self
+
+
+Numbers = tuple[Annotated[PaperNumber, BeforeValidator(_read_number)], ...]
+
+
+class PaperTable(Frozen):
+    """A table that a paper prints: by model and method, a number for each column."""
+
+    of: Named  # which table
+    source: Named
+    unit: Named  # what the numbers are
+    columns: Annotated[dict[str, PaperColumn], Field(min_length=1)]
+    models: Annotated[dict[str, dict[str, Numbers]], Field(min_length=1)]
+
+    @property
+    def methods(self) -> list[str]:
+        """Return the methods of all models, each once."""
+        return list(dict.fromkeys(method for rows in self.models.values() for method in rows))
+
+    @model_validator(mode="after")
+    def _rows_are_whole(self) -> PaperTable:
+        faults = [
+            f"{model}, {method} has {len(numbers)} numbers, and there are {len(self.columns)} "
+            "columns"
+            for model, rows in self.models.items()
+            for method, numbers in rows.items()
+            if len(numbers) != len(self.columns)
+        ]
+        if faults:
+            raise ValueError("; ".join(faults))
+        return self
 
 
 class SpeedClaim(Frozen):
@@ -83,7 +146,7 @@ class Suite(Frozen):
     budget: Spent  # what each variant may spend
     baseline: str  # label of the variant that the others are compared with
     parts: Annotated[dict[str, Part], Field(min_length=1)]
-    published: tuple[PaperColumn, ...]
+    published: tuple[PaperTable, ...]
     ratio: SpeedClaim | None = None
     claims: tuple[Named, ...] = ()  # what the paper says without a table of figures
     missing: tuple[Named, ...] = ()  # what the paper reports, and no source here has
@@ -98,10 +161,9 @@ class Suite(Frozen):
     def _labels_are_known(self) -> Suite:
         known = self.variants
         faults = [
-            f"published '{table.column}' has a value of '{label}', which is no variant"
+            f"published {table.of} has none of the variants: choose methods of {list(known)}"
             for table in self.published
-            for label in table.values
-            if label not in known
+            if not set(table.methods) & set(known)
         ]
         if self.baseline not in known:
             faults.append(f"baseline '{self.baseline}' is no variant: choose one of {list(known)}")
@@ -120,7 +182,7 @@ def load_suites(folder: Path = PARAMS) -> dict[str, Suite]:
     """Read ``<folder>/suites.yaml``. Raises ValueError with all faults, a line each."""
     file = folder / "suites.yaml"
     suites = read_table(file, Suite)
-    if faults := list(_unknown_rows(suites, folder)):
+    if faults := [*_unknown_rows(suites, folder), *_unknown_sets(suites, folder)]:
         raise ValueError("\n".join(f"{file}, {line}" for line in faults))
     return suites
 
@@ -134,4 +196,17 @@ def _unknown_rows(suites: Mapping[str, Suite], folder: Path) -> list[str]:
         for part, table in suite.parts.items()
         for label, one in table.variants.items()
         if one.row not in rows
+    ]
+
+
+def _unknown_sets(suites: Mapping[str, Suite], folder: Path) -> list[str]:
+    rows = load_benchmarks(folder)
+    return [
+        f"row {name}: column {column} of {table.of} is about '{one}', which is no row of "
+        f"{folder / 'benchmarks.yaml'}: choose one of {list(rows)}"
+        for name, suite in suites.items()
+        for table in suite.published
+        for column, about in table.columns.items()
+        for one in about.sets
+        if one not in rows
     ]

@@ -17,7 +17,8 @@ SIZE = re.compile(r"\{M(?:([*/])(\d+))?\}")  # {M}, {M/2}, {M*2}: of the recipe'
 def suite_of(name: str, parts: Sequence[str] = (), folder: Path = Path("params")) -> Suite:
     """Return a suite with some of its parts, or with all where ``parts`` is empty.
 
-    What is published stays for the variants that are left. Raises ValueError for unknown names.
+    Tables that the paper prints stay where they have a variant that is left. Raises ValueError for
+    unknown names.
     """
     every = load_suites(folder)
     if name not in every:
@@ -35,11 +36,7 @@ def suite_of(name: str, parts: Sequence[str] = (), folder: Path = Path("params")
 
 def _with_parts(suite: Suite, parts: dict[str, Part]) -> Suite:
     labels = [label for part in parts.values() for label in part.variants]
-    tables = [
-        table.model_copy(update={"values": values})
-        for table in suite.published
-        if (values := {label: one for label, one in table.values.items() if label in labels})
-    ]
+    tables = [table for table in suite.published if set(table.methods) & set(labels)]
     baseline = suite.baseline if suite.baseline in labels else labels[0]
     return suite.model_copy(
         update={"parts": parts, "published": tuple(tables), "baseline": baseline}

@@ -9,6 +9,7 @@ from flows.commands import compare
 from params.schema.base import PARAMS
 from params.schema.suites import load_suites
 from tasks.comparison import suites
+from tasks.environments.alfworld.problems import TYPES
 
 
 @pytest.fixture
@@ -29,6 +30,7 @@ def test_every_variant_holds_on_a_recipe_and_changes_what_it_says(project, name)
             "one segment (GRPO)": "none",
             "tool call": "tool_call",
             "paragraph": "paragraph",
+            "think tag": "think",
             "entropy": "entropy",
             "every token": "every_token",
         }
@@ -59,6 +61,65 @@ def test_all_faults_of_a_table_of_suites_are_named_at_once(project):
 
 
 @pytest.mark.parametrize(
+    ("column", "number", "said"),
+    [
+        ({"sets": ["hotpot"]}, 1.0, "is about 'hotpot', which is no row of"),
+        ({"kinds": ["pick"]}, 1.0, "name sets, or a world"),
+        ({"sets": ["gaia"], "world": "shop"}, 1.0, "name sets, or a world"),
+        ({"sets": ["gaia"]}, "64.8 +3.5", "such as 64.8 ±3.5"),
+    ],
+)
+def test_faults_of_a_papers_table_are_named(project, column, number, said):
+    table = yaml.safe_load((project / "params/suites.yaml").read_text())
+    printed = table["arpo"]["published"][1]
+    printed["columns"] = {"GAIA": column}
+    printed["models"] = {"Qwen3-8B": {"ARPO": [number]}}
+    (project / "params/suites.yaml").write_text(yaml.dump(table, allow_unicode=True))
+    with pytest.raises(ValueError, match=said):
+        load_suites(project / "params")
+    printed["columns"] = {"GAIA": {"sets": ["gaia"]}}
+    printed["models"] = {"Qwen3-8B": {"ARPO": [1.0, 2.0], "prompting": [1.0]}}
+    (project / "params/suites.yaml").write_text(yaml.dump(table, allow_unicode=True))
+    with pytest.raises(ValueError, match="Qwen3-8B, ARPO has 2 numbers, and there are 1 columns"):
+        load_suites(project / "params")
+
+
+def test_means_of_the_papers_table_are_those_of_its_sets():
+    """But for one row, whose printed mean differs: so each number stands below its own set."""
+    (table,) = [one for one in load_suites()["arpo"].published if one.of == "table 1"]
+    assert [*table.columns][-1] == "mean" and len(table.columns) == 11
+    odd = {
+        (model, method)
+        for model, rows in table.models.items()
+        for method, (*sets, mean) in rows.items()
+        if abs(sum(one.mean for one in sets) / 10 - mean.mean) > 0.061
+    }
+    assert odd == {("Llama3.1-8B-Instruct", "direct")}
+    assert [one for column in table.columns.values() for one in column.sets] == [
+        *("aime24", "aime25", "math500", "math500-hub", "gsm8k", "math", "webwalkerqa"),
+        *("hotpotqa", "2wikimultihopqa", "musique", "bamboogle", "bamboogle-hub"),
+    ]
+
+
+def test_columns_of_worlds_are_about_their_kinds_of_tasks():
+    worlds = {
+        (column.world, kind)
+        for suite in load_suites().values()
+        for table in suite.published
+        for column in table.columns.values()
+        for kind in column.kinds
+    }
+    assert worlds == {("household", kind) for kind in TYPES.values()}
+    (table,) = load_suites()["gagpo"].published
+    assert [*table.models] == [
+        *("Qwen2.5-1.5B-Instruct", "Qwen2.5-7B-Instruct", "GPT-4o", "Gemini-2.5-Pro")
+    ]
+    assert table.methods == [
+        *("prompting", "ReAct", "Reflexion", "PPO", "RLOO", "GRPO", "GiGPO", "GAGPO")
+    ]
+
+
+@pytest.mark.parametrize(
     ("given", "said"),
     [
         (["--suite", "magic"], "has no such row: choose one of ['arpo', 'gpg', 'gagpo']"),
@@ -83,8 +144,17 @@ def test_committed_results_are_reported_with_the_papers_columns(project, capsys)
     page = (project / "reports/household/suite-gagpo.md").read_text()
     assert page in capsys.readouterr().out
     (row,) = [line for line in page.splitlines() if line.startswith("| table-1 | GRPO")]
-    assert "| 72.8 |" in row, "the paper's"
+    assert "| 70.3 ± 3.6 | 80.5 ± 2.0 | 66.4 ± 4.4 |" in row, "the paper's"
     assert "10,315 |" in row, "ours"
+    of_kinds = [line for line in page.splitlines() if line.startswith("| GRPO |")][:3]
+    assert [line.split(" | ")[1] for line in of_kinds] == [
+        *("Qwen2.5-1.5B-Instruct", "Qwen2.5-7B-Instruct", "here")
+    ]
+    assert of_kinds[0].count(" ± ") == 9, "six kinds of tasks, all, and two of WebShop"
+    assert of_kinds[2].count("[") == 7, "ours have the kinds, and nothing of WebShop"
+    assert of_kinds[2].endswith("| 30.6 [22.8, 38.6] | | |")
+    assert "at 1.5B GRPO is above GiGPO on WebShop" in page
+    assert "summaries" not in page
     assert "whatever their keys: of the commits" in page
     assert "advantages: no result has histograms" in page
     figure = project / "reports/household/suite-gagpo-table-1-success_by_update.png"
