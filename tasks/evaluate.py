@@ -19,7 +19,7 @@ from tasks.ledger.substeps import SubStep
 from tasks.scorers import is_graded, project_scorers
 from tasks.trees import panels
 from tasks.trees.intervals import bootstrap_interval, paired_bootstrap
-from tasks.trees.outcomes import ENDED_BY_WORLD, Outcome
+from tasks.trees.outcomes import ENDED_BY_WORLD, INFRASTRUCTURE, Outcome
 from tasks.trees.paired import holm, permutation_test
 from tasks.trees.repeats import all_right, any_right, majority_right
 from tasks.trees.tables import write_table
@@ -42,6 +42,7 @@ OfQuestion = Callable[[Rows], float | None]
 Measure = tuple[str, OfAnswer, str]
 ANSWERED: Measure = ("answer rate", lambda row: row["answer"] is not None, "%")
 ENDED: Measure = ("episodes that ended", lambda row: row["outcome"] == Outcome.TERMINATED, "%")
+FAILED: Measure = ("infrastructure failed", lambda row: row["outcome"] in INFRASTRUCTURE, "%")
 MEASURES: tuple[Measure, ...] = (
     ("tool calls a question", lambda row: row["tool_calls"], ""),
     ("tool errors a question", lambda row: row["tool_errors"], ""),
@@ -127,7 +128,18 @@ def measures(answers: Mapping[str, Rows]) -> list[tuple[str, OfQuestion, str]]:
         ("score", partial(_score_of, graded_scorers(answers)), "%"),
         *((name, partial(_mean_of, value), unit) for name, value, unit in (ended, *MEASURES)),
         (JUDGED, _without_verdict, "%"),
+        *_failures(answers),
     ]
+
+
+def _failures(answers: Mapping[str, Rows]) -> list[tuple[str, OfQuestion, str]]:
+    """Return the measure of failures that no agent brought about; [] where there are none.
+
+    They count as wrong, after a second attempt.
+    """
+    if not any(FAILED[1](row) for rows in answers.values() for row in rows):
+        return []
+    return [(FAILED[0], partial(_mean_of, FAILED[1]), FAILED[2])]
 
 
 def _repeated(samples: int, votes: bool) -> list[tuple[str, OfQuestion, str]]:

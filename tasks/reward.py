@@ -25,7 +25,7 @@ from tasks.rewards.judging import OpenPolicy
 from tasks.rewards.scoring import TAGS, Estimates, Reader
 from tasks.trees.labels import Labels
 from tasks.trees.tables import load_trees, read_rows, write_table
-from tasks.trees.tree import Tree
+from tasks.trees.tree import Tree, masked_leaves
 
 TABLE = pa.schema(
     {
@@ -80,6 +80,7 @@ class RewardInputs:
     estimates: Artifact | None = None  # the reward model's; None: there is none
     labels: Labels | None = None  # of the questions on which the rule watches the reward model
     labelled_only: bool = False  # nothing else is scored
+    masked: tuple[str, ...] = ()  # outcomes whose leaves count in no spread
 
 
 @substeps.recorded
@@ -123,29 +124,48 @@ def reward(
         row["length_penalty"] = length_penalty(
             row["response_tokens"], inputs.response_tokens, inputs.overlong
         )
+    counting = _counting(rows, trees, inputs.masked)
     write_table(pa.Table.from_pylist(rows, schema=TABLE), step.out / "rewards.parquet")
     write_table(part_table(rows), step.out / "parts.parquet")
     return {
-        "metrics": _metrics(rows, hidden, estimates, inputs),
+        "metrics": _metrics(rows, counting, hidden, estimates, inputs),
         "seconds": {"reward": time.perf_counter() - began},
-        "groups_with_spread": _groups_that_differ(rows, lambda row: row["score"]),
+        "groups_with_spread": _groups_that_differ(counting, lambda row: row["score"]),
     }
+
+
+def _counting(
+    rows: Sequence[dict[str, Any]], trees: Sequence[Tree], outcomes: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return the rows of the leaves that are not masked."""
+    masked = {
+        (tree.question.id, leaf)
+        for tree in trees
+        for leaf, left_out in enumerate(masked_leaves(tree, outcomes))
+        if left_out
+    }
+    return [row for row in rows if (row["question"], row["leaf"]) not in masked]
 
 
 def _metrics(
     rows: Sequence[Mapping[str, Any]],
+    counting: Sequence[Mapping[str, Any]],
     hidden: Collection[str],
     estimates: Estimates,
     inputs: RewardInputs,
 ) -> dict[str, float]:
-    """Return the metrics of a batch; ``hidden``: the questions whose answers are not scored."""
+    """Return the metrics of a batch.
+
+    ``counting``: the rows of leaves that are not masked; ``hidden``: the questions whose answers
+    are not scored.
+    """
     questions = {row["question"] for row in rows}
     return {
         "reward": sum(row["reward"] for row in rows) / len(rows),
         "reward_deviation": _deviation_of_questions(rows),
         **_scored([row for row in rows if row["question"] not in hidden]),
         "broken_format": sum(bool(row["faults"]) for row in rows) / len(rows),
-        "groups_without_spread": 1 - _groups_that_differ(rows, _shaped) / len(questions),
+        "groups_without_spread": 1 - _groups_that_differ(counting, _shaped) / len(questions),
         **({} if reward_parts.is_default(inputs.settings) else _means_of_parts(rows)),
         **_without_verdict(rows),
         **(drift(rows, estimates, inputs.labels) if inputs.labels and estimates else {}),

@@ -27,8 +27,9 @@ from tasks.policy.outcome_model import OutcomeModel
 from tasks.trees import calibration
 from tasks.trees.calibration import Calibration
 from tasks.trees.labels import Labels, Role
+from tasks.trees.outcomes import INFRASTRUCTURE
 from tasks.trees.tables import StoredQuestions, load_trees, read_rows, save_questions
-from tasks.trees.tree import Tree
+from tasks.trees.tree import Tree, masked_leaves
 
 POINTS = 50  # of the curve
 CHECKPOINTS = 2  # that are kept
@@ -131,18 +132,22 @@ def load_buffer(
 ) -> LabelledTrajectories:
     """Read the trajectories with labels of some trees and their rewards.
 
-    A trajectory's label is whether it is a success: the highest score in a sound format.
+    A trajectory's label is whether it is a success: the highest score in a sound format. One that
+    the infrastructure has ended has none.
     """
     labelled_trees: list[Tree] = []
     examples: dict[Role, list[Example]] = {"train": [], "calibrate": [], "judge": []}
     for number, (of_trees, of_rewards) in enumerate(zip(trees, rewards, strict=True)):
-        places = {}
+        places, failed = {}, set()
         for tree in load_trees(Path(of_trees.path)):
             if labels.role(tree.question.id):
                 places[tree.question.id] = len(labelled_trees)
                 labelled_trees.append(tree)
+                of_tree = enumerate(masked_leaves(tree, INFRASTRUCTURE))
+                failed |= {(tree.question.id, leaf) for leaf, masked in of_tree if masked}
         for row in read_rows(Path(of_rewards.path)):
-            if role := labels.role(name := row["question"]):
+            role = labels.role(name := row["question"])
+            if role and (name, row["leaf"]) not in failed:
                 of_leaf = (places[name], row["leaf"], name, row["success"])
                 examples[role].append(Example(*of_leaf, newest=number >= first_batches))
     return LabelledTrajectories(labelled_trees, examples)

@@ -9,7 +9,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,10 @@ from tasks.rollouts.rounds import Setting, grow_part
 from tasks.tools.recording import Origin
 from tasks.trees import metrics, panels
 from tasks.trees.tables import STORED_TREES, StoredQuestions, load_trees, save_trees
-from tasks.trees.tree import Question, Tree
+from tasks.trees.tree import Question, Tree, masked_leaves, spliced
 
 UNMARKED = Marks(kind="none")
+AGAIN = 1_000_000  # is added to the attempt where a task is asked once more: seeds of its own
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class RolloutInputs:
     policy_steps: int = 0  # optimizer steps that the policy has taken in training
     before: Artifact | None = None  # the part of this rollout before; None: it begins
     turns: int | None = None  # most turns of a path in this part; None: it grows to its end
+    again: tuple[str, ...] = ()  # outcomes whose trajectories are sampled once more, in their place
 
 
 @substeps.recorded
@@ -80,8 +82,14 @@ def rollout(
     origin = Origin(step.stage, step.iteration, inputs.attempt)
     with recording(environment, origin, lambda: step.ledger.scratch(step)) as recorded:
         grown, seconds = _grown(step, inputs, begun, recorded.environment, acting, advance)
+        trees = [paths[0].tree for paths in grown]
+        if failed := [tree for tree in trees if any(masked_leaves(tree, inputs.again))]:
+            tasks = [tree.question for tree in failed]
+            anew = replace(inputs, attempt=inputs.attempt + AGAIN)
+            second, _ = _grown(step, anew, tasks, recorded.environment, acting)
+            trees = _with_second(trees, [paths[0].tree for paths in second], inputs.again)
         recorded.save_calls(step.out / "trees")
-    trees = stored or [paths[0].tree for paths in grown]
+    trees = stored or trees
     save_trees(trees, step.out / "trees")
     return {
         "metrics": metrics.tree_metrics(trees, inputs.budget.entropy_window),
@@ -141,6 +149,29 @@ def _grown(
     lanes = len(sampling.replicas(max(1, len(begun))))
     waited = sum(timed.seconds) / lanes  # of a replica, on average
     return grown, {"sampling": seconds - waited, "tools": waited}
+
+
+def _with_second(
+    trees: Sequence[Tree], second: Sequence[Tree], outcomes: Sequence[str]
+) -> list[Tree]:
+    """Return the trees, with trajectories of the second attempt in place of those that failed."""
+    attempts = {tree.question.id: tree for tree in second}
+    return [
+        _replaced(tree, attempts[tree.question.id], masked_leaves(tree, outcomes))
+        if tree.question.id in attempts
+        else tree
+        for tree in trees
+    ]
+
+
+def _replaced(tree: Tree, second: Tree, failed: Sequence[bool]) -> Tree:
+    """Return the tree with leaves of the second where its own failed.
+
+    Where all have failed, the prompt may lack what the world shows first: the second has it.
+    """
+    if all(failed):
+        return second
+    return spliced([(second if lost else tree, leaf) for leaf, lost in enumerate(failed)])
 
 
 def _begun(inputs: RolloutInputs, questions: Sequence[Question]) -> Sequence[Question | Resting]:

@@ -26,6 +26,7 @@ SPIKE = 10.0  # times the median of the iterations before
 GAP_WINDOW = 10  # iterations of a mean gap, since a batch has few held-out questions
 LEAST_SAMPLE = 8  # held-out questions in a window, below which it is not looked at
 LEAST_DEVIATION = 0.1  # of a question's gap: few equal ones don't make a window exact
+MOST_MASKED = 0.1  # share of the leaves
 MISMATCH = 1.0  # of log-probabilities, below which a spike does no harm
 
 
@@ -240,6 +241,18 @@ def mismatch_spike(seen: Seen) -> str:
     )
 
 
+def masked(seen: Seen) -> str:
+    """Return a message where many leaves were left out of training, twice running, else ""."""
+    shares = _last(seen.curve, "masked_share", 2)
+    if not all(share >= MOST_MASKED for share in shares):
+        return ""
+    return (
+        f"{100 * shares[-1]:.0f} % of the leaves were left out of training for how they ended "
+        "(masked of the algorithm): look at their outcomes on the page of the run; a world or a "
+        "server may fail, or agents run into a limit"
+    )
+
+
 def _means(values: Sequence[float]) -> list[float]:
     """Return the means of all windows; none before there are more iterations than one window."""
     if len(values) <= WINDOW:
@@ -304,4 +317,5 @@ ALARMS: dict[str, Callable[[Seen], str]] = {
     "model_hacked": model_hacked,
     "gradient_spike": gradient_spike,
     "mismatch_spike": mismatch_spike,
+    "masked": masked,
 }

@@ -19,6 +19,7 @@ AlarmName = Literal[
     "model_hacked",
     "gradient_spike",
     "mismatch_spike",
+    "masked",
 ]
 
 

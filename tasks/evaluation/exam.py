@@ -18,6 +18,7 @@ from tasks.rewards import judging, reward_parts
 from tasks.rewards.judging import OpenPolicy
 from tasks.rewards.scoring import Reader
 from tasks.rollout import RolloutInputs, rollout
+from tasks.trees.outcomes import INFRASTRUCTURE
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,9 @@ def answer(
 ) -> list[Record]:
     """Let one policy do each task of the panel; return its rollout's and its reward's record.
 
+    Where the infrastructure fails, the task is asked once more; if it fails again, it counts as
+    wrong.
+
     ``advance`` is called with the number of tasks finished since its last call.
     """
     recipe = exam.recipe
@@ -59,6 +63,7 @@ def answer(
         top_p=1.0 if exam.training else recipe.evaluate.top_p,
         agent=recipes.agent_of(recipe),
         corpus=exam.corpus,
+        again=INFRASTRUCTURE,
     )
     rolled_out = rollout(step, inputs, environment=exam.environment, advance=advance)
     scoring = RewardInputs(

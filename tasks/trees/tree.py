@@ -20,7 +20,7 @@ Dimension letters, in shapes and in the names of arrays, everywhere in the proje
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, takewhile
 from typing import Any
@@ -233,6 +233,10 @@ class Tree:
         for leaf in self.leaves:
             yield [join([self.nodes[part] for part in step]) for step in self.steps(leaf)]
 
+    def with_leaves(self, leaves: Sequence[int]) -> Tree:
+        """Return the tree with some of its leaves, by their numbers; nodes keep their indices."""
+        return replace(self, leaves=[self.leaves[leaf] for leaf in leaves])
+
     def acts(self) -> list[str]:
         """Return the outcome of each executed act; one that trajectories share is there once."""
         answered = {node.parent for node in self.nodes if node.kind != TURN}
@@ -337,6 +341,34 @@ def acts(trajectory: Sequence[Node]) -> list[str]:
     answered = [after.kind != TURN for after in trajectory[2:]] + [False]
     outcomes = map(_outcome_of_act, trajectory[1:], answered)
     return [outcome for outcome in outcomes if outcome is not None]
+
+
+def masked_leaves(tree: Tree, outcomes: Collection[str]) -> list[bool]:
+    """Return for each leaf whether its start, its end or an act has one of these outcomes. [L]"""
+    shown = tree.nodes[0].observation
+    if shown and shown.outcome in outcomes:
+        return [True] * len(tree.leaves)
+    return [
+        any(outcome in outcomes for outcome in (trajectory[-1].outcome, *acts(trajectory)))
+        for trajectory in tree.trajectories()
+    ]
+
+
+def spliced(leaves: Sequence[tuple[Tree, int]]) -> Tree:
+    """Return a tree with one leaf of each of these trees, all of one question and prompt. [L]
+
+    ``leaves``: a tree and the number of its leaf. No two of them share a node but the prompt, as
+    where nothing branched.
+    """
+    first, _ = leaves[0]
+    new = Tree(first.question, [first.nodes[0]])
+    for tree, leaf in leaves:
+        parent = 0
+        for index in tree.path(tree.leaves[leaf])[1:]:
+            new.nodes.append(replace(tree.nodes[index], parent=parent))
+            parent = len(new.nodes) - 1
+        new.leaves.append(parent)
+    return new
 
 
 def _outcome_of_act(node: Node, answered: bool) -> str | None:

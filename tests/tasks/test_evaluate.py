@@ -80,6 +80,15 @@ TWO = AGENTS[:2]
 ANSWERS = dict(zip(TWO, (BEFORE, AFTER), strict=True))
 
 
+def test_failures_of_the_infrastructure_are_counted_where_there_are_any():
+    failed = [answer(0, "story", False, outcome="world_failed", answer=None), *AFTER[1:]]
+    rows = {row["measure"]: row for row in compare({**ANSWERS, "trained": failed}, 200, 0)}
+    assert rows["infrastructure failed"]["trained"]["mean"] == 0.25
+    assert rows["infrastructure failed"]["cold start"]["mean"] == 0
+    assert rows["success"]["trained"]["mean"] == 0.5, "they count as wrong"
+    assert not any("infrastructure" in row["measure"] for row in compare(ANSWERS, 200, 0))
+
+
 @pytest.fixture
 def rows():
     return compare(ANSWERS, resamples=200, seed=7)

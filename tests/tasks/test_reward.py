@@ -319,9 +319,9 @@ def grown(question, *written):
     return Tree(Question(question, "toy", "12*34?", ("408",)), nodes, [*range(1, len(nodes))])
 
 
-def run(trees, overlong=None, response_tokens=100):
+def run(trees, overlong=None, response_tokens=100, **others):
     save_trees(trees, Path("trees"))
-    inputs = RewardInputs(Artifact.at(Path("trees")), SETTINGS, overlong, response_tokens)
+    inputs = RewardInputs(Artifact.at(Path("trees")), SETTINGS, overlong, response_tokens, **others)
     made = reward(SubStep("toy", "reinforce", 0, 7), inputs)
     return made, read_rows(Path(artifacts.output(made, "rewards").path))
 
@@ -342,6 +342,19 @@ def test_groups_with_spread_are_those_whose_answers_score_differently(tmp_path, 
     assert made["metrics"]["score"] == pytest.approx(np.mean([row["score"] for row in rows]))
     assert made["metrics"]["broken_format"] == pytest.approx(2 / 8)
     assert [row["length_penalty"] for row in rows] == [0.0] * 8
+
+
+def test_masked_leaves_make_no_spread(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trees = [grown(name, *[THINK + RIGHT] * 2, THINK + WRONG) for name in "ab"]
+    last = trees[0].nodes[-1]
+    trees[0].nodes[-1] = replace(last, outcome="world_failed")
+    made, rows = run(trees)
+    assert made["groups_with_spread"] == 2
+    masked, same_rows = run(trees, masked=("world_failed",))
+    assert masked["groups_with_spread"] == 1
+    assert masked["metrics"]["groups_without_spread"] == 0.5
+    assert same_rows == rows
 
 
 def test_a_length_penalty_stands_beside_the_reward_and_makes_no_spread(tmp_path, monkeypatch):

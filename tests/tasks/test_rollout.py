@@ -3,7 +3,8 @@
 import gc
 import shutil
 import weakref
-from dataclasses import fields
+from contextlib import nullcontext
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,17 +18,19 @@ from params.schema.agent import Agent, Dialogue, EngineSettings
 from params.schema.algorithms import Marks
 from params.schema.reinforce import Rollout
 from tasks.dialects.tags import Tags
+from tasks.environments.question import Questions
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import SubStep
 from tasks.policy import resident
-from tasks.rollout import RolloutInputs, batch, rollout
+from tasks.rollout import RolloutInputs, _with_second, batch, rollout
 from tasks.tools.search import Search, save_corpus
 from tasks.trees import panels
 from tasks.trees.tables import STORED_TREES, load_trees, save_questions
-from tasks.trees.tree import Document, Observation, Question
+from tasks.trees.tree import TURN, Document, Observation, Question, masked_leaves
 from tests.agents import questions_with
 from tests.sections import MACHINE, PYTHON
+from tests.trees import random_tree
 from tests.verbs import call
 
 
@@ -269,6 +272,67 @@ def test_a_batch_says_whether_questions_are_left_for_another_one(arguments, firs
 
 
 WIDE = BUDGET.model_copy(update={"leaves": 5, "initial": 2, "branch": 2, "threshold": -2.0})
+
+
+FAILED = ("world_failed",)
+
+
+class Flaky(Questions):
+    """Questions, of which the first episodes that are opened have failed."""
+
+    def __init__(self, failing):
+        super().__init__(lambda calls: [Observation("ok", "") for _ in calls])
+        self.failing = failing
+
+    def open(self, tasks):
+        opened = super().open(tasks)
+        good, bad = Observation("ok", "a door"), Observation("world_failed", "", truncated=True)
+        return [(handle, bad if handle in self.failing else good) for handle, _ in opened]
+
+
+def flaky(arguments, *failing):
+    session = Flaky(failing)
+    environment = replace(arguments["environment"], session=lambda: nullcontext(session))
+    return grown(arguments, environment=environment, again=("world_failed",))[1]
+
+
+def contents(tree):
+    return [(node.text, node.tokens.tolist()) for node in tree.nodes]
+
+
+def test_a_task_that_the_infrastructure_failed_is_asked_once_more(arguments):
+    """Episodes 0 and 1 are of the first task, 2 and 3 of the second; then come those asked anew."""
+    whole = flaky(arguments)
+    for failing, lost in (((0, 1), []), ((2, 3), []), ((0, 1, 4, 5), [0])):
+        resident.POLICIES.clear()
+        shutil.rmtree(artifacts.ROOT)
+        trees = flaky(arguments, *failing)
+        failed = failing[0] // 2
+        assert contents(trees[1 - failed]) == contents(whole[1 - failed])
+        assert contents(trees[failed]) != contents(whole[failed]), "it has seeds of its own"
+        assert [len(tree.leaves) for tree in trees] == [2, 2]
+        assert [i for i, tree in enumerate(trees) if any(masked_leaves(tree, FAILED))] == lost
+        assert [i for i, tree in enumerate(trees) if "a door" not in tree.nodes[0].text] == lost
+
+
+def test_trajectories_of_a_second_attempt_stand_in_place_of_those_that_failed():
+    def attempt(*outcomes):
+        tree = random_tree(0, 1)
+        root, leaves = tree.nodes[0], []
+        tree.nodes = [root]
+        for outcome in outcomes:
+            turn = replace(random_tree(len(tree.nodes), 1).nodes[1], kind=TURN)
+            tree.nodes += [replace(turn, parent=0, outcome="call")]
+            tree.nodes += [replace(turn, parent=len(tree.nodes) - 1, outcome=outcome)]
+            leaves.append(len(tree.nodes) - 1)
+        return replace(tree, leaves=leaves)
+
+    one, two = attempt("answer", "world_failed", "cut"), attempt("cut", "answer", "world_failed")
+    (mixed,) = _with_second([one], [two], FAILED)
+    outcomes = [[node.outcome for node in path[1:]] for path in mixed.trajectories()]
+    assert outcomes == [["answer"], ["answer"], ["cut"]], "turns in two parts each"
+    assert len(mixed.nodes) == 7, "nothing is left of what has failed"
+    assert _with_second([one], [], FAILED) == [one]
 
 
 def test_without_branching_every_path_begins_at_the_prompt(arguments):

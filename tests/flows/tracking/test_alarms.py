@@ -27,6 +27,7 @@ STEADY = {
     "reward_deviation": [0.2] * 12,
     "gradient_norm": [0.3] * 12,
     "mismatch_highest": [0.01] * 12,
+    "masked_share": [0.02, 0.4] * 6,
     "model_estimate": [0.45] * 12,
     "model_estimate_deviation": [0.2] * 12,
     "held_out_questions": [3.0] * 12,
@@ -39,6 +40,7 @@ SPOILT = {
     "success_lost": {"success": [0.85] * 6 + [0.5] * 6},
     "reward_lost": {"reward": [0.4] * 6 + [0.1] * 6},
     "gradient_spike": {"gradient_norm": [0.3] * 11 + [4.0]},
+    "masked": {"masked_share": [0.02] * 10 + [0.1] * 2},
     "mismatch_spike": {"mismatch_highest": [0.15] * 11 + [1.6]},
     "model_hacked": {
         "model_gap": [0.05] * 12 + [0.5] * 12,
