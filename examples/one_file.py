@@ -88,8 +88,8 @@ def imitate(
     settings = recipe.cold_start.model_copy(update={"steps": steps})
     rows = []
     for trace in traces:
-        tokens, own = dialect.trace(trace.question, trace.parts)
-        rows.append({"question_id": trace.question.id, "tokens": tokens, "trained": own})
+        for tokens, own in dialect.trace(trace.question, trace.parts):
+            rows.append({"question_id": trace.question.id, "tokens": tokens, "trained": own})
     draw = random.Random(recipe.seed)
     for step in range(steps):
         batch = [fine_tuning.tree_of(row) for row in draw.sample(rows, settings.batch)]

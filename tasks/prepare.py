@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from params.schema.agent import Dialogue
 from params.schema.base import Frozen, Machine
@@ -36,7 +35,7 @@ from tasks.questions.contract import ExpertSettings, Rules
 from tasks.questions.entries import Entry, Problem, places_in, question_of
 from tasks.questions.experts import Dropped, Material, Trace
 from tasks.questions.faults import Fault
-from tasks.questions.samples import samples_of, trace_table
+from tasks.questions.samples import TraceTable, samples_of, trace_table
 from tasks.questions.sources import Sets, World
 from tasks.questions.stored import mapped, portions, where
 from tasks.scorers import names, open_scorers
@@ -122,7 +121,7 @@ def _prepared(
     model, tokenizer, dialect = first_policy(inputs, texts, specs, step.seed)
     tool_names = [spec.name for spec in specs]
     traces, forging = written.without_marks(traces, talk.forged(tokenizer, tool_names))
-    short_material, traces, table, long, faults = leave_out_long(
+    short_material, traces, written_traces, long, faults = leave_out_long(
         recipe_material, traces, tokenizer, dialect, inputs, docs, faults
     )
     # its lengths depend on the tokenizer, which does not depend on it
@@ -133,12 +132,12 @@ def _prepared(
         verdict = step.out / "gates" / "questions.json"
         check_questions(material, recipe_material, settings, scorers, verdict, docs)
     dropped = [*material.dropped, *faulty, *long, *without, *forging]
-    save_tables(step.out, material, dropped, table)
+    save_tables(step.out, material, dropped, written_traces.table)
     save_model(model, step.out / "initial")
     tokenizer.save_pretrained(step.out / "initial")
     if settings.expert and not choice.find(settings.expert.kind).sampled:
         verdict = step.out / "gates" / "traces.json"
-        check_traces(table, traces, material, inputs, tool_names, verdict, docs)
+        check_traces(written_traces, material, inputs, tool_names, verdict, docs)
     _print_summary(len(traces), len(material.questions["train"]), dropped)
     return {"metrics": _metrics(material.questions, traces, dropped, model)}
 
@@ -349,7 +348,7 @@ def leave_out_long(
     inputs: PrepareInputs,
     docs: Path,
     earlier: Sequence[Fault],
-) -> tuple[Material, list[Trace], pa.Table, list[Dropped], list[Fault]]:
+) -> tuple[Material, list[Trace], TraceTable, list[Dropped], list[Fault]]:
     """Return questions and traces that fit into the context, their table, the others, and faults.
 
     ``earlier`` faults stay in the list of all faults, which is returned and is in ``docs``.
@@ -360,11 +359,11 @@ def leave_out_long(
     ids = {fault.question_id for fault in of_questions}
     rest = [trace for trace in traces if trace.question.id not in ids]
     samples = [sample for trace in rest for sample in samples_of(trace, inputs.dialogue)]
-    table = trace_table(samples, dialect)
-    lengths = pc.list_value_length(table["tokens"]).to_pylist()
+    all_traces = trace_table(samples, dialect)
+    lengths = all_traces.longest
     faults = [*of_questions, *unusable.long_traces([s.trace for s in samples], lengths, context)]
     if not faults:
-        return material, rest, table, [], [*earlier]
+        return material, rest, all_traces, [], [*earlier]
     if inputs.settings.faulty == "stop":
         unusable.refuse(faults, docs)
     dropped = unusable.leave_out(faults, docs, earlier)
@@ -375,10 +374,9 @@ def leave_out_long(
         for split, members in material.questions.items()
     }
     too_long = {id(s.trace) for s, length in zip(samples, lengths, strict=True) if length > context}
-    fits = [id(sample.trace) not in too_long for sample in samples]
     short = [trace for trace in rest if id(trace) not in too_long]
     left = replace(material, questions=questions)
-    return left, short, table.filter(pa.array(fits)), dropped, [*earlier, *faults]
+    return left, short, all_traces.without(too_long), dropped, [*earlier, *faults]
 
 
 # ---------------------------------------------------------------- tables and checks
@@ -431,8 +429,7 @@ class QuestionTables:
 
 
 def check_traces(
-    table: pa.Table,
-    traces: Sequence[Trace],
+    written_traces: TraceTable,
     material: Material,
     inputs: PrepareInputs,
     tools: Sequence[str],
@@ -441,12 +438,13 @@ def check_traces(
 ) -> None:
     """Run the gate of the traces; the share of flawed ones must be near the expert's rates."""
     settings, world = inputs.settings, bool(inputs.environment)
-    parts = [each.parts for trace in traces for each in samples_of(trace, inputs.dialogue)]
-    frame = table.to_pandas().assign(parts=parts)
+    parts = [sample.parts for sample in written_traces.samples]
+    begins = written_traces.begins
+    frame = written_traces.table.to_pandas().assign(parts=parts, begins=begins)
     training = [question.id for question in material.questions["train"]]
     prepared = trace_gate.prepare(frame, training, tools, world=world)
     rates = settings.expert.rates() if isinstance(settings.expert, ExpertSettings) else {}
-    flawed = _expected_share(rates, len(frame))
+    flawed = _expected_share(rates, sum(begins))
     expectations = trace_gate.expectations(settings.policy.context, flawed, world=world)
     gate.check("traces", prepared, expectations, verdict, docs / "traces")
 

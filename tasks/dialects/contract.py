@@ -18,6 +18,7 @@ from params.schema.base import Frozen
 from tasks.trees.tree import Call, Observation, Question, ToolSpec
 
 Tokens = NDArray[np.int32]
+Context = tuple[Tokens, NDArray[np.bool_]]  # tokens [T], and which are the agent's own [T]
 
 
 @dataclass(frozen=True)
@@ -82,12 +83,21 @@ class Dialect(Protocol):
 
     def trace(
         self, question: Question, parts: Sequence[tuple[str, bool]], shown: str = ""
-    ) -> tuple[Tokens, NDArray[np.bool_]]:
-        """Return the tokens [T] of a written trajectory, and which are the agent's own [T].
+    ) -> list[Context]:
+        """Return the contexts of a written trajectory, as a rollout that says the same has them.
 
-        ``parts`` alternate between a turn in tags (turn, True), as experts write them, and an
-        observation (text, False).
+        A second context begins where ``observe`` returns None. Every token of every turn is the
+        agent's own in one context. ``parts`` alternate between a turn in tags (turn, True), as
+        experts write them, and an observation (text, False).
         """
+
+
+def contexts_of(
+    dialect: Dialect, question: Question, parts: Sequence[tuple[str, bool]], shown: str = ""
+) -> list[Context]:
+    """Return ``dialect.trace``; a user's dialect may return its only context alone."""
+    written = dialect.trace(question, parts, shown)
+    return [written] if isinstance(written, tuple) else written
 
 
 @dataclass(frozen=True)

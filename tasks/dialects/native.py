@@ -20,13 +20,12 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from params.schema.agent import Dialogue
 from params.schema.base import Frozen
 from tasks.dialects import family
-from tasks.dialects.contract import DialectKind, Exchange, Tokens, Turn
+from tasks.dialects.contract import Context, DialectKind, Exchange, Tokens, Turn
 from tasks.dialects.json_values import depth, object_of, quoted
 from tasks.dialects.tags import TOOLS
 from tasks.dialects.written_turns import in_tags
@@ -40,6 +39,8 @@ THOUGHTS = ("<think>", "</think>")
 RESULTS = ("<tool_response>", "</tool_response>")  # plain text in some tokenizers
 FORGED = {family.HARMONY: r"<\|start\|>(?!assistant)"}  # a mark that the agent writes, too
 ATTEMPT = re.compile(r'^\s*\{\s*"name"|</?tool_call>|<\|python_tag\|>')  # at a call
+CALL_ID = "call_0"
+NAMED_CALLS = ("kimi-k2", "kimi-k2.5")  # a call's id is all that names its tool
 ASKED = {"role": "user", "content": "a"}
 CALLING = {"role": "assistant", "content": "", "tool_calls": [family.PROBE_CALL]}
 THINKING = {"role": "assistant", "content": "a", "reasoning_content": "thought"}
@@ -102,13 +103,22 @@ class NativeDialect:
         rendered = [mark for mark in self.marks.rendered if mark not in texts.values()]
         stops = dict.fromkeys([*ends, *RESULTS, *sorted(of_results), *rendered])
         self.stop_strings = tuple(stop for stop in stops if stop != end)
-        self.thinks = "thought" in self.tokenizer.decode(plain)
+        self.thinks = "thought" in self.tokenizer.decode(plain) and self._may_think()
 
     def _probe(self, message: Message) -> list[int]:
         """Return the tokens of a turn; [] where the family refuses it."""
         with suppress(Exception):  # a chat template raises what it likes
             return self._turn(message, [family.PROBE_TOOL])
         return []
+
+    def _may_think(self) -> bool:
+        """Return whether thoughts can follow the opening of a turn, which may have closed them."""
+        whole = self.renderer.render_ids([ASKED, THINKING], tools=[family.PROBE_TOOL])
+        opening = self._rendered([ASKED], [family.PROBE_TOOL])
+        return whole[: len(opening)] == opening or self._thought_is_open(opening)
+
+    def _thought_is_open(self, opening: Sequence[int]) -> bool:
+        return self.tokenizer.decode(opening).rstrip().endswith(THOUGHTS[0])
 
     def _marks_of_results(self) -> set[str]:
         """Return the control tokens that only a tool's result has."""
@@ -243,33 +253,48 @@ class NativeDialect:
         self, prompt: list[int], turn: list[int], call: Call, content: str
     ) -> list[int] | None:
         """Return the tokens after a turn, for an observation that is quoted; None for no bridge."""
-        message = self._observed(call, content)
+        message = self._observed(call, content, self._id_in(turn))
         bridge = self.renderer.bridge_to_next_turn(prompt, turn, [message], tools=self.tools)
         before = [*prompt, *turn]
         if bridge is None or bridge.token_ids[: len(before)] != before:
             return None
         return list(bridge.token_ids[len(before) :])
 
-    def _observed(self, call: Call, content: str) -> Message:
+    def _observed(self, call: Call, content: str, call_id: str = CALL_ID) -> Message:
         if self.free:
             return {"role": "user", "content": content}
         name = self._quote(call.tool)
-        return {"role": "tool", "name": name, "tool_call_id": "call_0", "content": content}
+        return {"role": "tool", "name": name, "tool_call_id": call_id, "content": content}
+
+    def _id_of(self, tool: str, number: int) -> str:
+        """Return the id of a dialogue's call number ``number``, from 0."""
+        return self._quote(f"functions.{tool}:{number}") if self.name in NAMED_CALLS else CALL_ID
+
+    def _id_in(self, turn: list[int]) -> str:
+        """Return the id of the call in a turn."""
+        if self.name not in NAMED_CALLS:
+            return CALL_ID
+        parsed = self._parsed(turn)
+        ids = [call.id for call in parsed.tool_calls if call.id] if parsed else []
+        return self._quote(ids[0]) if ids else CALL_ID
 
     def restart(self, question: Question, shown: str, past: Sequence[Exchange]) -> Tokens:
         messages = self._messages(question, shown, self._quote)
-        for exchange in past:
+        for number, exchange in enumerate(past):
+            call_id = self._id_of(exchange.call.tool, number)
             parsed = self._parsed(exchange.turn.tolist())
             content = parsed.content if parsed else exchange.text
             thoughts = parsed.reasoning_content if parsed else None
-            messages.append(self._message(exchange.call, content or "", thoughts or ""))
+            turn = self._message(exchange.call, content or "", thoughts or "", call_id)
+            messages.append(turn)
             encode = self.renderer._tokenizer.encode
             seen = shortened(
                 exchange.observation,
                 lambda text: encode(self._quote(text)),  # noqa: B023
                 self.dialogue.result_tokens,
             )
-            messages.append(self._observed(exchange.call, self._quote(self.tokenizer.decode(seen))))
+            text = self._quote(self.tokenizer.decode(seen))
+            messages.append(self._observed(exchange.call, text, call_id))
         return np.array(self._rendered(messages, self.tools), np.int32)
 
     # ---------------------------------------------------------------- answers
@@ -308,21 +333,24 @@ class NativeDialect:
 
     def trace(
         self, question: Question, parts: Sequence[tuple[str, bool]], shown: str = ""
-    ) -> tuple[Tokens, NDArray[np.bool_]]:
+    ) -> list[Context]:
         """See ``tasks.dialects.contract.Dialect``.
 
-        Where the family cannot go on from a turn, the trace goes on in a new prompt: the turns
-        before it are then read, not trained. A family without thoughts says them before the answer.
+        Where the family cannot go on from a turn, the trace goes on in a new prompt, in which the
+        turns before it are read, not trained: each is trained where it is said, as in a rollout. A
+        family without thoughts says them before the answer.
         """
         tokens = self.prompt(question, shown)
         mask = np.zeros(len(tokens), np.bool_)
+        contexts: list[Context] = []
         past: list[Exchange] = []
         call, turn, before = Call(FREE_ACT, ""), tokens[:0], tokens
         for text, sampled in parts:
             if sampled:
                 thoughts, written, content = in_tags(text, [*self.specs])
-                message = self._message(written, content, thoughts)
                 call = written or call
+                call_id = self._id_of(call.tool, len(past))
+                message = self._message(written, content, thoughts, call_id)
                 before, turn = tokens, np.array(self._ended(message), np.int32)
                 tokens = np.concatenate([tokens, turn])
                 mask = np.concatenate([mask, np.ones(len(turn), np.bool_)])
@@ -332,14 +360,17 @@ class NativeDialect:
             past.append(Exchange(turn, "", call, seen))
             added = self.observe(before, turn, call, seen, self.dialogue.result_tokens)
             if added is None:
+                contexts.append((tokens, mask))
                 tokens = self.restart(question, shown, past)
                 mask = np.zeros(len(tokens), np.bool_)
                 continue
             tokens = np.concatenate([tokens, added[1]])
             mask = np.concatenate([mask, np.zeros(len(added[1]), np.bool_)])
-        return tokens, mask
+        return [*contexts, (tokens, mask)]
 
-    def _message(self, call: Call | None, content: str, thoughts: str) -> Message:
+    def _message(
+        self, call: Call | None, content: str, thoughts: str, call_id: str = CALL_ID
+    ) -> Message:
         """Return a turn as a message; the agent's own words are quoted as text."""
         if self.free and call:
             content, call = call.argument, None
@@ -354,7 +385,7 @@ class NativeDialect:
             values = {parameter: call.argument} if parameter else object_of(call.argument or "{}")
             name, arguments = self._quote(call.tool), quoted(values or {}, self._quote)
             function = {"name": name, "arguments": arguments}
-            message["tool_calls"] = [{"id": "call_0", "type": "function", "function": function}]
+            message["tool_calls"] = [{"id": call_id, "type": "function", "function": function}]
         return message
 
     def _ended(self, message: Message) -> list[int]:
@@ -374,15 +405,28 @@ class NativeDialect:
         begun = self._rendered([ASKED], tools)
         rendered = self.renderer.render([ASKED, message], tools=tools)
         whole = list(rendered.token_ids)
-        if whole[: len(begun)] == begun:
-            turn = whole[len(begun) :]
-        else:
-            origins = zip(whole, rendered.sampled_mask, rendered.message_indices, strict=True)
-            turn = [
-                token for token, sampled, message_index in origins if sampled and message_index == 1
-            ]
+        turn = whole[len(begun) :]
+        if whole[: len(begun)] != begun:
+            turn = self._sampled(rendered)
+            if self._thought_is_open(begun):  # a template that drops all thoughts of the past
+                thoughts = message.get("reasoning_content", "")
+                closing = f"{thoughts}\n{THOUGHTS[1]}\n\n"
+                turn = [*self.renderer._tokenizer.encode(closing), *turn]
         last = [index for index, token in enumerate(turn) if token in self.ends]
         return turn[: last[-1] + 1] if last else turn
+
+    def _sampled(self, rendered: Any) -> list[int]:
+        """Return the tokens of a rendered turn that the library says the agent has sampled."""
+        if not rendered.sampled_mask:
+            raise ValueError(
+                f"dialect.native.renderer {self.name}: the policy's chat template writes a turn "
+                "otherwise than it opens one, and the library does not know which of its tokens "
+                "the agent writes: name the template's family, or choose the dialect tags"
+            )
+        origins = zip(
+            rendered.token_ids, rendered.sampled_mask, rendered.message_indices, strict=True
+        )
+        return [token for token, sampled, message in origins if sampled and message == 1]
 
 
 def shortened(

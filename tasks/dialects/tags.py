@@ -12,13 +12,10 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from params.schema.agent import Dialogue
 from params.schema.base import Frozen
 from tasks.dialects.arpo_format import format_faults
-from tasks.dialects.contract import DialectKind, Exchange, Tokens, Turn
+from tasks.dialects.contract import Context, DialectKind, Exchange, Tokens, Turn
 from tasks.dialects.written_turns import said
 from tasks.trees import dialogue as talk
 from tasks.trees.outcomes import ENDED_BY_WORLD, Outcome
@@ -91,9 +88,9 @@ class TagsDialect(TagsReader):
 
     def trace(
         self, question: Question, parts: Sequence[tuple[str, bool]], shown: str = ""
-    ) -> tuple[Tokens, NDArray[np.bool_]]:
+    ) -> list[Context]:
         prompt, limit = self.prompt(question, shown), self.dialogue.result_tokens
-        return talk.trace_tokens(self.tokenizer, prompt, parts, limit, self.tools)
+        return [talk.trace_tokens(self.tokenizer, prompt, parts, limit, self.tools)]
 
 
 def describe(specs: Sequence[ToolSpec]) -> str:

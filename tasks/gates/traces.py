@@ -4,6 +4,7 @@ Columns: question_id (str), split (str), kind (str), flaw (str: "none", or how t
 was wrong), text (str: the whole response, tool results included), parts (list of (text, whether
 the agent wrote it), which make up that text: the agent's turns, and the tool results between them),
 tokens (list[int]: prompt and response), trained (list[bool]: True on the agent's own tokens).
+A trace of several contexts has a row each; ``begins`` (bool), if there, says which is its first.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ def prepare(
     """
     table = table.reset_index(drop=True)
     faults = unusable("traces", table, COLUMNS, NAMES)
+    begins = table["begins"] if "begins" in table else pd.Series(True, table.index)
     tokens, trained = table["tokens"].map(_array), table["trained"].map(_array)
     parts = [list(each) if _listed(each) else [] for each in table["parts"]]
     turns = [[text for text, is_turn in each if is_turn] for each in parts]
@@ -64,7 +66,7 @@ def prepare(
         call_fault=[call_fault(each, tools, world) for each in turns],
         answer_fault=[answer_fault(each, world) for each in turns],
         words_fault=[words_fault(each, tools) for each in turns],
-        flawed=(table["flaw"] != "none").astype(float),
+        flawed=(table["flaw"] != "none").astype(float).where(begins),
     )
     table["of_training"] = table["question_id"].isin(list(training))
     return table.set_index(["trace", "question_id"])

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from params.schema.agent import Dialogue
-from tasks.dialects.contract import Dialect, Exchange
+from tasks.dialects.contract import Dialect, Exchange, contexts_of
 from tasks.dialects.observation_text import shown_text
 from tasks.questions import trace_tables
 from tasks.questions.experts import Parts, Trace
@@ -42,21 +44,56 @@ def samples_of(trace: Trace, dialogue: Dialogue) -> list[TrainingSample]:
     ]
 
 
-def trace_table(samples: Sequence[TrainingSample], dialect: Dialect) -> pa.Table:
-    """Return a row a sample, with its tokens and a mask of those that the agent wrote. [T]"""
-    rows = []
+@dataclass(frozen=True)
+class TraceTable:
+    """What the cold start learns from, a row a context, and the sample that each row is of.
+
+    A sample has several rows where the dialect writes the dialogue anew after a turn.
+    """
+
+    table: pa.Table  # trace_tables.TRACES; the text of a row is that of its whole sample
+    samples: list[TrainingSample]
+
+    @property
+    def begins(self) -> list[bool]:
+        """Return whether a row is the first one of its sample."""
+        before = [None, *self.samples]
+        return [now is not then for now, then in zip(self.samples, before, strict=False)]
+
+    @property
+    def longest(self) -> list[int]:
+        """Return the tokens of each sample's longest context, in the order of the samples."""
+        longest: list[int] = []
+        lengths = pc.list_value_length(self.table["tokens"]).to_pylist()
+        for length, begins in zip(lengths, self.begins, strict=True):
+            if begins:
+                longest.append(0)
+            longest[-1] = max(length, longest[-1])
+        return longest
+
+    def without(self, traces: Collection[int]) -> TraceTable:
+        """Return the rows of all traces but these, each given by its ``id``."""
+        stays = [id(sample.trace) not in traces for sample in self.samples]
+        rows = self.table.filter(pa.array(stays, pa.bool_()))
+        return TraceTable(rows, [*compress(self.samples, stays)])
+
+
+def trace_table(samples: Sequence[TrainingSample], dialect: Dialect) -> TraceTable:
+    """Tokenise the samples; a row has a mask of the tokens that the agent wrote. [T]"""
+    rows, owners = [], []
     for sample in samples:
         question = sample.trace.question
-        tokens, mask = dialect.trace(question, sample.parts, sample.shown)
-        rows.append(
-            {
-                "question_id": question.id,
-                "split": "train",
-                "kind": question.kind,
-                "flaw": sample.trace.flaw,
-                "text": "".join(text for text, _ in sample.parts),
-                "tokens": tokens,
-                "trained": mask,
-            }
-        )
-    return pa.Table.from_pylist(rows, schema=trace_tables.TRACES)
+        for tokens, mask in contexts_of(dialect, question, sample.parts, sample.shown):
+            owners.append(sample)
+            rows.append(
+                {
+                    "question_id": question.id,
+                    "split": "train",
+                    "kind": question.kind,
+                    "flaw": sample.trace.flaw,
+                    "text": "".join(text for text, _ in sample.parts),
+                    "tokens": tokens,
+                    "trained": mask,
+                }
+            )
+    return TraceTable(pa.Table.from_pylist(rows, schema=trace_tables.TRACES), owners)

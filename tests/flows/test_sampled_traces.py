@@ -48,7 +48,7 @@ def learn(policy, tokenizer, steps=150):
     optimizer = torch.optim.AdamW(policy.parameters(), lr=5e-3)
     for step in range(steps):
         text = f"<think>add</think><answer>\\boxed{{{step % 3 + 1}}}</answer>"
-        tokens, own = dialect.trace(QUESTIONS[step % 3], [(text, True)])
+        ((tokens, own),) = dialect.trace(QUESTIONS[step % 3], [(text, True)])
         labels = np.where(own, tokens, -100)
         batch = [torch.tensor(np.asarray(each, np.int64))[None] for each in (tokens, labels)]
         policy(input_ids=batch[0], labels=batch[1]).loss.backward()

@@ -29,6 +29,7 @@ from params.schema.prepare import (
 from tasks import environments
 from tasks import prepare as verb
 from tasks.dialects import open_dialect
+from tasks.dialects.native import Native
 from tasks.dialects.tags import DIALECT, Tags
 from tasks.environments.contract import OpenEnvironment
 from tasks.environments.frozen_lake import FrozenLakeSettings
@@ -58,6 +59,7 @@ from tasks.trees import dialogue as talk
 from tasks.trees.tables import load_questions, read_rows
 from tasks.trees.tree import Document, Message, Observation, Question
 from tests.sections import MACHINE, PYTHON
+from tests.tasks.dialects import families
 from tests.verbs import call
 
 STEP = SubStep("toy", "prepare", 0, 7)
@@ -172,7 +174,7 @@ def generated():
 def table_of(traces, tokenizer):
     specs = [text_spec("python", "Run code.", "code", "")]
     dialect = open_dialect(inputs_of().dialect, tokenizer, DIALOGUE, specs)
-    return trace_table([s for t in traces for s in samples_of(t, DIALOGUE)], dialect)
+    return trace_table([s for t in traces for s in samples_of(t, DIALOGUE)], dialect).table
 
 
 def whole(trace):
@@ -622,6 +624,46 @@ def test_traces_with_marks_of_the_policys_tokenizer_are_dropped(folder, policy, 
     reasons = Counter(row["reason"] for row in read_rows(places_of(made)["dropped"]))
     assert reasons["forged_turn"] in (1, 2), "one of the four goes to validation"
     assert not any("⟦" in row["text"] for row in read_rows(places_of(made)["traces"]))
+
+
+def test_a_template_that_goes_on_in_new_prompts_has_a_row_for_each(tmp_path, monkeypatch, policy):
+    """The gate sees whole traces; one that is too long is left out with all its rows."""
+    monkeypatch.chdir(tmp_path)
+    own, model = families.tokenizer("qwen2.5"), copy.deepcopy(policy)
+    model.resize_token_embeddings(len(own))
+    for part in (model, own):
+        part.save_pretrained("fetched")
+
+    def made_in(context, faulty):
+        fetched = PretrainedPolicy(
+            kind="pretrained", name="fetched", revision=None, context=context
+        )
+        made = run(
+            Calculator().open,
+            settings=settings(policy=fetched, faulty=faulty),
+            dialect={"native": Native(renderer="default", options={"tool_parser": "qwen3"})},
+        )
+        return made, read_rows(places_of(made)["traces"])
+
+    made, traces = made_in(1024, "stop")
+    assert made["metrics"]["traces"] == len({row["text"] for row in traces}) == 24
+    assert len(traces) > 30
+    check_gates(places_of(made))
+    for text in {row["text"] for row in traces}:
+        rows = [row for row in traces if row["text"] == text]
+        assert len(rows) == 1 + text.count("<python>")
+        calls = [own.convert_tokens_to_ids("<tool_call>") in trained_of(row) for row in rows]
+        assert calls == [True] * text.count("<python>") + [False]
+
+    longest = max(len(row["tokens"]) for row in traces)
+    made, fewer = made_in(longest - 1, "drop")
+    (dropped,) = read_rows(places_of(made)["dropped"])
+    assert dropped["reason"] == "too_long"
+    assert fewer == [row for row in traces if row["question_id"] != dropped["question_id"]]
+
+
+def trained_of(row):
+    return [token for token, own in zip(row["tokens"], row["trained"], strict=True) if own]
 
 
 def test_questions_that_break_an_expectation_stop_the_run_before_any_tool_is_opened(

@@ -161,7 +161,7 @@ def test_a_teacher_of_another_vocabulary_is_written_again(inputs, tiny, policy, 
     (trace,) = rows_of(select(given), "traces")
     dialect = open_dialect(AGENT.dialect, tokenizer, DIALOGUE, SPECS)
     parts = [(CALL, True), ("<result>408</result>", False), (RIGHT, True)]
-    tokens, own = dialect.trace(QUESTION, parts)
+    ((tokens, own),) = dialect.trace(QUESTION, parts)
     assert trace["tokens"] == tokens.tolist()
     assert trace["trained"] == own.tolist()
     fresh = DIALOGUE.model_copy(update={"prompt": "fresh", "prompt_tokens": 64})

@@ -2,9 +2,11 @@
 
 Each is a byte-level BPE with a few hundred merges, so that text merges across the edges of
 messages. No template was downloaded: each is written from the documented format, and names what it
-follows; the revisions are not known.
+follows; the revisions are not known. A renderer of the library needs no template: ``for_renderer``
+makes a tokenizer with the control tokens that it asks for.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
+
+from tasks.dialects.family import QuotingTokenizer, config
 
 TEMPLATES = Path(__file__).parent / "templates"
 TEXTS = [
@@ -101,3 +105,35 @@ def tokenizer(family: str) -> Any:
         chat_template=(TEMPLATES / f"{template}.jinja").read_text(),
         clean_up_tokenization_spaces=False,
     )
+
+
+class Learning(QuotingTokenizer):
+    """A tokenizer that adds each control token when a renderer first asks for its id."""
+
+    def convert_tokens_to_ids(self, tokens: Any) -> Any:
+        self._add([tokens] if isinstance(tokens, str) else tokens)
+        return super().convert_tokens_to_ids(tokens)
+
+    def encode(self, text: str, *rest: Any, **options: Any) -> list[int]:
+        if re.fullmatch(r"<[^<>\s]+>|｜\w+｜", text):
+            self._add([text])
+        return super().encode(text)
+
+    def _add(self, tokens: list[str]) -> None:
+        known = self.tokenizer.get_vocab()
+        text = re.compile("think|tool|arg")  # of these families, such marks are no special tokens
+        self.tokenizer.add_tokens(
+            [AddedToken(t, special=not text.search(t)) for t in tokens if t not in known]
+        )
+
+
+def for_renderer(name: str) -> Any:
+    """Return a tokenizer for a renderer of the library; of its own family, where there is one."""
+    if name in FAMILIES:
+        return tokenizer(name)
+    from renderers import create_renderer
+
+    made = tokenizer("qwen2.5")
+    renderer = create_renderer(Learning(made), config(name, {}))
+    made.eos_token = made.convert_ids_to_tokens(renderer.get_stop_token_ids()[0])
+    return made

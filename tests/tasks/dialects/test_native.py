@@ -456,7 +456,7 @@ def test_a_trace_is_what_a_rollout_would_have_stored(name):
         ("<result>7 </result></result>", False),
         ("<think>so</think><answer>It is \\boxed{7}.</answer>", True),
     ]
-    tokens, own = dialect.trace(QUESTION, parts, "start")
+    ((tokens, own),) = dialect.trace(QUESTION, parts, "start")
     prompt = dialect.prompt(QUESTION, "start")
     assert tokens[: len(prompt)].tolist() == prompt.tolist() and not own[: len(prompt)].any()
     edges = np.flatnonzero(np.diff(own.astype(int))) + 1

@@ -176,7 +176,7 @@ def test_a_trace_is_what_a_rollout_would_have_stored(world):
     dialect = opened(world, [MOVE])
     turns = ["<think>a</think><move>left</move>", "<think>b</think><answer>\\boxed{1}</answer>"]
     parts = [(turns[0], True), ("<result>S.G</result>", False), (turns[1], True)]
-    tokens, own = dialect.trace(QUESTION, parts, "start")
+    ((tokens, own),) = dialect.trace(QUESTION, parts, "start")
     seen = dialect.observe(NOTHING, NOTHING, Call("move", "left"), Observation("ok", "S.G"), 64)
     written = [talk.encode(world, turn) for turn in turns]
     prompt, end = dialect.prompt(QUESTION, "start"), [world.eos_token_id]
