@@ -35,7 +35,7 @@ class Parts:
     """What an iteration is reckoned from."""
 
     step: float = 1581.0  # tokens a second a GPU, sampled and trained (NeMo-RL 0.5, 16 H100, 8B)
-    card_share: float = gpu_cards.PEAK_SHARE  # of an update; prime-rl: 0.147 to 0.217
+    card_share: float = gpu_cards.PEAK_SHARE  # of an update; prime-rl: 0.147 to 0.217 at 16k
     network: float = NETWORKS["400"]  # bytes a second a card between machines; nominal
     disk: float = 10e9  # bytes a second of the shared folder in all; an assumption
     decoding: float = gpu_seconds.STEP_SECONDS  # of a path's step at least; an assumption
