@@ -23,7 +23,7 @@ from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 
-from tasks.scorers import complexity, maths_worker, notation
+from tasks.scorers import complexity, maths_worker, notation, ranges
 from tasks.scorers.contract import Scorer, ScorerKind
 from tasks.scorers.maths_worker import TIMEOUT
 
@@ -39,13 +39,14 @@ WORKER = Path(maths_worker.__file__)  # imported, so that the ledger's keys see 
 _SPACE = re.compile(r"(?<!\d) | (?!\d)")  # no space between digits
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+"
 _NUMBER = re.compile(
-    rf"(?P<sign>[+-]?)(?:\\?\$)?\s*(?:(?P<plain>{_DIGITS})(?:[eE](?P<exponent>[+-]?\d{{1,2}}))?|"
+    rf"(?P<sign>[+-]?)(?:\\?\$)?\s*(?:(?P<plain>{_DIGITS})(?:[eE](?P<exponent>[+-]?\d{{1,3}}))?|"
     rf"(?:(?P<whole>\d+)\s+)?(?P<above>\d+)\s*/\s*(?P<below>\d+)|"
     rf"(?P<whole_latex>\d+)?\s*"
     rf"\\[dt]?frac\{{(?P<numerator>-?\d+)\}}\{{(?P<denominator>\d+)\}})\s*(?P<percent>\\?%)?\.?"
 )
 
 
+_POINT = re.compile(r"\.\d|\d[eE]")
 _REPEATING = re.compile(r"([+-]?)(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{(\d+)\}")
 
 # ---------------------------------------------------------------- the verifier's processes
@@ -191,7 +192,13 @@ def _judge(answer: str, gold: str, compare: Compare) -> tuple[float, str]:
         return 1.0, "text"
     if max(len(answer), len(gold)) > LONGEST:
         return 0.0, "too_long"
-    return _judge_formulas(notation.latex(answer), notation.latex(gold), compare)
+    ours, theirs = number(answer), number(gold)
+    if ours and theirs and not (judged := _judge_numbers(ours, theirs, answer, gold))[0]:
+        return judged  # most wrong answers, which need no other notation
+    plain = notation.latex(answer, natural=not notation.has_log(gold))
+    return _judge_formulas(
+        plain, notation.latex(gold, natural=not notation.has_log(answer)), compare
+    )
 
 
 def _judge_formulas(answer: str, gold: str, compare: Compare) -> tuple[float, str]:
@@ -200,9 +207,12 @@ def _judge_formulas(answer: str, gold: str, compare: Compare) -> tuple[float, st
         return float(bool(gold)), "text"
     if not answer:
         return 0.0, "text"
+    if (items := notation.printed_list(answer, gold)) is not None:
+        return _judge_formulas(items, gold, compare)
     same = _same_kind(answer, gold)
     if same is not None:
         return float(same), "text"
+    answer, gold = _in_one_unit(answer, gold)
     measures = notation.with_unit(answer), notation.with_unit(gold)
     if any(measures):
         units = {measure[1] for measure in measures if measure}
@@ -212,30 +222,79 @@ def _judge_formulas(answer: str, gold: str, compare: Compare) -> tuple[float, st
         return _judge_formulas(values[0], values[1], compare)
     ours, theirs = number(answer), number(gold)
     if ours and theirs:
-        return float(_same_number(*ours, *theirs)), "number"
-    if any(map(notation.is_interval, (answer, gold))):
-        answer, gold = (notation.interval(text) or text for text in (answer, gold))
+        return _judge_numbers(ours, theirs, answer, gold)
+    return _judge_sets(answer, gold, compare)
+
+
+def _judge_numbers(
+    ours: tuple[Fraction, bool], theirs: tuple[Fraction, bool], answer: str, gold: str
+) -> tuple[float, str]:
+    """Return the score of two plain numbers, of which the texts tell whether they are decimals."""
+    return float(_same_number(*ours, *theirs, _is_decimal(answer), _is_decimal(gold))), "number"
+
+
+def _judge_sets(answer: str, gold: str, compare: Compare) -> tuple[float, str]:
+    """Return the score of two formulas; sets of reals are compared as intervals."""
+    ours, theirs = ranges.real_set(answer), ranges.real_set(gold)
+    if ours and theirs:
+        if ours[0] and theirs[0] and ours[0] != theirs[0]:  # of other variables
+            return 0.0, "text"
+        answer, gold = ours[1], theirs[1]
         if _unspaced(answer) == _unspaced(gold):
             return 1.0, "text"
-    plain = notation.angles_in_radians
-    return _verified(plain(answer), plain(gold), compare)
+    texts = [notation.powers_of_ten(notation.angles_in_radians(text)) for text in (answer, gold)]
+    return _verified(texts[0], texts[1], compare)
+
+
+def _in_one_unit(answer: str, gold: str) -> tuple[str, str]:
+    """Write degrees as radians, where the other side has radians, and drop the names of radians.
+
+    A bare number beside degrees is degrees, so a multiple of pi beside them is radians.
+    """
+    texts = [answer, gold]
+    for ours, theirs in ((0, 1), (1, 0)):
+        measure = notation.with_unit(texts[theirs])
+        radians = bool(measure and measure[1] == "rad")
+        if notation.has_degrees(texts[ours]) and (radians or r"\pi" in texts[theirs]):
+            texts[ours] = notation.angles_in_radians(texts[ours])
+            texts[theirs] = measure[0] if measure and radians else texts[theirs]
+    return texts[0], texts[1]
 
 
 def _same_kind(answer: str, gold: str) -> bool | None:
     """Compare answers that are no formulas, such as options and words; None for formulas."""
-    for read in (notation.option, notation.in_base):
-        ours, theirs = read(answer), read(gold)
-        if ours and theirs:
-            return ours == theirs
+    if (same := _same_option(answer, gold)) is not None:
+        return same
+    bases = notation.in_base(answer), notation.in_base(gold)
+    if all(bases):
+        return bases[0] == bases[1]
     ours, theirs = notation.words(answer), notation.words(gold)
     if ours or theirs:
         return ours == theirs
     ours, theirs = notation.clock(answer), notation.clock(gold)
     if ours and theirs:
         return ours == theirs
+    if notation.repeats(answer) and not notation.repeats(gold):
+        return False
     ours, theirs = notation.brackets(answer), notation.brackets(gold)
-    lists = (theirs and notation.is_list(answer)) or (ours and notation.is_list(gold))
+    several = [
+        (notation.is_list(text) or notation.is_set(text)) and not ranges.real_set(text)
+        for text in (answer, gold)
+    ]
+    lists = (theirs and several[0]) or (ours and several[1])
     return False if lists or (ours and theirs and ours != theirs) else None
+
+
+def _same_option(answer: str, gold: str) -> bool | None:
+    """Compare options of a multiple choice, with or without their texts; None for no options."""
+    ours, theirs = notation.option(answer), notation.option(gold)
+    if ours and theirs:
+        return ours == theirs
+    our_letter = ours or notation.option_with_text(answer)
+    their_letter = theirs or notation.option_with_text(gold)
+    if not (our_letter and their_letter):
+        return None
+    return our_letter == their_letter if ours or theirs or our_letter != their_letter else None
 
 
 def _verified(answer: str, gold: str, compare: Compare) -> tuple[float, str]:
@@ -287,12 +346,22 @@ def _repeating(sign: str, whole: str, decimals: str, period: str) -> Fraction:
     return (-1 if sign == "-" else 1) * fraction / 10 ** len(decimals)
 
 
-def _same_number(a: Fraction, a_percent: bool, b: Fraction, b_percent: bool) -> bool:
+def _is_decimal(text: str) -> bool:
+    """Return whether a plain number is written with a point or an exponent, as floats are."""
+    return bool(_POINT.search(text)) and "\\" not in text.replace("\\%", "").replace("\\$", "")
+
+
+def _same_number(
+    a: Fraction, a_percent: bool, b: Fraction, b_percent: bool, a_decimal: bool, b_decimal: bool
+) -> bool:
     """Compare; 25% equals both 25 and 0.25, as answers write a percentage in either way."""
+    same = maths_worker.same_number
     if a_percent == b_percent:
-        return a == b
-    percent, plain = (a, b) if a_percent else (b, a)
-    return plain in (percent, percent / 100)
+        return same(a, b, a_decimal, b_decimal)
+    percent, plain, decimals = (
+        (a, b, (a_decimal, b_decimal)) if a_percent else (b, a, (b_decimal, a_decimal))
+    )
+    return any(same(each, plain, *decimals) for each in (percent, percent / 100))
 
 
 def _of_a_question(most_timeouts: int) -> Scorer:

@@ -21,6 +21,8 @@ import os
 import resource
 import signal
 import sys
+from fractions import Fraction
+from typing import Any
 
 EQUAL, DIFFERENT = "equal", "different"
 TIMEOUT, KILLED = "timeout", "killed"
@@ -43,16 +45,194 @@ SAMPLES = (
 )
 
 
+# ---------------------------------------------------------------- equal numbers
+
+# A decimal equals a number that has other digits, too, if it is that number rounded or cut off,
+# with at least this many digits, zeros at the end not counted.
+FEWEST_DIGITS = 7
+FLOAT_DIGITS = range(15, 18)  # of a float, which has a rounding error
+FLOAT_ERROR = Fraction(1, 10**14)  # of a float's value; beside 0, of 1
+LEAST_NOISE = 3  # digits of a rounding error beside 0: 1.22e-16 is one, 1e-16 is a number
+EVALUATED = 40  # digits to which an irrational number is compared with a decimal
+CANCELLED = 400  # digits that two exact numbers share before they count as equal
+
+
+def same_number(ours: Fraction, theirs: Fraction, decimal: bool, gold_decimal: bool) -> bool:
+    """Return whether two numbers are equal; ``decimal``: a number is written with a point.
+
+    Others, such as integers and fractions, are exact: they are equal to nothing but themselves.
+    """
+    if ours == theirs:
+        return True
+    return (decimal and _stands_for(ours, theirs)) or (gold_decimal and _stands_for(theirs, ours))
+
+
+def _stands_for(decimal: Fraction, number: Fraction) -> bool:
+    """Return whether a decimal is a number rounded, cut off, or with a float's rounding error."""
+    if not number:
+        return abs(decimal) < FLOAT_ERROR and _digits(decimal)[0] >= LEAST_NOISE
+    if decimal.denominator == 1:  # an integer, in whatever notation
+        return False
+    digits, unit = _digits(decimal)
+    missing = (number - decimal) * (1 if number > 0 else -1)
+    if digits in FLOAT_DIGITS and abs(missing) <= FLOAT_ERROR * abs(number):
+        return True
+    return digits >= FEWEST_DIGITS and -unit / 2 <= missing < unit
+
+
+def _digits(decimal: Fraction) -> tuple[int, Fraction]:
+    """Return how many digits a decimal has, without zeros around them, and the last one's unit."""
+    places, below = 0, decimal.denominator
+    while below % 10 == 0:
+        places, below = places + 1, below // 10
+    while below % 2 == 0 or below % 5 == 0:  # what is left divides a power of ten
+        places, below = places + 1, below // (2 if below % 2 == 0 else 5)
+    digits = str(abs(decimal.numerator) * 10**places // decimal.denominator).strip("0")
+    return len(digits), Fraction(1, 10**places)
+
+
+# ---------------------------------------------------------------- math-verify
+
+
 def same(answer: str, gold: str) -> bool:
     """Return whether math-verify takes two LaTeX expressions for equal.
 
-    Only its LaTeX parser is used; the other one passes text to Python's ``eval``.
+    Only its LaTeX parser is used; the other one passes text to Python's ``eval``. Numbers are
+    compared by ``same_number``, where math-verify rounds both to six decimals.
     """
-    from math_verify import LatexExtractionConfig, parse, verify
+    from math_verify import LatexExtractionConfig, grader, parse, verify
 
+    grader.sympy_numeric_eq = _same_value
+    grader.sympy_symbolic_eq = _same_formula
     reader = [LatexExtractionConfig()]
     read = [parse(f"$${text}$$", reader, parsing_timeout=None) for text in (gold, answer)]
-    return verify(*read, timeout_seconds=None)
+    gold_read, answer_read = ([_with_constants(each) for each in found] for found in read)
+    return bool(verify(gold_read, answer_read, timeout_seconds=None))
+
+
+def _with_constants(read: Any) -> Any:
+    """Return a parsed expression in which the letters i and e are numbers, if it is one.
+
+    The left side of ``E = 5`` stays a name.
+    """
+    import sympy
+    from latex2sympy2_extended.logic import And
+
+    if isinstance(read, And):
+        return And(*map(_with_constants, read._unsorted_args))
+    if isinstance(read, sympy.core.relational.Relational):
+        left = read.lhs if read.lhs.is_Symbol else _with_constants(read.lhs)
+        return read.func(left, _with_constants(read.rhs), evaluate=False)
+    if not isinstance(read, sympy.Basic | sympy.MatrixBase):
+        return read
+    numbers = {"i": sympy.I, "e": sympy.E}
+    letters = [each for each in read.free_symbols if getattr(each, "name", "") in numbers]
+    return read.xreplace({each: numbers[each.name] for each in letters}) if letters else read
+
+
+def _same_value(gold: Any, answer: Any, *_: object) -> bool:
+    """Compare two expressions without variables, or matrices of them, as numbers."""
+    import sympy
+
+    if isinstance(gold, sympy.MatrixBase) and isinstance(answer, sympy.MatrixBase):
+        cells = zip(gold.flat(), answer.flat(), strict=False)
+        return gold.shape == answer.shape and all(_same_cell(*pair) for pair in cells)
+    if not (_is_number(gold) and _is_number(answer)):
+        return False
+    return _same_exact(_exact(gold), _exact(answer), _has_decimals(gold), _has_decimals(answer))
+
+
+def _same_cell(gold: Any, answer: Any) -> bool:
+    return bool(gold == answer or _same_value(gold, answer) or _same_formula(gold, answer))
+
+
+def _same_exact(gold: Any, answer: Any, gold_decimal: bool, decimal: bool) -> bool:
+    """Compare two numbers whose decimals are fractions; the flags tell which had decimals."""
+    if gold == answer or _vanishes(gold - answer):
+        return True
+    if not (gold_decimal or decimal):
+        return False
+    pairs = zip(_parts(answer, decimal), _parts(gold, gold_decimal), strict=True)
+    return all(same_number(ours, theirs, decimal, gold_decimal) for ours, theirs in pairs)
+
+
+def _is_number(value: Any) -> bool:
+    import sympy
+
+    return isinstance(value, sympy.Expr) and not value.free_symbols and value.is_finite is not False
+
+
+def _exact(value: Any) -> Any:
+    """Return an expression whose decimals are exact: 0.1 is a tenth."""
+    import sympy
+
+    floats = value.atoms(sympy.Float)
+    return value.xreplace({each: sympy.Rational(str(each)) for each in floats}).doit()
+
+
+def _has_decimals(value: Any) -> bool:
+    import sympy
+
+    return bool(value.has(sympy.Float))
+
+
+def _vanishes(difference: Any) -> bool:
+    """Return whether the difference of two exact numbers is 0, however small they are."""
+    import sympy
+    from sympy.core.evalf import PrecisionExhausted
+
+    unevaluated = (sympy.Sum, sympy.Product, sympy.Integral, sympy.Limit)
+    if difference.has(*unevaluated):  # known to few digits
+        return bool(sympy.simplify(difference).is_zero)
+    parts = difference.as_real_imag() if difference.has(sympy.I) else (difference,)
+    for part in parts:
+        try:
+            if part.evalf(2, maxn=CANCELLED, strict=True) != 0:
+                return False
+        except PrecisionExhausted:  # all digits cancel
+            continue
+    return True
+
+
+def _parts(value: Any, decimal: bool) -> list[Fraction]:
+    """Return the real and the imaginary part."""
+    return [_fraction(part, decimal) for part in value.as_real_imag()]
+
+
+def _fraction(part: Any, decimal: bool) -> Fraction:
+    """Return a number's value; what was computed with decimals has a float's digits."""
+    if part.is_Rational:
+        return Fraction(int(part.p), int(part.q))
+    return Fraction(str(part.evalf(FLOAT_DIGITS[-1] if decimal else EVALUATED)))
+
+
+def _same_formula(gold: Any, answer: Any) -> bool:
+    """Compare two expressions with variables: their difference, else their coefficients."""
+    import sympy
+
+    if not all(isinstance(each, sympy.Expr) for each in (gold, answer)):
+        difference = sympy.simplify(gold - answer)
+        return isinstance(difference, sympy.MatrixBase) and bool(difference.is_zero_matrix)
+    if not (gold.free_symbols or answer.free_symbols):
+        return False
+    theirs, ours = _exact(gold), _exact(answer)
+    if sympy.expand(theirs - ours) == 0 or sympy.simplify(theirs - ours).is_zero:
+        return True
+    return _same_coefficients(theirs, ours, _has_decimals(gold), _has_decimals(answer))
+
+
+def _same_coefficients(gold: Any, answer: Any, gold_decimal: bool, decimal: bool) -> bool:
+    """Compare two polynomials, of whatever they have in common, term by term."""
+    import sympy
+
+    try:
+        polynomials, _ = sympy.parallel_poly_from_expr((gold, answer))
+    except sympy.PolynomialError:
+        return False
+    theirs, ours = (dict(each.terms()) for each in polynomials)
+    return theirs.keys() == ours.keys() and all(
+        _same_exact(theirs[term], ours[term], gold_decimal, decimal) for term in theirs
+    )
 
 
 def main() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import unicodedata
 
 import regex
 
+from tasks.scorers import numerals, printed, ranges, wrappers
 from tasks.scorers.plain import DASHES, INVISIBLE
 
 SIGNS = str.maketrans(
@@ -16,6 +18,7 @@ SIGNS = str.maketrans(
         **{"\u222a": r"\cup ", "\u2229": r"\cap ", "\u2208": r"\in ", "\u2205": r"\emptyset "},
         **{"\u2211": r"\sum ", "\u222b": r"\int ", "\u2261": r"\equiv ", "\u2248": r"\approx "},
         **{"\u211d": r"\mathbb{R}", "\u2124": r"\mathbb{Z}", "\u2115": r"\mathbb{N}"},
+        **{"\u2147": "e ", "\u2148": "i ", "\u2149": "i ", "\u2030": r"\cdot 10^{-3}"},
         **{"\u211a": r"\mathbb{Q}", "\u2102": r"\mathbb{C}", "\u2026": r"\ldots ", "\u2044": "/"},
     }
 )
@@ -30,27 +33,22 @@ _FRACTION = regex.compile("[\u00bc-\u00be\u2150-\u215e]")
 _ROOT = regex.compile("([\u221a\u221b\u221c])\\s*(?:\\{([^{}]*)\\}|\\(([^()]*)\\)|(\\d+|\\w))")
 _ROOTS = {"\u221a": r"\sqrt", "\u221b": r"\sqrt[3]", "\u221c": r"\sqrt[4]"}
 
-_WRAPPED = (  # around a whole answer
-    regex.compile(r"\$\$?((?:[^$]|\\\$)+?)\$?\$", regex.DOTALL),
-    regex.compile(r"\\\((.+)\\\)|\\\[(.+)\\\]", regex.DOTALL),
-    regex.compile(r"\\(?:boxed|fbox)\s*\{(.*)\}", regex.DOTALL),
-    regex.compile(r"\*\*(.+)\*\*|__(.+)__", regex.DOTALL),
-)
-_SENTENCE = regex.compile(
-    r"(?:so |thus,? |therefore,? |hence,? )?(?:the )?(?:final |correct )?(?:answer|result|value)"
-    r"(?: is|:|=)\s*:?\s*(.+)",
-    regex.IGNORECASE | regex.DOTALL,
-)
+_FUNCTIONS = "arcsin arccos arctan sinh cosh tanh sin cos tan cot sec csc ln log exp".split()
 _LAYOUT = (
-    (regex.compile(r"\\(?:left|right|bigg?[lr]?|Bigg?[lr]?|displaystyle)(?![a-zA-Z])"), ""),
+    (regex.compile(r"\\(?:left|right|bigg?[lr]?|Bigg?[lr]?)(?![a-zA-Z])"), ""),
     (regex.compile(r"(?<=\d)(?:,\s*\\!|\\,|(?<!\\)\\ |\{,\}|,)(?=\d{3}(?!\d))"), ","),  # thousands
-    (regex.compile(r"(?<!\\)\\[,;:! ]|~"), " "),
+    (regex.compile(r"(?<!\\)\\[,;:! ]|(?<!~)~(?!~)"), " "),
     (regex.compile(r"\\[dtc]frac(?![a-zA-Z])"), r"\\frac"),
     (
-        regex.compile(r"\\(?:mathrm|textrm|textit|mbox|operatorname)\s*(?=\{)"),
+        regex.compile(
+            r"\\(?:mathrm|textrm|textit|textsf|texttt|textup|textnormal|textsc|mbox|operatorname\*?)"
+            r"\s*(?=\{)"
+        ),
         r"\\text",
     ),
-    (regex.compile(r"\\(?:mathbf|boldsymbol|bm|textbf)\s*\{([^{}]*)\}"), r"\1"),
+    (regex.compile(r"(?<=[a-zA-Z])\s*\\text\s*\{\s*([ei])\s*\}"), r" \1"),
+    (regex.compile(r"\\text\s*\{\s*([ei])\s*\}"), r"\1"),
+    (regex.compile(rf"\\text\s*\{{\s*({'|'.join(_FUNCTIONS)})\s*\}}"), r"\\\1 "),
     (regex.compile(r"\.\.\."), r"\\ldots "),
     (regex.compile(r"\(\s*(?:\\text\s*\{\s*mod\s*\}|\\bmod|mod)\s*(\w+)\s*\)"), r"\\pmod{\1}"),
     (
@@ -61,11 +59,11 @@ _LAYOUT = (
     ),
     (regex.compile(r"\\(?:leq|leqslant)(?![a-z])"), r"\\le"),
     (regex.compile(r"\\(?:geq|geqslant)(?![a-z])"), r"\\ge"),
+    (regex.compile(r"\\neq(?![a-z])|\\not\s*="), r"\\ne "),
     (regex.compile(r"\\varnothing(?![a-z])"), r"\\emptyset"),
     (regex.compile(r"\s*(?:\\?%|\bper ?cent\b)"), r"\\%"),
     (regex.compile(r"(?:\\degree(?:s)?|\^\s*\{\\circ\s*\}|(?<=\d)\s*degrees?\b)"), r"^\\circ"),
     (regex.compile(r"(?<![\\a-zA-Z])(sqrt|pi|infty|sin|cos|tan|log|ln)(?![a-zA-Z])"), r"\\\1"),
-    (regex.compile(r"\\sqrt\s*\(([^()]*)\)"), r"\\sqrt{\1}"),
     (regex.compile(r"\\frac\s*(\d)\s*(\d)(?!\d)"), r"\\frac{\1}{\2}"),
     (regex.compile(r"\^\\circ\s*(?:\\text\s*\{\s*)?([CFK])\b\}?"), r"\\text{deg\1}"),
     (regex.compile(r"\\(?:pounds|euro|\$)|[\u00a3\u20ac\u00a5$]"), ""),
@@ -73,15 +71,64 @@ _LAYOUT = (
 )
 
 
-def latex(text: str) -> str:
-    """Return an answer as plain LaTeX: without a sentence, delimiters, Unicode signs and layout."""
-    text = INVISIBLE.sub("", text).strip()
-    text = _unwrapped(text)
+_BARE_LOG = regex.compile(r"(?<![a-zA-Z])log(?![a-zA-Z0-9]|\s*_)")
+_BRACED = regex.compile(r"(\^|\\sqrt)\s*\(")
+_STARS = regex.compile(r"\s*\*\*\s*(-?\d+(?:\.\d+)?|-?\w)?")
+_HAN_JOINTS = (
+    (regex.compile(r"(?<=[\d})])\s*或\s*(?=[\d\\(-])"), " or "),
+    (regex.compile(r"(?<=[\d})])\s*[、和与及]\s*(?=[\d\\(-])"), ","),
+)
+
+
+def has_log(text: str) -> bool:
+    """Return whether a text has a logarithm without a base."""
+    return bool(_BARE_LOG.search(text))
+
+
+@functools.lru_cache(4096)  # of gold answers, which are compared with many answers
+def latex(text: str, natural: bool = True) -> str:
+    """Return an answer as plain LaTeX: without a sentence, delimiters, Unicode signs and layout.
+
+    natural: ``log(2)`` is Python's natural logarithm. Where the text that it is compared with has a
+    ``log`` without a base, too, it means the same.
+    """
+    text = wrappers.bare(INVISIBLE.sub("", text))
+    text = printed.in_latex(text, natural)
+    text = _STARS.sub(lambda matched: f"^{{{matched[1]}}}" if matched[1] else "^", text)
     if not text.isascii():
+        for pattern, plain in _HAN_JOINTS:
+            text = pattern.sub(plain, text)
         text = _ascii(text)
     for pattern, plain in _LAYOUT:
         text = pattern.sub(plain, text)
-    return _in_the_open(" ".join(text.split()).rstrip(". "))
+    text = _without_parentheses(" ".join(text.split()).rstrip(". "))
+    return _in_the_open(ranges.french(_read(numerals.without_groups(text))))
+
+
+def _read(text: str) -> str:
+    """Write numbers in words as digits, and phrases for sets as sets."""
+    plain = without_text(text)
+    if "\\" not in plain.replace("\\%", ""):
+        read = numerals.in_digits(plain)
+        text = text if read == plain else read
+    for pattern, sign in _PHRASES:
+        if matched := pattern.fullmatch(plain):
+            return matched.expand(sign)
+    return text
+
+
+def _without_parentheses(text: str) -> str:
+    """Write exponents and roots with braces: ``x^(n+1)``, ``sqrt(x(x+1))``."""
+    start = 0
+    while matched := _BRACED.search(text, start):
+        depth, start = 0, matched.end()
+        for place in range(matched.end() - 1, len(text)):
+            depth += (text[place] == "(") - (text[place] == ")")
+            if not depth:
+                inside = text[matched.end() : place]
+                text = f"{text[: matched.start()]}{matched[1]}{{{inside}}}{text[place + 1 :]}"
+                break
+    return text
 
 
 def _in_the_open(text: str) -> str:
@@ -90,29 +137,6 @@ def _in_the_open(text: str) -> str:
     if not matched or _WORDS.fullmatch(matched[1]):
         return text
     return matched[1].strip().rstrip(". ")
-
-
-def _unwrapped(text: str) -> str:
-    """Take off delimiters around the whole answer, and a sentence that only introduces it."""
-    before = None
-    while text != before:
-        before = text
-        text = text.strip().rstrip(".\u3002").strip()
-        for pattern in (*_WRAPPED, _SENTENCE):
-            if matched := pattern.fullmatch(text):
-                inner = next(group for group in matched.groups() if group is not None)
-                if _balanced(inner):
-                    text = inner
-    return text
-
-
-def _balanced(text: str) -> bool:
-    depth = 0
-    for sign in text.replace("\\{", "").replace("\\}", ""):
-        depth += (sign == "{") - (sign == "}")
-        if depth < 0:
-            return False
-    return depth == 0
 
 
 def _ascii(text: str) -> str:
@@ -139,7 +163,34 @@ def _fraction(sign: str) -> str:
 
 # ---------------------------------------------------------------- kinds of answers
 
-_OPTION = regex.compile(r"\(?([A-Z])\)?[.:)]?")
+_PHRASES = (
+    (
+        regex.compile(
+            "(?:there (?:is|are) |(?:the |this )?(?:equation|system|inequality|problem) has |"
+            "(?:it )?has )?no solutions?(?: exists?)?|(?:the )?(?:empty|null) set|none|"
+            "无解|空集|没有解",
+            regex.IGNORECASE,
+        ),
+        r"\\emptyset",
+    ),
+    (
+        regex.compile(
+            "(?:[a-z] (?:is|can be) )?(?:all |any |the )(?:reals?|real (?:numbers?|values?|x))",
+            regex.IGNORECASE,
+        ),
+        r"\\mathbb{R}",
+    ),
+    (
+        regex.compile(
+            r"all (?:real numbers|reals|real x)(?: x)?,? (?:except|other than|but)(?: for)? (.+)",
+            regex.IGNORECASE,
+        ),
+        r"\\mathbb{R}\\setminus\\{\1\\}",
+    ),
+)
+_OPTION = regex.compile(r"(?:(?i:option|choice) )?\(?([A-Z])\)?[.:)]?")
+_OPTION_TEXT = regex.compile(r"(?:(?i:option|choice) )?(?:\(([A-J])\)|([A-J])[.:)])\s*(.+)")
+_OTHER_OPTION = regex.compile(r"\s*(?:and|or|&|,|/)|.*(?<![A-Za-z\\])[A-J](?![A-Za-z])")
 _TEXT = regex.compile(r"\\text\s*\{([^{}]*)\}")
 _WORDS = regex.compile(r"[\p{L}' -]+")
 _BASE = regex.compile(r"([0-9A-Fa-f]+)_\{?(\d+|\\text\{[a-z]+\})\}?")
@@ -167,6 +218,7 @@ UNITS = {  # name -> how we write it
     **dict.fromkeys(("dollar", "usd"), ""),  # currencies are dropped, as their signs are
     **dict.fromkeys(("euro", "eur"), ""),
     **dict.fromkeys(("degree", "deg"), "deg"),
+    **dict.fromkeys(("radian", "rad"), "rad"),
     **{"mph": "mi/h", "kph": "km/h", "kmh": "km/h"},
 }
 
@@ -178,6 +230,14 @@ def option(text: str) -> str | None:
     """Return the letter of an answer that is one option of a multiple choice, or None."""
     matched = _OPTION.fullmatch(without_text(text).strip())
     return matched[1] if matched else None
+
+
+def option_with_text(text: str) -> str | None:
+    """Return the letter of an answer such as ``C. 12`` that names one option, or None."""
+    matched = _OPTION_TEXT.fullmatch(without_text(text).strip())
+    if not matched or _OTHER_OPTION.match(matched[3]):
+        return None
+    return matched[1] or matched[2]
 
 
 def without_text(text: str) -> str:
@@ -220,9 +280,17 @@ def brackets(text: str) -> str:
     return text[0] + text[-1] if comma else ""
 
 
-def is_interval(text: str) -> bool:
-    """Return whether the answer is an interval or a union of intervals."""
-    return all(brackets(part) for part in text.split(r"\cup"))
+def printed_list(answer: str, gold: str) -> str | None:
+    """Return the items of an answer that is a list as Python prints it, or None.
+
+    ``[1, 2]`` is no list where the gold answer is an interval or a pair, or is in such brackets.
+    """
+    if not wrappers.encloses(answer, "[]"):
+        return None
+    items = answer[1:-1]
+    if wrappers.encloses(gold, "()"):  # three coordinates or more are no interval
+        return f"({items})" if gold.count(",") > 1 else None
+    return None if wrappers.encloses(gold, "[]") or ranges.real_set(gold) else items
 
 
 def clock(text: str) -> str | None:
@@ -231,14 +299,33 @@ def clock(text: str) -> str | None:
     return plain if _CLOCK.fullmatch(plain) else None
 
 
+def is_set(text: str) -> bool:
+    """Return whether the answer is a set of several, in braces."""
+    return text.startswith(r"\{") and text.endswith(r"\}") and is_list(text[2:-2])
+
+
 def is_list(text: str) -> bool:
     """Return whether the answer is a list: a comma outside of all brackets."""
-    depth = 0
+    return len(_items(text)) > 1
+
+
+def repeats(text: str) -> bool:
+    """Return whether the answer is a list, or a set, that has the same item twice."""
+    items = [each.strip() for each in _items(text[2:-2] if is_set(text) else text)]
+    thousands = all(len(item) == 3 and item.isdigit() for item in items[1:])
+    return not thousands and len(set(items)) < len(items)
+
+
+def _items(text: str) -> list[str]:
+    """Return what stands between commas outside of all brackets."""
+    items, depth = [""], 0
     for sign in text.replace("\\{", "(").replace("\\}", ")"):
         depth += (sign in "([{") - (sign in ")]}")
         if sign == "," and depth == 0:
-            return True
-    return False
+            items.append("")
+        else:
+            items[-1] += sign
+    return items
 
 
 _UNIT = regex.compile(
@@ -250,41 +337,27 @@ _BARE_UNIT = regex.compile(
 )
 _DEGREES = regex.compile(r"(?P<value>[-\d.,/ ]+|-?\\frac\{\d+\}\{\d+\})\s*\^\\circ")
 _ANGLE = regex.compile(r"(?<![\w.])(\d+(?:\.\d+)?)\s*\^\\circ")
+_EXPONENT = regex.compile(
+    r"(?<![\w.])(\d+\.\d+|\d+(?=[eE](?:\+|-?\d\d)))[eE]\+?(-?\d+)(?![\w.])|^(-?\d+)[eE]\+?(-?\d+)$"
+)
+_TRIGONOMETRY = regex.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _SQUARE = regex.compile(r"\b(?:square|sq\.?) (\w+)")
 _CUBIC = regex.compile(r"\b(?:cubic|cu\.?) (\w+)")
 
 
-_SIDES = regex.compile(
-    r"(?:(?P<below>[^<>]+?)\s*(?P<left><|\\le(?![a-z])))?\s*(?P<name>[a-zA-Z])\s*"
-    r"(?P<right><|>|\\le(?![a-z])|\\ge(?![a-z]))\s*(?P<above>[^<>]+)"
-)
-NO_BOUND = r"-\infty"
-_EITHER = regex.compile(r"\s*(?:\\text\s*\{\s*or\s*\}|\bor\b|\\cup)\s*")
-
-
-def interval(text: str) -> str | None:
-    """Return the interval, or union of intervals, that inequalities of one variable describe."""
-    parts = [_one_interval(part.strip()) for part in _EITHER.split(text)]
-    return r"\cup".join(part for part in parts if part) if all(parts) else None
-
-
-def _one_interval(text: str) -> str | None:
-    """Return the interval of ``1 \\le x < 4`` or ``x > 2``, or None."""
-    matched = _SIDES.fullmatch(text)
-    if not matched or "\\le" in matched["above"] or "\\ge" in matched["above"]:
-        return None
-    above = matched["above"].strip()
-    closed = matched["right"] not in "<>"
-    if matched["right"] in (">", "\\ge"):
-        return None if matched["below"] else ("[" if closed else "(") + above + r",\infty)"
-    begin = "(" if matched["left"] in (None, "<") else "["
-    end = "]" if closed else ")"
-    return f"{begin}{(matched['below'] or NO_BOUND).strip()},{above}{end}"
+def has_degrees(text: str) -> bool:
+    """Return whether an answer is an angle in degrees, or a list of such, and no formula of one."""
+    return "^\\circ" in text and not _TRIGONOMETRY.search(text)
 
 
 def angles_in_radians(text: str) -> str:
     """Write degrees inside a formula as multiples of pi: ``\\sin 30^\\circ``."""
     return _ANGLE.sub(r"(\1\\pi/180)", text)
+
+
+def powers_of_ten(text: str) -> str:
+    """Write ``1.5e-3`` as a product; 2e-1, unless it is the whole answer, may mean 2e less 1."""
+    return _EXPONENT.sub(r"\1\3\\times 10^{\2\4}", text)
 
 
 def with_unit(text: str) -> tuple[str, str] | None:
@@ -293,11 +366,13 @@ def with_unit(text: str) -> tuple[str, str] | None:
         return matched["value"], "deg"
     matched = _UNIT.fullmatch(text)
     bare = None if matched else _BARE_UNIT.fullmatch(text)
-    if bare and (bare["space"] or len(bare["name"]) > 1) and _is_unit(bare["name"]):
+    if bare and _is_unit(bare["name"], bool(bare["space"])):
         matched = bare
     if not matched:
         return None
     name = matched["name"].strip().casefold().replace(".", "")
+    if name.split()[0] in numerals.NO_NOUNS:
+        return None
     name = _CUBIC.sub(r"\1^3", _SQUARE.sub(r"\1^2", name)).replace(" per ", "/")
     if matched["power"]:
         name = f"{name}^{matched['power']}"
@@ -305,13 +380,19 @@ def with_unit(text: str) -> tuple[str, str] | None:
     return matched["value"].strip(), "".join(parts)
 
 
-def _is_unit(name: str) -> bool:
+def _is_unit(name: str, spaced: bool) -> bool:
     """Return whether bare letters after a number are a unit or a word, and no variables."""
     plain = name.strip(" .").casefold()
+    if plain in numerals.MEASURES:
+        return True
+    if not spaced and len(name) == 1:
+        return False
     return len(plain) > 3 or plain.removesuffix("s") in UNITS or plain.replace(".", "") in CLOCK
 
 
 def _unit(single: str) -> str:
+    if single in numerals.MEASURES:
+        return numerals.MEASURES[single]
     for form in (single, single.removesuffix("s")):
         if form in UNITS:
             return UNITS[form]
