@@ -87,8 +87,8 @@ def lengths(tree):
 
 
 def credited(tree, seed=0, zeros=(), values=False):
-    """Random credit for every leaf; none for those in ``zeros``."""
-    random = np.random.default_rng(seed)
+    """Random credit and weights for the leaves; no credit for those in ``zeros``."""
+    random, weights = np.random.default_rng(seed), np.random.default_rng(seed + 1)
     credits = []
     for leaf, length in enumerate(lengths(tree)):
         advantages = np.zeros(length) if leaf in zeros else random.standard_normal(length)
@@ -98,6 +98,7 @@ def credited(tree, seed=0, zeros=(), values=False):
                 advantages.astype(np.float32),
                 np.sort(random.integers(0, 3, length)),
                 *(returns if values else ()),
+                weight=float(weights.uniform(0.2, 1)),
             )
         )
     return Credited(tree, credits)

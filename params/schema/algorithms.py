@@ -107,6 +107,7 @@ class TreeValue(Frozen):
     """Credit of what lies between two branching points: the value after it less that before it."""
 
     kind: Literal["tree_value"]
+    leave_one_out: Flag = False  # the value before it is the mean over the other paths alone
 
 
 Estimator = Annotated[
@@ -182,6 +183,8 @@ class Algorithm(Frozen):
     critic: Critic | None = None
     entropy_bonus: Annotated[Float, Field(ge=0)] = 0.0
     importance_cap: PositiveFloat | None = 2.0  # of old policy over sampler; null: no weights
+    # once in the loss; paths: branches share the weight of what is before them
+    counts: Literal["leaves", "paths"] = "leaves"
 
     @model_validator(mode="after")
     def _can_be_done(self) -> Algorithm:

@@ -21,6 +21,7 @@ from params.schema.base import Machine
 from params.schema.reinforce import Lora, Update
 from tasks.learning import learner, passes, token_values
 from tasks.learning.algorithm import assemble
+from tasks.learning.credit import weights
 from tasks.learning.packing import ByNode, Credit, Credited, uncredited
 from tasks.ledger.artifacts import Artifact
 from tasks.policy import adapter, checkpoint, resident, sharding
@@ -222,7 +223,7 @@ def _batch(learning: resident.Learner, inputs: UpdateInputs) -> list[Credited]:
             batch, learning, policy, inputs.temperature, inputs.settings, inputs.machine
         )
 
-    batch = _credited(inputs.trees, inputs.advantages)
+    batch = _credited(inputs.trees, inputs.advantages, inputs.algorithm)
     if inputs.reference:
         pairs = zip(batch, known(inputs.reference), strict=True)
         batch = [replace(tree, reference_logprobs=logprobs) for tree, logprobs in pairs]
@@ -234,21 +235,29 @@ def _batch(learning: resident.Learner, inputs: UpdateInputs) -> list[Credited]:
     return batch
 
 
-def _credited(trees: Sequence[Artifact], advantages: Artifact) -> list[Credited]:
+def _credited(
+    trees: Sequence[Artifact], advantages: Artifact, algorithm: Algorithm
+) -> list[Credited]:
     """Return the trees that the group filter has kept, each with the credit of its leaves."""
-    credits: dict[str, list[Credit]] = {}
+    entries: dict[str, list[Mapping[str, Any]]] = {}
     for entry in sorted(read_rows(Path(advantages.path)), key=lambda entry: entry["leaf"]):
         if entry["kept"]:
-            credits.setdefault(entry["question"], []).append(_credit(entry))
+            entries.setdefault(entry["question"], []).append(entry)
     return [
-        Credited(tree, credits[tree.question.id])
+        Credited(
+            tree,
+            [
+                _credit(*leaf)
+                for leaf in zip(entries[tree.question.id], weights(tree, algorithm), strict=True)
+            ],
+        )
         for artifact in trees
         for tree in load_trees(Path(artifact.path))
-        if tree.question.id in credits
+        if tree.question.id in entries
     ]
 
 
-def _credit(entry: Mapping[str, Any]) -> Credit:
+def _credit(entry: Mapping[str, Any], weight: float) -> Credit:
     def floats(name: str) -> Any:
         return None if entry[name] is None else np.array(entry[name], np.float32)
 
@@ -257,4 +266,5 @@ def _credit(entry: Mapping[str, Any]) -> Credit:
         segments=np.array(entry["segments"], np.int64),
         returns=floats("returns"),
         values=floats("values"),
+        weight=weight,
     )

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from params.schema.algorithms import Algorithm
 from tasks.learning.algorithm import assemble
 from tasks.learning.estimators import Floats, LeafTrajectory
-from tasks.learning.estimators.tree_credit import token_identities
+from tasks.learning.estimators.tree_credit import path_weights, token_identities
 from tasks.learning.packing import ByNode, Credit, Credited
 from tasks.trees import marks
 from tasks.trees.tree import TURN, Tree, observed_before, sampled, step_rewards
@@ -41,12 +41,22 @@ def credited(
                 Credit(
                     advantages_S.astype(np.float32),
                     np.array(marks.segments(algorithm.marks, trajectory, token_texts), np.int64),
+                    weight=weight,
                 )
-                for advantages_S, trajectory in zip(of_tree, tree.trajectories(), strict=True)
+                for advantages_S, trajectory, weight in zip(
+                    of_tree, tree.trajectories(), weights(tree, algorithm), strict=True
+                )
             ],
         )
         for tree, of_tree in zip(trees, advantages, strict=True)
     ]
+
+
+def weights(tree: Tree, algorithm: Algorithm) -> list[float]:
+    """Return the weight of each leaf in the loss, by what counts once there. [L]"""
+    if algorithm.counts == "leaves":
+        return [1.0] * len(tree.leaves)
+    return path_weights(_identities(tree, "lineage")).tolist()
 
 
 def episodes_of(

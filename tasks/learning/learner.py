@@ -148,7 +148,8 @@ def loss_denominator(trees: Sequence[Credited], loss: Loss) -> float:
     mask = torch.arange(int(lengths.max()))[None] < lengths[:, None]
     segments = torch.zeros(mask.shape, dtype=torch.int64)
     segments[mask] = torch.from_numpy(np.concatenate([credit.segments for credit in credits]))
-    return loss.averaging.denominator(lengths, loss.ratio.count(segments, mask))
+    weights = torch.tensor([credit.weight for credit in credits], dtype=torch.float64)
+    return loss.averaging.denominator(lengths, loss.ratio.count(segments, mask), weights)
 
 
 def _sampled_views(trees: Sequence[Credited]) -> int:
@@ -181,7 +182,7 @@ def objective(
 
     hidden, logprobs, entropies = sharding.run(model, passes)
     views = _views(forest, logprobs, entropies)
-    value, metrics = policy_loss(views, loss, denominator)
+    value, metrics = policy_loss(views, loss, denominator, forest.weights)
     if seen is not None:
         token_values.add(seen, forest, views, loss)
     critic = learner.critic

@@ -91,12 +91,20 @@ class Averaging:
     """How token losses become one number: divisors of tokens, and a denominator of the whole step.
 
     ``divisors``: (mask [L, S], units [L, S]) -> [L, S], what each token's loss is divided by.
-    ``denominator``: (lengths [L], units [L]) -> float, from the sampled tokens and the units of
-    every leaf of the optimizer step.
+    ``sizes``: (lengths [L], units [L]) -> [L], what a leaf with so many sampled tokens and units
+    adds to the denominator.
     """
 
     divisors: Callable[[Tensor, Tensor], Tensor]
-    denominator: Callable[[Tensor, Tensor], float]
+    sizes: Callable[[Tensor, Tensor], Tensor]
+
+    def denominator(self, lengths: Tensor, units: Tensor, weights: Tensor | None = None) -> float:
+        """Return the denominator of an optimizer step, from all its leaves, at their weights [L].
+
+        ``lengths`` and ``units`` [L] count their sampled tokens and units. None: all weights are 1.
+        """
+        sizes = self.sizes(lengths, units).double()
+        return float((sizes if weights is None else weights * sizes).sum()) or 1.0
 
     def total(self, elements: Tensor, mask: Tensor, units: Tensor) -> Tensor:
         """Return the sum over a micro-batch, to be divided by the step's denominator."""
@@ -173,16 +181,16 @@ def _over_its_leaf(mask: Tensor, units: Tensor) -> Tensor:
     return mask.sum(-1, keepdim=True).clamp(min=1)
 
 
-def _count_leaves(lengths: Tensor, units: Tensor) -> float:
-    return float(len(lengths))
+def _count_leaves(lengths: Tensor, units: Tensor) -> Tensor:
+    return torch.ones_like(lengths)
 
 
-def _count_tokens(lengths: Tensor, units: Tensor) -> float:
-    return max(1.0, float(lengths.sum()))
+def _count_tokens(lengths: Tensor, units: Tensor) -> Tensor:
+    return lengths
 
 
-def _count_units(lengths: Tensor, units: Tensor) -> float:
-    return max(1.0, float(units.sum()))
+def _count_units(lengths: Tensor, units: Tensor) -> Tensor:
+    return units
 
 
 TOKEN_MEAN = Averaging(_by_itself, _count_tokens)
@@ -197,7 +205,11 @@ def constant_length(tokens: float) -> Averaging:
     """
     if tokens <= 0:
         raise ValueError(f"constant_length of {tokens} tokens: give the response budget, above 0")
-    return Averaging(_by_itself, lambda lengths, units: float(len(lengths) * tokens))
+
+    def response_budgets(lengths: Tensor, units: Tensor) -> Tensor:
+        return torch.full_like(lengths, tokens, dtype=torch.float64)
+
+    return Averaging(_by_itself, response_budgets)
 
 
 AVERAGINGS: dict[str, Callable[[float], Averaging]] = {  # response budget -> averaging
@@ -300,12 +312,16 @@ def sampled_only(views: Views) -> Views:
     )
 
 
-def policy_loss(views: Views, loss: Loss, denominator: float) -> tuple[Tensor, Metrics]:
+def policy_loss(
+    views: Views, loss: Loss, denominator: float, weights: Tensor | None = None
+) -> tuple[Tensor, Metrics]:
     """Return the micro-batch's share of the policy loss, a scalar, and sums for its metrics.
 
     The importance weight multiplies the policy term alone; KL and entropy are averaged as the
     policy term is (**chosen**). ``denominator`` is ``loss.averaging.denominator`` of the whole
-    optimizer step. Raises ValueError if the loss has a KL term and the views have no reference.
+    optimizer step. ``weights`` [L]: of the leaves, None: 1 each; they multiply all terms and enter
+    the denominator, but no metric.
+    Raises ValueError if the loss has a KL term and the views have no reference.
 
     Metrics are sums over sampled tokens (``tokens`` counts them): ``clip_low``, ``clip_high``,
     ``clip_dual`` (tokens clipped), ``kl`` (k3 estimate of KL(pi_old || pi)), ``entropy``,
@@ -313,15 +329,17 @@ def policy_loss(views: Views, loss: Loss, denominator: float) -> tuple[Tensor, M
     ``ratio_highest``, ``ratio_lowest`` and ``mismatch_highest`` (|old - sampler|) are extremes.
     """
     views = sampled_only(views)
-    ratio, weights = loss.ratio.of(views), importance_weights(views, loss.importance_cap)
-    elements = weights * clipped_objective(ratio, views.advantages, loss.clip)
+    ratio, importance = loss.ratio.of(views), importance_weights(views, loss.importance_cap)
+    elements = importance * clipped_objective(ratio, views.advantages, loss.clip)
     if loss.kl:
         elements = elements + loss.kl.coefficient * loss.kl.estimator(_from_reference(views))
     if loss.entropy_bonus:
         elements = elements - loss.entropy_bonus * views.entropies
+    if weights is not None:
+        elements = elements * weights[:, None]
     total = loss.averaging.total(elements, views.mask, loss.ratio.units(views.segments))
     with torch.no_grad():
-        metrics = _metrics(views, ratio, weights, loss.clip or UNBOUNDED)
+        metrics = _metrics(views, ratio, importance, loss.clip or UNBOUNDED)
     return total / denominator, metrics
 
 

@@ -44,6 +44,7 @@ class Credit:
     segments: Ints  # macro action of each token: 0, 1, ...
     returns: Floats | None = None  # targets of the critic
     values: Floats | None = None  # predictions of the critic before its update
+    weight: float = 1.0  # of the leaf in the loss and in its denominator
 
 
 @dataclass(frozen=True)
@@ -259,6 +260,7 @@ class Forest:
     mask: Tensor  # bool [L, S]; padding is at the end of a row
     advantages: Tensor  # [L, S]
     segments: Tensor  # [L, S]
+    weights: Tensor  # [L] of the leaves in the loss
     returns: Tensor | None  # [L, S]
     values: Tensor | None  # [L, S] of the critic before its update
     known: dict[str, Tensor] = field(default_factory=dict)  # name -> [N]; see KNOWN
@@ -336,6 +338,7 @@ def forest(layouts: Sequence[Layout], device: str) -> Forest:
         mask=move(mask),
         advantages=of_leaves("advantages"),
         segments=of_leaves("segments"),
+        weights=move(np.array([credit.weight for credit in credits], np.float32)),
         returns=of_leaves("returns") if valued else None,
         values=of_leaves("values") if valued else None,
         known={name: move(values) for name, values in _known(layouts).items()},

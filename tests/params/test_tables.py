@@ -220,6 +220,7 @@ IMPOSSIBLE = [
     ),
     ({"entropy_bonus": -1}, ["'entropy_bonus' = -1"]),
     ({"importance_cap": 0}, ["'importance_cap' = 0", "greater than 0"]),
+    ({"counts": "tokens"}, ["'counts' = 'tokens'", "'leaves' or 'paths'"]),
 ]
 
 
@@ -250,7 +251,7 @@ def test_defaults_of_an_algorithm(tmp_path):
     rows = table(tmp_path, "algorithms", mine=ALGORITHM, other=other)
     row = rows["mine"]
     assert (row.group_filter, row.overlong, row.kl, row.critic) == ("none", None, None, None)
-    assert (row.entropy_bonus, row.importance_cap) == (0.0, 2.0)
+    assert (row.entropy_bonus, row.importance_cap, row.counts) == (0.0, 2.0, "leaves")
     assert rows["other"].importance_cap is None
     assert rows["other"].estimator == algorithms.PrefixCalibrated(
         kind="prefix_calibrated", key="lineage"

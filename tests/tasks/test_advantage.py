@@ -618,19 +618,24 @@ def branched(observed=(20, 21)):
     return Tree(Question("q", "toy", "", ("1",)), nodes, [4, 5, 6, 7, 8])
 
 
-def test_value_from_the_tree_follows_its_branches(initial):
+@pytest.mark.parametrize("others", [False, True])  # compared with the other paths alone
+def test_value_from_the_tree_follows_its_branches(initial, others):
     """After the part [3, 4] V is 1/2, after the result (1/2 + 0 + 1)/3 = 1/2, at the prompt 1/4."""
-    rewards = [[1.0, 0.0, 0.0, 1.0, 0.0]]
+    at_prompt, at_result, in_turn = (2, 3 / 2, 2) if others else (1, 1, 1)  # m / (m - 1)
+    called, path, half = [0.25 * at_prompt] * 2, 0.5 * at_result, 0.5 * in_turn
     expected = [
-        [0.25, 0.25, 0.0, 0.0, 0.5],
-        [0.25, 0.25, 0.0, 0.0, -0.5, -0.5],
-        [0.25, 0.25, -0.5, -0.5, -0.5],
-        [0.25, 0.25, 0.5],
-        [-0.25, -0.25],
+        [*called, 0.0, 0.0, half],
+        [*called, 0.0, 0.0, -half, -half],
+        [*called, -path, -path, -path],
+        [*called, path],
+        [-0.25 * at_prompt] * 2,
     ]
-    _, rows = run(initial, [branched()], rewards, ROWS["tree_value"])
+    estimator = algorithms.TreeValue(kind="tree_value", leave_one_out=others)
+    row = ROWS["tree_value"].model_copy(update={"estimator": estimator})
+    rewards = [[1.0, 0.0, 0.0, 1.0, 0.0]]
+    _, rows = run(initial, [branched()], rewards, row)
     assert [row["advantages"] for row in rows] == expected
-    _, other = run(initial, [branched((30, 31, 32))], rewards, ROWS["tree_value"], name="other")
+    _, other = run(initial, [branched((30, 31, 32))], rewards, row, name="other")
     assert other == rows, "what was observed changes nothing"
 
 

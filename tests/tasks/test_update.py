@@ -183,6 +183,17 @@ def test_each_leaf_gets_its_own_advantage(initial):
     assert len(digests) == 3
 
 
+@pytest.mark.parametrize(
+    ("counts", "loss"),
+    [("leaves", -(1.0 + 0.5 - 1.0) / 3), ("paths", -((1.0 + 0.5) / 2 - 1.0) / 2)],
+)
+def test_leaves_or_paths_count_once(initial, counts, loss):
+    row = ARPO.model_copy(update={"counts": counts, "importance_cap": None})
+    data = batch(advantages=(1.0, 0.5, -1.0))
+    made = run(Artifact.at(initial), algorithm=row, data=data, settings=ONE_STEP)
+    assert made["metrics"]["loss"] == pytest.approx(loss, abs=1e-6)
+
+
 def test_the_ratio_is_to_the_policy_that_sampled(initial):
     learned = ledger.output(run(Artifact.at(initial)), "policy")
     own, ahead = (

@@ -47,33 +47,71 @@ def tree_value(groups: Sequence[Group], choice: algorithms.TreeValue) -> Advanta
     go on from there, each counted once: over the leaves below, a path that branched would count
     more. A segment is what lies between two such points, and all leaves that share it share its
     credit, which stands instead of the final reward: along leaf i the credits of its segments sum
-    to r_i - V(prompt). In a group that parts at the prompt alone A_i = r_i - mean, which is
-    ``leave_one_out`` times (L - 1) / L.
+    to r_i - V(prompt). In a group that parts at the prompt alone A_i = r_i - mean.
+
+    V before a segment contains the path itself, which makes the expected credit (m - 1) / m of what
+    it should be, m being the paths at that point: less where few part. With ``leave_one_out`` it is
+    the mean over the other paths, which is m / (m - 1) times the credit above. A single path has
+    no others, and its segment goes on to where paths part.
+
+    With that, and every path counted once in the loss (``path_weights``), the gradient is that of
+    E[r]: for a token a_t of a path with value V and siblings with values V', E[grad log pi(a_t) V']
+    = 0, because siblings are drawn apart, and E[V | a_t and what is before] = Q(a_t); so E[weight
+    * grad log pi(a_t) * A] = E[weight * grad log pi(a_t) * Q(a_t)], and the weights make that the
+    sum over a trajectory of the policy's own. benchmarks/gradient_bias.py proves it by enumeration.
 
     **Chosen**: marks where nothing parts cut no segment. V there would come from a single path, so
     all credit would go to what is before the mark and none to what is after it.
     **Chosen**: leaves that end at the same point are a path each from there.
     Where entropy decides on branching (ARPO), the path that was judged is no fair draw among its
-    siblings, which leaves a small bias in V.
+    siblings, and rollouts that fill up a budget depend on the branches before them: both leave a
+    small bias (docs/own-algorithm.md).
     """
     advantages = []
     for group in groups:
         tokens = [leaf.tokens for leaf in group]
         credits = [np.zeros(len(path)) for path in tokens]
         for segment in _segments(range(len(group)), 0, tokens, whole_rewards(group))[1]:
+            others = segment.paths - 1
+            scale = segment.paths / others if choice.leave_one_out and others else 1.0
             for leaf in segment.leaves:
-                credits[leaf][segment.start : segment.end] = segment.credit
+                credits[leaf][segment.start : segment.end] = scale * segment.change
         advantages.append(credits)
     return advantages
 
 
+def path_weights(tokens: Sequence[Tokens]) -> Floats:
+    """Return the weight of each leaf that makes every path count once. [L]
+
+    ``tokens``: leaf -> [S]. A path from the prompt has weight 1, and those that go on from a point
+    where paths part share the weight of what is before it equally. So the leaves below a token have
+    its weight together, and all of them that of the paths from the prompt. Each draw is a fair one
+    given what is before it, and branching divides a weight without looking ahead: E[sum_i weight_i
+    f(path i)] = E[paths from the prompt] E[f(a trajectory)] for every f, however the rule depends
+    on what was sampled. Over leaves, each of weight 1, that is not so.
+    """
+    weights_L = np.ones(len(tokens))
+    waiting = _parted(range(len(tokens)), 0, tokens)
+    while waiting:
+        path = waiting.pop()
+        if len(path) > 1:
+            parts = _parted(path, _shared([tokens[leaf] for leaf in path]), tokens)
+            weights_L[path] /= len(parts)
+            waiting += parts
+    return weights_L
+
+
 class Segment(NamedTuple):
-    """The tokens from ``start`` to ``end`` of the ``leaves`` that share them, and their credit."""
+    """The tokens from ``start`` to ``end`` of the ``leaves`` that share them.
+
+    ``change`` is V after them less V before, ``paths`` how many go on from where they start.
+    """
 
     leaves: Sequence[int]
     start: int
     end: int
-    credit: float
+    change: float
+    paths: int
 
 
 def _segments(
@@ -96,7 +134,7 @@ def _segments(
         behind += segments
     before_N = mean_by_key(np.array(values, np.float64), np.zeros(len(values), np.int64))
     first_segments = [
-        Segment(path, start, end, value - before)
+        Segment(path, start, end, value - before, len(paths))
         for path, end, value, before in zip(paths, ends, values, before_N, strict=True)
     ]
     return float(before_N[0]) if len(before_N) else 0.0, first_segments + behind

@@ -84,8 +84,8 @@ TABLE = {
     ),
     "arpo_hard": ("entropy", "tool_call", CALIBRATED, "token", TWENTY, "sequence_mean", {}),
     "tree_value": (
-        *("entropy", "tool_call", {"kind": "tree_value"}, "token", TWENTY, "sequence_mean"),
-        {},
+        *("entropy", "tool_call", {"kind": "tree_value", "leave_one_out": True}, "token", TWENTY),
+        *("constant_length", {"counts": "paths"}),
     ),
 }
 UNLESS_GIVEN = {
@@ -95,6 +95,7 @@ UNLESS_GIVEN = {
     "critic": None,
     "entropy_bonus": 0.0,
     "importance_cap": 2.0,
+    "counts": "leaves",
 }
 
 
@@ -119,7 +120,7 @@ EXPECTED = {
     "arpo": chosen(group.group_relative, std=True),
     "arpo_kl": chosen(group.group_relative, std=True),
     "arpo_hard": chosen(tree_credit.prefix_calibrated),
-    "tree_value": chosen(tree_credit.tree_value),
+    "tree_value": chosen(tree_credit.tree_value, leave_one_out=True),
 }
 ROWS = load_algorithms()
 
@@ -214,7 +215,7 @@ def test_grpo_and_arpo_differ_in_branching_alone():
 def test_arpo_rows_differ_in_one_choice():
     assert differing("arpo", "arpo_kl") == {"kl"}
     assert differing("arpo", "arpo_hard") == {"estimator"}
-    assert differing("arpo_hard", "tree_value") == {"estimator"}
+    assert differing("arpo_hard", "tree_value") == {"estimator", "averaging", "counts"}
 
 
 def test_settings_of_a_choice_reach_its_function():
@@ -224,6 +225,7 @@ def test_settings_of_a_choice_reach_its_function():
         "reinforce_pp": {"baseline": True},
         "ppo": {"gamma": 0.5},
         "gigpo": {"omega": 0.5},
+        "tree_value": {"leave_one_out": False},
     }.items():
         row = ROWS[name]
         other = row.model_copy(update={"estimator": row.estimator.model_copy(update=changes)})

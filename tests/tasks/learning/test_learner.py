@@ -165,9 +165,9 @@ def plain_gradients(model, trees, loss, denominator):
     """From the model's own logits and causal attention, without forests."""
     model.zero_grad()
     for tree in trees:
-        for leaf in range(len(tree.credits)):
+        for leaf, credit in enumerate(tree.credits):
             value, _ = learner.policy_loss(plain_views(model, tree, leaf), loss, denominator)
-            value.backward()
+            (credit.weight * value).backward()
     return gradients(model)
 
 

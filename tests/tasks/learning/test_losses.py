@@ -381,6 +381,26 @@ def parts_of(some, size):
     return [Views(*part) for part in zip(*columns, strict=True)]
 
 
+@given(batches(), choices(), st.integers(0, 2**32 - 1))
+@some_examples
+def test_a_leaf_of_weight_n_counts_as_n_leaves(some, loss, seed):
+    times = torch.randint(1, 4, (len(some.mask),), generator=torch.Generator().manual_seed(seed))
+    repeated = Views(*(getattr(some, field.name)[repeats(times)] for field in fields(Views)))
+    expected = policy_loss(repeated, loss, denominator_of(repeated, loss))[0]
+    units = loss.ratio.count(some.segments, some.mask)
+    denominator = loss.averaging.denominator(some.mask.sum(-1), units, times.double())
+    assert denominator == denominator_of(repeated, loss)
+    found, metrics = policy_loss(some, loss, denominator, times.double())
+    assert found.item() == pytest.approx(expected.item(), abs=1e-12)
+    one, other = (torch.autograd.grad(each, some.logprobs)[0] for each in (found, expected))
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+    assert metrics == policy_loss(some, loss, denominator)[1], "no metric is weighted"
+
+
+def repeats(times):
+    return torch.repeat_interleave(torch.arange(len(times)), times)
+
+
 EXTREMES = {"ratio_highest": max, "ratio_lowest": min, "mismatch_highest": max}
 
 

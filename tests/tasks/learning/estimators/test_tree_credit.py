@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tasks.learning.estimators.tree_credit import token_identities
+from tasks.learning.estimators.tree_credit import path_weights, token_identities
 from tests.tasks.learning.estimators.conftest import (
     HALF,
     assert_same,
@@ -123,12 +123,17 @@ def test_a_token_that_all_leaves_share_gets_no_credit(group):
 TREE_VALUE = estimator("tree_value")
 
 
-def slow_value(group, prefix):
-    """V after the tokens ``prefix``, by its definition: the mean over the paths from there on."""
+def values_from(group, prefix):
+    """V of each path that goes on after the tokens ``prefix``."""
     behind = [leaf for leaf in group if leaf.tokens[: len(prefix)].tolist() == prefix]
     ended = [slow_whole(leaf) for leaf in behind if len(leaf.tokens) == len(prefix)]
     following = {int(leaf.tokens[len(prefix)]) for leaf in behind if len(leaf.tokens) > len(prefix)}
-    values = ended + [slow_value(group, [*prefix, token]) for token in following]
+    return ended + [slow_value(group, [*prefix, token]) for token in following]
+
+
+def slow_value(group, prefix):
+    """V after the tokens ``prefix``, by its definition: the mean over the paths from there on."""
+    values = values_from(group, prefix)
     return sum(values) / len(values)
 
 
@@ -227,6 +232,68 @@ def test_without_branches_tree_value_is_leave_one_out_but_for_its_scale(group):
     mean = sum(map(slow_whole, group)) / len(group)
     plain = on_every_token([slow_whole(leaf) - mean for leaf in group], group)
     assert_same(TREE_VALUE([distinct]), [plain])
+
+
+OTHERS = estimator("tree_value", leave_one_out=True)
+
+
+def test_golden_values_of_tree_value_without_the_path_itself():
+    # Two paths part at each point, so each is compared with the other: twice the credit.
+    exact = [
+        [0, -3 / 4, 1 / 2, 1],
+        [0, -3 / 4, 1 / 2, -1],
+        [0, -3 / 4, -1 / 2, -1 / 2],
+        [0, 3 / 4, 3 / 4, 3 / 4],
+    ]
+    assert_same(OTHERS([keyed_on(token_identities(PATHS))]), [exact], tolerance=1e-12)
+
+
+@given(groups())
+def test_a_path_is_compared_with_the_mean_of_the_others(group):
+    found = OTHERS([group])[0]
+    for leaf, credits in zip(group, found, strict=True):
+        tokens = leaf.tokens.tolist()
+        for t, token in enumerate(tokens):
+            before = sharers(group, tokens[t - 1]) if t else list(range(len(group)))
+            if t == 0 or sharers(group, token) != before:
+                values = values_from(group, tokens[:t])
+                own = slow_value(group, tokens[: t + 1])
+                others = (sum(values) - own) / max(len(values) - 1, 1)
+                change = own - others if len(values) > 1 else 0
+            assert abs(credits[t] - change) < 1e-9
+
+
+@given(groups())
+def test_without_branches_it_is_leave_one_out(group):
+    distinct = [
+        replace(leaf, tokens=1000 * index + np.arange(len(leaf.tokens)))
+        for index, leaf in enumerate(group)
+    ]
+    assert_same(OTHERS([distinct]), estimator("leave_one_out")([distinct]))
+
+
+# ---------------------------------------------------------------- weights of paths
+
+
+def test_golden_weights_of_paths():
+    weights = path_weights(token_identities(PATHS))
+    assert weights.tolist() == [1 / 8, 1 / 8, 1 / 4, 1 / 2]
+
+
+@given(groups())
+def test_paths_that_part_share_the_weight_of_what_is_before_them(group):
+    tokens = [leaf.tokens.tolist() for leaf in group]
+    weights = path_weights([leaf.tokens for leaf in group])
+    prefixes = {tuple(path[:t]) for path in tokens for t in range(len(path) + 1)}
+    for prefix in prefixes:
+        below = [leaf for leaf, path in enumerate(tokens) if tuple(path[: len(prefix)]) == prefix]
+        parts = {}
+        for leaf in below:
+            ends = len(tokens[leaf]) == len(prefix)
+            key = ("ends", leaf) if ends else tokens[leaf][len(prefix)]
+            parts[key] = parts.get(key, 0) + weights[leaf]
+        whole = len(parts) if prefix == () else weights[below].sum()
+        assert list(parts.values()) == pytest.approx([whole / len(parts)] * len(parts))
 
 
 # ---------------------------------------------------------------- keys
