@@ -28,8 +28,11 @@ def fresh(folder, settings=SETTINGS, critic=None):
     return learning
 
 
-def made_trees(count=3, seed=0, zeros=(), values=False, leaves=5):
-    return [credited(random_tree(seed + i, leaves), seed + i, zeros, values) for i in range(count)]
+def made_trees(count=3, seed=0, zeros=(), values=False, leaves=5, weighted=True):
+    return [
+        credited(random_tree(seed + i, leaves), seed + i, zeros, values, weighted)
+        for i in range(count)
+    ]
 
 
 def run(learning, trees, settings=SETTINGS, loss=GRPO, seed=1):

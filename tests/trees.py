@@ -86,7 +86,7 @@ def lengths(tree):
     ]
 
 
-def credited(tree, seed=0, zeros=(), values=False):
+def credited(tree, seed=0, zeros=(), values=False, weighted=True):
     """Random credit and weights for the leaves; no credit for those in ``zeros``."""
     random, weights = np.random.default_rng(seed), np.random.default_rng(seed + 1)
     credits = []
@@ -98,7 +98,7 @@ def credited(tree, seed=0, zeros=(), values=False):
                 advantages.astype(np.float32),
                 np.sort(random.integers(0, 3, length)),
                 *(returns if values else ()),
-                weight=float(weights.uniform(0.2, 1)),
+                weight=float(weights.uniform(0.2, 1)) if weighted else 1.0,
             )
         )
     return Credited(tree, credits)
